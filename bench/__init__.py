@@ -1,0 +1,1 @@
+"""Measure what precision, batch size and loss scale do to time, memory and learning on this GPU."""

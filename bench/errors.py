@@ -1,0 +1,21 @@
+"""The one exception a user is meant to see."""
+
+
+class UsageError(Exception):
+    """Something the user asked for cannot be done.
+
+    The message is one line: what is wrong, then what would be right. Command lines print it
+    after ``error:`` on standard error and end with return code 2, before anything is trained.
+    """
+
+
+def nearest(word: str, right: list[str]) -> str:
+    """Say what would have been right for a misspelt ``word``: the nearest of ``right``, or all.
+
+    >>> nearest("fp61", ["fp32", "fp16"])
+    "did you mean 'fp16'?"
+    """
+    from difflib import get_close_matches
+
+    close = get_close_matches(word, right, n=1, cutoff=0.6)
+    return f"did you mean {close[0]!r}?" if close else "right values: " + ", ".join(right)
