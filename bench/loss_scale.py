@@ -1,0 +1,113 @@
+"""Loss scaling: none, static as in 2019, or dynamic; and what overflowed under it.
+
+fp16 holds nothing below 2^-24: small gradients flush to zero unless the loss, and with it every
+gradient, is multiplied by a scale first; too large a scale overflows to inf.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+
+class LossScale(Protocol):
+    """Scales the loss, and steps the optimizer on unscaled gradients. Never waits for the device."""
+
+    def scale(self, loss: Tensor) -> Tensor:
+        """Multiply the loss, float32 of shape ()."""
+
+    def step(self, optimizer: torch.optim.Optimizer, parameters: Sequence[Tensor]) -> Tensor:
+        """Unscale ``parameters``' gradients and step; return whether any overflowed: bool, ()."""
+
+    def current(self) -> Tensor:
+        """The scale now, float32 of shape (), on the device."""
+
+
+class Unscaled:
+    """No scale, for precisions whose gradients keep fp32's range."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._one = torch.ones((), device=device)
+        self._never = torch.zeros((), dtype=torch.bool, device=device)
+
+    def scale(self, loss: Tensor) -> Tensor:
+        """Return the loss itself."""
+        return loss
+
+    def step(self, optimizer: torch.optim.Optimizer, parameters: Sequence[Tensor]) -> Tensor:
+        """Step; nothing is looked for."""
+        optimizer.step()
+        return self._never
+
+    def current(self) -> Tensor:
+        """One, float32 of shape ()."""
+        return self._one
+
+
+def _overflowed(parameters: Sequence[Tensor]) -> Tensor:
+    # one fused norm over all gradients: 0.03 ms of bandwidth for DPN-92 on a card of 4 TB/s
+    grads = [p.grad for p in parameters if p.grad is not None]
+    return ~torch.isfinite(torch.nn.utils.get_total_norm(grads, foreach=True))
+
+
+class StaticScale:
+    """A constant scale, as apex's ``static_loss_scale``: it never skips a step.
+
+    inf and NaN reach the weights, as they did in 2019; the overflow is counted.
+    """
+
+    def __init__(self, value: float, device: torch.device) -> None:
+        self.value = value
+        self._current = torch.full((), value, device=device)
+
+    def scale(self, loss: Tensor) -> Tensor:
+        """Multiply the loss, float32 of shape ()."""
+        return loss * self.value
+
+    def step(self, optimizer: torch.optim.Optimizer, parameters: Sequence[Tensor]) -> Tensor:
+        """Divide the gradients by the scale and step, whatever they hold."""
+        overflowed = _overflowed(parameters)
+        grads = [p.grad for p in parameters if p.grad is not None]
+        torch._foreach_mul_(grads, 1 / self.value)
+        optimizer.step()
+        return overflowed
+
+    def current(self) -> Tensor:
+        """The scale, float32 of shape ()."""
+        return self._current
+
+
+class DynamicScale:
+    """torch's GradScaler: halves on overflow and skips the step, doubles after 2,000 good ones.
+
+    With a fused optimizer it skips inside the kernel, so no step waits for the device.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._scaler = torch.amp.GradScaler(device.type)
+        self._one = torch.ones((), device=device)
+
+    def scale(self, loss: Tensor) -> Tensor:
+        """Multiply the loss, float32 of shape ()."""
+        return self._scaler.scale(loss)
+
+    def step(self, optimizer: torch.optim.Optimizer, parameters: Sequence[Tensor]) -> Tensor:
+        """Step unless a gradient overflowed, and adapt the scale."""
+        before = self.current()
+        self._scaler.step(optimizer)
+        self._scaler.update()
+        return self.current() < before
+
+    def current(self) -> Tensor:
+        """The scale now, float32 of shape ()."""
+        return self._scaler.scale(self._one)
+
+
+def build_loss_scale(setting: float | str | None, device: torch.device) -> LossScale:
+    """Make the loss scale an axis value asks for."""
+    if setting is None:
+        return Unscaled(device)
+    return DynamicScale(device) if setting == "dynamic" else StaticScale(float(setting), device)

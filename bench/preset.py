@@ -1,0 +1,109 @@
+"""Presets: grids of cases in TOML, by name or from the user's own file."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+
+from bench.case import AXES, Case, Value, grid, parse_value
+from bench.errors import UsageError, nearest
+from bench.precision import PRECISIONS
+
+_FOLDER = files("bench") / "presets"
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A description and one or more grids, each mapping axes to the values they take."""
+
+    name: str
+    description: str
+    grids: tuple[Mapping[str, Sequence[Value]], ...]
+
+    def cases(
+        self, flags: Mapping[str, Sequence[Value]], defaults: Mapping[str, Sequence[Value]]
+    ) -> list[Case]:
+        """Expand to cases; ``flags`` override the grids, ``defaults`` fill what neither names.
+
+        Raises:
+            UsageError: a loss scale is asked for and no chosen precision uses one.
+        """
+        blocks = [{**defaults, **block, **flags} for block in self.grids]
+        cases = list(dict.fromkeys(case for block in blocks for case in grid(block)))
+        asked = any("loss_scale" in block for block in blocks)
+        if asked and not any(PRECISIONS[case.precision].scales_loss for case in cases):
+            chosen = ", ".join(dict.fromkeys(case.precision for case in cases))
+            using = ", ".join(name for name, p in PRECISIONS.items() if p.scales_loss)
+            raise UsageError(
+                f"a loss scale is given, but {chosen} uses none; add a precision of {using}"
+            )
+        return cases
+
+
+def preset_names() -> list[str]:
+    """Names of the presets that come with the harness."""
+    return sorted(p.name.removesuffix(".toml") for p in _FOLDER.iterdir() if p.name[-5:] == ".toml")
+
+
+def load_preset(name: str) -> Preset:
+    """Read a preset by name.
+
+    Raises:
+        UsageError: there is none of that name.
+    """
+    if name not in preset_names():
+        raise UsageError(f"--preset {name!r}: {nearest(name, preset_names())}")
+    return parse_preset((_FOLDER / f"{name}.toml").read_bytes(), name)
+
+
+def load_config(path: Path) -> Preset:
+    """Read a preset from the user's own TOML file.
+
+    Raises:
+        UsageError: the file cannot be read or is not a preset.
+    """
+    try:
+        return parse_preset(path.read_bytes(), str(path))
+    except OSError as error:
+        raise UsageError(f"--config {path}: {error.strerror}; give a readable TOML file") from error
+
+
+def parse_preset(data: bytes, name: str) -> Preset:
+    """Parse a preset's TOML.
+
+    Raises:
+        UsageError: it is not TOML, has a key that is no axis, or a value its axis cannot take.
+    """
+    try:
+        table = tomllib.loads(data.decode())
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
+        raise UsageError(f"{name}: not TOML: {error}") from error
+    _refuse_unknown(table, ["description", "grid"], name)
+    grids = table.get("grid", [])
+    if not (isinstance(grids, list) and grids and all(isinstance(g, dict) for g in grids)):
+        raise UsageError(f"{name}: has no cases; give at least one [[grid]] table of axes")
+    return Preset(
+        name,
+        str(table.get("description", "")),
+        tuple(_parse_grid(block, f"{name}: [[grid]] {i}") for i, block in enumerate(grids, 1)),
+    )
+
+
+def _parse_grid(block: Mapping[str, object], where: str) -> dict[str, list[Value]]:
+    _refuse_unknown(block, list(AXES), where)
+    axes = {}
+    for axis, given in block.items():
+        values = given if isinstance(given, list) else [given]
+        if not values or any(isinstance(value, (list, dict)) for value in values):
+            raise UsageError(f"{where}: {axis}: give one value or a list of values")
+        axes[axis] = [parse_value(axis, value, f"{where}: {axis}") for value in values]
+    return axes
+
+
+def _refuse_unknown(table: Mapping[str, object], right: list[str], where: str) -> None:
+    for key in table:
+        if key not in right:
+            raise UsageError(f"{where}: unknown key {key!r}; {nearest(key, right)}")

@@ -1,0 +1,275 @@
+"""A record is a case answered: what was measured, or a typed outcome, and what ran it.
+
+Every column of a records file is a field here, described once: type, unit, meaning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import Field, dataclass, field, fields
+from enum import Enum
+from typing import Any
+
+from bench.case import AXES, Case
+
+# History of the schema; a reader migrates what is older and refuses what is newer.
+#   1  2026-11  the first
+SCHEMA = 1
+
+
+class Status(str, Enum):
+    """How a case ended. Each member's ``meaning`` is what a reader is told."""
+
+    meaning: str
+
+    def __new__(cls, value: str, meaning: str) -> Status:
+        """Make a member from its spelling in CSV and its meaning."""
+        member = str.__new__(cls, value)
+        member._value_ = value
+        member.meaning = meaning
+        return member
+
+    OK = "ok", "measured"
+    OOM = "oom", "out of memory"
+    OOM_SUSPECTED = "oom_suspected", "a CUDA library failed while memory was nearly full"
+    DIVERGED = "diverged", "the loss became inf or NaN; speed and memory are still measured"
+    UNSUPPORTED = "unsupported", "this device or build cannot run the case"
+    INVALID = "invalid", "measured, but not to be believed: throttled, shared or mislabelled"
+    TIMEOUT = "timeout", "a phase ran past its deadline"
+    KILLED = "killed", "the worker was killed from outside"
+    INTERRUPTED = "interrupted", "the sweep was stopped during the case"
+    ERROR = "error", "the worker failed"
+
+    __str__ = str.__str__
+
+
+MEASURED = frozenset({Status.OK, Status.DIVERGED, Status.INVALID})
+"""Outcomes that carry an epoch time."""
+
+
+def quantity(type: type, help: str, unit: str = "", **metadata: Any) -> Any:
+    """Describe one column: its type, unit (SI, or empty) and meaning; it may stay empty."""
+    return field(default=None, metadata={"type": type, "help": help, "unit": unit, **metadata})
+
+
+@dataclass
+class Measurement:
+    """Raw readings of one case, in SI units. None where a value was not or could not be had.
+
+    The phases: set-up (process start to first step), warm-up (steps thrown away), epoch (the warm
+    epoch, between two device synchronisations), evaluation. Only the epoch is in `epoch_time_s`.
+    """
+
+    setup_time_s: float | None = quantity(float, "process start to the first step", "s")
+    warmup_time_s: float | None = quantity(float, "warm-up steps of both batch shapes", "s")
+    warmup_steps: int | None = quantity(int, "steps of the warm-up")
+    warmup_steady: bool | None = quantity(bool, "step times were steady when warm-up ended")
+    epoch_time_s: float | None = quantity(
+        float, "one warm epoch; extrapolated where fraction is below 1", "s"
+    )
+    measured_time_s: float | None = quantity(float, "wall time of the measured steps", "s")
+    measured_steps: int | None = quantity(int, "steps measured")
+    measured_images: int | None = quantity(int, "images in the measured steps")
+    steps_per_epoch: int | None = quantity(int, "steps of a whole epoch")
+    images_per_s: float | None = quantity(float, "images of an epoch over epoch_time_s", "1/s")
+    step_time_median_s: float | None = quantity(float, "median step", "s")
+    step_time_p95_s: float | None = quantity(float, "95th percentile of steps", "s")
+    step_time_mad_s: float | None = quantity(float, "median absolute deviation of steps", "s")
+    step_time_max_s: float | None = quantity(float, "slowest step", "s")
+    step_time_max_index: int | None = quantity(int, "index of the slowest step, from 0")
+    eval_time_s: float | None = quantity(float, "evaluation on the test images", "s")
+
+    warmup_allocated_bytes: int | None = quantity(int, "peak of tensors, warm-up", "B")
+    warmup_reserved_bytes: int | None = quantity(int, "peak of torch's allocator, warm-up", "B")
+    warmup_process_bytes: int | None = quantity(int, "peak of the process, warm-up (NVML)", "B")
+    warmup_device_bytes: int | None = quantity(
+        int, "peak of the device over its baseline, warm-up (NVML)", "B"
+    )
+    peak_allocated_bytes: int | None = quantity(int, "peak of tensors, epoch", "B")
+    peak_reserved_bytes: int | None = quantity(int, "peak of torch's allocator, epoch", "B")
+    peak_process_bytes: int | None = quantity(
+        int, "peak of the process, epoch (NVML; resident set on a CPU)", "B"
+    )
+    peak_device_bytes: int | None = quantity(
+        int, "peak of the device over its baseline, epoch (NVML)", "B"
+    )
+    baseline_device_bytes: int | None = quantity(
+        int, "device memory in use before the worker started (NVML, raw)", "B"
+    )
+    alloc_retries: int | None = quantity(int, "allocations retried after freeing the cache")
+    alloc_ooms: int | None = quantity(int, "allocations refused")
+
+    train_loss: float | None = quantity(float, "mean cross-entropy over the measured steps")
+    train_accuracy: float | None = quantity(float, "fraction right over the measured steps")
+    test_loss: float | None = quantity(float, "mean cross-entropy over the test images")
+    test_accuracy: float | None = quantity(float, "fraction right of the test images")
+    first_bad_step: int | None = quantity(int, "first step whose loss was inf or NaN, from 0")
+    overflow_steps: int | None = quantity(int, "steps with inf or NaN in the scaled gradients")
+    final_loss_scale: float | None = quantity(float, "loss scale after the last step")
+
+    energy_j: float | None = quantity(float, "energy of the measured steps", "J")
+    energy_source: str | None = quantity(str, "counter, or integrated from power readings")
+    mean_power_w: float | None = quantity(float, "energy over measured time", "W")
+    power_limit_w: float | None = quantity(float, "enforced power limit", "W")
+    sm_clock_mhz: float | None = quantity(float, "median SM clock during the epoch", "MHz")
+    memory_clock_mhz: float | None = quantity(float, "median memory clock", "MHz")
+    temperature_c: float | None = quantity(float, "highest temperature during the epoch", "°C")
+    throttle_before: str | None = quantity(str, "throttle reasons when the worker started")
+    throttle_during: str | None = quantity(str, "throttle reasons seen during the epoch")
+    throttle_after: str | None = quantity(str, "throttle reasons after the epoch")
+    neighbours: str | None = quantity(str, "other processes seen on the card: pid and bytes")
+
+    flags: str | None = quantity(str, "arithmetic and cuDNN flags as read back in the worker")
+    arithmetic: str | None = quantity(str, "dtype whose rounding the numeric probe found")
+    conv_error: float | None = quantity(float, "relative error of a convolution against float64")
+    matmul_error: float | None = quantity(float, "relative error of a matmul against float64")
+    flop_per_image: float | None = quantity(float, "forward and backward, by torch's flop counter")
+
+    missing: str | None = quantity(str, "why columns are empty: 'column: reason; …'")
+    notes: str | None = quantity(str, "what a reader should know before believing the row")
+
+
+@dataclass
+class Environment:
+    """What ran the case. Fields marked ``comparable`` must agree for rows to be compared."""
+
+    gpu: str | None = quantity(str, "GPU name; empty on a CPU", comparable=True)
+    gpu_uuid: str | None = quantity(str, "GPU UUID")
+    gpu_memory_bytes: int | None = quantity(int, "memory of the GPU", "B")
+    capability: str | None = quantity(str, "CUDA compute capability")
+    driver: str | None = quantity(str, "NVIDIA driver", comparable=True)
+    cpu: str | None = quantity(str, "CPU model and the cores this process may use")
+    torch: str | None = quantity(str, "torch version", comparable=True)
+    cuda: str | None = quantity(str, "CUDA version torch was built for", comparable=True)
+    cudnn: str | None = quantity(str, "cuDNN version", comparable=True)
+    python: str | None = quantity(str, "Python version")
+    os: str | None = quantity(str, "operating system")
+    host: str | None = quantity(str, "host name")
+    bench: str | None = quantity(str, "version of this harness")
+    commit: str | None = quantity(str, "git commit of this harness, +dirty if edited")
+    code: str | None = quantity(str, "hash of the harness's own source", comparable=True)
+    dataset_fingerprint: str | None = quantity(str, "hash of pixels and labels", comparable=True)
+    dataset_source: str | None = quantity(str, "layout the images came from")
+    train_images: int | None = quantity(int, "training images in the dataset")
+    test_images: int | None = quantity(int, "test images in the dataset")
+
+
+@dataclass
+class Step:
+    """One row of a learning curve: a training step, or a run of steps a log reported together."""
+
+    step: int
+    images: int
+    loss: float | None
+    correct: int
+    time_s: float | None
+
+
+@dataclass
+class Outcome:
+    """What came of running a case: a status with its one-line reason, and what was measured."""
+
+    status: Status
+    reason: str = ""
+    measurement: Measurement = field(default_factory=Measurement)
+    steps: list[Step] = field(default_factory=list)
+    retries: int = 0
+    log: str = ""
+
+
+@dataclass
+class Record:
+    """One row. Identity, the case's axes, the outcome, the measurement, the environment."""
+
+    record_id: str
+    case: Case
+    repeat: int
+    sentinel: bool
+    attempt: int
+    status: Status
+    reason: str
+    inferred: bool
+    executor: str
+    started_at: str
+    finished_at: str
+    retries: int
+    log: str
+    measurement: Measurement
+    environment: Environment
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column of a records file."""
+
+    name: str
+    type: type
+    unit: str
+    help: str
+    optional: bool = False
+    since: int = 1  # the schema that brought it; older files lack it
+
+
+_IDENTITY = (
+    Column("schema", int, "", "version of this table"),
+    Column("record_id", str, "", "joins a row to its steps"),
+)
+_OUTCOME = (
+    Column("repeat", int, "", "1 for the first run of a case, 2 for the second, …"),
+    Column("sentinel", bool, "", "the first case run again at the end, to show drift"),
+    Column("attempt", int, "", "1, or more where an earlier attempt failed"),
+    Column("status", str, "", "; ".join(f"{s}: {s.meaning}" for s in Status)),
+    Column("reason", str, "", "one line on the status"),
+    Column("inferred", bool, "", "not run: concluded from another case's outcome"),
+    Column("executor", str, "", "what ran it; 'fake' rows are not measurements"),
+    Column("started_at", str, "", "UTC"),
+    Column("finished_at", str, "", "UTC"),
+    Column("retries", int, "", "transient failures retried"),
+    Column("log", str, "", "the worker's log, beside the records"),
+)
+
+
+def _axis_column(axis: Field[Any]) -> Column:
+    # a loss scale is text because it may be 'dynamic'
+    number = type(axis.default) if axis.name != "loss_scale" else str
+    return Column(axis.name, number, "", axis.metadata["help"])
+
+
+def _columns(kind: type) -> Iterator[Column]:
+    for f in fields(kind):
+        yield Column(f.name, f.metadata["type"], f.metadata["unit"], f.metadata["help"], optional=True)
+
+
+COLUMNS: dict[str, Column] = {
+    column.name: column
+    for column in (
+        *_IDENTITY,
+        *map(_axis_column, AXES.values()),
+        *_OUTCOME,
+        *_columns(Measurement),
+        *_columns(Environment),
+    )
+}
+
+STEP_COLUMNS: dict[str, Column] = {
+    column.name: column
+    for column in (
+        Column("record_id", str, "", "the record the step belongs to"),
+        Column("step", int, "", "from 0"),
+        Column("images", int, "", "images since the row before"),
+        Column("loss", float, "", "mean cross-entropy; empty if not finite", optional=True),
+        Column("correct", int, "", "images of those predicted right"),
+        Column("time_s", float, "s", "duration of the step", optional=True),
+    )
+}
+
+COMPARABLE: tuple[str, ...] = tuple(f.name for f in fields(Environment) if "comparable" in f.metadata)
+"""Environment columns on which rows of one sweep must agree."""
+
+
+def flatten(record: Record) -> dict[str, Any]:
+    """Lay a record out as one value per column, in the order of `COLUMNS`."""
+    values = {"schema": SCHEMA}
+    for part in (record, record.case, record.measurement, record.environment):
+        values.update({f.name: getattr(part, f.name) for f in fields(part)})
+    return {name: values[name] for name in COLUMNS}

@@ -1,0 +1,180 @@
+"""The page: one epoch of training, as anybody would write it.
+
+No NVML, CSV or command line here. Nothing in a step waits for the device: losses, hits and
+overflows stay there until the epoch ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bench.loss_scale import build_loss_scale
+from bench.precision import Precision, autocast, cast
+from bench.timing import StepClock
+
+MOMENTUM, WEIGHT_DECAY = 0.9, 5e-4  # pytorch-cifar's, as in 2019
+
+
+class Training:
+    """A network with everything a step changes: weights, optimizer state, loss scale.
+
+    Args:
+        model: on the CPU, in float32.
+        loss_scale: an axis value: None, a positive number or "dynamic".
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        precision: Precision,
+        device: torch.device,
+        *,
+        lr: float,
+        loss_scale: float | str | None = None,
+        channels_last: bool = False,
+        compile: bool = False,
+    ) -> None:
+        # kept on the CPU, so that remembering the start costs no device memory
+        self._start = {name: value.clone() for name, value in model.state_dict().items()}
+        self._lr, self._loss_scale_setting = lr, loss_scale
+        self.precision, self.device = precision, device
+        self.memory_format = torch.channels_last if channels_last else torch.contiguous_format
+        cast(model, precision).to(device, memory_format=self.memory_format)  # type: ignore[call-overload]
+        self.model = model
+        self.parameters = [p for p in model.parameters() if p.requires_grad]
+        # the masters are what the optimizer steps: fp32 copies, or the weights themselves
+        self.masters = (
+            [p.detach().float().clone().requires_grad_() for p in self.parameters]
+            if precision.masters
+            else self.parameters
+        )
+        # dynamic=False: the last, smaller batch compiles for itself during warm-up instead of
+        # turning the full batch's code into the slower general one
+        self.forward = torch.compile(model, dynamic=False) if compile else model
+        self.reset()
+
+    @torch.no_grad()
+    def reset(self) -> None:
+        """Go back to the start: weights, BatchNorm statistics, optimizer and loss scale.
+
+        Warm-up steps train the model; without this, the epoch after them is not one from scratch.
+        """
+        self.model.load_state_dict(self._start)
+        if self.precision.masters:
+            start = dict(self.model.named_parameters())
+            for master, (name, _) in zip(
+                self.masters,
+                ((n, p) for n, p in start.items() if p.requires_grad),
+                strict=True,
+            ):
+                master.copy_(self._start[name])
+                master.grad = None
+        self.model.zero_grad(set_to_none=True)
+        # fused: one kernel, and GradScaler skips a step inside it instead of asking the device
+        self.optimizer = torch.optim.SGD(
+            self.masters, self._lr, MOMENTUM, weight_decay=WEIGHT_DECAY, fused=True
+        )
+        self.loss_scale = build_loss_scale(self._loss_scale_setting, self.device)
+
+    def step(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Train on one batch.
+
+        Args:
+            x: images, float32 (N, 3, 32, 32), on the device.
+            y: labels, int64 (N,).
+
+        Returns:
+            Mean loss (float32), images predicted right (int64) and whether the scaled gradients
+            overflowed (bool), each of shape () and still on the device.
+        """
+        logits = self._classify(x)
+        loss = F.cross_entropy(logits, y)
+        self.loss_scale.scale(loss).backward()
+        overflowed = self._update()
+        correct = (logits.detach().argmax(dim=1) == y).sum()
+        return loss.detach(), correct, overflowed
+
+    def _classify(self, x: Tensor) -> Tensor:
+        if self.precision.masters:
+            x = x.to(getattr(torch, self.precision.weights))
+        with autocast(self.precision, self.device):
+            logits: Tensor = self.forward(x.contiguous(memory_format=self.memory_format))
+        return logits.float()
+
+    @torch.no_grad()
+    def _update(self) -> Tensor:
+        """Step the optimizer, through the masters where there are any."""
+        if not self.precision.masters:
+            overflowed = self.loss_scale.step(self.optimizer, self.parameters)
+            self.optimizer.zero_grad(set_to_none=True)
+            return overflowed
+        pairs = [
+            (m, p) for m, p in zip(self.masters, self.parameters, strict=True) if p.grad is not None
+        ]
+        for master, _ in pairs:
+            if master.grad is None:
+                master.grad = torch.empty_like(master)
+        torch._foreach_copy_([m.grad for m, _ in pairs], [p.grad for _, p in pairs])
+        self.model.zero_grad(set_to_none=True)
+        overflowed = self.loss_scale.step(self.optimizer, self.masters)
+        torch._foreach_copy_([p for _, p in pairs], [m for m, _ in pairs])
+        return overflowed
+
+    @torch.no_grad()
+    def evaluate(self, batches: Iterable[tuple[Tensor, Tensor]]) -> tuple[float, float]:
+        """Mean loss and fraction right over ``batches``, in evaluation mode."""
+        self.model.eval()
+        losses, hits, images = [], [], 0
+        for x, y in batches:
+            logits = self._classify(x)
+            losses.append(F.cross_entropy(logits, y, reduction="sum"))
+            hits.append((logits.argmax(dim=1) == y).sum())
+            images += len(y)
+        self.model.train()
+        return float(torch.stack(losses).sum()) / images, int(torch.stack(hits).sum()) / images
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """What the steps of an epoch left behind, one value a step."""
+
+    images: list[int]
+    losses: list[float]
+    correct: list[int]
+    overflowed: list[bool]
+
+
+def train_epoch(
+    training: Training,
+    batches: Iterable[tuple[Tensor, Tensor]],
+    clock: StepClock,
+    on_step: Callable[[int, Tensor], None],
+) -> Callable[[], Epoch]:
+    """Train on ``batches``; the epoch's readings are fetched from the device when asked for.
+
+    Args:
+        on_step: told each step's index and loss (float32, (), on the device).
+
+    Returns:
+        A function that waits for the device and returns the `Epoch`, so that the caller decides
+        what its clock sees.
+    """
+    images: list[int] = []
+    results: list[tuple[Tensor, Tensor, Tensor]] = []
+    clock.tick()
+    for index, (x, y) in enumerate(batches):
+        results.append(training.step(x, y))
+        clock.tick()
+        images.append(len(y))
+        on_step(index, results[-1][0])
+
+    def fetch() -> Epoch:
+        losses, correct, overflowed = (torch.stack(column).tolist() for column in zip(*results))
+        return Epoch(images, losses, correct, overflowed)
+
+    return fetch
