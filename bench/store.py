@@ -68,7 +68,7 @@ def _write_cell(value: Any) -> str:
         # a spreadsheet runs a cell that starts like this; the apostrophe makes it text there
         return f"'{text}" if text.startswith((*_FORMULA, "'")) else text
     if isinstance(value, float):
-        return repr(value)
+        return repr(value).removesuffix(".0")
     return format_value(value)
 
 
