@@ -1,0 +1,228 @@
+"""CIFAR-10, real or synthetic, as uint8 arrays on disk that every worker maps into memory.
+
+``prepare`` runs once per sweep and decodes a dataset into a cache; ``load`` opens what it wrote.
+``bench.data.batches`` moves the arrays to the device. Nothing else here imports torch.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass
+from hashlib import sha256
+from pathlib import Path
+from shutil import rmtree
+from typing import TYPE_CHECKING, Any
+
+from bench.data import download, synthetic
+from bench.data.progress import Progress, progress_bar
+from bench.data.sources import CIFAR10, LAYOUTS, Archive, Source, detect, one_line
+from bench.errors import UsageError, nearest
+
+if TYPE_CHECKING:
+    from typing import BinaryIO
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+__all__ = ["DATASETS", "Dataset", "DatasetInfo", "load", "prepare", "progress_bar"]
+
+DATASETS: dict[str, str] = {
+    "cifar10": "CIFAR-10 from --data-dir, downloaded there when absent",
+    "synthetic": "seeded images of CIFAR's shape that can be learnt; says nothing about CIFAR-10",
+}
+
+# Part of the cache key: raise it whenever the same source files would decode to something else.
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class DatasetInfo:
+    """What was decoded: every record carries it.
+
+    ``fingerprint`` is the first 16 hex digits of the SHA-256 over the bytes of train images,
+    train labels, test images and test labels, in that order: images as uint8 (N, 3, 32, 32),
+    labels as uint8. ``source`` is the layout the images were read from, ``folder`` where the
+    arrays are.
+    """
+
+    name: str
+    fingerprint: str
+    train_images: int
+    test_images: int
+    classes: int
+    source: str
+    folder: str
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Read-only arrays mapped from disk: images uint8 (N, 3, 32, 32), RGB; labels uint8 (N,).
+
+    The test arrays have N = 0 where the source holds no test images.
+    """
+
+    info: DatasetInfo
+    train_images: NDArray[np.uint8]
+    train_labels: NDArray[np.uint8]
+    test_images: NDArray[np.uint8]
+    test_labels: NDArray[np.uint8]
+
+
+def prepare(
+    name: str,
+    *,
+    data_dir: Path | None,
+    cache_dir: Path | None = None,
+    url: str | None = None,
+    progress: Progress | None = None,
+    archive: Archive = CIFAR10,
+) -> DatasetInfo:
+    """Decode the dataset ``name`` into the cache unless it is there, and say what it is.
+
+    ``data_dir`` (``./data`` when None) holds the images, or is the parent of the folder that does;
+    where it holds none of the layouts, the canonical archive is downloaded into it from ``url`` or
+    the canonical address. ``cache_dir`` is ``$XDG_CACHE_HOME/gpu-precision-bench`` when None
+    (``~/.cache`` where the variable is not set).
+
+    Entries of the cache are keyed by the path, size and modification time of every file read, and
+    appear whole or not at all, so that two sweeps may prepare the same dataset at once.
+
+    Raises UsageError for an unknown name, a file that cannot be read or is not what its name
+    promises, a download that fails and a cache that cannot be written.
+    """
+    if name not in DATASETS:
+        raise UsageError(f"unknown dataset {name!r}; {nearest(name, list(DATASETS))}")
+    if name == "synthetic":
+        source = synthetic.source()
+    else:
+        source = _find(data_dir or Path("data"), url, progress, archive)
+    folder = (cache_dir or _cache_dir()).absolute() / f"{name}-{_key(source)}"
+    try:
+        return load(folder).info
+    except UsageError:
+        return _store(source, name, folder, progress)
+
+
+def load(folder: str | Path) -> Dataset:
+    """Open what ``prepare`` wrote to ``folder`` (``DatasetInfo.folder``), mapped, not read.
+
+    Raises UsageError where the folder does not hold a whole dataset.
+    """
+    import numpy as np
+
+    folder = Path(folder)
+    try:
+        meta: dict[str, Any] = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
+        info = DatasetInfo(**meta, folder=str(folder))
+        arrays = [np.load(folder / f"{array}.npy", mmap_mode="r") for array in _ARRAYS]
+    except (OSError, EOFError, ValueError, TypeError) as error:
+        raise UsageError(
+            f"{folder} does not hold a prepared dataset ({one_line(error)}); prepare it again"
+        ) from error
+    return Dataset(info, *arrays)
+
+
+_ARRAYS = ("train_images", "train_labels", "test_images", "test_labels")
+
+
+def _find(folder: Path, url: str | None, progress: Progress | None, archive: Archive) -> Source:
+    if folder.exists() and not folder.is_dir():
+        raise UsageError(f"--data-dir {folder} is a file; give the folder that holds it")
+    source = detect(folder, archive)
+    if source is None:
+        download.fetch(url or archive.url, folder / archive.name, archive.md5, progress=progress)
+        source = detect(folder, archive)
+    assert source is not None, f"{folder / archive.name} is one of {LAYOUTS}"
+    return source
+
+
+def _cache_dir() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gpu-precision-bench"
+
+
+def _key(source: Source) -> str:
+    identity: list[object] = [FORMAT, source.layout]
+    for file in source.files:
+        try:
+            stat = file.stat()
+        except OSError as error:
+            raise UsageError(
+                f"cannot read {file} ({error.strerror}); complete {file.parent} or take it away"
+            ) from error
+        identity.append((str(file.absolute()), stat.st_size, stat.st_mtime_ns))
+    return sha256(json.dumps(identity).encode()).hexdigest()[:16]
+
+
+def _store(source: Source, name: str, folder: Path, progress: Progress | None) -> DatasetInfo:
+    from filelock import FileLock
+
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        # The lock spares a second sweep the decoding and lets the holder clear what a killed one
+        # left behind; that readers see whole entries only is the rename's doing.
+        with FileLock(f"{folder}.lock"):
+            try:
+                return load(folder).info
+            except UsageError:
+                pass
+            partial = folder.with_name(folder.name + ".partial")
+            for leftover in (partial, folder):
+                rmtree(leftover, ignore_errors=True)
+            partial.mkdir()
+            try:
+                _decode(source, name, partial, progress)
+                partial.rename(folder)
+            finally:
+                rmtree(partial, ignore_errors=True)
+    except OSError as error:
+        raise UsageError(
+            f"cannot write the decoded images to {folder.parent} ({one_line(error)}); "
+            "point XDG_CACHE_HOME at a folder with 400 MB free"
+        ) from error
+    return load(folder).info
+
+
+def _decode(source: Source, name: str, folder: Path, progress: Progress | None) -> None:
+    digest = sha256()
+    scratch = folder / "unpacked"
+    counts = {}
+    for split in ("train", "test"):
+        with (folder / f"{split}_images.npy").open("w+b") as images_file:
+            labels = b""
+            _write_header(images_file, 0, 3, 32, 32)
+            for images, chunk_labels in source.read(split, scratch):
+                images_file.write(images.data)
+                digest.update(images.data)
+                labels += chunk_labels.tobytes()
+                if progress is not None:
+                    progress(f"decoding {split} images", len(labels), None)
+            # numpy pads the header for exactly this: the first axis may grow in place.
+            images_file.seek(0)
+            _write_header(images_file, len(labels), 3, 32, 32)
+        with (folder / f"{split}_labels.npy").open("wb") as labels_file:
+            _write_header(labels_file, len(labels))
+            labels_file.write(labels)
+        digest.update(labels)
+        counts[split] = len(labels)
+    rmtree(scratch, ignore_errors=True)
+    if not counts["train"]:
+        raise UsageError(f"{source.files[0].parent} holds no training images")
+    info = DatasetInfo(
+        name=name,
+        fingerprint=digest.hexdigest()[:16],
+        train_images=counts["train"],
+        test_images=counts["test"],
+        classes=source.classes,
+        source=source.layout,
+        folder="",
+    )
+    meta = {key: value for key, value in asdict(info).items() if key != "folder"}
+    (folder / "meta.json").write_text(json.dumps(meta, indent=2) + "\n", encoding="utf-8")
+
+
+def _write_header(file: BinaryIO, *shape: int) -> None:
+    import numpy as np
+
+    header = {"descr": "|u1", "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(file, header)

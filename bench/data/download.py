@@ -1,0 +1,127 @@
+"""Fetch the canonical archive: resumed, retried, checked, and one clear error where that fails."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bench.data.progress import Progress
+from bench.data.sources import check_md5, one_line
+from bench.errors import UsageError
+
+if TYPE_CHECKING:
+    from http.client import HTTPResponse
+
+REMEDIES = "give --data-dir a folder that holds CIFAR-10, or train on --dataset synthetic"
+
+TIMEOUT_S = 30.0  # without a byte
+ATTEMPTS = 4
+FIRST_WAIT_S = 0.5  # doubled before each further attempt: a machine without a network waits 3.5 s
+
+# Worth another attempt: the server may answer differently in a moment.
+_PASSING = {408, 425, 429, 500, 502, 503, 504}
+
+
+def fetch(url: str, path: Path, md5: str, *, progress: Progress | None = None) -> None:
+    """Download ``url`` to ``path`` unless it is there; the file appears once its sum is ``md5``.
+
+    What has arrived is kept in ``path`` + ``.part`` and resumed by the next attempt or the next
+    run, from the start where the server cannot resume. A second process waits for the first.
+
+    Raises UsageError, naming both remedies, where the download fails for good; and where the sum
+    is another, after deleting what came.
+    """
+    from http.client import HTTPException
+
+    from filelock import FileLock
+    from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_exponential
+
+    if not url.startswith(("http://", "https://")):
+        raise UsageError(f"--data-url {url!r} is not an http:// or https:// address")
+    part = path.with_name(path.name + ".part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(f"{path}.lock"):
+            if path.exists():
+                return
+            for attempt in Retrying(
+                stop=stop_after_attempt(ATTEMPTS),
+                wait=wait_exponential(FIRST_WAIT_S),
+                retry=retry_if_exception(_passes),
+                reraise=True,
+            ):
+                with attempt:
+                    _transfer(url, part, progress)
+            _accept(url, part, md5)
+            part.replace(path)
+    except (OSError, HTTPException, ValueError) as error:
+        kept = part.stat().st_size if part.exists() else 0
+        resume = f", {kept:,} bytes kept: the same command resumes" if kept else ""
+        raise UsageError(
+            f"cannot download CIFAR-10 from {url} to {path.parent} ({one_line(error)}{resume}); "
+            + REMEDIES
+        ) from error
+
+
+def _transfer(url: str, part: Path, progress: Progress | None) -> None:
+    """Bring ``part`` to its full length, going on from where it ends. One attempt."""
+    from urllib.error import HTTPError
+    from urllib.request import Request, urlopen
+
+    have = part.stat().st_size if part.exists() else 0
+    request = Request(url, headers={"Range": f"bytes={have}-"} if have else {})
+    try:
+        with urlopen(request, timeout=TIMEOUT_S) as response:
+            _receive(response, part, have, f"downloading {part.stem}", progress)
+    except HTTPError as error:
+        if error.code != 416:
+            raise
+        # Nothing lies beyond the end of the part: it is whole, or it is not this file's.
+        if error.headers.get("Content-Range", "") != f"bytes */{have}":
+            part.unlink()
+            raise ConnectionError(f"the server has no byte {have:,}") from error
+
+
+def _receive(
+    response: HTTPResponse, part: Path, have: int, what: str, progress: Progress | None
+) -> None:
+    if response.status != 206:
+        have = 0  # the server does not resume, and sends the file from its start
+    elif not re.match(rf"bytes {have}-", response.headers.get("Content-Range", "")):
+        part.unlink()
+        raise ConnectionError("the server resumed elsewhere than it was asked to")
+    length = response.headers.get("Content-Length")
+    total = have + int(length) if length else None
+    with part.open("ab" if have else "wb") as file:
+        while block := response.read(1 << 16):
+            file.write(block)
+            have += len(block)
+            if progress is not None:
+                progress(what, have, total)
+    # http.client ends a short body as it ends a whole one
+    if total is not None and have < total:
+        raise ConnectionError(f"the server sent {have:,} of {total:,} bytes")
+
+
+def _accept(url: str, part: Path, md5: str) -> None:
+    """Raise UsageError, and delete ``part``, unless its sum is ``md5``."""
+    try:
+        with part.open("rb") as file:
+            check_md5(file, md5, f"what {url} sent", f"it was deleted; {REMEDIES}")
+    except UsageError:
+        part.unlink()
+        raise
+
+
+def _passes(error: BaseException) -> bool:
+    """Whether a failure may be a passing one: of the network or a busy server, not of the disk."""
+    import ssl
+    from http.client import HTTPException
+    from urllib.error import HTTPError, URLError
+
+    if isinstance(error, HTTPError):
+        return error.code in _PASSING
+    if isinstance(error, URLError):
+        return not isinstance(error.reason, ssl.SSLCertVerificationError)
+    return isinstance(error, TimeoutError | ConnectionError | HTTPException)

@@ -1,0 +1,29 @@
+"""How a long preparation is watched: one callback, and a bar that obeys it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+# Called with what is being done, how much of it is, and of how much (None: not known).
+Progress = Callable[[str, int, int | None], None]
+
+
+@contextmanager
+def progress_bar() -> Iterator[Progress]:
+    """Show progress on standard error while the context lasts; it leaves nothing behind."""
+    from rich.console import Console
+    from rich.progress import BarColumn, TaskID, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress as Bars
+
+    columns = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[amount]}")
+    with Bars(*columns, TimeElapsedColumn(), console=Console(stderr=True), transient=True) as bars:
+        tasks: dict[str, TaskID] = {}
+
+        def show(what: str, done: int, total: int | None) -> None:
+            if what not in tasks:
+                tasks[what] = bars.add_task(what, amount="")
+            amount = f"{done:,}" if total is None else f"{done:,} of {total:,}"
+            bars.update(tasks[what], completed=done, total=total, amount=amount)
+
+        yield show

@@ -1,0 +1,337 @@
+"""The layouts CIFAR-10 is found in on disk: which one a folder holds, and how each is decoded.
+
+Reading this module costs nothing; numpy, pyarrow and PIL are imported by what decodes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+import tarfile
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import islice, zip_longest
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bench.errors import UsageError
+
+if TYPE_CHECKING:
+    from io import BufferedReader
+    from typing import TypeAlias
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    # images (n, 3, 32, 32) and their labels (n,)
+    Chunk: TypeAlias = tuple[NDArray[np.uint8], NDArray[np.uint8]]
+    # where it was found, for messages; the PNG or JPEG; its label
+    Encoded: TypeAlias = tuple[str, bytes, int]
+
+# Looked for in this order, each in --data-dir itself and then in its sub-folders by name.
+LAYOUTS = ("cifar-10-batches-py", "cifar-10-python.tar.gz", "parquet", "folders")
+
+CLASSES = 10  # of CIFAR-10; class folders bring their own number
+
+
+@dataclass(frozen=True)
+class Archive:
+    """The canonical archive: where it is and what it holds, file by file, with md5 sums."""
+
+    name: str = "cifar-10-python.tar.gz"
+    folder: str = "cifar-10-batches-py"
+    url: str = "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz"
+    # The sums are those torchvision publishes in torchvision.datasets.CIFAR10.
+    md5: str = "c58f30108f718f92721af3b95e74349a"
+    train: dict[str, str] = field(
+        default_factory=lambda: {
+            "data_batch_1": "c99cafc152244af753f735de768cd75f",
+            "data_batch_2": "d4bba439e000b95fd0a9bffe97cbabec",
+            "data_batch_3": "54ebc095f3ab1f0389bbae665268c751",
+            "data_batch_4": "634d18415352ddfa80567beed471001a",
+            "data_batch_5": "482c414d41f54cd18b22e5b47cb7c3cb",
+        }
+    )
+    test: dict[str, str] = field(
+        default_factory=lambda: {"test_batch": "40351d587109b95175f43aff81a1287e"}
+    )
+
+
+CIFAR10 = Archive()
+
+
+@dataclass(frozen=True)
+class Source:
+    """One dataset on disk, found but not yet read.
+
+    ``files`` is every file that will be read: they key the cache. ``read(split, scratch)`` yields
+    the ``"train"`` or ``"test"`` images in chunks, so that memory stays bounded; ``scratch`` is a
+    folder it may create and fill, the same for both splits.
+    """
+
+    layout: str
+    files: tuple[Path, ...]
+    classes: int
+    read: Callable[[str, Path], Iterator[Chunk]]
+
+
+def detect(folder: Path, archive: Archive = CIFAR10) -> Source | None:
+    """Find a dataset in ``folder`` or one of its sub-folders, in the order of ``LAYOUTS``.
+
+    Class folders in a sub-folder must stand below ``train/``: any folder of pictures would pass
+    for a class otherwise. None where there is nothing of the kind.
+    """
+    places = [folder, *_folders(folder)]
+    for place in places:
+        if any((place / name).is_file() for name in [*archive.train, *archive.test]):
+            return _batches(place, archive)
+    for place in places:
+        if (place / archive.name).is_file():
+            return _packed(place / archive.name, archive)
+    for place in places:
+        if train := sorted(place.glob("*train*.parquet")):
+            # "latest-train.parquet" holds no test images
+            return _parquet(train, sorted(set(place.glob("*test*.parquet")) - set(train)))
+    for place in places:
+        if train_classes := _classes(place / "train"):
+            return _class_folders(train_classes, _classes(place / "test"))
+    direct = _classes(folder)
+    # One folder of pictures beside others is no dataset.
+    return _class_folders(direct, {}) if len(direct) > 1 else None
+
+
+# cifar-10-batches-py, and the archive that holds it
+
+
+def _batches(folder: Path, archive: Archive) -> Source:
+    def read(split: str, scratch: Path) -> Iterator[Chunk]:
+        return _read_batches(folder, archive, split)
+
+    files = tuple(folder / name for name in (*archive.train, *archive.test))
+    return Source(archive.folder, files, CLASSES, read)
+
+
+def _packed(path: Path, archive: Archive) -> Source:
+    def read(split: str, scratch: Path) -> Iterator[Chunk]:
+        if not scratch.exists():
+            unpack(path, archive.md5, scratch)
+        return _read_batches(scratch / archive.folder, archive, split)
+
+    return Source(archive.name, (path,), CLASSES, read)
+
+
+def unpack(path: Path, md5: str, folder: Path) -> None:
+    """Unpack the tar archive at ``path`` into ``folder``, once its sum is ``md5``.
+
+    tarfile's ``data`` filter refuses members that would land outside ``folder``, links out of it
+    and devices. Raises UsageError for those and for an archive that is not what it should be.
+    """
+    remedy = "delete it to download it again, or fetch it anew"
+    with _reading(path, remedy):
+        file = path.open("rb")
+    with file:
+        check_md5(file, md5, path, remedy)
+        try:
+            with tarfile.open(fileobj=file) as tar:
+                tar.extractall(folder, filter="data")
+        except (tarfile.TarError, EOFError, zlib.error) as error:
+            raise UsageError(f"{path} cannot be unpacked ({one_line(error)}); {remedy}") from error
+
+
+def check_md5(file: BufferedReader, md5: str, name: object, remedy: str) -> None:
+    """Raise UsageError unless the rest of ``file`` has the sum ``md5``; leave it at its start."""
+    found = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+    file.seek(0)
+    if found != md5:
+        raise UsageError(f"{name} is truncated or altered (md5 {found}, not {md5}); {remedy}")
+
+
+class _Unpickler(pickle.Unpickler):
+    """Admits the three names a canonical batch holds, all of them a uint8 array's."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        import numpy as np
+
+        admitted = {
+            # numpy 2 moved the function; the array says where it is now
+            ("numpy.core.multiarray", "_reconstruct"): np.empty(0).__reduce__()[0],
+            ("numpy", "ndarray"): np.ndarray,
+            ("numpy", "dtype"): np.dtype,
+        }
+        if (module, name) not in admitted:
+            raise pickle.UnpicklingError(f"{module}.{name} is not admitted")
+        return admitted[module, name]
+
+
+def _read_batches(folder: Path, archive: Archive, split: str) -> Iterator[Chunk]:
+    import numpy as np
+
+    for name, md5 in (archive.train if split == "train" else archive.test).items():
+        path = folder / name
+        remedy = f"unpack {archive.name} again"
+        with _reading(path, remedy), path.open("rb") as file:
+            check_md5(file, md5, path, remedy)
+            try:
+                batch = _Unpickler(file, encoding="bytes").load()
+                labels = np.array(batch[b"labels"])
+                # one row per image: 1024 red values, then green, then blue, row by row
+                images = np.ascontiguousarray(batch[b"data"]).reshape(len(labels), 3, 32, 32)
+                if images.dtype != np.uint8:
+                    raise ValueError(f"{images.dtype} pixels, not uint8")
+                if not np.isin(labels, range(CLASSES)).all():
+                    raise ValueError(f"labels outside 0 to {CLASSES - 1}")
+            except Exception as error:  # a pickle can fail in any way its opcodes can
+                raise UsageError(
+                    f"{path} is not a CIFAR-10 batch ({one_line(error)}); {remedy}"
+                ) from error
+        yield images, labels.astype(np.uint8)
+
+
+# Parquet, as on the Hugging Face hub
+
+
+def _parquet(train: list[Path], test: list[Path]) -> Source:
+    def read(split: str, scratch: Path) -> Iterator[Chunk]:
+        return _decode(row for path in (train if split == "train" else test) for row in _rows(path))
+
+    return Source("parquet", (*train, *test), CLASSES, read)
+
+
+def _rows(path: Path) -> Iterator[Encoded]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    right = "wanted: columns 'img' (or 'image') of struct<bytes, path> and 'label' of integers"
+    try:
+        with pq.ParquetFile(path) as file:
+            schema = file.schema_arrow
+            column = next((name for name in ("img", "image") if name in schema.names), None)
+            if column is None or "label" not in schema.names:
+                raise UsageError(f"{path} has columns {', '.join(schema.names)}; {right}")
+            image = schema.field(column).type
+            if not (pa.types.is_struct(image) and image.get_field_index("bytes") >= 0):
+                raise UsageError(f"{path} has {column!r} of type {image}; {right}")
+            if not pa.types.is_integer(schema.field("label").type):
+                kind = schema.field("label").type
+                raise UsageError(f"{path} has 'label' of type {kind}; {right}")
+            row = 0
+            for batch in file.iter_batches(CHUNK, columns=[column, "label"]):
+                labels = batch.column("label").to_pylist()
+                for struct, label in zip(batch.column(column).to_pylist(), labels, strict=True):
+                    data = (struct or {}).get("bytes")
+                    if data is None or label is None:
+                        missing = "label" if data is not None else "image bytes"
+                        raise UsageError(f"{path}, row {row}, has no {missing}; {right}")
+                    if not 0 <= label < CLASSES:
+                        raise UsageError(
+                            f"{path}, row {row}, has label {label}; CIFAR-10 has 0 to {CLASSES - 1}"
+                        )
+                    yield f"{path}, row {row},", data, label
+                    row += 1
+    except (pa.ArrowException, OSError) as error:
+        raise UsageError(
+            f"{path} is not a whole Parquet file ({one_line(error)}); fetch it again"
+        ) from error
+
+
+# Class folders
+
+
+def _class_folders(train: dict[str, list[Path]], test: dict[str, list[Path]]) -> Source:
+    labels = {name: label for label, name in enumerate(train)}
+    if len(labels) > 256:
+        folder = next(iter(train.values()))[0].parent.parent
+        raise UsageError(f"{folder} holds {len(labels)} class folders; labels are bytes: 256 fit")
+    for name in test:
+        if name not in labels:
+            folder = test[name][0].parent
+            raise UsageError(f"{folder} has no counterpart in train; wanted: {', '.join(labels)}")
+
+    def read(split: str, scratch: Path) -> Iterator[Chunk]:
+        folders = train if split == "train" else test
+        # Classes in turn, so that the first n images of the split hold every class alike.
+        turns = zip_longest(*([(path, labels[name]) for path in folders[name]] for name in folders))
+        return _decode(_load(*image) for turn in turns for image in turn if image is not None)
+
+    files = (path for folders in (train, test) for paths in folders.values() for path in paths)
+    return Source("folders", tuple(files), len(train), read)
+
+
+def _classes(folder: Path) -> dict[str, list[Path]]:
+    """The images of each sub-folder that holds any, by its name, in order of names."""
+    found = {}
+    for place in _folders(folder):
+        images = (path for path in _entries(place) if path.suffix.lower() in _IMAGES)
+        if paths := list(images):
+            found[place.name] = paths
+    return found
+
+
+_IMAGES = {".png", ".jpg", ".jpeg"}
+
+
+def _load(path: Path, label: int) -> Encoded:
+    with _reading(path, "make it readable or take it away"):
+        return str(path), path.read_bytes(), label
+
+
+def _folders(folder: Path) -> list[Path]:
+    return [path for path in _entries(folder) if path.is_dir()]
+
+
+def _entries(folder: Path) -> list[Path]:
+    """What ``folder`` holds by name, hidden entries apart; nothing where it cannot be listed."""
+    try:
+        return sorted(path for path in folder.iterdir() if not path.name.startswith("."))
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
+        return []
+
+
+# Decoding
+
+
+CHUNK = 1000  # images held decoded at a time: 3 MB
+
+
+def _decode(encoded: Iterable[Encoded]) -> Iterator[Chunk]:
+    import numpy as np
+
+    encoded = iter(encoded)
+    while group := list(islice(encoded, CHUNK)):
+        # 48 µs an image; threads made it 4 times slower (PIL holds the lock between short decodes)
+        pixels = b"".join(_pixels(data, where) for where, data, _ in group)
+        images = np.frombuffer(pixels, np.uint8).reshape(-1, 32, 32, 3).transpose(0, 3, 1, 2)
+        labels = np.array([label for *_, label in group], np.uint8)
+        yield np.ascontiguousarray(images), labels
+
+
+def _pixels(data: bytes, where: str) -> bytes:
+    """Decode one PNG or JPEG to 32 rows of 32 RGB values."""
+    from io import BytesIO
+
+    from PIL import Image
+
+    try:
+        with Image.open(BytesIO(data), formats=("PNG", "JPEG")) as image:
+            if image.size == (32, 32) and image.mode == "RGB":
+                return image.tobytes()
+            width, height, mode = *image.size, image.mode
+    except Exception as error:  # broken images surface as OSError, SyntaxError, struct.error, …
+        reason = f"is not a whole PNG or JPEG ({one_line(error)})"
+        raise UsageError(f"{where} {reason}; wanted: 32×32 RGB images") from error
+    raise UsageError(f"{where} is {width}×{height} {mode}; wanted: 32×32 RGB images")
+
+
+@contextmanager
+def _reading(path: Path, remedy: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise UsageError(f"cannot read {path} ({error.strerror or error}); {remedy}") from error
+
+
+def one_line(error: BaseException) -> str:
+    """What ``error`` says, on one line."""
+    return " ".join(str(error).split()) or type(error).__name__
