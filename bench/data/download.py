@@ -13,7 +13,10 @@ from bench.errors import UsageError
 if TYPE_CHECKING:
     from http.client import HTTPResponse
 
-REMEDIES = "give --data-dir a folder that holds CIFAR-10, or train on --dataset synthetic"
+REMEDIES = (
+    "give --data-dir a folder that holds CIFAR-10 (cifar-10-batches-py, Parquet or class folders) "
+    "or train on --dataset synthetic"
+)
 
 TIMEOUT_S = 30.0  # without a byte
 ATTEMPTS = 4

@@ -1,0 +1,189 @@
+"""Batches against a plain reference: one image at a time, in numpy, in double precision."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import chisquare
+
+from bench.data.batches import Batches
+
+
+def reference(image, top, left, flip):
+    """Crop the padded image at (top, left), mirror it perhaps, scale to 0..1 and normalise."""
+    padded = np.zeros((3, 40, 40))
+    padded[:, 4:36, 4:36] = image
+    crop = padded[:, top : top + 32, left : left + 32]
+    if flip:
+        crop = crop[:, :, ::-1]
+    mean = np.array([0.4914, 0.4822, 0.4465])[:, None, None]
+    std = np.array([0.2023, 0.1994, 0.2010])[:, None, None]
+    return (crop / 255 - mean) / std
+
+
+def make(n, batch_size=4, seed=0, device="cpu", **kwargs):
+    """Random images, each labelled with its own number."""
+    images = np.random.default_rng(n).integers(0, 256, (n, 3, 32, 32), dtype=np.uint8)
+    labels = np.arange(n)
+    return images, Batches(
+        images, labels, batch_size=batch_size, device=device, seed=seed, **kwargs
+    )
+
+
+def assert_each_is_one_augmentation(images, batches, epoch=0):
+    for x, y in batches.epoch(epoch):
+        assert x.dtype == torch.float32
+        assert y.dtype == torch.int64
+        assert x.is_contiguous()
+        for got, label in zip(x.cpu().numpy(), y.cpu().numpy(), strict=True):
+            image = images[label]
+            matches = [
+                (top, left, flip)
+                for top in range(9)
+                for left in range(9)
+                for flip in (False, True)
+                # the middle pixel tells most candidates apart for less than a whole image
+                if abs(reference(image, top, left, flip)[:, 16, 16] - got[:, 16, 16]).max() < 2e-6
+                and abs(reference(image, top, left, flip) - got).max() < 2e-6
+            ]
+            assert len(matches) == 1
+
+
+@given(
+    n=st.integers(1, 9),
+    batch_size=st.integers(1, 10),
+    seed=st.integers(0, 2**40),
+    epoch=st.integers(0, 1000),
+)
+@settings(max_examples=25, deadline=None)
+def test_every_training_image_is_one_augmentation_of_its_own(n, batch_size, seed, epoch):
+    images, batches = make(n, batch_size, seed)
+    assert_each_is_one_augmentation(images, batches, epoch)
+    labels = np.concatenate([y.numpy() for _, y in batches.epoch(epoch)])
+    assert sorted(labels) == list(range(n))
+    sizes = [len(y) for _, y in batches.epoch(epoch)]
+    assert len(sizes) == len(batches)
+    assert set(sizes[:-1]) <= {batch_size}
+
+
+def drawn(n, seed):
+    """Which corner and flip each of ``n`` images got, read from images that hold coordinates."""
+    image = np.zeros((3, 32, 32), np.uint8)
+    image[0] = np.arange(32)[:, None]
+    image[1] = np.arange(32)[None, :]
+    batches = Batches(
+        np.broadcast_to(image, (n, 3, 32, 32)), np.zeros(n), batch_size=500, device="cpu", seed=seed
+    )
+    middle = torch.cat([x[:, :, 16, 15:17] for x, _ in batches.epoch()]).double().numpy()
+    row = np.rint((middle[:, 0, 1] * 0.2023 + 0.4914) * 255).astype(int)
+    column = np.rint((middle[:, 1].T * 0.1994 + 0.4822) * 255).astype(int)
+    flip = column[0] > column[1]
+    # 16 rows below the corner, which is in the padding's coordinates; a flip swaps 15 and 16
+    left = np.where(flip, column[1] - 15, column[1] - 16) + 4
+    return row - 16 + 4, left, flip
+
+
+def test_corners_and_flips_are_uniform_and_independent():
+    top, left, flip = drawn(8_100, seed=5)
+    counts = np.bincount((top * 9 + left) * 2 + flip, minlength=162)
+    assert counts.sum() == 8_100
+    assert len(counts) == 162
+    assert chisquare(counts).pvalue > 1e-4
+
+
+def test_seed_and_epoch_decide_every_draw():
+    def batch(seed, epoch):
+        return next(make(50, batch_size=50, seed=seed)[1].epoch(epoch))
+
+    x, y = batch(0, 0)
+    for other_x, other_y in (batch(0, 0),):
+        assert torch.equal(x, other_x)
+        assert torch.equal(y, other_y)
+    # 2**32 apart: the CPU generator reads only the low half of a seed
+    for seed, epoch in ((1, 0), (0, 1), (1, 1), (2**32, 0)):
+        assert not torch.equal(y, batch(seed, epoch)[1])
+
+
+def test_the_same_epoch_again_is_the_same():
+    _, batches = make(20, batch_size=8)
+    first = list(batches.epoch(3))
+    torch.manual_seed(1)  # the global generator has no say
+    for (x, y), (again_x, again_y) in zip(first, batches.epoch(3), strict=True):
+        assert torch.equal(x, again_x)
+        assert torch.equal(y, again_y)
+
+
+def test_epochs_interleave():
+    _, batches = make(20, batch_size=8)
+    alone = list(batches.epoch(0))
+    for (x, y), (twin_x, twin_y), _ in zip(batches.epoch(0), alone, batches.epoch(1), strict=True):
+        assert torch.equal(x, twin_x)
+        assert torch.equal(y, twin_y)
+
+
+def test_batch_size_changes_no_image():
+    by_size = []
+    for batch_size in (1, 7, 64):
+        batches = list(make(21, batch_size)[1].epoch())
+        by_size.append([torch.cat(part) for part in zip(*batches, strict=True)])
+    for x, y in by_size[1:]:
+        assert torch.equal(x, by_size[0][0])
+        assert torch.equal(y, by_size[0][1])
+
+
+def test_steps_cut_an_epoch_short():
+    _, batches = make(20, batch_size=8)
+    assert len(batches) == 3
+    whole = list(batches.epoch())
+    assert [len(y) for _, y in whole] == [8, 8, 4]
+    cut = list(batches.epoch(steps=2))
+    assert len(cut) == 2
+    assert all(torch.equal(a[0], b[0]) for a, b in zip(cut, whole, strict=False))
+    assert len(list(batches.epoch(steps=9))) == 3
+    assert list(batches.epoch(steps=0)) == []
+
+
+@pytest.mark.parametrize("batch_size", [None, 3, 100])
+def test_evaluation_is_every_image_in_order_and_as_it_is(batch_size):
+    images, batches = make(10, batch_size=4)
+    x, y = (torch.cat(part) for part in zip(*batches.evaluation(batch_size), strict=True))
+    assert y.tolist() == list(range(10))
+    for got, image in zip(x.numpy(), images, strict=True):
+        np.testing.assert_allclose(got, reference(image, 4, 4, False), atol=2e-6)
+
+
+def test_without_augmentation_the_order_is_random_and_the_images_are_not():
+    images, batches = make(30, batch_size=30, augment=False)
+    x, y = next(batches.epoch())
+    assert y.tolist() != sorted(y.tolist())
+    for got, label in zip(x.numpy(), y, strict=True):
+        np.testing.assert_allclose(got, reference(images[label], 4, 4, False), atol=2e-6)
+
+
+@pytest.mark.filterwarnings("error")
+def test_mapped_arrays_and_slices_of_them_are_taken_as_they_are(tmp_path):
+    images, _ = make(12)
+    np.save(tmp_path / "images.npy", images)
+    mapped = np.load(tmp_path / "images.npy", mmap_mode="r")[2:12:3]
+    labels = np.arange(12, dtype=np.uint8)[2:12:3]
+    batches = Batches(mapped, labels, batch_size=2, device="cpu", seed=0)
+    assert batches.images.dtype == torch.uint8
+    x, y = (torch.cat(part) for part in zip(*batches.evaluation(), strict=True))
+    assert y.tolist() == [2, 5, 8, 11]
+    np.testing.assert_allclose(x[3].numpy(), reference(images[11], 4, 4, False), atol=2e-6)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_on_the_device_without_a_wait():
+    images, batches = make(200, batch_size=64, device="cuda")
+    assert_each_is_one_augmentation(images, batches)
+    steps = batches.epoch()
+    next(steps)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        assert len(list(steps)) == 3
+        assert len(list(batches.evaluation())) == 4
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
