@@ -1,0 +1,621 @@
+"""The card is a fake pynvml that raises the real exceptions of nvidia-ml-py."""
+
+import io
+import os
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pynvml
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bench.gpu import (
+    EFFECTS,
+    QUANTITIES,
+    THROTTLES,
+    Card,
+    Depth,
+    Host,
+    Nvml,
+    Process,
+    Reading,
+    Recorder,
+    Replay,
+    Unseen,
+    find_cards,
+    find_neighbours,
+    open_device,
+    select_visible,
+    throttle_names,
+)
+
+GPU = "GPU-8932f937-d72c-4106-c12f-20bd9faed9f6"
+OTHER = "GPU-11112222-d72c-4106-c12f-20bd9faed9f6"
+MIG = "MIG-c6d4f1ef-42e4-5de3-91c7-45d71c87eb3f"
+MIG2 = "MIG-0d5f7a7e-1b6c-5a0e-8a67-6d4d9f6a1b11"
+GONE = 2**22 + 7  # above Linux's largest pid: nobody has it
+
+
+def error(code):
+    return pynvml.NVMLError(getattr(pynvml, f"NVML_ERROR_{code}"))
+
+
+def handle_by_uuid(fake, uuid):
+    if uuid in fake.cards or (fake.mig and uuid in (MIG, MIG2)):
+        return uuid
+    raise error("NOT_FOUND")
+
+
+def handle_by_index(fake, index):
+    if fake.cards[index] is None:
+        raise error("NO_PERMISSION")
+    return fake.cards[index]
+
+
+def mig_by_index(fake, gpu, index):
+    if index > 1:
+        raise error("NOT_FOUND")
+    return (MIG, MIG2)[index]
+
+
+def memory(fake, handle, version=None):
+    if version and fake.without_v2:
+        raise error("FUNCTION_NOT_FOUND")
+    return SimpleNamespace(
+        total=140_000_000_000 // (7 if handle in (MIG, MIG2) else 1),
+        used=3_000_000 if version == pynvml.nvmlMemory_v2 else 648_000_000,
+    )
+
+
+def compute(fake, handle):
+    return [SimpleNamespace(pid=pid, usedGpuMemory=size) for pid, size in fake.compute]
+
+
+def graphics(fake, handle):
+    return [SimpleNamespace(pid=pid, usedGpuMemory=size) for pid, size in fake.graphics]
+
+
+ANSWERS = {  # a handle is its UUID
+    "nvmlInit": lambda fake: setattr(fake, "open", fake.open + 1),
+    "nvmlShutdown": lambda fake: setattr(fake, "open", fake.open - 1),
+    "nvmlSystemGetDriverVersion": lambda fake: "580.65",
+    "nvmlDeviceGetCount": lambda fake: len(fake.cards),
+    "nvmlDeviceGetHandleByIndex": handle_by_index,
+    "nvmlDeviceGetHandleByUUID": handle_by_uuid,
+    "nvmlDeviceGetUUID": lambda fake, h: h,
+    "nvmlDeviceGetName": lambda fake, h: (
+        "NVIDIA H200" + (" MIG 1g.18gb" if h in (MIG, MIG2) else "")
+    ),
+    "nvmlDeviceGetCudaComputeCapability": lambda fake, h: (9, 0),
+    "nvmlDeviceGetMigMode": lambda fake, h: [int(fake.mig), 0],
+    "nvmlDeviceGetMaxMigDeviceCount": lambda fake, h: 7,
+    "nvmlDeviceGetMigDeviceHandleByIndex": mig_by_index,
+    "nvmlDeviceGetDeviceHandleFromMigDeviceHandle": lambda fake, h: GPU,
+    "nvmlDeviceGetGpuInstanceId": lambda fake, h: {MIG: 1, MIG2: 13}[h],
+    "nvmlDeviceGetComputeInstanceId": lambda fake, h: 0,
+    "nvmlDeviceGetMemoryInfo": memory,
+    "nvmlDeviceGetTotalEnergyConsumption": lambda fake, h: 12_345_678,
+    "nvmlDeviceGetPowerUsage": lambda fake, h: 76_500,
+    "nvmlDeviceGetEnforcedPowerLimit": lambda fake, h: 700_000,
+    "nvmlDeviceGetClockInfo": lambda fake, h, kind: {
+        pynvml.NVML_CLOCK_SM: 1980,
+        pynvml.NVML_CLOCK_MEM: 3201,
+    }[kind],
+    "nvmlDeviceGetTemperature": lambda fake, h, sensor: 31,
+    "nvmlDeviceGetTemperatureV": lambda fake, h, sensor: 32,
+    "nvmlDeviceGetCurrentClocksEventReasons": lambda fake, h: fake.reasons,
+    "nvmlDeviceGetCurrentClocksThrottleReasons": lambda fake, h: fake.reasons,
+    "nvmlDeviceGetComputeRunningProcesses": compute,
+    "nvmlDeviceGetComputeRunningProcesses_v2": compute,
+    "nvmlDeviceGetGraphicsRunningProcesses": graphics,
+}
+
+
+class FakeNvml:
+    """pynvml of H200s, or of one with two instances. ``fail`` maps calls to their errors."""
+
+    def __init__(self, mig=False, cards=(GPU,), **fail):
+        self.mig, self.cards, self.fail = mig, cards, fail
+        self.calls, self.compute, self.graphics = [], [], []
+        self.reasons, self.open, self.without_v2 = 0x1, 0, False
+
+    def __getattr__(self, name):
+        if name.startswith("NVML") or name == "nvmlMemory_v2":
+            return getattr(pynvml, name)
+        if name not in ANSWERS or self.fail.get(name) is AttributeError:
+            raise AttributeError(f"module 'pynvml' has no attribute {name!r}")
+
+        def call(*args, **kwargs):
+            self.calls.append((name, *args))
+            if name in self.fail:
+                raise self.fail[name]
+            return ANSWERS[name](self, *args, **kwargs)
+
+        return call
+
+    def called(self, name):
+        return sum(call[0] == name for call in self.calls)
+
+
+@pytest.fixture
+def child():
+    """A process of ours that waits for its input."""
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        yield process
+        process.kill()
+
+
+def read(device, depth=Depth.EDGE):
+    (reading,) = device.read(depth)
+    return reading
+
+
+def test_a_full_reading_in_si_units():
+    nvml = FakeNvml()
+    device = open_device(GPU, nvml)
+    before = read(device)
+    assert before.time_ns <= read(device).time_ns
+    assert before == Reading(
+        before.time_ns,
+        device_bytes=3_000_000,
+        process_bytes=None,
+        energy_j=12345.678,
+        power_w=76.5,
+        power_limit_w=700.0,
+        sm_clock_mhz=1980,
+        memory_clock_mhz=3201,
+        temperature_c=32,
+        throttle=(),
+        others=(),
+    )
+    assert device.total_bytes == 140_000_000_000
+    device.close()
+    assert nvml.open == 0
+
+
+def test_a_reading_costs_no_more_than_its_depth():
+    nvml = FakeNvml()
+    device = Nvml(GPU, nvml)
+    nvml.calls.clear()
+    read(device, Depth.FAST)
+    assert [call[0] for call in nvml.calls] == ["nvmlDeviceGetMemoryInfo"]
+    read(device, Depth.SLOW)
+    assert nvml.called("nvmlDeviceGetPowerUsage") == 1
+    assert nvml.called("nvmlDeviceGetTotalEnergyConsumption") == 0
+    read(device, Depth.EDGE)
+    assert nvml.called("nvmlDeviceGetTotalEnergyConsumption") == 1
+
+
+def test_a_library_that_is_missing(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    device = open_device(GPU)
+    assert isinstance(device, Unseen)
+    assert read(device).device_bytes is None
+    assert device.why("device_bytes") == "nvidia-ml-py is not installed"
+    assert find_cards() == ([], "nvidia-ml-py is not installed")
+    assert find_neighbours(GPU) is None
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        ("LIB_RM_VERSION_MISMATCH", "differ in version"),
+        ("LIBRARY_NOT_FOUND", "no NVIDIA driver"),
+        ("DRIVER_NOT_LOADED", "not loaded"),
+        ("NO_PERMISSION", "no permission"),
+        ("UNKNOWN", "NVML: Unknown Error"),
+    ],
+)
+def test_a_driver_that_does_not_start(code, reason):
+    nvml = FakeNvml(nvmlInit=error(code))
+    assert reason in open_device(GPU, nvml).why("energy_j")
+    cards, why = find_cards(nvml, {})
+    assert cards == []
+    assert reason in why
+    assert find_neighbours(GPU, nvml) is None
+
+
+def test_an_unknown_uuid_is_unseen_and_nvml_is_shut_down():
+    nvml = FakeNvml()
+    device = open_device(OTHER, nvml)
+    assert isinstance(device, Unseen)
+    assert device.why("energy_j") == f"NVML cannot open {OTHER}: Not Found"
+    assert nvml.open == 0
+
+
+def test_a_card_without_permission_is_unseen():
+    device = open_device(GPU, FakeNvml(nvmlDeviceGetHandleByUUID=error("NO_PERMISSION")))
+    assert "Insufficient Permissions" in device.why("energy_j")
+
+
+@pytest.mark.parametrize("uuid", [GPU, GPU.removeprefix("GPU-")])
+def test_a_uuid_is_found_with_or_without_its_prefix(uuid):
+    assert isinstance(open_device(uuid, FakeNvml()), Nvml)
+
+
+def test_no_uuid_is_the_host():
+    assert type(open_device(None)) is Host
+
+
+CALLS = {
+    "energy_j": ["nvmlDeviceGetTotalEnergyConsumption"],
+    "device_bytes": ["nvmlDeviceGetMemoryInfo"],
+    "power_w": ["nvmlDeviceGetPowerUsage"],
+    "power_limit_w": ["nvmlDeviceGetEnforcedPowerLimit"],
+    "sm_clock_mhz": ["nvmlDeviceGetClockInfo"],
+    "memory_clock_mhz": ["nvmlDeviceGetClockInfo"],
+    "temperature_c": ["nvmlDeviceGetTemperatureV", "nvmlDeviceGetTemperature"],
+    "throttle": [
+        "nvmlDeviceGetCurrentClocksEventReasons",
+        "nvmlDeviceGetCurrentClocksThrottleReasons",
+    ],
+    "others": [
+        "nvmlDeviceGetComputeRunningProcesses",
+        "nvmlDeviceGetComputeRunningProcesses_v2",
+    ],
+}
+
+
+@pytest.mark.parametrize("quantity", CALLS)
+@pytest.mark.parametrize(
+    "fault",
+    [error("NOT_SUPPORTED"), error("FUNCTION_NOT_FOUND"), error("NO_PERMISSION"), AttributeError],
+    ids=str,
+)
+def test_a_call_the_driver_or_pynvml_lacks_is_none_with_a_reason_and_not_repeated(quantity, fault):
+    nvml = FakeNvml(**dict.fromkeys(CALLS[quantity], fault))
+    device = Nvml(GPU, nvml)
+    first = read(device)
+    asked = len(nvml.calls)
+    second = read(device)
+    assert getattr(first, quantity) is getattr(second, quantity) is None
+    assert device.why(quantity).startswith("NVML: ")
+    assert all(call[0] not in CALLS[quantity] for call in nvml.calls[asked:])
+    for other in CALLS.keys() - {quantity}:
+        if CALLS[other] != CALLS[quantity]:
+            assert getattr(second, other) is not None
+
+
+@pytest.mark.parametrize("quantity", ["temperature_c", "throttle", "others"])
+def test_an_older_call_stands_in(quantity):
+    newer, older = CALLS[quantity]
+    fault = pynvml.NVMLLibraryMismatchError("Unversioned function called")
+    nvml = FakeNvml(**{newer: fault if quantity == "others" else AttributeError})
+    device = Nvml(GPU, nvml)
+    for _ in range(2):
+        assert getattr(read(device), quantity) is not None
+    assert nvml.called(older) == 2
+    assert nvml.called(newer) <= 1
+
+
+def test_memory_is_v1_throughout_where_v2_is_lacking():
+    nvml = FakeNvml()
+    nvml.without_v2 = True
+    device = Nvml(GPU, nvml)
+    assert [read(device, Depth.FAST).device_bytes for _ in range(2)] == [648_000_000] * 2
+
+
+def test_memory_never_changes_version_half_way():
+    nvml = FakeNvml()
+    device = Nvml(GPU, nvml)
+    assert read(device, Depth.FAST).device_bytes == 3_000_000
+    nvml.without_v2 = True
+    assert read(device, Depth.FAST).device_bytes is None
+
+
+@pytest.mark.parametrize("code", ["GPU_IS_LOST", "UNKNOWN", "TIMEOUT", "INSUFFICIENT_SIZE"])
+def test_a_passing_fault_is_asked_again(code):
+    nvml = FakeNvml(nvmlDeviceGetPowerUsage=error(code))
+    device = Nvml(GPU, nvml)
+    assert read(device).power_w is None
+    assert device.why("power_w") == f"NVML: {error(code)}"
+    del nvml.fail["nvmlDeviceGetPowerUsage"]
+    assert read(device).power_w == 76.5
+
+
+@pytest.mark.parametrize(
+    ("mask", "names"),
+    [
+        (0, ()),
+        (0x1, ()),
+        (0x1 | 0x4, ("software power cap",)),
+        (0x8 | 0x40, ("hardware slowdown", "hardware thermal slowdown")),
+        (0x800, ("reason 0x800",)),
+    ],
+)
+def test_throttle_reasons_are_named(mask, names):
+    assert throttle_names(mask) == names
+
+
+def test_throttle_bits_are_those_of_nvml():
+    for name, bit in vars(pynvml).items():
+        if name.startswith("nvmlClocksThrottleReason") and not name.endswith(("None", "All")):
+            assert bit in THROTTLES, name
+    slowed = {bit for bit, (_, effect) in THROTTLES.items() if effect == "slowed"}
+    assert slowed == {
+        pynvml.nvmlClocksThrottleReasonHwSlowdown,
+        pynvml.nvmlClocksThrottleReasonHwThermalSlowdown,
+        pynvml.nvmlClocksThrottleReasonHwPowerBrakeSlowdown,
+        pynvml.nvmlClocksThrottleReasonSwThermalSlowdown,
+    }
+    assert len(EFFECTS) == len(THROTTLES)
+
+
+class TestProcesses:
+    def test_the_worker_is_told_from_a_neighbour(self):
+        nvml = FakeNvml()
+        nvml.compute = [(os.getpid(), 2_000), (1, 5_000)]
+        device = Nvml(GPU, nvml)
+        device.watch(os.getpid())
+        reading = read(device)
+        assert reading.process_bytes == 2_000
+        assert [(p.pid, p.bytes, p.display) for p in reading.others] == [(1, 5_000, False)]
+        assert reading.others[0].name
+
+    def test_descendants_are_the_worker_too(self, child):
+        nvml = FakeNvml()
+        device = Nvml(GPU, nvml)
+        device.watch(os.getpid())
+        nvml.compute = [(os.getpid(), 2_000), (child.pid, 500)]
+        assert (read(device).process_bytes, read(device).others) == (2_500, ())
+        child.kill()
+        child.wait()
+        assert read(device).others == ()  # also once it has ended
+
+    def test_a_descendant_that_comes_later_is_the_worker_too(self, request):
+        nvml = FakeNvml()
+        device = Nvml(GPU, nvml)
+        device.watch(os.getpid())
+        child = request.getfixturevalue("child")
+        nvml.compute = [(child.pid, 500)]
+        assert (read(device).process_bytes, device.notes) == (500, ())
+
+    @pytest.mark.parametrize("size", [None, 0])
+    def test_memory_the_driver_does_not_tell_is_none_never_zero(self, size):
+        nvml = FakeNvml()
+        nvml.compute = [(os.getpid(), size)]
+        device = Nvml(GPU, nvml)
+        device.watch(os.getpid())
+        assert read(device).process_bytes is None
+        assert device.why("process_bytes") == "the driver does not tell a process's memory"
+
+    def test_a_worker_not_on_the_card(self):
+        device = Nvml(GPU, FakeNvml())
+        device.watch(os.getpid())
+        assert read(device).process_bytes is None
+        assert device.why("process_bytes") == "the card did not list it"
+
+    def test_a_desktop_draws(self):
+        nvml = FakeNvml()
+        nvml.graphics = [(1, 100)]
+        assert [p.display for p in read(Nvml(GPU, nvml)).others] == [True]
+
+    def test_a_windows_desktop_computes_too_with_memory_unknown(self):
+        nvml = FakeNvml()
+        nvml.graphics = [(1, None), (2, None)]
+        nvml.compute = [(1, None), (3, 5)]
+        others = read(Nvml(GPU, nvml)).others
+        assert {p.pid: p.display for p in others} == {1: True, 2: True, 3: False}
+
+    def test_a_worker_under_a_host_pid_is_recognised_and_a_second_stranger_is_not(self):
+        nvml = FakeNvml()
+        nvml.compute = [(GONE + 1, 7)]
+        device = Nvml(GPU, nvml)
+        assert len(read(device).others) == 1  # here before the worker: a neighbour
+        device.watch(os.getpid())
+        nvml.compute.append((GONE, 2_000))
+        reading = read(device)
+        assert reading.process_bytes == 2_000
+        assert [p.pid for p in reading.others] == [GONE + 1]
+        assert str(GONE) in device.notes[0]
+        nvml.compute.append((GONE + 2, 1))
+        assert [p.pid for p in read(device).others] == [GONE + 1, GONE + 2]
+
+    def test_once_the_worker_is_listed_itself_a_stranger_is_a_neighbour(self):
+        nvml = FakeNvml()
+        device = Nvml(GPU, nvml)
+        device.watch(os.getpid())
+        nvml.compute = [(GONE, 5), (os.getpid(), 2_000)]
+        assert [p.pid for p in read(device).others] == [GONE]
+        nvml.compute = [(GONE, 5)]
+        assert [p.pid for p in read(device).others] == [GONE]
+        assert device.notes == ()
+
+    def test_neighbours_before_a_sweep(self):
+        nvml = FakeNvml()
+        assert find_neighbours(GPU, nvml) == ()
+        nvml.compute = [(os.getpid(), 3), (GONE, 2_100)]
+        assert find_neighbours(GPU, nvml) == (Process(GONE, 2_100),)
+        assert str(Process(GONE, 2_100)) == f"pid {GONE}: 2100 B"
+        assert nvml.open == 0
+
+    def test_neighbours_nobody_can_list(self):
+        nvml = FakeNvml(**dict.fromkeys(CALLS["others"], error("NOT_SUPPORTED")))
+        assert find_neighbours(GPU, nvml) is None
+
+
+class TestMig:
+    @pytest.mark.parametrize("uuid", [MIG, MIG.removeprefix("MIG-"), "GPU-" + MIG[4:]])
+    def test_an_instance_is_found_however_torch_spells_it(self, uuid):
+        device = open_device(uuid, FakeNvml(mig=True))
+        assert isinstance(device, Nvml)
+        assert device.total_bytes == 20_000_000_000
+
+    def test_an_instance_has_its_own_memory_the_cards_clocks_and_no_power(self):
+        nvml = FakeNvml(mig=True)
+        device = Nvml(MIG, nvml)
+        reading = read(device)
+        assert ("nvmlDeviceGetMemoryInfo", MIG) in nvml.calls
+        assert ("nvmlDeviceGetComputeRunningProcesses", MIG) in nvml.calls
+        assert ("nvmlDeviceGetTemperatureV", GPU, 0) in nvml.calls
+        assert reading.sm_clock_mhz == 1980
+        for quantity in ("energy_j", "power_w", "power_limit_w"):
+            assert getattr(reading, quantity) is None
+            assert "MIG" in device.why(quantity)
+
+    def test_a_divided_card_is_offered_as_its_instances(self):
+        nvml = FakeNvml(mig=True)
+        cards, _ = find_cards(nvml, {})
+        assert [card.uuid for card in cards] == [MIG]
+        assert cards[0].name == "NVIDIA H200 MIG 1g.18gb"
+        assert cards[0].memory_bytes == 20_000_000_000
+        assert cards[0].power_limit_w is None
+
+    @pytest.mark.parametrize(
+        ("visible", "uuid"),
+        [
+            ("0", MIG),
+            (GPU, MIG),
+            (MIG2, MIG2),
+            (MIG2[:12], MIG2),
+            (f"MIG-{GPU}/13/0", MIG2),
+            (f"MIG-{GPU}/1/0", MIG),
+        ],
+    )
+    def test_mig_names(self, visible, uuid):
+        cards, _ = find_cards(FakeNvml(mig=True), {"CUDA_VISIBLE_DEVICES": visible})
+        assert [card.uuid for card in cards] == [uuid]
+
+    def test_an_undivided_mig_card_offers_nothing(self):
+        nvml = FakeNvml(mig=True, nvmlDeviceGetMigDeviceHandleByIndex=error("NOT_FOUND"))
+        assert find_cards(nvml, {}) == ([], "no GPU is there")
+
+
+class TestCards:
+    def test_facts(self):
+        nvml = FakeNvml()
+        cards, why = find_cards(nvml, {})
+        assert cards == [
+            Card(GPU, "NVIDIA H200", 0, 140_000_000_000, (9, 0), "580.65", 700.0, names=(GPU,))
+        ]
+        assert why == ""
+        assert nvml.open == 0
+
+    def test_facts_a_driver_lacks_are_none(self):
+        nvml = FakeNvml(
+            nvmlDeviceGetMemoryInfo=error("NOT_SUPPORTED"),
+            nvmlDeviceGetMigMode=error("NOT_SUPPORTED"),
+            nvmlDeviceGetCudaComputeCapability=AttributeError,
+            nvmlDeviceGetEnforcedPowerLimit=error("NOT_SUPPORTED"),
+        )
+        ((card,), _) = find_cards(nvml, {})
+        assert (card.memory_bytes, card.capability, card.power_limit_w) == (None, None, None)
+
+    def test_a_card_kept_from_this_user_is_passed_over(self):
+        cards, _ = find_cards(FakeNvml(cards=(None, GPU)), {})
+        assert [card.uuid for card in cards] == [GPU]
+
+    def test_none_there(self):
+        assert find_cards(FakeNvml(cards=()), {}) == ([], "no GPU is there")
+
+    def test_none_visible(self):
+        assert find_cards(FakeNvml(), {"CUDA_VISIBLE_DEVICES": "-1"}) == (
+            [],
+            "CUDA_VISIBLE_DEVICES='-1' names no card",
+        )
+
+
+FOUR = [
+    Card(uuid, f"card {i}", i, names=(uuid,))
+    for i, uuid in enumerate(("GPU-aa11", "GPU-aa22", "GPU-bb33", "GPU-cc44"))
+]
+
+
+@pytest.mark.parametrize(
+    ("visible", "chosen"),
+    [
+        (None, [0, 1, 2, 3]),
+        ("", []),
+        ("2,1", [2, 1]),
+        ("0,2,-1,1", [0, 2]),
+        (" 3 , 0", [3, 0]),
+        ("0,7,1", [0]),
+        ("1,1", []),
+        ("GPU-bb", [2]),
+        ("GPU-aa", []),
+        ("GPU-bb,GPU-aa11", [2, 0]),
+        ("0,GPU-aa11", []),
+        ("GPU-zz,GPU-bb", []),
+        ("1gpu2,2ampere", [1, 2]),
+        ("NoDevFiles", []),
+        ("MIG-aa", []),
+        (",0", []),
+    ],
+)
+def test_cuda_visible_devices(visible, chosen):
+    assert [card.index for card in select_visible(FOUR, visible)] == chosen
+
+
+@given(st.lists(st.integers(-2, 6), min_size=1, max_size=6), st.data())
+def test_indices_are_taken_in_order_up_to_the_first_that_is_none(indices, data):
+    """The oracle is CUDA's rule: cut at the first invalid entry; repetitions leave nothing."""
+    spell = {i: data.draw(st.sampled_from([str(i), FOUR[i].uuid])) for i in range(4)}
+    cut = next((n for n, i in enumerate(indices) if not 0 <= i < 4), len(indices))
+    good = indices[:cut]
+    expected = good if len(set(good)) == len(good) else []
+    visible = ",".join(spell.get(i, str(i)) for i in indices)
+    assert [card.index for card in select_visible(FOUR, visible)] == expected
+
+
+@given(st.text(alphabet="0123456789,-+ GPUaMIbc/", max_size=20))
+def test_any_text_chooses_cards_once(text):
+    chosen = select_visible(FOUR, text)
+    assert len({card.uuid for card in chosen}) == len(chosen)
+
+
+names = st.sampled_from([name for name in EFFECTS if name != "idle"])
+sizes = st.none() | st.integers(0, 2**40)
+rates = st.none() | st.floats(0, 1e6)
+readings = st.builds(
+    Reading,
+    time_ns=st.integers(0, 2**60),
+    device_bytes=sizes,
+    process_bytes=sizes,
+    energy_j=rates,
+    power_w=rates,
+    throttle=st.none() | st.lists(names, unique=True).map(tuple),
+    others=st.none()
+    | st.lists(st.builds(Process, st.integers(1, 2**22), sizes, st.none() | st.text())).map(tuple),
+)
+
+
+@settings(max_examples=25)
+@given(st.lists(readings, min_size=1, max_size=3))
+def test_a_recording_is_read_back_as_it_was(made):
+    class Script(Unseen):
+        def read(self, depth):
+            return made if depth == Depth.EDGE else ()
+
+    file = io.StringIO()
+    recorder = Recorder(Script("no card", total_bytes=5, notes=("a note",)), file)
+    recorder.read(Depth.EDGE)
+    recorder.close()
+    replay = Replay(file.getvalue().splitlines())
+    assert replay.read(Depth.FAST) == []
+    assert replay.read(Depth.EDGE) == made
+    assert replay.read(Depth.EDGE) == []
+    assert (replay.total_bytes, list(replay.notes)) == (5, ["a note"])
+    assert {replay.why(quantity) for quantity in QUANTITIES} == {"no card"}
+
+
+def test_a_host_without_a_worker_and_after_it(child):
+    host = Host()
+    assert read(host).process_bytes is None
+    host.watch(child.pid)
+    assert read(host).process_bytes > 1_000_000
+    child.kill()
+    child.wait()
+    assert read(host).process_bytes is None
+    assert host.why("process_bytes") == "the worker had ended"
+    assert host.why("power_w") == "the case ran on a CPU"
+
+
+def test_pynvml_is_imported_only_where_a_card_is_opened():
+    code = (
+        "import sys, bench.gpu, bench.monitor, bench.peaks; "
+        "print([m for m in ('pynvml', 'torch', 'numpy', 'psutil') if m in sys.modules])"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout.strip() == "[]"

@@ -1,0 +1,371 @@
+"""Recordings are replayed through the real monitor; a live process is watched for the threads."""
+
+import io
+import json
+import os
+import subprocess
+import sys
+import threading
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bench.gpu import Depth, Host, Reading, Recorder, Replay, Unseen
+from bench.monitor import COLUMNS, Monitor, integrate
+from bench.record import Measurement
+
+READINGS = Path(__file__).parent / "readings"
+GB = 10**9
+
+
+def replay(name, edit=lambda row: row, phases=("setup", "warmup", "epoch", "evaluation"), **close):
+    """Play a recording through the phases, each row changed by ``edit`` first."""
+    head, *rows = (READINGS / f"{name}.jsonl").read_text().splitlines()
+    rows = [json.dumps(edit(json.loads(row))) for row in rows]
+    monitor = Monitor(Replay([head, *rows]))
+    for phase in phases:
+        monitor.watch(1) if phase == "setup" else monitor.enter(phase)
+    seen = monitor.close(**close)
+    assert set(seen.values) | set(seen.missing) == set(COLUMNS)
+    assert not set(seen.values) & set(seen.missing)
+    assert all(value is not None for value in seen.values.values())
+    return seen
+
+
+def epoch_only(**change):
+    """An edit of the readings within the epoch."""
+    return lambda row: row | change if 10e9 < row["time_ns"] < 20e9 else row
+
+
+def test_every_column_is_a_field_of_a_measurement():
+    assert set(COLUMNS) < {f.name for f in fields(Measurement)}
+
+
+def test_a_healthy_epoch():
+    seen = replay("healthy", reserved_bytes=5 * GB, warmup_reserved_bytes=7 * GB)
+    assert seen.values == {
+        "baseline_device_bytes": 300_000_000,
+        "warmup_device_bytes": 8_000_000_000,
+        "warmup_process_bytes": 7_900_000_000,
+        "peak_device_bytes": 6_000_000_000,
+        "peak_process_bytes": 5_900_000_000,
+        "energy_j": 2500.0,
+        "energy_source": "counter",
+        "mean_power_w": 250.0,
+        "power_limit_w": 280.0,
+        "sm_clock_mhz": 1770,
+        "memory_clock_mhz": 7000,
+        "temperature_c": 74,
+        "throttle_before": "",
+        "throttle_during": "",
+        "throttle_after": "",
+        "neighbours": "",
+    }
+    assert (seen.missing, seen.notes, seen.verdict) == ({}, [], "")
+
+
+def test_a_spike_between_samples_is_bounded_by_the_allocator_and_said():
+    seen = replay("healthy", reserved_bytes=9 * GB, warmup_reserved_bytes=7 * GB)
+    assert seen.values["peak_device_bytes"] == seen.values["peak_process_bytes"] == 9 * GB
+    assert seen.values["warmup_device_bytes"] == 8 * GB
+    assert len(seen.notes) == 2
+    assert "6000000000 B" in seen.notes[0]
+    assert "spike" in seen.notes[0]
+    assert not seen.verdict
+
+
+def test_an_allocator_beyond_the_card_has_spilled_to_the_host():
+    seen = replay("healthy", reserved_bytes=23_900_000_000)
+    assert seen.values["peak_device_bytes"] == 6 * GB
+    assert "host memory" in seen.notes[0]
+
+
+def test_a_counter_that_does_not_move_gives_way_to_power():
+    seen = replay("still-counter")
+    assert seen.values["energy_source"] == "integrated"
+    assert seen.values["energy_j"] == pytest.approx(2500)
+    assert seen.values["mean_power_w"] == pytest.approx(250)
+    assert seen.notes == [
+        "energy integrated from 5 power readings: the energy counter did not move in 10 s"
+    ]
+
+
+def test_a_counter_that_goes_backwards_gives_way_to_power():
+    seen = replay("healthy", lambda r: r | {"energy_j": 5.0} if r["time_ns"] == 20e9 else r)
+    assert (seen.values["energy_source"], seen.values["energy_j"]) == ("integrated", 2500)
+    assert "backwards" in seen.notes[0]
+
+
+@pytest.mark.parametrize("power", [None, 0.0])
+def test_a_still_counter_without_power_is_no_energy(power):
+    seen = replay("still-counter", lambda row: row | {"power_w": power})
+    assert seen.missing["energy_j"] == "the energy counter did not move in 10 s"
+    assert seen.missing.keys() == {"energy_j", "energy_source", "mean_power_w"}
+
+
+def test_a_driver_without_a_counter_and_throttle_reasons():
+    seen = replay("old-driver")
+    assert seen.values["energy_source"] == "integrated"
+    assert seen.notes == ["energy integrated from 5 power readings: NVML: Not Supported"]
+    throttle = [f"throttle_{when}" for when in ("before", "during", "after")]
+    assert seen.missing == dict.fromkeys(throttle, "NVML: Function Not Found")
+    assert not seen.verdict
+
+
+def test_process_memory_none_is_empty_with_its_reason():
+    seen = replay("no-process-memory", reserved_bytes=5 * GB)
+    reason = "the driver does not tell a process's memory"
+    assert seen.missing == {"peak_process_bytes": reason, "warmup_process_bytes": reason}
+    assert seen.values["peak_device_bytes"] == 6 * GB
+
+
+def test_a_neighbour_halfway_makes_it_invalid_unless_sharing_is_allowed():
+    seen = replay("neighbour")
+    assert seen.values["neighbours"] == "pid 4242 (python): 2100000000 B"
+    assert seen.verdict == "the card was shared: pid 4242 (python): 2100000000 B"
+    shared = replay("neighbour", allow_shared=True)
+    assert shared.values == seen.values
+    assert (shared.verdict, shared.notes) == ("", [seen.verdict])
+
+
+def test_a_neighbour_before_the_epoch_spoils_the_memory_so_it_is_invalid_too():
+    other = {"others": [{"pid": 7, "bytes": None}]}
+    seen = replay("healthy", lambda row: row | other if row["time_ns"] == 0 else row)
+    assert seen.verdict == "the card was shared: pid 7: memory unknown"
+
+
+def test_a_neighbour_after_the_epoch_is_only_noted():
+    other = {"others": [{"pid": 7, "bytes": 5}]}
+    seen = replay("healthy", lambda row: row | other if row["time_ns"] > 20e9 else row)
+    assert seen.values["neighbours"] == "pid 7: 5 B"
+    assert (seen.verdict, seen.notes) == ("", ["another process came after the epoch: pid 7: 5 B"])
+
+
+def test_a_desktop_is_only_noted():
+    screen = {"others": [{"pid": 8, "bytes": 5, "name": "Xorg", "display": True}]}
+    seen = replay("healthy", lambda row: row | screen)
+    assert (seen.verdict, seen.notes) == ("", ["the card also drives a display: pid 8 (Xorg): 5 B"])
+
+
+def test_neighbours_nobody_can_list_are_unknown():
+    seen = replay("healthy", lambda row: row | {"others": None})
+    assert seen.missing == {"neighbours": "not read during baseline"}
+
+
+def test_thermal_throttling_in_the_middle():
+    seen = replay("throttled")
+    assert seen.values["throttle_during"] == "hardware slowdown; hardware thermal slowdown"
+    assert seen.values["throttle_before"] == seen.values["throttle_after"] == ""
+    assert seen.values["temperature_c"] == 93
+    assert seen.verdict == (
+        "throttled during the epoch: hardware slowdown (1 of 5 readings), "
+        "hardware thermal slowdown (1 of 5 readings)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("reason", "note", "invalid"),
+    [
+        ("software thermal slowdown", "", True),
+        ("hardware power brake", "", True),
+        ("software power cap", "power-capped during the epoch", False),
+        ("applications clocks", "clocks were held by a setting", False),
+        ("sync boost", "clocks were held by a setting", False),
+        ("voltage reliability", "", False),
+        ("reason 0x800", "throttled for a reason this version does not know", False),
+    ],
+)
+def test_what_each_throttle_reason_means(reason, note, invalid):
+    seen = replay("healthy", epoch_only(throttle=[reason]))
+    assert seen.values["throttle_during"] == reason
+    assert bool(seen.verdict) is invalid
+    assert seen.notes == ([f"{note}: {reason} (3 of 5 readings)"] if note else [])
+
+
+def test_throttling_before_the_epoch_does_not_count():
+    hot = {"throttle": ["hardware thermal slowdown"]}
+    seen = replay("healthy", lambda row: row | hot if row["time_ns"] < 10e9 else row)
+    assert seen.values["throttle_before"] == "hardware thermal slowdown"
+    assert seen.values["throttle_during"] == seen.verdict == ""
+
+
+def test_a_card_emptier_than_its_baseline_has_no_peak():
+    seen = replay("healthy", lambda r: r | {"device_bytes": 9 * GB} if r["time_ns"] == 0 else r)
+    assert seen.missing.keys() == {"warmup_device_bytes", "peak_device_bytes"}
+    assert "another process left" in seen.missing["peak_device_bytes"]
+
+
+def test_no_baseline_no_peak():
+    seen = replay("healthy", lambda r: r | {"device_bytes": None} if r["time_ns"] < 1e9 else r)
+    assert seen.missing["peak_device_bytes"] == "no baseline: not read during baseline"
+
+
+@pytest.mark.parametrize("phases", [("setup",), ("setup", "warmup"), ()])
+def test_a_case_that_ends_before_its_epoch(phases):
+    seen = replay("healthy", phases=phases)
+    assert seen.missing["energy_j"] == seen.missing["peak_device_bytes"] == "epoch was not reached"
+    assert seen.missing["throttle_after"] == "evaluation was not reached"
+    assert ("warmup_device_bytes" in seen.values) is ("warmup" in phases)
+
+
+def test_an_epoch_that_did_not_end_has_a_peak_and_no_energy():
+    seen = replay("healthy", phases=("setup", "warmup", "epoch"))
+    assert seen.missing["energy_j"] == "epoch did not end"
+    assert seen.values["peak_device_bytes"] == 6 * GB
+
+
+def test_a_recording_that_breaks_off_leaves_the_rest_missing():
+    head, *rows = (READINGS / "healthy.jsonl").read_text().splitlines()
+    monitor = Monitor(Replay([head, *rows[:3]]))
+    monitor.watch(1)
+    for phase in ("warmup", "epoch", "evaluation"):
+        monitor.enter(phase)
+    assert monitor.close().missing["energy_j"] == "epoch did not end"
+
+
+def test_a_phase_is_entered_once():
+    with Monitor(Unseen("no driver")) as monitor:
+        monitor.enter("epoch")
+        with pytest.raises(ValueError, match="second time"):
+            monitor.enter("epoch")
+
+
+def test_an_unseen_card_gives_its_reason_for_every_column():
+    monitor = Monitor(Unseen("no driver"))
+    monitor.watch(os.getpid())
+    for phase in ("warmup", "epoch", "evaluation"):
+        monitor.enter(phase)
+    seen = monitor.close(reserved_bytes=GB)
+    assert seen.values == {}
+    assert set(seen.missing.values()) == {"no driver"}
+    assert (seen.notes, seen.verdict) == ([], "")
+
+
+class Live:
+    """A device whose every reading is larger than the last, and that says who reads it."""
+
+    total_bytes = None
+    notes = ()
+
+    def __init__(self, fault=None):
+        self.depths = []
+        self.fault = fault
+        self.enough = threading.Event()
+
+    def watch(self, pid): ...
+
+    def read(self, depth):
+        self.depths.append(depth)
+        if len(self.depths) > 30:
+            self.enough.set()
+            if self.fault and depth < Depth.EDGE:
+                raise self.fault
+        return (Reading(len(self.depths), device_bytes=len(self.depths)),)
+
+    def why(self, quantity):
+        return ""
+
+    def close(self):
+        self.depths.append("closed")
+
+
+def test_the_sampler_reads_fast_and_slow_and_edges_and_is_joined():
+    device = Live()
+    monitor = Monitor(device, fast_s=0.001, slow_s=0.005)
+    monitor.enter("epoch")
+    assert device.enough.wait(60)
+    seen = monitor.close()
+    monitor.stop()
+    assert "monitor" not in {thread.name for thread in threading.enumerate()}
+    assert device.depths.count("closed") == 1
+    assert device.depths[-1] == "closed"
+    assert device.depths.count(Depth.EDGE) == 3
+    sampled = [depth for depth in device.depths if depth in (Depth.FAST, Depth.SLOW)]
+    assert sampled[:10] == [Depth.FAST] * 4 + [Depth.SLOW] + [Depth.FAST] * 4 + [Depth.SLOW]
+    # the peak is the last reading of all, the baseline the first
+    assert seen.values["peak_device_bytes"] == len(device.depths) - 1 - 1
+
+
+def test_memory_read_fast_counts_for_the_phase_it_fell_in():
+    device = Live()
+    monitor = Monitor(device, fast_s=0.001, slow_s=1000)
+    monitor.enter("warmup")
+    assert device.enough.wait(60)
+    monitor.enter("epoch")
+    at_edge = len(device.depths)
+    values = monitor.close().values
+    assert values["warmup_device_bytes"] <= at_edge - 1 <= values["peak_device_bytes"]
+
+
+def test_a_fault_in_the_sampler_is_noted():
+    device = Live(RuntimeError("lost"))
+    monitor = Monitor(device, fast_s=0.001)
+    assert device.enough.wait(60)
+    assert "RuntimeError('lost')" in monitor.close().notes[0]
+
+
+def test_a_monitor_stops_when_its_block_fails():
+    device = Live()
+    with pytest.raises(KeyError), Monitor(device, fast_s=0.001):
+        raise KeyError
+    assert device.depths[-1] == "closed"
+
+
+def test_a_host_process_is_watched_recorded_and_replayed():
+    grow = "import sys; block = bytearray(b'x') * 64_000_000; print(flush=True); sys.stdin.read()"
+    recording = io.StringIO()
+    monitor = Monitor(Recorder(Host(), recording))
+    with subprocess.Popen(
+        [sys.executable, "-c", grow], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as worker:
+        monitor.watch(worker.pid)
+        monitor.enter("warmup")
+        monitor.enter("epoch")
+        worker.stdout.readline()
+        monitor.enter("evaluation")
+        worker.communicate()
+    seen = monitor.close()
+    assert 64_000_000 < seen.values["peak_process_bytes"] < GB
+    assert seen.missing["energy_j"] == "the case ran on a CPU"
+    assert seen.missing["peak_device_bytes"] == "the case ran on a CPU"
+    assert not seen.verdict
+
+    again = Monitor(Replay(recording.getvalue().splitlines()))
+    again.watch(worker.pid)
+    for phase in ("warmup", "epoch", "evaluation"):
+        again.enter(phase)
+    assert again.close() == seen
+
+
+powers = st.lists(st.floats(0, 1000), min_size=1, max_size=20)
+gaps = st.lists(st.floats(0.001, 10), min_size=20, max_size=20)
+
+
+@given(powers, gaps, st.floats(0, 5), st.floats(0, 5))
+def test_integrated_energy_lies_between_the_extremes(watts, gaps, before, after):
+    times = [before + sum(gaps[:i]) for i in range(len(watts))]
+    end = times[-1] + after
+    energy = integrate(list(zip(times, watts, strict=True)), 0, end)
+    assert min(watts) * end - 1e-6 <= energy <= max(watts) * end + 1e-6
+
+
+@given(powers, gaps, st.integers(0, 19))
+def test_integrating_in_two_parts_gives_the_same(watts, gaps, cut):
+    times = [sum(gaps[:i]) for i in range(len(watts))]
+    points = list(zip(times, watts, strict=True))
+    cut = min(cut, len(points) - 1)
+    parts = integrate(points[: cut + 1], 0, times[cut]) + integrate(
+        points[cut:], times[cut], times[-1]
+    )
+    assert parts == pytest.approx(integrate(points, 0, times[-1]), abs=1e-9)
+
+
+@given(st.floats(0, 100), st.floats(-10, 10), gaps)
+def test_a_ramp_is_integrated_exactly(start, slope, gaps):
+    times = [sum(gaps[:i]) for i in range(len(gaps))]
+    energy = integrate([(t, start + slope * t) for t in times], 0, times[-1])
+    end = times[-1]
+    assert energy == pytest.approx(start * end + slope * end**2 / 2, rel=1e-9, abs=1e-6)

@@ -1,0 +1,74 @@
+import re
+
+import pytest
+
+from bench.peaks import PEAKS, find_peak, peak_flops
+from bench.precision import PRECISIONS
+
+
+@pytest.mark.parametrize(
+    ("gpu", "arithmetic", "flops"),
+    [
+        ("NVIDIA H200", "bfloat16", 989.5e12),
+        ("NVIDIA H100 80GB HBM3", "float16", 989.5e12),
+        ("NVIDIA H100 PCIe", "tfloat32", 378e12),
+        ("NVIDIA A100-SXM4-80GB", "float32", 19.5e12),
+        ("A100-SXM4-40GB", "float16", 312e12),
+        ("Tesla T4", "float16", 65e12),
+        ("Tesla V100-SXM2-16GB", "float32", 15.7e12),
+        ("NVIDIA TITAN RTX", "float16", 130.5e12),
+        ("TITAN RTX", "float32", 16.3e12),
+        ("NVIDIA GeForce RTX 4090", "float16", 165.2e12),
+        ("NVIDIA RTX A6000", "tfloat32", 77.4e12),
+    ],
+)
+def test_known_cards(gpu, arithmetic, flops):
+    assert peak_flops(gpu, arithmetic) == pytest.approx(flops)
+
+
+@pytest.mark.parametrize(
+    "gpu",
+    [
+        "NVIDIA H200 MIG 1g.18gb",
+        "NVIDIA A100-SXM4-40GB MIG 1g.5gb",
+        "NVIDIA GeForce RTX 4090 Laptop GPU",
+        "NVIDIA GeForce RTX 4090 D",
+        "NVIDIA GeForce RTX 4080 SUPER",
+        "NVIDIA GeForce RTX 3090 Ti",
+        "NVIDIA A10G",
+        "NVIDIA A1000",
+        "NVIDIA GeForce RTX 9090",
+        "",
+    ],
+)
+def test_namesakes_and_unknown_cards_have_no_peak(gpu):
+    assert find_peak(gpu) is None
+    assert peak_flops(gpu, "float32") is None
+
+
+@pytest.mark.parametrize("gpu", ["Tesla T4", "TITAN RTX", "Tesla V100-PCIE-32GB"])
+@pytest.mark.parametrize("arithmetic", ["tfloat32", "bfloat16"])
+def test_cards_before_ampere_have_neither_tf32_nor_bf16(gpu, arithmetic):
+    assert peak_flops(gpu, arithmetic) is None
+
+
+def test_an_arithmetic_nobody_knows():
+    assert peak_flops("NVIDIA H200", "float8") is None
+
+
+def test_every_arithmetic_of_a_precision_has_a_column():
+    for precision in PRECISIONS.values():
+        assert peak_flops("NVIDIA H200", precision.arithmetic)
+
+
+@pytest.mark.parametrize("peak", PEAKS, ids=lambda peak: peak.names)
+def test_every_card_is_plausible(peak):
+    re.compile(peak.names)
+    assert peak.source
+    assert 5 < peak.float32 < 200
+    # tensor cores do fp16 at twice the rate of TF32, and never slower than fp32 without them
+    assert peak.float16 / peak.float32 >= 1.99
+    if peak.tfloat32 is not None:
+        assert peak.bfloat16 == peak.float16
+        assert peak.float16 / peak.tfloat32 == pytest.approx(2, rel=0.02)
+        assert peak.tfloat32 >= peak.float32
