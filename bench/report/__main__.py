@@ -1,0 +1,122 @@
+"""`python -m bench.report`: what the records of one or several sweeps say."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bench.errors import UsageError, nearest
+
+if TYPE_CHECKING:
+    from bench.report.tables import Report
+
+FORMATS = {
+    "text": ("bench.report.text", "tables for a terminal"),
+    "md": ("bench.report.markdown", "the same tables to paste"),
+    "latex": ("bench.report.latex", "the same tables for a paper (booktabs)"),
+    "html": ("bench.report.html", "one self-contained page with figures"),
+    "csv": ("bench.report.csvfile", "a row a case, every derived number, SI units"),
+    "json": ("bench.report.jsonfile", "the same, with tables and warnings"),
+}
+"""Each a module whose ``render(report)`` returns the document as text."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; return its exit code."""
+    options = _parser().parse_args(arguments)
+    try:
+        return _run(options)
+    except UsageError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # `| head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    lines = "\n".join(f"  {name:7}{help}" for name, (_, help) in FORMATS.items())
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.report",
+        description="Say what the records of one or several sweeps mean.",
+        epilog=f"formats:\n{lines}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("sweeps", nargs="+", type=Path, metavar="RESULTS", help="a sweep's folder or records file")
+    add("--format", default="text", metavar="FORMAT", help="see below (default: text)")
+    add("-o", "--output", type=Path, metavar="FILE", help="write there instead of on the terminal")
+    add("--figures", type=Path, metavar="DIR", help="also write each figure there, as SVG and PNG")
+    add(
+        "--reference",
+        metavar="FILE",
+        help="published figures to set beside: a records file, or none (default: RTX Titan, 2019)",
+    )
+    add("--watch", action="store_true", help="redraw as the sweep goes on, until Ctrl-C")
+    return parser
+
+
+def _run(options: argparse.Namespace) -> int:
+    if options.format not in FORMATS:
+        raise UsageError(f"--format {options.format!r}: {nearest(options.format, list(FORMATS))}")
+    if options.watch:
+        if options.format != "text" or options.output or options.figures:
+            raise UsageError("--watch redraws the terminal; leave out --format, -o and --figures")
+        from bench.report.watch import watch
+
+        watch(lambda: _build(options), options.sweeps)
+    report = _build(options)
+    if options.figures:
+        from bench.report.figures import write_figures
+
+        with _writable("--figures", options.figures):
+            write_figures(report, options.figures)
+    if options.format == "text" and options.output is None and sys.stdout.isatty():
+        from rich.console import Console
+
+        from bench.report.text import draw
+
+        draw(report, Console())
+        return 0
+    render: Callable[..., str] = import_module(FORMATS[options.format][0]).render
+    if options.output is None:
+        sys.stdout.write(render(report))
+        return 0
+    with _writable("-o", options.output):
+        options.output.write_text(render(report), encoding="utf-8")
+    return 0
+
+
+def _build(options: argparse.Namespace) -> Report:
+    from bench.report.sweeps import REFERENCE, read_sweep, read_sweeps
+    from bench.report.tables import build
+
+    reference = None
+    if options.reference is None:
+        reference = read_sweep(REFERENCE) if REFERENCE.is_file() else None
+    elif options.reference != "none":
+        reference = read_sweep(Path(options.reference))
+    home = (options.output or Path("report")).resolve().parent
+    return build(read_sweeps(options.sweeps), reference, home)
+
+
+@contextmanager
+def _writable(flag: str, path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise UsageError(
+            f"{flag} {path}: {error.strerror or error}; choose a place that can be written"
+        ) from error
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,57 @@
+"""The cases as one CSV table, a row a case, for spreadsheets and programs.
+
+Numbers are in SI units, as the names of their columns say; what ran them stands in every row.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterator
+from typing import Any
+
+from bench.case import AXES, format_value
+from bench.report.derive import BESIDE, DOUBTS, QUANTITIES, is_number
+from bench.report.tables import Report
+from bench.store import clean
+
+WHERE = ("gpu", "gpu_memory_bytes", "driver", "torch", "cuda", "cudnn", "cpu", "train_images")
+
+
+def column_names() -> list[str]:
+    """The columns, in order."""
+    numbers = [
+        n
+        for q in QUANTITIES.values()
+        for n in ([q.name, f"{q.name}_mad"] if q.derive else [q.name])
+    ]
+    beside = [f"published_{name}" for name in BESIDE]
+    outcome = ["status", "reason", "inferred", "repeats", "runs", "kind", "memory_measure"]
+    return ["sweep", "machine", *AXES, *outcome, *numbers, *DOUBTS, *beside, *WHERE]
+
+
+def render(report: Report) -> str:
+    """The report as CSV."""
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
+    names = column_names()
+    writer.writerow(names)
+    writer.writerows(_rows(report, names))
+    return buffer.getvalue()
+
+
+def _rows(report: Report, names: list[str]) -> Iterator[Iterator[str]]:
+    columns = [report.cases[name].tolist() for name in names]
+    return (map(write_cell, row) for row in zip(*columns, strict=True))
+
+
+def write_cell(value: Any) -> str:
+    """One cell: NaN is empty, switches are on or off, no text is a formula to a spreadsheet."""
+    if isinstance(value, str):
+        text = clean(value)
+        return f"'{text}" if text.startswith(("=", "+", "-", "@", "'")) else text
+    if isinstance(value, bool):
+        return format_value(value)
+    if not is_number(value):
+        return ""
+    return repr(value).removesuffix(".0")

@@ -1,0 +1,760 @@
+"""Every derived quantity, once: functions of records, and how each is written.
+
+A frame of records goes through three steps::
+
+    read()       rows of several sweeps, each with its machine, quantities and doubts
+    latest()     the attempt that counts of each run; sentinels left out
+    summarize()  one row a case: medians over repeats, then what needs a partner (speed-up, …)
+
+Everything is vectorised: 100,000 records take about a second.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from numbers import Real
+from typing import TYPE_CHECKING, Any
+
+from bench.case import AXES
+from bench.gpu import EFFECTS
+from bench.precision import PRECISIONS
+from bench.record import COLUMNS, COMPARABLE, MEASURED, Status
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from bench.report.sweeps import Sweep
+
+GIB = 2**30
+
+# ------------------------------------------------------------------------------------- quantities
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """A number of a case: how it is derived, named and written.
+
+    ``derive`` takes a frame of records and returns one number a row, in SI units, NaN for none; it
+    is None where the number needs another case too (see `summarize`). ``scaled`` numbers speak of
+    a whole epoch and are estimates where only a fraction of one was measured.
+    """
+
+    name: str
+    label: str
+    unit: str
+    help: str
+    better: str = ""  # lower or higher
+    write: Callable[[float], str] = "{:.4g}".format
+    scaled: bool = False
+    derive: Callable[[pd.DataFrame], pd.Series] | None = None
+
+    def format(self, value: float) -> str:
+        """Write a value with its unit: ``33.14 s``."""
+        return self.add_unit(self.write(value))
+
+    def add_unit(self, text: str) -> str:
+        """Put the unit behind an already written number."""
+        return f"{text}{self.unit}" if self.unit == "×" else f"{text} {self.unit}".rstrip()
+
+
+def write_number(value: float) -> str:
+    """Four significant digits, thousands grouped, never an exponent below a billion.
+
+    >>> write_number(12345.6), write_number(33.1449), write_number(0.01234567)
+    ('12,346', '33.14', '0.01235')
+    """
+    if not math.isfinite(value):
+        return str(value)
+    if abs(value) >= 1000:
+        return f"{value:,.0f}" if abs(value) < 1e9 else f"{value:.3e}"
+    digits = 3 - math.floor(math.log10(abs(value))) if value else 1
+    return f"{value:.{min(digits, 6)}f}"
+
+
+def _gib(value: float) -> str:
+    return f"{value / GIB:.2f}"
+
+
+def _percent(value: float) -> str:
+    return f"{100 * value:.1f}"
+
+
+def _tera(value: float) -> str:
+    return write_number(value / 1e12)
+
+
+def _milli(value: float) -> str:
+    return write_number(1e3 * value)
+
+
+def _column(name: str) -> Callable[[pd.DataFrame], pd.Series]:
+    return lambda records: records[name].astype(float)
+
+
+def throughput(records: pd.DataFrame) -> pd.Series:
+    """Images of an epoch over its time."""
+    return records["images_per_s"].fillna(records["train_images"] / records["epoch_time_s"])
+
+
+def energy_per_epoch(records: pd.DataFrame) -> pd.Series:
+    """Energy of the measured images, scaled to an epoch's."""
+    return records["energy_j"] * records["train_images"] / _positive(records["measured_images"])
+
+
+def images_per_joule(records: pd.DataFrame) -> pd.Series:
+    """Measured images over their energy."""
+    return records["measured_images"] / _positive(records["energy_j"])
+
+
+def fragmentation(records: pd.DataFrame) -> pd.Series:
+    """Share of the allocator's peak that no tensor used at theirs: 1 - allocated / reserved."""
+    return 1 - records["peak_allocated_bytes"] / _positive(records["peak_reserved_bytes"])
+
+
+def achieved_flops(records: pd.DataFrame) -> pd.Series:
+    """FLOP an image takes forward and backward, times images/s."""
+    return records["flop_per_image"] * throughput(records)
+
+
+def peak_share(records: pd.DataFrame) -> pd.Series:
+    """Achieved FLOP/s over the card's peak in the arithmetic that ran."""
+    import pandas as pd
+
+    try:
+        from bench.peaks import peak_flops  # type: ignore[import-not-found,unused-ignore]
+    except ImportError:
+        return pd.Series(math.nan, index=records.index)
+    ran = records["arithmetic"].where(
+        records["arithmetic"] != "",
+        records["precision"].map({name: p.arithmetic for name, p in PRECISIONS.items()}),
+    )
+    pairs = list(zip(records["gpu"], ran, strict=True))
+    peaks = {pair: peak_flops(*pair) if pair[0] else None for pair in set(pairs)}
+    peak = pd.Series([peaks[pair] or math.nan for pair in pairs], records.index, dtype=float)
+    return achieved_flops(records) / peak
+
+
+def step_noise(records: pd.DataFrame) -> pd.Series:
+    """Median absolute deviation of step times over their median."""
+    return records["step_time_mad_s"] / _positive(records["step_time_median_s"])
+
+
+def _positive(values: pd.Series) -> pd.Series:
+    return values.where(values > 0)
+
+
+MEMORY: dict[str, str] = {
+    "peak_device_bytes": "the device over its baseline (NVML)",
+    "peak_process_bytes": "the process (NVML)",
+    "peak_reserved_bytes": "torch's allocator",
+    "peak_allocated_bytes": "tensors",
+}
+"""What ``memory_bytes`` may be, best first: a machine's rows all take the first it has."""
+
+RSS = "resident set of the process, on a CPU"
+
+
+def choose_memory(records: pd.DataFrame) -> pd.Series:
+    """The column of `MEMORY` each row's memory is read from: the first its machine has filled."""
+    import pandas as pd
+
+    chosen = pd.Series("", index=records.index)
+    for name in MEMORY:
+        filled = records[name].notna().groupby(records["machine"]).transform("any")
+        chosen = chosen.mask((chosen == "") & filled, name)
+    return chosen
+
+
+def memory(records: pd.DataFrame) -> pd.Series:
+    """Peak memory of the epoch, by the measure of `choose_memory`."""
+    import pandas as pd
+
+    bytes = pd.Series(math.nan, index=records.index)
+    for name in MEMORY:
+        bytes = bytes.mask(records["memory_measure"] == name, records[name].astype(float))
+    return bytes
+
+
+QUANTITIES: dict[str, Quantity] = {
+    q.name: q
+    for q in (
+        Quantity(
+            "epoch_time_s",
+            "epoch time",
+            "s",
+            "one training epoch",
+            "lower",
+            write_number,
+            True,
+            _column("epoch_time_s"),
+        ),
+        Quantity(
+            "images_per_s",
+            "images/s",
+            "",
+            "images of an epoch over its time",
+            "higher",
+            write_number,
+            True,
+            throughput,
+        ),
+        Quantity(
+            "speedup",
+            "speed-up",
+            "×",
+            "epoch time of fp32 at the same batch size over this one's",
+            "higher",
+            "{:.2f}".format,
+        ),
+        Quantity(
+            "memory_bytes", "memory", "GiB", "peak of the epoch", "lower", _gib, False, memory
+        ),
+        Quantity(
+            "memory_saved",
+            "memory saved",
+            "%",
+            "share of fp32's memory at the same batch size not needed",
+            "higher",
+            _percent,
+        ),
+        Quantity(
+            "train_loss",
+            "loss",
+            "",
+            "mean cross-entropy over the measured steps",
+            "lower",
+            "{:.3f}".format,
+            False,
+            _column("train_loss"),
+        ),
+        Quantity(
+            "train_accuracy",
+            "accuracy",
+            "%",
+            "images predicted right over the measured steps",
+            "higher",
+            _percent,
+            False,
+            _column("train_accuracy"),
+        ),
+        Quantity(
+            "test_loss",
+            "test loss",
+            "",
+            "mean cross-entropy over the test images",
+            "lower",
+            "{:.3f}".format,
+            False,
+            _column("test_loss"),
+        ),
+        Quantity(
+            "test_accuracy",
+            "test accuracy",
+            "%",
+            "test images predicted right",
+            "higher",
+            _percent,
+            False,
+            _column("test_accuracy"),
+        ),
+        Quantity(
+            "overflow_steps",
+            "overflows",
+            "",
+            "steps with inf or NaN in the scaled gradients",
+            "lower",
+            "{:.0f}".format,
+            False,
+            _column("overflow_steps"),
+        ),
+        Quantity(
+            "energy_per_epoch_j",
+            "energy",
+            "J",
+            "energy of one epoch",
+            "lower",
+            write_number,
+            True,
+            energy_per_epoch,
+        ),
+        Quantity(
+            "images_per_j",
+            "efficiency",
+            "images/J",
+            "measured images over their energy",
+            "higher",
+            write_number,
+            False,
+            images_per_joule,
+        ),
+        Quantity(
+            "achieved_flops",
+            "achieved",
+            "TFLOP/s",
+            "FLOP of an image, forward and backward, times images/s",
+            "higher",
+            _tera,
+            True,
+            achieved_flops,
+        ),
+        Quantity(
+            "peak_share",
+            "of peak",
+            "%",
+            "achieved FLOP/s over the card's peak in the arithmetic that ran",
+            "higher",
+            _percent,
+            True,
+            peak_share,
+        ),
+        Quantity(
+            "fragmentation",
+            "fragmentation",
+            "%",
+            "share of the allocator's peak that no tensor used at theirs",
+            "lower",
+            _percent,
+            False,
+            fragmentation,
+        ),
+        Quantity(
+            "step_time_median_s",
+            "median step",
+            "ms",
+            "median step of the epoch",
+            "lower",
+            _milli,
+            False,
+            _column("step_time_median_s"),
+        ),
+        Quantity(
+            "step_noise",
+            "step noise",
+            "%",
+            "median absolute deviation of step times over their median",
+            "lower",
+            _percent,
+            False,
+            step_noise,
+        ),
+        Quantity(
+            "setup_time_s",
+            "set-up",
+            "s",
+            "process start to the first step",
+            "lower",
+            write_number,
+            False,
+            _column("setup_time_s"),
+        ),
+        Quantity(
+            "warmup_time_s",
+            "warm-up",
+            "s",
+            "steps thrown away before the epoch",
+            "lower",
+            write_number,
+            False,
+            _column("warmup_time_s"),
+        ),
+    )
+}
+
+# ----------------------------------------------------------------------------------------- doubts
+
+NOISY_STEPS = 0.05
+"""Step times whose MAD is above this share of their median are called noisy."""
+
+DRIFT = 0.02
+"""A sentinel further than this from the first run of its case is drift; repeats, noise."""
+
+_SLOWED = "|".join(name for name, effect in EFFECTS.items() if effect in ("slowed", "unknown"))
+
+
+@dataclass(frozen=True)
+class Doubt:
+    """A reason not to take a row at its word.
+
+    ``fatal`` ones keep a case from being called the fastest; ``reason`` is the column that says
+    more.
+    """
+
+    name: str
+    remark: str  # beside the row
+    warning: str  # at the top
+    find: Callable[[pd.DataFrame], pd.Series]
+    fatal: bool = True
+    reason: str = ""
+
+
+DOUBTS: dict[str, Doubt] = {
+    d.name: d
+    for d in (
+        Doubt(
+            "fake",
+            "not measured",
+            "They come from the fake executor and are no measurements",
+            lambda r: r["executor"] == "fake",
+        ),
+        Doubt(
+            "invalid",
+            "invalid",
+            "Measured, but not to be believed",
+            lambda r: r["status"] == Status.INVALID.value,
+            reason="reason",
+        ),
+        Doubt(
+            "diverged",
+            "diverged",
+            "The loss became inf or NaN; speed and memory still hold",
+            lambda r: r["status"] == Status.DIVERGED.value,
+        ),
+        Doubt(
+            "throttled",
+            "throttled",
+            "The card lowered its clocks to protect itself",
+            lambda r: r["throttle_during"].str.contains(f"{_SLOWED}|reason 0x", regex=True),
+            reason="throttle_during",
+        ),
+        Doubt(
+            "capped",
+            "power cap",
+            "The card ran at its power limit, and its times depend on that limit",
+            lambda r: r["throttle_during"].str.contains("power cap|board limit", regex=True),
+            fatal=False,
+        ),
+        Doubt(
+            "shared",
+            "shared",
+            "Other processes were on the card",
+            lambda r: r["neighbours"] != "",
+            reason="neighbours",
+        ),
+        Doubt(
+            "noisy",
+            "noisy",
+            "Step times never grew steady in warm-up, or vary by more than "
+            f"{100 * NOISY_STEPS:.0f} % around their median",
+            lambda r: (
+                (~r["warmup_steady"].astype(bool) & r["warmup_steps"].notna())
+                | (step_noise(r) > NOISY_STEPS)
+            ),
+        ),
+        Doubt(
+            "extrapolated",
+            "extrapolated",
+            "Only part of an epoch was measured; what is marked ≈ is an estimate",
+            lambda r: (r["fraction"] < 1) & r["epoch_time_s"].notna(),
+            fatal=False,
+        ),
+        Doubt(
+            "synthetic",
+            "synthetic images",
+            "Loss and accuracy say nothing about CIFAR-10",
+            lambda r: (r["dataset"] == "synthetic") & r["epoch_time_s"].notna(),
+            fatal=False,
+        ),
+        Doubt(
+            "published",
+            "published",
+            "Not measured by this harness: each is the cold first epoch of a process, where a "
+            "sweep times a warm one",
+            lambda r: r["executor"] == "published",
+            fatal=False,
+        ),
+    )
+}
+
+# ---------------------------------------------------------------------------------------- records
+
+FREE = ("precision", "loss_scale", "batch_size")
+"""The axes the tables run over."""
+
+SETTINGS = tuple(name for name in AXES if name not in FREE)
+"""The axes that rows of one table agree on."""
+
+SOURCE = ("sweep", "machine")
+
+
+def read(sweeps: Sequence[Sweep]) -> pd.DataFrame:
+    """Lay sweeps under each other, one row a record, with what can be said of each row alone.
+
+    Added to the columns of `COLUMNS`: ``sweep``, ``machine`` (the GPU, or the CPU), ``kind``
+    (measured, fake or published), ``environment`` (a number: rows that agree on `COMPARABLE`),
+    ``memory_measure``, each of `QUANTITIES` that has a ``derive`` and each of `DOUBTS`.
+    """
+    import pandas as pd
+
+    records = pd.concat(
+        [sweep.records.assign(sweep=sweep.name) for sweep in sweeps], ignore_index=True
+    )
+    _fill_environment(records)
+    kinds = {"fake": "fake", "published": "published"}
+    added: dict[str, pd.Series] = {
+        "machine": _machine(records),
+        "kind": records["executor"].map(kinds).fillna("measured"),
+        "environment": group(records, [*COMPARABLE, "train_images"]),
+    }
+    records = records.assign(**added)
+    records["memory_measure"] = choose_memory(records)
+    derived = {q.name: q.derive(records) for q in QUANTITIES.values() if q.derive}
+    return records.assign(**derived, **{d.name: d.find(records) for d in DOUBTS.values()})
+
+
+def _fill_environment(records: pd.DataFrame) -> None:
+    """Give rows that ended before they knew their environment their sweep's, where it has one."""
+    for name in (*COMPARABLE, "gpu_memory_bytes", "train_images", "cpu"):
+        empty = records[name].isna() | (records[name] == "")
+        if name != "cpu" and name in ("gpu", "driver", "cuda", "cudnn", "gpu_memory_bytes"):
+            empty &= records["device"] == "cuda"
+        if not empty.any():
+            continue
+        for sweep, cells in records.loc[~empty, name].groupby(records["sweep"]):
+            if cells.nunique() == 1:
+                records.loc[empty & (records["sweep"] == sweep), name] = cells.iloc[0]
+
+
+def _machine(records: pd.DataFrame) -> pd.Series:
+    cpu = records["cpu"].where(records["cpu"] != "", "CPU")
+    gpu = records["gpu"].where(records["gpu"] != "", "unknown GPU")
+    return gpu.where(records["device"] == "cuda", cpu)
+
+
+def group(frame: pd.DataFrame, names: Iterable[str]) -> pd.Series:
+    """Number the rows so that two have one number exactly where they agree on ``names``."""
+    import numpy as np
+    import pandas as pd
+
+    codes = np.zeros(len(frame), dtype=np.int64)
+    for name in names:
+        levels, uniques = pd.factorize(frame[name], use_na_sentinel=False)
+        codes = codes * (len(uniques) + 1) + levels
+        # renumbered each time: the product of all axes may not fit 64 bits
+        codes = pd.factorize(codes)[0].astype(np.int64)
+    return pd.Series(codes, index=frame.index)
+
+
+def latest(records: pd.DataFrame) -> pd.DataFrame:
+    """The rows that count: of each case and repeat on a machine, the last attempt; no sentinels."""
+    rows = records[~records["sentinel"].astype(bool)].sort_values("attempt", kind="stable")
+    run = group(rows, [*SOURCE, *AXES, "repeat"])
+    return rows[~run.duplicated(keep="last")].sort_index()
+
+
+# the outcome a case with repeats is known by: what tells most about its time
+_RANK = {
+    status.value: rank
+    for rank, status in enumerate(
+        (Status.OK, Status.DIVERGED, Status.INVALID, Status.OOM, Status.OOM_SUSPECTED)
+    )
+}
+
+
+def summarize(rows: pd.DataFrame) -> pd.DataFrame:
+    """One row a case on a machine, in the order they first ran.
+
+    Numbers are medians over the repeats that ended as the case is said to have, ``NAME_mad`` their
+    median absolute deviation (NaN for a single run), ``repeats`` how many they are and ``runs`` how
+    many there were. Repeats under different `COMPARABLE` environments are cases of their own.
+    """
+    rows = rows.reset_index(drop=True)
+    cell = group(rows, [*SOURCE, *AXES, "environment", "kind"])
+    rank = rows["status"].map(_RANK).fillna(len(_RANK))
+    counts = rank == rank.groupby(cell).transform("min")
+    runs = cell.value_counts()
+    rows, cell = rows[counts], cell[counts]
+    names = [q.name for q in QUANTITIES.values() if q.derive]
+    numbers = rows[names].astype(float)
+    measured = rows["status"].isin([s.value for s in MEASURED])
+    numbers["epoch_time_s"] = numbers["epoch_time_s"].where(measured)
+    numbers["images_per_s"] = numbers["images_per_s"].where(measured)
+    medians = numbers.groupby(cell).median()
+    away = (numbers - medians.reindex(cell).set_axis(numbers.index)).abs()
+    mad = away.groupby(cell).median()
+    repeats = cell.value_counts()
+    mad.loc[repeats.reindex(mad.index) == 1] = math.nan
+    first = rows[~cell.duplicated()].set_index(cell[~cell.duplicated()])
+    doubts = rows[list(DOUBTS)].groupby(cell).any()
+    cases = first.drop(columns=[*names, *DOUBTS]).join(
+        [medians, mad.add_suffix("_mad"), doubts, repeats.rename("repeats"), runs.rename("runs")]
+    )
+    cases["noisy"] |= cases["epoch_time_s_mad"] / cases["epoch_time_s"] > DRIFT
+    return _pair(cases).reset_index(drop=True)
+
+
+def _pair(cases: pd.DataFrame) -> pd.DataFrame:
+    """Set each case against fp32 on the same machine under the same settings and batch size."""
+    partner = group(cases, [*SOURCE, *SETTINGS, "batch_size", "environment", "kind"])
+    sound = cases["status"].isin([Status.OK.value, Status.DIVERGED.value])
+    base = cases[(cases["precision"] == "fp32") & sound].set_index(
+        partner[(cases["precision"] == "fp32") & sound]
+    )
+    time, bytes = (
+        base[name].reindex(partner).set_axis(cases.index)
+        for name in ("epoch_time_s", "memory_bytes")
+    )
+    other = sound & (cases["precision"] != "fp32")
+    return cases.assign(
+        speedup=(time / _positive(cases["epoch_time_s"])).where(other),
+        memory_saved=(1 - cases["memory_bytes"] / _positive(bytes)).where(other),
+    )
+
+
+MATCH = ("model", "dataset", "precision", "batch_size", "loss_scale")
+"""What a case and a published one must agree on to stand beside each other."""
+
+BESIDE = ("status", "epoch_time_s", "images_per_s", "speedup", "memory_bytes", "memory_saved")
+
+
+def set_beside(cases: pd.DataFrame, published: pd.DataFrame) -> pd.DataFrame:
+    """Add ``published_NAME`` for each of `BESIDE`, empty where nothing was published.
+
+    Args:
+        cases: of `summarize`; rows that are published themselves get nothing beside them.
+        published: of `summarize`, of the reference sweep.
+    """
+    theirs = published[published["dataset"] != "synthetic"]
+    theirs = theirs[[*MATCH, *BESIDE]].drop_duplicates(list(MATCH))
+    theirs = theirs.rename(columns={name: f"published_{name}" for name in BESIDE})
+    matched = cases.merge(theirs, on=list(MATCH), how="left").set_axis(cases.index)
+    for name in BESIDE:
+        matched[f"published_{name}"] = matched[f"published_{name}"].mask(
+            cases["kind"] == "published"
+        )
+    matched["published_status"] = matched["published_status"].fillna("")
+    return matched
+
+
+def sentinel_drift(records: pd.DataFrame) -> dict[tuple[str, str], float]:
+    """Per sweep and machine: the sentinel's time over the first run's of its case, minus 1."""
+    drift: dict[tuple[str, str], float] = {}
+    timed = records[records["status"].isin([s.value for s in MEASURED])]
+    timed = timed[timed["epoch_time_s"].notna()]
+    sentinels = timed[timed["sentinel"].astype(bool)]
+    if sentinels.empty:
+        return drift
+    case = group(timed, [*SOURCE, *AXES])
+    runs = timed[~timed["sentinel"].astype(bool)].sort_values(["repeat", "attempt"])
+    for index, sentinel in sentinels.iterrows():
+        same = runs[case[runs.index] == case.at[index]]
+        if len(same):
+            first = float(same["epoch_time_s"].iloc[0])
+            drift[sentinel["sweep"], sentinel["machine"]] = sentinel["epoch_time_s"] / first - 1
+    return drift
+
+
+# ------------------------------------------------------------------------------ what to say first
+
+
+@dataclass(frozen=True)
+class Warning:
+    """Something that should keep a reader from believing the numbers."""
+
+    label: str
+    text: str
+
+
+def warn(records: pd.DataFrame, cases: pd.DataFrame) -> list[Warning]:
+    """All there is to warn of, gravest first.
+
+    Args:
+        records: of `read`.
+        cases: the same, of `summarize`.
+    """
+    rows = latest(records)
+    warnings = []
+    for doubt in DOUBTS.values():
+        hit = rows[rows[doubt.name]]
+        if len(hit):
+            why = _reasons(hit, doubt.reason) if doubt.reason else ""
+            label = doubt.remark[0].upper() + doubt.remark[1:]
+            warnings.append(Warning(label, f"{_count(hit, rows)}. {doubt.warning}{why}."))
+    wide = cases["epoch_time_s_mad"] / cases["epoch_time_s"] > DRIFT
+    if wide.any():
+        share = f"{wide.sum():,} of {len(cases):,} cases"
+        text = f"{share} vary by more than {100 * DRIFT:.0f} % between repeats."
+        warnings.append(Warning("Spread", text))
+    ended = [*(s.value for s in MEASURED), Status.OOM.value, Status.UNSUPPORTED.value]
+    failed = rows[~rows["status"].isin(ended)]
+    if len(failed):
+        kinds = ", ".join(f"{n} {s}" for s, n in failed["status"].value_counts().items())
+        warnings.append(Warning("No figure", f"{_count(failed, rows)}: {kinds}."))
+    for (sweep, machine), drift in sentinel_drift(records).items():
+        if abs(drift) > DRIFT:
+            text = (
+                f"The first case of {sweep}, run again at the end on {machine}, took "
+                f"{100 * abs(drift):.1f} % {'longer' if drift > 0 else 'less'}."
+            )
+            warnings.append(Warning("Drift", text))
+    return warnings + [Warning("Mixed environments", text) for text in _mixtures(rows)]
+
+
+def _count(hit: pd.DataFrame, rows: pd.DataFrame) -> str:
+    if len(hit) == len(rows):
+        return f"all {len(rows):,} runs" if len(rows) > 1 else "the only run"
+    where = f" ({_list(hit['sweep'])})" if rows["sweep"].nunique() > 1 else ""
+    return f"{len(hit):,} of {len(rows):,} runs{where}"
+
+
+def _reasons(hit: pd.DataFrame, column: str) -> str:
+    said = [text for text in hit[column].unique() if text]
+    more = f"; and {len(said) - 3:,} other reasons" if len(said) > 3 else ""
+    return f" ({'; '.join(said[:3])}{more})" if said else ""
+
+
+def _list(values: pd.Series) -> str:
+    names = list(dict.fromkeys(values))
+    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+
+
+def _mixtures(rows: pd.DataFrame) -> list[str]:
+    warnings = []
+    for sweep, part in rows.groupby("sweep", sort=False):
+        mixed = _differences(part)
+        if mixed:
+            warnings.append(
+                f"The rows of {sweep} are compared only where these agree: {'; '.join(mixed)}."
+            )
+    if rows["sweep"].nunique() > 1:
+        mixed = [text for text in _differences(rows) if not text.startswith("gpu ")]
+        if mixed and not warnings:
+            warnings.append(f"The sweeps differ in {'; '.join(mixed)}.")
+    return warnings
+
+
+def _differences(rows: pd.DataFrame) -> list[str]:
+    said = []
+    for name in COMPARABLE:
+        cells = rows.loc[rows[name] != "", [name, "dataset", "device"]]
+        by = "dataset" if name == "dataset_fingerprint" else "device"
+        if (cells.groupby(by)[name].nunique() > 1).any():
+            said.append(f"{name.replace('_', ' ')} {' or '.join(cells[name].unique()[:4])}")
+    return said
+
+
+def trusted(cases: pd.DataFrame) -> pd.Series:
+    """Which cases ended well and raise no fatal doubt."""
+    sound = cases["status"] == Status.OK.value
+    for doubt in DOUBTS.values():
+        if doubt.fatal:
+            sound &= ~cases[doubt.name]
+    return sound & cases["epoch_time_s"].notna()
+
+
+def list_machines(frame: pd.DataFrame) -> list[tuple[str, str]]:
+    """The (sweep, machine) pairs of a frame, in order."""
+    return list(dict.fromkeys(zip(frame["sweep"], frame["machine"], strict=True)))
+
+
+def describe_columns() -> dict[str, str]:
+    """What each number of a case is, with its unit, for whoever reads them from a file."""
+    described = {q.name: q.help for q in QUANTITIES.values()}
+    described.update({name: column.help for name, column in COLUMNS.items() if column.help})
+    return described
+
+
+def is_number(value: Any) -> bool:
+    """Whether a cell of a frame holds a finite number."""
+    return isinstance(value, Real) and math.isfinite(value)

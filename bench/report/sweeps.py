@@ -1,0 +1,71 @@
+"""Which records a report is about: sweeps from disk, and the published one to hold them against."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bench.store import CONFIG, read_records, read_steps, records_file
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+REFERENCE = Path(__file__).parents[2] / "results" / "reference" / "rtx-titan-2019.csv"
+"""The published figures, in a checkout; an installed package has none."""
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """One sweep: its records, and what stands beside them."""
+
+    name: str
+    file: Path
+    records: pd.DataFrame
+    command: str = ""
+
+    def read_steps(self) -> pd.DataFrame:
+        """The steps of its records: the columns of `STEP_COLUMNS`."""
+        return read_steps(self.file)
+
+
+def read_sweep(path: Path, name: str = "") -> Sweep:
+    """Read a sweep from its folder, or from a records file.
+
+    Raises:
+        UsageError: there are no records, or they are not records.
+    """
+    file = records_file(path)
+    return Sweep(name or _name(path), file, read_records(file), _read_command(file))
+
+
+def read_sweeps(paths: Sequence[Path]) -> list[Sweep]:
+    """Read several sweeps; those whose folders have one name keep their parents' names too.
+
+    Raises:
+        UsageError: as `read_sweep`.
+    """
+    paths = list(dict.fromkeys(path.resolve() for path in paths))
+    names = [_name(path) for path in paths]
+    return [
+        read_sweep(path, name if names.count(name) == 1 else f"{path.parent.name}/{name}")
+        for path, name in zip(paths, names, strict=True)
+    ]
+
+
+def _name(path: Path) -> str:
+    path = path.resolve()
+    if path.name == "records.csv":
+        path = path.parent
+    return path.name.removesuffix(".csv")
+
+
+def _read_command(file: Path) -> str:
+    try:
+        config: Any = json.loads(file.with_name(CONFIG).read_text(encoding="utf-8"))
+    except (OSError, ValueError):  # a report does without it
+        return ""
+    command = config.get("command") if isinstance(config, dict) else None
+    return command if isinstance(command, str) else ""

@@ -1,0 +1,677 @@
+"""The report, free of any format: what it says first, its warnings, and its tables. Built once."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bench.case import AXES, Case, Value, format_value
+from bench.precision import PRECISIONS
+from bench.record import MEASURED, Status
+from bench.report import derive
+from bench.report.derive import DOUBTS, GIB, MEMORY, QUANTITIES, RSS, Quantity, Warning, is_number
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from bench.report.sweeps import Sweep
+
+MOST_SECTIONS = 8
+"""Groups of tables in one report; more would not be read."""
+
+MOST_ROWS = 60
+"""Rows of one table."""
+
+ESTIMATE = "≈"
+"""Stands before each number that was extrapolated to a whole epoch."""
+
+NOTHING = "–"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What stands in one place of a table: text for people, the number behind it for machines."""
+
+    text: str
+    value: float | str | None = None
+
+
+@dataclass(frozen=True)
+class Head:
+    """A column's head. Numbers stand to the right; ``better`` is lower, higher or empty."""
+
+    name: str
+    label: str
+    help: str = ""
+    number: bool = True
+    better: str = ""
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows under heads, a title above and, below, what must never part from the numbers."""
+
+    name: str
+    title: str
+    heads: tuple[Head, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Section:
+    """Tables whose cases agree on all axes but precision, loss scale and batch size."""
+
+    title: str
+    cases: pd.DataFrame
+    tables: tuple[Table, ...]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Two sentences on one machine."""
+
+    about: str
+    sentences: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Report:
+    """All a renderer needs."""
+
+    title: str
+    sweeps: Sequence[Sweep]
+    reference: Sweep | None
+    records: pd.DataFrame
+    cases: pd.DataFrame
+    machines: dict[tuple[str, str], str]
+    answers: tuple[Answer, ...]
+    warnings: tuple[Warning, ...]
+    sections: tuple[Section, ...]
+    left_out: str
+    environments: Table
+    home: Path
+
+    @property
+    def tables(self) -> list[Table]:
+        """The tables of all sections, in order."""
+        return [table for section in self.sections for table in section.tables]
+
+
+def build(
+    sweeps: Sequence[Sweep], reference: Sweep | None = None, home: Path | None = None
+) -> Report:
+    """Derive everything once and lay it out.
+
+    Args:
+        reference: published figures to stand beside the cases that have one.
+        home: the folder the document is for; links start there.
+    """
+    records = derive.read(sweeps)
+    cases = derive.summarize(derive.latest(records))
+    published = derive.latest(derive.read([reference])) if reference else records.head(0)
+    cases = derive.set_beside(cases, derive.summarize(published))
+    machines = label_machines(cases)
+    sections, left_out = _sections(cases, machines)
+    return Report(
+        title=_title(sweeps),
+        sweeps=sweeps,
+        reference=reference,
+        records=records,
+        cases=cases,
+        machines=machines,
+        answers=tuple(answer(cases, machines)),
+        warnings=tuple(derive.warn(records, cases)),
+        sections=tuple(sections),
+        left_out=left_out,
+        environments=_environments(cases, machines),
+        home=home or Path.cwd(),
+    )
+
+
+def _title(sweeps: Sequence[Sweep]) -> str:
+    names = [sweep.name for sweep in sweeps]
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def label_machines(cases: pd.DataFrame) -> dict[tuple[str, str], str]:
+    """Name each (sweep, machine) for people: the machine, and its sweep where two share a name."""
+    pairs = derive.list_machines(cases)
+    names = [machine for _, machine in pairs]
+    return {
+        (sweep, machine): machine if names.count(machine) == 1 else f"{machine} · {sweep}"
+        for sweep, machine in pairs
+    }
+
+
+# ------------------------------------------------------------------------------- cells and columns
+
+Row = Any  # a row of the frame of cases, by name
+
+
+def iterate(frame: pd.DataFrame) -> Iterator[Row]:
+    """The rows of a frame, each with its cells as attributes."""
+    return frame.itertuples(index=False)
+
+
+def quantity_cell(quantity: Quantity, row: Row, prefix: str = "") -> Cell:
+    """Write one number of a case, with its unit, its spread and the mark of an estimate."""
+    value = getattr(row, prefix + quantity.name)
+    if not is_number(value):
+        return Cell(NOTHING)
+    text = quantity.write(value)
+    spread = math.nan if prefix else getattr(row, f"{quantity.name}_mad", math.nan)
+    if is_number(spread) and spread and quantity.name != "images_per_s":  # the time says it
+        text += f" ±{_write_spread(quantity, value, spread)}"
+    if not prefix and is_estimate(quantity, row):
+        text = f"{ESTIMATE}{text}"
+    return Cell(quantity.add_unit(text), value)
+
+
+def _write_spread(quantity: Quantity, value: float, spread: float) -> str:
+    """To as many decimals as the value it belongs to."""
+    decimals = len(quantity.write(value).partition(".")[2])
+    scale = {"GiB": GIB, "%": 0.01, "ms": 1e-3, "TFLOP/s": 1e12}.get(quantity.unit, 1)
+    return f"{spread / scale:.{decimals}f}"
+
+
+def is_estimate(quantity: Quantity, row: Row) -> bool:
+    """Whether this number of a case was extrapolated."""
+    return bool(row.fraction < 1 and (quantity.scaled or quantity.name == "speedup"))
+
+
+def outcome(status: str, reason: str = "", inferred: bool = False) -> str:
+    """Name an outcome that brought no time; out of memory by its meaning, others by name."""
+    names = {Status.OOM.value: "out of memory", Status.OOM_SUSPECTED.value: "out of memory?"}
+    return names.get(status, status) + (" (inferred)" if inferred else "")
+
+
+def _time_cell(row: Row) -> Cell:
+    if row.status in _MEASURED:
+        return quantity_cell(QUANTITIES["epoch_time_s"], row)
+    return Cell(outcome(row.status, row.reason, bool(row.inferred)), row.status)
+
+
+def _published_time_cell(row: Row) -> Cell:
+    if row.published_status and row.published_status not in _MEASURED:
+        return Cell(outcome(row.published_status), row.published_status)
+    return quantity_cell(QUANTITIES["epoch_time_s"], row, "published_")
+
+
+_MEASURED = {status.value for status in MEASURED}
+
+
+def remarks(row: Row, but: Iterable[str] = ()) -> str:
+    """What a reader must know of this row before believing it."""
+    said = [d.remark for d in DOUBTS.values() if d.name not in but and getattr(row, d.name)]
+    if row.runs > row.repeats:
+        said.append(f"{row.repeats} of {row.runs} runs")
+    return ", ".join(said)
+
+
+@dataclass(frozen=True)
+class Part:
+    """A column of the tables: its head, and how a case fills it."""
+
+    head: Head
+    cell: Callable[[Row], Cell]
+    optional: bool = False  # left out where it would be empty
+
+
+def _quantity_part(name: str, label: str = "", optional: bool = False, prefix: str = "") -> Part:
+    q = QUANTITIES[name]
+    head = Head(prefix + name, label or q.label, q.help, True, q.better)
+    return Part(head, lambda row: quantity_cell(q, row, prefix), optional)
+
+
+def _axis_part(name: str) -> Part:
+    def cell(row: Row) -> Cell:
+        value = getattr(row, name)
+        return Cell(format_value(value) or "none", value)
+
+    number = name in ("batch_size", "loss_scale")
+    return Part(Head(name, name.replace("_", " "), AXES[name].metadata["help"], number), cell)
+
+
+def _parts(
+    lead: Part, machines: dict[tuple[str, str], str], synthetic: bool, common: Sequence[str]
+) -> list[Part]:
+    word = "synthetic " if synthetic else ""
+    # said under the table, or marked at each number; beside each row they would be noise
+    under = {*common, "extrapolated", "synthetic", "published"}
+    machine = Part(
+        Head("machine", "machine", "where it ran", False),
+        lambda row: Cell(machines[row.sweep, row.machine]),
+    )
+    time = QUANTITIES["epoch_time_s"]
+    return [
+        lead,
+        *([machine] if len(machines) > 1 else []),
+        Part(Head(time.name, time.label, time.help, True, time.better), _time_cell),
+        _quantity_part("images_per_s"),
+        _quantity_part("speedup", "speed-up over fp32", optional=True),
+        _quantity_part("memory_bytes"),
+        _quantity_part("memory_saved", optional=True),
+        _quantity_part("train_loss", f"{word}loss", optional=True),
+        _quantity_part("train_accuracy", f"{word}accuracy", optional=True),
+        _quantity_part("test_accuracy", f"{word}test accuracy", optional=True),
+        _quantity_part("overflow_steps", optional=True),
+        Part(
+            Head("remarks", "remarks", "what to know before believing the row", False),
+            lambda row: Cell(remarks(row, under)),
+            optional=True,
+        ),
+        Part(
+            Head("published_epoch_time_s", "2019 epoch time", "published for the RTX Titan"),
+            _published_time_cell,
+            optional=True,
+        ),
+        _quantity_part("speedup", "2019 speed-up", True, "published_"),
+        _quantity_part("memory_bytes", "2019 memory", True, "published_"),
+        _quantity_part("memory_saved", "2019 memory saved", True, "published_"),
+    ]
+
+
+def _table(name: str, title: str, parts: Sequence[Part], rows: pd.DataFrame) -> Table:
+    cut = rows.head(MOST_ROWS)
+    cells = [[part.cell(row) for part in parts] for row in iterate(cut)]
+    kept = [
+        i
+        for i, part in enumerate(parts)
+        if not part.optional or any(line[i].text not in (NOTHING, "", "0") for line in cells)
+    ]
+    notes = list(_notes(cut))
+    if len(rows) > len(cut):
+        notes.append(f"{len(rows) - len(cut)} more rows are left out; --format csv has them all.")
+    return Table(
+        name,
+        title,
+        tuple(parts[i].head for i in kept),
+        tuple(tuple(line[i] for i in kept) for line in cells),
+        tuple(notes),
+    )
+
+
+# ---------------------------------------------------------------------------------- below a table
+
+
+def _notes(rows: pd.DataFrame) -> Iterator[str]:
+    """What must never part from a table's numbers: outcomes, hardware, dataset, epoch, memory."""
+    yield from _outcomes(rows)
+    for (_, machine), part in rows.groupby(list(derive.SOURCE), sort=False):
+        yield describe_machine(str(machine), part)
+    yield " ".join(
+        [_dataset_note(rows), _epoch_note(rows), _repeats_note(rows), *_memory_notes(rows)]
+    )
+    if (rows["published_status"] != "").any():
+        yield (
+            "2019: the published RTX Titan figures (PyTorch 1.0, CUDA 10.0, cuDNN 7.4.2), each the "
+            "cold first epoch of a process, with autotuning in it; single runs; memory as "
+            "published, not over a baseline. The epochs of this table are timed warm."
+        )
+
+
+def _outcomes(rows: pd.DataFrame) -> Iterator[str]:
+    told = rows[(rows["reason"] != "") & (rows["status"] != Status.OK.value)]
+    # that memory ran out is said in its row; what it was concluded from is not
+    told = told[(told["status"] != Status.OOM.value) | told["inferred"].astype(bool)]
+    lines = dict.fromkeys(
+        f"{name_case(row, ('precision', 'loss_scale', 'batch_size'))}: "
+        f"{outcome(row.status, inferred=bool(row.inferred))}: {row.reason}"
+        for row in iterate(told)
+    )
+    yield from list(lines)[:8]
+    if len(lines) > 8:
+        yield f"{len(lines) - 8} more outcomes have reasons; --format csv has them all."
+
+
+def _values(rows: pd.DataFrame, name: str) -> list[str]:
+    cells = rows[name].dropna()
+    return [f"{v:,.0f}" if is_number(v) else str(v) for v in cells.unique() if v != ""]
+
+
+def describe_machine(machine: str, rows: pd.DataFrame) -> str:
+    """Hardware and versions of some rows of one machine, as one line."""
+    said = [machine]
+    bytes = rows["gpu_memory_bytes"].dropna()
+    if len(bytes) and (rows["device"] == "cuda").any():
+        said[0] += f" ({bytes.iloc[0] / GIB:.1f} GiB)"
+    for label, name in (
+        ("driver", "driver"),
+        ("torch", "torch"),
+        ("CUDA", "cuda"),
+        ("cuDNN", "cudnn"),
+        ("device", "device"),
+    ):
+        if values := _values(rows, name):
+            said.append(f"{label} {' or '.join(values[:4])}")
+    kinds = {"fake": "not measured (fake executor)", "published": "published figures"}
+    said += [kinds[kind] for kind in rows["kind"].unique() if kind in kinds]
+    return ", ".join(said) + "."
+
+
+def _dataset_note(rows: pd.DataFrame) -> str:
+    said = []
+    for dataset, part in rows.groupby("dataset", sort=False):
+        images = " or ".join(_values(part, "train_images")) or "an unknown number of"
+        if dataset == "synthetic":
+            said.append(
+                f"Dataset: synthetic, {images} seeded images that can be learnt; loss and accuracy "
+                "are synthetic and say nothing about CIFAR-10."
+            )
+        else:
+            name = {"cifar10": "CIFAR-10"}.get(str(dataset), str(dataset))
+            said.append(f"Dataset: {name}, {images} training images.")
+    return " ".join(said)
+
+
+def _epoch_note(rows: pd.DataFrame) -> str:
+    fractions = sorted(rows.loc[rows["fraction"] < 1, "fraction"].unique())
+    if not fractions:
+        cold = (rows["kind"] == "published").all()
+        return (
+            "Epochs: whole, each the cold first of a process."
+            if cold
+            else "Epochs: whole, timed warm."
+        )
+    part = " or ".join(f"{100 * f:.4g} %" for f in fractions)
+    return (
+        f"{ESTIMATE} Only {part} of an epoch was measured: what is marked {ESTIMATE} is "
+        "extrapolated to a whole one; loss and accuracy are over the measured part."
+    )
+
+
+def _repeats_note(rows: pd.DataFrame) -> str:
+    repeats = sorted(rows.loc[rows["epoch_time_s"].notna(), "repeats"].unique())
+    if not repeats:
+        return "Nothing was timed."
+    if repeats == [1]:
+        return "Single runs: their spread is unknown."
+    number = str(repeats[0]) if len(repeats) == 1 else f"{repeats[0]} to {repeats[-1]}"
+    single = "; rows without ± are single runs" if repeats[0] == 1 else ""
+    return f"Medians of {number} runs ± their median absolute deviation{single}."
+
+
+def _memory_notes(rows: pd.DataFrame) -> Iterator[str]:
+    rows = rows[rows["memory_bytes"].notna()]
+    said = {}
+    for (device, kind, name), _ in rows.groupby(["device", "kind", "memory_measure"], sort=False):
+        if device == "cpu":
+            said[RSS] = "Memory: peak resident set (RSS) of the process, on a CPU."
+        elif kind == "published":
+            said[kind] = "Memory: as published, not over a baseline."
+        else:
+            said[str(name)] = f"Memory: peak of {MEMORY[str(name)]}."
+    yield from said.values()
+
+
+# --------------------------------------------------------------------------------------- sections
+
+
+def _sections(
+    cases: pd.DataFrame, machines: dict[tuple[str, str], str]
+) -> tuple[list[Section], str]:
+    """Tables of the largest groups of cases that agree on `SETTINGS`, in the order they ran."""
+    if not len(cases):
+        return [], ""
+    settings = derive.group(cases, derive.SETTINGS)
+    sizes = settings.value_counts()
+    kept = sorted(sizes.index[:MOST_SECTIONS])
+    varying = [name for name in derive.SETTINGS if cases[name].nunique() > 1]
+    sections = []
+    for number in kept:
+        part = cases[settings == number]
+        title = name_case(next(iterate(part)), _telling(varying))
+        if part["fake"].all():
+            title += " (not measured)"
+        sections.append(Section(title, part, tuple(_section_tables(part, title, machines))))
+    left = len(sizes) - len(kept)
+    cases_left = int(sizes.iloc[MOST_SECTIONS:].sum())
+    return sections, (
+        f"{left} more settings with {cases_left:,} cases are left out here; --format csv has them."
+        if left
+        else ""
+    )
+
+
+def _telling(varying: Iterable[str]) -> list[str]:
+    """Axes a section is named by: model and dataset always, the others where they vary."""
+    return list(dict.fromkeys(["model", "dataset", *varying]))
+
+
+def name_case(row: Row, axes: Iterable[str]) -> str:
+    """`Case.label` of a row of the frame of cases, by some axes.
+
+    The frame's values are spelled as CSV spells them, so no `Case` is parsed for it.
+    """
+    values: dict[str, Value] = {}
+    for name in axes:
+        value = getattr(row, name)
+        values[name] = None if value == "" else value
+    return Case(**values).label(values)  # type: ignore[arg-type]
+
+
+def _section_tables(
+    cases: pd.DataFrame, title: str, machines: dict[tuple[str, str], str]
+) -> Iterator[Table]:
+    machines = {pair: machines[pair] for pair in derive.list_machines(cases)}
+    synthetic = bool((cases["dataset"] == "synthetic").any())
+    common = [name for name in DOUBTS if cases[name].all()]
+    by_batch = _parts(_axis_part("batch_size"), machines, synthetic, common)
+    by_scale = _parts(_axis_part("loss_scale"), machines, synthetic, common)
+    order = {pair: i for i, pair in enumerate(machines)}
+    place = [order[pair] for pair in zip(cases["sweep"], cases["machine"], strict=True)]
+    cases = cases.assign(_place=place)
+    for precision in PRECISIONS:
+        rows = cases[cases["precision"] == precision]
+        if not len(rows):
+            continue
+        scale = main_loss_scale(precision, rows["loss_scale"])
+        shown = rows[rows["loss_scale"] == scale].sort_values(["batch_size", "_place"])
+        name = f"{precision}{name_scale(scale)}"
+        yield _table(precision, f"{title}: {name}, by batch size", by_batch, shown)
+        rest = rows[rows["loss_scale"] != scale]
+        if len(rest):
+            batch = loss_scale_batch(rows)
+            same = rows[rows["batch_size"] == batch]
+            same = same.assign(_scale=same["loss_scale"].map(_scale_order))
+            yield _table(
+                f"{precision}-scale",
+                f"{title}: {precision} by loss scale, batch size {batch}",
+                by_scale,
+                same.sort_values(["_scale", "_place"]),
+            )
+    if len(machines) > 1:
+        yield _side_by_side(cases, title, machines)
+
+
+def main_loss_scale(precision: str, scales: pd.Series) -> str:
+    """The loss scale whose cases are tabled by batch size: the default, or the commonest."""
+    default = format_value(PRECISIONS[precision].default_loss_scale)
+    return default if (scales == default).any() else str(scales.mode().iloc[0])
+
+
+def loss_scale_batch(rows: pd.DataFrame) -> int:
+    """The largest batch size at which several loss scales were measured, else the largest."""
+    measured = rows[rows["status"].isin(_MEASURED)]
+    measured = measured if len(measured) else rows
+    scales = measured.groupby("batch_size")["loss_scale"].nunique()
+    several = scales[scales > 1]
+    return int((several if len(several) else scales).index.max())
+
+
+def name_scale(scale: str) -> str:
+    """How a title speaks of a loss scale: `` at static loss scale 128``; nothing for none."""
+    if not scale:
+        return ""
+    return " with a dynamic loss scale" if scale == "dynamic" else f" at static loss scale {scale}"
+
+
+def _scale_order(scale: str) -> float:
+    try:
+        return float(scale)
+    except ValueError:
+        return math.inf
+
+
+def _side_by_side(cases: pd.DataFrame, title: str, machines: dict[tuple[str, str], str]) -> Table:
+    """One row a case, one column of epoch times a machine."""
+    precisions = list(PRECISIONS)
+    cases = cases.assign(
+        _order=cases["precision"].map(precisions.index),
+        _scale=cases["loss_scale"].map(_scale_order),
+    ).sort_values(["_order", "_scale", "batch_size"])
+    lines: dict[tuple[Any, ...], dict[tuple[str, str], Cell]] = {}
+    for row in iterate(cases):
+        line = lines.setdefault((row.precision, row.loss_scale, row.batch_size), {})
+        line[row.sweep, row.machine] = _time_cell(row)
+    shown = dict(list(lines.items())[:MOST_ROWS])
+    heads = (
+        Head("precision", "precision", "", False),
+        Head("loss_scale", "loss scale"),
+        Head("batch_size", "batch size"),
+        *(Head(f"machine{i}", label) for i, label in enumerate(machines.values(), 1)),
+    )
+    rows = tuple(
+        (
+            Cell(precision),
+            Cell(scale or NOTHING),
+            Cell(str(batch), batch),
+            *(line.get(pair, Cell(NOTHING)) for pair in machines),
+        )
+        for (precision, scale, batch), line in shown.items()
+    )
+    return Table("machines", f"{title}: epoch time side by side", heads, rows, tuple(_notes(cases)))
+
+
+def _environments(cases: pd.DataFrame, machines: dict[tuple[str, str], str]) -> Table:
+    names = {
+        "gpu_memory_bytes": "GPU memory",
+        "gpu_uuid": "GPU UUID",
+        "capability": "compute capability",
+        "driver": "driver",
+        "cpu": "CPU",
+        "torch": "torch",
+        "cuda": "CUDA",
+        "cudnn": "cuDNN",
+        "python": "Python",
+        "os": "operating system",
+        "host": "host",
+        "bench": "harness",
+        "commit": "commit",
+        "dataset_source": "dataset layout",
+        "dataset_fingerprint": "dataset fingerprint",
+        "flags": "flags",
+    }
+    pairs = list(machines)[:MOST_SECTIONS]
+    rows = []
+    for name, label in names.items():
+        cells = []
+        for sweep, machine in pairs:
+            part = cases[(cases["sweep"] == sweep) & (cases["machine"] == machine)]
+            values = _values(part, name)
+            if name == "gpu_memory_bytes":
+                values = [f"{b / GIB:.1f} GiB" for b in part[name].dropna().unique()]
+            cells.append(Cell(" or ".join(values[:4]) or NOTHING))
+        if any(cell.text != NOTHING for cell in cells):
+            rows.append((Cell(label), *cells))
+    heads = (
+        Head("what", "", "", False),
+        *(Head(f"m{i}", machines[p], "", False) for i, p in enumerate(pairs)),
+    )
+    return Table("environment", "Environment", heads, tuple(rows), ())
+
+
+# ---------------------------------------------------------------------------------------- answers
+
+
+def answer(cases: pd.DataFrame, machines: dict[tuple[str, str], str]) -> Iterator[Answer]:
+    """Per machine and workload: the fastest case to be trusted, and the largest batch that fits."""
+    settings = ["model", "dataset"]
+    several = (cases["model"].nunique() > 1) or (cases["dataset"].nunique() > 1)
+    for pair in list(machines)[:MOST_SECTIONS]:
+        theirs = cases[(cases["sweep"] == pair[0]) & (cases["machine"] == pair[1])]
+        for (model, dataset), rows in list(theirs.groupby(settings, sort=False))[:MOST_SECTIONS]:
+            about = machines[pair] + (f", {model} on {dataset}" if several else "")
+            yield Answer(about, (_fastest(rows), _largest(rows)))
+
+
+ALIKE = 0.01
+"""Times this close are not told apart when the fastest case is named."""
+
+
+def _fastest(cases: pd.DataFrame) -> str:
+    good = cases[derive.trusted(cases)].sort_values("epoch_time_s", kind="stable")
+    if not len(good):
+        return _none_trusted(cases)
+    row = next(iterate(good))
+    alike = good[
+        (good["precision"] == row.precision)
+        & (good["batch_size"] == row.batch_size)
+        & (good["epoch_time_s"] <= row.epoch_time_s * (1 + ALIKE))
+    ]
+    default = format_value(PRECISIONS[row.precision].default_loss_scale)
+    row = next(iterate(alike[alike["loss_scale"] == default]), row)
+    others = alike.loc[alike["loss_scale"] != row.loss_scale, "loss_scale"].unique()
+    axes = [name for name in derive.SETTINGS[2:] if cases[name].nunique() > 1]
+    part = f", extrapolated from {100 * row.fraction:.4g} % of one" if row.fraction < 1 else ""
+    like = f"; loss scale {' and '.join(others)} within {ALIKE:.0%}" if len(others) else ""
+    return (
+        f"Fastest: {name_case(row, ('precision', 'loss_scale', 'batch_size', *axes))}, "
+        f"{quantity_cell(QUANTITIES['epoch_time_s'], row).text} an epoch "
+        f"({quantity_cell(QUANTITIES['images_per_s'], row).text} images/s{part}{like})"
+        f"{_against_fp32(row, good)}."
+    )
+
+
+def _against_fp32(row: Row, good: pd.DataFrame) -> str:
+    """Compare the fastest case with fp32 at its batch size, or else with the fastest fp32."""
+    if row.precision == "fp32":
+        return "; no other precision was faster" if (good["precision"] != "fp32").any() else ""
+    if is_number(row.speedup):
+        saved = ""
+        if is_number(row.memory_saved):
+            less = "less" if row.memory_saved >= 0 else "more"
+            saved = f" and {100 * abs(row.memory_saved):.0f} % {less} memory"
+        return f", {row.speedup:.2f}× as fast as fp32 at that batch size{saved}"
+    same = good["precision"] == "fp32"
+    for name in (*derive.SOURCE, *derive.SETTINGS, "environment", "kind"):
+        same &= good[name] == getattr(row, name)
+    if not same.any():
+        return "; there is no fp32 case to compare it with"
+    best = next(iterate(good[same]))
+    return (
+        f", {best.epoch_time_s / row.epoch_time_s:.2f}× as fast as fp32 at its fastest "
+        f"(batch size {best.batch_size})"
+    )
+
+
+def _none_trusted(cases: pd.DataFrame) -> str:
+    if (cases["kind"] == "fake").all():
+        return "Nothing here was measured: these rows came from the fake executor."
+    timed = cases["status"].isin(_MEASURED)
+    if not timed.any():
+        return "No case brought a time."
+    why = [d.remark for d in DOUBTS.values() if d.fatal and cases.loc[timed, d.name].any()]
+    return f"No case is beyond doubt ({', '.join(why)}), so none is called the fastest."
+
+
+def _largest(cases: pd.DataFrame) -> str:
+    said = []
+    for precision in PRECISIONS:
+        rows = cases[cases["precision"] == precision]
+        fits = rows.loc[rows["status"].isin(_MEASURED), "batch_size"]
+        full = rows.loc[rows["status"].isin([Status.OOM.value, Status.OOM_SUSPECTED.value])]
+        if len(fits):
+            beyond = full.loc[full["batch_size"] > fits.max(), "batch_size"]
+            limit = f"{fits.max()} ({beyond.min()} does not)"
+            said.append(f"{precision} {limit if len(beyond) else f'at least {fits.max()}'}")
+        elif len(full):
+            said.append(f"{precision} none (not even {full['batch_size'].min()})")
+    if not said:
+        return "No batch size is known to fit."
+    fake = " (not measured)" if (cases["kind"] == "fake").all() else ""
+    return f"Largest batch size that fits{fake}: {', '.join(said)}."
