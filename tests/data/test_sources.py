@@ -303,6 +303,8 @@ def test_a_folder_of_pictures_is_no_dataset(tmp_path, encode, draw):
     assert sources.detect(tmp_path / "data") is None
     assert sources.detect(tmp_path / "data" / "figures" / "plots") is None
     assert sources.detect(tmp_path / "absent") is None
+    shutil.rmtree(tmp_path / "data" / "figures" / "scans")
+    assert sources.detect(tmp_path / "data" / "figures") is None
 
 
 def test_test_class_unknown_to_train_is_refused(tmp_path, encode, draw):
