@@ -36,7 +36,7 @@ def _batch_size(text: str) -> int:
     except ValueError:
         value = 0
     if value < 2:
-        raise ValueError("a batch size is a whole number of at least 2 (BatchNorm needs two images)")
+        raise ValueError("a batch size is a whole number, at least 2 (BatchNorm needs two images)")
     return value
 
 
@@ -115,7 +115,7 @@ class Case:
     device: str = _axis("cuda", _one_of(("cuda", "cpu")), "where to train (default: cuda if any)")
 
     def label(self, axes: Iterable[str] = ("precision", "loss_scale", "batch_size")) -> str:
-        """Name the case for people, by the given axes: ``fp16 · loss scale 128 · batch size 512``."""
+        """Name the case for people by ``axes``: ``fp16 · loss scale 128 · batch size 512``."""
         return " · ".join(
             text for name in axes if (text := _name_value(name, getattr(self, name))) is not None
         )

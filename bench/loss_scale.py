@@ -14,7 +14,7 @@ from torch import Tensor
 
 
 class LossScale(Protocol):
-    """Scales the loss, and steps the optimizer on unscaled gradients. Never waits for the device."""
+    """Scales the loss and steps on unscaled gradients, without waiting for the device."""
 
     def scale(self, loss: Tensor) -> Tensor:
         """Multiply the loss, float32 of shape ()."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import Field, dataclass, field, fields
-from enum import Enum
+from enum import StrEnum
 from typing import Any
 
 from bench.case import AXES, Case
@@ -17,12 +17,12 @@ from bench.case import AXES, Case
 SCHEMA = 1
 
 
-class Status(str, Enum):
+class Status(StrEnum):
     """How a case ended. Each member's ``meaning`` is what a reader is told."""
 
     meaning: str
 
-    def __new__(cls, value: str, meaning: str) -> Status:
+    def __new__(cls, value: str, meaning: str = "") -> Status:
         """Make a member from its spelling in CSV and its meaning."""
         member = str.__new__(cls, value)
         member._value_ = value
@@ -39,8 +39,6 @@ class Status(str, Enum):
     KILLED = "killed", "the worker was killed from outside"
     INTERRUPTED = "interrupted", "the sweep was stopped during the case"
     ERROR = "error", "the worker failed"
-
-    __str__ = str.__str__
 
 
 MEASURED = frozenset({Status.OK, Status.DIVERGED, Status.INVALID})
@@ -237,7 +235,9 @@ def _axis_column(axis: Field[Any]) -> Column:
 
 def _columns(kind: type) -> Iterator[Column]:
     for f in fields(kind):
-        yield Column(f.name, f.metadata["type"], f.metadata["unit"], f.metadata["help"], optional=True)
+        yield Column(
+            f.name, f.metadata["type"], f.metadata["unit"], f.metadata["help"], optional=True
+        )
 
 
 COLUMNS: dict[str, Column] = {
@@ -263,7 +263,9 @@ STEP_COLUMNS: dict[str, Column] = {
     )
 }
 
-COMPARABLE: tuple[str, ...] = tuple(f.name for f in fields(Environment) if "comparable" in f.metadata)
+COMPARABLE: tuple[str, ...] = tuple(
+    f.name for f in fields(Environment) if "comparable" in f.metadata
+)
 """Environment columns on which rows of one sweep must agree."""
 
 

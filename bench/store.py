@@ -22,7 +22,7 @@ import re
 import socket
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
@@ -514,7 +514,7 @@ def read_cases(frame: pd.DataFrame) -> list[Case]:
     return [_parse_case(axes) for axes in zip(*(frame[name] for name in AXES), strict=True)]
 
 
-@lru_cache(maxsize=None)
+@cache
 def _parse_case(axes: tuple[Any, ...]) -> Case:
     values = {
         name: None if value == "" else parse_value(name, value, name)

@@ -100,9 +100,7 @@ def warm_up(step: Callable[[], object], device: torch.device) -> Warmup:
         if abs(halves[-1] - halves[-2]) <= STEADY * min(halves[-2:]):
             break
     steady = abs(halves[-1] - halves[-2]) <= STEADY * min(halves[-2:])
-    return Warmup(
-        steps + window * len(halves), perf_counter() - start, fmean(halves[-2:]), steady
-    )
+    return Warmup(steps + window * len(halves), perf_counter() - start, fmean(halves[-2:]), steady)
 
 
 @dataclass(frozen=True)

@@ -174,7 +174,8 @@ def train_epoch(
         on_step(index, results[-1][0])
 
     def fetch() -> Epoch:
-        losses, correct, overflowed = (torch.stack(column).tolist() for column in zip(*results))
+        columns = zip(*results, strict=True)
+        losses, correct, overflowed = (torch.stack(column).tolist() for column in columns)
         return Epoch(images, losses, correct, overflowed)
 
     return fetch

@@ -1,0 +1,33 @@
+# make sweep   build the environment and run the main job
+# make test    build the same environment; lint, type-check and test
+VENV   ?= .venv
+PYTHON ?= python3
+# the interpreter everything runs with: set BIN=python3 to use one that already has a GPU torch
+BIN    ?= $(VENV)/bin/python
+
+.PHONY: sweep test test-gpu lint chaos clean
+
+sweep: $(VENV)/ready
+	$(BIN) -m bench.sweep $(ARGS)
+
+test: lint
+	$(BIN) -m pytest $(ARGS)
+
+# everything that needs a card, in one run: make test-gpu BIN=python3
+test-gpu:
+	$(BIN) -m pytest -m gpu tests $(ARGS)
+
+lint: $(VENV)/ready
+	$(BIN) -m ruff check .
+	$(BIN) -m ruff format --check .
+	$(BIN) -m mypy
+
+$(VENV)/ready: pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "error: Python 3.11 or later is needed; set PYTHON=python3.11")'
+	$(PYTHON) -m venv $(VENV)
+	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test,asv]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -1,0 +1,62 @@
+"""What runs a case: a process of its own by default, a fake for tests of everything else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Protocol
+
+from bench.case import Case
+from bench.record import Outcome
+
+EXECUTORS: dict[str, str] = {
+    "subprocess": "bench.executors.subprocess:SubprocessExecutor",
+    "fake": "bench.executors.fake:FakeExecutor",
+}
+
+Event = dict[str, Any]
+"""What a running case says: {"event": "phase" | "step", …}, see `bench.worker`."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What an executor is told once, for all cases of a sweep."""
+
+    timeout_s: float = 3600.0
+    allow_shared: bool = False
+
+
+@dataclass(frozen=True)
+class Job:
+    """One case to run: on which images and card, and where its log goes.
+
+    ``folder`` is where `bench.data.prepare` left the dataset; ``gpu_uuid`` is None on a CPU.
+    """
+
+    case: Case
+    folder: str
+    gpu_uuid: str | None = None
+    log: Path | None = None
+
+
+class Executor(Protocol):
+    """Turns cases into outcomes, one at a time. It raises nothing: what happens is an outcome."""
+
+    def __init__(self, settings: Settings) -> None: ...
+
+    def run(
+        self, job: Job, on_event: Callable[[Event], None], stopping: Callable[[], bool]
+    ) -> Outcome:
+        """Run one case to its end, or to `interrupted` soon after ``stopping()`` turns true."""
+
+    def kill(self) -> None:
+        """End whatever runs, at once."""
+
+
+def build_executor(name: str, settings: Settings) -> Executor:
+    """Make the executor ``name`` of `EXECUTORS`."""
+    module, _, kind = EXECUTORS[name].partition(":")
+    executor: Executor = getattr(import_module(module), kind)(settings)
+    return executor

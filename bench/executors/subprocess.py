@@ -1,0 +1,257 @@
+"""One case, one process: a fresh worker, watched, and ended with all it started.
+
+CUDA errors are sticky and cuDNN's choices outlive a case, so no process measures twice.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import IO, Any
+
+from tenacity import Retrying, retry_if_result, stop_after_attempt, wait_exponential
+
+from bench.executors import Event, Job, Settings
+from bench.gpu import open_device
+from bench.monitor import Monitor, Observation
+from bench.outcome import Fault, classify_death, count_oom_kills
+from bench.record import Measurement, Outcome, Status, Step
+
+_ATTEMPTS = 3
+_CUT_SHORT = (Status.TIMEOUT, Status.INTERRUPTED)
+_POLL_S = 0.1
+_GRACE_S = 3.0
+_LOG_BYTES = 1_000_000  # kept of each end of what a worker prints
+
+
+class SubprocessExecutor:
+    """Runs each case in a worker of its own. The parent reads the card while the worker trains."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._worker: Worker | None = None
+
+    def run(
+        self, job: Job, on_event: Callable[[Event], None], stopping: Callable[[], bool]
+    ) -> Outcome:
+        """Run one case; what fails for a passing reason is tried again, up to three times."""
+        tries = 0
+
+        def attempt() -> tuple[Outcome, bool]:
+            nonlocal tries
+            tries += 1
+            return self._attempt(job, on_event, stopping)
+
+        retrying = Retrying(
+            retry=retry_if_result(lambda answer: answer[1] and not stopping()),
+            stop=stop_after_attempt(_ATTEMPTS),
+            wait=wait_exponential(multiplier=1, max=30),
+            retry_error_callback=lambda state: state.outcome.result(),  # type: ignore[union-attr]
+        )
+        outcome, _ = retrying(attempt)
+        outcome.retries = tries - 1
+        return outcome
+
+    def kill(self) -> None:
+        """End the worker and all it started, at once."""
+        if self._worker:
+            self._worker.kill()
+
+    def _attempt(
+        self, job: Job, on_event: Callable[[Event], None], stopping: Callable[[], bool]
+    ) -> tuple[Outcome, bool]:
+        """Run the worker once; say what came of it and whether to try again."""
+        monitor = Monitor(open_device(job.gpu_uuid))
+        oom_kills = count_oom_kills()
+        self._worker = worker = Worker(job)
+        last: Event = {}
+        try:
+            monitor.watch(worker.pid)
+            for event in self._listen(worker, stopping):
+                if event["event"] == "phase":
+                    monitor.enter(event["name"])
+                    worker.acknowledge()
+                if event["event"] == "outcome":
+                    last = event
+                else:
+                    on_event(event)
+        finally:
+            returncode = worker.end(patiently=last.get("status") not in _CUT_SHORT)
+            self._worker = None
+            values = last.get("values", {})
+            seen = monitor.close(
+                values.get("peak_reserved_bytes"),
+                values.get("warmup_reserved_bytes"),
+                self._settings.allow_shared,
+            )
+        if not last:
+            fault = classify_death(returncode, count_oom_kills() - oom_kills)
+            last = {"status": fault.status, "reason": fault.reason, "transient": False}
+        return _conclude(last, seen), last["transient"]
+
+    def _listen(self, worker: Worker, stopping: Callable[[], bool]) -> Iterator[Event]:
+        """Yield the worker's events until it ends, is stopped or overruns a phase's deadline."""
+        phase, deadline = "set-up", time.monotonic() + self._settings.timeout_s
+        for event in worker.events():
+            if stopping():
+                yield _outcome(Fault(Status.INTERRUPTED, "the sweep was stopped"))
+                return
+            if time.monotonic() > deadline:
+                worker.dump_stacks()
+                limit = f"{self._settings.timeout_s:g} s"
+                yield _outcome(
+                    Fault(
+                        Status.TIMEOUT, f"{phase} ran past {limit} (--timeout); stacks in the log"
+                    )
+                )
+                return
+            if event is None:
+                continue
+            if event["event"] == "phase":
+                phase, deadline = event["name"], time.monotonic() + self._settings.timeout_s
+            yield event
+            if event["event"] == "outcome":
+                return
+
+
+def _conclude(last: Event, seen: Observation) -> Outcome:
+    """Put together what the worker measured and what was seen of the card meanwhile."""
+    status, reason = Status(last["status"]), last["reason"]
+    if status is Status.OK and seen.verdict:
+        status, reason = Status.INVALID, seen.verdict
+    missing = {**seen.missing, **last.get("missing", {})}
+    notes = [last["values"].pop("notes")] if "notes" in last.get("values", {}) else []
+    m = Measurement(
+        **seen.values,
+        **last.get("values", {}),
+        missing="; ".join(f"{name}: {why}" for name, why in missing.items()) or None,
+        notes="; ".join([*notes, *seen.notes]) or None,
+    )
+    return Outcome(status, reason, m, [Step(*row) for row in last.get("steps", [])])
+
+
+def _outcome(fault: Fault) -> Event:
+    return {"event": "outcome", **asdict(fault)}
+
+
+class Worker:
+    """A running `bench.worker` in a session of its own, so that its whole group can be ended."""
+
+    def __init__(self, job: Job) -> None:
+        read, write = os.pipe()
+        self._events = read
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "bench.worker"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                pass_fds=[write],
+                start_new_session=True,
+            )
+        finally:
+            os.close(write)
+        self.pid = self._process.pid
+        assert self._process.stdout is not None
+        self._log = threading.Thread(
+            target=_keep_log, args=(self._process.stdout, job.log), daemon=True
+        )
+        self._log.start()
+        self._tell(
+            {
+                "case": asdict(job.case),
+                "folder": job.folder,
+                "events": write,
+                "started": time.monotonic(),
+            }
+        )
+
+    def events(self) -> Iterator[Event | None]:
+        """Yield events as they come, and None every 0.1 s while there is none, to the end."""
+        buffer = b""
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._events, selectors.EVENT_READ)
+            while True:
+                if selector.select(_POLL_S):
+                    data = os.read(self._events, 1 << 16)
+                    if not data:
+                        return
+                    *lines, buffer = (buffer + data).split(b"\n")
+                    for line in lines:
+                        yield json.loads(line)
+                elif self._process.poll() is not None:
+                    return  # dead, and a child of it holds the pipe open
+                yield None
+
+    def acknowledge(self) -> None:
+        """Let the worker go on into the phase it announced."""
+        self._tell({})
+
+    def dump_stacks(self) -> None:
+        """Have every thread's stack written to the log."""
+        with suppress(ProcessLookupError):
+            self._process.send_signal(signal.SIGUSR1)
+        time.sleep(0.5)
+
+    def kill(self) -> None:
+        """SIGKILL the whole group."""
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
+
+    def end(self, patiently: bool) -> int:
+        """Let the worker end by itself if ``patiently``, else SIGTERM; then SIGKILL its group.
+
+        Returns:
+            Its return code, negative for a signal.
+        """
+        with suppress(subprocess.TimeoutExpired):
+            if not patiently:
+                self._process.terminate()
+            self._process.wait(_GRACE_S)
+        self.kill()
+        self._process.wait()
+        os.close(self._events)
+        with suppress(OSError):
+            self._process.stdin.close()  # type: ignore[union-attr]
+        self._log.join(_GRACE_S)
+        return self._process.returncode
+
+    def _tell(self, message: dict[str, Any]) -> None:
+        assert self._process.stdin is not None
+        with suppress(BrokenPipeError):
+            self._process.stdin.write(json.dumps(message).encode() + b"\n")
+            self._process.stdin.flush()
+
+
+def _keep_log(stream: IO[bytes], path: Path | None) -> None:
+    """Keep the first and the last megabyte of what a worker prints, however much it is."""
+    head, tail, left_out = 0, deque[bytes](), 0
+    with stream, ExitStack() as opened:
+        data = os.read(stream.fileno(), 1 << 16)
+        if not data:
+            return  # nothing said, no log
+        log = opened.enter_context((path or Path(os.devnull)).open("wb"))
+        while data:
+            if head < _LOG_BYTES:
+                log.write(data)
+                log.flush()
+                head += len(data)
+            else:
+                tail.append(data)
+                while sum(map(len, tail)) > _LOG_BYTES:
+                    left_out += len(tail.popleft())
+            data = os.read(stream.fileno(), 1 << 16)
+        if left_out:
+            log.write(b"\n[%d bytes left out]\n" % left_out)
+        log.writelines(tail)

@@ -1,0 +1,122 @@
+"""What a failure means: one table from exceptions and deaths to typed outcomes."""
+
+from __future__ import annotations
+
+import re
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.record import Status
+from bench.store import clean
+
+NEARLY_FULL = 0.05
+"""Free share of device memory below which a CUDA library's odd failure is suspected to be OOM."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Exceptions whose class and message match end a case with ``status``.
+
+    ``kind`` is a class name anywhere among the exception's ancestors, or empty for any;
+    ``message`` a regular expression searched for in its text. ``when_full`` rules hold only while
+    device memory is nearly full; ``transient`` ones are worth another try.
+    """
+
+    status: Status
+    kind: str
+    message: str
+    when_full: bool = False
+    transient: bool = False
+
+
+# The first match counts. torch.OutOfMemoryError and torch.AcceleratorError are sibling classes, and
+# the libraries below torch have spellings of their own.
+RULES: tuple[Rule, ...] = (
+    Rule(Status.OOM, "OutOfMemoryError", ""),
+    Rule(Status.OOM, "MemoryError", ""),
+    Rule(Status.OOM, "", r"CUDA(?: runtime)? error.*out of memory"),
+    Rule(Status.OOM, "", r"cudaErrorMemoryAllocation|CUDA_ERROR_OUT_OF_MEMORY"),
+    Rule(Status.OOM, "", r"(?:CUBLAS|CUDNN|CUSOLVER|CUFFT)_(?:STATUS_)?ALLOC_FAILED"),
+    Rule(Status.OOM, "", r"DefaultCPUAllocator: (?:can't|not enough).*memory"),
+    Rule(Status.OOM, "OSError", r"Cannot allocate memory"),
+    Rule(
+        Status.OOM_SUSPECTED,
+        "",
+        r"CUDNN_STATUS_(?:NOT_INITIALIZED|NOT_SUPPORTED|INTERNAL_ERROR)"
+        r"|CUBLAS_STATUS_(?:NOT_INITIALIZED|INTERNAL_ERROR)"
+        r"|unable to find an engine to execute",
+        when_full=True,
+    ),
+    Rule(Status.ERROR, "", r"device\(s\) (?:is|are) busy or unavailable", transient=True),
+    Rule(Status.ERROR, "", r"CUDA-capable device.*busy", transient=True),
+    Rule(
+        Status.ERROR, "", r"cudaErrorDevicesUnavailable|system not yet initialized", transient=True
+    ),
+    Rule(Status.ERROR, "NVMLError", r"Unknown Error|Timeout|In use by another", transient=True),
+    Rule(Status.UNSUPPORTED, "", r"not implemented for '(?:Half|BFloat16|ComplexHalf)'"),
+    Rule(Status.UNSUPPORTED, "", r"no kernel image is available"),
+    Rule(Status.UNSUPPORTED, "", r"not supported on (?:this|your) (?:device|GPU|platform)"),
+    Rule(Status.UNSUPPORTED, "", r"Torch not compiled with CUDA enabled"),
+    Rule(Status.UNSUPPORTED, "", r"bfloat16 is only supported on GPUs with compute capability"),
+)
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A failure with its meaning: a status, a one-line reason, and whether to try again."""
+
+    status: Status
+    reason: str
+    transient: bool = False
+
+
+def classify(kinds: list[str], message: str, free_share: float | None = None) -> Fault:
+    """Say what an exception means.
+
+    Args:
+        kinds: names of the exception's class and its ancestors, nearest first.
+        message: its text; the reason is its first line.
+        free_share: free share of device memory when it was caught, if known.
+    """
+    reason = f"{kinds[0]}: {clean(message.strip().splitlines()[0])[:300]}" if message else kinds[0]
+    for rule in RULES:
+        if rule.kind and rule.kind not in kinds:
+            continue
+        if rule.when_full and (free_share is None or free_share > NEARLY_FULL):
+            continue
+        if re.search(rule.message, message, re.DOTALL):
+            return Fault(rule.status, reason, rule.transient)
+    return Fault(Status.ERROR, reason)
+
+
+def classify_death(returncode: int, oom_kills: int) -> Fault:
+    """Say what it means that a worker ended without a word.
+
+    Args:
+        returncode: as subprocess has it: negative for a signal.
+        oom_kills: processes the kernel's OOM killer ended meanwhile, see `count_oom_kills`.
+    """
+    if returncode == -signal.SIGKILL and oom_kills > 0:
+        return Fault(Status.KILLED, "SIGKILL by the host's out-of-memory killer (host memory)")
+    if returncode in (-signal.SIGKILL, -signal.SIGTERM):
+        return Fault(Status.KILLED, f"{signal.Signals(-returncode).name} from outside the sweep")
+    if returncode < 0:
+        return Fault(Status.ERROR, f"the worker crashed with {_signal_name(-returncode)}")
+    return Fault(Status.ERROR, f"the worker exited with {returncode} without a word")
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def count_oom_kills() -> int:
+    """Processes the kernel's OOM killer has ended since boot; 0 where the kernel does not say."""
+    try:
+        match = re.search(r"^oom_kill (\d+)$", Path("/proc/vmstat").read_text(), re.MULTILINE)
+    except OSError:
+        return 0
+    return int(match[1]) if match else 0

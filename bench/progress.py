@@ -1,0 +1,139 @@
+"""What a person sees while a sweep runs: a live line on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from bench.case import Case
+from bench.executors import Event
+from bench.record import MEASURED, Record
+from bench.report.derive import GIB, write_number
+from bench.store import clean
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+_PLAIN_EVERY_S = 30.0
+
+
+class Display:
+    """Shows which case runs, its phase, step, running loss, memory, and when all is done.
+
+    Args:
+        runs: how many are to be made now.
+        done: how many the store already holds.
+    """
+
+    def __init__(self, out: Path, runs: int, done: int) -> None:
+        self._out, self._runs, self._done = out, runs, done
+        self._index = 0
+        self._name = ""
+        self._live: Progress | None = None
+        self._due = 0.0
+
+    def __enter__(self) -> Display:
+        """Start the live line, where there is a terminal."""
+        kept = f", {self._done} already there" if self._done else ""
+        self.say(f"{self._runs} to run{kept}, into {self._out}")
+        if sys.stderr.isatty() and self._runs:
+            self._live = _build_progress()
+            self._live.start()
+            self._all = self._live.add_task("all", total=self._runs, phase="", now="")
+            self._task = self._live.add_task("", total=None, phase="", now="")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, _: TracebackType | None
+    ) -> None:
+        """Leave the finished lines standing."""
+        if self._live:
+            self._live.stop()
+
+    def say(self, line: str) -> None:
+        """Print a line above whatever is live."""
+        text = clean(line)
+        if self._live:
+            self._live.console.print(text, markup=False, highlight=False, soft_wrap=True)
+        else:
+            print(text, file=sys.stderr, flush=True)
+
+    def begin(self, case: Case, repeat: int, sentinel: bool) -> None:
+        """Show that a run has started."""
+        self._index += 1
+        again = "sentinel" if sentinel else f"repeat {repeat}" if repeat > 1 else ""
+        self._name = " · ".join(filter(None, [case.label(), again]))
+        self._due = time.monotonic() + _PLAIN_EVERY_S
+        self._show(total=None, completed=0, phase="set-up", now="")
+
+    def show(self, event: Event) -> None:
+        """Show what the running case said."""
+        if event["event"] == "phase":
+            self._show(total=None, completed=0, phase=event["name"], now="")
+            return
+        loss, gib = event["loss"], event["memory_bytes"] / GIB
+        now = f"loss {loss:.3f}  {gib:.2f} GiB"
+        total = event["steps"] or None
+        self._show(total=total, completed=event["step"] + 1, phase=event["phase"], now=now)
+        if self._live is None and time.monotonic() >= self._due:
+            self._due = time.monotonic() + _PLAIN_EVERY_S
+            of = f" of {total}" if total else ""
+            self.say(f"  {self._name}: {event['phase']} step {event['step'] + 1}{of}, {now}")
+
+    def end(self, record: Record) -> None:
+        """Print the run's line."""
+        self.say(f"[{self._index}/{self._runs}] {self._name}: {_describe(record)}")
+        if self._live:
+            self._live.update(self._all, advance=1)
+
+    def _show(self, **fields: Any) -> None:
+        if self._live:
+            self._live.update(self._task, description=self._name, **fields)
+
+
+def _build_progress() -> Progress:
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+    )
+
+    return Progress(
+        TextColumn("{task.description}", markup=False),
+        TextColumn("{task.fields[phase]}", style="cyan", markup=False),
+        BarColumn(bar_width=24),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[now]}", markup=False),
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+        transient=True,
+    )
+
+
+def _describe(record: Record) -> str:
+    m, words = record.measurement, []
+    if record.status not in MEASURED:
+        return f"{record.status}: {record.reason}"
+    if m.epoch_time_s is not None:
+        about = "≈" if record.case.fraction < 1 else ""
+        words.append(f"{about}{write_number(m.epoch_time_s)} s an epoch")
+    memory = m.peak_device_bytes if m.peak_device_bytes is not None else m.peak_process_bytes
+    if memory is not None:
+        words.append(f"{memory / GIB:.2f} GiB")
+    if m.train_loss is not None:
+        words.append(f"loss {m.train_loss:.3f}")
+    if m.train_accuracy is not None:
+        words.append(f"accuracy {100 * m.train_accuracy:.1f} %")
+    if record.case.dataset == "synthetic":
+        words.append("synthetic images")
+    if record.executor == "fake":
+        words.append("fake, not measured")
+    if record.status != "ok":
+        words.append(f"{record.status}: {record.reason}")
+    return ", ".join(words)

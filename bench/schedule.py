@@ -1,0 +1,52 @@
+"""Which runs a sweep makes, in which order, and which it need not make."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+
+from bench.case import Case
+from bench.record import Status
+from bench.store import Past, Run
+
+REPEATED = frozenset({Status.INTERRUPTED})
+"""Outcomes that the same command answers anew without being asked to."""
+
+
+def plan_runs(cases: Sequence[Case], repeats: int) -> list[Run]:
+    """Every case ``repeats`` times, interleaved, so that drift of the machine hits all alike.
+
+    With repeats, the first case runs once more at the end: a sentinel, whose distance from its
+    first runs is the drift.
+    """
+    runs = [(case, repeat, False) for repeat in range(1, repeats + 1) for case in cases]
+    return [*runs, (cases[0], 1, True)] if repeats > 1 else runs
+
+
+def remaining_runs(
+    runs: Sequence[Run], history: Mapping[Run, Past], retry: Collection[Status]
+) -> list[Run]:
+    """The runs that have no outcome yet, or one that is to be tried again."""
+    again = REPEATED | set(retry)
+    return [run for run in runs if run not in history or history[run].status in again]
+
+
+class Wall:
+    """The smallest batch that ran out of memory, per family of cases alike in all else."""
+
+    def __init__(self, history: Mapping[Run, Past]) -> None:
+        self._smallest: dict[Case, int] = {}
+        for (case, _, _), past in history.items():
+            self.note(case, past.status)
+
+    def note(self, case: Case, status: Status) -> None:
+        """Learn from an outcome. A suspected OOM proves nothing."""
+        if status is Status.OOM:
+            family = replace(case, batch_size=0)
+            known = self._smallest.get(family, case.batch_size)
+            self._smallest[family] = min(known, case.batch_size)
+
+    def blocks(self, case: Case) -> int | None:
+        """The smaller batch that already ran out of memory, if there is one."""
+        smallest = self._smallest.get(replace(case, batch_size=0))
+        return smallest if smallest is not None and smallest < case.batch_size else None

@@ -1,0 +1,494 @@
+"""`python -m bench.sweep`: cases, one after another, into a folder of records."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import signal
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NoReturn
+from uuid import uuid4
+
+from bench.case import AXES, Case, Value, check_batches, format_value, parse_value
+from bench.data import DATASETS, DatasetInfo, prepare
+from bench.environment import Platform, describe_host, has_cuda, probe, with_dataset
+from bench.errors import UsageError, nearest
+from bench.executors import EXECUTORS, Executor, Job, Settings, build_executor
+from bench.models import MODELS
+from bench.precision import PRECISIONS
+from bench.preset import Preset, load_config, load_preset, preset_names
+from bench.progress import Display
+from bench.record import COMPARABLE, Environment, Outcome, Record, Status, flatten
+from bench.schedule import Wall, plan_runs, remaining_runs
+from bench.store import LOGS, Run, Store, StoreError, read_records
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a sweep.
+
+    Returns:
+        0; 1 where the disk is full or nothing could be measured; 2 for a usage error; 130 or 143
+        where it was stopped.
+    """
+    try:
+        options = parse_arguments(sys.argv[1:] if argv is None else argv)
+        if options.list:
+            return print_registries()
+        cases = choose_cases(options)
+        if options.dry_run:
+            return print_cases(cases)
+        return run_sweep(cases, options)
+    except UsageError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except StoreError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+def run_sweep(cases: list[Case], options: Options) -> int:
+    """Measure the cases into --out and print the table; the return code."""
+    refuse_unwritable(options.out)
+    platforms = probe_platforms(cases, options)
+    datasets = prepare_datasets(cases, options)
+    out = options.out or default_out(platforms)
+    with Store(out, options.wait_s) as store:
+        if not options.mix:
+            refuse_mixing(store, cases, platforms, datasets)
+        store.write_config(describe_config(cases, options, platforms, datasets))
+        history = store.history()
+        runs = remaining_runs(plan_runs(cases, options.repeats), history, options.retry)
+        executor = build_executor(
+            options.executor, Settings(options.timeout_s, options.allow_shared)
+        )
+        with Display(out, len(runs), len(history)) as display, stop_signals(executor) as stopped:
+            for line in store.set_aside:
+                display.say(line)
+            sweep = Sweep(store, executor, display, platforms, datasets, options)
+            measured = sweep.run(runs, stopped)
+    print_report(out)
+    if stopped():
+        print(f"stopped: the same command with --out {out} goes on from here", file=sys.stderr)
+        return 128 + stopped()
+    return 0 if measured or not runs else 1
+
+
+@dataclass
+class Sweep:
+    """The loop: each run to its record, written as it ends."""
+
+    store: Store
+    executor: Executor
+    display: Display
+    platforms: Mapping[str, Platform]
+    datasets: Mapping[str, DatasetInfo]
+    options: Options
+
+    def run(self, runs: Sequence[Run], stopped: Callable[[], int]) -> bool:
+        """Run all of ``runs`` or until stopped; whether any ended other than in failure."""
+        history = self.store.history()
+        wall = Wall({} if self.options.no_skip else history)
+        measured = False
+        for run in runs:
+            if stopped():
+                break
+            case, repeat, sentinel = run
+            self.display.begin(case, repeat, sentinel)
+            started = _now()
+            smaller = None if self.options.no_skip else wall.blocks(case)
+            attempt = history[run].attempt + 1 if run in history else 1
+            log = f"{LOGS}/{case.slug()}-{'s' if sentinel else repeat}-{attempt}.log"
+            if smaller is not None:
+                outcome = Outcome(Status.OOM, f"batch size {smaller} already ran out of memory")
+            else:
+                outcome = self._answer(case, self.store.folder / log, stopped)
+            environment = with_dataset(
+                self.platforms[case.device].environment, self.datasets[case.dataset]
+            )
+            record = Record(
+                record_id=uuid4().hex[:16],
+                case=case,
+                repeat=repeat,
+                sentinel=sentinel,
+                attempt=attempt,
+                status=outcome.status,
+                reason=outcome.reason,
+                inferred=smaller is not None,
+                executor=self.options.executor,
+                started_at=started,
+                finished_at=_now(),
+                retries=outcome.retries,
+                log=log if (self.store.folder / log).exists() else "",
+                measurement=outcome.measurement,
+                environment=environment,
+            )
+            self._keep(record, outcome)
+            self.display.end(record)
+            wall.note(case, outcome.status)
+            measured |= outcome.status not in (Status.ERROR, Status.KILLED, Status.TIMEOUT)
+        return measured
+
+    def _answer(self, case: Case, log: Path, stopped: Callable[[], int]) -> Outcome:
+        platform, precision = self.platforms[case.device], PRECISIONS[case.precision]
+        reason = platform.refuse(precision)
+        emulated = "" if "precision" in self.options.axes else platform.discourage(precision)
+        if emulated and not reason:
+            reason = f"{emulated}; --precision {precision.name} measures it all the same"
+        if reason:
+            return Outcome(Status.UNSUPPORTED, reason)
+        folder, uuid = self.datasets[case.dataset].folder, platform.environment.gpu_uuid
+        job = Job(case, folder, uuid, log)
+        return self.executor.run(job, self.display.show, lambda: bool(stopped()))
+
+    def _keep(self, record: Record, outcome: Outcome) -> None:
+        try:
+            self.store.append(record, outcome.steps)
+        except StoreError:
+            # the disk is full, the terminal is not: what was measured is not lost
+            row = {name: v for name, v in flatten(record).items() if v not in (None, "")}
+            self.display.say(f"not written: {row}")
+            raise
+
+
+@dataclass
+class Options:
+    """The command line, parsed and checked; ``axes`` holds those given as flags."""
+
+    axes: dict[str, list[Value]]
+    preset: Preset
+    out: Path | None
+    data_dir: Path | None
+    data_url: str | None
+    repeats: int
+    timeout_s: float
+    wait_s: float
+    retry: list[Status]
+    executor: str
+    mix: bool
+    no_skip: bool
+    allow_shared: bool
+    dry_run: bool
+    list: bool
+    command: str
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        """Raise, so that main prints one line instead of the whole usage."""
+        raise UsageError(f"{message}; see --help")
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The command line: a flag for every axis, and what is not an axis."""
+    parser = _Parser(
+        prog="python -m bench.sweep",
+        description="Train one epoch per case, over precisions, batch sizes and loss scales; "
+        "record time, memory and learning.",
+        allow_abbrev=False,
+    )
+    what = parser.add_argument_group("what to measure")
+    what.add_argument("--preset", metavar="NAME", help="a named grid of cases, see --list")
+    what.add_argument("--config", metavar="FILE", type=Path, help="a grid of your own, in TOML")
+    what.add_argument("--repeats", metavar="N", default="1", help="fresh processes per case")
+    axes = parser.add_argument_group(
+        "axes", "each takes one value or several, and overrides the preset's"
+    )
+    for name, axis in AXES.items():
+        axes.add_argument(_flag(name), nargs="+", metavar="VALUE", help=axis.metadata["help"])
+    data = parser.add_argument_group("images")
+    data.add_argument("--data-dir", metavar="DIR", type=Path, help="where CIFAR-10 is (./data)")
+    data.add_argument("--data-url", metavar="URL", help="a mirror of the CIFAR-10 archive")
+    how = parser.add_argument_group("how")
+    how.add_argument("--out", metavar="DIR", type=Path, help="results/ and GPU and time by default")
+    how.add_argument("--retry", nargs="+", metavar="STATUS", default=[], help="run these again")
+    how.add_argument("--timeout", metavar="S", default="3600", help="deadline of a phase (3600)")
+    how.add_argument("--wait", metavar="S", default="0", help="wait for another sweep on --out")
+    how.add_argument("--mix", action="store_true", help="add to rows of another GPU, torch or code")
+    how.add_argument("--no-skip", action="store_true", help="try batches larger than one that OOMs")
+    how.add_argument("--allow-shared", action="store_true", help="measure on a card others use")
+    how.add_argument("--executor", default="subprocess", help=argparse.SUPPRESS)
+    how.add_argument("--dry-run", action="store_true", help="print the cases and run nothing")
+    how.add_argument("--list", action="store_true", help="print presets, precisions, models, …")
+    return parser
+
+
+def parse_arguments(argv: Sequence[str]) -> Options:
+    """Parse and check a command line.
+
+    Raises:
+        UsageError: a flag or value is wrong.
+    """
+    parser = build_parser()
+    given, unknown = parser.parse_known_args(argv)
+    if unknown:
+        flags = [flag for action in parser._actions for flag in action.option_strings]
+        raise UsageError(f"unknown argument {unknown[0]!r}; {nearest(unknown[0], flags)}")
+    if given.preset and given.config:
+        raise UsageError("--preset and --config are both given; use one")
+    if given.executor not in EXECUTORS:
+        raise UsageError(f"--executor {given.executor!r}; {nearest(given.executor, [*EXECUTORS])}")
+    axes = {
+        name: [parse_value(name, text, _flag(name)) for text in texts]
+        for name in AXES
+        if (texts := getattr(given, name))
+    }
+    default = "rtx-titan" if "cuda" in axes.get("device", []) or _cuda_by_default(axes) else "quick"
+    preset = load_config(given.config) if given.config else load_preset(given.preset or default)
+    return Options(
+        axes=axes,
+        preset=preset,
+        out=given.out,
+        data_dir=given.data_dir,
+        data_url=given.data_url,
+        repeats=int(_parse_number("--repeats", given.repeats, whole=True)),
+        timeout_s=_parse_number("--timeout", given.timeout),
+        wait_s=_parse_number("--wait", given.wait, low=0),
+        retry=[_parse_status(text) for text in given.retry],
+        executor=given.executor,
+        mix=given.mix,
+        no_skip=given.no_skip,
+        allow_shared=given.allow_shared,
+        dry_run=given.dry_run,
+        list=given.list,
+        command=shlex.join(["python", "-m", "bench.sweep", *argv]),
+    )
+
+
+def _flag(axis: str) -> str:
+    return "--" + axis.replace("_", "-")
+
+
+def _cuda_by_default(axes: Mapping[str, object]) -> bool:
+    return "device" not in axes and has_cuda()
+
+
+def _parse_number(flag: str, text: str, low: float = 0.001, whole: bool = False) -> float:
+    right = "a whole number of at least 1" if whole else f"a number of seconds, at least {low:g}"
+    try:
+        value = int(text) if whole else float(text)
+    except ValueError:
+        value = -1
+    if not (1 if whole else low) <= value < 1e9:
+        raise UsageError(f"{flag} {text!r}: give {right}")
+    return value
+
+
+def _parse_status(text: str) -> Status:
+    if text not in list(Status):
+        raise UsageError(f"--retry {text!r}: {nearest(text, [str(s) for s in Status])}")
+    return Status(text)
+
+
+def choose_cases(options: Options) -> list[Case]:
+    """Expand preset and flags to cases; the device is the GPU where there is one.
+
+    Raises:
+        UsageError: a loss scale is given that no chosen precision uses.
+    """
+    device = "cuda" if has_cuda() else "cpu"
+    return options.preset.cases(options.axes, {"device": [device]})
+
+
+def print_registries() -> int:
+    """Print what can be named on the command line."""
+    sections = {
+        "presets": {name: load_preset(name).description for name in preset_names()},
+        "precisions": {name: precision.help for name, precision in PRECISIONS.items()},
+        "models": {**MODELS, "package.module:factory": "your own torch.nn.Module"},
+        "datasets": DATASETS,
+    }
+    for title, entries in sections.items():
+        print(f"{title}:")
+        for name, help in entries.items():
+            print(f"  {name:<24}{help}")
+    return 0
+
+
+def print_cases(cases: Sequence[Case]) -> int:
+    """Print the cases: what varies, a line each; then what all share."""
+    varies = [n for n in AXES if len({getattr(case, n) for case in cases}) > 1]
+    shared = [n for n in AXES if n not in varies]
+    for index, case in enumerate(cases, 1):
+        print(f"{index:>4}  {case.label(varies or ['precision', 'loss_scale', 'batch_size'])}")
+    settings = ((name, format_value(getattr(cases[0], name))) for name in shared)
+    print("all:  " + ", ".join(f"{name} {text}" for name, text in settings if text))
+    return 0
+
+
+def refuse_unwritable(out: Path | None) -> None:
+    """Refuse an --out that no folder can be made at, before anything costs time.
+
+    Raises:
+        UsageError: it is a file, or nothing can be written there.
+    """
+    place = (out or Path("results")).absolute()
+    while not place.exists() and place != place.parent:
+        place = place.parent
+    if not place.is_dir():
+        raise UsageError(f"--out {out}: {place} is a file; choose a folder")
+    if not os.access(place, os.W_OK | os.X_OK):
+        raise UsageError(f"--out {out}: {place} cannot be written to; choose a folder that can")
+
+
+def probe_platforms(cases: Sequence[Case], options: Options) -> dict[str, Platform]:
+    """Ask about each device the cases name, and refuse what was asked of it by name in vain.
+
+    Raises:
+        UsageError: torch cannot use the device; a precision given as a flag cannot run there; or
+            others use the card and --allow-shared is not given.
+    """
+    devices = {case.device for case in cases}
+    if options.executor == "fake":
+        return {device: Platform(describe_host()) for device in devices}
+    platforms = {device: probe(device) for device in devices}
+    for case in cases:
+        reason = platforms[case.device].refuse(PRECISIONS[case.precision])
+        if reason and "precision" in options.axes:
+            raise UsageError(f"--precision {case.precision}: {reason}; leave it out")
+    for platform in platforms.values():
+        uuid = platform.environment.gpu_uuid
+        if uuid and not options.allow_shared:
+            refuse_neighbours(uuid)
+    return platforms
+
+
+def refuse_neighbours(uuid: str) -> None:
+    """Refuse a card that others use.
+
+    Raises:
+        UsageError: it names their processes.
+    """
+    from bench.gpu import find_neighbours
+
+    if neighbours := find_neighbours(uuid):
+        who = ", ".join(map(str, neighbours))
+        raise UsageError(f"the GPU is in use by {who}; end them, or measure with --allow-shared")
+
+
+def prepare_datasets(cases: Sequence[Case], options: Options) -> dict[str, DatasetInfo]:
+    """Decode every dataset the cases name, once, and check the batch sizes against it.
+
+    Raises:
+        UsageError: a dataset cannot be had or read, or a batch size does not fit it.
+    """
+    from bench.data import progress_bar
+
+    with progress_bar() as progress:
+        datasets = {
+            name: prepare(name, data_dir=options.data_dir, url=options.data_url, progress=progress)
+            for name in dict.fromkeys(case.dataset for case in cases)
+        }
+    for case in cases:
+        check_batches(case, datasets[case.dataset].train_images)
+    return datasets
+
+
+def default_out(platforms: Mapping[str, Platform]) -> Path:
+    """results/ and the GPU and the time."""
+    names = (platform.environment.gpu or "cpu" for platform in platforms.values())
+    words = "-".join("".join(c if c.isalnum() else " " for c in n).lower() for n in names).split()
+    return Path("results") / f"{'-'.join(words)}-{datetime.now():%Y%m%d-%H%M%S}"
+
+
+def refuse_mixing(
+    store: Store,
+    cases: Sequence[Case],
+    platforms: Mapping[str, Platform],
+    datasets: Mapping[str, DatasetInfo],
+) -> None:
+    """Refuse to add rows to rows they cannot be compared with.
+
+    Raises:
+        UsageError: it says in which respects they differ.
+    """
+    frame = read_records(store.folder)
+    for device, dataset in {(case.device, case.dataset) for case in cases}:
+        now = with_dataset(platforms[device].environment, datasets[dataset])
+        rows = frame[(frame["device"] == device) & (frame["dataset"] == dataset)]
+        differing = [
+            f"{name} was {before or 'none'}, now {getattr(now, name) or 'none'}"
+            for name in COMPARABLE
+            for before in rows[name].unique()
+            if before != (getattr(now, name) or "")
+        ]
+        if differing:
+            raise UsageError(
+                f"--out {store.folder}: holds rows that would not be comparable: "
+                f"{'; '.join(differing)}; choose another --out, or add to them with --mix"
+            )
+
+
+def describe_config(
+    cases: Sequence[Case],
+    options: Options,
+    platforms: Mapping[str, Platform],
+    datasets: Mapping[str, DatasetInfo],
+) -> dict[str, Any]:
+    """The resolved configuration: what was asked for, by which command, on what."""
+    return {
+        "command": options.command,
+        "preset": options.preset.name,
+        "repeats": options.repeats,
+        "cases": [
+            {name: format_value(value) for name, value in asdict(case).items()} for case in cases
+        ],
+        "environment": {
+            device: _known(platform.environment) for device, platform in platforms.items()
+        },
+        "datasets": {
+            name: {k: v for k, v in asdict(info).items() if k != "folder"}
+            for name, info in datasets.items()
+        },
+    }
+
+
+def _known(environment: Environment) -> dict[str, Any]:
+    return {name: value for name, value in asdict(environment).items() if value is not None}
+
+
+@contextmanager
+def stop_signals(executor: Executor) -> Iterator[Callable[[], int]]:
+    """Turn the first Ctrl-C or SIGTERM into a clean stop, and the second into an immediate one.
+
+    Yields:
+        A function that returns the number of the signal that came, 0 before.
+    """
+    received = 0
+
+    def stop(number: int, _: object) -> None:
+        nonlocal received
+        if received:
+            executor.kill()
+            os._exit(128 + number)
+        received = number
+        print("\nstopping: what is done is kept; again to stop at once", file=sys.stderr)
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield lambda: received
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def print_report(out: Path) -> None:
+    """Print the sweep's tables."""
+    from bench.report.__main__ import main as report
+
+    report([str(out)])
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
