@@ -4,6 +4,7 @@ import io
 import os
 import subprocess
 import sys
+import time
 from types import SimpleNamespace
 
 import pynvml
@@ -30,6 +31,7 @@ from bench.gpu import (
     select_visible,
     throttle_names,
 )
+from bench.monitor import Monitor
 
 GPU = "GPU-8932f937-d72c-4106-c12f-20bd9faed9f6"
 OTHER = "GPU-11112222-d72c-4106-c12f-20bd9faed9f6"
@@ -315,6 +317,27 @@ def test_a_passing_fault_is_asked_again(code):
     assert read(device).power_w == 76.5
 
 
+def test_a_card_lost_for_a_while_does_not_end_the_sampling():
+    nvml = FakeNvml()
+
+    def sampled(times):
+        until = nvml.called("nvmlDeviceGetMemoryInfo") + times
+        while nvml.called("nvmlDeviceGetMemoryInfo") < until:
+            time.sleep(0.001)
+
+    monitor = Monitor(Nvml(GPU, nvml), fast_s=0.001, slow_s=0.002)
+    nvml.fail = dict.fromkeys(ANSWERS.keys() - {"nvmlShutdown"}, error("GPU_IS_LOST"))
+    monitor.watch(os.getpid())
+    monitor.enter("epoch")
+    sampled(10)
+    nvml.fail = {}
+    sampled(10)
+    seen = monitor.close()
+    assert seen.values["peak_device_bytes"] == 0
+    assert seen.values["sm_clock_mhz"] == 1980
+    assert (seen.notes, seen.verdict, nvml.open) == ([], "", 0)
+
+
 @pytest.mark.parametrize(
     ("mask", "names"),
     [
@@ -423,6 +446,20 @@ class TestProcesses:
         assert [p.pid for p in read(device).others] == [GONE]
         assert device.notes == ()
 
+    @pytest.mark.parametrize("pids", [(1,), (GONE, GONE + 1)], ids=["known here", "two at once"])
+    def test_strangers_that_cannot_be_the_worker(self, pids):
+        nvml = FakeNvml()
+        device = Nvml(GPU, nvml)
+        device.watch(os.getpid())
+        nvml.compute = [(pid, 5) for pid in pids]
+        assert tuple(p.pid for p in read(device).others) == pids
+        assert read(device).process_bytes is None
+
+    def test_a_neighbour_of_another_container_is_not_taken_for_this_process(self):
+        nvml = FakeNvml()
+        nvml.compute = [(GONE, 5)]
+        assert find_neighbours(GPU, nvml) == (Process(GONE, 5),)
+
     def test_neighbours_before_a_sweep(self):
         nvml = FakeNvml()
         assert find_neighbours(GPU, nvml) == ()
@@ -431,9 +468,12 @@ class TestProcesses:
         assert str(Process(GONE, 2_100)) == f"pid {GONE}: 2100 B"
         assert nvml.open == 0
 
-    def test_neighbours_nobody_can_list(self):
+    def test_processes_nobody_can_list(self):
         nvml = FakeNvml(**dict.fromkeys(CALLS["others"], error("NOT_SUPPORTED")))
         assert find_neighbours(GPU, nvml) is None
+        device = Nvml(GPU, nvml)
+        read(device)
+        assert device.why("process_bytes") == "NVML: Not Supported"
 
 
 class TestMig:
@@ -610,6 +650,14 @@ def test_a_host_without_a_worker_and_after_it(child):
     assert read(host).process_bytes is None
     assert host.why("process_bytes") == "the worker had ended"
     assert host.why("power_w") == "the case ran on a CPU"
+
+
+def test_the_host_counts_descendants_found_at_an_edge(request):
+    host = Host()
+    host.watch(os.getpid())
+    alone = read(host, Depth.FAST).process_bytes
+    request.getfixturevalue("child")
+    assert read(host, Depth.EDGE).process_bytes > alone + 1_000_000
 
 
 def test_pynvml_is_imported_only_where_a_card_is_opened():

@@ -131,6 +131,16 @@ def test_a_neighbour_halfway_makes_it_invalid_unless_sharing_is_allowed():
     assert (shared.verdict, shared.notes) == ("", [seen.verdict])
 
 
+def test_a_neighbour_that_stays_is_named_once_with_the_most_it_held():
+    def edit(row):
+        size = {12.5e9: 5, 15e9: 9, 17.5e9: 7, 20e9: 7, 21e9: 7}.get(row["time_ns"])
+        return row | {"others": [{"pid": 7, "bytes": size}]} if size else row
+
+    seen = replay("healthy", edit, allow_shared=True)
+    assert seen.values["neighbours"] == "pid 7: 9 B"
+    assert seen.notes == ["the card was shared: pid 7: 9 B"]
+
+
 def test_a_neighbour_before_the_epoch_spoils_the_memory_so_it_is_invalid_too():
     other = {"others": [{"pid": 7, "bytes": None}]}
     seen = replay("healthy", lambda row: row | other if row["time_ns"] == 0 else row)
@@ -192,6 +202,12 @@ def test_throttling_before_the_epoch_does_not_count():
     assert seen.values["throttle_during"] == seen.verdict == ""
 
 
+def test_memory_at_a_boundary_counts_for_the_phase_that_ends():
+    seen = replay("healthy", lambda r: r | {"device_bytes": 9 * GB} if r["time_ns"] == 10e9 else r)
+    assert seen.values["warmup_device_bytes"] == 8_700_000_000
+    assert seen.values["peak_device_bytes"] == 6 * GB
+
+
 def test_a_card_emptier_than_its_baseline_has_no_peak():
     seen = replay("healthy", lambda r: r | {"device_bytes": 9 * GB} if r["time_ns"] == 0 else r)
     assert seen.missing.keys() == {"warmup_device_bytes", "peak_device_bytes"}
@@ -245,13 +261,14 @@ def test_an_unseen_card_gives_its_reason_for_every_column():
 
 
 class Live:
-    """A device whose every reading is larger than the last, and that says who reads it."""
+    """A device of which each reading is larger than the last, that keeps how it was read."""
 
     total_bytes = None
     notes = ()
 
-    def __init__(self, fault=None):
+    def __init__(self, fault=None, size=lambda n: n):
         self.depths = []
+        self.size = size
         self.fault = fault
         self.enough = threading.Event()
 
@@ -263,7 +280,7 @@ class Live:
             self.enough.set()
             if self.fault and depth < Depth.EDGE:
                 raise self.fault
-        return (Reading(len(self.depths), device_bytes=len(self.depths)),)
+        return (Reading(len(self.depths), device_bytes=self.size(len(self.depths))),)
 
     def why(self, quantity):
         return ""
@@ -298,6 +315,15 @@ def test_memory_read_fast_counts_for_the_phase_it_fell_in():
     at_edge = len(device.depths)
     values = monitor.close().values
     assert values["warmup_device_bytes"] <= at_edge - 1 <= values["peak_device_bytes"]
+
+
+def test_a_spike_seen_by_a_fast_reading_is_the_peak():
+    device = Live(size=lambda n: 1000 if n == 20 else 10)
+    monitor = Monitor(device, fast_s=0.001, slow_s=1000)
+    monitor.enter("epoch")
+    assert device.enough.wait(60)
+    assert device.depths[19] == Depth.FAST
+    assert monitor.close().values["peak_device_bytes"] == 990
 
 
 def test_a_fault_in_the_sampler_is_noted():
