@@ -316,7 +316,7 @@ def _read_text(path: Path, columns: dict[str, Column]) -> pa.Table:
         if name not in header:
             if column.since <= oldest:
                 raise UsageError(f"{path}:1: column {name!r} is missing")
-            default = format_value(AXES[name].default) if name in AXES else ""
+            default = format_value(getattr(Case, name)) if name in AXES else ""
             table = table.append_column(name, pa.array([default] * len(table), pa.string()))
     return table.select(list(columns))
 

@@ -12,14 +12,15 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 from uuid import uuid4
 
-from bench.case import AXES, Case, Value, check_batches, format_value, parse_value
+from bench.case import AXES, Case, Value, check_batches, format_value
 from bench.data import DATASETS, DatasetInfo, prepare
 from bench.environment import Platform, describe_host, has_cuda, probe, with_dataset
 from bench.errors import UsageError, nearest
 from bench.executors import EXECUTORS, Executor, Job, Settings, build_executor
+from bench.flags import Parser, add_axes, read_axes, run
 from bench.models import MODELS
 from bench.precision import PRECISIONS
 from bench.preset import Preset, load_config, load_preset, preset_names
@@ -36,22 +37,26 @@ def main(argv: Sequence[str] | None = None) -> int:
         0; 1 where the disk is full or nothing could be measured; 2 for a usage error; 130 or 143
         where it was stopped.
     """
+    return run(sweep, argv)
+
+
+def sweep(argv: Sequence[str]) -> int:
+    """Do what the command line says; the return code.
+
+    Raises:
+        UsageError: it cannot be done.
+    """
+    options = parse_arguments(argv)
+    if options.list:
+        return print_registries()
+    cases = choose_cases(options)
+    if options.dry_run:
+        return print_cases(cases)
     try:
-        options = parse_arguments(sys.argv[1:] if argv is None else argv)
-        if options.list:
-            return print_registries()
-        cases = choose_cases(options)
-        if options.dry_run:
-            return print_cases(cases)
         return run_sweep(cases, options)
-    except UsageError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
     except StoreError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    except KeyboardInterrupt:
-        return 130
 
 
 def run_sweep(cases: list[Case], options: Options) -> int:
@@ -72,8 +77,8 @@ def run_sweep(cases: list[Case], options: Options) -> int:
         with Display(out, len(runs), len(history)) as display, stop_signals(executor) as stopped:
             for line in store.set_aside:
                 display.say(line)
-            sweep = Sweep(store, executor, display, platforms, datasets, options)
-            measured = sweep.run(runs, stopped)
+            loop = Loop(store, executor, display, platforms, datasets, options)
+            measured = loop.run(runs, stopped)
     print_report(out)
     if stopped():
         print(f"stopped: the same command with --out {out} goes on from here", file=sys.stderr)
@@ -82,8 +87,8 @@ def run_sweep(cases: list[Case], options: Options) -> int:
 
 
 @dataclass
-class Sweep:
-    """The loop: each run to its record, written as it ends."""
+class Loop:
+    """Each run to its record, written as it ends."""
 
     store: Store
     executor: Executor
@@ -180,15 +185,9 @@ class Options:
     command: str
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        """Raise, so that main prints one line instead of the whole usage."""
-        raise UsageError(f"{message}; see --help")
-
-
-def build_parser() -> argparse.ArgumentParser:
+def build_parser() -> Parser:
     """The command line: a flag for every axis, and what is not an axis."""
-    parser = _Parser(
+    parser = Parser(
         prog="python -m bench.sweep",
         description="Train one epoch per case, over precisions, batch sizes and loss scales; "
         "record time, memory and learning.",
@@ -198,11 +197,7 @@ def build_parser() -> argparse.ArgumentParser:
     what.add_argument("--preset", metavar="NAME", help="a named grid of cases, see --list")
     what.add_argument("--config", metavar="FILE", type=Path, help="a grid of your own, in TOML")
     what.add_argument("--repeats", metavar="N", default="1", help="fresh processes per case")
-    axes = parser.add_argument_group(
-        "axes", "each takes one value or several, and overrides the preset's"
-    )
-    for name, axis in AXES.items():
-        axes.add_argument(_flag(name), nargs="+", metavar="VALUE", help=axis.metadata["help"])
+    add_axes(parser, "each takes one value or several, and overrides the preset's")
     data = parser.add_argument_group("images")
     data.add_argument("--data-dir", metavar="DIR", type=Path, help="where CIFAR-10 is (./data)")
     data.add_argument("--data-url", metavar="URL", help="a mirror of the CIFAR-10 archive")
@@ -226,20 +221,12 @@ def parse_arguments(argv: Sequence[str]) -> Options:
     Raises:
         UsageError: a flag or value is wrong.
     """
-    parser = build_parser()
-    given, unknown = parser.parse_known_args(argv)
-    if unknown:
-        flags = [flag for action in parser._actions for flag in action.option_strings]
-        raise UsageError(f"unknown argument {unknown[0]!r}; {nearest(unknown[0], flags)}")
+    given = build_parser().parse(argv)
     if given.preset and given.config:
         raise UsageError("--preset and --config are both given; use one")
     if given.executor not in EXECUTORS:
         raise UsageError(f"--executor {given.executor!r}; {nearest(given.executor, [*EXECUTORS])}")
-    axes = {
-        name: [parse_value(name, text, _flag(name)) for text in texts]
-        for name in AXES
-        if (texts := getattr(given, name))
-    }
+    axes = read_axes(given)
     default = "rtx-titan" if "cuda" in axes.get("device", []) or _cuda_by_default(axes) else "quick"
     preset = load_config(given.config) if given.config else load_preset(given.preset or default)
     return Options(
@@ -260,10 +247,6 @@ def parse_arguments(argv: Sequence[str]) -> Options:
         list=given.list,
         command=shlex.join(["python", "-m", "bench.sweep", *argv]),
     )
-
-
-def _flag(axis: str) -> str:
-    return "--" + axis.replace("_", "-")
 
 
 def _cuda_by_default(axes: Mapping[str, object]) -> bool:
@@ -368,7 +351,8 @@ def refuse_neighbours(uuid: str) -> None:
     """
     from bench.gpu import find_neighbours
 
-    if neighbours := find_neighbours(uuid):
+    # what draws a desktop does not count: it is noted in the records
+    if neighbours := [p for p in find_neighbours(uuid) or () if not p.display]:
         who = ", ".join(map(str, neighbours))
         raise UsageError(f"the GPU is in use by {who}; end them, or measure with --allow-shared")
 

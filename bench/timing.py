@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from statistics import fmean, median
 from time import perf_counter
 
@@ -45,23 +46,23 @@ class StepClock:
 
     def __init__(self, device: torch.device) -> None:
         self._cuda = device.type == "cuda"
-        self._ticks: list[torch.cuda.Event] | list[float] = []
+        self._events: list[torch.cuda.Event] = []
+        self._moments: list[float] = []
 
     def tick(self) -> None:
         """Mark a boundary: once before the first step, then after each."""
         if self._cuda:
             event = torch.cuda.Event(enable_timing=True)
-            event.record()  # type: ignore[no-untyped-call]
-            self._ticks.append(event)  # type: ignore[arg-type]
+            event.record()
+            self._events.append(event)
         else:
-            self._ticks.append(perf_counter())  # type: ignore[arg-type]
+            self._moments.append(perf_counter())
 
     def read(self) -> list[float]:
         """The duration of each step in seconds. Synchronise first."""
-        pairs = zip(self._ticks, self._ticks[1:], strict=False)
         if self._cuda:
-            return [a.elapsed_time(b) / 1e3 for a, b in pairs]  # type: ignore[union-attr,arg-type]
-        return [b - a for a, b in pairs]  # type: ignore[operator]
+            return [a.elapsed_time(b) / 1e3 for a, b in pairwise(self._events)]
+        return [b - a for a, b in pairwise(self._moments)]
 
 
 @dataclass(frozen=True)

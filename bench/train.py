@@ -119,7 +119,7 @@ class Training:
         for master, _ in pairs:
             if master.grad is None:
                 master.grad = torch.empty_like(master)
-        torch._foreach_copy_([m.grad for m, _ in pairs], [p.grad for _, p in pairs])
+        torch._foreach_copy_([m.grad for m, _ in pairs], [p.grad for _, p in pairs])  # type: ignore[misc]
         self.model.zero_grad(set_to_none=True)
         overflowed = self.loss_scale.step(self.optimizer, self.masters)
         torch._foreach_copy_([p for _, p in pairs], [m for m, _ in pairs])

@@ -86,7 +86,7 @@ class Reporter:
         copy = torch.empty((), pin_memory=True)
         copy.copy_(loss, non_blocking=True)
         event = torch.cuda.Event()
-        event.record()  # type: ignore[no-untyped-call]
+        event.record()
         return index, copy, event
 
     def _send(self, step: int, loss: float) -> None:
@@ -310,7 +310,7 @@ def _count_flop(case: Case, missing: dict[str, str]) -> float | None:
     except Exception as error:  # anybody's model; the count is no reason to lose the case
         missing["flop_per_image"] = f"the model cannot be counted on shapes: {error}"
         return None
-    return counter.get_total_flops() / 2
+    return float(counter.get_total_flops() / 2)
 
 
 def _finite(value: float) -> float | None:

@@ -19,8 +19,11 @@ class FakeExecutor:
     """Answers each case at once: ok, or the status the rules in `ANSWERS` give it."""
 
     def __init__(self, settings: Settings) -> None:
-        rules = (rule.rpartition(":") for rule in os.environ.get(ANSWERS, "").split())
-        self._rules = [(*match.split("="), Status(status)) for match, _, status in rules]
+        self._rules: list[tuple[str, str, Status]] = []
+        for rule in os.environ.get(ANSWERS, "").split():
+            match, _, status = rule.rpartition(":")
+            axis, _, value = match.partition("=")
+            self._rules.append((axis, value, Status(status)))
 
     def run(
         self, job: Job, on_event: Callable[[Event], None], stopping: Callable[[], bool]

@@ -89,7 +89,8 @@ class DPN(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (N, 3, 32, 32) to (N, classes) logits."""
-        return self.head(self.stages(self.stem(x)).mean(dim=(2, 3)))
+        logits: Tensor = self.head(self.stages(self.stem(x)).mean(dim=(2, 3)))
+        return logits
 
 
 def _stages(blocks: tuple[int, int, int, int]) -> tuple[Stage, ...]:

@@ -37,22 +37,29 @@ class Quantity:
     """A number of a case: how it is derived, named and written.
 
     ``derive`` takes a frame of records and returns one number a row, in SI units, NaN for none; it
-    is None where the number needs another case too (see `summarize`). ``scaled`` numbers speak of
-    a whole epoch and are estimates where only a fraction of one was measured.
+    is None where the number needs another case too (see `summarize`). People read it over
+    ``scale``, in ``unit``, to so many ``decimals`` or to four digits. ``whole`` numbers speak of a
+    whole epoch, and are estimates where only a fraction of one was measured.
     """
 
     name: str
     label: str
     unit: str
     help: str
-    better: str = ""  # lower or higher
-    write: Callable[[float], str] = "{:.4g}".format
-    scaled: bool = False
-    derive: Callable[[pd.DataFrame], pd.Series] | None = None
+    better: str  # lower or higher
+    derive: Callable[[pd.DataFrame], pd.Series] | None
+    scale: float = 1
+    decimals: int | None = None
+    whole: bool = False
 
-    def format(self, value: float) -> str:
-        """Write a value with its unit: ``33.14 s``."""
-        return self.add_unit(self.write(value))
+    def write(self, value: float) -> str:
+        """Write a value without its unit."""
+        shown = value / self.scale
+        return write_number(shown) if self.decimals is None else f"{shown:.{self.decimals}f}"
+
+    def write_spread(self, spread: float, value: float) -> str:
+        """Write the spread of a value to as many decimals as the value has."""
+        return f"{spread / self.scale:.{len(self.write(value).partition('.')[2])}f}"
 
     def add_unit(self, text: str) -> str:
         """Put the unit behind an already written number."""
@@ -71,22 +78,6 @@ def write_number(value: float) -> str:
         return f"{value:,.0f}" if abs(value) < 1e9 else f"{value:.3e}"
     digits = 3 - math.floor(math.log10(abs(value))) if value else 1
     return f"{value:.{min(digits, 6)}f}"
-
-
-def _gib(value: float) -> str:
-    return f"{value / GIB:.2f}"
-
-
-def _percent(value: float) -> str:
-    return f"{100 * value:.1f}"
-
-
-def _tera(value: float) -> str:
-    return write_number(value / 1e12)
-
-
-def _milli(value: float) -> str:
-    return write_number(1e3 * value)
 
 
 def _column(name: str) -> Callable[[pd.DataFrame], pd.Series]:
@@ -186,9 +177,8 @@ QUANTITIES: dict[str, Quantity] = {
             "s",
             "one training epoch",
             "lower",
-            write_number,
-            True,
             _column("epoch_time_s"),
+            whole=True,
         ),
         Quantity(
             "images_per_s",
@@ -196,9 +186,8 @@ QUANTITIES: dict[str, Quantity] = {
             "",
             "images of an epoch over its time",
             "higher",
-            write_number,
-            True,
             throughput,
+            whole=True,
         ),
         Quantity(
             "speedup",
@@ -206,10 +195,19 @@ QUANTITIES: dict[str, Quantity] = {
             "×",
             "epoch time of fp32 at the same batch size over this one's",
             "higher",
-            "{:.2f}".format,
+            None,
+            decimals=2,
+            whole=True,
         ),
         Quantity(
-            "memory_bytes", "memory", "GiB", "peak of the epoch", "lower", _gib, False, memory
+            "memory_bytes",
+            "memory",
+            "GiB",
+            "peak of the epoch",
+            "lower",
+            memory,
+            scale=GIB,
+            decimals=2,
         ),
         Quantity(
             "memory_saved",
@@ -217,7 +215,9 @@ QUANTITIES: dict[str, Quantity] = {
             "%",
             "share of fp32's memory at the same batch size not needed",
             "higher",
-            _percent,
+            None,
+            scale=0.01,
+            decimals=1,
         ),
         Quantity(
             "train_loss",
@@ -225,9 +225,8 @@ QUANTITIES: dict[str, Quantity] = {
             "",
             "mean cross-entropy over the measured steps",
             "lower",
-            "{:.3f}".format,
-            False,
             _column("train_loss"),
+            decimals=3,
         ),
         Quantity(
             "train_accuracy",
@@ -235,9 +234,9 @@ QUANTITIES: dict[str, Quantity] = {
             "%",
             "images predicted right over the measured steps",
             "higher",
-            _percent,
-            False,
             _column("train_accuracy"),
+            scale=0.01,
+            decimals=1,
         ),
         Quantity(
             "test_loss",
@@ -245,9 +244,8 @@ QUANTITIES: dict[str, Quantity] = {
             "",
             "mean cross-entropy over the test images",
             "lower",
-            "{:.3f}".format,
-            False,
             _column("test_loss"),
+            decimals=3,
         ),
         Quantity(
             "test_accuracy",
@@ -255,9 +253,9 @@ QUANTITIES: dict[str, Quantity] = {
             "%",
             "test images predicted right",
             "higher",
-            _percent,
-            False,
             _column("test_accuracy"),
+            scale=0.01,
+            decimals=1,
         ),
         Quantity(
             "overflow_steps",
@@ -265,9 +263,8 @@ QUANTITIES: dict[str, Quantity] = {
             "",
             "steps with inf or NaN in the scaled gradients",
             "lower",
-            "{:.0f}".format,
-            False,
             _column("overflow_steps"),
+            decimals=0,
         ),
         Quantity(
             "energy_per_epoch_j",
@@ -275,9 +272,8 @@ QUANTITIES: dict[str, Quantity] = {
             "J",
             "energy of one epoch",
             "lower",
-            write_number,
-            True,
             energy_per_epoch,
+            whole=True,
         ),
         Quantity(
             "images_per_j",
@@ -285,8 +281,6 @@ QUANTITIES: dict[str, Quantity] = {
             "images/J",
             "measured images over their energy",
             "higher",
-            write_number,
-            False,
             images_per_joule,
         ),
         Quantity(
@@ -295,9 +289,9 @@ QUANTITIES: dict[str, Quantity] = {
             "TFLOP/s",
             "FLOP of an image, forward and backward, times images/s",
             "higher",
-            _tera,
-            True,
             achieved_flops,
+            scale=1e12,
+            whole=True,
         ),
         Quantity(
             "peak_share",
@@ -305,9 +299,10 @@ QUANTITIES: dict[str, Quantity] = {
             "%",
             "achieved FLOP/s over the card's peak in the arithmetic that ran",
             "higher",
-            _percent,
-            True,
             peak_share,
+            scale=0.01,
+            decimals=1,
+            whole=True,
         ),
         Quantity(
             "fragmentation",
@@ -315,9 +310,9 @@ QUANTITIES: dict[str, Quantity] = {
             "%",
             "share of the allocator's peak that no tensor used at theirs",
             "lower",
-            _percent,
-            False,
             fragmentation,
+            scale=0.01,
+            decimals=1,
         ),
         Quantity(
             "step_time_median_s",
@@ -325,9 +320,8 @@ QUANTITIES: dict[str, Quantity] = {
             "ms",
             "median step of the epoch",
             "lower",
-            _milli,
-            False,
             _column("step_time_median_s"),
+            scale=1e-3,
         ),
         Quantity(
             "step_noise",
@@ -335,9 +329,9 @@ QUANTITIES: dict[str, Quantity] = {
             "%",
             "median absolute deviation of step times over their median",
             "lower",
-            _percent,
-            False,
             step_noise,
+            scale=0.01,
+            decimals=1,
         ),
         Quantity(
             "setup_time_s",
@@ -345,8 +339,6 @@ QUANTITIES: dict[str, Quantity] = {
             "s",
             "process start to the first step",
             "lower",
-            write_number,
-            False,
             _column("setup_time_s"),
         ),
         Quantity(
@@ -355,8 +347,6 @@ QUANTITIES: dict[str, Quantity] = {
             "s",
             "steps thrown away before the epoch",
             "lower",
-            write_number,
-            False,
             _column("warmup_time_s"),
         ),
     )

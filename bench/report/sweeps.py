@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bench.store import CONFIG, read_records, read_steps, records_file
+from bench.record import STEP_COLUMNS
+from bench.store import CONFIG, STEPS, read_records, read_steps, records_file
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -26,8 +28,13 @@ class Sweep:
     records: pd.DataFrame
     command: str = ""
 
-    def read_steps(self) -> pd.DataFrame:
-        """The steps of its records: the columns of `STEP_COLUMNS`."""
+    def read_steps(self, most_bytes: float = math.inf) -> pd.DataFrame:
+        """The steps of its records, the columns of `STEP_COLUMNS`; none if the file is larger."""
+        file = self.file.with_name(STEPS)
+        if file.is_file() and file.stat().st_size > most_bytes:
+            import pandas as pd
+
+            return pd.DataFrame({name: [] for name in STEP_COLUMNS})
         return read_steps(self.file)
 
 

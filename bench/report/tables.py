@@ -165,22 +165,15 @@ def quantity_cell(quantity: Quantity, row: Row, prefix: str = "") -> Cell:
     text = quantity.write(value)
     spread = math.nan if prefix else getattr(row, f"{quantity.name}_mad", math.nan)
     if is_number(spread) and spread and quantity.name != "images_per_s":  # the time says it
-        text += f" ±{_write_spread(quantity, value, spread)}"
+        text += f" ±{quantity.write_spread(spread, value)}"
     if not prefix and is_estimate(quantity, row):
         text = f"{ESTIMATE}{text}"
     return Cell(quantity.add_unit(text), value)
 
 
-def _write_spread(quantity: Quantity, value: float, spread: float) -> str:
-    """To as many decimals as the value it belongs to."""
-    decimals = len(quantity.write(value).partition(".")[2])
-    scale = {"GiB": GIB, "%": 0.01, "ms": 1e-3, "TFLOP/s": 1e12}.get(quantity.unit, 1)
-    return f"{spread / scale:.{decimals}f}"
-
-
 def is_estimate(quantity: Quantity, row: Row) -> bool:
     """Whether this number of a case was extrapolated."""
-    return bool(row.fraction < 1 and (quantity.scaled or quantity.name == "speedup"))
+    return bool(row.fraction < 1 and quantity.whole)
 
 
 def outcome(status: str, reason: str = "", inferred: bool = False) -> str:

@@ -1,0 +1,71 @@
+"""Command lines: one-line errors, a flag for every axis."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from typing import NoReturn
+
+from bench.case import AXES, Value, parse_value
+from bench.errors import UsageError, nearest
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse, raising `UsageError` instead of printing its whole usage."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raise with argparse's message.
+
+        Raises:
+            UsageError: always.
+        """
+        raise UsageError(f"{message}; see --help")
+
+    def parse(self, argv: Sequence[str]) -> argparse.Namespace:
+        """Parse ``argv``.
+
+        Raises:
+            UsageError: a flag is unknown, with the nearest right one, or lacks its value.
+        """
+        given, unknown = self.parse_known_args(argv)
+        if unknown:
+            flags = [flag for action in self._actions for flag in action.option_strings]
+            raise UsageError(f"unknown argument {unknown[0]!r}; {nearest(unknown[0], flags)}")
+        return given
+
+
+def axis_flag(name: str) -> str:
+    """The flag of an axis: ``--batch-size`` for ``batch_size``."""
+    return "--" + name.replace("_", "-")
+
+
+def add_axes(parser: argparse.ArgumentParser, description: str) -> None:
+    """Add a flag that takes one value or several for every axis."""
+    group = parser.add_argument_group("axes", description)
+    for name, axis in AXES.items():
+        group.add_argument(axis_flag(name), nargs="+", metavar="VALUE", help=axis.metadata["help"])
+
+
+def read_axes(given: argparse.Namespace) -> dict[str, list[Value]]:
+    """The axes given as flags, parsed.
+
+    Raises:
+        UsageError: a value is not one its axis can take.
+    """
+    return {
+        name: [parse_value(name, text, axis_flag(name)) for text in texts]
+        for name in AXES
+        if (texts := getattr(given, name))
+    }
+
+
+def run(command: Callable[[Sequence[str]], int], argv: Sequence[str] | None) -> int:
+    """Run a command; a `UsageError` becomes one line on standard error and return code 2."""
+    try:
+        return command(sys.argv[1:] if argv is None else argv)
+    except UsageError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
