@@ -60,7 +60,7 @@ def read_axes(given: argparse.Namespace) -> dict[str, list[Value]]:
     }
 
 
-def run(command: Callable[[Sequence[str]], int], argv: Sequence[str] | None) -> int:
+def run_command(command: Callable[[Sequence[str]], int], argv: Sequence[str] | None) -> int:
     """Run a command; a `UsageError` becomes one line on standard error and return code 2."""
     try:
         return command(sys.argv[1:] if argv is None else argv)

@@ -20,7 +20,7 @@ from bench.data import DATASETS, DatasetInfo, prepare
 from bench.environment import Platform, describe_host, has_cuda, probe, with_dataset
 from bench.errors import UsageError, nearest
 from bench.executors import EXECUTORS, Executor, Job, Settings, build_executor
-from bench.flags import Parser, add_axes, read_axes, run
+from bench.flags import Parser, add_axes, read_axes, run_command
 from bench.models import MODELS
 from bench.precision import PRECISIONS
 from bench.preset import Preset, load_config, load_preset, preset_names
@@ -37,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         0; 1 where the disk is full or nothing could be measured; 2 for a usage error; 130 or 143
         where it was stopped.
     """
-    return run(sweep, argv)
+    return run_command(sweep, argv)
 
 
 def sweep(argv: Sequence[str]) -> int:
@@ -189,6 +189,7 @@ def build_parser() -> Parser:
     """The command line: a flag for every axis, and what is not an axis."""
     parser = Parser(
         prog="python -m bench.sweep",
+        usage="%(prog)s [--preset NAME | --config FILE] [--AXIS VALUE …] [--out DIR] […]",
         description="Train one epoch per case, over precisions, batch sizes and loss scales; "
         "record time, memory and learning.",
         allow_abbrev=False,

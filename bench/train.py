@@ -13,8 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from bench.case import Case
 from bench.loss_scale import build_loss_scale
-from bench.precision import Precision, autocast, cast
+from bench.precision import PRECISIONS, Precision, autocast, cast
 from bench.timing import StepClock
 
 MOMENTUM, WEIGHT_DECAY = 0.9, 5e-4  # pytorch-cifar's, as in 2019
@@ -57,6 +58,19 @@ class Training:
         # turning the full batch's code into the slower general one
         self.forward = torch.compile(model, dynamic=False) if compile else model
         self.reset()
+
+    @classmethod
+    def of(cls, case: Case, model: nn.Module, device: torch.device) -> Training:
+        """The training that ``case`` asks for."""
+        return cls(
+            model,
+            PRECISIONS[case.precision],
+            device,
+            lr=case.lr,
+            loss_scale=case.loss_scale,
+            channels_last=case.channels_last,
+            compile=case.compile,
+        )
 
     @torch.no_grad()
     def reset(self) -> None:

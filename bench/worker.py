@@ -146,15 +146,7 @@ def measure(
         device=device,
         seed=case.seed,
     )
-    training = Training(
-        build_model(case.model),
-        precision,
-        device,
-        lr=case.lr,
-        loss_scale=case.loss_scale,
-        channels_last=case.channels_last,
-        compile=case.compile,
-    )
+    training = Training.of(case, build_model(case.model), device)
     synchronize(device)
     m.setup_time_s = time.monotonic() - started
 

@@ -1,0 +1,147 @@
+"""`python -m bench.overhead`: what the harness itself adds to an epoch.
+
+The same case is trained by a bare loop (same network, images, warm-up and steps; no sampler, no
+events, no step clock, no records) and by the harness, in turn, each in a fresh process. The last
+line printed is the ratio of their epoch times and its spread.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from statistics import median
+
+from bench.case import Case, Value, check_batches, grid
+from bench.data import prepare
+from bench.environment import has_cuda, probe
+from bench.errors import UsageError
+from bench.executors import Job, Settings
+from bench.flags import Parser, add_axes, read_axes, run_command
+from bench.record import Status
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Compare, and print the ratio."""
+    return run_command(compare, argv)
+
+
+def compare(argv: Sequence[str]) -> int:
+    """Time harness and bare loop in turn; the return code.
+
+    Raises:
+        UsageError: the case is not one, or cannot be measured here.
+    """
+    parser = Parser(prog="python -m bench.overhead", description=__doc__, allow_abbrev=False)
+    parser.add_argument("--pairs", type=int, default=5, metavar="N", help="turns of each (5)")
+    parser.add_argument("--data-dir", type=Path, metavar="DIR", help="where CIFAR-10 is")
+    add_axes(parser, "of the one case; a GPU's default is dpn92, fp16, batch 512")
+    given = parser.parse(argv)
+    if given.pairs < 1:
+        raise UsageError(f"--pairs {given.pairs}: give a whole number of at least 1")
+    cuda = has_cuda()
+    defaults: dict[str, list[Value]] = (
+        {"device": ["cuda"], "precision": ["fp16"], "batch_size": [512], "fraction": [0.5]}
+        if cuda
+        else {"device": ["cpu"], "model": ["dpn-small"], "fraction": [0.1]}
+    )
+    cases = grid({**defaults, "dataset": ["synthetic"], **read_axes(given)})
+    if len(cases) > 1:
+        raise UsageError(f"{len(cases)} cases are given; give one value an axis")
+    (case,) = cases
+    data = prepare(case.dataset, data_dir=given.data_dir)
+    check_batches(case, data.train_images)
+    platform = probe(case.device)
+    where = platform.environment.gpu or platform.environment.cpu
+    print(f"{case.model}, {case.label()}, {case.dataset}, fraction {case.fraction:g}, on {where}")
+    ratios = []
+    for pair in range(given.pairs):
+        # whichever goes first may find a cooler machine, so they take turns at it
+        timers = [time_bare, time_harness] if pair % 2 == 0 else [time_harness, time_bare]
+        times = {timer: timer(case, data.folder, platform.environment.gpu_uuid) for timer in timers}
+        ratios.append(times[time_harness] / times[time_bare])
+        print(
+            f"pair {pair + 1}: bare {times[time_bare]:.4f} s, harness {times[time_harness]:.4f} s, "
+            f"ratio {ratios[-1]:.4f}"
+        )
+    print(
+        f"overhead: harness / bare = {median(ratios):.4f} "
+        f"(median of {len(ratios)}; {min(ratios):.4f} to {max(ratios):.4f})"
+    )
+    return 0
+
+
+def time_harness(case: Case, folder: str, gpu_uuid: str | None) -> float:
+    """Measure ``case`` as a sweep does; the measured steps' seconds.
+
+    Raises:
+        UsageError: it cannot be measured here.
+    """
+    from bench.executors.subprocess import SubprocessExecutor
+
+    outcome = SubprocessExecutor(Settings(allow_shared=True)).run(
+        Job(case, folder, gpu_uuid), lambda event: None, lambda: False
+    )
+    if outcome.status is not Status.OK or outcome.measurement.measured_time_s is None:
+        raise UsageError(f"the case ended {outcome.status}: {outcome.reason}; choose another")
+    return outcome.measurement.measured_time_s
+
+
+def time_bare(case: Case, folder: str, gpu_uuid: str | None) -> float:
+    """Train ``case`` by the bare loop in a fresh process; the same steps' seconds.
+
+    Raises:
+        UsageError: it failed.
+    """
+    job = json.dumps({"case": asdict(case), "folder": folder})
+    command = [sys.executable, "-c", "from bench.overhead import _train; _train()"]
+    answer = subprocess.run(command, input=job, capture_output=True, text=True, check=False)
+    if answer.returncode:
+        raise UsageError(f"the bare loop failed: {answer.stderr.strip().splitlines()[-1]}")
+    return float(answer.stdout)
+
+
+def _train() -> None:
+    """The bare loop: read a job from standard input, print seconds."""
+    import torch
+
+    from bench.data import load
+    from bench.data.batches import Batches
+    from bench.models import build_model
+    from bench.precision import PRECISIONS, set_flags
+    from bench.timing import synchronize, warm_up
+    from bench.train import Training
+
+    job = json.loads(sys.stdin.read())
+    case, data = Case(**job["case"]), load(job["folder"])
+    precision, device = PRECISIONS[case.precision], torch.device(case.device)
+    set_flags(precision)
+    torch.backends.cudnn.benchmark = case.cudnn_benchmark
+    torch.manual_seed(case.seed)
+    batches = Batches(
+        data.train_images,
+        data.train_labels,
+        batch_size=case.batch_size,
+        device=device,
+        seed=case.seed,
+    )
+    training = Training.of(case, build_model(case.model), device)
+    steps = math.ceil(case.fraction * len(batches))
+    x, y = next(batches.epoch(1))
+    warm_up(lambda: training.step(x, y), device)
+    training.reset()
+    synchronize(device)
+    start = time.perf_counter()
+    for x, y in batches.epoch(0, steps):
+        training.step(x, y)
+    synchronize(device)
+    print(time.perf_counter() - start)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
