@@ -106,9 +106,8 @@ def make_steps(case: Case, time_s: float, accuracy: float) -> list[Step]:
     for i in range(50):
         loss = 2.3 - 0.7 * (i / 50) + 0.05 * math.sin(9 * i)
         hits = int(case.batch_size * accuracy * (0.5 + i / 50))
-        steps.append(
-            Step(i, case.batch_size, loss, hits, time_s / 390 * (1 + 0.04 * math.sin(7 * i)))
-        )
+        time = time_s / 390 * (1 + 0.04 * math.sin(7 * i))
+        steps.append(Step(i, 1000, loss, 1000 * hits // case.batch_size, time))
     return steps
 
 

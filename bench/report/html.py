@@ -1,0 +1,163 @@
+"""The report as one self-contained page, for a screen of any width and for print."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+from bench.case import AXES
+from bench.report.derive import DOUBTS, QUANTITIES, Quantity, is_number, latest
+from bench.report.figures import COLOURS, draw_figures, inline, tabulate, undrawn
+from bench.report.tables import ESTIMATE, Report
+from bench.store import clean
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+TEMPLATES = Path(__file__).with_name("templates")
+
+
+def render(report: Report) -> str:
+    """The report as HTML."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    templates = Environment(
+        loader=FileSystemLoader(TEMPLATES),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    templates.filters["clean"] = clean
+    figures = draw_figures(report)
+    return templates.get_template("page.html").render(
+        report=report,
+        figures=[
+            (figure, [(panel, inline(panel), tabulate(figure, panel)) for panel in figure.panels])
+            for figure in figures
+        ],
+        undrawn=undrawn(figures),
+        records=_embed(_records(report)),
+        links=[(sweep.name, _link(sweep.file, report.home)) for sweep in report.sweeps],
+        colours=COLOURS,
+        glossary=[q for q in QUANTITIES.values() if q.help != q.label],
+    )
+
+
+def _link(file: Path, home: Path) -> str:
+    try:
+        return quote(Path(os.path.relpath(file.resolve(), home)).as_posix())
+    except ValueError:  # on another drive
+        return file.resolve().as_uri()
+
+
+def _embed(data: Any) -> str:
+    """JSON that may stand within a script element."""
+    text = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    return text.replace("&", r"\u0026").replace("<", r"\u003c").replace(">", r"\u003e")
+
+
+_SHOWN = (
+    "epoch_time_s",
+    "images_per_s",
+    "memory_bytes",
+    "train_loss",
+    "train_accuracy",
+    "test_accuracy",
+    "overflow_steps",
+    "energy_per_epoch_j",
+    "images_per_j",
+    "achieved_flops",
+    "peak_share",
+    "fragmentation",
+    "step_time_median_s",
+    "step_noise",
+    "setup_time_s",
+    "warmup_time_s",
+)
+
+
+def _records(report: Report) -> list[dict[str, Any]]:
+    """Every record as columns: ``label``, whether ``number``, and its cells as text.
+
+    Text columns are ``names`` and, per row, an index into them: most repeat.
+    """
+    rows = report.records
+    columns = []
+    for label, cells in _text_columns(report, rows):
+        codes, names = cells.factorize()
+        columns.append(
+            {
+                "label": label,
+                "number": False,
+                "names": [clean(str(name)) for name in names],
+                "cells": codes.tolist(),
+            }
+        )
+        if label in ("batch size", "repeat"):
+            columns[-1]["number"] = True
+    estimated = rows["fraction"] < 1
+    at = 1 + next(i for i, column in enumerate(columns) if column["label"] == "status")
+    numbers = [
+        {
+            "label": _name(q),
+            "number": True,
+            "help": q.help,
+            "cells": _write(rows[name], q, estimated),
+        }
+        for name in _SHOWN
+        for q in [QUANTITIES[name]]
+        if rows[name].notna().any()
+    ]
+    return columns[:at] + numbers + columns[at:]
+
+
+def _name(quantity: Quantity) -> str:
+    return f"{quantity.label} ({quantity.unit})" if quantity.unit else quantity.label
+
+
+def _write(values: pd.Series, quantity: Quantity, estimated: pd.Series) -> list[str]:
+    marks = [ESTIMATE if quantity.whole and part else "" for part in estimated.tolist()]
+    return [
+        mark + quantity.write(value) if is_number(value) else ""
+        for mark, value in zip(marks, values.tolist(), strict=True)
+    ]
+
+
+def _text_columns(report: Report, rows: pd.DataFrame) -> Iterator[tuple[str, pd.Series]]:
+    if len(report.sweeps) > 1:
+        yield "sweep", rows["sweep"]
+    if len(set(rows["machine"])) > 1:
+        yield "machine", rows["machine"]
+    for name, axis in AXES.items():
+        varies = name in ("precision", "loss_scale", "batch_size") or rows[name].nunique() > 1
+        if varies or name in ("model", "dataset"):
+            cells = rows[name]
+            if isinstance(axis.default, bool):
+                cells = cells.map({True: "on", False: "off"})
+            elif isinstance(axis.default, float):
+                cells = cells.map("{:g}".format)
+            yield name.replace("_", " "), cells
+    yield "repeat", rows["repeat"]
+    yield "status", rows["status"]
+    yield "remarks", _remarks(rows)
+    if (rows["reason"] != "").any():
+        yield "reason", rows["reason"]
+
+
+def _remarks(rows: pd.DataFrame) -> pd.Series:
+    counted = latest(rows).index
+    remarks = rows["status"].map(lambda _: "")
+    sentinel = rows["sentinel"].astype(bool)
+    facts = {doubt.remark: rows[doubt.name] for doubt in DOUBTS.values()}
+    facts["inferred"] = rows["inferred"].astype(bool)
+    facts["sentinel"] = sentinel
+    facts["superseded by a later attempt"] = ~rows.index.to_series().isin(counted) & ~sentinel
+    for remark, holds in facts.items():
+        apart = remarks.where(remarks == "", remarks + ", ")
+        remarks = remarks.where(~holds, apart + remark)
+    return remarks

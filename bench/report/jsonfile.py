@@ -1,0 +1,49 @@
+"""The report as JSON: what the CSV holds, with the tables, answers and warnings."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import Any
+
+from bench.report.csvfile import column_names
+from bench.report.derive import describe_columns, is_number
+from bench.report.tables import Cell, Report, Table
+
+
+def render(report: Report) -> str:
+    """The report as JSON; empty cells are null, and nothing is rounded."""
+    names = column_names()
+    described = describe_columns()
+    columns = [map(_value, report.cases[name].tolist()) for name in names]
+    document = {
+        "title": report.title,
+        "answers": [asdict(answer) for answer in report.answers],
+        "warnings": [asdict(warning) for warning in report.warnings],
+        "tables": [_table(table) for table in report.tables],
+        "left_out": report.left_out,
+        "columns": {name: described[name] for name in names if name in described},
+        "cases": [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)],
+    }
+    return json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def _table(table: Table) -> dict[str, Any]:
+    def write(cell: Cell) -> dict[str, Any]:
+        return {"text": cell.text, "value": _value(cell.value)}
+
+    return {
+        "name": table.name,
+        "title": table.title,
+        "heads": [asdict(head) for head in table.heads],
+        "rows": [[write(cell) for cell in row] for row in table.rows],
+        "notes": table.notes,
+    }
+
+
+def _value(value: Any) -> Any:
+    if isinstance(value, (str, bool)):
+        return value
+    if not is_number(value):
+        return None
+    return int(value) if float(value).is_integer() and abs(value) < 2**53 else float(value)
