@@ -1,0 +1,41 @@
+"""What tests share: where the repository is, real images, whether there is a card."""
+
+from __future__ import annotations
+
+import os
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+# two threads that wait for each other make a busy machine's training many times slower
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+ROOT = Path(__file__).parents[1]
+
+
+@cache
+def why_no_cuda() -> str:
+    """Why the gpu tests skip; empty where they can run."""
+    import torch
+
+    if torch.version.cuda is None:
+        return f"torch {torch.__version__} is a CPU build"
+    return "" if torch.cuda.is_available() else "torch finds no CUDA device"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip the gpu tests, saying why, where there is no card."""
+    marked = [item for item in items if item.get_closest_marker("gpu")]
+    if marked and (reason := why_no_cuda()):
+        for item in marked:
+            item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.fixture(scope="session")
+def cifar10() -> Path:
+    """A folder of the 60,000 real images, kept beside the repository."""
+    folder = ROOT.parent / "shared" / "cifar10"
+    if not folder.is_dir():
+        pytest.skip(f"no real images: {folder} is not there")
+    return folder

@@ -1,0 +1,76 @@
+"""Networks: the sizes the 2019 page's network has, and anybody's own."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from bench.errors import UsageError
+from bench.models import build_model, parse_model
+
+
+def count_flop(name: str) -> float:
+    with torch.device("meta"), FlopCounterMode(display=False) as counter:
+        model = build_model(name)
+        logits = model(torch.empty(2, 3, 32, 32))
+        F.cross_entropy(logits, torch.empty(2, dtype=torch.long)).backward()
+    return counter.get_total_flops() / 2
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters", "gflop"),
+    [("dpn92", 34_236_634, 17.19), ("dpn26", 11_574_842, 5.30), ("dpn-small", 155_850, 0.0794)],
+)
+def test_size(name: str, parameters: int, gflop: float) -> None:
+    with torch.device("meta"):
+        assert sum(p.numel() for p in build_model(name).parameters()) == parameters
+    assert count_flop(name) == pytest.approx(gflop * 1e9, rel=0.005)
+
+
+def test_dual_paths_add_and_append() -> None:
+    """A block keeps the trunk's channels, adds to the residual ones and appends the new ones."""
+    from bench.models.dpn import DualPathBlock, Stage
+
+    block = DualPathBlock(12, Stage(1, 8, 8, 4), stride=1, project=False, groups=4).eval()
+    nn.init.zeros_(block.conv3.weight)
+    nn.init.constant_(block.bn3.bias, 0.5)  # the block's own output is 0.5 everywhere
+    x = torch.rand(2, 12, 5, 5)
+    y = block(x)
+    assert y.shape == (2, 16, 5, 5)
+    torch.testing.assert_close(y[:, :8], x[:, :8] + 0.5)
+    torch.testing.assert_close(y[:, 8:12], x[:, 8:])
+    torch.testing.assert_close(y[:, 12:], torch.full((2, 4, 5, 5), 0.5))
+
+
+def linear() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(3072, 10))
+
+
+def not_a_module() -> int:
+    return 3
+
+
+def test_own_model() -> None:
+    name = parse_model(f"{__name__}:linear")
+    assert build_model(name)(torch.zeros(1, 3, 32, 32)).shape == (1, 10)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("no_such_package:thing", "No module named 'no_such_package'"),
+        (f"{__name__}:missing", "missing"),
+        (f"{__name__}:not_a_module", "returned int; a factory returns a torch.nn.Module"),
+    ],
+)
+def test_own_model_that_is_none(name: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        build_model(name)
+
+
+def test_misspelt_model_is_told_the_right_one() -> None:
+    with pytest.raises(ValueError, match="did you mean 'dpn92'"):
+        parse_model("dpn29")

@@ -1,0 +1,165 @@
+"""A case from set-up to end, in this process: what a measurement holds and what it must not."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from bench.case import Case
+from bench.data import DatasetInfo, prepare
+from bench.record import Measurement, Step
+from bench.worker import Channel, Reporter, _count_flop, measure
+
+TINY = f"{__name__}:tiny"
+CASE = Case(model=TINY, dataset="synthetic", device="cpu", batch_size=512, fraction=0.1)
+
+
+def tiny() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3, 4), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(512, 10)
+    )
+
+
+class Bad(nn.Module):
+    """Its loss is NaN from its fifth training step after a reset."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = tiny()
+        self.register_buffer("steps", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.steps += 1
+        return self.net(x) * torch.where(self.steps > 4, torch.nan, 1.0)
+
+
+def bad() -> nn.Module:
+    return Bad()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def restore_torch() -> Iterator[None]:
+    state = torch.get_rng_state()
+    yield
+    torch.set_rng_state(state)
+
+
+@pytest.fixture(scope="module")
+def data() -> DatasetInfo:
+    return prepare("synthetic", data_dir=None)
+
+
+def run(case: Case, data: DatasetInfo) -> tuple[Measurement, list[Step], dict[str, str]]:
+    return measure(case, data.folder, Channel(), time.monotonic())
+
+
+def test_a_whole_epoch(data: DatasetInfo) -> None:
+    m, steps, missing = run(replace(CASE, fraction=1.0, evaluate=True), data)
+    assert m.measured_steps == m.steps_per_epoch == len(steps) == math.ceil(50_000 / 512)
+    assert m.measured_images == sum(step.images for step in steps) == 50_000
+    assert steps[-1].images == 50_000 % 512
+    assert m.epoch_time_s == m.measured_time_s
+    assert m.epoch_time_s == pytest.approx(sum(step.time_s or 0 for step in steps), rel=0.02)
+    assert m.images_per_s == pytest.approx(50_000 / m.epoch_time_s)
+    total = sum(step.images * (step.loss or math.nan) for step in steps)
+    assert m.train_loss == pytest.approx(total / 50_000)
+    assert m.train_accuracy == sum(step.correct for step in steps) / 50_000
+    assert m.train_accuracy > 0.15
+    assert m.test_loss is not None
+    assert m.test_accuracy is not None
+    assert m.eval_time_s is not None
+    assert m.setup_time_s is not None
+    assert m.warmup_time_s is not None
+    assert m.flop_per_image
+    assert m.arithmetic == "float32"
+    assert "conv=ieee" in (m.flags or "")
+    assert m.first_bad_step is None
+    assert missing["peak_allocated_bytes"] == "torch keeps no account of CPU memory"
+    assert m.peak_allocated_bytes is None
+
+
+def test_a_fraction_is_extrapolated(data: DatasetInfo) -> None:
+    m, steps, _ = run(CASE, data)
+    assert m.measured_steps == len(steps) == math.ceil(0.1 * 98)
+    assert m.steps_per_epoch == 98
+    assert m.measured_images == 10 * 512
+    assert m.measured_time_s is not None
+    assert m.epoch_time_s is not None
+    assert 5 * m.measured_time_s < m.epoch_time_s < 20 * m.measured_time_s
+
+
+def test_warm_up_leaves_no_trace(data: DatasetInfo, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The epoch is one from scratch: the same losses however long the warm-up was."""
+    import bench.timing
+
+    _, short, _ = run(CASE, data)
+    monkeypatch.setattr(bench.timing, "STEADY", -1.0)  # never steady: warm-up runs to its cap
+    m, long, _ = run(CASE, data)
+    assert m.warmup_steady is False
+    assert [step.loss for step in short] == [step.loss for step in long]
+
+
+def test_divergence_is_measured_and_located(data: DatasetInfo) -> None:
+    m, steps, _ = run(replace(CASE, model=f"{__name__}:bad"), data)
+    assert m.first_bad_step == 4
+    assert m.train_loss is None
+    assert [step.loss is None for step in steps] == [False] * 4 + [True] * 6
+    assert m.epoch_time_s is not None
+
+
+def test_uncountable_models_are_no_loss() -> None:
+    missing: dict[str, str] = {}
+    assert _count_flop(replace(CASE, model=f"{__name__}:uncountable"), missing) is None
+    assert missing["flop_per_image"].startswith("the model cannot be counted on shapes")
+
+
+def uncountable() -> nn.Module:
+    class Picky(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.flatten(1)[:, : int(x.sum())]  # a value decides a shape
+
+    return Picky()
+
+
+def test_phases_wait_for_the_parent(data: DatasetInfo, tmp_path: Path) -> None:
+    """At each boundary the worker says where it is and waits for a line before going on."""
+    read, write = os.pipe()
+    answers_read, answers_write = os.pipe()
+    with open(answers_read) as stdin, pytest.MonkeyPatch.context() as patch:  # noqa: PTH123
+        patch.setattr("sys.stdin", stdin)
+        os.write(answers_write, b"\n\n\n")
+        os.close(answers_write)
+        measure(CASE, data.folder, Channel(write), time.monotonic())
+        assert stdin.read() == ""  # three phases, three lines
+    with open(read) as events:  # noqa: PTH123
+        os.set_blocking(read, False)
+        said = [json.loads(line) for line in events.read().splitlines()]
+    assert [e["name"] for e in said if e["event"] == "phase"] == ["warmup", "epoch", "evaluation"]
+    steps = [e for e in said if e["event"] == "step" and e["phase"] == "epoch"]
+    assert all(e["steps"] == 10 and e["memory_bytes"] > 2**20 for e in steps)
+
+
+def test_reporter_is_sparing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten thousand steps within a moment are a line or two, not ten thousand."""
+    sent: list[int] = []
+
+    class Ear(Channel):
+        def send(self, event: str, **values: object) -> None:
+            sent.append(int(values["step"]))  # type: ignore[call-overload]
+
+    now = 100.0
+    monkeypatch.setattr("bench.worker.time.perf_counter", lambda: now)
+    report = Reporter(Ear(), torch.device("cpu"), "epoch", 10_000)
+    for index in range(10_000):
+        now += 0.0001
+        report(index, torch.zeros(()))
+    assert 4 <= len(sent) <= 6
