@@ -6,7 +6,6 @@ metric is better when lower. How a verdict is reached stands in `bench.verdict`.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import sys
@@ -15,11 +14,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from bench import verdict
 from bench.case import AXES, Case
 from bench.errors import UsageError, nearest
+from bench.flags import Parser, run_command
 from bench.record import COMPARABLE, Environment, Status
 from bench.report.derive import GIB, MEMORY, write_number
 from bench.report.tables import NOTHING, Cell, Head, Table
@@ -338,7 +338,7 @@ def cannot_judge(comparison: Comparison, gate: Gate) -> bool:
 
 def printable(text: str) -> str:
     """Drop what would act on a terminal or turn the reading direction around."""
-    return "".join(c for c in clean(text) if c.isprintable())
+    return text if text.isprintable() else "".join(c for c in clean(text) if c.isprintable())
 
 
 def write_outcomes(outcomes: Mapping[str, int]) -> str:
@@ -432,12 +432,13 @@ def _outcome_rows(comparison: Comparison) -> Iterator[tuple[Cell, ...]]:
 def _metric_table(
     comparison: Comparison, metric: Metric, findings: Sequence[Finding], margin: float
 ) -> Table:
-    counts = Counter(metric.word(finding.ratio.judge(margin)) for finding in findings)
+    counts = Counter(finding.ratio.judge(margin) for finding in findings)
+    summary = ", ".join(f"{counts[v]} {metric.word(v)}" for v in Verdict if v in counts)
+    unit = f" in {metric.unit}" if metric.unit else ""
     numbers = ("A", "B", "B/A", "95 % interval", "p", "runs")
     return Table(
         metric.column,
-        f"{metric.label[0].upper()}{metric.label[1:]}{f' in {metric.unit}' if metric.unit else ''}"
-        f": {', '.join(f'{counts[word]} {word}' for word in sorted(counts))}",
+        f"{metric.label[0].upper()}{metric.label[1:]}{unit}: {summary}",
         _heads("case", *numbers, "verdict", "remarks", numbers=numbers),
         tuple(
             _cells(
@@ -587,15 +588,9 @@ FORMATS = {"text": render_text, "md": render_markdown, "json": render_json}
 # ------------------------------------------------------------------------------------ command line
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        """Raise, so that main prints one line instead of the whole usage."""
-        raise UsageError(f"{message}; see --help")
-
-
-def build_parser() -> argparse.ArgumentParser:
+def build_parser() -> Parser:
     """The command line."""
-    parser = _Parser(
+    parser = Parser(
         prog="python -m bench.compare",
         description="Say what changed from sweep A, the baseline, to sweep B, and how sure it is.",
         epilog="a margin of 2% is a ratio above 1.02 or below 1/1.02; a verdict needs "
@@ -633,19 +628,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         0; 1 where a --fail-on found something; 2 for a usage error.
     """
-    try:
-        return _run(build_parser().parse_args(argv))
-    except UsageError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        return 130
-    except BrokenPipeError:  # `| head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+    return run_command(_run, argv)
 
 
-def _run(options: argparse.Namespace) -> int:
+def _run(argv: Sequence[str]) -> int:
+    options = build_parser().parse(argv)
     if options.format not in FORMATS:
         raise UsageError(f"--format {options.format!r}: {nearest(options.format, list(FORMATS))}")
     margin = parse_percent(f"--margin {options.margin!r}", options.margin)
@@ -656,17 +643,7 @@ def _run(options: argparse.Namespace) -> int:
     for gate in gates:
         _check_compared(gate, metrics)
     comparison = compare(a, b, metrics)
-    document = FORMATS[options.format](comparison, margin, gates)
-    if options.output is None:
-        sys.stdout.write(document)
-        sys.stdout.flush()
-    else:
-        try:
-            options.output.write_text(document, encoding="utf-8")
-        except OSError as error:
-            raise UsageError(
-                f"-o {options.output}: {error.strerror}; choose a place that can be written"
-            ) from error
+    _write(FORMATS[options.format](comparison, margin, gates), options.output)
     failed = False
     for gate in gates:
         for line in find(comparison, gate):
@@ -675,6 +652,22 @@ def _run(options: argparse.Namespace) -> int:
         if cannot_judge(comparison, gate):
             print(f"warning: --fail-on {gate.text}: no case could be judged", file=sys.stderr)
     return int(failed)
+
+
+def _write(document: str, output: Path | None) -> None:
+    if output is None:
+        try:
+            sys.stdout.write(document)
+            sys.stdout.flush()
+        except BrokenPipeError:  # `| head`; the gates are still read
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return
+    try:
+        output.write_text(document, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(
+            f"-o {output}: {error.strerror}; choose a place that can be written"
+        ) from error
 
 
 def _parse_metric(text: str) -> Metric:

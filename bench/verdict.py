@@ -18,8 +18,8 @@ The p-value of the first question refers Welch's statistic to the degrees of fre
 from the median noise ratio of all cases. A case's own two variances are poor at saying it: Holm
 looks far into the tail, where a case mostly stands because its variance came out small by chance,
 and then its own degrees of freedom came out too large. By simulation (24 equal cases, 20 % noise, 3
-against 10 repeats), own degrees of freedom call a difference in 15 % of comparisons, or 28 % where
-the three are also the noisier; the median's in 2 % or fewer. A single case has only its own.
+against 10 repeats), own degrees of freedom call a difference in 15 % of comparisons, and in 28 %
+where the three are also the noisier; the median's in 1 %. A single case has only its own: 5 %.
 
 Nothing here sees what repeats cannot show: one sweep is one session, and what differs between
 sessions (temperature, other load) counts as a difference between A and B.

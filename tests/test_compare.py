@@ -1,0 +1,502 @@
+"""`bench.compare` from stored records to verdicts, documents and return codes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.case import Case
+from bench.compare import METRICS, OUTCOME_FINDINGS, main, parse_percent
+from bench.errors import UsageError
+from bench.record import COLUMNS, Environment, Measurement, Record, Status
+from bench.store import Store
+
+CASE = Case(dataset="synthetic", device="cpu")
+SMALL = replace(CASE, batch_size=64)
+FP16 = replace(CASE, precision="fp16", loss_scale=128.0)
+HERE = Environment(torch="2.13.0", python="3.12.1", host="lab", train_images=50000)
+
+SNAPSHOTS = Path(__file__).parent / "snapshots"
+
+BASE = (20.0, 20.1, 19.9, 20.04, 19.96)
+SLOWER = tuple(1.08 * t for t in BASE)
+
+
+def record(case: Case, repeat: int, time_s: float | None = 10.0, **fields: Any) -> Record:
+    """A row as the fake executor's sweeps write it."""
+    values: dict[str, Any] = {
+        "record_id": f"{case.slug()}-{repeat}-{fields.get('attempt', 1)}-{fields.get('sentinel')}",
+        "case": case,
+        "repeat": repeat,
+        "sentinel": False,
+        "attempt": 1,
+        "status": Status.OK,
+        "reason": "",
+        "inferred": False,
+        "executor": "fake",
+        "started_at": "",
+        "finished_at": "",
+        "retries": 0,
+        "log": "",
+        "measurement": Measurement(epoch_time_s=time_s),
+        "environment": HERE,
+    }
+    return Record(**{**values, **fields})
+
+
+def runs(case: Case, times: Iterable[float], **fields: Any) -> list[Record]:
+    return [record(case, i, time, **fields) for i, time in enumerate(times, 1)]
+
+
+Write = Callable[[str, Sequence[Record]], str]
+
+
+@pytest.fixture
+def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
+    """Write a sweep into a folder of the working directory, and name it."""
+    monkeypatch.chdir(tmp_path)
+
+    def write(name: str, records: Sequence[Record]) -> str:
+        with Store(Path(name)) as store:
+            for row in records:
+                store.append(row)
+        return name
+
+    return write
+
+
+@pytest.fixture
+def machine(capsys: pytest.CaptureFixture[str]) -> Callable[..., Any]:
+    """Compare into JSON and read it."""
+
+    def run(*argv: str, code: int = 0) -> Any:
+        assert main([*argv, "--format", "json"]) == code
+        return json.loads(capsys.readouterr().out)
+
+    return run
+
+
+def verdicts(document: Any, metric: str = "epoch_time_s") -> list[str]:
+    return [finding["verdict"] for finding in document["metrics"][metric]]
+
+
+# ------------------------------------------------------------------------------------- the answer
+
+
+def test_each_case_gets_its_ratio_and_verdict(write: Write, machine: Callable[..., Any]) -> None:
+    a = write("a", runs(CASE, BASE) + runs(SMALL, BASE) + runs(FP16, BASE))
+    b = write(
+        "b",
+        runs(FP16, [0.9 * t for t in BASE]) + runs(CASE, SLOWER) + runs(SMALL, reversed(BASE)),
+    )
+    document = machine(a, b)
+    assert verdicts(document) == ["slower", "same", "faster"]
+    slower = document["metrics"]["epoch_time_s"][0]
+    assert slower["case"]["batch_size"] == 128
+    assert (slower["a"], slower["b"]) == (list(BASE), pytest.approx(SLOWER))
+    assert (slower["n_a"], slower["n_b"]) == (5, 5)
+    assert slower["ratio"] == pytest.approx(1.08)
+    assert slower["low"] < 1.08 < slower["high"]
+    assert 0 < slower["p"] < slower["p_adjusted"] < 0.001
+    assert slower["remarks"] == ["synthetic", "fake"]
+
+
+def test_each_metric_has_its_words(write: Write, machine: Callable[..., Any]) -> None:
+    def sweep(factor: float) -> list[Record]:
+        jitter = (1, 1.001, 0.999)
+        return [
+            record(
+                CASE,
+                i,
+                measurement=Measurement(
+                    epoch_time_s=10 * factor * x,
+                    peak_process_bytes=int(2**30 * factor),
+                    train_loss=2 * factor,
+                    energy_j=500 * factor * x,
+                ),
+            )
+            for i, x in enumerate(jitter, 1)
+        ]
+
+    a, b = write("a", sweep(1)), write("b", sweep(1.1))
+    up, down = machine(a, b), machine(b, a)
+    for metric, higher, lower in (
+        ("epoch_time_s", "slower", "faster"),
+        ("peak_process_bytes", "more", "less"),  # no device memory on a CPU
+        ("train_loss", "higher", "lower"),
+        ("energy_j", "more", "less"),
+    ):
+        assert verdicts(up, metric) == [higher]
+        assert verdicts(down, metric) == [lower]
+    memory = up["metrics"]["peak_process_bytes"][0]
+    assert memory["exact"]
+    assert memory["p"] is None
+
+
+def test_chosen_metrics_are_compared_alone(write: Write, machine: Callable[..., Any]) -> None:
+    rows = [
+        record(CASE, i, measurement=Measurement(epoch_time_s=i, test_loss=2.0)) for i in (1, 2, 3)
+    ]
+    a = write("a", rows)
+    assert list(machine(a, a, "--metric", "test_loss", "train_loss")["metrics"]) == [
+        "test_loss",
+        "train_loss",
+    ]
+
+
+def test_metrics_are_columns_of_a_record() -> None:
+    assert set(METRICS) <= set(COLUMNS)
+
+
+def test_latest_attempts_count_and_sentinels_do_not(
+    write: Write, machine: Callable[..., Any]
+) -> None:
+    failed = record(CASE, 1, None, status=Status.ERROR)
+    again = record(CASE, 1, 20.0, attempt=2)
+    sentinel = record(CASE, 2, 99.0, sentinel=True)
+    a = write("a", [again, *runs(CASE, BASE)[1:], sentinel, failed])
+    document = machine(a, a)
+    assert document["metrics"]["epoch_time_s"][0]["a"] == list(BASE)
+    assert document["a"]["runs"] == 5
+
+
+def test_the_margin_decides(write: Write, machine: Callable[..., Any]) -> None:
+    a, b = write("a", runs(CASE, BASE)), write("b", runs(CASE, SLOWER))
+    assert verdicts(machine(a, b, "--margin", "20%")) == ["same"]
+    assert verdicts(machine(a, b, "--margin", "8%")) == ["ambiguous"]
+    assert verdicts(machine(a, b, "--margin", "0.5%")) == ["slower"]
+
+
+def test_evidence_is_adjusted_over_the_cases_of_a_metric(
+    write: Write, machine: Callable[..., Any]
+) -> None:
+    cases = [replace(CASE, batch_size=2**n) for n in range(2, 6)]
+    a = write("a", [r for case in cases for r in runs(case, BASE)])
+    b = write("b", runs(cases[0], SLOWER) + [r for c in cases[1:] for r in runs(c, BASE)])
+    first = machine(a, b)["metrics"]["epoch_time_s"][0]
+    assert first["p_adjusted"] == pytest.approx(4 * first["p"])
+
+
+def test_too_few_repeats_say_so(write: Write, capsys: pytest.CaptureFixture[str]) -> None:
+    a, b = write("a", runs(CASE, BASE[:1])), write("b", runs(CASE, SLOWER[:1]))
+    assert main([a, b]) == 0
+    out = capsys.readouterr().out
+    assert "needs 3 repeats a side, has 1" in out
+    assert "1.080" in out
+    assert "no verdict" in out
+
+
+def test_missing_and_zero_values_say_so(write: Write, machine: Callable[..., Any]) -> None:
+    def energies(*values: float | None) -> list[Record]:
+        return [
+            record(CASE, i, measurement=Measurement(energy_j=v)) for i, v in enumerate(values, 1)
+        ]
+
+    a = write("a", energies(5, 6, 7, None))
+    zero = machine(a, write("b", energies(5, 0, 7)))["metrics"]["energy_j"][0]
+    assert zero["ratio"] is None
+    assert "a value in B is not positive: no ratio" in zero["remarks"]
+    assert "A lacks 1 of its values" in zero["remarks"]
+    none = machine(a, write("c", energies(None, None, None)))["metrics"]["energy_j"][0]
+    assert "no value in B" in none["remarks"]
+
+
+# ---------------------------------------------------------------------------------- outcomes, sides
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "change"),
+    [
+        (["ok"] * 3, ["ok"] * 3, ""),
+        (["ok"] * 3, ["oom"] * 3, "broken"),
+        (["ok"] * 3, ["ok", "ok", "error"], "broken"),
+        (["ok"] * 3, ["diverged"] * 3, "broken"),
+        (["diverged"], ["timeout"], "broken"),
+        (["ok", "oom"], ["oom", "oom"], "broken"),
+        (["oom"] * 3, ["ok"] * 3, "mended"),
+        (["oom"], ["error"], "changed"),
+        (["oom"], ["oom"], ""),
+    ],
+)
+def test_outcome_changes_are_findings(
+    write: Write, machine: Callable[..., Any], before: list[str], after: list[str], change: str
+) -> None:
+    def sweep(statuses: list[str]) -> list[Record]:
+        return [record(CASE, i, status=Status(s)) for i, s in enumerate(statuses, 1)]
+
+    a, b = write("a", sweep(before)), write("b", sweep(after))
+    document = machine(a, b, "--fail-on", "broken", code=int(change == "broken"))
+    assert [outcome["change"] for outcome in document["outcomes"]] == [change]
+    assert bool(document["failures"]["broken"]) == (change == "broken")
+
+
+def test_only_ok_counts_and_diverged_for_time_and_memory(
+    write: Write, machine: Callable[..., Any]
+) -> None:
+    def sweep(status: Status) -> list[Record]:
+        return [
+            record(
+                CASE,
+                i,
+                status=status,
+                measurement=Measurement(
+                    epoch_time_s=t, peak_device_bytes=2**30, train_loss=2.0, energy_j=t
+                ),
+            )
+            for i, t in enumerate(BASE, 1)
+        ]
+
+    a = write("a", sweep(Status.OK))
+    diverged = machine(a, write("b", sweep(Status.DIVERGED)))["metrics"]
+    assert {name: found[0]["n_b"] for name, found in diverged.items()} == {
+        "epoch_time_s": 5,
+        "peak_device_bytes": 5,
+        "train_loss": 0,
+        "energy_j": 0,
+    }
+    assert "B diverged ×5" in diverged["epoch_time_s"][0]["remarks"]
+    invalid = machine(a, write("c", sweep(Status.INVALID)))["metrics"]
+    assert invalid["epoch_time_s"][0]["n_b"] == 0
+
+
+def test_cases_on_one_side_are_listed(write: Write, capsys: pytest.CaptureFixture[str]) -> None:
+    a = write("a", runs(CASE, BASE) + runs(SMALL, BASE))
+    b = write("b", runs(CASE, BASE) + runs(FP16, BASE))
+    assert main([a, b]) == 0
+    out = capsys.readouterr().out
+    assert "Only in A\n  case\n  fp32 · batch size 64\n" in out
+    assert "Only in B\n  case\n  fp16 · loss scale 128 · batch size 128\n" in out
+    assert main([a, b, "--fail-on", "missing"]) == 1
+    assert "fail: missing: fp32 · batch size 64" in capsys.readouterr().err
+
+
+def test_no_common_case_names_the_axis_that_parts_them(
+    write: Write, capsys: pytest.CaptureFixture[str]
+) -> None:
+    a, b = write("a", runs(CASE, BASE)), write("b", runs(replace(CASE, lr=0.1), BASE))
+    assert main([a, b, "--fail-on", "slower"]) == 0
+    out, err = capsys.readouterr()
+    assert "no case in both: they share no value of lr" in out
+    assert "warning: --fail-on slower: no case could be judged" in err
+
+
+def test_differing_environments_come_first_and_the_comparable_before_the_rest(
+    write: Write, capsys: pytest.CaptureFixture[str], machine: Callable[..., Any]
+) -> None:
+    there = replace(HERE, host="attic", torch="2.9.1", train_images=40000)
+    a = write("a", runs(CASE, BASE))
+    b = write("b", [*runs(CASE, BASE[:3], environment=there), record(CASE, 4)])
+    assert machine(a, b)["environment"] == [
+        {"name": "torch", "must_agree": True, "a": ["2.13.0"], "b": ["2.9.1", "2.13.0"]},
+        {"name": "host", "must_agree": False, "a": ["lab"], "b": ["attic", "lab"]},
+        {"name": "train_images", "must_agree": False, "a": ["50000"], "b": ["40000", "50000"]},
+    ]
+    main([a, b])
+    out = capsys.readouterr().out
+    assert out.index("What ran them differs") < out.index("Epoch time")
+    main([a, a])
+    assert "no recorded difference in what ran them" in capsys.readouterr().out
+    # a side that mixes what must agree says so even where the other mixes the same
+    assert [row["name"] for row in machine(b, b)["environment"]] == ["torch"]
+
+
+@pytest.mark.parametrize(
+    ("case", "fields", "remark"),
+    [
+        (replace(CASE, fraction=0.5), {}, "extrapolated"),
+        (CASE, {}, "synthetic"),
+        (CASE, {}, "fake"),
+        (CASE, {"executor": "published"}, "published"),
+    ],
+)
+def test_doubtful_rows_are_labelled(
+    write: Write, machine: Callable[..., Any], case: Case, fields: dict[str, Any], remark: str
+) -> None:
+    a = write("a", runs(case, BASE, **fields))
+    assert remark in machine(a, a)["metrics"]["epoch_time_s"][0]["remarks"]
+    plain = write("b", runs(replace(case, dataset="cifar10", fraction=1.0), BASE, executor="x"))
+    assert machine(plain, plain)["metrics"]["epoch_time_s"][0]["remarks"] == []
+
+
+def test_a_label_on_one_side_names_it(write: Write, machine: Callable[..., Any]) -> None:
+    a, b = write("a", runs(CASE, BASE)), write("b", runs(CASE, BASE, executor="subprocess"))
+    assert "fake in A" in machine(a, b)["metrics"]["epoch_time_s"][0]["remarks"]
+
+
+# ------------------------------------------------------------------------------------ return codes
+
+
+@pytest.mark.parametrize(
+    ("gate", "code"),
+    [
+        ("slower:5%", 1),
+        ("slower", 1),
+        ("slower:10%", 0),
+        ("slower:8%", 0),  # 8 % slower, but not shown to be more
+        ("faster:5%", 0),
+        ("broken", 0),
+        ("missing", 0),
+        ("unjudged", 0),
+    ],
+)
+def test_fail_on_a_verdict(
+    write: Write, capsys: pytest.CaptureFixture[str], gate: str, code: int
+) -> None:
+    a, b = write("a", runs(CASE, BASE)), write("b", runs(CASE, SLOWER))
+    assert main([a, b, "--fail-on", gate]) == code
+    fails = f"fail: {gate}: fp32 · batch size 128: epoch time: 1.080×\n"
+    assert capsys.readouterr().err == fails * code
+
+
+def test_fail_on_is_judged_against_its_own_margin(write: Write) -> None:
+    a, b = write("a", runs(CASE, BASE)), write("b", runs(CASE, SLOWER))
+    assert main([a, b, "--margin", "20%", "--fail-on", "slower:5%"]) == 1
+    assert main([a, b, "--margin", "20%", "--fail-on", "slower"]) == 0
+    assert main([b, a, "--fail-on", "slower:5%", "--fail-on", "faster:5%"]) == 1
+
+
+def test_a_gate_that_judges_nothing_warns(write: Write, capsys: pytest.CaptureFixture[str]) -> None:
+    a, b = write("a", runs(CASE, BASE[:1])), write("b", runs(CASE, SLOWER[:1]))
+    assert main([a, b, "--fail-on", "slower:5%"]) == 0
+    assert capsys.readouterr().err == "warning: --fail-on slower:5%: no case could be judged\n"
+    assert main([a, b, "--fail-on", "unjudged"]) == 1
+    assert "needs 3 repeats" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--fail-on", "slowr:5%"], "--fail-on 'slowr:5%': did you mean 'slower'?"),
+        (["--fail-on", "zzz"], "right values: faster, slower, less, more, lower, higher, broken"),
+        (["--fail-on", "slower:"], "a percentage from 0 to 1000 %, such as 2%"),
+        (["--fail-on", "slower:5"], "a percentage from 0 to 1000 %, such as 2%"),
+        (["--fail-on", "slower:x%"], "a percentage"),
+        (["--fail-on", "broken:5%"], "'broken' takes no percentage; leave '5%' out"),
+        (["--fail-on", "slower", "--metric", "energy_j"], "add --metric epoch_time_s or"),
+        (["--margin=-2%"], "--margin '-2%': a margin is a percentage"),
+        (["--margin=nan%"], "a percentage"),
+        (["--margin", "2%%"], "a percentage"),
+        (["--metric", "epoch_time"], "--metric 'epoch_time': did you mean 'epoch_time_s'?"),
+        (["--format", "jsn"], "--format 'jsn': did you mean 'json'?"),
+        (["--colour"], "unknown argument '--colour'"),
+        (["-o", "absent/file"], "-o absent/file: No such file or directory; choose a place"),
+    ],
+)
+def test_usage_errors_are_one_line(
+    write: Write, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    a = write("a", runs(CASE, BASE))
+    assert main([a, a, *arguments]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+    assert message in err
+
+
+def test_sides_without_records_are_refused(
+    write: Write, capsys: pytest.CaptureFixture[str]
+) -> None:
+    a, empty = write("a", runs(CASE, BASE)), write("empty", [])
+    assert main([a, empty]) == 2
+    assert capsys.readouterr().err == (
+        "error: empty: no record there yet; compare sweeps that have run\n"
+    )
+    assert main([a, "nowhere"]) == 2
+    assert "nowhere: no records there" in capsys.readouterr().err
+    assert main([a]) == 2
+    assert "required: B" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["2%", " 2% ", "2.0%", "2 %"])
+def test_percentages(text: str) -> None:
+    assert parse_percent("", text) == 0.02
+
+
+@pytest.mark.parametrize("text", ["", "%", "2", "0.02", "inf%", "1e4%", "２%", "5%%", "2%x"])
+def test_no_percentages(text: str) -> None:
+    with pytest.raises(UsageError):
+        parse_percent("--margin", text)
+
+
+# --------------------------------------------------------------------------------------- documents
+
+
+@pytest.fixture
+def sides(write: Write) -> tuple[str, str]:
+    """A small comparison with something of everything."""
+    full = replace(CASE, batch_size=512)
+    a = runs(CASE, BASE) + runs(SMALL, BASE[:1]) + runs(FP16, BASE) + runs(full, BASE)
+    b = runs(CASE, SLOWER, environment=replace(HERE, torch="2.9.1"))
+    b += runs(SMALL, BASE[:1]) + [
+        record(full, i, None, status=Status.OOM, inferred=i > 1) for i in range(1, 4)
+    ]
+    return write("a", a), write("b", b)
+
+
+def test_text(sides: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*sides]) == 0
+    assert capsys.readouterr().out == (SNAPSHOTS / "compare.txt").read_text(encoding="utf-8")
+
+
+def test_markdown(sides: tuple[str, str], tmp_path: Path) -> None:
+    assert main([*sides, "--format", "md", "-o", "out.md"]) == 0
+    document = (tmp_path / "out.md").read_text(encoding="utf-8")
+    assert document == (SNAPSHOTS / "compare.md").read_text(encoding="utf-8")
+    for block in document.split("\n\n"):
+        widths = {line.count("|") for line in block.splitlines() if line.startswith("|")}
+        assert len(widths) <= 1
+
+
+HOSTILE = "x|y\x1b[31m\x9b2J`<script>\u202e*_"
+
+
+def test_hostile_text_is_disarmed(write: Write, capsys: pytest.CaptureFixture[str]) -> None:
+    environment = replace(HERE, torch=HOSTILE)
+    a = write("a", runs(CASE, BASE))
+    b = write("b", runs(CASE, BASE, environment=environment))
+    assert main([a, b]) == 0
+    text = capsys.readouterr().out
+    assert main([a, b, "--format", "md"]) == 0
+    markdown = capsys.readouterr().out
+    for out in (text, markdown):
+        assert all(c.isprintable() or c == "\n" for c in out)
+    (row,) = [line for line in markdown.splitlines() if "script" in line]
+    assert "<" not in row
+    assert row.replace("\\|", "").count("|") == 5
+    assert "\\`" in row
+    assert main([a, b, "--format", "json"]) == 0
+    assert capsys.readouterr().out.isascii()
+
+
+def test_help_costs_no_heavy_import() -> None:
+    code = (
+        "import sys; from bench.compare import main\n"
+        "try: main(['--help'])\n"
+        "except SystemExit: pass\n"
+        "print(sorted({'torch', 'pandas', 'scipy', 'numpy', 'rich'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.endswith("[]\n")
+    assert all(word in done.stdout for word in OUTCOME_FINDINGS)
+
+
+def test_a_closed_pipe_is_no_fault(write: Write) -> None:
+    a = write("a", runs(CASE, BASE))
+    command = f"{sys.executable} -m bench.compare {a} {a} | true"
+    root = str(Path(__file__).parents[1])
+    done = subprocess.run(
+        ["bash", "-c", f"set -o pipefail; {command}"],
+        capture_output=True,
+        text=True,
+        env={"PYTHONPATH": root, "PATH": "/usr/bin:/bin"},
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
