@@ -19,8 +19,9 @@ from the median noise ratio of all cases. A case's own two variances are poor at
 looks far into the tail, where a case mostly stands because its variance came out small by chance,
 and then its own degrees of freedom came out too large. By simulation (24 equal cases, 20 % noise, 3
 against 10 repeats), own degrees of freedom call a difference in 15 % of comparisons, and in 28 %
-where the three are also the noisier; the median's in 1 %. A single case has only its own: 5 %. The median errs where each case has a
-noise ratio of its own: at 10 % noise and ratios spread from 1/4 to 4, 5 to 8 % of comparisons.
+where the three are also the noisier; the median's in 1 %. A single case has only its own: 5 %. The
+median errs where each case has a noise ratio of its own: at 10 % noise and ratios spread from 1/4
+to 4, in 5 to 8 % of comparisons.
 
 Nothing here sees what repeats cannot show: one sweep is one session, and what differs between
 sessions (temperature, other load) counts as a difference between A and B.
