@@ -80,8 +80,9 @@ def _seed(text: str) -> int:
     return int(text)
 
 
-def _axis(default: Value, parse: Callable[[str], Value], help: str) -> Any:
-    return field(default=default, metadata={"parse": parse, "help": help})
+def _axis(default: Value, parse: Callable[[str], Value], help: str, since: int = 1) -> Any:
+    """Describe an axis; ``since`` is the schema of records that brought it."""
+    return field(default=default, metadata={"parse": parse, "help": help, "since": since})
 
 
 @dataclass(frozen=True)
@@ -152,7 +153,8 @@ def format_value(value: Value) -> str:
         return ""
     if isinstance(value, bool):
         return "on" if value else "off"
-    return f"{value:.12g}" if isinstance(value, float) else str(value)
+    # every digit: a case read back from its row must be the case that wrote it
+    return repr(value).removesuffix(".0") if isinstance(value, float) else str(value)
 
 
 def parse_value(name: str, value: object, where: str) -> Value:
@@ -168,7 +170,7 @@ def parse_value(name: str, value: object, where: str) -> Value:
     try:
         return AXES[name].metadata["parse"](text)  # type: ignore[no-any-return]
     except ValueError as error:
-        raise UsageError(f"{where} {text!r}: {error}") from None
+        raise UsageError(f"{where} {text[:60]!r}: {error}") from None
 
 
 def grid(axes: Mapping[str, Sequence[Value]]) -> list[Case]:

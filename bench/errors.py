@@ -17,5 +17,6 @@ def nearest(word: str, right: list[str]) -> str:
     """
     from difflib import get_close_matches
 
-    close = get_close_matches(word, right, n=1, cutoff=0.6)
+    # difflib takes quadratic time, and a file may hold a key of a megabyte
+    close = get_close_matches(word[:100], right, n=1, cutoff=0.6)
     return f"did you mean {close[0]!r}?" if close else "right values: " + ", ".join(right)

@@ -79,8 +79,9 @@ def parse_preset(data: bytes, name: str) -> Preset:
     """
     try:
         table = tomllib.loads(data.decode())
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
-        raise UsageError(f"{name}: not TOML: {error}") from error
+    except (ValueError, RecursionError) as error:  # ValueError: also a number of 5000 digits
+        why = " ".join(str(error).split())[:200]
+        raise UsageError(f"{name}: not TOML: {why}; see bench/presets for examples") from error
     _refuse_unknown(table, ["description", "grid"], name)
     grids = table.get("grid", [])
     if not (isinstance(grids, list) and grids and all(isinstance(g, dict) for g in grids)):
@@ -106,4 +107,4 @@ def _parse_grid(block: Mapping[str, object], where: str) -> dict[str, list[Value
 def _refuse_unknown(table: Mapping[str, object], right: list[str], where: str) -> None:
     for key in table:
         if key not in right:
-            raise UsageError(f"{where}: unknown key {key!r}; {nearest(key, right)}")
+            raise UsageError(f"{where}: unknown key {key[:60]!r}; {nearest(key, right)}")

@@ -46,7 +46,10 @@ MEASURED = frozenset({Status.OK, Status.DIVERGED, Status.INVALID})
 
 
 def quantity(type: type, help: str, unit: str = "", **metadata: Any) -> Any:
-    """Describe one column: its type, unit (SI, or empty) and meaning; it may stay empty."""
+    """Describe one column: its type, unit (SI, or empty) and meaning; it may stay empty.
+
+    A column added later says with ``since`` which schema brought it.
+    """
     return field(default=None, metadata={"type": type, "help": help, "unit": unit, **metadata})
 
 
@@ -230,14 +233,14 @@ _OUTCOME = (
 def _axis_column(axis: Field[Any]) -> Column:
     # a loss scale is text because it may be 'dynamic'
     number = type(axis.default) if axis.name != "loss_scale" else str
-    return Column(axis.name, number, "", axis.metadata["help"])
+    return Column(axis.name, number, "", axis.metadata["help"], since=axis.metadata["since"])
 
 
 def _columns(kind: type) -> Iterator[Column]:
     for f in fields(kind):
-        yield Column(
-            f.name, f.metadata["type"], f.metadata["unit"], f.metadata["help"], optional=True
-        )
+        about = f.metadata
+        since = about.get("since", 1)
+        yield Column(f.name, about["type"], about["unit"], about["help"], True, since)
 
 
 COLUMNS: dict[str, Column] = {

@@ -24,20 +24,33 @@ def plan_runs(cases: Sequence[Case], repeats: int) -> list[Run]:
 
 
 def remaining_runs(
-    runs: Sequence[Run], history: Mapping[Run, Past], retry: Collection[Status]
+    runs: Sequence[Run],
+    history: Mapping[Run, Past],
+    retry: Collection[Status],
+    retry_inferred: bool = False,
 ) -> list[Run]:
     """The runs that have no outcome yet, or one that is to be tried again."""
     again = REPEATED | set(retry)
-    return [run for run in runs if run not in history or history[run].status in again]
+
+    def remains(run: Run) -> bool:
+        past = history.get(run)
+        return past is None or past.status in again or (retry_inferred and past.inferred)
+
+    return [run for run in runs if remains(run)]
 
 
 class Wall:
-    """The smallest batch that ran out of memory, per family of cases alike in all else."""
+    """The smallest batch that ran out of memory, per family of cases alike in all else.
+
+    Args:
+        history: what ran before, less what is to be run again.
+    """
 
     def __init__(self, history: Mapping[Run, Past]) -> None:
         self._smallest: dict[Case, int] = {}
         for (case, _, _), past in history.items():
-            self.note(case, past.status)
+            if not past.inferred:
+                self.note(case, past.status)
 
     def note(self, case: Case, status: Status) -> None:
         """Learn from an outcome. A suspected OOM proves nothing."""

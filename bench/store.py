@@ -20,7 +20,8 @@ import math
 import os
 import re
 import socket
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
@@ -49,8 +50,12 @@ if TYPE_CHECKING:
 RECORDS, STEPS, CONFIG, LOGS = "records.csv", "steps.csv", "config.json", "logs"
 
 _LONGEST_LINE = 1_000_000  # bytes; the longest honest row is a few thousand
+_BLOCK = 1 << 16
+_STRANGE = "not written by `bench.sweep`; give a sweep's folder or its records.csv"
 _CONTROL = re.compile(r"[\x00-\x1f\x7f\x85\u2028\u2029\ud800-\udfff]+")
-_FORMULA = ("=", "+", "-", "@")
+_FORMULA = tuple("=+-@＝＋－＠")  # the wide ones too: some spreadsheets read them alike
+_NUMBER = re.compile(r"[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]{1,4})?")
+_LARGEST_INT = 2**53  # whole numbers pass through float64
 
 
 class StoreError(Exception):
@@ -67,9 +72,26 @@ def _write_cell(value: Any) -> str:
         text = clean(value)
         # a spreadsheet runs a cell that starts like this; the apostrophe makes it text there
         return f"'{text}" if text.startswith((*_FORMULA, "'")) else text
-    if isinstance(value, float):
-        return repr(value).removesuffix(".0")
     return format_value(value)
+
+
+def _leave_out_impossible(values: dict[str, Any]) -> dict[str, Any]:
+    """Empty what no reader would take, such as a NaN, and say so under ``missing``.
+
+    One such cell would make the whole file one that is refused.
+    """
+    odd = {
+        name: value
+        for name, value in values.items()
+        if isinstance(value, (int, float)) and COLUMNS[name].optional and not 0 <= value < math.inf
+    }
+    why = (f"{name}: read as {value}" for name, value in odd.items())
+    missing = "; ".join(filter(None, (values["missing"], *why)))
+    return {**values, **dict.fromkeys(odd), "missing": missing}
+
+
+def _at_least_zero(value: float | None) -> float | None:
+    return value if value is not None and 0 <= value < math.inf else None
 
 
 def _write_lines(rows: Iterable[Iterable[Any]]) -> bytes:
@@ -83,6 +105,7 @@ class Past(NamedTuple):
 
     status: Status
     attempt: int
+    inferred: bool = False
 
 
 Run = tuple[Case, int, bool]
@@ -95,35 +118,34 @@ class Store:
     Args:
         folder: created if absent.
         wait_s: how long to wait for another writer to finish.
+        on_wait: told who that writer is when waiting begins.
 
     Raises:
         UsageError: another sweep holds the folder, it cannot be written, or its records are
             not of this harness.
     """
 
-    def __init__(self, folder: Path, wait_s: float = 0) -> None:
+    def __init__(
+        self, folder: Path, wait_s: float = 0, on_wait: Callable[[str], None] = lambda who: None
+    ) -> None:
         self.folder = folder
+        self.set_aside: list[str] = []
         self._holder = folder / ".holder"
+        self._lock = FileLock(folder / ".lock")
+        self._files: dict[str, io.FileIO] = {}
         try:
             (folder / LOGS).mkdir(parents=True, exist_ok=True)
-            self._lock = FileLock(folder / ".lock", timeout=wait_s)
-            self._lock.acquire()
+            self._acquire(wait_s, on_wait)
             self._holder.write_text(f"pid {os.getpid()} on {socket.gethostname()}")
-        except Timeout:
-            raise UsageError(
-                f"--out {folder}: in use by {self._read_holder()}; "
-                "wait for it with --wait, or choose another --out"
-            ) from None
+            for name, columns in ((RECORDS, COLUMNS), (STEPS, STEP_COLUMNS)):
+                self._files[name] = self._open(name, columns)
         except OSError as error:
+            self._close()
             raise UsageError(
                 f"--out {folder}: cannot be written ({error.strerror}); choose a folder that can"
             ) from error
-        self.set_aside: list[str] = []
-        try:
-            self._records = self._open(RECORDS, COLUMNS)
-            self._steps = self._open(STEPS, STEP_COLUMNS)
         except BaseException:
-            self._lock.release()
+            self._close()
             raise
 
     def __enter__(self) -> Store:
@@ -134,10 +156,7 @@ class Store:
         self, kind: type[BaseException] | None, value: BaseException | None, _: TracebackType | None
     ) -> None:
         """Release the folder to other writers."""
-        self._records.close()
-        self._steps.close()
-        self._holder.unlink(missing_ok=True)
-        self._lock.release()
+        self._close()
 
     def append(self, record: Record, steps: Sequence[Step] = ()) -> None:
         """Write a record and its steps, durably: once this returns, a power cut leaves them.
@@ -147,10 +166,21 @@ class Store:
         Raises:
             StoreError: the disk is full or the file cannot be written; earlier rows are intact.
         """
-        rows = [(record.record_id, s.step, s.images, s.loss, s.correct, s.time_s) for s in steps]
+        rows = [
+            (
+                record.record_id,
+                s.step,
+                s.images,
+                _at_least_zero(s.loss),
+                s.correct,
+                _at_least_zero(s.time_s),
+            )
+            for s in steps
+        ]
         if rows:
-            self._append(self._steps, _write_lines(rows))
-        self._append(self._records, _write_lines([flatten(record).values()]))
+            _append(self._files[STEPS], _write_lines(rows))
+        row = _leave_out_impossible(flatten(record))
+        _append(self._files[RECORDS], _write_lines([row.values()]))
 
     def write_config(self, config: dict[str, Any]) -> None:
         """Write the resolved configuration beside the records.
@@ -165,57 +195,65 @@ class Store:
         except OSError as error:
             raise StoreError(f"{self.folder / CONFIG}: {error.strerror}") from error
 
-    def history(self) -> dict[Run, Past]:
-        """The latest attempt at every run in the store."""
-        frame = read_records(self.folder)
-        columns = [frame[name] for name in ("repeat", "sentinel", "status", "attempt")]
-        past: dict[Run, Past] = {}
-        for case, repeat, sentinel, status, attempt in zip(
-            read_cases(frame), *columns, strict=True
-        ):
-            run = (case, repeat, sentinel)
-            if run not in past or past[run].attempt <= attempt:
-                past[run] = Past(Status(status), attempt)
-        return past
+    def _acquire(self, wait_s: float, on_wait: Callable[[str], None]) -> None:
+        try:
+            self._lock.acquire(timeout=0)
+        except Timeout:
+            if wait_s:
+                on_wait(self._read_holder())
+                with suppress(Timeout):
+                    self._lock.acquire(timeout=wait_s)
+                    return
+            raise UsageError(
+                f"--out {self.folder}: in use by {self._read_holder()}; "
+                "wait for it with --wait, or choose another --out"
+            ) from None
 
     def _read_holder(self) -> str:
         try:
-            return self._holder.read_text()[:200]
+            return clean(self._holder.read_text(errors="replace"))[:200]
         except OSError:
             return "another sweep"
 
+    def _close(self) -> None:
+        for file in self._files.values():
+            file.close()
+        if self._lock.is_locked:
+            self._holder.unlink(missing_ok=True)
+            self._lock.release()
+
     def _open(self, name: str, columns: dict[str, Column]) -> io.FileIO:
+        """Open a file for appending: with a whole last line, and today's columns."""
         path = self.folder / name
-        file = io.FileIO(path, "a+")
-        torn = _torn_tail(path)
-        if torn:
+        if torn := _torn_tail(path):
             aside = path.with_name(f"{name}.torn-{datetime.now(UTC):%Y%m%dT%H%M%S%f}")
             aside.write_bytes(torn)
-            file.truncate(file.seek(0, os.SEEK_END) - len(torn))
+            os.truncate(path, path.stat().st_size - len(torn))
             self.set_aside.append(f"{name}: an unfinished last line was set aside as {aside.name}")
-        if file.seek(0, os.SEEK_END) == 0:
-            self._append(file, _write_lines([list(columns)]))
-        elif name == RECORDS:
-            table = _read_text(path, columns)
-            if table.column_names != _read_header(path):
-                file.close()
-                _rewrite(path, table)
-                return io.FileIO(path, "a+")
+        if path.exists() and path.stat().st_size and not _has_header(path, columns):
+            _rewrite(path, _read_text(path, columns))
+        file = io.FileIO(path, "a")
+        if not file.seek(0, os.SEEK_END):
+            _append(file, _write_lines([columns]))
+            _sync_folder(self.folder)
         return file
 
-    def _append(self, file: io.FileIO, data: bytes) -> None:
-        end = file.seek(0, os.SEEK_END)
-        try:
-            view = memoryview(data)
-            while view:
-                view = view[file.write(view) :]
-            os.fsync(file.fileno())
-        except OSError as error:
+
+def _append(file: io.FileIO, data: bytes) -> None:
+    """Write ``data`` at the end of ``file`` and wait until the disk has it, or leave no trace."""
+    end = file.seek(0, os.SEEK_END)
+    try:
+        view = memoryview(data)
+        while view:
+            view = view[file.write(view) :]
+        os.fsync(file.fileno())
+    except OSError as error:
+        with suppress(OSError):  # what then stays of the line is torn, and set aside next time
             file.truncate(end)
-            raise StoreError(
-                f"{file.name}: {error.strerror}; the rows before are intact, "
-                "and the same command goes on from them once there is room"
-            ) from error
+        raise StoreError(
+            f"{file.name}: {error.strerror}; the rows before are intact, "
+            "and the same command goes on from them once there is room"
+        ) from error
 
 
 def _rewrite(path: Path, table: pa.Table) -> None:
@@ -224,21 +262,43 @@ def _rewrite(path: Path, table: pa.Table) -> None:
     with temporary.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(table.column_names)
-        columns = [table[name].to_pylist() for name in table.column_names]
-        columns[table.column_names.index("schema")] = [str(SCHEMA)] * len(table)
+        columns = [
+            [str(SCHEMA)] * len(table) if name == "schema" else table[name].to_pylist()
+            for name in table.column_names
+        ]
         writer.writerows(zip(*columns, strict=True))
         file.flush()
         os.fsync(file.fileno())
     temporary.replace(path)
+    _sync_folder(path.parent)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make names just created in ``folder`` survive a power cut too."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _torn_tail(path: Path) -> bytes:
-    """What follows the last newline of a file; empty where it ends as it should."""
+    """What an unfinished write left at the end of a file; empty where it ends as it should.
+
+    That is a line without its end, or one with NUL bytes: the file had grown, its pages not come.
+    """
+    if not path.exists():
+        return b""
     with path.open("rb") as file:
-        end = file.seek(0, os.SEEK_END)
-        size = min(end, _LONGEST_LINE)
-        file.seek(end - size)
-        return file.read(size).rpartition(b"\n")[2]
+        start = end = file.seek(0, os.SEEK_END)
+        tail = b""
+        while start and tail.find(b"\n", 0, -1) < 0:
+            start = max(0, start - _BLOCK)
+            file.seek(start)
+            tail = file.read(min(_BLOCK, end - start)) + tail
+            end = start
+    last = tail[tail.rfind(b"\n", 0, -1) + 1 :]
+    return b"" if last.endswith(b"\n") and b"\0" not in last else last
 
 
 def records_file(path: Path) -> Path:
@@ -285,9 +345,10 @@ def read_steps(path: Path) -> pd.DataFrame:
     return _type(file, table, STEP_COLUMNS)
 
 
-def _read_header(path: Path) -> list[str]:
-    with path.open(encoding="utf-8", newline="") as file:
-        return next(csv.reader(file), [])
+def _has_header(path: Path, columns: Iterable[str]) -> bool:
+    header = _write_lines([columns])
+    with path.open("rb") as file:
+        return file.read(len(header)) == header
 
 
 def _empty(columns: Iterable[str]) -> pa.Table:
@@ -304,18 +365,26 @@ def _read_text(path: Path, columns: dict[str, Column]) -> pa.Table:
         data = path.read_bytes()
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}; give a file that can be read") from error
-    _check_bytes(path, data)
-    data = data[: data.rfind(b"\n") + 1]  # a torn last line is never parsed
-    if not data:
-        return _empty(columns)
-    header = next(csv.reader(io.StringIO(data[: data.index(b"\n")].decode())), [])
+    whole = data[: data.rfind(b"\n") + 1]  # a torn last line is never parsed
+    _check_bytes(path, whole or data)
+    if not whole:
+        if _write_lines([columns]).startswith(data):  # torn in its header, or empty
+            return _empty(columns)
+        raise UsageError(f"{path}:1: column 1: {_STRANGE}")
+    data = whole
+    header = _split(path, data[: data.index(b"\n")])
     _check_header(path, header, columns)
     table = _parse_csv(path, data, header)
-    oldest = _check_schema(path, table) if "schema" in header else SCHEMA
+    oldest = _check_schema(path, table) if "schema" in columns else SCHEMA
+    for number, name in enumerate(header, 1):
+        if name not in columns:
+            raise UsageError(
+                f"{path}:1: column {number}: unknown column {clean(name)[:40]!r}; remove it"
+            )
     for name, column in columns.items():
         if name not in header:
             if column.since <= oldest:
-                raise UsageError(f"{path}:1: column {name!r} is missing")
+                raise UsageError(f"{path}:1: column {name!r} is missing; restore it")
             default = format_value(getattr(Case, name)) if name in AXES else ""
             table = table.append_column(name, pa.array([default] * len(table), pa.string()))
     return table.select(list(columns))
@@ -330,16 +399,8 @@ def _check_bytes(path: Path, data: bytes) -> None:
     ):
         if (at := data.find(byte)) >= 0:
             raise UsageError(f"{path}:{_place(data, at)}: {name}; {mend}")
-    start = 0
-    while start < len(data):
-        end = data.find(b"\n", start)
-        end = len(data) if end < 0 else end
-        if end - start > _LONGEST_LINE:
-            raise UsageError(
-                f"{path}:{_place(data, start)}: a line of {end - start} bytes; "
-                f"no record is longer than {_LONGEST_LINE}"
-            )
-        start = end + 1
+    if len(data) > _LONGEST_LINE:
+        _check_line_lengths(path, data)
     try:
         data.decode()
     except UnicodeDecodeError as error:
@@ -348,18 +409,34 @@ def _check_bytes(path: Path, data: bytes) -> None:
         ) from error
 
 
+def _check_line_lengths(path: Path, data: bytes) -> None:
+    import numpy as np
+
+    ends = np.flatnonzero(np.frombuffer(data, np.uint8) == ord("\n"))
+    lengths = np.diff(np.concatenate(([-1], ends, [len(data)]))) - 1
+    if (line := int(lengths.argmax())) < len(lengths) and lengths[line] > _LONGEST_LINE:
+        raise UsageError(
+            f"{path}:{line + 1}: character {_LONGEST_LINE + 1}: a line of {lengths[line]} bytes; "
+            f"no record is longer than {_LONGEST_LINE}"
+        )
+
+
 def _place(data: bytes, at: int) -> str:
     column = at - data.rfind(b"\n", 0, at)
     return f"{data.count(bytes([10]), 0, at) + 1}: character {column}"
 
 
+def _split(path: Path, line: bytes) -> list[str]:
+    try:
+        return next(csv.reader([line.decode()]), [])
+    except csv.Error as error:
+        raise UsageError(f"{path}:1: column 1: not CSV: {error}; {_STRANGE}") from error
+
+
 def _check_header(path: Path, header: list[str], columns: dict[str, Column]) -> None:
     first = next(iter(columns))
     if first not in header:
-        raise UsageError(
-            f"{path}:1: column {first!r} is missing, so `bench.sweep` did not write this file; "
-            "give a sweep's folder or its records.csv"
-        )
+        raise UsageError(f"{path}:1: column {first!r} is missing: {_STRANGE}")
     for name in header:
         if header.count(name) > 1:
             raise UsageError(f"{path}:1: column {clean(name)[:40]!r} stands twice; keep one")
@@ -372,7 +449,7 @@ def _parse_csv(path: Path, data: bytes, header: list[str]) -> pa.Table:
     if data.count(b"\n") == 1:
         return _empty(header)
     try:
-        return pacsv.read_csv(
+        table = pacsv.read_csv(
             io.BytesIO(data),
             read_options=pacsv.ReadOptions(column_names=header, skip_rows=1),
             parse_options=pacsv.ParseOptions(ignore_empty_lines=False),
@@ -381,21 +458,34 @@ def _parse_csv(path: Path, data: bytes, header: list[str]) -> pa.Table:
             ),
         )
     except pa.ArrowInvalid as error:
-        lines = csv.reader(io.StringIO(data.decode(), newline=""))
-        for cells in lines:
-            if len(cells) != len(header):
+        _refuse_csv(path, data, len(header), str(error))
+    if len(table) != data.count(b"\n") - 1:
+        _refuse_csv(path, data, len(header), "a line break within a cell")
+    return table
+
+
+def _refuse_csv(path: Path, data: bytes, cells: int, why: str) -> NoReturn:
+    """Say on which line the CSV goes wrong."""
+    lines = csv.reader(io.StringIO(data.decode(), newline=""))
+    number = 0
+    try:
+        for number, line in enumerate(lines, 1):
+            if lines.line_num != number:
+                why = "a line break within a cell; give each record one line"
+                break
+            if len(line) != cells:
+                column = min(len(line), cells) + 1
                 raise UsageError(
-                    f"{path}:{lines.line_num}: column {min(len(cells), len(header)) + 1}: "
-                    f"{len(cells)} cells where the header has {len(header)}"
-                ) from error
-        raise UsageError(f"{path}: not CSV: {clean(str(error))[:200]}") from error
+                    f"{path}:{number}: column {column}: {len(line)} cells where the header has "
+                    f"{cells}"
+                )
+    except csv.Error as error:
+        number, why = number + 1, str(error)
+    raise UsageError(f"{path}:{number}: column 1: not CSV: {clean(why)[:200]}")
 
 
 def _check_schema(path: Path, table: pa.Table) -> int:
     """The oldest schema among the rows."""
-    for name in table.column_names:
-        if name not in COLUMNS and not _newer(table):
-            raise UsageError(f"{path}:1: unknown column {clean(name)[:40]!r}; remove it")
     oldest = SCHEMA
     for text in table["schema"].unique().to_pylist():
         if not re.fullmatch(r"[1-9][0-9]{0,5}", text):
@@ -406,11 +496,6 @@ def _check_schema(path: Path, table: pa.Table) -> int:
             )
         oldest = min(oldest, int(text))
     return oldest
-
-
-def _newer(table: pa.Table) -> bool:
-    versions = table["schema"].unique().to_pylist()
-    return any(v.isascii() and v.isdigit() and int(v[:6]) > SCHEMA for v in versions)
 
 
 def _refuse(path: Path, table: pa.Table, name: str, text: str, right: str) -> NoReturn:
@@ -444,7 +529,7 @@ def _suspects(column: Column, cells: pa.Array) -> list[str]:
         numbers = _read_numbers(cells)
     except pa.ArrowInvalid:
         return cells.unique().to_pylist()  # type: ignore[no-any-return]
-    odd = ~(np.isfinite(numbers) & (numbers >= 0))
+    odd = ~(np.isfinite(numbers) & (numbers >= 0) & (numbers <= _LARGEST_INT))
     if column.type is int:
         odd |= numbers != np.floor(numbers)
     return cells.filter(pa.array(odd)).unique().to_pylist()  # type: ignore[no-any-return]
@@ -452,26 +537,22 @@ def _suspects(column: Column, cells: pa.Array) -> list[str]:
 
 def _wrong(column: Column, text: str) -> str:
     """Say what would be right for a cell that cannot be; empty where it can."""
-    if column.name in AXES:
-        # loss_scale is empty where the precision scales no loss
-        if text or column.name != "loss_scale":
-            try:
-                parse_value(column.name, text.removeprefix("'"), "")
-            except UsageError as error:
-                return str(error).partition(": ")[2]
-    elif column.name == "status":
-        return "" if text in list(Status) else f"a status is one of {', '.join(Status)}"
-    elif column.type is bool:
-        return "" if text in ("on", "off", "") else "a switch is 'on' or 'off'"
-    elif column.type is not str and not (text == "" and column.optional):
+    # loss_scale is empty where the precision scales no loss
+    if column.name in AXES and (text or column.name != "loss_scale"):
         try:
-            number = float(text)
-        except ValueError:
-            number = math.nan
-        if not (math.isfinite(number) and number >= 0 and text.isascii()):
-            return "a finite number, at least 0" + (", or empty" if column.optional else "")
-        if column.type is int and not text.isdigit():
-            return "a whole number"
+            parse_value(column.name, text.removeprefix("'"), "")
+        except UsageError as error:
+            return str(error).partition(": ")[2]
+    if column.name == "status":
+        return "" if text in list(Status) else f"a status is one of {', '.join(Status)}"
+    if column.type is bool:
+        return "" if text in ("on", "off", "") else "a switch is 'on' or 'off'"
+    if column.type is str or (text == "" and column.optional):
+        return ""
+    if not (_NUMBER.fullmatch(text) and math.isfinite(float(text))):
+        return "a finite number, at least 0" + (", or empty" if column.optional else "")
+    if column.type is int and not (text.isdigit() and float(text) <= _LARGEST_INT):
+        return f"a whole number, at most {_LARGEST_INT}"
     return ""
 
 
@@ -512,6 +593,20 @@ _READERS = {
 def read_cases(frame: pd.DataFrame) -> list[Case]:
     """The case of each row of a records table."""
     return [_parse_case(axes) for axes in zip(*(frame[name] for name in AXES), strict=True)]
+
+
+def read_history(frame: pd.DataFrame) -> dict[Run, Past]:
+    """The latest attempt at every run in a records table."""
+    names = ("repeat", "sentinel", "status", "attempt", "inferred")
+    history: dict[Run, Past] = {}
+    for case, repeat, sentinel, *past in zip(
+        read_cases(frame), *(frame[name] for name in names), strict=True
+    ):
+        status, attempt, inferred = past
+        run = (case, int(repeat), bool(sentinel))
+        if run not in history or history[run].attempt <= attempt:
+            history[run] = Past(Status(status), int(attempt), bool(inferred))
+    return history
 
 
 @cache

@@ -27,7 +27,7 @@ from bench.preset import Preset, load_config, load_preset, preset_names
 from bench.progress import Display
 from bench.record import COMPARABLE, Environment, Outcome, Record, Status, flatten
 from bench.schedule import Wall, plan_runs, remaining_runs
-from bench.store import LOGS, Run, Store, StoreError, read_records
+from bench.store import LOGS, Past, Run, Store, StoreError, clean, read_history, read_records
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -65,20 +65,20 @@ def run_sweep(cases: list[Case], options: Options) -> int:
     platforms = probe_platforms(cases, options)
     datasets = prepare_datasets(cases, options)
     out = options.out or default_out(platforms)
-    with Store(out, options.wait_s) as store:
-        if not options.mix:
-            refuse_mixing(store, cases, platforms, datasets)
+    with Store(out, options.wait_s, say_waiting) as store:
+        done, before = read_past(out, cases, options, platforms, datasets)
         store.write_config(describe_config(cases, options, platforms, datasets))
-        history = store.history()
-        runs = remaining_runs(plan_runs(cases, options.repeats), history, options.retry)
+        plan = plan_runs(cases, options.repeats)
+        runs = remaining_runs(plan, done, options.retry, options.no_skip)
+        wall = None if options.no_skip else Wall({r: done[r] for r in done.keys() - set(runs)})
         executor = build_executor(
             options.executor, Settings(options.timeout_s, options.allow_shared)
         )
-        with Display(out, len(runs), len(history)) as display, stop_signals(executor) as stopped:
+        with Display(out, len(runs), len(done)) as display, stop_signals(executor) as stopped:
             for line in store.set_aside:
                 display.say(line)
             loop = Loop(store, executor, display, platforms, datasets, options)
-            measured = loop.run(runs, stopped)
+            measured = loop.run(runs, before, wall, stopped)
     print_report(out)
     if stopped():
         print(f"stopped: the same command with --out {out} goes on from here", file=sys.stderr)
@@ -97,10 +97,19 @@ class Loop:
     datasets: Mapping[str, DatasetInfo]
     options: Options
 
-    def run(self, runs: Sequence[Run], stopped: Callable[[], int]) -> bool:
-        """Run all of ``runs`` or until stopped; whether any ended other than in failure."""
-        history = self.store.history()
-        wall = Wall({} if self.options.no_skip else history)
+    def run(
+        self,
+        runs: Sequence[Run],
+        before: Mapping[Run, Past],
+        wall: Wall | None,
+        stopped: Callable[[], int],
+    ) -> bool:
+        """Run all of ``runs`` or until stopped; whether any ended other than in failure.
+
+        Args:
+            before: the attempts that the records already hold.
+            wall: which cases need not be run, if any may be skipped.
+        """
         measured = False
         for run in runs:
             if stopped():
@@ -108,8 +117,8 @@ class Loop:
             case, repeat, sentinel = run
             self.display.begin(case, repeat, sentinel)
             started = _now()
-            smaller = None if self.options.no_skip else wall.blocks(case)
-            attempt = history[run].attempt + 1 if run in history else 1
+            smaller = wall.blocks(case) if wall else None
+            attempt = before[run].attempt + 1 if run in before else 1
             log = f"{LOGS}/{case.slug()}-{'s' if sentinel else repeat}-{attempt}.log"
             if smaller is not None:
                 outcome = Outcome(Status.OOM, f"batch size {smaller} already ran out of memory")
@@ -137,7 +146,8 @@ class Loop:
             )
             self._keep(record, outcome)
             self.display.end(record)
-            wall.note(case, outcome.status)
+            if wall and smaller is None:
+                wall.note(case, outcome.status)
             measured |= outcome.status not in (Status.ERROR, Status.KILLED, Status.TIMEOUT)
         return measured
 
@@ -383,32 +393,41 @@ def default_out(platforms: Mapping[str, Platform]) -> Path:
     return Path("results") / f"{'-'.join(words)}-{datetime.now():%Y%m%d-%H%M%S}"
 
 
-def refuse_mixing(
-    store: Store,
+def say_waiting(who: str) -> None:
+    """Say on whom the sweep waits."""
+    print(f"waiting for {who}", file=sys.stderr, flush=True)
+
+
+def read_past(
+    out: Path,
     cases: Sequence[Case],
+    options: Options,
     platforms: Mapping[str, Platform],
     datasets: Mapping[str, DatasetInfo],
-) -> None:
-    """Refuse to add rows to rows they cannot be compared with.
+) -> tuple[dict[Run, Past], dict[Run, Past]]:
+    """What the records hold: the runs whose rows this sweep's can be compared with, and all.
 
     Raises:
-        UsageError: it says in which respects they differ.
+        UsageError: some cannot be compared, and --mix is not given; it says in which respects.
     """
-    frame = read_records(store.folder)
-    for device, dataset in {(case.device, case.dataset) for case in cases}:
-        now = with_dataset(platforms[device].environment, datasets[dataset])
-        rows = frame[(frame["device"] == device) & (frame["dataset"] == dataset)]
-        differing = [
-            f"{name} was {before or 'none'}, now {getattr(now, name) or 'none'}"
-            for name in COMPARABLE
-            for before in rows[name].unique()
-            if before != (getattr(now, name) or "")
-        ]
-        if differing:
-            raise UsageError(
-                f"--out {store.folder}: holds rows that would not be comparable: "
-                f"{'; '.join(differing)}; choose another --out, or add to them with --mix"
-            )
+    frame = read_records(out)
+    comparable, differing = frame["repeat"] >= 0, dict[str, None]()
+    for device, dataset in dict.fromkeys((case.device, case.dataset) for case in cases):
+        environment = with_dataset(platforms[device].environment, datasets[dataset])
+        here = (frame["device"] == device) & (frame["dataset"] == dataset)
+        for name in COMPARABLE:
+            now = clean(getattr(environment, name) or "")
+            unlike = here & (frame[name] != now)
+            comparable &= ~unlike
+            for before in frame[name][unlike].unique():
+                differing[f"{name} was {before or 'none'}, now {now or 'none'}"] = None
+    if differing and not options.mix:
+        raise UsageError(
+            f"--out {out}: holds rows that would not be comparable: {'; '.join(differing)}; "
+            "choose another --out, or add to them with --mix"
+        )
+    past = read_history(frame)
+    return (read_history(frame[comparable]) if differing else past), past
 
 
 def describe_config(
@@ -452,9 +471,12 @@ def stop_signals(executor: Executor) -> Iterator[Callable[[], int]]:
         nonlocal received
         if received:
             executor.kill()
+            if os.isatty(2):
+                os.write(2, b"\x1b[?25h\n")  # the live line hides the cursor
             os._exit(128 + number)
         received = number
-        print("\nstopping: what is done is kept; again to stop at once", file=sys.stderr)
+        # print() may have been interrupted half way and cannot be entered twice
+        os.write(2, b"\nstopping: what is done is kept; again to stop at once\n")
 
     before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
