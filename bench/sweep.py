@@ -441,9 +441,7 @@ def describe_config(
         "command": options.command,
         "preset": options.preset.name,
         "repeats": options.repeats,
-        "cases": [
-            {name: format_value(value) for name, value in asdict(case).items()} for case in cases
-        ],
+        "cases": [{name: format_value(getattr(case, name)) for name in AXES} for case in cases],
         "environment": {
             device: _known(platform.environment) for device, platform in platforms.items()
         },
