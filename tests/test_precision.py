@@ -1,4 +1,4 @@
-"""Number formats: what a cast leaves in fp32, flags that hold, and a proof that sees through labels."""
+"""Number formats: what a cast leaves in fp32, flags that hold, a proof that sees through labels."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ def test_summary_agrees_with_numpy(times: list[float]) -> None:
 
 
 def test_extrapolation_by_hand() -> None:
-    """10 of 100 full steps measured in 1.9 s, the first slow; then one of 0.05 s that is smaller."""
+    """10 of 100 full steps measured in 1.9 s, the first slow; a last, smaller one takes 0.05 s."""
     times = [1.0] + [0.1] * 9
     assert extrapolate(1.9, times, 100, 0.05) == pytest.approx(1.9 + 90 * 0.1 + 0.05)
 
