@@ -669,7 +669,8 @@ def warn(records: pd.DataFrame, cases: pd.DataFrame) -> list[Warning]:
     ended = [*(s.value for s in MEASURED), Status.OOM.value, Status.UNSUPPORTED.value]
     failed = rows[~rows["status"].isin(ended)]
     if len(failed):
-        kinds = ", ".join(f"{n} {s}" for s, n in failed["status"].value_counts().items())
+        ends = failed["status"].str.replace("_", " ").value_counts()
+        kinds = ", ".join(f"{n:,} {end}" for end, n in ends.items())
         warnings.append(Warning("No figure", f"{_count(failed, rows)}: {kinds}."))
     for (sweep, machine), drift in sentinel_drift(records).items():
         if abs(drift) > DRIFT:
@@ -684,7 +685,7 @@ def warn(records: pd.DataFrame, cases: pd.DataFrame) -> list[Warning]:
 def _count(hit: pd.DataFrame, rows: pd.DataFrame) -> str:
     if len(hit) == len(rows):
         return f"all {len(rows):,} runs" if len(rows) > 1 else "the only run"
-    where = f" ({_list(hit['sweep'])})" if rows["sweep"].nunique() > 1 else ""
+    where = f" ({_list(hit['sweep'])})" if hit["sweep"].nunique() < rows["sweep"].nunique() else ""
     return f"{len(hit):,} of {len(rows):,} runs{where}"
 
 

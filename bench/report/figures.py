@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import math
 import re
+import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -397,8 +398,8 @@ def _draw_trade(ax: Axes, data: pd.DataFrame) -> None:
         written = row[_MEMORY]
         ax.annotate(str(row["batch size"]), (row[_TIME], row[_MEMORY]), xytext=(5, 5),
                     textcoords="offset points", fontsize=8.5)  # fmt: skip
-    ax.set_xlim(left=0)
-    ax.set_ylim(bottom=0)
+    ax.set_xlim(0, 1.08 * data[_TIME].max())
+    ax.set_ylim(0, 1.08 * data[_MEMORY].max())
 
 
 def _draw_steps(ax: Axes, data: pd.DataFrame) -> None:
@@ -501,7 +502,7 @@ SKETCHES: tuple[Sketch, ...] = (
 )
 
 _RC = {
-    "font.size": 10,
+    "font.size": 10.5,
     "font.family": "DejaVu Sans",  # comes with matplotlib: the same picture everywhere
     "axes.facecolor": "none",
     "axes.edgecolor": INK,
@@ -584,12 +585,13 @@ def _draw_panel(sketch: Sketch, title: str, data: pd.DataFrame, png: bool) -> Pa
 
     style: Any = {**sns.axes_style("whitegrid"), **_RC, "svg.hashsalt": sketch.name + title}
     with mpl.rc_context(style):
-        canvas = Canvas(figsize=(5.4, 3.7), layout="constrained")
+        canvas = Canvas(figsize=(5, 3.6), layout="constrained")
         ax = canvas.add_subplot()
         sketch.draw(ax, data)
         sns.despine(ax=ax)
         _set_legend(ax)
-        canvas.suptitle(_shorten(clean(title)), fontsize=10, x=0.01, ha="left")
+        lines = textwrap.fill(clean(title), 60, max_lines=3, placeholder=" …")
+        canvas.suptitle(lines, fontsize=10, x=0.01, ha="left")
         svg, raster = io.StringIO(), io.BytesIO()
         canvas.savefig(svg, format="svg", metadata={"Date": None}, facecolor="white")
         if png:
@@ -597,10 +599,6 @@ def _draw_panel(sketch: Sketch, title: str, data: pd.DataFrame, png: bool) -> Pa
     return Panel(
         title, data, svg.getvalue(), raster.getvalue() or None, _describe(sketch, title, data)
     )
-
-
-def _shorten(text: str, most: int = 74) -> str:
-    return text if len(text) <= most else text[: most - 1] + "…"
 
 
 def _set_legend(ax: Axes) -> None:

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from bench.case import AXES
-from bench.report.derive import DOUBTS, QUANTITIES, Quantity, is_number, latest
+from bench.case import format_value
+from bench.report.derive import DOUBTS, QUANTITIES, SETTINGS, Quantity, is_number, latest
 from bench.report.figures import COLOURS, draw_figures, inline, tabulate, undrawn
 from bench.report.tables import ESTIMATE, Report
 from bench.store import clean
@@ -41,6 +41,7 @@ def render(report: Report) -> str:
             for figure in figures
         ],
         undrawn=undrawn(figures),
+        constants=_constants(report.records),
         records=_embed(_records(report)),
         links=[(sweep.name, _link(sweep.file, report.home)) for sweep in report.sweeps],
         colours=COLOURS,
@@ -88,20 +89,17 @@ def _records(report: Report) -> list[dict[str, Any]]:
     """
     rows = report.records
     columns = []
-    for label, cells in _text_columns(report, rows):
+    for label, cells in _text_columns(rows):
         codes, names = cells.factorize()
         columns.append(
             {
                 "label": label,
-                "number": False,
+                "number": label in ("batch size", "repeat"),
                 "names": [clean(str(name)) for name in names],
                 "cells": codes.tolist(),
             }
         )
-        if label in ("batch size", "repeat"):
-            columns[-1]["number"] = True
     estimated = rows["fraction"] < 1
-    at = 1 + next(i for i, column in enumerate(columns) if column["label"] == "status")
     numbers = [
         {
             "label": _name(q),
@@ -113,6 +111,7 @@ def _records(report: Report) -> list[dict[str, Any]]:
         for q in [QUANTITIES[name]]
         if rows[name].notna().any()
     ]
+    at = 1 + next(i for i, column in enumerate(columns) if column["label"] == "remarks")
     return columns[:at] + numbers + columns[at:]
 
 
@@ -128,25 +127,28 @@ def _write(values: pd.Series, quantity: Quantity, estimated: pd.Series) -> list[
     ]
 
 
-def _text_columns(report: Report, rows: pd.DataFrame) -> Iterator[tuple[str, pd.Series]]:
-    if len(report.sweeps) > 1:
-        yield "sweep", rows["sweep"]
-    if len(set(rows["machine"])) > 1:
+def _text_columns(rows: pd.DataFrame) -> Iterator[tuple[str, pd.Series]]:
+    """Machine, axes and outcome, without what is the same in every row (see `_constants`)."""
+    if rows["machine"].nunique() > 1:
         yield "machine", rows["machine"]
-    for name, axis in AXES.items():
-        varies = name in ("precision", "loss_scale", "batch_size") or rows[name].nunique() > 1
-        if varies or name in ("model", "dataset"):
-            cells = rows[name]
-            if isinstance(axis.default, bool):
-                cells = cells.map({True: "on", False: "off"})
-            elif isinstance(axis.default, float):
-                cells = cells.map("{:g}".format)
-            yield name.replace("_", " "), cells
-    yield "repeat", rows["repeat"]
+    for name in ("precision", "loss_scale", "batch_size"):
+        yield name.replace("_", " "), rows[name]
     yield "status", rows["status"]
     yield "remarks", _remarks(rows)
     if (rows["reason"] != "").any():
         yield "reason", rows["reason"]
+    yield "repeat", rows["repeat"]
+    for name in SETTINGS:
+        if rows[name].nunique() > 1:
+            yield name.replace("_", " "), rows[name].astype(object).map(format_value)
+    if rows["sweep"].nunique() > 1:
+        yield "sweep", rows["sweep"]
+
+
+def _constants(rows: pd.DataFrame) -> str:
+    """The axes that are the same in every row, as one line."""
+    same = {name: rows[name].tolist()[0] for name in SETTINGS if rows[name].nunique() == 1}
+    return ", ".join(f"{name.replace('_', ' ')} {format_value(v)}" for name, v in same.items())
 
 
 def _remarks(rows: pd.DataFrame) -> pd.Series:

@@ -25,6 +25,9 @@ MOST_SECTIONS = 8
 MOST_ROWS = 60
 """Rows of one table."""
 
+ENOUGH_ROWS = 400
+"""Once the tables hold this many rows, further groups are left out."""
+
 ESTIMATE = "≈"
 """Stands before each number that was extrapolated to a whole epoch."""
 
@@ -205,6 +208,9 @@ def remarks(row: Row, but: Iterable[str] = ()) -> str:
     return ", ".join(said)
 
 
+_UNDER = ("extrapolated", "synthetic", "published")
+
+
 @dataclass(frozen=True)
 class Part:
     """A column of the tables: its head, and how a case fills it."""
@@ -230,11 +236,9 @@ def _axis_part(name: str) -> Part:
 
 
 def _parts(
-    lead: Part, machines: dict[tuple[str, str], str], synthetic: bool, common: Sequence[str]
+    lead: Part, machines: dict[tuple[str, str], str], synthetic: bool, under: Iterable[str]
 ) -> list[Part]:
     word = "synthetic " if synthetic else ""
-    # said under the table, or marked at each number; beside each row they would be noise
-    under = {*common, "extrapolated", "synthetic", "published"}
     machine = Part(
         Head("machine", "machine", "where it ran", False),
         lambda row: Cell(machines[row.sweep, row.machine]),
@@ -414,17 +418,20 @@ def _sections(
     sizes = settings.value_counts()
     kept = sorted(sizes.index[:MOST_SECTIONS])
     varying = [name for name in derive.SETTINGS if cases[name].nunique() > 1]
-    sections = []
+    sections: list[Section] = []
     for number in kept:
+        if sum(len(table.rows) for section in sections for table in section.tables) > ENOUGH_ROWS:
+            break
         part = cases[settings == number]
         title = name_case(next(iterate(part)), _telling(varying))
         if part["fake"].all():
             title += " (not measured)"
         sections.append(Section(title, part, tuple(_section_tables(part, title, machines))))
-    left = len(sizes) - len(kept)
-    cases_left = int(sizes.iloc[MOST_SECTIONS:].sum())
+    left = len(sizes) - len(sections)
+    cases_left = len(cases) - sum(len(section.cases) for section in sections)
     return sections, (
-        f"{left} more settings with {cases_left:,} cases are left out here; --format csv has them."
+        f"{left:,} more settings with {cases_left:,} cases are left out here; "
+        "--format csv has them."
         if left
         else ""
     )
@@ -452,9 +459,10 @@ def _section_tables(
 ) -> Iterator[Table]:
     machines = {pair: machines[pair] for pair in derive.list_machines(cases)}
     synthetic = bool((cases["dataset"] == "synthetic").any())
-    common = [name for name in DOUBTS if cases[name].all()]
-    by_batch = _parts(_axis_part("batch_size"), machines, synthetic, common)
-    by_scale = _parts(_axis_part("loss_scale"), machines, synthetic, common)
+    # said under the table, or marked at each number; beside each row they would be noise
+    under = [name for name in DOUBTS if name in _UNDER or (name == "fake" and cases[name].all())]
+    by_batch = _parts(_axis_part("batch_size"), machines, synthetic, under)
+    by_scale = _parts(_axis_part("loss_scale"), machines, synthetic, under)
     order = {pair: i for i, pair in enumerate(machines)}
     place = [order[pair] for pair in zip(cases["sweep"], cases["machine"], strict=True)]
     cases = cases.assign(_place=place)
@@ -478,7 +486,7 @@ def _section_tables(
                 same.sort_values(["_scale", "_place"]),
             )
     if len(machines) > 1:
-        yield _side_by_side(cases, title, machines)
+        yield _side_by_side(cases, title, machines, under)
 
 
 def main_loss_scale(precision: str, scales: pd.Series) -> str:
@@ -510,7 +518,12 @@ def _scale_order(scale: str) -> float:
         return math.inf
 
 
-def _side_by_side(cases: pd.DataFrame, title: str, machines: dict[tuple[str, str], str]) -> Table:
+def _side_by_side(
+    cases: pd.DataFrame,
+    title: str,
+    machines: dict[tuple[str, str], str],
+    under: Iterable[str],
+) -> Table:
     """One row a case, one column of epoch times a machine."""
     precisions = list(PRECISIONS)
     cases = cases.assign(
@@ -520,7 +533,10 @@ def _side_by_side(cases: pd.DataFrame, title: str, machines: dict[tuple[str, str
     lines: dict[tuple[Any, ...], dict[tuple[str, str], Cell]] = {}
     for row in iterate(cases):
         line = lines.setdefault((row.precision, row.loss_scale, row.batch_size), {})
-        line[row.sweep, row.machine] = _time_cell(row)
+        cell = _time_cell(row)
+        if row.status in _MEASURED and (said := remarks(row, under)):
+            cell = Cell(f"{cell.text} ({said})", cell.value)
+        line[row.sweep, row.machine] = cell
     shown = dict(list(lines.items())[:MOST_ROWS])
     heads = (
         Head("precision", "precision", "", False),
@@ -611,7 +627,7 @@ def _fastest(cases: pd.DataFrame) -> str:
     others = alike.loc[alike["loss_scale"] != row.loss_scale, "loss_scale"].unique()
     axes = [name for name in derive.SETTINGS[2:] if cases[name].nunique() > 1]
     part = f", extrapolated from {100 * row.fraction:.4g} % of one" if row.fraction < 1 else ""
-    like = f"; loss scale {' and '.join(others)} within {ALIKE:.0%}" if len(others) else ""
+    like = f"; loss scale {' and '.join(others)} within {100 * ALIKE:.0f} %" if len(others) else ""
     return (
         f"Fastest: {name_case(row, ('precision', 'loss_scale', 'batch_size', *axes))}, "
         f"{quantity_cell(QUANTITIES['epoch_time_s'], row).text} an epoch "
