@@ -35,30 +35,41 @@ class Rule:
 RULES: tuple[Rule, ...] = (
     Rule(Status.OOM, "OutOfMemoryError", ""),
     Rule(Status.OOM, "MemoryError", ""),
-    Rule(Status.OOM, "", r"CUDA(?: runtime)? error.*out of memory"),
+    Rule(Status.OOM, "", r"(?:CUDA|HIP)(?: \w+)? error[^\n]*out of memory"),
+    Rule(Status.OOM, "", r"Triton Error \[\w+\]: out of memory"),
     Rule(Status.OOM, "", r"cudaErrorMemoryAllocation|CUDA_ERROR_OUT_OF_MEMORY"),
-    Rule(Status.OOM, "", r"(?:CUBLAS|CUDNN|CUSOLVER|CUFFT)_(?:STATUS_)?ALLOC_FAILED"),
+    Rule(Status.OOM, "", r"(?:CUBLAS|CUDNN|CUSOLVER|CUSPARSE|CUFFT)_(?:STATUS_)?ALLOC_FAILED"),
+    Rule(Status.OOM, "", r"CUDNN_STATUS_\w*ALLOCATION_FAILED"),  # cuDNN 9
     Rule(Status.OOM, "", r"DefaultCPUAllocator: (?:can't|not enough).*memory"),
-    Rule(Status.OOM, "OSError", r"Cannot allocate memory"),
+    Rule(Status.OOM, "", r"std::bad_alloc|Cannot allocate memory"),
     Rule(
         Status.OOM_SUSPECTED,
         "",
-        r"CUDNN_STATUS_(?:NOT_INITIALIZED|NOT_SUPPORTED|INTERNAL_ERROR)"
-        r"|CUBLAS_STATUS_(?:NOT_INITIALIZED|INTERNAL_ERROR)"
-        r"|unable to find an engine to execute",
+        r"CUDNN_STATUS_(?:NOT_INITIALIZED|NOT_SUPPORTED|INTERNAL_ERROR|EXECUTION_FAILED)"
+        r"|CUBLAS_STATUS_(?:NOT_INITIALIZED|INTERNAL_ERROR|EXECUTION_FAILED)"
+        r"|unable to find an engine to execute"
+        # torch's allocator asks NVML while it words an OOM, and asserts that it is answered
+        r"|NVML_SUCCESS == r",
         when_full=True,
     ),
-    Rule(Status.ERROR, "", r"device\(s\) (?:is|are) busy or unavailable", transient=True),
     Rule(Status.ERROR, "", r"CUDA-capable device.*busy", transient=True),
     Rule(
         Status.ERROR, "", r"cudaErrorDevicesUnavailable|system not yet initialized", transient=True
     ),
+    Rule(Status.ERROR, "", r"NVML.*(?:Unknown Error|Timeout|In use by another)", transient=True),
     Rule(Status.ERROR, "NVMLError", r"Unknown Error|Timeout|In use by another", transient=True),
+    # the host has no process to spare at the moment
+    Rule(Status.ERROR, "BlockingIOError", "", transient=True),
     Rule(Status.UNSUPPORTED, "", r"not implemented for '(?:Half|BFloat16|ComplexHalf)'"),
     Rule(Status.UNSUPPORTED, "", r"no kernel image is available"),
     Rule(Status.UNSUPPORTED, "", r"not supported on (?:this|your) (?:device|GPU|platform)"),
     Rule(Status.UNSUPPORTED, "", r"Torch not compiled with CUDA enabled"),
     Rule(Status.UNSUPPORTED, "", r"bfloat16 is only supported on GPUs with compute capability"),
+    # what torch.compile says of a card, a Python or a host that it cannot compile for
+    Rule(Status.UNSUPPORTED, "", r"too old to be supported by the triton GPU compiler"),
+    Rule(Status.UNSUPPORTED, "", r"Cannot find a working triton installation"),
+    Rule(Status.UNSUPPORTED, "", r"No working C\+\+ compiler found"),
+    Rule(Status.UNSUPPORTED, "", r"(?:torch\.compile|Dynamo) is not supported on"),
 )
 
 
@@ -79,7 +90,8 @@ def classify(kinds: list[str], message: str, free_share: float | None = None) ->
         message: its text; the reason is its first line.
         free_share: free share of device memory when it was caught, if known.
     """
-    reason = f"{kinds[0]}: {clean(message.strip().splitlines()[0])[:300]}" if message else kinds[0]
+    first = next(filter(None, map(clean, message.splitlines())), "")
+    reason = f"{kinds[0]}: {first[:300]}" if first else kinds[0]
     for rule in RULES:
         if rule.kind and rule.kind not in kinds:
             continue
