@@ -332,6 +332,8 @@ def _report_failure(channel: Channel, case: Case, error: BaseException) -> None:
     """Send what ended the case; its traceback goes to the log."""
     import traceback
 
+    # what the failed frames still hold may be all the memory there is
+    traceback.clear_frames(error.__traceback__)
     traceback.print_exception(error)
     if isinstance(error, UsageError):
         fault = Fault(Status.ERROR, str(error))

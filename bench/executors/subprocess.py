@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
@@ -23,12 +24,13 @@ from typing import IO, Any
 from tenacity import Retrying, retry_if_result, stop_after_attempt, wait_exponential
 
 from bench.executors import Event, Job, Settings
-from bench.gpu import open_device
+from bench.gpu import Unseen, open_device
 from bench.monitor import Monitor, Observation
-from bench.outcome import Fault, classify_death, count_oom_kills
+from bench.outcome import Fault, classify, classify_death, count_oom_kills
 from bench.record import Measurement, Outcome, Status, Step
 
 _ATTEMPTS = 3
+_BACK_OFF_S = 1.0
 _CUT_SHORT = (Status.TIMEOUT, Status.INTERRUPTED)
 _POLL_S = 0.1
 _GRACE_S = 3.0
@@ -51,12 +53,18 @@ class SubprocessExecutor:
         def attempt() -> tuple[Outcome, bool]:
             nonlocal tries
             tries += 1
-            return self._attempt(job, on_event, stopping)
+            try:
+                return self._attempt(job, on_event, stopping, last=tries == _ATTEMPTS)
+            except Exception as error:  # the machine's doing; the sweep goes on
+                _log_error(job.log)
+                kinds = [kind.__name__ for kind in type(error).__mro__]
+                fault = classify(kinds, str(error))
+                return Outcome(fault.status, fault.reason), fault.transient
 
         retrying = Retrying(
             retry=retry_if_result(lambda answer: answer[1] and not stopping()),
             stop=stop_after_attempt(_ATTEMPTS),
-            wait=wait_exponential(multiplier=1, max=30),
+            wait=wait_exponential(multiplier=_BACK_OFF_S, max=30),
             retry_error_callback=lambda state: state.outcome.result(),  # type: ignore[union-attr]
         )
         outcome, _ = retrying(attempt)
@@ -69,36 +77,49 @@ class SubprocessExecutor:
             self._worker.kill()
 
     def _attempt(
-        self, job: Job, on_event: Callable[[Event], None], stopping: Callable[[], bool]
+        self,
+        job: Job,
+        on_event: Callable[[Event], None],
+        stopping: Callable[[], bool],
+        last: bool,
     ) -> tuple[Outcome, bool]:
-        """Run the worker once; say what came of it and whether to try again."""
-        monitor = Monitor(open_device(job.gpu_uuid))
+        """Run the worker once; say what came of it and whether to try again.
+
+        A card that NVML cannot open for the moment is worth another try, but at the last one the
+        case runs without readings rather than not at all.
+        """
+        device = open_device(job.gpu_uuid)
+        if isinstance(device, Unseen) and not last:
+            fault = classify(["NVMLError"], device.reason)
+            if fault.transient:
+                return Outcome(fault.status, fault.reason), True
         oom_kills = count_oom_kills()
-        self._worker = worker = Worker(job)
-        last: Event = {}
-        try:
-            monitor.watch(worker.pid)
-            for event in self._listen(worker, stopping):
-                if event["event"] == "phase":
-                    monitor.enter(event["name"])
-                    worker.acknowledge()
-                if event["event"] == "outcome":
-                    last = event
-                else:
-                    on_event(event)
-        finally:
-            returncode = worker.end(patiently=last.get("status") not in _CUT_SHORT)
-            self._worker = None
-            values = last.get("values", {})
+        with Monitor(device) as monitor:
+            self._worker = worker = Worker(job)
+            answer: Event = {}
+            try:
+                monitor.watch(worker.pid)
+                for event in self._listen(worker, stopping):
+                    if event["event"] == "phase":
+                        monitor.enter(event["name"])
+                        worker.acknowledge()
+                    if event["event"] == "outcome":
+                        answer = event
+                    else:
+                        on_event(event)
+            finally:
+                returncode = worker.end(patiently=answer.get("status") not in _CUT_SHORT)
+                self._worker = None
+            if not answer:
+                fault = classify_death(returncode, count_oom_kills() - oom_kills)
+                answer = {"event": "outcome", **asdict(fault)}
+            values = answer.get("values", {})
             seen = monitor.close(
                 values.get("peak_reserved_bytes"),
                 values.get("warmup_reserved_bytes"),
                 self._settings.allow_shared,
             )
-        if not last:
-            fault = classify_death(returncode, count_oom_kills() - oom_kills)
-            last = {"status": fault.status, "reason": fault.reason, "transient": False}
-        return _conclude(last, seen), last["transient"]
+        return _conclude(answer, seen), answer["transient"]
 
     def _listen(self, worker: Worker, stopping: Callable[[], bool]) -> Iterator[Event]:
         """Yield the worker's events until it ends, is stopped or overruns a phase's deadline."""
@@ -128,15 +149,18 @@ class SubprocessExecutor:
 def _conclude(last: Event, seen: Observation) -> Outcome:
     """Put together what the worker measured and what was seen of the card meanwhile."""
     status, reason = Status(last["status"]), last["reason"]
+    values = dict(last.get("values", {}))
+    notes = [values.pop("notes", None), *seen.notes]
     if status is Status.OK and seen.verdict:
         status, reason = Status.INVALID, seen.verdict
+    elif seen.verdict:
+        notes.append(seen.verdict)
     missing = {**seen.missing, **last.get("missing", {})}
-    notes = [last["values"].pop("notes")] if "notes" in last.get("values", {}) else []
     m = Measurement(
         **seen.values,
-        **last.get("values", {}),
+        **values,
         missing="; ".join(f"{name}: {why}" for name, why in missing.items()) or None,
-        notes="; ".join([*notes, *seen.notes]) or None,
+        notes="; ".join(filter(None, notes)) or None,
     )
     return Outcome(status, reason, m, [Step(*row) for row in last.get("steps", [])])
 
@@ -149,8 +173,7 @@ class Worker:
     """A running `bench.worker` in a session of its own, so that its whole group can be ended."""
 
     def __init__(self, job: Job) -> None:
-        read, write = os.pipe()
-        self._events = read
+        self._events, write = os.pipe()
         try:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "bench.worker"],
@@ -160,6 +183,9 @@ class Worker:
                 pass_fds=[write],
                 start_new_session=True,
             )
+        except BaseException:
+            os.close(self._events)
+            raise
         finally:
             os.close(write)
         self.pid = self._process.pid
@@ -235,23 +261,33 @@ class Worker:
 
 
 def _keep_log(stream: IO[bytes], path: Path | None) -> None:
-    """Keep the first and the last megabyte of what a worker prints, however much it is."""
-    head, tail, left_out = 0, deque[bytes](), 0
+    """Keep the first and the last megabyte of what a worker prints, however much it is.
+
+    A log that cannot be written is no reason to stop reading: the worker would wait for ever.
+    """
+    head, tail, kept, left_out = 0, deque[bytes](), 0, 0
     with stream, ExitStack() as opened:
-        data = os.read(stream.fileno(), 1 << 16)
-        if not data:
-            return  # nothing said, no log
-        log = opened.enter_context((path or Path(os.devnull)).open("wb"))
-        while data:
+        log: IO[bytes] | None = None
+        while data := os.read(stream.fileno(), 1 << 16):
             if head < _LOG_BYTES:
-                log.write(data)
-                log.flush()
                 head += len(data)
+                with suppress(OSError):
+                    # opened with the first word: nothing said, no log; of tries, each adds to it
+                    log = log or opened.enter_context((path or Path(os.devnull)).open("ab", 0))
+                    log.write(data)
             else:
                 tail.append(data)
-                while sum(map(len, tail)) > _LOG_BYTES:
-                    left_out += len(tail.popleft())
-            data = os.read(stream.fileno(), 1 << 16)
-        if left_out:
-            log.write(b"\n[%d bytes left out]\n" % left_out)
-        log.writelines(tail)
+                kept += len(data)
+                while kept > _LOG_BYTES:
+                    kept -= (gone := len(tail.popleft()))
+                    left_out += gone
+        with suppress(OSError):
+            if log and left_out:
+                log.write(b"\n[%d bytes left out]\n" % left_out)
+            if log:
+                log.write(b"".join(tail))
+
+
+def _log_error(path: Path | None) -> None:
+    with suppress(OSError), (path or Path(os.devnull)).open("a") as log:
+        log.write(traceback.format_exc())
