@@ -1,0 +1,133 @@
+"""What a case runs on: asked of a process of its own, and what that decides."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bench import environment
+from bench.environment import Platform, describe_host, hash_code, probe, with_dataset
+from bench.errors import UsageError
+from bench.precision import PRECISIONS
+from bench.record import COMPARABLE, Environment
+
+
+def test_probe_of_the_cpu_knows_torch_and_host() -> None:
+    import torch
+
+    found = probe("cpu").environment
+    assert found.torch == str(torch.__version__)
+    assert found.gpu is None
+    assert found.host
+    assert found.code == hash_code()
+    assert "cores" in (found.cpu or "")
+
+
+def test_cuda_asked_of_a_cpu_build_is_refused(tmp_path: Path) -> None:
+    import torch
+
+    if torch.version.cuda is not None:
+        pytest.skip("this torch is no CPU build")
+    with pytest.raises(UsageError, match=r"is a CPU build; install a CUDA build of torch, or use"):
+        probe("cuda")
+
+
+def test_a_broken_torch_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "torch.py").write_text("raise ImportError('libcudart.so.12: cannot open')")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{Path(__file__).parents[1]}")
+    with pytest.raises(UsageError, match=r"libcudart.so.12: cannot open; install torch>=2.9"):
+        probe("cpu")
+
+
+def gpu(capability: str) -> Platform:
+    return Platform(Environment(gpu="NVIDIA Card", capability=capability))
+
+
+@pytest.mark.parametrize(
+    ("platform", "precision", "refused", "discouraged"),
+    [
+        (gpu("9.0"), "tf32", False, False),
+        (gpu("9.0"), "bf16", False, False),
+        (gpu("7.5"), "fp16", False, False),
+        (gpu("7.5"), "tf32", True, True),
+        (gpu("7.5"), "bf16-amp", False, True),
+        (gpu("10.0"), "tf32", False, False),  # 10 is above 8, though "10.0" sorts before "8.0"
+        (Platform(Environment(), fp16_native=False), "fp16", False, True),
+        (Platform(Environment(), fp16_native=True), "fp16-amp", False, False),
+        (Platform(Environment()), "tf32", True, False),
+        (Platform(Environment()), "bf16-amp", False, False),
+    ],
+)
+def test_what_runs_where(
+    platform: Platform, precision: str, refused: bool, discouraged: bool
+) -> None:
+    chosen = PRECISIONS[precision]
+    assert bool(platform.refuse(chosen)) is refused
+    assert bool(platform.discourage(chosen)) is discouraged
+
+
+def test_commit_says_whether_the_code_was_edited(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(tmp_path), "-c", "user.name=t", "-c", "user.email=t@t"]
+        return subprocess.run(
+            [*command, *arguments], check=True, capture_output=True, text=True
+        ).stdout.strip()
+
+    monkeypatch.setattr(environment, "_ROOT", tmp_path / "bench")
+    assert describe_host().commit is None
+    (tmp_path / "bench").mkdir()
+    code = tmp_path / "bench" / "x.py"
+    code.write_text("a = 1\n")
+    git("init", "-q")
+    git("add", ".")
+    git("commit", "-qm", "x")
+    commit = git("rev-parse", "--short=12", "HEAD")
+    assert describe_host().commit == commit
+    code.write_text("a = 2\n")
+    assert describe_host().commit == f"{commit}+dirty"
+
+
+def test_code_hash_follows_the_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(environment, "_ROOT", tmp_path)
+    (tmp_path / "a.py").write_text("1")
+    hashes = []
+    for text in ("1", "2", "1"):
+        (tmp_path / "a.py").write_text(text)
+        hash_code.cache_clear()
+        hashes.append(hash_code())
+    hash_code.cache_clear()
+    assert hashes[0] == hashes[2] != hashes[1]
+
+
+def test_dataset_is_part_of_what_must_agree() -> None:
+    from bench.data import DatasetInfo
+
+    info = DatasetInfo("cifar10", "abc", 50_000, 10_000, 10, "parquet", "/x")
+    before = Environment(gpu="G")
+    after = with_dataset(before, info)
+    assert (after.gpu, after.dataset_fingerprint, after.train_images) == ("G", "abc", 50_000)
+    assert before.dataset_fingerprint is None
+    assert {"gpu", "driver", "torch", "dataset_fingerprint", "code"} <= set(COMPARABLE)
+
+
+@pytest.mark.parametrize("module", ["sweep", "report", "compare", "overhead"])
+def test_help_imports_nothing_heavy(module: str) -> None:
+    """What makes --help slow, rather than how slow it was: torch takes 1.6 s, pandas 0.3 s."""
+    code = (
+        "import sys, runpy, json\n"
+        f"sys.argv = ['{module}', '--help']\n"
+        "try: runpy.run_module(f'bench.{sys.argv[0]}', run_name='__main__')\n"
+        "except SystemExit: pass\n"
+        "print(json.dumps([m for m in sys.modules if '.' not in m]))"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout.startswith("usage: ")
+    loaded = set(json.loads(out.stdout.splitlines()[-1]))
+    assert not loaded & {"torch", "pandas", "seaborn", "matplotlib", "scipy", "pyarrow", "numpy"}

@@ -1,0 +1,61 @@
+"""The command that measures the harness itself."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from bench import overhead
+
+SMALL = ["--device", "cpu", "--model", "dpn-small", "--fraction", "0.003", "--batch-size", "64"]
+
+
+@pytest.mark.slow
+def test_last_line_is_the_ratio_with_its_spread(capsys: pytest.CaptureFixture[str]) -> None:
+    assert overhead.main([*SMALL, "--pairs", "2"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("dpn-small, fp32 · batch size 64, synthetic, fraction 0.003, on ")
+    pairs = [re.fullmatch(r"pair \d: bare (\S+) s, harness (\S+) s, ratio (\S+)", x) for x in lines]
+    ratios = sorted(float(pair[2]) / float(pair[1]) for pair in pairs if pair)
+    last = re.fullmatch(
+        r"overhead: harness / bare = (\S+) \(median of 2; (\S+) to (\S+)\)", lines[-1]
+    )
+    assert last
+    assert [float(x) for x in last.groups()] == pytest.approx([sum(ratios) / 2, *ratios], abs=0.01)
+
+
+def test_the_turns_alternate(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whichever goes first may find a cooler machine."""
+    order: list[str] = []
+
+    def timer(name: str, seconds: float):  # type: ignore[no-untyped-def]
+        def time(*_: object) -> float:
+            order.append(name)
+            return seconds
+
+        return time
+
+    monkeypatch.setattr(overhead, "time_bare", timer("bare", 2.0))
+    monkeypatch.setattr(overhead, "time_harness", timer("harness", 2.02))
+    assert overhead.main([*SMALL, "--pairs", "3"]) == 0
+    assert order == ["bare", "harness", "harness", "bare", "bare", "harness"]
+    assert capsys.readouterr().out.splitlines()[-1] == (
+        "overhead: harness / bare = 1.0100 (median of 3; 1.0100 to 1.0100)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--pairs", "0"], "--pairs 0: give a whole number of at least 1"),
+        (["--precision", "fp32", "bf16"], "2 cases are given; give one value an axis"),
+        (["--batch-size", "60000"], "batch size 60000 is above the dataset's 50000 images"),
+        (["--pears", "1"], "unknown argument '--pears'; did you mean '--pairs'?"),
+    ],
+)
+def test_bad_input(flags: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert overhead.main([*SMALL, *flags]) == 2
+    assert message in capsys.readouterr().err

@@ -1,0 +1,99 @@
+"""What a person sees while a sweep runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bench.case import Case
+from bench.progress import Display
+from bench.record import Environment, Measurement, Record, Status
+
+CASE = Case(precision="fp16", loss_scale=128.0, batch_size=512, fraction=0.2, dataset="synthetic")
+
+
+def record(status: Status = Status.OK, reason: str = "", executor: str = "subprocess") -> Record:
+    measured = status in (Status.OK, Status.DIVERGED)
+    m = Measurement(
+        epoch_time_s=11.002 if measured else None,
+        peak_device_bytes=14 * 2**30 if measured else None,
+        train_loss=2.0531 if status is Status.OK else None,
+        train_accuracy=0.2905 if measured else None,
+    )
+    return Record(
+        "id", CASE, 1, False, 1, status, reason, False, executor, "", "", 0, "", m, Environment()
+    )
+
+
+def test_plain_lines_where_there_is_no_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 0.0
+    monkeypatch.setattr("bench.progress.time.monotonic", lambda: now)
+    with Display(Path("results/x"), runs=2, done=7) as display:
+        display.begin(CASE, 1, False)
+        display.show({"event": "phase", "name": "epoch"})
+        step = {"event": "step", "phase": "epoch", "step": 3, "steps": 20, "loss": 2.25}
+        for now in (10.0, 31.0, 32.0):
+            display.show({**step, "memory_bytes": 2**30})
+        display.end(record())
+        display.begin(CASE, 2, True)
+        display.end(record(Status.OOM, "OutOfMemoryError: tried\nto allocate"))
+    name = "fp16 · loss scale 128 · batch size 512"
+    assert capsys.readouterr().err.splitlines() == [
+        "2 to run, 7 already there, into results/x",
+        f"{name}: epoch step 4 of 20, loss 2.250  1.00 GiB",
+        f"[1/2] {name}: ≈11.00 s an epoch, 14.00 GiB, loss 2.053, accuracy 29.0 %, "
+        "synthetic images",
+        f"[2/2] {name} · sentinel: oom: OutOfMemoryError: tried to allocate",
+    ]
+
+
+def test_what_is_no_measurement_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    with Display(Path("x"), 2, 0) as display:
+        display.begin(CASE, 1, False)
+        display.end(record(executor="fake"))
+        display.begin(CASE, 1, False)
+        display.end(record(Status.DIVERGED, "the loss was inf or NaN from step 3 of 20"))
+    out = capsys.readouterr().err
+    assert "fake, not measured" in out
+    assert "diverged: the loss was inf or NaN from step 3 of 20" in out
+
+
+@pytest.mark.parametrize("hostile", ["\x1b[2J\x1b[31mgone", "[bold]x[/bold]", "a\rb"])
+def test_hostile_text_does_not_drive_the_terminal(
+    hostile: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Display(Path("x"), 1, 0) as display:
+        display.begin(CASE, 1, False)
+        display.end(record(Status.ERROR, hostile))
+    out = capsys.readouterr().err
+    assert "\x1b" not in out
+    assert "\r" not in out
+    assert "[bold]" not in hostile or "[bold]x[/bold]" in out
+
+
+def test_a_terminal_gets_a_live_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Through a real terminal: case, phase, step, loss and memory stand in one line."""
+    import os
+    import pty
+    import sys
+
+    leader, follower = pty.openpty()
+    with os.fdopen(follower, "w") as terminal:
+        monkeypatch.setattr(sys, "stderr", terminal)
+        monkeypatch.setenv("COLUMNS", "160")
+        monkeypatch.setenv("TERM", "xterm")
+        with Display(Path("x"), 1, 0) as display:
+            display.begin(CASE, 1, False)
+            event = {"event": "step", "phase": "epoch", "step": 9, "steps": 20, "loss": 2.25}
+            display.show({**event, "memory_bytes": 3 * 2**30})
+            assert display._live
+            display._live.refresh()
+            display.end(record())
+        terminal.flush()
+        shown = os.read(leader, 1 << 20).decode()
+    os.close(leader)
+    for text in ("batch size 512", "epoch", "10/20", "loss 2.250", "3.00 GiB"):
+        assert text in shown
