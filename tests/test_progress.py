@@ -29,13 +29,13 @@ def record(status: Status = Status.OK, reason: str = "", executor: str = "subpro
 def test_plain_lines_where_there_is_no_terminal(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    now = 0.0
-    monkeypatch.setattr("bench.progress.time.monotonic", lambda: now)
+    clock = [0.0]
+    monkeypatch.setattr("bench.progress.time.monotonic", lambda: clock[0])
     with Display(Path("results/x"), runs=2, done=7) as display:
         display.begin(CASE, 1, False)
         display.show({"event": "phase", "name": "epoch"})
         step = {"event": "step", "phase": "epoch", "step": 3, "steps": 20, "loss": 2.25}
-        for now in (10.0, 31.0, 32.0):
+        for clock[0] in (10.0, 31.0, 32.0):
             display.show({**step, "memory_bytes": 2**30})
         display.end(record())
         display.begin(CASE, 2, True)
