@@ -1,0 +1,176 @@
+"""Cases: what an axis takes, which cases a grid holds, and that a case is its own key."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import fields, replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bench.case import AXES, Case, check_batches, format_value, grid, parse_value
+from bench.errors import UsageError
+from bench.precision import PRECISIONS
+
+POSITIVE = st.floats(min_value=5e-324, max_value=1.7e308)
+
+CASES = st.builds(
+    Case,
+    model=st.sampled_from(["dpn92", "dpn-small", "my.networks:small"]),
+    dataset=st.sampled_from(["cifar10", "synthetic"]),
+    precision=st.sampled_from(list(PRECISIONS)),
+    loss_scale=st.none() | st.just("dynamic") | POSITIVE,
+    batch_size=st.integers(2, 10**9),
+    lr=POSITIVE,
+    fraction=st.floats(min_value=1e-300, max_value=1),
+    evaluate=st.booleans(),
+    cudnn_benchmark=st.booleans(),
+    compile=st.booleans(),
+    channels_last=st.booleans(),
+    seed=st.integers(0, 2**31 - 1),
+    device=st.sampled_from(["cuda", "cpu"]),
+)
+
+
+@given(CASES)
+def test_a_case_is_read_back_from_what_is_written(case: Case) -> None:
+    """Every digit: a case that came back another would be measured again for ever."""
+    texts = {name: format_value(getattr(case, name)) for name in AXES}
+    back = {
+        name: None if text == "" else parse_value(name, text, name) for name, text in texts.items()
+    }
+    assert Case(**back) == case  # type: ignore[arg-type]
+
+
+@given(CASES, CASES)
+def test_slugs_name_files_and_tell_cases_apart(one: Case, other: Case) -> None:
+    assert one.slug().isascii()
+    assert not set(one.slug()) & set("/\\ :*?\"<>|'")
+    assert (one.slug() == other.slug()) == (one == other)
+
+
+def test_every_axis_is_a_field_with_its_own_help_and_parser() -> None:
+    assert list(AXES) == [field.name for field in fields(Case)]
+    assert len({axis.metadata["help"] for axis in AXES.values()}) == len(AXES)
+    for name, axis in AXES.items():
+        if axis.default is not None:
+            assert parse_value(name, axis.default, name) == axis.default
+
+
+def test_a_case_is_a_key() -> None:
+    case = Case(batch_size=64)
+    assert {case: 1}[Case(batch_size=64)] == 1
+    with pytest.raises(AttributeError):
+        case.batch_size = 32  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("axis", "text", "value"),
+    [
+        ("batch_size", "2", 2),
+        ("loss_scale", "none", 1.0),
+        ("loss_scale", "dynamic", "dynamic"),
+        ("loss_scale", "0.5", 0.5),
+        ("lr", "1e-3", 0.001),
+        ("fraction", "1", 1.0),
+        ("evaluate", "on", True),
+        ("evaluate", "False", False),
+        ("seed", "2147483647", 2**31 - 1),
+        ("model", "a.b:c", "a.b:c"),
+        ("device", "cpu", "cpu"),
+    ],
+)
+def test_values(axis: str, text: str, value: object) -> None:
+    assert parse_value(axis, text, axis) == value
+
+
+@pytest.mark.parametrize(
+    ("axis", "text", "right"),
+    [
+        ("batch_size", "1", "at least 2"),
+        ("batch_size", "0", "at least 2"),
+        ("batch_size", "-8", "at least 2"),
+        ("batch_size", "64.5", "whole number"),
+        ("batch_size", "9" * 5000, "whole number"),
+        ("lr", "0", "above 0"),
+        ("lr", "nan", "finite"),
+        ("lr", "-0.1", "above 0"),
+        ("fraction", "1.01", "at most 1"),
+        ("fraction", "0", "above 0"),
+        ("loss_scale", "inf", "'dynamic'"),
+        ("loss_scale", "-1", "above 0"),
+        ("loss_scale", "auto", "'none'"),
+        ("seed", "-1", "from 0 to 2147483647"),
+        ("seed", "2147483648", "from 0 to 2147483647"),
+        ("seed", "²", "from 0 to 2147483647"),
+        ("seed", "٣", "from 0 to 2147483647"),
+        ("evaluate", "1", "'on' or 'off'"),
+        ("precision", "fp61", "did you mean 'fp16'?"),
+        ("precision", "posit", "right values: fp32, tf32"),
+        ("model", "dpn29", "did you mean"),
+        ("model", "no module:f", "package.module:factory"),
+        ("model", "a.b:", "package.module:factory"),
+        ("model", "a..b:c", "package.module:factory"),
+        ("dataset", "cifar100", "did you mean 'cifar10'?"),
+        ("device", "gpu", "cuda"),
+    ],
+)
+def test_wrong_values_say_what_would_be_right(axis: str, text: str, right: str) -> None:
+    with pytest.raises(UsageError) as error:
+        parse_value(axis, text, f"--{axis}")
+    message = str(error.value)
+    assert message.startswith(f"--{axis} {text[:60]!r}: ")
+    assert right in message
+    assert "\n" not in message
+
+
+def test_the_batch_size_varies_fastest_and_the_rest_in_the_order_of_the_axes() -> None:
+    cases = grid({"batch_size": [64, 128], "seed": [0, 1], "precision": ["fp32", "bf16"]})
+    assert [(c.precision, c.seed, c.batch_size) for c in cases] == [
+        (precision, seed, batch)
+        for precision in ("fp32", "bf16")
+        for seed in (0, 1)
+        for batch in (64, 128)
+    ]
+
+
+def test_a_loss_scale_applies_where_one_is_used() -> None:
+    cases = grid({"precision": ["fp32", "fp16", "bf16"], "loss_scale": [1.0, "dynamic"]})
+    assert [(c.precision, c.loss_scale) for c in cases] == [
+        ("fp32", None),
+        ("fp16", 1.0),
+        ("fp16", "dynamic"),
+        ("bf16", None),
+    ]
+
+
+@pytest.mark.parametrize("name", [p.name for p in PRECISIONS.values() if p.scales_loss])
+def test_a_precision_takes_its_own_loss_scale_where_none_is_given(name: str) -> None:
+    (case,) = grid({"precision": [name]})
+    assert case.loss_scale == PRECISIONS[name].default_loss_scale
+    assert case.loss_scale is not None
+
+
+def test_a_grid_holds_each_case_once() -> None:
+    assert grid({"precision": ["fp32", "fp32"], "batch_size": [8, 8]}) == [Case(batch_size=8)]
+    assert grid({}) == [Case()]
+
+
+@given(st.integers(2, 400), st.integers(2, 400))
+def test_a_batch_fits_or_is_refused_with_one_that_does(batch: int, images: int) -> None:
+    case = Case(batch_size=batch)
+    fits = batch <= images and images % batch != 1
+    if fits:
+        check_batches(case, images)
+    else:
+        with pytest.raises(UsageError, match=f"batch size {batch}"):
+            check_batches(case, images)
+
+
+def test_labels_leave_out_what_is_not_set() -> None:
+    assert Case().label() == "fp32 · batch size 128"
+    case = Case(precision="fp16", loss_scale=128.0, batch_size=512)
+    assert case.label() == "fp16 · loss scale 128 · batch size 512"
+    assert replace(case, evaluate=True).label(["evaluate", "compile"]) == "evaluate"
+    assert math.isclose(float(format_value(0.1 + 0.2)), 0.1 + 0.2, rel_tol=0)

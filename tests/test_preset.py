@@ -1,0 +1,113 @@
+"""Presets: TOML to cases, with flags over grids over defaults."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bench.case import AXES, Case
+from bench.errors import UsageError
+from bench.preset import Preset, load_config, load_preset, parse_preset, preset_names
+
+CPU = {"device": ["cpu"]}
+
+
+def test_those_that_come_with_the_harness() -> None:
+    assert {"quick", "precision", "rtx-titan"} <= set(preset_names())
+    for name in preset_names():
+        preset = load_preset(name)
+        assert preset.name == name
+        assert preset.description
+        assert "\n" not in preset.description
+        assert preset.cases({}, CPU)
+
+
+def test_the_2019_page_has_its_grid() -> None:
+    cases = load_preset("rtx-titan").cases({}, {"device": ["cuda"]})
+    assert [(case.precision, case.loss_scale, case.batch_size) for case in cases] == [
+        *(("fp32", None, batch) for batch in (128, 256, 512)),
+        *(("fp16", 128, batch) for batch in (128, 256, 512, 640)),
+        *(("fp16", scale, 512) for scale in (64, 256)),
+    ]
+    assert all(case.model == "dpn92" for case in cases)
+
+
+def test_flags_override_grids_and_defaults_fill_in() -> None:
+    preset = parse_preset(
+        b"""
+        description = "two blocks"
+        [[grid]]
+        batch_size = [64, 128]
+        device = "cuda"
+        [[grid]]
+        precision = "bf16"
+        lr = 0.1
+        """,
+        "mine",
+    )
+    assert preset.description == "two blocks"
+    assert preset.cases({}, CPU) == [
+        Case(batch_size=64, device="cuda"),
+        Case(batch_size=128, device="cuda"),
+        Case(precision="bf16", lr=0.1, device="cpu"),
+    ]
+    assert preset.cases({"batch_size": [8], "precision": ["fp32"], "device": ["cpu"]}, {}) == [
+        Case(batch_size=8, device="cpu"),
+        Case(batch_size=8, lr=0.1, device="cpu"),
+    ]
+
+
+def test_a_case_in_two_blocks_is_one_case() -> None:
+    preset = parse_preset(b"[[grid]]\nseed = [0, 1]\n[[grid]]\nseed = [1, 2]\n", "mine")
+    assert [case.seed for case in preset.cases({}, CPU)] == [0, 1, 2]
+
+
+def test_values_are_spelt_as_flags_spell_them() -> None:
+    preset = parse_preset(
+        b'[[grid]]\nevaluate = true\ncompile = "off"\nloss_scale = [128, "dynamic", "none"]\n'
+        b'precision = "fp16"\nlr = 1e-2\nbatch_size = "64"\n',
+        "mine",
+    )
+    assert preset.grids == (
+        {
+            "evaluate": [True],
+            "compile": [False],
+            "loss_scale": [128.0, "dynamic", 1.0],
+            "precision": ["fp16"],
+            "lr": [0.01],
+            "batch_size": [64],
+        },
+    )
+
+
+def test_every_axis_is_a_key() -> None:
+    for name, axis in AXES.items():
+        value = '"dynamic"' if name == "loss_scale" else axis.default
+        text = {True: "true", False: "false"}.get(value, value) if type(value) is bool else value
+        quoted = f'"{text}"' if isinstance(axis.default, str) else text
+        preset = parse_preset(f"[[grid]]\n{name} = {quoted}\n".encode(), "mine")
+        assert list(preset.grids[0]) == [name]
+
+
+def test_a_loss_scale_that_nothing_uses() -> None:
+    with pytest.raises(UsageError, match="fp32 uses none; add a precision of fp16, fp16-amp"):
+        Preset("mine", "", ({},)).cases({"loss_scale": [128.0], "precision": ["fp32"]}, CPU)
+    assert Preset("mine", "", ({"precision": ["fp32", "fp16"]},)).cases({"loss_scale": [8.0]}, CPU)
+
+
+def test_a_file_of_ones_own(tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text("[[grid]]\nseed = 3\n")
+    assert load_config(file).cases({}, CPU) == [Case(seed=3, device="cpu")]
+    with pytest.raises(UsageError, match=r"nothing\.toml: No such file or directory; give"):
+        load_config(tmp_path / "nothing.toml")
+    with pytest.raises(UsageError, match="Is a directory"):
+        load_config(tmp_path)
+
+
+def test_a_misspelt_name() -> None:
+    with pytest.raises(UsageError, match=r"--preset 'quik': did you mean 'quick'\?"):
+        load_preset("quik")
+    with pytest.raises(UsageError, match="--preset"):
+        load_preset("../presets/quick")
