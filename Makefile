@@ -5,7 +5,7 @@ PYTHON ?= python3
 # the interpreter everything runs with: set BIN=python3 to use one that already has a GPU torch
 BIN    ?= $(VENV)/bin/python
 
-.PHONY: sweep test test-gpu lint chaos clean
+.PHONY: sweep test test-gpu lint chaos publish clean
 
 sweep: $(VENV)/ready
 	$(BIN) -m bench.sweep $(ARGS)
@@ -28,6 +28,10 @@ $(VENV)/ready: pyproject.toml constraints.txt
 	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
 	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test,asv]'
 	touch $@
+
+# html/: the asv site, the report of every sweep and an index, to read without a network
+publish: $(VENV)/ready
+	$(BIN) -m bench.publish $(ARGS)
 
 clean:
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis

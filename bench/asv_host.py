@@ -70,7 +70,7 @@ def lay_out(cases: Sequence[Case]) -> dict[str, Any]:
     placed = [place(case, names) for case in cases]
     return {
         "names": names,
-        "params": [sorted(set(column), key=_rank) for column in zip(*placed, strict=True)],
+        "params": [sorted(set(column), key=rank) for column in zip(*placed, strict=True)],
         "cases": [
             {"slug": case.slug(), "values": values, "axes": _settings(case)}
             for case, values in zip(cases, placed, strict=True)
@@ -90,7 +90,7 @@ def _parameter(name: str, value: Value) -> str | int | float:
     return format_value(value) or "none"  # loss_scale is text: it may be none or dynamic
 
 
-def _rank(value: str | float) -> tuple[int, Any]:
+def rank(value: str | float) -> tuple[int, Any]:
     """Sort as a reader expects: none, numbers, precisions in the order of their table, the rest."""
     if value == "none":
         return 0, 0
@@ -128,7 +128,7 @@ def name_preset(preset: Preset) -> str:
     return Path(preset.name).stem
 
 
-def describe_grid(preset: Preset, cases: Sequence[Case]) -> dict[str, Any]:
+def describe_grid(preset: str, cases: Sequence[Case]) -> dict[str, Any]:
     """What `benchmarks/` is told: the cases laid out, the deadline, the flags of a sweep.
 
     Raises:
@@ -142,7 +142,7 @@ def describe_grid(preset: Preset, cases: Sequence[Case]) -> dict[str, Any]:
         raise UsageError(f"{TIMEOUT}={text}: give a number of seconds") from None
     flags = ["--timeout", text, "--data-dir", str(ROOT / "data")]
     return {
-        "preset": name_preset(preset),
+        "preset": preset,
         "device": device,
         "phase_s": phase_s,
         "flags": [*flags, *shlex.split(os.environ.get(FLAGS, ""))],
@@ -158,7 +158,7 @@ def setup() -> None:
     """
     try:
         preset = choose_preset()
-        os.environ[GRID] = json.dumps(describe_grid(preset, expand(preset)))
+        os.environ[GRID] = json.dumps(describe_grid(name_preset(preset), expand(preset)))
     except UsageError as error:
         raise UserError(str(error)) from error
 
