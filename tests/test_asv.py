@@ -1,0 +1,389 @@
+"""What asv tracks: figures of a record, the grid of a preset, and one training a case."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import math
+import os
+import subprocess
+import sys
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+pytest.importorskip("asv", reason="asv is not installed (the 'asv' extra)")
+
+from asv.results import Results
+
+from bench import asv_host, asv_import
+from bench.asv_host import describe_grid, expand, lay_out, place
+from bench.case import Case, grid
+from bench.errors import UsageError
+from bench.preset import load_preset, parse_preset, preset_names
+from bench.record import Status
+from benchmarks.figures import ABSENT, FIGURES, MEASURED, STATUSES
+
+ROOT = Path(__file__).parents[1]
+NAN = math.nan
+ROW = {
+    "status": "ok",
+    "reason": "",
+    "epoch_time_s": 20.0,
+    "measured_time_s": 5.0,
+    "energy_j": 700.0,
+    "train_loss": 1.5,
+    "train_accuracy": 0.25,
+    "peak_device_bytes": NAN,
+    "peak_process_bytes": 3e9,
+    "peak_reserved_bytes": 2e9,
+}
+
+
+def track(name: str, **changes: Any) -> float | None:
+    (figure,) = (figure for figure in FIGURES if figure.name == name)
+    return figure.value({**ROW, **changes})
+
+
+# ------------------------------------------------------------------------------------ the figures
+
+
+def test_figures_of_a_measured_case() -> None:
+    found = {figure.name: figure.value(ROW) for figure in FIGURES}
+    assert found == {
+        "epoch_time": 20,
+        "peak_memory": 3e9,
+        "train_loss": 1.5,
+        "top1_error": 75,
+        "energy": 2800,  # of a whole epoch, of which a quarter was measured
+        "status": 0,
+    }
+
+
+def test_memory_is_the_device_s_where_nvml_told() -> None:
+    assert track("peak_memory", peak_device_bytes=4e9) == 4e9
+    assert track("peak_memory", peak_process_bytes=NAN) == 2e9
+    none = dict.fromkeys(("peak_device_bytes", "peak_process_bytes", "peak_reserved_bytes"), NAN)
+    assert math.isnan(track("peak_memory", **none) or 0)
+
+
+def test_every_outcome_has_a_number_of_its_own() -> None:
+    assert set(STATUSES) == {*map(str, Status), "died"}
+    # the numbers stand in users' histories: append, never move
+    assert STATUSES[:6] == ("ok", "diverged", "invalid", "unsupported", "oom_suspected", "oom")
+    assert [track("status", status=status) for status in STATUSES] == list(range(len(STATUSES)))
+
+
+@pytest.mark.parametrize("status", STATUSES)
+def test_only_what_was_measured_is_a_number(status: str) -> None:
+    value = track("epoch_time", status=status)
+    if status in MEASURED:
+        assert value == 20
+    elif status in ABSENT:
+        assert value is not None
+        assert math.isnan(value)
+    else:
+        assert value is None  # asv's word for failed
+
+
+@given(st.sampled_from(FIGURES), st.sampled_from([math.inf, -math.inf, math.nan]))
+def test_nothing_infinite_reaches_asv(figure: Any, bad: float) -> None:
+    row = {name: bad if isinstance(value, float) else value for name, value in ROW.items()}
+    value = figure.value(row)
+    assert math.isnan(value) or figure.name == "status"
+
+
+# --------------------------------------------------------------------------------------- the grid
+
+
+@pytest.mark.parametrize("name", preset_names())
+def test_every_case_of_a_preset_has_a_place_of_its_own(name: str) -> None:
+    cases = expand(load_preset(name))
+    laid = lay_out(cases)
+    places = [tuple(case["values"]) for case in laid["cases"]]
+    assert len(set(places)) == len(cases)
+    assert set(places) <= set(product(*laid["params"]))
+
+
+@pytest.mark.parametrize("name", preset_names())
+def test_a_commit_is_told_the_case_meant(name: str) -> None:
+    for case in expand(load_preset(name)):
+        (told,) = (c["axes"] for c in lay_out([case])["cases"])
+        lines = "".join(f"{axis} = {json.dumps(value)}\n" for axis, value in told.items())
+        preset = parse_preset(f"[[grid]]\n{lines}".encode(), "told")
+        assert preset.cases({}, {"device": ["cuda"]}) == [case]
+
+
+def test_the_2019_grid_as_asv_sees_it() -> None:
+    laid = lay_out(expand(load_preset("rtx-titan")))
+    assert laid["names"] == ["precision", "loss_scale", "batch_size"]
+    assert laid["params"] == [
+        ["fp32", "fp16"],
+        ["none", "64", "128", "256"],
+        [128, 256, 512, 640],
+    ]
+
+
+def test_an_axis_that_varies_is_a_parameter() -> None:
+    laid = lay_out(grid({"compile": [True, False], "lr": [0.1, 0.01]}))
+    assert laid["names"] == ["precision", "loss_scale", "batch_size", "lr", "compile"]
+    assert laid["params"][3:] == [[0.01, 0.1], ["off", "on"]]
+
+
+def test_place_spells_dynamic_and_none() -> None:
+    names = ["precision", "loss_scale", "batch_size"]
+    assert place(Case(precision="fp16-amp", loss_scale="dynamic"), names)[1] == "dynamic"
+    assert place(Case(), names) == ["fp32", "none", 128]
+
+
+def test_the_preset_is_the_user_s(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(asv_host, "has_cuda", lambda: False)
+    monkeypatch.delenv("BENCH_PRESET", raising=False)
+    assert asv_host.name_preset(asv_host.choose_preset()) == "cpu"
+    monkeypatch.setattr(asv_host, "has_cuda", lambda: True)
+    assert asv_host.choose_preset().name == "rtx-titan"
+    monkeypatch.setenv("BENCH_PRESET", "precision")
+    assert asv_host.choose_preset().name == "precision"
+    mine = tmp_path / "mine.toml"
+    mine.write_text("[[grid]]\nbatch_size = 2\n")
+    monkeypatch.setenv("BENCH_PRESET", str(mine))
+    assert asv_host.name_preset(asv_host.choose_preset()) == "mine"
+
+
+def test_a_wrong_preset_is_one_line_of_asv_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BENCH_PRESET", "rtx-titn")
+    with pytest.raises(asv_host.UserError, match="did you mean 'rtx-titan'"):
+        asv_host.setup()
+
+
+def test_the_small_grid_is_small() -> None:
+    cases = asv_host.load_config(asv_host.SMALL).cases({}, {"device": ["cpu"]})
+    assert 2 <= len(cases) <= 4
+    assert {case.dataset for case in cases} == {"synthetic"}
+
+
+# -------------------------------------------------------------------------- one training per case
+
+
+@pytest.fixture
+def cases(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    """The benchmarks of a grid of two cases, in asv's shared folder."""
+    two = [Case(batch_size=8), Case(batch_size=16, precision="bf16")]
+    monkeypatch.setenv("BENCH_ASV_GRID", json.dumps(describe_grid("two", two)))
+    monkeypatch.chdir(tmp_path)
+    import benchmarks.cases
+
+    yield importlib.reload(benchmarks.cases)
+    monkeypatch.delenv("BENCH_ASV_GRID")
+    importlib.reload(benchmarks.cases)
+
+
+def test_every_benchmark_says_what_it_is(cases: Any) -> None:
+    tracks = [getattr(cases, f"track_{figure.name}") for figure in FIGURES]
+    assert len(tracks) == 6
+    for one in tracks:
+        assert one.version
+        assert one.unit
+        assert one.pretty_name
+        assert one.pretty_source
+        assert one.timeout > 4 * cases.GRID["phase_s"]
+        assert one.params == [["fp32", "bf16"], ["none"], [8, 16]]
+
+
+def test_a_case_is_trained_once_for_all_its_figures(
+    cases: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained = []
+
+    def train(axes: dict[str, Any], folder: Path) -> dict[str, Any]:
+        trained.append(axes["batch_size"])
+        figures = {"epoch_time": 7.0, "train_loss": NAN, "status": 1}
+        return {"status": "diverged", "reason": "inf", "figures": figures}
+
+    monkeypatch.setattr(cases, "train", train)
+    assert cases.track_epoch_time("fp32", "none", 8) == 7
+    assert math.isnan(cases.track_train_loss("fp32", "none", 8))
+    assert cases.track_status("fp32", "none", 8) == STATUSES.index("diverged")
+    assert trained == [8]
+    assert math.isnan(cases.track_epoch_time("fp32", "none", 16))  # no case of the preset
+    assert trained == [8]
+
+
+def test_a_case_that_dies_is_not_tried_again(cases: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    tries = []
+
+    def train(axes: dict[str, Any], folder: Path) -> dict[str, Any]:
+        tries.append(axes)
+        raise KeyboardInterrupt  # as good as a kill: nothing after it runs
+
+    monkeypatch.setattr(cases, "train", train)
+    with pytest.raises(KeyboardInterrupt):
+        cases.track_epoch_time("bf16", "none", 16)
+    with pytest.raises(RuntimeError, match="died"):
+        cases.track_peak_memory("bf16", "none", 16)
+    assert cases.track_status("bf16", "none", 16) == STATUSES.index("died")
+    assert len(tries) == 1
+
+
+def test_a_harness_that_cannot_answer_is_no_figure(
+    cases: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setitem(cases.GRID, "flags", ["--no-such-flag"])
+    assert cases.track_status("fp32", "none", 8) == STATUSES.index("died")
+    with pytest.raises(RuntimeError, match="no-such-flag"):
+        cases.track_epoch_time("fp32", "none", 8)
+
+
+# ------------------------------------------------------------------------------ importing a sweep
+
+
+def git(folder: Path, *arguments: str) -> str:
+    who = ["-c", "user.name=Test", "-c", "user.email=test@example.invalid"]
+    command = ["git", "-C", str(folder), *who, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A repository of one commit with this project's asv files."""
+    folder = tmp_path / "project"
+    (folder / "benchmarks").mkdir(parents=True)
+    for name in ("__init__.py", "cases.py", "figures.py", "cpu.toml"):
+        (folder / "benchmarks" / name).write_bytes((ROOT / "benchmarks" / name).read_bytes())
+    (folder / "asv.conf.json").write_bytes((ROOT / "asv.conf.json").read_bytes())
+    git(tmp_path, "init", "--quiet", str(folder))
+    git(folder, "add", ".")
+    git(folder, "commit", "--quiet", "-m", "one")
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    return folder
+
+
+def sweep(project: Path, *flags: str, commit: str | None = None, answers: str = "") -> Path:
+    """Sweep with the fake executor, and have the records say they are a commit's measurements."""
+    out = project / "results" / "mine"
+    config = project / "grid.toml"
+    config.write_text('[[grid]]\ndataset = "synthetic"\nbatch_size = [64, 128]\n')
+    environment = {**os.environ, "BENCH_FAKE_ANSWERS": answers, "PYTHONPATH": str(ROOT)}
+    command = ["-m", "bench.sweep", "--config", str(config), "--out", str(out), *flags]
+    subprocess.run(
+        [sys.executable, *command, "--executor", "fake"],
+        check=True,
+        capture_output=True,
+        env=environment,
+    )
+    records = out / "records.csv"
+    text = records.read_text().replace(",fake,", ",subprocess,")
+    header, *rows = (line.split(",") for line in text.splitlines() if line)
+    at = header.index("commit") - len(header)
+    for row in rows:
+        row[at] = git(project, "rev-parse", "--short=12", "HEAD") if commit is None else commit
+    records.write_text("".join(",".join(line) + "\n" for line in [header, *rows]))
+    return out
+
+
+def imported(project: Path) -> list[Results]:
+    files = (project / ".asv" / "results").glob("*/*-host-*.json")
+    return [Results.load(str(file)) for file in files]
+
+
+def test_a_sweep_becomes_results_of_its_commit(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = sweep(project, "--repeats", "3", answers="batch_size=128:oom")
+    assert asv_import.main([str(out)]) == 0
+    (result,) = imported(project)
+    assert result.commit_hash == git(project, "rev-parse", "HEAD")
+    assert result.params["preset"] == "grid"
+    assert result.params["gpu"] == "none"
+    params = result.get_result_params("cases.track_epoch_time")
+    assert params == [["'fp32'"], ["'none'"], ["64", "128"]]
+    seconds = result.get_result_value("cases.track_epoch_time", params)
+    assert seconds[0] == 10 + 1000 / 64
+    assert math.isnan(seconds[1])  # n/a, not a number and not a failure
+    assert result.get_result_value("cases.track_status", params) == [0, STATUSES.index("oom")]
+
+
+def test_results_already_there_are_not_averaged(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = sweep(project)
+    assert asv_import.main([str(out)]) == 0
+    before = [file.read_bytes() for file in (project / ".asv").rglob("*.json")]
+    assert asv_import.main([str(out)]) == 2
+    assert "asv has results of commit" in capsys.readouterr().err
+    assert before == [file.read_bytes() for file in (project / ".asv").rglob("*.json")]
+
+
+@pytest.mark.parametrize(
+    ("commit", "reason"),
+    [
+        ("0123456789ab+dirty", "edited source"),
+        ("", "no known commit"),
+        ("0123456789ab", "not in this repository"),
+    ],
+)
+def test_records_without_a_commit_are_refused(
+    project: Path, capsys: pytest.CaptureFixture[str], commit: str, reason: str
+) -> None:
+    assert asv_import.main([str(sweep(project, commit=commit))]) == 2
+    assert reason in capsys.readouterr().err
+    assert imported(project) == []
+
+
+def test_the_fake_executor_s_records_are_refused(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = sweep(project)
+    records = out / "records.csv"
+    records.write_text(records.read_text().replace(",subprocess,", ",fake,"))
+    assert asv_import.main([str(out)]) == 2
+    assert "fake executor" in capsys.readouterr().err
+
+
+def test_flags_make_it_another_grid_than_the_preset_s(project: Path) -> None:
+    assert asv_import.main([str(sweep(project, "--fraction", "0.5"))]) == 0
+    (result,) = imported(project)
+    assert result.params["preset"] == "mine"  # a line of its own, by the folder's name
+
+
+def test_another_grid_widens_what_asv_shows(project: Path) -> None:
+    assert asv_import.main([str(sweep(project))]) == 0
+    out = project / "results" / "mine"
+    out.rename(project / "results" / "first")
+    more = sweep(project, "--batch-size", "32", "--precision", "bf16")
+    assert asv_import.main([str(more)]) == 0
+    benchmarks = json.loads((project / ".asv" / "results" / "benchmarks.json").read_text())
+    assert benchmarks["cases.track_status"]["params"] == [
+        ["'fp32'", "'bf16'"],
+        ["'none'"],
+        ["32", "64", "128"],
+    ]
+
+
+def test_a_grid_of_other_parameters_is_refused(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert asv_import.main([str(sweep(project))]) == 0
+    (project / "results" / "mine").rename(project / "results" / "first")
+    assert asv_import.main([str(sweep(project, "--lr", "0.1", "0.2"))]) == 2
+    assert "cannot stand on one site" in capsys.readouterr().err
+
+
+def test_importing_elsewhere_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert asv_import.main(["results/none"]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_deadline_is_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BENCH_TIMEOUT", "soon")
+    with pytest.raises(UsageError, match="seconds"):
+        describe_grid("one", [Case()])
