@@ -131,7 +131,8 @@ class Store:
         self.folder = folder
         self.set_aside: list[str] = []
         self._holder = folder / ".holder"
-        self._lock = FileLock(folder / ".lock")
+        # a store may be closed by another thread than opened it
+        self._lock = FileLock(folder / ".lock", thread_local=False)
         self._files: dict[str, io.FileIO] = {}
         try:
             (folder / LOGS).mkdir(parents=True, exist_ok=True)

@@ -33,7 +33,7 @@ def kinds(error: BaseException) -> list[str]:
 
 
 def catch(provoke: Callable[[], object]) -> BaseException:
-    with pytest.raises(BaseException) as caught:  # noqa: PT011
+    with pytest.raises(BaseException) as caught:
         provoke()
     return caught.value
 

@@ -1,0 +1,699 @@
+"""The store: what is written is read back, whatever it is and whatever happened meanwhile."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from records_for_tests import make_record
+
+from bench import case, record, store
+from bench.case import AXES, Case
+from bench.errors import UsageError
+from bench.record import (
+    COLUMNS,
+    SCHEMA,
+    STEP_COLUMNS,
+    Column,
+    Environment,
+    Measurement,
+    Status,
+    Step,
+    flatten,
+)
+from bench.store import (
+    RECORDS,
+    STEPS,
+    Past,
+    Store,
+    StoreError,
+    clean,
+    read_cases,
+    read_history,
+    read_records,
+    read_steps,
+)
+
+ONE_FOLDER = settings(
+    suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=60
+)
+TEXT = st.text(st.characters(exclude_categories=()), max_size=30)
+STEP = Step(0, 32, 2.25, 4, 0.125)
+
+
+def write(folder: Path, *records: Any) -> Path:
+    with Store(folder) as opened:
+        for item in records:
+            opened.append(item, [STEP])
+    return folder / RECORDS
+
+
+def lines(file: Path) -> list[bytes]:
+    return file.read_bytes().split(b"\n")
+
+
+def edit(file: Path, change: Callable[[list[dict[str, str]]], None]) -> None:
+    """Change a records file as a person with a spreadsheet would."""
+    with file.open(newline="") as opened:
+        rows = list(csv.DictReader(opened))
+    change(rows)
+    with file.open("w", newline="") as opened:
+        writer = csv.DictWriter(opened, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def expect(folder: Path, *parts: str) -> None:
+    with pytest.raises(UsageError) as error:
+        read_records(folder)
+    message = str(error.value)
+    assert len(message.splitlines()) == 1
+    assert str(folder) in message
+    for part in parts:
+        assert part in message, message
+
+
+# ------------------------------------------------------------------------------------ round trips
+
+
+def test_a_record_is_read_back_in_every_column(tmp_path: Path) -> None:
+    values: dict[str, Any] = {}
+    for i, field in enumerate((*fields(Measurement), *fields(Environment))):
+        kind = field.metadata["type"]
+        values[field.name] = {int: i, float: i + 0.1, str: f"text {i}", bool: i % 2 == 0}[kind]
+    wanted = make_record(
+        Case(precision="fp16", loss_scale="dynamic", evaluate=True, lr=0.1 + 0.2),
+        status=Status.DIVERGED,
+        reason="the loss was inf",
+        sentinel=True,
+        inferred=True,
+        attempt=3,
+        repeat=2,
+        retries=1,
+        log="logs/a.log",
+        **values,
+    )
+    frame = read_records(write(tmp_path, wanted))
+    assert list(frame.columns) == list(COLUMNS)
+    assert len(frame) == 1
+    read = frame.iloc[0].to_dict()
+    for name, value in flatten(wanted).items():
+        assert read[name] == ("" if value is None else value), name
+        assert type(value) is not str or type(read[name]) is str, name
+    assert read_cases(frame) == [wanted.case]
+
+
+def test_empty_cells_are_nan_and_empty_text(tmp_path: Path) -> None:
+    frame = read_records(write(tmp_path, make_record(), make_record(epoch_time_s=2.0)))
+    assert math.isnan(frame["epoch_time_s"][0])
+    assert frame["epoch_time_s"][1] == 2.0
+    assert frame["notes"].tolist() == ["", ""]
+    assert frame["warmup_steady"].tolist() == [False, False]
+    assert frame["batch_size"].dtype == "int64"
+
+
+@ONE_FOLDER
+@given(TEXT, TEXT, st.sampled_from(list("=+-@＝＋－＠'\t")))
+def test_any_text_is_read_back_and_is_no_formula(
+    tmp_path_factory: pytest.TempPathFactory, text: str, more: str, start: str
+) -> None:
+    folder = tmp_path_factory.mktemp("text")
+    texts = {"reason": text, "gpu": start + text, "notes": more, "cpu": start + start + more}
+    file = write(folder, make_record(**texts))
+    read = read_records(file).iloc[0]
+    for name, value in texts.items():
+        assert read[name] == clean(value), name
+    with file.open(newline="") as opened:
+        (cells,) = csv.DictReader(opened)
+    for name, cell in cells.items():
+        assert not cell.startswith(tuple("=+-@＝＋－＠\t\r")), name
+        assert len(cell.splitlines()) <= 1
+    assert len(lines(file)) == 3
+
+
+@ONE_FOLDER
+@given(st.dictionaries(
+    st.sampled_from([f.name for f in fields(Measurement) if f.metadata["type"] is float]),
+    st.floats(),
+    max_size=4,
+))  # fmt: skip
+def test_any_number_is_read_back_or_left_out_with_its_reason(
+    tmp_path_factory: pytest.TempPathFactory, numbers: dict[str, float]
+) -> None:
+    """One NaN written as such would make the whole file one that is refused."""
+    folder = tmp_path_factory.mktemp("numbers")
+    read = read_records(write(folder, make_record(**numbers, missing="a: b"))).iloc[0]
+    assert read["missing"].startswith("a: b")
+    for name, number in numbers.items():
+        if math.isfinite(number) and number >= 0:
+            assert read[name] == number
+            assert name not in read["missing"]
+        else:
+            assert math.isnan(read[name])
+            assert f"{name}: read as {number}" in read["missing"]
+
+
+@ONE_FOLDER
+@given(
+    st.lists(
+        st.builds(
+            Step,
+            st.integers(0, 10**6),
+            st.integers(0, 10**6),
+            st.none() | st.floats(),
+            st.integers(0, 10**6),
+            st.none() | st.floats(),
+        )
+    )
+)
+def test_steps_are_read_back(tmp_path_factory: pytest.TempPathFactory, steps: list[Step]) -> None:
+    folder = tmp_path_factory.mktemp("steps")
+    with Store(folder) as opened:
+        opened.append(make_record(), steps)
+    frame = read_steps(folder)
+    assert list(frame.columns) == list(STEP_COLUMNS)
+    assert len(frame) == len(steps)
+    for read, step in zip(frame.itertuples(index=False), steps, strict=True):
+        assert read.record_id == make_record().record_id
+        for name, value in asdict(step).items():
+            number = getattr(read, name)
+            taken = value is not None and 0 <= value < math.inf
+            assert number == value if taken else math.isnan(number)
+
+
+def test_clean_text_stays_as_it_is() -> None:
+    assert clean("  a\x00b\r\nc\u2028d\x85 ") == "a b c d"
+    assert clean("Tesla <V100> | 32_GB & é 漢") == "Tesla <V100> | 32_GB & é 漢"
+
+
+@given(TEXT)
+def test_cleaning_again_changes_nothing(text: str) -> None:
+    assert clean(clean(text)) == clean(text)
+    clean(text).encode()
+
+
+# ------------------------------------------------------------------------------ history, resuming
+
+
+def test_the_latest_attempt_counts(tmp_path: Path) -> None:
+    case = Case(batch_size=64)
+    write(
+        tmp_path,
+        make_record(case, status=Status.ERROR),
+        make_record(case, status=Status.OK, attempt=2),
+        make_record(case, repeat=2, status=Status.OOM, inferred=True),
+        make_record(case, sentinel=True, status=Status.TIMEOUT),
+    )
+    assert read_history(read_records(tmp_path)) == {
+        (case, 1, False): Past(Status.OK, 2, False),
+        (case, 2, False): Past(Status.OOM, 1, True),
+        (case, 1, True): Past(Status.TIMEOUT, 1, False),
+    }
+
+
+def test_opening_again_appends(tmp_path: Path) -> None:
+    write(tmp_path, make_record())
+    first = lines(tmp_path / RECORDS)
+    write(tmp_path, make_record(repeat=2))
+    assert lines(tmp_path / RECORDS)[:2] == first[:2]
+    assert read_records(tmp_path)["repeat"].tolist() == [1, 2]
+    assert len(read_steps(tmp_path)) == 2
+
+
+def test_rows_are_on_disk_when_append_returns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[tuple[str, int]] = []
+
+    def fsync(descriptor: int) -> None:
+        name = str(Path(f"/proc/self/fd/{descriptor}").readlink())
+        synced.append((name, os.fstat(descriptor).st_size))
+
+    if not Path("/proc/self/fd").is_dir():
+        pytest.skip("needs /proc")
+    monkeypatch.setattr(os, "fsync", fsync)
+    with Store(tmp_path) as opened:
+        assert str(tmp_path) in [name for name, _ in synced], "the names of new files too"
+        synced.clear()
+        opened.append(make_record(), [STEP])
+        files = [tmp_path / STEPS, tmp_path / RECORDS]
+        sizes = [(str(file), file.stat().st_size) for file in files]
+        assert synced == sizes, "the steps first: no row stands without its curve"
+
+
+# ------------------------------------------------------------------------------------- torn lines
+
+
+@pytest.mark.parametrize("name", [RECORDS, STEPS])
+@pytest.mark.parametrize(
+    "torn",
+    [
+        b"1,ab",
+        b"1",
+        b'1,"half a quoted, cell',
+        b"caf\xc3",  # in the middle of a character
+        b"\x00" * 5000,
+        b"\x00" * 3_000_000,  # more than is ever read of a line
+        b"1,ab\x00\x00,8\n",  # its pages did not all come
+    ],
+    ids=["start", "digit", "quote", "character", "zeros", "many zeros", "hole"],
+)
+def test_a_torn_line_is_set_aside_and_reported(tmp_path: Path, name: str, torn: bytes) -> None:
+    write(tmp_path, make_record(), make_record(repeat=2))
+    file = tmp_path / name
+    whole = file.read_bytes()
+    file.write_bytes(whole + torn)
+    if not torn.endswith(b"\n"):  # a sweep may be writing it at this moment
+        assert len(read_records(tmp_path)) == len(read_steps(tmp_path)) == 2
+    with Store(tmp_path) as opened:
+        (report,) = opened.set_aside
+        (aside,) = tmp_path.glob(f"{name}.torn-*")
+        assert name in report
+        assert aside.name in report
+        assert aside.read_bytes() == torn
+        assert file.read_bytes() == whole
+        opened.append(make_record(repeat=3), [STEP])
+    assert read_records(tmp_path)["repeat"].tolist() == [1, 2, 3]
+    assert len(read_steps(tmp_path)) == 3
+    with Store(tmp_path) as opened:
+        assert opened.set_aside == []
+
+
+def test_torn_at_every_byte(tmp_path: Path) -> None:
+    """Wherever the power goes, the rows before are there and the file can be written on."""
+    file = write(tmp_path / "whole", make_record(), make_record(repeat=2, reason="é"))
+    data = file.read_bytes()
+    ends = [i for i, byte in enumerate(data) if byte == ord("\n")]
+    for cut in range(0, len(data), 41):
+        folder = tmp_path / str(cut)
+        folder.mkdir()
+        (folder / RECORDS).write_bytes(data[:cut])
+        rows = max(0, sum(end < cut for end in ends) - 1)
+        assert len(read_records(folder)) == rows
+        write(folder, make_record(repeat=3))
+        assert read_records(folder)["repeat"].tolist() == [*range(1, rows + 1), 3]
+
+
+# --------------------------------------------------------------------------------- failing writes
+
+
+class Disk(io.FileIO):
+    """A file on a disk that takes so many bytes, and short writes until then."""
+
+    room = 10**9
+
+    def write(self, data: Any) -> int:
+        if Disk.room <= 0:
+            raise OSError(28, os.strerror(28))
+        taken = bytes(data[: min(100, Disk.room)])
+        Disk.room -= len(taken)
+        return super().write(taken)
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> type[Disk]:
+    monkeypatch.setattr(store.io, "FileIO", Disk)
+    Disk.room = 10**9
+    return Disk
+
+
+@pytest.mark.parametrize("room", [0, 1, 40, 90, 130, 300])
+def test_a_full_disk_leaves_the_rows_before(tmp_path: Path, disk: type[Disk], room: int) -> None:
+    with Store(tmp_path) as opened:
+        opened.append(make_record(), [STEP])
+        before = {name: (tmp_path / name).read_bytes() for name in (RECORDS, STEPS)}
+        disk.room = room
+        with pytest.raises(StoreError, match="No space left on device; the rows before are intact"):
+            opened.append(make_record(repeat=2), [STEP])
+        assert (tmp_path / RECORDS).read_bytes() == before[RECORDS]
+        assert (tmp_path / STEPS).read_bytes().startswith(before[STEPS])
+        assert read_records(tmp_path)["repeat"].tolist() == [1]
+        disk.room = 10**9
+        opened.append(make_record(repeat=2), [STEP])
+    assert read_records(tmp_path)["repeat"].tolist() == [1, 2]
+    read_steps(tmp_path)
+
+
+def test_a_disk_that_cannot_even_cut_off_the_torn_line(
+    tmp_path: Path, disk: type[Disk], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> int:
+        raise OSError(5, os.strerror(5))
+
+    with Store(tmp_path) as opened:
+        opened.append(make_record())
+        disk.room = 50
+        monkeypatch.setattr(disk, "truncate", refuse)
+        with pytest.raises(StoreError):
+            opened.append(make_record(repeat=2))
+    disk.room = 10**9
+    with Store(tmp_path) as opened:
+        assert len(opened.set_aside) == 1
+        assert read_records(tmp_path)["repeat"].tolist() == [1]
+
+
+def test_a_config_that_cannot_be_written(tmp_path: Path) -> None:
+    with Store(tmp_path) as opened:
+        opened.write_config({"command": "a"})
+        (tmp_path / ".config.json").mkdir()
+        with pytest.raises(StoreError, match=r"config\.json: Is a directory"):
+            opened.write_config({"command": "b"})
+    assert "a" in (tmp_path / "config.json").read_text()
+
+
+def test_a_folder_that_cannot_be(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match=r"--out .*file: cannot be written \("):
+        Store(tmp_path / "file")
+
+
+# -------------------------------------------------------------------------------------- the lock
+
+
+def test_a_second_writer_is_told_who_holds_the_folder(tmp_path: Path) -> None:
+    with (
+        Store(tmp_path),
+        pytest.raises(
+            UsageError, match=f"in use by pid {os.getpid()} on {socket.gethostname()}; wait"
+        ),
+    ):
+        Store(tmp_path)
+    Store(tmp_path).__exit__(None, None, None)
+
+
+def test_a_second_writer_may_wait(tmp_path: Path) -> None:
+    first = Store(tmp_path)
+    first.append(make_record())
+    threading.Timer(0.3, first.__exit__, (None, None, None)).start()
+    told: list[str] = []
+    start = time.monotonic()
+    with Store(tmp_path, wait_s=60, on_wait=told.append) as second:
+        second.append(make_record(repeat=2))
+    assert time.monotonic() - start < 30
+    assert told == [f"pid {os.getpid()} on {socket.gethostname()}"]
+    assert read_records(tmp_path)["repeat"].tolist() == [1, 2]
+
+
+def test_waiting_ends(tmp_path: Path) -> None:
+    with Store(tmp_path), pytest.raises(UsageError, match="in use by"):
+        Store(tmp_path, wait_s=0.2)
+
+
+def test_a_writer_that_was_killed_holds_nothing(tmp_path: Path) -> None:
+    script = (
+        "import sys, time; from pathlib import Path; from bench.store import Store\n"
+        "s = Store(Path(sys.argv[1])); print('held', flush=True); time.sleep(600)"
+    )
+    holder = subprocess.Popen(
+        [sys.executable, "-c", script, str(tmp_path)],
+        stdout=subprocess.PIPE,
+        cwd=Path(__file__).parents[1],
+    )
+    assert holder.stdout is not None
+    assert holder.stdout.readline() == b"held\n"
+    with pytest.raises(UsageError, match=f"in use by pid {holder.pid} on "):
+        Store(tmp_path)
+    holder.send_signal(signal.SIGKILL)
+    holder.wait()
+    with Store(tmp_path) as opened:
+        opened.append(make_record())
+    assert len(read_records(tmp_path)) == 1
+
+
+def test_a_writer_that_could_not_open_holds_nothing(tmp_path: Path) -> None:
+    (tmp_path / RECORDS).write_text("a,b\n1,2\n")
+    for _ in range(2):
+        with pytest.raises(UsageError, match=r"not written by `bench\.sweep`"):
+            Store(tmp_path)
+    assert (tmp_path / RECORDS).read_text() == "a,b\n1,2\n"
+    (tmp_path / RECORDS).unlink()
+    Store(tmp_path).__exit__(None, None, None)
+
+
+def test_files_are_closed(tmp_path: Path) -> None:
+    descriptors = Path("/proc/self/fd")
+    if not descriptors.is_dir():
+        pytest.skip("needs /proc")
+    write(tmp_path, make_record())
+    before = len(list(descriptors.iterdir()))
+    for _ in range(20):
+        write(tmp_path, make_record())
+        with pytest.raises(UsageError):
+            Store(tmp_path / RECORDS)
+    assert len(list(descriptors.iterdir())) <= before
+
+
+# ----------------------------------------------------------------------------------------- schema
+
+
+def declare(monkeypatch: pytest.MonkeyPatch, column: Column, after: str) -> None:
+    """Add a column that schema 2 brings, and make that today's schema."""
+    columns: dict[str, Column] = {}
+    for name, known in COLUMNS.items():
+        columns[name] = known
+        if name == after:
+            columns[column.name] = column
+    monkeypatch.setattr(store, "COLUMNS", columns)
+    monkeypatch.setattr(store, "SCHEMA", 2)
+    monkeypatch.setattr(record, "SCHEMA", 2)
+
+
+def test_an_older_file_is_read_without_touching_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = write(tmp_path, make_record(epoch_time_s=3.5))
+    before = file.read_bytes()
+    declare(monkeypatch, Column("fan_speed", float, "1/s", "fan", True, since=2), "seed")
+    frame = read_records(tmp_path)
+    assert math.isnan(frame["fan_speed"][0])
+    assert frame["epoch_time_s"].tolist() == [3.5]
+    assert frame["schema"].tolist() == [1]
+    assert file.read_bytes() == before
+
+
+def test_a_new_column_never_shifts_old_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file of an older schema that is written on."""
+    old = make_record(Case(lr=0.25), epoch_time_s=3.5, reason="=1+1", gpu="'quoted'")
+    write(tmp_path, old)
+    declare(monkeypatch, Column("fan_speed", float, "1/s", "fan", True, since=2), "batch_size")
+    plain = store.flatten
+    monkeypatch.setattr(
+        store,
+        "flatten",
+        lambda item: {
+            name: 7.5 if name == "fan_speed" else {**plain(item), "schema": 2}[name]
+            for name in store.COLUMNS
+        },
+    )
+    write(tmp_path, make_record(Case(lr=0.5), repeat=2, epoch_time_s=4.5))
+    frame = read_records(tmp_path)
+    assert frame["lr"].tolist() == [0.25, 0.5]
+    assert frame["epoch_time_s"].tolist() == [3.5, 4.5]
+    assert frame["reason"].tolist() == ["=1+1", ""]
+    assert frame["gpu"].tolist() == ["'quoted'", "NVIDIA Imaginary"]
+    assert math.isnan(frame["fan_speed"][0])
+    assert frame["fan_speed"][1] == 7.5
+    assert lines(tmp_path / RECORDS)[0].decode().split(",") == list(store.COLUMNS)
+    assert not list(tmp_path.glob(".records*"))
+
+
+def test_a_new_axis_takes_its_default_in_older_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path, make_record())
+    axis = case._axis(1.5, case._number("a momentum", 0), "momentum", since=2)
+    axis.name = "momentum"
+    monkeypatch.setitem(AXES, "momentum", axis)
+    monkeypatch.setattr(Case, "momentum", 1.5, raising=False)
+    declare(monkeypatch, record._axis_column(axis), "lr")
+    frame = read_records(tmp_path)
+    assert frame["momentum"].tolist() == [1.5]
+    assert list(frame.columns).index("momentum") == list(frame.columns).index("lr") + 1
+
+
+def test_a_column_that_an_old_file_should_have_is_missed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = write(tmp_path, make_record())
+    declare(monkeypatch, Column("fan_speed", float, "1/s", "fan", True, since=2), "seed")
+    edit(file, lambda rows: rows[0].update(schema="2"))
+    expect(tmp_path, ":1: column 'fan_speed' is missing")
+
+
+def test_what_brought_a_column_is_said_where_it_is_described() -> None:
+    since = {f.metadata.get("since", 1) for f in fields(Measurement)}
+    assert since <= set(range(1, SCHEMA + 1))
+    axis = case._axis(1, int, "x", since=3)
+    axis.name = "x"
+    assert record._axis_column(axis).since == 3
+
+
+def test_a_newer_file_is_refused_by_name(tmp_path: Path) -> None:
+    file = write(tmp_path, make_record())
+
+    def bring(rows: list[dict[str, str]]) -> None:
+        rows[0].update(schema="7", warp_speed="9")
+
+    edit(file, bring)
+    expect(tmp_path, f"schema 7 is newer than the {SCHEMA} this harness reads", "update")
+    before = file.read_bytes()
+    with pytest.raises(UsageError, match="schema 7 is newer"):
+        write(tmp_path, make_record())
+    assert file.read_bytes() == before
+
+
+# --------------------------------------------------------------------------- strangers' files
+
+
+def test_columns_may_stand_in_any_order(tmp_path: Path) -> None:
+    file = write(tmp_path, make_record(Case(lr=0.5), epoch_time_s=2.5))
+
+    def reverse(rows: list[dict[str, str]]) -> None:
+        rows[0] = dict(reversed(rows[0].items()))
+
+    edit(file, reverse)
+    frame = read_records(tmp_path)
+    assert list(frame.columns) == list(COLUMNS)
+    assert (frame["lr"][0], frame["epoch_time_s"][0]) == (0.5, 2.5)
+
+
+WRONG_CELLS = [
+    ("epoch_time_s", "nan", "a finite number, at least 0, or empty"),
+    ("epoch_time_s", "NaN", "a finite number, at least 0, or empty"),
+    ("epoch_time_s", "inf", "a finite number, at least 0, or empty"),
+    ("epoch_time_s", "-inf", "a finite number, at least 0, or empty"),
+    ("epoch_time_s", "1e999", "a finite number, at least 0, or empty"),
+    ("epoch_time_s", "-3.5", "a finite number, at least 0, or empty"),
+    ("epoch_time_s", "fast", "a finite number, at least 0, or empty"),
+    ("epoch_time_s", "1_000.0", "a finite number, at least 0, or empty"),
+    ("epoch_time_s", "1,5", "a finite number, at least 0, or empty"),
+    ("epoch_time_s", "١", "a finite number, at least 0, or empty"),
+    ("peak_device_bytes", "1.5", "a whole number"),
+    ("peak_device_bytes", "-1", "a finite number, at least 0"),
+    ("peak_device_bytes", "99999999999999999999", "a whole number, at most"),
+    ("attempt", "", "a finite number, at least 0"),
+    ("repeat", "first", "a finite number"),
+    ("status", "fine", "a status is one of ok, oom"),
+    ("status", "", "a status is one of"),
+    ("inferred", "maybe", "'on' or 'off'"),
+    ("warmup_steady", "1", "'on' or 'off'"),
+    ("batch_size", "1", "at least 2"),
+    ("batch_size", "", "whole number"),
+    ("batch_size", "6_4", "a finite number"),
+    ("batch_size", "99999999999999999999", "a whole number, at most"),
+    ("lr", "-1", "above 0"),
+    ("lr", "1_0", "a finite number"),
+    ("fraction", "2", "at most 1"),
+    ("precision", "fp61", "did you mean 'fp16'?"),
+    ("loss_scale", "nan", "a loss scale is"),
+    ("model", "../../etc/passwd", "package.module:factory"),
+    ("dataset", "", "cifar10"),
+    ("schema", "0", "a schema version is a whole number"),
+    ("schema", "one", "a schema version is a whole number"),
+    ("schema", "-1", "a schema version is a whole number"),
+]
+
+
+@pytest.mark.parametrize(("name", "text", "right"), WRONG_CELLS)
+def test_a_wrong_cell_is_named_by_file_line_and_column(
+    tmp_path: Path, name: str, text: str, right: str
+) -> None:
+    file = write(tmp_path, *(make_record(repeat=n, epoch_time_s=1.0) for n in (1, 2, 3)))
+    edit(file, lambda rows: rows[1].update({name: text}))
+    expect(tmp_path, f"{file}:3: column '{name}': {text!r}"[:60], right)
+
+
+def first_row(change: Callable[[bytes], bytes]) -> Callable[[bytes], bytes]:
+    def apply(data: bytes) -> bytes:
+        header, row, rest = data.split(b"\n", 2)
+        return b"\n".join((header, change(row), rest))
+
+    return apply
+
+
+WRONG_FILES = [
+    ("byte-order mark", lambda d: b"\xef\xbb\xbf" + d, ":1: column 1: a byte-order mark"),
+    ("CRLF", lambda d: d.replace(b"\n", b"\r\n"), ":1: character", "Unix line ends"),
+    ("one CR", first_row(lambda r: r[:5] + b"\r" + r[5:]), ":2: character 6: a carriage return"),
+    ("NUL", first_row(lambda r: r[:3] + b"\0" + r[3:]), ":2: character 4: a NUL byte"),
+    ("Latin-1", first_row(lambda r: r[:3] + b"\xe9" + r[3:]), ":2: character 4: not UTF-8"),
+    ("UTF-16", lambda d: d.decode().encode("utf-16"), ":1"),
+    ("a long line", lambda d: d + b"9" * 10_000_000 + b"\n", ":4: character", "10000000 bytes"),
+    ("a long header", lambda d: b"a" * 2_000_000 + d, ":1: character"),
+    ("one long line", lambda d: b"7" * 10_000_000, ":1: character", "10000000 bytes"),
+    ("another tool", lambda d: b"name,mean,stddev\na,1,2\n", ":1: column 'schema' is missing"),
+    ("JSON", lambda d: b'{"a": 1}\n', ":1: column 'schema' is missing"),
+    ("no line", lambda d: b"hello", ":1: column 1: not written by `bench.sweep`"),
+    ("a blank header", lambda d: b"\n" + d, ":1: column 'schema' is missing"),
+    ("a blank line", lambda d: d + b"\n" + d.split(b"\n")[1] + b"\n", ":4: column 'schema'"),
+    ("a short line", first_row(lambda r: r.rsplit(b",", 1)[0]), ":2: column", "cells where the"),
+    ("a long row", first_row(lambda r: r + b",9"), ":2: column", "cells where the header has"),
+    ("a doubled column", lambda d: d.replace(b"reason", b"status", 1), "'status' stands twice"),
+    ("an unknown column", lambda d: d.replace(b"reason", b"raisin", 1), "unknown column 'raisin'"),
+    ("a missing column", lambda d: d.replace(b",notes,", b",gpu_x,", 1), ":1: column"),
+    ("an open quote", first_row(lambda r: b'"' + r), ":2"),
+    ("a broken cell", first_row(lambda r: r.replace(b",ok,", b',"o\nk",')), ":2", "line break"),
+    ("a huge cell", lambda d: d + b"1," + b"9" * 200_000 + b"\n", ":4"),
+    ("a huge name", lambda d: b"9" * 200_000 + b"," + d, ":1: column 1: not CSV"),
+    ("a second header", lambda d: d + d.split(b"\n")[0] + b"\n", ":4: column 'schema': 'schema'"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("why", "change", "parts"), [(w, c, p) for w, c, *p in WRONG_FILES])
+def test_a_file_that_is_none_is_refused_by_line(
+    tmp_path: Path, why: str, change: Callable[[bytes], bytes], parts: list[str]
+) -> None:
+    file = write(tmp_path, make_record(reason="é"), make_record(repeat=2))
+    file.write_bytes(change(file.read_bytes()))
+    expect(tmp_path, f"{file}:", *parts)
+
+
+def test_steps_are_checked_alike(tmp_path: Path) -> None:
+    write(tmp_path, make_record())
+    file = tmp_path / STEPS
+    good = file.read_bytes()
+    for change, part in (
+        (good.replace(b"2.25", b"nan"), ":2: column 'loss': 'nan'"),
+        (good.replace(b"correct", b"corect"), ":1: column"),
+        (good.replace(b"2.25", b"2.25,1"), ":2: column"),
+    ):
+        file.write_bytes(change)
+        with pytest.raises(UsageError, match=r"steps\.csv") as error:
+            read_steps(tmp_path)
+        assert part in str(error.value)
+
+
+def test_there_is_nothing(tmp_path: Path) -> None:
+    for path in (tmp_path, tmp_path / "nowhere"):
+        with pytest.raises(UsageError, match="no records there; give a folder"):
+            read_records(path)
+    (tmp_path / RECORDS).write_bytes(b"")
+    assert read_records(tmp_path).empty
+    assert read_steps(tmp_path).empty
+    assert list(read_steps(tmp_path).columns) == list(STEP_COLUMNS)
+
+
+def test_a_long_file_is_checked_for_long_lines(tmp_path: Path) -> None:
+    """The check for one long line does not take a long file for one."""
+    file = write(tmp_path, make_record())
+    header, row, _ = lines(file)
+    rows = 1_500_000 // len(row)
+    file.write_bytes(b"\n".join((header, *[row] * rows, b"")))
+    assert len(read_records(tmp_path)) == rows
