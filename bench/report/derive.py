@@ -485,7 +485,7 @@ def read(sweeps: Sequence[Sweep]) -> pd.DataFrame:
     added: dict[str, pd.Series] = {
         "machine": _machine(records),
         "kind": records["executor"].map(kinds).fillna("measured"),
-        "environment": group(records, [*COMPARABLE, "train_images"]),
+        "environment": group(records, COMPARABLE),
     }
     records = records.assign(**added)
     records["memory_measure"] = choose_memory(records)
@@ -495,13 +495,15 @@ def read(sweeps: Sequence[Sweep]) -> pd.DataFrame:
 
 def _fill_environment(records: pd.DataFrame) -> None:
     """Give rows that ended before they knew their environment their sweep's, where it has one."""
+    lost = records["torch"] == ""
+    if not lost.any():
+        return
+    on_gpu = records["device"] == "cuda"
     for name in (*COMPARABLE, "gpu_memory_bytes", "train_images", "cpu"):
-        empty = records[name].isna() | (records[name] == "")
-        if name != "cpu" and name in ("gpu", "driver", "cuda", "cudnn", "gpu_memory_bytes"):
-            empty &= records["device"] == "cuda"
-        if not empty.any():
-            continue
-        for sweep, cells in records.loc[~empty, name].groupby(records["sweep"]):
+        empty = lost & (records[name].isna() | (records[name] == ""))
+        if name in ("gpu", "driver", "cuda", "cudnn", "gpu_memory_bytes"):
+            empty &= on_gpu
+        for sweep, cells in records.loc[~lost, name].groupby(records["sweep"]):
             if cells.nunique() == 1:
                 records.loc[empty & (records["sweep"] == sweep), name] = cells.iloc[0]
 
@@ -554,6 +556,7 @@ def summarize(rows: pd.DataFrame) -> pd.DataFrame:
     rank = rows["status"].map(_RANK).fillna(len(_RANK))
     counts = rank == rank.groupby(cell).transform("min")
     runs = cell.value_counts()
+    doubts = rows[list(DOUBTS)].groupby(cell).any()  # of every run: one that diverged is told
     rows, cell = rows[counts], cell[counts]
     names = [q.name for q in QUANTITIES.values() if q.derive]
     numbers = rows[names].astype(float)
@@ -566,7 +569,6 @@ def summarize(rows: pd.DataFrame) -> pd.DataFrame:
     repeats = cell.value_counts()
     mad.loc[repeats.reindex(mad.index) == 1] = math.nan
     first = rows[~cell.duplicated()].set_index(cell[~cell.duplicated()])
-    doubts = rows[list(DOUBTS)].groupby(cell).any()
     cases = first.drop(columns=[*names, *DOUBTS]).join(
         [medians, mad.add_suffix("_mad"), doubts, repeats.rename("repeats"), runs.rename("runs")]
     )

@@ -190,8 +190,10 @@ def take_trade(group: Group) -> pd.DataFrame:
     """Time against memory; ``front`` says which cases no other beats in both."""
     rows = group.cases[group.cases[["epoch_time_s", "memory_bytes"]].notna().all(axis=1)]
     rows = rows.sort_values(["epoch_time_s", "memory_bytes"])
-    best = rows["memory_bytes"].cummin()
-    front = (rows["memory_bytes"] <= best) & ~rows["memory_bytes"].duplicated()
+    spots = rows[["epoch_time_s", "memory_bytes"]].drop_duplicates()
+    spots = spots[spots["memory_bytes"] < spots["memory_bytes"].cummin().shift(fill_value=math.inf)]
+    pairs = set(zip(spots["epoch_time_s"], spots["memory_bytes"], strict=True))
+    front = [pair in pairs for pair in zip(rows["epoch_time_s"], rows["memory_bytes"], strict=True)]
     data = _frame(
         {
             _TIME: rows["epoch_time_s"],
@@ -199,9 +201,9 @@ def take_trade(group: Group) -> pd.DataFrame:
             "precision": rows["precision"],
             "batch size": rows["batch_size"],
             "loss scale": rows["loss_scale"],
-            "front": front.map({True: "yes", False: "no"}),
         }
     )
+    data["front"] = ["yes" if best else "no" for best in front]
     if len(data) < 2:
         return data.head(0)
     return data if len(data) <= MOST_POINTS else _thin(data, keep=data["front"] == "yes")
@@ -658,9 +660,10 @@ def write_figures(report: Report, folder: Path) -> None:
             (folder / f"{name}.png").write_bytes(panel.png or b"")
 
 
-_COLOUR = re.compile("|".join([INK, GRID, *(light for light, _ in COLOURS.values())]))
+_COLOUR = re.compile("|".join(["#000000", INK, GRID, *(light for light, _ in COLOURS.values())]))
 _ID, _REFERRED = re.compile(r' id="([^"]*)"'), re.compile(r'(?:href="|url\()#([^")]*)')
 _VARIABLES = {
+    "#000000": "currentColor",
     INK: "currentColor",
     GRID: "var(--grid)",
     **{light: f"var(--{name})" for name, (light, _) in COLOURS.items()},

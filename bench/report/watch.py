@@ -31,6 +31,6 @@ def watch(build: Callable[[], Report], paths: Sequence[Path]) -> NoReturn:
             report = build()
             console.clear()  # only once the new one is ready: no blank screen in between
             draw(report, console)
-            console.print(f"watching {len(report.records):,} records; Ctrl-C ends", style="dim")
+            console.print(f"records: {len(report.records):,}; Ctrl-C ends", style="dim")
             drawn = stamps
         time.sleep(POLL_S)

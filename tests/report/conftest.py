@@ -87,7 +87,7 @@ def make_card(name: str) -> dict[str, Any]:
     """The environment of one of `CARDS`."""
     return {
         "gpu": name,
-        "gpu_uuid": f"GPU-{abs(hash(name)) % 10**8:08d}",
+        "gpu_uuid": f"GPU-{list(CARDS).index(name)}",
         "gpu_memory_bytes": CARDS[name][0],
         "driver": "580.95.05",
         "torch": "2.13.0+cu130",

@@ -1,0 +1,125 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from conftest import REFERENCE, ROOT, make_record, measured
+
+from bench.case import Case
+from bench.report.__main__ import FORMATS
+from bench.store import Store
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+def test_help_loads_nothing_slow() -> None:
+    code = (
+        "import sys\n"
+        "from bench.report.__main__ import main\n"
+        "try: main(['--help'])\n"
+        "except SystemExit: pass\n"
+        "slow = {'pandas', 'numpy', 'matplotlib', 'seaborn', 'jinja2', 'rich', 'torch'}\n"
+        "assert not slow & set(sys.modules), slow & set(sys.modules)\n"
+    )
+    run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    for format in FORMATS:
+        assert f"  {format} " in run.stdout
+
+
+def test_no_format_loads_torch(tmp_path: Path) -> None:
+    code = (
+        "import sys\n"
+        "from bench.report.__main__ import main\n"
+        f"assert main([{str(REFERENCE)!r}, '--format', 'md']) == 0\n"
+        "assert 'torch' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["nowhere"], "no records there"),
+        (["{readme}"], "give a sweep's folder"),
+        (["{reference}", "--format", "htlm"], "did you mean 'html'?"),
+        (["{reference}", "-o", "{folder}"], "choose a place that can be written"),
+        (["{reference}", "-o", "{folder}/no/such/file"], "choose a place that can be written"),
+        (["{reference}", "--figures", "{readme}/x"], "choose a place that can be written"),
+        (["{reference}", "--reference", "nowhere"], "no records there"),
+        (["{reference}", "--watch", "--format", "html"], "leave out --format"),
+    ],
+)
+def test_bad_input_is_one_line_and_rc_2(
+    arguments: list[str], said: str, tmp_path: Path, report: Run
+) -> None:
+    places = {
+        "reference": REFERENCE,
+        "readme": REFERENCE.with_name("README.md"),
+        "folder": tmp_path,
+    }
+    code, out, err = report(*(text.format(**places) for text in arguments))
+    assert (code, out) == (2, "")
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+    assert said in err
+
+
+def test_a_folder_without_rows_yet_is_no_error(tmp_path: Path, report: Run) -> None:
+    with Store(tmp_path / "new"):
+        pass
+    for format in FORMATS:
+        code, _, err = report(tmp_path / "new", "--format", format)
+        assert (code, err) == (0, "")
+
+
+def test_output_goes_to_the_file(tmp_path: Path, report: Run) -> None:
+    _, printed, _ = report(REFERENCE, "--format", "md")
+    code, out, _ = report(REFERENCE, "--format", "md", "-o", tmp_path / "r.md")
+    assert (code, out) == (0, "")
+    assert (tmp_path / "r.md").read_text(encoding="utf-8") == printed
+
+
+def test_a_closed_pipe_is_no_error() -> None:
+    command = f"{sys.executable} -m bench.report {REFERENCE} --format csv | head -c 1"
+    run = subprocess.run(
+        ["bash", "-o", "pipefail", "-c", command], cwd=ROOT, capture_output=True, text=True
+    )
+    assert (run.returncode, run.stderr) == (0, "")
+
+
+@pytest.mark.timeout(60)
+def test_watch_redraws_until_interrupted(tmp_path: Path) -> None:
+    def append(batch_size: int) -> None:
+        with Store(tmp_path / "sweep") as store:
+            values = {"gpu": "A card", "torch": "2.13", **measured(10, 2**30)}
+            store.append(make_record(Case(batch_size=batch_size), **values))
+
+    append(128)
+    command = [sys.executable, "-m", "bench.report", str(tmp_path / "sweep"), "--watch"]
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    with subprocess.Popen(
+        command,
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+    ) as process:
+        assert process.stdout is not None
+        assert any("records: 1;" in line for line in process.stdout)
+        append(256)
+        drawn = []
+        for line in process.stdout:
+            drawn.append(line)
+            if "records: 2;" in line:
+                break
+        assert any(line.lstrip().startswith("256 ") for line in drawn)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=20)
+    assert (process.returncode, err) == (130, "")

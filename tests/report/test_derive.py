@@ -1,0 +1,275 @@
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from conftest import GIB, REFERENCE, make_record, measured, write_sweep
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bench.case import Case
+from bench.record import Record, Status
+from bench.report import derive
+from bench.report.sweeps import Sweep, read_sweep, read_sweeps
+
+FP32, FP16 = Case(), Case(precision="fp16", loss_scale=128.0)
+
+
+def sweep_of(folder: Path, records: Sequence[Record], name: str = "sweep") -> Sweep:
+    return read_sweep(write_sweep(folder / name, records))
+
+
+def cases_of(folder: Path, *records: Record) -> Any:
+    frame = derive.read([sweep_of(folder, records)])
+    return derive.summarize(derive.latest(frame))
+
+
+def ran(case: Case, time_s: float, memory: float = GIB, **values: Any) -> Record:
+    common = {"gpu": "A card", "torch": "2.13", "gpu_memory_bytes": 24 * GIB}
+    return make_record(case, **{**common, **measured(time_s, memory), **values})
+
+
+def pick(cases: Any, case: Case) -> Any:
+    rows = cases[(cases["precision"] == case.precision) & (cases["batch_size"] == case.batch_size)]
+    assert len(rows) == 1
+    return rows.iloc[0]
+
+
+def test_speedup_and_memory_saved_are_against_fp32_at_the_same_batch(tmp_path: Path) -> None:
+    wide = Case(precision="fp16", loss_scale=128.0, batch_size=256)
+    cases = cases_of(
+        tmp_path, ran(FP32, 200, 10 * GIB), ran(FP16, 80, 6 * GIB), ran(wide, 70, 9 * GIB)
+    )
+    assert pick(cases, FP16)["speedup"] == 2.5
+    assert pick(cases, FP16)["memory_saved"] == pytest.approx(0.4)
+    assert math.isnan(pick(cases, wide)["speedup"])  # no fp32 at 256
+    assert math.isnan(pick(cases, FP32)["speedup"])  # a baseline has none itself
+
+
+@pytest.mark.parametrize(
+    "apart",
+    [
+        {"gpu": "Another card"},
+        {"torch": "2.12"},
+        {"driver": "999"},
+        {"executor": "fake"},
+        {"status": Status.INVALID, "reason": "throttled"},
+        {"status": Status.OOM, "epoch_time_s": None, "images_per_s": None},
+    ],
+)
+def test_no_speedup_over_a_baseline_that_does_not_compare(
+    tmp_path: Path, apart: dict[str, Any]
+) -> None:
+    cases = cases_of(tmp_path, ran(FP32, 200, **apart), ran(FP16, 80))
+    assert math.isnan(pick(cases, FP16)["speedup"])
+
+
+@pytest.mark.parametrize(
+    "axes",
+    [
+        {"lr": 0.1},
+        {"fraction": 0.5},
+        {"cudnn_benchmark": True},
+        {"compile": True},
+        {"channels_last": True},
+        {"seed": 1},
+        {"model": "dpn26"},
+        {"dataset": "synthetic"},
+        {"evaluate": True},
+    ],
+)
+def test_no_speedup_across_other_axes(tmp_path: Path, axes: dict[str, Any]) -> None:
+    cases = cases_of(tmp_path, ran(Case(**axes), 200), ran(FP16, 80))
+    assert math.isnan(pick(cases, FP16)["speedup"])
+
+
+def test_diverged_cases_keep_their_speed(tmp_path: Path) -> None:
+    cases = cases_of(tmp_path, ran(FP32, 200), ran(FP16, 80, status=Status.DIVERGED))
+    assert pick(cases, FP16)["speedup"] == 2.5
+
+
+def test_repeats_become_a_median_with_its_deviation(tmp_path: Path) -> None:
+    cases = cases_of(tmp_path, *(ran(FP32, t, repeat=i) for i, t in enumerate((10, 13, 11), 1)))
+    row = pick(cases, FP32)
+    assert (row["epoch_time_s"], row["epoch_time_s_mad"]) == (11, 1)
+    assert (row["repeats"], row["runs"]) == (3, 3)
+    assert row["noisy"]  # 1 of 11 is above 2 %
+
+
+def test_a_single_run_has_no_deviation(tmp_path: Path) -> None:
+    row = pick(cases_of(tmp_path, ran(FP32, 10)), FP32)
+    assert math.isnan(row["epoch_time_s_mad"])
+    assert row["repeats"] == 1
+
+
+def test_repeats_that_failed_do_not_enter_the_median(tmp_path: Path) -> None:
+    failed = make_record(
+        FP32, repeat=2, status=Status.ERROR, reason="boom", gpu="A card", torch="2.13"
+    )
+    row = pick(cases_of(tmp_path, ran(FP32, 10), failed), FP32)
+    assert (row["status"], row["epoch_time_s"], row["repeats"], row["runs"]) == ("ok", 10, 1, 2)
+
+
+def test_a_repeat_that_diverged_is_told_and_not_trusted(tmp_path: Path) -> None:
+    cases = cases_of(tmp_path, ran(FP32, 10), ran(FP32, 9, repeat=2, status=Status.DIVERGED))
+    row = pick(cases, FP32)
+    assert (row["status"], row["epoch_time_s"], row["diverged"]) == ("ok", 10, True)
+    assert not derive.trusted(cases).any()
+
+
+def test_the_latest_attempt_counts_even_if_it_failed(tmp_path: Path) -> None:
+    again = make_record(
+        FP32, attempt=2, status=Status.ERROR, reason="boom", gpu="A card", torch="2.13"
+    )
+    cases = cases_of(tmp_path / "a", ran(FP32, 10), again)
+    assert pick(cases, FP32)["status"] == "error"
+    first = make_record(FP32, status=Status.ERROR, reason="boom", gpu="A card", torch="2.13")
+    cases = cases_of(tmp_path / "b", first, ran(FP32, 10, attempt=2))
+    assert pick(cases, FP32)["epoch_time_s"] == 10
+
+
+def test_sentinels_show_drift_and_are_no_result(tmp_path: Path) -> None:
+    frame = derive.read(
+        [sweep_of(tmp_path, [ran(FP32, 100), ran(FP16, 50), ran(FP32, 103, sentinel=True)])]
+    )
+    cases = derive.summarize(derive.latest(frame))
+    assert pick(cases, FP32)["epoch_time_s"] == 100
+    assert derive.sentinel_drift(frame) == {("sweep", "A card"): pytest.approx(0.03)}
+    assert "3.0 % longer" in next(w.text for w in derive.warn(frame, cases) if w.label == "Drift")
+
+
+def test_a_row_that_failed_before_it_knew_its_card_belongs_to_the_sweeps_only_one(
+    tmp_path: Path,
+) -> None:
+    lost = make_record(FP16, status=Status.KILLED, reason="SIGKILL")
+    assert set(cases_of(tmp_path, ran(FP32, 10), lost)["machine"]) == {"A card"}
+
+
+def test_quantities_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    peaks = ModuleType("bench.peaks")
+    peaks.peak_flops = lambda gpu, arithmetic: {  # type: ignore[attr-defined]
+        ("A card", "float32"): 50e12
+    }.get((gpu, arithmetic))
+    monkeypatch.setitem(sys.modules, "bench.peaks", peaks)
+    record = ran(
+        FP32,
+        100,
+        10 * GIB,
+        images_per_s=None,
+        measured_images=10_000,
+        energy_j=600.0,
+        flop_per_image=17e9,
+        arithmetic="float32",
+        step_time_median_s=0.2,
+        step_time_mad_s=0.004,
+    )
+    row = pick(cases_of(tmp_path, record), FP32)
+    assert row["images_per_s"] == 500
+    assert row["energy_per_epoch_j"] == 3000  # a fifth of the images was measured
+    assert row["images_per_j"] == pytest.approx(10_000 / 600)
+    assert row["fragmentation"] == pytest.approx(1 - 0.9 / 0.95, abs=1e-9)
+    assert row["achieved_flops"] == pytest.approx(8.5e12)
+    assert row["peak_share"] == pytest.approx(0.17)
+    assert row["step_noise"] == pytest.approx(0.02)
+
+
+def test_memory_is_read_by_one_measure_a_machine(tmp_path: Path) -> None:
+    bare = {"peak_device_bytes": None}
+    cases = cases_of(tmp_path, ran(FP32, 10, 4 * GIB, **bare), ran(FP16, 10, 4 * GIB, **bare))
+    assert set(cases["memory_measure"]) == {"peak_reserved_bytes"}
+    mixed = cases_of(tmp_path / "mixed", ran(FP32, 10, 4 * GIB), ran(FP16, 10, 4 * GIB, **bare))
+    assert math.isnan(pick(mixed, FP16)["memory_bytes"])  # not the allocator's beside the device's
+
+
+@pytest.mark.parametrize(
+    ("doubt", "values"),
+    [
+        ("fake", {"executor": "fake"}),
+        ("published", {"executor": "published"}),
+        ("invalid", {"status": Status.INVALID, "reason": "mislabelled"}),
+        ("diverged", {"status": Status.DIVERGED}),
+        ("throttled", {"throttle_during": "hardware thermal slowdown"}),
+        ("capped", {"throttle_during": "software power cap"}),
+        ("shared", {"neighbours": "pid 1: 5 B"}),
+        ("noisy", {"warmup_steady": False}),
+        ("noisy", {"step_time_median_s": 0.1, "step_time_mad_s": 0.006}),
+    ],
+)
+def test_each_doubt_is_found_and_said(tmp_path: Path, doubt: str, values: dict[str, Any]) -> None:
+    clean = cases_of(tmp_path / "clean", ran(FP32, 10))
+    assert not clean[list(derive.DOUBTS)].any(axis=None)
+    frame = derive.read([sweep_of(tmp_path, [ran(FP32, 10, **values)])])
+    cases = derive.summarize(derive.latest(frame))
+    assert [name for name in derive.DOUBTS if cases[name].iloc[0]] == [doubt]
+    label = derive.DOUBTS[doubt].remark.capitalize()
+    assert [warning.label for warning in derive.warn(frame, cases)] == [label]
+    assert derive.trusted(cases).iloc[0] == (not derive.DOUBTS[doubt].fatal)
+
+
+def test_what_never_warmed_up_is_not_called_noisy(tmp_path: Path) -> None:
+    row = ran(FP32, 10, warmup_steps=None, warmup_steady=None)  # as the published figures
+    assert not pick(cases_of(tmp_path, row), FP32)["noisy"]
+
+
+def test_part_epochs_and_synthetic_images_are_doubted(tmp_path: Path) -> None:
+    case = Case(dataset="synthetic", fraction=0.1)
+    row = pick(cases_of(tmp_path, ran(case, 10)), case)
+    assert row["extrapolated"]
+    assert row["synthetic"]
+
+
+def test_mixed_environments_are_said(tmp_path: Path) -> None:
+    frame = derive.read([sweep_of(tmp_path, [ran(FP32, 10), ran(FP16, 10, torch="2.12")])])
+    warnings = derive.warn(frame, derive.summarize(derive.latest(frame)))
+    assert [w.label for w in warnings] == ["Mixed environments"]
+    assert "torch 2.13 or 2.12" in warnings[0].text
+
+
+def test_published_figures_stand_beside_what_they_match(tmp_path: Path) -> None:
+    published = derive.summarize(derive.latest(derive.read([read_sweep(REFERENCE)])))
+    wide = Case(precision="fp16", loss_scale=128.0, batch_size=512)
+    other_scale = Case(precision="fp16", loss_scale=32.0, batch_size=128)
+    strange = Case(model="dpn26", batch_size=256)
+    synthetic = Case(dataset="synthetic", precision="fp16", loss_scale=128.0, batch_size=640)
+    rows = [ran(c, 10) for c in (FP32, wide, other_scale, strange, synthetic)]
+    cases = derive.set_beside(cases_of(tmp_path, *rows), published)
+    assert pick(cases, FP32)["published_epoch_time_s"] == 212.328
+    assert pick(cases, wide)["published_epoch_time_s"] == 140.061
+    for case in (other_scale, strange, synthetic):
+        assert pick(cases, case)["published_status"] == ""
+    beside_itself = derive.set_beside(published, published)
+    assert (beside_itself["published_status"] == "").all()
+
+
+def test_sweeps_of_one_name_are_told_apart(tmp_path: Path) -> None:
+    paths = [write_sweep(tmp_path / lab / "run", [ran(FP32, 10)]) for lab in ("a", "b")]
+    assert [sweep.name for sweep in read_sweeps([*paths, paths[0]])] == ["a/run", "b/run"]
+
+
+@given(st.lists(st.tuples(st.sampled_from("xy"), st.integers(0, 2), st.booleans()), max_size=30))
+def test_group_numbers_agree_exactly_where_rows_do(rows: list[tuple[str, int, bool]]) -> None:
+    import pandas as pd
+
+    frame = pd.DataFrame(rows, columns=["a", "b", "c"])
+    numbers = derive.group(frame, ["a", "b", "c"]).tolist()
+    for i, first in enumerate(rows):
+        for j, second in enumerate(rows):
+            assert (numbers[i] == numbers[j]) == (first == second)
+
+
+@given(st.floats(1e-3, 1e12))
+def test_written_numbers_keep_four_digits(value: float) -> None:
+    text = derive.write_number(value)
+    assert float(text.replace(",", "")) == pytest.approx(value, rel=1e-3)
+
+
+def test_every_quantity_says_what_it_is() -> None:
+    for quantity in derive.QUANTITIES.values():
+        assert quantity.help
+        assert quantity.better in ("lower", "higher")
+        assert quantity.write(1.5 * quantity.scale)

@@ -1,0 +1,228 @@
+"""What each format writes: against snapshots, and against hostile names."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from conftest import REFERENCE, make_card, make_record, measured, write_sweep
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bench.case import Case
+from bench.record import Status
+from bench.report import latex, markdown
+from bench.report.csvfile import write_cell
+
+SNAPSHOTS = Path(__file__).with_name("snapshots")
+
+Run = Callable[..., tuple[int, str, str]]
+
+HOSTILE = [
+    "=HYPERLINK(1) | `a` <b>x</b> [red]r[/red]",
+    "@x\x1b[31m \u202e*bold* _em_ ~~del~~ \\| \\",
+    "+1 $\\alpha$ & 50 % # {x} ^ ~ \\input{/etc/passwd}",
+    "-2 ![i](http://x) &lt; \"quoted\", 'n'\u2028new",
+]
+
+
+@pytest.fixture(scope="module")
+def rtx_like(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A sweep of the published cases on a made-up card: repeats, out of memory, a divergence."""
+    card = {**make_card("NVIDIA H200"), "gpu": "Made-up card"}
+    rows = []
+    for precision, scale, factor in (
+        ("fp32", None, 1.0),
+        ("fp16", 128.0, 0.4),
+        ("fp16", 64.0, 0.4),
+    ):
+        for batch in (128, 256, 512, 640):
+            if scale == 64.0 and batch != 512:
+                continue
+            case = Case(precision=precision, loss_scale=scale, batch_size=batch)
+            if batch == 640:
+                rows.append(make_record(case, status=Status.OOM, reason="no memory left", **card))
+                continue
+            for repeat in (1, 2):
+                values = measured(
+                    factor * (100 + 1000 / batch) + 0.2 * repeat,
+                    2**30 * (2 + batch / 50 * (1 if scale is None else 0.5)),
+                    train_loss=2.05,
+                    train_accuracy=0.291,
+                    overflow_steps=None if scale is None else 3,
+                )
+                diverged = scale == 64.0 and repeat == 2
+                status = Status.DIVERGED if diverged else Status.OK
+                rows.append(make_record(case, repeat=repeat, status=status, **{**card, **values}))
+    return write_sweep(tmp_path_factory.mktemp("snapshot") / "made-up", rows)
+
+
+@pytest.fixture(scope="module")
+def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A sweep whose card and reasons try to break out of every format."""
+    rows = []
+    for name in HOSTILE:
+        values = {"torch": "2.13", "gpu": name, **measured(10, 2**30)}
+        rows.append(make_record(Case(), **values))
+        error = Case(batch_size=256)
+        rows.append(make_record(error, status=Status.ERROR, reason=name, gpu=name, torch="2.13"))
+    return write_sweep(tmp_path_factory.mktemp("hostile") / "=a|b<i>", rows)
+
+
+@pytest.mark.parametrize("format", ["text", "md", "latex"])
+@pytest.mark.parametrize("which", ["reference", "quick", "made-up"])
+def test_snapshot(which: str, format: str, quick: Path, rtx_like: Path, report: Run) -> None:
+    """Set UPDATE_SNAPSHOTS=1 to write them anew, and read the diff."""
+    path = {"reference": REFERENCE, "quick": quick, "made-up": rtx_like}[which]
+    code, out, _ = report(path, "--format", format)
+    assert code == 0
+    file = SNAPSHOTS / f"{which}.{format}"
+    if os.environ.get("UPDATE_SNAPSHOTS"):
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(out, encoding="utf-8")
+    assert out == file.read_text(encoding="utf-8")
+
+
+def split_row(line: str) -> list[str]:
+    """Cells of a line of a GitHub table: split at pipes that no backslash escapes."""
+    assert line.startswith("| ")
+    assert line.endswith(" |")
+    return re.split(r"(?<!\\)(?:\\\\)*\|", line)[1:-1]
+
+
+def markdown_tables(text: str) -> list[list[list[str]]]:
+    blocks = re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE)
+    return [
+        [split_row(line) for line in block.splitlines() if not line.startswith("|-")
+         and not line.startswith("|:")]
+        for block in blocks
+    ]  # fmt: skip
+
+
+def test_markdown_tables_parse_back_whole(
+    hostile: Path, fake_cards: list[Path], report: Run
+) -> None:
+    for paths in ([hostile], fake_cards):
+        code, out, _ = report(*paths, "--format", "md")
+        assert code == 0
+        tables = markdown_tables(out)
+        assert tables
+        for rows in tables:
+            assert len({len(row) for row in rows}) == 1
+            assert len(rows) > 1
+        assert "<b>" not in out
+        assert "<script>" not in out
+        assert "\x1b" not in out
+
+
+@given(st.text())
+def test_markdown_cells_stay_one_cell(text: str) -> None:
+    line = markdown._row(iter([text, "next"]))
+    assert "\n" not in line
+    assert len(split_row(line)) == 2
+
+
+@given(st.text())
+def test_latex_leaves_no_special_character_bare(text: str) -> None:
+    escaped = latex.escape(text)
+    bare = re.sub(r"\\(?:[&%$#_{}]|text\w+\{\})|\$\\\w+\$|\$\^\\circ\$|\{\[\}|\{\]\}", "", escaped)
+    assert not set(bare) & set("&%$#_{}~^\\<>|[]")
+    assert "\n" not in escaped
+
+
+def test_latex_rows_have_as_many_cells_as_columns(hostile: Path, report: Run) -> None:
+    _, out, _ = report(hostile, "--format", "latex")
+    for columns, body in re.findall(
+        r"\\begin\{tabular\}\{([lr]+)\}(.*?)\\end\{tabular\}", out, re.DOTALL
+    ):
+        rows = [line for line in body.splitlines() if line.endswith(r"\\")]
+        assert len(rows) > 1
+        for row in rows:
+            assert len(re.findall(r"(?<!\\)&", row)) == len(columns) - 1
+
+
+def test_text_obeys_no_markup_and_passes_no_control_code(hostile: Path, report: Run) -> None:
+    _, out, _ = report(hostile)
+    assert "[red]r[/red]" in out
+    assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e]", out)
+
+
+def test_csv_holds_no_formula(hostile: Path, report: Run) -> None:
+    _, out, _ = report(hostile, "--format", "csv")
+    rows = list(csv.reader(io.StringIO(out)))
+    assert len(rows) == 1 + 2 * len(HOSTILE)
+    assert len({len(row) for row in rows}) == 1
+    for row in rows:
+        for cell in row:
+            assert not cell.startswith(("=", "@", "+")), cell
+            assert not cell.startswith("-") or float(cell) < 0
+
+
+@given(st.text() | st.floats() | st.booleans() | st.none())
+def test_csv_cells_are_inert(value: object) -> None:
+    cell = write_cell(value)
+    assert not isinstance(value, str) or not cell.startswith(("=", "+", "-", "@"))
+    assert "nan" not in cell or isinstance(value, str)
+
+
+def test_csv_and_json_say_the_same(rtx_like: Path, report: Run) -> None:
+    _, text, _ = report(rtx_like, "--format", "csv")
+    rows = list(csv.DictReader(io.StringIO(text)))
+    _, text, _ = report(rtx_like, "--format", "json")
+    document = json.loads(text)
+    assert [row["status"] for row in rows] == [case["status"] for case in document["cases"]]
+    fp16 = next(r for r in rows if r["precision"] == "fp16" and r["batch_size"] == "512")
+    case = next(c for c in document["cases"] if c["precision"] == "fp16" and c["batch_size"] == 512)
+    assert float(fp16["speedup"]) == case["speedup"]
+    assert case["speedup"] == pytest.approx(
+        (100 + 1000 / 512 + 0.3) / (0.4 * (100 + 1000 / 512) + 0.3)
+    )
+    assert float(fp16["published_epoch_time_s"]) == 140.061
+    assert document["tables"][0]["rows"][0][0] == {"text": "128", "value": 128}
+    assert "speedup" in document["columns"]
+
+
+def test_other_outcomes_are_named_with_their_reasons(fake_cards: list[Path], report: Run) -> None:
+    _, out, _ = report(fake_cards[0])
+    for words in (
+        "not measured",
+        "out of memory?",
+        "unsupported: bfloat16 is emulated on this card",
+        "timeout: the epoch ran past 600 s",
+        "killed: SIGKILL from outside the sweep",
+        "diverged",
+        "throttled: hardware thermal slowdown",
+    ):
+        assert words in out
+
+
+def test_estimates_and_synthetic_accuracy_are_marked(quick: Path, report: Run) -> None:
+    _, out, _ = report(quick)
+    rows = [line for line in out.splitlines() if re.match(r" +(64|128|256) ", line)]
+    assert len(rows) == 6
+    for row in rows:
+        assert re.match(r" +\d+ +≈[\d.]+ s +≈[\d.]+ ", row)
+    assert "Only 5 % of an epoch was measured" in out
+    assert "synthetic accuracy" in out
+    assert "RSS" in out
+    assert "2019" not in out
+
+
+def test_published_figures_say_they_are_cold(rtx_like: Path, report: Run) -> None:
+    _, out, _ = report(rtx_like)
+    assert "212.3 s" in out
+    assert "cold first epoch" in out
+    _, out, _ = report(rtx_like, "--reference", "none")
+    assert "212.3 s" not in out
+
+
+def test_several_sweeps_stand_side_by_side(fake_cards: list[Path], report: Run) -> None:
+    _, out, _ = report(*fake_cards)
+    table = out[out.index("side by side") :]
+    assert table.index("NVIDIA H200") < table.index("NVIDIA RTX 6000 Ada")

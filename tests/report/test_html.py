@@ -1,0 +1,244 @@
+"""The page, opened in a browser: wide and narrow, light and dark, by keyboard, without network."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from conftest import CARDS, REFERENCE, make_record, measured, write_sweep
+
+from bench.case import Case
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+Run = Callable[..., tuple[int, str, str]]
+
+MOST_BYTES = 3_000_000
+
+
+@pytest.fixture(scope="module")
+def pages(
+    tmp_path_factory: pytest.TempPathFactory, quick: Path, fake_cards: list[Path]
+) -> dict[str, Path]:
+    """The three pages, and one of a long sweep."""
+    from bench.report.__main__ import main
+
+    folder = tmp_path_factory.mktemp("pages")
+    rows = [
+        make_record(
+            Case(precision=precision, batch_size=2 + 2 * i), executor="fake",
+            **{"gpu": "A card", "torch": "2.13", **measured(10 + i, 2**30 + i)},
+        )
+        for i in range(200)
+        for precision in ("fp32", "tf32")
+    ]  # fmt: skip
+    sweeps = {
+        "quick": [quick],
+        "cards": fake_cards,
+        "reference": [REFERENCE],
+        "long": [write_sweep(folder / "400 records", rows)],
+    }
+    for name, paths in sweeps.items():
+        out = folder / f"{name}.html"
+        assert main([*map(str, paths), "--format", "html", "-o", str(out)]) == 0
+    return {name: folder / f"{name}.html" for name in sweeps}
+
+
+class Outline(HTMLParser):
+    """The tags of a page, with their attributes."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def named(self, tag: str) -> list[dict[str, str | None]]:
+        return [attributes for name, attributes in self.tags if name == tag]
+
+
+@pytest.mark.parametrize("name", ["quick", "cards", "reference", "long"])
+def test_the_page_stands_alone(pages: dict[str, Path], name: str) -> None:
+    text = pages[name].read_text(encoding="utf-8")
+    assert len(text.encode()) < MOST_BYTES
+    outline = Outline(text)
+    assert not [t for t, a in outline.tags if "src" in a]
+    assert all((a.get("href") or "").startswith("data:") for a in outline.named("link"))
+    for attributes in outline.named("a"):
+        href = attributes["href"] or ""
+        assert href.startswith("#") or not re.match(r"\w+:|/", href)
+    assert not re.search(r"url\((?!#)|@import", text)
+    ids = [a["id"] for _, a in outline.tags if "id" in a]
+    assert len(ids) == len(set(ids))
+    for th in outline.named("th"):
+        assert th.get("scope") in ("col", "row")
+    for svg in outline.named("svg"):
+        assert svg["aria-hidden"] == "true"  # its panel is the image, and names it
+    images = [a for _, a in outline.tags if a.get("role") == "img"]
+    assert len(images) == len(outline.named("svg"))
+    assert all(len(a["aria-label"] or "") > 30 for a in images)
+    assert len(outline.named("figcaption")) == len(outline.named("figure")) > 0
+
+
+def test_links_lead_to_the_records(pages: dict[str, Path]) -> None:
+    from urllib.parse import unquote
+
+    for name, page in pages.items():
+        text = page.read_text(encoding="utf-8")
+        links = [a["href"] or "" for a in Outline(text).named("a")]
+        files = [link for link in links if link.endswith(".csv")]
+        assert len(files) == (3 if name == "cards" else 1)
+        assert all((page.parent / unquote(link)).is_file() for link in files)
+
+
+def test_the_page_says_what_is_no_measurement(pages: dict[str, Path]) -> None:
+    text = pages["cards"].read_text(encoding="utf-8")
+    head = text[: text.index("<main")]
+    assert "Nothing here was measured" in head
+    assert "no measurements" in head
+    assert "python -m bench.sweep --executor fake" in text
+    assert "cold first epoch" in pages["reference"].read_text(encoding="utf-8")
+
+
+def test_hostile_names_are_text(pages: dict[str, Path]) -> None:
+    text = pages["cards"].read_text(encoding="utf-8")
+    assert "<script>alert" not in text
+    assert "<V100>" not in text
+    assert "Tesla &lt;V100&gt; | 32_GB &amp; \\co" in text
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    chromium = shutil.which("chromium") or shutil.which("chromium-browser")
+    if chromium is None:
+        pytest.skip("there is no chromium on this machine")
+    with api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(
+            executable_path=chromium,
+            args=["--no-sandbox", "--disable-gpu", "--disable-background-networking"],
+        )
+        yield browser
+        browser.close()
+
+
+def open_page(browser: Browser, path: Path, width: int = 1280, scheme: Any = "light") -> Page:
+    """Open a file with every other request refused; fail on anything said on the console."""
+    context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
+    context.route(re.compile(r"^(?!file:)"), lambda route: route.abort())
+    page = context.new_page()
+    said: list[str] = []
+    page.on("console", lambda message: said.append(message.text))
+    page.on("pageerror", lambda error: said.append(str(error)))
+    page.on(
+        "request",
+        lambda request: request.url.startswith(("file:", "data:")) or said.append(request.url),
+    )
+    page.goto(path.as_uri())
+    assert said == []
+    return page
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize("name", ["quick", "cards", "reference"])
+def test_the_page_fits_and_has_contrast(
+    browser: Browser, pages: dict[str, Path], name: str, width: int, scheme: str
+) -> None:
+    page = open_page(browser, pages[name], width, scheme)
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    for name in ("figure", "figcaption h3", "#table tbody tr"):
+        assert page.locator(name).first.is_visible()
+    ink, paper = page.evaluate(
+        "(s => [s.color, s.backgroundColor])(getComputedStyle(document.body))"
+    )
+    dark = [sum(map(int, re.findall(r"\d+", colour))) < 3 * 128 for colour in (ink, paper)]
+    assert dark == ([False, True] if scheme == "dark" else [True, False])
+    # the drawings' ink is the page's, on no paper of their own
+    text = page.locator("figure svg text").first
+    assert text.evaluate("node => getComputedStyle(node).fill") == ink
+    filled = page.evaluate(
+        "[...document.querySelectorAll('figure svg path')].filter(node => "
+        "getComputedStyle(node).fill === 'rgb(255, 255, 255)').length"
+    )
+    assert filled == 0
+    page.context.close()
+
+
+def column(page: Page, label: str) -> list[str]:
+    heads = page.locator("#table thead th button").all_inner_texts()
+    index = heads.index(label) + 1
+    return page.locator(f"#table tbody tr td:nth-child({index})").all_inner_texts()
+
+
+@pytest.mark.slow
+def test_the_table_sorts_and_filters_by_keyboard(browser: Browser, pages: dict[str, Path]) -> None:
+    page = open_page(browser, pages["cards"])
+    page.locator("#filter").focus()
+    page.keyboard.type("fp16-amp 512 v100")
+    assert page.locator("#count").inner_text() == "6 of 389 records."
+    assert set(column(page, "precision")) == {"fp16-amp"}
+    page.keyboard.press("Control+A")
+    page.keyboard.type("bf16-amp h200")
+    heads = page.locator("#table thead th")
+    index = page.locator("#table thead th button").all_inner_texts().index("epoch time (s)")
+    for _ in range(50):  # the head is reached by Tab alone
+        if page.evaluate("document.activeElement.textContent") == "epoch time (s)":
+            break
+        page.keyboard.press("Tab")
+    page.keyboard.press("Enter")
+    assert heads.nth(index).get_attribute("aria-sort") == "ascending"
+    times = [float(text) for text in column(page, "epoch time (s)")]
+    assert len(times) == 18
+    assert times == sorted(times)
+    page.keyboard.press("Space")
+    assert heads.nth(index).get_attribute("aria-sort") == "descending"
+    assert [float(text) for text in column(page, "epoch time (s)")] == times[::-1]
+    page.context.close()
+
+
+@pytest.mark.slow
+def test_long_tables_are_paged(browser: Browser, pages: dict[str, Path]) -> None:
+    page = open_page(browser, pages["long"], 390)
+    assert page.locator("#count").inner_text() == "Records 1 to 50 of 400."
+    page.locator("#next").focus()
+    page.keyboard.press("Enter")
+    assert page.locator("#count").inner_text() == "Records 51 to 100 of 400."
+    assert page.locator("#page").inner_text() == "Page 2 of 8"
+    page.locator("#filter").fill("tf32 no-such-word")
+    assert page.locator("#count").inner_text() == "No record of 400 matches."
+    page.context.close()
+
+
+@pytest.mark.slow
+def test_the_skip_link_is_first_and_data_opens_by_keyboard(
+    browser: Browser, pages: dict[str, Path]
+) -> None:
+    page = open_page(browser, pages["quick"])
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.className") == "skip"
+    page.keyboard.press("Enter")
+    assert page.evaluate("document.activeElement.id") == "main"
+    page.locator("details summary").first.focus()
+    page.keyboard.press("Enter")
+    assert page.locator("details table").first.is_visible()
+    page.context.close()
+
+
+@pytest.mark.slow
+def test_every_card_is_named_in_its_figures(browser: Browser, pages: dict[str, Path]) -> None:
+    page = open_page(browser, pages["cards"])
+    labels = page.locator("[role=img]").evaluate_all("nodes => nodes.map(n => n.ariaLabel)")
+    for card in CARDS:
+        assert any(card in label for label in labels)
+    assert all("not measured" in label for label in labels)
+    page.context.close()
