@@ -17,6 +17,10 @@ test: lint
 test-gpu:
 	$(BIN) -m pytest -m gpu tests $(ARGS)
 
+# the sweep killed a hundred times; make test does so ten times
+chaos: $(VENV)/ready
+	BENCH_CHAOS=100 $(BIN) -m pytest -s --timeout 3600 tests/test_chaos.py $(ARGS)
+
 lint: $(VENV)/ready
 	$(BIN) -m ruff check .
 	$(BIN) -m ruff format --check .

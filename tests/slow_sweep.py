@@ -1,0 +1,53 @@
+"""`bench.sweep` with a fake that takes its time and files written a few bytes at a time.
+
+So that a signal lands everywhere: within a case, within a line, between a row and its steps.
+BENCH_TEST_DELAY_S is how long a case takes at most.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import random
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from bench import store, sweep
+from bench.executors import EXECUTORS, Event, Job
+from bench.executors.fake import FakeExecutor
+from bench.record import Outcome, Step
+
+DELAY_S = float(os.environ.get("BENCH_TEST_DELAY_S", "0.005"))
+STEPS = 5
+
+
+class SlowFake(FakeExecutor):
+    """Answers after a while, with a short curve."""
+
+    def run(
+        self, job: Job, on_event: Callable[[Event], None], stopping: Callable[[], bool]
+    ) -> Outcome:
+        """Wait, unless stopped, then answer as the fake does."""
+        end = time.monotonic() + random.uniform(0, DELAY_S)
+        while time.monotonic() < end and not stopping():
+            time.sleep(min(0.01, DELAY_S))
+        outcome = super().run(job, on_event, stopping)
+        outcome.steps = [Step(i, 8, 2.5, i, 0.125) for i in range(STEPS)]
+        return outcome
+
+
+class SlowFile(io.FileIO):
+    """A file that takes 64 bytes a write."""
+
+    def write(self, data: Any) -> int:
+        """Write the first bytes of ``data``."""
+        time.sleep(0.0003)
+        return super().write(bytes(data[:64]))
+
+
+if __name__ == "__main__":
+    EXECUTORS["fake"] = "__main__:SlowFake"
+    store.io.FileIO = SlowFile  # type: ignore[misc]
+    sys.exit(sweep.main())

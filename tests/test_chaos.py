@@ -1,0 +1,77 @@
+"""A sweep killed again and again ends with its grid, once each, and not a torn line.
+
+BENCH_CHAOS is the number of kills; `make chaos` takes 100.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from slow_sweep import STEPS
+
+from bench.store import read_cases, read_records, read_steps
+
+KILLS = int(os.environ.get("BENCH_CHAOS", "10"))
+CASES = 40 * KILLS
+HERE = Path(__file__).parent
+
+
+FLAGS = "--executor fake --device cpu --dataset synthetic --precision fp32 --batch-size 32"
+
+
+def start(out: Path) -> subprocess.Popen[bytes]:
+    seeds = map(str, range(CASES))
+    return subprocess.Popen(
+        [sys.executable, HERE / "slow_sweep.py", *FLAGS.split(), "--out", out, "--seed", *seeds],
+        env={**os.environ, "PYTHONPATH": f"{HERE.parent}", "BENCH_FAKE_ANSWERS": ""},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+    )
+
+
+def test_killed_at_random_moments(tmp_path: Path) -> None:
+    rng = random.Random(KILLS)
+    rows = killed = torn = 0
+    while killed < KILLS:
+        sweep = start(tmp_path)
+        assert sweep.stderr is not None
+        # not before it has begun: "40 to run, into …" is the second line it prints
+        heard = sweep.stderr.readline() + sweep.stderr.readline() if rng.random() < 0.8 else b""
+        time.sleep(rng.uniform(0, 0.5))
+        sweep.send_signal(signal.SIGKILL)
+        _, rest = sweep.communicate()
+        assert sweep.returncode == -signal.SIGKILL, (heard + rest).decode()
+        killed += 1
+        torn += (heard + rest).count(b"set aside")
+        if (tmp_path / "records.csv").exists():
+            now = len(read_records(tmp_path))
+            assert now >= rows, "a row that was there is gone"
+            rows = now
+            read_steps(tmp_path)
+    assert 0 < rows < CASES, "the kills came while there was work to do"
+
+    last = start(tmp_path)
+    _, said = last.communicate()
+    assert last.returncode == 0, said.decode()
+    torn += said.count(b"set aside")
+
+    frame, steps = read_records(tmp_path), read_steps(tmp_path)
+    assert sorted(case.seed for case in read_cases(frame)) == list(range(CASES))
+    assert set(frame["attempt"]) == {1}
+    assert frame["record_id"].is_unique
+    counts = steps["record_id"].value_counts()
+    assert (counts[frame["record_id"]] == STEPS).all()
+    # a run that was cut short may leave steps without a row, never two runs' under one name
+    assert len(set(counts.index) - set(frame["record_id"])) <= KILLS
+    for name in ("records.csv", "steps.csv"):
+        assert (tmp_path / name).read_bytes().endswith(b"\n")
+        assert len(list(tmp_path.glob(f"{name}.torn-*"))) <= torn
+    if KILLS >= 100:
+        assert torn, "no kill landed within a line; the test has lost its teeth"
+    print(f"{killed} kills, {torn} torn lines set aside, {CASES} records")
