@@ -1,0 +1,400 @@
+"""asv for real: two commits run, compared and published, and the site read in a browser."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("asv", reason="asv is not installed (the 'asv' extra)")
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+ROOT = Path(__file__).parents[1]
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser"))), None)
+GRID = """
+[[grid]]
+model = "dpn-small"
+dataset = "synthetic"
+precision = ["fp32", "bf16-amp"]
+batch_size = [64, 128]
+"""
+ANSWERS = "batch_size=128:oom precision=bf16-amp:diverged"
+# Added to each commit's harness: it says who it is, and its epochs take longer.
+ANSWER = """
+
+def _run(self, job, on_event, stopping, answer=FakeExecutor.run):
+    import time
+
+    with open(os.environ["TRAINED"], "a") as log:
+        log.write("{commit} " + job.case.slug() + "\\n")
+    {extra}
+    outcome = answer(self, job, on_event, stopping)
+    if outcome.measurement.epoch_time_s is not None:
+        outcome.measurement.epoch_time_s += {seconds}
+    return outcome
+
+
+FakeExecutor.run = _run
+"""
+
+
+@dataclass
+class Project:
+    """A fresh clone of a repository of two commits, which differ in their harness."""
+
+    folder: Path
+    environment: dict[str, str]
+    log: Path
+
+    def run(self, *command: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+        """Run a command of Python's in the project."""
+        return subprocess.run(
+            [sys.executable, "-m", *command],
+            cwd=self.folder,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            check=check,
+        )
+
+    def git(self, *arguments: str) -> str:
+        who = ["-c", "user.name=Test", "-c", "user.email=test@example.invalid"]
+        command = ["git", "-C", str(self.folder), *who, *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+    def commit(self, name: str, seconds: int, extra: str = "pass") -> None:
+        """Commit a harness that takes ``seconds`` longer over an epoch."""
+        fake = (ROOT / "bench" / "executors" / "fake.py").read_text()
+        fake += ANSWER.format(commit=name, seconds=seconds, extra=extra)
+        (self.folder / "bench" / "executors" / "fake.py").write_text(fake)
+        self.git("add", ".")
+        self.git("commit", "--quiet", "-m", name)
+
+    def trained(self) -> Counter[str]:
+        """How often each case of each commit was trained."""
+        return Counter(self.log.read_text().splitlines() if self.log.exists() else [])
+
+    def result(self, commit: str, benchmark: str) -> list[float | None]:
+        """What asv stored of a benchmark for a commit."""
+        (file,) = (self.folder / ".asv" / "results").glob(
+            f"*/{self.git('rev-parse', '--short=8', commit)}-host-*.json"
+        )
+        stored: list[float | None] = json.loads(file.read_text())["results"][benchmark][0]
+        return stored
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
+    """Run asv over two commits."""
+    base = tmp_path_factory.mktemp("asv")
+    folder = base / "project"
+    for name in ("bench", "benchmarks", "results/reference"):
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("asv.conf.json", "pyproject.toml", ".gitignore"):
+        shutil.copy(ROOT / name, folder)
+    (folder / "benchmarks" / "report_scale.py").unlink(missing_ok=True)  # half a minute a commit
+    (folder / "grid.toml").write_text(GRID)
+    environment = {
+        **os.environ,
+        "HOME": str(base),
+        # a browser and npm keep what they fetched where the user has it
+        "NPM_CONFIG_CACHE": os.environ.get("NPM_CONFIG_CACHE", str(Path.home() / ".npm")),
+        "BENCH_PRESET": "grid.toml",
+        "BENCH_SWEEP_FLAGS": "--executor fake",
+        "BENCH_FAKE_ANSWERS": ANSWERS,
+        "TRAINED": str(base / "trained.log"),
+        "PIP_NO_INDEX": "1",  # were anything installed, it would fail
+    }
+    project = Project(folder, environment, base / "trained.log")
+    project.git("init", "--quiet")
+    (folder / ".gitignore").write_text(".asv/\n/html/\n__pycache__/\n")
+    for name, seconds in (("before", 0), ("first", 0), ("second", 5)):
+        project.commit(name, seconds)
+    project.run("asv", "machine", "--yes")
+    project.run("asv", "check")
+    ran = project.run("asv", "run", "HEAD~2..HEAD", check=False)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    return project
+
+
+@pytest.fixture(scope="module")
+def site(project: Project) -> Path:
+    """Publish what was run."""
+    if shutil.which("npm") is None:
+        pytest.skip("npm is not installed, and the site's libraries come from it")
+    published = project.run("bench.publish", check=False)
+    if "npm cannot get" in published.stderr:
+        pytest.skip(published.stderr.strip())
+    assert published.returncode == 0, published.stderr
+    return project.folder / "html"
+
+
+# ---------------------------------------------------------------------------------------- the run
+
+
+def test_one_training_per_case_and_commit_by_its_own_harness(project: Project) -> None:
+    trained = project.trained()
+    assert len(trained) == 2 * 4
+    assert set(trained.values()) == {1}
+    assert {line.split()[0] for line in trained} == {"first", "second"}
+
+
+def test_nothing_was_installed(project: Project) -> None:
+    assert not list((project.folder / ".asv").rglob("site-packages"))
+    assert not list((project.folder / ".asv").rglob("*.whl"))
+
+
+def test_outcomes_are_numbers_only_where_measured(project: Project) -> None:
+    # places: fp32 64, 128, bf16-amp 64, 128
+    assert project.result("HEAD", "cases.track_status") == [0, 5, 1, 5]
+    seconds = project.result("HEAD", "cases.track_epoch_time")
+    assert seconds[0] == seconds[2] == 15 + 1000 / 64
+    assert str(seconds[1]) == str(seconds[3]) == "nan"  # out of memory: n/a
+    assert str(project.result("HEAD", "cases.track_train_loss")[2]) == "nan"  # diverged
+
+
+def test_compare_sees_what_changed(project: Project) -> None:
+    table = project.run("asv", "compare", "HEAD~1", "HEAD").stdout
+    assert re.search(
+        r"\+ .*25\.6s .*30\.6s .*1\.20 .*track_epoch_time\('fp32', 'none', 64\)", table
+    )
+
+
+def test_the_machine_and_the_preset_are_parameters(project: Project) -> None:
+    from importlib.metadata import version
+
+    (file,) = (project.folder / ".asv" / "results").glob(
+        f"*/{project.git('rev-parse', '--short=8', 'HEAD')}-*.json"
+    )
+    parameters = json.loads(file.read_text())["params"]
+    assert parameters["preset"] == "grid"
+    assert parameters["torch"] == version("torch")
+    assert {"gpu", "driver", "machine", "python"} <= set(parameters)
+
+
+# --------------------------------------------------------------------------------------- the site
+
+
+class Quiet(http.server.SimpleHTTPRequestHandler):
+    """A server that says nothing."""
+
+    def log_message(self, *_: Any) -> None:
+        """Say nothing."""
+
+
+@pytest.fixture(scope="module")
+def address(site: Path) -> Iterator[str]:
+    """The site on loopback."""
+    with http.server.ThreadingHTTPServer(
+        ("127.0.0.1", 0), partial(Quiet, directory=str(site))
+    ) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+class Reader:
+    """A page in a browser without a network, and what went wrong on it."""
+
+    def __init__(self, page: Any, allowed: str) -> None:
+        self.page = page
+        self.wrong: list[str] = []
+        page.route("**/*", lambda route: self._answer(route, allowed))
+        page.on("console", lambda message: self._hear(message))
+        page.on("pageerror", lambda error: self.wrong.append(str(error)))
+        page.on("requestfailed", lambda request: self._miss(request))
+
+    def _answer(self, route: Any, allowed: str) -> None:
+        if route.request.url.startswith((allowed, "data:")):
+            route.continue_()
+        else:
+            self.wrong.append(f"left the site: {route.request.url}")
+            route.abort()
+
+    def _hear(self, message: Any) -> None:
+        if message.type in ("error", "warning"):
+            self.wrong.append(message.text)
+
+    def _miss(self, request: Any) -> None:
+        if request.failure != "net::ERR_ABORTED":  # the test went on to another page
+            self.wrong.append(f"failed: {request.url}")
+
+    def open(self, url: str) -> Any:
+        self.page.goto("about:blank")
+        self.page.goto(url)
+        return self.page
+
+    def ink(self, selector: str) -> int:
+        """Coloured pixels of a plot: grid, frame and ticks are grey, data is not."""
+        count: int = self.page.evaluate(
+            """selector => {
+                const canvas = document.querySelector(selector + " canvas.flot-base");
+                const data = canvas.getContext("2d")
+                    .getImageData(0, 0, canvas.width, canvas.height).data;
+                let ink = 0;
+                for (let i = 0; i < data.length; i += 4) {
+                    const [r, g, b, a] = data.slice(i, i + 4);
+                    ink += a > 0 && Math.max(r, g, b) - Math.min(r, g, b) > 20;
+                }
+                return ink;
+            }""",
+            selector,
+        )
+        return count
+
+    def series(self) -> list[dict[str, Any]]:
+        """What a plot drew: label and points of each series, in its own units."""
+        found: list[dict[str, Any]] = self.page.evaluate(
+            """() => $("#main-graph").data("plot").getData().map(one => ({
+                label: one.label, points: one.data.map(point => point.slice(0, 2))}))"""
+        )
+        return found
+
+
+@pytest.fixture(params=["served", "from disk"])
+def reader(
+    request: pytest.FixtureRequest, site: Path, address: str
+) -> Iterator[tuple[Reader, str]]:
+    """A browser, and where the site is: on loopback, or opened as a file."""
+    sync = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    if CHROMIUM is None:
+        pytest.skip("no chromium is installed")
+    base = address if request.param == "served" else site.as_uri()
+    with sync.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        page = browser.new_page(viewport={"width": 1280, "height": 800})
+        page.set_default_timeout(20_000)
+        yield Reader(page, base), base
+        browser.close()
+
+
+def test_the_site_reads_without_a_network(reader: tuple[Reader, str]) -> None:
+    browser, base = reader
+    page = browser.open(f"{base}/index.html")
+    assert page.locator("a", has_text="2 commits").count() == 1
+    links = page.eval_on_selector_all("a", "all => all.map(a => a.getAttribute('href'))")
+    assert "sweeps/rtx-titan-2019.html" in links
+    page.locator("a", has_text="2 commits").click()
+
+    # the grid
+    page.wait_for_selector("#summarygrid-display .benchmark-plot canvas.flot-base")
+    names = page.locator(".benchmark-text").all_inner_texts()
+    assert {"Epoch time", "Peak memory", "Train loss", "Top-1 error", "Energy"} <= set(names)
+    page.wait_for_function("$('.benchmark-plot canvas.flot-base').length >= 6")
+    assert browser.ink("#summarygrid-cases\\.track_epoch_time") > 100
+
+    # a benchmark over the commits: lines for two cases, from the first commit to the second
+    page = browser.open(f"{base}/asv/index.html#cases.track_epoch_time")
+    page.wait_for_selector("#main-graph canvas.flot-base")
+    drawn = browser.series()
+    assert [one["label"] for one in drawn] == [
+        "batch_size-64; precision-fp32",
+        "batch_size-64; precision-bf16-amp",
+    ]
+    for one in drawn:
+        assert [y for _, y in one["points"]] == [10 + 1000 / 64, 15 + 1000 / 64]
+    assert browser.ink("#main-graph") > 500
+    assert page.locator("#main-graph .yaxisLabel, #main-graph canvas").count() > 0
+
+    # precision, a string, on the x-axis: asv itself draws nothing here for two or more series
+    for name in ("epoch_time", "status"):
+        page = browser.open(f"{base}/asv/index.html#cases.track_{name}?x-axis=precision")
+        page.wait_for_selector("#main-graph canvas.flot-base")
+        ticks = page.locator("#main-graph .flot-x-axis .flot-tick-label").all_inner_texts()
+        assert ticks == ["fp32", "bf16-amp"]
+        assert len(browser.series()) == {"epoch_time": 1, "status": 2}[name]
+        assert browser.ink("#main-graph") > 5000
+
+    # the list
+    page = browser.open(f"{base}/asv/index.html#/summarylist")
+    page.wait_for_selector("#summarylist-body td.value")
+    rows = [row.split("\t") for row in page.locator("#summarylist-body tr").all_inner_texts()]
+    values = {row[0]: row[1] for row in rows}
+    assert values["Epoch time ('fp32', 'none', 64)"] == "30.625s"
+    assert values["Peak memory ('fp32', 'none', 64)"] == "67.109M"
+    assert values["Train loss ('fp32', 'none', 64)"] == "2.00 nats"
+    assert "Epoch time ('fp32', 'none', 128)" not in values  # out of memory, on both commits
+    assert values["Status ('fp32', 'none', 128)"] == "5.00"
+
+    # the regressions: epochs got longer
+    page = browser.open(f"{base}/asv/index.html#/regressions")
+    page.wait_for_selector("#regressions-body table")
+
+    page = browser.open(f"{base}/sweeps/rtx-titan-2019.html")
+    assert page.locator("svg").count() > 0
+    assert browser.wrong == []
+
+
+def test_preview_serves_the_mended_site(project: Project, site: Path) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    preview = subprocess.Popen(
+        [sys.executable, "-m", "asv", "preview", "--port", str(port)],
+        cwd=project.folder,
+        env=project.environment,
+        stdout=subprocess.DEVNULL,
+    )
+    try:
+        for _ in range(100):
+            try:
+                with urllib.request.urlopen(f"http://127.0.0.1:{port}/") as answer:
+                    page = answer.read().decode()
+                break
+            except OSError:
+                time.sleep(0.1)
+        assert "vendor/jquery" in page
+    finally:
+        preview.terminate()
+        preview.wait()
+
+
+# --------------------------------------------------------------------------------------- a hang
+
+
+def test_a_hang_costs_one_timeout_and_nothing_else(project: Project, site: Path) -> None:
+    hang = """
+    if job.case.slug().startswith("fp32-b64"):
+        with open(os.environ["TRAINED"] + ".pid", "w") as file:
+            file.write(str(os.getpid()))
+        time.sleep(3600)
+    """
+    project.commit("hangs", 7, extra=hang)
+    file = project.folder / "benchmarks" / "cases.py"
+    text = file.read_text()
+    for name, before, now in (("PREPARATION_S", 900, 8), ("GRACE_S", 10, 2)):
+        assert f"{name} = {before}" in text
+        text = text.replace(f"{name} = {before}", f"{name} = {now}")
+    file.write_text(text)
+    project.environment["BENCH_TIMEOUT"] = "1"
+    started = time.monotonic()
+    figures = ["-b", "track_epoch_time", "-b", "track_peak_memory", "-b", "track_status"]
+    ran = project.run("asv", "run", "HEAD^!", *figures, check=False)
+    took_s = time.monotonic() - started
+    assert ran.returncode == 2  # asv's word for: something failed
+    assert sum(line.startswith("hangs fp32-b64") for line in project.trained().elements()) == 1
+    assert took_s < 3 * 20, "each figure waited for the hang"
+    assert project.result("HEAD", "cases.track_epoch_time")[0] is None
+    assert project.result("HEAD", "cases.track_epoch_time")[2] == 17 + 1000 / 64
+    assert project.result("HEAD", "cases.track_status") == [6, 5, 1, 5]
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(Path(f"{project.log}.pid").read_text()), 0)
+    assert project.run("bench.publish").returncode == 0
+    assert (site / "asv" / "index.json").is_file()
