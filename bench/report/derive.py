@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from bench.case import AXES
 from bench.gpu import EFFECTS
+from bench.peaks import peak_flops
 from bench.precision import PRECISIONS
 from bench.record import COLUMNS, COMPARABLE, MEASURED, Status
 
@@ -113,10 +114,6 @@ def peak_share(records: pd.DataFrame) -> pd.Series:
     """Achieved FLOP/s over the card's peak in the arithmetic that ran."""
     import pandas as pd
 
-    try:
-        from bench.peaks import peak_flops  # type: ignore[import-not-found,unused-ignore]
-    except ImportError:
-        return pd.Series(math.nan, index=records.index)
     ran = records["arithmetic"].where(
         records["arithmetic"] != "",
         records["precision"].map({name: p.arithmetic for name, p in PRECISIONS.items()}),
@@ -360,7 +357,18 @@ NOISY_STEPS = 0.05
 DRIFT = 0.02
 """A sentinel further than this from the first run of its case is drift; repeats, noise."""
 
-_SLOWED = "|".join(name for name, effect in EFFECTS.items() if effect in ("slowed", "unknown"))
+_SLOWED, _CAPPED = (
+    "|".join(name for name, effect in EFFECTS.items() if effect == wanted)
+    for wanted in ("slowed", "capped")
+)
+
+
+def _shared(records: pd.DataFrame) -> pd.Series:
+    """Whether others computed on the card; a desktop, or who came after the epoch, did not."""
+    said = records["notes"] + records["reason"]
+    harmless = said.str.contains("drives a display|came after the epoch", regex=True)
+    computed = said.str.contains("card was shared", regex=False)
+    return (records["neighbours"] != "") & (computed | ~harmless)
 
 
 @dataclass(frozen=True)
@@ -405,21 +413,21 @@ DOUBTS: dict[str, Doubt] = {
             "throttled",
             "throttled",
             "The card lowered its clocks to protect itself",
-            lambda r: r["throttle_during"].str.contains(f"{_SLOWED}|reason 0x", regex=True),
+            lambda r: r["throttle_during"].str.contains(_SLOWED, regex=True),
             reason="throttle_during",
         ),
         Doubt(
             "capped",
             "power cap",
             "The card ran at its power limit, and its times depend on that limit",
-            lambda r: r["throttle_during"].str.contains("power cap|board limit", regex=True),
+            lambda r: r["throttle_during"].str.contains(_CAPPED, regex=True),
             fatal=False,
         ),
         Doubt(
             "shared",
             "shared",
             "Other processes were on the card",
-            lambda r: r["neighbours"] != "",
+            _shared,
             reason="neighbours",
         ),
         Doubt(

@@ -137,6 +137,8 @@ def _text_columns(rows: pd.DataFrame) -> Iterator[tuple[str, pd.Series]]:
     yield "remarks", _remarks(rows)
     if (rows["reason"] != "").any():
         yield "reason", rows["reason"]
+    if (rows["notes"] != "").any():
+        yield "notes", rows["notes"]
     yield "repeat", rows["repeat"]
     for name in SETTINGS:
         if rows[name].nunique() > 1:

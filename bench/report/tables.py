@@ -298,6 +298,7 @@ def _table(name: str, title: str, parts: Sequence[Part], rows: pd.DataFrame) -> 
 def _notes(rows: pd.DataFrame) -> Iterator[str]:
     """What must never part from a table's numbers: outcomes, hardware, dataset, epoch, memory."""
     yield from _outcomes(rows)
+    yield from _noted(rows)
     for (_, machine), part in rows.groupby(list(derive.SOURCE), sort=False):
         yield describe_machine(str(machine), part)
     yield " ".join(
@@ -323,6 +324,15 @@ def _outcomes(rows: pd.DataFrame) -> Iterator[str]:
     yield from list(lines)[:8]
     if len(lines) > 8:
         yield f"{len(lines) - 8} more outcomes have reasons; --format csv has them all."
+
+
+def _noted(rows: pd.DataFrame) -> Iterator[str]:
+    counts = rows.loc[rows["notes"] != "", "notes"].value_counts(sort=False)
+    for text, count in list(counts.items())[:3]:
+        share = "Every row" if count == len(rows) else f"{count} of {len(rows)} rows"
+        yield f"{share}: {text}."
+    if len(counts) > 3:
+        yield f"{len(counts) - 3} more notes; the records have them all."
 
 
 def _values(rows: pd.DataFrame, name: str) -> list[str]:

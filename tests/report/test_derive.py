@@ -1,16 +1,14 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
-from conftest import GIB, REFERENCE, make_record, measured, write_sweep
 from hypothesis import given
 from hypothesis import strategies as st
+from made_up import GIB, REFERENCE, make_record, measured, write_sweep
 
 from bench.case import Case
 from bench.record import Record, Status
@@ -151,11 +149,8 @@ def test_a_row_that_failed_before_it_knew_its_card_belongs_to_the_sweeps_only_on
 
 
 def test_quantities_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    peaks = ModuleType("bench.peaks")
-    peaks.peak_flops = lambda gpu, arithmetic: {  # type: ignore[attr-defined]
-        ("A card", "float32"): 50e12
-    }.get((gpu, arithmetic))
-    monkeypatch.setitem(sys.modules, "bench.peaks", peaks)
+    known = {("A card", "float32"): 50e12}
+    monkeypatch.setattr(derive, "peak_flops", lambda *pair: known.get(pair))
     record = ran(
         FP32,
         100,
@@ -196,6 +191,7 @@ def test_memory_is_read_by_one_measure_a_machine(tmp_path: Path) -> None:
         ("throttled", {"throttle_during": "hardware thermal slowdown"}),
         ("capped", {"throttle_during": "software power cap"}),
         ("shared", {"neighbours": "pid 1: 5 B"}),
+        ("shared", {"neighbours": "pid 1: 5 B", "notes": "the card was shared: pid 1: 5 B"}),
         ("noisy", {"warmup_steady": False}),
         ("noisy", {"step_time_median_s": 0.1, "step_time_mad_s": 0.006}),
     ],
@@ -209,6 +205,12 @@ def test_each_doubt_is_found_and_said(tmp_path: Path, doubt: str, values: dict[s
     label = derive.DOUBTS[doubt].remark.capitalize()
     assert [warning.label for warning in derive.warn(frame, cases)] == [label]
     assert derive.trusted(cases).iloc[0] == (not derive.DOUBTS[doubt].fatal)
+
+
+def test_a_desktop_on_the_card_is_no_sharing(tmp_path: Path) -> None:
+    notes = "the card also drives a display: pid 1 (Xorg): 5 B"
+    row = pick(cases_of(tmp_path, ran(FP32, 10, neighbours="pid 1 (Xorg): 5 B", notes=notes)), FP32)
+    assert not row["shared"]
 
 
 def test_what_never_warmed_up_is_not_called_noisy(tmp_path: Path) -> None:

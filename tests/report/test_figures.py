@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 
 import pandas as pd
 import pytest
-from conftest import REFERENCE
+from made_up import REFERENCE
 from PIL import Image
 
 from bench.precision import PRECISIONS

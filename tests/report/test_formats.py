@@ -11,9 +11,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import REFERENCE, make_card, make_record, measured, write_sweep
 from hypothesis import given
 from hypothesis import strategies as st
+from made_up import REFERENCE, make_card, make_record, measured, write_sweep
 
 from bench.case import Case
 from bench.record import Status

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from conftest import CARDS, REFERENCE, make_record, measured, write_sweep
+from made_up import CARDS, REFERENCE, make_record, measured, write_sweep
 
 from bench.case import Case
 

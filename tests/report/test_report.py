@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import REFERENCE, ROOT, make_record, measured
+from made_up import REFERENCE, ROOT, make_record, measured
 
 from bench.case import Case
 from bench.report.__main__ import FORMATS

@@ -1,0 +1,250 @@
+"""Sweeps to report on, written through the store as a real sweep writes them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from bench.case import Case
+from bench.record import Environment, Measurement, Record, Status, Step
+from bench.store import Store
+
+GIB = 2**30
+ROOT = Path(__file__).parents[2]
+REFERENCE = ROOT / "results" / "reference" / "rtx-titan-2019.csv"
+
+CARDS = {  # name: (memory, speed against the first)
+    "NVIDIA H200": (150_754_820_096, 1.0),
+    "NVIDIA RTX 6000 Ada": (51_527_024_640, 2.3),
+    "Tesla <V100> | 32_GB & \\co": (34_079_637_504, 3.9),
+}
+
+SPEEDUP = {"fp32": 1.0, "tf32": 1.9, "fp16": 3.1, "fp16-amp": 3.0, "bf16": 2.7, "bf16-amp": 2.6}
+
+
+def make_record(case: Case, **values: Any) -> Record:
+    """A record of ``case``: fields of Record, Measurement and Environment by name."""
+
+    def take(kind: type) -> dict[str, Any]:
+        return {name: values.pop(name) for name in list(values) if name in kind.__annotations__}
+
+    measurement, environment = Measurement(**take(Measurement)), Environment(**take(Environment))
+    repeat, attempt = values.setdefault("repeat", 1), values.setdefault("attempt", 1)
+    identity: dict[str, Any] = {
+        "record_id": f"{case.slug()}-r{repeat}-a{attempt}{'-s' if values.get('sentinel') else ''}",
+        "sentinel": False,
+        "status": Status.OK,
+        "reason": "",
+        "inferred": False,
+        "executor": "subprocess",
+        "started_at": "2026-11-20T10:00:00+00:00",
+        "finished_at": "2026-11-20T10:01:00+00:00",
+        "retries": 0,
+        "log": "",
+    }
+    return Record(
+        **{**identity, **values}, case=case, measurement=measurement, environment=environment
+    )
+
+
+def write_sweep(
+    folder: Path,
+    records: Iterable[Record | tuple[Record, list[Step]]],
+    command: str | None = None,
+) -> Path:
+    """Write records, and steps where they come with some, as a sweep's folder."""
+    with Store(folder) as store:
+        for record in records:
+            store.append(*(record if isinstance(record, tuple) else (record,)))
+        if command is not None:
+            store.write_config({"command": command})
+    return folder
+
+
+def measured(time_s: float, memory: float, images: int = 50000, **values: Any) -> dict[str, Any]:
+    """The measurement of a case that ended well, of an epoch of ``images``."""
+    return {
+        "epoch_time_s": time_s,
+        "measured_time_s": time_s,
+        "measured_images": images,
+        "images_per_s": images / time_s,
+        "warmup_steps": 40,
+        "warmup_steady": True,
+        "peak_device_bytes": int(memory),
+        "peak_reserved_bytes": int(memory * 0.95),
+        "peak_allocated_bytes": int(memory * 0.9),
+        "train_images": images,
+        "test_images": 10000,
+        **values,
+    }
+
+
+def make_card(name: str) -> dict[str, Any]:
+    """The environment of one of `CARDS`."""
+    return {
+        "gpu": name,
+        "gpu_uuid": f"GPU-{list(CARDS).index(name)}",
+        "gpu_memory_bytes": CARDS[name][0],
+        "driver": "580.95.05",
+        "torch": "2.13.0+cu130",
+        "cuda": "13.0",
+        "cudnn": "91900",
+        "code": "abc123",
+        "dataset_fingerprint": "feed",
+        "train_images": 50000,
+        "test_images": 10000,
+    }
+
+
+def make_steps(case: Case, time_s: float, accuracy: float) -> list[Step]:
+    """A learning curve that falls, of 50 logged steps."""
+    steps = []
+    for i in range(50):
+        loss = 2.3 - 0.7 * (i / 50) + 0.05 * math.sin(9 * i)
+        hits = int(case.batch_size * accuracy * (0.5 + i / 50))
+        time = time_s / 390 * (1 + 0.04 * math.sin(7 * i))
+        steps.append(Step(i, 1000, loss, 1000 * hits // case.batch_size, time))
+    return steps
+
+
+def make_fake_cards(folder: Path) -> list[Path]:
+    """Three sweeps of three made-up cards in which every outcome occurs; nothing was measured."""
+    folders = []
+    for number, (name, (total, slower)) in enumerate(CARDS.items()):
+        card = make_card(name)
+        rows: list[Record | tuple[Record, list[Step]]] = []
+        for precision, speedup in SPEEDUP.items():
+            scales = {"fp16": (64.0, 128.0, 256.0), "fp16-amp": ("dynamic", 128.0)}.get(
+                precision, (None,)
+            )
+            for scale in scales:
+                for batch in (128, 256, 512, 640, 1024, 2048):
+                    if scale in (64.0, 256.0) and batch != 512:
+                        continue
+                    case = Case(precision=precision, loss_scale=scale, batch_size=batch)
+                    needs = GIB * (1.5 + batch * (0.055 if speedup < 2 else 0.027))
+                    time_s = 42 * slower / speedup * (0.85 + 25 / batch)
+                    common = {**card, "executor": "fake"}
+                    if needs > total * 0.95:
+                        rows.append(
+                            make_record(
+                                case,
+                                status=Status.OOM,
+                                reason="OutOfMemoryError: 2.1 GiB",
+                                inferred=batch == 2048,
+                                **common,
+                            )
+                        )
+                        continue
+                    for repeat in (1, 2, 3):
+                        wobble = 1 + 0.006 * (repeat - 2)
+                        values = measured(
+                            time_s * wobble,
+                            needs,
+                            train_loss=2.0 + batch / 2000,
+                            train_accuracy=0.30 - batch / 20000,
+                            step_time_median_s=time_s / 390,
+                            step_time_mad_s=time_s / 390 * 0.01,
+                            energy_j=480 * time_s,
+                            flop_per_image=17.19e9,
+                            arithmetic="float32",
+                            overflow_steps=0 if scale else None,
+                        )
+                        record = make_record(case, repeat=repeat, **{**common, **values})
+                        rows.append(
+                            (record, make_steps(case, time_s, 0.3)) if repeat == 1 else record
+                        )
+        rows += _odd_outcomes(card, slower)
+        first = Case(precision="fp32", batch_size=128)
+        rows.append(
+            make_record(
+                first,
+                sentinel=True,
+                **{**card, "executor": "fake"},
+                **_keep(measured(43.9 * slower, 9 * GIB), card),
+            )
+        )
+        command = f"python -m bench.sweep --executor fake --out results/{number}"
+        folders.append(write_sweep(folder / f"card-{number + 1}", rows, command))
+    return folders
+
+
+def _keep(values: dict[str, Any], card: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if name not in card}
+
+
+def _odd_outcomes(card: dict[str, Any], slower: float) -> list[Record]:
+    def odd(batch: int, status: Status, reason: str, **values: Any) -> Record:
+        case = Case(precision="bf16", batch_size=batch)
+        return make_record(
+            case, status=status, reason=reason, executor="fake", **{**card, **values}
+        )
+
+    time = _keep(measured(20 * slower, 5 * GIB), card)
+    return [
+        odd(
+            129,
+            Status.DIVERGED,
+            "the loss was inf or NaN from step 12 of 391",
+            first_bad_step=12,
+            **time,
+        ),
+        odd(
+            130,
+            Status.INVALID,
+            "throttled: hardware thermal slowdown",
+            throttle_during="hardware thermal slowdown",
+            **time,
+        ),
+        odd(131, Status.OK, "", neighbours="pid 4242 (python): 2100000000 B", **time),
+        odd(132, Status.OK, "", **{**time, "warmup_steady": False}),
+        odd(133, Status.OOM_SUSPECTED, "CUDNN_STATUS_NOT_INITIALIZED with 1 % of memory free"),
+        odd(134, Status.UNSUPPORTED, "bfloat16 is emulated on this card"),
+        odd(135, Status.TIMEOUT, "the epoch ran past 600 s"),
+        odd(136, Status.KILLED, "SIGKILL from outside the sweep"),
+        odd(137, Status.INTERRUPTED, "Ctrl-C"),
+        odd(
+            138,
+            Status.ERROR,
+            "RuntimeError: <script>alert('x')</script> | a\\b $x_1$ [red]not red[/red] =1+1",
+        ),
+    ]
+
+
+def make_quick(folder: Path) -> Path:
+    """What the quick preset leaves on a CPU: synthetic images, part of an epoch, single runs."""
+    rows: list[Record | tuple[Record, list[Step]]] = []
+    for precision, factor in (("fp32", 1.0), ("bf16-amp", 1.6)):
+        for batch in (64, 128, 256):
+            case = Case(
+                model="dpn-small", dataset="synthetic", precision=precision, batch_size=batch,
+                fraction=0.05, device="cpu",
+            )  # fmt: skip
+            time_s = factor * (20 + 400 / batch)
+            rows.append(
+                (
+                    make_record(
+                        case,
+                        cpu="AMD EPYC 9B14, 2 cores",
+                        torch="2.13.0+cpu",
+                        code="abc123",
+                        dataset_fingerprint="5eed",
+                        **{
+                            **measured(time_s, 0, 10000),
+                            "measured_images": 512,
+                            "peak_device_bytes": None,
+                            "peak_reserved_bytes": None,
+                            "peak_allocated_bytes": None,
+                            "peak_process_bytes": int(GIB * (0.6 + batch / 400)),
+                            "train_loss": 2.1,
+                            "train_accuracy": 0.25,
+                        },
+                    ),
+                    make_steps(case, time_s, 0.25)[:8],
+                )
+            )
+    return write_sweep(
+        folder / "quick", rows, "python -m bench.sweep --preset quick --out results/quick"
+    )
