@@ -17,7 +17,12 @@ def progress_bar() -> Iterator[Progress]:
     from rich.progress import Progress as Bars
 
     columns = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[amount]}")
-    with Bars(*columns, TimeElapsedColumn(), console=Console(stderr=True), transient=True) as bars:
+    console = Console(stderr=True)
+    # into a file, rich would leave an empty line behind
+    disable = not console.is_terminal
+    with Bars(
+        *columns, TimeElapsedColumn(), console=console, transient=True, disable=disable
+    ) as bars:
         tasks: dict[str, TaskID] = {}
 
         def show(what: str, done: int, total: int | None) -> None:

@@ -1,0 +1,564 @@
+"""The sweep, driven by the fake executor: what is run, kept, skipped, resumed and stopped."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import resource
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import psutil
+import pytest
+
+from bench import sweep
+from bench.environment import describe_host
+from bench.executors import fake
+from bench.executors.fake import FakeExecutor
+from bench.record import Environment, Outcome, Status
+from bench.store import RECORDS, Store, StoreError, read_cases, read_records
+
+HERE = Path(__file__).parent
+FAKE = ["--executor", "fake", "--device", "cpu", "--dataset", "synthetic", "--model", "dpn-small"]
+FP32 = [*FAKE, "--precision", "fp32", "--batch-size"]
+
+
+@pytest.fixture
+def out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.delenv(fake.ANSWERS, raising=False)
+    return tmp_path / "out"
+
+
+@pytest.fixture
+def answers(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Tell the fake what to answer."""
+    return lambda rules: monkeypatch.setenv(fake.ANSWERS, rules)
+
+
+def run(out: Path, *flags: str, rc: int = 0) -> pd.DataFrame:
+    """Run a sweep in this process; its records."""
+    assert sweep.main([*FP32, *flags, "--out", str(out)]) == rc
+    return read_records(out)
+
+
+def rows(frame: pd.DataFrame, *names: str) -> list[tuple[Any, ...]]:
+    return list(frame[list(names)].itertuples(index=False, name=None))
+
+
+# ---------------------------------------------------------------------------------- a whole sweep
+
+
+def test_every_case_becomes_a_row(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    frame = run(out, "8", "16", "--seed", "0", "1")
+    assert rows(frame, "seed", "batch_size", "status", "attempt") == [
+        (0, 8, "ok", 1),
+        (0, 16, "ok", 1),
+        (1, 8, "ok", 1),
+        (1, 16, "ok", 1),
+    ]
+    assert set(frame["executor"]) == {"fake"}
+    assert frame["host"].tolist() == [socket.gethostname()] * 4
+    assert frame["train_images"].tolist() == [50_000] * 4
+    assert (frame["started_at"] <= frame["finished_at"]).all()
+    assert frame["record_id"].is_unique
+    said = capsys.readouterr()
+    assert "4 to run, into" in said.err
+    assert "[4/4] fp32 · batch size 16" in said.err
+    assert "fake" in said.out, "the report says that nothing was measured"
+
+
+def test_the_resolved_configuration_stands_beside_the_records(out: Path) -> None:
+    run(out, "8")
+    config = json.loads((out / "config.json").read_text())
+    assert config["command"].startswith("python -m bench.sweep --executor fake")
+    (case,) = config["cases"]
+    assert (case["batch_size"], case["lr"], case["evaluate"]) == ("8", "0.01", "off")
+    assert config["environment"]["cpu"]["host"] == socket.gethostname()
+    assert config["datasets"]["synthetic"]["train_images"] == 50_000
+
+
+def test_every_outcome_is_a_row_and_the_sweep_goes_on(
+    out: Path, answers: Callable[[str], None]
+) -> None:
+    statuses = [status for status in Status if status is not Status.OK]
+    answers(" ".join(f"seed={n}:{status}" for n, status in enumerate(statuses)))
+    frame = run(out, "8", "--seed", *map(str, range(len(statuses) + 1)))
+    assert frame["status"].tolist() == [*statuses, "ok"]
+    for status, reason, time_s in rows(frame, "status", "reason", "epoch_time_s"):
+        assert reason == ("" if status == "ok" else "as the fake was told")
+        assert (time_s > 0) == (status in ("ok", "diverged", "invalid"))
+
+
+@pytest.mark.parametrize(
+    ("status", "rc"),
+    [("ok", 0), ("oom", 0), ("unsupported", 0), ("error", 1), ("killed", 1), ("timeout", 1)],
+)
+def test_nothing_measured_is_a_failure(
+    out: Path, answers: Callable[[str], None], status: str, rc: int
+) -> None:
+    answers(f"batch_size=8:{status}")
+    run(out, "8", rc=rc)
+
+
+def test_repeats_end_with_a_sentinel(out: Path) -> None:
+    frame = run(out, "8", "16", "--repeats", "2")
+    assert rows(frame, "batch_size", "repeat", "sentinel") == [
+        (8, 1, False),
+        (16, 1, False),
+        (8, 2, False),
+        (16, 2, False),
+        (8, 1, True),
+    ]
+
+
+# ------------------------------------------------------------------------------ skip, retry, resume
+
+
+def test_after_an_oom_larger_batches_are_inferred(
+    out: Path, answers: Callable[[str], None]
+) -> None:
+    answers("batch_size=16:oom")
+    frame = run(out, "8", "16", "32", "64", "--lr", "0.01", "0.02")
+    for _, family in frame.groupby("lr"):
+        assert rows(family, "batch_size", "status", "inferred", "reason") == [
+            (8, "ok", False, ""),
+            (16, "oom", False, "as the fake was told"),
+            (32, "oom", True, "batch size 16 already ran out of memory"),
+            (64, "oom", True, "batch size 16 already ran out of memory"),
+        ]
+
+
+def test_other_families_are_not_skipped(out: Path, answers: Callable[[str], None]) -> None:
+    answers("lr=0.02:oom")
+    frame = run(out, "8", "16", "--lr", "0.02", "0.01")
+    assert rows(frame, "lr", "status", "inferred") == [
+        (0.02, "oom", False),
+        (0.02, "oom", True),
+        (0.01, "ok", False),
+        (0.01, "ok", False),
+    ]
+
+
+def test_no_skip_runs_them_all_the_inferred_ones_too(
+    out: Path, answers: Callable[[str], None]
+) -> None:
+    answers("batch_size=16:oom")
+    run(out, "8", "16", "32")
+    frame = run(out, "8", "16", "32", "64", "--no-skip")
+    assert rows(frame, "batch_size", "status", "inferred", "attempt") == [
+        (8, "ok", False, 1),
+        (16, "oom", False, 1),
+        (32, "oom", True, 1),
+        (32, "ok", False, 2),
+        (64, "ok", False, 1),
+    ]
+
+
+def test_an_oom_of_before_is_remembered(out: Path, answers: Callable[[str], None]) -> None:
+    answers("batch_size=16:oom")
+    run(out, "16")
+    answers("")
+    frame = run(out, "8", "16", "32")
+    assert rows(frame, "batch_size", "status", "inferred") == [
+        (16, "oom", False),
+        (8, "ok", False),
+        (32, "oom", True),
+    ]
+
+
+def test_an_oom_tried_again_is_no_wall(out: Path, answers: Callable[[str], None]) -> None:
+    """The batch that ran out fits now; those skipped for its sake are run."""
+    answers("batch_size=16:oom")
+    run(out, "8", "16", "32")
+    answers("")
+    frame = run(out, "8", "16", "32", "--retry", "oom")
+    assert rows(frame, "batch_size", "status", "inferred", "attempt")[3:] == [
+        (16, "ok", False, 2),
+        (32, "ok", False, 2),
+    ]
+
+
+def test_a_suspected_oom_skips_nothing(out: Path, answers: Callable[[str], None]) -> None:
+    answers("batch_size=8:oom_suspected")
+    assert run(out, "8", "16")["status"].tolist() == ["oom_suspected", "ok"]
+
+
+def test_resuming_runs_what_is_left(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = run(out, "8", "16")
+    frame = run(out, "8", "16", "32")
+    assert frame["batch_size"].tolist() == [8, 16, 32]
+    assert frame["record_id"].tolist()[:2] == before["record_id"].tolist()
+    assert "1 to run, 2 already there" in capsys.readouterr().err
+    run(out, "8", "16", "32")
+    assert "0 to run, 3 already there" in capsys.readouterr().err
+
+
+def test_a_case_of_many_digits_is_found_again(out: Path) -> None:
+    flags = ["8", "--lr", "0.012345678901234567", "--fraction", "0.30000000000000004"]
+    run(out, *flags)
+    assert len(run(out, *flags)) == 1
+
+
+def test_failures_are_not_tried_again_unasked(out: Path, answers: Callable[[str], None]) -> None:
+    answers("batch_size=8:error batch_size=16:timeout")
+    run(out, "8", "16", rc=1)
+    answers("")
+    run(out, "8", "16")
+    frame = run(out, "8", "16", "--retry", "timeout", "killed")
+    assert rows(frame, "batch_size", "status", "attempt") == [
+        (8, "error", 1),
+        (16, "timeout", 1),
+        (16, "ok", 2),
+    ], "the earlier attempt stays"
+    frame = run(out, "8", "16", "--retry", "error")
+    assert rows(frame, "batch_size", "status", "attempt")[3:] == [(8, "ok", 2)]
+
+
+def test_an_interrupted_case_is_run_again(out: Path, answers: Callable[[str], None]) -> None:
+    answers("batch_size=8:interrupted")
+    run(out, "8")
+    answers("")
+    assert rows(run(out, "8"), "status", "attempt") == [("interrupted", 1), ("ok", 2)]
+
+
+# ------------------------------------------------------------------------------------------ mixing
+
+
+@pytest.fixture
+def host(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Run on another machine."""
+
+    def move(**changed: str) -> None:
+        def describe() -> Environment:
+            environment = describe_host()
+            for name, value in changed.items():
+                setattr(environment, name, value)
+            return environment
+
+        monkeypatch.setattr(sweep, "describe_host", describe)
+
+    return move
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"gpu": "NVIDIA Other"},
+        {"driver": "999.1"},
+        {"torch": "9.9"},
+        {"cuda": "99"},
+        {"cudnn": "9"},
+        {"code": "deadbeef"},
+        {"gpu": "=HYPERLINK()", "driver": "'1"},
+    ],
+    ids=lambda changed: "+".join(changed),
+)
+def test_rows_that_cannot_be_compared_are_not_mixed(
+    out: Path,
+    host: Callable[..., None],
+    capsys: pytest.CaptureFixture[str],
+    changed: dict[str, str],
+) -> None:
+    before = run(out, "8")
+    host(**changed)
+    capsys.readouterr()
+    assert len(run(out, "8", "16", rc=2)) == 1
+    message = capsys.readouterr().err
+    assert message.startswith(f"error: --out {out}: holds rows that would not be comparable: ")
+    for name, now in changed.items():
+        assert f"{name} was {before[name][0] or 'none'}, now {now}" in message
+    assert "choose another --out, or add to them with --mix" in message
+
+    frame = run(out, "8", "16", "--mix")
+    (name, now), *_ = changed.items()
+    assert rows(frame, "batch_size", "attempt", name) == [
+        (8, 1, before[name][0]),
+        (8, 2, now),  # the case as it runs here has not been measured yet
+        (16, 1, now),
+    ]
+    assert len(run(out, "8", "16", "--mix")) == 3
+
+
+def test_a_machine_that_returns_finds_its_rows(out: Path, host: Callable[..., None]) -> None:
+    host(gpu="A")
+    run(out, "8")
+    host(gpu="B")
+    run(out, "8", "--mix")
+    host(gpu="A")
+    assert len(run(out, "8", "--mix")) == 2
+
+
+def test_another_machines_wall_is_not_ones_own(
+    out: Path, host: Callable[..., None], answers: Callable[[str], None]
+) -> None:
+    host(gpu="small")
+    answers("batch_size=8:oom")
+    run(out, "8")
+    host(gpu="large")
+    answers("")
+    assert rows(run(out, "16", "--mix"), "gpu", "status") == [("small", "oom"), ("large", "ok")]
+
+
+def test_what_does_not_change_numbers_may_differ(out: Path, host: Callable[..., None]) -> None:
+    run(out, "8")
+    host(host="elsewhere", python="3.99", os="Plan 9", commit="f00")
+    assert len(run(out, "8", "16")) == 2
+
+
+def test_other_images_are_not_mixed(
+    out: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from dataclasses import replace
+
+    run(out, "8")
+    plain = sweep.prepare
+    monkeypatch.setattr(
+        sweep, "prepare", lambda *a, **k: replace(plain(*a, **k), fingerprint="feedface")
+    )
+    run(out, "8", rc=2)
+    assert "dataset_fingerprint was" in capsys.readouterr().err
+
+
+# ------------------------------------------------------------------------------- stopping, signals
+
+
+def start(out: Path, *flags: str, **environment: str) -> subprocess.Popen[str]:
+    """Start a sweep in a process of its own, with the fake that takes its time."""
+    return subprocess.Popen(
+        [sys.executable, HERE / "slow_sweep.py", *FP32, *flags, "--out", out],
+        env={**os.environ, "PYTHONPATH": str(HERE.parent), **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def wait_until_begun(process: subprocess.Popen[str]) -> None:
+    assert process.stderr is not None
+    for line in process.stderr:
+        if line.startswith("[2/"):
+            return
+    pytest.fail("the sweep ended before its second case")
+
+
+MANY = ["8", "--seed", *map(str, range(400))]
+
+
+@pytest.mark.parametrize(("number", "rc"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_stopped_once_it_ends_cleanly_and_goes_on_later(
+    out: Path, number: signal.Signals, rc: int
+) -> None:
+    process = start(out, *MANY, BENCH_TEST_DELAY_S="0.05")
+    wait_until_begun(process)
+    process.send_signal(number)
+    said, errors = process.communicate(timeout=60)
+    assert process.returncode == rc, errors
+    assert "stopping: what is done is kept; again to stop at once" in errors
+    assert f"the same command with --out {out} goes on from here" in errors
+    assert "fp32" in said, "what was done is summarised"
+    frame = read_records(out)
+    assert 2 <= len(frame) < 400
+    assert set(frame["status"][:-1]) == {"ok"}
+    assert not list(out.glob("*.torn-*"))
+    assert not (out / ".holder").exists()
+
+    assert sweep.main([*FP32, *MANY, "--out", str(out)]) == 0
+    frame = read_records(out)
+    done = frame[frame["status"] == "ok"]
+    assert sorted(case.seed for case in read_cases(done)) == list(range(400))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_stopped_twice_it_ends_at_once(out: Path, number: signal.Signals) -> None:
+    """The case would go on for 600 s; a fake that does not heed the first signal stands for it."""
+    script = (
+        "import sys, time; sys.path.insert(0, sys.argv.pop(1))\n"
+        "from bench import sweep; from bench.executors import fake\n"
+        "def run(*a):\n"
+        "    print('case', file=sys.stderr, flush=True)\n"
+        "    while True: time.sleep(0.05)\n"
+        "fake.FakeExecutor.run = run\n"
+        "fake.FakeExecutor.kill = lambda self: print('killed', file=sys.stderr, flush=True)\n"
+        "sys.exit(sweep.main())"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", script, str(HERE.parent), *FP32, "8", "--out", str(out)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr is not None
+    while process.stderr.readline() != "case\n":
+        assert process.poll() is None
+    process.send_signal(number)
+    while "stopping" not in process.stderr.readline():
+        assert process.poll() is None
+    time.sleep(0.2)
+    assert process.poll() is None, "once is not at once"
+    process.send_signal(number)
+    assert process.wait(30) == 128 + number
+    assert process.stderr.read() == "killed\n", "the worker too"
+    assert read_records(out).empty
+    Store(out).__exit__(None, None, None)
+
+
+def test_handlers_are_restored() -> None:
+    before = [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)]
+    with sweep.stop_signals(FakeExecutor(None)) as stopped:  # type: ignore[arg-type]
+        assert stopped() == 0
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert stopped() == signal.SIGTERM
+    assert before == [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)]
+
+
+# ---------------------------------------------------------------------------------- two at once
+
+
+def test_a_second_sweep_is_refused_by_the_name_of_the_first(
+    out: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = start(out, *MANY, BENCH_TEST_DELAY_S="0.1")
+    wait_until_begun(first)
+    assert sweep.main([*FP32, "8", "--out", str(out)]) == 2
+    message = capsys.readouterr().err
+    assert (
+        f"in use by pid {first.pid} on {socket.gethostname()}; wait for it with --wait" in message
+    )
+    first.send_signal(signal.SIGINT)
+    first.communicate(timeout=60)
+    assert first.returncode == 130
+
+
+def test_two_sweeps_at_once_lose_and_double_nothing(out: Path) -> None:
+    flags = ["8", "--seed", *map(str, range(60)), "--wait", "120"]
+    sweeps = [start(out, *flags, BENCH_TEST_DELAY_S="0.01") for _ in range(3)]
+    said = [process.communicate(timeout=200)[1] for process in sweeps]
+    assert [process.returncode for process in sweeps] == [0, 0, 0], said
+    frame = read_records(out)
+    assert sorted(case.seed for case in read_cases(frame)) == list(range(60))
+    assert set(frame["attempt"]) == {1}
+    assert sum("waiting for pid" in text for text in said) == 2
+    assert sum("0 to run, 60 already there" in text for text in said) == 2
+
+
+# ----------------------------------------------------------------------------------- a full disk
+
+
+def expect_full_disk(out: Path, errors: str, returncode: int) -> None:
+    assert returncode == 1, errors
+    *_, last = errors.strip().splitlines()
+    assert re.fullmatch(r"error: .*\.csv: .*; the rows before are intact, and the same .*", last)
+    assert "not written: {" in errors, "what was measured last is not lost"
+    assert "Traceback" not in errors
+    frame = read_records(out)
+    assert 5 < len(frame) < 200
+    assert frame["repeat"].tolist() == list(range(1, len(frame) + 1))
+    assert not list(out.glob("*.torn-*"))
+
+
+def test_a_file_that_may_not_grow(out: Path) -> None:
+    command = [sys.executable, HERE / "slow_sweep.py", *FP32, "8", "--repeats", "200", "--out", out]
+
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+
+    environment = {**os.environ, "PYTHONPATH": str(HERE.parent), "BENCH_TEST_DELAY_S": "0"}
+    full = subprocess.run(
+        command, env=environment, preexec_fn=limit, capture_output=True, text=True, check=False
+    )
+    expect_full_disk(out, full.stderr, full.returncode)
+    frame = run(out, "8", "--repeats", "200")
+    assert len(frame) == 201, "and the sentinel"
+    assert frame["repeat"].tolist() == [*range(1, 201), 1]
+
+
+def test_a_disk_that_fills(tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = shutil.which("mount")
+    options = ["-t", "tmpfs", "-o", "size=64k", "tmpfs", disk]
+    if not mount or subprocess.run([mount, *options], capture_output=True, check=False).returncode:
+        pytest.skip("a small tmpfs cannot be mounted here; that takes root")
+    try:
+        full = start(disk / "out", "8", "--repeats", "200", BENCH_TEST_DELAY_S="0")
+        _, errors = full.communicate(timeout=100)
+        expect_full_disk(disk / "out", errors, full.returncode)
+        assert "No space left on device" in errors
+    finally:
+        subprocess.run(["umount", disk], check=True)
+
+
+def test_the_first_rows_stand_when_writing_fails(
+    out: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plain = Store.append
+
+    def append(self: Store, record: Any, steps: Any = ()) -> None:
+        if record.case.batch_size == 32:
+            raise StoreError("records.csv: Input/output error; the rows before are intact")
+        plain(self, record, steps)
+
+    monkeypatch.setattr(Store, "append", append)
+    assert run(out, "8", "16", "32", "64", rc=1)["batch_size"].tolist() == [8, 16]
+    errors = capsys.readouterr().err
+    assert "'batch_size': 32" in errors
+    assert "error: records.csv: Input/output error" in errors
+
+
+def test_a_torn_line_is_reported_and_the_sweep_goes_on(
+    out: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(out, "8", "16")
+    file = out / RECORDS
+    file.write_bytes(file.read_bytes()[:-100])
+    frame = run(out, "8", "16")
+    assert frame["batch_size"].tolist() == [8, 16]
+    assert "records.csv: an unfinished last line was set aside as" in capsys.readouterr().err
+
+
+# ------------------------------------------------------------------------------- many cases, fast
+
+
+def test_ten_thousand_cases(
+    out: Path, monkeypatch: pytest.MonkeyPatch, record_property: Callable[[str, object], None]
+) -> None:
+    """Memory stays flat. The times are printed, not judged: see `pytest -s`."""
+    process, held = psutil.Process(), []
+
+    class Watched(FakeExecutor):
+        def run(self, *arguments: Any) -> Outcome:
+            held.append(process.memory_info().rss)
+            return super().run(*arguments)
+
+    monkeypatch.setattr(fake, "FakeExecutor", Watched)
+    monkeypatch.setattr(sweep, "print_report", lambda out: None)
+    flags = ["8", "16", "32", "64", "--seed", *map(str, range(2500))]
+    start = time.perf_counter()
+    frame = run(out, *flags)
+    swept = time.perf_counter()
+    assert len(frame) == len(set(read_cases(frame))) == len(held) == 10_000
+    growth = max(held) - held[1000]
+    assert growth < 20_000_000, "what is written is not kept"
+
+    begun = time.perf_counter()
+    run(out, *flags)
+    resumed = time.perf_counter() - begun
+    assert len(held) == 10_000
+    figures = {"sweep_s": swept - start, "resume_s": resumed, "growth_bytes": growth}
+    for name, value in figures.items():
+        record_property(name, value)
+    print(", ".join(f"{name} {value:,.2f}" for name, value in figures.items()))
+
+
+@pytest.fixture(autouse=True)
+def wide_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
