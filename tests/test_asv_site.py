@@ -32,10 +32,15 @@ GRID = """
 [[grid]]
 model = "dpn-small"
 dataset = "synthetic"
-precision = ["fp32", "bf16-amp"]
+precision = "fp32"
 batch_size = [64, 128]
+[[grid]]
+model = "dpn-small"
+dataset = "synthetic"
+precision = "bf16-amp"
+batch_size = [64, 256]
 """
-ANSWERS = "batch_size=128:oom precision=bf16-amp:diverged"
+ANSWERS = "batch_size=256:oom precision=bf16-amp:diverged"
 # Added to each commit's harness: it says who it is, and its epochs take longer.
 ANSWER = """
 
@@ -162,12 +167,13 @@ def test_nothing_was_installed(project: Project) -> None:
 
 
 def test_outcomes_are_numbers_only_where_measured(project: Project) -> None:
-    # places: fp32 64, 128, bf16-amp 64, 128
-    assert project.result("HEAD", "cases.track_status") == [0, 5, 1, 5]
+    # fp32 at 64, 128, 256 (no case); bf16-amp at 64 (diverged), 128 (no case), 256 (oom)
+    status = project.result("HEAD", "cases.track_status")
+    assert [str(number) for number in status] == ["0", "0", "nan", "1", "nan", "5"]
     seconds = project.result("HEAD", "cases.track_epoch_time")
-    assert seconds[0] == seconds[2] == 15 + 1000 / 64
-    assert str(seconds[1]) == str(seconds[3]) == "nan"  # out of memory: n/a
-    assert str(project.result("HEAD", "cases.track_train_loss")[2]) == "nan"  # diverged
+    assert seconds[0] == seconds[3] == 15 + 1000 / 64
+    assert str(seconds[5]) == "nan"
+    assert str(project.result("HEAD", "cases.track_train_loss")[3]) == "nan"
 
 
 def test_compare_sees_what_changed(project: Project) -> None:
@@ -300,27 +306,28 @@ def test_the_site_reads_without_a_network(reader: tuple[Reader, str]) -> None:
     page.wait_for_function("$('.benchmark-plot canvas.flot-base').length >= 6")
     assert browser.ink("#summarygrid-cases\\.track_epoch_time") > 100
 
-    # a benchmark over the commits: lines for two cases, from the first commit to the second
+    # a benchmark over the commits: a line for each case with a figure, from the first to the second
     page = browser.open(f"{base}/asv/index.html#cases.track_epoch_time")
     page.wait_for_selector("#main-graph canvas.flot-base")
-    drawn = browser.series()
-    assert [one["label"] for one in drawn] == [
-        "batch_size-64; precision-fp32",
-        "batch_size-64; precision-bf16-amp",
-    ]
-    for one in drawn:
-        assert [y for _, y in one["points"]] == [10 + 1000 / 64, 15 + 1000 / 64]
+    lines = {one["label"]: [y for _, y in one["points"]] for one in browser.series()}
+    assert lines == {
+        "batch_size-64; precision-fp32": [25.625, 30.625],
+        "batch_size-64; precision-bf16-amp": [25.625, 30.625],
+        "batch_size-128; precision-fp32": [17.8125, 22.8125],
+    }
     assert browser.ink("#main-graph") > 500
-    assert page.locator("#main-graph .yaxisLabel, #main-graph canvas").count() > 0
 
     # precision, a string, on the x-axis: asv itself draws nothing here for two or more series
-    for name in ("epoch_time", "status"):
-        page = browser.open(f"{base}/asv/index.html#cases.track_{name}?x-axis=precision")
-        page.wait_for_selector("#main-graph canvas.flot-base")
-        ticks = page.locator("#main-graph .flot-x-axis .flot-tick-label").all_inner_texts()
-        assert ticks == ["fp32", "bf16-amp"]
-        assert len(browser.series()) == {"epoch_time": 1, "status": 2}[name]
-        assert browser.ink("#main-graph") > 5000
+    page = browser.open(f"{base}/asv/index.html#cases.track_epoch_time?x-axis=precision")
+    page.wait_for_selector("#main-graph canvas.flot-base")
+    ticks = page.locator("#main-graph .flot-x-axis .flot-tick-label").all_inner_texts()
+    assert ticks == ["fp32", "bf16-amp"]
+    bars = {one["label"]: one["points"] for one in browser.series()}
+    assert bars == {
+        "batch_size-64; commit-last": [[0, 30.625], [1, 30.625]],
+        "batch_size-128; commit-last": [[0, 22.8125]],  # and no bar of zero where there is no case
+    }
+    assert browser.ink("#main-graph") > 5000
 
     # the list
     page = browser.open(f"{base}/asv/index.html#/summarylist")
@@ -330,8 +337,8 @@ def test_the_site_reads_without_a_network(reader: tuple[Reader, str]) -> None:
     assert values["Epoch time ('fp32', 'none', 64)"] == "30.625s"
     assert values["Peak memory ('fp32', 'none', 64)"] == "67.109M"
     assert values["Train loss ('fp32', 'none', 64)"] == "2.00 nats"
-    assert "Epoch time ('fp32', 'none', 128)" not in values  # out of memory, on both commits
-    assert values["Status ('fp32', 'none', 128)"] == "5.00"
+    assert "Epoch time ('bf16-amp', 'none', 256)" not in values  # out of memory, on both commits
+    assert values["Status ('bf16-amp', 'none', 256)"] == "5.00"
 
     # the regressions: epochs got longer
     page = browser.open(f"{base}/asv/index.html#/regressions")
@@ -392,8 +399,9 @@ def test_a_hang_costs_one_timeout_and_nothing_else(project: Project, site: Path)
     assert sum(line.startswith("hangs fp32-b64") for line in project.trained().elements()) == 1
     assert took_s < 3 * 20, "each figure waited for the hang"
     assert project.result("HEAD", "cases.track_epoch_time")[0] is None
-    assert project.result("HEAD", "cases.track_epoch_time")[2] == 17 + 1000 / 64
-    assert project.result("HEAD", "cases.track_status") == [6, 5, 1, 5]
+    assert project.result("HEAD", "cases.track_epoch_time")[3] == 17 + 1000 / 64
+    status = project.result("HEAD", "cases.track_status")
+    assert [str(number) for number in status] == ["6", "0", "nan", "1", "nan", "5"]
     with pytest.raises(ProcessLookupError):
         os.kill(int(Path(f"{project.log}.pid").read_text()), 0)
     assert project.run("bench.publish").returncode == 0
