@@ -1,0 +1,471 @@
+"""Real workers, ended in every way a process can end; and what the parent makes of each."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import models_for_tests
+import pandas as pd
+import psutil
+import pytest
+
+from bench import sweep
+from bench.case import Case
+from bench.data import DatasetInfo, prepare
+from bench.executors import Event, Job, Settings
+from bench.executors import subprocess as room
+from bench.executors.subprocess import SubprocessExecutor
+from bench.gpu import Host, Unseen
+from bench.monitor import Observation
+from bench.record import Outcome, Status
+from bench.store import read_records
+
+TESTS = Path(models_for_tests.__file__).parent
+FLAGS = [
+    "--device",
+    "cpu",
+    "--dataset",
+    "synthetic",
+    "--precision",
+    "fp32",
+    "--fraction",
+    "0.001",
+    "--batch-size",
+    "32",
+]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def workers_find_the_models() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.pathsep.join([str(TESTS.parent), str(TESTS)]))
+        patch.setenv("OMP_NUM_THREADS", "1")
+        yield
+
+
+@pytest.fixture(scope="module")
+def data() -> DatasetInfo:
+    return prepare("synthetic", data_dir=None)
+
+
+def model(name: str) -> str:
+    assert hasattr(models_for_tests, name)
+    return f"models_for_tests:{name}"
+
+
+def gone(pids: list[int], within_s: float = 10) -> bool:
+    """Whether the processes end; one that waits to be reaped has ended."""
+
+    def alive(pid: int) -> bool:
+        try:
+            return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+        except psutil.NoSuchProcess:
+            return False
+
+    end = time.monotonic() + within_s
+    while any(map(alive, pids)) and time.monotonic() < end:
+        time.sleep(0.05)
+    return not any(map(alive, pids))
+
+
+# -------------------------------------------------------------- every way to end, in one sweep
+
+ENDS = {
+    "raises": (Status.ERROR, "RuntimeError: no such <luck> | =1+1"),
+    "not_a_number": (Status.DIVERGED, "the loss was inf or NaN from step 0 of 2"),
+    "sleeps": (Status.TIMEOUT, "warmup ran past 15 s (--timeout); stacks in the log"),
+    "exits": (Status.ERROR, "the worker exited with 9 without a word"),
+    "leaves": (Status.ERROR, "SystemExit: 3"),
+    "kills_itself": (Status.KILLED, "SIGKILL from outside the sweep"),
+    "crashes": (Status.ERROR, "the worker crashed with SIGSEGV"),
+    "allocates_tensors": (Status.OOM, "RuntimeError: [enforce fail at alloc_cpu.cpp"),
+    "allocates_bytes": (Status.OOM, "MemoryError"),
+    "babbles": (Status.OK, ""),
+    "not_a_model": (Status.ERROR, "a factory returns a torch.nn.Module"),
+    "good": (Status.OK, ""),
+}
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, pd.DataFrame, list[int]]:
+    """The folder, the records by model, and the processes of the one that slept."""
+    folder = tmp_path_factory.mktemp("sweep")
+    pids = folder / "pids"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(models_for_tests.PIDS, str(pids))
+        flags = [*FLAGS, "--timeout", "15", "--out", str(folder / "out")]
+        assert sweep.main([*flags, "--model", *map(model, ENDS)]) == 0
+    frame = read_records(folder / "out").set_index("model")
+    return folder / "out", frame, [int(pid) for pid in pids.read_text().split()]
+
+
+Ended = tuple[Path, pd.DataFrame, list[int]]
+
+
+@pytest.mark.slow
+def test_the_sweep_goes_on_to_its_end(ended: Ended) -> None:
+    assert list(ended[1].index) == list(map(model, ENDS))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ENDS)
+def test_each_ends_in_its_outcome(ended: Ended, name: str) -> None:
+    folder, frame, _ = ended
+    row = frame.loc[model(name)]
+    status, reason = ENDS[name]
+    log = folder / row["log"]
+    assert row["status"] == status, log.read_text()[-2000:] if log.is_file() else row["reason"]
+    assert reason in row["reason"]
+    assert row["reason"].isprintable()
+    assert row["retries"] == 0
+    measured = status in (Status.OK, Status.DIVERGED)
+    assert (row["epoch_time_s"] > 0) == measured
+    assert (row["peak_process_bytes"] > 2**20) == measured, "memory is recorded too"
+
+
+@pytest.mark.slow
+def test_the_first_bad_step_is_named_and_no_loss(ended: Ended) -> None:
+    row = ended[1].loc[model("not_a_number")]
+    assert row["first_bad_step"] == 0
+    assert pd.isna(row["train_loss"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "parts"),
+    [
+        ("raises", ["Traceback", "in behave", "nor a second line"]),
+        ("sleeps", ["most recent call first", "in behave"]),
+        ("crashes", ["Segmentation fault", "in behave"]),
+        ("allocates_bytes", ["MemoryError"]),
+        ("leaves", ["SystemExit: 3"]),
+    ],
+)
+def test_the_log_says_where(ended: Ended, name: str, parts: list[str]) -> None:
+    folder, frame, _ = ended
+    log = (folder / frame.loc[model(name), "log"]).read_text()
+    for part in parts:
+        assert part in log
+
+
+@pytest.mark.slow
+def test_of_a_hundred_megabytes_both_ends_are_kept(ended: Ended) -> None:
+    folder, frame, _ = ended
+    log = (folder / frame.loc[model("babbles"), "log"]).read_bytes()
+    assert len(log) < 2_200_000
+    assert log.startswith(b"so many words, ")
+    assert b"bytes left out]\n" in log
+    assert b"the last word\n" in log[-1_000_000:]
+
+
+@pytest.mark.slow
+def test_who_said_nothing_has_no_log(ended: Ended) -> None:
+    folder, frame, _ = ended
+    assert frame.loc[model("good"), "log"] == ""
+    assert frame.loc[model("exits"), "log"] == ""
+    assert {f"logs/{p.name}" for p in (folder / "logs").iterdir()} == set(frame["log"]) - {""}
+
+
+@pytest.mark.slow
+def test_no_process_is_left(ended: Ended) -> None:
+    """Neither the one that would not hear SIGTERM nor its child."""
+    assert len(ended[2]) == 2
+    assert gone(ended[2], within_s=0)
+    assert not [
+        p for p in psutil.process_iter(["cmdline"]) if "bench.worker" in (p.info["cmdline"] or [])
+        and p.ppid() == os.getpid()
+    ]  # fmt: skip
+
+
+# ------------------------------------------------------------------ stopped, killed, tried again
+
+
+def start_sleeper(out: Path, pids: Path) -> subprocess.Popen[str]:
+    """Start a sweep of a worker that never ends; wait until it trains."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "bench.sweep", *FLAGS, "--model", model("sleeps"), "--out", out],
+        env={**os.environ, models_for_tests.PIDS: str(pids)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    while not pids.exists():
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.05)
+    return process
+
+
+@pytest.mark.slow
+def test_a_killed_sweep_takes_its_worker_along(tmp_path: Path) -> None:
+    process = start_sleeper(tmp_path / "out", tmp_path / "pids")
+    worker, child = map(int, (tmp_path / "pids").read_text().split())
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    try:
+        assert gone([worker])
+    finally:
+        os.kill(child, signal.SIGKILL)  # nobody is left to end a group that is not the sweep's
+    assert read_records(tmp_path / "out").empty
+
+
+@pytest.mark.slow
+def test_ctrl_c_stops_the_worker_and_is_a_record(tmp_path: Path) -> None:
+    process = start_sleeper(tmp_path / "out", tmp_path / "pids")
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130, errors
+    assert gone([int(pid) for pid in (tmp_path / "pids").read_text().split()], within_s=1)
+    frame = read_records(tmp_path / "out")
+    assert frame["status"].tolist() == ["interrupted"]
+    assert frame["reason"].tolist() == ["the sweep was stopped"]
+
+
+@pytest.mark.slow
+def test_ctrl_c_twice_stops_at_once(tmp_path: Path) -> None:
+    """The worker does not hear SIGTERM, and nobody waits for it."""
+    process = start_sleeper(tmp_path / "out", tmp_path / "pids")
+    process.send_signal(signal.SIGINT)
+    time.sleep(0.5)  # it is being patient now
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert gone([int(pid) for pid in (tmp_path / "pids").read_text().split()])
+    assert read_records(tmp_path / "out").empty
+
+
+def execute(
+    data: DatasetInfo,
+    name: str,
+    log: Path | None = None,
+    on_event: Callable[[Event], None] = lambda event: None,
+    timeout_s: float = 120,
+) -> Outcome:
+    case = Case(model=model(name), dataset="synthetic", batch_size=32, fraction=0.001, device="cpu")
+    executor = SubprocessExecutor(Settings(timeout_s))
+    return executor.run(Job(case, data.folder, None, log), on_event, lambda: False)
+
+
+@pytest.mark.slow
+def test_a_busy_device_is_tried_again_and_counted(
+    data: DatasetInfo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(models_for_tests.TRIES, str(tmp_path / "tries"))
+    monkeypatch.setattr(room, "_BACK_OFF_S", 0.01)
+    log = tmp_path / "log"
+    outcome = execute(data, "busy", log)
+    assert (outcome.status, outcome.retries) == (Status.OK, 1)
+    assert "busy or unavailable" in log.read_text(), "the log of the first try is kept"
+
+
+@pytest.mark.slow
+def test_a_model_that_speaks_out_of_turn_is_an_outcome(data: DatasetInfo, tmp_path: Path) -> None:
+    """Whatever it writes to its parent, the sweep goes on."""
+    outcome = execute(data, "speaks_out_of_turn", tmp_path / "log")
+    assert outcome.status is Status.ERROR
+    assert "dinner" in outcome.reason
+    assert "Traceback" in (tmp_path / "log").read_text()
+
+
+@pytest.mark.slow
+def test_phases_and_steps_are_told(data: DatasetInfo) -> None:
+    events: list[Event] = []
+    outcome = execute(data, "good", on_event=events.append)
+    assert outcome.status is Status.OK
+    assert [e["name"] for e in events if e["event"] == "phase"] == ["warmup", "epoch", "evaluation"]
+    assert {"phase", "step", "steps", "loss", "memory_bytes"} < set(events[-2])
+    assert [(s.step, s.images) for s in outcome.steps] == [(0, 32), (1, 32)]
+
+
+def test_a_worker_that_cannot_even_start_in_time(data: DatasetInfo, tmp_path: Path) -> None:
+    outcome = execute(data, "good", timeout_s=0.05)
+    assert outcome.status is Status.TIMEOUT
+    assert outcome.reason.startswith("set-up ran past 0.05 s")
+
+
+# -------------------------------------------------- what the parent does, with a scripted worker
+
+
+class Script:
+    """A worker that says what it is told to, one script a try."""
+
+    scripts: list[list[Event] | Exception]
+    started = 0
+    pid = os.getpid()
+
+    def __init__(self, job: Job) -> None:
+        script = self.scripts[Script.started]
+        Script.started += 1
+        if isinstance(script, Exception):
+            raise script
+        self._events = script
+
+    def events(self) -> Iterator[Event | None]:
+        yield from self._events
+
+    def acknowledge(self) -> None: ...
+    def dump_stacks(self) -> None: ...
+    def kill(self) -> None: ...
+
+    def end(self, patiently: bool) -> int:
+        return 1
+
+
+def says(status: Status, transient: bool = False, **values: Any) -> list[Event]:
+    event = {"event": "outcome", "status": status, "reason": "so it is", "transient": transient}
+    return [{**event, "values": values}]
+
+
+@pytest.fixture
+def scripted(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Outcome]:
+    def run(*scripts: list[Event] | Exception, stopping: bool = False) -> Outcome:
+        monkeypatch.setattr(room, "Worker", Script)
+        monkeypatch.setattr(room, "_BACK_OFF_S", 0.001)
+        Script.scripts, Script.started = list(scripts), 0
+        job = Job(Case(device="cpu"), "nowhere")
+        return SubprocessExecutor(Settings()).run(job, lambda event: None, lambda: stopping)
+
+    return run
+
+
+BUSY = says(Status.ERROR, transient=True)
+
+
+def test_tried_three_times_at_most(scripted: Callable[..., Outcome]) -> None:
+    outcome = scripted(BUSY, BUSY, BUSY, says(Status.OK))
+    assert (outcome.status, outcome.retries, Script.started) == (Status.ERROR, 2, 3)
+    outcome = scripted(BUSY, BUSY, says(Status.OK))
+    assert (outcome.status, outcome.retries) == (Status.OK, 2)
+
+
+@pytest.mark.parametrize("status", list(Status))
+def test_what_does_not_pass_is_tried_once(scripted: Callable[..., Outcome], status: Status) -> None:
+    outcome = scripted(says(status), says(Status.OK))
+    assert (outcome.status, outcome.retries, Script.started) == (status, 0, 1)
+
+
+def test_the_wait_between_tries_grows(
+    scripted: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr("tenacity.nap.time.sleep", slept.append)
+    scripted(BUSY, BUSY, BUSY)
+    assert slept == [0.001, 0.002]
+
+
+def test_stopped_between_tries(scripted: Callable[..., Outcome]) -> None:
+    outcome = scripted(BUSY, BUSY, stopping=True)
+    assert (outcome.status, Script.started) == (Status.INTERRUPTED, 1)
+
+
+def test_a_host_without_a_process_to_spare(scripted: Callable[..., Outcome]) -> None:
+    again = BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+    outcome = scripted(again, says(Status.OK))
+    assert (outcome.status, outcome.retries) == (Status.OK, 1)
+
+
+def test_a_host_without_memory_for_one(scripted: Callable[..., Outcome]) -> None:
+    outcome = scripted(OSError(errno.ENOMEM, os.strerror(errno.ENOMEM)), says(Status.OK))
+    assert (outcome.status, outcome.retries) == (Status.OOM, 0)
+    assert "Cannot allocate memory" in outcome.reason
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        [{"event": "phase", "name": "dinner"}],
+        [{"event": "outcome", "status": "fine", "reason": "", "transient": False}],
+        [{"event": "outcome"}],
+        [{}],
+        says(Status.OK, warp_speed=9),
+    ],
+)
+def test_nonsense_is_an_outcome(scripted: Callable[..., Outcome], script: list[Event]) -> None:
+    assert scripted(script).status is Status.ERROR
+
+
+def test_a_card_that_nvml_cannot_open_for_the_moment(
+    scripted: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    devices: list[Any] = [Unseen("NVML: Unknown Error"), Host()]
+    monkeypatch.setattr(room, "open_device", lambda uuid: devices.pop(0))
+    outcome = scripted(says(Status.OK))
+    assert (outcome.status, outcome.retries, Script.started) == (Status.OK, 1, 1)
+
+
+def test_a_card_that_nvml_never_opens_is_measured_without_readings(
+    scripted: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for reason, retries in (("NVML: Timeout", 2), ("no NVIDIA driver", 0)):
+        monkeypatch.setattr(room, "open_device", lambda uuid, reason=reason: Unseen(reason))
+        outcome = scripted(says(Status.OK))
+        assert (outcome.status, outcome.retries) == (Status.OK, retries)
+        assert "temperature_c: " in (outcome.measurement.missing or "")
+
+
+@pytest.mark.parametrize(
+    ("status", "wanted"), [(Status.OK, Status.INVALID), (Status.DIVERGED, Status.DIVERGED)]
+)
+def test_what_speaks_against_the_card_is_kept(
+    scripted: Callable[..., Outcome],
+    monkeypatch: pytest.MonkeyPatch,
+    status: Status,
+    wanted: Status,
+) -> None:
+    seen = Observation(verdict="throttled: too hot", notes=["and shared"])
+    monkeypatch.setattr(room.Monitor, "close", lambda self, *arguments: seen)
+    outcome = scripted(says(status, epoch_time_s=1.0, notes="mine"))
+    assert outcome.status is wanted
+    assert "throttled: too hot" in f"{outcome.reason} {outcome.measurement.notes}"
+    assert outcome.measurement.notes is not None
+    assert outcome.measurement.notes.startswith("mine; and shared")
+
+
+# ------------------------------------------------------------------------------------- the log
+
+
+def keep(path: Path | None, *parts: bytes) -> None:
+    read, write = os.pipe()
+    with os.fdopen(write, "wb", 0) as writer:
+        import threading
+
+        thread = threading.Thread(target=room._keep_log, args=(os.fdopen(read, "rb", 0), path))
+        thread.start()
+        for part in parts:
+            writer.write(part)
+    thread.join(30)
+    assert not thread.is_alive()
+
+
+def test_a_log_that_cannot_be_written_does_not_stop_the_worker(tmp_path: Path) -> None:
+    keep(tmp_path / "no" / "folder", *[b"x" * 65536] * 100)
+    if Path("/dev/full").exists():
+        keep(Path("/dev/full"), *[b"x" * 65536] * 100)
+    keep(None, *[b"x" * 65536] * 100)
+
+
+def test_a_short_log_is_whole_and_silence_leaves_none(tmp_path: Path) -> None:
+    keep(tmp_path / "short", b"a", b"b\n")
+    assert (tmp_path / "short").read_bytes() == b"ab\n"
+    keep(tmp_path / "short", b"the next try\n")
+    assert (tmp_path / "short").read_bytes() == b"ab\nthe next try\n"
+    keep(tmp_path / "silent")
+    assert not (tmp_path / "silent").exists()
+
+
+def test_a_long_log_of_short_words(tmp_path: Path) -> None:
+    keep(tmp_path / "long", b"first\n", *[b"%07d\n" % i for i in range(600_000)], b"last\n")
+    log = (tmp_path / "long").read_bytes()
+    assert log.startswith(b"first\n0000000\n")
+    assert log.endswith(b"0599999\nlast\n")
+    assert 1_900_000 < len(log) < 2_200_000
+    dropped = int(log.partition(b"\n[")[2].partition(b" bytes left out]")[0])
+    note = len(b"\n[%d bytes left out]\n" % dropped)
+    assert len(log) - note + dropped == 11 + 8 * 600_000

@@ -1,0 +1,160 @@
+"""Networks that behave as badly as anybody's can. A worker is given them by name."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+PIDS = "BENCH_TEST_PIDS"
+"""Environment variable: the file that `sleeps` writes its own and its child's process id to."""
+
+TRIES = "BENCH_TEST_TRIES"
+"""Environment variable: the file to which `busy` adds a line each time."""
+
+
+class Tiny(nn.Module):
+    """A convolution and a classifier; ``behave`` is called on the logits of every forward pass."""
+
+    def __init__(self, behave: Callable[[Tensor], Tensor] = lambda logits: logits) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3, stride=4)
+        self.head = nn.Linear(4 * 8 * 8, 10)
+        self.behave = behave
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.behave(self.head(self.conv(x).flatten(1)))
+
+
+def good() -> nn.Module:
+    return Tiny()
+
+
+def raises() -> nn.Module:
+    def behave(logits: Tensor) -> Tensor:
+        raise RuntimeError("no such <luck> | =1+1\nnor a second line")
+
+    return Tiny(behave)
+
+
+def not_a_number() -> nn.Module:
+    return Tiny(lambda logits: logits * torch.nan)
+
+
+def sleeps() -> nn.Module:
+    """For ever, deaf to SIGTERM, with a child."""
+
+    def behave(logits: Tensor) -> Tensor:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"])
+        if PIDS in os.environ:
+            file = Path(os.environ[PIDS])
+            file.with_suffix(".new").write_text(f"{os.getpid()} {child.pid}")
+            file.with_suffix(".new").rename(file)
+        while True:
+            time.sleep(3600)
+
+    return Tiny(behave)
+
+
+def exits() -> nn.Module:
+    return Tiny(lambda logits: os._exit(9))
+
+
+def leaves() -> nn.Module:
+    return Tiny(lambda logits: sys.exit(3))
+
+
+def kills_itself() -> nn.Module:
+    return Tiny(lambda logits: os.kill(os.getpid(), signal.SIGKILL))  # type: ignore[func-returns-value,return-value,arg-type]
+
+
+def crashes() -> nn.Module:
+    import resource
+
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    return Tiny(lambda logits: ctypes.string_at(0))  # type: ignore[return-value,arg-type]
+
+
+def _leave_room(n_bytes: int) -> None:
+    import resource
+
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    limit = pages * resource.getpagesize() + n_bytes
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+
+
+def allocates_tensors() -> nn.Module:
+    """Until the limit on address space refuses."""
+    held = []
+
+    def behave(logits: Tensor) -> Tensor:
+        _leave_room(2**29)
+        while True:
+            held.append(torch.ones(2**22))
+
+    return Tiny(behave)
+
+
+def allocates_bytes() -> nn.Module:
+    """In pieces so small that the last one leaves no room for anything."""
+
+    def behave(logits: Tensor) -> Tensor:
+        _leave_room(2**27)
+        held = []
+        while True:
+            held.append(bytearray(2**12))
+
+    return Tiny(behave)
+
+
+def babbles() -> nn.Module:
+    """100 MB to standard error, in lines, then trains well."""
+    said = False
+
+    def behave(logits: Tensor) -> Tensor:
+        nonlocal said
+        if not said:
+            said = True
+            line = b"so many words, " * 6 + b"and more\n"
+            for _ in range(1000):
+                os.write(2, line * (100_000 // len(line)))
+            os.write(2, b"the last word\n")
+        return logits
+
+    return Tiny(behave)
+
+
+def busy() -> nn.Module:
+    """Busy the first time, then good."""
+    with Path(os.environ[TRIES]).open("a") as file:
+        file.write("tried\n")
+    if len(Path(os.environ[TRIES]).read_text().splitlines()) == 1:
+        raise RuntimeError("CUDA error: CUDA-capable device(s) is/are busy or unavailable")
+    return Tiny()
+
+
+def speaks_out_of_turn() -> nn.Module:
+    """Writes into whatever its parent reads."""
+
+    def behave(logits: Tensor) -> Tensor:
+        for descriptor in range(3, 64):
+            try:
+                os.write(descriptor, b'{"event": "phase", "name": "dinner"}\nno JSON\n\xff\n')
+            except OSError:
+                continue
+        return logits
+
+    return Tiny(behave)
+
+
+def not_a_model() -> object:
+    return "a string"
