@@ -650,20 +650,23 @@ def _against_fp32(row: Row, good: pd.DataFrame) -> str:
     """Compare the fastest case with fp32 at its batch size, or else with the fastest fp32."""
     if row.precision == "fp32":
         return "; no other precision was faster" if (good["precision"] != "fp32").any() else ""
+    about = ESTIMATE if row.fraction < 1 else ""
+    same = good["precision"] == "fp32"
+    for name in (*derive.SOURCE, *derive.SETTINGS, "environment", "kind"):
+        same &= good[name] == getattr(row, name)
     if is_number(row.speedup):
+        sound = (good.loc[same, "batch_size"] == row.batch_size).any()
+        doubt = "" if sound else ", whose own time is in doubt"
         saved = ""
         if is_number(row.memory_saved):
             less = "less" if row.memory_saved >= 0 else "more"
             saved = f" and {100 * abs(row.memory_saved):.0f} % {less} memory"
-        return f", {row.speedup:.2f}× as fast as fp32 at that batch size{saved}"
-    same = good["precision"] == "fp32"
-    for name in (*derive.SOURCE, *derive.SETTINGS, "environment", "kind"):
-        same &= good[name] == getattr(row, name)
+        return f", {about}{row.speedup:.2f}× as fast as fp32 at that batch size{saved}{doubt}"
     if not same.any():
         return "; there is no fp32 case to compare it with"
     best = next(iterate(good[same]))
     return (
-        f", {best.epoch_time_s / row.epoch_time_s:.2f}× as fast as fp32 at its fastest "
+        f", {about}{best.epoch_time_s / row.epoch_time_s:.2f}× as fast as fp32 at its fastest "
         f"(batch size {best.batch_size})"
     )
 

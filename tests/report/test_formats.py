@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from made_up import REFERENCE, make_card, make_record, measured, write_sweep
 
 from bench.case import Case
-from bench.record import Status
+from bench.record import Record, Status
 from bench.report import latex, markdown
 from bench.report.csvfile import write_cell
 
@@ -226,3 +226,33 @@ def test_several_sweeps_stand_side_by_side(fake_cards: list[Path], report: Run) 
     _, out, _ = report(*fake_cards)
     table = out[out.index("side by side") :]
     assert table.index("NVIDIA H200") < table.index("NVIDIA RTX 6000 Ada")
+
+
+def answer_of(folder: Path, rows: list[Record]) -> str:
+    from bench.report.sweeps import read_sweeps
+    from bench.report.tables import build
+
+    return build(read_sweeps([write_sweep(folder, rows)])).answers[0].sentences[0]
+
+
+def test_the_answer_names_the_fastest_that_can_be_trusted(tmp_path: Path) -> None:
+    card = {"gpu": "A card", "torch": "2.13"}
+    fp32 = make_record(Case(), **{**card, **measured(200, 10 * 2**30)})
+    fp16 = make_record(
+        Case(precision="fp16", loss_scale=128.0), **{**card, **measured(100, 6 * 2**30)}
+    )
+    bf16 = make_record(
+        Case(precision="bf16"), neighbours="pid 1: 5 B", **{**card, **measured(50, 6 * 2**30)}
+    )
+    said = answer_of(tmp_path / "a", [fp32, fp16, bf16])
+    assert said == (
+        "Fastest: fp16 · loss scale 128 · batch size 128, 100.0 s an epoch (500.0 images/s), "
+        "2.00× as fast as fp32 at that batch size and 40 % less memory."
+    )
+    assert answer_of(tmp_path / "b", [bf16]) == (
+        "No case is beyond doubt (shared), so none is called the fastest."
+    )
+    fp32.measurement.warmup_steady = False
+    assert "whose own time is in doubt" in answer_of(tmp_path / "c", [fp32, fp16])
+    assert "no other precision was faster" not in answer_of(tmp_path / "d", [fp16])
+    assert "no fp32 case to compare it with" in answer_of(tmp_path / "e", [fp16])
