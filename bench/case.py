@@ -75,7 +75,7 @@ def _switch(text: str) -> bool:
 
 
 def _seed(text: str) -> int:
-    if not text.isascii() or not text.isdigit() or int(text) >= 2**31:
+    if not (text.isascii() and text.isdigit() and len(text) < 20 and int(text) < 2**31):
         raise ValueError("a seed is a whole number from 0 to 2147483647")
     return int(text)
 

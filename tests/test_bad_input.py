@@ -1,0 +1,392 @@
+"""What people get wrong, in a table: each gets one line that says what would be right, and rc 2.
+
+Nothing is trained, written or created before that line.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import tarfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+from records_for_tests import make_record
+
+from bench import compare, sweep
+from bench.executors import fake
+from bench.record import Step
+from bench.report import __main__ as report
+from bench.store import RECORDS, STEPS, Store
+
+FAKE = ["--executor", "fake", "--device", "cpu", "--dataset", "synthetic", "--precision", "fp32"]
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In an empty folder, so that whatever is created shows."""
+    (tmp_path / "cwd").mkdir()
+    monkeypatch.chdir(tmp_path / "cwd")
+    monkeypatch.delenv(fake.ANSWERS, raising=False)
+
+
+def expect(
+    capsys: pytest.CaptureFixture[str],
+    main: Callable[[Sequence[str]], int],
+    arguments: Sequence[str],
+    *parts: str,
+) -> None:
+    __tracebackhide__ = True
+    before = set(Path().rglob("*"))
+    assert main(arguments) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith("error: ")
+    assert said.err.endswith("\n")
+    assert len(said.err.splitlines()) == 1, said.err
+    assert len(said.err) < 700, "one line, not a page"
+    for part in parts:
+        assert part in said.err, said.err
+    assert set(Path().rglob("*")) == before, "nothing was created"
+
+
+FLAGS = [
+    (["--batch-size", "0"], "--batch-size '0': a batch size is a whole number, at least 2"),
+    (["--batch-size", "1"], "--batch-size '1': a batch size is a whole number, at least 2"),
+    (["--batch-size", "-64"], "--batch-size"),
+    (["--batch-size", "64", "x"], "--batch-size 'x': a batch size is a whole number"),
+    (["--batch-size", "1e3"], "--batch-size '1e3': a batch size is a whole number"),
+    (["--batch-size", "50001"], "batch size 50001 is above the dataset's 50000 images"),
+    (["--batch-size", "49999"], "batch size 49999 leaves a last batch of one image of 50000"),
+    (["--batch-size"], "--batch-size: expected at least one argument; see --help"),
+    (["--precision", "fp61"], "--precision 'fp61': did you mean 'fp16'?"),
+    (["--precision", "FP16"], "--precision 'FP16': right values: fp32, tf32, fp16"),
+    (["--loss-scale", "128"], "a loss scale is given, but fp32 uses none; add a precision of fp16"),
+    (["--loss-scale", "0"], "--loss-scale '0': a loss scale is a finite number above 0, 'dynamic'"),
+    (["--loss-scale", "nan"], "--loss-scale 'nan': a loss scale is a finite number above 0"),
+    (["--loss-scale", "dynamc"], "--loss-scale 'dynamc': a loss scale is"),
+    (["--lr", "0"], "--lr '0': a learning rate is a finite number above 0"),
+    (["--lr", "inf"], "--lr 'inf': a learning rate is a finite number above 0"),
+    (["--fraction", "1.5"], "--fraction '1.5': a fraction is a finite number above 0"),
+    (["--fraction", "0"], "--fraction '0': a fraction is"),
+    (["--seed", "-1"], "--seed"),
+    (["--seed", "1.5"], "--seed '1.5': a seed is a whole number from 0 to 2147483647"),
+    (["--seed", "9" * 5000], "--seed", "from 0 to 2147483647"),
+    (["--evaluate", "yes"], "--evaluate 'yes': a switch is 'on' or 'off'"),
+    (["--compile", "1"], "--compile '1': a switch is 'on' or 'off'"),
+    (["--device", "gpu"], "--device 'gpu': right values: cuda, cpu"),
+    (["--device", "cuda:1"], "--device 'cuda:1': did you mean 'cuda'?"),
+    (["--model", "dpn29"], "--model 'dpn29': did you mean 'dpn92'?"),
+    (["--model", "my model:net"], "--model 'my model:net'", "package.module:factory"),
+    (["--model", "a:b:c"], "--model 'a:b:c'", "package.module:factory"),
+    (["--model", "=cmd|' /C calc'!A0"], "--model", "package.module:factory"),
+    (["--model", "\x1b[31m\n\nred"], "--model '\\x1b[31m\\n\\nred'"),
+    (["--dataset", "cifar"], "--dataset 'cifar': did you mean 'cifar10'?"),
+    (["--dataset", "imagenet"], "--dataset 'imagenet': right values: cifar10, synthetic"),
+    (["--preset", "quik"], "--preset 'quik': did you mean 'quick'?"),
+    (["--preset", "../../etc/passwd"], "--preset '../../etc/passwd': right values: precision"),
+    (["--preset", "quick", "--config", "a.toml"], "--preset and --config are both given; use one"),
+    (["--config", "nowhere.toml"], "--config nowhere.toml: No such file or directory; give a"),
+    (["--config", "."], "--config .: Is a directory; give a readable TOML file"),
+    (["--repeats", "0"], "--repeats '0': give a whole number of at least 1"),
+    (["--repeats", "1.5"], "--repeats '1.5': give a whole number of at least 1"),
+    (["--timeout", "0"], "--timeout '0': give a number of seconds, at least 0.001"),
+    (["--timeout", "soon"], "--timeout 'soon': give a number of seconds"),
+    (["--timeout", "nan"], "--timeout 'nan': give a number of seconds"),
+    (["--timeout", "inf"], "--timeout 'inf': give a number of seconds"),
+    (["--wait", "-1"], "--wait"),
+    (["--retry", "oops"], "--retry 'oops': right values: ok, oom"),
+    (["--retry", "failed"], "--retry 'failed'"),
+    (["--retry", "errror"], "--retry 'errror': did you mean 'error'?"),
+    (["--retry"], "--retry: expected at least one argument"),
+    (["--executor", "slurm"], "--executor 'slurm'; right values: subprocess, fake"),
+    (["--batchsize", "64"], "unknown argument '--batchsize'; did you mean '--batch-size'?"),
+    (["--batch", "64"], "unknown argument '--batch'; did you mean '--batch-size'?"),
+    (["--mix", "fp16"], "unknown argument 'fp16'"),
+    (["--out"], "--out: expected one argument"),
+    (["--mix=yes"], "--mix: ignored explicit argument 'yes'"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("flags", "parts"), [(f, p) for f, *p in FLAGS], ids=lambda v: str(v)[:40])
+def test_flags(capsys: pytest.CaptureFixture[str], flags: list[str], parts: list[str]) -> None:
+    expect(capsys, sweep.main, [*FAKE, *flags], *parts)
+
+
+def test_places_that_cannot_be_written(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for out in (tmp_path / "file", tmp_path / "file" / "below"):
+        expect(capsys, sweep.main, [*FAKE, "--out", str(out)], f"--out {out}: ", "choose a folder")
+    if Path("/proc/version").exists():
+        expect(capsys, sweep.main, [*FAKE, "--out", "/proc/here"], "--out /proc/here: ", "choose")
+
+
+@pytest.mark.parametrize(
+    ("rules", "part"),
+    [("batch_size=64:om", "did you mean 'oom'?"), ("colour=red:ok", "no axis 'colour'")],
+)
+def test_answers_of_the_fake(
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    rules: str,
+    part: str,
+) -> None:
+    monkeypatch.setenv(fake.ANSWERS, rules)
+    expect(capsys, sweep.main, [*FAKE, "--out", str(tmp_path / "out")], fake.ANSWERS, part)
+
+
+# ---------------------------------------------------------------------------------------- presets
+
+PRESETS = [
+    (b"", "has no cases; give at least one [[grid]] table of axes"),
+    (b"description = 'none'", "has no cases; give at least one [[grid]] table"),
+    (b"grid = 'all'", "has no cases; give at least one [[grid]] table"),
+    (b"grid = [1, 2]", "has no cases; give at least one [[grid]] table"),
+    (b"[grid]\nbatch_size = 64", "has no cases; give at least one [[grid]] table"),
+    (b"[[grid]]\nbatch_size = 64\n[[grids]]", "unknown key 'grids'; did you mean 'grid'?"),
+    (b"[[grid]]\nbatchsize = 64", "[[grid]] 1: unknown key 'batchsize'; did you mean 'batch_size'"),
+    (b"[[grid]]\nseed = 1\n[[grid]]\nbatch_size = 1", "[[grid]] 2: batch_size '1': a batch size"),
+    (b"[[grid]]\nbatch_size = [64, 1]", "[[grid]] 1: batch_size '1': a batch size is"),
+    (b"[[grid]]\nbatch_size = []", "[[grid]] 1: batch_size: give one value or a list of values"),
+    (b"[[grid]]\nbatch_size = [[64]]", "batch_size: give one value or a list of values"),
+    (b"[[grid]]\nbatch_size = {from = 1, to = 9}", "batch_size: give one value or a list of"),
+    (b"[[grid]]\nbatch_size = true", "batch_size 'on': a batch size is a whole number"),
+    (b"[[grid]]\nbatch_size = 1979-05-27", "batch_size '1979-05-27': a batch size"),
+    (b"[[grid]]\nlr = nan", "lr 'nan': a learning rate is a finite number above 0"),
+    (b"[[grid]]\nlr = -inf", "lr '-inf': a learning rate is a finite number above 0"),
+    (b"[[grid]]\nevaluate = 1", "evaluate '1': a switch is 'on' or 'off'"),
+    (b"[[grid]]\nprecision = 'half'", "precision 'half': right values: fp32, tf32, fp16"),
+    (b"[[grid]]\nloss_scale = 128\nprecision = 'bf16'", "a loss scale is given, but"),
+    (b"[[grid]]\nseed = 1\nseed = 2", "not TOML: Cannot overwrite a value"),
+    (b"[[grid]\n", "not TOML: Expected"),
+    (b"batch_size: 64", "not TOML: Expected '='"),
+    (b"\xff\xfe[", "not TOML: 'utf-8' codec can't decode"),
+    (b"a\x00 = 1", "not TOML"),
+    (b"seed = " + b"1" * 5000, "not TOML: Exceeds the limit"),
+    (b"a = " + b"[" * 50_000, "not TOML"),
+    (b"[[grid]]\n" + b"x" * 100_000 + b" = 1", "[[grid]] 1: unknown key 'xxx", "right values"),
+    (b"[[grid]]\nmodel = '" + b"y" * 100_000 + b"'", "[[grid]] 1: model 'yyy"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"), [(t, p) for t, *p in PRESETS], ids=lambda v: str(v)[:50]
+)
+def test_presets(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, text: bytes, parts: list[str]
+) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_bytes(text)
+    flags = ["--executor", "fake", "--device", "cpu", "--dataset", "synthetic"]
+    if b"loss_scale" not in text:
+        flags += ["--precision", "fp32"] if b"precision" not in text else []
+    where = [] if "a loss scale" in parts[0] else [str(file)]
+    expect(capsys, sweep.main, [*flags, "--config", str(file)], *where, *parts)
+
+
+# --------------------------------------------------------------------------------------- datasets
+
+
+def batches(**replaced: bytes) -> Callable[[Path], None]:
+    """cifar-10-batches-py, of right names and wrong content."""
+
+    def write(folder: Path) -> None:
+        folder = folder / "cifar-10-batches-py"
+        folder.mkdir(parents=True)
+        for name in [f"data_batch_{i}" for i in range(1, 6)] + ["test_batch"]:
+            (folder / name).write_bytes(replaced.get(name, b"not a batch"))
+
+    return write
+
+
+def archive(data: bytes) -> Callable[[Path], None]:
+    def write(folder: Path) -> None:
+        folder.mkdir()
+        (folder / "cifar-10-python.tar.gz").write_bytes(data)
+
+    return write
+
+
+def hostile_archive() -> bytes:
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w:gz") as tar:
+        member = tarfile.TarInfo("../../escaped")
+        member.size = 4
+        tar.addfile(member, io.BytesIO(b"evil"))
+    return file.getvalue()
+
+
+def parquet(data: bytes) -> Callable[[Path], None]:
+    def write(folder: Path) -> None:
+        folder.mkdir()
+        for split in ("train", "test"):
+            (folder / f"{split}-00000-of-00001.parquet").write_bytes(data)
+
+    return write
+
+
+def pictures(data: bytes) -> Callable[[Path], None]:
+    def write(folder: Path) -> None:
+        for split in ("train", "test"):
+            (folder / split / "cat").mkdir(parents=True)
+            (folder / split / "cat" / "1.png").write_bytes(data)
+
+    return write
+
+
+class Escape:
+    """Unpickled carelessly, it makes a file."""
+
+    def __reduce__(self) -> tuple[Callable[[str], object], tuple[str]]:
+        return Path.touch, (Path("escaped"),)  # type: ignore[return-value]
+
+
+DATASETS = [
+    (batches(), "data_batch_1 is truncated or altered", "unpack cifar-10-python.tar.gz again"),
+    (batches(data_batch_1=pickle.dumps(Escape())), "data_batch_1"),
+    (archive(b"not a tar file"), "cifar-10-python.tar.gz"),
+    (archive(hostile_archive()), "cifar-10-python.tar.gz"),
+    (archive(b""), "cifar-10-python.tar.gz"),
+    (parquet(b"not Parquet"), "train-00000-of-00001.parquet", "Parquet"),
+    (pictures(b"not a PNG"), "1.png", "32×32 RGB"),
+    (lambda folder: folder.write_text(""), "is a file; give the folder that holds it"),
+]
+
+
+@pytest.mark.parametrize(("make", "parts"), [(m, p) for m, *p in DATASETS])
+def test_datasets(
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    make: Callable[[Path], object],
+    parts: list[str],
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    folder = tmp_path / "images"
+    make(folder)
+    flags = ["--executor", "fake", "--device", "cpu", "--dataset", "cifar10", "--precision", "fp32"]
+    expect(capsys, sweep.main, [*flags, "--data-dir", str(folder)], str(folder), *parts)
+    assert not list(tmp_path.rglob("escaped"))
+
+
+@pytest.mark.parametrize("url", ["ftp://x/y.tar.gz", "file:///etc/passwd", "y.tar.gz"])
+def test_addresses(
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    url: str,
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    flags = ["--executor", "fake", "--device", "cpu", "--dataset", "cifar10", "--precision", "fp32"]
+    expect(
+        capsys,
+        sweep.main,
+        [*flags, "--data-dir", str(tmp_path / "none"), "--data-url", url],
+        f"--data-url {url!r} is not an http:// or https:// address",
+    )
+
+
+# ---------------------------------------------------------------------------------------- records
+
+
+def replace(old: bytes, new: bytes) -> Callable[[bytes], bytes]:
+    def change(data: bytes) -> bytes:
+        assert old in data
+        return data.replace(old, new, 1)
+
+    return change
+
+
+RECORDS_FILES = [
+    (replace(b"12.5", b"nan"), ":2: column 'epoch_time_s': 'nan': a finite number, at least 0"),
+    (replace(b"12.5", b"-12.5"), ":2: column 'epoch_time_s': '-12.5': a finite number, at least 0"),
+    (replace(b"12.5", b"inf"), ":2: column 'epoch_time_s': 'inf'"),
+    (replace(b"12.5", b"12;5"), ":2: column 'epoch_time_s': '12;5'"),
+    (replace(b",ok,", b",fine,"), ":2: column 'status': 'fine': a status is one of ok, oom"),
+    (replace(b",fp32,", b",fp33,"), ":2: column 'precision': 'fp33': did you mean 'fp32'?"),
+    (replace(b"\n1,", b"\n99,"), "schema 99 is newer than the 1 this harness reads; update it"),
+    (replace(b"\n1,", b"\nv1,"), ":2: column 'schema': 'v1': a schema version is a whole number"),
+    (replace(b"schema", b"\xef\xbb\xbfschema"), ":1: column 1: a byte-order mark"),
+    (lambda d: d.replace(b"\n", b"\r\n"), ":1: character", "a carriage return"),
+    (replace(b",ok,", b",o\0k,"), ":2: character", "a NUL byte"),
+    (replace(b",ok,", b",\xff,"), ":2: character", "not UTF-8 text"),
+    (lambda d: d + b"x" * 10_000_000 + b"\n", ":4: character 1000001: a line of 10000000 bytes"),
+    (lambda d: b"benchmark,real_time,cpu_time\nBM_x,1,2\n", ":1: column 'schema' is missing"),
+    (lambda d: b'{"records": []}\n', ":1: column 'schema' is missing"),
+    (lambda d: b"\x89PNG\r\n\x1a\n\0\0", ":1: character 5: a carriage return"),
+    (lambda d: b"no end", ":1: column 1: not written by `bench.sweep`"),
+    (replace(b",epoch_time_s,", b",epoch_time,"), ":1: column", "unknown column 'epoch_time'"),
+    (replace(b",reason,", b",status,"), ":1: column 'status' stands twice; keep one"),
+    (replace(b",ok,", b",ok"), ":2: column", "cells where the header has"),
+    (replace(b",ok,", b',"ok,'), ":2: column"),
+]
+
+
+@pytest.fixture
+def good(tmp_path: Path) -> Path:
+    folder = tmp_path / "good"
+    with Store(folder) as store:
+        store.append(make_record(epoch_time_s=12.5), [Step(0, 8, 2.25, 1, 0.5)])
+        store.append(make_record(repeat=2))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("change", "parts"), [(c, p) for c, *p in RECORDS_FILES], ids=[p for _, p, *_ in RECORDS_FILES]
+)
+def test_records(
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    good: Path,
+    change: Callable[[bytes], bytes],
+    parts: list[str],
+) -> None:
+    """Whoever reads them: the report, a comparison, or a sweep that would add to them."""
+    file = good / RECORDS
+    other = tmp_path / "other.csv"
+    other.write_bytes(file.read_bytes())
+    bad = change(file.read_bytes())
+    file.write_bytes(bad)
+    expect(capsys, report.main, [str(good)], str(file), *parts)
+    expect(capsys, report.main, [str(other), str(file)], str(file), *parts)
+    expect(capsys, compare.main, [str(other), str(good)], str(file), *parts)
+    if bad.endswith(b"\n"):
+        expect(capsys, sweep.main, [*FAKE, "--out", str(good)], str(file), *parts)
+        assert file.read_bytes() == bad
+
+
+@pytest.mark.parametrize("main", [report.main, compare.main])
+def test_no_records(
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    good: Path,
+    main: Callable[[Sequence[str]], int],
+) -> None:
+    for path in (tmp_path, tmp_path / "nowhere"):
+        expect(capsys, main, [str(good), str(path)], f"{path}: no records there; give a folder")
+
+
+@pytest.mark.parametrize(
+    ("flags", "part"),
+    [
+        (["--format", "htlm"], "--format 'htlm': did you mean 'html'?"),
+        (["-o", "absent/file"], "-o absent/file: No such file or directory; choose a place"),
+        (["--reference", "absent.csv"], "absent.csv: no records there"),
+    ],
+)
+def test_flags_of_the_report(
+    capsys: pytest.CaptureFixture[str], good: Path, flags: list[str], part: str
+) -> None:
+    expect(capsys, report.main, [str(good), *flags], part)
+
+
+def test_steps_with_a_line_that_cannot_be(capsys: pytest.CaptureFixture[str], good: Path) -> None:
+    file = good / STEPS
+    file.write_bytes(file.read_bytes().replace(b"2.25", b"nan"))
+    expect(capsys, report.main, [str(good), "--format", "html"], f"{file}:2: column 'loss': 'nan'")
+
+
+def test_the_table_is_long_enough() -> None:
+    assert len(FLAGS) + len(PRESETS) + len(DATASETS) + len(RECORDS_FILES) >= 100
