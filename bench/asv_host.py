@@ -19,8 +19,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from asv.console import log
 from asv.environment import Environment
-from asv.util import UserError, check_output
+from asv.util import ProcessError, UserError, check_output
 
 from bench.case import AXES, Case, Value, format_value
 from bench.environment import has_cuda
@@ -195,11 +196,15 @@ class Host(Environment):  # type: ignore[misc]
         """Check the commit out.
 
         Raises:
-            UserError: it has no harness to run; without this the one installed would answer for it.
+            ProcessError: it has no harness to run; asv marks it failed and goes on to the next.
         """
         self.checkout_project(repo, commit_hash)
-        if not (Path(self._build_root) / "bench" / "sweep.py").is_file():
-            raise UserError(f"commit {commit_hash[:8]} has no bench/sweep.py to run")
+        harness = Path(self._build_root) / "bench" / "sweep.py"
+        if not harness.is_file():
+            # Python would go on to the harness installed, and it would answer for the commit
+            missing = f"commit {commit_hash[:8]} has no bench/sweep.py to run"
+            log.warning(missing)
+            raise ProcessError([str(harness)], 1, "", missing)
 
     def run(self, args: Sequence[str], **options: Any) -> Any:
         """Run Python with the checkout, and what the user already has there, on its path."""
