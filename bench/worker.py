@@ -319,21 +319,21 @@ def _free_share(case: Case) -> float | None:
     return None
 
 
-def _die_with_parent() -> None:
+def _die_with_parent(parent: int) -> None:
     """Have the kernel kill this process when its parent dies: no orphan holds the GPU."""
     if sys.platform == "linux":
         import ctypes
 
         set_parent_death_signal = 1
         ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
+        if os.getppid() != parent:  # it died before it could be asked for
+            os._exit(1)
 
 
 def _report_failure(channel: Channel, case: Case, error: BaseException) -> None:
     """Send what ended the case; its traceback goes to the log."""
     import traceback
 
-    # what the failed frames still hold may be all the memory there is
-    traceback.clear_frames(error.__traceback__)
     traceback.print_exception(error)
     if isinstance(error, UsageError):
         fault = Fault(Status.ERROR, str(error))
@@ -347,11 +347,11 @@ def _report_failure(channel: Channel, case: Case, error: BaseException) -> None:
 
 def main() -> int:
     """Read a job, measure it, send the outcome."""
-    _die_with_parent()
     faulthandler.enable()
     if hasattr(faulthandler, "register"):
         faulthandler.register(signal.SIGUSR1, all_threads=True)
     job = json.loads(sys.stdin.readline())
+    _die_with_parent(job["parent"])
     case, channel = Case(**job["case"]), Channel(job["events"])
     try:
         m, steps, missing = measure(case, job["folder"], channel, job["started"])
