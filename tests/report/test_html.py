@@ -111,6 +111,8 @@ def test_the_page_says_what_is_no_measurement(pages: dict[str, Path]) -> None:
 def test_hostile_names_are_text(pages: dict[str, Path]) -> None:
     text = pages["cards"].read_text(encoding="utf-8")
     assert "<script>alert" not in text
+    data = text[text.index('id="data">') + len('id="data">') :]
+    assert "<" not in data[: data.index("</script>")]
     assert "<V100>" not in text
     assert "Tesla &lt;V100&gt; | 32_GB &amp; \\co" in text
 

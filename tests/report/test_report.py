@@ -111,15 +111,18 @@ def test_watch_redraws_until_interrupted(tmp_path: Path) -> None:
         text=True,
         env=environment,
     ) as process:
-        assert process.stdout is not None
-        assert any("records: 1;" in line for line in process.stdout)
-        append(256)
-        drawn = []
-        for line in process.stdout:
-            drawn.append(line)
-            if "records: 2;" in line:
-                break
-        assert any(line.lstrip().startswith("256 ") for line in drawn)
-        process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=20)
+        try:
+            assert process.stdout is not None
+            assert any("records: 1;" in line for line in process.stdout)
+            append(256)
+            drawn = []
+            for line in process.stdout:
+                drawn.append(line)
+                if "records: 2;" in line:
+                    break
+            assert any(line.lstrip().startswith("256 ") for line in drawn)
+            process.send_signal(signal.SIGINT)
+            _, err = process.communicate(timeout=20)
+        finally:
+            process.kill()  # or leaving the block would wait for it
     assert (process.returncode, err) == (130, "")
