@@ -199,6 +199,7 @@ class Worker:
                 "case": asdict(job.case),
                 "folder": job.folder,
                 "events": write,
+                "parent": os.getpid(),
                 "started": time.monotonic(),
             }
         )
