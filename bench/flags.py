@@ -9,6 +9,7 @@ from typing import NoReturn
 
 from bench.case import AXES, Value, parse_value
 from bench.errors import UsageError, nearest
+from bench.store import clean
 
 
 class Parser(argparse.ArgumentParser):
@@ -65,7 +66,7 @@ def run_command(command: Callable[[Sequence[str]], int], argv: Sequence[str] | N
     try:
         return command(sys.argv[1:] if argv is None else argv)
     except UsageError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {clean(str(error))}", file=sys.stderr)  # a path may hold anything
         return 2
     except KeyboardInterrupt:
         return 130

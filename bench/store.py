@@ -52,7 +52,10 @@ RECORDS, STEPS, CONFIG, LOGS = "records.csv", "steps.csv", "config.json", "logs"
 _LONGEST_LINE = 1_000_000  # bytes; the longest honest row is a few thousand
 _BLOCK = 1 << 16
 _STRANGE = "not written by `bench.sweep`; give a sweep's folder or its records.csv"
-_CONTROL = re.compile(r"[\x00-\x1f\x7f\x85\u2028\u2029\ud800-\udfff]+")
+# also what a terminal obeys beyond ASCII (U+009B starts a sequence) and what turns text around
+_CONTROL = re.compile(
+    r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]+"
+)
 _FORMULA = tuple("=+-@＝＋－＠")  # the wide ones too: some spreadsheets read them alike
 _NUMBER = re.compile(r"[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]{1,4})?")
 _LARGEST_INT = 2**53  # whole numbers pass through float64

@@ -55,7 +55,7 @@ def sweep(argv: Sequence[str]) -> int:
     try:
         return run_sweep(cases, options)
     except StoreError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {clean(str(error))}", file=sys.stderr)
         return 1
 
 

@@ -88,6 +88,7 @@ FLAGS = [
     (["--preset", "../../etc/passwd"], "--preset '../../etc/passwd': right values: precision"),
     (["--preset", "quick", "--config", "a.toml"], "--preset and --config are both given; use one"),
     (["--config", "nowhere.toml"], "--config nowhere.toml: No such file or directory; give a"),
+    (["--config", "no\x1b[2J\nwhere"], "--config no [2J where: No such file or directory"),
     (["--config", "."], "--config .: Is a directory; give a readable TOML file"),
     (["--repeats", "0"], "--repeats '0': give a whole number of at least 1"),
     (["--repeats", "1.5"], "--repeats '1.5': give a whole number of at least 1"),

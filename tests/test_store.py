@@ -198,6 +198,7 @@ def test_steps_are_read_back(tmp_path_factory: pytest.TempPathFactory, steps: li
 
 def test_clean_text_stays_as_it_is() -> None:
     assert clean("  a\x00b\r\nc\u2028d\x85 ") == "a b c d"
+    assert clean("\x1b[31m\x9b31m\u202etxt.exe") == "[31m 31m txt.exe"
     assert clean("Tesla <V100> | 32_GB & é 漢") == "Tesla <V100> | 32_GB & é 漢"
 
 
