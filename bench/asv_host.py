@@ -142,11 +142,13 @@ def describe_grid(preset: str, cases: Sequence[Case]) -> dict[str, Any]:
     except ValueError:
         raise UsageError(f"{TIMEOUT}={text}: give a number of seconds") from None
     flags = ["--timeout", text, "--data-dir", str(ROOT / "data")]
+    flags += shlex.split(os.environ.get(FLAGS, ""))
     return {
-        "preset": preset,
+        # figures of the fake executor are not measurements, and say so
+        "preset": f"{preset}-fake" if "fake" in flags else preset,
         "device": device,
         "phase_s": phase_s,
-        "flags": [*flags, *shlex.split(os.environ.get(FLAGS, ""))],
+        "flags": flags,
         **lay_out(cases),
     }
 

@@ -173,6 +173,8 @@ def stand_alone(out: Path, assets: Mapping[str, bytes]) -> None:
     html = _REMOTE.sub(localize, page.read_text(encoding="utf-8"))
     shutil.copy(SITE / "mend.js", out)
     html = html.replace("</head>", '  <script src="mend.js"></script>\n  </head>', 1)
+    home = '<li><a href="../index.html">All reports</a></li>'
+    html = html.replace('<li id="nav-li-" ', f'{home}\n\t<li id="nav-li-" ', 1)
     page.write_text(html, encoding="utf-8")
     _show_all_lines(out / "graphdisplay.js")
     _fill_gaps(out)

@@ -204,7 +204,7 @@ def test_the_machine_and_the_preset_are_parameters(project: Project) -> None:
         f"*/{project.git('rev-parse', '--short=8', 'HEAD')}-*.json"
     )
     parameters = json.loads(file.read_text())["params"]
-    assert parameters["preset"] == "grid"
+    assert parameters["preset"] == "grid-fake"
     assert parameters["torch"] == version("torch")
     assert {"gpu", "driver", "machine", "python"} <= set(parameters)
 
@@ -315,6 +315,7 @@ def test_the_site_reads_without_a_network(reader: tuple[Reader, str]) -> None:
 
     # the grid
     page.wait_for_selector("#summarygrid-display .benchmark-plot canvas.flot-base")
+    assert page.locator("#nav a", has_text="All reports").get_attribute("href") == "../index.html"
     names = page.locator(".benchmark-text").all_inner_texts()
     assert {"Epoch time", "Peak memory", "Train loss", "Top-1 error", "Energy"} <= set(names)
     page.wait_for_function("$('.benchmark-plot canvas.flot-base').length >= 6")

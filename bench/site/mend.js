@@ -56,7 +56,11 @@ if (location.protocol === "file:") {
                 max: names.length - 0.5,
                 ticks: names.map(function (name, at) { return [at, name]; })
             },
-            series: {bars: {barWidth: 0.6 / series.length}}
+            // orderbars places bars by their left edges, once there are two
+            series: {bars: {
+                barWidth: 0.6 / series.length,
+                align: series.length > 1 ? "left" : "center"
+            }}
         });
         if (!options.yaxis.transform) {
             // asv cuts loss and error off below the least of them: a bar of no height
