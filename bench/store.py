@@ -53,9 +53,7 @@ _LONGEST_LINE = 1_000_000  # bytes; the longest honest row is a few thousand
 _BLOCK = 1 << 16
 _STRANGE = "not written by `bench.sweep`; give a sweep's folder or its records.csv"
 # also what a terminal obeys beyond ASCII (U+009B starts a sequence) and what turns text around
-_CONTROL = re.compile(
-    r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]+"
-)
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]+")
 _FORMULA = tuple("=+-@＝＋－＠")  # the wide ones too: some spreadsheets read them alike
 _NUMBER = re.compile(r"[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]{1,4})?")
 _LARGEST_INT = 2**53  # whole numbers pass through float64
@@ -143,10 +141,11 @@ class Store:
             self._holder.write_text(f"pid {os.getpid()} on {socket.gethostname()}")
             for name, columns in ((RECORDS, COLUMNS), (STEPS, STEP_COLUMNS)):
                 self._files[name] = self._open(name, columns)
-        except OSError as error:
+        except (OSError, NotImplementedError) as error:  # filelock's word for no locks there
             self._close()
+            why = getattr(error, "strerror", None) or error
             raise UsageError(
-                f"--out {folder}: cannot be written ({error.strerror}); choose a folder that can"
+                f"--out {folder}: cannot be written ({why}); choose a folder that can"
             ) from error
         except BaseException:
             self._close()

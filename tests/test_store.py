@@ -383,6 +383,15 @@ def test_a_folder_that_cannot_be(tmp_path: Path) -> None:
         Store(tmp_path / "file")
 
 
+def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise NotImplementedError("FileSystem does not appear to support flock")
+
+    monkeypatch.setattr(store.FileLock, "acquire", refuse)
+    with pytest.raises(UsageError, match=r"cannot be written \(FileSystem does not"):
+        Store(tmp_path)
+
+
 # -------------------------------------------------------------------------------------- the lock
 
 
