@@ -113,7 +113,9 @@ def fetch_assets(packages: Mapping[str, Any]) -> dict[str, bytes]:
         command = [npm, "pack", "--json", "--prefer-offline", "--ignore-scripts", *packages]
         answer = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
         if answer.returncode:
-            raise UsageError(f"npm cannot get the site's libraries: {_last_line(answer.stderr)}")
+            errors = re.findall(r"^npm error (?!code )(.+)", answer.stderr, re.MULTILINE)
+            why = errors[0] if errors else _last_line(answer.stderr)
+            raise UsageError(f"npm cannot get the site's libraries: {why}")
         names = {entry["id"]: entry["filename"] for entry in json.loads(answer.stdout)}
         return {
             name: content
