@@ -108,29 +108,13 @@ def time_bare(case: Case, folder: str, gpu_uuid: str | None) -> float:
 
 def _train() -> None:
     """The bare loop: read a job from standard input, print seconds."""
-    import torch
-
-    from bench.data import load
-    from bench.data.batches import Batches
-    from bench.models import build_model
-    from bench.precision import PRECISIONS, set_flags
     from bench.timing import synchronize, warm_up
-    from bench.train import Training
+    from bench.worker import set_up
 
     job = json.loads(sys.stdin.read())
-    case, data = Case(**job["case"]), load(job["folder"])
-    precision, device = PRECISIONS[case.precision], torch.device(case.device)
-    set_flags(precision)
-    torch.backends.cudnn.benchmark = case.cudnn_benchmark
-    torch.manual_seed(case.seed)
-    batches = Batches(
-        data.train_images,
-        data.train_labels,
-        batch_size=case.batch_size,
-        device=device,
-        seed=case.seed,
-    )
-    training = Training.of(case, build_model(case.model), device)
+    case = Case(**job["case"])
+    _, batches, training = set_up(case, job["folder"])
+    device = training.device
     steps = math.ceil(case.fraction * len(batches))
     x, y = next(batches.epoch(1))
     warm_up(lambda: training.step(x, y), device)

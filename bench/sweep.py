@@ -2,32 +2,35 @@
 
 from __future__ import annotations
 
-import argparse
 import os
-import shlex
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 from uuid import uuid4
 
-from bench.case import AXES, Case, Value, check_batches, format_value
-from bench.data import DATASETS, DatasetInfo, prepare
-from bench.environment import Platform, describe_host, has_cuda, probe, with_dataset
-from bench.errors import UsageError, nearest
-from bench.executors import EXECUTORS, Executor, Job, Settings, build_executor
-from bench.flags import Parser, add_axes, read_axes, run_command
-from bench.models import MODELS
+from bench.case import Case
+from bench.data import DatasetInfo
+from bench.environment import Platform, with_dataset
+from bench.executors import Executor, Job, Settings, build_executor
+from bench.flags import run_command
+from bench.options import Options, choose_cases, parse_arguments, print_cases, print_registries
 from bench.precision import PRECISIONS
-from bench.preset import Preset, load_config, load_preset, preset_names
+from bench.preflight import (
+    default_out,
+    describe_config,
+    prepare_datasets,
+    probe_platforms,
+    read_past,
+    refuse_unwritable,
+)
 from bench.progress import Display
-from bench.record import COMPARABLE, Environment, Outcome, Record, Status, flatten
+from bench.record import Outcome, Record, Status, flatten
 from bench.schedule import Wall, plan_runs, remaining_runs
-from bench.store import LOGS, Past, Run, Store, StoreError, clean, read_history, read_records
+from bench.store import LOGS, Past, Run, Store, StoreError, clean
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -173,287 +176,9 @@ class Loop:
             raise
 
 
-@dataclass
-class Options:
-    """The command line, parsed and checked; ``axes`` holds those given as flags."""
-
-    axes: dict[str, list[Value]]
-    preset: Preset
-    out: Path | None
-    data_dir: Path | None
-    data_url: str | None
-    repeats: int
-    timeout_s: float
-    wait_s: float
-    retry: list[Status]
-    executor: str
-    mix: bool
-    no_skip: bool
-    allow_shared: bool
-    dry_run: bool
-    list: bool
-    command: str
-
-
-def build_parser() -> Parser:
-    """The command line: a flag for every axis, and what is not an axis."""
-    parser = Parser(
-        prog="python -m bench.sweep",
-        usage="%(prog)s [--preset NAME | --config FILE] [--AXIS VALUE …] [--out DIR] […]",
-        description="Train one epoch per case, over precisions, batch sizes and loss scales; "
-        "record time, memory and learning.",
-        allow_abbrev=False,
-    )
-    what = parser.add_argument_group("what to measure")
-    what.add_argument("--preset", metavar="NAME", help="a named grid of cases, see --list")
-    what.add_argument("--config", metavar="FILE", type=Path, help="a grid of your own, in TOML")
-    what.add_argument("--repeats", metavar="N", default="1", help="fresh processes per case")
-    add_axes(parser, "each takes one value or several, and overrides the preset's")
-    data = parser.add_argument_group("images")
-    data.add_argument("--data-dir", metavar="DIR", type=Path, help="where CIFAR-10 is (./data)")
-    data.add_argument("--data-url", metavar="URL", help="a mirror of the CIFAR-10 archive")
-    how = parser.add_argument_group("how")
-    how.add_argument("--out", metavar="DIR", type=Path, help="results/ and GPU and time by default")
-    how.add_argument("--retry", nargs="+", metavar="STATUS", default=[], help="run these again")
-    how.add_argument("--timeout", metavar="S", default="3600", help="deadline of a phase (3600)")
-    how.add_argument("--wait", metavar="S", default="0", help="wait for another sweep on --out")
-    how.add_argument("--mix", action="store_true", help="add to rows of another GPU, torch or code")
-    how.add_argument("--no-skip", action="store_true", help="try batches larger than one that OOMs")
-    how.add_argument("--allow-shared", action="store_true", help="measure on a card others use")
-    how.add_argument("--executor", default="subprocess", help=argparse.SUPPRESS)
-    how.add_argument("--dry-run", action="store_true", help="print the cases and run nothing")
-    how.add_argument("--list", action="store_true", help="print presets, precisions, models, …")
-    return parser
-
-
-def parse_arguments(argv: Sequence[str]) -> Options:
-    """Parse and check a command line.
-
-    Raises:
-        UsageError: a flag or value is wrong.
-    """
-    given = build_parser().parse(argv)
-    if given.preset and given.config:
-        raise UsageError("--preset and --config are both given; use one")
-    if given.executor not in EXECUTORS:
-        raise UsageError(f"--executor {given.executor!r}; {nearest(given.executor, [*EXECUTORS])}")
-    axes = read_axes(given)
-    default = "rtx-titan" if "cuda" in axes.get("device", []) or _cuda_by_default(axes) else "quick"
-    preset = load_config(given.config) if given.config else load_preset(given.preset or default)
-    return Options(
-        axes=axes,
-        preset=preset,
-        out=given.out,
-        data_dir=given.data_dir,
-        data_url=given.data_url,
-        repeats=int(_parse_number("--repeats", given.repeats, whole=True)),
-        timeout_s=_parse_number("--timeout", given.timeout),
-        wait_s=_parse_number("--wait", given.wait, low=0),
-        retry=[_parse_status(text) for text in given.retry],
-        executor=given.executor,
-        mix=given.mix,
-        no_skip=given.no_skip,
-        allow_shared=given.allow_shared,
-        dry_run=given.dry_run,
-        list=given.list,
-        command=shlex.join(["python", "-m", "bench.sweep", *argv]),
-    )
-
-
-def _cuda_by_default(axes: Mapping[str, object]) -> bool:
-    return "device" not in axes and has_cuda()
-
-
-def _parse_number(flag: str, text: str, low: float = 0.001, whole: bool = False) -> float:
-    right = "a whole number of at least 1" if whole else f"a number of seconds, at least {low:g}"
-    try:
-        value = int(text) if whole else float(text)
-    except ValueError:
-        value = -1
-    if not (1 if whole else low) <= value < 1e9:
-        raise UsageError(f"{flag} {text!r}: give {right}")
-    return value
-
-
-def _parse_status(text: str) -> Status:
-    if text not in list(Status):
-        raise UsageError(f"--retry {text!r}: {nearest(text, [str(s) for s in Status])}")
-    return Status(text)
-
-
-def choose_cases(options: Options) -> list[Case]:
-    """Expand preset and flags to cases; the device is the GPU where there is one.
-
-    Raises:
-        UsageError: a loss scale is given that no chosen precision uses.
-    """
-    device = "cuda" if has_cuda() else "cpu"
-    return options.preset.cases(options.axes, {"device": [device]})
-
-
-def print_registries() -> int:
-    """Print what can be named on the command line."""
-    sections = {
-        "presets": {name: load_preset(name).description for name in preset_names()},
-        "precisions": {name: precision.help for name, precision in PRECISIONS.items()},
-        "models": {**MODELS, "package.module:factory": "your own torch.nn.Module"},
-        "datasets": DATASETS,
-    }
-    for title, entries in sections.items():
-        print(f"{title}:")
-        for name, help in entries.items():
-            print(f"  {name:<24}{help}")
-    return 0
-
-
-def print_cases(cases: Sequence[Case]) -> int:
-    """Print the cases: what varies, a line each; then what all share."""
-    varies = [n for n in AXES if len({getattr(case, n) for case in cases}) > 1]
-    shared = [n for n in AXES if n not in varies]
-    for index, case in enumerate(cases, 1):
-        print(f"{index:>4}  {case.label(varies or ['precision', 'loss_scale', 'batch_size'])}")
-    settings = ((name, format_value(getattr(cases[0], name))) for name in shared)
-    print("all:  " + ", ".join(f"{name} {text}" for name, text in settings if text))
-    return 0
-
-
-def refuse_unwritable(out: Path | None) -> None:
-    """Refuse an --out that no folder can be made at, before anything costs time.
-
-    Raises:
-        UsageError: it is a file, or nothing can be written there.
-    """
-    place = (out or Path("results")).absolute()
-    while not place.exists() and place != place.parent:
-        place = place.parent
-    if not place.is_dir():
-        raise UsageError(f"--out {out}: {place} is a file; choose a folder")
-    if not os.access(place, os.W_OK | os.X_OK):
-        raise UsageError(f"--out {out}: {place} cannot be written to; choose a folder that can")
-
-
-def probe_platforms(cases: Sequence[Case], options: Options) -> dict[str, Platform]:
-    """Ask about each device the cases name, and refuse what was asked of it by name in vain.
-
-    Raises:
-        UsageError: torch cannot use the device; a precision given as a flag cannot run there; or
-            others use the card and --allow-shared is not given.
-    """
-    devices = {case.device for case in cases}
-    if options.executor == "fake":
-        return {device: Platform(describe_host()) for device in devices}
-    platforms = {device: probe(device) for device in devices}
-    for case in cases:
-        reason = platforms[case.device].refuse(PRECISIONS[case.precision])
-        if reason and "precision" in options.axes:
-            raise UsageError(f"--precision {case.precision}: {reason}; leave it out")
-    for platform in platforms.values():
-        uuid = platform.environment.gpu_uuid
-        if uuid and not options.allow_shared:
-            refuse_neighbours(uuid)
-    return platforms
-
-
-def refuse_neighbours(uuid: str) -> None:
-    """Refuse a card that others use.
-
-    Raises:
-        UsageError: it names their processes.
-    """
-    from bench.gpu import find_neighbours
-
-    # what draws a desktop does not count: it is noted in the records
-    if neighbours := [p for p in find_neighbours(uuid) or () if not p.display]:
-        who = ", ".join(map(str, neighbours))
-        raise UsageError(f"the GPU is in use by {who}; end them, or measure with --allow-shared")
-
-
-def prepare_datasets(cases: Sequence[Case], options: Options) -> dict[str, DatasetInfo]:
-    """Decode every dataset the cases name, once, and check the batch sizes against it.
-
-    Raises:
-        UsageError: a dataset cannot be had or read, or a batch size does not fit it.
-    """
-    from bench.data import progress_bar
-
-    with progress_bar() as progress:
-        datasets = {
-            name: prepare(name, data_dir=options.data_dir, url=options.data_url, progress=progress)
-            for name in dict.fromkeys(case.dataset for case in cases)
-        }
-    for case in cases:
-        check_batches(case, datasets[case.dataset].train_images)
-    return datasets
-
-
-def default_out(platforms: Mapping[str, Platform]) -> Path:
-    """results/ and the GPU and the time."""
-    names = (platform.environment.gpu or "cpu" for platform in platforms.values())
-    words = "-".join("".join(c if c.isalnum() else " " for c in n).lower() for n in names).split()
-    return Path("results") / f"{'-'.join(words)}-{datetime.now():%Y%m%d-%H%M%S}"
-
-
 def say_waiting(who: str) -> None:
     """Say on whom the sweep waits."""
     print(f"waiting for {who}", file=sys.stderr, flush=True)
-
-
-def read_past(
-    out: Path,
-    cases: Sequence[Case],
-    options: Options,
-    platforms: Mapping[str, Platform],
-    datasets: Mapping[str, DatasetInfo],
-) -> tuple[dict[Run, Past], dict[Run, Past]]:
-    """What the records hold: the runs whose rows this sweep's can be compared with, and all.
-
-    Raises:
-        UsageError: some cannot be compared, and --mix is not given; it says in which respects.
-    """
-    frame = read_records(out)
-    comparable, differing = frame["repeat"] >= 0, dict[str, None]()
-    for device, dataset in dict.fromkeys((case.device, case.dataset) for case in cases):
-        environment = with_dataset(platforms[device].environment, datasets[dataset])
-        here = (frame["device"] == device) & (frame["dataset"] == dataset)
-        for name in COMPARABLE:
-            now = clean(getattr(environment, name) or "")
-            unlike = here & (frame[name] != now)
-            comparable &= ~unlike
-            for before in frame[name][unlike].unique():
-                differing[f"{name} was {before or 'none'}, now {now or 'none'}"] = None
-    if differing and not options.mix:
-        raise UsageError(
-            f"--out {out}: holds rows that would not be comparable: {'; '.join(differing)}; "
-            "choose another --out, or add to them with --mix"
-        )
-    past = read_history(frame)
-    return (read_history(frame[comparable]) if differing else past), past
-
-
-def describe_config(
-    cases: Sequence[Case],
-    options: Options,
-    platforms: Mapping[str, Platform],
-    datasets: Mapping[str, DatasetInfo],
-) -> dict[str, Any]:
-    """The resolved configuration: what was asked for, by which command, on what."""
-    return {
-        "command": options.command,
-        "preset": options.preset.name,
-        "repeats": options.repeats,
-        "cases": [{name: format_value(getattr(case, name)) for name in AXES} for case in cases],
-        "environment": {
-            device: _known(platform.environment) for device, platform in platforms.items()
-        },
-        "datasets": {
-            name: {k: v for k, v in asdict(info).items() if k != "folder"}
-            for name, info in datasets.items()
-        },
-    }
-
-
-def _known(environment: Environment) -> dict[str, Any]:
-    return {name: value for name, value in asdict(environment).items() if value is not None}
 
 
 @contextmanager

@@ -28,6 +28,7 @@ from bench.record import Measurement, Status, Step
 if TYPE_CHECKING:
     import torch
 
+    from bench.data import Dataset
     from bench.data.batches import Batches
     from bench.train import Training
 
@@ -126,28 +127,13 @@ def measure(
     """
     import torch
 
-    from bench.data import load
-    from bench.data.batches import Batches
-    from bench.models import build_model
-    from bench.precision import PRECISIONS, prove, read_flags, set_flags
+    from bench.precision import PRECISIONS, prove, read_flags
     from bench.timing import StepClock, extrapolate, summarize, synchronize
-    from bench.train import Training, train_epoch
+    from bench.train import train_epoch
 
     m, missing = Measurement(), dict[str, str]()
     precision, device = PRECISIONS[case.precision], torch.device(case.device)
-    set_flags(precision)
-    torch.backends.cudnn.benchmark = case.cudnn_benchmark
-    _seed(case.seed)
-    data = load(folder)
-    batches = Batches(
-        data.train_images,
-        data.train_labels,
-        batch_size=case.batch_size,
-        device=device,
-        seed=case.seed,
-    )
-    training = Training.of(case, build_model(case.model), device)
-    synchronize(device)
+    data, batches, training = set_up(case, folder)
     m.setup_time_s = time.monotonic() - started
 
     channel.enter("warmup")
@@ -200,6 +186,34 @@ def measure(
     rows = zip(epoch.images, epoch.losses, epoch.correct, times, strict=True)
     curve = [Step(i, n, _finite(loss), hits, t) for i, (n, loss, hits, t) in enumerate(rows)]
     return m, curve, missing
+
+
+def set_up(case: Case, folder: str) -> tuple[Dataset, Batches, Training]:
+    """Set the flags, bring the images to the device and build the network: ready to train."""
+    import torch
+
+    from bench.data import load
+    from bench.data.batches import Batches
+    from bench.models import build_model
+    from bench.precision import PRECISIONS, set_flags
+    from bench.timing import synchronize
+    from bench.train import Training
+
+    device = torch.device(case.device)
+    set_flags(PRECISIONS[case.precision])
+    torch.backends.cudnn.benchmark = case.cudnn_benchmark
+    _seed(case.seed)
+    data = load(folder)
+    batches = Batches(
+        data.train_images,
+        data.train_labels,
+        batch_size=case.batch_size,
+        device=device,
+        seed=case.seed,
+    )
+    training = Training.of(case, build_model(case.model), device)
+    synchronize(device)
+    return data, batches, training
 
 
 def _seed(seed: int) -> None:
@@ -265,7 +279,7 @@ def _read_memory(device: torch.device, when: str, m: Measurement, missing: dict[
 
 
 def _evaluate(
-    training: Training, data: Any, case: Case, missing: dict[str, str]
+    training: Training, data: Dataset, case: Case, missing: dict[str, str]
 ) -> tuple[float | None, float | None, float | None]:
     from bench.data.batches import Batches
 

@@ -111,7 +111,7 @@ class ReportScale:
         return measure(Path(folder), format)[1]
 
 
-ReportScale.track_time_s.unit = "s"  # type: ignore[attr-defined]
+ReportScale.track_time_s.unit = "seconds"  # type: ignore[attr-defined]
 ReportScale.track_peak_bytes.unit = "bytes"  # type: ignore[attr-defined]
 
 

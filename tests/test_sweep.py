@@ -20,7 +20,7 @@ import pandas as pd
 import psutil
 import pytest
 
-from bench import sweep
+from bench import preflight, sweep
 from bench.environment import describe_host
 from bench.executors import fake
 from bench.executors.fake import FakeExecutor
@@ -244,7 +244,7 @@ def host(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
                 setattr(environment, name, value)
             return environment
 
-        monkeypatch.setattr(sweep, "describe_host", describe)
+        monkeypatch.setattr(preflight, "describe_host", describe)
 
     return move
 
@@ -320,9 +320,9 @@ def test_other_images_are_not_mixed(
     from dataclasses import replace
 
     run(out, "8")
-    plain = sweep.prepare
+    plain = preflight.prepare
     monkeypatch.setattr(
-        sweep, "prepare", lambda *a, **k: replace(plain(*a, **k), fingerprint="feedface")
+        preflight, "prepare", lambda *a, **k: replace(plain(*a, **k), fingerprint="feedface")
     )
     run(out, "8", rc=2)
     assert "dataset_fingerprint was" in capsys.readouterr().err

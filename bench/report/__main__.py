@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bench.errors import UsageError, nearest
+from bench.flags import Parser, run_command
 
 if TYPE_CHECKING:
     from bench.report.tables import Report
@@ -29,22 +30,16 @@ FORMATS = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; return its exit code."""
-    options = _parser().parse_args(arguments)
     try:
-        return _run(options)
-    except UsageError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        return 130
+        return run_command(lambda argv: _run(_parser().parse(argv)), arguments)
     except BrokenPipeError:  # `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser() -> Parser:
     lines = "\n".join(f"  {name:7}{help}" for name, (_, help) in FORMATS.items())
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m bench.report",
         description="Say what the records of one or several sweeps mean.",
         epilog=f"formats:\n{lines}",

@@ -683,12 +683,12 @@ def warn(records: pd.DataFrame, cases: pd.DataFrame) -> list[Warning]:
         kinds = ", ".join(f"{n:,} {end}" for end, n in ends.items())
         warnings.append(Warning("No figure", f"{_count(failed, rows)}: {kinds}."))
     for (sweep, machine), drift in sentinel_drift(records).items():
-        if abs(drift) > DRIFT:
-            text = (
-                f"The first case of {sweep}, run again at the end on {machine}, took "
-                f"{100 * abs(drift):.1f} % {'longer' if drift > 0 else 'less'}."
-            )
-            warnings.append(Warning("Drift", text))
+        text = (
+            f"The first case of {sweep}, run again at the end on {machine}, took "
+            f"{100 * abs(drift):.1f} % {'longer' if drift > 0 else 'less'}."
+        )
+        label = "Drift" if abs(drift) > DRIFT else f"Steady within {100 * DRIFT:.0f} %"
+        warnings.append(Warning(label, text))
     return warnings + [Warning("Mixed environments", text) for text in _mixtures(rows)]
 
 
