@@ -93,8 +93,7 @@ STAND_INS = {
         "ARGS='--preset quick --precision fp32 --batch-size 64 --fraction 0.001 --out results/one'"
     ),
     "make test": "make -o .venv/ready --dry-run test",
-    "make publish": "make -o .venv/ready --dry-run publish",
-    "pip install": "pip install --dry-run --no-deps --no-build-isolation --quiet -e .",
+    "pip install": "pip install --dry-run --no-deps --no-build-isolation -e .",
 }
 
 
@@ -110,15 +109,18 @@ def stand_in(command: str) -> str:
 @pytest.mark.slow
 @pytest.mark.parametrize("command", COMMANDS)
 def test_commands_run(command: str, checkout: Path) -> None:
-    if command.startswith("asv") or "publish" in command:
-        pytest.skip("asv's commands run in test_asv.py, publishing in test_publish.py")
+    if command.startswith("asv ") or command == "make publish":
+        # these need a history of commits, which is made and run there
+        name = "bench.publish" if command == "make publish" else f'"{command.split()[1]}"'
+        assert name in (ROOT / "tests" / "test_asv_site.py").read_text()
+        return
     words = shlex.split(stand_in(command))
     if words[0] in ("python", "pip"):
         words[:1] = [sys.executable] if words[0] == "python" else [sys.executable, "-m", "pip"]
     words = [word.replace("BIN=python", f"BIN={sys.executable}") for word in words]
     done = subprocess.run(words, cwd=checkout, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert done.stdout or "-o" in words
+    assert done.stdout or "-o" in words or "--figures" in words
 
 
 def test_there_are_commands_to_test() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import chain, repeat
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from bench import timing
 from bench.timing import MAX_WINDOWS, StepClock, extrapolate, summarize, warm_up
 
 CPU = torch.device("cpu")
+READINGS = Path(__file__).parent / "readings"
 TIMES = st.lists(st.floats(1e-4, 100), min_size=1, max_size=200)
 
 
@@ -89,3 +91,16 @@ def test_clock_times_each_step() -> None:
     times = clock.read()
     assert len(times) == 3
     assert all(t >= 0 for t in times)
+
+
+@pytest.mark.parametrize(("fraction", "within"), [(0.1, 0.03), (0.2, 0.015), (0.5, 0.01)])
+def test_extrapolation_of_a_recorded_epoch(fraction: float, within: float) -> None:
+    """A real epoch of 391 steps on a noisy virtual CPU, where a step varies by a tenth.
+
+    From its first tenth the whole is told within 2.1 %; a mean of 39 such steps is no better.
+    """
+    lines = (READINGS / "steps-epyc-2-cores.csv").read_text().splitlines()[2:]
+    times = [float(line.split(",")[1]) for line in lines]
+    measured = times[: round(fraction * len(times))]
+    estimate = extrapolate(sum(measured), measured, 390, times[-1])
+    assert estimate == pytest.approx(sum(times), rel=within)
