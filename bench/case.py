@@ -101,6 +101,9 @@ class Case:
         _loss_scale,
         "static loss scale, or 'dynamic', for the fp16 precisions (default: 128 for fp16)",
     )
+    skip_overflow: bool = _axis(
+        False, _switch, "with a static loss scale, skip steps whose gradients overflow"
+    )
     batch_size: int = _axis(128, _batch_size, "images per step")
     # 0.1, pytorch-cifar's default, leaves DPN-92 at 11.5 % after one epoch; 0.01 reaches 29.1 %
     # (H200, batch 128, fp32).

@@ -54,13 +54,18 @@ def _overflowed(parameters: Sequence[Tensor]) -> Tensor:
 
 
 class StaticScale:
-    """A constant scale, as apex's ``static_loss_scale``: it never skips a step.
+    """A constant scale, as apex's ``static_loss_scale``.
 
-    inf and NaN reach the weights, as they did in 2019; the overflow is counted.
+    It skips no step unless told to: inf and NaN reach the weights, as they did in 2019. Either way
+    the overflow is counted.
+
+    Args:
+        skip: leave the weights as they are in a step whose gradients overflowed; the optimizer must
+            be fused, so that it can do so without asking the device.
     """
 
-    def __init__(self, value: float, device: torch.device) -> None:
-        self.value = value
+    def __init__(self, value: float, device: torch.device, skip: bool = False) -> None:
+        self.value, self.skip = value, skip
         self._current = torch.full((), value, device=device)
 
     def scale(self, loss: Tensor) -> Tensor:
@@ -68,8 +73,10 @@ class StaticScale:
         return loss * self.value
 
     def step(self, optimizer: torch.optim.Optimizer, parameters: Sequence[Tensor]) -> Tensor:
-        """Divide the gradients by the scale and step, whatever they hold."""
+        """Divide the gradients by the scale and step."""
         overflowed = _overflowed(parameters)
+        if self.skip:
+            optimizer.found_inf = overflowed.float()  # type: ignore[attr-defined]
         grads = [p.grad for p in parameters if p.grad is not None]
         torch._foreach_mul_(grads, 1 / self.value)
         optimizer.step()
@@ -106,8 +113,12 @@ class DynamicScale:
         return self._scaler.scale(self._one)
 
 
-def build_loss_scale(setting: float | str | None, device: torch.device) -> LossScale:
-    """Make the loss scale an axis value asks for."""
+def build_loss_scale(
+    setting: float | str | None, device: torch.device, skip: bool = False
+) -> LossScale:
+    """Make the loss scale an axis value asks for; ``skip`` is for a static one."""
     if setting is None:
         return Unscaled(device)
-    return DynamicScale(device) if setting == "dynamic" else StaticScale(float(setting), device)
+    return (
+        DynamicScale(device) if setting == "dynamic" else StaticScale(float(setting), device, skip)
+    )

@@ -14,10 +14,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bench.case import Case
+from bench.errors import UsageError
 from bench.loss_scale import build_loss_scale
 from bench.precision import PRECISIONS, Precision, autocast, cast
 from bench.timing import StepClock
 
+CLASSES = 10
 MOMENTUM, WEIGHT_DECAY = 0.9, 5e-4  # pytorch-cifar's, as in 2019
 
 
@@ -37,12 +39,13 @@ class Training:
         *,
         lr: float,
         loss_scale: float | str | None = None,
+        skip_overflow: bool = False,
         channels_last: bool = False,
         compile: bool = False,
     ) -> None:
         # kept on the CPU, so that remembering the start costs no device memory
         self._start = {name: value.clone() for name, value in model.state_dict().items()}
-        self._lr, self._loss_scale_setting = lr, loss_scale
+        self._loss_scale_setting, self._skip_overflow = loss_scale, skip_overflow
         self.precision, self.device = precision, device
         self.memory_format = torch.channels_last if channels_last else torch.contiguous_format
         cast(model, precision).to(device, memory_format=self.memory_format)  # type: ignore[call-overload]
@@ -57,6 +60,14 @@ class Training:
         # dynamic=False: the last, smaller batch compiles for itself during warm-up instead of
         # turning the full batch's code into the slower general one
         self.forward = torch.compile(model, dynamic=False) if compile else model
+        # fused: one kernel, and a step is skipped inside it instead of by asking the device
+        self.optimizer = torch.optim.SGD(
+            self.masters, lr, MOMENTUM, weight_decay=WEIGHT_DECAY, fused=True
+        )
+        for parameter in self.masters:
+            # torch's fused SGD would make it with empty_like, and a first step that overflows and
+            # is skipped would leave it uninitialised; from zero the first step is the same
+            self.optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
         self.reset()
 
     @classmethod
@@ -68,6 +79,7 @@ class Training:
             device,
             lr=case.lr,
             loss_scale=case.loss_scale,
+            skip_overflow=case.skip_overflow,
             channels_last=case.channels_last,
             compile=case.compile,
         )
@@ -89,11 +101,11 @@ class Training:
                 master.copy_(self._start[name])
                 master.grad = None
         self.model.zero_grad(set_to_none=True)
-        # fused: one kernel, and GradScaler skips a step inside it instead of asking the device
-        self.optimizer = torch.optim.SGD(
-            self.masters, self._lr, MOMENTUM, weight_decay=WEIGHT_DECAY, fused=True
+        for state in self.optimizer.state.values():
+            state["momentum_buffer"].zero_()
+        self.loss_scale = build_loss_scale(
+            self._loss_scale_setting, self.device, self._skip_overflow
         )
-        self.loss_scale = build_loss_scale(self._loss_scale_setting, self.device)
 
     def step(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Train on one batch.
@@ -118,6 +130,11 @@ class Training:
             x = x.to(getattr(torch, self.precision.weights))
         with autocast(self.precision, self.device):
             logits: Tensor = self.forward(x.contiguous(memory_format=self.memory_format))
+        if logits.shape != (len(x), CLASSES):
+            raise UsageError(
+                f"the model returned {tuple(logits.shape)} for {len(x)} images; "
+                f"it is to return ({len(x)}, {CLASSES})"
+            )
         return logits.float()
 
     @torch.no_grad()

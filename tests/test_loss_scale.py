@@ -36,6 +36,15 @@ def test_static_scale_never_skips() -> None:
     assert not torch.isfinite(weight).any()
 
 
+def test_static_scale_skips_if_told_to() -> None:
+    weight, overflowed = step(StaticScale(128, CPU, skip=True), 1e37)
+    assert overflowed
+    assert weight.item() == 1
+    weight, overflowed = step(StaticScale(128, CPU, skip=True), 3)
+    torch.testing.assert_close(weight, torch.tensor([-0.5]))
+    assert not overflowed
+
+
 def test_dynamic_scale_skips_and_halves() -> None:
     scale = DynamicScale(CPU)
     before = float(scale.current())

@@ -120,6 +120,22 @@ def test_static_scale_lets_inf_through_and_dynamic_skips() -> None:
     assert float(dynamic.loss_scale.current()) == 2.0**23
 
 
+def test_a_skipped_first_step_leaves_no_rubbish_in_the_momentum() -> None:
+    """torch's fused SGD makes the buffer uninitialised, and a skipped step writes nothing to it."""
+    x, y = batch()
+    ours, plain = (training("fp16-amp", loss_scale=s) for s in ("dynamic", 128.0))
+    ours.loss_scale._scaler = torch.amp.GradScaler("cpu", 2.0**126)  # type: ignore[attr-defined]
+    assert bool(ours.step(x, y)[2])
+    for state in ours.optimizer.state.values():
+        assert not state["momentum_buffer"].any()
+    ours.loss_scale._scaler = torch.amp.GradScaler("cpu", 128.0)  # type: ignore[attr-defined]
+    ours.model.load_state_dict(plain._start)
+    for seed in range(3):
+        ours.step(*batch(seed=seed))
+        plain.step(*batch(seed=seed))
+    assert distance(ours.model, plain.model) < 1e-6
+
+
 @pytest.mark.parametrize(("precision", "scale"), [("fp32", None), ("fp16", 128.0)])
 def test_reset_forgets_the_warm_up(precision: str, scale: float | None) -> None:
     """Weights, momentum, BatchNorm statistics: the epoch after is one from scratch."""
