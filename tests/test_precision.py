@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from torch import nn
@@ -68,9 +70,17 @@ def test_a_tf32_convolution_under_an_fp32_label_is_caught() -> None:
     assert default.contradicts(PRECISIONS["tf32"]) == ""
 
 
-def test_one_operation_served_at_higher_precision_is_no_lie() -> None:
-    assert Proof("float32", 1e-7, "tfloat32", 3e-4).contradicts(PRECISIONS["tf32"]) == ""
-    assert Proof("float32", 1e-7, "float32", 1e-7).contradicts(PRECISIONS["tf32"])
+def test_the_convolution_decides() -> None:
+    """A tf32 row whose convolutions ran in fp32 is no tf32 row, whatever its matmul did."""
+    assert Proof("float32", 1e-7, "tfloat32", 3e-4).contradicts(PRECISIONS["tf32"])
+    assert Proof("tfloat32", 3e-4, "float32", 1e-7).contradicts(PRECISIONS["tf32"]) == ""
+
+
+@pytest.mark.parametrize(
+    ("dtype", "error"), [(torch.float16, 0.5), (torch.bfloat16, math.nan), (torch.float16, 0.0)]
+)
+def test_a_dtype_alone_proves_nothing(dtype: torch.dtype, error: float) -> None:
+    assert "with an error of" in _name_arithmetic(dtype, error)
 
 
 @pytest.mark.parametrize(
