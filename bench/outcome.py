@@ -36,6 +36,8 @@ RULES: tuple[Rule, ...] = (
     Rule(Status.OOM, "OutOfMemoryError", ""),
     Rule(Status.OOM, "MemoryError", ""),
     Rule(Status.OOM, "", r"(?:CUDA|HIP)(?: \w+)? error[^\n]*out of memory"),
+    # torch.compile wraps what happened in exceptions of its own
+    Rule(Status.OOM, "", r"CUDA out of memory|OutOfMemoryError"),
     Rule(Status.OOM, "", r"Triton Error \[\w+\]: out of memory"),
     Rule(Status.OOM, "", r"cudaErrorMemoryAllocation|CUDA_ERROR_OUT_OF_MEMORY"),
     Rule(Status.OOM, "", r"(?:CUBLAS|CUDNN|CUSOLVER|CUSPARSE|CUFFT)_(?:STATUS_)?ALLOC_FAILED"),
@@ -63,6 +65,7 @@ RULES: tuple[Rule, ...] = (
     Rule(Status.UNSUPPORTED, "", r"not implemented for '(?:Half|BFloat16|ComplexHalf)'"),
     Rule(Status.UNSUPPORTED, "", r"no kernel image is available"),
     Rule(Status.UNSUPPORTED, "", r"not supported on (?:this|your) (?:device|GPU|platform)"),
+    Rule(Status.UNSUPPORTED, "", r"Device does not support bfloat16"),
     Rule(Status.UNSUPPORTED, "", r"Torch not compiled with CUDA enabled"),
     Rule(Status.UNSUPPORTED, "", r"bfloat16 is only supported on GPUs with compute capability"),
     # what torch.compile says of a card, a Python or a host that it cannot compile for

@@ -108,18 +108,16 @@ def time_bare(case: Case, folder: str, gpu_uuid: str | None) -> float:
 
 def _train() -> None:
     """The bare loop: read a job from standard input, print seconds."""
-    from bench.timing import synchronize, warm_up
-    from bench.worker import set_up
+    from bench.timing import synchronize
+    from bench.worker import set_up, start_over, warm_up_shapes
 
     job = json.loads(sys.stdin.read())
     case = Case(**job["case"])
     _, batches, training = set_up(case, job["folder"])
     device = training.device
     steps = math.ceil(case.fraction * len(batches))
-    x, y = next(batches.epoch(1))
-    warm_up(lambda: training.step(x, y), device)
-    training.reset()
-    synchronize(device)
+    warm_up_shapes(training, batches, case, lambda step, loss: None)
+    start_over(training, batches, case)
     start = time.perf_counter()
     for x, y in batches.epoch(0, steps):
         training.step(x, y)

@@ -29,7 +29,8 @@ STEADY = 0.05
 MAX_WINDOWS = 20
 """Windows after which warm-up gives up on steadiness and says so."""
 
-_WINDOW_S = 0.5
+WINDOW_S = {"cuda": 2.0, "cpu": 0.5}
+"""Length of a window: long enough, on a card, for clocks that sink as it warms to show."""
 
 
 def synchronize(device: torch.device) -> None:
@@ -75,7 +76,7 @@ class Warmup:
     steady: bool
 
 
-def warm_up(step: Callable[[], object], device: torch.device) -> Warmup:
+def warm_up(step: Callable[[], object], device: torch.device, window_s: float) -> Warmup:
     """Run ``step`` until two neighbouring windows of it take the same time.
 
     As pyperf does, two halves are compared rather than a fixed count run: autotuning, compilation,
@@ -83,6 +84,7 @@ def warm_up(step: Callable[[], object], device: torch.device) -> Warmup:
 
     Args:
         step: runs one training step of one shape.
+        window_s: how long a window is at least, in s.
     """
 
     def run(steps: int) -> float:
@@ -94,7 +96,7 @@ def warm_up(step: Callable[[], object], device: torch.device) -> Warmup:
 
     start = perf_counter()
     run(1)  # autotuning, compilation, allocation
-    window = max(1, min(10, math.ceil(_WINDOW_S / run(1))))
+    window = max(1, math.ceil(window_s / run(1)))
     steps, halves = 2, [run(window)]
     while len(halves) < MAX_WINDOWS:
         halves.append(run(window))

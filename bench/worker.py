@@ -8,6 +8,7 @@ can take readings of the card at the boundary. What it prints otherwise is its l
 from __future__ import annotations
 
 import faulthandler
+import gc
 import json
 import math
 import os
@@ -15,8 +16,9 @@ import random
 import signal
 import sys
 import time
-from contextlib import suppress
-from dataclasses import asdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field
 from itertools import chain, count
 from typing import TYPE_CHECKING, Any
 
@@ -30,12 +32,11 @@ if TYPE_CHECKING:
 
     from bench.data import Dataset
     from bench.data.batches import Batches
-    from bench.train import Training
-
-PHASES = ("warmup", "epoch", "evaluation")
-"""What follows set-up. A parent keeps a deadline for each and reads the card at each boundary."""
+    from bench.timing import Warmup
+    from bench.train import Epoch, Training
 
 _REPORT_EVERY_S = 0.2
+_BUSY_CORES = 0.15  # an idle machine's daemons stay below this
 
 
 class Channel:
@@ -113,79 +114,126 @@ def _memory_in_use(cuda: bool) -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def measure(
-    case: Case, folder: str, channel: Channel, started: float
-) -> tuple[Measurement, list[Step], dict[str, str]]:
+@dataclass
+class Findings:
+    """What a worker found: the measurement, the epoch's steps, why columns are empty, doubts."""
+
+    measurement: Measurement = field(default_factory=Measurement)
+    steps: list[Step] = field(default_factory=list)
+    missing: dict[str, str] = field(default_factory=dict)
+    doubts: list[str] = field(default_factory=list)
+
+
+def measure(case: Case, folder: str, channel: Channel, started: float) -> Findings:
     """Set up, warm up, train the warm epoch, evaluate: the whole life of a case.
 
     Args:
         folder: where `bench.data.prepare` left the dataset.
         started: time.monotonic() when the process was asked for.
-
-    Returns:
-        The measurement, the epoch's steps, and why columns are empty.
     """
     import torch
 
-    from bench.precision import PRECISIONS, prove, read_flags
-    from bench.timing import StepClock, extrapolate, summarize, synchronize
+    from bench.timing import StepClock, synchronize
     from bench.train import train_epoch
 
-    m, missing = Measurement(), dict[str, str]()
-    precision, device = PRECISIONS[case.precision], torch.device(case.device)
+    found = Findings()
+    m, device = found.measurement, torch.device(case.device)
     data, batches, training = set_up(case, folder)
     m.setup_time_s = time.monotonic() - started
 
     channel.enter("warmup")
-    partial_s = _warm_up(training, batches, case, channel, m)
-    _read_memory(device, "warmup", m, missing)
-    _start_over(training, case, device)
+    warm, partial_s = warm_up_shapes(
+        training, batches, case, Reporter(channel, device, "warmup", 0)
+    )
+    m.warmup_steps, m.warmup_time_s, m.warmup_steady = warm.steps, warm.time_s, warm.steady
+    _read_memory(device, "warmup", found)
+    start_over(training, batches, case)
 
     steps = math.ceil(case.fraction * len(batches))
     clock, report = StepClock(device), Reporter(channel, device, "epoch", steps)
+    before, others = _count_allocator_troubles(device), _OtherWork()
     channel.enter("epoch")
     start = time.perf_counter()
     fetch = train_epoch(training, batches.epoch(0, steps=steps), clock, report)
     synchronize(device)
     m.measured_time_s = time.perf_counter() - start
     channel.enter("evaluation")
-    _read_memory(device, "peak", m, missing)
+    _read_memory(device, "peak", found)
+    _note_allocator_troubles(before, device, found)
+    if device.type == "cpu" and (cores := others.cores()) > _BUSY_CORES:
+        _note(found, f"the CPU was shared: others used {cores:.2f} cores during the epoch")
     epoch, times = fetch(), clock.read()
+    _describe_time(found, case, epoch, times, batches, partial_s)
+    _describe_learning(found, case, epoch, training)
+    rows = zip(epoch.images, epoch.losses, epoch.correct, times, strict=True)
+    found.steps = [Step(i, n, _finite(loss), hits, t) for i, (n, loss, hits, t) in enumerate(rows)]
 
+    # what follows is not worth losing a measured epoch for
     if case.evaluate:
-        m.test_loss, m.test_accuracy, m.eval_time_s = _evaluate(training, data, case, missing)
+        with _forgiven(found, "test_loss", "test_accuracy", "eval_time_s"):
+            _evaluate(training, data, case, found)
+    with _forgiven(found, "arithmetic", "conv_error", "matmul_error"):
+        _prove(case, device, found)
+    with _forgiven(found, "flop_per_image"):
+        m.flop_per_image = count_flop(case.model)
+    return found
 
-    spread = summarize(times)
-    m.measured_steps, m.steps_per_epoch = steps, len(batches)
+
+@contextmanager
+def _forgiven(found: Findings, *columns: str) -> Iterator[None]:
+    """Leave ``columns`` empty, saying why, where what fills them fails."""
+    try:
+        yield
+    except Exception as error:
+        found.missing |= dict.fromkeys(columns, f"{type(error).__name__}: {error}")
+
+
+def _describe_time(
+    found: Findings,
+    case: Case,
+    epoch: Epoch,
+    times: list[float],
+    batches: Batches,
+    partial_s: float,
+) -> None:
+    from bench.timing import extrapolate, summarize
+
+    m, spread = found.measurement, summarize(times)
+    assert m.measured_time_s is not None
+    m.measured_steps, m.steps_per_epoch = len(times), len(batches)
     m.measured_images = sum(epoch.images)
     m.epoch_time_s = m.measured_time_s
-    if steps < len(batches):
-        full = len(data.train_images) // case.batch_size
+    if len(times) < len(batches):
+        full = len(batches.labels) // case.batch_size
         m.epoch_time_s = extrapolate(m.measured_time_s, times, full, partial_s)
-    m.images_per_s = len(data.train_images) / m.epoch_time_s
-    m.step_time_median_s, m.step_time_p95_s, m.step_time_mad_s = (
-        spread.median,
-        spread.p95,
-        spread.mad,
-    )
+    m.images_per_s = len(batches.labels) / m.epoch_time_s
+    m.step_time_median_s, m.step_time_p95_s = spread.median, spread.p95
+    m.step_time_mad_s = spread.mad
     m.step_time_max_s, m.step_time_max_index = spread.slowest, spread.slowest_index
-    m.overflow_steps = sum(epoch.overflowed) if precision.scales_loss else None
-    m.final_loss_scale = float(training.loss_scale.current()) if precision.scales_loss else None
+
+
+def _describe_learning(found: Findings, case: Case, epoch: Epoch, training: Training) -> None:
+    m = found.measurement
+    if case.loss_scale is not None:
+        m.overflow_steps = sum(epoch.overflowed)
+        m.final_loss_scale = float(training.loss_scale.current())
     bad = (i for i, loss in enumerate(epoch.losses) if not math.isfinite(loss))
     m.first_bad_step = next(bad, None)
-    mean = sum(n * loss for n, loss in zip(epoch.images, epoch.losses, strict=True))
-    m.train_loss = _finite(mean / m.measured_images)
-    m.train_accuracy = sum(epoch.correct) / m.measured_images
+    images = sum(epoch.images)
+    total = sum(n * loss for n, loss in zip(epoch.images, epoch.losses, strict=True))
+    m.train_loss, m.train_accuracy = _finite(total / images), sum(epoch.correct) / images
 
+
+def _prove(case: Case, device: torch.device, found: Findings) -> None:
+    from bench.precision import PRECISIONS, prove, read_flags
+
+    m, precision = found.measurement, PRECISIONS[case.precision]
     m.flags = " ".join(f"{name}={value}" for name, value in read_flags().items())
     proof = prove(precision, device)
     m.arithmetic = proof.conv if proof.conv == proof.matmul else f"{proof.conv}/{proof.matmul}"
     m.conv_error, m.matmul_error = proof.conv_error, proof.matmul_error
-    m.notes = proof.contradicts(precision) or None
-    m.flop_per_image = _count_flop(case, missing)
-    rows = zip(epoch.images, epoch.losses, epoch.correct, times, strict=True)
-    curve = [Step(i, n, _finite(loss), hits, t) for i, (n, loss, hits, t) in enumerate(rows)]
-    return m, curve, missing
+    if reason := proof.contradicts(precision):
+        found.doubts.append(reason)
 
 
 def set_up(case: Case, folder: str) -> tuple[Dataset, Batches, Training]:
@@ -223,70 +271,129 @@ def _seed(seed: int) -> None:
     torch.manual_seed(seed)
 
 
-def _warm_up(
-    training: Training, batches: Batches, case: Case, channel: Channel, m: Measurement
-) -> float:
-    """Warm both batch shapes; return the duration of a step of the partial one, 0 if none."""
-    from bench.timing import warm_up
+def warm_up_shapes(
+    training: Training, batches: Batches, case: Case, on_step: Callable[[int, torch.Tensor], None]
+) -> tuple[Warmup, float]:
+    """Warm both batch shapes.
 
-    report = Reporter(channel, training.device, "warmup", 0)
+    Returns:
+        What it took, and the duration in s of a step of the smaller last batch, 0 if none.
+    """
+    from bench.timing import WINDOW_S, Warmup, warm_up
+
     full = len(batches.labels) // case.batch_size
     epochs = chain.from_iterable(batches.epoch(index, steps=full) for index in count(1))
     stream = enumerate(epochs)  # making batches is warmed up too
 
     def step() -> None:
         index, batch = next(stream)
-        report(index, training.step(*batch)[0])
+        on_step(index, training.step(*batch)[0])
 
-    warm = warm_up(step, training.device)
-    m.warmup_steps, m.warmup_time_s, m.warmup_steady = warm.steps, warm.time_s, warm.steady
+    warm = warm_up(step, training.device, WINDOW_S[case.device])
     rest = len(batches.labels) % case.batch_size
     if not rest:
-        return 0.0
+        return warm, 0.0
     _, (x, y) = next(stream)
-    partial = warm_up(lambda: training.step(x[:rest], y[:rest]), training.device)
-    m.warmup_steps += partial.steps
-    m.warmup_time_s += partial.time_s
-    return partial.step_s
+    # clocks have settled by now; what is left to settle is this shape
+    partial = warm_up(lambda: training.step(x[:rest], y[:rest]), training.device, WINDOW_S["cpu"])
+    both = Warmup(
+        warm.steps + partial.steps,
+        warm.time_s + partial.time_s,
+        warm.step_s,
+        warm.steady and partial.steady,
+    )
+    return both, partial.step_s
 
 
-def _start_over(training: Training, case: Case, device: torch.device) -> None:
-    """Undo what warm-up did to weights, random numbers and memory statistics."""
+def start_over(training: Training, batches: Batches, case: Case) -> None:
+    """Undo what warm-up did to weights, optimizer, random numbers and memory statistics."""
     import torch
 
     from bench.timing import synchronize
 
+    if training.device.type == "cuda":
+        # autotuning's workspaces would stand in the epoch's peak, and an allocator just emptied
+        # would grow anew inside the epoch: so empty it, then grow it by a step of each shape
+        gc.collect()
+        torch.cuda.empty_cache()
+        x, y = next(batches.epoch(1, steps=1))
+        for size in (case.batch_size, len(batches.labels) % case.batch_size):
+            if size:
+                training.step(x[:size], y[:size])
+        del x, y
     training.reset()
     _seed(case.seed)
-    synchronize(device)
-    if device.type == "cuda":
-        # autotuning's workspaces would stand in the epoch's peak
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats(device)
+    synchronize(training.device)
+    if training.device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(training.device)
 
 
-def _read_memory(device: torch.device, when: str, m: Measurement, missing: dict[str, str]) -> None:
+def _read_memory(device: torch.device, when: str, found: Findings) -> None:
     import torch
 
     if device.type == "cuda":
         stats = torch.cuda.memory_stats(device)
-        setattr(m, f"{when}_allocated_bytes", stats["allocated_bytes.all.peak"])
-        setattr(m, f"{when}_reserved_bytes", stats["reserved_bytes.all.peak"])
-        m.alloc_retries, m.alloc_ooms = stats["num_alloc_retries"], stats["num_ooms"]
+        setattr(found.measurement, f"{when}_allocated_bytes", stats["allocated_bytes.all.peak"])
+        setattr(found.measurement, f"{when}_reserved_bytes", stats["reserved_bytes.all.peak"])
     else:
-        for name in (f"{when}_allocated_bytes", f"{when}_reserved_bytes"):
-            missing[name] = "torch keeps no account of CPU memory"
+        names = (f"{when}_allocated_bytes", f"{when}_reserved_bytes", *_TROUBLES)
+        found.missing |= dict.fromkeys(names, "torch keeps no account of CPU memory")
 
 
-def _evaluate(
-    training: Training, data: Dataset, case: Case, missing: dict[str, str]
-) -> tuple[float | None, float | None, float | None]:
+_TROUBLES = {"alloc_retries": "num_alloc_retries", "alloc_ooms": "num_ooms"}
+
+
+def _count_allocator_troubles(device: torch.device) -> dict[str, int]:
+    import torch
+
+    stats = torch.cuda.memory_stats(device) if device.type == "cuda" else {}
+    return {name: stats[key] for name, key in _TROUBLES.items() if key in stats}
+
+
+def _note_allocator_troubles(before: dict[str, int], device: torch.device, found: Findings) -> None:
+    m = found.measurement
+    for name, now in _count_allocator_troubles(device).items():
+        setattr(m, name, now - before[name])
+    if m.alloc_retries:
+        _note(found, f"{m.alloc_retries} allocations retried within the epoch: memory is short")
+
+
+def _note(found: Findings, text: str) -> None:
+    m = found.measurement
+    m.notes = f"{m.notes}; {text}" if m.notes else text
+
+
+class _OtherWork:
+    """How much of the machine's cores others use while this process works."""
+
+    def __init__(self) -> None:
+        self._start = self._read()
+
+    def cores(self) -> float:
+        """Cores that others, the hypervisor's other guests among them, have used on average."""
+        busy, own, wall = (b - a for a, b in zip(self._start, self._read(), strict=True))
+        return max(0.0, busy - own) / wall if wall else 0.0
+
+    @staticmethod
+    def _read() -> tuple[float, float, float]:
+        import psutil
+
+        times, own = psutil.cpu_times(), os.times()
+        busy = sum(times) - times.idle - getattr(times, "iowait", 0.0)
+        # the kernel counts a guest's time twice, and steal is time this machine was not given
+        busy -= getattr(times, "guest", 0.0) + getattr(times, "guest_nice", 0.0)
+        return busy, own.user + own.system, time.monotonic()
+
+
+def _evaluate(training: Training, data: Dataset, case: Case, found: Findings) -> None:
     from bench.data.batches import Batches
+    from bench.timing import synchronize
 
+    m = found.measurement
     if not len(data.test_images):
-        missing["test_loss"] = missing["test_accuracy"] = "the dataset has no test images"
-        return None, None, None
-    start = time.perf_counter()
+        names = ("test_loss", "test_accuracy", "eval_time_s")
+        found.missing |= dict.fromkeys(names, "the dataset has no test images")
+        return
     batches = Batches(
         data.test_images,
         data.test_labels,
@@ -295,27 +402,45 @@ def _evaluate(
         seed=case.seed,
         augment=False,
     )
-    loss, accuracy = training.evaluate(batches.evaluation())
-    return _finite(loss), accuracy, time.perf_counter() - start
+    # evaluation mode is new to cuDNN and the compiler: a batch of each shape goes first, untimed
+    x, y = next(batches.evaluation())
+    rest = len(batches.labels) % case.batch_size or len(x)
+    training.evaluate([(x, y), (x[:rest], y[:rest])])
+    synchronize(training.device)
+    start = time.perf_counter()
+    loss, m.test_accuracy = training.evaluate(batches.evaluation())
+    m.eval_time_s = time.perf_counter() - start
+    m.test_loss = _finite(loss)
+    if m.test_loss is None:
+        found.missing["test_loss"] = "it is inf or NaN"
 
 
-def _count_flop(case: Case, missing: dict[str, str]) -> float | None:
-    """FLOP per image, forward and backward, counted on shapes alone, without computing."""
+def count_flop(model: str) -> float:
+    """FLOP per image, forward and backward, counted on shapes alone, without computing.
+
+    torch's counter, with one correction: up to 2.13 it counts the weight gradient of a grouped
+    convolution as if it were not grouped, ``groups`` times too much. For DPN-92 that makes 17.19
+    GFLOP of 12.25.
+    """
     import torch
     import torch.nn.functional as F
     from torch.utils.flop_counter import FlopCounterMode
 
     from bench.models import build_model
 
-    try:
-        with torch.device("meta"):
-            model = build_model(case.model)
-            x, y = torch.empty(2, 3, 32, 32), torch.empty(2, dtype=torch.long)
-            with FlopCounterMode(display=False) as counter:
-                F.cross_entropy(model(x), y).backward()
-    except Exception as error:  # anybody's model; the count is no reason to lose the case
-        missing["flop_per_image"] = f"the model cannot be counted on shapes: {error}"
-        return None
+    def backward(grad: Any, x: Any, w: Any, *rest: Any, **_: Any) -> int:
+        transposed, needed = rest[4], rest[7]
+        # an output element is a dot product over w[1:], one group's inputs and the kernel; each of
+        # its products comes again once in the gradient of the input and once in the weight's
+        products = math.prod(x if transposed else grad) * math.prod(w[1:])
+        return int(2 * products * (int(needed[0]) + int(needed[1])))
+
+    with torch.device("meta"):
+        network = build_model(model)
+        x, y = torch.empty(2, 3, 32, 32), torch.empty(2, dtype=torch.long)
+        mapping = {torch.ops.aten.convolution_backward: backward}
+        with FlopCounterMode(display=False, custom_mapping=mapping) as counter:
+            F.cross_entropy(network(x), y).backward()
     return float(counter.get_total_flops() / 2)
 
 
@@ -368,24 +493,24 @@ def main() -> int:
     _die_with_parent(job["parent"])
     case, channel = Case(**job["case"]), Channel(job["events"])
     try:
-        m, steps, missing = measure(case, job["folder"], channel, job["started"])
+        found = measure(case, job["folder"], channel, job["started"])
     except BaseException as error:
         _report_failure(channel, case, error)
         return 1
-    status, reason = Status.OK, ""
-    if m.notes:
-        status, reason = Status.INVALID, m.notes
+    m, status, reasons = found.measurement, Status.OK, list(found.doubts)
     if m.first_bad_step is not None:
         status = Status.DIVERGED
-        reason = f"the loss was inf or NaN from step {m.first_bad_step} of {m.measured_steps}"
+        reasons.append(
+            f"the loss was inf or NaN from step {m.first_bad_step} of {m.measured_steps}"
+        )
     channel.send(
         "outcome",
-        status=status,
-        reason=reason,
+        status=Status.INVALID if found.doubts else status,
+        reason="; ".join(reasons),
         transient=False,
         values={name: value for name, value in asdict(m).items() if value is not None},
-        missing=missing,
-        steps=[list(asdict(step).values()) for step in steps],
+        missing=found.missing,
+        steps=[list(asdict(step).values()) for step in found.steps],
     )
     return 0
 

@@ -158,3 +158,11 @@ def speaks_out_of_turn() -> nn.Module:
 
 def not_a_model() -> object:
     return "a string"
+
+
+def small_card() -> nn.Module:
+    """DPN-92 on a card that offers this process 1 % of its memory."""
+    from bench.models import build_model
+
+    torch.cuda.set_per_process_memory_fraction(0.01)
+    return build_model("dpn92")

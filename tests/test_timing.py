@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from itertools import chain, repeat
 from pathlib import Path
 
@@ -34,7 +35,7 @@ class Machine:
 
 def warm(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> timing.Warmup:
     monkeypatch.setattr(timing, "perf_counter", lambda: machine.now)
-    return warm_up(machine.step, CPU)
+    return warm_up(machine.step, CPU, 0.5)
 
 
 def test_warm_up_outlasts_autotuning(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,7 +57,15 @@ def test_warm_up_gives_up_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_steady_from_the_start_costs_little(monkeypatch: pytest.MonkeyPatch) -> None:
     assert warm(Machine([], then=3.0), monkeypatch).steps == 4
-    assert warm(Machine([], then=0.001), monkeypatch).steps == 22
+    assert warm(Machine([], then=0.01), monkeypatch).steps == 2 + 2 * 50
+
+
+def test_a_slow_sinking_shows_in_a_long_window(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A card that slows by 10 % over half a minute is steady to 20 ms windows, not to 2 s ones."""
+    sinking = [0.01 * (1.3 - 0.3 * math.exp(-0.01 * i / 5)) for i in range(4000)]
+    machine = Machine(sinking, then=0.013)
+    monkeypatch.setattr(timing, "perf_counter", lambda: machine.now)
+    assert warm_up(machine.step, CPU, 2.0).time_s > 6
 
 
 @given(TIMES)

@@ -16,8 +16,9 @@ from torch import nn
 
 from bench.case import Case
 from bench.data import DatasetInfo, prepare
+from bench.errors import UsageError
 from bench.record import Measurement, Step
-from bench.worker import Channel, Reporter, _count_flop, measure
+from bench.worker import Channel, Findings, Reporter, _forgiven, count_flop, measure
 
 TINY = f"{__name__}:tiny"
 CASE = Case(model=TINY, dataset="synthetic", device="cpu", batch_size=512, fraction=0.1)
@@ -59,7 +60,8 @@ def data() -> DatasetInfo:
 
 
 def run(case: Case, data: DatasetInfo) -> tuple[Measurement, list[Step], dict[str, str]]:
-    return measure(case, data.folder, Channel(), time.monotonic())
+    found = measure(case, data.folder, Channel(), time.monotonic())
+    return found.measurement, found.steps, found.missing
 
 
 def test_a_whole_epoch(data: DatasetInfo) -> None:
@@ -117,9 +119,43 @@ def test_divergence_is_measured_and_located(data: DatasetInfo) -> None:
 
 
 def test_uncountable_models_are_no_loss() -> None:
-    missing: dict[str, str] = {}
-    assert _count_flop(replace(CASE, model=f"{__name__}:uncountable"), missing) is None
-    assert missing["flop_per_image"].startswith("the model cannot be counted on shapes")
+    found = Findings()
+    with _forgiven(found, "flop_per_image"):
+        count_flop(f"{__name__}:uncountable")
+    assert "meta tensor" in found.missing["flop_per_image"].lower()
+
+
+def test_a_failing_evaluation_keeps_the_epoch(
+    data: DatasetInfo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+
+    monkeypatch.setattr("bench.worker._evaluate", fail)
+    m, steps, missing = run(replace(CASE, evaluate=True), data)
+    assert m.epoch_time_s
+    assert len(steps) == 10
+    assert m.test_loss is None
+    assert missing["test_loss"].startswith("OutOfMemoryError: CUDA out of memory")
+
+
+def test_a_model_of_other_classes_is_told_so(data: DatasetInfo) -> None:
+    with pytest.raises(UsageError, match=r"returned \(512, 20\) for 512 images; .* \(512, 10\)"):
+        run(replace(CASE, model=f"{__name__}:twenty"), data)
+
+
+def twenty() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(3072, 20))
+
+
+def test_a_shared_cpu_is_noted(data: DatasetInfo, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Readings of the machine and of this process, at the start and the end of the epoch."""
+    from bench.worker import _OtherWork
+
+    readings = iter([(10.0, 5.0, 100.0), (29.0, 14.0, 110.0)])
+    monkeypatch.setattr(_OtherWork, "_read", staticmethod(lambda: next(readings)))
+    m, _, _ = run(CASE, data)
+    assert "the CPU was shared: others used 1.00 cores during the epoch" in (m.notes or "")
 
 
 def uncountable() -> nn.Module:

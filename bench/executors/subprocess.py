@@ -27,7 +27,7 @@ from bench.executors import Event, Job, Settings
 from bench.gpu import Unseen, open_device
 from bench.monitor import Monitor, Observation
 from bench.outcome import Fault, classify, classify_death, count_oom_kills
-from bench.record import Measurement, Outcome, Status, Step
+from bench.record import MEASURED, Measurement, Outcome, Status, Step
 
 _ATTEMPTS = 3
 _BACK_OFF_S = 1.0
@@ -151,8 +151,9 @@ def _conclude(last: Event, seen: Observation) -> Outcome:
     status, reason = Status(last["status"]), last["reason"]
     values = dict(last.get("values", {}))
     notes = [values.pop("notes", None), *seen.notes]
-    if status is Status.OK and seen.verdict:
-        status, reason = Status.INVALID, seen.verdict
+    if seen.verdict and status in MEASURED:
+        # not to be believed comes before what it would have shown
+        status, reason = Status.INVALID, "; ".join(filter(None, [seen.verdict, reason]))
     elif seen.verdict:
         notes.append(seen.verdict)
     missing = {**seen.missing, **last.get("missing", {})}
