@@ -45,7 +45,9 @@ def add_axes(parser: argparse.ArgumentParser, description: str) -> None:
     """Add a flag that takes one value or several for every axis."""
     group = parser.add_argument_group("axes", description)
     for name, axis in AXES.items():
-        group.add_argument(axis_flag(name), nargs="+", metavar="VALUE", help=axis.metadata["help"])
+        # a switch may stand bare: --evaluate is --evaluate on
+        some = "*" if axis.default is False else "+"
+        group.add_argument(axis_flag(name), nargs=some, metavar="VALUE", help=axis.metadata["help"])
 
 
 def read_axes(given: argparse.Namespace) -> dict[str, list[Value]]:
@@ -55,9 +57,9 @@ def read_axes(given: argparse.Namespace) -> dict[str, list[Value]]:
         UsageError: a value is not one its axis can take.
     """
     return {
-        name: [parse_value(name, text, axis_flag(name)) for text in texts]
+        name: [parse_value(name, text, axis_flag(name)) for text in texts or ["on"]]
         for name in AXES
-        if (texts := getattr(given, name))
+        if (texts := getattr(given, name)) is not None
     }
 
 

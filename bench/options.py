@@ -36,6 +36,7 @@ class Options:
     executor: str
     mix: bool
     no_skip: bool
+    verbose: bool
     allow_shared: bool
     dry_run: bool
     list: bool
@@ -67,6 +68,7 @@ def build_parser() -> Parser:
     how.add_argument("--mix", action="store_true", help="add to rows of another GPU, torch or code")
     how.add_argument("--no-skip", action="store_true", help="try batches larger than one that OOMs")
     how.add_argument("--allow-shared", action="store_true", help="measure on a card others use")
+    how.add_argument("--verbose", action="store_true", help="print each case's curve, as in 2019")
     how.add_argument("--executor", default="subprocess", help=argparse.SUPPRESS)
     how.add_argument("--dry-run", action="store_true", help="print the cases and run nothing")
     how.add_argument("--list", action="store_true", help="print presets, precisions, models, …")
@@ -100,6 +102,7 @@ def parse_arguments(argv: Sequence[str]) -> Options:
         executor=given.executor,
         mix=given.mix,
         no_skip=given.no_skip,
+        verbose=given.verbose,
         allow_shared=given.allow_shared,
         dry_run=given.dry_run,
         list=given.list,

@@ -14,6 +14,7 @@ from bench.data import DatasetInfo, prepare, progress_bar
 from bench.environment import Platform, describe_host, probe, with_dataset
 from bench.errors import UsageError
 from bench.gpu import find_neighbours
+from bench.models import check_model
 from bench.options import Options
 from bench.precision import PRECISIONS
 from bench.record import COMPARABLE, Environment
@@ -42,6 +43,8 @@ def probe_platforms(cases: Sequence[Case], options: Options) -> dict[str, Platfo
         UsageError: torch cannot use the device; a precision given as a flag cannot run there; or
             others use the card and --allow-shared is not given.
     """
+    for model in dict.fromkeys(case.model for case in cases):
+        check_model(model)
     devices = {case.device for case in cases}
     if options.executor == "fake":
         return {device: Platform(describe_host()) for device in devices}
@@ -129,10 +132,15 @@ def describe_config(
     options: Options,
     platforms: Mapping[str, Platform],
     datasets: Mapping[str, DatasetInfo],
+    earlier: Sequence[str],
 ) -> dict[str, Any]:
-    """The resolved configuration: what was asked for, by which command, on what."""
+    """The resolved configuration: what was asked for, by which commands, on what.
+
+    Args:
+        earlier: the commands that made the rows already there.
+    """
     return {
-        "command": options.command,
+        "command": "\n".join(dict.fromkeys([*earlier, options.command])),
         "preset": options.preset.name,
         "repeats": options.repeats,
         "cases": [{name: format_value(getattr(case, name)) for name in AXES} for case in cases],

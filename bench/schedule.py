@@ -36,7 +36,11 @@ def remaining_runs(
         past = history.get(run)
         return past is None or past.status in again or (retry_inferred and past.inferred)
 
-    return [run for run in runs if remains(run)]
+    left = [run for run in runs if remains(run)]
+    if left:
+        # a sentinel closes the sweep: what came before more runs were added closes it no longer
+        left += [run for run in runs if run[2] and run not in left]
+    return left
 
 
 class Wall:

@@ -185,6 +185,14 @@ class Store:
         row = _leave_out_impossible(flatten(record))
         _append(self._files[RECORDS], _write_lines([row.values()]))
 
+    def read_config(self) -> dict[str, Any]:
+        """The configuration already there; empty if none can be read."""
+        try:
+            config = json.loads((self.folder / CONFIG).read_text())
+        except (OSError, ValueError):
+            return {}
+        return config if isinstance(config, dict) else {}
+
     def write_config(self, config: dict[str, Any]) -> None:
         """Write the resolved configuration beside the records.
 

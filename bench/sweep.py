@@ -27,7 +27,7 @@ from bench.preflight import (
     read_past,
     refuse_unwritable,
 )
-from bench.progress import Display
+from bench.progress import Display, write_curve
 from bench.record import Outcome, Record, Status, flatten
 from bench.schedule import Wall, plan_runs, remaining_runs
 from bench.store import LOGS, Past, Run, Store, StoreError, clean
@@ -70,7 +70,8 @@ def run_sweep(cases: list[Case], options: Options) -> int:
     out = options.out or default_out(platforms)
     with Store(out, options.wait_s, say_waiting) as store:
         done, before = read_past(out, cases, options, platforms, datasets)
-        store.write_config(describe_config(cases, options, platforms, datasets))
+        earlier = store.read_config().get("command", "").splitlines()
+        store.write_config(describe_config(cases, options, platforms, datasets, earlier))
         plan = plan_runs(cases, options.repeats)
         runs = remaining_runs(plan, done, options.retry, options.no_skip)
         wall = None if options.no_skip else Wall({r: done[r] for r in done.keys() - set(runs)})
@@ -149,6 +150,9 @@ class Loop:
             )
             self._keep(record, outcome)
             self.display.end(record)
+            if self.options.verbose:
+                for line in write_curve(outcome.steps, outcome.measurement.steps_per_epoch):
+                    self.display.say(line)
             if wall and smaller is None:
                 wall.note(case, outcome.status)
             measured |= outcome.status not in (Status.ERROR, Status.KILLED, Status.TIMEOUT)

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from bench.case import Case
-from bench.progress import Display
-from bench.record import Environment, Measurement, Record, Status
+from bench.progress import Display, write_curve
+from bench.record import Environment, Measurement, Record, Status, Step
 
 CASE = Case(precision="fp16", loss_scale=128.0, batch_size=512, fraction=0.2, dataset="synthetic")
 
@@ -72,6 +72,18 @@ def test_hostile_text_does_not_drive_the_terminal(
     assert "\x1b" not in out
     assert "\r" not in out
     assert "[bold]" not in hostile or "[bold]x[/bold]" in out
+
+
+def test_curve_in_the_form_of_2019() -> None:
+    """Running means over images: `50 391 Loss: 2.351 | Acc: 14.982% (978/6528)`."""
+    steps = [Step(i, 128, 2.0 + i / 100, 10 + i % 3, 0.1) for i in range(101)]
+    steps.append(Step(101, 40, None, 0, 0.1))
+    assert write_curve(steps, 391) == [
+        "0 391 Loss: 2.000 | Acc: 7.812% (10/128)",
+        "50 391 Loss: 2.250 | Acc: 8.594% (561/6528)",
+        "100 391 Loss: 2.500 | Acc: 8.586% (1110/12928)",
+    ]
+    assert write_curve(steps[-1:], 391, every=101) == ["101 391 Loss: nan | Acc: 0.000% (0/40)"]
 
 
 def test_a_terminal_gets_a_live_line(monkeypatch: pytest.MonkeyPatch) -> None:

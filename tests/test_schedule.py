@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from bench.case import Case, grid
 from bench.record import Status
 from bench.schedule import Wall, plan_runs, remaining_runs
-from bench.store import Past
+from bench.store import Past, Run
 
 CASES = grid({"precision": ["fp32", "bf16"], "batch_size": [64, 128, 256]})
 SMALL, MIDDLE, LARGE = CASES[:3]
@@ -42,10 +42,16 @@ def test_what_has_an_outcome_is_done_unless_it_was_interrupted(
     runs = plan_runs(CASES, 2)
     history = {run: Past(status, 1) for run, status in outcomes.items()}
     left = remaining_runs(runs, history, [])
-    assert left == [r for r in runs if outcomes.get(r, "interrupted") == "interrupted"]
+    assert left == closed([r for r in runs if outcomes.get(r, "interrupted") == "interrupted"])
     left = remaining_runs(runs, history, [Status.ERROR, Status.OOM])
     again = ("interrupted", "error", "oom")
-    assert left == [r for r in runs if outcomes.get(r, "error") in again]
+    assert left == closed([r for r in runs if outcomes.get(r, "error") in again])
+
+
+def closed(left: list[Run]) -> list[Run]:
+    """Whatever is run, the sentinel comes after it: an earlier one closes the sweep no longer."""
+    sentinel = plan_runs(CASES, 2)[-1]
+    return [*left, sentinel] if left and sentinel not in left else left
 
 
 def test_what_was_inferred_remains_where_nothing_may_be_skipped() -> None:

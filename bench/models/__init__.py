@@ -30,6 +30,23 @@ def parse_model(text: str) -> str:
     raise ValueError(f"{nearest(text, list(MODELS))} (or package.module:factory for your own)")
 
 
+def check_model(name: str) -> None:
+    """Check that the module of a user's own model is there, without running its factory.
+
+    Raises:
+        UsageError: it is not.
+    """
+    from importlib.util import find_spec
+
+    module = MODELS.get(name, name).partition(":")[0]
+    try:
+        found = find_spec(module)
+    except (ImportError, ValueError) as error:
+        raise UsageError(f"--model {name!r}: {error}; give package.module:factory") from error
+    if found is None:
+        raise UsageError(f"--model {name!r}: there is no module {module!r} on Python's path")
+
+
 def build_model(name: str) -> nn.Module:
     """Build the network ``name``: (N, 3, 32, 32) float images to (N, classes) logits.
 
