@@ -354,6 +354,9 @@ QUANTITIES: dict[str, Quantity] = {
 NOISY_STEPS = 0.05
 """Step times whose MAD is above this share of their median are called noisy."""
 
+FEW_STEPS = 4
+"""Below this many measured steps their spread says nothing."""
+
 DRIFT = 0.02
 """A sentinel further than this from the first run of its case is drift; repeats, noise."""
 
@@ -364,11 +367,15 @@ _SLOWED, _CAPPED = (
 
 
 def _shared(records: pd.DataFrame) -> pd.Series:
-    """Whether others computed on the card; a desktop, or who came after the epoch, did not."""
+    """Whether others computed where the case trained, on the card or on the CPU.
+
+    A desktop, or who came after the epoch, did not.
+    """
     said = records["notes"] + records["reason"]
     harmless = said.str.contains("drives a display|came after the epoch", regex=True)
     computed = said.str.contains("card was shared", regex=False)
-    return (records["neighbours"] != "") & (computed | ~harmless)
+    on_card = (records["neighbours"] != "") & (computed | ~harmless)
+    return on_card | said.str.contains("the CPU was shared", regex=False)
 
 
 @dataclass(frozen=True)
@@ -426,7 +433,7 @@ DOUBTS: dict[str, Doubt] = {
         Doubt(
             "shared",
             "shared",
-            "Other processes were on the card",
+            "Others used the card, or the CPU that trained",
             _shared,
             reason="neighbours",
         ),
@@ -439,6 +446,12 @@ DOUBTS: dict[str, Doubt] = {
                 (~r["warmup_steady"].astype(bool) & r["warmup_steps"].notna())
                 | (step_noise(r) > NOISY_STEPS)
             ),
+        ),
+        Doubt(
+            "few",
+            "few steps",
+            f"Fewer than {FEW_STEPS} steps were measured, too few to tell their noise",
+            lambda r: (r["measured_steps"] < FEW_STEPS) & (r["fraction"] < 1),
         ),
         Doubt(
             "extrapolated",

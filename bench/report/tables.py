@@ -634,12 +634,14 @@ def _fastest(cases: pd.DataFrame) -> str:
     ]
     default = format_value(PRECISIONS[row.precision].default_loss_scale)
     row = next(iterate(alike[alike["loss_scale"] == default]), row)
+    timed = cases["epoch_time_s"] < row.epoch_time_s * (1 - ALIKE)
+    fastest = "Fastest beyond doubt" if timed.any() else "Fastest"
     others = alike.loc[alike["loss_scale"] != row.loss_scale, "loss_scale"].unique()
     axes = [name for name in derive.SETTINGS[2:] if cases[name].nunique() > 1]
     part = f", extrapolated from {100 * row.fraction:.4g} % of one" if row.fraction < 1 else ""
     like = f"; loss scale {' and '.join(others)} within {100 * ALIKE:.0f} %" if len(others) else ""
     return (
-        f"Fastest: {name_case(row, ('precision', 'loss_scale', 'batch_size', *axes))}, "
+        f"{fastest}: {name_case(row, ('precision', 'loss_scale', 'batch_size', *axes))}, "
         f"{quantity_cell(QUANTITIES['epoch_time_s'], row).text} an epoch "
         f"({quantity_cell(QUANTITIES['images_per_s'], row).text} images/s{part}{like})"
         f"{_against_fp32(row, good)}."
@@ -656,7 +658,7 @@ def _against_fp32(row: Row, good: pd.DataFrame) -> str:
         same &= good[name] == getattr(row, name)
     if is_number(row.speedup):
         sound = (good.loc[same, "batch_size"] == row.batch_size).any()
-        doubt = "" if sound else ", whose own time is in doubt"
+        doubt = "" if sound else " (the fp32 time is in doubt)"
         saved = ""
         if is_number(row.memory_saved):
             less = "less" if row.memory_saved >= 0 else "more"
