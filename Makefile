@@ -13,9 +13,11 @@ sweep: $(VENV)/ready
 test: lint
 	$(BIN) -m pytest $(ARGS)
 
-# everything that needs a card, in one run: make test-gpu BIN=python3
+# everything that needs a card, in one run, by the python3 that has a torch for it (pytest is all it
+# needs besides): make test-gpu, or make test-gpu GPU=.venv/bin/python
+GPU    ?= python3
 test-gpu:
-	$(BIN) -m pytest -m gpu tests $(ARGS)
+	$(GPU) -m pytest -s -m gpu tests/gpu tests/data/test_batches.py $(ARGS)
 
 # the sweep killed a hundred times; make test does so ten times
 chaos: $(VENV)/ready
