@@ -650,7 +650,10 @@ def _run(argv: Sequence[str]) -> int:
             failed = True
             print(f"fail: {gate.text}: {printable(line)}", file=sys.stderr)
         if cannot_judge(comparison, gate):
-            print(f"warning: --fail-on {gate.text}: no case could be judged", file=sys.stderr)
+            print(
+                f"warning: --fail-on {gate.text}: no case could be judged; --fail-on unjudged fails on that",
+                file=sys.stderr,
+            )
     return int(failed)
 
 

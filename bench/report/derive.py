@@ -135,7 +135,7 @@ def _positive(values: pd.Series) -> pd.Series:
 
 MEMORY: dict[str, str] = {
     "peak_device_bytes": "the device over its baseline (NVML)",
-    "peak_process_bytes": "the process (NVML)",
+    "peak_process_bytes": "the process (NVML, or its resident set on a CPU)",
     "peak_reserved_bytes": "torch's allocator",
     "peak_allocated_bytes": "tensors",
 }
