@@ -651,7 +651,8 @@ def _run(argv: Sequence[str]) -> int:
             print(f"fail: {gate.text}: {printable(line)}", file=sys.stderr)
         if cannot_judge(comparison, gate):
             print(
-                f"warning: --fail-on {gate.text}: no case could be judged; --fail-on unjudged fails on that",
+                f"warning: --fail-on {gate.text}: no case could be judged "
+                "(--fail-on unjudged fails on that)",
                 file=sys.stderr,
             )
     return int(failed)

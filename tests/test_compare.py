@@ -365,9 +365,8 @@ def test_fail_on_is_judged_against_its_own_margin(write: Write) -> None:
 def test_a_gate_that_judges_nothing_warns(write: Write, capsys: pytest.CaptureFixture[str]) -> None:
     a, b = write("a", runs(CASE, BASE[:1])), write("b", runs(CASE, SLOWER[:1]))
     assert main([a, b, "--fail-on", "slower:5%"]) == 0
-    assert (
-        capsys.readouterr().err
-        == "warning: --fail-on slower:5%: no case could be judged; --fail-on unjudged fails on that\n"
+    assert capsys.readouterr().err == (
+        "warning: --fail-on slower:5%: no case could be judged (--fail-on unjudged fails on that)\n"
     )
     assert main([a, b, "--fail-on", "unjudged"]) == 1
     assert "needs 3 repeats" in capsys.readouterr().err
