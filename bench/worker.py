@@ -469,6 +469,16 @@ def _die_with_parent(parent: int) -> None:
             os._exit(1)
 
 
+def conclude(found: Findings) -> tuple[Status, str]:
+    """The outcome of a measured case and its reason: not to be believed comes before diverged."""
+    m, reasons = found.measurement, list(found.doubts)
+    if m.first_bad_step is not None:
+        where = f"step {m.first_bad_step} of {m.measured_steps}"
+        reasons.append(f"the loss was inf or NaN from {where}")
+    status = Status.DIVERGED if reasons else Status.OK
+    return (Status.INVALID if found.doubts else status), "; ".join(reasons)
+
+
 def _report_failure(channel: Channel, case: Case, error: BaseException) -> None:
     """Send what ended the case; its traceback goes to the log."""
     import traceback
@@ -497,18 +507,14 @@ def main() -> int:
     except BaseException as error:
         _report_failure(channel, case, error)
         return 1
-    m, status, reasons = found.measurement, Status.OK, list(found.doubts)
-    if m.first_bad_step is not None:
-        status = Status.DIVERGED
-        reasons.append(
-            f"the loss was inf or NaN from step {m.first_bad_step} of {m.measured_steps}"
-        )
+    status, reason = conclude(found)
+    values = asdict(found.measurement)
     channel.send(
         "outcome",
-        status=Status.INVALID if found.doubts else status,
-        reason="; ".join(reasons),
+        status=status,
+        reason=reason,
         transient=False,
-        values={name: value for name, value in asdict(m).items() if value is not None},
+        values={name: value for name, value in values.items() if value is not None},
         missing=found.missing,
         steps=[list(asdict(step).values()) for step in found.steps],
     )

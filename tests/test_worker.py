@@ -17,8 +17,9 @@ from torch import nn
 from bench.case import Case
 from bench.data import DatasetInfo, prepare
 from bench.errors import UsageError
-from bench.record import Measurement, Step
-from bench.worker import Channel, Findings, Reporter, _forgiven, count_flop, measure
+from bench.precision import Proof
+from bench.record import Measurement, Status, Step
+from bench.worker import Channel, Findings, Reporter, _forgiven, conclude, count_flop, measure
 
 TINY = f"{__name__}:tiny"
 CASE = Case(model=TINY, dataset="synthetic", device="cpu", batch_size=512, fraction=0.1)
@@ -123,6 +124,23 @@ def test_uncountable_models_are_no_loss() -> None:
     with _forgiven(found, "flop_per_image"):
         count_flop(f"{__name__}:uncountable")
     assert "meta tensor" in found.missing["flop_per_image"].lower()
+
+
+def test_a_false_label_is_invalid(data: DatasetInfo, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a card whose convolutions ran in TF32 under an fp32 label, and diverged besides."""
+    tf32 = Proof("tfloat32", 3e-4, "float32", 2e-7)
+    monkeypatch.setattr("bench.precision.prove", lambda *_: tf32)
+    found = measure(CASE, data.folder, Channel(), time.monotonic())
+    status, reason = conclude(found)
+    assert status is Status.INVALID
+    assert reason.startswith("labelled fp32, but the convolution ran in tfloat32")
+    assert found.measurement.arithmetic == "tfloat32/float32"
+    found.measurement.first_bad_step = 3
+    assert conclude(found)[0] is Status.INVALID
+    assert conclude(found)[1].endswith("the loss was inf or NaN from step 3 of 10")
+    found.doubts.clear()
+    assert conclude(found) == (Status.DIVERGED, "the loss was inf or NaN from step 3 of 10")
+    assert conclude(Findings()) == (Status.OK, "")
 
 
 def test_a_failing_evaluation_keeps_the_epoch(
