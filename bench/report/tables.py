@@ -371,7 +371,9 @@ def _dataset_note(rows: pd.DataFrame) -> str:
             )
         else:
             name = {"cifar10": "CIFAR-10"}.get(str(dataset), str(dataset))
-            said.append(f"Dataset: {name}, {images} training images.")
+            # anybody's class folders are taken as CIFAR-10; whether they are is for them to say
+            source = " from class folders" if (part["dataset_source"] == "folders").any() else ""
+            said.append(f"Dataset: {name}{source}, {images} training images.")
     return " ".join(said)
 
 

@@ -256,3 +256,13 @@ def test_the_answer_names_the_fastest_that_can_be_trusted(tmp_path: Path) -> Non
     assert "(the fp32 time is in doubt)" in answer_of(tmp_path / "c", [fp32, fp16])
     assert "no other precision was faster" not in answer_of(tmp_path / "d", [fp16])
     assert "no fp32 case to compare it with" in answer_of(tmp_path / "e", [fp16])
+
+
+def test_class_folders_are_not_passed_off_as_the_archive(tmp_path: Path) -> None:
+    facts = {"dataset_source": "folders", "train_images": 300, **measured(10, 2**30)}
+    record = make_record(Case(), **facts)
+    from bench.report.sweeps import read_sweeps
+    from bench.report.tables import build
+
+    said = markdown.render(build(read_sweeps([write_sweep(tmp_path / "s", [record])])))
+    assert "Dataset: CIFAR-10 from class folders, 300 training images." in said
