@@ -259,7 +259,7 @@ def test_the_answer_names_the_fastest_that_can_be_trusted(tmp_path: Path) -> Non
 
 
 def test_class_folders_are_not_passed_off_as_the_archive(tmp_path: Path) -> None:
-    facts = {"dataset_source": "folders", "train_images": 300, **measured(10, 2**30)}
+    facts = {**measured(10, 2**30), "dataset_source": "folders", "train_images": 300}
     record = make_record(Case(), **facts)
     from bench.report.sweeps import read_sweeps
     from bench.report.tables import build
