@@ -440,13 +440,15 @@ def test_a_second_sweep_is_refused_by_the_name_of_the_first(
 
 def test_two_sweeps_at_once_lose_and_double_nothing(out: Path) -> None:
     flags = ["8", "--seed", *map(str, range(60)), "--wait", "120"]
-    sweeps = [start(out, *flags, BENCH_TEST_DELAY_S="0.01") for _ in range(3)]
+    # 6 s for whoever is first, so that on a busy machine too the others come while it runs
+    sweeps = [start(out, *flags, BENCH_TEST_DELAY_S="0.1") for _ in range(3)]
     said = [process.communicate(timeout=200)[1] for process in sweeps]
     assert [process.returncode for process in sweeps] == [0, 0, 0], said
     frame = read_records(out)
     assert sorted(case.seed for case in read_cases(frame)) == list(range(60))
     assert set(frame["attempt"]) == {1}
-    assert sum("waiting for pid" in text for text in said) == 2
+    # of two that find the lock taken, one may come before its holder has written its name
+    assert sum("waiting for " in text for text in said) == 2
     assert sum("0 to run, 60 already there" in text for text in said) == 2
 
 
