@@ -70,7 +70,7 @@ def run_sweep(cases: list[Case], options: Options) -> int:
     out = options.out or default_out(platforms)
     with Store(out, options.wait_s, say_waiting) as store:
         done, before = read_past(out, cases, options, platforms, datasets)
-        earlier = store.read_config().get("command", "").splitlines()
+        earlier = str(store.read_config().get("command", "")).splitlines()
         store.write_config(describe_config(cases, options, platforms, datasets, earlier))
         plan = plan_runs(cases, options.repeats)
         runs = remaining_runs(plan, done, options.retry, options.no_skip)

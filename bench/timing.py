@@ -97,12 +97,10 @@ def warm_up(step: Callable[[], object], device: torch.device, window_s: float) -
     start = perf_counter()
     run(1)  # autotuning, compilation, allocation
     window = max(1, math.ceil(window_s / run(1)))
-    steps, halves = 2, [run(window)]
-    while len(halves) < MAX_WINDOWS:
+    steps, halves, steady = 2, [run(window)], False
+    while not steady and len(halves) < MAX_WINDOWS:
         halves.append(run(window))
-        if abs(halves[-1] - halves[-2]) <= STEADY * min(halves[-2:]):
-            break
-    steady = abs(halves[-1] - halves[-2]) <= STEADY * min(halves[-2:])
+        steady = abs(halves[-1] - halves[-2]) <= STEADY * min(halves[-2:])
     return Warmup(steps + window * len(halves), perf_counter() - start, fmean(halves[-2:]), steady)
 
 
