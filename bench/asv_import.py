@@ -38,7 +38,8 @@ from bench.asv_host import (
     place,
     rank,
 )
-from bench.case import AXES, Case
+from bench.attempts import keep_latest
+from bench.case import Case
 from bench.errors import UsageError
 from bench.flags import Parser, run_command
 from bench.preset import load_config as load_preset_file
@@ -95,8 +96,7 @@ def import_sweep(folder: Path, config: Any) -> list[Path]:
         UsageError: as `import_sweeps`.
     """
     frame = read_records(folder)
-    frame = frame[~frame["sentinel"]].sort_values("attempt")
-    frame = frame.drop_duplicates([*AXES, "repeat"], keep="last")
+    frame = keep_latest(frame[~frame["sentinel"]])
     if frame.empty:
         raise UsageError(f"{folder}: holds no records yet")
     if (frame["executor"] == "fake").any():

@@ -49,7 +49,8 @@ _COLUMNS = {
     "throttle_after": _Column("throttle", "evaluation", _union),
 }
 _ENERGY = ("energy_j", "energy_source", "mean_power_w")
-COLUMNS = (*_COLUMNS, *_ENERGY, "neighbours")
+_NEIGHBOURS = ("neighbours", "neighbours_computing", "neighbours_drawing", "neighbours_late")
+COLUMNS = (*_COLUMNS, *_ENERGY, *_NEIGHBOURS)
 """The fields of `Measurement` a monitor fills."""
 
 _MEMORY = ("device_bytes", "process_bytes")
@@ -303,7 +304,7 @@ class Monitor:
         return [f"throttled during the epoch: {those('slowed')}"] if those("slowed") else []
 
     def _neighbours(self, seen: Observation, allow_shared: bool) -> list[str]:
-        """Fill the column; only what computed before the epoch ended speaks against it."""
+        """Fill the columns; only what computed before the epoch ended speaks against it."""
         during: dict[int, Process] = {}
         after: dict[int, Process] = {}
         known = False
@@ -315,10 +316,9 @@ class Monitor:
                     largest = found.get(other.pid, other)
                     found[other.pid] = max(largest, other, key=lambda p: p.bytes or 0)
         if not known:
-            seen.missing["neighbours"] = self._why("others", "baseline")
+            seen.missing |= dict.fromkeys(_NEIGHBOURS, self._why("others", "baseline"))
             return []
         everyone = after | during
-        seen.values["neighbours"] = "; ".join(map(str, everyone.values()))
 
         def those(processes: dict[int, Process], display: bool) -> str:
             return "; ".join(str(p) for p in processes.values() if p.display is display)
@@ -326,6 +326,12 @@ class Monitor:
         if those(everyone, True):
             seen.notes.append(f"the card also drives a display: {those(everyone, True)}")
         late = {pid: p for pid, p in after.items() if pid not in during}
+        seen.values |= {
+            "neighbours": "; ".join(map(str, everyone.values())),
+            "neighbours_computing": sum(not p.display for p in during.values()),
+            "neighbours_drawing": sum(p.display for p in everyone.values()),
+            "neighbours_late": sum(not p.display for p in late.values()),
+        }
         if those(late, False):
             seen.notes.append(f"another process came after the epoch: {those(late, False)}")
         shared = those(during, False)

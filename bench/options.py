@@ -30,6 +30,7 @@ class Options:
     data_dir: Path | None
     data_url: str | None
     repeats: int
+    same_seed: bool
     timeout_s: float
     wait_s: float
     retry: list[Status]
@@ -56,6 +57,11 @@ def build_parser() -> Parser:
     what.add_argument("--preset", metavar="NAME", help="a named grid of cases, see --list")
     what.add_argument("--config", metavar="FILE", type=Path, help="a grid of your own, in TOML")
     what.add_argument("--repeats", metavar="N", default="1", help="fresh processes per case")
+    what.add_argument(
+        "--same-seed",
+        action="store_true",
+        help="give all repeats one seed, to check determinism (default: seed, seed + 1, …)",
+    )
     add_axes(parser, "each takes one value or several, and overrides the preset's")
     data = parser.add_argument_group("images")
     data.add_argument("--data-dir", metavar="DIR", type=Path, help="where CIFAR-10 is (./data)")
@@ -96,6 +102,7 @@ def parse_arguments(argv: Sequence[str]) -> Options:
         data_dir=given.data_dir,
         data_url=given.data_url,
         repeats=int(_parse_number("--repeats", given.repeats, whole=True)),
+        same_seed=given.same_seed,
         timeout_s=_parse_number("--timeout", given.timeout),
         wait_s=_parse_number("--wait", given.wait, low=0),
         retry=[_parse_status(text) for text in given.retry],

@@ -18,6 +18,7 @@ from bench.models import check_model
 from bench.options import Options
 from bench.precision import PRECISIONS
 from bench.record import COMPARABLE, Environment
+from bench.schedule import choose_seed
 from bench.store import Past, Run, clean, read_history, read_records
 
 
@@ -125,6 +126,24 @@ def read_past(
         )
     past = read_history(frame)
     return (read_history(frame[comparable]) if differing else past), past
+
+
+def refuse_other_seeds(
+    out: Path, plan: Sequence[Run], done: Mapping[Run, Past], same_seed: bool
+) -> None:
+    """Refuse to call a run done that was made with another seed than it would have now.
+
+    Raises:
+        UsageError: the rows there are of --same-seed and this sweep is not, or the reverse.
+    """
+    other = (run for run in plan if run in done and done[run].seed != choose_seed(run, same_seed))
+    if next(other, None) is not None:
+        there, mend = (
+            ("a seed each", "leave --same-seed out")
+            if same_seed
+            else ("one seed", "give --same-seed")
+        )
+        raise UsageError(f"--out {out}: its repeats have {there}; {mend}, or choose another --out")
 
 
 def describe_config(

@@ -14,7 +14,10 @@ from bench.case import AXES, Case
 
 # History of the schema; a reader migrates what is older and refuses what is newer.
 #   1  2026-11  the first
-SCHEMA = 1
+#   2  2026-11  the seed of each run; what the report doubts by, in columns instead of sentences
+#               (others on the card or the CPU, trends within the epoch); intervals of extrapolated
+#               times; gradients in the proof; the model and more of what ran it
+SCHEMA = 2
 
 
 class Status(StrEnum):
@@ -63,11 +66,24 @@ class Measurement:
 
     setup_time_s: float | None = quantity(float, "process start to the first step", "s")
     warmup_time_s: float | None = quantity(float, "warm-up steps of both batch shapes", "s")
+    first_steps_time_s: float | None = quantity(
+        float,
+        "first warm-up step of each batch shape: autotuning, compilation, allocation",
+        "s",
+        since=2,
+    )
     warmup_steps: int | None = quantity(int, "steps of the warm-up")
     warmup_steady: bool | None = quantity(bool, "step times were steady when warm-up ended")
     epoch_time_s: float | None = quantity(
         float, "one warm epoch; extrapolated where fraction is below 1", "s"
     )
+    epoch_time_low_s: float | None = quantity(
+        float,
+        "lower end of the 95 % interval of an extrapolated epoch, within this run",
+        "s",
+        since=2,
+    )
+    epoch_time_high_s: float | None = quantity(float, "its upper end", "s", since=2)
     measured_time_s: float | None = quantity(float, "wall time of the measured steps", "s")
     measured_steps: int | None = quantity(int, "steps measured")
     measured_images: int | None = quantity(int, "images in the measured steps")
@@ -78,6 +94,10 @@ class Measurement:
     step_time_mad_s: float | None = quantity(float, "median absolute deviation of steps", "s")
     step_time_max_s: float | None = quantity(float, "slowest step", "s")
     step_time_max_index: int | None = quantity(int, "index of the slowest step, from 0")
+    step_time_first_s: float | None = quantity(
+        float, "mean step of the first quarter of the measured steps", "s", since=2
+    )
+    step_time_last_s: float | None = quantity(float, "mean step of the last quarter", "s", since=2)
     eval_time_s: float | None = quantity(float, "evaluation on the test images", "s")
 
     warmup_allocated_bytes: int | None = quantity(int, "peak of tensors, warm-up", "B")
@@ -113,16 +133,41 @@ class Measurement:
     mean_power_w: float | None = quantity(float, "energy over measured time", "W")
     power_limit_w: float | None = quantity(float, "enforced power limit", "W")
     sm_clock_mhz: float | None = quantity(float, "median SM clock during the epoch", "MHz")
+    sm_clock_first_mhz: float | None = quantity(
+        float, "median SM clock in the first quarter of the epoch", "MHz", since=2
+    )
+    sm_clock_last_mhz: float | None = quantity(
+        float, "median SM clock in the last quarter", "MHz", since=2
+    )
     memory_clock_mhz: float | None = quantity(float, "median memory clock", "MHz")
     temperature_c: float | None = quantity(float, "highest temperature during the epoch", "°C")
+    temperature_first_c: float | None = quantity(
+        float, "median temperature in the first quarter of the epoch", "°C", since=2
+    )
+    temperature_last_c: float | None = quantity(
+        float, "median temperature in the last quarter", "°C", since=2
+    )
     throttle_before: str | None = quantity(str, "throttle reasons when the worker started")
     throttle_during: str | None = quantity(str, "throttle reasons seen during the epoch")
     throttle_after: str | None = quantity(str, "throttle reasons after the epoch")
     neighbours: str | None = quantity(str, "other processes seen on the card: pid and bytes")
+    neighbours_computing: int | None = quantity(
+        int, "of these, how many computed before the epoch ended", since=2
+    )
+    neighbours_drawing: int | None = quantity(int, "of these, how many drive a display", since=2)
+    neighbours_late: int | None = quantity(int, "of these, how many came after the epoch", since=2)
+    other_cores: float | None = quantity(
+        float, "CPU cores that other processes used on average during an epoch on a CPU", since=2
+    )
 
     flags: str | None = quantity(str, "arithmetic and cuDNN flags as read back in the worker")
     arithmetic: str | None = quantity(str, "dtype whose rounding the numeric probe found")
+    proof_layer: str | None = quantity(
+        str, "the convolution of the network that was probed", since=2
+    )
     conv_error: float | None = quantity(float, "relative error of a convolution against float64")
+    input_grad_error: float | None = quantity(float, "the same of its input gradient", since=2)
+    weight_grad_error: float | None = quantity(float, "the same of its weight gradient", since=2)
     matmul_error: float | None = quantity(float, "relative error of a matmul against float64")
     flop_per_image: float | None = quantity(float, "forward and backward, by torch's flop counter")
 
@@ -150,6 +195,30 @@ class Environment:
     commit: str | None = quantity(str, "git commit of this harness, +dirty if edited")
     code: str | None = quantity(str, "hash of the harness's own source", comparable=True)
     dataset_fingerprint: str | None = quantity(str, "hash of pixels and labels", comparable=True)
+    model_parameters: str | None = quantity(
+        str, "hash of the model's parameter names, shapes and dtypes", comparable=True, since=2
+    )
+    model_structure: str | None = quantity(
+        str, "hash of the printed module", comparable=True, since=2
+    )
+    model_source: str | None = quantity(
+        str, "hash of the source files that build the model", comparable=True, since=2
+    )
+    variables: str | None = quantity(
+        str,
+        "environment variables that change results, those that are set",
+        comparable=True,
+        since=2,
+    )
+    torch_threads: int | None = quantity(int, "threads of one torch operation on a CPU", since=2)
+    torch_interop_threads: int | None = quantity(
+        int, "torch operations that may run side by side on a CPU", since=2
+    )
+    cpu_governor: str | None = quantity(str, "frequency governor of the CPU", since=2)
+    persistence_mode: str | None = quantity(str, "NVIDIA persistence mode: on or off", since=2)
+    ecc: str | None = quantity(str, "error correction of GPU memory: on or off", since=2)
+    mig: str | None = quantity(str, "MIG mode of the GPU: on or off", since=2)
+    pcie: str | None = quantity(str, "PCIe link: generation and width in use, and at most", since=2)
     dataset_source: str | None = quantity(str, "layout the images came from")
     train_images: int | None = quantity(int, "training images in the dataset")
     test_images: int | None = quantity(int, "test images in the dataset")
@@ -185,6 +254,7 @@ class Record:
     record_id: str
     case: Case
     repeat: int
+    run_seed: int
     sentinel: bool
     attempt: int
     status: Status
@@ -217,6 +287,9 @@ _IDENTITY = (
 )
 _OUTCOME = (
     Column("repeat", int, "", "1 for the first run of a case, 2 for the second, …"),
+    Column(
+        "run_seed", int, "", "the seed of this run: repeats differ in it, see --same-seed", since=2
+    ),
     Column("sentinel", bool, "", "the first case run again at the end, to show drift"),
     Column("attempt", int, "", "1, or more where an earlier attempt failed"),
     Column("status", str, "", "; ".join(f"{s}: {s.meaning}" for s in Status)),

@@ -23,6 +23,16 @@ def plan_runs(cases: Sequence[Case], repeats: int) -> list[Run]:
     return [*runs, (cases[0], 1, True)] if repeats > 1 else runs
 
 
+def choose_seed(run: Run, same_seed: bool) -> int:
+    """The seed of a run: repeat N has the case's plus N - 1, or all repeats have the case's.
+
+    One epoch's loss differs from seed to seed by more than most changes do, so repeats that shared
+    a seed would show no spread where there is one. The sentinel repeats the first run.
+    """
+    case, repeat, _ = run
+    return case.seed if same_seed else case.seed + repeat - 1
+
+
 def remaining_runs(
     runs: Sequence[Run],
     history: Mapping[Run, Past],

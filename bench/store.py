@@ -30,8 +30,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from filelock import FileLock, Timeout
 
+from bench.attempts import keep_latest
 from bench.case import AXES, Case, format_value, parse_value
 from bench.errors import UsageError
+from bench.migration import MIGRATIONS
 from bench.record import (
     COLUMNS,
     SCHEMA,
@@ -107,6 +109,7 @@ class Past(NamedTuple):
     status: Status
     attempt: int
     inferred: bool = False
+    seed: int = 0
 
 
 Run = tuple[Case, int, bool]
@@ -396,9 +399,17 @@ def _read_text(path: Path, columns: dict[str, Column]) -> pa.Table:
         if name not in header:
             if column.since <= oldest:
                 raise UsageError(f"{path}:1: column {name!r} is missing; restore it")
-            default = format_value(getattr(Case, name)) if name in AXES else ""
-            table = table.append_column(name, pa.array([default] * len(table), pa.string()))
+            table = table.append_column(name, pa.array(_fill_in(name, table), pa.string()))
     return table.select(list(columns))
+
+
+def _fill_in(name: str, table: pa.Table) -> list[str]:
+    """The cells of a column that an older file lacks: migrated, the axis's default, or empty."""
+    if migrate := MIGRATIONS.get(name):
+        columns = (table[needed].to_pylist() for needed in migrate.needs)
+        return [migrate.fill(*cells) for cells in zip(*columns, strict=True)]
+    default = format_value(getattr(Case, name)) if name in AXES else ""
+    return [default] * len(table)
 
 
 def _check_bytes(path: Path, data: bytes) -> None:
@@ -608,15 +619,17 @@ def read_cases(frame: pd.DataFrame) -> list[Case]:
 
 def read_history(frame: pd.DataFrame) -> dict[Run, Past]:
     """The latest attempt at every run in a records table."""
-    names = ("repeat", "sentinel", "status", "attempt", "inferred")
+    names = ("repeat", "sentinel", "status", "attempt", "inferred", "run_seed")
     history: dict[Run, Past] = {}
+    rows = keep_latest(frame)
     for case, repeat, sentinel, *past in zip(
-        read_cases(frame), *(frame[name] for name in names), strict=True
+        read_cases(rows), *(rows[name] for name in names), strict=True
     ):
-        status, attempt, inferred = past
+        status, attempt, inferred, seed = past
         run = (case, int(repeat), bool(sentinel))
+        # rows of several environments are attempts of their own; the number goes on from the last
         if run not in history or history[run].attempt <= attempt:
-            history[run] = Past(Status(status), int(attempt), bool(inferred))
+            history[run] = Past(Status(status), int(attempt), bool(inferred), int(seed))
     return history
 
 

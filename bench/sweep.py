@@ -7,7 +7,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from uuid import uuid4
@@ -25,11 +25,12 @@ from bench.preflight import (
     prepare_datasets,
     probe_platforms,
     read_past,
+    refuse_other_seeds,
     refuse_unwritable,
 )
 from bench.progress import Display, write_curve
 from bench.record import Outcome, Record, Status, flatten
-from bench.schedule import Wall, plan_runs, remaining_runs
+from bench.schedule import Wall, choose_seed, plan_runs, remaining_runs
 from bench.store import LOGS, Past, Run, Store, StoreError, clean
 
 
@@ -73,6 +74,7 @@ def run_sweep(cases: list[Case], options: Options) -> int:
         earlier = str(store.read_config().get("command", "")).splitlines()
         store.write_config(describe_config(cases, options, platforms, datasets, earlier))
         plan = plan_runs(cases, options.repeats)
+        refuse_other_seeds(out, plan, done, options.same_seed)
         runs = remaining_runs(plan, done, options.retry, options.no_skip)
         wall = None if options.no_skip else Wall({r: done[r] for r in done.keys() - set(runs)})
         executor = build_executor(
@@ -119,6 +121,7 @@ class Loop:
             if stopped():
                 break
             case, repeat, sentinel = run
+            seed = choose_seed(run, self.options.same_seed)
             self.display.begin(case, repeat, sentinel)
             started = _now()
             smaller = wall.blocks(case) if wall else None
@@ -127,7 +130,7 @@ class Loop:
             if smaller is not None:
                 outcome = Outcome(Status.OOM, f"batch size {smaller} already ran out of memory")
             else:
-                outcome = self._answer(case, self.store.folder / log, stopped)
+                outcome = self._answer(replace(case, seed=seed), self.store.folder / log, stopped)
             environment = with_dataset(
                 self.platforms[case.device].environment, self.datasets[case.dataset]
             )
@@ -135,6 +138,7 @@ class Loop:
                 record_id=uuid4().hex[:16],
                 case=case,
                 repeat=repeat,
+                run_seed=seed,
                 sentinel=sentinel,
                 attempt=attempt,
                 status=outcome.status,

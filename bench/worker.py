@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from bench.train import Epoch, Training
 
 _REPORT_EVERY_S = 0.2
-_BUSY_CORES = 0.15  # an idle machine's daemons stay below this
 
 
 class Channel:
@@ -160,8 +159,8 @@ def measure(case: Case, folder: str, channel: Channel, started: float) -> Findin
     channel.enter("evaluation")
     _read_memory(device, "peak", found)
     _note_allocator_troubles(before, device, found)
-    if device.type == "cpu" and (cores := others.cores()) > _BUSY_CORES:
-        _note(found, f"the CPU was shared: others used {cores:.2f} cores during the epoch")
+    if device.type == "cpu":
+        m.other_cores = others.cores()
     epoch, times = fetch(), clock.read()
     _describe_time(found, case, epoch, times, batches, partial_s)
     _describe_learning(found, case, epoch, training)

@@ -28,6 +28,7 @@ def make_record(case: Case | None = None, **values: Any) -> Record:
     identity = {
         "record_id": f"{values.get('repeat', 1):08x}{values.get('attempt', 1):08x}",
         "repeat": 1,
+        "run_seed": values.get("repeat", 1) - 1,
         "sentinel": False,
         "attempt": 1,
         "status": Status.OK,

@@ -35,6 +35,7 @@ def record(case: Case, repeat: int, time_s: float | None = 10.0, **fields: Any) 
         "record_id": f"{case.slug()}-{repeat}-{fields.get('attempt', 1)}-{fields.get('sentinel')}",
         "case": case,
         "repeat": repeat,
+        "run_seed": case.seed + repeat - 1,
         "sentinel": False,
         "attempt": 1,
         "status": Status.OK,

@@ -222,7 +222,7 @@ def test_the_latest_attempt_counts(tmp_path: Path) -> None:
     )
     assert read_history(read_records(tmp_path)) == {
         (case, 1, False): Past(Status.OK, 2, False),
-        (case, 2, False): Past(Status.OOM, 1, True),
+        (case, 2, False): Past(Status.OOM, 1, True, seed=1),
         (case, 1, True): Past(Status.TIMEOUT, 1, False),
     }
 

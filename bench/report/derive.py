@@ -12,11 +12,12 @@ Everything is vectorised: 100,000 records take about a second.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from numbers import Real
 from typing import TYPE_CHECKING, Any
 
+from bench.attempts import keep_latest, number_groups
 from bench.case import AXES
 from bench.gpu import EFFECTS
 from bench.peaks import peak_flops
@@ -366,16 +367,16 @@ _SLOWED, _CAPPED = (
 )
 
 
+BUSY_CORES = 0.15
+"""CPU cores that others may use during an epoch on a CPU; an idle machine's daemons stay below."""
+
+
 def _shared(records: pd.DataFrame) -> pd.Series:
     """Whether others computed where the case trained, on the card or on the CPU.
 
     A desktop, or who came after the epoch, did not.
     """
-    said = records["notes"] + records["reason"]
-    harmless = said.str.contains("drives a display|came after the epoch", regex=True)
-    computed = said.str.contains("card was shared", regex=False)
-    on_card = (records["neighbours"] != "") & (computed | ~harmless)
-    return on_card | said.str.contains("the CPU was shared", regex=False)
+    return (records["neighbours_computing"] > 0) | (records["other_cores"] > BUSY_CORES)
 
 
 @dataclass(frozen=True)
@@ -506,7 +507,7 @@ def read(sweeps: Sequence[Sweep]) -> pd.DataFrame:
     added: dict[str, pd.Series] = {
         "machine": _machine(records),
         "kind": records["executor"].map(kinds).fillna("measured"),
-        "environment": group(records, COMPARABLE),
+        "environment": number_groups(records, COMPARABLE),
     }
     records = records.assign(**added)
     records["memory_measure"] = choose_memory(records)
@@ -535,25 +536,9 @@ def _machine(records: pd.DataFrame) -> pd.Series:
     return gpu.where(records["device"] == "cuda", cpu)
 
 
-def group(frame: pd.DataFrame, names: Iterable[str]) -> pd.Series:
-    """Number the rows so that two have one number exactly where they agree on ``names``."""
-    import numpy as np
-    import pandas as pd
-
-    codes = np.zeros(len(frame), dtype=np.int64)
-    for name in names:
-        levels, uniques = pd.factorize(frame[name], use_na_sentinel=False)
-        codes = codes * (len(uniques) + 1) + levels
-        # renumbered each time: the product of all axes may not fit 64 bits
-        codes = pd.factorize(codes)[0].astype(np.int64)
-    return pd.Series(codes, index=frame.index)
-
-
 def latest(records: pd.DataFrame) -> pd.DataFrame:
-    """The rows that count: of each case and repeat on a machine, the last attempt; no sentinels."""
-    rows = records[~records["sentinel"].astype(bool)].sort_values("attempt", kind="stable")
-    run = group(rows, [*SOURCE, *AXES, "repeat"])
-    return rows[~run.duplicated(keep="last")].sort_index()
+    """The rows that count: the last attempt at each run; no sentinels."""
+    return keep_latest(records[~records["sentinel"].astype(bool)])
 
 
 # the outcome a case with repeats is known by: what tells most about its time
@@ -573,7 +558,7 @@ def summarize(rows: pd.DataFrame) -> pd.DataFrame:
     many there were. Repeats under different `COMPARABLE` environments are cases of their own.
     """
     rows = rows.reset_index(drop=True)
-    cell = group(rows, [*SOURCE, *AXES, "environment", "kind"])
+    cell = number_groups(rows, [*SOURCE, *AXES, "environment", "kind"])
     rank = rows["status"].map(_RANK).fillna(len(_RANK))
     counts = rank == rank.groupby(cell).transform("min")
     runs = cell.value_counts()
@@ -599,7 +584,7 @@ def summarize(rows: pd.DataFrame) -> pd.DataFrame:
 
 def _pair(cases: pd.DataFrame) -> pd.DataFrame:
     """Set each case against fp32 on the same machine under the same settings and batch size."""
-    partner = group(cases, [*SOURCE, *SETTINGS, "batch_size", "environment", "kind"])
+    partner = number_groups(cases, [*SOURCE, *SETTINGS, "batch_size", "environment", "kind"])
     sound = cases["status"].isin([Status.OK.value, Status.DIVERGED.value])
     base = cases[(cases["precision"] == "fp32") & sound].set_index(
         partner[(cases["precision"] == "fp32") & sound]
@@ -648,7 +633,7 @@ def sentinel_drift(records: pd.DataFrame) -> dict[tuple[str, str], float]:
     sentinels = timed[timed["sentinel"].astype(bool)]
     if sentinels.empty:
         return drift
-    case = group(timed, [*SOURCE, *AXES])
+    case = number_groups(timed, [*SOURCE, *AXES])
     runs = timed[~timed["sentinel"].astype(bool)].sort_values(["repeat", "attempt"])
     for index, sentinel in sentinels.iterrows():
         same = runs[case[runs.index] == case.at[index]]

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bench.attempts import number_groups
 from bench.case import AXES, Case, Value, format_value
 from bench.precision import PRECISIONS
 from bench.record import MEASURED, Status
@@ -426,7 +427,7 @@ def _sections(
     """Tables of the largest groups of cases that agree on `SETTINGS`, in the order they ran."""
     if not len(cases):
         return [], ""
-    settings = derive.group(cases, derive.SETTINGS)
+    settings = number_groups(cases, derive.SETTINGS)
     sizes = settings.value_counts()
     kept = sorted(sizes.index[:MOST_SECTIONS])
     varying = [name for name in derive.SETTINGS if cases[name].nunique() > 1]

@@ -34,6 +34,7 @@ def make_record(case: Case, **values: Any) -> Record:
     repeat, attempt = values.setdefault("repeat", 1), values.setdefault("attempt", 1)
     identity: dict[str, Any] = {
         "record_id": f"{case.slug()}-r{repeat}-a{attempt}{'-s' if values.get('sentinel') else ''}",
+        "run_seed": case.seed + repeat - 1,
         "sentinel": False,
         "status": Status.OK,
         "reason": "",

@@ -12,6 +12,7 @@ from made_up import GIB, REFERENCE, make_record, measured, write_sweep
 
 from bench.case import Case
 from bench.record import Record, Status
+from bench.attempts import number_groups
 from bench.report import derive
 from bench.report.sweeps import Sweep, read_sweep, read_sweeps
 
@@ -258,7 +259,7 @@ def test_group_numbers_agree_exactly_where_rows_do(rows: list[tuple[str, int, bo
     import pandas as pd
 
     frame = pd.DataFrame(rows, columns=["a", "b", "c"])
-    numbers = derive.group(frame, ["a", "b", "c"]).tolist()
+    numbers = number_groups(frame, ["a", "b", "c"]).tolist()
     for i, first in enumerate(rows):
         for j, second in enumerate(rows):
             assert (numbers[i] == numbers[j]) == (first == second)

@@ -1,0 +1,59 @@
+"""What older schemas said otherwise: how their rows fill the columns that came later.
+
+A column that is not here is empty in an older row, or has its axis's default.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Migration:
+    """How to fill a column: from the cells ``needs`` names, all text as it stands in the file."""
+
+    needs: tuple[str, ...]
+    fill: Callable[..., str]
+
+
+# Schema 1 told who shared a card or a CPU in sentences of its notes and reasons alone. These are
+# its words, frozen; nothing writes them for a reader to search any more.
+_COMPUTED, _DRAWS, _LATE = "card was shared", "drives a display", "came after the epoch"
+_OTHERS = re.compile(r"the CPU was shared: others used ([0-9.]+) cores")
+
+
+def _count(neighbours: str) -> int:
+    return len(re.findall(r"\bpid [0-9]+", neighbours))
+
+
+def _computing(neighbours: str, notes: str, reason: str) -> str:
+    said = notes + reason
+    harmless = _DRAWS in said or _LATE in said
+    # the sentences did not always tell which of several it was: then all of them
+    return str(_count(neighbours) if _COMPUTED in said or not harmless else 0)
+
+
+def _told(sentence: str) -> Callable[[str, str, str], str]:
+    def count(neighbours: str, notes: str, reason: str) -> str:
+        return str(_count(neighbours) if sentence in notes + reason else 0)
+
+    return count
+
+
+def _other_cores(notes: str) -> str:
+    found = _OTHERS.search(notes)
+    return found[1] if found else ""
+
+
+_SAID = ("neighbours", "notes", "reason")
+
+MIGRATIONS: dict[str, Migration] = {
+    # schema 2
+    "run_seed": Migration(("seed",), lambda seed: seed),
+    "neighbours_computing": Migration(_SAID, _computing),
+    "neighbours_drawing": Migration(_SAID, _told(_DRAWS)),
+    "neighbours_late": Migration(_SAID, _told(_LATE)),
+    "other_cores": Migration(("notes",), _other_cores),
+}
