@@ -471,16 +471,19 @@ def test_files_are_closed(tmp_path: Path) -> None:
 # ----------------------------------------------------------------------------------------- schema
 
 
+NEXT = SCHEMA + 1
+
+
 def declare(monkeypatch: pytest.MonkeyPatch, column: Column, after: str) -> None:
-    """Add a column that schema 2 brings, and make that today's schema."""
+    """Add a column that the next schema brings, and make that today's."""
     columns: dict[str, Column] = {}
     for name, known in COLUMNS.items():
         columns[name] = known
         if name == after:
             columns[column.name] = column
     monkeypatch.setattr(store, "COLUMNS", columns)
-    monkeypatch.setattr(store, "SCHEMA", 2)
-    monkeypatch.setattr(record, "SCHEMA", 2)
+    monkeypatch.setattr(store, "SCHEMA", NEXT)
+    monkeypatch.setattr(record, "SCHEMA", NEXT)
 
 
 def test_an_older_file_is_read_without_touching_it(
@@ -488,11 +491,11 @@ def test_an_older_file_is_read_without_touching_it(
 ) -> None:
     file = write(tmp_path, make_record(epoch_time_s=3.5))
     before = file.read_bytes()
-    declare(monkeypatch, Column("fan_speed", float, "1/s", "fan", True, since=2), "seed")
+    declare(monkeypatch, Column("fan_speed", float, "1/s", "fan", True, since=NEXT), "seed")
     frame = read_records(tmp_path)
     assert math.isnan(frame["fan_speed"][0])
     assert frame["epoch_time_s"].tolist() == [3.5]
-    assert frame["schema"].tolist() == [1]
+    assert frame["schema"].tolist() == [SCHEMA]
     assert file.read_bytes() == before
 
 
@@ -502,13 +505,13 @@ def test_a_new_column_never_shifts_old_ones(
     """A file of an older schema that is written on."""
     old = make_record(Case(lr=0.25), epoch_time_s=3.5, reason="=1+1", gpu="'quoted'")
     write(tmp_path, old)
-    declare(monkeypatch, Column("fan_speed", float, "1/s", "fan", True, since=2), "batch_size")
+    declare(monkeypatch, Column("fan_speed", float, "1/s", "fan", True, since=NEXT), "batch_size")
     plain = store.flatten
     monkeypatch.setattr(
         store,
         "flatten",
         lambda item: {
-            name: 7.5 if name == "fan_speed" else {**plain(item), "schema": 2}[name]
+            name: 7.5 if name == "fan_speed" else {**plain(item), "schema": NEXT}[name]
             for name in store.COLUMNS
         },
     )
@@ -528,7 +531,7 @@ def test_a_new_axis_takes_its_default_in_older_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(tmp_path, make_record())
-    axis = case._axis(1.5, case._number("a momentum", 0), "momentum", since=2)
+    axis = case._axis(1.5, case._number("a momentum", 0), "momentum", since=NEXT)
     axis.name = "momentum"
     monkeypatch.setitem(AXES, "momentum", axis)
     monkeypatch.setattr(Case, "momentum", 1.5, raising=False)
@@ -542,17 +545,17 @@ def test_a_column_that_an_old_file_should_have_is_missed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = write(tmp_path, make_record())
-    declare(monkeypatch, Column("fan_speed", float, "1/s", "fan", True, since=2), "seed")
-    edit(file, lambda rows: rows[0].update(schema="2"))
+    declare(monkeypatch, Column("fan_speed", float, "1/s", "fan", True, since=NEXT), "seed")
+    edit(file, lambda rows: rows[0].update(schema=str(NEXT)))
     expect(tmp_path, ":1: column 'fan_speed' is missing")
 
 
 def test_what_brought_a_column_is_said_where_it_is_described() -> None:
     since = {f.metadata.get("since", 1) for f in fields(Measurement)}
     assert since <= set(range(1, SCHEMA + 1))
-    axis = case._axis(1, int, "x", since=3)
+    axis = case._axis(1, int, "x", since=NEXT)
     axis.name = "x"
-    assert record._axis_column(axis).since == 3
+    assert record._axis_column(axis).since == NEXT
 
 
 def test_a_newer_file_is_refused_by_name(tmp_path: Path) -> None:
