@@ -28,16 +28,18 @@ def _count(neighbours: str) -> int:
     return len(re.findall(r"\bpid [0-9]+", neighbours))
 
 
-def _computing(neighbours: str, notes: str, reason: str) -> str:
-    said = notes + reason
-    harmless = _DRAWS in said or _LATE in said
-    # the sentences did not always tell which of several it was: then all of them
-    return str(_count(neighbours) if _COMPUTED in said or not harmless else 0)
+def _told(sentence: str, unless: tuple[str, ...] = ()) -> Callable[[str, str, str, str], str]:
+    """Count the neighbours of a row that says ``sentence``, or says nothing of ``unless``.
 
+    Where several were listed, the sentences did not always tell which was meant: then all are.
+    """
 
-def _told(sentence: str) -> Callable[[str, str, str], str]:
-    def count(neighbours: str, notes: str, reason: str) -> str:
-        return str(_count(neighbours) if sentence in notes + reason else 0)
+    def count(neighbours: str, notes: str, reason: str, missing: str) -> str:
+        said = notes + reason
+        if "neighbours: " in missing:
+            return ""
+        told = sentence in said or (unless and not any(other in said for other in unless))
+        return str(_count(neighbours) if told else 0)
 
     return count
 
@@ -47,12 +49,12 @@ def _other_cores(notes: str) -> str:
     return found[1] if found else ""
 
 
-_SAID = ("neighbours", "notes", "reason")
+_SAID = ("neighbours", "notes", "reason", "missing")
 
 MIGRATIONS: dict[str, Migration] = {
     # schema 2
     "run_seed": Migration(("seed",), lambda seed: seed),
-    "neighbours_computing": Migration(_SAID, _computing),
+    "neighbours_computing": Migration(_SAID, _told(_COMPUTED, unless=(_DRAWS, _LATE))),
     "neighbours_drawing": Migration(_SAID, _told(_DRAWS)),
     "neighbours_late": Migration(_SAID, _told(_LATE)),
     "other_cores": Migration(("notes",), _other_cores),

@@ -230,6 +230,50 @@ def test_an_interrupted_case_is_run_again(out: Path, answers: Callable[[str], No
     assert rows(run(out, "8"), "status", "attempt") == [("interrupted", 1), ("ok", 2)]
 
 
+# ------------------------------------------------------------------------------------------- seeds
+
+
+def test_each_repeat_has_a_seed_of_its_own_and_the_sentinel_the_first(out: Path) -> None:
+    frame = run(out, "8", "--seed", "5", "--repeats", "3")
+    assert rows(frame, "seed", "repeat", "sentinel", "run_seed") == [
+        (5, 1, False, 5),
+        (5, 2, False, 6),
+        (5, 3, False, 7),
+        (5, 1, True, 5),
+    ]
+
+
+def test_the_worker_is_given_the_seed_of_its_run(
+    out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seeds = []
+    answer = FakeExecutor.run
+
+    def watch(self: FakeExecutor, job: Any, *rest: Any) -> Outcome:
+        seeds.append(job.case.seed)
+        return answer(self, job, *rest)
+
+    monkeypatch.setattr(FakeExecutor, "run", watch)
+    run(out, "8", "--repeats", "2")
+    assert seeds == [0, 1, 0]
+
+
+def test_one_seed_for_all_repeats_on_request(out: Path) -> None:
+    assert run(out, "8", "--repeats", "3", "--same-seed")["run_seed"].tolist() == [0] * 4
+
+
+def test_repeats_of_one_seed_and_of_several_are_not_mixed(
+    out: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(out, "8", "--repeats", "2")
+    run(out, "8", "--repeats", "2", "--same-seed", rc=2)
+    assert "its repeats have a seed each; leave --same-seed out" in capsys.readouterr().err
+    other = out.with_name("other")
+    run(other, "8", "--repeats", "2", "--same-seed")
+    run(other, "8", "--repeats", "2", rc=2)
+    assert "its repeats have one seed; give --same-seed" in capsys.readouterr().err
+
+
 # ------------------------------------------------------------------------------------------ mixing
 
 

@@ -1,0 +1,97 @@
+"""Rows of older schemas: what they said in sentences stands in columns once they are read."""
+
+from __future__ import annotations
+
+import csv
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import ROOT
+from records_for_tests import make_record
+
+from bench.case import Case
+from bench.record import COLUMNS, SCHEMA
+from bench.report import derive
+from bench.report.sweeps import read_sweep
+from bench.store import RECORDS, Store, read_records
+
+
+def write_schema_1(folder: Path, **cells: str) -> Path:
+    """A sweep of one row as schema 1 wrote it: without the columns of schema 2."""
+    with Store(folder) as store:
+        store.append(make_record(Case(seed=7), repeat=3, epoch_time_s=3.5))
+    file = folder / RECORDS
+    with file.open() as lines:
+        (row,) = csv.DictReader(lines)
+    kept = {name: row[name] for name, column in COLUMNS.items() if column.since == 1}
+    with file.open("w", newline="") as lines:
+        writer = csv.DictWriter(lines, list(kept), lineterminator="\n")
+        writer.writeheader()
+        writer.writerow({**kept, "schema": "1", **cells})
+    return file
+
+
+TWO = "pid 11 (python): 5 B; pid 12: memory unknown"
+
+
+@pytest.mark.parametrize(
+    ("cells", "computing", "drawing", "late"),
+    [
+        ({}, 0, 0, 0),
+        ({"neighbours": TWO, "reason": f"the card was shared: {TWO}"}, 2, 0, 0),
+        ({"neighbours": TWO, "notes": f"x; the card was shared: {TWO}; y"}, 2, 0, 0),
+        ({"neighbours": TWO}, 2, 0, 0),
+        ({"neighbours": "pid 9: 5 B", "notes": "the card also drives a display: pid 9"}, 0, 1, 0),
+        (
+            {"neighbours": "pid 9: 5 B", "notes": "another process came after the epoch: pid 9"},
+            0,
+            0,
+            1,
+        ),
+    ],
+)
+def test_who_shared_the_card(
+    tmp_path: Path, cells: dict[str, str], computing: int, drawing: int, late: int
+) -> None:
+    write_schema_1(tmp_path, **cells)
+    row: Any = read_records(tmp_path).iloc[0]
+    found = (row.neighbours_computing, row.neighbours_drawing, row.neighbours_late)
+    assert found == (computing, drawing, late)
+
+
+def test_what_was_unknown_stays_unknown(tmp_path: Path) -> None:
+    write_schema_1(tmp_path, missing="power_limit_w: no; neighbours: the case ran on a CPU")
+    row: Any = read_records(tmp_path).iloc[0]
+    assert math.isnan(row.neighbours_computing)
+    assert math.isnan(row.other_cores)
+
+
+def test_a_shared_cpu_is_doubted_as_before(tmp_path: Path) -> None:
+    write_schema_1(tmp_path, notes="the CPU was shared: others used 0.40 cores during the epoch")
+    row: Any = read_records(tmp_path).iloc[0]
+    assert row.other_cores == 0.4
+    assert derive.read([read_sweep(tmp_path)])["shared"].tolist() == [True]
+
+
+def test_repeats_of_schema_1_shared_their_seed(tmp_path: Path) -> None:
+    write_schema_1(tmp_path)
+    row: Any = read_records(tmp_path).iloc[0]
+    assert (row["seed"], row["repeat"], row["run_seed"]) == (7, 3, 7)
+
+
+def test_writing_on_makes_the_file_todays(tmp_path: Path) -> None:
+    file = write_schema_1(tmp_path, neighbours=TWO)
+    with Store(tmp_path) as store:
+        store.append(make_record(Case(seed=8)))
+    assert file.read_text().partition("\n")[0].split(",") == list(COLUMNS)
+    frame = read_records(tmp_path)
+    assert frame["schema"].tolist() == [SCHEMA, SCHEMA]
+    assert frame["neighbours_computing"].fillna(-1).tolist() == [2, -1]
+    assert frame["run_seed"].tolist() == [7, 0]
+
+
+def test_the_committed_sweep_is_read() -> None:
+    frame = read_records(ROOT / "results" / "cpu-epyc-20261120")
+    assert frame["run_seed"].tolist() == [0] * 19
