@@ -16,7 +16,7 @@ from records_for_tests import make_record
 
 from bench import compare, sweep
 from bench.executors import fake
-from bench.record import Step
+from bench.record import SCHEMA, Step
 from bench.report import __main__ as report
 from bench.store import RECORDS, STEPS, Store
 
@@ -300,6 +300,7 @@ def replace(old: bytes, new: bytes) -> Callable[[bytes], bytes]:
     return change
 
 
+THE_SCHEMA = f"\n{SCHEMA},".encode()
 RECORDS_FILES = [
     (replace(b"12.5", b"nan"), ":2: column 'epoch_time_s': 'nan': a finite number, at least 0"),
     (replace(b"12.5", b"-12.5"), ":2: column 'epoch_time_s': '-12.5': a finite number, at least 0"),
@@ -307,8 +308,14 @@ RECORDS_FILES = [
     (replace(b"12.5", b"12;5"), ":2: column 'epoch_time_s': '12;5'"),
     (replace(b",ok,", b",fine,"), ":2: column 'status': 'fine': a status is one of ok, oom"),
     (replace(b",fp32,", b",fp33,"), ":2: column 'precision': 'fp33': did you mean 'fp32'?"),
-    (replace(b"\n1,", b"\n99,"), "schema 99 is newer than the 1 this harness reads; update it"),
-    (replace(b"\n1,", b"\nv1,"), ":2: column 'schema': 'v1': a schema version is a whole number"),
+    (
+        replace(THE_SCHEMA, b"\n99,"),
+        f"schema 99 is newer than the {SCHEMA} this harness reads; update it",
+    ),
+    (
+        replace(THE_SCHEMA, b"\nv1,"),
+        ":2: column 'schema': 'v1': a schema version is a whole number",
+    ),
     (replace(b"schema", b"\xef\xbb\xbfschema"), ":1: column 1: a byte-order mark"),
     (lambda d: d.replace(b"\n", b"\r\n"), ":1: character", "a carriage return"),
     (replace(b",ok,", b",o\0k,"), ":2: character", "a NUL byte"),

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import ROOT
 from records_for_tests import make_record
 
 from bench.case import Case
@@ -33,6 +32,7 @@ def write_schema_1(folder: Path, **cells: str) -> Path:
     return file
 
 
+ROOT = Path(__file__).parents[1]
 TWO = "pid 11 (python): 5 B; pid 12: memory unknown"
 
 
