@@ -118,10 +118,15 @@ class Case:
     seed: int = _axis(0, _seed, "seeds weights, order and augmentation")
     device: str = _axis("cuda", _one_of(("cuda", "cpu")), "where to train (default: cuda if any)")
 
-    def label(self, axes: Iterable[str] = ("precision", "loss_scale", "batch_size")) -> str:
-        """Name the case for people by ``axes``: ``fp16 · loss scale 128 · batch size 512``."""
+    def label(self, axes: Iterable[str] | None = None) -> str:
+        """Name the case for people by ``axes``: ``fp16 · loss scale 128 · batch size 512``.
+
+        By default, by `NAMED`.
+        """
         return " · ".join(
-            text for name in axes if (text := _name_value(name, getattr(self, name))) is not None
+            text
+            for name in axes or NAMED
+            if (text := _name_value(name, getattr(self, name))) is not None
         )
 
     def slug(self) -> str:
@@ -134,6 +139,15 @@ class Case:
 
 
 AXES: dict[str, Field[Any]] = {axis.name: axis for axis in fields(Case)}
+
+NAMED = ("precision", "loss_scale", "batch_size")
+"""The axes that name a case even where they do not vary."""
+
+
+def telling_axes(cases: Iterable[Case]) -> list[str]:
+    """The axes to name each of ``cases`` by: `NAMED`, and whatever else varies among them."""
+    known = set(cases)
+    return [n for n in AXES if n in NAMED or len({getattr(case, n) for case in known}) > 1]
 
 
 def _name_value(name: str, value: Value) -> str | None:
@@ -179,8 +193,9 @@ def parse_value(name: str, value: object, where: str) -> Value:
 def grid(axes: Mapping[str, Sequence[Value]]) -> list[Case]:
     """Every combination of ``axes``, in order, the batch size varying fastest.
 
-    A loss scale applies to the precisions that scale a loss; the others run once. Where none is
-    given, each such precision takes its own default.
+    A loss scale applies to the precisions that scale a loss, and skipping overflows to static loss
+    scales; where they do not apply, a case is planned once. Where no loss scale is given, each
+    precision that needs one takes its own default.
     """
     order = sorted(axes, key=lambda name: (name == "batch_size", list(AXES).index(name)))
     cases: dict[Case, None] = {}
@@ -191,6 +206,8 @@ def grid(axes: Mapping[str, Sequence[Value]]) -> list[Case]:
             settings["loss_scale"] = None
         elif settings.get("loss_scale") is None:
             settings["loss_scale"] = precision.default_loss_scale
+        if settings["loss_scale"] in (None, "dynamic"):
+            settings["skip_overflow"] = False
         cases[Case(**settings)] = None
     return list(cases)
 

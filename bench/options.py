@@ -168,7 +168,7 @@ def print_cases(cases: Sequence[Case]) -> int:
     varies = [n for n in AXES if len({getattr(case, n) for case in cases}) > 1]
     shared = [n for n in AXES if n not in varies]
     for index, case in enumerate(cases, 1):
-        print(f"{index:>4}  {case.label(varies or ['precision', 'loss_scale', 'batch_size'])}")
+        print(f"{index:>4}  {case.label(varies)}")
     settings = ((name, format_value(getattr(cases[0], name))) for name in shared)
     print("all:  " + ", ".join(f"{name} {text}" for name, text in settings if text))
     return 0

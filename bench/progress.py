@@ -27,11 +27,12 @@ class Display:
 
     Args:
         runs: how many are to be made now.
-        done: how many the store already holds.
+        done: how many of those asked for need not be made again.
+        axes: what each case is named by, see `bench.case.telling_axes`.
     """
 
-    def __init__(self, out: Path, runs: int, done: int) -> None:
-        self._out, self._runs, self._done = out, runs, done
+    def __init__(self, out: Path, runs: int, done: int, axes: Sequence[str] | None = None) -> None:
+        self._out, self._runs, self._done, self._axes = out, runs, done, axes
         self._index = 0
         self._name = ""
         self._live: Progress | None = None
@@ -67,7 +68,7 @@ class Display:
         """Show that a run has started."""
         self._index += 1
         again = "sentinel" if sentinel else f"repeat {repeat}" if repeat > 1 else ""
-        self._name = " · ".join(filter(None, [case.label(), again]))
+        self._name = " · ".join(filter(None, [case.label(self._axes), again]))
         self._due = time.monotonic() + _PLAIN_EVERY_S
         self._show(total=None, completed=0, phase="set-up", now="")
 

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from uuid import uuid4
 
-from bench.case import Case
+from bench.case import Case, telling_axes
 from bench.data import DatasetInfo
 from bench.environment import Platform, with_dataset
 from bench.executors import Executor, Job, Settings, build_executor
@@ -80,7 +80,9 @@ def run_sweep(cases: list[Case], options: Options) -> int:
         executor = build_executor(
             options.executor, Settings(options.timeout_s, options.allow_shared)
         )
-        with Display(out, len(runs), len(done)) as display, stop_signals(executor) as stopped:
+        axes = telling_axes(case for case, _, _ in [*plan, *before])
+        display = Display(out, len(runs), len(plan) - len(runs), axes)
+        with display, stop_signals(executor) as stopped:
             for line in store.set_aside:
                 display.say(line)
             loop = Loop(store, executor, display, platforms, datasets, options)

@@ -9,7 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.case import AXES, Case, check_batches, format_value, grid, parse_value
+from bench.case import (
+    AXES,
+    NAMED,
+    Case,
+    check_batches,
+    format_value,
+    grid,
+    parse_value,
+    telling_axes,
+)
 from bench.errors import UsageError
 from bench.precision import PRECISIONS
 
@@ -145,6 +154,22 @@ def test_a_loss_scale_applies_where_one_is_used() -> None:
     ]
 
 
+def test_overflows_are_skipped_with_static_loss_scales_alone() -> None:
+    cases = grid(
+        {
+            "precision": ["fp32", "fp16"],
+            "loss_scale": ["dynamic", 128.0],
+            "skip_overflow": [False, True],
+        }
+    )
+    assert [(c.precision, c.loss_scale, c.skip_overflow) for c in cases] == [
+        ("fp32", None, False),
+        ("fp16", "dynamic", False),
+        ("fp16", 128.0, False),
+        ("fp16", 128.0, True),
+    ]
+
+
 @pytest.mark.parametrize("name", [p.name for p in PRECISIONS.values() if p.scales_loss])
 def test_a_precision_takes_its_own_loss_scale_where_none_is_given(name: str) -> None:
     (case,) = grid({"precision": [name]})
@@ -166,6 +191,13 @@ def test_a_batch_fits_or_is_refused_with_one_that_does(batch: int, images: int) 
     else:
         with pytest.raises(UsageError, match=f"batch size {batch}"):
             check_batches(case, images)
+
+
+@given(st.lists(CASES, min_size=1, max_size=4, unique=True))
+def test_telling_axes_tell_cases_apart(cases: list[Case]) -> None:
+    axes = telling_axes(cases)
+    assert set(NAMED) <= set(axes)
+    assert len({tuple(getattr(case, name) for name in axes) for case in cases}) == len(cases)
 
 
 def test_labels_leave_out_what_is_not_set() -> None:

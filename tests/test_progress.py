@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from bench.case import Case
+from bench.case import Case, telling_axes
 from bench.progress import Display, write_curve
 from bench.record import Environment, Measurement, Record, Status, Step
 
@@ -48,6 +49,26 @@ def test_plain_lines_where_there_is_no_terminal(
         "synthetic images",
         f"[2/2] {name} · sentinel: oom: OutOfMemoryError: tried to allocate",
     ]
+
+
+def test_lines_name_every_axis_that_varies(capsys: pytest.CaptureFixture[str]) -> None:
+    cases = [CASE, replace(CASE, compile=True), replace(CASE, model="dpn-small", lr=0.1)]
+    with Display(Path("x"), 3, 0, telling_axes(cases)) as display:
+        for case in cases:
+            display.begin(case, 1, False)
+            display._due = 0.0  # as if the time for a plain line had come
+            step = {"event": "step", "phase": "epoch", "step": 3, "steps": 20, "loss": 2.25}
+            display.show({**step, "memory_bytes": 2**30})
+            display.end(record())
+    lines = [line.strip().partition(": ")[0] for line in capsys.readouterr().err.splitlines()]
+    common = "fp16 · loss scale 128 · batch size 512"
+    names = [
+        f"dpn92 · {common} · lr 0.01",
+        f"dpn92 · {common} · lr 0.01 · compile",
+        f"dpn-small · {common} · lr 0.1",
+    ]
+    assert lines[1::2] == names
+    assert lines[2::2] == [f"[{i}/3] {name}" for i, name in enumerate(names, 1)]
 
 
 def test_what_is_no_measurement_says_so(capsys: pytest.CaptureFixture[str]) -> None:

@@ -202,6 +202,29 @@ def test_resuming_runs_what_is_left(out: Path, capsys: pytest.CaptureFixture[str
     assert "0 to run, 3 already there" in capsys.readouterr().err
 
 
+def test_an_interrupted_run_is_to_run_and_not_already_there(
+    out: Path, answers: Callable[[str], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    answers("batch_size=16:interrupted")
+    run(out, "8", "16")
+    answers("")
+    capsys.readouterr()
+    run(out, "8", "16", "32")
+    assert "2 to run, 1 already there" in capsys.readouterr().err
+    # what is there and was not asked for is not counted
+    run(out, "8", "64")
+    assert "1 to run, 1 already there" in capsys.readouterr().err
+
+
+def test_progress_names_what_varies_in_the_folder(
+    out: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(out, "8", "--compile", "off", "on")
+    assert "[2/2] fp32 · batch size 8 · compile: " in capsys.readouterr().err
+    run(out, "8", "--lr", "0.1")  # beside rows of another learning rate
+    assert "[1/1] fp32 · batch size 8 · lr 0.1: " in capsys.readouterr().err
+
+
 def test_a_case_of_many_digits_is_found_again(out: Path) -> None:
     flags = ["8", "--lr", "0.012345678901234567", "--fraction", "0.30000000000000004"]
     run(out, *flags)
