@@ -38,7 +38,7 @@ from bench.asv_host import (
     place,
     rank,
 )
-from bench.attempts import keep_latest
+from bench.attempts import find_mixed, keep_latest
 from bench.case import Case
 from bench.errors import UsageError
 from bench.flags import Parser, run_command
@@ -95,12 +95,7 @@ def import_sweep(folder: Path, config: Any) -> list[Path]:
     Raises:
         UsageError: as `import_sweeps`.
     """
-    frame = read_records(folder)
-    frame = keep_latest(frame[~frame["sentinel"]])
-    if frame.empty:
-        raise UsageError(f"{folder}: holds no records yet")
-    if (frame["executor"] == "fake").any():
-        raise UsageError(f"{folder}: its records are of the fake executor, not measurements")
+    frame = read_measured(folder)
     cases = list(dict.fromkeys(read_cases(frame)))
     grid = describe_grid(_name_grid(folder, cases), cases)
     benchmarks = _discover(config, grid)
@@ -124,6 +119,28 @@ def import_sweep(folder: Path, config: Any) -> list[Path]:
         write_json(str(known), benchmarks, Benchmarks.api_version)
     widen_benchmarks(config)
     return [Path(config.results_dir) / result._filename for result, _ in results]
+
+
+def read_measured(folder: Path) -> pd.DataFrame:
+    """The rows of a sweep that become results: the attempt that counts of each run, no sentinels.
+
+    Raises:
+        UsageError: there are none, they are no measurements, or rows that asv would take for one
+            result were made under different environments.
+    """
+    frame = read_records(folder)
+    frame = keep_latest(frame[~frame["sentinel"]])
+    if frame.empty:
+        raise UsageError(f"{folder}: holds no records yet")
+    if (frame["executor"] == "fake").any():
+        raise UsageError(f"{folder}: its records are of the fake executor, not measurements")
+    for _, rows in frame.groupby(_ONE_RESULT):
+        if mixed := find_mixed(rows):
+            raise UsageError(
+                f"{folder}: has rows of one case that differ in {', '.join(mixed)}, which asv "
+                "cannot tell apart; sweep each into its own --out and import these"
+            )
+    return frame
 
 
 def widen_benchmarks(config: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import importlib
 import json
 import math
@@ -318,6 +319,39 @@ def test_results_already_there_are_not_averaged(
     assert asv_import.main([str(out)]) == 2
     assert "asv has results of commit" in capsys.readouterr().err
     assert before == [file.read_bytes() for file in (project / ".asv").rglob("*.json")]
+
+
+def mix(records: Path, before: dict[str, str], after: dict[str, str]) -> None:
+    """Set cells of every row, and add a copy of each with others, as --mix does."""
+    with records.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    with records.open("w", newline="") as file:
+        writer = csv.DictWriter(file, rows[0].keys(), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(row | cells for cells in (before, after) for row in rows)
+
+
+def test_rows_of_another_card_become_results_of_their_own(project: Path) -> None:
+    out = sweep(project, "--repeats", "3")
+    slow = {"gpu": "Y", "torch": "2.13.0", "epoch_time_s": "500", "attempt": "2"}
+    mix(out / "records.csv", {"gpu": "X", "torch": "2.13.0"}, slow)
+    assert asv_import.main([str(out)]) == 0
+    seconds = {}
+    for result in imported(project):
+        params = result.get_result_params("cases.track_epoch_time")
+        seconds[result.params["gpu"]] = result.get_result_value("cases.track_epoch_time", params)
+    assert seconds == {"X": [10 + 1000 / 64, 10 + 1000 / 128], "Y": [500, 500]}
+
+
+def test_rows_asv_cannot_tell_apart_are_refused(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = sweep(project)
+    edited = {"model_source": "edited", "attempt": "2"}
+    mix(out / "records.csv", {"model_source": "first"}, edited)
+    assert asv_import.main([str(out)]) == 2
+    assert "differ in model_source, which asv cannot tell apart" in capsys.readouterr().err
+    assert imported(project) == []
 
 
 @pytest.mark.parametrize(

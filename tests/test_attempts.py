@@ -1,0 +1,161 @@
+"""The attempt that counts: one answer for resume, report, compare and the import into asv."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from records_for_tests import make_record
+
+from bench.attempts import fill_unknown, find_mixed, keep_latest
+from bench.case import Case
+from bench.compare import read_side
+from bench.record import COLUMNS, Record, Status, flatten
+from bench.report import derive
+from bench.report.sweeps import read_sweep
+from bench.store import Store, read_cases, read_history, read_records
+
+CASE = Case(batch_size=64, dataset="synthetic", device="cpu")
+UNKNOWN: dict[str, Any] = dict.fromkeys(
+    ("gpu", "driver", "torch", "code", "dataset_fingerprint", "train_images")
+)
+
+
+def write(folder: Path, *records: Record) -> Path:
+    with Store(folder) as store:
+        for number, row in enumerate(records):
+            store.append(replace(row, record_id=f"row {number}"))
+    return folder
+
+
+def frame_of(*records: Record) -> pd.DataFrame:
+    """Records as `read_records` types the columns that matter here."""
+    rows = [flatten(replace(row, record_id=f"row {i}")) for i, row in enumerate(records)]
+    frame = pd.DataFrame(rows, columns=list(COLUMNS))
+    text = [name for name, column in COLUMNS.items() if column.type is str]
+    frame[text] = frame[text].astype(object).where(frame[text].notna(), "").astype(str)
+    return frame
+
+
+MIXED = (
+    make_record(CASE, gpu="X", status=Status.ERROR, attempt=1),
+    make_record(CASE, gpu="X", epoch_time_s=10.0, attempt=2),
+    make_record(CASE, gpu="X", epoch_time_s=11.0, repeat=2),
+    # --mix: another card answers the same runs
+    make_record(CASE, gpu="Y", status=Status.INTERRUPTED, attempt=3),
+    make_record(CASE, gpu="Y", epoch_time_s=20.0, attempt=4),
+    # a first attempt that ended before it knew its machine
+    make_record(CASE, repeat=3, status=Status.KILLED, attempt=1, **UNKNOWN),
+    make_record(CASE, repeat=3, gpu="Y", epoch_time_s=21.0, attempt=2),
+    make_record(CASE, gpu="Y", epoch_time_s=22.0, sentinel=True),
+)
+COUNT = ["row 1", "row 2", "row 4", "row 6"]
+
+
+def test_all_who_read_a_mixed_folder_agree_on_the_attempts_that_count(tmp_path: Path) -> None:
+    pytest.importorskip("asv", reason="asv is not installed (the 'asv' extra)")
+    from bench.asv_import import read_measured
+
+    folder = write(tmp_path / "mixed", *MIXED)
+    report = derive.latest(derive.read([read_sweep(folder)]))
+    assert report["record_id"].tolist() == COUNT
+    assert read_side("A", folder).records["record_id"].tolist() == COUNT
+    assert read_measured(folder)["record_id"].tolist() == COUNT
+
+    frame = read_records(folder)
+    rows = frame.set_index("record_id")
+    for gpu, count in (("X", COUNT[:2]), ("Y", COUNT[2:])):
+        past = read_history(frame[frame["gpu"] == gpu])
+        ran = {run: p for run, p in past.items() if not run[2]}
+        assert [(run[1], p.status, p.attempt) for run, p in ran.items()] == [
+            (rows.at[name, "repeat"], rows.at[name, "status"], rows.at[name, "attempt"])
+            for name in count
+        ]
+
+
+def test_the_last_attempt_counts_whatever_its_place_and_outcome() -> None:
+    first, second = make_record(CASE), make_record(CASE, status=Status.OOM, attempt=2)
+    assert keep_latest(frame_of(second, first))["record_id"].tolist() == ["row 0"]
+
+
+def test_another_environment_is_no_attempt_at_the_same_run() -> None:
+    rows = [make_record(CASE, attempt=1), make_record(CASE, attempt=2, torch="2.14.0")]
+    assert len(keep_latest(frame_of(*rows))) == 2
+    variables = [make_record(CASE, attempt=1, variables="X=1"), make_record(CASE, attempt=2)]
+    assert len(keep_latest(frame_of(*variables))) == 2  # none set is an answer
+
+
+@pytest.mark.parametrize("known_first", [True, False])
+def test_what_a_run_did_not_get_to_know_is_no_environment(known_first: bool) -> None:
+    known = make_record(CASE, attempt=2 - known_first, model_source="abc", variables="X=1")
+    lost = make_record(CASE, attempt=1 + known_first, status=Status.KILLED, **UNKNOWN)
+    kept = keep_latest(frame_of(known, lost))
+    assert kept["status"].tolist() == ["killed" if known_first else "ok"]
+    unread = make_record(CASE, attempt=1 + known_first, variables="X=1")  # knows all but the model
+    assert len(keep_latest(frame_of(known, unread))) == 1
+
+
+def test_what_is_unknown_comes_from_the_next_row_else_from_the_last() -> None:
+    rows = frame_of(
+        make_record(CASE, gpu="X"), make_record(CASE, **UNKNOWN), make_record(CASE, gpu="Y"),
+        make_record(CASE, **UNKNOWN), make_record(replace(CASE, batch_size=8), **UNKNOWN),
+    )  # fmt: skip
+    group = pd.Series([0, 0, 0, 0, 1])
+    assert fill_unknown(rows, group)["gpu"].tolist() == ["X", "Y", "Y", "Y", ""]
+
+
+def test_mixed_is_what_differs_within_a_case() -> None:
+    other = replace(CASE, batch_size=8)
+    assert find_mixed(frame_of(make_record(CASE), make_record(other, torch="2.14.0"))) == []
+    rows = frame_of(make_record(CASE), make_record(CASE, repeat=2, torch="2.14.0", gpu="Y"))
+    assert find_mixed(rows) == ["gpu", "torch"]
+    lost = make_record(CASE, repeat=2, status=Status.ERROR, **UNKNOWN)
+    assert find_mixed(frame_of(make_record(CASE), lost)) == []
+
+
+ROWS = st.lists(
+    st.builds(
+        lambda batch, repeat, attempt, gpu, sentinel: make_record(
+            replace(CASE, batch_size=batch),
+            repeat=repeat,
+            attempt=attempt,
+            gpu=gpu,
+            sentinel=sentinel,
+        ),
+        st.sampled_from([8, 16]),
+        st.integers(1, 2),
+        st.integers(1, 3),
+        st.sampled_from(["X", "Y"]),
+        st.booleans(),
+    ),
+    min_size=1,
+    max_size=12,
+)
+
+
+@given(ROWS)
+def test_one_row_counts_of_each_run_and_environment(records: list[Record]) -> None:
+    frame = frame_of(*records)
+    kept = keep_latest(frame)
+    names = ["repeat", "sentinel", "gpu"]
+
+    def key(row: Any) -> tuple[Any, ...]:
+        return (row["batch_size"], *(row[name] for name in names))
+
+    last: dict[Any, Any] = {}
+    for _, row in frame.iterrows():
+        if row["attempt"] >= last.get(key(row), row)["attempt"]:
+            last[key(row)] = row
+    assert kept["record_id"].tolist() == sorted(
+        (row["record_id"] for row in last.values()), key=lambda name: int(name.split()[1])
+    )
+    assert read_cases(kept) == [
+        case
+        for case, name in zip(read_cases(frame), frame["record_id"], strict=True)
+        if name in set(kept["record_id"])
+    ]
