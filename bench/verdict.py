@@ -12,6 +12,10 @@ A case is judged by two questions.
 2. By more than the margin? The case's own interval answers: it lies beyond the margin, within it
    ("same", which is equivalence shown by two one-sided tests, at 2.5 % each), or across it.
 
+A loss is judged over seeds (`compare_seeds`): one epoch's loss differs from seed to seed by more
+than most changes move it, and a deterministic network repeats one seed's to the last digit, which
+says nothing about the next seed.
+
 A margin of 2 % is a ratio above 1.02 or below 1/1.02, so that swapping the sides swaps the verdict.
 
 The p-value of the first question refers Welch's statistic to the degrees of freedom that follow
@@ -30,8 +34,8 @@ sessions (temperature, other load) counts as a difference between A and B.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from enum import Enum
 from statistics import fmean, median
 
@@ -41,6 +45,9 @@ CONFIDENCE = 0.95
 MIN_REPEATS = 3
 """Repeats a side for a verdict. Two give a spread with one degree of freedom: an interval reaches
 12.7 standard errors, and no difference a reader cares for is shown."""
+
+MIN_SEEDS = MIN_REPEATS
+"""Distinct seeds a side for a verdict on what was learnt."""
 
 _ROUNDING = 1e-12  # values this close, relatively, are one value written twice
 
@@ -145,6 +152,10 @@ Samples = tuple[Sequence[float], Sequence[float]]
 """The repeats of one case, A's and B's."""
 
 
+Seeded = tuple[Mapping[int, Sequence[float]], Mapping[int, Sequence[float]]]
+"""The repeats of one case by their seed, A's and B's."""
+
+
 def compare(family: Sequence[Samples], deterministic: bool = False) -> list[Ratio]:
     """Estimate the ratio B/A of each case of a family, with evidence adjusted over all of it.
 
@@ -184,6 +195,59 @@ def compare(family: Sequence[Samples], deterministic: bool = False) -> list[Rati
         was = ratios[index]
         ratios[index] = Ratio(was.value, was.low, was.high, p, p_adjusted)
     return ratios
+
+
+def compare_seeds(family: Sequence[Seeded]) -> list[Ratio]:
+    """Estimate the ratio B/A of what each case of a family learnt, over seeds.
+
+    Repeats of one seed are no further evidence: their geometric mean is one reading. Where both
+    sides ran the same seeds, enough of them, and agree in each to the last digit, the ratio is
+    exactly 1. With fewer than `MIN_SEEDS` a side there is no verdict.
+
+    Returns:
+        A ratio for each case, in order.
+    """
+    means = [tuple({s: _mean(v) for s, v in side.items() if v} for side in pair) for pair in family]
+    ratios = iter(
+        compare([(list(a.values()), list(b.values())) for a, b in means if not _equal(a, b)])
+    )
+    return [
+        Ratio(1.0, 1.0, 1.0, exact=True) if _equal(a, b) else _ask_for_seeds(next(ratios), a, b)
+        for a, b in means
+    ]
+
+
+def _mean(values: Sequence[float]) -> float:
+    """The geometric mean; of values that have none, the first that is not positive."""
+    odd = [value for value in values if not (value > 0 and math.isfinite(value))]
+    if odd or len(values) == 1:
+        return (odd or values)[0]
+    return math.exp(fmean(math.log(value) for value in values))
+
+
+def _equal(a: Mapping[int, float], b: Mapping[int, float]) -> bool:
+    """Whether both sides ran the same seeds, enough of them, and agree in each."""
+    return (
+        len(a) >= MIN_SEEDS
+        and a.keys() == b.keys()
+        and all(
+            value > 0 and abs(value - b[seed]) <= _ROUNDING * value for seed, value in a.items()
+        )
+    )
+
+
+def _ask_for_seeds(ratio: Ratio, a: Mapping[int, float], b: Mapping[int, float]) -> Ratio:
+    """Say which side lacks seeds, where one does, and how far the readings are apart."""
+    fewest = min(len(a), len(b))
+    if ratio.value is None or fewest >= MIN_SEEDS:
+        return ratio
+    short = [name for name, side in (("A", a), ("B", b)) if len(side) == fewest]
+    where = "" if len(short) == 2 else f" in {short[0]}"
+    if fewest > 1:
+        return replace(ratio, lack=f"two seeds{where}: needs three")
+    apart = abs(ratio.value - 1)
+    differs = f"differs by {100 * apart:.2g} %" if apart > _ROUNDING else "equal"
+    return replace(ratio, lack=f"one seed{where}: {differs}, no verdict")
 
 
 def adjust(p_values: Sequence[float]) -> list[float]:

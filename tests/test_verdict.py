@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy import stats
 
-from bench.verdict import MIN_REPEATS, Ratio, Verdict, adjust, compare
+from bench.verdict import MIN_REPEATS, MIN_SEEDS, Ratio, Verdict, adjust, compare, compare_seeds
 
 MARGIN = 0.02
 WRONG = {Verdict.LOWER, Verdict.HIGHER}
@@ -203,6 +203,48 @@ def test_values_far_apart_do_not_overflow() -> None:
     assert math.isfinite(ratio.high)
 
 
+# ------------------------------------------------------------------------------------------ seeds
+
+
+def test_repeats_of_one_seed_are_one_reading() -> None:
+    """Two repeats of a seed whose losses are 2 and 8 read as 4, their geometric mean."""
+    a = {0: [2.0, 8.0], 1: [5.0], 2: [3.0, 3.0]}
+    b = {7: [4.5], 8: [5.5, 5.5], 9: [3.5]}
+    assert compare_seeds([(a, b)])[0] == compare([([4.0, 5.0, 3.0], [4.5, 5.5, 3.5])])[0]
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "lack"),
+    [
+        ({0: [2.05] * 3}, {0: [2.10] * 3}, "one seed: differs by 2.4 %, no verdict"),
+        ({0: [2.05] * 3}, {0: [2.05] * 3}, "one seed: equal, no verdict"),
+        ({0: [2.0]}, {s: [2.0 + s] for s in range(3)}, "one seed in A: differs by 44 %, no"),
+        ({0: [2.0], 1: [2.1]}, {0: [2.0], 1: [2.1]}, "two seeds: needs three"),
+        ({s: [2.0 + s] for s in range(3)}, {0: [2.0], 1: [2.1]}, "two seeds in B: needs three"),
+        ({}, {0: [2.0]}, "no value in A"),
+        ({0: [2.0]}, {0: [-1.0]}, "a value in B is not positive"),
+    ],
+)
+def test_too_few_seeds_give_no_verdict(
+    a: dict[int, list[float]], b: dict[int, list[float]], lack: str
+) -> None:
+    (ratio,) = compare_seeds([(a, b)])
+    assert ratio.judge(MARGIN) is Verdict.NONE
+    assert ratio.explain(MARGIN).startswith(lack)
+
+
+def test_sides_equal_in_every_seed_are_the_same_and_of_no_family() -> None:
+    equal = {0: [2.0], 1: [2.5], 2: [1.5]}
+    other = {0: [2.2, 2.2], 1: [2.7], 2: [1.7]}
+    (alone,) = compare_seeds([(equal, other)])
+    same, beside = compare_seeds([(equal, dict(equal)), (equal, other)])
+    assert (same.value, same.exact, same.judge(MARGIN)) == (1.0, True, Verdict.SAME)
+    assert beside == alone
+    # the same losses of other seeds say only that the seeds' spread is alike
+    (shuffled,) = compare_seeds([(equal, {3: [2.0], 4: [2.5], 5: [1.5]})])
+    assert shuffled.judge(MARGIN) is Verdict.AMBIGUOUS
+
+
 # ----------------------------------------------------------------------------------- invariances
 
 REPEATS = st.lists(st.integers(9_000, 11_000).map(float), min_size=3, max_size=6)
@@ -298,6 +340,21 @@ def test_no_difference_is_seldom_called_one(
     cases: int, noise: tuple[float, float], repeats: tuple[int, int]
 ) -> None:
     assert wrong_rate(simulate(noise, repeats, [1.0] * cases)) <= 0.05
+
+
+def test_repeats_of_a_seed_make_no_difference_of_seeds() -> None:
+    """Deterministic repeats: three seeds a side, each twice. Six readings would be too many."""
+    rng = np.random.default_rng(11)
+    draws = np.exp(0.2 * rng.standard_normal((TRIALS, 12, 2, MIN_SEEDS)))
+    sweeps, naive = [], []
+    for trial in draws:
+        family = [
+            tuple({seed: [float(v)] * 2 for seed, v in enumerate(side)} for side in case)
+            for case in trial
+        ]
+        sweeps.append(compare_seeds([(a, b) for a, b in family]))
+        naive.append(compare([(list(a) * 2, list(b) * 2) for a, b in trial.tolist()]))
+    assert wrong_rate(sweeps) <= 0.05 < wrong_rate(naive)
 
 
 def test_no_difference_among_cases_of_unlike_noise() -> None:
