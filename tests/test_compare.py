@@ -119,7 +119,7 @@ def test_each_metric_has_its_words(write: Write, machine: Callable[..., Any]) ->
                 measurement=Measurement(
                     epoch_time_s=10 * factor * x,
                     peak_process_bytes=int(2**30 * factor),
-                    train_loss=2 * factor,
+                    train_loss=2 * factor * x,
                     energy_j=500 * factor * x,
                 ),
             )
@@ -209,6 +209,238 @@ def test_missing_and_zero_values_say_so(write: Write, machine: Callable[..., Any
     assert "no value in B" in none["remarks"]
 
 
+# ------------------------------------------------------------------------------------------- seeds
+
+
+def losses(values: Sequence[float], seeds: Sequence[int]) -> list[Record]:
+    return [
+        record(CASE, i, run_seed=s, measurement=Measurement(train_loss=v, peak_device_bytes=2**30))
+        for i, (v, s) in enumerate(zip(values, seeds, strict=True), 1)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "judged", "lack"),
+    [
+        ([0, 0, 0], [0, 0, 0], "no verdict", "one seed: differs by 2.4 %, no verdict"),
+        ([0], [0], "no verdict", "one seed: differs by 2.4 %, no verdict"),
+        ([0, 1, 2], [0, 0, 0], "no verdict", "one seed in B: differs by 2.4 %, no verdict"),
+        ([0, 0, 1], [0, 1, 1], "no verdict", "two seeds: needs three"),
+        ([0, 0, 1], [0, 1, 2], "no verdict", "two seeds in A: needs three"),
+        ([0, 1, 2], [0, 1, 2], "higher", ""),
+        ([0, 1, 2], [5, 6, 7], "higher", ""),
+    ],
+)
+def test_a_loss_is_judged_over_seeds(
+    write: Write,
+    machine: Callable[..., Any],
+    a: list[int],
+    b: list[int],
+    judged: str,
+    lack: str,
+) -> None:
+    one = write("a", losses([2.05 + 1e-4 * seed for seed in a], a))
+    two = write("b", losses([2.10 + 1e-4 * seed for seed in b], b))
+    code = int(judged == "higher")
+    document = machine(one, two, "--fail-on", "higher:1%", code=code or 1)
+    (finding,) = document["metrics"]["train_loss"]
+    assert (finding["verdict"], finding["lack"]) == (judged, lack)
+    assert (finding["seeds_a"], finding["seeds_b"]) == (a, b)
+    assert bool(document["failures"]["higher:1%"]) == (judged == "higher")
+    # bytes do not depend on the seed
+    assert document["metrics"]["peak_device_bytes"][0]["exact"] == (len(a) > 2)
+
+
+def test_losses_equal_in_every_seed_are_the_same(write: Write, machine: Callable[..., Any]) -> None:
+    a = write("a", losses([2.0, 2.3, 1.9], [0, 1, 2]))
+    (finding,) = machine(a, a)["metrics"]["train_loss"]
+    assert (finding["verdict"], finding["ratio"], finding["exact"]) == ("same", 1, True)
+    other = write("b", losses([2.0, 2.3, 1.9], [3, 4, 5]))
+    (finding,) = machine(a, other)["metrics"]["train_loss"]
+    assert (finding["verdict"], finding["exact"]) == ("ambiguous", False)
+
+
+# -------------------------------------------------------------------- conditions and environments
+
+CARD = replace(HERE, gpu="NVIDIA X", driver="580.1")
+
+
+def measured(**values: Any) -> list[Record]:
+    common = {"power_limit_w": 700.0, "sm_clock_mhz": 1980.0, "memory_clock_mhz": 3201.0}
+    m = Measurement(**{**common, "warmup_steps": 40, "warmup_steady": True, **values})
+    return [
+        record(CASE, i, environment=CARD, measurement=replace(m, epoch_time_s=t))
+        for i, t in enumerate(BASE, 1)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("values", "label", "before", "after"),
+    [
+        ({"power_limit_w": 350.0}, "power limit", "700.0 W", "350.0 W"),
+        ({"power_limit_w": 699.0}, "power limit", "700.0 W", "699.0 W"),
+        ({"power_limit_w": None}, "power limit", "700.0 W", "–"),
+        ({"sm_clock_mhz": 1935.0}, "SM clock", "1,980 MHz", "1,935 MHz"),
+        ({"memory_clock_mhz": 2619.0}, "memory clock", "3,201 MHz", "2,619 MHz"),
+        ({"throttle_during": "software power cap"}, "at the power limit", "0 of 5", "5 of 5"),
+        ({"throttle_during": "hardware thermal slowdown"}, "throttled", "0 of 5", "5 of 5"),
+        ({"neighbours_computing": 1}, "shared the GPU", "–", "5 of 5"),
+        ({"other_cores": 0.5}, "shared the CPU", "–", "5 of 5"),
+        ({"warmup_steady": False}, "was not steady after warm-up", "0 of 5", "5 of 5"),
+    ],
+)
+def test_differing_conditions_are_told(
+    write: Write,
+    capsys: pytest.CaptureFixture[str],
+    machine: Callable[..., Any],
+    values: dict[str, Any],
+    label: str,
+    before: str,
+    after: str,
+) -> None:
+    a, b = write("a", measured()), write("b", measured(**values))
+    assert main([a, b]) == 0
+    out = capsys.readouterr().out
+    assert "no recorded difference" not in out
+    (row,) = (
+        line
+        for line in out.partition("What ran them differs")[2].splitlines()
+        if line.startswith(f"  {label} ")
+    )
+    assert before in row
+    assert after in row
+    (differing,) = (c for c in machine(a, b)["conditions"] if c["differs"])
+    (finding,) = machine(a, b)["metrics"]["epoch_time_s"]
+    assert [s["condition"] for s in finding["spoilt"]] == [differing["name"]] * (
+        differing["spoils_times"]
+    )
+    spoilt = f"B {label} in 5 of 5 runs"
+    assert (spoilt in finding["remarks"]) == differing["spoils_times"]
+    assert (f"warning: {spoilt}; do not rely on times" in out) == differing["spoils_times"]
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"sm_clock_mhz": 1965.0},
+        {"memory_clock_mhz": 3202.0},
+        {"other_cores": 0.1},
+        {"neighbours_computing": 0},
+        {"throttle_during": "voltage reliability"},
+    ],
+)
+def test_conditions_alike_are_not_told(
+    write: Write, capsys: pytest.CaptureFixture[str], values: dict[str, Any]
+) -> None:
+    known = {"other_cores": 0.0, "neighbours_computing": 0}
+    a, b = write("a", measured(**known)), write("b", measured(**{**known, **values}))
+    assert main([a, b]) == 0
+    assert "no recorded difference in what ran them" in capsys.readouterr().out
+
+
+def test_clocks_are_those_of_the_cases_in_both(write: Write, machine: Callable[..., Any]) -> None:
+    """Another precision runs at another clock: that is no difference of the machine."""
+    fast = [replace(row, case=FP16) for row in measured(sm_clock_mhz=1400.0)]
+    a, b = write("a", measured()), write("b", measured() + fast)
+    assert not any(condition["differs"] for condition in machine(a, b)["conditions"])
+
+
+@pytest.mark.parametrize(
+    ("column", "what"),
+    [
+        ("model_parameters", "names, shapes or dtypes of its parameters"),
+        ("model_structure", "its printed modules"),
+        ("model_source", "the source files that build it"),
+    ],
+)
+def test_other_networks_of_one_name_are_refused(
+    write: Write,
+    capsys: pytest.CaptureFixture[str],
+    machine: Callable[..., Any],
+    column: str,
+    what: str,
+) -> None:
+    mine = replace(CASE, model="mynet:build")
+    a = write("a", runs(mine, BASE, environment=replace(HERE, **{column: "before"})))
+    b = write("b", runs(mine, BASE, environment=replace(HERE, **{column: "after"})))
+    assert main([a, b]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err == (
+        f"error: A and B trained different networks: mynet:build changed in {what}; "
+        "to compare them all the same, add --mix\n"
+    )
+    assert verdicts(machine(a, b, "--mix")) == ["same"]
+    unknown = write("c", runs(mine, BASE))  # of an older schema
+    assert main([a, unknown]) == 0
+    elsewhere = write("d", runs(CASE, BASE, environment=replace(HERE, **{column: "after"})))
+    assert main([a, elsewhere]) == 0  # no case in both
+
+
+def on(gpu: str, times: Iterable[float], attempt: int = 1, **environment: str) -> list[Record]:
+    here = replace(CARD, gpu=gpu, **environment)
+    return [
+        replace(row, record_id=f"{row.record_id}-{gpu}-{environment}")
+        for row in runs(CASE, times, environment=here, attempt=attempt)
+    ]
+
+
+def twice(times: Iterable[float]) -> list[float]:
+    return [2 * time for time in times]
+
+
+def test_environments_mixed_within_a_side_are_not_pooled(
+    write: Write, capsys: pytest.CaptureFixture[str], machine: Callable[..., Any]
+) -> None:
+    mixed = write("mixed", on("X", BASE) + on("Y", twice(BASE), attempt=2))
+    x, y, z = (write(name, on(name, BASE)) for name in "XYZ")
+    for name, other, judged in (("X", x, "same"), ("Y", y, "faster")):
+        document = machine(mixed, other)
+        (finding,) = document["metrics"]["epoch_time_s"]
+        assert (finding["environment"], finding["n_a"]) == ({"gpu": name}, 5)
+        assert finding["verdict"] == judged
+        assert [s["environment"]["gpu"] for s in document["only_in_a"]] == [
+            {"X": "Y", "Y": "X"}[name]
+        ]
+    assert verdicts(machine(mixed, mixed)) == ["same", "same"]
+    document = machine(mixed, z, "--fail-on", "slower", code=1)
+    assert document["metrics"]["epoch_time_s"] == []
+    assert len(document["only_in_a"]) == 2
+    main([mixed, z])
+    out = capsys.readouterr().out
+    assert (
+        "no case in both: within a side, runs of one case differ in gpu; none has an equal" in out
+    )
+    assert "  fp32 · batch size 128 · gpu Y\n" in out
+
+
+def test_what_varies_beside_the_gpu_does_not_part_its_cases(
+    write: Write, machine: Callable[..., Any]
+) -> None:
+    """A newer driver on the other side is what is compared; the GPU tells the cases apart."""
+    a = write("a", on("X", BASE, driver="1") + on("Y", twice(BASE), driver="2"))
+    b = write("b", on("X", BASE, driver="3"))
+    (finding,) = machine(a, b)["metrics"]["epoch_time_s"]
+    assert finding["environment"] == {"gpu": "X"}
+    # two drivers of one GPU are two environments, and neither is B's
+    a = write("c", on("X", BASE, driver="1") + on("X", twice(BASE), driver="2"))
+    assert machine(a, b)["metrics"]["epoch_time_s"] == []
+    # what differs from case to case alone is not pooled
+    other = [replace(row, case=SMALL) for row in on("X", BASE, driver="2")]
+    a = write("e", on("X", BASE, driver="1") + other)
+    (finding,) = machine(a, b)["metrics"]["epoch_time_s"]
+    assert finding["environment"] == {}
+
+
+def test_a_run_that_failed_before_it_knew_its_machine_is_of_no_other(
+    write: Write, machine: Callable[..., Any]
+) -> None:
+    lost = record(CASE, 5, None, status=Status.ERROR, environment=Environment())
+    a = write("a", [*on("X", BASE[:4]), lost])
+    (outcome,) = machine(a, write("b", on("X", BASE)))["outcomes"]
+    assert (outcome["a"], outcome["change"]) == ({"ok": 4, "error": 1}, "mended")
+
+
 # ---------------------------------------------------------------------------------- outcomes, sides
 
 
@@ -282,10 +514,8 @@ def test_no_common_case_names_the_axis_that_parts_them(
     write: Write, capsys: pytest.CaptureFixture[str]
 ) -> None:
     a, b = write("a", runs(CASE, BASE)), write("b", runs(replace(CASE, lr=0.1), BASE))
-    assert main([a, b, "--fail-on", "slower"]) == 0
-    out, err = capsys.readouterr()
-    assert "no case in both: they share no value of lr" in out
-    assert "warning: --fail-on slower: no case could be judged" in err
+    assert main([a, b]) == 0
+    assert "no case in both: they share no value of lr" in capsys.readouterr().out
 
 
 def test_differing_environments_come_first_and_the_comparable_before_the_rest(
@@ -363,14 +593,45 @@ def test_fail_on_is_judged_against_its_own_margin(write: Write) -> None:
     assert main([b, a, "--fail-on", "slower:5%", "--fail-on", "faster:5%"]) == 1
 
 
-def test_a_gate_that_judges_nothing_warns(write: Write, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_gate_that_could_judge_nothing_fails(
+    write: Write, capsys: pytest.CaptureFixture[str]
+) -> None:
     a, b = write("a", runs(CASE, BASE[:1])), write("b", runs(CASE, SLOWER[:1]))
-    assert main([a, b, "--fail-on", "slower:5%"]) == 0
+    assert main([a, b, "--fail-on", "slower:5%"]) == 1
     assert capsys.readouterr().err == (
-        "warning: --fail-on slower:5%: no case could be judged (--fail-on unjudged fails on that)\n"
+        "fail: slower:5%: no case could be judged: needs 3 repeats a side, has 1\n"
     )
     assert main([a, b, "--fail-on", "unjudged"]) == 1
     assert "needs 3 repeats" in capsys.readouterr().err
+    # nothing was measured that the gate speaks of
+    assert main([a, b, "--fail-on", "lower", "--metric", "epoch_time_s", "test_loss"]) == 1
+    assert "no case could be judged: no run has a value of test_loss" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("gate", ["slower:5%", "slower", "broken", "unjudged"])
+def test_a_gate_on_sweeps_that_share_nothing_fails(
+    write: Write, capsys: pytest.CaptureFixture[str], machine: Callable[..., Any], gate: str
+) -> None:
+    a, b = write("a", runs(CASE, BASE)), write("b", runs(replace(CASE, lr=0.1), BASE))
+    (result,) = machine(a, b, "--fail-on", gate, code=1)["gates"]
+    why = "they share no value of lr"
+    assert (result["passed"], result["judged"], result["why_unjudged"]) == (False, 0, [why])
+    assert main([a, b, "--fail-on", gate]) == 1
+    assert f"fail: {gate}: no case could be judged: {why}\n" in capsys.readouterr().err
+
+
+def test_a_gate_says_how_many_cases_it_could_not_judge(
+    write: Write, capsys: pytest.CaptureFixture[str], machine: Callable[..., Any]
+) -> None:
+    few = [replace(CASE, batch_size=b) for b in (32, 64)]
+    a = write("a", [*runs(CASE, BASE), *(r for c in few for r in runs(c, BASE[:1]))])
+    assert main([a, a, "--fail-on", "slower"]) == 0
+    assert capsys.readouterr().err == (
+        "warning: --fail-on slower: 2 of 3 cases could not be judged: "
+        "needs 3 repeats a side, has 1 (2 times)\n"
+    )
+    (result,) = machine(a, a, "--fail-on", "slower")["gates"]
+    assert (result["passed"], result["judged"], result["unjudged"]) == (True, 1, 2)
 
 
 @pytest.mark.parametrize(

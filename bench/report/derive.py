@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from bench.attempts import keep_latest, number_groups
 from bench.case import AXES
+from bench.conditions import BUSY_CORES
 from bench.gpu import EFFECTS
 from bench.peaks import peak_flops
 from bench.precision import PRECISIONS
@@ -365,10 +366,6 @@ _SLOWED, _CAPPED = (
     "|".join(name for name, effect in EFFECTS.items() if effect == wanted)
     for wanted in ("slowed", "capped")
 )
-
-
-BUSY_CORES = 0.15
-"""CPU cores that others may use during an epoch on a CPU; an idle machine's daemons stay below."""
 
 
 def _shared(records: pd.DataFrame) -> pd.Series:
