@@ -37,9 +37,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Metric:
-    """A column that is compared: how it is named and written.
+    """What is compared: a column, how it is named and written.
 
     Attributes:
+        name: the column's, unless ``error_of`` has it.
+        error_of: a column of accuracies, fractions of 1, where what is compared is 1 minus these.
         lower: the verdict where B is below A; ``higher`` where it is above.
         scale: base units in a ``unit``, for people.
         deterministic: may repeat to the last digit, and is then judged exactly. An allocator
@@ -51,7 +53,7 @@ class Metric:
             energy: arithmetic on NaN toggles fewer transistors.
     """
 
-    column: str
+    name: str
     label: str
     lower: str
     higher: str
@@ -61,6 +63,16 @@ class Metric:
     seeded: bool = False
     timed: bool = False
     diverged: bool = False
+    error_of: str = ""
+
+    @property
+    def column(self) -> str:
+        """The column of the records that is read."""
+        return self.error_of or self.name
+
+    def read(self, cell: float) -> float:
+        """What is compared of a cell of that column."""
+        return 1 - cell if self.error_of else float(cell)
 
     def word(self, verdict: Verdict) -> str:
         """Name a verdict on this metric."""
@@ -80,8 +92,12 @@ def _loss(column: str, label: str) -> Metric:
     return Metric(column, label, "lower", "higher", seeded=True)
 
 
+def _error(name: str, label: str, accuracy: str) -> Metric:
+    return Metric(name, label, "lower", "higher", "%", 0.01, seeded=True, error_of=accuracy)
+
+
 METRICS: dict[str, Metric] = {
-    metric.column: metric
+    metric.name: metric
     for metric in (
         _time("epoch_time_s", "epoch time"),
         _time("step_time_median_s", "median step time"),
@@ -90,6 +106,8 @@ METRICS: dict[str, Metric] = {
         *(_memory(column, f"peak memory of {what}") for column, what in MEMORY.items()),
         _loss("train_loss", "training loss"),
         _loss("test_loss", "test loss"),
+        _error("train_top1_error", "training top-1 error", "train_accuracy"),
+        _error("test_top1_error", "test top-1 error", "test_accuracy"),
         Metric("energy_j", "energy of the measured steps", "less", "more", "J", timed=True),
     )
 }
@@ -142,7 +160,8 @@ class Side:
 
     @cached_property
     def _columns(self) -> dict[str, list[Any]]:
-        names = {*METRICS, "status", "inferred", "executor", "run_seed"}
+        names = {m.column for m in METRICS.values()}
+        names |= {"status", "inferred", "executor", "run_seed"}
         names |= {c.column for c in CONDITIONS} | {c.known or c.column for c in CONDITIONS}
         return {name: self.records[name].tolist() for name in names}
 
@@ -163,7 +182,7 @@ class Side:
         rows = [i for i in self.rows.get(subject, []) if statuses[i] in counted]
         seeds = self._columns["run_seed"]
         # NaN is empty
-        return [(int(seeds[i]), float(values[i])) for i in rows if values[i] == values[i]]
+        return [(int(seeds[i]), metric.read(values[i])) for i in rows if values[i] == values[i]]
 
     def cells(self, subject: Subject, condition: Condition) -> list[Any]:
         """What those of the subject's runs that were measured and are used know of a condition."""
@@ -515,7 +534,7 @@ def pass_gate(comparison: Comparison, gate: Gate) -> Result:
     lacks = Counter(r.lack for r in ratios if r.judge(gate.margin) is Verdict.NONE)
     why = dict(lacks.most_common())
     if not ratios:
-        columns = [m.column for m in comparison.metrics if gate.word in (m.lower, m.higher)]
+        columns = [m.name for m in comparison.metrics if gate.word in (m.lower, m.higher)]
         none = f"no run has a value of {' or '.join(columns)}"
         why = {none if comparison.matched else _why_unmatched(comparison): 0}
     unjudged = lacks.total()
@@ -579,7 +598,7 @@ def introduce(comparison: Comparison, margin: float) -> Iterator[str]:
             f"warning: {_write_spoilt(side, condition, count)}; do not rely on times of these, "
             "measure again with another --out"
         )
-    empty = [metric.column for metric, found in comparison.metrics.items() if not found]
+    empty = [metric.name for metric, found in comparison.metrics.items() if not found]
     if matched and empty:
         yield f"not compared, as no run has a value: {', '.join(empty)}"
     limit = 1 + margin
@@ -672,7 +691,7 @@ def _metric_table(
     unit = f" in {metric.unit}" if metric.unit else ""
     numbers = ("A", "B", "B/A", "95 % interval", "p", "runs")
     return Table(
-        metric.column,
+        metric.name,
         f"{metric.label[0].upper()}{metric.label[1:]}{unit}: {summary}",
         _heads("case", *numbers, "verdict", "remarks", numbers=numbers),
         tuple(
@@ -719,7 +738,7 @@ def remarks(
     """What a reader must know of a finding before believing it."""
     subject, case = finding.subject, finding.subject.case
     if case.fraction < 1:
-        yield "extrapolated" if metric.column == "epoch_time_s" else "part of an epoch"
+        yield "extrapolated" if metric.name == "epoch_time_s" else "part of an epoch"
     if case.dataset == "synthetic":
         yield "synthetic"
     for kind in ("fake", "published"):
@@ -808,7 +827,7 @@ def render_json(comparison: Comparison, margin: float, results: Sequence[Result]
             for subject in comparison.matched
         ],
         "metrics": {
-            metric.column: [
+            metric.name: [
                 {
                     **_name_subject(finding.subject),
                     "a": [value for _, value in finding.a],
@@ -877,8 +896,9 @@ def build_parser() -> Parser:
         prog="python -m bench.compare",
         description="Say what changed from sweep A, the baseline, to sweep B, and how sure it is.",
         epilog="a margin of 2% is a ratio above 1.02 or below 1/1.02; a verdict needs "
-        f"{verdict.MIN_REPEATS} repeats a side, on a loss {verdict.MIN_SEEDS} seeds. Return code: "
-        "0; 1 where --fail-on found something, or could judge no case; 2 for a usage error.",
+        f"{verdict.MIN_REPEATS} repeats a side, and on a loss or an error {verdict.MIN_SEEDS} "
+        "seeds, which repeats have unless swept with --same-seed. Return code: 0; 1 where "
+        "--fail-on found something, or could judge no case; 2 for a usage error.",
         allow_abbrev=False,
     )
     add = parser.add_argument
@@ -889,7 +909,7 @@ def build_parser() -> Parser:
         "--metric",
         nargs="+",
         action="extend",
-        metavar="COLUMN",
+        metavar="NAME",
         help=f"what to compare, of {', '.join(METRICS)} (default: time, memory, loss, energy)",
     )
     add("--format", default="text", metavar="FORMAT", help="text, md or json (default: text)")
@@ -965,8 +985,8 @@ def _check_compared(gate: Gate, metrics: Sequence[Metric]) -> None:
     Raises:
         UsageError: it names the metrics that could.
     """
-    fitting = [m.column for m in METRICS.values() if gate.word in (m.lower, m.higher)]
-    if fitting and not any(metric.column in fitting for metric in metrics):
+    fitting = [m.name for m in METRICS.values() if gate.word in (m.lower, m.higher)]
+    if fitting and not any(metric.name in fitting for metric in metrics):
         raise UsageError(
             f"--fail-on {gate.text}: no metric compared can be {gate.word}; "
             f"add --metric {' or '.join(fitting)}"

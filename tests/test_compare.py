@@ -153,7 +153,25 @@ def test_chosen_metrics_are_compared_alone(write: Write, machine: Callable[..., 
 
 
 def test_metrics_are_columns_of_a_record() -> None:
-    assert set(METRICS) <= set(COLUMNS)
+    assert {metric.column for metric in METRICS.values()} <= set(COLUMNS)
+    assert all(name == metric.name for name, metric in METRICS.items())
+
+
+def test_accuracies_are_compared_as_errors(write: Write, machine: Callable[..., Any]) -> None:
+    def sweep(*accuracies: float) -> list[Record]:
+        return [
+            record(CASE, i, measurement=Measurement(train_accuracy=x))
+            for i, x in enumerate(accuracies, 1)
+        ]
+
+    a, b = write("a", sweep(0.20, 0.21, 0.19)), write("b", sweep(0.60, 0.61, 0.59))
+    (finding,) = machine(a, b, "--metric", "train_top1_error")["metrics"]["train_top1_error"]
+    assert finding["a"] == pytest.approx([0.80, 0.79, 0.81])
+    assert finding["ratio"] == pytest.approx(0.5, rel=1e-3)
+    assert finding["verdict"] == "lower"
+    one = write("c", [replace(row, run_seed=0) for row in sweep(0.6, 0.61, 0.59)])
+    (finding,) = machine(a, one, "--metric", "train_top1_error")["metrics"]["train_top1_error"]
+    assert finding["lack"] == "one seed in B: differs by 50 %, no verdict"
 
 
 def test_latest_attempts_count_and_sentinels_do_not(
