@@ -5,6 +5,7 @@ Run with UPDATE_README=1 to write the generated parts anew.
 
 from __future__ import annotations
 
+import csv
 import os
 import re
 import shlex
@@ -80,7 +81,20 @@ def checkout(tmp_path_factory: pytest.TempPathFactory, cifar10: Path) -> Path:
         subprocess.run(
             [*fake_sweep(["--out", f"results/{name}", "--repeats", "3"])], cwd=folder, check=True
         )
+        scatter_times(folder / "results" / name / "records.csv")
     return folder
+
+
+def scatter_times(records: Path) -> None:
+    """Give the fake's equal repeats a spread of 0.1 %, without which none could be judged."""
+    with records.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    for row in rows:
+        row["epoch_time_s"] = str(float(row["epoch_time_s"]) * (1 + int(row["repeat"]) / 1000))
+    with records.open("w", newline="") as file:
+        writer = csv.DictWriter(file, rows[0], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
 
 
 def fake_sweep(arguments: list[str]) -> list[str]:
