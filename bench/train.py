@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import chain
 
 import torch
 import torch.nn.functional as F
@@ -51,12 +52,22 @@ class Training:
         cast(model, precision).to(device, memory_format=self.memory_format)  # type: ignore[call-overload]
         self.model = model
         self.parameters = [p for p in model.parameters() if p.requires_grad]
-        # the masters are what the optimizer steps: fp32 copies, or the weights themselves
-        self.masters = (
-            [p.detach().float().clone().requires_grad_() for p in self.parameters]
-            if precision.masters
-            else self.parameters
-        )
+        # the masters are what the optimizer steps: fp32 copies, or the weights themselves where the
+        # precision has none or where the cast left them in fp32 (affine BatchNorm)
+        self.masters = [
+            p.detach().float().clone().requires_grad_()
+            if precision.masters and p.dtype != torch.float32
+            else p
+            for p in self.parameters
+        ]
+        # one list of (master, weight) for each dtype: in torch 2.9 and 2.10 a multi-tensor copy
+        # on CUDA writes the whole list as if it had its first destination's dtype, and later
+        # versions launch one kernel per tensor for a mixed list (pytorch pull request 173531)
+        copied: dict[torch.dtype, list[tuple[Tensor, Tensor]]] = {}
+        for master, weight in zip(self.masters, self.parameters, strict=True):
+            if master is not weight:
+                copied.setdefault(weight.dtype, []).append((master, weight))
+        self._copied = list(copied.values())
         # dynamic=False: the last, smaller batch compiles for itself during warm-up instead of
         # turning the full batch's code into the slower general one
         self.forward = torch.compile(model, dynamic=False) if compile else model
@@ -139,21 +150,26 @@ class Training:
 
     @torch.no_grad()
     def _update(self) -> Tensor:
-        """Step the optimizer, through the masters where there are any."""
-        if not self.precision.masters:
-            overflowed = self.loss_scale.step(self.optimizer, self.parameters)
-            self.optimizer.zero_grad(set_to_none=True)
-            return overflowed
-        pairs = [
-            (m, p) for m, p in zip(self.masters, self.parameters, strict=True) if p.grad is not None
-        ]
-        for master, _ in pairs:
-            if master.grad is None:
+        """Step the optimizer, through the masters where there are any.
+
+        The rule, for each weight that has a gradient: copy the gradient to its master in fp32,
+        step the master, and round the master to the weight's dtype. A weight in fp32 is its own
+        master and is not copied. A weight without a gradient is left as it is, momentum included.
+        """
+        for master, weight in chain.from_iterable(self._copied):
+            if weight.grad is None:
+                master.grad = None
+            elif master.grad is None:
                 master.grad = torch.empty_like(master)
-        torch._foreach_copy_([m.grad for m, _ in pairs], [p.grad for _, p in pairs])  # type: ignore[misc]
-        self.model.zero_grad(set_to_none=True)
+        moving = [[pair for pair in group if pair[1].grad is not None] for group in self._copied]
+        for pairs in filter(None, moving):
+            torch._foreach_copy_([m.grad for m, _ in pairs], [w.grad for _, w in pairs])  # type: ignore[misc]
+            for _, weight in pairs:
+                weight.grad = None  # its memory is free before the optimizer steps
         overflowed = self.loss_scale.step(self.optimizer, self.masters)
-        torch._foreach_copy_([p for _, p in pairs], [m for m, _ in pairs])
+        for pairs in filter(None, moving):
+            torch._foreach_copy_([w for _, w in pairs], [m for m, _ in pairs])
+        self.model.zero_grad(set_to_none=True)
         return overflowed
 
     @torch.no_grad()

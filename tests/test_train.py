@@ -2,13 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import chain
 from pathlib import Path
+from typing import cast
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from training_for_tests import (
+    CPU,
+    HALVES,
+    LR,
+    batch,
+    curve,
+    differing_masters,
+    distance,
+    fp32_curves,
+    outside_spread,
+    small,
+    spoil_batch_norm,
+    step_bound,
+    step_error,
+    training,
+)
 
 from bench.data import load, prepare
 from bench.data.batches import Batches
@@ -16,33 +34,6 @@ from bench.models import build_model
 from bench.precision import PRECISIONS
 from bench.timing import StepClock
 from bench.train import MOMENTUM, WEIGHT_DECAY, Training, train_epoch
-
-CPU = torch.device("cpu")
-LR = 0.05
-
-
-def small() -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(
-        nn.Conv2d(3, 8, 3, 2), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(1800, 10)
-    )
-
-
-def batch(size: int = 16, seed: int = 1) -> tuple[Tensor, Tensor]:
-    rng = torch.Generator().manual_seed(seed)
-    return torch.randn(size, 3, 32, 32, generator=rng), torch.randint(10, (size,), generator=rng)
-
-
-def training(precision: str = "fp32", **settings: object) -> Training:
-    return Training(small(), PRECISIONS[precision], CPU, lr=LR, **settings)  # type: ignore[arg-type]
-
-
-def distance(a: nn.Module, b: nn.Module) -> float:
-    """Relative distance of two networks' parameters, in float64."""
-    one, other = (
-        torch.cat([p.detach().double().flatten() for p in m.parameters()]) for m in (a, b)
-    )
-    return float((one - other).norm() / other.norm())
 
 
 def plain_epoch(steps: int, dtype: torch.dtype = torch.float32) -> tuple[nn.Module, list[float]]:
@@ -105,6 +96,106 @@ def test_masters_keep_what_half_precision_drops() -> None:
     assert master.dtype == torch.float32
     assert (master != 1).float().mean() > 0.9
     torch.testing.assert_close(weight, master.half())
+
+
+class Awkward(nn.Module):
+    """Whatever makes an update of lists go wrong: mixed dtypes, tied, frozen and idle weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv = nn.Conv2d(3, 8, 3, 2)
+        self.bn = nn.BatchNorm2d(8)
+        self.tied, self.again = nn.Conv2d(8, 8, 1), nn.Conv2d(8, 8, 1)
+        self.again.weight = self.tied.weight
+        self.head = nn.Linear(1800, 10)
+        self.head.bias.requires_grad_(False)
+        self.idle, self.sometimes = nn.Linear(4, 4), nn.Parameter(torch.ones(10))
+        self.uses_all = True
+
+    def _apply(self, fn, recurse=True):  # type: ignore[no-untyped-def]
+        """Have a cast leave one weight in bf16, as a layer that chooses its own format does."""
+        super()._apply(fn, recurse)
+        if self.conv.weight.dtype == torch.float16:
+            self.conv.weight.data = self.conv.weight.data.bfloat16()
+        return self
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.conv2d(x.to(self.conv.weight.dtype), self.conv.weight, stride=2).to(x.dtype)
+        x = torch.relu(self.again(self.tied(torch.relu(self.bn(x)))))
+        logits: Tensor = self.head(x.flatten(1))
+        return logits * self.sometimes if self.uses_all else logits
+
+
+@torch.no_grad()
+def update_each(ours: Training, masters: list[Tensor]) -> Tensor:
+    """The rule of an update, tensor by tensor: every weight has a copy in fp32, BatchNorm too."""
+    for master, weight in zip(masters, ours.parameters, strict=True):
+        master.grad = None if weight.grad is None else weight.grad.float().clone()
+    ours.model.zero_grad()
+    overflowed = ours.loss_scale.step(ours.optimizer, masters)
+    for master, weight in zip(masters, ours.parameters, strict=True):
+        weight.copy_(master)
+    return overflowed
+
+
+@pytest.mark.parametrize("build", [small, Awkward])
+@pytest.mark.parametrize(
+    ("precision", "scale"), [("fp16", 128.0), ("fp16", "dynamic"), ("bf16", None)]
+)
+def test_update_is_bitwise_the_rule(
+    build: Callable[[], nn.Module],
+    precision: str,
+    scale: float | str | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Three steps by lists of one dtype are three steps of one tensor after another."""
+    ours, plain = (
+        Training(build(), PRECISIONS[precision], CPU, lr=LR, loss_scale=scale) for _ in range(2)
+    )
+    masters = [m.detach().clone().requires_grad_() for m in plain.masters]
+    plain.optimizer = torch.optim.SGD(masters, LR, MOMENTUM, weight_decay=WEIGHT_DECAY, fused=True)
+    monkeypatch.setattr(plain, "_update", lambda: update_each(plain, masters))
+    for seed in range(3):
+        for one in (ours, plain):
+            if isinstance(one.model, Awkward):
+                one.model.uses_all = seed != 1
+        a, b = (one.step(*batch(seed=seed)) for one in (ours, plain))
+        assert all(map(torch.equal, a, b))
+        # weights that have no gradient yet are bitwise as they were too
+        for mine, master, theirs in zip(ours.parameters, ours.masters, masters, strict=True):
+            assert torch.equal(master, theirs)
+            assert torch.equal(mine, theirs.to(mine.dtype))
+    assert differing_masters(ours) == []
+
+
+def test_reset_restores_every_master() -> None:
+    """Tied, frozen, idle and in three dtypes."""
+    fresh, ours = (
+        Training(Awkward(), PRECISIONS["fp16"], CPU, lr=LR, loss_scale=128.0) for _ in range(2)
+    )
+    assert {w.dtype for w in ours.parameters} == {torch.float16, torch.bfloat16, torch.float32}
+    for seed in range(2):
+        ours.step(*batch(seed=seed))
+    ours.reset()
+    assert all(map(torch.equal, fresh.masters, ours.masters))
+    assert differing_masters(ours) == []
+    for seed in range(2):
+        assert fresh.step(*batch(seed=seed))[0] == ours.step(*batch(seed=seed))[0]
+    assert all(map(torch.equal, fresh.masters, ours.masters))
+
+
+def test_a_weight_without_a_gradient_is_left_alone() -> None:
+    """Its master is not stepped on the gradient of an earlier batch."""
+    ours = Training(Awkward(), PRECISIONS["fp16"], CPU, lr=LR, loss_scale=128.0)
+    model = cast("Awkward", ours.model)
+    at = next(i for i, p in enumerate(ours.parameters) if p is model.sometimes)
+    ours.step(*batch())
+    after_one = ours.masters[at].detach().clone()
+    model.uses_all = False
+    ours.step(*batch(seed=2))
+    assert torch.equal(ours.masters[at], after_one)
+    assert not torch.equal(after_one, torch.ones(10))
 
 
 def test_static_scale_lets_inf_through_and_dynamic_skips() -> None:
@@ -193,6 +284,64 @@ def test_epoch_hands_over_every_step() -> None:
     assert seen == [0, 1, 2]
     assert epoch.images == [8, 8, 3]
     assert len(epoch.losses) == len(epoch.correct) == len(clock.read()) == 3
+
+
+# ------------------------------------- what tests/gpu/test_training.py checks on a card, on a CPU
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_every_weight_is_its_master(precision: str) -> None:
+    ours = training(precision)
+    for seed in range(3):
+        ours.step(*batch(seed=seed))
+    assert differing_masters(ours) == []
+
+
+def test_half_bytes_in_batch_norm_are_seen() -> None:
+    """What torch 2.9 and 2.10 made on a card of a copy between lists of mixed dtype."""
+    ours = Training(small(), PRECISIONS["bf16"], CPU, lr=LR)
+    ours.masters = [m.detach().clone() for m in ours.masters]
+    spoil_batch_norm(ours)
+    assert differing_masters(ours) == ["1.weight"]
+    assert 0 < float(ours.parameters[2].detach().min()) < 0.01  # of weights that were 1
+
+
+@pytest.mark.parametrize("precision", [name for name in PRECISIONS if name != "tf32"])
+def test_a_step_is_within_the_bound_of_float64(precision: str) -> None:
+    assert step_error(precision) < step_bound(precision)
+
+
+def test_the_bounds_tell_formats_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """bf16 and fp16 are not within fp32's bound, and a spoilt BatchNorm is within none."""
+    assert step_error("bf16-amp") > step_error("fp16-amp") > step_bound("fp32")
+    made = Training.step
+
+    def spoilt(self: Training, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        result = made(self, x, y)
+        spoil_batch_norm(self)
+        return result
+
+    monkeypatch.setattr(Training, "step", spoilt)
+    assert step_error("bf16") > step_bound("bf16")
+
+
+@pytest.mark.slow
+def test_curves_stay_inside_the_seed_spread() -> None:
+    fp32 = fp32_curves()
+    assert all(one[-1] < one[0] for one in fp32)
+    assert {name: outside_spread(curve(training(name)), fp32) for name in HALVES} == {
+        name: [] for name in HALVES
+    }
+    spoilt, made = training("bf16"), Training._update
+
+    def spoil() -> Tensor:
+        overflowed = made(spoilt)
+        spoil_batch_norm(spoilt)
+        return overflowed
+
+    spoilt._update = spoil  # type: ignore[method-assign]
+    assert outside_spread(curve(spoilt), fp32)
+    assert outside_spread(torch.full((5,), torch.nan), fp32) == [0, 1, 2, 3, 4]
 
 
 @pytest.mark.slow
