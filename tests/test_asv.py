@@ -240,6 +240,35 @@ def test_a_harness_that_cannot_answer_is_no_figure(
         cases.track_epoch_time("fp32", "none", 8)
 
 
+# ------------------------------------------------------------------------------ kernel launches
+
+
+def test_launches_are_tracked_for_every_precision() -> None:
+    from bench.precision import PRECISIONS
+    from bench.rehearsal import rehearse
+    from benchmarks import rehearsal
+
+    assert set(rehearsal.PRECISIONS) == set(PRECISIONS)
+    track: Any = rehearsal.track_launches
+    assert track.params == [list(rehearsal.PRECISIONS)]
+    assert track.param_names == ["precision"]
+    assert track.unit == "launches"
+    assert track.version
+    assert track.pretty_source
+    launches = rehearsal.setup_cache()
+    # the most of any loss scaling: lower is better
+    expected = max(row.launches for row in rehearse(precisions=["fp16"], compile=[False]))
+    assert track(launches, "fp16") == expected > track(launches, "fp32") > 0
+
+
+def test_a_commit_without_a_rehearsal_has_no_launches(monkeypatch: pytest.MonkeyPatch) -> None:
+    from benchmarks import rehearsal
+
+    monkeypatch.setitem(sys.modules, "bench.rehearsal", None)
+    assert rehearsal.setup_cache() == {}
+    assert math.isnan(rehearsal.track_launches({}, "fp32"))
+
+
 # ------------------------------------------------------------------------------ importing a sweep
 
 

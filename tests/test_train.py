@@ -26,10 +26,12 @@ from training_for_tests import (
     step_bound,
     step_error,
     training,
+    watch_memory,
 )
 
 from bench.data import load, prepare
 from bench.data.batches import Batches
+from bench.gpu import Replay
 from bench.models import build_model
 from bench.precision import PRECISIONS
 from bench.timing import StepClock
@@ -323,6 +325,15 @@ def test_the_bounds_tell_formats_apart(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(Training, "step", spoilt)
     assert step_error("bf16") > step_bound("bf16")
+
+
+def test_readings_see_what_the_epoch_holds() -> None:
+    """Replayed: the card's peak in the epoch, over its baseline, raised to nothing."""
+    recording = Path(__file__).parent / "readings" / "healthy.jsonl"
+    device = Replay(recording.read_text().splitlines())
+    held, seen = watch_memory(device, lambda: 9 * 10**9)
+    assert held > seen.values["peak_device_bytes"] == 6 * 10**9
+    assert seen.notes == []
 
 
 @pytest.mark.slow

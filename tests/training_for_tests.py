@@ -5,13 +5,16 @@ The checks are functions here so that what runs on a card has run on a CPU first
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from bench.gpu import Device
 from bench.models import build_model
+from bench.monitor import Monitor, Observation
 from bench.precision import PRECISIONS, set_flags
 from bench.train import MOMENTUM, WEIGHT_DECAY, Training
 
@@ -169,3 +172,20 @@ def spoil_batch_norm(ours: Training) -> None:
             weight = module.weight.data
             halves = weight.to(torch.float16).view(torch.float32)
             weight[: len(halves)] = halves
+
+
+# ------------------------------------------------------------------------------- memory as sampled
+
+
+def watch_memory(device: Device, hold: Callable[[], int]) -> tuple[int, Observation]:
+    """What ``hold`` says it held, and what readings of the device alone saw in that epoch.
+
+    No bound is given to the monitor, so that its peaks are what was read.
+    """
+    with Monitor(device) as monitor:
+        monitor.watch(os.getpid())
+        monitor.enter("warmup")
+        monitor.enter("epoch")
+        held = hold()
+        monitor.enter("evaluation")
+        return held, monitor.close()

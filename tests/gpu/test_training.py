@@ -4,27 +4,44 @@ from __future__ import annotations
 
 import math
 import os
+import time
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 
 import pytest
 import torch
+from training_for_tests import (
+    HALVES,
+    batch,
+    curve,
+    differing_masters,
+    dpn_small,
+    fp32_curves,
+    outside_spread,
+    small,
+    step_bound,
+    step_error,
+    training,
+    watch_memory,
+)
 
 from bench.case import Case
 from bench.data import DatasetInfo, prepare
 from bench.environment import Platform, probe
 from bench.executors import Job, Settings
 from bench.executors.subprocess import SubprocessExecutor
+from bench.gpu import open_device
 from bench.precision import PRECISIONS, prove, set_flags
 from bench.record import Outcome, Status
-from bench.timing import StepClock, extrapolate
+from bench.timing import StepClock
 from bench.train import train_epoch
 from bench.worker import Channel, Reporter, set_up, start_over, warm_up_shapes
 
 pytestmark = pytest.mark.gpu
 
 CASE = Case(model="dpn26", dataset="synthetic", batch_size=512, fraction=0.2, device="cuda")
+HELD_BYTES = 2 * 2**30
 SCALES = {"fp16": 128.0, "fp16-amp": "dynamic"}
 
 
@@ -64,12 +81,10 @@ def test_a_case_in_every_precision(name: str, platform: Platform, run) -> None: 
     assert m.epoch_time_s
     assert m.setup_time_s
     assert m.warmup_time_s
-    # tensors <= allocator <= device: three of the four truths are ordered
-    assert m.peak_allocated_bytes
-    assert m.peak_allocated_bytes <= m.peak_reserved_bytes <= (m.peak_device_bytes or math.inf)
+    # the device's peak is raised to the allocator's where readings missed it; see watch_memory
+    assert 0 < m.peak_allocated_bytes <= m.peak_reserved_bytes
     assert m.warmup_reserved_bytes >= m.peak_allocated_bytes
-    assert m.train_loss is not None
-    assert m.train_loss < 3
+    assert math.isfinite(m.train_loss)  # whether it learns what fp32 does: the curves, below
     assert m.energy_j or "energy_j" in (m.missing or "")
 
 
@@ -109,13 +124,74 @@ def test_tf32_left_on_under_an_fp32_label_is_caught(platform: Platform) -> None:
 
 
 def test_a_tenth_extrapolates_to_the_whole(run) -> None:  # type: ignore[no-untyped-def]
-    """Within 2 % at a fraction of 0.1, told from the first tenth of the same epoch's steps."""
-    outcome = run(replace(CASE, precision="fp16", loss_scale=128.0, fraction=1.0, batch_size=500))
-    times = [step.time_s for step in outcome.steps]
-    tenth = times[: len(times) // 10]
-    error = extrapolate(sum(tenth), tenth, len(times), 0.0) / sum(times) - 1
+    """Within 3 % of a whole epoch that another process trained: a process repeats within 1 %."""
+    case = replace(CASE, precision="fp16", loss_scale=128.0, batch_size=500)
+    tenth, whole = (run(replace(case, fraction=part)).measurement for part in (0.1, 1.0))
+    assert (tenth.measured_steps, whole.measured_steps) == (10, 100)
+    error = tenth.epoch_time_s / whole.measured_time_s - 1
     print(f"extrapolation error at 0.1: {100 * error:+.2f} %")
-    assert abs(error) < 0.02
+    assert abs(error) < 0.03
+
+
+def test_readings_see_what_the_allocator_holds(platform: Platform) -> None:
+    """The sampled peak, not raised to any bound, from a process whose allocator is asked itself."""
+    device = torch.device("cuda")
+    torch.ones(1, device=device)  # the context is in the baseline
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_reserved()
+
+    def hold() -> int:
+        held = torch.empty(HELD_BYTES, dtype=torch.uint8, device=device)
+        torch.cuda.synchronize()
+        time.sleep(0.3)  # some twenty readings
+        held_bytes = torch.cuda.memory_reserved() - before
+        del held
+        torch.cuda.empty_cache()
+        return held_bytes
+
+    reserved, seen = watch_memory(open_device(platform.environment.gpu_uuid), hold)
+    assert reserved >= HELD_BYTES
+    # CUDA hands memory out in pages of 2 MiB; nothing else in this process asks for any
+    assert reserved <= seen.values["peak_device_bytes"] < reserved + 64 * 2**20
+    if "peak_process_bytes" in seen.values:
+        assert seen.values["peak_process_bytes"] >= reserved
+    assert not any("peak_device_bytes" in note for note in seen.notes)
+
+
+@pytest.mark.parametrize("name", PRECISIONS)
+@pytest.mark.parametrize("build", [small, dpn_small])
+def test_every_weight_is_its_master(name: str, build, platform: Platform) -> None:  # type: ignore[no-untyped-def]
+    """Bitwise, after steps: in torch 2.9 and 2.10 a copy of mixed lists spoilt BatchNorm here."""
+    skip_unless_native(platform, name)
+    ours = training(name, torch.device("cuda"), build=build)
+    for seed in range(5):
+        ours.step(*batch(seed=seed, device=ours.device))
+    assert differing_masters(ours) == []
+
+
+@pytest.mark.parametrize("name", PRECISIONS)
+def test_a_step_is_within_the_bound_of_float64(name: str, platform: Platform) -> None:
+    skip_unless_native(platform, name)
+    error = step_error(name, torch.device("cuda"))
+    print(f"{name}: {error:.1e} from float64, bound {step_bound(name):.1e}")
+    assert error < step_bound(name)
+
+
+@pytest.fixture(scope="module")
+def fp32() -> list[torch.Tensor]:
+    return fp32_curves(torch.device("cuda"), dpn_small)
+
+
+@pytest.mark.parametrize("name", HALVES)
+def test_curves_stay_inside_the_seed_spread(
+    name: str, fp32: list[torch.Tensor], platform: Platform
+) -> None:
+    skip_unless_native(platform, name)
+    assert all(one[-1] < one[0] for one in fp32)
+    ours = training(name, torch.device("cuda"), build=dpn_small)
+    mine = curve(ours)
+    assert outside_spread(mine, fp32) == [], f"{mine.tolist()} of {[c.tolist() for c in fp32]}"
+    assert differing_masters(ours) == []
 
 
 def test_out_of_memory_is_a_row(  # type: ignore[no-untyped-def]
