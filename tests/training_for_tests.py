@@ -5,6 +5,7 @@ The checks are functions here so that what runs on a card has run on a CPU first
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Sequence
 
@@ -77,7 +78,7 @@ def differing_masters(ours: Training) -> list[str]:
 
 # ------------------------------------------------------------------------- one step, from float64
 
-ROUNDINGS = 16
+ROUNDINGS, SUMS, TERMS = 16, 7, 3600
 UNIT = {
     "float32": 2.0**-24,
     "tfloat32": 2.0**-11,
@@ -90,14 +91,19 @@ UNIT = {
 def step_bound(precision: str) -> float:
     """How far the update of one step may be from float64's, relative to its norm.
 
-    To first order each rounding on the way adds at most one unit to the relative error. In `small`
-    there are 14 of them: image, two weights and two biases; outputs of convolution, BatchNorm and
-    classifier; the gradients of logits, classifier (weight and input), BatchNorm and convolution
-    (weight and input, of which the latter is not needed). ReLU rounds nothing. 16 leaves two for
-    the sums within kernels, which keep fp32. Below 2^-24 fp16 loses gradients altogether; at a
-    scale of 128 and with gradients near 1e-2 that is less than a unit.
+    To first order each rounding to the format adds at most one unit to the relative error. In
+    `small` there are 14: image, two weights and two biases; the outputs of convolution, BatchNorm
+    and classifier; the gradients of logits, of the classifier's weight, bias and input, of
+    BatchNorm's input, and of the convolution's weight. ReLU rounds nothing. Two are left over, for
+    gradients that fp16 loses: those below 2^-24, where the scaled ones are near 1.
+
+    The sums are in fp32 whatever the format. One of n terms adds sqrt(n) units of fp32 if roundings
+    are as often up as down (Higham, Accuracy and Stability of Numerical Algorithms, 2002, 2.8).
+    There are seven: in convolution and classifier and the gradients of their weights, in
+    BatchNorm's mean, variance and gradient; the longest is over 16 images of 15 by 15 positions.
     """
-    return ROUNDINGS * UNIT[PRECISIONS[precision].arithmetic]
+    unit = UNIT[PRECISIONS[precision].arithmetic]
+    return ROUNDINGS * unit + SUMS * math.sqrt(TERMS) * UNIT["float32"]
 
 
 def step_error(precision: str, device: torch.device = CPU) -> float:
