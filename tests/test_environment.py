@@ -117,7 +117,7 @@ def test_dataset_is_part_of_what_must_agree() -> None:
     assert {"gpu", "driver", "torch", "dataset_fingerprint", "code"} <= set(COMPARABLE)
 
 
-@pytest.mark.parametrize("module", ["sweep", "report", "compare", "overhead"])
+@pytest.mark.parametrize("module", ["sweep", "report", "compare", "overhead", "rehearsal"])
 def test_help_imports_nothing_heavy(module: str) -> None:
     """What makes --help slow, rather than how slow it was: torch takes 1.6 s, pandas 0.3 s."""
     code = (

@@ -147,11 +147,9 @@ def curve(ours: Training, seed: int = 0) -> Tensor:
     return torch.stack(losses).double().cpu().view(-1, WINDOW).mean(dim=1)
 
 
-def fp32_curves(
-    device: torch.device = CPU, build: Callable[[int], nn.Module] = small
-) -> list[Tensor]:
+def fp32_curves(device: torch.device = CPU) -> list[Tensor]:
     """The curves of fp32, one for each seed of weights and batches."""
-    return [curve(training("fp32", device, seed, build), seed) for seed in SEEDS]
+    return [curve(training("fp32", device, seed), seed) for seed in SEEDS]
 
 
 def outside_spread(mine: Tensor, fp32: Sequence[Tensor]) -> list[int]:

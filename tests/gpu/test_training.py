@@ -179,7 +179,7 @@ def test_a_step_is_within_the_bound_of_float64(name: str, platform: Platform) ->
 
 @pytest.fixture(scope="module")
 def fp32() -> list[torch.Tensor]:
-    return fp32_curves(torch.device("cuda"), dpn_small)
+    return fp32_curves(torch.device("cuda"))
 
 
 @pytest.mark.parametrize("name", HALVES)
@@ -188,7 +188,7 @@ def test_curves_stay_inside_the_seed_spread(
 ) -> None:
     skip_unless_native(platform, name)
     assert all(one[-1] < one[0] for one in fp32)
-    ours = training(name, torch.device("cuda"), build=dpn_small)
+    ours = training(name, torch.device("cuda"))
     mine = curve(ours)
     assert outside_spread(mine, fp32) == [], f"{mine.tolist()} of {[c.tolist() for c in fp32]}"
     assert differing_masters(ours) == []
