@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -263,6 +263,7 @@ def test_multi_tensor_launches_of_known_lists() -> None:
     assert count_multi_tensor([CHUNK * BLOCKS + 1], 1) == 2
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, 40 * CHUNK), max_size=300), st.integers(1, 5))
 def test_multi_tensor_launches_hold_what_they_can(sizes: list[int], lists: int) -> None:
     launches = count_multi_tensor(sizes, lists)
