@@ -13,8 +13,8 @@ import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, fields
-from enum import IntEnum
+from dataclasses import asdict, dataclass, field, fields, replace
+from enum import IntEnum, StrEnum
 from importlib import import_module
 from typing import IO, TYPE_CHECKING, Any, Protocol
 
@@ -190,8 +190,43 @@ _LACKS = frozenset(
 )
 
 
+class Lack(StrEnum):
+    """Why NVML cannot be used at all."""
+
+    meaning: str
+
+    def __new__(cls, value: str, meaning: str) -> Lack:
+        """Make a member from its spelling in JSON and its meaning."""
+        member = str.__new__(cls, value)
+        member._value_ = value
+        member.meaning = meaning
+        return member
+
+    NOT_INSTALLED = "not installed", "nvidia-ml-py is not installed"
+    NO_DRIVER = "no driver", "no NVIDIA driver (libnvidia-ml is not there)"
+    NOT_LOADED = "not loaded", "the NVIDIA driver is not loaded"
+    NO_PERMISSION = "no permission", "no permission to talk to the NVIDIA driver"
+    MISMATCH = (
+        "mismatch",
+        "the NVIDIA driver and its library differ in version; reboot to fix this",
+    )
+    OTHER = "other", "NVML"
+
+
+_START_ERRORS: Mapping[str, Lack] = {
+    "NVMLError_LibraryNotFound": Lack.NO_DRIVER,
+    "NVMLError_DriverNotLoaded": Lack.NOT_LOADED,
+    "NVMLError_NoPermission": Lack.NO_PERMISSION,
+    "NVMLError_LibRmVersionMismatch": Lack.MISMATCH,
+}
+
+
 class NvmlMissingError(Exception):
     """NVML cannot be used; the message is the reason, in one line."""
+
+    def __init__(self, lack: Lack, reason: str = "") -> None:
+        super().__init__(reason or lack.meaning)
+        self.lack = lack
 
 
 def _start(nvml: Any) -> Any:
@@ -199,21 +234,25 @@ def _start(nvml: Any) -> Any:
     try:
         nvml = nvml or import_module("pynvml")
     except ImportError:
-        raise NvmlMissingError("nvidia-ml-py is not installed") from None
+        raise NvmlMissingError(Lack.NOT_INSTALLED) from None
     try:
         nvml.nvmlInit()
     except nvml.NVMLError as error:
-        raise NvmlMissingError(
-            {
-                "NVMLError_LibraryNotFound": "no NVIDIA driver (libnvidia-ml is not there)",
-                "NVMLError_DriverNotLoaded": "the NVIDIA driver is not loaded",
-                "NVMLError_NoPermission": "no permission to talk to the NVIDIA driver",
-                "NVMLError_LibRmVersionMismatch": (
-                    "the NVIDIA driver and its library differ in version; a reboot mends it"
-                ),
-            }.get(type(error).__name__, f"NVML: {error}")
-        ) from None
+        lack = _START_ERRORS.get(type(error).__name__, Lack.OTHER)
+        reason = f"NVML: {error}" if lack is Lack.OTHER else ""
+        raise NvmlMissingError(lack, reason) from None
     return nvml
+
+
+def check_nvml(nvml: Any = None) -> tuple[Lack | None, str]:
+    """Why NVML cannot be used, as a member and as a line; None and empty where it can."""
+    try:
+        nvml = _start(nvml)
+    except NvmlMissingError as missing:
+        return missing.lack, str(missing)
+    with suppress(nvml.NVMLError):
+        nvml.nvmlShutdown()
+    return None, ""
 
 
 class Nvml:
@@ -242,7 +281,7 @@ class Nvml:
                 self._card = self._nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(self._card)
         except self._errors as error:
             self.close()
-            raise NvmlMissingError(f"NVML cannot open {uuid}: {error}") from None
+            raise NvmlMissingError(Lack.OTHER, f"NVML cannot open {uuid}: {error}") from None
         meter = "power is metered for the whole card, not for a MIG instance"
         metered = ("energy_j", "power_w", "power_limit_w")
         self._lacks: dict[str, str] = dict.fromkeys(metered, meter) if mig else {}
@@ -563,10 +602,12 @@ class Recorder:
 
 @dataclass(frozen=True)
 class Card:
-    """A GPU or MIG instance that CUDA would offer, as NVML describes it.
+    """A GPU or MIG instance that CUDA would offer, as NVML describes it; None where it does not.
 
     ``index`` is that of the GPU in NVML's order, that of the PCI bus. ``names`` are the
-    spellings `CUDA_VISIBLE_DEVICES` may begin with. ``power_limit_w`` is None for an instance.
+    spellings `CUDA_VISIBLE_DEVICES` may begin with. ``driver_cuda`` is the newest CUDA that the
+    driver can run. What belongs to the whole card (link, ECC, persistence mode) is told of an
+    instance too; its power and clocks are not its own, and None.
     """
 
     uuid: str
@@ -575,8 +616,43 @@ class Card:
     memory_bytes: int | None = None
     capability: tuple[int, int] | None = None
     driver: str | None = None
+    driver_cuda: tuple[int, int] | None = None
+    mig: bool | None = None
+    ecc: bool | None = None
+    persistence_mode: bool | None = None
+    pcie: Link | None = None
     power_limit_w: float | None = None
+    default_power_limit_w: float | None = None
+    application_clock_mhz: int | None = None
+    default_application_clock_mhz: int | None = None
     names: tuple[str, ...] = field(default=(), repr=False)
+
+
+@dataclass(frozen=True)
+class Link:
+    """A PCIe link: what it runs at now, and at most. An idle card lowers its generation."""
+
+    generation: int
+    width: int
+    max_generation: int
+    max_width: int
+
+    def __str__(self) -> str:
+        """As in the column `pcie`: ``gen 4 x16, at most gen 5 x16``."""
+        now, most = f"gen {self.generation} x{self.width}", (self.max_generation, self.max_width)
+        return f"{now}, at most gen {most[0]} x{most[1]}"
+
+
+def find_card(uuid: str, cards: Iterable[Card]) -> Card | None:
+    """The card of ``uuid``, with or without its prefix ``GPU-`` or ``MIG-``; None if not there.
+
+    torch spells the UUID of a MIG instance with the prefix of a GPU.
+    """
+
+    def bare(text: str) -> str:
+        return text.removeprefix("GPU-").removeprefix("MIG-")
+
+    return next((card for card in cards if bare(card.uuid) == bare(uuid)), None)
 
 
 def find_cards(nvml: Any = None, environ: Mapping[str, str] = os.environ) -> tuple[list[Card], str]:
@@ -594,10 +670,14 @@ def find_cards(nvml: Any = None, environ: Mapping[str, str] = os.environ) -> tup
         return [], str(missing)
     try:
         driver = nvml.nvmlSystemGetDriverVersion()
+        cuda = None
+        with suppress(AttributeError, nvml.NVMLError):
+            number = nvml.nvmlSystemGetCudaDriverVersion_v2()  # 13020 is CUDA 13.2
+            cuda = (number // 1000, number % 1000 // 10)
         cards = [
-            card
+            replace(card, driver=driver, driver_cuda=cuda)
             for index in range(nvml.nvmlDeviceGetCount())
-            for card in _describe(nvml, index, driver)
+            for card in _describe(nvml, index)
         ]
     except nvml.NVMLError as error:
         return [], f"NVML: {error}"
@@ -611,7 +691,7 @@ def find_cards(nvml: Any = None, environ: Mapping[str, str] = os.environ) -> tup
     return [], f"CUDA_VISIBLE_DEVICES={visible!r} names no card" if cards else "no GPU is there"
 
 
-def _describe(nvml: Any, index: int, driver: str) -> list[Card]:
+def _describe(nvml: Any, index: int) -> list[Card]:
     """The card at ``index``, or its MIG instances where it is divided."""
 
     def ask(name: str, *args: Any) -> Any:
@@ -622,22 +702,40 @@ def _describe(nvml: Any, index: int, driver: str) -> list[Card]:
     uuid = gpu and ask("nvmlDeviceGetUUID", gpu)
     if not uuid:  # lost, or kept from this user
         return []
-    name = ask("nvmlDeviceGetName", gpu) or "unknown GPU"
     capability = ask("nvmlDeviceGetCudaComputeCapability", gpu)
-    capability = tuple(capability) if capability else None
-    if not (ask("nvmlDeviceGetMigMode", gpu) or (0, 0))[0]:
+    mig, ecc = ask("nvmlDeviceGetMigMode", gpu), ask("nvmlDeviceGetEccMode", gpu)
+    persistence = ask("nvmlDeviceGetPersistenceMode", gpu)
+    link = [
+        ask(f"nvmlDeviceGet{which}PcieLink{what}", gpu)
+        for which in ("Curr", "Max")
+        for what in ("Generation", "Width")
+    ]
+    whole = Card(
+        uuid,
+        ask("nvmlDeviceGetName", gpu) or "unknown GPU",
+        index,
+        capability=tuple(capability) if capability else None,
+        # of two modes the first is in force, the second after a reset
+        mig=bool(mig[0]) if mig else None,
+        ecc=bool(ecc[0]) if ecc else None,
+        persistence_mode=None if persistence is None else bool(persistence),
+        pcie=None if None in link else Link(*link),
+    )
+    if not whole.mig:
         memory = ask("nvmlDeviceGetMemoryInfo", gpu)
         limit = ask("nvmlDeviceGetEnforcedPowerLimit", gpu)
+        usual = ask("nvmlDeviceGetPowerManagementDefaultLimit", gpu)
+        clock = ask("nvmlDeviceGetApplicationsClock", gpu, nvml.NVML_CLOCK_SM)
+        usual_clock = ask("nvmlDeviceGetDefaultApplicationsClock", gpu, nvml.NVML_CLOCK_SM)
         return [
-            Card(
-                uuid,
-                name,
-                index,
-                memory and memory.total,
-                capability,
-                driver,
-                limit and limit / 1e3,
-                (uuid,),
+            replace(
+                whole,
+                memory_bytes=memory and memory.total,
+                power_limit_w=limit and limit / 1e3,
+                default_power_limit_w=usual and usual / 1e3,
+                application_clock_mhz=clock,
+                default_application_clock_mhz=usual_clock,
+                names=(uuid,),
             )
         ]
     cards: list[Card] = []
@@ -647,21 +745,13 @@ def _describe(nvml: Any, index: int, driver: str) -> list[Card]:
         if own:
             memory = ask("nvmlDeviceGetMemoryInfo", instance)
             ids = [ask(f"nvmlDeviceGet{kind}InstanceId", instance) for kind in ("Gpu", "Compute")]
+            # the second spelling is that before driver 470; a divided card stands for its first
+            # instance
+            names = (own, f"MIG-{uuid}/{ids[0]}/{ids[1]}", *(() if cards else (uuid,)))
+            name = ask("nvmlDeviceGetName", instance) or f"{whole.name} MIG"
             cards.append(
-                Card(
-                    own,
-                    ask("nvmlDeviceGetName", instance) or f"{name} MIG",
-                    index,
-                    memory and memory.total,
-                    capability,
-                    driver,
-                    names=(
-                        own,
-                        # the spelling before driver 470
-                        f"MIG-{uuid}/{ids[0]}/{ids[1]}",
-                        # a divided card stands for its first instance
-                        *(() if cards else (uuid,)),
-                    ),
+                replace(
+                    whole, uuid=own, name=name, memory_bytes=memory and memory.total, names=names
                 )
             )
     return cards

@@ -19,12 +19,16 @@ from bench.gpu import (
     Card,
     Depth,
     Host,
+    Lack,
+    Link,
     Nvml,
     Process,
     Reading,
     Recorder,
     Replay,
     Unseen,
+    check_nvml,
+    find_card,
     find_cards,
     find_neighbours,
     open_device,
@@ -83,6 +87,16 @@ ANSWERS = {  # a handle is its UUID
     "nvmlInit": lambda fake: setattr(fake, "open", fake.open + 1),
     "nvmlShutdown": lambda fake: setattr(fake, "open", fake.open - 1),
     "nvmlSystemGetDriverVersion": lambda fake: "580.65",
+    "nvmlSystemGetCudaDriverVersion_v2": lambda fake: 13010,
+    "nvmlDeviceGetEccMode": lambda fake, h: [1, 0],
+    "nvmlDeviceGetPersistenceMode": lambda fake, h: 1,
+    "nvmlDeviceGetCurrPcieLinkGeneration": lambda fake, h: 4,
+    "nvmlDeviceGetCurrPcieLinkWidth": lambda fake, h: 16,
+    "nvmlDeviceGetMaxPcieLinkGeneration": lambda fake, h: 5,
+    "nvmlDeviceGetMaxPcieLinkWidth": lambda fake, h: 16,
+    "nvmlDeviceGetPowerManagementDefaultLimit": lambda fake, h: 700_000,
+    "nvmlDeviceGetApplicationsClock": lambda fake, h, kind: 1980,
+    "nvmlDeviceGetDefaultApplicationsClock": lambda fake, h, kind: 1980,
     "nvmlDeviceGetCount": lambda fake: len(fake.cards),
     "nvmlDeviceGetHandleByIndex": handle_by_index,
     "nvmlDeviceGetHandleByUUID": handle_by_uuid,
@@ -201,17 +215,20 @@ def test_a_library_that_is_missing(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("code", "reason"),
+    ("code", "reason", "lack"),
     [
-        ("LIB_RM_VERSION_MISMATCH", "differ in version"),
-        ("LIBRARY_NOT_FOUND", "no NVIDIA driver"),
-        ("DRIVER_NOT_LOADED", "not loaded"),
-        ("NO_PERMISSION", "no permission"),
-        ("UNKNOWN", "NVML: Unknown Error"),
+        ("LIB_RM_VERSION_MISMATCH", "differ in version; reboot to fix this", Lack.MISMATCH),
+        ("LIBRARY_NOT_FOUND", "no NVIDIA driver", Lack.NO_DRIVER),
+        ("DRIVER_NOT_LOADED", "not loaded", Lack.NOT_LOADED),
+        ("NO_PERMISSION", "no permission", Lack.NO_PERMISSION),
+        ("UNKNOWN", "NVML: Unknown Error", Lack.OTHER),
     ],
 )
-def test_a_driver_that_does_not_start(code, reason):
+def test_a_driver_that_does_not_start(code, reason, lack):
     nvml = FakeNvml(nvmlInit=error(code))
+    found, said = check_nvml(nvml)
+    assert found is lack
+    assert reason in said
     assert reason in open_device(GPU, nvml).why("energy_j")
     cards, why = find_cards(nvml, {})
     assert cards == []
@@ -528,20 +545,50 @@ class TestCards:
         nvml = FakeNvml()
         cards, why = find_cards(nvml, {})
         assert cards == [
-            Card(GPU, "NVIDIA H200", 0, 140_000_000_000, (9, 0), "580.65", 700.0, names=(GPU,))
+            Card(
+                GPU,
+                "NVIDIA H200",
+                0,
+                140_000_000_000,
+                (9, 0),
+                driver="580.65",
+                driver_cuda=(13, 1),
+                mig=False,
+                ecc=True,
+                persistence_mode=True,
+                pcie=Link(4, 16, 5, 16),
+                power_limit_w=700.0,
+                default_power_limit_w=700.0,
+                application_clock_mhz=1980,
+                default_application_clock_mhz=1980,
+                names=(GPU,),
+            )
         ]
+        assert str(cards[0].pcie) == "gen 4 x16, at most gen 5 x16"
         assert why == ""
         assert nvml.open == 0
 
-    def test_facts_a_driver_lacks_are_none(self):
-        nvml = FakeNvml(
-            nvmlDeviceGetMemoryInfo=error("NOT_SUPPORTED"),
-            nvmlDeviceGetMigMode=error("NOT_SUPPORTED"),
-            nvmlDeviceGetCudaComputeCapability=AttributeError,
-            nvmlDeviceGetEnforcedPowerLimit=error("NOT_SUPPORTED"),
-        )
+    @pytest.mark.parametrize("fault", [error("NOT_SUPPORTED"), AttributeError], ids=str)
+    def test_facts_a_driver_lacks_are_none(self, fault):
+        needed = {"nvmlInit", "nvmlShutdown", "nvmlSystemGetDriverVersion", "nvmlDeviceGetCount"}
+        needed |= {"nvmlDeviceGetHandleByIndex", "nvmlDeviceGetUUID", "nvmlDeviceGetName"}
+        nvml = FakeNvml(**dict.fromkeys(ANSWERS.keys() - needed, fault))
         ((card,), _) = find_cards(nvml, {})
-        assert (card.memory_bytes, card.capability, card.power_limit_w) == (None, None, None)
+        assert card == Card(GPU, "NVIDIA H200", 0, driver="580.65", names=(GPU,))
+
+    def test_a_card_is_found_by_uuid_whatever_its_prefix_and_place(self):
+        cards, _ = find_cards(FakeNvml(cards=(OTHER, GPU)), {})
+        assert find_card(GPU, cards) is find_card(GPU.removeprefix("GPU-"), cards) is cards[1]
+        assert find_card("GPU-nobody", cards) is None
+        divided, _ = find_cards(FakeNvml(mig=True), {})
+        assert find_card(MIG.replace("MIG-", "GPU-"), divided) is divided[0]
+
+    def test_an_instance_is_told_of_its_card_but_not_of_its_power(self):
+        ((card,), _) = find_cards(FakeNvml(mig=True), {})
+        assert (card.mig, card.ecc, card.persistence_mode) == (True, True, True)
+        assert card.pcie == Link(4, 16, 5, 16)
+        assert card.power_limit_w is card.default_power_limit_w is None
+        assert card.application_clock_mhz is None
 
     def test_a_card_kept_from_this_user_is_passed_over(self):
         cards, _ = find_cards(FakeNvml(cards=(None, GPU)), {})
