@@ -1,7 +1,8 @@
-"""What a case runs on: host, code, torch, GPU.
+"""What a case runs on: host, code, torch, GPU; and the models it trains.
 
-`python -m bench.environment cuda` prints it as JSON. A sweep asks it of a process of its own, so
-that the sweep itself never imports torch or holds a CUDA context.
+`python -m bench.environment cuda mynet:build` prints, as JSON, what needs torch to be known. A
+sweep asks it of a process of its own, so that the sweep itself never imports torch or the user's
+code, or holds a CUDA context.
 """
 
 from __future__ import annotations
@@ -9,19 +10,29 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
+import signal
 import socket
 import subprocess
 import sys
-from dataclasses import asdict, dataclass, fields
+import threading
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
 from functools import cache
 from hashlib import sha256
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryFile
+from typing import Any
 
 from bench.data import DatasetInfo
 from bench.errors import UsageError
-from bench.gpu import find_cards
+from bench.fingerprint import Fingerprint, examine_in_fork
+from bench.gpu import Card, find_card, find_cards
 from bench.precision import Precision
 from bench.record import Environment
 
@@ -61,41 +72,168 @@ class Platform:
         return tuple(int(n) for n in (self.environment.capability or "0.0").split("."))
 
 
+@dataclass(frozen=True)
+class DeviceAnswer:
+    """What torch says of a device: fields of `Environment`, or why it cannot be used."""
+
+    environment: dict[str, Any] = field(default_factory=dict)
+    fp16_native: bool = True
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a fresh process said of torch, of devices by name and of models by name.
+
+    ``error`` is why torch cannot be asked at all. A model is a `Fingerprint`, or the line that
+    says what is wrong with it.
+    """
+
+    error: str = ""
+    devices: dict[str, DeviceAnswer] = field(default_factory=dict)
+    models: dict[str, Fingerprint | str] = field(default_factory=dict)
+
+    def platform(self, device: str) -> Platform:
+        """The device, described together with this host.
+
+        Raises:
+            UsageError: torch is missing or broken, or cannot use the device.
+        """
+        if why := self.error or self.devices[device].error:
+            raise UsageError(why)
+        environment = describe_host()
+        for name, value in self.devices[device].environment.items():
+            setattr(environment, name, value)
+        if environment.gpu_uuid is not None:
+            describe_card(environment, find_card(environment.gpu_uuid, find_cards()[0]))
+        return Platform(environment, self.devices[device].fp16_native)
+
+    def fingerprint(self, model: str) -> Fingerprint:
+        """The model.
+
+        Raises:
+            UsageError: it cannot be imported, built or run, or torch cannot.
+        """
+        found = self.error or self.models[model]
+        if isinstance(found, str):
+            raise UsageError(found)
+        return found
+
+
+def ask(
+    devices: Sequence[str],
+    models: Sequence[str] = (),
+    *,
+    timeout_s: float = 600.0,
+    look: Callable[[Answer, int], None] = lambda answer, pid: None,
+) -> Answer:
+    """Ask a fresh process about devices ("cuda" or "cpu") and models.
+
+    Args:
+        timeout_s: how long it may take, the user's models included.
+        look: called with the answer and the process's id while it still holds the devices.
+    """
+    command = [sys.executable, "-m", "bench.environment", *devices, *models]
+    pipe = subprocess.PIPE
+    with (
+        TemporaryFile() as errors,
+        # a session of its own, so that whatever a user's model starts can be ended with it
+        subprocess.Popen(
+            command, stdin=pipe, stdout=pipe, stderr=errors, start_new_session=True
+        ) as process,
+    ):
+        late = False
+
+        def end() -> None:
+            nonlocal late
+            late = True
+            os.killpg(process.pid, signal.SIGKILL)
+
+        timer = threading.Timer(timeout_s, end)
+        timer.start()
+        try:
+            assert process.stdout is not None
+            answer = _read_answer(process.stdout.readline())
+            if answer is not None:
+                look(answer, process.pid)
+            process.communicate()
+        finally:
+            timer.cancel()
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+        errors.seek(0)
+        said = errors.read().decode(errors="replace").strip().splitlines()
+    if answer is not None:
+        return answer
+    if late and models:
+        what = ", ".join(models)
+        return Answer(f"model {what}: not built and run within {timeout_s:g} s (--timeout)")
+    last = said[-1] if said else "it said nothing"
+    return Answer(f"torch cannot be asked about the device: {last}; install torch>=2.9")
+
+
+def _read_answer(line: bytes) -> Answer | None:
+    try:
+        found = json.loads(line)
+    except json.JSONDecodeError:
+        return None
+    return Answer(
+        devices={name: DeviceAnswer(**device) for name, device in found["devices"].items()},
+        models={
+            name: model.get("error") or Fingerprint(**model)
+            for name, model in found["models"].items()
+        },
+    )
+
+
 def probe(device: str) -> Platform:
     """Ask a fresh process what ``device`` ("cuda" or "cpu") is.
 
     Raises:
         UsageError: torch is missing or broken, or cannot use the device.
     """
-    command = [sys.executable, "-m", "bench.environment", device]
-    answer = subprocess.run(command, capture_output=True, text=True, check=False)
-    try:
-        found = json.loads(answer.stdout)
-    except json.JSONDecodeError:
-        last = (answer.stderr.strip().splitlines() or ["it said nothing"])[-1]
-        raise UsageError(
-            f"torch cannot be asked about the device: {last}; install torch>=2.9"
-        ) from None
-    if found["error"]:
-        raise UsageError(found["error"])
-    environment = describe_host()
-    for name, value in found["environment"].items():
-        setattr(environment, name, value)
-    if environment.gpu is not None:
-        environment.driver = next((card.driver for card in find_cards()[0]), None)
-    return Platform(environment, found["fp16_native"])
+    return ask([device]).platform(device)
 
 
-def with_dataset(environment: Environment, data: DatasetInfo) -> Environment:
-    """A copy of ``environment`` that names the dataset."""
-    values = asdict(environment)
-    values.update(
+def with_inputs(
+    environment: Environment, data: DatasetInfo, model: Fingerprint | None
+) -> Environment:
+    """A copy of ``environment`` that names the dataset and the model; None if not examined."""
+    inputs = replace(
+        environment,
         dataset_fingerprint=data.fingerprint,
         dataset_source=data.source,
         train_images=data.train_images,
         test_images=data.test_images,
     )
-    return Environment(**values)
+    if model is not None:
+        inputs.model_parameters = model.parameters
+        inputs.model_structure = model.structure
+        inputs.model_source = model.source
+    return inputs
+
+
+MODEL_PARTS: dict[str, str] = {
+    "model_parameters": "parameters",
+    "model_structure": "layers",
+    "model_source": "source files",
+}
+"""The columns that say what a model is, and what a change of each is called."""
+
+
+def describe_card(environment: Environment, card: Card | None) -> None:
+    """Fill in what NVML says of the card that torch uses; nothing where it does not know it."""
+    if card is None:
+        return
+
+    def state(on: bool | None) -> str | None:
+        return None if on is None else "on" if on else "off"
+
+    environment.driver = card.driver
+    environment.persistence_mode = state(card.persistence_mode)
+    environment.ecc = state(card.ecc)
+    environment.mig = state(card.mig)
+    environment.pcie = None if card.pcie is None else str(card.pcie)
 
 
 def describe_host() -> Environment:
@@ -104,16 +242,93 @@ def describe_host() -> Environment:
         installed = version("gpu-precision-bench")
     except PackageNotFoundError:  # run from a checkout that is not installed
         installed = None
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return Environment(
-        cpu=f"{_cpu_model()}, {cores} cores",
+        cpu=f"{_cpu_model()}, {len(usable_cpus())} cores",
         python=platform.python_version(),
         os=platform.platform(),
         host=socket.gethostname(),
         bench=installed,
         commit=_read_commit(),
         code=hash_code(),
+        variables=" ".join(f"{name}={value}" for name, value in find_variables().items()) or None,
+        cpu_governor=read_governor(),
     )
+
+
+VARIABLES: dict[str, str] = {
+    "ATEN_CPU_CAPABILITY": "limits the CPU instructions of torch's kernels",
+    "CUBLASLT_WORKSPACE_SIZE": "memory for matrix products, and so the algorithm chosen",
+    "CUBLAS_WORKSPACE_CONFIG": "memory for matrix products: deterministic, perhaps slower",
+    "CUDA_DEVICE_MAX_CONNECTIONS": "hardware queues for kernels",
+    "CUDA_DISABLE_PTX_JIT": "only kernels built for this very GPU",
+    "CUDA_FORCE_PTX_JIT": "compiles every kernel anew",
+    "CUDA_LAUNCH_BLOCKING": "waits for each kernel: much slower",
+    "CUDA_MODULE_LOADING": "loads kernels at once or when first used: memory and first steps",
+    "CUDNN_*": "cuDNN's own settings",
+    "DISABLE_ADDMM_CUDA_LT": "another library for matrix products with a bias",
+    "DNNL_*": "oneDNN's own settings",
+    "GOMP_*": "which cores threads run on, and how they wait",
+    "KMP_*": "which cores threads run on, and how they wait",
+    "LD_PRELOAD": "replaces library functions, such as the CPU's memory allocator",
+    "MKL_*": "threads and instructions of MKL",
+    "NVIDIA_TF32_OVERRIDE": "turns TF32 off in all libraries, whatever the precision says",
+    "OMP_*": "threads of an operation on a CPU, and which cores they run on",
+    "ONEDNN_*": "oneDNN's own settings",
+    "OPENBLAS_*": "threads of OpenBLAS",
+    "PYTORCH_ALLOC_CONF": "torch's memory allocator",
+    "PYTORCH_CUDA_ALLOC_CONF": "torch's memory allocator on a GPU, by its older name",
+    "PYTORCH_NO_CUDA_MEMORY_CACHING": "no caching of GPU memory: much slower",
+    "PYTORCH_TUNABLEOP_*": "which matrix product is used, by timing them",
+    "TORCHDYNAMO_*": "whether and how torch.compile captures the network",
+    "TORCHINDUCTOR_*": "the code that torch.compile makes",
+    "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": "TF32 in matrix products from the start",
+    "TORCH_BLAS_PREFER_*": "another library for matrix products",
+    "TORCH_COMPILE_*": "whether and how torch.compile works",
+    "TORCH_CUDNN_*": "how torch asks cuDNN for algorithms",
+    "TORCH_LINALG_PREFER_*": "another library for linear algebra",
+    "TORCH_MKLDNN_*": "when oneDNN takes a matrix product",
+    "TRITON_*": "the kernels that torch.compile makes",
+}
+"""Environment variables that change results, by name or pattern, and what each does.
+
+Sources: torch's notes on CUDA environment variables and on threading, `torch/_inductor/config.py`,
+the CUDA Programming Guide, the reference of cuBLAS and of cuDNN.
+"""
+
+# Of those patterns: folders, caches, logs and the compiler's own processes, which change no result.
+_HARMLESS = re.compile(
+    r"CACHE_DIR|(GRAPH|REMOTE|AUTOGRAD|AUTOTUNE)\w*_CACHE|CACHE_DEFAULT|LOG|DEBUG|DUMP|VERBOSE|PRINT"
+    r"|PROFIL|PROTON|REPRO_|WORKER|COMPILE_THREADS|TIMEOUT|OUTPUT_DIR|SAVE_ARGS|HOME"
+)
+
+
+def find_variables(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """The environment variables of `VARIABLES` that are set, by name, sorted."""
+    return {
+        name: environ[name]
+        for name in sorted(environ)
+        if not _HARMLESS.search(name) and any(fnmatchcase(name, known) for known in VARIABLES)
+    }
+
+
+def read_governor(folder: Path = Path("/sys/devices/system/cpu")) -> str | None:
+    """The frequency governor of the CPUs that this process may use; None where none is told.
+
+    Several are joined by a comma.
+    """
+    governors = set()
+    for cpu in usable_cpus():
+        with suppress(OSError):
+            file = folder / f"cpu{cpu}" / "cpufreq" / "scaling_governor"
+            governors.add(file.read_text().strip())
+    return ", ".join(sorted(governors)) or None
+
+
+def usable_cpus() -> Sequence[int]:
+    """The CPUs that this process may use, by number."""
+    if hasattr(os, "sched_getaffinity"):
+        return sorted(os.sched_getaffinity(0))
+    return range(os.cpu_count() or 1)
 
 
 def _cpu_model() -> str:
@@ -161,42 +376,79 @@ def has_cuda() -> bool:
     return cuda_build and bool(find_cards()[0])
 
 
-def _describe_torch(device: str) -> dict[str, object]:
-    """The half that needs torch, for `probe`: {"environment", "fp16_native", "error"}."""
+def _describe_device(device: str) -> DeviceAnswer:
+    """What torch says of ``device``; torch is imported here."""
     import torch
 
-    environment = Environment(torch=str(torch.__version__), cuda=torch.version.cuda)
-    fp16_native, error = True, ""
-    if device == "cuda":
-        if torch.version.cuda is None:
-            error = (
-                f"device cuda: torch {torch.__version__} is a CPU build; install a CUDA build of "
-                "torch, or use --device cpu"
-            )
-        elif not torch.cuda.is_available():
-            error = (
-                f"device cuda: torch {torch.__version__} finds no usable GPU; check nvidia-smi "
-                "and CUDA_VISIBLE_DEVICES, or use --device cpu"
-            )
-        else:
-            card = torch.cuda.get_device_properties(0)
-            environment.gpu = card.name
-            environment.gpu_uuid = f"GPU-{card.uuid}"
-            environment.gpu_memory_bytes = card.total_memory
-            environment.capability = f"{card.major}.{card.minor}"
-            environment.cudnn = str(torch.backends.cudnn.version())
-    else:
-        try:
-            fp16_native = bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
-        except (AttributeError, RuntimeError):
-            fp16_native = False
-    found = {f.name: getattr(environment, f.name) for f in fields(environment)}
-    return {
-        "environment": {name: value for name, value in found.items() if value is not None},
-        "fp16_native": fp16_native,
-        "error": error,
+    environment: dict[str, Any] = {
+        "torch": str(torch.__version__),
+        "cuda": torch.version.cuda,
+        "torch_threads": torch.get_num_threads(),
+        "torch_interop_threads": torch.get_num_interop_threads(),
     }
+    if device == "cuda":
+        return DeviceAnswer(environment, error=_use_card(environment))
+    try:
+        fp16_native = bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
+    except (AttributeError, RuntimeError):
+        fp16_native = False
+    return DeviceAnswer(environment, fp16_native)
+
+
+def _use_card(environment: dict[str, Any]) -> str:
+    """Compute on the first card and add what it is to ``environment``; or say why that fails."""
+    import torch
+
+    if torch.version.cuda is None:
+        return (
+            f"device cuda: torch {torch.__version__} is a CPU build; install a CUDA build of "
+            "torch, or use --device cpu"
+        )
+    with warnings.catch_warnings(record=True) as warned:  # that is where torch says why
+        warnings.simplefilter("always")
+        available = torch.cuda.is_available()
+    if not available:
+        why = next((f" ({str(w.message).partition('. ')[0]})" for w in warned), "")
+        return (
+            f"device cuda: torch {torch.__version__} finds no usable GPU{why}; check nvidia-smi "
+            "and CUDA_VISIBLE_DEVICES, or use --device cpu"
+        )
+    card = torch.cuda.get_device_properties(0)
+    environment.update(
+        gpu=card.name,
+        gpu_uuid=f"GPU-{card.uuid}",
+        gpu_memory_bytes=card.total_memory,
+        capability=f"{card.major}.{card.minor}",
+        cudnn=str(torch.backends.cudnn.version()),
+    )
+    try:
+        torch.ones(2, device="cuda").sum().item()
+    except RuntimeError as error:  # no kernels for this GPU, or another process has it alone
+        why = (str(error).splitlines() or [""])[0]
+        return (
+            f"device cuda: torch {torch.__version__} cannot compute on {card.name}: {why}; install "
+            "a build of torch for this GPU, or use --device cpu"
+        )
+    return ""
+
+
+def _main(names: Sequence[str]) -> None:
+    """Answer on standard output, in a line, and hold the devices until standard input ends."""
+    import torch  # noqa: F401  (models are examined in forks of this process)
+
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # a user's model may print
+    devices = [name for name in names if name in ("cuda", "cpu")]
+    models = [name for name in names if name not in devices]
+    # models first: a fork of a process that has used CUDA cannot use it
+    found = {
+        "models": {name: examine_in_fork(name) for name in models},
+        "devices": {name: vars(_describe_device(name)) for name in devices},
+    }
+    print(json.dumps(found), file=answers, flush=True)
+    if not sys.stdin.isatty():
+        sys.stdin.read()
 
 
 if __name__ == "__main__":
-    print(json.dumps(_describe_torch(sys.argv[1])))
+    _main(sys.argv[1:])

@@ -76,7 +76,7 @@ def build_parser() -> Parser:
     how.add_argument("--allow-shared", action="store_true", help="measure on a card others use")
     how.add_argument("--verbose", action="store_true", help="print each case's curve, as in 2019")
     how.add_argument("--executor", default="subprocess", help=argparse.SUPPRESS)
-    how.add_argument("--dry-run", action="store_true", help="print the cases and run nothing")
+    how.add_argument("--dry-run", action="store_true", help="print the cases, try the models")
     how.add_argument("--list", action="store_true", help="print presets, precisions, models, …")
     return parser
 

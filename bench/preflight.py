@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from bench.case import AXES, Case, check_batches, format_value
-from bench.data import DatasetInfo, prepare, progress_bar
-from bench.environment import Platform, describe_host, probe, with_dataset
+from bench.data import DatasetInfo, count_classes, prepare, progress_bar
+from bench.doctor import write_warnings
+from bench.environment import MODEL_PARTS, Platform, ask, describe_host, with_inputs
 from bench.errors import UsageError
+from bench.fingerprint import Fingerprint, check_outputs
 from bench.gpu import find_neighbours
-from bench.models import check_model
+from bench.machine import examine_machine
+from bench.models import MODELS, check_model
 from bench.options import Options
 from bench.precision import PRECISIONS
 from bench.record import COMPARABLE, Environment
@@ -37,28 +41,88 @@ def refuse_unwritable(out: Path | None) -> None:
         raise UsageError(f"--out {out}: {place} cannot be written to; choose a folder that can")
 
 
-def probe_platforms(cases: Sequence[Case], options: Options) -> dict[str, Platform]:
-    """Ask about each device the cases name, and refuse what was asked of it by name in vain.
+@dataclass(frozen=True)
+class Inputs:
+    """What the cases name, found out once: devices, models and images, each by its name.
+
+    A model is None where it was not examined, as with the fake executor.
+    """
+
+    platforms: Mapping[str, Platform]
+    models: Mapping[str, Fingerprint | None]
+    datasets: Mapping[str, DatasetInfo]
+
+    def describe(self, case: Case) -> Environment:
+        """What runs the case: the machine, its images and its model."""
+        environment = self.platforms[case.device].environment
+        return with_inputs(environment, self.datasets[case.dataset], self.models[case.model])
+
+
+def find_inputs(cases: Sequence[Case], options: Options) -> Inputs:
+    """Examine devices and models, decode the images, and refuse what cannot be trained.
+
+    What the examination finds of this machine that matters is printed on standard error.
 
     Raises:
-        UsageError: torch cannot use the device; a precision given as a flag cannot run there; or
-            others use the card and --allow-shared is not given.
+        UsageError: torch cannot use a device; a precision given as a flag cannot run there; others
+            use the card and --allow-shared is not given; a model or dataset is broken or not there.
     """
-    for model in dict.fromkeys(case.model for case in cases):
-        check_model(model)
-    devices = {case.device for case in cases}
+    names = _names(cases, "model")
+    devices = _names(cases, "device")
     if options.executor == "fake":
-        return {device: Platform(describe_host()) for device in devices}
-    platforms = {device: probe(device) for device in devices}
+        for model in names:
+            check_model(model)
+        platforms = {device: Platform(describe_host()) for device in devices}
+        return Inputs(platforms, dict.fromkeys(names), prepare_datasets(cases, options))
+    machine, answer = examine_machine(
+        devices,
+        names,
+        data_dir=options.data_dir,
+        out=options.out,
+        timeout_s=options.timeout_s,
+        watch_s=0.0,
+    )
+    platforms = {device: answer.platform(device) for device in devices}
+    models = {name: answer.fingerprint(name) for name in names}
     for case in cases:
         reason = platforms[case.device].refuse(PRECISIONS[case.precision])
         if reason and "precision" in options.axes:
             raise UsageError(f"--precision {case.precision}: {reason}; leave it out")
+    _check_outputs(cases, models, options)
     for platform in platforms.values():
         uuid = platform.environment.gpu_uuid
         if uuid and not options.allow_shared:
             refuse_neighbours(uuid)
-    return platforms
+    for line in write_warnings(machine):
+        print(line, file=sys.stderr)
+    return Inputs(platforms, models, prepare_datasets(cases, options))
+
+
+def try_models(cases: Sequence[Case], options: Options) -> None:
+    """Import, build and run once the user's own models, as a sweep does before its first case.
+
+    Raises:
+        UsageError: one is broken or not there.
+    """
+    names = [name for name in _names(cases, "model") if name not in MODELS]
+    if options.executor == "fake":
+        for name in names:
+            check_model(name)
+    elif names:
+        answer = ask([], names, timeout_s=options.timeout_s)
+        _check_outputs(cases, {name: answer.fingerprint(name) for name in names}, options)
+
+
+def _check_outputs(
+    cases: Sequence[Case], models: Mapping[str, Fingerprint], options: Options
+) -> None:
+    for model, dataset in dict.fromkeys((case.model, case.dataset) for case in cases):
+        if model in models:
+            check_outputs(model, models[model], count_classes(dataset, options.data_dir))
+
+
+def _names(cases: Sequence[Case], axis: str) -> list[str]:
+    return list(dict.fromkeys(getattr(case, axis) for case in cases))
 
 
 def refuse_neighbours(uuid: str) -> None:
@@ -82,7 +146,7 @@ def prepare_datasets(cases: Sequence[Case], options: Options) -> dict[str, Datas
     with progress_bar() as progress:
         datasets = {
             name: prepare(name, data_dir=options.data_dir, url=options.data_url, progress=progress)
-            for name in dict.fromkeys(case.dataset for case in cases)
+            for name in _names(cases, "dataset")
         }
     for case in cases:
         check_batches(case, datasets[case.dataset].train_images)
@@ -97,11 +161,7 @@ def default_out(platforms: Mapping[str, Platform]) -> Path:
 
 
 def read_past(
-    out: Path,
-    cases: Sequence[Case],
-    options: Options,
-    platforms: Mapping[str, Platform],
-    datasets: Mapping[str, DatasetInfo],
+    out: Path, cases: Sequence[Case], options: Options, inputs: Inputs
 ) -> tuple[dict[Run, Past], dict[Run, Past]]:
     """What the records hold: the runs whose rows this sweep's can be compared with, and all.
 
@@ -110,15 +170,24 @@ def read_past(
     """
     frame = read_records(out)
     comparable, differing = frame["repeat"] >= 0, dict[str, None]()
-    for device, dataset in dict.fromkeys((case.device, case.dataset) for case in cases):
-        environment = with_dataset(platforms[device].environment, datasets[dataset])
-        here = (frame["device"] == device) & (frame["dataset"] == dataset)
+    for case in {(c.device, c.dataset, c.model): c for c in cases}.values():
+        environment = inputs.describe(case)
+        here = (frame["device"] == case.device) & (frame["dataset"] == case.dataset)
+        changed = []
         for name in COMPARABLE:
             now = clean(getattr(environment, name) or "")
-            unlike = here & (frame[name] != now)
+            # of what a model is, only its own rows speak
+            rows = here & (frame["model"] == case.model) if name in MODEL_PARTS else here
+            unlike = rows & (frame[name] != now)
             comparable &= ~unlike
+            if name in MODEL_PARTS:
+                changed += [MODEL_PARTS[name]] if unlike.any() else []
+                continue
             for before in frame[name][unlike].unique():
                 differing[f"{name} was {before or 'none'}, now {now or 'none'}"] = None
+        if changed:
+            what = " and ".join(filter(None, (", ".join(changed[:-1]), changed[-1])))
+            differing[f"model {case.model}: its {what} changed since"] = None
     if differing and not options.mix:
         raise UsageError(
             f"--out {out}: holds rows that would not be comparable: {'; '.join(differing)}; "
@@ -149,8 +218,7 @@ def refuse_other_seeds(
 def describe_config(
     cases: Sequence[Case],
     options: Options,
-    platforms: Mapping[str, Platform],
-    datasets: Mapping[str, DatasetInfo],
+    inputs: Inputs,
     earlier: Sequence[str],
 ) -> dict[str, Any]:
     """The resolved configuration: what was asked for, by which commands, on what.
@@ -164,11 +232,11 @@ def describe_config(
         "repeats": options.repeats,
         "cases": [{name: format_value(getattr(case, name)) for name in AXES} for case in cases],
         "environment": {
-            device: _known(platform.environment) for device, platform in platforms.items()
+            device: _known(platform.environment) for device, platform in inputs.platforms.items()
         },
         "datasets": {
             name: {k: v for k, v in asdict(info).items() if k != "folder"}
-            for name, info in datasets.items()
+            for name, info in inputs.datasets.items()
         },
     }
 

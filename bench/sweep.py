@@ -13,20 +13,19 @@ from pathlib import Path
 from uuid import uuid4
 
 from bench.case import Case, telling_axes
-from bench.data import DatasetInfo
-from bench.environment import Platform, with_dataset
 from bench.executors import Executor, Job, Settings, build_executor
 from bench.flags import run_command
 from bench.options import Options, choose_cases, parse_arguments, print_cases, print_registries
 from bench.precision import PRECISIONS
 from bench.preflight import (
+    Inputs,
     default_out,
     describe_config,
-    prepare_datasets,
-    probe_platforms,
+    find_inputs,
     read_past,
     refuse_other_seeds,
     refuse_unwritable,
+    try_models,
 )
 from bench.progress import Display, write_curve
 from bench.record import Outcome, Record, Status, flatten
@@ -55,6 +54,7 @@ def sweep(argv: Sequence[str]) -> int:
         return print_registries()
     cases = choose_cases(options)
     if options.dry_run:
+        try_models(cases, options)
         return print_cases(cases)
     try:
         return run_sweep(cases, options)
@@ -66,13 +66,12 @@ def sweep(argv: Sequence[str]) -> int:
 def run_sweep(cases: list[Case], options: Options) -> int:
     """Measure the cases into --out and print the table; the return code."""
     refuse_unwritable(options.out)
-    platforms = probe_platforms(cases, options)
-    datasets = prepare_datasets(cases, options)
-    out = options.out or default_out(platforms)
+    inputs = find_inputs(cases, options)
+    out = options.out or default_out(inputs.platforms)
     with Store(out, options.wait_s, say_waiting) as store:
-        done, before = read_past(out, cases, options, platforms, datasets)
+        done, before = read_past(out, cases, options, inputs)
         earlier = str(store.read_config().get("command", "")).splitlines()
-        store.write_config(describe_config(cases, options, platforms, datasets, earlier))
+        store.write_config(describe_config(cases, options, inputs, earlier))
         plan = plan_runs(cases, options.repeats)
         refuse_other_seeds(out, plan, done, options.same_seed)
         runs = remaining_runs(plan, done, options.retry, options.no_skip)
@@ -85,7 +84,7 @@ def run_sweep(cases: list[Case], options: Options) -> int:
         with display, stop_signals(executor) as stopped:
             for line in store.set_aside:
                 display.say(line)
-            loop = Loop(store, executor, display, platforms, datasets, options)
+            loop = Loop(store, executor, display, inputs, options)
             measured = loop.run(runs, before, wall, stopped)
     print_report(out)
     if stopped():
@@ -101,8 +100,7 @@ class Loop:
     store: Store
     executor: Executor
     display: Display
-    platforms: Mapping[str, Platform]
-    datasets: Mapping[str, DatasetInfo]
+    inputs: Inputs
     options: Options
 
     def run(
@@ -133,9 +131,6 @@ class Loop:
                 outcome = Outcome(Status.OOM, f"batch size {smaller} already ran out of memory")
             else:
                 outcome = self._answer(replace(case, seed=seed), self.store.folder / log, stopped)
-            environment = with_dataset(
-                self.platforms[case.device].environment, self.datasets[case.dataset]
-            )
             record = Record(
                 record_id=uuid4().hex[:16],
                 case=case,
@@ -152,7 +147,7 @@ class Loop:
                 retries=outcome.retries,
                 log=log if (self.store.folder / log).exists() else "",
                 measurement=outcome.measurement,
-                environment=environment,
+                environment=self.inputs.describe(case),
             )
             self._keep(record, outcome)
             self.display.end(record)
@@ -165,14 +160,14 @@ class Loop:
         return measured
 
     def _answer(self, case: Case, log: Path, stopped: Callable[[], int]) -> Outcome:
-        platform, precision = self.platforms[case.device], PRECISIONS[case.precision]
+        platform, precision = self.inputs.platforms[case.device], PRECISIONS[case.precision]
         reason = platform.refuse(precision)
         emulated = "" if "precision" in self.options.axes else platform.discourage(precision)
         if emulated and not reason:
             reason = f"{emulated}; --precision {precision.name} measures it all the same"
         if reason:
             return Outcome(Status.UNSUPPORTED, reason)
-        folder, uuid = self.datasets[case.dataset].folder, platform.environment.gpu_uuid
+        folder, uuid = self.inputs.datasets[case.dataset].folder, platform.environment.gpu_uuid
         job = Job(case, folder, uuid, log)
         return self.executor.run(job, self.display.show, lambda: bool(stopped()))
 

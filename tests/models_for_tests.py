@@ -22,7 +22,10 @@ TRIES = "BENCH_TEST_TRIES"
 
 
 class Tiny(nn.Module):
-    """A convolution and a classifier; ``behave`` is called on the logits of every forward pass."""
+    """A convolution and a classifier; ``behave`` is called on the logits of every training step.
+
+    Not on those of the two images that a sweep tries a model on before its first case.
+    """
 
     def __init__(self, behave: Callable[[Tensor], Tensor] = lambda logits: logits) -> None:
         super().__init__()
@@ -31,7 +34,8 @@ class Tiny(nn.Module):
         self.behave = behave
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.behave(self.head(self.conv(x).flatten(1)))
+        logits = self.head(self.conv(x).flatten(1))
+        return self.behave(logits) if len(x) > 2 else logits
 
 
 def good() -> nn.Module:

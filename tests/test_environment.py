@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from bench import environment
-from bench.environment import Platform, describe_host, hash_code, probe, with_dataset
+from bench.environment import Platform, describe_host, hash_code, probe, with_inputs
 from bench.errors import UsageError
 from bench.precision import PRECISIONS
 from bench.record import COMPARABLE, Environment
@@ -111,13 +111,15 @@ def test_dataset_is_part_of_what_must_agree() -> None:
 
     info = DatasetInfo("cifar10", "abc", 50_000, 10_000, 10, "parquet", "/x")
     before = Environment(gpu="G")
-    after = with_dataset(before, info)
+    after = with_inputs(before, info, None)
     assert (after.gpu, after.dataset_fingerprint, after.train_images) == ("G", "abc", 50_000)
     assert before.dataset_fingerprint is None
     assert {"gpu", "driver", "torch", "dataset_fingerprint", "code"} <= set(COMPARABLE)
 
 
-@pytest.mark.parametrize("module", ["sweep", "report", "compare", "overhead", "rehearsal"])
+@pytest.mark.parametrize(
+    "module", ["sweep", "report", "compare", "overhead", "rehearsal", "doctor"]
+)
 def test_help_imports_nothing_heavy(module: str) -> None:
     """What makes --help slow, rather than how slow it was: torch takes 1.6 s, pandas 0.3 s."""
     code = (

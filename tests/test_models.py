@@ -83,7 +83,7 @@ def test_own_model() -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("no_such_package:thing", "No module named 'no_such_package'"),
+        ("no_such_package:thing", "there is no module 'no_such_package'"),
         (f"{__name__}:missing", "missing"),
         (f"{__name__}:not_a_module", "returned int; a factory returns a torch.nn.Module"),
     ],

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from bench.data import download, synthetic
 from bench.data.progress import Progress, progress_bar
-from bench.data.sources import CIFAR10, LAYOUTS, Archive, Source, detect, one_line
+from bench.data.sources import CIFAR10, CLASSES, LAYOUTS, Archive, Source, detect, one_line
 from bench.errors import UsageError, nearest
 
 if TYPE_CHECKING:
@@ -102,6 +102,26 @@ def prepare(
         return load(folder).info
     except UsageError:
         return _store(source, name, folder, progress)
+
+
+def find_layout(data_dir: Path | None) -> str | None:
+    """The layout of the images in ``data_dir`` (``./data`` when None); None where there are none.
+
+    Nothing is decoded.
+    """
+    source = _look(data_dir)
+    return None if source is None else source.layout
+
+
+def count_classes(name: str, data_dir: Path | None) -> int:
+    """Classes of the dataset ``name``: CIFAR-10's 10, or those of the user's own class folders."""
+    source = None if name == "synthetic" else _look(data_dir)
+    return CLASSES if source is None else source.classes
+
+
+def _look(data_dir: Path | None) -> Source | None:
+    folder = data_dir or Path("data")
+    return detect(folder) if folder.is_dir() else None
 
 
 def load(folder: str | Path) -> Dataset:

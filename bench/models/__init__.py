@@ -30,21 +30,27 @@ def parse_model(text: str) -> str:
     raise ValueError(f"{nearest(text, list(MODELS))} (or package.module:factory for your own)")
 
 
+def split_model(name: str) -> tuple[str, str]:
+    """The module and the factory of a model: ``("bench.models.dpn", "dpn92")`` of ``dpn92``."""
+    module, _, factory = MODELS.get(name, name).partition(":")
+    return module, factory
+
+
 def check_model(name: str) -> None:
-    """Check that the module of a user's own model is there, without running its factory.
+    """Check that the module of a user's own model is there, without importing it.
 
     Raises:
         UsageError: it is not.
     """
     from importlib.util import find_spec
 
-    module = MODELS.get(name, name).partition(":")[0]
+    module, _ = split_model(name)
     try:
         found = find_spec(module)
     except (ImportError, ValueError) as error:
         raise UsageError(f"--model {name!r}: {error}; give package.module:factory") from error
     if found is None:
-        raise UsageError(f"--model {name!r}: there is no module {module!r} on Python's path")
+        raise UsageError(_no_module(name, module))
 
 
 def build_model(name: str) -> nn.Module:
@@ -58,14 +64,37 @@ def build_model(name: str) -> nn.Module:
 
     from torch import nn
 
-    module_name, _, factory_name = MODELS.get(name, name).partition(":")
+    module_name, factory_name = split_model(name)
     try:
-        factory = getattr(import_module(module_name), factory_name)
-    except (ImportError, AttributeError) as error:
-        raise UsageError(f"model {name!r} cannot be loaded: {error}") from error
+        module = import_module(module_name)
+    except ModuleNotFoundError as error:
+        # the user's module may be there and miss another
+        if error.name and f"{module_name}.".startswith(f"{error.name}."):
+            raise UsageError(_no_module(name, error.name)) from error
+        raise UsageError(f"model {name!r} cannot be imported: {error}") from error
+    except ImportError as error:
+        raise UsageError(f"model {name!r} cannot be imported: {error}") from error
+    factory = getattr(module, factory_name, None)
+    if not callable(factory):
+        there = [
+            key
+            for key, value in vars(module).items()
+            if getattr(value, "__module__", "") == module_name and callable(value) and key[0] != "_"
+        ]
+        raise UsageError(
+            f"--model {name!r}: module {module_name!r} has no function {factory_name!r}; "
+            + (nearest(factory_name, there) if there else "define it there")
+        )
     model = factory()
     if not isinstance(model, nn.Module):
         raise UsageError(
             f"model {name!r} returned {type(model).__name__}; a factory returns a torch.nn.Module"
         )
     return model
+
+
+def _no_module(name: str, module: str) -> str:
+    return (
+        f"--model {name!r}: there is no module {module!r}; it is looked for in the current folder "
+        "and on Python's path"
+    )
