@@ -19,7 +19,7 @@ from bench.case import parse_value
 from bench.environment import VARIABLES, DeviceAnswer, Platform
 from bench.errors import UsageError
 from bench.flags import Parser, run_command
-from bench.gpu import EFFECTS, Lack, find_card
+from bench.gpu import EFFECTS, Lack, Process, find_card
 from bench.machine import Gpu, Machine, examine_machine
 from bench.precision import PRECISIONS
 from bench.record import Environment
@@ -84,7 +84,7 @@ def _judge_torch(m: Machine) -> Iterator[Finding]:
     if m.torch_error:
         yield Finding(Level.UNBELIEVABLE, "torch", m.torch_error, "pip install 'torch>=2.9'")
         return
-    version = next((d.environment["torch"] for d in m.devices.values()), "")
+    version = next((d.environment.get("torch", "") for d in m.devices.values()), "")
     cuda = m.devices.get("cuda")
     if cuda is None or (cuda.error and not m.gpus and not cuda.environment.get("gpu")):
         threads = m.devices["cpu"].environment.get("torch_threads") if "cpu" in m.devices else None
@@ -95,7 +95,7 @@ def _judge_torch(m: Machine) -> Iterator[Finding]:
         yield Finding(Level.UNBELIEVABLE, "torch", what, _fix_torch(m, cuda))
     else:
         built = cuda.environment.get("cuda")
-        what = f"{version}, built for CUDA {built}, computes on {cuda.environment['gpu']}"
+        what = f"{version}, built for CUDA {built}, computes on {cuda.environment.get('gpu')}"
         yield Finding(Level.FINE, "torch", what)
 
 
@@ -183,18 +183,26 @@ def _judge_sharing(gpu: Gpu) -> Iterator[Finding]:
         yield Finding(
             Level.UNBELIEVABLE,
             "neighbours",
-            "others compute on the card: " + "; ".join(map(str, computing)),
+            "others compute on the card: " + _who(computing),
             "end them, or wait: nvidia-smi; --allow-shared measures all the same",
         )
     if drawing:
         yield Finding(
             Level.NOTE,
             "neighbours",
-            "the card also drives a display: " + "; ".join(map(str, drawing)),
+            "the card also drives a display: " + _who(drawing),
             "for steady numbers: sudo systemctl isolate multi-user.target",
         )
     if not gpu.others:
         yield Finding(Level.FINE, "neighbours", "nobody else uses the card")
+
+
+def _who(processes: Iterable[Process]) -> str:
+    def describe(p: Process) -> str:
+        name = f" ({p.name})" if p.name else ""
+        return f"pid {p.pid}{name}" + (f", {p.bytes / GB:.1f} GB" if p.bytes else "")
+
+    return "; ".join(map(describe, processes))
 
 
 _READINGS = {
@@ -223,8 +231,9 @@ def _judge_readings(gpu: Gpu) -> Iterator[Finding]:
             "if this user lacks the right: run as root; in a container: "
             "-e NVIDIA_DRIVER_CAPABILITIES=compute,utility",
         )
-    if not reasons:
-        yield Finding(Level.FINE, "readings", "memory, clocks, temperature and throttling are read")
+    read = [name for quantity, name in _READINGS.items() if quantity not in gpu.lacks]
+    if read:
+        yield Finding(Level.FINE, "readings", f"{', '.join(read)} can be read")
     if gpu.process_bytes is not None:
         yield Finding(Level.FINE, "memory", "the memory of a process can be read")
     elif gpu.tried:
@@ -296,7 +305,7 @@ def _judge_cpu(m: Machine) -> Iterator[Finding]:
         yield Finding(
             level,
             "CPU",
-            f"the hypervisor gave {cpu.steal:.0%} of this machine's CPU time to others",
+            f"the hypervisor gave {100 * cpu.steal:.0f} % of this machine's CPU time to others",
             "measure at another time, or on a machine with cores of its own; watch st in: vmstat 1",
         )
     if cpu.others <= OTHERS_NOTED * cpu.cores and cpu.steal <= STEAL_NOTED:
@@ -347,17 +356,17 @@ def _judge_precisions(m: Machine) -> Iterator[Finding]:
         if answer.error:
             continue
         platform = Platform(Environment(**answer.environment), answer.fp16_native)
-        native, others = [], []
+        ways: dict[str, list[str]] = {"runs": [], "emulates, slowly,": [], "cannot run": []}
         for precision in PRECISIONS.values():
             if platform.refuse(precision):
-                others.append(f"{precision.name} cannot run")
+                ways["cannot run"].append(precision.name)
             elif platform.discourage(precision):
-                others.append(f"{precision.name} is emulated, slowly")
+                ways["emulates, slowly,"].append(precision.name)
             else:
-                native.append(precision.name)
+                ways["runs"].append(precision.name)
+        told = "; ".join(f"{way} {', '.join(names)}" for way, names in ways.items() if names)
         where = "the GPU" if device == "cuda" else "the CPU"
-        what = f"{where} runs {', '.join([*native, *others])}"
-        yield Finding(Level.FINE, "precisions", what, numbers=False)
+        yield Finding(Level.FINE, "precisions", f"{where} {told}", numbers=False)
 
 
 def _judge_packages(m: Machine) -> Iterator[Finding]:
@@ -498,12 +507,15 @@ def read_json(path: Path) -> Machine:
     """
     right = "give what python -m bench.doctor --json printed"
     try:
-        return _read(Machine, json.loads(path.read_text())["facts"], "facts")  # type: ignore[no-any-return]
+        machine: Machine = _read(Machine, json.loads(path.read_text())["facts"], "facts")
+        for device in machine.devices.values():
+            Environment(**device.environment)
     except OSError as error:
         raise UsageError(f"--from {path}: {error.strerror}; {right}") from error
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         why = " ".join(str(error).split())[:200]
         raise UsageError(f"--from {path}: not facts of a machine ({why}); {right}") from error
+    return machine
 
 
 def _read(kind: Any, value: Any, where: str) -> Any:

@@ -13,7 +13,6 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib.machinery import PathFinder
 from importlib.metadata import PackageNotFoundError, version
@@ -141,7 +140,7 @@ def examine_machine(
     """
     load = _Load()
     lack, reason = check_nvml(nvml)
-    cards, no_gpu = find_cards(nvml)
+    cards, no_gpu = find_cards(nvml) if "cuda" in devices else ([], "")
     opened = {card.uuid: open_device(card.uuid, nvml) for card in cards}
     for device in opened.values():
         device.read(Depth.SLOW)  # who is there before our own process comes
@@ -170,22 +169,18 @@ def examine_machine(
         ours = find_card(uuid, cards) if uuid else None
         look(pid, ours.uuid if ours else None)
 
-    with ThreadPoolExecutor(1) as pool:
-        asked = pool.submit(ask, devices, models, timeout_s=timeout_s, look=look_at_ours)
-        host = describe_host()
-        folder = (data_dir or Path("data")).absolute()
-        layout = None
-        with suppress(OSError):  # a folder that this user may not read
-            layout = find_layout(folder)
-        place = (out or Path("results")).absolute()
-        packages = {name: _find_version(name) for name in ("nvidia-ml-py", "pynvml")}
-        apex = find_apex()
-        answer = asked.result()
+    folder = (data_dir or Path("data")).absolute()
+    place = (out or Path("results")).absolute()
+    with ThreadPoolExecutor() as pool:
+        host, layout, apex = pool.submit(describe_host), pool.submit(_layout, folder), find_apex()
+        # in this thread, so that Ctrl-C ends a model that hangs
+        answer = ask(devices, models, timeout_s=timeout_s, look=look_at_ours)
     if not seen:
         look(os.getpid())
     for device in opened.values():
         device.close()
     others, steal, watched_s = load.read(watch_s)
+    cpu = host.result().cpu or ""
     return Machine(
         host=socket.gethostname(),
         os=platform.platform(),
@@ -200,17 +195,24 @@ def examine_machine(
         models={
             name: found if isinstance(found, str) else "" for name, found in answer.models.items()
         },
-        cpu=Cpu(host.cpu or "", len(usable_cpus()), read_governor(), others, steal, watched_s),
+        cpu=Cpu(cpu, len(usable_cpus()), read_governor(), others, steal, watched_s),
         results=str(place),
         results_free_bytes=_free_bytes(place),
         shm_free_bytes=_free_bytes(Path("/dev/shm")) if Path("/dev/shm").exists() else None,
         data_dir=str(folder),
-        data_layout=layout,
+        data_layout=layout.result(),
         apex=apex,
-        nvidia_ml_py=packages["nvidia-ml-py"],
-        pynvml=packages["pynvml"],
+        nvidia_ml_py=_find_version("nvidia-ml-py"),
+        pynvml=_find_version("pynvml"),
         variables=find_variables(),
     ), answer
+
+
+def _layout(folder: Path) -> str | None:
+    try:
+        return find_layout(folder)
+    except OSError:  # a folder that this user may not read
+        return None
 
 
 class _Load:

@@ -71,7 +71,7 @@ def build_parser() -> Parser:
     how.add_argument("--retry", nargs="+", metavar="STATUS", default=[], help="run these again")
     how.add_argument("--timeout", metavar="S", default="3600", help="deadline of a phase (3600)")
     how.add_argument("--wait", metavar="S", default="0", help="wait for another sweep on --out")
-    how.add_argument("--mix", action="store_true", help="add to rows of another GPU, torch or code")
+    how.add_argument("--mix", action="store_true", help="add to rows of another GPU, code, model")
     how.add_argument("--no-skip", action="store_true", help="try batches larger than one that OOMs")
     how.add_argument("--allow-shared", action="store_true", help="measure on a card others use")
     how.add_argument("--verbose", action="store_true", help="print each case's curve, as in 2019")

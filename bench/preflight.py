@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
@@ -45,12 +44,14 @@ def refuse_unwritable(out: Path | None) -> None:
 class Inputs:
     """What the cases name, found out once: devices, models and images, each by its name.
 
-    A model is None where it was not examined, as with the fake executor.
+    A model is None where it was not examined, as with the fake executor. ``warnings`` are what the
+    examination found of this machine that matters, a line each.
     """
 
     platforms: Mapping[str, Platform]
     models: Mapping[str, Fingerprint | None]
     datasets: Mapping[str, DatasetInfo]
+    warnings: Sequence[str] = ()
 
     def describe(self, case: Case) -> Environment:
         """What runs the case: the machine, its images and its model."""
@@ -60,8 +61,6 @@ class Inputs:
 
 def find_inputs(cases: Sequence[Case], options: Options) -> Inputs:
     """Examine devices and models, decode the images, and refuse what cannot be trained.
-
-    What the examination finds of this machine that matters is printed on standard error.
 
     Raises:
         UsageError: torch cannot use a device; a precision given as a flag cannot run there; others
@@ -93,9 +92,8 @@ def find_inputs(cases: Sequence[Case], options: Options) -> Inputs:
         uuid = platform.environment.gpu_uuid
         if uuid and not options.allow_shared:
             refuse_neighbours(uuid)
-    for line in write_warnings(machine):
-        print(line, file=sys.stderr)
-    return Inputs(platforms, models, prepare_datasets(cases, options))
+    datasets = prepare_datasets(cases, options)
+    return Inputs(platforms, models, datasets, write_warnings(machine))
 
 
 def try_models(cases: Sequence[Case], options: Options) -> None:
@@ -173,7 +171,7 @@ def read_past(
     for case in {(c.device, c.dataset, c.model): c for c in cases}.values():
         environment = inputs.describe(case)
         here = (frame["device"] == case.device) & (frame["dataset"] == case.dataset)
-        changed = []
+        changed: list[str] = []
         for name in COMPARABLE:
             now = clean(getattr(environment, name) or "")
             # of what a model is, only its own rows speak
@@ -181,13 +179,13 @@ def read_past(
             unlike = rows & (frame[name] != now)
             comparable &= ~unlike
             if name in MODEL_PARTS:
-                changed += [MODEL_PARTS[name]] if unlike.any() else []
-                continue
+                changed += [MODEL_PARTS[name]] if (unlike & (frame[name] != "")).any() else []
+                unlike &= frame[name] == ""
             for before in frame[name][unlike].unique():
                 differing[f"{name} was {before or 'none'}, now {now or 'none'}"] = None
         if changed:
             what = " and ".join(filter(None, (", ".join(changed[:-1]), changed[-1])))
-            differing[f"model {case.model}: its {what} changed since"] = None
+            differing[f"model {case.model}: its {what} changed since they were measured"] = None
     if differing and not options.mix:
         raise UsageError(
             f"--out {out}: holds rows that would not be comparable: {'; '.join(differing)}; "

@@ -82,7 +82,7 @@ def run_sweep(cases: list[Case], options: Options) -> int:
         axes = telling_axes(case for case, _, _ in [*plan, *before])
         display = Display(out, len(runs), len(plan) - len(runs), axes)
         with display, stop_signals(executor) as stopped:
-            for line in store.set_aside:
+            for line in [*inputs.warnings, *store.set_aside]:
                 display.say(line)
             loop = Loop(store, executor, display, inputs, options)
             measured = loop.run(runs, before, wall, stopped)

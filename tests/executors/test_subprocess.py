@@ -78,7 +78,6 @@ ENDS = {
     "allocates_tensors": (Status.OOM, "RuntimeError: [enforce fail at alloc_cpu.cpp"),
     "allocates_bytes": (Status.OOM, "MemoryError"),
     "babbles": (Status.OK, ""),
-    "not_a_model": (Status.ERROR, "a factory returns a torch.nn.Module"),
     "good": (Status.OK, ""),
 }
 

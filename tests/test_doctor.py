@@ -1,0 +1,423 @@
+"""The doctor: what is gathered of a machine, and what is said of machines described in files.
+
+Those files, in ``recordings/``, say themselves which of them was recorded and which were made.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from test_gpu import CALLS, GPU, MIG, FakeNvml, error
+
+from bench import doctor
+from bench.doctor import (
+    MOST_LINES,
+    Finding,
+    Level,
+    judge,
+    main,
+    read_json,
+    write_json,
+    write_warnings,
+)
+from bench.environment import Answer, DeviceAnswer, find_variables
+from bench.gpu import Lack
+from bench.machine import Apex, Machine, examine_machine, find_apex
+
+RECORDINGS = Path(__file__).parent / "recordings"
+FINE, NOTE, UNBELIEVABLE = Level
+
+
+@pytest.fixture
+def healthy() -> Machine:
+    return read_json(RECORDINGS / "healthy.json")
+
+
+def matter(machine: Machine) -> dict[str, Finding]:
+    """The findings above fine, by topic."""
+    return {f.topic: f for f in judge(machine) if f.level > FINE}
+
+
+# -------------------------------------------------------------------------------- what is said
+
+SAID: dict[str, dict[str, tuple[Level, str, str]]] = {
+    "healthy": {},
+    "cpu-only": {"images": (NOTE, "CIFAR-10 is not in", "--data-dir")},
+    "steal": {
+        "images": (NOTE, "CIFAR-10 is not in", "--dataset synthetic"),
+        "CPU": (UNBELIEVABLE, "gave 11 % of this machine's CPU time to others", "vmstat 1"),
+    },
+    "capped": {
+        "power limit": (
+            NOTE,
+            "350 W, where this card's default is 700 W",
+            "nvidia-smi -i 0 -pl 700",
+        ),
+        "clocks": (NOTE, "application clock 1500 MHz, default 1980 MHz", "nvidia-smi -i 0 -rac"),
+        "persistence": (NOTE, "persistence mode is off", "nvidia-smi -i 0 -pm 1"),
+        "governor": (NOTE, "governor powersave", "cpupower frequency-set -g performance"),
+    },
+    "shared": {"neighbours": (UNBELIEVABLE, "pid 4242 (python), 21.5 GB", "--allow-shared")},
+    "mig": {"MIG": (NOTE, "its power and energy cannot be read", "nvidia-smi -i 0 -mig 0")},
+    "unprivileged": {
+        "neighbours": (NOTE, "cannot be listed (NVML: Not Supported)", "nvidia-smi"),
+        "readings": (NOTE, "the energy counter, power, reasons for throttling cannot", "root"),
+        "memory": (NOTE, "memory of a process cannot be read", "--pid=host"),
+        "shared memory": (NOTE, "0.1 GB free in /dev/shm", "--shm-size"),
+    },
+    "mismatched": {"driver": (UNBELIEVABLE, "driver and its library differ", "sudo reboot")},
+    "old-driver": {
+        "torch": (UNBELIEVABLE, "driver on your system is too old", "torch for CUDA 12"),
+        "NVML package": (NOTE, "pynvml 11.5.3 overwrites", "pip uninstall -y pynvml"),
+        "apex": (NOTE, "not NVIDIA's", "pip uninstall -y apex"),
+        "variables": (NOTE, "CUDA_LAUNCH_BLOCKING=1 is set: waits", "unset CUDA_LAUNCH_BLOCKING"),
+    },
+}
+
+
+@pytest.mark.parametrize("name", SAID)
+def test_a_recorded_machine(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    machine = read_json(RECORDINGS / f"{name}.json")
+    found = [f for f in judge(machine) if f.level > FINE and "display" not in f.what]
+    assert {f.topic for f in found} == SAID[name].keys()
+    for finding in found:
+        level, what, fix = SAID[name][finding.topic]
+        assert finding.level is level
+        assert what in finding.what
+        assert fix in finding.fix
+    unbelievable = any(level is UNBELIEVABLE for level, *_ in SAID[name].values())
+    assert main(["--from", str(RECORDINGS / f"{name}.json")]) == int(unbelievable)
+    said = capsys.readouterr().out
+    for finding in found:
+        line = next(line for line in said.splitlines() if finding.what in line)
+        assert line.startswith("WRONG " if finding.level is UNBELIEVABLE else "note  ")
+        assert f"  fix: {finding.fix}" in said.splitlines()[said.splitlines().index(line) + 1]
+
+
+def test_every_recording_is_judged() -> None:
+    assert {file.stem for file in RECORDINGS.glob("*.json")} == SAID.keys()
+    for file in RECORDINGS.glob("*.json"):
+        assert len(json.loads(file.read_text())["about"]) > 20
+
+
+def test_a_desktop_is_noted_beside_a_neighbour() -> None:
+    machine = read_json(RECORDINGS / "shared.json")
+    drawing = [f for f in judge(machine) if "display" in f.what]
+    assert [(f.level, "Xorg" in f.what) for f in drawing] == [(NOTE, True)]
+
+
+@pytest.mark.parametrize(
+    ("others", "steal", "level"),
+    [
+        (1.5, 0.0, FINE),
+        (1.7, 0.0, NOTE),
+        (3.9, 0.0, NOTE),
+        (4.1, 0.0, UNBELIEVABLE),
+        (0.0, 0.02, NOTE),
+        (0.0, 0.06, UNBELIEVABLE),
+    ],
+)
+def test_how_busy_is_too_busy(healthy: Machine, others: float, steal: float, level: Level) -> None:
+    busy = replace(healthy, cpu=replace(healthy.cpu, others=others, steal=steal))
+    assert max(f.level for f in judge(busy) if f.topic == "CPU") is level
+
+
+@pytest.mark.parametrize(
+    ("change", "topic", "level", "what"),
+    [
+        ({"nvml": Lack.NOT_LOADED}, "driver", NOTE, "sudo modprobe nvidia"),
+        ({"nvml": Lack.NO_DRIVER}, "driver", NOTE, "install the NVIDIA driver"),
+        ({"nvml": Lack.NO_PERMISSION}, "driver", NOTE, "/dev/nvidia*"),
+        ({"cuda_visible_devices": ""}, "driver", NOTE, "unset CUDA_VISIBLE_DEVICES"),
+        ({"torch_error": "no torch"}, "torch", UNBELIEVABLE, "pip install 'torch>=2.9'"),
+        ({"results_free_bytes": 10**8}, "disk", NOTE, "--out"),
+        ({"nvidia_ml_py": None}, "NVML package", NOTE, "pip install nvidia-ml-py"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_each_lack_has_its_fix(
+    healthy: Machine, change: dict[str, Any], topic: str, level: Level, what: str
+) -> None:
+    gone = {"gpus": ()} if topic == "driver" else {}
+    finding = matter(replace(healthy, **gone, **change))[topic]
+    assert finding.level is level
+    assert what in finding.fix
+
+
+def test_a_cpu_build_beside_a_card(healthy: Machine) -> None:
+    cpu_build = DeviceAnswer(
+        {"torch": "2.13.0+cpu", "cuda": None},
+        error="device cuda: torch 2.13.0+cpu is a CPU build; install a CUDA build",
+    )
+    finding = matter(replace(healthy, devices={"cuda": cpu_build}))["torch"]
+    assert (finding.level, finding.what) == (UNBELIEVABLE, "torch 2.13.0+cpu is a CPU build")
+    assert "CUDA build" in finding.fix
+
+
+def test_a_card_slowed_at_rest_and_a_narrow_link(healthy: Machine) -> None:
+    (gpu,) = healthy.gpus
+    assert gpu.card.pcie is not None
+    card = replace(gpu.card, pcie=replace(gpu.card.pcie, width=4))
+    hot = replace(gpu, card=card, throttle=("hardware thermal slowdown",))
+    found = matter(replace(healthy, gpus=(hot,)))
+    assert found["clocks"].level is UNBELIEVABLE
+    assert "gen 5 x4, at most gen 5 x16" in found["PCIe"].what
+
+
+def test_only_the_card_that_torch_uses_is_judged(healthy: Machine) -> None:
+    (gpu,) = healthy.gpus
+    other = replace(gpu, card=replace(gpu.card, uuid="GPU-other", index=1, power_limit_w=100.0))
+    assert not matter(replace(healthy, gpus=(other, gpu)))
+
+
+@pytest.mark.parametrize(
+    ("apex", "what"),
+    [
+        (Apex("0.1", True, True, False), "with its CUDA extensions, without those of contrib"),
+        (Apex("0.1", True), "without its CUDA extensions, without those of contrib"),
+    ],
+)
+def test_nvidias_apex_is_fine(healthy: Machine, apex: Apex, what: str) -> None:
+    (finding,) = [f for f in judge(replace(healthy, apex=apex)) if f.topic == "apex"]
+    assert finding.level is FINE
+    assert what in finding.what
+
+
+# ------------------------------------------------------------------------------ before a sweep
+
+
+def test_a_sweep_says_nothing_of_a_healthy_machine(healthy: Machine) -> None:
+    assert write_warnings(healthy) == []
+    elsewhere = replace(healthy, data_layout=None, shm_free_bytes=0)
+    assert write_warnings(elsewhere) == [], "that has no part in its numbers"
+
+
+def test_a_sweep_says_the_worst_first_and_little() -> None:
+    machine = read_json(RECORDINGS / "capped.json")
+    shared = read_json(RECORDINGS / "shared.json")
+    (gpu,) = machine.gpus
+    both = replace(machine, gpus=(replace(gpu, others=shared.gpus[0].others),))
+    lines = write_warnings(both)
+    assert lines[0].startswith("warning: others compute on the card: pid 4242")
+    assert all(line.startswith("note: ") for line in lines[1:])
+    assert len(lines) == MOST_LINES + 1
+    assert lines[-1] == "note: 1 more: python -m bench.doctor"
+
+
+def test_a_sweep_on_the_cpu_says_nothing_of_a_card(healthy: Machine) -> None:
+    machine = read_json(RECORDINGS / "shared.json")
+    devices = {"cpu": machine.devices["cpu"]}
+    assert write_warnings(replace(machine, devices=devices)) == []
+
+
+# ---------------------------------------------------------------------------------------- JSON
+
+
+@pytest.mark.parametrize("name", SAID)
+def test_facts_survive_json(name: str, tmp_path: Path) -> None:
+    machine = read_json(RECORDINGS / f"{name}.json")
+    (tmp_path / "again.json").write_text(write_json(machine, judge(machine)))
+    assert read_json(tmp_path / "again.json") == machine
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{}",
+        "[]",
+        "null",
+        '{"facts": 3}',
+        '{"facts": {}}',
+        '{"facts": {"host": 3}}',
+        "[" * 99999,
+    ],
+    ids=lambda text: text[:20],
+)
+def test_a_file_that_is_none(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "x.json").write_text(text)
+    assert main(["--from", str(tmp_path / "x.json")]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith(f"error: --from {tmp_path / 'x.json'}: not facts of a machine")
+    assert said.err.endswith("give what python -m bench.doctor --json printed\n")
+
+
+@given(st.data())
+def test_a_value_of_a_wrong_type_is_refused(data: st.DataObject) -> None:
+    facts = json.loads((RECORDINGS / "healthy.json").read_text())["facts"]
+    name = data.draw(st.sampled_from(sorted(facts)))
+    facts[name] = data.draw(st.sampled_from([object, 3.5, {"x": [1]}, [[[]]], [3]]))
+    if facts[name] is object:
+        facts["unheard of"] = facts.pop(name)
+    with pytest.raises((ValueError, TypeError)):
+        doctor._read(Machine, facts, "facts")
+
+
+# ------------------------------------------------------------------------------- what is gathered
+
+
+def answering(uuid: str | None, pid: int) -> Any:
+    """Stands in for `bench.environment.ask`: torch on the card ``uuid``, in process ``pid``."""
+
+    def ask(
+        devices: Any, names: Any, *, timeout_s: float, look: Callable[[Answer, int], None]
+    ) -> Answer:
+        environment = {"torch": "2.11.0+cu130", "cuda": "13.0"}
+        if uuid:
+            environment |= {"gpu": "NVIDIA H200", "gpu_uuid": uuid, "capability": "9.0"}
+        error = "" if uuid else "device cuda: torch finds no usable GPU; check nvidia-smi"
+        answer = Answer(devices={"cuda": DeviceAnswer(environment, error=error)})
+        look(answer, pid)
+        return answer
+
+    return ask
+
+
+def gather(nvml: FakeNvml, ask: Any) -> Machine:
+    machine, _ = examine_machine(("cuda",), watch_s=0.0, nvml=nvml, ask=ask)
+    return machine
+
+
+def test_a_card_is_read_while_our_own_process_holds_it() -> None:
+    nvml = FakeNvml()
+    nvml.compute = [(1, 5_000)]
+    ask = answering(GPU, os.getpid())
+
+    def run(*arguments: Any, **named: Any) -> Answer:
+        nvml.compute.append((os.getpid(), 2_000))
+        answer: Answer = ask(*arguments, **named)
+        return answer
+
+    (gpu,) = gather(nvml, run).gpus
+    assert (gpu.tried, gpu.process_bytes, gpu.lacks) == (True, 2_000, {})
+    assert gpu.others is not None
+    assert [p.pid for p in gpu.others] == [1]
+    assert gpu.card.driver_cuda == (13, 1)
+    assert nvml.open == 0, "all is closed"
+
+
+def test_what_nvml_does_not_tell_is_named_with_its_reason() -> None:
+    silent = ("energy_j", "others")
+    nvml = FakeNvml(**{call: error("NO_PERMISSION") for name in silent for call in CALLS[name]})
+    machine = gather(nvml, answering(GPU, os.getpid()))
+    (gpu,) = machine.gpus
+    assert gpu.lacks == dict.fromkeys(
+        ("energy_j", "others", "process_bytes"), "NVML: Insufficient Permissions"
+    )
+    assert matter(machine).keys() >= {"readings", "neighbours", "memory"}
+
+
+def test_a_mig_instance_is_found_as_torch_spells_it() -> None:
+    machine = gather(FakeNvml(mig=True), answering(MIG.replace("MIG-", "GPU-"), os.getpid()))
+    assert [(gpu.card.uuid, gpu.tried) for gpu in machine.gpus] == [(MIG, True)]
+    assert matter(machine)["MIG"].level is NOTE
+    assert "readings" not in matter(machine), "said once"
+
+
+def test_a_card_that_torch_cannot_use_is_read_all_the_same() -> None:
+    def ask(*_: Any, **__: Any) -> Answer:
+        return Answer("torch cannot be asked about the device: no torch; install torch>=2.9")
+
+    machine = gather(FakeNvml(), ask)
+    assert [(gpu.tried, gpu.lacks) for gpu in machine.gpus] == [(False, {})]
+    assert matter(machine)["torch"].level is UNBELIEVABLE
+
+
+def test_a_mismatched_library_is_told_by_a_member_not_a_sentence() -> None:
+    machine = gather(FakeNvml(nvmlInit=error("LIB_RM_VERSION_MISMATCH")), answering(None, 1))
+    assert machine.nvml is Lack.MISMATCH
+    assert machine.gpus == ()
+    assert matter(machine)["driver"].fix == "sudo reboot"
+
+
+def make_package(folder: Path, *files: str) -> Path:
+    for file in files:
+        (folder / file).parent.mkdir(parents=True, exist_ok=True)
+        (folder / file).write_text("raise RuntimeError('imported')")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("files", "found"),
+    [
+        ((), None),
+        (("apex/__init__.py", "apex/lib/__init__.py", "apex/views.py"), (False, False, False)),
+        (("apex/__init__.py", "apex/optimizers/__init__.py"), (True, False, False)),
+        (
+            ("apex/__init__.py", "apex/optimizers/__init__.py", "amp_C.py", "xentropy_cuda.py"),
+            (True, True, True),
+        ),
+    ],
+)
+def test_which_apex_is_seen_by_its_files_without_importing_it(
+    tmp_path: Path, files: tuple[str, ...], found: tuple[bool, ...] | None
+) -> None:
+    apex = find_apex([str(make_package(tmp_path, *files))])
+    assert (apex and (apex.nvidia, apex.cuda_extensions, apex.contrib_extensions)) == found
+
+
+def test_variables_that_change_results() -> None:
+    harmless = {
+        "HOME": "/root",
+        "CUDA_VISIBLE_DEVICES": "0",
+        "TORCHINDUCTOR_CACHE_DIR": "/tmp/x",
+        "TORCHINDUCTOR_FX_GRAPH_CACHE": "1",
+        "TORCHINDUCTOR_COMPILE_THREADS": "4",
+        "CUDNN_LOGINFO_DBG": "1",
+        "TRITON_CACHE_DIR": "/tmp/x",
+    }
+    changing = {
+        "CUDA_LAUNCH_BLOCKING": "1",
+        "CUDNN_CONV_WSCAP_DBG": "100",
+        "NVIDIA_TF32_OVERRIDE": "0",
+        "OMP_NUM_THREADS": "4",
+        "PYTORCH_ALLOC_CONF": "expandable_segments:True",
+        "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",
+        "TORCHDYNAMO_DISABLE": "1",
+        "TORCHINDUCTOR_CPP_GEMM_CACHE_BLOCKING": "1,1,1",
+        "TORCHINDUCTOR_MAX_AUTOTUNE": "1",
+        "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": "1",
+        "TORCH_COMPILE_DISABLE": "1",
+    }
+    assert find_variables({**harmless, **changing}) == changing
+
+
+# --------------------------------------------------------------------------------- this machine
+
+
+def test_this_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """For real: torch in its own process, a model of the user's, and all of it as JSON."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(Path(doctor.__file__).parents[1]))
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    Path("mynet.py").write_text(
+        "from torch import nn\n"
+        "def build(): return nn.Sequential(nn.Flatten(), nn.Linear(3072, 10))\n"
+    )
+    assert main(["--json", "--model", "mynet:build", "dpn-small"]) in (0, 1)
+    said = json.loads(capsys.readouterr().out)
+    facts = said["facts"]
+    assert facts["models"] == {"mynet:build": "", "dpn-small": ""}
+    assert facts["devices"]["cpu"]["environment"]["torch_threads"] >= 1
+    assert facts["variables"]["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+    assert facts["cpu"]["cores"] == len(os.sched_getaffinity(0))
+    assert facts["cpu"]["watched_s"] >= 0.5
+    assert any(f["topic"] == "variables" and f["level"] == "note" for f in said["findings"])
+
+    assert main(["--model", "mynet:biuld"]) == 2
+    broken = capsys.readouterr()
+    assert "WRONG model" in broken.out
+    assert broken.err.endswith("has no function 'biuld'; did you mean 'build'?\n")
+    assert main(["--model", "dpn29"]) == 2
+    assert "did you mean 'dpn92'?" in capsys.readouterr().err
