@@ -11,8 +11,19 @@ from pathlib import Path
 import pytest
 
 from bench import environment
-from bench.environment import Platform, describe_host, hash_code, probe, with_inputs
+from bench.environment import (
+    Answer,
+    DeviceAnswer,
+    Platform,
+    describe_host,
+    hash_code,
+    probe,
+    read_governor,
+    with_inputs,
+)
 from bench.errors import UsageError
+from bench.fingerprint import Fingerprint
+from bench.gpu import Card, Link
 from bench.precision import PRECISIONS
 from bench.record import COMPARABLE, Environment
 
@@ -22,6 +33,9 @@ def test_probe_of_the_cpu_knows_torch_and_host() -> None:
 
     found = probe("cpu").environment
     assert found.torch == str(torch.__version__)
+    assert found.torch_threads is not None
+    assert found.torch_threads >= 1
+    assert found.torch_interop_threads is not None
     assert found.gpu is None
     assert found.host
     assert found.code == hash_code()
@@ -42,6 +56,47 @@ def test_a_broken_torch_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{Path(__file__).parents[1]}")
     with pytest.raises(UsageError, match=r"libcudart.so.12: cannot open; install torch>=2.9"):
         probe("cpu")
+
+
+def test_the_card_described_is_the_one_torch_uses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not the first that NVML lists."""
+    cards = [
+        Card("GPU-aa", "NVIDIA T4", 0, driver="1.0", ecc=True),
+        Card("GPU-bb", "NVIDIA H200", 1, driver="2.0", mig=False, pcie=Link(4, 8, 5, 16)),
+    ]
+    monkeypatch.setattr(environment, "find_cards", lambda: (cards, ""))
+    answer = Answer(devices={"cuda": DeviceAnswer({"gpu": "NVIDIA H200", "gpu_uuid": "GPU-bb"})})
+    found = answer.platform("cuda").environment
+    assert (found.driver, found.mig, found.ecc, found.persistence_mode) == (
+        "2.0",
+        "off",
+        None,
+        None,
+    )
+    assert found.pcie == "gen 4 x8, at most gen 5 x16"
+    first = Answer(devices={"cuda": DeviceAnswer({"gpu": "NVIDIA T4", "gpu_uuid": "GPU-aa"})})
+    assert first.platform("cuda").environment.ecc == "on"
+    gone = Answer(devices={"cuda": DeviceAnswer({"gpu": "NVIDIA T4", "gpu_uuid": "GPU-cc"})})
+    assert gone.platform("cuda").environment.driver is None
+
+
+def test_variables_and_governor_are_of_the_host(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in environment.find_variables():
+        monkeypatch.delenv(name)
+    assert describe_host().variables is None
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", "1")
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/x")
+    assert describe_host().variables == "CUDA_LAUNCH_BLOCKING=1 OMP_NUM_THREADS=3"
+    cpus = environment.usable_cpus()
+    assert read_governor(tmp_path) is None
+    for cpu, governor in zip(cpus, ("powersave", "performance"), strict=False):
+        file = tmp_path / f"cpu{cpu}" / "cpufreq" / "scaling_governor"
+        file.parent.mkdir(parents=True)
+        file.write_text(f"{governor}\n")
+    assert read_governor(tmp_path) == ("performance, powersave" if len(cpus) > 1 else "powersave")
 
 
 def gpu(capability: str) -> Platform:
@@ -106,12 +161,15 @@ def test_code_hash_follows_the_code(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert hashes[0] == hashes[2] != hashes[1]
 
 
-def test_dataset_is_part_of_what_must_agree() -> None:
+def test_dataset_and_model_are_part_of_what_must_agree() -> None:
     from bench.data import DatasetInfo
 
     info = DatasetInfo("cifar10", "abc", 50_000, 10_000, 10, "parquet", "/x")
     before = Environment(gpu="G")
-    after = with_inputs(before, info, None)
+    after = with_inputs(before, info, Fingerprint("p", "l", "s", 10))
+    assert (after.model_parameters, after.model_structure, after.model_source) == ("p", "l", "s")
+    assert with_inputs(before, info, None).model_source is None
+    assert {*environment.MODEL_PARTS, "variables"} <= set(COMPARABLE)
     assert (after.gpu, after.dataset_fingerprint, after.train_images) == ("G", "abc", 50_000)
     assert before.dataset_fingerprint is None
     assert {"gpu", "driver", "torch", "dataset_fingerprint", "code"} <= set(COMPARABLE)

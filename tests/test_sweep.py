@@ -325,6 +325,7 @@ def host(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
         {"cuda": "99"},
         {"cudnn": "9"},
         {"code": "deadbeef"},
+        {"variables": "CUDA_LAUNCH_BLOCKING=1"},
         {"gpu": "=HYPERLINK()", "driver": "'1"},
     ],
     ids=lambda changed: "+".join(changed),

@@ -1,0 +1,258 @@
+"""What a model is and whether it can be trained: found out in a real process of its own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from bench import sweep
+from bench.environment import Answer, ask
+from bench.errors import UsageError
+from bench.fingerprint import Fingerprint, check_outputs
+from bench.store import read_records
+
+ROOT = Path(__file__).parents[1]
+
+BLOCKS = """
+from torch import nn
+def classify(): return nn.Linear(3072, 10)
+"""
+
+MYNET = """
+print("a user's module may print")
+import torch
+from torch import nn
+import blocks
+def build(): return nn.Sequential(nn.Flatten(), blocks.classify())
+def lambdas():
+    model = build()
+    model.extra_repr = lambda: str(object())
+    return model
+def drawn():
+    layers = int(torch.randint(9, ()))
+    return nn.Sequential(nn.Flatten(), nn.Linear(3072, 10), *[nn.ReLU()] * layers)
+def raises(): raise ValueError("no\\nluck")
+def exits(): import os; os._exit(9)
+def crashes():
+    import os, resource, signal
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    os.kill(os.getpid(), signal.SIGSEGV)
+def leaves(): raise SystemExit("bye")
+def number(): return 3
+def bare(): return nn.Flatten()
+def conv(): return nn.Conv2d(3, 4, 3)
+def wide(): return nn.Sequential(nn.Flatten(), nn.Linear(3072, 100))
+def narrow(): return nn.Linear(5, 10)
+class Pair(nn.Linear):
+    def forward(self, x): return x, x
+def pair(): return Pair(1, 1)
+def sleeps(): import time; time.sleep(600)
+constant = 3
+"""
+
+BROKEN = {
+    "mynte:build": "--model 'mynte:build': there is no module 'mynte'; it is looked for in the",
+    "no.such.thing:build": "there is no module 'no'",
+    "missing:build": "model 'missing:build' cannot be imported: No module named 'not_there'",
+    "syntax:build": "model 'syntax:build' cannot be built: SyntaxError",
+    "mynet:biuld": "module 'mynet' has no function 'biuld'; did you mean 'build'?",
+    "mynet:constant": "module 'mynet' has no function 'constant'",
+    "mynet:raises": "model 'mynet:raises' cannot be built: ValueError: no luck (mynet.py, line 14)",
+    "mynet:exits": "ends its process with return code 9 when it is built and run once",
+    "mynet:crashes": "ends its process by SIGSEGV",
+    "mynet:leaves": "cannot be built: SystemExit: bye (mynet.py, line 20)",
+    "mynet:number": "model 'mynet:number' returned int; a factory returns a torch.nn.Module",
+    "mynet:bare": "model 'mynet:bare' has no parameters; there is nothing to train",
+    "mynet:conv": "gives (2, 4, 30, 30) for 2 images; forward returns logits of shape (2, classes)",
+    "mynet:narrow": "model 'mynet:narrow' fails on (2, 3, 32, 32) images: RuntimeError: mat1",
+    "mynet:pair": "returns tuple; forward returns a tensor of logits, (N, classes)",
+}
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of the user's own, with models in it, where the command is run."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    Path("mynet.py").write_text(MYNET)
+    Path("blocks.py").write_text(BLOCKS)
+    Path("missing.py").write_text("import not_there")
+    Path("syntax.py").write_text("def build(: pass")
+    return tmp_path
+
+
+def examine(*names: str) -> Answer:
+    return ask([], names)
+
+
+def of(answer: Answer, name: str) -> Fingerprint:
+    found = answer.models[name]
+    assert isinstance(found, Fingerprint), found
+    return found
+
+
+def test_one_process_tells_of_all_models_and_of_what_is_wrong_with_each() -> None:
+    good = ["mynet:build", "mynet:wide", "dpn92"]
+    answer = examine(*BROKEN, *good)
+    assert answer.error == ""
+    for name, message in BROKEN.items():
+        found = answer.models[name]
+        assert isinstance(found, str), name
+        assert message in found
+        assert "\n" not in found
+    assert [of(answer, name).outputs for name in good] == [10, 100, None]
+
+
+def test_a_fingerprint_is_the_same_in_any_process_and_company() -> None:
+    names = ["mynet:build", "mynet:lambdas", "mynet:drawn", "blocks:classify", "dpn-small"]
+    together, reversed_, alone = examine(*names), examine(*names[::-1]), examine("mynet:build")
+    assert together.models == reversed_.models
+    assert alone.models["mynet:build"] == together.models["mynet:build"]
+    assert of(together, "mynet:build").source == of(together, "mynet:lambdas").source
+    # its module was imported by the others, in forks of their own
+    assert "fails on" in str(together.models["blocks:classify"])
+
+
+def write(file: str, old: str, new: str) -> None:
+    text = Path(file).read_text()
+    assert old in text
+    Path(file).write_text(text.replace(old, new))
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "changed"),
+    [
+        ("blocks.py", "3072, 10)", "3072, 10)  # a remark", {"source"}),
+        ("mynet.py", "constant = 3", "constant = 4", {"source"}),
+        ("mynet.py", "nn.Flatten(), blocks", "nn.Flatten(), nn.ReLU(), blocks", None),
+        ("blocks.py", "3072, 10)", "3072, 10, bias=False)", None),
+        ("mynet.py", "blocks.classify())", "blocks.classify()).double().float()", {"source"}),
+        ("missing.py", "not_there", "not_here", set()),
+    ],
+)
+def test_what_is_edited_shows(file: str, old: str, new: str, changed: set[str] | None) -> None:
+    before = of(examine("mynet:build"), "mynet:build")
+    write(file, old, new)
+    after = of(examine("mynet:build"), "mynet:build")
+    differ = {name for name in vars(before) if getattr(before, name) != getattr(after, name)}
+    assert differ == ({"parameters", "structure", "source"} if changed is None else changed)
+
+
+def test_a_model_that_hangs_is_ended_with_all_it_started() -> None:
+    answer = ask([], ["mynet:sleeps"], timeout_s=4)
+    assert answer.error == "model mynet:sleeps: not built and run within 4 s (--timeout)"
+    with pytest.raises(UsageError, match="not built and run within"):
+        answer.fingerprint("mynet:sleeps")
+
+
+def test_as_many_classes_as_the_images_have() -> None:
+    ten, some = Fingerprint("p", "s", "f", 10), Fingerprint("p", "s", "f")
+    check_outputs("m:f", ten, 10)
+    check_outputs("dpn92", some, 7)
+    with pytest.raises(
+        UsageError, match=r"'m:f' gives \(2, 10\) for 2 images; it must give \(2, 7\)"
+    ):
+        check_outputs("m:f", ten, 7)
+
+
+# ------------------------------------------------------------------------------------- a sweep
+
+CPU = ["--device", "cpu", "--dataset", "synthetic", "--precision", "fp32"]
+
+
+def refused(arguments: Sequence[str], capsys: pytest.CaptureFixture[str]) -> str:
+    before = set(Path().rglob("*"))
+    capsys.readouterr()
+    assert sweep.main([*CPU, *arguments]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert set(Path().rglob("*")) - before <= set(Path().rglob("__pycache__/*")) | set(
+        Path().rglob("__pycache__")
+    )
+    (line,) = said.err.splitlines()
+    return line
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("mynte:build", "no module 'mynte'"), ("mynet:wide", "gives (2, 100) for 2 images; it must")],
+)
+@pytest.mark.parametrize("dry", [["--dry-run"], []], ids=["dry", "run"])
+def test_a_broken_model_is_refused_before_any_case(
+    name: str, message: str, dry: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = refused(["--model", "dpn-small", name, "--out", "out", *dry], capsys)
+    assert said.startswith("error: ")
+    assert message in said
+
+
+def test_the_fake_executor_refuses_a_missing_module_too(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    fake = ["--executor", "fake", "--model", "mynte:build"]
+    for dry in ([], ["--dry-run"]):
+        assert "no module 'mynte'" in refused([*fake, *dry], capsys)
+
+
+def test_a_dry_run_of_built_in_networks_asks_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(*_: object, **__: object) -> Answer:
+        raise AssertionError("asked")
+
+    monkeypatch.setattr("bench.preflight.ask", never)
+    assert sweep.main([*CPU, "--model", "dpn92", "dpn-small", "--dry-run"]) == 0
+
+
+@pytest.mark.slow
+def test_an_edited_model_is_not_mixed_with_what_it_was(capsys: pytest.CaptureFixture[str]) -> None:
+    """The whole story: run, edit, run again, run another model there, and mix after all."""
+    short = [*CPU, "--fraction", "0.001", "--batch-size", "32", "--out", "out"]
+    mine = [*short, "--model", "mynet:build"]
+    assert sweep.main(mine) == 0
+    capsys.readouterr()
+    assert sweep.main(mine) == 0
+    assert "0 to run, 1 already there" in capsys.readouterr().err
+
+    write("blocks.py", "3072, 10)", "3072, 10)  # a remark")
+    said = refused([*short[len(CPU) :], "--model", "mynet:build"], capsys)
+    assert said.startswith("error: --out out: holds rows that would not be comparable: ")
+    assert "model mynet:build: its source files changed since they were measured" in said
+    assert said.endswith("choose another --out, or add to them with --mix")
+
+    write("blocks.py", "3072, 10)", "3072, 10, bias=False)")
+    said = refused([*short[len(CPU) :], "--model", "mynet:build"], capsys)
+    assert "its parameters, layers and source files changed" in said
+
+    assert sweep.main([*short, "--model", "dpn-small"]) == 0, "rows of another model do not matter"
+    assert sweep.main([*mine, "--mix"]) == 0
+    frame = read_records(Path("out"))
+    assert list(frame["model"]) == ["mynet:build", "dpn-small", "mynet:build"]
+    for part in ("model_parameters", "model_structure", "model_source"):
+        assert frame[part].str.fullmatch("[0-9a-f]{12}").all()
+        assert frame[part].nunique() == 3
+    assert set(frame["variables"].str.contains("OMP_NUM_THREADS=1")) == {True}
+    assert set(frame["torch_threads"]) == {1}
+
+
+def test_ctrl_c_ends_a_model_that_hangs(here: Path) -> None:
+    import subprocess
+    import sys
+
+    code = (
+        "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "from bench import sweep; sys.exit(sweep.main())"
+    )
+    marker = here / "begun"
+    write("mynet.py", "import time; time", f"import time; open({str(marker)!r}, 'w'); time")
+    command = [sys.executable, "-c", code, *CPU, "--model", "mynet:sleeps"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE) as process:
+        while not marker.exists():
+            assert process.poll() is None
+            time.sleep(0.05)
+        os.kill(process.pid, signal.SIGINT)
+        assert process.wait(60) == 130
