@@ -169,7 +169,9 @@ class Measurement:
     input_grad_error: float | None = quantity(float, "the same of its input gradient", since=2)
     weight_grad_error: float | None = quantity(float, "the same of its weight gradient", since=2)
     matmul_error: float | None = quantity(float, "relative error of a matmul against float64")
-    flop_per_image: float | None = quantity(float, "forward and backward, by torch's flop counter")
+    flop_per_image: float | None = quantity(
+        float, "forward and backward, a grouped convolution's weight gradient counted as grouped"
+    )
 
     missing: str | None = quantity(str, "why columns are empty: 'column: reason; …'")
     notes: str | None = quantity(str, "what a reader should know before believing the row")

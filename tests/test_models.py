@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import csv
+from pathlib import Path
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -9,7 +12,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from bench.errors import UsageError
-from bench.models import build_model, check_model, parse_model
+from bench.models import build_model, check_model, dpn, parse_model
 from bench.worker import count_flop
 
 
@@ -49,7 +52,17 @@ def test_flop_by_hand(name: str) -> None:
             if isinstance(layer, (nn.Conv2d, nn.Linear)):
                 layer.register_forward_hook(count)
         model(torch.empty(1, 3, 32, 32))
-    assert count_flop(name) == 2 * (3 * sum(products) - products[0])
+    flop = count_flop(name)
+    assert flop == 2 * (3 * sum(products) - products[0])
+    said = {"dpn92": dpn.dpn92, "dpn26": dpn.dpn26, "dpn-small": dpn.dpn_small}[name].__doc__
+    assert f"{flop / 1e9:.2f} GFLOP" in (said or "")
+
+
+def test_the_h200_reference_is_counted_as_the_harness_counts() -> None:
+    file = Path(__file__).parents[1] / "results" / "reference" / "h200-lab.csv"
+    with file.open(encoding="utf-8", newline="") as lines:
+        rows = list(csv.DictReader(lines))
+    assert {float(row["flop_per_image"]) for row in rows} == {count_flop("dpn92")}
 
 
 def test_dual_paths_add_and_append() -> None:
