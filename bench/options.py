@@ -18,6 +18,7 @@ from bench.models import MODELS
 from bench.precision import PRECISIONS
 from bench.preset import Preset, load_config, load_preset, preset_names
 from bench.record import Status
+from bench.schedule import CHEAP_FRACTION, CHEAP_REPEATS, default_repeats
 
 
 @dataclass
@@ -56,7 +57,12 @@ def build_parser() -> Parser:
     what = parser.add_argument_group("what to measure")
     what.add_argument("--preset", metavar="NAME", help="a named grid of cases, see --list")
     what.add_argument("--config", metavar="FILE", type=Path, help="a grid of your own, in TOML")
-    what.add_argument("--repeats", metavar="N", default="1", help="fresh processes per case")
+    what.add_argument(
+        "--repeats",
+        metavar="N",
+        help="fresh processes per case, spread over the sweep (default: 1; "
+        f"{CHEAP_REPEATS} where --fraction is at most {CHEAP_FRACTION:g})",
+    )
     what.add_argument(
         "--same-seed",
         action="store_true",
@@ -101,7 +107,9 @@ def parse_arguments(argv: Sequence[str]) -> Options:
         out=given.out,
         data_dir=given.data_dir,
         data_url=given.data_url,
-        repeats=int(_parse_number("--repeats", given.repeats, whole=True)),
+        repeats=int(_parse_number("--repeats", given.repeats, whole=True))
+        if given.repeats
+        else default_repeats(axes.get("fraction", [])),
         same_seed=given.same_seed,
         timeout_s=_parse_number("--timeout", given.timeout),
         wait_s=_parse_number("--wait", given.wait, low=0),

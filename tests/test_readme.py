@@ -107,7 +107,8 @@ def fake_sweep(arguments: list[str]) -> list[str]:
 STAND_INS = {
     "make sweep": (
         "make -o .venv/ready sweep BIN=python "
-        "ARGS='--preset quick --precision fp32 --batch-size 64 --fraction 0.001 --out results/one'"
+        "ARGS='--preset quick --precision fp32 --batch-size 64 --fraction 0.001 --repeats 1 "
+        "--out results/one'"
     ),
     "make test": "make -o .venv/ready --dry-run test",
     "pip install": "pip install --dry-run --no-deps --no-build-isolation -e .",

@@ -4,16 +4,44 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.case import Case, grid
+from bench.options import build_parser, choose_cases, parse_arguments
 from bench.record import Status
 from bench.schedule import Wall, plan_runs, remaining_runs
 from bench.store import Past, Run
 
 CASES = grid({"precision": ["fp32", "bf16"], "batch_size": [64, 128, 256]})
 SMALL, MIDDLE, LARGE = CASES[:3]
+
+
+@pytest.mark.parametrize(
+    ("command", "repeats"),
+    [
+        ("--preset quick", 1),  # sets its own fraction, and has to be done in a minute
+        ("--preset precision", 1),
+        ("--preset precision --fraction 0.1", 3),
+        ("--preset quick --fraction 0.2", 3),
+        ("--preset precision --fraction 0.1 0.2", 3),
+        ("--preset precision --fraction 0.1 0.5", 1),  # the half epochs are not cheap
+        ("--preset precision --fraction 1", 1),
+        ("--preset precision --fraction 0.1 --repeats 1", 1),
+        ("--preset precision --fraction 0.5 --repeats 5", 5),
+    ],
+)
+def test_cheap_parts_of_an_epoch_are_repeated_by_default(command: str, repeats: int) -> None:
+    options = parse_arguments([*command.split(), "--device", "cpu"])
+    assert options.repeats == repeats
+    cases = choose_cases(options)
+    assert len(plan_runs(cases, options.repeats)) == len(cases) * repeats + (repeats > 1)
+
+
+def test_help_states_the_default_of_repeats() -> None:
+    text = " ".join(build_parser().format_help().split())
+    assert "(default: 1; 3 where --fraction is at most 0.2)" in text
 
 
 def test_single_runs_are_the_cases() -> None:

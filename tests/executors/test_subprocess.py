@@ -29,7 +29,9 @@ from bench.record import Outcome, Status
 from bench.store import read_records
 
 TESTS = Path(models_for_tests.__file__).parent
-FLAGS = "--device cpu --dataset synthetic --precision fp32 --fraction 0.001 --batch-size 32"
+FLAGS = (
+    "--device cpu --dataset synthetic --precision fp32 --fraction 0.001 --batch-size 32 --repeats 1"
+)
 
 
 @pytest.fixture(scope="module", autouse=True)
