@@ -12,6 +12,7 @@ import re
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,15 +47,24 @@ MOST_STEP_BYTES = 100_000_000
 
 INK, GRID = "#15181c", "#c9ced6"
 
-COLOURS: dict[str, tuple[str, str]] = {
-    "fp32": ("#4f5b69", "#aeb9c7"),
-    "tf32": ("#a85507", "#f0a848"),
-    "fp16": ("#1a5fc0", "#70abff"),
-    "fp16-amp": ("#0b7480", "#3ec6d2"),
-    "bf16": ("#a8195c", "#f47cb0"),
-    "bf16-amp": ("#6a3cc2", "#b498ff"),
-}
+_PALETTE: tuple[tuple[str, str], ...] = (
+    ("#4f5b69", "#aeb9c7"),
+    ("#a85507", "#f0a848"),
+    ("#1a5fc0", "#70abff"),
+    ("#0b7480", "#3ec6d2"),
+    ("#a8195c", "#f47cb0"),
+    ("#6a3cc2", "#b498ff"),
+    ("#2f7a1f", "#7fce6a"),
+    ("#7a5c00", "#d9bf4a"),
+    ("#b3261e", "#ff8a80"),
+    ("#3f51b5", "#9fa8ff"),
+)
+_SHAPES = "osD^vPX*<>hpd"  # matplotlib's markers
+
+COLOURS: dict[str, tuple[str, str]] = dict(zip(PRECISIONS, cycle(_PALETTE), strict=False))
 """Precision -> its colour on light and on dark; each at least 4.5 : 1 against its background."""
+
+_MARKERS: dict[str, str] = dict(zip(PRECISIONS, cycle(_SHAPES), strict=False))
 
 
 @dataclass(frozen=True)
@@ -293,8 +303,6 @@ def take_steps(group: Group) -> pd.DataFrame:
 
 
 # ---------------------------------------------------------------------------------------- drawing
-
-_MARKERS = dict(zip(PRECISIONS, "osD^vP", strict=True))
 
 
 def _series(data: pd.DataFrame) -> dict[str, Any]:

@@ -1,13 +1,15 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pandas as pd
 import pytest
-from made_up import REFERENCE
+from made_up import REFERENCE, ROOT
 from PIL import Image
 
 from bench.precision import PRECISIONS
@@ -32,6 +34,31 @@ def test_every_precision_has_a_colour_and_a_marker() -> None:
     assert set(figures.COLOURS) == set(figures._MARKERS) == set(PRECISIONS)
 
 
+def test_a_new_precision_needs_one_entry(quick: Path) -> None:
+    """Registered where the others are, before anything is drawn; then reported with a figure."""
+    code = (
+        "import sys\n"
+        "from pathlib import Path\n"
+        "from bench.precision import PRECISIONS, Precision\n"
+        "for name in ('fp8', 'fp4', 'int8', 'mx6', 'posit'):\n"
+        "    PRECISIONS[name] = Precision(name, 'a new one')\n"
+        "from bench.report import figures, html\n"
+        "from bench.report.sweeps import read_sweeps\n"
+        "from bench.report.tables import build\n"
+        "sweep, = read_sweeps([Path(sys.argv[1])])\n"
+        "sweep.records.loc[sweep.records['precision'] == 'bf16-amp', 'precision'] = 'fp8'\n"
+        "report = build([sweep])\n"
+        'assert any("fp8" in panel.alt for figure in figures.draw_figures(report)\n'
+        "           for panel in figure.panels)\n"
+        "assert '--fp8:' in html.render(report)\n"
+        "assert len(set(figures.COLOURS.values())) > 6\n"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", code, str(quick)], cwd=ROOT, capture_output=True, text=True
+    )
+    assert run.returncode == 0, run.stderr
+
+
 def luminance(colour: str) -> float:
     channels = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
     linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
@@ -40,7 +67,7 @@ def luminance(colour: str) -> float:
 
 def test_colours_have_contrast_on_both_papers() -> None:
     """4.5 : 1, by WCAG 2's formula."""
-    for light, dark in figures.COLOURS.values():
+    for light, dark in figures._PALETTE:
         assert (luminance("#ffffff") + 0.05) / (luminance(light) + 0.05) >= 4.5
         assert (luminance(dark) + 0.05) / (luminance("#12161b") + 0.05) >= 4.5
 
