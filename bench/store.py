@@ -70,12 +70,15 @@ def clean(text: str) -> str:
     return _CONTROL.sub(" ", text).strip()
 
 
+def write_text(text: str) -> str:
+    """Make ``text`` a cell that no spreadsheet takes for a formula; for every CSV written."""
+    text = clean(text)
+    # a spreadsheet runs a cell that starts like this; the apostrophe makes it text there
+    return f"'{text}" if text.startswith((*_FORMULA, "'")) else text
+
+
 def _write_cell(value: Any) -> str:
-    if isinstance(value, str):
-        text = clean(value)
-        # a spreadsheet runs a cell that starts like this; the apostrophe makes it text there
-        return f"'{text}" if text.startswith((*_FORMULA, "'")) else text
-    return format_value(value)
+    return write_text(value) if isinstance(value, str) else format_value(value)
 
 
 def _leave_out_impossible(values: dict[str, Any]) -> dict[str, Any]:

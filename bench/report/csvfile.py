@@ -13,7 +13,7 @@ from typing import Any
 from bench.case import AXES, format_value
 from bench.report.derive import BESIDE, DOUBTS, QUANTITIES, is_number
 from bench.report.tables import Report
-from bench.store import clean
+from bench.store import write_text
 
 WHERE = ("gpu", "gpu_memory_bytes", "driver", "torch", "cuda", "cudnn", "cpu", "train_images")
 
@@ -48,8 +48,7 @@ def _rows(report: Report, names: list[str]) -> Iterator[Iterator[str]]:
 def write_cell(value: Any) -> str:
     """One cell: NaN is empty, switches are on or off, no text is a formula to a spreadsheet."""
     if isinstance(value, str):
-        text = clean(value)
-        return f"'{text}" if text.startswith(("=", "+", "-", "@", "'")) else text
+        return write_text(value)
     if isinstance(value, bool):
         return format_value(value)
     if not is_number(value):

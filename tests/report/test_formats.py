@@ -167,8 +167,22 @@ def test_csv_holds_no_formula(hostile: Path, report: Run) -> None:
 @given(st.text() | st.floats() | st.booleans() | st.none())
 def test_csv_cells_are_inert(value: object) -> None:
     cell = write_cell(value)
-    assert not isinstance(value, str) or not cell.startswith(("=", "+", "-", "@"))
+    assert not isinstance(value, str) or not cell.startswith(tuple("=+-@＝＋－＠"))
     assert "nan" not in cell or isinstance(value, str)
+
+
+@pytest.mark.parametrize(
+    "text", ["=1+1", "＝1+1", "＋1", "－1", "＠a", " \x1b＝1+1", "'=1", "plain"]
+)
+def test_every_csv_has_one_guard_against_formulas(tmp_path: Path, text: str, report: Run) -> None:
+    """The records, as the store writes them, and the report's CSV of the same text."""
+    rows = [make_record(Case(), status=Status.ERROR, reason=text, gpu="A card", torch="2.13")]
+    folder = write_sweep(tmp_path / "s", rows)
+    _, printed, _ = report(folder, "--format", "csv")
+    stored = (folder / "records.csv").read_text(encoding="utf-8")
+    cells = [next(csv.DictReader(io.StringIO(said)))["reason"] for said in (stored, printed)]
+    assert cells[0] == cells[1]
+    assert not cells[0].startswith(tuple("=+-@＝＋－＠"))
 
 
 def test_csv_and_json_say_the_same(rtx_like: Path, report: Run) -> None:
