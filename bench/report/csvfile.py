@@ -23,11 +23,12 @@ def column_names() -> list[str]:
     numbers = [
         n
         for q in QUANTITIES.values()
-        for n in ([q.name, f"{q.name}_mad"] if q.derive else [q.name])
+        for n in ([q.name, f"{q.name}_low", f"{q.name}_high"] if q.derive else [q.name])
     ]
     beside = [f"published_{name}" for name in BESIDE]
-    outcome = ["status", "reason", "inferred", "repeats", "runs", "kind", "memory_measure"]
-    return ["sweep", "machine", *AXES, *outcome, *numbers, *DOUBTS, *beside, *WHERE]
+    outcome = ["status", "reason", "inferred", "repeats", "runs", "seeds", "kind", "memory_measure"]
+    spread = ["spread", "coverage"]
+    return ["sweep", "machine", *AXES, *outcome, *spread, *numbers, *DOUBTS, *beside, *WHERE]
 
 
 def render(report: Report) -> str:

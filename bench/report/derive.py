@@ -24,6 +24,7 @@ from bench.gpu import EFFECTS
 from bench.peaks import peak_flops
 from bench.precision import PRECISIONS
 from bench.record import COLUMNS, COMPARABLE, MEASURED, Status
+from bench.report.spread import CONFIDENCE, ENOUGH, Spread, choose_depth, find_coverage, find_ends
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -42,7 +43,8 @@ class Quantity:
     ``derive`` takes a frame of records and returns one number a row, in SI units, NaN for none; it
     is None where the number needs another case too (see `summarize`). People read it over
     ``scale``, in ``unit``, to so many ``decimals`` or to four digits. ``whole`` numbers speak of a
-    whole epoch, and are estimates where only a fraction of one was measured.
+    whole epoch, and are estimates where only a fraction of one was measured. ``spread`` is whether
+    tables show how far repeats lie apart; files hold it for all.
     """
 
     name: str
@@ -54,15 +56,23 @@ class Quantity:
     scale: float = 1
     decimals: int | None = None
     whole: bool = False
+    spread: bool = True
 
     def write(self, value: float) -> str:
         """Write a value without its unit."""
         shown = value / self.scale
         return write_number(shown) if self.decimals is None else f"{shown:.{self.decimals}f}"
 
-    def write_spread(self, spread: float, value: float) -> str:
-        """Write the spread of a value to as many decimals as the value has."""
-        return f"{spread / self.scale:.{len(self.write(value).partition('.')[2])}f}"
+    def write_ends(self, low: float, high: float, value: float) -> str:
+        """Write the ends of a spread to as many decimals as the value; nothing if all look alike.
+
+        >>> QUANTITIES["epoch_time_s"].write_ends(76.56, 90.351, 88.8)
+        '76.56–90.35'
+        """
+        decimals = len(self.write(value).partition(".")[2])
+        ends = [f"{end / self.scale:,.{decimals}f}" for end in (low, high)]
+        alike = ends[0] == ends[1] == f"{value / self.scale:,.{decimals}f}"
+        return "" if alike else "–".join(ends)
 
     def add_unit(self, text: str) -> str:
         """Put the unit behind an already written number."""
@@ -187,6 +197,7 @@ QUANTITIES: dict[str, Quantity] = {
             "higher",
             throughput,
             whole=True,
+            spread=False,  # the time shows it
         ),
         Quantity(
             "speedup",
@@ -212,7 +223,28 @@ QUANTITIES: dict[str, Quantity] = {
             "memory_saved",
             "memory saved",
             "%",
-            "share of fp32's memory at the same batch size not needed",
+            "share of fp32's memory at the same batch size not needed; what every precision needs "
+            "alike, such as the CUDA context and the dataset, is in both",
+            "higher",
+            None,
+            scale=0.01,
+            decimals=1,
+        ),
+        Quantity(
+            "peak_allocated_bytes",
+            "tensors",
+            "GiB",
+            "peak of torch's tensors in the epoch, those of the dataset among them",
+            "lower",
+            _column("peak_allocated_bytes"),
+            scale=GIB,
+            decimals=2,
+        ),
+        Quantity(
+            "tensors_saved",
+            "tensors saved",
+            "%",
+            "share of the bytes of fp32's tensors at the same batch size not needed",
             "higher",
             None,
             scale=0.01,
@@ -236,6 +268,7 @@ QUANTITIES: dict[str, Quantity] = {
             _column("train_accuracy"),
             scale=0.01,
             decimals=1,
+            spread=False,  # the loss shows it
         ),
         Quantity(
             "test_loss",
@@ -359,8 +392,15 @@ NOISY_STEPS = 0.05
 FEW_STEPS = 4
 """Below this many measured steps their spread says nothing."""
 
-DRIFT = 0.02
-"""A sentinel further than this from the first run of its case is drift; repeats, noise."""
+SHORT_ENERGY_S = 2.0
+"""Below this many seconds an energy is doubted: NVML's readings are 0.1 s apart, and the power of
+the moments before and after is in the first and the last."""
+
+STEADY = 0.02
+"""Repeats, and the sentinel, may lie this far to either side of the median of their case."""
+
+BUSY_CORES = 0.15
+"""CPU cores that others may use during an epoch on a CPU; an idle machine's daemons stay below."""
 
 _SLOWED, _CAPPED = (
     "|".join(name for name, effect in EFFECTS.items() if effect == wanted)
@@ -376,20 +416,118 @@ def _shared(records: pd.DataFrame) -> pd.Series:
     return (records["neighbours_computing"] > 0) | (records["other_cores"] > BUSY_CORES)
 
 
+def _quarter_noise(records: pd.DataFrame) -> pd.Series:
+    """How far the means of two quarters of the steps lie apart by their noise alone, as a share.
+
+    Two standard errors of a difference of two means; a normal distribution's standard deviation is
+    1.4826 times its median absolute deviation.
+    """
+    quarter = _positive(records["measured_steps"].astype(float)) / 4
+    return (2 * 1.4826 * step_noise(records) * (2 / quarter) ** 0.5).fillna(0.0)
+
+
+@dataclass(frozen=True)
+class Trend:
+    """Something that may change from the first quarter of an epoch to the last.
+
+    ``most`` is how much of it is believed, a share of the first quarter where it is ``relative``;
+    what ``noise`` explains is believed on top.
+    """
+
+    label: str
+    first: str
+    last: str
+    most: float
+    noise: Callable[[pd.DataFrame], pd.Series] | None = None
+    relative: bool = True
+    unit: str = ""
+    signs: tuple[int, ...] = (1, -1)  # whether a rise is doubted, and a fall
+
+    def measure(self, records: pd.DataFrame) -> pd.Series:
+        """Change from the first quarter to the last; NaN where either is unknown."""
+        first, last = records[self.first].astype(float), records[self.last].astype(float)
+        return last / _positive(first) - 1 if self.relative else last - first
+
+    def find(self, records: pd.DataFrame) -> pd.Series:
+        """Which rows changed by more than is believed."""
+        change = self.measure(records)
+        noise = self.noise(records) if self.noise else 0.0
+        doubted = (change > 0) if self.signs == (1,) else (change < 0)
+        return (change.abs() > self.most + noise) & (doubted | (len(self.signs) == 2))
+
+    def describe(self, records: pd.DataFrame) -> str:
+        """Say the largest change among the rows that changed too much; empty if none did."""
+        change = self.measure(records)[self.find(records)]
+        if not len(change):
+            return ""
+        largest = max(change.tolist(), key=abs)
+        word = "rose" if largest > 0 else "fell"
+        size = f"{100 * abs(largest):.1f} %" if self.relative else f"{abs(largest):.0f} {self.unit}"
+        return f"{self.label} {word} by {'up to ' if len(change) > 1 else ''}{size}"
+
+
+TRENDS = (
+    Trend("step times", "step_time_first_s", "step_time_last_s", STEADY, _quarter_noise),
+    Trend("the SM clock", "sm_clock_first_mhz", "sm_clock_last_mhz", 0.02, signs=(-1,)),
+    # a card that has not reached its temperature has not reached its clocks: they sink with it
+    Trend(
+        "the temperature",
+        "temperature_first_c",
+        "temperature_last_c",
+        5.0,
+        relative=False,
+        unit="°C",
+        signs=(1,),
+    ),
+)
+"""What is to be the same at both ends of an epoch, and how much change is believed."""
+
+
+def _trend(records: pd.DataFrame) -> pd.Series:
+    found = TRENDS[0].find(records)
+    for trend in TRENDS[1:]:
+        found |= trend.find(records)
+    return found
+
+
+def _describe_trends(records: pd.DataFrame) -> str:
+    return "; ".join(filter(None, (trend.describe(records) for trend in TRENDS)))
+
+
+UNCLEAR = "unclear"
+"""What the numeric probe calls an arithmetic whose rounding lies between two bands."""
+
+
+def _unclear(records: pd.DataFrame) -> pd.Series:
+    return records["arithmetic"].map(lambda names: UNCLEAR in str(names).split("/")).astype(bool)
+
+
+def _quote(column: str) -> Callable[[pd.DataFrame], str]:
+    """Say the texts of a column, for display."""
+
+    def quote(rows: pd.DataFrame) -> str:
+        said = [text for text in rows[column].unique() if text]
+        more = f"; and {len(said) - 3:,} other reasons" if len(said) > 3 else ""
+        return "; ".join(said[:3]) + more
+
+    return quote
+
+
 @dataclass(frozen=True)
 class Doubt:
     """A reason not to take a row at its word.
 
-    ``fatal`` ones keep a case from being called the fastest; ``reason`` is the column that says
-    more.
+    ``fatal`` ones keep a case from being called the fastest; ``fix`` is a sentence with the flag or
+    command that helps, and ``detail`` says more of the rows that have it.
     """
 
     name: str
     remark: str  # beside the row
     warning: str  # at the top
+    fix: str
     find: Callable[[pd.DataFrame], pd.Series]
     fatal: bool = True
-    reason: str = ""
+    detail: Callable[[pd.DataFrame], str] | None = None
 
 
 DOUBTS: dict[str, Doubt] = {
@@ -399,32 +537,37 @@ DOUBTS: dict[str, Doubt] = {
             "fake",
             "not measured",
             "They come from the fake executor and are no measurements",
+            "Leave out --executor fake to measure.",
             lambda r: r["executor"] == "fake",
         ),
         Doubt(
             "invalid",
             "invalid",
             "Measured, but not to be believed",
+            "Remove the cause and run them again with --retry invalid.",
             lambda r: r["status"] == Status.INVALID.value,
-            reason="reason",
+            detail=_quote("reason"),
         ),
         Doubt(
             "diverged",
             "diverged",
             "The loss became inf or NaN; speed and memory still hold",
+            "Use a lower --lr or, for an fp16 precision, --loss-scale dynamic.",
             lambda r: r["status"] == Status.DIVERGED.value,
         ),
         Doubt(
             "throttled",
             "throttled",
             "The card lowered its clocks to protect itself",
+            "Cool the card; nvidia-smi -q -d PERFORMANCE,TEMPERATURE shows the reasons.",
             lambda r: r["throttle_during"].str.contains(_SLOWED, regex=True),
-            reason="throttle_during",
+            detail=_quote("throttle_during"),
         ),
         Doubt(
             "capped",
             "power cap",
             "The card ran at its power limit, and its times depend on that limit",
+            "Compare only with runs at the same limit, which nvidia-smi -q -d POWER shows.",
             lambda r: r["throttle_during"].str.contains(_CAPPED, regex=True),
             fatal=False,
         ),
@@ -432,29 +575,59 @@ DOUBTS: dict[str, Doubt] = {
             "shared",
             "shared",
             "Others used the card, or the CPU that trained",
+            "Close other programs, or use --repeats 5.",
             _shared,
-            reason="neighbours",
+            detail=_quote("neighbours"),
         ),
         Doubt(
             "noisy",
             "noisy",
             "Step times never grew steady in warm-up, or vary by more than "
             f"{100 * NOISY_STEPS:.0f} % around their median",
+            "Close other programs, or use --repeats 5.",
             lambda r: (
                 (~r["warmup_steady"].astype(bool) & r["warmup_steps"].notna())
                 | (step_noise(r) > NOISY_STEPS)
             ),
         ),
         Doubt(
+            "trend",
+            "trend",
+            "The epoch did not end as it began",
+            "Use a larger --fraction, or --repeats 5.",
+            _trend,
+            detail=_describe_trends,
+        ),
+        Doubt(
             "few",
             "few steps",
             f"Fewer than {FEW_STEPS} steps were measured, too few to tell their noise",
+            "Use a larger --fraction.",
             lambda r: (r["measured_steps"] < FEW_STEPS) & (r["fraction"] < 1),
+        ),
+        Doubt(
+            "unclear",
+            "unclear arithmetic",
+            "The rounding that was probed lies between those of two number formats",
+            "See conv_error and matmul_error in the records; with --cudnn-benchmark on or off "
+            "cuDNN chooses other algorithms.",
+            _unclear,
+            fatal=False,
+        ),
+        Doubt(
+            "energy",
+            "short energy",
+            f"Energy was measured over less than {SHORT_ENERGY_S:.0f} s, where the moments before "
+            "and after count",
+            "Use a larger --fraction.",
+            lambda r: r["energy_j"].notna() & (r["measured_time_s"] < SHORT_ENERGY_S),
+            fatal=False,
         ),
         Doubt(
             "extrapolated",
             "extrapolated",
             "Only part of an epoch was measured; what is marked ≈ is an estimate",
+            "Use --fraction 1 to measure whole epochs.",
             lambda r: (r["fraction"] < 1) & r["epoch_time_s"].notna(),
             fatal=False,
         ),
@@ -462,6 +635,7 @@ DOUBTS: dict[str, Doubt] = {
             "synthetic",
             "synthetic images",
             "Loss and accuracy say nothing about CIFAR-10",
+            "Use --dataset cifar10 to train on it.",
             lambda r: (r["dataset"] == "synthetic") & r["epoch_time_s"].notna(),
             fatal=False,
         ),
@@ -470,6 +644,7 @@ DOUBTS: dict[str, Doubt] = {
             "published",
             "Not measured by this harness: each is the cold first epoch of a process, where a "
             "sweep times a warm one",
+            "python -m bench.sweep --preset rtx-titan measures the same cases here.",
             lambda r: r["executor"] == "published",
             fatal=False,
         ),
@@ -550,9 +725,11 @@ _RANK = {
 def summarize(rows: pd.DataFrame) -> pd.DataFrame:
     """One row a case on a machine, in the order they first ran.
 
-    Numbers are medians over the repeats that ended as the case is said to have, ``NAME_mad`` their
-    median absolute deviation (NaN for a single run), ``repeats`` how many they are and ``runs`` how
-    many there were. Repeats under different `COMPARABLE` environments are cases of their own.
+    Numbers are medians over the repeats that ended as the case is said to have, ``NAME_low`` and
+    ``NAME_high`` the ends of their spread, ``spread`` and ``coverage`` what these ends are (see
+    `bench.report.spread`), ``repeats`` how many they are, ``runs`` how many there were and
+    ``seeds`` how many seeds they had. Repeats under different `COMPARABLE` environments are cases
+    of their own.
     """
     rows = rows.reset_index(drop=True)
     cell = number_groups(rows, [*SOURCE, *AXES, "environment", "kind"])
@@ -567,16 +744,54 @@ def summarize(rows: pd.DataFrame) -> pd.DataFrame:
     numbers["epoch_time_s"] = numbers["epoch_time_s"].where(measured)
     numbers["images_per_s"] = numbers["images_per_s"].where(measured)
     medians = numbers.groupby(cell).median()
-    away = (numbers - medians.reindex(cell).set_axis(numbers.index)).abs()
-    mad = away.groupby(cell).median()
-    repeats = cell.value_counts()
-    mad.loc[repeats.reindex(mad.index) == 1] = math.nan
+    low, high = find_ends(numbers, cell)
+    repeats = cell.value_counts().rename("repeats")
+    seeds = rows["run_seed"].groupby(cell).nunique().rename("seeds")
     first = rows[~cell.duplicated()].set_index(cell[~cell.duplicated()])
-    cases = first.drop(columns=[*names, *DOUBTS]).join(
-        [medians, mad.add_suffix("_mad"), doubts, repeats.rename("repeats"), runs.rename("runs")]
-    )
-    cases["noisy"] |= cases["epoch_time_s_mad"] / cases["epoch_time_s"] > DRIFT
+    cases = (
+        first.drop(columns=[*names, *DOUBTS])
+        .join(
+            [
+                medians,
+                low.add_suffix("_low"),
+                high.add_suffix("_high"),
+                doubts,
+                repeats,
+                seeds,
+                runs.rename("runs"),
+            ]
+        )
+        .copy()
+    )  # in one block again: columns are added below
+    _say_spread(cases)
+    cases["noisy"] |= find_wide(cases)
     return _pair(cases).reset_index(drop=True)
+
+
+def _say_spread(cases: pd.DataFrame) -> None:
+    """Add what the ends of each case are; single runs have those their own steps allow."""
+    repeats = cases["repeats"]
+    single = (repeats == 1) & cases[["epoch_time_low_s", "epoch_time_high_s"]].notna().all(axis=1)
+    single &= cases["epoch_time_s"].notna()
+    ends = cases.loc[single, ["epoch_time_low_s", "epoch_time_high_s"]].astype(float)
+    low, high = ends["epoch_time_low_s"], ends["epoch_time_high_s"]
+    cases.loc[single, "epoch_time_s_low"], cases.loc[single, "epoch_time_s_high"] = low, high
+    images = cases.loc[single, "images_per_s"] * cases.loc[single, "epoch_time_s"]
+    cases.loc[single, "images_per_s_low"] = images / _positive(high)
+    cases.loc[single, "images_per_s_high"] = images / _positive(low)
+    cases["spread"] = Spread.NONE.value
+    cases.loc[single, "spread"] = Spread.WITHIN.value
+    cases.loc[repeats > 1, "spread"] = Spread.RANGE.value
+    cases.loc[repeats >= ENOUGH, "spread"] = Spread.PREDICTION.value
+    known = {n: find_coverage(n, choose_depth(n)) for n in repeats.unique() if n >= ENOUGH}
+    cases["coverage"] = repeats.map(known).astype(float)
+    cases.loc[single, "coverage"] = CONFIDENCE
+
+
+def find_wide(cases: pd.DataFrame) -> pd.Series:
+    """Which cases' repeats spread by more than `STEADY` to either side."""
+    half = (cases["epoch_time_s_high"] - cases["epoch_time_s_low"]) / 2
+    return (cases["repeats"] > 1) & (half / cases["epoch_time_s"] > STEADY)
 
 
 def _pair(cases: pd.DataFrame) -> pd.DataFrame:
@@ -586,14 +801,15 @@ def _pair(cases: pd.DataFrame) -> pd.DataFrame:
     base = cases[(cases["precision"] == "fp32") & sound].set_index(
         partner[(cases["precision"] == "fp32") & sound]
     )
-    time, bytes = (
+    time, bytes, tensors = (
         base[name].reindex(partner).set_axis(cases.index)
-        for name in ("epoch_time_s", "memory_bytes")
+        for name in ("epoch_time_s", "memory_bytes", "peak_allocated_bytes")
     )
     other = sound & (cases["precision"] != "fp32")
     return cases.assign(
         speedup=(time / _positive(cases["epoch_time_s"])).where(other),
         memory_saved=(1 - cases["memory_bytes"] / _positive(bytes)).where(other),
+        tensors_saved=(1 - cases["peak_allocated_bytes"] / _positive(tensors)).where(other),
     )
 
 
@@ -622,114 +838,6 @@ def set_beside(cases: pd.DataFrame, published: pd.DataFrame) -> pd.DataFrame:
     return matched
 
 
-def sentinel_drift(records: pd.DataFrame) -> dict[tuple[str, str], float]:
-    """Per sweep and machine: the sentinel's time over the first run's of its case, minus 1."""
-    drift: dict[tuple[str, str], float] = {}
-    timed = records[records["status"].isin([s.value for s in MEASURED])]
-    timed = timed[timed["epoch_time_s"].notna()]
-    sentinels = timed[timed["sentinel"].astype(bool)]
-    if sentinels.empty:
-        return drift
-    case = number_groups(timed, [*SOURCE, *AXES])
-    runs = timed[~timed["sentinel"].astype(bool)].sort_values(["repeat", "attempt"])
-    for index, sentinel in sentinels.iterrows():
-        same = runs[case[runs.index] == case.at[index]]
-        if len(same):
-            first = float(same["epoch_time_s"].iloc[0])
-            drift[sentinel["sweep"], sentinel["machine"]] = sentinel["epoch_time_s"] / first - 1
-    return drift
-
-
-# ------------------------------------------------------------------------------ what to say first
-
-
-@dataclass(frozen=True)
-class Warning:
-    """Something that should keep a reader from believing the numbers."""
-
-    label: str
-    text: str
-
-
-def warn(records: pd.DataFrame, cases: pd.DataFrame) -> list[Warning]:
-    """All there is to warn of, gravest first.
-
-    Args:
-        records: of `read`.
-        cases: the same, of `summarize`.
-    """
-    rows = latest(records)
-    warnings = []
-    for doubt in DOUBTS.values():
-        hit = rows[rows[doubt.name]]
-        if len(hit):
-            why = _reasons(hit, doubt.reason) if doubt.reason else ""
-            label = doubt.remark[0].upper() + doubt.remark[1:]
-            warnings.append(Warning(label, f"{_count(hit, rows)}. {doubt.warning}{why}."))
-    wide = cases["epoch_time_s_mad"] / cases["epoch_time_s"] > DRIFT
-    if wide.any():
-        share = f"{wide.sum():,} of {len(cases):,} cases"
-        text = f"{share} vary by more than {100 * DRIFT:.0f} % between repeats."
-        warnings.append(Warning("Spread", text))
-    ended = [*(s.value for s in MEASURED), Status.OOM.value, Status.UNSUPPORTED.value]
-    failed = rows[~rows["status"].isin(ended)]
-    if len(failed):
-        ends = failed["status"].str.replace("_", " ").value_counts()
-        kinds = ", ".join(f"{n:,} {end}" for end, n in ends.items())
-        warnings.append(Warning("No figure", f"{_count(failed, rows)}: {kinds}."))
-    for (sweep, machine), drift in sentinel_drift(records).items():
-        text = (
-            f"The first case of {sweep}, run again at the end on {machine}, took "
-            f"{100 * abs(drift):.1f} % {'longer' if drift > 0 else 'less'}."
-        )
-        label = "Drift" if abs(drift) > DRIFT else f"Steady within {100 * DRIFT:.0f} %"
-        warnings.append(Warning(label, text))
-    return warnings + [Warning("Mixed environments", text) for text in _mixtures(rows)]
-
-
-def _count(hit: pd.DataFrame, rows: pd.DataFrame) -> str:
-    if len(hit) == len(rows):
-        return f"all {len(rows):,} runs" if len(rows) > 1 else "the only run"
-    where = f" ({_list(hit['sweep'])})" if hit["sweep"].nunique() < rows["sweep"].nunique() else ""
-    return f"{len(hit):,} of {len(rows):,} runs{where}"
-
-
-def _reasons(hit: pd.DataFrame, column: str) -> str:
-    said = [text for text in hit[column].unique() if text]
-    more = f"; and {len(said) - 3:,} other reasons" if len(said) > 3 else ""
-    return f" ({'; '.join(said[:3])}{more})" if said else ""
-
-
-def _list(values: pd.Series) -> str:
-    names = list(dict.fromkeys(values))
-    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
-
-
-def _mixtures(rows: pd.DataFrame) -> list[str]:
-    warnings = []
-    for sweep, part in rows.groupby("sweep", sort=False):
-        mixed = _differences(part)
-        if mixed:
-            warnings.append(
-                f"The rows of {sweep} are compared only where these agree: {'; '.join(mixed)}."
-            )
-    if rows["sweep"].nunique() > 1:
-        mixed = [text for text in _differences(rows) if not text.startswith("gpu ")]
-        if mixed and not warnings:
-            warnings.append(f"The sweeps differ in {'; '.join(mixed)}.")
-    return warnings
-
-
-def _differences(rows: pd.DataFrame) -> list[str]:
-    said = []
-    for name in COMPARABLE:
-        cells = rows.loc[rows[name] != "", [name, "dataset", "device"]]
-        by = "dataset" if name == "dataset_fingerprint" else "device"
-        if (cells.groupby(by)[name].nunique() > 1).any():
-            said.append(f"{name.replace('_', ' ')} {' or '.join(cells[name].unique()[:4])}")
-    return said
-
-
 def trusted(cases: pd.DataFrame) -> pd.Series:
     """Which cases ended well and raise no fatal doubt."""
     sound = cases["status"] == Status.OK.value
@@ -746,7 +854,13 @@ def list_machines(frame: pd.DataFrame) -> list[tuple[str, str]]:
 
 def describe_columns() -> dict[str, str]:
     """What each number of a case is, with its unit, for whoever reads them from a file."""
-    described = {q.name: q.help for q in QUANTITIES.values()}
+    described = {
+        "spread": "what the columns _low and _high are: " + ", ".join(Spread),
+        "coverage": "how often they hold what they are for: the median of as many more runs, or "
+        "the whole epoch within the run",
+        "seeds": "how many seeds the repeats had",
+    }
+    described.update({q.name: q.help for q in QUANTITIES.values()})
     described.update({name: column.help for name, column in COLUMNS.items() if column.help})
     return described
 

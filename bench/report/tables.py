@@ -13,7 +13,9 @@ from bench.case import AXES, Case, Value, format_value
 from bench.precision import PRECISIONS
 from bench.record import MEASURED, Status
 from bench.report import derive
-from bench.report.derive import DOUBTS, GIB, MEMORY, QUANTITIES, RSS, Quantity, Warning, is_number
+from bench.report.derive import DOUBTS, GIB, MEMORY, QUANTITIES, RSS, Quantity, is_number
+from bench.report.notices import Notice, warn
+from bench.report.spread import CONFIDENCE, Spread
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -93,7 +95,7 @@ class Report:
     cases: pd.DataFrame
     machines: dict[tuple[str, str], str]
     answers: tuple[Answer, ...]
-    warnings: tuple[Warning, ...]
+    warnings: tuple[Notice, ...]
     sections: tuple[Section, ...]
     left_out: str
     environments: Table
@@ -128,7 +130,7 @@ def build(
         cases=cases,
         machines=machines,
         answers=tuple(answer(cases, machines)),
-        warnings=tuple(derive.warn(records, cases)),
+        warnings=tuple(warn(records, cases)),
         sections=tuple(sections),
         left_out=left_out,
         environments=_environments(cases, machines),
@@ -162,17 +164,26 @@ def iterate(frame: pd.DataFrame) -> Iterator[Row]:
 
 
 def quantity_cell(quantity: Quantity, row: Row, prefix: str = "") -> Cell:
-    """Write one number of a case, with its unit, its spread and the mark of an estimate."""
+    """Write one number of a case, with its unit, the ends of its spread and an estimate's mark."""
     value = getattr(row, prefix + quantity.name)
     if not is_number(value):
         return Cell(NOTHING)
     text = quantity.write(value)
-    spread = math.nan if prefix else getattr(row, f"{quantity.name}_mad", math.nan)
-    if is_number(spread) and spread and quantity.name != "images_per_s":  # the time says it
-        text += f" ±{quantity.write_spread(spread, value)}"
+    if not prefix and quantity.spread:
+        text += _write_spread(quantity, row, value)
     if not prefix and is_estimate(quantity, row):
         text = f"{ESTIMATE}{text}"
     return Cell(quantity.add_unit(text), value)
+
+
+def _write_spread(quantity: Quantity, row: Row, value: float) -> str:
+    """The ends of a number's spread: of repeats in parentheses, within one run in brackets."""
+    low, high = (getattr(row, f"{quantity.name}_{end}", math.nan) for end in ("low", "high"))
+    if not (is_number(low) and is_number(high)):
+        return ""
+    ends = quantity.write_ends(low, high, value)
+    opened, closed = "[]" if row.spread == Spread.WITHIN.value else "()"
+    return f" {opened}{ends}{closed}" if ends else ""
 
 
 def is_estimate(quantity: Quantity, row: Row) -> bool:
@@ -237,9 +248,9 @@ def _axis_part(name: str) -> Part:
 
 
 def _parts(
-    lead: Part, machines: dict[tuple[str, str], str], synthetic: bool, under: Iterable[str]
+    lead: Part, machines: dict[tuple[str, str], str], cases: pd.DataFrame, under: Iterable[str]
 ) -> list[Part]:
-    word = "synthetic " if synthetic else ""
+    word = "synthetic " if (cases["dataset"] == "synthetic").any() else ""
     machine = Part(
         Head("machine", "machine", "where it ran", False),
         lambda row: Cell(machines[row.sweep, row.machine]),
@@ -248,11 +259,15 @@ def _parts(
     return [
         lead,
         *([machine] if len(machines) > 1 else []),
-        Part(Head(time.name, time.label, time.help, True, time.better), _time_cell),
+        Part(
+            Head(time.name, time.label + _name_spread(cases), time.help, True, time.better),
+            _time_cell,
+        ),
         _quantity_part("images_per_s"),
         _quantity_part("speedup", "speed-up over fp32", optional=True),
         _quantity_part("memory_bytes"),
         _quantity_part("memory_saved", optional=True),
+        _quantity_part("tensors_saved", optional=True),
         _quantity_part("train_loss", f"{word}loss", optional=True),
         _quantity_part("train_accuracy", f"{word}accuracy", optional=True),
         _quantity_part("test_accuracy", f"{word}test accuracy", optional=True),
@@ -271,6 +286,19 @@ def _parts(
         _quantity_part("memory_bytes", "2019 memory", True, "published_"),
         _quantity_part("memory_saved", "2019 memory saved", True, "published_"),
     ]
+
+
+def _name_spread(cases: pd.DataFrame) -> str:
+    """What the head of the times says of the ends beside them."""
+    kinds = cases.loc[cases["spread"] != Spread.NONE.value, "spread"].unique().tolist()
+    if len(kinds) > 1:
+        return " (spread)"
+    words = {
+        Spread.WITHIN.value: " [within the run]",
+        Spread.RANGE.value: " (range)",
+        Spread.PREDICTION.value: " (interval)",
+    }
+    return words[kinds[0]] if kinds else ""
 
 
 def _table(name: str, title: str, parts: Sequence[Part], rows: pd.DataFrame) -> Table:
@@ -303,7 +331,13 @@ def _notes(rows: pd.DataFrame) -> Iterator[str]:
     for (_, machine), part in rows.groupby(list(derive.SOURCE), sort=False):
         yield describe_machine(str(machine), part)
     yield " ".join(
-        [_dataset_note(rows), _epoch_note(rows), _repeats_note(rows), *_memory_notes(rows)]
+        [
+            _dataset_note(rows),
+            _epoch_note(rows),
+            *_repeats_notes(rows),
+            *_seeds_notes(rows),
+            *_memory_notes(rows),
+        ]
     )
     if (rows["published_status"] != "").any():
         yield (
@@ -394,15 +428,46 @@ def _epoch_note(rows: pd.DataFrame) -> str:
     )
 
 
-def _repeats_note(rows: pd.DataFrame) -> str:
-    repeats = sorted(rows.loc[rows["epoch_time_s"].notna(), "repeats"].unique())
-    if not repeats:
-        return "Nothing was timed."
-    if repeats == [1]:
-        return "Single runs: their spread is unknown."
-    number = str(repeats[0]) if len(repeats) == 1 else f"{repeats[0]} to {repeats[-1]}"
-    single = "; rows without ± are single runs" if repeats[0] == 1 else ""
-    return f"Medians of {number} runs ± their median absolute deviation{single}."
+def _repeats_notes(rows: pd.DataFrame) -> Iterator[str]:
+    rows = rows[rows["epoch_time_s"].notna()]
+    if not len(rows):
+        yield "Nothing was timed."
+    for kind, part in rows.groupby("spread", sort=False):
+        low, high = part["repeats"].min(), part["repeats"].max()
+        runs = f"{low} runs" if low == high else f"{low} to {high} runs"
+        if kind == Spread.NONE:
+            yield (
+                "Single runs: their spread is unknown."
+                if len(part) == len(rows)
+                else "Rows with one number alone are single runs."
+            )
+        elif kind == Spread.WITHIN:
+            yield (
+                f"Single runs; in brackets the {100 * CONFIDENCE:.0f} % interval of the epoch, "
+                "within this run, from its own steps. It does not say how the next run will be: "
+                "--repeats 5 does."
+            )
+        elif kind == Spread.RANGE:
+            yield f"Medians of {runs}; in parentheses the lowest and the highest of them."
+        else:
+            shares = sorted({math.floor(100 * share) for share in part["coverage"]})
+            share = " to ".join(f"{s}" for s in dict.fromkeys((shares[0], shares[-1])))
+            yield (
+                f"Medians of {runs}; in parentheses a prediction interval: the median of as many "
+                f"more runs under the same conditions falls inside in {share} of 100 cases, "
+                "however times are distributed."
+            )
+
+
+def _seeds_notes(rows: pd.DataFrame) -> Iterator[str]:
+    seeds = rows.loc[rows["train_loss"].notna(), "seeds"]
+    if not len(seeds):
+        return
+    low, high = seeds.min(), seeds.max()
+    if high == 1:
+        yield "Loss and accuracy: one seed."
+    else:
+        yield f"Loss and accuracy: medians over {low if low == high else f'{low} to {high}'} seeds."
 
 
 def _memory_notes(rows: pd.DataFrame) -> Iterator[str]:
@@ -416,6 +481,23 @@ def _memory_notes(rows: pd.DataFrame) -> Iterator[str]:
         else:
             said[str(name)] = f"Memory: peak of {MEMORY[str(name)]}."
     yield from said.values()
+    if rows["memory_saved"].notna().any():
+        names = rows["memory_measure"].unique().tolist()
+        device = "cpu" if (rows["device"] == "cpu").any() else "cuda"
+        shared = " or ".join(dict.fromkeys(_SHARED_MEMORY[device, name] for name in names))
+        tensors = rows["tensors_saved"].notna().any()
+        beside = "; tensors saved is of torch's tensors alone" if tensors else ""
+        yield f"Memory saved is of all of that, {shared} included{beside}."
+
+
+# what every precision needs alike, by device and by a column of MEMORY
+_SHARED_MEMORY = {
+    ("cuda", "peak_device_bytes"): "the CUDA context and the dataset",
+    ("cuda", "peak_process_bytes"): "the CUDA context and the dataset",
+    ("cuda", "peak_reserved_bytes"): "the dataset and unused blocks",
+    ("cuda", "peak_allocated_bytes"): "the dataset",
+    ("cpu", "peak_process_bytes"): "Python, torch and the dataset",
+}
 
 
 # --------------------------------------------------------------------------------------- sections
@@ -471,11 +553,10 @@ def _section_tables(
     cases: pd.DataFrame, title: str, machines: dict[tuple[str, str], str]
 ) -> Iterator[Table]:
     machines = {pair: machines[pair] for pair in derive.list_machines(cases)}
-    synthetic = bool((cases["dataset"] == "synthetic").any())
     # said under the table, or marked at each number; beside each row they would be noise
     under = [name for name in DOUBTS if name in _UNDER or (name == "fake" and cases[name].all())]
-    by_batch = _parts(_axis_part("batch_size"), machines, synthetic, under)
-    by_scale = _parts(_axis_part("loss_scale"), machines, synthetic, under)
+    by_batch = _parts(_axis_part("batch_size"), machines, cases, under)
+    by_scale = _parts(_axis_part("loss_scale"), machines, cases, under)
     order = {pair: i for i, pair in enumerate(machines)}
     place = [order[pair] for pair in zip(cases["sweep"], cases["machine"], strict=True)]
     cases = cases.assign(_place=place)
@@ -621,34 +702,76 @@ def answer(cases: pd.DataFrame, machines: dict[tuple[str, str], str]) -> Iterato
             yield Answer(about, (_fastest(rows), _largest(rows)))
 
 
-ALIKE = 0.01
-"""Times this close are not told apart when the fastest case is named."""
-
-
 def _fastest(cases: pd.DataFrame) -> str:
-    good = cases[derive.trusted(cases)].sort_values("epoch_time_s", kind="stable")
-    if not len(good):
-        return _none_trusted(cases)
-    row = next(iterate(good))
-    alike = good[
-        (good["precision"] == row.precision)
-        & (good["batch_size"] == row.batch_size)
-        & (good["epoch_time_s"] <= row.epoch_time_s * (1 + ALIKE))
-    ]
-    default = format_value(PRECISIONS[row.precision].default_loss_scale)
-    row = next(iterate(alike[alike["loss_scale"] == default]), row)
-    timed = cases["epoch_time_s"] < row.epoch_time_s * (1 - ALIKE)
-    fastest = "Fastest beyond doubt" if timed.any() else "Fastest"
-    others = alike.loc[alike["loss_scale"] != row.loss_scale, "loss_scale"].unique()
+    """Name the lowest time, and claim no more of it than its runs allow."""
+    timed = cases[cases["epoch_time_s"].notna()].sort_values("epoch_time_s", kind="stable")
+    trusted = derive.trusted(timed)
+    good, doubted = timed[trusted], timed[~trusted]
+    if (cases["kind"] == "fake").all():
+        return "Nothing here was measured: these rows came from the fake executor."
+    if not len(timed):
+        return "No case was timed."
     axes = [name for name in derive.SETTINGS[2:] if cases[name].nunique() > 1]
+    named = ("precision", "loss_scale", "batch_size", *axes)
+    if not len(good):
+        return (
+            "Every case has a doubt, so none is called the fastest. Lowest: "
+            f"{_name_doubted(doubted, named)}."
+        )
+    row = next(iterate(good))
+    rivals = _find_rivals(row, timed)
+    faster = doubted[doubted["epoch_time_s"] < row.epoch_time_s]
+    claim = "Lowest single time" if row.repeats == 1 else "Lowest median" if rivals else "Fastest"
+    among = " of the rows without doubts" if len(faster) else ""
     part = f", extrapolated from {100 * row.fraction:.4g} % of one" if row.fraction < 1 else ""
-    like = f"; loss scale {' and '.join(others)} within {100 * ALIKE:.0f} %" if len(others) else ""
-    return (
-        f"{fastest}: {name_case(row, ('precision', 'loss_scale', 'batch_size', *axes))}, "
+    said = (
+        f"{claim}{among}: {name_case(row, named)}, "
         f"{quantity_cell(QUANTITIES['epoch_time_s'], row).text} an epoch "
-        f"({quantity_cell(QUANTITIES['images_per_s'], row).text} images/s{part}{like})"
-        f"{_against_fp32(row, good)}."
+        f"({quantity_cell(QUANTITIES['images_per_s'], row).text} images/s{part})"
+        f"{_against_fp32(row, good)}"
     )
+    if row.repeats == 1:
+        said += ". These are single runs; use --repeats 3 to compare"
+    elif rivals:
+        names = _list_some([name_case(rival, named) for rival in rivals])
+        said += (
+            f". Its runs overlap with those of {names}: they cannot be told apart; --repeats "
+            f"{2 * row.repeats + 1} may"
+        )
+    if len(faster):
+        said += f". Faster but doubted: {_name_doubted(faster, named)}"
+    return f"{said}."
+
+
+def _find_rivals(row: Row, timed: pd.DataFrame) -> list[Row]:
+    """Slower cases, doubted or not, whose spread reaches that of ``row``; none of a single run."""
+    if row.repeats == 1:
+        return []
+    low = timed["epoch_time_s_low"].fillna(timed["epoch_time_s"])
+    near = (timed["epoch_time_s"] >= row.epoch_time_s) & (low <= row.epoch_time_s_high)
+    return [rival for rival in iterate(timed[near]) if rival.record_id != row.record_id]
+
+
+def _name_doubted(rows: pd.DataFrame, axes: Iterable[str]) -> str:
+    names = [
+        f"{name_case(row, axes)}, {_write_time(row)}: {remarks(row, _NOT_FATAL)}"
+        for row in iterate(rows)
+    ]
+    return _list_some(names, "; ")
+
+
+_NOT_FATAL = tuple(doubt.name for doubt in DOUBTS.values() if not doubt.fatal)
+
+
+def _write_time(row: Row) -> str:
+    time = QUANTITIES["epoch_time_s"]
+    mark = ESTIMATE if is_estimate(time, row) else ""
+    return mark + time.add_unit(time.write(row.epoch_time_s))
+
+
+def _list_some(names: Sequence[str], between: str = ", ") -> str:
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return between.join(names[:3]) + more
 
 
 def _against_fp32(row: Row, good: pd.DataFrame) -> str:
@@ -668,22 +791,12 @@ def _against_fp32(row: Row, good: pd.DataFrame) -> str:
             saved = f" and {100 * abs(row.memory_saved):.0f} % {less} memory"
         return f", {about}{row.speedup:.2f}× as fast as fp32 at that batch size{saved}{doubt}"
     if not same.any():
-        return "; there is no fp32 case to compare it with"
+        return "; there is no fp32 case with the same settings to compare it with"
     best = next(iterate(good[same]))
     return (
         f", {about}{best.epoch_time_s / row.epoch_time_s:.2f}× as fast as fp32 at its fastest "
         f"(batch size {best.batch_size})"
     )
-
-
-def _none_trusted(cases: pd.DataFrame) -> str:
-    if (cases["kind"] == "fake").all():
-        return "Nothing here was measured: these rows came from the fake executor."
-    timed = cases["status"].isin(_MEASURED)
-    if not timed.any():
-        return "No case brought a time."
-    why = [d.remark for d in DOUBTS.values() if d.fatal and cases.loc[timed, d.name].any()]
-    return f"No case is beyond doubt ({', '.join(why)}), so none is called the fastest."
 
 
 def _largest(cases: pd.DataFrame) -> str:

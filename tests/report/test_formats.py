@@ -7,8 +7,9 @@ import io
 import json
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -250,26 +251,114 @@ def answer_of(folder: Path, rows: list[Record]) -> str:
 
 
 def test_the_answer_names_the_fastest_that_can_be_trusted(tmp_path: Path) -> None:
-    card = {"gpu": "A card", "torch": "2.13"}
-    fp32 = make_record(Case(), **{**card, **measured(200, 10 * 2**30)})
-    fp16 = make_record(
-        Case(precision="fp16", loss_scale=128.0), **{**card, **measured(100, 6 * 2**30)}
-    )
-    bf16 = make_record(
-        Case(precision="bf16"), neighbours="pid 1: 5 B", **{**card, **measured(50, 6 * 2**30)}
-    )
-    said = answer_of(tmp_path / "a", [fp32, fp16, bf16])
+    fp32, fp16 = repeat(Case(), (200, 201, 199), 10), repeat(FP16, (100, 100.5, 99.5), 6)
+    bf16 = repeat(Case(precision="bf16"), (50,), 6, neighbours_computing=1)
+    said = answer_of(tmp_path / "a", [*fp32, *fp16, *bf16])
     assert said == (
-        "Fastest beyond doubt: fp16 · loss scale 128 · batch size 128, 100.0 s an epoch "
-        "(500.0 images/s), 2.00× as fast as fp32 at that batch size and 40 % less memory."
+        "Fastest of the rows without doubts: fp16 · loss scale 128 · batch size 128, "
+        "100.0 (99.5–100.5) s an epoch (500.0 images/s), 2.00× as fast as fp32 at that batch size "
+        "and 40 % less memory. Faster but doubted: bf16 · batch size 128, 50.00 s: shared."
     )
-    assert answer_of(tmp_path / "b", [bf16]) == (
-        "No case is beyond doubt (shared), so none is called the fastest."
+    assert answer_of(tmp_path / "b", bf16) == (
+        "Every case has a doubt, so none is called the fastest. "
+        "Lowest: bf16 · batch size 128, 50.00 s: shared."
     )
-    fp32.measurement.warmup_steady = False
-    assert "(the fp32 time is in doubt)" in answer_of(tmp_path / "c", [fp32, fp16])
-    assert "no other precision was faster" not in answer_of(tmp_path / "d", [fp16])
-    assert "no fp32 case to compare it with" in answer_of(tmp_path / "e", [fp16])
+    said = answer_of(tmp_path / "f", [*fp32, *fp16])
+    assert said.startswith("Fastest: fp16 · loss scale 128 · batch size 128, ")
+    fp32[0].measurement.warmup_steady = False
+    assert "(the fp32 time is in doubt)" in answer_of(tmp_path / "c", [*fp32, *fp16])
+    assert "no other precision was faster" not in answer_of(tmp_path / "d", fp16)
+    assert "no fp32 case with the same settings" in answer_of(tmp_path / "e", fp16)
+
+
+FP16 = Case(precision="fp16", loss_scale=128.0)
+
+
+def repeat(case: Case, times: Sequence[float], gib: float, **values: Any) -> list[Record]:
+    card = {"gpu": "A card", "torch": "2.13"}
+    return [
+        make_record(case, repeat=i, **{**card, **measured(time, gib * 2**30), **values})
+        for i, time in enumerate(times, 1)
+    ]
+
+
+def test_nothing_is_called_the_fastest_from_single_runs(tmp_path: Path) -> None:
+    said = answer_of(tmp_path, [*repeat(Case(), (200,), 10), *repeat(FP16, (100,), 6)])
+    assert said.startswith("Lowest single time: fp16 · loss scale 128 · batch size 128, 100.0 s ")
+    assert said.endswith("These are single runs; use --repeats 3 to compare.")
+    assert "astest" not in said
+
+
+def test_what_overlaps_is_not_told_apart(tmp_path: Path) -> None:
+    bf16 = repeat(Case(precision="bf16"), (101, 103, 99.8), 6)
+    slow = repeat(Case(batch_size=256), (101, 102, 103), 6)
+    said = answer_of(tmp_path / "a", [*repeat(FP16, (100, 100.5, 99), 6), *bf16, *slow])
+    assert said.startswith("Lowest median: fp16 · loss scale 128 · batch size 128, ")
+    assert "overlap with those of bf16 · batch size 128: they cannot be told apart" in said
+    assert "Fastest" not in said
+    wild = repeat(Case(precision="tf32"), (103, 130, 90), 6)  # noisy, and no slower for certain
+    said = answer_of(tmp_path / "b", [*repeat(FP16, (100, 100.5, 99), 6), *wild])
+    assert "overlap with those of tf32 · batch size 128: they cannot be told apart" in said
+
+
+def test_no_time_is_said_plainly(tmp_path: Path) -> None:
+    lost = make_record(Case(), status=Status.ERROR, reason="boom", gpu="A card", torch="2.13")
+    assert answer_of(tmp_path, [lost]) == "No case was timed."
+
+
+def text_of(folder: Path, rows: list[Record]) -> str:
+    from bench.report import text
+    from bench.report.sweeps import read_sweeps
+    from bench.report.tables import build
+
+    return " ".join(text.render(build(read_sweeps([write_sweep(folder, rows)]))).split())
+
+
+def test_tables_say_what_stands_beside_a_number(tmp_path: Path) -> None:
+    three = repeat(FP16, (88.8, 76.6, 90.4), 6)
+    for run, loss in zip(three, (2.05, 2.04, 2.11), strict=True):
+        run.measurement.train_loss = loss
+    said = text_of(tmp_path / "three", three)
+    assert "epoch time (range)" in said
+    assert "88.80 (76.60–90.40) s" in said
+    assert "2.050 (2.040–2.110)" in said
+    assert "Medians of 3 runs; in parentheses the lowest and the highest of them." in said
+    assert "Loss and accuracy: medians over 3 seeds." in said
+    assert "median absolute deviation" not in said
+    said = text_of(tmp_path / "five", repeat(FP16, (90, 91, 92, 93, 94), 6))
+    assert "epoch time (interval)" in said
+    assert "92.00 (90.00–94.00) s" in said
+    assert "the median of as many more runs under the same conditions falls inside in 83 of" in said
+    within = {"epoch_time_low_s": 29.8, "epoch_time_high_s": 31.2, "train_loss": 2.0}
+    part = Case(fraction=0.1)
+    said = text_of(tmp_path / "one", repeat(part, (30.5,), 6, **within))
+    assert "epoch time [within the run]" in said
+    assert "≈30.50 [29.80–31.20] s" in said
+    assert "95 % interval of the epoch, within this run" in said
+    assert "Loss and accuracy: one seed." in said
+    both = [*repeat(part, (30.5,), 6, **within), *repeat(Case(batch_size=256), (9, 10), 6)]
+    assert "≈30.50 [29.80–31.20] s" in text_of(tmp_path / "both", both)
+
+
+def test_memory_saved_says_what_is_in_it(tmp_path: Path) -> None:
+    said = text_of(tmp_path, [*repeat(Case(), (200,), 10), *repeat(FP16, (100,), 6)])
+    assert "memory saved tensors saved" in said
+    assert "Memory saved is of all of that, the CUDA context and the dataset included" in said
+    assert "tensors saved is of torch's tensors alone" in said
+
+
+def test_files_hold_the_ends_as_numbers(tmp_path: Path, report: Run) -> None:
+    folder = write_sweep(tmp_path / "s", repeat(FP16, (88.8, 76.6, 90.4), 6))
+    _, text, _ = report(folder, "--format", "csv")
+    (row,) = csv.DictReader(io.StringIO(text))
+    _, text, _ = report(folder, "--format", "json")
+    (case,) = json.loads(text)["cases"]
+    for values in (row, case):
+        assert float(values["epoch_time_s_low"]) == 76.6
+        assert float(values["epoch_time_s_high"]) == 90.4
+        assert float(values["images_per_s_low"]) == pytest.approx(50_000 / 90.4)
+        assert (values["spread"], int(values["seeds"])) == ("range", 3)
+    assert not row["coverage"]
 
 
 def test_class_folders_are_not_passed_off_as_the_archive(tmp_path: Path) -> None:

@@ -1,0 +1,150 @@
+"""What to know before believing the numbers of a report, gravest first.
+
+Each notice says what was found, in how many runs, and which flag or command helps.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from bench.record import COMPARABLE, MEASURED, Status
+from bench.report.derive import DOUBTS, STEADY, find_wide, latest
+from bench.report.drift import Drift, Steadiness, find_drifts, write_moment
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@dataclass(frozen=True)
+class Notice:
+    """Something to know before believing the numbers."""
+
+    label: str
+    text: str
+
+
+def warn(records: pd.DataFrame, cases: pd.DataFrame) -> list[Notice]:
+    """All there is to warn of, gravest first.
+
+    Args:
+        records: of `read`.
+        cases: the same, of `summarize`.
+    """
+    rows = latest(records)
+    notices = []
+    for doubt in DOUBTS.values():
+        hit = rows[rows[doubt.name]]
+        if len(hit):
+            said = doubt.detail(hit) if doubt.detail else ""
+            detail = f" ({said})" if said else ""
+            label = doubt.remark[0].upper() + doubt.remark[1:]
+            text = f"{_count(hit, rows)}. {doubt.warning}{detail}. {doubt.fix}"
+            notices.append(Notice(label, text))
+    wide = find_wide(cases)
+    if wide.any():
+        share = f"{wide.sum():,} of {(cases['repeats'] > 1).sum():,} cases with repeats"
+        text = (
+            f"{share} spread by more than ±{100 * STEADY:.0f} %. Close other programs, or use "
+            "--repeats 5."
+        )
+        notices.append(Notice("Spread", text))
+    notices += _determinism(cases)
+    ended = [*(s.value for s in MEASURED), Status.OOM.value, Status.UNSUPPORTED.value]
+    failed = rows[~rows["status"].isin(ended)]
+    if len(failed):
+        ends = failed["status"].str.replace("_", " ").value_counts()
+        kinds = ", ".join(f"{n:,} {end}" for end, n in ends.items())
+        again = " ".join(dict.fromkeys(failed["status"]))
+        text = f"{_count(failed, rows)}: {kinds}. Run them again with --retry {again}."
+        notices.append(Notice("No figure", text))
+    notices += [_describe_drift(*where, found) for where, found in find_drifts(records).items()]
+    return notices + [
+        Notice("Mixed environments", f"{text}. A new --out keeps them apart.")
+        for text in _mixtures(rows)
+    ]
+
+
+def _determinism(cases: pd.DataFrame) -> list[Notice]:
+    """What repeats of one seed say: whether the same training ends in the same loss."""
+    same = cases[(cases["repeats"] > 1) & (cases["seeds"] == 1) & cases["train_loss"].notna()]
+    same = same[same["kind"] == "measured"]
+    if not len(same):
+        return []
+    apart = same["train_loss_high"] - same["train_loss_low"]
+    equal = int((apart == 0).sum())
+    low, high = same["repeats"].min(), same["repeats"].max()
+    runs = f"{low}" if low == high else f"{low} to {high}"
+    text = (
+        f"{runs} runs of one seed end with the same loss to the last digit in {equal:,} of "
+        f"{len(same):,} cases"
+    )
+    if equal < len(same):
+        text += f"; in the others they differ by up to {apart.max():.2g}"
+    return [
+        Notice(
+            "Determinism",
+            f"{text}. How much the loss depends on the seed is not known: leave out --same-seed.",
+        )
+    ]
+
+
+def _describe_drift(sweep: str, machine: str, found: Sequence[Drift]) -> Notice:
+    """Say the worst of a sweep's drifts, and of how many."""
+    order = list(Steadiness)
+    worst = min(found, key=lambda drift: (order.index(drift.steadiness), -abs(drift.change)))
+    moments = len({drift.started_at for drift in found})
+    several = f" This is the largest change of {moments} such runs." if moments > 1 else ""
+    text = (
+        f"The first case of {sweep}, run again at the end on {machine} "
+        f"({write_moment(worst.started_at)}), took {100 * abs(worst.change):.1f} % "
+        f"{'longer' if worst.change > 0 else 'less'} than {worst.against}"
+    )
+    if worst.steadiness is Steadiness.DRIFTED:
+        text += f", more than the runs' own spread explains (±{100 * worst.margin:.1f} %)"
+        text += ". Run the sweep again on an idle machine, into a new --out"
+    elif math.isinf(worst.margin):
+        text += "; how far runs spread is unknown. Use --repeats 5 to tell"
+    elif worst.steadiness is Steadiness.UNKNOWN:
+        text += f"; the runs' own spread allows for ±{100 * worst.margin:.1f} %"
+        text += ". Close other programs, or use --repeats 5, to tell"
+    return Notice(worst.steadiness.value, f"{text}.{several}")
+
+
+def _count(hit: pd.DataFrame, rows: pd.DataFrame) -> str:
+    if len(hit) == len(rows):
+        return f"all {len(rows):,} runs" if len(rows) > 1 else "the only run"
+    where = f" ({_list(hit['sweep'])})" if hit["sweep"].nunique() < rows["sweep"].nunique() else ""
+    return f"{len(hit):,} of {len(rows):,} runs{where}"
+
+
+def _list(values: pd.Series) -> str:
+    names = list(dict.fromkeys(values))
+    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+
+
+def _mixtures(rows: pd.DataFrame) -> list[str]:
+    warnings = []
+    for sweep, part in rows.groupby("sweep", sort=False):
+        mixed = _differences(part)
+        if mixed:
+            warnings.append(
+                f"The rows of {sweep} are compared only where these agree: {'; '.join(mixed)}"
+            )
+    if rows["sweep"].nunique() > 1:
+        mixed = [text for text in _differences(rows) if not text.startswith("gpu ")]
+        if mixed and not warnings:
+            warnings.append(f"The sweeps differ in {'; '.join(mixed)}")
+    return warnings
+
+
+def _differences(rows: pd.DataFrame) -> list[str]:
+    said = []
+    for name in COMPARABLE:
+        cells = rows.loc[rows[name] != "", [name, "dataset", "device"]]
+        by = "dataset" if name == "dataset_fingerprint" else "device"
+        if (cells.groupby(by)[name].nunique() > 1).any():
+            said.append(f"{name.replace('_', ' ')} {' or '.join(cells[name].unique()[:4])}")
+    return said

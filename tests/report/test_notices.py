@@ -1,0 +1,146 @@
+"""What a report says first: drift, spread, determinism, and what helps."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from made_up import GIB, ROOT, make_record, measured, write_sweep
+
+from bench.case import Case
+from bench.record import Record, Status
+from bench.report import derive
+from bench.report.drift import Steadiness, find_drifts
+from bench.report.notices import Notice, warn
+from bench.report.sweeps import read_sweep
+
+FP32 = Case()
+WHERE = ("sweep", "A card")
+CPU_SWEEP = ROOT / "results" / "cpu-epyc-20261120"
+
+
+def ran(time_s: float, repeat: int = 1, case: Case = FP32, **values: Any) -> Record:
+    card = {"gpu": "A card", "torch": "2.13"}
+    return make_record(case, **{**card, **measured(time_s, GIB), "repeat": repeat, **values})
+
+
+def close(time_s: float, hour: int, attempt: int = 1) -> Record:
+    started = f"2026-11-20T{hour:02}:00:00.000Z"
+    return ran(time_s, sentinel=True, attempt=attempt, started_at=started)
+
+
+def runs(times: Sequence[float]) -> list[Record]:
+    return [ran(time, i) for i, time in enumerate(times, 1)]
+
+
+def read(folder: Path, records: Sequence[Record]) -> Any:
+    return derive.read([read_sweep(write_sweep(folder / "sweep", records))])
+
+
+def notices_of(frame: Any) -> dict[str, str]:
+    found = warn(frame, derive.summarize(derive.latest(frame)))
+    assert all(isinstance(notice, Notice) for notice in found)
+    return {notice.label: notice.text for notice in found}
+
+
+def test_drift_is_judged_against_all_runs_and_their_spread(tmp_path: Path) -> None:
+    """103 is 3 % above the median of both; only where runs agree does it tell anything."""
+    calm = read(tmp_path / "calm", [*runs((100, 100.2, 99.9)), close(103, 12)])
+    (drift,) = find_drifts(calm)[WHERE]
+    assert drift.steadiness is Steadiness.DRIFTED
+    assert drift.change == pytest.approx(0.03)
+    assert "3.0 % longer than the median of its 3 runs" in notices_of(calm)["Drift"]
+    noisy = read(tmp_path / "noisy", [*runs((100, 94, 107)), close(103, 12)])
+    (drift,) = find_drifts(noisy)[WHERE]
+    assert drift.steadiness is Steadiness.UNKNOWN
+    assert drift.change == pytest.approx(0.03)
+    assert "--repeats 5" in notices_of(noisy)["Drift not known"]
+
+
+def test_one_lucky_pair_does_not_make_a_machine_steady(tmp_path: Path) -> None:
+    """The sentinel equals the first run to the last digit; the other runs do not."""
+    lucky = read(tmp_path / "lucky", [*runs((100, 88, 108)), close(100, 12)])
+    assert "Steady within 2 %" not in notices_of(lucky)
+    assert "Drift not known" in notices_of(lucky)
+    single = read(tmp_path / "single", [*runs((100,)), close(100, 12)])
+    assert "its only run" in notices_of(single)["Drift not known"]
+    steady = read(tmp_path / "steady", [*runs((100, 100.3, 99.8, 100.1, 100)), close(100.2, 12)])
+    assert "Steady within 2 %" in notices_of(steady)
+
+
+def test_drift_is_not_forgotten_when_values_are_added_to_a_sweep(tmp_path: Path) -> None:
+    first = [*runs((100, 100.4, 99.8)), close(86, 12)]
+    assert "14.0 % less" in notices_of(read(tmp_path / "a", first))["Drift"]
+    added = [*first, ran(50, case=Case(batch_size=256)), close(94.4, 14, attempt=2)]
+    frame = read(tmp_path / "b", added)
+    assert [drift.started_at[11:13] for drift in find_drifts(frame)[WHERE]] == ["12", "14", "14"]
+    text = notices_of(frame)["Drift"]
+    assert "14.0 % less than the median of its 3 runs" in text
+    assert "2026-11-20 12:00 UTC" in text
+    assert "largest change of 2 such runs" in text
+
+
+def test_a_sentinel_is_held_against_the_one_before(tmp_path: Path) -> None:
+    """Each is within 2 % of the runs, but the second is 3 % above the first."""
+    records = [*runs((100, 100.1, 99.9)), close(98.5, 12), close(101.5, 14, attempt=2)]
+    text = notices_of(read(tmp_path, records))["Drift"]
+    assert "3.0 % longer than the one of 2026-11-20 12:00 UTC" in text
+
+
+def test_a_sentinel_of_another_card_is_no_drift(tmp_path: Path) -> None:
+    other = {**measured(300, GIB), "gpu": "A card", "torch": "2.12", "sentinel": True}
+    frame = read(tmp_path, [*runs((100, 100.1, 99.9)), make_record(FP32, **other)])
+    assert find_drifts(frame) == {}
+
+
+def test_the_committed_cpu_sweep_is_called_what_it_is() -> None:
+    """Five of six cases spread by more than 2 %, and +17 % against such runs proves no drift."""
+    frame = derive.read([read_sweep(CPU_SWEEP)])
+    found = notices_of(frame)
+    assert found["Spread"].startswith("5 of 6 cases with repeats spread by more than ±2 %")
+    assert "17.0 % longer than the median of its 3 runs" in found["Drift not known"]
+    assert (
+        "3 runs of one seed end with the same loss to the last digit in 6 of 6"
+        in (found["Determinism"])
+    )
+
+
+def test_repeats_of_one_seed_are_a_check_of_determinism(tmp_path: Path) -> None:
+    same, other = Case(), Case(batch_size=256)
+    rows = [
+        ran(100, i, case, train_loss=loss, run_seed=0)
+        for case, losses in ((same, (2.05, 2.05, 2.05)), (other, (2.05, 2.05012, 2.05)))
+        for i, loss in enumerate(losses, 1)
+    ]
+    text = notices_of(read(tmp_path / "same", rows))["Determinism"]
+    assert (
+        "same loss to the last digit in 1 of 2 cases; in the others they differ by up to 0.00012"
+        in text
+    )
+    seeds = [ran(100, i, train_loss=2.05, run_seed=i) for i in (1, 2, 3)]
+    assert "Determinism" not in notices_of(read(tmp_path / "seeds", seeds))
+
+
+FLAG = re.compile(r"--[a-z][-a-z]+")
+
+
+def test_every_notice_names_a_flag_or_a_command_that_exists(tmp_path: Path) -> None:
+    from bench.options import build_parser
+
+    rows = [
+        *runs((100, 80, 120)),
+        close(150, 12),
+        ran(1, case=Case(batch_size=8), status=Status.ERROR, reason="boom", epoch_time_s=None),
+        ran(1, case=Case(batch_size=16), gpu="A card", torch="2.12"),
+    ]
+    texts = notices_of(read(tmp_path, rows))
+    assert {"Spread", "No figure", "Drift not known", "Mixed environments"} <= set(texts)
+    texts |= {name: doubt.fix for name, doubt in derive.DOUBTS.items()}
+    known = set(FLAG.findall(build_parser().format_help())) | {"--executor"}
+    for label, text in texts.items():
+        named = FLAG.findall(text)
+        assert set(named) <= known, (label, named)
+        assert named or "nvidia-smi" in text, label

@@ -1,0 +1,78 @@
+"""The ends beside a median: what they hold, as often as they say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bench.report.spread import CONFIDENCE, choose_depth, find_coverage, find_ends
+
+Draw = Callable[[np.random.Generator, tuple[int, int]], np.ndarray]
+
+# how times are distributed is not known: those of an idle machine, of one with rare slow runs, and
+# of one that has two speeds
+TIMES: dict[str, Draw] = {
+    "normal": lambda random, shape: random.normal(90, 3, shape),
+    "skewed": lambda random, shape: 80 + random.exponential(5, shape),
+    "two speeds": lambda random, shape: np.where(
+        random.random(shape) < 0.3, random.normal(119, 2, shape), random.normal(72, 2, shape)
+    ),
+}
+
+SWEEPS = 20_000
+
+
+@pytest.mark.parametrize("runs", [5, 6, 7, 9, 13, 15])
+@pytest.mark.parametrize("times", list(TIMES))
+def test_the_median_of_a_second_sweep_falls_inside_as_often_as_stated(
+    times: str, runs: int
+) -> None:
+    """20,000 pairs of sweeps; four standard errors are allowed."""
+    random = np.random.default_rng(runs)
+    first, second = (TIMES[times](random, (SWEEPS, runs)) for _ in range(2))
+    frame = pd.DataFrame({"time": first.ravel()})
+    low, high = find_ends(frame, pd.Series(np.repeat(np.arange(SWEEPS), runs)))
+    median = np.median(second, axis=1)
+    inside = ((low["time"] <= median) & (median <= high["time"])).mean()
+    stated = find_coverage(runs, choose_depth(runs))
+    error = 4 * (stated * (1 - stated) / SWEEPS) ** 0.5
+    assert inside > stated - error
+    if runs % 2:  # of an even number the median lies between two runs, and inside more often
+        assert inside < stated + error
+
+
+def test_coverage_by_counting_all_orders() -> None:
+    """Three runs and three more: in 12 of the 20 orders the second median is inside the first."""
+    from itertools import combinations
+
+    inside = 0
+    for second in combinations(range(6), 3):
+        first = sorted(set(range(6)) - set(second))
+        inside += first[0] < second[1] < first[2]
+    assert find_coverage(3) == inside / 20 == 0.6
+
+
+@given(st.integers(2, 60))
+def test_the_interval_is_the_narrowest_that_is_sure_enough(runs: int) -> None:
+    depth = choose_depth(runs)
+    assert 1 <= depth <= (runs + 1) // 2
+    assert find_coverage(runs, depth + 1) < CONFIDENCE
+    assert depth == 1 or find_coverage(runs, depth) >= CONFIDENCE
+
+
+@given(st.lists(st.lists(st.floats(1, 1e6), min_size=1, max_size=8), min_size=1, max_size=5))
+def test_ends_are_those_of_each_group(groups: list[list[float]]) -> None:
+    frame = pd.DataFrame({"time": [value for group in groups for value in group]})
+    numbers = pd.Series([i for i, group in enumerate(groups) for _ in group])
+    low, high = find_ends(frame, numbers)
+    for i, group in enumerate(groups):
+        if len(group) == 1:
+            assert np.isnan(low["time"][i])
+            assert np.isnan(high["time"][i])
+        else:
+            assert (low["time"][i], high["time"][i]) == (min(group), max(group))
