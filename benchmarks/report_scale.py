@@ -12,7 +12,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from bench.record import COLUMNS
+from bench.record import COLUMNS, SCHEMA
 
 ROOT = Path(__file__).parents[1]
 RECORDS = 100_000
@@ -23,7 +23,13 @@ def write_records(folder: Path, records: int = RECORDS) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     precisions = ("fp32", "tf32", "fp16", "bf16", "bf16-amp")
     empty = dict.fromkeys(COLUMNS, "")
-    empty |= {"schema": "1", "model": "dpn92", "dataset": "cifar10", "fraction": "1"}
+    empty |= {
+        "schema": str(SCHEMA),
+        "run_seed": "0",
+        "model": "dpn92",
+        "dataset": "cifar10",
+        "fraction": "1",
+    }
     empty |= {name: "off" for name, c in COLUMNS.items() if c.type is bool}
     empty |= {"device": "cuda", "sentinel": "off", "attempt": "1", "retries": "0"}
     empty |= {"executor": "fake", "seed": "0", "driver": "580.95.05", "torch": "2.13.0"}

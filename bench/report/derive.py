@@ -441,7 +441,7 @@ class Trend:
     noise: Callable[[pd.DataFrame], pd.Series] | None = None
     relative: bool = True
     unit: str = ""
-    signs: tuple[int, ...] = (1, -1)  # whether a rise is doubted, and a fall
+    signs: tuple[int, ...] = (1, -1)  # a rise is doubted, a fall, or either
 
     def measure(self, records: pd.DataFrame) -> pd.Series:
         """Change from the first quarter to the last; NaN where either is unknown."""
@@ -451,9 +451,9 @@ class Trend:
     def find(self, records: pd.DataFrame) -> pd.Series:
         """Which rows changed by more than is believed."""
         change = self.measure(records)
-        noise = self.noise(records) if self.noise else 0.0
-        doubted = (change > 0) if self.signs == (1,) else (change < 0)
-        return (change.abs() > self.most + noise) & (doubted | (len(self.signs) == 2))
+        believed = self.most + (self.noise(records) if self.noise else 0.0)
+        beyond = [sign * change > believed for sign in self.signs]
+        return beyond[0] | beyond[-1]
 
     def describe(self, records: pd.DataFrame) -> str:
         """Say the largest change among the rows that changed too much; empty if none did."""
@@ -469,7 +469,10 @@ class Trend:
 TRENDS = (
     Trend("step times", "step_time_first_s", "step_time_last_s", STEADY, _quarter_noise),
     Trend("the SM clock", "sm_clock_first_mhz", "sm_clock_last_mhz", 0.02, signs=(-1,)),
-    # a card that has not reached its temperature has not reached its clocks: they sink with it
+)
+"""What is to be the same at both ends of an epoch, and how much change is believed."""
+
+WARMING = (
     Trend(
         "the temperature",
         "temperature_first_c",
@@ -480,18 +483,21 @@ TRENDS = (
         signs=(1,),
     ),
 )
-"""What is to be the same at both ends of an epoch, and how much change is believed."""
+"""What foretells a change: clocks sink as a card warms."""
 
 
-def _trend(records: pd.DataFrame) -> pd.Series:
-    found = TRENDS[0].find(records)
-    for trend in TRENDS[1:]:
-        found |= trend.find(records)
-    return found
+def _follow(trends: Sequence[Trend]) -> Callable[[pd.DataFrame], pd.Series]:
+    def find(records: pd.DataFrame) -> pd.Series:
+        found = trends[0].find(records)
+        for trend in trends[1:]:
+            found |= trend.find(records)
+        return found
+
+    return find
 
 
-def _describe_trends(records: pd.DataFrame) -> str:
-    return "; ".join(filter(None, (trend.describe(records) for trend in TRENDS)))
+def _describe(trends: Sequence[Trend]) -> Callable[[pd.DataFrame], str]:
+    return lambda rows: "; ".join(filter(None, (trend.describe(rows) for trend in trends)))
 
 
 UNCLEAR = "unclear"
@@ -595,8 +601,17 @@ DOUBTS: dict[str, Doubt] = {
             "trend",
             "The epoch did not end as it began",
             "Use a larger --fraction, or --repeats 5.",
-            _trend,
-            detail=_describe_trends,
+            _follow(TRENDS),
+            detail=_describe(TRENDS),
+        ),
+        Doubt(
+            "warming",
+            "warming",
+            "The card was not yet as warm as it gets, and clocks sink as it warms",
+            "Use a larger --fraction, or --repeats 5.",
+            _follow(WARMING),
+            fatal=False,
+            detail=_describe(WARMING),
         ),
         Doubt(
             "few",

@@ -61,10 +61,7 @@ def warn(records: pd.DataFrame, cases: pd.DataFrame) -> list[Notice]:
         text = f"{_count(failed, rows)}: {kinds}. Run them again with --retry {again}."
         notices.append(Notice("No figure", text))
     notices += [_describe_drift(*where, found) for where, found in find_drifts(records).items()]
-    return notices + [
-        Notice("Mixed environments", f"{text}. A new --out keeps them apart.")
-        for text in _mixtures(rows)
-    ]
+    return notices + [Notice("Mixed environments", text) for text in _mixtures(rows)]
 
 
 def _determinism(cases: pd.DataFrame) -> list[Notice]:
@@ -131,12 +128,16 @@ def _mixtures(rows: pd.DataFrame) -> list[str]:
         mixed = _differences(part)
         if mixed:
             warnings.append(
-                f"The rows of {sweep} are compared only where these agree: {'; '.join(mixed)}"
+                f"The rows of {sweep} are compared only where these agree: {'; '.join(mixed)}. "
+                "A new --out keeps them apart."
             )
     if rows["sweep"].nunique() > 1:
         mixed = [text for text in _differences(rows) if not text.startswith("gpu ")]
         if mixed and not warnings:
-            warnings.append(f"The sweeps differ in {'; '.join(mixed)}")
+            warnings.append(
+                f"The sweeps differ in {'; '.join(mixed)}. python -m bench.compare judges two of "
+                "them case by case."
+            )
     return warnings
 
 

@@ -67,7 +67,9 @@ def find_ends(numbers: pd.DataFrame, group: pd.Series) -> tuple[pd.DataFrame, pd
     """Lower and upper end of each column in each group, NaN where there is one value or none."""
     grouped = numbers.groupby(group)
     ranks, counts = grouped.rank(method="first"), grouped.transform("count")
-    depth = counts.apply(lambda column: column.map(choose_depth)).where(counts > 1)
+    most = int(group.value_counts().max()) if len(group) else 0
+    depths = {n: choose_depth(n) for n in range(2, most + 1)}  # of none and of one: no ends
+    depth = counts.apply(lambda column: column.map(depths))
     low = numbers.where(ranks == depth).groupby(group).max()
     high = numbers.where(ranks == counts + 1 - depth).groupby(group).max()
     return low, high

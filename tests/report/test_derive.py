@@ -231,7 +231,7 @@ def test_memory_is_read_by_one_measure_a_machine(tmp_path: Path) -> None:
         ("trend", {"step_time_first_s": 0.100, "step_time_last_s": 0.103}),
         ("trend", {"step_time_first_s": 0.103, "step_time_last_s": 0.100}),
         ("trend", {"sm_clock_first_mhz": 1980, "sm_clock_last_mhz": 1900}),
-        ("trend", {"temperature_first_c": 50, "temperature_last_c": 58}),
+        ("warming", {"temperature_first_c": 50, "temperature_last_c": 58}),
         ("unclear", {"arithmetic": "unclear"}),
         ("unclear", {"arithmetic": "float16/unclear"}),
         ("energy", {"energy_j": 900.0, "measured_time_s": 1.9}),
@@ -274,7 +274,9 @@ def test_a_desktop_on_the_card_is_no_sharing(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_no_trend(tmp_path: Path, values: dict[str, Any]) -> None:
-    assert not pick(cases_of(tmp_path, ran(FP32, 10, **values)), FP32)["trend"]
+    row = pick(cases_of(tmp_path, ran(FP32, 10, **values)), FP32)
+    assert not row["trend"]
+    assert not row["warming"]
 
 
 def test_a_trend_is_said_in_numbers(tmp_path: Path) -> None:
