@@ -47,8 +47,8 @@ def warn(records: pd.DataFrame, cases: pd.DataFrame) -> list[Notice]:
     if wide.any():
         share = f"{wide.sum():,} of {(cases['repeats'] > 1).sum():,} cases with repeats"
         text = (
-            f"{share} spread by more than ±{100 * STEADY:.0f} %. Close other programs, or use "
-            "--repeats 5."
+            f"{share} spread by more than ±{100 * STEADY:.0f} %; they are marked noisy. Close "
+            "other programs, or use --repeats 5."
         )
         notices.append(Notice("Spread", text))
     notices += _determinism(cases)
