@@ -399,8 +399,6 @@ the moments before and after is in the first and the last."""
 STEADY = 0.02
 """Repeats, and the sentinel, may lie this far to either side of the median of their case."""
 
-BUSY_CORES = 0.15
-"""CPU cores that others may use during an epoch on a CPU; an idle machine's daemons stay below."""
 
 _SLOWED, _CAPPED = (
     "|".join(name for name, effect in EFFECTS.items() if effect == wanted)
