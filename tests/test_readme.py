@@ -74,6 +74,12 @@ def checkout(tmp_path_factory: pytest.TempPathFactory, cifar10: Path) -> Path:
         (folder / name).symlink_to(ROOT / name)
     for name in ("README.md", "LICENSE", "asv.conf.json"):
         shutil.copy(ROOT / name, folder)
+    # the README's name for a model of the reader's own
+    (folder / "your_package").mkdir()
+    (folder / "your_package" / "your_module.py").write_text(
+        "from torch import nn\n"
+        "def factory(): return nn.Sequential(nn.Flatten(), nn.Linear(3072, 10))\n"
+    )
     (folder / "results").mkdir()
     (folder / "results" / "reference").symlink_to(ROOT / "results" / "reference")
     (folder / "data").symlink_to(cifar10)
