@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from bench.case import Case
 from bench.executors import Event
+from bench.messages import PhaseEntered
 from bench.record import MEASURED, Record, Step
 from bench.report.derive import GIB, write_number
 from bench.store import clean
@@ -74,17 +75,16 @@ class Display:
 
     def show(self, event: Event) -> None:
         """Show what the running case said."""
-        if event["event"] == "phase":
-            self._show(total=None, completed=0, phase=event["name"], now="")
+        if isinstance(event, PhaseEntered):
+            self._show(total=None, completed=0, phase=event.phase, now="")
             return
-        loss, gib = event["loss"], event["memory_bytes"] / GIB
-        now = f"loss {loss:.3f}  {gib:.2f} GiB"
-        total = event["steps"] or None
-        self._show(total=total, completed=event["step"] + 1, phase=event["phase"], now=now)
+        now = f"loss {event.loss:.3f}  {event.memory_bytes / GIB:.2f} GiB"
+        total = event.total or None
+        self._show(total=total, completed=event.step + 1, phase=event.phase, now=now)
         if self._live is None and time.monotonic() >= self._due:
             self._due = time.monotonic() + _PLAIN_EVERY_S
             of = f" of {total}" if total else ""
-            self.say(f"  {self._name}: {event['phase']} step {event['step'] + 1}{of}, {now}")
+            self.say(f"  {self._name}: {event.phase} step {event.step + 1}{of}, {now}")
 
     def end(self, record: Record) -> None:
         """Print the run's line."""

@@ -1,7 +1,7 @@
 """One case in one process: `python -m bench.worker`, started by an executor.
 
-The worker reads its job from standard input and writes events, one JSON object a line, to the file
-descriptor the job names. At each phase it waits for a line on standard input, so that the parent
+The worker reads its assignment from standard input and writes `bench.messages` to the file
+descriptor that it names. At each phase it waits for a line on standard input, so that the parent
 can take readings of the card at the boundary. What it prints otherwise is its log.
 """
 
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import faulthandler
 import gc
-import json
 import math
 import os
 import random
@@ -18,12 +17,21 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from itertools import chain, count
 from typing import TYPE_CHECKING, Any
 
 from bench.case import Case
 from bench.errors import UsageError
+from bench.messages import (
+    Finished,
+    Message,
+    Phase,
+    PhaseEntered,
+    StepTaken,
+    decode_assignment,
+    encode,
+)
 from bench.outcome import Fault, classify
 from bench.record import Measurement, Status, Step
 
@@ -42,17 +50,19 @@ class Channel:
     """The worker's end of the conversation with its parent. Without a parent, it says nothing."""
 
     def __init__(self, descriptor: int | None = None) -> None:
-        self._out = None if descriptor is None else os.fdopen(descriptor, "w", buffering=1)
+        self._out = None if descriptor is None else os.fdopen(descriptor, "wb", buffering=0)
 
-    def send(self, event: str, **values: Any) -> None:
+    def send(self, message: Message) -> None:
         """Tell the parent something."""
         if self._out:
-            self._out.write(json.dumps({"event": event, **values}) + "\n")
+            line = encode(message)
+            while line:  # a pipe takes part of a long one
+                line = line[self._out.write(line) :]
 
-    def enter(self, phase: str) -> None:
+    def enter(self, phase: Phase) -> None:
         """Announce a phase and wait until the parent has taken its readings."""
         if self._out:
-            self.send("phase", name=phase)
+            self.send(PhaseEntered(phase))
             sys.stdin.readline()
 
 
@@ -62,7 +72,7 @@ class Reporter:
     The loss is copied to pinned memory behind the step that made it, and read once it is there.
     """
 
-    def __init__(self, channel: Channel, device: torch.device, phase: str, steps: int) -> None:
+    def __init__(self, channel: Channel, device: torch.device, phase: Phase, steps: int) -> None:
         self._channel, self._phase, self._steps = channel, phase, steps
         self._cuda = device.type == "cuda"
         self._due = time.perf_counter()
@@ -91,14 +101,8 @@ class Reporter:
         return index, copy, event
 
     def _send(self, step: int, loss: float) -> None:
-        self._channel.send(
-            "step",
-            phase=self._phase,
-            step=step,
-            steps=self._steps,
-            loss=loss,
-            memory_bytes=_memory_in_use(self._cuda),
-        )
+        memory = _memory_in_use(self._cuda)
+        self._channel.send(StepTaken(self._phase, step, self._steps, loss, memory))
         self._due = time.perf_counter() + _REPORT_EVERY_S
 
 
@@ -488,34 +492,31 @@ def _report_failure(channel: Channel, case: Case, error: BaseException) -> None:
     else:
         kinds = [kind.__name__ for kind in type(error).__mro__]
         fault = classify(kinds, str(error), _free_share(case))
-    channel.send(
-        "outcome", status=fault.status, reason=fault.reason, transient=fault.transient, values={}
-    )
+    channel.send(Finished(fault.status, fault.reason, fault.transient))
 
 
 def main() -> int:
-    """Read a job, measure it, send the outcome."""
+    """Read an assignment, measure its case, say how it ended."""
     faulthandler.enable()
     if hasattr(faulthandler, "register"):
         faulthandler.register(signal.SIGUSR1, all_threads=True)
-    job = json.loads(sys.stdin.readline())
-    _die_with_parent(job["parent"])
-    case, channel = Case(**job["case"]), Channel(job["events"])
+    given = decode_assignment(sys.stdin.readline())
+    _die_with_parent(given.parent)
+    channel = Channel(given.descriptor)
     try:
-        found = measure(case, job["folder"], channel, job["started"])
+        found = measure(given.case, given.folder, channel, given.started)
     except BaseException as error:
-        _report_failure(channel, case, error)
+        _report_failure(channel, given.case, error)
         return 1
     status, reason = conclude(found)
-    values = asdict(found.measurement)
     channel.send(
-        "outcome",
-        status=status,
-        reason=reason,
-        transient=False,
-        values={name: value for name, value in values.items() if value is not None},
-        missing=found.missing,
-        steps=[list(asdict(step).values()) for step in found.steps],
+        Finished(
+            status,
+            reason,
+            measurement=found.measurement,
+            missing=found.missing,
+            steps=found.steps,
+        )
     )
     return 0
 

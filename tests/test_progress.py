@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from bench.case import Case, telling_axes
+from bench.messages import PhaseEntered, StepTaken
 from bench.progress import Display, write_curve
 from bench.record import Environment, Measurement, Record, Status, Step
 
@@ -34,10 +35,9 @@ def test_plain_lines_where_there_is_no_terminal(
     monkeypatch.setattr("bench.progress.time.monotonic", lambda: clock[0])
     with Display(Path("results/x"), runs=2, done=7) as display:
         display.begin(CASE, 1, False)
-        display.show({"event": "phase", "name": "epoch"})
-        step = {"event": "step", "phase": "epoch", "step": 3, "steps": 20, "loss": 2.25}
+        display.show(PhaseEntered("epoch"))
         for clock[0] in (10.0, 31.0, 32.0):
-            display.show({**step, "memory_bytes": 2**30})
+            display.show(StepTaken("epoch", step=3, total=20, loss=2.25, memory_bytes=2**30))
         display.end(record())
         display.begin(CASE, 2, True)
         display.end(record(Status.OOM, "OutOfMemoryError: tried\nto allocate"))
@@ -120,8 +120,7 @@ def test_a_terminal_gets_a_live_line(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("TERM", "xterm")
         with Display(Path("x"), 1, 0) as display:
             display.begin(CASE, 1, False)
-            event = {"event": "step", "phase": "epoch", "step": 9, "steps": 20, "loss": 2.25}
-            display.show({**event, "memory_bytes": 3 * 2**30})
+            display.show(StepTaken("epoch", step=9, total=20, loss=2.25, memory_bytes=3 * 2**30))
             assert display._live
             display._live.refresh()
             display.end(record())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import time
@@ -17,6 +16,7 @@ from torch import nn
 from bench.case import Case
 from bench.data import DatasetInfo, prepare
 from bench.errors import UsageError
+from bench.messages import Message, PhaseEntered, StepTaken, decode
 from bench.precision import Proof
 from bench.record import Measurement, Status, Step
 from bench.worker import Channel, Findings, Reporter, _forgiven, conclude, count_flop, measure
@@ -194,12 +194,14 @@ def test_phases_wait_for_the_parent(data: DatasetInfo, tmp_path: Path) -> None:
         os.close(answers_write)
         measure(CASE, data.folder, Channel(write), time.monotonic())
         assert stdin.read() == ""  # three phases, three lines
-    with open(read) as events:  # noqa: PTH123
+    with open(read, "rb") as events:  # noqa: PTH123
         os.set_blocking(read, False)
-        said = [json.loads(line) for line in events.read().splitlines()]
-    assert [e["name"] for e in said if e["event"] == "phase"] == ["warmup", "epoch", "evaluation"]
-    steps = [e for e in said if e["event"] == "step" and e["phase"] == "epoch"]
-    assert all(e["steps"] == 10 and e["memory_bytes"] > 2**20 for e in steps)
+        said = [decode(line) for line in events.read().splitlines()]
+    phases = [m.phase for m in said if isinstance(m, PhaseEntered)]
+    assert phases == ["warmup", "epoch", "evaluation"]
+    steps = [m for m in said if isinstance(m, StepTaken) and m.phase == "epoch"]
+    assert steps
+    assert all(m.total == 10 and m.memory_bytes > 2**20 for m in steps)
 
 
 def test_reporter_is_sparing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -207,8 +209,9 @@ def test_reporter_is_sparing(monkeypatch: pytest.MonkeyPatch) -> None:
     sent: list[int] = []
 
     class Ear(Channel):
-        def send(self, event: str, **values: object) -> None:
-            sent.append(int(values["step"]))  # type: ignore[call-overload]
+        def send(self, message: Message) -> None:
+            assert isinstance(message, StepTaken)
+            sent.append(message.step)
 
     now = 100.0
     monkeypatch.setattr("bench.worker.time.perf_counter", lambda: now)

@@ -6,9 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from bench.case import Case
+from bench.messages import PhaseEntered, StepTaken
 from bench.record import Outcome
 
 EXECUTORS: dict[str, str] = {
@@ -16,8 +17,8 @@ EXECUTORS: dict[str, str] = {
     "fake": "bench.executors.fake:FakeExecutor",
 }
 
-Event = dict[str, Any]
-"""What a running case says: {"event": "phase" | "step", …}, see `bench.worker`."""
+Event = PhaseEntered | StepTaken
+"""What a running case says before its end."""
 
 
 @dataclass(frozen=True)

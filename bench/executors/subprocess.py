@@ -5,7 +5,6 @@ CUDA errors are sticky and cuDNN's choices outlive a case, so no process measure
 
 from __future__ import annotations
 
-import json
 import os
 import selectors
 import signal
@@ -17,17 +16,25 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
-from dataclasses import asdict
+from dataclasses import replace
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from tenacity import Retrying, retry_if_result, stop_after_attempt, wait_exponential
 
 from bench.executors import Event, Job, Settings
 from bench.gpu import Unseen, open_device
+from bench.messages import (
+    Assignment,
+    Finished,
+    Message,
+    PhaseEntered,
+    decode,
+    encode_assignment,
+)
 from bench.monitor import Monitor, Observation
 from bench.outcome import Fault, classify, classify_death, count_oom_kills
-from bench.record import MEASURED, Measurement, Outcome, Status, Step
+from bench.record import MEASURED, Outcome, Status
 
 _ATTEMPTS = 3
 _BACK_OFF_S = 1.0
@@ -96,85 +103,80 @@ class SubprocessExecutor:
         oom_kills = count_oom_kills()
         with Monitor(device) as monitor:
             self._worker = worker = Worker(job)
-            answer: Event = {}
+            answer: Finished | None = None
             try:
                 monitor.watch(worker.pid)
-                for event in self._listen(worker, stopping):
-                    if event["event"] == "phase":
-                        monitor.enter(event["name"])
+                for message in self._listen(worker, stopping):
+                    if isinstance(message, Finished):
+                        answer = message
+                        break
+                    if isinstance(message, PhaseEntered):
+                        monitor.enter(message.phase)
                         worker.acknowledge()
-                    if event["event"] == "outcome":
-                        answer = event
-                    else:
-                        on_event(event)
+                    on_event(message)
             finally:
-                returncode = worker.end(patiently=answer.get("status") not in _CUT_SHORT)
+                returncode = worker.end(patiently=not answer or answer.status not in _CUT_SHORT)
                 self._worker = None
-            if not answer:
-                fault = classify_death(returncode, count_oom_kills() - oom_kills)
-                answer = {"event": "outcome", **asdict(fault)}
-            values = answer.get("values", {})
+            if answer is None:
+                answer = _finish(classify_death(returncode, count_oom_kills() - oom_kills))
             seen = monitor.close(
-                values.get("peak_reserved_bytes"),
-                values.get("warmup_reserved_bytes"),
+                answer.measurement.peak_reserved_bytes,
+                answer.measurement.warmup_reserved_bytes,
                 self._settings.allow_shared,
             )
-        return _conclude(answer, seen), answer["transient"]
+        return _conclude(answer, seen), answer.transient
 
-    def _listen(self, worker: Worker, stopping: Callable[[], bool]) -> Iterator[Event]:
-        """Yield the worker's events until it ends, is stopped or overruns a phase's deadline."""
+    def _listen(self, worker: Worker, stopping: Callable[[], bool]) -> Iterator[Message]:
+        """Yield the worker's messages; the last, if it is stopped or overruns a phase's deadline.
+
+        Raises:
+            MessageError: the worker wrote what is no message.
+        """
         phase, deadline = "set-up", time.monotonic() + self._settings.timeout_s
-        for event in worker.events():
+        for message in worker.messages():
             if stopping():
-                yield _outcome(Fault(Status.INTERRUPTED, "the sweep was stopped"))
+                yield Finished(Status.INTERRUPTED, "the sweep was stopped")
                 return
             if time.monotonic() > deadline:
                 worker.dump_stacks()
                 limit = f"{self._settings.timeout_s:g} s"
-                yield _outcome(
-                    Fault(
-                        Status.TIMEOUT, f"{phase} ran past {limit} (--timeout); stacks in the log"
-                    )
-                )
+                reason = f"{phase} ran past {limit} (--timeout); stacks in the log"
+                yield Finished(Status.TIMEOUT, reason)
                 return
-            if event is None:
-                continue
-            if event["event"] == "phase":
-                phase, deadline = event["name"], time.monotonic() + self._settings.timeout_s
-            yield event
-            if event["event"] == "outcome":
-                return
+            if isinstance(message, PhaseEntered):
+                phase, deadline = message.phase, time.monotonic() + self._settings.timeout_s
+            if message is not None:
+                yield message
 
 
-def _conclude(last: Event, seen: Observation) -> Outcome:
+def _finish(fault: Fault) -> Finished:
+    return Finished(fault.status, fault.reason, fault.transient)
+
+
+def _conclude(last: Finished, seen: Observation) -> Outcome:
     """Put together what the worker measured and what was seen of the card meanwhile."""
-    status, reason = Status(last["status"]), last["reason"]
-    values = dict(last.get("values", {}))
-    notes = [values.pop("notes", None), *seen.notes]
+    status, reason = last.status, last.reason
+    notes = [last.measurement.notes, *seen.notes]
     if seen.verdict and status in MEASURED:
         # not to be believed comes before what it would have shown
         status, reason = Status.INVALID, "; ".join(filter(None, [seen.verdict, reason]))
     elif seen.verdict:
         notes.append(seen.verdict)
-    missing = {**seen.missing, **last.get("missing", {})}
-    m = Measurement(
+    missing = {**seen.missing, **last.missing}
+    m = replace(
+        last.measurement,
         **seen.values,
-        **values,
         missing="; ".join(f"{name}: {why}" for name, why in missing.items()) or None,
         notes="; ".join(filter(None, notes)) or None,
     )
-    return Outcome(status, reason, m, [Step(*row) for row in last.get("steps", [])])
-
-
-def _outcome(fault: Fault) -> Event:
-    return {"event": "outcome", **asdict(fault)}
+    return Outcome(status, reason, m, last.steps)
 
 
 class Worker:
     """A running `bench.worker` in a session of its own, so that its whole group can be ended."""
 
     def __init__(self, job: Job) -> None:
-        self._events, write = os.pipe()
+        self._messages, write = os.pipe()
         try:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "bench.worker"],
@@ -185,7 +187,7 @@ class Worker:
                 start_new_session=True,
             )
         except BaseException:
-            os.close(self._events)
+            os.close(self._messages)
             raise
         finally:
             os.close(write)
@@ -195,36 +197,29 @@ class Worker:
             target=_keep_log, args=(self._process.stdout, job.log), daemon=True
         )
         self._log.start()
-        self._tell(
-            {
-                "case": asdict(job.case),
-                "folder": job.folder,
-                "events": write,
-                "parent": os.getpid(),
-                "started": time.monotonic(),
-            }
-        )
+        assignment = Assignment(job.case, job.folder, write, os.getpid(), time.monotonic())
+        self._tell(encode_assignment(assignment))
 
-    def events(self) -> Iterator[Event | None]:
-        """Yield events as they come, and None every 0.1 s while there is none, to the end."""
+    def messages(self) -> Iterator[Message | None]:
+        """Yield messages as they come, and None every 0.1 s while there is none, to the end."""
         buffer = b""
         with selectors.DefaultSelector() as selector:
-            selector.register(self._events, selectors.EVENT_READ)
+            selector.register(self._messages, selectors.EVENT_READ)
             while True:
                 if selector.select(_POLL_S):
-                    data = os.read(self._events, 1 << 16)
+                    data = os.read(self._messages, 1 << 16)
                     if not data:
                         return
                     *lines, buffer = (buffer + data).split(b"\n")
                     for line in lines:
-                        yield json.loads(line)
+                        yield decode(line)
                 elif self._process.poll() is not None:
                     return  # dead, and a child of it holds the pipe open
                 yield None
 
     def acknowledge(self) -> None:
         """Let the worker go on into the phase it announced."""
-        self._tell({})
+        self._tell(b"\n")
 
     def dump_stacks(self) -> None:
         """Have every thread's stack written to the log."""
@@ -249,16 +244,16 @@ class Worker:
             self._process.wait(_GRACE_S)
         self.kill()
         self._process.wait()
-        os.close(self._events)
+        os.close(self._messages)
         with suppress(OSError):
             self._process.stdin.close()  # type: ignore[union-attr]
         self._log.join(_GRACE_S)
         return self._process.returncode
 
-    def _tell(self, message: dict[str, Any]) -> None:
+    def _tell(self, line: bytes) -> None:
         assert self._process.stdin is not None
         with suppress(BrokenPipeError):
-            self._process.stdin.write(json.dumps(message).encode() + b"\n")
+            self._process.stdin.write(line)
             self._process.stdin.flush()
 
 

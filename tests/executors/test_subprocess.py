@@ -24,8 +24,9 @@ from bench.executors import Event, Job, Settings
 from bench.executors import subprocess as room
 from bench.executors.subprocess import SubprocessExecutor
 from bench.gpu import Host, Unseen
+from bench.messages import Finished, Message, PhaseEntered, StepTaken
 from bench.monitor import Observation
-from bench.record import Outcome, Status
+from bench.record import Measurement, Outcome, Status
 from bench.store import read_records
 
 TESTS = Path(models_for_tests.__file__).parent
@@ -72,7 +73,7 @@ def gone(pids: list[int], within_s: float = 10) -> bool:
 ENDS = {
     "raises": (Status.ERROR, "RuntimeError: no such <luck> | =1+1"),
     "not_a_number": (Status.DIVERGED, "the loss was inf or NaN from step 0 of 2"),
-    "sleeps": (Status.TIMEOUT, "warmup ran past 12 s (--timeout); stacks in the log"),
+    "sleeps": (Status.TIMEOUT, "warmup ran past 300 s (--timeout); stacks in the log"),
     "exits": (Status.ERROR, "the worker exited with 9 without a word"),
     "leaves": (Status.ERROR, "SystemExit: 3"),
     "kills_itself": (Status.KILLED, "SIGKILL from outside the sweep"),
@@ -84,6 +85,22 @@ ENDS = {
 }
 
 
+class ClockOfSleepers:
+    """The parent's clock, an hour ahead while the sleeper sleeps.
+
+    So the deadline ends it and nobody else, however slow a busy machine makes the others.
+    """
+
+    sleep = staticmethod(time.sleep)
+
+    def __init__(self, pids: Path) -> None:
+        self._pids = pids
+
+    def monotonic(self) -> float:
+        sleeping = self._pids.exists() and psutil.pid_exists(int(self._pids.read_text().split()[0]))
+        return time.monotonic() + 3600 * sleeping
+
+
 @pytest.fixture(scope="module")
 def ended(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, pd.DataFrame, list[int]]:
     """The folder, the records by model, and the processes of the one that slept."""
@@ -91,7 +108,8 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, pd.DataFrame,
     pids = folder / "pids"
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(models_for_tests.PIDS, str(pids))
-        flags = [*FLAGS.split(), "--timeout", "12", "--out", str(folder / "out")]
+        patch.setattr(room, "time", ClockOfSleepers(pids))
+        flags = [*FLAGS.split(), "--timeout", "300", "--out", str(folder / "out")]
         assert sweep.main([*flags, "--model", *map(model, ENDS)]) == 0
     frame = read_records(folder / "out").set_index("model")
     return folder / "out", frame, [int(pid) for pid in pids.read_text().split()]
@@ -278,8 +296,12 @@ def test_phases_and_steps_are_told(data: DatasetInfo) -> None:
     events: list[Event] = []
     outcome = execute(data, "good", on_event=events.append)
     assert outcome.status is Status.OK
-    assert [e["name"] for e in events if e["event"] == "phase"] == ["warmup", "epoch", "evaluation"]
-    assert {"phase", "step", "steps", "loss", "memory_bytes"} < set(events[-2])
+    phases = [e.phase for e in events if isinstance(e, PhaseEntered)]
+    assert phases == ["warmup", "epoch", "evaluation"]
+    step = events[-2]
+    assert isinstance(step, StepTaken)
+    assert (step.phase, step.total) == ("epoch", 2)
+    assert step.memory_bytes > 2**20
     assert [(s.step, s.images) for s in outcome.steps] == [(0, 32), (1, 32)]
 
 
@@ -295,7 +317,7 @@ def test_a_worker_that_cannot_even_start_in_time(data: DatasetInfo, tmp_path: Pa
 class Script:
     """A worker that says what it is told to, one script a try."""
 
-    scripts: list[list[Event] | Exception]
+    scripts: list[list[Message] | Exception]
     started = 0
     pid = os.getpid()
 
@@ -304,10 +326,10 @@ class Script:
         Script.started += 1
         if isinstance(script, Exception):
             raise script
-        self._events = script
+        self._messages = script
 
-    def events(self) -> Iterator[Event | None]:
-        yield from self._events
+    def messages(self) -> Iterator[Message | None]:
+        yield from self._messages
 
     def acknowledge(self) -> None: ...
     def dump_stacks(self) -> None: ...
@@ -317,14 +339,13 @@ class Script:
         return 1
 
 
-def says(status: Status, transient: bool = False, **values: Any) -> list[Event]:
-    event = {"event": "outcome", "status": status, "reason": "so it is", "transient": transient}
-    return [{**event, "values": values}]
+def says(status: Status, transient: bool = False, **values: Any) -> list[Message]:
+    return [Finished(status, "so it is", transient, Measurement(**values))]
 
 
 @pytest.fixture
 def scripted(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Outcome]:
-    def run(*scripts: list[Event] | Exception, stopping: bool = False) -> Outcome:
+    def run(*scripts: list[Message] | Exception, stopping: bool = False) -> Outcome:
         monkeypatch.setattr(room, "Worker", Script)
         monkeypatch.setattr(room, "_BACK_OFF_S", 0.001)
         Script.scripts, Script.started = list(scripts), 0
@@ -376,18 +397,15 @@ def test_a_host_without_memory_for_one(scripted: Callable[..., Outcome]) -> None
     assert "Cannot allocate memory" in outcome.reason
 
 
-@pytest.mark.parametrize(
-    "script",
-    [
-        [{"event": "phase", "name": "dinner"}],
-        [{"event": "outcome", "status": "fine", "reason": "", "transient": False}],
-        [{"event": "outcome"}],
-        [{}],
-        says(Status.OK, warp_speed=9),
-    ],
-)
-def test_nonsense_is_an_outcome(scripted: Callable[..., Outcome], script: list[Event]) -> None:
-    assert scripted(script).status is Status.ERROR
+def test_a_phase_twice_is_an_outcome(scripted: Callable[..., Outcome]) -> None:
+    outcome = scripted([PhaseEntered("epoch"), PhaseEntered("epoch")])
+    assert outcome.status is Status.ERROR
+    assert "entered a second time" in outcome.reason
+
+
+def test_nothing_after_the_end_is_heard(scripted: Callable[..., Outcome]) -> None:
+    outcome = scripted([*says(Status.OK), *says(Status.ERROR), PhaseEntered("epoch")])
+    assert outcome.status is Status.OK
 
 
 def test_a_card_that_nvml_cannot_open_for_the_moment(

@@ -1,0 +1,198 @@
+"""What a worker and the process that started it tell each other: typed, one JSON line each.
+
+The one place that writes such a line and reads it. A model that prints into the worker's pipe can
+send anything, so reading checks everything.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, Literal, get_args
+
+from bench.case import Case
+from bench.record import Measurement, Status, Step
+
+Phase = Literal["warmup", "epoch", "evaluation"]
+"""The phases that a worker announces, in this order."""
+
+_SHOWN = 200  # characters of an unreadable line that an error repeats
+
+
+class MessageError(ValueError):
+    """A line is no message."""
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """What a worker is to do, the first line it reads.
+
+    ``folder`` is where `bench.data.prepare` left the dataset, ``descriptor`` the file descriptor
+    to write messages to, ``parent`` the process to die with, ``started`` the time.monotonic() at
+    which the worker was asked for, in s.
+    """
+
+    case: Case
+    folder: str
+    descriptor: int
+    parent: int
+    started: float
+
+
+@dataclass(frozen=True)
+class PhaseEntered:
+    """The worker stands before ``phase`` and waits for a line before it goes on."""
+
+    phase: Phase
+
+
+@dataclass(frozen=True)
+class StepTaken:
+    """Step ``step`` (from 0) of ``total`` was taken; ``total`` is 0 where it is not known."""
+
+    phase: Phase
+    step: int
+    total: int
+    loss: float
+    memory_bytes: int
+
+
+@dataclass(frozen=True)
+class Finished:
+    """How the case ended, and what was measured. ``missing`` says why columns are empty."""
+
+    status: Status
+    reason: str = ""
+    transient: bool = False
+    measurement: Measurement = field(default_factory=Measurement)
+    missing: dict[str, str] = field(default_factory=dict)
+    steps: list[Step] = field(default_factory=list)
+
+
+Message = PhaseEntered | StepTaken | Finished
+
+_KINDS: dict[str, type[Message]] = {
+    "phase": PhaseEntered,
+    "step": StepTaken,
+    "finished": Finished,
+}
+_NAMES = {kind: name for name, kind in _KINDS.items()}
+
+
+def encode(message: Message) -> bytes:
+    """Write a message as one line, its end included."""
+    values = asdict(message)
+    if isinstance(message, Finished):
+        measured = values["measurement"].items()
+        values["measurement"] = {name: value for name, value in measured if value is not None}
+        # a whole epoch has thousands of steps: rows, without the names
+        values["steps"] = [list(step.values()) for step in values["steps"]]
+    return _line({"kind": _NAMES[type(message)], **values})
+
+
+def decode(line: bytes) -> Message:
+    """Read a message.
+
+    Raises:
+        MessageError: it is none; says why.
+    """
+    try:
+        values = _load(line)
+        name = values.pop("kind", None)
+        kind = _KINDS.get(name) if isinstance(name, str) else None
+        if kind is None:
+            raise MessageError(f"no kind {name!r}; right values: {', '.join(_KINDS)}")
+        return kind(**_check(kind, values))
+    except (ValueError, TypeError) as error:
+        shown = line[:_SHOWN].decode(errors="replace")
+        raise MessageError(f"the worker sent {shown!r}, which is no message: {error}") from error
+
+
+def encode_assignment(assignment: Assignment) -> bytes:
+    """Write an assignment as one line, its end included."""
+    return _line(asdict(assignment))
+
+
+def decode_assignment(line: str) -> Assignment:
+    """Read what `encode_assignment` wrote."""
+    values = json.loads(line)
+    return Assignment(**{**values, "case": Case(**values["case"])})
+
+
+def _line(values: dict[str, Any]) -> bytes:
+    return json.dumps(values).encode() + b"\n"
+
+
+def _load(line: bytes) -> dict[str, Any]:
+    values = json.loads(line)
+    if not isinstance(values, dict):
+        raise MessageError("not an object")
+    return values
+
+
+def _check(kind: type[Message], values: dict[str, Any]) -> dict[str, Any]:
+    """Turn each value into its field's type."""
+    known = {f.name for f in fields(kind)}
+    if unknown := sorted(values.keys() - known):
+        raise MessageError(f"no field {unknown[0]!r}; right values: {', '.join(sorted(known))}")
+    return {name: _FIELDS[name](value) for name, value in values.items()}
+
+
+def _phase(value: Any) -> Phase:
+    if value not in get_args(Phase):
+        raise MessageError(f"no phase {value!r}; right values: {', '.join(get_args(Phase))}")
+    phase: Phase = value
+    return phase
+
+
+def _of(type_: type) -> Callable[[Any], Any]:
+    def check(value: Any) -> Any:
+        # JSON knows no difference between 2 and 2.0, and bool is an int to Python
+        whole = type_ is float and type(value) is int
+        if type(value) is not type_ and not whole:
+            raise MessageError(f"{value!r} is not of type {type_.__name__}")
+        return type_(value)
+
+    return check
+
+
+def _measurement(values: Any) -> Measurement:
+    types = {f.name: f.metadata["type"] for f in fields(Measurement)}
+    if unknown := sorted(_of(dict)(values).keys() - types.keys()):
+        raise MessageError(f"no column {unknown[0]!r}")
+    return Measurement(**{name: _of(types[name])(value) for name, value in values.items()})
+
+
+def _missing(values: Any) -> dict[str, str]:
+    return {name: _of(str)(why) for name, why in _of(dict)(values).items()}
+
+
+def _steps(rows: Any) -> list[Step]:
+    return [_step(*_of(list)(row)) for row in _of(list)(rows)]
+
+
+def _step(step: Any, images: Any, loss: Any, correct: Any, time_s: Any) -> Step:
+    whole, real = _of(int), _of(float)
+    return Step(
+        whole(step),
+        whole(images),
+        None if loss is None else real(loss),
+        whole(correct),
+        None if time_s is None else real(time_s),
+    )
+
+
+_FIELDS: dict[str, Callable[[Any], Any]] = {
+    "phase": _phase,
+    "step": _of(int),
+    "total": _of(int),
+    "loss": _of(float),
+    "memory_bytes": _of(int),
+    "status": Status,
+    "reason": _of(str),
+    "transient": _of(bool),
+    "measurement": _measurement,
+    "missing": _missing,
+    "steps": _steps,
+}

@@ -1,0 +1,111 @@
+"""Worker and parent understand each other, and nonsense is told from a message."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bench.case import Case
+from bench.messages import (
+    Assignment,
+    Finished,
+    Message,
+    MessageError,
+    PhaseEntered,
+    StepTaken,
+    decode,
+    decode_assignment,
+    encode,
+    encode_assignment,
+)
+from bench.record import Measurement, Status, Step
+
+FINISHED = Finished(
+    Status.DIVERGED,
+    "the loss was inf or NaN from step 1 of 2",
+    True,
+    Measurement(epoch_time_s=3.0, measured_steps=2, warmup_steady=False, flags="matmul=ieee"),
+    {"energy_j": "this is a\nCPU"},
+    [Step(0, 128, 2.5, 9, 0.25), Step(1, 80, None, 0, None)],
+)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [PhaseEntered("warmup"), StepTaken("epoch", 3, 20, 2.25, 2**40), FINISHED, Finished(Status.OK)],
+)
+def test_a_message_comes_back_as_it_was_sent(message: Message) -> None:
+    line = encode(message)
+    assert line.count(b"\n") == 1
+    assert line.endswith(b"\n")
+    assert decode(line) == message
+
+
+def test_a_loss_that_is_no_number_is_told() -> None:
+    told = decode(encode(StepTaken("epoch", 0, 0, math.nan, 1)))
+    assert isinstance(told, StepTaken)
+    assert math.isnan(told.loss)
+
+
+def test_a_whole_number_is_a_float_where_one_is_due() -> None:
+    told = decode(encode(Finished(Status.OK, measurement=Measurement(epoch_time_s=3))))
+    assert isinstance(told, Finished)
+    assert type(told.measurement.epoch_time_s) is float
+
+
+def test_an_assignment_comes_back() -> None:
+    case = Case(precision="fp16", loss_scale="dynamic", compile=True)
+    given = Assignment(case, "a folder", 7, 42, 1.5)
+    assert decode_assignment(encode_assignment(given).decode()) == given
+
+
+def edited(**changes: Any) -> bytes:
+    return json.dumps({**json.loads(encode(FINISHED)), **changes}).encode()
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        (b"no JSON", "Expecting value"),
+        (b"\xff", "utf-8"),
+        (b"[]", "not an object"),
+        (b"{}", "no kind None"),
+        (b'{"kind": ["phase"]}', "no kind"),
+        (b'{"kind": "phase"}', "missing 1 required"),
+        (b'{"kind": "phase", "phase": "dinner"}', "no phase 'dinner'; right values: warmup"),
+        (b'{"kind": "phase", "phase": ["epoch"]}', "no phase"),
+        (b'{"kind": "phase", "phase": "epoch", "name": 1}', "no field 'name'"),
+        (edited(status="fine"), "'fine' is not a valid Status"),
+        (edited(transient="no"), "'no' is not of type bool"),
+        (edited(reason=None), "None is not of type str"),
+        (edited(measurement={"warp_speed": 9}), "no column 'warp_speed'"),
+        (edited(measurement={"measured_steps": 2.5}), "2.5 is not of type int"),
+        (edited(measurement={"measured_steps": True}), "True is not of type int"),
+        (edited(measurement=[]), "not of type dict"),
+        (edited(missing={"energy_j": 1}), "1 is not of type str"),
+        (edited(steps=[[0, 128, 2.5, 9]]), "missing 1 required"),
+        (edited(steps=[[0, 128, "2.5", 9, 0.1]]), "'2.5' is not of type float"),
+        (edited(steps=3), "3 is not of type list"),
+    ],
+)
+def test_what_is_no_message(line: bytes, why: str) -> None:
+    with pytest.raises(MessageError, match="the worker sent") as error:
+        decode(line)
+    assert why in str(error.value)
+
+
+@given(st.binary(max_size=300))
+def test_any_bytes_are_a_message_or_an_error(line: bytes) -> None:
+    with pytest.raises(MessageError):
+        decode(line)
+
+
+def test_a_long_line_is_not_repeated_whole() -> None:
+    with pytest.raises(MessageError) as error:
+        decode(b"x" * 10_000)
+    assert len(str(error.value)) < 400
