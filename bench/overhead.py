@@ -8,7 +8,6 @@ line printed is the ratio of their epoch times and its spread.
 from __future__ import annotations
 
 import json
-import math
 import subprocess
 import sys
 import time
@@ -109,13 +108,13 @@ def time_bare(case: Case, folder: str, gpu_uuid: str | None) -> float:
 def _train() -> None:
     """The bare loop: read a job from standard input, print seconds."""
     from bench.timing import synchronize
-    from bench.worker import set_up, start_over, warm_up_shapes
+    from bench.worker import count_steps, set_up, start_over, warm_up_shapes
 
     job = json.loads(sys.stdin.read())
     case = Case(**job["case"])
     _, batches, training = set_up(case, job["folder"])
     device = training.device
-    steps = math.ceil(case.fraction * len(batches))
+    steps = count_steps(case, batches)
     warm_up_shapes(training, batches, case, lambda step, loss: None)
     start_over(training, batches, case)
     start = time.perf_counter()

@@ -3,8 +3,9 @@
 The boundaries, written down once::
 
     set-up       process start to the first step: imports, pixels to the device, network
-    warm-up      steps thrown away, until step times are steady, for both batch shapes; then
-                 weights, optimizer, BatchNorm statistics and random numbers are as at the start
+    warm-up      steps thrown away, until step times are steady, of each batch shape that is
+                 measured, and no more of them than that; then weights, optimizer, BatchNorm
+                 statistics and random numbers are as at the start
     warm epoch   between two device synchronisations, around the training steps alone
     evaluation   the test images, outside the epoch
 
@@ -18,19 +19,23 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from statistics import fmean, median
+from statistics import NormalDist, fmean, median
 from time import perf_counter
 
 import torch
 
-STEADY = 0.05
-"""Two halves of the warm-up window may differ by this much."""
+DRIFT = 0.02
+"""A change of step time over what is measured that a report would call drift."""
 
-MAX_WINDOWS = 20
-"""Windows after which warm-up gives up on steadiness and says so."""
+WINDOW_S = 0.5
+"""Length of a window of steps in warm-up at first, where the budget has room for such."""
 
-WINDOW_S = {"cuda": 2.0, "cpu": 0.5}
-"""Length of a window: long enough, on a card, for clocks that sink as it warms to show."""
+FEWEST_WINDOWS, MOST_WINDOWS = 5, 16
+"""Below five, no order of values is rarer than one in twenty. A window is at most a sixteenth of
+the budget; and at least of what has passed, so that judging hundreds of them costs nothing."""
+
+PATIENCE_S = {"cuda": 20.0, "cpu": 10.0}
+"""How long noise may keep warm-up from its answer; a trend that shows is waited for longer."""
 
 
 def synchronize(device: torch.device) -> None:
@@ -68,23 +73,66 @@ class StepClock:
 
 @dataclass(frozen=True)
 class Warmup:
-    """What warming one batch shape took."""
+    """What warming up took: steps and seconds in all, and of those the seconds of first steps."""
 
     steps: int
     time_s: float
-    step_s: float
+    first_s: float
     steady: bool
 
 
-def warm_up(step: Callable[[], object], device: torch.device, window_s: float) -> Warmup:
-    """Run ``step`` until two neighbouring windows of it take the same time.
+@dataclass(frozen=True)
+class Slope:
+    """A relative change per second with its 95 % interval."""
 
-    As pyperf does, two halves are compared rather than a fixed count run: autotuning, compilation,
-    allocator growth and clocks settle after different numbers of steps.
+    low: float
+    middle: float
+    high: float
+
+    @property
+    def told(self) -> bool:
+        """Whether it can be told from noise."""
+        return self.low > 0 or self.high < 0
+
+    def within(self, share: float, seconds: float) -> bool:
+        """Whether the change over ``seconds`` is surely no more than ``share``."""
+        return max(-self.low, self.high) * seconds <= share
+
+
+def measure_slope(moments: Sequence[float], values: Sequence[float]) -> Slope:
+    """Theil-Sen slope of ``values`` over ``moments`` in s, relative to their median, per second.
+
+    The median of the slopes of all pairs; up to 29 % of the values may be outliers. Its interval
+    is made of ranks of those slopes, from the normal approximation of Kendall's statistic:
+    P. K. Sen, J. Am. Stat. Assoc. 63 (1968) 1379. At least two values.
+    """
+    n, level = len(values), median(values)
+    slopes = sorted(
+        (values[j] - values[i]) / (moments[j] - moments[i]) / level
+        for i in range(n)
+        for j in range(i + 1, n)
+    )
+    spread = NormalDist().inv_cdf(0.975) * math.sqrt(n * (n - 1) * (2 * n + 5) / 18)
+    low = max(round((len(slopes) - spread) / 2) - 1, 0)
+    high = min(round((len(slopes) + spread) / 2), len(slopes) - 1)
+    return Slope(slopes[low], median(slopes), slopes[high])
+
+
+def warm_up(step: Callable[[], object], device: torch.device, measured_steps: int) -> Warmup:
+    """Run ``step`` until its duration has no trend that would matter in what is measured.
+
+    The first step (autotuning, compilation, allocation) is timed apart. From there on windows of
+    about `WINDOW_S` are timed, and after each the trend of all of them, and of the later half, is
+    judged by `measure_slope`. Warm-up is over when
+
+    - the trend, extrapolated over the measured steps, is surely below `DRIFT`: steady; or
+    - noise hides any trend in both and `PATIENCE_S` have passed: as steady as can be told; or
+    - as many steps were run as will be measured (at least `FEWEST_WINDOWS`): steady unless a trend
+      shows in the later half that would come to more than `DRIFT`.
 
     Args:
         step: runs one training step of one shape.
-        window_s: how long a window is at least, in s.
+        measured_steps: how many steps this warms up for.
     """
 
     def run(steps: int) -> float:
@@ -95,13 +143,32 @@ def warm_up(step: Callable[[], object], device: torch.device, window_s: float) -
         return (perf_counter() - start) / steps
 
     start = perf_counter()
-    run(1)  # autotuning, compilation, allocation
-    window = max(1, math.ceil(window_s / run(1)))
-    steps, halves, steady = 2, [run(window)], False
-    while not steady and len(halves) < MAX_WINDOWS:
-        halves.append(run(window))
-        steady = abs(halves[-1] - halves[-2]) <= STEADY * min(halves[-2:])
-    return Warmup(steps + window * len(halves), perf_counter() - start, fmean(halves[-2:]), steady)
+    first_s = run(1)
+    budget = max(measured_steps, FEWEST_WINDOWS)
+    begun, steps, size = perf_counter(), 0, 1
+    moments: list[float] = []
+    durations: list[float] = []
+    steady: bool | None = None
+    while steady is None:
+        duration = run(size)
+        steps += size
+        durations.append(duration)
+        moments.append(perf_counter() - begun - size * duration / 2)
+        # the step before may still have been a slow one, so each window sets the next one's length
+        length_s = max(WINDOW_S, (perf_counter() - begun) / MOST_WINDOWS)
+        size = max(1, min(math.ceil(length_s / duration), budget // MOST_WINDOWS, budget - steps))
+        if len(durations) < FEWEST_WINDOWS:
+            continue
+        half = min(len(durations) // 2, len(durations) - FEWEST_WINDOWS)
+        whole, later = (measure_slope(moments[i:], durations[i:]) for i in (0, half))
+        ahead_s = measured_steps * median(durations[half:])
+        if whole.within(DRIFT, ahead_s) or later.within(DRIFT, ahead_s):
+            steady = True
+        elif steps >= budget:
+            steady = not later.told or abs(later.middle) * ahead_s <= DRIFT
+        elif moments[-1] >= PATIENCE_S[device.type] and not (whole.told or later.told):
+            steady = True
+    return Warmup(1 + steps, perf_counter() - start, first_s, steady)
 
 
 @dataclass(frozen=True)
@@ -128,20 +195,64 @@ def summarize(times: Sequence[float]) -> StepTimes:
     )
 
 
-def extrapolate(
-    measured_s: float, times: Sequence[float], full_steps: int, partial_s: float
-) -> float:
+@dataclass(frozen=True)
+class Extrapolation:
+    """A whole epoch in s, told from a part of it, with a 95 % interval where there can be one."""
+
+    epoch_s: float
+    low_s: float | None
+    high_s: float | None
+
+
+def extrapolate(measured_s: float, times: Sequence[float], full_steps: float) -> Extrapolation:
     """Estimate a whole epoch from its first steps.
 
-    What was measured stands as measured; each full step left out takes the mean of the steady
-    ones. A mean, not a median: what slows one step in twenty slows the epoch too. The first tenth
-    is left out of it, since the first steps after a reset allocate anew.
+    What was measured stands as measured; each step left out takes the mean of the steady ones. A
+    mean, not a median: what slows one step in twenty slows the epoch too. The first tenth is left
+    out of it, since the first steps after a reset allocate anew.
+
+    The last, smaller batch counts by its images. It takes at least its share of a full step, but
+    for fixed costs, and at most a full one, so the estimate is short by less than
+    ``ceil(full_steps) - full_steps`` steps; the interval's upper end adds that much.
+
+    The interval is one for the mean of the R steps left out, told from n steady ones of mean m and
+    standard deviation s::
+
+        m ± t(0.975, n / tau - 1) * s * sqrt(tau * (1 / n + 1 / R)),  tau = (1 + r) / (1 - r)
+
+    n / tau is the effective sample size of a series whose neighbours correlate by r (AR(1): Zwiers
+    and von Storch, J. Climate 8 (1995) 336); s carries tau's correction for it. r is the series'
+    own, its bias removed as Kendall (Biometrika 41 (1954) 403) has it, between 0 and 0.95. Below
+    `FEWEST_STEPS` steady steps there is no interval.
+
+    It speaks for this run alone. A machine that changes state in blocks (a virtual machine took 72
+    ms a step for a minute and a half, then 119) is steady within each block, and no interval of
+    steps from one block knows of the next: only repeats at other times do.
 
     Args:
         measured_s: wall time of the measured steps.
-        times: their durations, all of full batches.
-        full_steps: full batches in an epoch.
-        partial_s: duration of the epoch's last, smaller step; 0 where there is none.
+        times: their durations in s, all of full batches.
+        full_steps: the epoch's images over the batch size, so 390.625 for 50,000 and 128.
     """
     steady = times[math.ceil(len(times) / 10) :] or times
-    return measured_s + (full_steps - len(times)) * fmean(steady) + partial_s
+    left, mean = full_steps - len(times), fmean(steady)
+    epoch_s = measured_s + left * mean
+    if len(steady) < FEWEST_STEPS or left <= 0:
+        return Extrapolation(epoch_s, None, None)
+    from scipy.special import stdtrit
+
+    n, away = len(steady), [t - mean for t in steady]
+    squares = sum(d * d for d in away)
+    r = sum(a * b for a, b in pairwise(away)) / squares if squares else 0.0
+    r = min(max((n * r + 1) / (n - 3), 0.0), 0.95)
+    effective = max(n * (1 - r) / (1 + r), 2.0)
+    variance = squares / n * effective / (effective - 1)
+    t = float(stdtrit(effective - 1, 0.975))
+    half = left * t * math.sqrt(variance * (1 / effective + n / effective / left))
+    smaller = (math.ceil(full_steps) - full_steps) * mean
+    low_s = max(epoch_s - half, measured_s)
+    return Extrapolation(epoch_s, low_s, epoch_s + half + smaller)
+
+
+FEWEST_STEPS = 5
+"""Steady steps below which an extrapolated epoch has no interval."""

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import chain, count
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from bench.case import Case
@@ -145,14 +146,13 @@ def measure(case: Case, folder: str, channel: Channel, started: float) -> Findin
     m.setup_time_s = time.monotonic() - started
 
     channel.enter("warmup")
-    warm, partial_s = warm_up_shapes(
-        training, batches, case, Reporter(channel, device, "warmup", 0)
-    )
+    warm = warm_up_shapes(training, batches, case, Reporter(channel, device, "warmup", 0))
     m.warmup_steps, m.warmup_time_s, m.warmup_steady = warm.steps, warm.time_s, warm.steady
+    m.first_steps_time_s = warm.first_s
     _read_memory(device, "warmup", found)
     start_over(training, batches, case)
 
-    steps = math.ceil(case.fraction * len(batches))
+    steps = count_steps(case, batches)
     clock, report = StepClock(device), Reporter(channel, device, "epoch", steps)
     before, others = _count_allocator_troubles(device), _OtherWork()
     channel.enter("epoch")
@@ -166,7 +166,7 @@ def measure(case: Case, folder: str, channel: Channel, started: float) -> Findin
     if device.type == "cpu":
         m.other_cores = others.cores()
     epoch, times = fetch(), clock.read()
-    _describe_time(found, case, epoch, times, batches, partial_s)
+    _describe_time(found, case, epoch, times, batches)
     _describe_learning(found, case, epoch, training)
     rows = zip(epoch.images, epoch.losses, epoch.correct, times, strict=True)
     found.steps = [Step(i, n, _finite(loss), hits, t) for i, (n, loss, hits, t) in enumerate(rows)]
@@ -197,7 +197,6 @@ def _describe_time(
     epoch: Epoch,
     times: list[float],
     batches: Batches,
-    partial_s: float,
 ) -> None:
     from bench.timing import extrapolate, summarize
 
@@ -207,12 +206,19 @@ def _describe_time(
     m.measured_images = sum(epoch.images)
     m.epoch_time_s = m.measured_time_s
     if len(times) < len(batches):
-        full = len(batches.labels) // case.batch_size
-        m.epoch_time_s = extrapolate(m.measured_time_s, times, full, partial_s)
+        whole = extrapolate(m.measured_time_s, times, len(batches.labels) / case.batch_size)
+        m.epoch_time_s = whole.epoch_s
+        m.epoch_time_low_s, m.epoch_time_high_s = whole.low_s, whole.high_s
+        if whole.low_s is None:
+            reason = f"{len(times)} steps are too few for an interval; raise --fraction"
+            found.missing |= dict.fromkeys(("epoch_time_low_s", "epoch_time_high_s"), reason)
     m.images_per_s = len(batches.labels) / m.epoch_time_s
     m.step_time_median_s, m.step_time_p95_s = spread.median, spread.p95
     m.step_time_mad_s = spread.mad
     m.step_time_max_s, m.step_time_max_index = spread.slowest, spread.slowest_index
+    full = [t for t, n in zip(times, epoch.images, strict=True) if n == case.batch_size]
+    quarter = math.ceil(len(full) / 4)
+    m.step_time_first_s, m.step_time_last_s = fmean(full[:quarter]), fmean(full[-quarter:])
 
 
 def _describe_learning(found: Findings, case: Case, epoch: Epoch, training: Training) -> None:
@@ -274,15 +280,31 @@ def _seed(seed: int) -> None:
     torch.manual_seed(seed)
 
 
+def count_steps(case: Case, batches: Batches) -> int:
+    """How many of an epoch's steps ``case`` measures."""
+    return math.ceil(case.fraction * len(batches))
+
+
+def _measured_shapes(case: Case, batches: Batches) -> list[int]:
+    """The batch sizes that ``case`` measures: the last, smaller one only in a whole epoch."""
+    rest = len(batches.labels) % case.batch_size
+    smaller = [rest] if rest and count_steps(case, batches) == len(batches) else []
+    return [case.batch_size, *smaller]
+
+
+_SMALLER_STEPS = 3  # of a shape that one step in an epoch has: one to tune, one more, one as it is
+
+
 def warm_up_shapes(
     training: Training, batches: Batches, case: Case, on_step: Callable[[int, torch.Tensor], None]
-) -> tuple[Warmup, float]:
-    """Warm both batch shapes.
+) -> Warmup:
+    """Warm each batch shape that is measured; say what it took.
 
-    Returns:
-        What it took, and the duration in s of a step of the smaller last batch, 0 if none.
+    The smaller last batch stands in a whole epoch alone, for one step: three steps tune, compile
+    and allocate for it. Where a part is measured it is not run at all; `bench.timing.extrapolate`
+    says what that may cost.
     """
-    from bench.timing import WINDOW_S, Warmup, warm_up
+    from bench.timing import Warmup, synchronize, warm_up
 
     full = len(batches.labels) // case.batch_size
     epochs = chain.from_iterable(batches.epoch(index, steps=full) for index in count(1))
@@ -292,20 +314,21 @@ def warm_up_shapes(
         index, batch = next(stream)
         on_step(index, training.step(*batch)[0])
 
-    warm = warm_up(step, training.device, WINDOW_S[case.device])
-    rest = len(batches.labels) % case.batch_size
-    if not rest:
-        return warm, 0.0
-    _, (x, y) = next(stream)
-    # clocks have settled by now; what is left to settle is this shape
-    partial = warm_up(lambda: training.step(x[:rest], y[:rest]), training.device, WINDOW_S["cpu"])
-    both = Warmup(
-        warm.steps + partial.steps,
-        warm.time_s + partial.time_s,
-        warm.step_s,
-        warm.steady and partial.steady,
-    )
-    return both, partial.step_s
+    warm = warm_up(step, training.device, count_steps(case, batches))
+    for size in _measured_shapes(case, batches)[1:]:
+        _, (x, y) = next(stream)
+        moments = [time.perf_counter()]
+        for _ in range(_SMALLER_STEPS):
+            training.step(x[:size], y[:size])
+            synchronize(training.device)
+            moments.append(time.perf_counter())
+        warm = Warmup(
+            warm.steps + _SMALLER_STEPS,
+            warm.time_s + moments[-1] - moments[0],
+            warm.first_s + moments[1] - moments[0],
+            warm.steady,
+        )
+    return warm
 
 
 def start_over(training: Training, batches: Batches, case: Case) -> None:
@@ -320,9 +343,8 @@ def start_over(training: Training, batches: Batches, case: Case) -> None:
         gc.collect()
         torch.cuda.empty_cache()
         x, y = next(batches.epoch(1, steps=1))
-        for size in (case.batch_size, len(batches.labels) % case.batch_size):
-            if size:
-                training.step(x[:size], y[:size])
+        for size in _measured_shapes(case, batches):
+            training.step(x[:size], y[:size])
         del x, y
     training.reset()
     _seed(case.seed)

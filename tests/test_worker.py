@@ -19,7 +19,18 @@ from bench.errors import UsageError
 from bench.messages import Message, PhaseEntered, StepTaken, decode
 from bench.precision import Proof
 from bench.record import Measurement, Status, Step
-from bench.worker import Channel, Findings, Reporter, _forgiven, conclude, count_flop, measure
+from bench.worker import (
+    Channel,
+    Findings,
+    Reporter,
+    _forgiven,
+    conclude,
+    count_flop,
+    measure,
+    set_up,
+    start_over,
+    warm_up_shapes,
+)
 
 TINY = f"{__name__}:tiny"
 CASE = Case(model=TINY, dataset="synthetic", device="cpu", batch_size=512, fraction=0.1)
@@ -95,9 +106,42 @@ def test_a_fraction_is_extrapolated(data: DatasetInfo) -> None:
     assert m.measured_steps == len(steps) == math.ceil(0.1 * 98)
     assert m.steps_per_epoch == 98
     assert m.measured_images == 10 * 512
+    assert m.epoch_time_low_s is not None
+    assert m.epoch_time_high_s is not None
+    assert m.measured_time_s <= m.epoch_time_low_s <= m.epoch_time_s <= m.epoch_time_high_s
+    times = [step.time_s for step in steps]
+    assert m.step_time_first_s == pytest.approx(sum(times[:3]) / 3)
+    assert m.step_time_last_s == pytest.approx(sum(times[-3:]) / 3)
+    assert m.warmup_steps <= 1 + 10, "as many as are measured, and the first"
+    assert 0 < m.first_steps_time_s < m.warmup_time_s
     assert m.measured_time_s is not None
     assert m.epoch_time_s is not None
     assert 5 * m.measured_time_s < m.epoch_time_s < 20 * m.measured_time_s
+
+
+def test_too_short_for_an_interval_says_what_to_do(data: DatasetInfo) -> None:
+    m, _, missing = run(replace(CASE, fraction=0.01), data)
+    assert m.epoch_time_s is not None
+    assert m.epoch_time_low_s is None
+    assert missing["epoch_time_low_s"] == "1 steps are too few for an interval; raise --fraction"
+
+
+def shapes(case: Case, data: DatasetInfo) -> list[int]:
+    """The batch sizes of each step that the case takes before its epoch."""
+    _, batches, training = set_up(case, data.folder)
+    seen: list[int] = []
+    training.model.register_forward_hook(lambda module, args, out: seen.append(len(args[0])))
+    warm = warm_up_shapes(training, batches, case, lambda step, loss: None)
+    assert warm.steps == len(seen)
+    start_over(training, batches, case)
+    return seen
+
+
+def test_the_smaller_batch_is_warmed_only_where_it_is_measured(data: DatasetInfo) -> None:
+    rest = 50_000 % 512
+    assert shapes(CASE, data).count(rest) == 0
+    assert shapes(replace(CASE, fraction=0.99), data).count(rest) == 3  # rounded up to the whole
+    assert set(shapes(replace(CASE, batch_size=500, fraction=1.0), data)) == {500}
 
 
 def test_warm_up_leaves_no_trace(data: DatasetInfo, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,9 +149,10 @@ def test_warm_up_leaves_no_trace(data: DatasetInfo, monkeypatch: pytest.MonkeyPa
     import bench.timing
 
     _, short, _ = run(CASE, data)
-    monkeypatch.setattr(bench.timing, "STEADY", -1.0)  # never steady: warm-up runs to its cap
+    # never steady: warm-up runs to its budget
+    monkeypatch.setattr(bench.timing.Slope, "within", lambda self, share, seconds: False)
     m, long, _ = run(CASE, data)
-    assert m.warmup_steady is False
+    assert m.warmup_steps == 1 + 10
     assert [step.loss for step in short] == [step.loss for step in long]
 
 
@@ -173,7 +218,7 @@ def test_a_shared_cpu_is_noted(data: DatasetInfo, monkeypatch: pytest.MonkeyPatc
     readings = iter([(10.0, 5.0, 100.0), (29.0, 14.0, 110.0)])
     monkeypatch.setattr(_OtherWork, "_read", staticmethod(lambda: next(readings)))
     m, _, _ = run(CASE, data)
-    assert "the CPU was shared: others used 1.00 cores during the epoch" in (m.notes or "")
+    assert m.other_cores == pytest.approx(1.0)
 
 
 def uncountable() -> nn.Module:
