@@ -25,13 +25,18 @@ def _union(seen: Sequence[tuple[str, ...]]) -> str:
     return "; ".join(dict.fromkeys(name for names in seen for name in names))
 
 
+Part = Literal["whole", "first", "last"]
+"""Of a phase: all of it, or its first or last quarter by time."""
+
+
 @dataclass(frozen=True)
 class _Column:
-    """A column that is one quantity over one phase."""
+    """A column that is one quantity over one phase, or a quarter of it."""
 
     quantity: str
     phase: Phase
     reduce: Callable[[Any], Any]
+    part: Part = "whole"
 
 
 _COLUMNS = {
@@ -42,8 +47,12 @@ _COLUMNS = {
     "baseline_device_bytes": _Column("device_bytes", "baseline", lambda values: values[0]),
     "power_limit_w": _Column("power_limit_w", "epoch", min),
     "sm_clock_mhz": _Column("sm_clock_mhz", "epoch", median),
+    "sm_clock_first_mhz": _Column("sm_clock_mhz", "epoch", median, "first"),
+    "sm_clock_last_mhz": _Column("sm_clock_mhz", "epoch", median, "last"),
     "memory_clock_mhz": _Column("memory_clock_mhz", "epoch", median),
     "temperature_c": _Column("temperature_c", "epoch", max),
+    "temperature_first_c": _Column("temperature_c", "epoch", median, "first"),
+    "temperature_last_c": _Column("temperature_c", "epoch", median, "last"),
     "throttle_before": _Column("throttle", "baseline", _union),
     "throttle_during": _Column("throttle", "epoch", _union),
     "throttle_after": _Column("throttle", "evaluation", _union),
@@ -94,9 +103,20 @@ class _Window:
     def all(self) -> list[Reading]:
         return [self.opened, *self.readings] if self.opened else self.readings
 
-    def values(self, quantity: str) -> list[Any]:
+    def quarter(self, part: Part) -> list[Reading]:
+        """The readings of a quarter of the time between the first reading and the last."""
+        readings = self.all
+        if part == "whole" or not readings:
+            return readings
+        start, end = readings[0].time_ns, readings[-1].time_ns
+        bound = (end - start) / 4
+        if part == "first":
+            return [r for r in readings if r.time_ns - start <= bound]
+        return [r for r in readings if end - r.time_ns <= bound]
+
+    def values(self, quantity: str, part: Part = "whole") -> list[Any]:
         # memory at the opening edge is still what the phase before left behind
-        readings = self.readings if quantity in _MEMORY else self.all
+        readings = self.readings if quantity in _MEMORY else self.quarter(part)
         values = [v for r in readings if (v := getattr(r, quantity)) is not None]
         return [*values, self.peaks[quantity]] if quantity in self.peaks else values
 
@@ -169,7 +189,7 @@ class Monitor:
         if self._fault:
             seen.notes.append(f"sampling stopped early: {self._fault}")
         for name, column in _COLUMNS.items():
-            values = self._windows[column.phase].values(column.quantity)
+            values = self._windows[column.phase].values(column.quantity, column.part)
             if values:
                 seen.values[name] = column.reduce(values)
             else:

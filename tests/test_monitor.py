@@ -40,6 +40,11 @@ def epoch_only(**change):
     return lambda row: row | change if 10e9 < row["time_ns"] < 20e9 else row
 
 
+def epoch_edit(change):
+    """An edit of the readings within the epoch and at its ends, from their time in ns."""
+    return lambda row: row | change(row["time_ns"]) if 10e9 <= row["time_ns"] <= 20e9 else row
+
+
 def test_every_column_is_a_field_of_a_measurement():
     assert set(COLUMNS) < {f.name for f in fields(Measurement)}
 
@@ -57,12 +62,19 @@ def test_a_healthy_epoch():
         "mean_power_w": 250.0,
         "power_limit_w": 280.0,
         "sm_clock_mhz": 1770,
+        "sm_clock_first_mhz": 1770,
+        "sm_clock_last_mhz": 1762.5,
         "memory_clock_mhz": 7000,
         "temperature_c": 74,
+        "temperature_first_c": 70,
+        "temperature_last_c": 71.5,
         "throttle_before": "",
         "throttle_during": "",
         "throttle_after": "",
         "neighbours": "",
+        "neighbours_computing": 0,
+        "neighbours_drawing": 0,
+        "neighbours_late": 0,
     }
     assert (seen.missing, seen.notes, seen.verdict) == ({}, [], "")
 
@@ -162,7 +174,8 @@ def test_a_desktop_is_only_noted():
 
 def test_neighbours_nobody_can_list_are_unknown():
     seen = replay("healthy", lambda row: row | {"others": None})
-    assert seen.missing == {"neighbours": "not read during baseline"}
+    assert seen.missing.keys() == {c for c in COLUMNS if c.startswith("neighbours")}
+    assert set(seen.missing.values()) == {"not read during baseline"}
 
 
 def test_thermal_throttling_in_the_middle():
@@ -247,6 +260,23 @@ def test_a_phase_is_entered_once():
         monitor.enter("epoch")
         with pytest.raises(ValueError, match="second time"):
             monitor.enter("epoch")
+
+
+def test_a_card_that_warms_up_within_the_epoch_shows_in_its_quarters():
+    """Of 10 s, by time: a quarter has as many readings as the sampler got to make in it."""
+    clocks = {10e9: 1900, 12.5e9: 1880, 15e9: 1840, 17.5e9: 1800, 20e9: 1790}
+    edit = epoch_edit(lambda ns: {"sm_clock_mhz": clocks[ns], "temperature_c": ns / 2e8})
+    seen = replay("healthy", edit)
+    assert seen.values["sm_clock_first_mhz"] == 1890
+    assert seen.values["sm_clock_last_mhz"] == 1795
+    assert seen.values["temperature_first_c"] == 56.25
+    assert seen.values["temperature_last_c"] == 93.75
+
+
+def test_a_quarter_without_a_clock_is_missing_alone():
+    seen = replay("healthy", epoch_edit(lambda ns: {"sm_clock_mhz": None} if ns < 13e9 else {}))
+    assert seen.missing == {"sm_clock_first_mhz": "not read during epoch"}
+    assert seen.values["sm_clock_last_mhz"] == 1762.5
 
 
 def test_an_unseen_card_gives_its_reason_for_every_column():
