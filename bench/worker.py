@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
     from bench.data import Dataset
     from bench.data.batches import Batches
+    from bench.proof import Contradiction
     from bench.timing import Warmup
     from bench.train import Epoch, Training
 
@@ -120,12 +121,12 @@ def _memory_in_use(cuda: bool) -> int:
 
 @dataclass
 class Findings:
-    """What a worker found: the measurement, the epoch's steps, why columns are empty, doubts."""
+    """What a worker found: measurement, steps, why columns are empty, what belies its label."""
 
     measurement: Measurement = field(default_factory=Measurement)
     steps: list[Step] = field(default_factory=list)
     missing: dict[str, str] = field(default_factory=dict)
-    doubts: list[str] = field(default_factory=list)
+    contradiction: Contradiction | None = None
 
 
 def measure(case: Case, folder: str, channel: Channel, started: float) -> Findings:
@@ -137,6 +138,7 @@ def measure(case: Case, folder: str, channel: Channel, started: float) -> Findin
     """
     import torch
 
+    from bench.precision import read_flags
     from bench.timing import StepClock, synchronize
     from bench.train import train_epoch
 
@@ -175,11 +177,22 @@ def measure(case: Case, folder: str, channel: Channel, started: float) -> Findin
     if case.evaluate:
         with _forgiven(found, "test_loss", "test_accuracy", "eval_time_s"):
             _evaluate(training, data, case, found)
-    with _forgiven(found, "arithmetic", "conv_error", "matmul_error"):
-        _prove(case, device, found)
+    m.flags = " ".join(f"{name}={value}" for name, value in read_flags().items())
+    with _forgiven(found, *_PROVEN):
+        _prove(training, batches, case, found)
     with _forgiven(found, "flop_per_image"):
         m.flop_per_image = count_flop(case.model)
     return found
+
+
+_PROVEN = (
+    "arithmetic",
+    "proof_layer",
+    "conv_error",
+    "input_grad_error",
+    "weight_grad_error",
+    "matmul_error",
+)
 
 
 @contextmanager
@@ -233,16 +246,26 @@ def _describe_learning(found: Findings, case: Case, epoch: Epoch, training: Trai
     m.train_loss, m.train_accuracy = _finite(total / images), sum(epoch.correct) / images
 
 
-def _prove(case: Case, device: torch.device, found: Findings) -> None:
-    from bench.precision import PRECISIONS, prove, read_flags
+def _prove(training: Training, batches: Batches, case: Case, found: Findings) -> None:
+    from bench.proof import Setting, prove
 
-    m, precision = found.measurement, PRECISIONS[case.precision]
-    m.flags = " ".join(f"{name}={value}" for name, value in read_flags().items())
-    proof = prove(precision, device)
-    m.arithmetic = proof.conv if proof.conv == proof.matmul else f"{proof.conv}/{proof.matmul}"
-    m.conv_error, m.matmul_error = proof.conv_error, proof.matmul_error
-    if reason := proof.contradicts(precision):
-        found.doubts.append(reason)
+    m, precision = found.measurement, training.precision
+    images = next(batches.evaluation(batch_size=2))[0]
+    setting = Setting(
+        precision, training.device, case.batch_size, training.memory_format, case.compile
+    )
+    proof = prove(setting, training.model, images)
+    m.arithmetic = proof.arithmetic
+    m.proof_layer = "; ".join(str(p.layer) for p in proof.layers)
+    # of two layers the larger error: it is the one to look at
+    m.conv_error = _finite(max(p.forward.error for p in proof.layers))
+    m.input_grad_error = _finite(max(p.input_grad.error for p in proof.layers))
+    m.weight_grad_error = _finite(max(p.weight_grad.error for p in proof.layers))
+    m.matmul_error = _finite(proof.matmul.error)
+    found.contradiction = proof.contradicts(precision)
+    if found.contradiction is None:
+        for remark in proof.remarks(precision):
+            _note(found, remark)
 
 
 def set_up(case: Case, folder: str) -> tuple[Dataset, Batches, Training]:
@@ -496,12 +519,12 @@ def _die_with_parent(parent: int) -> None:
 
 def conclude(found: Findings) -> tuple[Status, str]:
     """The outcome of a measured case and its reason: not to be believed comes before diverged."""
-    m, reasons = found.measurement, list(found.doubts)
+    m, reasons = found.measurement, [str(found.contradiction)] if found.contradiction else []
     if m.first_bad_step is not None:
         where = f"step {m.first_bad_step} of {m.measured_steps}"
         reasons.append(f"the loss was inf or NaN from {where}")
     status = Status.DIVERGED if reasons else Status.OK
-    return (Status.INVALID if found.doubts else status), "; ".join(reasons)
+    return (Status.INVALID if found.contradiction else status), "; ".join(reasons)
 
 
 def _report_failure(channel: Channel, case: Case, error: BaseException) -> None:

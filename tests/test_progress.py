@@ -57,8 +57,7 @@ def test_lines_name_every_axis_that_varies(capsys: pytest.CaptureFixture[str]) -
         for case in cases:
             display.begin(case, 1, False)
             display._due = 0.0  # as if the time for a plain line had come
-            step = {"event": "step", "phase": "epoch", "step": 3, "steps": 20, "loss": 2.25}
-            display.show({**step, "memory_bytes": 2**30})
+            display.show(StepTaken("epoch", step=3, total=20, loss=2.25, memory_bytes=2**30))
             display.end(record())
     lines = [line.strip().partition(": ")[0] for line in capsys.readouterr().err.splitlines()]
     common = "fp16 · loss scale 128 · batch size 512"

@@ -17,7 +17,7 @@ from bench.case import Case
 from bench.data import DatasetInfo, prepare
 from bench.errors import UsageError
 from bench.messages import Message, PhaseEntered, StepTaken, decode
-from bench.precision import Proof
+from bench.proof import DENSE, Arithmetic, Finding, LayerProof, Proof
 from bench.record import Measurement, Status, Step
 from bench.worker import (
     Channel,
@@ -95,6 +95,10 @@ def test_a_whole_epoch(data: DatasetInfo) -> None:
     assert m.warmup_time_s is not None
     assert m.flop_per_image
     assert m.arithmetic == "float32"
+    assert m.proof_layer == "3×3 convolution, 3 to 8 channels, on 32×32"
+    assert 0 < m.conv_error < 1e-5
+    assert 0 < m.input_grad_error < 1e-5
+    assert 0 < m.weight_grad_error < 1e-5
     assert "conv=ieee" in (m.flags or "")
     assert m.first_bad_step is None
     assert missing["peak_allocated_bytes"] == "torch keeps no account of CPU memory"
@@ -173,19 +177,48 @@ def test_uncountable_models_are_no_loss() -> None:
 
 def test_a_false_label_is_invalid(data: DatasetInfo, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a card whose convolutions ran in TF32 under an fp32 label, and diverged besides."""
-    tf32 = Proof("tfloat32", 3e-4, "float32", 2e-7)
-    monkeypatch.setattr("bench.precision.prove", lambda *_: tf32)
+    tf32 = Finding("a convolution", Arithmetic.TFLOAT32, 3e-4)
+    matmul = Finding("a matmul", Arithmetic.FLOAT32, 2e-7)
+    proof = Proof((LayerProof(DENSE, tf32, tf32, tf32),), matmul)
+    monkeypatch.setattr("bench.proof.prove", lambda *_: proof)
     found = measure(CASE, data.folder, Channel(), time.monotonic())
     status, reason = conclude(found)
     assert status is Status.INVALID
-    assert reason.startswith("labelled fp32, but the convolution ran in tfloat32")
+    assert reason.startswith("labelled fp32, but a convolution: tfloat32 (error 3.0e-04); ")
     assert found.measurement.arithmetic == "tfloat32/float32"
     found.measurement.first_bad_step = 3
     assert conclude(found)[0] is Status.INVALID
     assert conclude(found)[1].endswith("the loss was inf or NaN from step 3 of 10")
-    found.doubts.clear()
+    found.contradiction = None
     assert conclude(found) == (Status.DIVERGED, "the loss was inf or NaN from step 3 of 10")
     assert conclude(Findings()) == (Status.OK, "")
+
+
+def test_a_failing_proof_keeps_the_flags_and_the_epoch(
+    data: DatasetInfo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("no such kernel")
+
+    monkeypatch.setattr("bench.proof.prove", fail)
+    found = measure(CASE, data.folder, Channel(), time.monotonic())
+    assert conclude(found) == (Status.OK, "")
+    assert "conv=ieee" in (found.measurement.flags or "")
+    for column in ("arithmetic", "proof_layer", "conv_error", "weight_grad_error"):
+        assert getattr(found.measurement, column) is None
+        assert found.missing[column] == "RuntimeError: no such kernel"
+
+
+def test_an_unclear_proof_is_noted_and_the_row_stays_ok(
+    data: DatasetInfo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unclear = Finding("a convolution", Arithmetic.UNCLEAR, 5e-5)
+    proof = Proof((LayerProof(DENSE, unclear, unclear, unclear),), unclear)
+    monkeypatch.setattr("bench.proof.prove", lambda *_: proof)
+    found = measure(CASE, data.folder, Channel(), time.monotonic())
+    assert conclude(found) == (Status.OK, "")
+    assert found.measurement.arithmetic == "unclear"
+    assert "a convolution: unclear (error 5.0e-05)" in (found.measurement.notes or "")
 
 
 def test_a_failing_evaluation_keeps_the_epoch(

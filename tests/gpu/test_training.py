@@ -32,7 +32,9 @@ from bench.environment import Platform, probe
 from bench.executors import Job, Settings
 from bench.executors.subprocess import SubprocessExecutor
 from bench.gpu import open_device
-from bench.precision import PRECISIONS, prove, set_flags
+from bench.models import build_model
+from bench.precision import PRECISIONS, cast, set_flags
+from bench.proof import Setting, prove
 from bench.record import Outcome, Status
 from bench.timing import StepClock
 from bench.train import train_epoch
@@ -112,15 +114,21 @@ def test_no_step_waits_for_the_device(name: str, platform: Platform, data: Datas
 def test_proof(name: str, platform: Platform) -> None:
     skip_unless_native(platform, name)
     set_flags(PRECISIONS[name])
-    assert prove(PRECISIONS[name], torch.device("cuda")).contradicts(PRECISIONS[name]) == ""
+    precision, device = PRECISIONS[name], torch.device("cuda")
+    model = cast(build_model("dpn26"), precision).to(device)
+    proof = prove(Setting(precision, device, 512), model, torch.randn(2, 3, 32, 32, device=device))
+    print(*proof.findings, sep="\n")
+    assert proof.contradicts(precision) is None
 
 
 def test_tf32_left_on_under_an_fp32_label_is_caught(platform: Platform) -> None:
     skip_unless_native(platform, "tf32")
     set_flags(PRECISIONS["tf32"])
-    proof = prove(PRECISIONS["fp32"], torch.device("cuda"))
+    device = torch.device("cuda")
+    model, images = build_model("dpn26").to(device), torch.randn(2, 3, 32, 32, device=device)
+    proof = prove(Setting(PRECISIONS["fp32"], device, 512), model, images)
     set_flags(PRECISIONS["fp32"])
-    assert "labelled fp32" in proof.contradicts(PRECISIONS["fp32"])
+    assert "labelled fp32" in str(proof.contradicts(PRECISIONS["fp32"]))
 
 
 def test_a_tenth_extrapolates_to_the_whole(run) -> None:  # type: ignore[no-untyped-def]

@@ -1,0 +1,482 @@
+"""Which arithmetic a network's own layers ran in, seen from their error against float64.
+
+A flag says what may happen, an output's dtype what came out; only the error says what was computed.
+Probed are the network's most expensive convolution and its most expensive grouped one, forward and
+both gradients, in the shapes, memory format and compilation of the case; and a matmul.
+
+Where the bounds come from
+--------------------------
+Errors are relative: the norm of the difference over the norm of the exact result, for normally
+distributed inputs. With u = 2^-p for p significant bits, and mantissas m spread evenly on a
+logarithmic scale (so that E[m^2] = 3 / (2 ln 2)), rounding to nearest leaves
+
+    q(p) = u * sqrt(2 ln 2 / 9) = 0.392 u
+
+of a value's norm. Both factors of a product are rounded, errors of different products add like
+their products do, and an output stored in p bits is rounded once more:
+
+    inputs alone                       sqrt(2) q(p) = 0.555 u
+    inputs and output                  sqrt(3) q(p) = 0.680 u
+    inputs truncated, not rounded      1.46 u (most of it a common shrinking by 1.33 u)
+
+which is 2.7e-4 for TF32 (11 bits; 2.9e-4 simulated) and 7.1e-4 truncated (7.7e-4), 3.3e-4 for
+fp16 (11 bits; 3.6e-4), 2.7e-3 for bf16 (8 bits; 2.9e-3). Where n partial sums are rounded as well,
+each to p bits, that is q(p) * sqrt(3 + n / 2): of K products in fp16, n = K / 16 as tensor cores
+make them, 1.2e-3 for K = 1152 (1.3e-3); or up to 64 shorter ones, as where a gradient is summed
+over a kernel's taps or a batch's images. fp32 keeps 24 bits: 1e-7 to 1e-6 by K, and 2.4e-6 by
+Winograd F(4,3).
+
+Winograd multiplies transformed tiles (Lavin and Gray, arXiv:1509.09308): in fp16 their rounding
+costs a factor of 1.7 for F(2,3) and 9 for F(4,3), 6.1e-4 and 3.2e-3 as simulated. It is fp16
+arithmetic all the same; so are sums kept in fp16, which for F(2,3) may look alike. Both are then
+named.
+
+Each band reaches from a little below the least of its figures to a little above the largest. An
+error in no band is unclear, which contradicts no label.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from bench.precision import Precision, autocast
+
+
+class Arithmetic(StrEnum):
+    """What the inputs of a layer's products were rounded to."""
+
+    FLOAT32 = "float32"
+    TFLOAT32 = "tfloat32"
+    FLOAT16 = "float16"
+    BFLOAT16 = "bfloat16"
+    UNCLEAR = "unclear"
+    WRONG = "wrong"
+
+
+_BITS = {
+    Arithmetic.FLOAT32: 24,
+    Arithmetic.TFLOAT32: 11,
+    Arithmetic.FLOAT16: 11,
+    Arithmetic.BFLOAT16: 8,
+}
+"""Significant bits of each."""
+
+_WRONG = 0.05
+"""The relative error from which a result is no rounding of the right one."""
+
+
+@dataclass(frozen=True)
+class Band:
+    """Relative errors from ``low`` to ``high`` that ``arithmetic`` has, computed in one ``way``."""
+
+    arithmetic: Arithmetic
+    low: float
+    high: float
+    way: str = ""
+
+
+def _bands(dtype: torch.dtype, products: int, winograd: bool) -> list[Band]:
+    """The bands of a sum of so many ``products`` whose result is computed into ``dtype``."""
+    bf16 = Band(Arithmetic.BFLOAT16, 1.7e-3, 8e-3)
+    if dtype == torch.float32:
+        fp32, tf32 = Band(Arithmetic.FLOAT32, 0.0, 2e-5), Band(Arithmetic.TFLOAT32, 1.8e-4, 9.5e-4)
+        return [fp32, tf32, bf16]
+    if dtype == torch.bfloat16:
+        return [bf16]
+    if dtype != torch.float16:
+        return []
+    partial_sums = max(products / 16, min(products, 64))
+    summed = 0.392 * 2**-11 * math.sqrt(3 + partial_sums / 2)
+    bands = [
+        Band(Arithmetic.FLOAT16, 1.8e-4, 5e-4),
+        Band(Arithmetic.FLOAT16, 5e-4, 1.25 * summed, "sums in float16"),
+    ]
+    if winograd:
+        bands += [
+            Band(Arithmetic.FLOAT16, 5.2e-4, 7.5e-4, "Winograd F(2,3)"),
+            Band(Arithmetic.FLOAT16, 2.2e-3, 4.5e-3, "Winograd F(4,3)"),
+        ]
+    return bands
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What one operation ran in. ``ways`` are more than one where its error fits several."""
+
+    operation: str
+    arithmetic: Arithmetic
+    error: float
+    ways: tuple[str, ...] = ()
+
+    @property
+    def bits(self) -> int | None:
+        """Significant bits of its inputs; None where its arithmetic is not known."""
+        return _BITS.get(self.arithmetic)
+
+    def __str__(self) -> str:
+        """One line: what, in which arithmetic, by how much off."""
+        way = f" with {' or '.join(self.ways)}" if self.ways else ""
+        return f"{self.operation}: {self.arithmetic}{way} (error {self.error:.1e})"
+
+
+def name_arithmetic(
+    operation: str, error: float, dtype: torch.dtype, products: int, winograd: bool = False
+) -> Finding:
+    """Name the arithmetic from an operation's relative error.
+
+    Args:
+        operation: what it is called in a note.
+        error: the norm of the difference to float64 over the norm of the exact result.
+        dtype: what the layer's forward pass put out. Of a gradient as well: autocast hands it out
+            in its parameter's float32 after computing it in half, so its own dtype says nothing.
+        products: how many products one element of the result sums.
+        winograd: whether the layer is one that Winograd's algorithm can compute.
+    """
+    if not error < _WRONG:  # NaN too
+        return Finding(operation, Arithmetic.WRONG, error)
+    fits = [b for b in _bands(dtype, products, winograd) if b.low <= error <= b.high]
+    plain = [b for b in fits if not b.way]
+    if plain:
+        return Finding(operation, plain[0].arithmetic, error)
+    if fits:
+        return Finding(operation, fits[0].arithmetic, error, tuple(b.way for b in fits))
+    return Finding(operation, Arithmetic.UNCLEAR, error)
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A convolution or linear layer of a network, as one of its forward passes called it.
+
+    ``image`` is the input's shape and ``out`` the output's, without the batch; ``batch`` how many
+    such inputs one image of the dataset makes. A linear layer has no ``stride``.
+    """
+
+    image: tuple[int, ...]
+    weight: tuple[int, ...]
+    out: tuple[int, ...]
+    stride: tuple[int, ...] = ()
+    padding: tuple[int, ...] = ()
+    dilation: tuple[int, ...] = ()
+    groups: int = 1
+    transposed: bool = False
+    output_padding: tuple[int, ...] = ()
+    batch: int = 1
+
+    @property
+    def linear(self) -> bool:
+        """Whether it is a linear layer."""
+        return not self.stride
+
+    @property
+    def kernel(self) -> tuple[int, ...]:
+        """The kernel's size; empty for a linear layer."""
+        return self.weight[2:]
+
+    @property
+    def flop(self) -> int:
+        """FLOP of the forward pass of one input; each gradient takes as many."""
+        elements = self.image if self.transposed else self.out
+        return 2 * math.prod(elements) * math.prod(self.weight[1:])
+
+    @property
+    def products(self) -> tuple[int, int, int]:
+        """Products an element sums: forward, input gradient, weight gradient of one input."""
+        ahead = math.prod(self.weight[1:])
+        back = self.weight[0] // self.groups * math.prod(self.kernel)
+        places = (self.image if self.transposed else self.out)[1:]
+        return (back, ahead, math.prod(places)) if self.transposed else (
+            ahead, back, math.prod(places)
+        )  # fmt: skip
+
+    @property
+    def winograd(self) -> bool:
+        """Whether Winograd's algorithm can compute it: 3x3, one pixel at a time."""
+        steps = {*self.stride, *self.dilation}
+        return self.kernel == (3, 3) and steps == {1} and not self.transposed
+
+    def __str__(self) -> str:
+        """Such as ``3×3 convolution, 256 to 256 channels, 32 groups, on 16×16``."""
+        if self.linear:
+            return f"linear layer, {self.weight[1]} to {self.weight[0]} features"
+        size, on = ("×".join(map(str, sides)) for sides in (self.kernel, self.image[1:]))
+        into, out = self.image[0], self.out[0]
+        kind = "transposed convolution" if self.transposed else "convolution"
+        grouped = f", {self.groups} groups" if self.groups > 1 else ""
+        return f"{size} {kind}, {into} to {out} channels{grouped}, on {on}"
+
+    def compute(self, x: Tensor, weight: Tensor) -> Tensor:
+        """Run it on ``x`` (N, *image) and ``weight``; (N, *out)."""
+        if self.linear:
+            return F.linear(x, weight)
+        name = f"conv{'_transpose' if self.transposed else ''}{len(self.stride)}d"
+        convolve: Callable[..., Tensor] = getattr(F, name)
+        if self.transposed:
+            extra = (self.output_padding, self.groups, self.dilation)
+            return convolve(x, weight, None, self.stride, self.padding, *extra)
+        return convolve(x, weight, None, self.stride, self.padding, self.dilation, self.groups)
+
+
+DENSE = Layer((128, 16, 16), (128, 128, 3, 3), (128, 16, 16), (1, 1), (1, 1), (1, 1))
+"""Large enough that cuDNN takes the tensor cores where it may."""
+
+_LOOKED = 2  # images: BatchNorm needs more than one
+
+
+class _Recorder(TorchDispatchMode):
+    """Notes each convolution and matmul of a forward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers: set[Layer] = set()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if func is torch.ops.aten.convolution.default:
+            x, w, _, stride, padding, dilation, transposed, output_padding, groups = args
+            n = len(stride)
+            if x.dim() == n + 2:
+                sizes = [tuple(s * n if len(s) == 1 else s) for s in (stride, padding, dilation)]
+                self.layers.add(
+                    Layer(
+                        image=tuple(x.shape[1:]),
+                        weight=tuple(w.shape),
+                        out=tuple(out.shape[1:]),
+                        stride=sizes[0],
+                        padding=sizes[1],
+                        dilation=sizes[2],
+                        groups=groups,
+                        transposed=transposed,
+                        output_padding=tuple(output_padding),
+                        batch=max(1, len(x) // _LOOKED),
+                    )
+                )
+        elif func in (torch.ops.aten.mm.default, torch.ops.aten.addmm.default):
+            x, w = args[-2:]
+            into, features = w.shape
+            batch = max(1, len(x) // _LOOKED)
+            self.layers.add(Layer((into,), (features, into), (features,), batch=batch))
+        return out
+
+
+def find_layers(model: nn.Module, images: Tensor, precision: Precision) -> list[Layer]:
+    """The layers to probe: the most expensive convolution, and grouped one if that is another.
+
+    Where there is no convolution, the largest linear layer; or nothing.
+
+    Args:
+        images: (N, 3, 32, 32), float32, at least two, on the model's device. The first two go
+            through the model, as in training, without gradients.
+    """
+    x = images[:_LOOKED].to(getattr(torch, precision.weights))
+    with torch.no_grad(), _Recorder() as seen, autocast(precision, images.device):
+        model(x)
+    convolutions = [layer for layer in seen.layers if not layer.linear]
+    grouped = [layer for layer in convolutions if layer.groups > 1]
+    chosen = [_most_expensive(layers) for layers in (convolutions or seen.layers, grouped)]
+    return list(dict.fromkeys(layer for layer in chosen if layer))
+
+
+def _most_expensive(layers: Sequence[Layer] | set[Layer]) -> Layer | None:
+    return max(layers, key=lambda layer: (layer.flop * layer.batch, str(layer)), default=None)
+
+
+@dataclass(frozen=True)
+class LayerProof:
+    """What a layer's forward pass and both gradients ran in."""
+
+    layer: Layer
+    forward: Finding
+    input_grad: Finding
+    weight_grad: Finding
+
+    @property
+    def findings(self) -> tuple[Finding, Finding, Finding]:
+        """All three."""
+        return self.forward, self.input_grad, self.weight_grad
+
+
+@dataclass(frozen=True)
+class Contradiction:
+    """A label that is not true of what ran, and the findings that say so."""
+
+    precision: str
+    findings: tuple[Finding, ...]
+
+    def __str__(self) -> str:
+        """One line."""
+        return f"labelled {self.precision}, but {'; '.join(map(str, self.findings))}"
+
+
+@dataclass(frozen=True)
+class Proof:
+    """What was found of a network's layers and of a matmul.
+
+    ``dense`` is a convolution that has a kernel for every arithmetic, where it was needed to tell
+    a layer that has none from a flag that is off. ``notes`` says what could not be probed as the
+    case runs.
+    """
+
+    layers: tuple[LayerProof, ...]
+    matmul: Finding
+    dense: Finding | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """All of them, the most expensive layer's forward pass first, the matmul last."""
+        return (*(f for proof in self.layers for f in proof.findings), self.matmul)
+
+    @property
+    def arithmetic(self) -> str:
+        """Each arithmetic that was found, in that order: ``float16``, or ``tfloat32/float32``."""
+        return "/".join(dict.fromkeys(f.arithmetic for f in self.findings))
+
+    def contradicts(self, precision: Precision) -> Contradiction | None:
+        """What ran that ``precision`` does not allow; None where its label is true.
+
+        Nothing may be coarser than the label. A layer may be finer: not every shape has a kernel
+        in TF32. But then a dense convolution that has one must run as labelled; else the flag
+        is off. What is unclear contradicts nothing.
+        """
+        wanted = Arithmetic(precision.arithmetic)
+        against = [f for f in self.findings if f.arithmetic is Arithmetic.WRONG]
+        against += [f for f in self.findings if f.bits is not None and f.bits < _BITS[wanted]]
+        if self.dense and self.dense.arithmetic not in (wanted, Arithmetic.UNCLEAR):
+            against.append(self.dense)
+        return Contradiction(precision.name, tuple(against)) if against else None
+
+    def remarks(self, precision: Precision) -> list[str]:
+        """What a reader should know although it contradicts nothing."""
+        odd = [f for f in self.findings if f.arithmetic != precision.arithmetic or f.ways]
+        return [*self.notes, *map(str, odd)]
+
+
+_FLOP = {"cuda": 1.5e12, "cpu": 1e9}
+"""Of one probe at most: 0.3 s on a card at 5 TFLOP/s, and less on a CPU at 10 GFLOP/s."""
+
+_EXACT_FLOP = 2e9  # of the float64 reference, on a CPU
+_EXACT_IMAGES = 8
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How a case runs its layers."""
+
+    precision: Precision
+    device: torch.device
+    batch_size: int
+    memory_format: torch.memory_format = torch.contiguous_format
+    compile: bool = False
+
+
+def prove(setting: Setting, model: nn.Module, images: Tensor) -> Proof:
+    """Probe ``model``'s layers and a matmul as ``setting`` runs them.
+
+    Args:
+        model: the network as it was trained, on the device.
+        images: (N, 3, 32, 32), float32, at least two, on the device.
+    """
+    notes: list[str] = []
+    layers: list[Layer] = []
+    try:
+        layers = find_layers(model, images, setting.precision)
+    except Exception as error:  # a model for whom two images are too few is probed all the same
+        notes.append(f"the network's layers could not be listed: {_first_line(error)}")
+    proofs = tuple(probe(layer, setting, notes) for layer in layers or [DENSE])
+    wanted = Arithmetic(setting.precision.arithmetic)
+    dense = None
+    if any(p.forward.arithmetic not in (wanted, Arithmetic.UNCLEAR) for p in proofs):
+        dense = probe(DENSE, setting, notes).forward
+    return Proof(proofs, _multiply(setting), dense, tuple(dict.fromkeys(notes)))
+
+
+def probe(layer: Layer, setting: Setting, notes: list[str]) -> LayerProof:
+    """Run a layer forward and backward at the case's batch, and look at its first images' errors.
+
+    Images do not mix in a forward pass and an input gradient; for the weight gradient, the
+    gradient behind all other images is zero. So float64 computes those few alone, on the CPU.
+    Why a compilation failed is added to ``notes``, and the layer is run without.
+    """
+    device, dtype = setting.device, getattr(torch, setting.precision.weights)
+    cost = 3 * layer.flop
+    exact = int(max(1, min(_EXACT_IMAGES, setting.batch_size, _EXACT_FLOP // cost)))
+    batch = layer.batch * setting.batch_size
+    batch = int(max(exact, min(batch, _FLOP[device.type] // cost)))
+
+    rng = torch.Generator().manual_seed(0)
+    x, weight, grad = (
+        torch.randn(shape, generator=rng)
+        for shape in ((exact, *layer.image), layer.weight, (exact, *layer.out))
+    )
+
+    def ready(tensor: Tensor) -> Tensor:
+        memory_format = setting.memory_format if tensor.dim() == 4 else torch.contiguous_format
+        placed = tensor.to(device, dtype).contiguous(memory_format=memory_format)
+        return placed.requires_grad_()
+
+    many = x.repeat(-(-batch // exact), *[1] * len(layer.image))[:batch]
+
+    def run(compute: Callable[[Tensor, Tensor], Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        a, w = ready(many), ready(weight)
+        with autocast(setting.precision, device):
+            out = compute(a, w)
+        behind = torch.zeros_like(out)
+        behind[:exact] = grad.to(out)
+        a_grad, w_grad = torch.autograd.grad(out, (a, w), behind)
+        return out.detach(), a_grad, w_grad
+
+    try:
+        got = run(torch.compile(layer.compute, dynamic=False) if setting.compile else layer.compute)
+    except Exception as error:
+        if not setting.compile:
+            raise
+        notes.append(f"the probe could not be compiled and ran without: {_first_line(error)}")
+        got = run(layer.compute)
+    a, w = x.double().requires_grad_(), weight.double().requires_grad_()
+    out = layer.compute(a, w)
+    right = (out.detach(), *torch.autograd.grad(out, (a, w), grad.double()))
+    ahead, back, places = layer.products
+    forward, input_grad, weight_grad = (
+        name_arithmetic(operation, error, got[0].dtype, products, layer.winograd)
+        for operation, error, products in zip(
+            (str(layer), f"input gradient of the {layer}", f"weight gradient of the {layer}"),
+            (
+                _error(got[0][:exact], right[0]),
+                _error(got[1][:exact], right[1]),
+                _error(got[2], right[2]),
+            ),
+            (ahead, back, exact * places),
+            strict=True,
+        )
+    )
+    return LayerProof(layer, forward, input_grad, weight_grad)
+
+
+def _multiply(setting: Setting) -> Finding:
+    rng = torch.Generator().manual_seed(0)
+    a, b = torch.randn(256, 512, generator=rng), torch.randn(512, 256, generator=rng)
+    dtype = getattr(torch, setting.precision.weights)
+    with torch.no_grad(), autocast(setting.precision, setting.device):
+        out = a.to(setting.device, dtype) @ b.to(setting.device, dtype)
+    error = _error(out, a.double() @ b.double())
+    return name_arithmetic("matmul, 256×512 by 512×256", error, out.dtype, 512)
+
+
+def _error(got: Tensor, right: Tensor) -> float:
+    return float((got.double().cpu() - right).norm() / right.norm())
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines() or [""]
+    return f"{type(error).__name__}: {lines[0][:200]}"

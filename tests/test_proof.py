@@ -1,0 +1,412 @@
+"""The proof: what an error names, which layers are probed, what contradicts a label."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bench.models import build_model
+from bench.precision import PRECISIONS, Precision, autocast, cast, set_flags
+from bench.proof import (
+    DENSE,
+    Arithmetic,
+    Finding,
+    Layer,
+    LayerProof,
+    Proof,
+    Setting,
+    find_layers,
+    name_arithmetic,
+    prove,
+)
+
+CPU = torch.device("cpu")
+IMAGES = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(3))
+K = 128 * 9  # products of one element of DENSE
+
+
+@pytest.fixture(autouse=True)
+def flags() -> Iterator[None]:
+    set_flags(PRECISIONS["fp32"])
+    yield
+    set_flags(PRECISIONS["fp32"])
+
+
+# ------------------------------------------------- arithmetic, simulated in float64, and its name
+
+
+def rounded(x: Tensor, bits: int, truncate: bool = False) -> Tensor:
+    """To so many significant bits."""
+    mantissa, exponent = torch.frexp(x)
+    cut = torch.trunc if truncate else torch.round
+    return torch.ldexp(cut(mantissa * 2**bits) / 2**bits, exponent)
+
+
+def inputs() -> tuple[Tensor, Tensor]:
+    rng = torch.Generator().manual_seed(1)
+    x = torch.randn(2, 128, 16, 16, generator=rng, dtype=torch.float64)
+    return x, torch.randn(32, 128, 3, 3, generator=rng, dtype=torch.float64)
+
+
+def direct(bits: int, out_bits: int, truncate: bool = False) -> float:
+    x, w = inputs()
+    exact = F.conv2d(x, w, padding=1)
+    got = F.conv2d(rounded(x, bits, truncate), rounded(w, bits, truncate), padding=1)
+    return float((rounded(got, out_bits) - exact).norm() / exact.norm())
+
+
+def summed_in_fp16(chunk: int) -> float:
+    """Partial sums of so many products, each added to an fp16 total."""
+    x, w = inputs()
+    exact = F.conv2d(x, w, padding=1)
+    columns, rows = rounded(F.unfold(x, 3, padding=1), 11), rounded(w.flatten(1), 11)
+    total = torch.zeros_like(exact.flatten(2))
+    for i in range(0, K, chunk):
+        total = rounded(total + rows[:, i : i + chunk] @ columns[:, i : i + chunk], 11)
+    return float((total.view_as(exact) - exact).norm() / exact.norm())
+
+
+WINOGRAD = {  # output tile: transforms of input, filter and output (Lavin and Gray)
+    2: (
+        [[1, 0, -1, 0], [0, 1, 1, 0], [0, -1, 1, 0], [0, 1, 0, -1]],
+        [[1, 0, 0], [0.5, 0.5, 0.5], [0.5, -0.5, 0.5], [0, 0, 1]],
+        [[1, 1, 1, 0], [0, 1, -1, -1]],
+    ),
+    4: (
+        [
+            [4, 0, -5, 0, 1, 0],
+            [0, -4, -4, 1, 1, 0],
+            [0, 4, -4, -1, 1, 0],
+            [0, -2, -1, 2, 1, 0],
+            [0, 2, -1, -2, 1, 0],
+            [0, 4, 0, -5, 0, 1],
+        ],
+        [
+            [1 / 4, 0, 0],
+            [-1 / 6, -1 / 6, -1 / 6],
+            [-1 / 6, 1 / 6, -1 / 6],
+            [1 / 24, 1 / 12, 1 / 6],
+            [1 / 24, -1 / 12, 1 / 6],
+            [0, 0, 1],
+        ],
+        [[1, 1, 1, 1, 1, 0], [0, 1, -1, 2, -2, 0], [0, 1, 1, 4, 4, 0], [0, 1, -1, 8, -8, 1]],
+    ),
+}
+
+
+def winograd(tile: int, bits: int = 11) -> float:
+    """Inputs, transformed tiles and output rounded; products summed exactly."""
+    x, w = inputs()
+    exact = F.conv2d(x, w, padding=1)
+    b, g, a = (torch.tensor(m, dtype=torch.float64) for m in WINOGRAD[tile])
+    tiles = (
+        F.pad(rounded(x, bits), (1, 1, 1, 1)).unfold(2, tile + 2, tile).unfold(3, tile + 2, tile)
+    )
+    v = rounded(b @ tiles @ b.T, bits)
+    u = rounded(g @ rounded(w, bits) @ g.T, bits)
+    m = torch.einsum("ncxyij,kcij->nkxyij", v, u)
+    out = rounded(a @ m @ a.T, bits).permute(0, 1, 2, 4, 3, 5).reshape_as(exact)
+    return float((out - exact).norm() / exact.norm())
+
+
+HALF, FULL, BRAIN = torch.float16, torch.float32, torch.bfloat16
+
+
+@pytest.mark.parametrize(
+    ("error", "dtype", "arithmetic", "ways"),
+    [
+        (lambda: direct(24, 24), FULL, "float32", ()),
+        (lambda: winograd(4, bits=24), FULL, "float32", ()),
+        (lambda: direct(11, 24), FULL, "tfloat32", ()),
+        (lambda: direct(11, 24, truncate=True), FULL, "tfloat32", ()),
+        (lambda: direct(8, 24), FULL, "bfloat16", ()),
+        (lambda: direct(8, 8), BRAIN, "bfloat16", ()),
+        (lambda: direct(11, 11), HALF, "float16", ()),
+        (lambda: winograd(2), HALF, "float16", ("sums in float16", "Winograd F(2,3)")),
+        (lambda: winograd(4), HALF, "float16", ("Winograd F(4,3)",)),
+        (lambda: summed_in_fp16(16), HALF, "float16", ("sums in float16",)),
+    ],
+)
+def test_arithmetic_is_named_by_its_error(
+    error: Callable[[], float], dtype: torch.dtype, arithmetic: str, ways: tuple[str, ...]
+) -> None:
+    finding = name_arithmetic("it", error(), dtype, K, winograd=True)
+    assert (finding.arithmetic, finding.ways) == (arithmetic, ways), finding
+
+
+def test_the_figures_of_the_docstring() -> None:
+    """The bounds that it derives, against simulation: within a seventh."""
+    u11, u8 = 2**-11, 2**-8
+    for simulated, derived in (
+        (direct(11, 53), 0.555 * u11),
+        (direct(11, 11), 0.680 * u11),
+        (direct(8, 8), 0.680 * u8),
+        (direct(11, 53, truncate=True), 1.46 * u11),
+        (summed_in_fp16(16), 0.392 * u11 * math.sqrt(3 + K / 32)),
+    ):
+        assert simulated == pytest.approx(derived, rel=1 / 7)
+
+
+@pytest.mark.parametrize(
+    ("error", "dtype"),
+    [
+        (5e-5, FULL),  # between fp32 and TF32
+        (1.3e-3, FULL),  # between TF32 and bf16
+        (2e-2, FULL),
+        (1e-3, BRAIN),
+        (2e-2, BRAIN),
+        (1e-5, HALF),
+        (1.8e-3, HALF),  # between sums in fp16 and F(4,3)
+        (2e-2, HALF),
+        (1e-7, torch.float64),
+    ],
+)
+def test_between_two_bands_is_unclear(error: float, dtype: torch.dtype) -> None:
+    assert name_arithmetic("it", error, dtype, K, winograd=True).arithmetic == "unclear"
+
+
+@pytest.mark.parametrize("error", [0.06, 0.5, 1.0, math.inf, math.nan])
+@pytest.mark.parametrize("dtype", [FULL, HALF, BRAIN])
+def test_what_is_no_rounding_is_wrong(error: float, dtype: torch.dtype) -> None:
+    assert name_arithmetic("it", error, dtype, K).arithmetic == "wrong"
+
+
+def test_winograd_is_named_only_where_it_can_be() -> None:
+    finding = name_arithmetic("it", winograd(4), HALF, K, winograd=False)
+    assert finding.arithmetic == "unclear"
+    grouped = Layer((64, 8, 8), (64, 8, 3, 3), (64, 8, 8), (1, 1), (1, 1), (1, 1), 8)
+    assert DENSE.winograd
+    assert grouped.winograd
+    assert not replace(DENSE, stride=(2, 2)).winograd
+    assert not replace(DENSE, weight=(128, 128, 1, 1)).winograd
+
+
+# ---------------------------------------------------------------------- what contradicts a label
+
+
+def finding(arithmetic: str, error: float = 3e-4) -> Finding:
+    return Finding("it", Arithmetic(arithmetic), error)
+
+
+def proof(forward: str, grads: str = "", matmul: str = "", dense: str = "") -> Proof:
+    layer = LayerProof(DENSE, finding(forward), *[finding(grads or forward)] * 2)
+    known = finding(dense) if dense else None
+    return Proof((layer,), finding(matmul or forward), known)
+
+
+@pytest.mark.parametrize(
+    ("found", "label"),
+    [
+        (proof("tfloat32", matmul="float32"), "fp32"),  # the default of every torch so far
+        (proof("float32", matmul="tfloat32"), "fp32"),
+        (proof("float32", grads="tfloat32"), "fp32"),
+        (proof("float32", grads="bfloat16"), "tf32"),
+        (proof("float32", matmul="tfloat32", dense="float32"), "tf32"),  # its flag is off
+        (proof("float32", dense="float32"), "fp16-amp"),
+        (proof("tfloat32", dense="tfloat32"), "fp16"),
+        (proof("float16", grads="wrong"), "fp16"),
+    ],
+)
+def test_a_false_label_is_contradicted(found: Proof, label: str) -> None:
+    contradiction = found.contradicts(PRECISIONS[label])
+    assert contradiction
+    assert str(contradiction).startswith(f"labelled {label}, but it: ")
+
+
+@pytest.mark.parametrize(
+    ("found", "label", "arithmetic"),
+    [
+        (proof("tfloat32"), "tf32", "tfloat32"),
+        (proof("tfloat32", grads="float32"), "tf32", "tfloat32/float32"),  # finer is no lie,
+        (proof("float32", dense="tfloat32"), "tf32", "float32"),  # where no kernel takes the shape
+        (proof("float16", grads="unclear"), "fp16", "float16/unclear"),
+        (proof("unclear", matmul="float32", dense="unclear"), "fp32", "unclear/float32"),
+    ],
+)
+def test_a_true_or_unclear_label_is_not(found: Proof, label: str, arithmetic: str) -> None:
+    assert found.contradicts(PRECISIONS[label]) is None
+    assert found.arithmetic == arithmetic
+    remarks = found.remarks(PRECISIONS[label])
+    assert bool(remarks) == (arithmetic != PRECISIONS[label].arithmetic)
+    assert all("error 3.0e-04" in remark for remark in remarks)
+
+
+# ------------------------------------------------------------------------- real layers, on a CPU
+
+
+def prove_model(
+    model: nn.Module, name: str = "fp32", compile: bool = False, channels_last: bool = False
+) -> Proof:
+    memory = torch.channels_last if channels_last else torch.contiguous_format
+    precision = PRECISIONS[name]
+    setting = Setting(precision, CPU, 32, memory, compile)
+    return prove(setting, cast(model, precision), IMAGES)
+
+
+@pytest.mark.parametrize("name", ["fp32", "fp16", "fp16-amp", "bf16", "bf16-amp"])
+def test_what_ran_is_found(name: str) -> None:
+    """Forward and both gradients, of a dense and of a grouped convolution of the network."""
+    found = prove_model(build_model("dpn-small"), name)
+    assert found.arithmetic == PRECISIONS[name].arithmetic
+    assert found.contradicts(PRECISIONS[name]) is None
+    assert [str(p.layer) for p in found.layers] == [
+        "1×1 convolution, 80 to 64 channels, on 16×16",
+        "3×3 convolution, 64 to 64 channels, 8 groups, on 16×16",
+    ]
+    assert len({f.operation for f in found.findings}) == len(found.findings) == 7
+
+
+def test_a_lie_is_found() -> None:
+    """fp32 by its label, bf16 by what it does, gradients included."""
+    liar = Precision("fp32", "", autocast="bfloat16")
+    found = prove(Setting(liar, CPU, 8), build_model("dpn-small"), IMAGES)
+    contradiction = found.contradicts(PRECISIONS["fp32"])
+    assert contradiction
+    assert len(contradiction.findings) == 8  # dense as well
+    assert "weight gradient of the 3×3 convolution" in str(contradiction)
+
+
+class Rounding(torch.autograd.Function):
+    """fp32 arithmetic whose gradients alone were computed from inputs of 11 bits."""
+
+    @staticmethod
+    def forward(ctx, x, w):  # type: ignore[no-untyped-def]
+        ctx.save_for_backward(x, w)
+        return F.conv2d(x, w, padding=1)
+
+    @staticmethod
+    def backward(ctx, grad):  # type: ignore[no-untyped-def]
+        x, w = (rounded(t, 11) for t in ctx.saved_tensors)
+        grad = rounded(grad, 11)
+        return (
+            torch.nn.grad.conv2d_input(x.shape, w, grad, padding=1),
+            torch.nn.grad.conv2d_weight(x, w.shape, grad, padding=1),
+        )
+
+
+def test_gradients_in_tf32_under_an_fp32_label_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = Layer.compute
+
+    def compute(self: Layer, x: Tensor, w: Tensor) -> Tensor:
+        return plain(self, x, w) if x.dtype == torch.float64 else Rounding.apply(x, w)
+
+    monkeypatch.setattr(Layer, "compute", compute)
+    found = prove(Setting(PRECISIONS["fp32"], CPU, 8), nn.Flatten(), IMAGES)
+    (layer,) = found.layers
+    assert layer.layer == DENSE, "a network without layers"
+    assert [f.arithmetic for f in layer.findings] == ["float32", "tfloat32", "tfloat32"]
+    contradiction = found.contradicts(PRECISIONS["fp32"])
+    assert contradiction
+    assert [f.operation.split(" of")[0] for f in contradiction.findings] == [
+        "input gradient",
+        "weight gradient",
+    ]
+
+
+def test_the_weight_gradient_is_named_by_what_it_was_computed_in() -> None:
+    """Under autocast it comes out in fp32, with the error of half."""
+    x, w = torch.randn(2, 8, 8, 8), torch.randn(8, 8, 3, 3, requires_grad=True)
+    with autocast(PRECISIONS["fp16-amp"], CPU):
+        out = F.conv2d(x, w)
+    assert out.dtype == torch.float16
+    assert torch.autograd.grad(out.sum(), w)[0].dtype == torch.float32
+    found = prove_model(nn.Conv2d(3, 16, 3), "fp16-amp")
+    assert found.layers[0].weight_grad.arithmetic == "float16"
+
+
+MODELS = {
+    "3×3 convolution, 3 to 8 channels, on 32×32": lambda: nn.Conv2d(3, 8, 3),
+    "5×3 convolution, 3 to 4 channels, on 32×32": lambda: nn.Conv2d(
+        3, 4, (5, 3), stride=(2, 1), padding=(1, 0), dilation=2
+    ),
+    "3×3 transposed convolution, 3 to 6 channels, 3 groups, on 32×32": lambda: nn.ConvTranspose2d(
+        3, 6, 3, stride=2, output_padding=1, groups=3
+    ),
+    "3×3×3 convolution, 3 to 2 channels, on 2×32×16": lambda: nn.Sequential(
+        nn.Unflatten(3, (2, 16)), Swap(), nn.Conv3d(3, 2, 3, padding=1)
+    ),
+    "linear layer, 3072 to 10 features": lambda: nn.Sequential(nn.Flatten(), nn.Linear(3072, 10)),
+    "linear layer, 96 to 40 features": lambda: nn.Sequential(
+        nn.Unflatten(1, (3, 1)), nn.Flatten(1, 2), nn.Flatten(2), nn.Unflatten(2, (32, 32)),
+        nn.Flatten(1, 2), nn.Linear(32, 96), nn.Linear(96, 40, bias=False),
+    ),
+    "3×3 convolution, 128 to 128 channels, on 16×16": lambda: nn.Flatten(),
+}  # fmt: skip
+
+
+class Swap(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.permute(0, 1, 3, 2, 4)
+
+
+@pytest.mark.parametrize("layer", MODELS)
+def test_any_network_is_probed(layer: str) -> None:
+    found = prove_model(MODELS[layer]())
+    assert [str(p.layer) for p in found.layers] == [layer]
+    assert found.arithmetic == "float32"
+    assert found.notes == ()
+
+
+def test_the_most_expensive_is_taken_of_each() -> None:
+    model = nn.Sequential(
+        nn.Conv2d(3, 32, 3), nn.Conv2d(32, 16, 3), nn.Conv2d(16, 16, 3, groups=4), nn.Flatten()
+    )
+    layers = find_layers(model, IMAGES, PRECISIONS["fp32"])
+    assert [(layer.weight, layer.groups) for layer in layers] == [
+        ((16, 32, 3, 3), 1),
+        ((16, 4, 3, 3), 4),
+    ]
+    only = find_layers(nn.Conv2d(3, 30, 3, groups=3), IMAGES, PRECISIONS["fp32"])
+    assert len(only) == 1, "a grouped one that is the most expensive is probed once"
+
+
+def test_a_network_that_cannot_be_looked_into_is_probed_all_the_same() -> None:
+    class Stubborn(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            raise ValueError("512 images or none\nsecond line")
+
+    found = prove_model(Stubborn())
+    assert [p.layer for p in found.layers] == [DENSE]
+    assert found.contradicts(PRECISIONS["fp32"]) is None
+    assert found.remarks(PRECISIONS["fp32"]) == [
+        "the network's layers could not be listed: ValueError: 512 images or none"
+    ]
+
+
+def test_channels_last_reaches_the_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain, seen = Layer.compute, set()
+
+    def compute(self: Layer, x: Tensor, w: Tensor) -> Tensor:
+        if x.dtype == torch.bfloat16 or x.dtype == torch.float32:
+            seen.add(x.is_contiguous(memory_format=torch.channels_last))
+        return plain(self, x, w)
+
+    monkeypatch.setattr(Layer, "compute", compute)
+    prove_model(build_model("dpn-small"), channels_last=True)
+    assert seen == {True}
+
+
+def test_a_compiler_that_fails_is_forgiven(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise RuntimeError("no compiler\nhere")
+
+    monkeypatch.setattr(torch, "compile", broken)
+    found = prove_model(build_model("dpn-small"), compile=True)
+    assert found.arithmetic == "float32"
+    assert found.notes == (
+        "the probe could not be compiled and ran without: RuntimeError: no compiler",
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["fp32", "bf16-amp"])
+def test_compiled_layers_are_proven(name: str) -> None:
+    found = prove_model(build_model("dpn-small"), name, compile=True)
+    assert found.notes == ()
+    assert found.arithmetic == PRECISIONS[name].arithmetic
