@@ -422,13 +422,12 @@ def probe(layer: Layer, setting: Setting, notes: list[str]) -> LayerProof:
 
     def ready(tensor: Tensor) -> Tensor:
         memory_format = setting.memory_format if tensor.dim() == 4 else torch.contiguous_format
-        placed = tensor.to(device, dtype).contiguous(memory_format=memory_format)
-        return placed.requires_grad_()
-
-    many = x.repeat(-(-batch // exact), *[1] * len(layer.image))[:batch]
+        return tensor.contiguous(memory_format=memory_format).requires_grad_()
 
     def run(compute: Callable[[Tensor, Tensor], Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-        a, w = ready(many), ready(weight)
+        few = x.to(device, dtype)
+        many = few.repeat(-(-batch // exact), *[1] * len(layer.image))[:batch]
+        a, w = ready(many), ready(weight.to(device, dtype))
         with autocast(setting.precision, device):
             out = compute(a, w)
         behind = torch.zeros_like(out)
