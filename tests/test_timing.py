@@ -99,6 +99,12 @@ def test_it_outlasts_autotuning(warm: Warm) -> None:
     assert machine.steps > 2 * 13
 
 
+def test_slow_first_steps_are_forgotten_once_the_later_half_is_level(warm: Warm) -> None:
+    """Of 16 steps the first seven are slow: their trend is not what is left."""
+    warmup, _ = warm(lambda step, now: 0.4 - 0.04 * step if step < 8 else 0.1, 16)
+    assert warmup.steady
+
+
 def test_a_slow_second_step_leaves_no_short_window(warm: Warm) -> None:
     """Windows follow the steps before them: 25 steps of 20 ms, not the one that took 2 s."""
     times: list[float] = []
