@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from made_up import GIB, REFERENCE, make_record, measured, write_sweep
 
+from bench.attempts import number_groups
 from bench.case import Case
 from bench.record import Record, Status
-from bench.attempts import number_groups
 from bench.report import derive
 from bench.report.notices import warn
 from bench.report.sweeps import Sweep, read_sweep, read_sweeps
