@@ -39,6 +39,7 @@ def compare(argv: Sequence[str]) -> int:
     parser = Parser(prog="python -m bench.overhead", description=__doc__, allow_abbrev=False)
     parser.add_argument("--pairs", type=int, default=5, metavar="N", help="turns of each (5)")
     parser.add_argument("--data-dir", type=Path, metavar="DIR", help="where CIFAR-10 is")
+    parser.add_argument("--json", action="store_true", help="print JSON on standard output")
     add_axes(parser, "of the one case; a GPU's default is dpn92, fp16, batch 512")
     given = parser.parse(argv)
     if given.pairs < 1:
@@ -57,7 +58,11 @@ def compare(argv: Sequence[str]) -> int:
     check_batches(case, data.train_images)
     platform = probe(case.device)
     where = platform.environment.gpu or platform.environment.cpu
-    print(f"{case.model}, {case.label()}, {case.dataset}, fraction {case.fraction:g}, on {where}")
+    out = sys.stderr if given.json else sys.stdout
+    print(
+        f"{case.model}, {case.label()}, {case.dataset}, fraction {case.fraction:g}, on {where}",
+        file=out,
+    )
     ratios = []
     for pair in range(given.pairs):
         # whichever goes first may find a cooler machine, so they take turns at it
@@ -66,12 +71,17 @@ def compare(argv: Sequence[str]) -> int:
         ratios.append(times[time_harness] / times[time_bare])
         print(
             f"pair {pair + 1}: bare {times[time_bare]:.4f} s, harness {times[time_harness]:.4f} s, "
-            f"ratio {ratios[-1]:.4f}"
+            f"ratio {ratios[-1]:.4f}",
+            file=out,
         )
     print(
         f"overhead: harness / bare = {median(ratios):.4f} "
-        f"(median of {len(ratios)}; {min(ratios):.4f} to {max(ratios):.4f})"
+        f"(median of {len(ratios)}; {min(ratios):.4f} to {max(ratios):.4f})",
+        file=out,
     )
+    if given.json:
+        answer = {"case": asdict(case), "on": where, "ratio": median(ratios), "ratios": ratios}
+        print(json.dumps(answer, indent=2))
     return 0
 
 
