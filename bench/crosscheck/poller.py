@@ -1,0 +1,54 @@
+"""Reads memory and does nothing else: `python bench/crosscheck/poller.py PID [UUID]`.
+
+Of a card by its UUID: all memory in use on it, straight from pynvml. Without a UUID: the resident
+set of process PID, from /proc. It shares no code with the harness. One line a reading, until its
+standard input ends: CLOCK_MONOTONIC in s, and bytes. The first line is read before anything else.
+"""
+
+import selectors
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+EVERY_S = 0.005  # the harness reads every 15 ms
+PAGE = 4096
+
+
+def read_card(uuid: str) -> Callable[[], int]:
+    """A function that reads the bytes in use on the card."""
+    import pynvml
+
+    pynvml.nvmlInit()
+    card = pynvml.nvmlDeviceGetHandleByUUID(uuid)
+    try:
+        # v1 counts what the driver keeps for itself too
+        pynvml.nvmlDeviceGetMemoryInfo(card, version=pynvml.nvmlMemory_v2)
+    except (AttributeError, TypeError, pynvml.NVMLError):
+        return lambda: int(pynvml.nvmlDeviceGetMemoryInfo(card).used)
+    return lambda: int(pynvml.nvmlDeviceGetMemoryInfo(card, version=pynvml.nvmlMemory_v2).used)
+
+
+def read_process(pid: int) -> Callable[[], int]:
+    """A function that reads the bytes of the process's resident set."""
+    statm = Path(f"/proc/{pid}/statm")
+    return lambda: int(statm.read_text().split()[1]) * PAGE
+
+
+def main() -> None:
+    """Poll until standard input ends, or the process does."""
+    pid, *uuid = sys.argv[1:]
+    read = read_card(uuid[0]) if uuid else read_process(int(pid))
+    with selectors.DefaultSelector() as selector:
+        selector.register(sys.stdin, selectors.EVENT_READ)
+        while True:
+            try:
+                print(time.monotonic(), read(), flush=True)
+            except (OSError, IndexError):
+                return  # the process has ended
+            if selector.select(EVERY_S):
+                return
+
+
+if __name__ == "__main__":
+    main()
