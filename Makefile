@@ -5,7 +5,7 @@ PYTHON ?= python3
 # the interpreter everything runs with: set BIN=python3 to use one that already has a GPU torch
 BIN    ?= $(VENV)/bin/python
 
-.PHONY: sweep test test-gpu lint chaos publish clean
+.PHONY: sweep test test-gpu card lint chaos publish clean
 
 sweep: $(VENV)/ready
 	$(BIN) -m bench.sweep $(ARGS)
@@ -18,6 +18,11 @@ test: lint
 GPU    ?= python3
 test-gpu:
 	$(GPU) -m pytest -s -m gpu tests/gpu tests/data/test_batches.py $(ARGS)
+
+# everything a GPU must show, by the same python3, into results/<gpu>-<date>/; the same command goes
+# on where time cut it: make card, or CARD_MINUTES=3 make card ARGS='--data-dir /data'
+card:
+	$(GPU) -m bench.card $(ARGS)
 
 # the sweep killed a hundred times; make test does so ten times
 chaos: $(VENV)/ready

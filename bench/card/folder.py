@@ -1,0 +1,250 @@
+"""A card's folder: which one a run goes on in, what is known of each phase, and its limits.
+
+A folder is flat and small, so that it can be sent and committed as it is: at most `MOST_FILES`
+files of at most `MOST_BYTES` each, with plain names. While a run is under way there is also
+``logs/``; `tidy` folds what matters of it into `LOG`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from bench.errors import UsageError
+from bench.record import Status
+from bench.store import CONFIG, LOGS, RECORDS, STEPS, read_records
+
+STATE, CHECKS, LOG, PAGE = "card.json", "checks.json", "log.txt", "report.html"
+FIGURE, LOCK = "images-per-s.png", ".card.lock"
+FILES = (STATE, RECORDS, STEPS, CONFIG, CHECKS, LOG, PAGE, FIGURE)
+DERIVED = (PAGE, FIGURE)
+"""Made from the records: what can be left out of a folder that is too large."""
+
+MOST_FILES = 8
+MOST_BYTES = 16 * 2**20
+_NAME = re.compile(r"[A-Za-z0-9._-]+")
+_LOG_BYTES = 4 * 2**20  # kept of the end of the log
+_TAIL_BYTES = 32 * 2**10  # kept of the end of a failed worker's log
+_FAILURES = (Status.ERROR, Status.KILLED, Status.TIMEOUT, Status.OOM_SUSPECTED)
+VERSION = 1
+
+
+class State(StrEnum):
+    """How far a phase has come. Each member's ``finished`` says whether it is not run again."""
+
+    finished: bool
+
+    def __new__(cls, value: str, finished: bool = False) -> State:
+        """Make a member from its spelling and whether it is final."""
+        member = str.__new__(cls, value)
+        member._value_ = value
+        member.finished = finished
+        return member
+
+    DONE = "done", True
+    CUT = "cut", False
+    INTERRUPTED = "interrupted", False
+    FAILED = "failed", False
+    ABSENT = "absent", True
+    """This version of the harness, or this machine, has no such thing."""
+
+
+@dataclass
+class Entry:
+    """What came of a phase: its state, all the seconds it took, its return code and one line."""
+
+    state: State
+    seconds: float = 0.0
+    returncode: int | None = None
+    line: str = ""
+
+
+@dataclass
+class Card:
+    """All that is known of a folder: `STATE`, read and written here alone.
+
+    ``identity`` is what measurements of one folder must share: the columns that `bench.sweep`
+    compares, the dataset and the fraction.
+    """
+
+    folder: Path
+    rehearsal: bool
+    identity: dict[str, Any]
+    started_at: str = ""
+    seconds: float = 0.0
+    complete: bool = False
+    phases: dict[str, Entry] = field(default_factory=dict)
+    tests: dict[str, str] = field(default_factory=dict)
+    tests_code: str = ""
+
+    def write(self) -> None:
+        """Write the state, whole or not at all."""
+        values = {"version": VERSION, **asdict(self)}
+        del values["folder"]
+        self.folder.mkdir(parents=True, exist_ok=True)
+        temporary = self.folder / f".{STATE}"
+        temporary.write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n")
+        temporary.replace(self.folder / STATE)
+
+    @classmethod
+    def read(cls, folder: Path) -> Card:
+        """Read a folder's state.
+
+        Raises:
+            UsageError: there is none, or not one of this version.
+        """
+        try:
+            values = json.loads((folder / STATE).read_text())
+            if values.pop("version") != VERSION:
+                raise ValueError(f"it is not of version {VERSION}")
+            phases = values.pop("phases")
+            card = cls(folder=folder, **values)
+            card.phases = {
+                name: Entry(**{**entry, "state": State(entry["state"])})
+                for name, entry in phases.items()
+            }
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise UsageError(f"{folder / STATE}: cannot be read ({error}); move it away") from error
+        return card
+
+    def finished(self, phase: str) -> bool:
+        """Whether a phase is not to be run again."""
+        return phase in self.phases and self.phases[phase].state.finished
+
+    def write_checks(self, name: str, answer: object) -> None:
+        """Keep what a check printed as JSON, beside those of the others."""
+        file = self.folder / CHECKS
+        checks: dict[str, object] = {}
+        with suppress(OSError, ValueError):
+            checks = json.loads(file.read_text())
+        file.write_text(json.dumps({**checks, name: answer}, indent=1, ensure_ascii=False) + "\n")
+
+
+def read_cards(parent: Path) -> list[Card]:
+    """The cards in the folders of ``parent``, the newest first; unreadable ones are left out."""
+    cards = []
+    for file in parent.glob(f"*/{STATE}"):
+        with suppress(UsageError):
+            cards.append(Card.read(file.parent))
+    return sorted(cards, key=lambda card: card.started_at, reverse=True)
+
+
+def choose_card(
+    parent: Path, name: str, identity: Mapping[str, Any], *, rehearsal: bool, new: bool = False
+) -> tuple[Card, str]:
+    """The newest card of the same identity that is not complete, or a new one called ``name``.
+
+    Returns:
+        The card, and what there is to say about older ones; empty if nothing.
+    """
+    cards = [card for card in read_cards(parent) if card.rehearsal == rehearsal]
+    same = [card for card in cards if card.identity == dict(identity)]
+    remark = ""
+    if not new:
+        if unfinished := [card for card in same if not card.complete]:
+            return unfinished[0], f"going on in {unfinished[0].folder}"
+        if same:
+            return same[0], f"{same[0].folder} is complete; --new measures everything again"
+        gpu = [card for card in cards if card.identity.get("gpu") == identity.get("gpu")]
+        if gpu:
+            differing = (
+                f"{key} was {gpu[0].identity.get(key)}, now {value}"
+                for key, value in identity.items()
+                if gpu[0].identity.get(key) != value
+            )
+            remark = f"not going on in {gpu[0].folder}: {'; '.join(differing)}"
+    folder, number = parent / name, 2
+    while folder.exists():
+        folder, number = parent / f"{name}-{number}", number + 1
+    started = datetime.now(UTC).isoformat(timespec="seconds")
+    return Card(folder, rehearsal, dict(identity), started_at=started), remark
+
+
+def find_published(results: Path, phases: tuple[str, ...]) -> Card | None:
+    """The newest card in ``results`` that is no rehearsal and has finished ``phases``."""
+    cards = (
+        card
+        for card in read_cards(results)
+        if not card.rehearsal
+        and card.identity.get("gpu")
+        and all(name in card.phases and card.phases[name].state is State.DONE for name in phases)
+        and (card.folder / RECORDS).is_file()
+    )
+    return next(cards, None)
+
+
+def tidy(folder: Path) -> list[str]:
+    """Leave only what the limits allow; fold the logs of failed cases into `LOG`.
+
+    Nothing measured is ever taken away. Where that breaks a limit, it is said.
+
+    Returns:
+        One line for each limit that does not hold.
+    """
+    with (folder / LOG).open("a", encoding="utf-8") as log:
+        for title, text in _loose_ends(folder):
+            log.write(f"\n== {title} ==\n{text}\n")
+    shutil.rmtree(folder / LOGS, ignore_errors=True)
+    for name in (LOCK, ".lock", ".holder", f".{STATE}", f".{CONFIG}"):
+        (folder / name).unlink(missing_ok=True)
+    for torn in folder.glob("*.torn-*"):
+        torn.unlink()
+    _cut(folder / LOG, _LOG_BYTES)
+    return check_limits(folder)
+
+
+def check_limits(folder: Path) -> list[str]:
+    """Take derived files over the limit away; one line for each limit that still does not hold."""
+    for name in DERIVED:
+        if (folder / name).is_file() and (folder / name).stat().st_size > MOST_BYTES:
+            (folder / name).unlink()
+    entries = sorted(folder.iterdir())
+    problems = [
+        f"{entry.name}: {why}"
+        for entry in entries
+        for why in (
+            "is not a plain file" if entry.is_symlink() or not entry.is_file() else "",
+            "has a name with odd characters" if not _NAME.fullmatch(entry.name) else "",
+            f"is larger than {MOST_BYTES // 2**20} MiB"
+            if entry.is_file() and entry.stat().st_size > MOST_BYTES
+            else "",
+        )
+        if why
+    ]
+    if len(entries) > MOST_FILES:
+        extra = ", ".join(entry.name for entry in entries if entry.name not in FILES)
+        problems.append(f"{len(entries)} files, where {MOST_FILES} are allowed; move away {extra}")
+    return problems
+
+
+def _loose_ends(folder: Path) -> Iterator[tuple[str, str]]:
+    """What is not to be lost with the logs: the ends of failed cases' own, and torn lines."""
+    logs: set[str] = set()
+    with suppress(UsageError):
+        frame = read_records(folder)
+        logs = set(frame["log"][frame["status"].isin([*map(str, _FAILURES)])])
+    for name in sorted(filter(None, logs)):
+        if (folder / name).is_file():
+            yield name, _tail(folder / name, _TAIL_BYTES)
+    for torn in sorted(folder.glob("*.torn-*")):
+        yield torn.name, _tail(torn, _TAIL_BYTES)
+
+
+def _tail(file: Path, size: int) -> str:
+    with file.open("rb") as stream:
+        stream.seek(max(0, file.stat().st_size - size))
+        return stream.read().decode(errors="replace")
+
+
+def _cut(file: Path, size: int) -> None:
+    """Keep the end of ``file`` only, where it is larger than ``size`` bytes."""
+    if file.stat().st_size > size:
+        file.write_text(f"[the beginning is left out]\n{_tail(file, size)}", encoding="utf-8")

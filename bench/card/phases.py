@@ -1,0 +1,375 @@
+"""The phases of a card: what each runs, what it needs, and in which order they have their turns.
+
+All the times here are of an H200: nine RTX Titan cases are 195 s of training at whole epochs and 12
+to 16 s each of set-up and warm-up, so a fifth of an epoch measures all nine in under three minutes.
+A slower card fits fewer cases in, and says so.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Protocol
+
+from bench.card.folder import FIGURE, PAGE, Card, Entry, State
+from bench.card.testrun import read_outcomes
+from bench.options import choose_cases, parse_arguments
+from bench.record import Status
+from bench.schedule import REPEATED, plan_runs
+from bench.store import LOGS, RECORDS, read_history, read_records
+
+ROOT = Path(__file__).parents[2]
+GPU_TESTS = ("tests/gpu", "tests/data/test_batches.py")
+
+FAILURES = (Status.ERROR, Status.KILLED, Status.TIMEOUT)
+"""Outcomes of a case that make its phase a failed one, and are tried again next time."""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A child process that has ended: by itself, or ``stopped`` because time was up."""
+
+    returncode: int
+    seconds: float
+    stopped: bool
+    stdout: str
+    last: str
+
+
+class Children(Protocol):
+    """Runs a child process of the card, shows and logs what it prints, and ends it in time."""
+
+    until: float
+    """time.monotonic() at which what runs is stopped."""
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether the user has asked for an end."""
+
+    def run(
+        self,
+        command: Sequence[str],
+        enough: Callable[[], bool] = lambda: False,
+        quiet: bool = False,
+    ) -> Ended:
+        """Run a command; SIGINT at the end of the time, or once ``enough()`` is true.
+
+        Args:
+            quiet: its standard output is an answer, not to be shown.
+        """
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How large the same phases are: on a card, or on a CPU, where they only rehearse."""
+
+    device: str
+    dataset: str
+    data_dir: Path | None
+    fraction: float
+    allow_shared: bool = False
+    repeats: int = 3
+    pairs: int = 2
+    sweep: tuple[str, ...] = ()
+    check: tuple[str, ...] = ("--batch-size", "256")
+
+    def sweep_flags(self) -> list[str]:
+        """What every sweep is told beside its preset."""
+        flags = [*self.sweep, "--dataset", self.dataset, "--fraction", f"{self.fraction:g}"]
+        flags += ["--device", self.device]
+        flags += ["--data-dir", str(self.data_dir)] if self.data_dir else []
+        return [*flags, "--allow-shared"] if self.allow_shared else flags
+
+    def check_flags(self) -> list[str]:
+        """What overhead and cross-check are told."""
+        flags = ["--pairs", str(self.pairs), "--fraction", f"{self.fraction:g}"]
+        return [*flags, "--device", self.device, "--json", *self.check]
+
+
+def rehearse(fraction: float | None) -> Scale:
+    """The scale of a CPU: a small network, synthetic images, two or three steps a case."""
+    return Scale(
+        device="cpu",
+        dataset="synthetic",
+        data_dir=None,
+        fraction=fraction or 0.002,
+        repeats=2,
+        pairs=1,
+        # fp16 is emulated on most CPUs, and then a row that says so
+        sweep=("--model", "dpn-small", "--batch-size", "32"),
+        check=("--model", "dpn-small", "--batch-size", "32", "--precision", "fp32"),
+    )
+
+
+Run = Callable[[Card, Scale, Children], Entry]
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One thing to show.
+
+    ``needs_s`` is the shortest time worth starting it with: the first case of a sweep, all of what
+    cannot be divided; ``rehearsal_s`` the same on a CPU.
+    """
+
+    name: str
+    what: str
+    needs_s: float
+    rehearsal_s: float
+    run: Run
+
+
+def _sweep(*flags: str | Callable[[Scale], str]) -> Run:
+    def run(card: Card, scale: Scale, children: Children) -> Entry:
+        own = [flag if isinstance(flag, str) else flag(scale) for flag in flags]
+        arguments = [*own, *scale.sweep_flags()]  # of a flag given twice, the last counts
+        before = _count(card.folder, arguments)
+        if not before.left and not before.failed:
+            return Entry(State.DONE, line=before.line)
+        command = [sys.executable, "-m", "bench.sweep", *arguments, "--out", str(card.folder)]
+        command += ["--retry", *map(str, FAILURES)] if before.failed else []
+        # its report is of what is there so far; this card's own comes at the end
+        ended = children.run(command, _enough(card.folder / RECORDS, children), quiet=True)
+        after = _count(card.folder, arguments)
+        if ended.returncode == 2:
+            return Entry(State.FAILED, returncode=2, line=ended.last)
+        if children.interrupted and after.left:
+            state = State.INTERRUPTED
+        elif after.left and ended.stopped:
+            state = State.CUT
+        else:
+            failed = after.left or after.failed or (ended.returncode and not ended.stopped)
+            state = State.FAILED if failed else State.DONE
+        return Entry(state, returncode=ended.returncode, line=after.line)
+
+    return run
+
+
+def _enough(records: Path, children: Children) -> Callable[[], bool]:
+    """Whether the case under way would probably not end in time: the longest so far decides.
+
+    It is asked again and again, and says so just after a case has ended, so that the next one is
+    not begun in vain.
+    """
+    seen, since, longest = _lines(records), time.monotonic(), 0.0
+
+    def enough() -> bool:
+        nonlocal seen, since, longest
+        now, lines = time.monotonic(), _lines(records)
+        if lines == seen:
+            return False
+        longest, since, seen = max(longest, now - since), now, lines
+        return now + longest > children.until
+
+    return enough
+
+
+def _lines(file: Path) -> int:
+    return file.read_bytes().count(b"\n") if file.exists() else 0
+
+
+@dataclass(frozen=True)
+class _Tally:
+    """How many runs of a sweep have no outcome yet, how many failed, and one line of all."""
+
+    left: int
+    failed: int
+    line: str
+
+
+def _count(folder: Path, arguments: Sequence[str]) -> _Tally:
+    options = parse_arguments(arguments)
+    plan = plan_runs(choose_cases(options), options.repeats)
+    history = {}
+    if (folder / RECORDS).is_file():
+        history = read_history(read_records(folder))
+    statuses_of = [history[run].status if run in history else None for run in plan]
+    done = [status for status in statuses_of if status and status not in REPEATED]
+    statuses = ", ".join(f"{n} {status}" for status, n in Counter(done).items())
+    runs = "runs" if options.repeats > 1 else "cases"
+    line = f"{len(done)} of {len(plan)} {runs}" + (f": {statuses}" if statuses else "")
+    return _Tally(len(plan) - len(done), sum(status in FAILURES for status in done), line)
+
+
+def _doctor(card: Card, scale: Scale, children: Children) -> Entry:
+    if find_spec("bench.doctor") is None:
+        return Entry(State.ABSENT, line="could not run: this version has no bench.doctor")
+    ended = children.run([sys.executable, "-m", "bench.doctor", "--json"], quiet=True)
+    return _keep_answer(
+        card,
+        "doctor",
+        ended,
+        children,
+        {0: "nothing found that makes numbers unbelievable", 1: "numbers may not be believable"},
+    )
+
+
+def _check(module: str, describe: Callable[[dict[str, object]], str]) -> Run:
+    def run(card: Card, scale: Scale, children: Children) -> Entry:
+        command = [sys.executable, "-m", f"bench.{module}", *scale.check_flags()]
+        ended = children.run(command, quiet=True)
+        entry = _keep_answer(card, module, ended, children, {})
+        if entry.state is State.DONE or (ended.returncode == 1 and ended.stdout):
+            entry.line = describe(json.loads(ended.stdout))
+        return entry
+
+    return run
+
+
+def _keep_answer(
+    card: Card, name: str, ended: Ended, children: Children, lines: dict[int, str]
+) -> Entry:
+    """Keep the JSON that a check printed; what was cut leaves nothing half done."""
+    if ended.stopped:
+        state = State.INTERRUPTED if children.interrupted else State.CUT
+        return Entry(state, returncode=ended.returncode, line="stopped: it did not end in time")
+    line = lines.get(ended.returncode, ended.last)
+    try:
+        card.write_checks(name, json.loads(ended.stdout))
+    except ValueError:
+        return Entry(State.FAILED, returncode=ended.returncode, line=ended.last or "no answer")
+    state = State.FAILED if ended.returncode else State.DONE
+    return Entry(state, returncode=ended.returncode, line=line)
+
+
+def _describe_overhead(answer: dict[str, object]) -> str:
+    ratios = [float(ratio) for ratio in answer["ratios"]]  # type: ignore[attr-defined]
+    spread = f" ({min(ratios):.4f} to {max(ratios):.4f})" if len(ratios) > 1 else ""
+    return f"epoch time, harness / bare loop = {answer['ratio']:.4f}{spread}"
+
+
+def _describe_crosscheck(answer: dict[str, object]) -> str:
+    judged: dict[str, dict[str, object]] = answer["judgements"]  # type: ignore[assignment]
+    parts = [
+        f"{what} {100 * (float(str(j['ratio'])) - 1):+.2f} % {j['verdict']}"
+        if j["ratio"] is not None
+        else f"{what} {j['verdict']}"
+        for what, j in judged.items()
+    ]
+    return ", ".join(parts) + ("; on a CPU it decides nothing" if answer["rehearsal"] else "")
+
+
+def _tests(card: Card, scale: Scale, children: Children) -> Entry:
+    if find_spec("pytest") is None:
+        return Entry(State.ABSENT, line="could not run: pytest is not installed")
+    if not all((ROOT / name).exists() for name in GPU_TESTS):
+        return Entry(State.ABSENT, line="could not run: the tests are in a checkout only")
+    code = sha256(b"".join(file.read_bytes() for file in sorted((ROOT / "tests").rglob("*.py"))))
+    if card.tests_code != code.hexdigest()[:12]:
+        card.tests, card.tests_code = {}, code.hexdigest()[:12]
+    file = card.folder / LOGS / "tests.jsonl"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    lines = [{"test": test, "outcome": outcome} for test, outcome in card.tests.items() if outcome]
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    command = [sys.executable, "-m", "pytest", "-v", "-s", "--color=no", "-p", "no:cacheprovider"]
+    command += ["-m", "gpu", *GPU_TESTS, "-p", "bench.card.testrun"]
+    command += ["--card-until", str(children.until), "--card-outcomes", str(file)]
+    ended = children.run(command)
+    card.tests = read_outcomes(file)
+    counts = Counter(outcome or "not run" for outcome in card.tests.values())
+    line = ", ".join(f"{n} {outcome}" for outcome, n in counts.items())
+    if not card.tests:
+        state, line = State.FAILED, f"no test was collected: {ended.last}"
+    elif counts["not run"] and (ended.stopped or ended.returncode == _PYTEST_INTERRUPTED):
+        state = State.INTERRUPTED if children.interrupted else State.CUT
+    else:
+        # on a card, tests that all skip have shown nothing
+        nothing = scale.device == "cuda" and not counts["passed"]
+        failed_some = counts["failed"] or counts["not run"] or nothing
+        state = State.FAILED if failed_some else State.DONE
+    if failed := [test for test, outcome in card.tests.items() if outcome == "failed"]:
+        line += f"; failed: {', '.join(test.rpartition('::')[2] for test in failed[:3])}"
+        line += f" and {len(failed) - 3} more, see log.txt" if len(failed) > 3 else ", see log.txt"
+    return Entry(state, returncode=ended.returncode, line=line)
+
+
+_PYTEST_INTERRUPTED = 2
+
+
+def write_report(card: Card, children: Children) -> Entry:
+    """Make the page and the picture of what the folder holds now."""
+    if not (card.folder / RECORDS).is_file():
+        return Entry(State.ABSENT, line="there are no records to report")
+    page, figures = card.folder / PAGE, card.folder / LOGS / "figures"
+    command = [sys.executable, "-m", "bench.report", str(card.folder), "--format", "html"]
+    ended = children.run([*command, "-o", str(page), "--figures", str(figures)])
+    # with several panels they are numbered, and the first is the first table's
+    if pictures := sorted(figures.glob(f"{Path(FIGURE).stem}*.png")):
+        pictures[0].replace(card.folder / FIGURE)
+    if ended.returncode:
+        return Entry(State.FAILED, returncode=ended.returncode, line=ended.last)
+    return Entry(State.DONE, returncode=0, line=f"{PAGE}, {FIGURE}" if pictures else PAGE)
+
+
+def _repeats(scale: Scale) -> str:
+    return str(scale.repeats)
+
+
+PHASES: dict[str, Phase] = {
+    phase.name: phase
+    for phase in (
+        Phase("doctor", "what this machine can and cannot measure", 3, 2, _doctor),
+        Phase(
+            "headline",
+            "rtx-titan's fp32 and fp16 at batch size 256, the page's own comparison",
+            30,
+            10,
+            # the very cases of the preset, so that nothing is measured twice
+            _sweep("--preset", "rtx-titan", "--batch-size", "256", "--loss-scale", "128"),
+        ),
+        Phase("tests", "the GPU tests, those of the arithmetic first", 15, 8, _tests),
+        Phase("rtx-titan", "the nine cases of 2019", 30, 10, _sweep("--preset", "rtx-titan")),
+        Phase("precision", "every precision", 25, 10, _sweep("--preset", "precision")),
+        Phase(
+            "overhead",
+            "what the harness adds to an epoch",
+            65,
+            12,
+            _check("overhead", _describe_overhead),
+        ),
+        Phase(
+            "crosscheck",
+            "time and memory, measured again by code of its own",
+            65,
+            14,
+            _check("crosscheck", _describe_crosscheck),
+        ),
+        Phase(
+            "repeats",
+            "rtx-titan again, in fresh processes",
+            30,
+            10,
+            _sweep("--preset", "rtx-titan", "--repeats", _repeats),
+        ),
+    )
+}
+
+AGENDA: tuple[tuple[str, float], ...] = (
+    ("doctor", 1),
+    ("headline", 1),
+    ("tests", 0.25),
+    ("rtx-titan", 1),
+    ("precision", 1),
+    ("overhead", 1),
+    ("crosscheck", 1),
+    ("tests", 1),
+    ("repeats", 1),
+)
+"""Turns in order of priority, each with the share of the whole time it may take at most.
+
+In three minutes: the headline, the in-process GPU tests, three or four more cases. In nine: all of
+it once; the tests that train in workers come after everything that is measured.
+"""
+
+CLOSING_S, CLOSING_REHEARSAL_S = 20.0, 12.0
+"""Kept at the end to stop what runs, write the report and fold the logs."""
+
+PUBLISHED = ("headline", "rtx-titan")
+"""Phases that must be done before the README shows a card's table."""

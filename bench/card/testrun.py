@@ -1,0 +1,85 @@
+"""A pytest plugin: run tests until a moment, write each outcome as it comes, go on next time.
+
+`python -m pytest -p bench.card.testrun --card-until T --card-outcomes FILE`. Tests are the unit:
+none is started that would probably not end in time. FILE holds a JSON line with what was collected,
+then one for each test that ended; those that FILE holds as passed or skipped are not run again.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+LEAST_S = 5.0
+"""A test is taken to need this long, or as long as the longest so far."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the two options."""
+    parser.addoption("--card-until", type=float, required=True, help="time.monotonic() to end at")
+    parser.addoption("--card-outcomes", type=Path, required=True, help="a file to go on in")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Register what keeps the time and the outcomes."""
+    config.pluginmanager.register(_Keeper(config), "card-keeper")
+
+
+class _Keeper:
+    def __init__(self, config: pytest.Config) -> None:
+        self._until = config.getoption("--card-until")
+        self._file: Path = config.getoption("--card-outcomes")
+        self._longest = LEAST_S
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(
+        self, config: pytest.Config, items: list[pytest.Item]
+    ) -> None:
+        """Leave out what has passed; put first what costs least and shows most."""
+        outcomes = read_outcomes(self._file)
+        done = [item for item in items if outcomes.get(item.nodeid) in ("passed", "skipped")]
+        with self._file.open("a") as file:
+            file.write(json.dumps({"collected": [item.nodeid for item in items]}) + "\n")
+        config.hook.pytest_deselected(items=done)
+        items[:] = [item for item in items if item not in done]
+        # a test with the fixture `run` trains a case in a worker, as the sweeps do anyway
+        items.sort(
+            key=lambda item: (
+                item.get_closest_marker("slow") is not None,
+                "run" in getattr(item, "fixturenames", ()),
+            )
+        )
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
+        """Stop after this test where the next would probably not end in time."""
+        start = time.monotonic()
+        result = yield
+        now = time.monotonic()
+        self._longest = max(self._longest, now - start)
+        if now + self._longest > self._until:
+            item.session.shouldstop = "time is up"
+        return result  # type: ignore[return-value]
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Write the outcome of a test's call, or what kept it from being called."""
+        if report.when == "call" or report.outcome != "passed":
+            with self._file.open("a") as file:
+                file.write(json.dumps({"test": report.nodeid, "outcome": report.outcome}) + "\n")
+
+
+def read_outcomes(file: Path) -> dict[str, str]:
+    """Each collected test's outcome, empty where it has not been run; a later one counts."""
+    collected: dict[str, str] = {}
+    outcomes: dict[str, str] = {}
+    lines = file.read_text().splitlines() if file.exists() else []
+    for line in map(json.loads, lines):
+        if "collected" in line:
+            collected = dict.fromkeys(line["collected"], "")
+        else:
+            outcomes[line["test"]] = line["outcome"]
+    return {test: outcomes.get(test, "") for test in collected}

@@ -1,0 +1,532 @@
+"""Everything a GPU must show, by one command: rehearsed on a CPU, cut, interrupted and resumed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+
+from bench.card import __main__ as command
+from bench.card import folder as folders
+from bench.card import phases
+from bench.card.__main__ import Supervisor, run_agenda, summarize
+from bench.card.folder import (
+    CHECKS,
+    FILES,
+    LOG,
+    MOST_BYTES,
+    MOST_FILES,
+    PAGE,
+    STATE,
+    Card,
+    Entry,
+    State,
+    check_limits,
+    choose_card,
+    find_published,
+    tidy,
+)
+from bench.card.phases import AGENDA, CLOSING_S, GPU_TESTS, PHASES, PUBLISHED, Scale, rehearse
+from bench.errors import UsageError
+from bench.record import Status
+from bench.store import LOGS, RECORDS, read_records
+
+ROOT = Path(__file__).parents[1]
+IDENTITY = {"gpu": "NVIDIA H200", "torch": "2.11", "code": "abc", "dataset": "cifar10"}
+FAKE = Scale("cpu", "synthetic", None, 0.01, sweep=("--executor", "fake", "--model", "dpn-small"))
+
+
+@pytest.fixture
+def card(tmp_path: Path) -> Card:
+    folder = tmp_path / "card"
+    folder.mkdir()
+    identity = {**IDENTITY, "fraction": 0.2}
+    return Card(folder, False, identity, started_at="2026-11-21T12:00:00+00:00")
+
+
+# -------------------------------------------------------------------------------------- for real
+
+
+def start(out: Path, *flags: str, minutes: str = "15") -> subprocess.Popen[str]:
+    environment = {**os.environ, "CARD_MINUTES": minutes, "PYTHONPATH": str(ROOT)}
+    return subprocess.Popen(
+        [sys.executable, "-m", "bench.card", "--out", str(out), *flags],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def children_of(process: subprocess.Popen[str]) -> list[list[str]]:
+    """The command lines of all that a process has started and that still runs."""
+    lines = []
+    with suppress(psutil.Error):
+        for child in psutil.Process(process.pid).children(recursive=True):
+            with suppress(psutil.Error):
+                lines.append(child.cmdline())
+    return lines
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_rehearsed_interrupted_within_a_case_and_gone_on_with(tmp_path: Path) -> None:
+    first = start(tmp_path)
+    end = time.monotonic() + 300
+    while not any("bench.worker" in child for child in children_of(first)):
+        assert first.poll() is None, first.communicate()
+        assert time.monotonic() < end
+        time.sleep(0.1)
+    first.send_signal(signal.SIGINT)
+    said, shown = first.communicate(timeout=300)
+    assert first.returncode == 130, shown
+    (folder,) = tmp_path.iterdir()
+    assert folder.name.startswith("rehearsal-")
+    assert Card.read(folder).phases["headline"].state is State.INTERRUPTED
+    assert read_records(folder)["status"].tolist() == ["interrupted"]
+    assert "REHEARSAL on a CPU" in said
+    assert "headline    interrupted" in said
+    assert "the same command again" in said
+
+    again = start(tmp_path)
+    said, shown = again.communicate(timeout=880)
+    assert again.returncode in (0, 1), shown  # the doctor may find fault with this machine
+    assert list(tmp_path.iterdir()) == [folder]
+    assert f"going on in {folder}" in shown
+    card = Card.read(folder)
+    assert card.rehearsal
+    states = {name: entry.state for name, entry in card.phases.items()}
+    assert states.keys() == PHASES.keys()
+    del states["doctor"]
+    assert set(states.values()) == {State.DONE}, said
+    assert all(entry.seconds for entry in card.phases.values() if entry.state is State.DONE)
+    assert set(card.tests.values()) <= {"skipped", "passed"}
+
+    frame = read_records(folder)
+    trained = frame[(frame["status"] == "ok") & ~frame["sentinel"]]
+    assert {"fp32", "bf16-amp"} <= set(trained["precision"])
+    assert (trained[trained["repeat"] == 1]["precision"].value_counts() == 1).all(), "none twice"
+    assert (trained["measured_steps"] > 0).all()
+    checks = json.loads((folder / CHECKS).read_text())
+    assert len(checks["overhead"]["ratios"]) == 1
+    assert checks["crosscheck"]["judgements"]["work"]["verdict"] == "agree"
+    names = {file.name for file in folder.iterdir()}
+    assert names <= set(FILES)
+    assert {STATE, RECORDS, CHECKS, LOG, PAGE} <= names
+    assert "<html" in (folder / PAGE).read_text()
+    assert find_published(tmp_path, PUBLISHED) is None, "a rehearsal is never published"
+
+
+@pytest.mark.slow
+def test_cut_to_some_seconds(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """No time but for the end: every phase is named, with what it needs."""
+    cut = start(tmp_path, minutes="0.05")
+    said, shown = cut.communicate(timeout=120)
+    assert cut.returncode == 0, shown
+    (folder,) = tmp_path.iterdir()
+    card = Card.read(folder)
+    assert {entry.state for entry in card.phases.values()} == {State.CUT}
+    for name in PHASES:
+        assert f"  {name:<11} cut " in said
+    assert "needs about 12 s, 0 s were left" in said
+    assert {file.name for file in folder.iterdir()} <= set(FILES)
+
+
+# ------------------------------------------------------------------------------ by the agenda
+
+
+class Clock:
+    """A clock that phases move; seconds of an H200, as AUDIT and the first table of a card say."""
+
+    now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+UNITS = {
+    "headline": [22.0, 17.0],
+    "rtx-titan": [23.0, 22.0, 18.0, 17.0, 17.0, 17.0, 17.0],
+    "precision": [18.0, 17.0, 17.0, 17.0],
+    "repeats": [20.0] * 19,
+    "tests": [8.0] * 12 + [14.0] * 12 + [50.0] * 3,
+    "doctor": [3.0],
+    "overhead": [62.0],
+    "crosscheck": [60.0],
+}
+
+
+def simulate(
+    minutes: float, monkeypatch: pytest.MonkeyPatch, card: Card
+) -> tuple[dict[str, int], float]:
+    """Run the agenda with phases that only take time; how many units of each were done."""
+    clock, done = Clock(), Counter[str]()
+    monkeypatch.setattr(command.time, "monotonic", clock.monotonic)
+
+    def run(name: str):  # type: ignore[no-untyped-def]
+        def run(_: Card, scale: Scale, children: Supervisor) -> Entry:
+            units = UNITS[name]
+            while done[name] < len(units):
+                if done[name] and clock.now + units[done[name]] > children.until:
+                    return Entry(State.CUT, line=f"{done[name]} of {len(units)}")
+                clock.now += units[done[name]]
+                done[name] += 1
+            return Entry(State.DONE, line="all of it")
+
+        return run
+
+    monkeypatch.setattr(
+        command, "PHASES", {name: replace(p, run=run(name)) for name, p in PHASES.items()}
+    )
+    scale, children = Scale("cuda", "cifar10", None, 0.2), Supervisor(card.folder / LOG)
+    run_agenda(card, scale, children, clock.now, clock.now + 60 * minutes - CLOSING_S)
+    return dict(done), clock.now - Clock.now
+
+
+def test_three_minutes_show_the_headline_and_tests(
+    card: Card, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done, seconds = simulate(3, monkeypatch, card)
+    assert done["headline"] == 2
+    assert done["tests"] >= 4
+    assert done["rtx-titan"] >= 2
+    assert seconds <= 180 - CLOSING_S
+    assert "overhead" not in done
+    assert card.phases["overhead"].state is State.CUT
+    said = "\n".join(summarize(card, Entry(State.DONE), [], seconds, "3"))
+    assert "overhead    cut              –  needs about 65 s, " in said
+    assert "to go on with tests, rtx-titan, precision, overhead, crosscheck, repeats" in said
+
+
+def test_nine_minutes_measure_everything_once(card: Card, monkeypatch: pytest.MonkeyPatch) -> None:
+    done, seconds = simulate(9, monkeypatch, card)
+    measured = ("doctor", "headline", "rtx-titan", "precision", "overhead", "crosscheck")
+    assert {name: card.phases[name].state for name in measured} == dict.fromkeys(
+        measured, State.DONE
+    )
+    assert done["tests"] >= 12
+    assert seconds <= 540 - CLOSING_S
+    before = dict(done)
+    done, _ = simulate(15, monkeypatch, card)  # gone on with: only what was left
+    assert done.keys() == {"doctor", "tests", "repeats"}
+    assert before["doctor"] == done["doctor"] == 1
+    assert card.finished("repeats")
+
+
+def test_the_agenda_has_every_phase() -> None:
+    assert {name for name, _ in AGENDA} == PHASES.keys()
+    assert all(0 < share <= 1 for _, share in AGENDA)
+    assert set(PUBLISHED) < PHASES.keys()
+
+
+def test_a_fault_of_one_phase_is_its_outcome(card: Card, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> Entry:
+        raise UsageError("the GPU is in use by pid 7")
+
+    def crash(*_: object) -> Entry:
+        raise ZeroDivisionError("oh")
+
+    other = {name: replace(p, run=crash) for name, p in PHASES.items()}
+    monkeypatch.setattr(command, "PHASES", {**other, "doctor": replace(PHASES["doctor"], run=fail)})
+    run_agenda(card, FAKE, Supervisor(card.folder / LOG), time.monotonic(), time.monotonic() + 600)
+    assert card.phases["doctor"].line == "the GPU is in use by pid 7"
+    assert card.phases["repeats"].line == "ZeroDivisionError: oh"
+    assert {entry.state for entry in card.phases.values()} == {State.FAILED}
+    assert Card.read(card.folder) == card
+
+
+# ------------------------------------------------------------------------------------ its sweeps
+
+
+def run_sweeps(card: Card, seconds: float, *names: str, scale: Scale = FAKE) -> Card:
+    with Supervisor(card.folder / LOG) as children:
+        now = time.monotonic()
+        run_agenda(card, scale, children, now, now + seconds, names)
+    return card
+
+
+@pytest.mark.slow
+def test_presets_share_cases_and_none_runs_twice(card: Card) -> None:
+    run_sweeps(card, 300, "headline", "rtx-titan", "precision", "repeats")
+    lines = {name: entry.line for name, entry in card.phases.items()}
+    assert lines == {
+        "headline": "2 of 2 cases: 2 ok",
+        "rtx-titan": "9 of 9 cases: 9 ok",
+        "precision": "6 of 6 cases: 6 ok",
+        "repeats": "28 of 28 runs: 28 ok",
+    }
+    frame = read_records(card.folder)
+    assert len(frame) == 9 + 4 + 18 + 1
+    log = (card.folder / LOG).read_text()
+    run_sweeps(card, 300, "headline", "rtx-titan", "precision", "repeats")
+    assert (card.folder / LOG).read_text() == log, "what is done is not started again"
+
+
+@pytest.mark.slow
+def test_a_failed_case_fails_its_phase_and_is_tried_again(
+    card: Card, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BENCH_FAKE_ANSWERS", "precision=fp16:killed")
+    run_sweeps(card, 300, "headline")
+    assert card.phases["headline"].state is State.FAILED
+    assert card.phases["headline"].line == "2 of 2 cases: 1 ok, 1 killed"
+    monkeypatch.delenv("BENCH_FAKE_ANSWERS")
+    run_sweeps(card, 300, "headline")
+    assert card.phases["headline"].state is State.DONE
+    assert card.phases["headline"].line == "2 of 2 cases: 2 ok"
+
+
+@pytest.mark.slow
+def test_a_sweep_at_the_end_of_its_time_is_stopped_cleanly(card: Card) -> None:
+    """A case that would take minutes: its row says interrupted, and the phase is cut."""
+    endless = Scale("cpu", "synthetic", None, 1.0, sweep=("--model", "dpn-small"))
+    run_sweeps(card, 15, "headline", scale=endless)
+    assert card.phases["headline"].state is State.CUT
+    assert card.phases["headline"].line == "0 of 2 cases"
+    assert read_records(card.folder)["status"].tolist() in (["interrupted"], [])
+
+
+def test_the_next_case_is_not_begun_in_vain(tmp_path: Path, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    clock = Clock()
+    monkeypatch.setattr(phases.time, "monotonic", clock.monotonic)
+    records, children = tmp_path / RECORDS, Supervisor(tmp_path / LOG, until=1055.0)
+    enough = phases._enough(records, children)
+    clock.now = 1020.0
+    assert not enough()
+    records.write_text("header\nrow\n")
+    assert not enough(), "20 s a case, and 35 are left"
+    clock.now = 1036.0
+    assert not enough(), "asked within a case"
+    records.write_text("header\nrow\nrow\n")
+    assert enough(), "20 s the longest, and 19 are left"
+
+
+def test_a_sweep_that_is_refused_says_why(card: Card) -> None:
+    refused = replace(FAKE, sweep=(*FAKE.sweep, "--batch-size", "60000"))
+    run_sweeps(card, 300, "headline", scale=refused)
+    assert card.phases["headline"].state is State.FAILED
+    assert "batch size 60000 is above the dataset's 50000 images" in card.phases["headline"].line
+
+
+# ------------------------------------------------------------------------------------- its tests
+
+
+def run_tests(folder: Path, seconds: float) -> tuple[int, dict[str, str]]:
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", "/dev/null"]
+    command += ["-p", "bench.card.testrun", "--card-until", str(time.monotonic() + seconds)]
+    command += ["--card-outcomes", str(folder / "outcomes"), str(folder / "test_some.py")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    outcomes = phases.read_outcomes(folder / "outcomes")
+    return done.returncode, {t.rpartition("::")[2]: outcome for t, outcome in outcomes.items()}
+
+
+def test_tests_stop_between_two_and_go_on_with_the_rest(tmp_path: Path) -> None:
+    (tmp_path / "test_some.py").write_text(
+        "import pytest\n"
+        "@pytest.fixture\ndef run(): pass\n"
+        "def test_worker(run): pass\n"
+        "def test_fails(): assert open(__file__[:-3]).read() == 'mended'\n"
+        "def test_skips(): pytest.skip('no card')\n"
+        "def test_passes(): open('seen', 'a').write('x')\n"
+    )
+    (tmp_path / "seen").touch()
+    source = (tmp_path / "test_some.py").read_text()
+    (tmp_path / "test_some.py").write_text(source.replace("'seen'", repr(str(tmp_path / "seen"))))
+    returncode, outcomes = run_tests(tmp_path, seconds=0)
+    assert returncode == phases._PYTEST_INTERRUPTED
+    assert outcomes == {
+        "test_worker": "",
+        "test_fails": "failed",
+        "test_skips": "",
+        "test_passes": "",
+    }
+    (tmp_path / "test_some").write_text("mended")
+    returncode, outcomes = run_tests(tmp_path, seconds=600)
+    assert returncode == 0
+    assert outcomes == {
+        "test_worker": "passed",
+        "test_fails": "passed",
+        "test_skips": "skipped",
+        "test_passes": "passed",
+    }
+    run_tests(tmp_path, seconds=600)
+    assert (tmp_path / "seen").read_text() == "x", "what passed is not run again"
+
+
+def test_make_runs_the_same_tests() -> None:
+    assert f"-m gpu {' '.join(GPU_TESTS)}" in (ROOT / "Makefile").read_text()
+
+
+# ------------------------------------------------------------------------------------- its folder
+
+
+def test_the_newest_unfinished_folder_of_this_card_goes_on(tmp_path: Path) -> None:
+    made = {}
+    for name, hour, complete, code in (
+        ("older", 1, False, "abc"),
+        ("newer", 2, False, "abc"),
+        ("whole", 3, True, "abc"),
+        ("other", 4, False, "def"),
+    ):
+        made[name] = Card(
+            tmp_path / name,
+            False,
+            {**IDENTITY, "code": code},
+            started_at=f"2026-11-21T0{hour}:00:00+00:00",
+            complete=complete,
+        )
+        made[name].write()
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / STATE).write_text("{")
+    chosen, remark = choose_card(tmp_path, "new", IDENTITY, rehearsal=False)
+    assert chosen == made["newer"]
+    assert remark == f"going on in {tmp_path / 'newer'}"
+    for name in ("older", "newer"):
+        made[name].complete = True
+        made[name].write()
+    chosen, remark = choose_card(tmp_path, "new", IDENTITY, rehearsal=False)
+    assert chosen.folder == tmp_path / "whole"
+    assert "is complete; --new measures everything again" in remark
+    chosen, _ = choose_card(tmp_path, "whole", IDENTITY, rehearsal=False, new=True)
+    assert chosen.folder == tmp_path / "whole-2"
+    chosen, _ = choose_card(tmp_path, "new", IDENTITY, rehearsal=True)
+    assert chosen.folder == tmp_path / "new", "a rehearsal never goes on in a card's folder"
+
+
+def test_another_torch_or_code_is_said(tmp_path: Path) -> None:
+    Card(tmp_path / "old", False, IDENTITY, started_at="2026").write()
+    now = {**IDENTITY, "torch": "2.12", "code": "def"}
+    chosen, remark = choose_card(tmp_path, "new", now, rehearsal=False)
+    assert chosen.folder == tmp_path / "new"
+    assert remark.endswith("torch was 2.11, now 2.12; code was abc, now def")
+
+
+def test_only_a_whole_table_of_a_real_card_is_published(tmp_path: Path) -> None:
+    def make(name: str, started: str, *, rehearsal: bool = False, done: bool = True) -> Card:
+        card = Card(tmp_path / name, rehearsal, IDENTITY, started_at=started)
+        card.phases = {phase: Entry(State.DONE) for phase in PUBLISHED}
+        if not done:
+            card.phases[PUBLISHED[-1]].state = State.CUT
+        card.write()
+        (tmp_path / name / RECORDS).touch()
+        return card
+
+    assert find_published(tmp_path, PUBLISHED) is None
+    make("rehearsed", "2026-11-24", rehearsal=True)
+    make("half", "2026-11-23", done=False)
+    assert find_published(tmp_path, PUBLISHED) is None
+    make("old", "2026-11-21")
+    newest = make("new", "2026-11-22")
+    assert find_published(tmp_path, PUBLISHED) == newest
+    (newest.folder / RECORDS).unlink()
+    assert find_published(tmp_path, PUBLISHED).folder.name == "old"  # type: ignore[union-attr]
+
+
+def test_failed_logs_are_kept_and_nothing_else_of_the_workings(
+    card: Card, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    card.write()
+    (card.folder / LOGS).mkdir()
+    for name in ("failed", "fine"):
+        (card.folder / LOGS / f"{name}.log").write_text(f"{name}\n" * 10_000 + f"end of {name}\n")
+    for name in (".lock", ".holder", folders.LOCK):
+        (card.folder / name).touch()
+    (card.folder / f"{RECORDS}.torn-20261121").write_text("half a li")
+    rows = [("logs/failed.log", Status.ERROR), ("logs/fine.log", Status.OK), ("", Status.KILLED)]
+    frame = __import__("pandas").DataFrame(rows, columns=["log", "status"])
+    monkeypatch.setattr(folders, "read_records", lambda folder: frame)
+    assert tidy(card.folder) == []
+    assert {file.name for file in card.folder.iterdir()} == {STATE, LOG}
+    log = (card.folder / LOG).read_text()
+    assert "end of failed" in log
+    assert "half a li" in log
+    assert "fine" not in log
+    assert len(log) < 40_000
+
+
+def test_a_large_log_keeps_its_end(card: Card) -> None:
+    (card.folder / LOG).write_text("x" * 5_000_000 + "the end")
+    tidy(card.folder)
+    text = (card.folder / LOG).read_text()
+    assert text.startswith("[the beginning is left out]")
+    assert text.endswith("the end")
+    assert len(text) < 4.3e6
+
+
+def grow(file: Path) -> None:
+    with file.open("wb") as stream:
+        stream.truncate(MOST_BYTES + 1)
+
+
+def test_limits_take_away_what_is_derived_and_name_what_is_measured(card: Card) -> None:
+    for name in FILES:
+        (card.folder / name).touch()
+    assert check_limits(card.folder) == []
+    grow(card.folder / PAGE)
+    assert check_limits(card.folder) == []
+    assert not (card.folder / PAGE).exists()
+    grow(card.folder / RECORDS)
+    assert check_limits(card.folder) == ["records.csv: is larger than 16 MiB"]
+    assert (card.folder / RECORDS).exists()
+
+
+def test_limits_of_number_kind_and_name(card: Card) -> None:
+    assert len(FILES) == MOST_FILES
+    for name in (*FILES, "ninth"):
+        (card.folder / name).touch()
+    assert check_limits(card.folder) == ["9 files, where 8 are allowed; move away ninth"]
+    (card.folder / "ninth").rename(card.folder / "n th")
+    (card.folder / STATE).unlink()
+    (card.folder / STATE).mkdir()
+    assert check_limits(card.folder)[:2] == [
+        "card.json: is not a plain file",
+        "n th: has a name with odd characters",
+    ]
+
+
+# ------------------------------------------------------------------------------- the command line
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--minutes", "0"], "--minutes '0': give a number above 0"),
+        (["--fraction", "2"], "--fraction '2': give a number above 0, at most 1"),
+        (["--only", "presicion"], "--only 'presicion': did you mean 'precision'?"),
+        (["--data-dri", "x"], "did you mean '--data-dir'?"),
+    ],
+)
+def test_bad_input(flags: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(flags) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_without_cifar10_the_images_are_synthetic(tmp_path: Path, cifar10: Path) -> None:
+    assert command._scale(cifar10, None).dataset == "cifar10"
+    with pytest.raises(UsageError, match="no CIFAR-10 there"):
+        command._scale(tmp_path, None)
+
+
+def test_synthetic_images_are_said_in_the_summary(
+    tmp_path: Path, card: Card, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    scale = command._scale(None, None)
+    assert (scale.dataset, scale.data_dir) == ("synthetic", None)
+    card.identity["dataset"] = scale.dataset
+    assert "no CIFAR-10 was found" in "\n".join(summarize(card, Entry(State.DONE), [], 1, "9"))
+
+
+def test_rehearsals_are_small() -> None:
+    assert rehearse(None).fraction < 0.01
+    assert rehearse(0.5).fraction == 0.5
