@@ -13,9 +13,12 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from textwrap import fill
 
 import pytest
 
+from bench.card.folder import FIGURE, Card, find_published
+from bench.card.phases import PUBLISHED
 from bench.case import AXES, Case, format_value
 from bench.flags import axis_flag
 from bench.record import Status
@@ -28,23 +31,68 @@ COMMANDS = [
     for line in block.splitlines()
     if line.partition("#")[0].strip()
 ]
-MEASURED = "cpu-epyc-20261120"  # the sweep whose table the README shows
+CPU_SWEEP = "cpu-epyc-20261120"  # whose table the README shows until a GPU has been measured
+PICTURE = "Images per second by batch size, per precision"
 
 
-def generate() -> dict[str, str]:
-    """The parts of the README that follow from the code and the records, by their marks."""
-    axes = "\n| axis | default | |\n|---|---|---|\n" + "".join(
+def find_measured(results: Path) -> Card | None:
+    """The card whose table the README shows: the newest that is whole enough; or none yet."""
+    return find_published(results, PUBLISHED)
+
+
+def write_axes() -> str:
+    return "\n| axis | default | |\n|---|---|---|\n" + "".join(
         f"| `{axis_flag(name)}` | {format_value(getattr(Case, name)) or '–'} "
         f"| {axis.metadata['help']} |\n"
         for name, axis in AXES.items()
     )
-    statuses = "\n" + "".join(f"- `{s}`: {s.meaning}\n" for s in Status)
-    return {
-        "axes": axes,
-        "statuses": statuses,
-        "table": report(f"results/{MEASURED}"),
-        "2019": report("results/reference/rtx-titan-2019.csv"),
-    }
+
+
+def write_statuses() -> str:
+    return "\n" + "".join(f"- `{s}`: {s.meaning}\n" for s in Status)
+
+
+def write_source(card: Card | None) -> str:
+    """Say what the table is of."""
+    if card is None:
+        text = (
+            "What `python -m bench.report` says of a sweep, here of real CIFAR-10 on a CPU with "
+            f"two cores ([records](results/{CPU_SWEEP}/records.csv)). No GPU sweep is published "
+            "here yet: the first person with a card gets its table from the same command, with "
+            "the RTX Titan's figures of 2019 beside each case that has one. This one was measured "
+            "on a virtual machine that others share, and the report says what that did to it."
+        )
+    else:
+        images = "real CIFAR-10" if card.identity["dataset"] == "cifar10" else "synthetic images"
+        folder = f"results/{card.folder.name}"
+        text = (
+            f"What `make card` measured on {card.identity['gpu']}, with {images}, on "
+            f"{card.started_at[:10]} ([records]({folder}/records.csv), [every phase of "
+            f"it]({folder}/card.json)), as `python -m bench.report` says it, with the RTX Titan's "
+            "figures of 2019 beside each case that has one."
+        )
+    return "\n" + fill(text, 120, break_long_words=False, break_on_hyphens=False) + "\n"
+
+
+def write_picture(card: Card | None) -> str:
+    if card is not None and not (card.folder / FIGURE).is_file():
+        return "\n"
+    return f"\n![{PICTURE}](results/{card.folder.name if card else CPU_SWEEP}/{FIGURE})\n"
+
+
+MEASURED = {
+    "source": write_source,
+    "table": lambda card: report(f"results/{card.folder.name if card else CPU_SWEEP}"),
+    "picture": write_picture,
+}
+"""The parts that follow from the chosen sweep, by their marks."""
+
+PARTS = {
+    "axes": write_axes,
+    "statuses": write_statuses,
+    "2019": lambda: report("results/reference/rtx-titan-2019.csv"),
+}
+"""The parts that follow from the code and the published records."""
 
 
 def report(sweep: str) -> str:
@@ -54,9 +102,20 @@ def report(sweep: str) -> str:
     return "\n" + done.stdout.partition("\n")[2].lstrip()
 
 
-@pytest.mark.parametrize("mark", ["axes", "statuses", "table", "2019"])
+@pytest.mark.parametrize("mark", PARTS)
 def test_generated_parts_are_current(mark: str) -> None:
-    text, part = README.read_text(), generate()[mark]
+    check_part(mark, PARTS[mark]())
+
+
+@pytest.mark.parametrize("mark", MEASURED)
+def test_measured_parts_are_current(mark: str) -> None:
+    """`make card` runs this with UPDATE_README=1."""
+    check_part(mark, MEASURED[mark](find_measured(ROOT / "results")))
+
+
+def check_part(mark: str, part: str) -> None:
+    """Hold a part of the README against what it should be, or write it anew."""
+    text = README.read_text()
     pattern = re.compile(f"(<!-- {mark} -->)(.*?)(<!-- /{mark} -->)", re.DOTALL)
     found = pattern.search(text)
     assert found, f"the README has no place for {mark}"
@@ -64,6 +123,20 @@ def test_generated_parts_are_current(mark: str) -> None:
         README.write_text(pattern.sub(lambda m: m[1] + part + m[3], text))
         return
     assert found[2] == part, "run the tests with UPDATE_README=1"
+
+
+def test_the_parts_of_a_card_name_its_folder(tmp_path: Path) -> None:
+    identity = {"gpu": "NVIDIA H200", "dataset": "cifar10"}
+    card = Card(tmp_path / "nvidia-h200", False, identity, started_at="2026-11-21T12:00:00")
+    assert "NVIDIA H200, with real CIFAR-10, on 2026-11-21" in write_source(card)
+    assert "](results/nvidia-h200/records.csv)" in write_source(card)
+    assert write_picture(card) == "\n", "no link to a picture that is not there"
+    card.folder.mkdir()
+    (card.folder / FIGURE).touch()
+    assert write_picture(card) == f"\n![{PICTURE}](results/nvidia-h200/{FIGURE})\n"
+    assert CPU_SWEEP not in write_source(card) + write_picture(card)
+    assert CPU_SWEEP in write_source(None)
+    assert CPU_SWEEP in write_picture(None)
 
 
 @pytest.fixture(scope="module")
