@@ -51,8 +51,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Show everything.
 
     Returns:
-        0 where nothing failed, though time may have cut some of it; 1 where something failed; 2
-        for a usage error; 130 or 143 where it was stopped.
+        0 where nothing failed, though time may have cut some of it; 1 where something failed or
+        speaks against the numbers; 2 for a usage error; 130 or 143 where it was stopped.
     """
     return run_command(show, argv)
 
@@ -114,7 +114,7 @@ def show(argv: Sequence[str]) -> int:
         closing = CLOSING_REHEARSAL_S if rehearsal else CLOSING_S
         with Supervisor(card.folder / LOG) as children:
             run_agenda(card, scale, children, begun, deadline - closing, given.only)
-            children.until = max(deadline, time.monotonic() + closing) + 60
+            children.until = max(deadline, time.monotonic() + closing) + 30
             started = time.monotonic()
             report = write_report(card, children)
             report.seconds = time.monotonic() - started
@@ -131,8 +131,8 @@ def show(argv: Sequence[str]) -> int:
     print("\n".join(summarize(card, report, problems, time.monotonic() - begun, given.minutes)))
     if stopped:
         return 128 + stopped
-    failed = any(entry.state is State.FAILED for entry in [*card.phases.values(), report])
-    return 1 if failed or problems else 0
+    bad = {State.FAILED, State.DOUBTFUL} & {e.state for e in (*card.phases.values(), report)}
+    return 1 if bad or problems else 0
 
 
 def run_agenda(
@@ -201,8 +201,8 @@ def identify(platform: Platform, scale: Scale) -> dict[str, object]:
 
 def publishable(card: Card) -> bool:
     """Whether the README may take its table from this card."""
-    done = all(card.phases.get(name, Entry(State.CUT)).state is State.DONE for name in PUBLISHED)
-    return done and not card.rehearsal and card.folder.parent == ROOT / "results"
+    here = card.folder.parent == ROOT / "results"
+    return card.done(*PUBLISHED) and not card.rehearsal and here
 
 
 def publish(children: Supervisor) -> None:

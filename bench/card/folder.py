@@ -50,6 +50,8 @@ class State(StrEnum):
         return member
 
     DONE = "done", True
+    DOUBTFUL = "doubtful", True
+    """It has run, and what it found speaks against the numbers."""
     CUT = "cut", False
     INTERRUPTED = "interrupted", False
     FAILED = "failed", False
@@ -118,6 +120,10 @@ class Card:
     def finished(self, phase: str) -> bool:
         """Whether a phase is not to be run again."""
         return phase in self.phases and self.phases[phase].state.finished
+
+    def done(self, *phases: str) -> bool:
+        """Whether all of these phases have ended well."""
+        return all(p in self.phases and self.phases[p].state is State.DONE for p in phases)
 
     def write_checks(self, name: str, answer: object) -> None:
         """Keep what a check printed as JSON, beside those of the others."""
