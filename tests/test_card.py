@@ -97,6 +97,7 @@ def test_rehearsed_interrupted_within_a_case_and_gone_on_with(tmp_path: Path) ->
     assert read_records(folder)["status"].tolist() == ["interrupted"]
     assert "REHEARSAL on a CPU" in said
     assert "headline    interrupted" in said
+    assert "report      done" in said
     assert "the same command again" in said
 
     again = start(tmp_path)
@@ -223,6 +224,17 @@ def test_nine_minutes_measure_everything_once(card: Card, monkeypatch: pytest.Mo
     assert done.keys() == {"doctor", "tests", "repeats"}
     assert before["doctor"] == done["doctor"] == 1
     assert card.finished("repeats")
+
+
+def test_what_is_stopped_is_reported_all_the_same(tmp_path: Path) -> None:
+    wait = [sys.executable, "-c", "import time; time.sleep(1); print('reported')"]
+    children = Supervisor(tmp_path / LOG, stopped=signal.SIGINT)
+    assert children.run(wait, quiet=True).stopped
+    children.closing = True
+    ended = children.run(wait, quiet=True)
+    assert (ended.returncode, ended.stdout) == (0, "reported\n")
+    children.until = time.monotonic()
+    assert children.run(wait).stopped, "but not for ever"
 
 
 def test_the_agenda_has_every_phase() -> None:

@@ -114,6 +114,7 @@ def show(argv: Sequence[str]) -> int:
         closing = CLOSING_REHEARSAL_S if rehearsal else CLOSING_S
         with Supervisor(card.folder / LOG) as children:
             run_agenda(card, scale, children, begun, deadline - closing, given.only)
+            children.closing = True
             children.until = max(deadline, time.monotonic() + closing) + 30
             started = time.monotonic()
             report = write_report(card, children)
@@ -266,6 +267,9 @@ class Supervisor:
     log: Path
     until: float = float("inf")
     stopped: int = 0
+    closing: bool = False
+    """The report is made even where the user has asked for an end; asking again ends that too."""
+
     _child: subprocess.Popen[str] | None = None
     _before: dict[int, object] = field(default_factory=dict)
 
@@ -347,7 +351,8 @@ class Supervisor:
                 child.wait(0.2)
                 break
             now = time.monotonic()
-            if not asked and (self.stopped or now > self.until or enough()):
+            unwanted = self.stopped and not self.closing
+            if not asked and (unwanted or now > self.until or enough()):
                 asked = now
                 child.send_signal(signal.SIGINT)
             elif asked and now > asked + _GRACE_S:
