@@ -45,7 +45,7 @@ def add_axes(parser: argparse.ArgumentParser, description: str) -> None:
     """Add a flag that takes one value or several for every axis."""
     group = parser.add_argument_group("axes", description)
     for name, axis in AXES.items():
-        # a switch may stand bare: --evaluate is --evaluate on
+        # an on/off flag needs no value: --evaluate is --evaluate on
         some = "*" if axis.default is False else "+"
         group.add_argument(axis_flag(name), nargs=some, metavar="VALUE", help=axis.metadata["help"])
 

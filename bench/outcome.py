@@ -106,7 +106,7 @@ def classify(kinds: list[str], message: str, free_share: float | None = None) ->
 
 
 def classify_death(returncode: int, oom_kills: int) -> Fault:
-    """Say what it means that a worker ended without a word.
+    """Say what it means that a worker ended without reporting a result.
 
     Args:
         returncode: as subprocess has it: negative for a signal.
@@ -118,7 +118,7 @@ def classify_death(returncode: int, oom_kills: int) -> Fault:
         return Fault(Status.KILLED, f"{signal.Signals(-returncode).name} from outside the sweep")
     if returncode < 0:
         return Fault(Status.ERROR, f"the worker crashed with {_signal_name(-returncode)}")
-    return Fault(Status.ERROR, f"the worker exited with {returncode} without a word")
+    return Fault(Status.ERROR, f"the worker exited with code {returncode} and reported no result")
 
 
 def _signal_name(number: int) -> str:

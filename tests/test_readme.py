@@ -189,6 +189,9 @@ STAND_INS = {
         "ARGS='--preset quick --precision fp32 --batch-size 64 --fraction 0.001 --repeats 1 "
         "--out results/one'"
     ),
+    # tests/test_card.py rehearses it for real; the doctor may rightly find this machine busy
+    "make card": "make -o .venv/ready --dry-run card",
+    "python -m bench.doctor": "python -m bench.doctor --from tests/recordings/healthy.json",
     "make test": "make -o .venv/ready --dry-run test",
     "pip install": "pip install --dry-run --no-deps --no-build-isolation -e .",
 }

@@ -482,22 +482,22 @@ def _memory_notes(rows: pd.DataFrame) -> Iterator[str]:
             said[str(name)] = f"Memory: peak of {MEMORY[str(name)]}."
     yield from said.values()
     if rows["memory_saved"].notna().any():
-        names = rows["memory_measure"].unique().tolist()
-        device = "cpu" if (rows["device"] == "cpu").any() else "cuda"
-        shared = " or ".join(dict.fromkeys(_SHARED_MEMORY[device, name] for name in names))
+        on_cpu, names = (rows["device"] == "cpu").any(), rows["memory_measure"].unique()
+        needed = [ON_CPU] if on_cpu else [SHARED_MEMORY[name] for name in names]
+        shared = " or ".join(dict.fromkeys(needed))
         tensors = rows["tensors_saved"].notna().any()
         beside = "; tensors saved is of torch's tensors alone" if tensors else ""
         yield f"Memory saved is of all of that, {shared} included{beside}."
 
 
-# what every precision needs alike, by device and by a column of MEMORY
-_SHARED_MEMORY = {
-    ("cuda", "peak_device_bytes"): "the CUDA context and the dataset",
-    ("cuda", "peak_process_bytes"): "the CUDA context and the dataset",
-    ("cuda", "peak_reserved_bytes"): "the dataset and unused blocks",
-    ("cuda", "peak_allocated_bytes"): "the dataset",
-    ("cpu", "peak_process_bytes"): "Python, torch and the dataset",
+ON_CPU = "Python, torch and the dataset"
+SHARED_MEMORY = {
+    "peak_device_bytes": "the CUDA context and the dataset",
+    "peak_process_bytes": "the CUDA context and the dataset",
+    "peak_reserved_bytes": "the dataset and unused blocks",
+    "peak_allocated_bytes": "the dataset",
 }
+"""What every precision needs alike, by a column of `MEMORY`; on a CPU, `ON_CPU`."""
 
 
 # --------------------------------------------------------------------------------------- sections

@@ -74,7 +74,7 @@ ENDS = {
     "raises": (Status.ERROR, "RuntimeError: no such <luck> | =1+1"),
     "not_a_number": (Status.DIVERGED, "the loss was inf or NaN from step 0 of 2"),
     "sleeps": (Status.TIMEOUT, "warmup ran past 300 s (--timeout); stacks in the log"),
-    "exits": (Status.ERROR, "the worker exited with 9 without a word"),
+    "exits": (Status.ERROR, "the worker exited with code 9 and reported no result"),
     "leaves": (Status.ERROR, "SystemExit: 3"),
     "kills_itself": (Status.KILLED, "SIGKILL from outside the sweep"),
     "crashes": (Status.ERROR, "the worker crashed with SIGSEGV"),

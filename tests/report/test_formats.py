@@ -8,6 +8,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -345,6 +346,12 @@ def test_memory_saved_says_what_is_in_it(tmp_path: Path) -> None:
     assert "memory saved tensors saved" in said
     assert "Memory saved is of all of that, the CUDA context and the dataset included" in said
     assert "tensors saved is of torch's tensors alone" in said
+
+
+def test_memory_saved_on_a_cpu_says_what_is_shared_there(tmp_path: Path) -> None:
+    on_cpu = [replace(case, device="cpu") for case in (Case(), FP16)]
+    said = text_of(tmp_path, [*repeat(on_cpu[0], (200,), 10), *repeat(on_cpu[1], (100,), 6)])
+    assert "Python, torch and the dataset included" in said
 
 
 def test_files_hold_the_ends_as_numbers(tmp_path: Path, report: Run) -> None:
