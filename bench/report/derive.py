@@ -43,8 +43,10 @@ class Quantity:
     ``derive`` takes a frame of records and returns one number a row, in SI units, NaN for none; it
     is None where the number needs another case too (see `summarize`). People read it over
     ``scale``, in ``unit``, to so many ``decimals`` or to four digits. ``whole`` numbers speak of a
-    whole epoch, and are estimates where only a fraction of one was measured. ``spread`` is whether
-    tables show how far repeats lie apart; files hold it for all.
+    whole epoch, and are estimates where only a fraction of one was measured. A ``rate`` is over a
+    time or an energy; its median over repeats is that of its inverse, so that it agrees with the
+    time in the same row, also for an even number of repeats. ``spread`` is whether tables show how
+    far repeats lie apart; files hold it for all.
     """
 
     name: str
@@ -56,6 +58,7 @@ class Quantity:
     scale: float = 1
     decimals: int | None = None
     whole: bool = False
+    rate: bool = False
     spread: bool = True
 
     def write(self, value: float) -> str:
@@ -197,6 +200,7 @@ QUANTITIES: dict[str, Quantity] = {
             "higher",
             throughput,
             whole=True,
+            rate=True,
             spread=False,  # the time shows it
         ),
         Quantity(
@@ -314,6 +318,7 @@ QUANTITIES: dict[str, Quantity] = {
             "measured images over their energy",
             "higher",
             images_per_joule,
+            rate=True,
         ),
         Quantity(
             "achieved_flops",
@@ -324,6 +329,7 @@ QUANTITIES: dict[str, Quantity] = {
             achieved_flops,
             scale=1e12,
             whole=True,
+            rate=True,
         ),
         Quantity(
             "peak_share",
@@ -335,6 +341,7 @@ QUANTITIES: dict[str, Quantity] = {
             scale=0.01,
             decimals=1,
             whole=True,
+            rate=True,
         ),
         Quantity(
             "fragmentation",
@@ -756,7 +763,7 @@ def summarize(rows: pd.DataFrame) -> pd.DataFrame:
     measured = rows["status"].isin([s.value for s in MEASURED])
     numbers["epoch_time_s"] = numbers["epoch_time_s"].where(measured)
     numbers["images_per_s"] = numbers["images_per_s"].where(measured)
-    medians = numbers.groupby(cell).median()
+    medians = _median(numbers, cell)
     low, high = find_ends(numbers, cell)
     repeats = cell.value_counts().rename("repeats")
     seeds = rows["run_seed"].groupby(cell).nunique().rename("seeds")
@@ -779,6 +786,14 @@ def summarize(rows: pd.DataFrame) -> pd.DataFrame:
     _say_spread(cases)
     cases["noisy"] |= find_wide(cases)
     return _pair(cases).reset_index(drop=True)
+
+
+def _median(numbers: pd.DataFrame, cell: pd.Series) -> pd.DataFrame:
+    """The median of each column in each cell; of a rate, over its inverse."""
+    rates = [q.name for q in QUANTITIES.values() if q.rate]
+    inverse = numbers.assign(**{name: 1 / _positive(numbers[name]) for name in rates})
+    medians = inverse.groupby(cell).median()
+    return medians.assign(**{name: 1 / medians[name] for name in rates})
 
 
 def _say_spread(cases: pd.DataFrame) -> None:

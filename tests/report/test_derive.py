@@ -108,6 +108,22 @@ def test_repeats_become_a_median_with_their_range(tmp_path: Path) -> None:
     assert row["noisy"]
 
 
+def test_a_rate_agrees_with_the_time_beside_it(tmp_path: Path) -> None:
+    """Of an even number of repeats, the median of rates is not the rate at the median time."""
+    energy = {"energy_j": 5000.0, "flop_per_image": 1e9}
+    rows = repeat((300, 100), **energy)
+    rows += repeat((300, 100), FP16, **{**energy, "measured_images": None})
+    cases = cases_of(tmp_path, *rows)
+    row = pick(cases, FP32)
+    assert row["epoch_time_s"] == 200
+    assert row["images_per_s"] == pytest.approx(50_000 / 200)
+    assert row["achieved_flops"] == pytest.approx(1e9 * 50_000 / 200)
+    assert row["images_per_j"] == pytest.approx(10)
+    ends = [row["images_per_s_low"], row["images_per_s_high"]]
+    assert ends == pytest.approx([50_000 / 300, 50_000 / 100])
+    assert math.isnan(pick(cases, FP16)["images_per_j"])
+
+
 def test_from_five_repeats_on_the_ends_are_an_interval_with_its_coverage(tmp_path: Path) -> None:
     row = pick(cases_of(tmp_path / "5", *repeat((10, 12, 11, 19, 13))), FP32)
     assert (row["epoch_time_s_low"], row["epoch_time_s_high"]) == (10, 19)
