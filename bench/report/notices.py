@@ -45,10 +45,10 @@ def warn(records: pd.DataFrame, cases: pd.DataFrame) -> list[Notice]:
             notices.append(Notice(label, text))
     wide = find_wide(cases)
     if wide.any():
-        share = f"{wide.sum():,} of {(cases['repeats'] > 1).sum():,} cases with repeats"
         text = (
-            f"{share} spread by more than ±{100 * STEADY:.0f} %; they are marked noisy. Close "
-            "other programs, or use --repeats 5."
+            f"The times of {wide.sum():,} of the {(cases['repeats'] > 1).sum():,} cases with "
+            f"repeats spread by more than ±{100 * STEADY:.0f} %; these cases are marked noisy. "
+            "Close other programs, or use --repeats 5."
         )
         notices.append(Notice("Spread", text))
     notices += _determinism(cases)
@@ -105,7 +105,9 @@ def _describe_drift(sweep: str, machine: str, found: Sequence[Drift]) -> Notice:
     elif math.isinf(worst.margin):
         text += "; how far runs spread is unknown. Use --repeats 5 to tell"
     elif worst.steadiness is Steadiness.UNKNOWN:
-        text += f"; the runs' own spread allows for ±{100 * worst.margin:.1f} %"
+        # beyond 100 % it would allow for times below zero
+        allowed = f"±{100 * worst.margin:.1f} %" if worst.margin < 1 else "any change"
+        text += f"; the runs' own spread allows for {allowed}"
         text += ". Close other programs, or use --repeats 5, to tell"
     return Notice(worst.steadiness.value, f"{text}.{several}")
 

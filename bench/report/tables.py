@@ -728,15 +728,15 @@ def _fastest(cases: pd.DataFrame) -> str:
         f"{claim}{among}: {name_case(row, named)}, "
         f"{quantity_cell(QUANTITIES['epoch_time_s'], row).text} an epoch "
         f"({quantity_cell(QUANTITIES['images_per_s'], row).text} images/s{part})"
-        f"{_against_fp32(row, good)}"
+        f"{_against_fp32(row, timed)}"
     )
     if row.repeats == 1:
         said += ". These are single runs; use --repeats 3 to compare"
     elif rivals:
         names = _list_some([name_case(rival, named) for rival in rivals])
         said += (
-            f". Its runs overlap with those of {names}: they cannot be told apart; --repeats "
-            f"{2 * row.repeats + 1} may"
+            f". Its runs overlap with those of {names}: they cannot be told apart; use --repeats "
+            f"{2 * row.repeats + 1} to compare"
         )
     if len(faster):
         said += f". Faster but doubted: {_name_doubted(faster, named)}"
@@ -770,33 +770,45 @@ def _write_time(row: Row) -> str:
 
 
 def _list_some(names: Sequence[str], between: str = ", ") -> str:
-    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return between.join(names[:3]) + more
+    more = [f"and {len(names) - 3} more cases"] if len(names) > 4 else names[3:]
+    return between.join([*names[:3], *more])
 
 
-def _against_fp32(row: Row, good: pd.DataFrame) -> str:
-    """Compare the fastest case with fp32 at its batch size, or else with the fastest fp32."""
+def _against_fp32(row: Row, timed: pd.DataFrame) -> str:
+    """Compare the fastest case with fp32 at its batch size, and with the fastest fp32.
+
+    A speed-up at one batch size alone would flatter where fp32 is slow at just that one.
+
+    Args:
+        timed: all cases with a time, fastest first.
+    """
+    trusted = derive.trusted(timed)
     if row.precision == "fp32":
-        return "; no other precision was faster" if (good["precision"] != "fp32").any() else ""
-    about = ESTIMATE if row.fraction < 1 else ""
-    same = good["precision"] == "fp32"
+        others = trusted & (timed["precision"] != "fp32")
+        return "; no other precision was faster" if others.any() else ""
+    same = timed["precision"] == "fp32"
     for name in (*derive.SOURCE, *derive.SETTINGS, "environment", "kind"):
-        same &= good[name] == getattr(row, name)
-    if is_number(row.speedup):
-        sound = (good.loc[same, "batch_size"] == row.batch_size).any()
-        doubt = "" if sound else " (the fp32 time is in doubt)"
-        saved = ""
-        if is_number(row.memory_saved):
-            less = "less" if row.memory_saved >= 0 else "more"
-            saved = f" and {100 * abs(row.memory_saved):.0f} % {less} memory"
-        return f", {about}{row.speedup:.2f}× as fast as fp32 at that batch size{saved}{doubt}"
+        same &= timed[name] == getattr(row, name)
     if not same.any():
         return "; there is no fp32 case with the same settings to compare it with"
-    best = next(iterate(good[same]))
-    return (
-        f", {about}{best.epoch_time_s / row.epoch_time_s:.2f}× as fast as fp32 at its fastest "
-        f"(batch size {best.batch_size})"
+    about = ESTIMATE if row.fraction < 1 else ""
+    doubt = "" if (trusted & same).any() else " (the fp32 times are in doubt)"
+    # one in doubt is named only where none is better
+    best = next(iterate(timed[same & trusted] if (same & trusted).any() else timed[same]))
+    speedup = best.epoch_time_s / row.epoch_time_s
+    at_best = (
+        f", {about}{speedup:.2f}× as fast as fp32 at its fastest (batch size {best.batch_size})"
     )
+    if not is_number(row.speedup):
+        return at_best + doubt
+    saved = ""
+    if is_number(row.memory_saved):
+        less = "less" if row.memory_saved >= 0 else "more"
+        saved = f" with {100 * abs(row.memory_saved):.0f} % {less} memory"
+    said = f", {about}{row.speedup:.2f}× as fast as fp32 at that batch size{saved}"
+    if not doubt and not (trusted & same & (timed["batch_size"] == row.batch_size)).any():
+        said += " (that fp32 time is in doubt)"
+    return said + (at_best if row.speedup > speedup * (1 + derive.STEADY) else "") + doubt
 
 
 def _largest(cases: pd.DataFrame) -> str:

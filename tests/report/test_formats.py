@@ -258,7 +258,7 @@ def test_the_answer_names_the_fastest_that_can_be_trusted(tmp_path: Path) -> Non
     assert said == (
         "Fastest of the rows without doubts: fp16 · loss scale 128 · batch size 128, "
         "100.0 (99.5–100.5) s an epoch (500.0 images/s), 2.00× as fast as fp32 at that batch size "
-        "and 40 % less memory. Faster but doubted: bf16 · batch size 128, 50.00 s: shared."
+        "with 40 % less memory. Faster but doubted: bf16 · batch size 128, 50.00 s: shared."
     )
     assert answer_of(tmp_path / "b", bf16) == (
         "Every case has a doubt, so none is called the fastest. "
@@ -267,7 +267,7 @@ def test_the_answer_names_the_fastest_that_can_be_trusted(tmp_path: Path) -> Non
     said = answer_of(tmp_path / "f", [*fp32, *fp16])
     assert said.startswith("Fastest: fp16 · loss scale 128 · batch size 128, ")
     fp32[0].measurement.warmup_steady = False
-    assert "(the fp32 time is in doubt)" in answer_of(tmp_path / "c", [*fp32, *fp16])
+    assert "(the fp32 times are in doubt)" in answer_of(tmp_path / "c", [*fp32, *fp16])
     assert "no other precision was faster" not in answer_of(tmp_path / "d", fp16)
     assert "no fp32 case with the same settings" in answer_of(tmp_path / "e", fp16)
 
@@ -288,6 +288,39 @@ def test_nothing_is_called_the_fastest_from_single_runs(tmp_path: Path) -> None:
     assert said.startswith("Lowest single time: fp16 · loss scale 128 · batch size 128, 100.0 s ")
     assert said.endswith("These are single runs; use --repeats 3 to compare.")
     assert "astest" not in said
+
+
+def test_a_speedup_where_fp32_is_slow_stands_beside_the_one_over_its_fastest(
+    tmp_path: Path,
+) -> None:
+    """The committed CPU sweep: 2.60× at a batch size at which fp32 is far from its best."""
+    small, large = Case(batch_size=64), Case(batch_size=256)
+    bf16 = repeat(Case(precision="bf16-amp", batch_size=256), (57, 57.1, 56.9), 8)
+    slow = repeat(large, (148, 148.1, 147.9), 10)
+    said = answer_of(tmp_path / "a", [*bf16, *slow, *repeat(small, (89, 89.1, 88.9), 5)])
+    assert said.endswith(
+        "2.60× as fast as fp32 at that batch size with 20 % less memory, "
+        "1.56× as fast as fp32 at its fastest (batch size 64)."
+    )
+    said = answer_of(tmp_path / "b", [*bf16, *slow, *repeat(small, (150, 150.1, 149.9), 5)])
+    assert said.endswith("2.60× as fast as fp32 at that batch size with 20 % less memory.")
+    shared = repeat(large, (148, 148.1, 147.9), 10, neighbours_computing=1)
+    said = answer_of(tmp_path / "c", [*bf16, *shared, *repeat(small, (89, 89.1, 88.9), 5)])
+    assert "(that fp32 time is in doubt), 1.56× as fast as fp32 at its fastest" in said
+    said = answer_of(tmp_path / "d", [*bf16, *shared])
+    assert said.endswith("20 % less memory (the fp32 times are in doubt).")
+
+
+def test_what_is_left_out_of_a_list_is_said_to_be_cases(tmp_path: Path) -> None:
+    rows = [
+        row
+        for i in range(5)
+        for row in repeat(Case(batch_size=64 + i), (50 + i,), 6, neighbours_computing=1)
+    ]
+    assert answer_of(tmp_path / "a", rows).endswith(
+        "fp32 · batch size 66, 52.00 s: shared; and 2 more cases."
+    )
+    assert answer_of(tmp_path / "b", rows[:4]).endswith("fp32 · batch size 67, 53.00 s: shared.")
 
 
 def test_what_overlaps_is_not_told_apart(tmp_path: Path) -> None:

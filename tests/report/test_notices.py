@@ -90,6 +90,13 @@ def test_a_sentinel_is_held_against_the_one_before(tmp_path: Path) -> None:
     assert "3.0 % longer than the one of 2026-11-20 12:00 UTC" in text
 
 
+def test_a_spread_of_more_than_all_is_not_said_in_numbers(tmp_path: Path) -> None:
+    frame = read(tmp_path, [*runs((31.9, 30.4, 78.7)), close(91.5, 12)])
+    text = notices_of(frame)["Drift not known"]
+    assert "took 186.8 % longer" in text
+    assert "the runs' own spread allows for any change" in text
+
+
 def test_a_sentinel_of_another_card_is_no_drift(tmp_path: Path) -> None:
     other = {**measured(300, GIB), "gpu": "A card", "torch": "2.12", "sentinel": True}
     frame = read(tmp_path, [*runs((100, 100.1, 99.9)), make_record(FP32, **other)])
@@ -100,7 +107,9 @@ def test_the_committed_cpu_sweep_is_called_what_it_is() -> None:
     """Five of six cases spread by more than 2 %, and +17 % against such runs proves no drift."""
     frame = derive.read([read_sweep(CPU_SWEEP)])
     found = notices_of(frame)
-    assert found["Spread"].startswith("5 of 6 cases with repeats spread by more than ±2 %")
+    assert found["Spread"].startswith(
+        "The times of 5 of the 6 cases with repeats spread by more than ±2 %"
+    )
     assert "17.0 % longer than the median of its 3 runs" in found["Drift not known"]
     assert (
         "3 runs of one seed end with the same loss to the last digit in 6 of 6"
