@@ -299,7 +299,9 @@ def _judge_cpu(m: Machine) -> Iterator[Finding]:
     if cpu.others > OTHERS_NOTED * cpu.cores:
         heavy = cpu.others > OTHERS_HEAVY * cpu.cores
         level = Level.UNBELIEVABLE if heavy else Level.NOTE
-        yield Finding(level, "CPU", f"{used} in {cpu.watched_s:.2g} s", "see which, end them: top")
+        yield Finding(
+            level, "CPU", f"{used} in {cpu.watched_s:.2g} s", "find them with top, and end them"
+        )
     if cpu.steal > STEAL_NOTED:
         level = Level.UNBELIEVABLE if cpu.steal > STEAL_HEAVY else Level.NOTE
         yield Finding(
