@@ -502,7 +502,8 @@ class Result:
         failures: what it found, one line each.
         judged: how many verdicts it looked at, one a case and metric; of a gate on outcomes, how
             many cases.
-        unjudged: how many measured cases had no verdict to look at.
+        unjudged: how many measured cases had no verdict to look at, or an interval so wide that
+            it rules nothing out.
         why: the reasons of these, the most frequent first, each with its number.
     """
 
@@ -532,6 +533,9 @@ def pass_gate(comparison: Comparison, gate: Gate) -> Result:
         for finding in findings
     ]
     lacks = Counter(r.lack for r in ratios if r.judge(gate.margin) is Verdict.NONE)
+    if wide := sum(r.rules_out_nothing(gate.margin) for r in ratios):
+        limit = f"{100 * gate.margin:g} %"
+        lacks[f"the interval reaches beyond {limit} both ways; more repeats would tell"] = wide
     why = dict(lacks.most_common())
     if not ratios:
         columns = [m.name for m in comparison.metrics if gate.word in (m.lower, m.higher)]

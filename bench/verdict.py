@@ -96,6 +96,12 @@ class Ratio:
         inside = 1 / limit <= self.low and self.high <= limit
         return Verdict.SAME if inside else Verdict.AMBIGUOUS
 
+    def rules_out_nothing(self, margin: float) -> bool:
+        """Whether the interval is so wide that lower, same and higher are all possible."""
+        if self.lack or self.low is None or self.high is None:
+            return False
+        return self.low < 1 / (1 + margin) and self.high > 1 + margin
+
     @property
     def differs(self) -> bool:
         """Whether the sides differ at all, at 5 % family-wise."""

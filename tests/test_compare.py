@@ -604,6 +604,22 @@ def test_fail_on_a_verdict(
     assert capsys.readouterr().err == fails * code
 
 
+def test_a_gate_on_intervals_that_rule_nothing_out_has_checked_nothing(
+    write: Write, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """0.45, from 0.02 to 8.6, is no proof that nothing became 5 % slower."""
+    wild = [30.0, 600.0, 330.0]
+    a, b = write("a", runs(CASE, wild)), write("b", runs(CASE, [65.0, 37.0, 318.0]))
+    assert main([a, b, "--fail-on", "slower:5%"]) == 1
+    said = "the interval reaches beyond 5 % both ways; more repeats would tell"
+    assert f"fail: slower:5%: no case could be judged: {said}" in capsys.readouterr().err
+    other = Case(batch_size=256)
+    both = [write(name, runs(CASE, wild) + runs(other, BASE)) for name in ("c", "d")]
+    assert main([*both, "--fail-on", "slower:5%"]) == 0
+    said = f"warning: --fail-on slower:5%: 1 of 2 cases could not be judged: {said}"
+    assert said in capsys.readouterr().err
+
+
 def test_fail_on_is_judged_against_its_own_margin(write: Write) -> None:
     a, b = write("a", runs(CASE, BASE)), write("b", runs(CASE, SLOWER))
     assert main([a, b, "--margin", "20%", "--fail-on", "slower:5%"]) == 1
