@@ -74,15 +74,22 @@ def compare(argv: Sequence[str]) -> int:
             f"ratio {ratios[-1]:.4f}",
             file=out,
         )
-    print(
-        f"overhead: harness / bare = {median(ratios):.4f} "
-        f"(median of {len(ratios)}; {min(ratios):.4f} to {max(ratios):.4f})",
-        file=out,
-    )
+    print(f"overhead: harness / bare = {median(ratios):.4f} ({describe_spread(ratios)})", file=out)
     if given.json:
         answer = {"case": asdict(case), "on": where, "ratio": median(ratios), "ratios": ratios}
         print(json.dumps(answer, indent=2))
     return 0
+
+
+def describe_spread(ratios: Sequence[float]) -> str:
+    """Say what the ratio printed last is, and how far the pairs lie apart.
+
+    >>> describe_spread([1.01]), describe_spread([1.01, 0.99, 1.0])
+    ('one pair: its spread is unknown; use --pairs 5', 'median of 3; 0.9900 to 1.0100')
+    """
+    if len(ratios) == 1:
+        return "one pair: its spread is unknown; use --pairs 5"
+    return f"median of {len(ratios)}; {min(ratios):.4f} to {max(ratios):.4f}"
 
 
 def time_harness(case: Case, folder: str, gpu_uuid: str | None) -> float:
