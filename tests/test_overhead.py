@@ -45,6 +45,10 @@ def test_the_turns_alternate(
     assert capsys.readouterr().out.splitlines()[-1] == (
         "overhead: harness / bare = 1.0100 (median of 3; 1.0100 to 1.0100)"
     )
+    assert overhead.main([*SMALL, "--pairs", "1"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == (
+        "overhead: harness / bare = 1.0100 (one pair: its spread is unknown; use --pairs 5)"
+    )
 
 
 @pytest.mark.parametrize(
