@@ -18,7 +18,7 @@ from bench.models import MODELS
 from bench.precision import PRECISIONS
 from bench.preset import Preset, load_config, load_preset, preset_names
 from bench.record import Status
-from bench.schedule import CHEAP_FRACTION, CHEAP_REPEATS, default_repeats
+from bench.schedule import CHEAP_FRACTION, CHEAP_REPEATS, default_repeats, plan_runs
 
 
 @dataclass
@@ -171,12 +171,15 @@ def print_registries() -> int:
     return 0
 
 
-def print_cases(cases: Sequence[Case]) -> int:
-    """Print the cases: what varies, a line each; then what all share."""
+def print_cases(cases: Sequence[Case], repeats: int) -> int:
+    """Print what varies, a line a case; then what all share, and how many runs they take."""
     varies = [n for n in AXES if len({getattr(case, n) for case in cases}) > 1]
     shared = [n for n in AXES if n not in varies]
     for index, case in enumerate(cases, 1):
         print(f"{index:>4}  {case.label(varies)}")
     settings = ((name, format_value(getattr(cases[0], name))) for name in shared)
     print("all:  " + ", ".join(f"{name} {text}" for name, text in settings if text))
+    if repeats > 1:
+        runs = len(plan_runs(cases, repeats))
+        print(f"runs: {runs}: each case {repeats} times, and the first once more at the end")
     return 0

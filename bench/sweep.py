@@ -55,7 +55,7 @@ def sweep(argv: Sequence[str]) -> int:
     cases = choose_cases(options)
     if options.dry_run:
         try_models(cases, options)
-        return print_cases(cases)
+        return print_cases(cases, options.repeats)
     try:
         return run_sweep(cases, options)
     except StoreError as error:

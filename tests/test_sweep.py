@@ -109,6 +109,16 @@ def test_nothing_measured_is_a_failure(
     run(out, "8", rc=rc)
 
 
+def test_a_dry_run_says_how_many_runs_the_cases_take(capsys: pytest.CaptureFixture[str]) -> None:
+    """Three repeats that nobody asked for are not found out from the clock."""
+    two = ["--device", "cpu", "--precision", "fp32", "--batch-size", "8", "16", "--dry-run"]
+    assert sweep.main([*two, "--fraction", "0.1"]) == 0
+    said = "runs: 7: each case 3 times, and the first once more at the end"
+    assert capsys.readouterr().out.splitlines()[-1] == said
+    assert sweep.main(two) == 0
+    assert "runs:" not in capsys.readouterr().out
+
+
 def test_repeats_end_with_a_sentinel(out: Path) -> None:
     frame = run(out, "8", "16", "--repeats", "2")
     assert rows(frame, "batch_size", "repeat", "sentinel") == [
