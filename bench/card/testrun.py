@@ -8,6 +8,7 @@ then one for each test that ended; those that FILE holds as passed or skipped ar
 from __future__ import annotations
 
 import json
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -64,6 +65,11 @@ class _Keeper:
         if now + self._longest > self._until:
             item.session.shouldstop = "time is up"
         return result  # type: ignore[return-value]
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionfinish(self) -> None:
+        """Finish undisturbed: the card ends at the same moment what does not end by itself."""
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Write the outcome of a test's call, or what kept it from being called."""
