@@ -16,7 +16,13 @@ from pathlib import Path
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from bench.case import parse_value
-from bench.environment import VARIABLES, DeviceAnswer, Platform
+from bench.environment import (
+    VARIABLES,
+    DeviceAnswer,
+    Platform,
+    describe_install,
+    refuse_missing,
+)
 from bench.errors import UsageError
 from bench.flags import Parser, run_command
 from bench.gpu import EFFECTS, Lack, Process, find_card
@@ -372,6 +378,15 @@ def _judge_precisions(m: Machine) -> Iterator[Finding]:
 
 
 def _judge_packages(m: Machine) -> Iterator[Finding]:
+    # what is said of these two below and of torch says more
+    if missing := [name for name in m.missing if name not in ("nvidia-ml-py", "torch")]:
+        yield Finding(
+            Level.UNBELIEVABLE,
+            "packages",
+            f"not installed: {', '.join(missing)}; nothing can be measured without",
+            describe_install(missing),
+            numbers=False,
+        )
     if m.nvidia_ml_py is None:
         yield Finding(
             Level.NOTE,
@@ -594,6 +609,7 @@ def doctor(argv: Sequence[str]) -> int:
     if given.file:
         machine = read_json(given.file)
     else:
+        refuse_missing(["psutil"])
         models = [str(parse_value("model", name, "--model")) for name in given.model]
         machine, _ = examine_machine(models=models, data_dir=given.data_dir, out=given.out)
     findings = judge(machine)

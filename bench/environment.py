@@ -17,7 +17,7 @@ import subprocess
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
@@ -362,6 +362,48 @@ def hash_code() -> str:
     return digest.hexdigest()[:12]
 
 
+PACKAGES: dict[str, str] = {
+    "torch": "torch",
+    "numpy": "numpy",
+    "nvidia-ml-py": "pynvml",
+    "pandas": "pandas",
+    "pyarrow": "pyarrow",
+    "pillow": "PIL",
+    "rich": "rich",
+    "psutil": "psutil",
+    "filelock": "filelock",
+    "tenacity": "tenacity",
+    "seaborn": "seaborn",
+    "scipy": "scipy",
+    "jinja2": "jinja2",
+}
+"""The packages that this harness needs, and the module that each is imported as."""
+
+
+def find_missing(packages: Iterable[str] = PACKAGES) -> tuple[str, ...]:
+    """Those of ``packages`` that are not installed; none is imported."""
+    return tuple(name for name in packages if find_spec(PACKAGES[name]) is None)
+
+
+def refuse_missing(packages: Iterable[str] = PACKAGES) -> None:
+    """Refuse to start where packages are missing that would be needed on the way.
+
+    Raises:
+        UsageError: it names them, and the command that installs them.
+    """
+    if missing := find_missing(packages):
+        are = "is" if len(missing) == 1 else "are"
+        raise UsageError(
+            f"{', '.join(missing)} {are} not installed for {sys.executable}; "
+            f"{describe_install(missing)}"
+        )
+
+
+def describe_install(packages: Iterable[str]) -> str:
+    """The command that installs ``packages``."""
+    return f"{sys.executable} -m pip install {' '.join(packages)}"
+
+
 @cache
 def has_cuda() -> bool:
     """Whether torch was built for CUDA and NVML finds a GPU, without importing torch."""
@@ -370,7 +412,8 @@ def has_cuda() -> bool:
         return False
     build = Path(spec.origin).with_name("version.py")
     try:
-        cuda_build = "cuda: Optional[str] = '" in build.read_text()
+        # cuda: Optional[str] = '13.0', with another annotation in other versions
+        cuda_build = re.search(r"^cuda\b[^=]*= *['\"]", build.read_text(), re.MULTILINE) is not None
     except OSError:
         cuda_build = True
     return cuda_build and bool(find_cards()[0])

@@ -25,6 +25,7 @@ from bench.environment import (
     DeviceAnswer,
     ask,
     describe_host,
+    find_missing,
     find_variables,
     read_governor,
     usable_cpus,
@@ -87,7 +88,10 @@ class Apex:
 
 @dataclass(frozen=True)
 class Machine:
-    """Facts. Sizes are in bytes; a size is None where it could not be asked."""
+    """Facts. Sizes are in bytes; a size is None where it could not be asked.
+
+    ``missing`` names the packages of `bench.environment.PACKAGES` that are not installed.
+    """
 
     host: str
     os: str
@@ -110,6 +114,7 @@ class Machine:
     nvidia_ml_py: str | None
     pynvml: str | None
     variables: dict[str, str]
+    missing: tuple[str, ...] = ()
 
 
 def examine_machine(
@@ -205,6 +210,7 @@ def examine_machine(
         nvidia_ml_py=_find_version("nvidia-ml-py"),
         pynvml=_find_version("pynvml"),
         variables=find_variables(),
+        missing=find_missing(),
     ), answer
 
 

@@ -28,8 +28,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
-from filelock import FileLock, Timeout
-
 from bench.attempts import keep_latest
 from bench.case import AXES, Case, format_value, parse_value
 from bench.errors import UsageError
@@ -139,6 +137,8 @@ class Store:
         self.set_aside: list[str] = []
         self._holder = folder / ".holder"
         # a store may be closed by another thread than opened it
+        from filelock import FileLock
+
         self._lock = FileLock(folder / ".lock", thread_local=False)
         self._files: dict[str, io.FileIO] = {}
         try:
@@ -213,6 +213,8 @@ class Store:
             raise StoreError(f"{self.folder / CONFIG}: {error.strerror}") from error
 
     def _acquire(self, wait_s: float, on_wait: Callable[[str], None]) -> None:
+        from filelock import Timeout
+
         try:
             self._lock.acquire(timeout=0)
         except Timeout:

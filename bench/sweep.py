@@ -13,6 +13,7 @@ from pathlib import Path
 from uuid import uuid4
 
 from bench.case import Case, telling_axes
+from bench.environment import PACKAGES, refuse_missing
 from bench.executors import Executor, Job, Settings, build_executor
 from bench.flags import run_command
 from bench.options import Options, choose_cases, parse_arguments, print_cases, print_registries
@@ -66,6 +67,7 @@ def sweep(argv: Sequence[str]) -> int:
 def run_sweep(cases: list[Case], options: Options) -> int:
     """Measure the cases into --out and print the table; the return code."""
     refuse_unwritable(options.out)
+    refuse_missing(name for name in PACKAGES if name != "nvidia-ml-py")  # whose lack is noted
     inputs = find_inputs(cases, options)
     out = options.out or default_out(inputs.platforms)
     with Store(out, options.wait_s, say_waiting) as store:

@@ -16,6 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from bench import environment
 from bench.card import __main__ as command
 from bench.card import folder as folders
 from bench.card import phases
@@ -142,6 +143,32 @@ def test_cut_to_some_seconds(tmp_path: Path, capfd: pytest.CaptureFixture[str]) 
         assert f"  {name:<11} cut " in said
     assert "needs about 12 s, 0 s were left" in said
     assert {file.name for file in folder.iterdir()} <= set(FILES)
+
+
+def test_a_missing_package_is_told_before_anything_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lost = {"tenacity", "jinja2"}
+    monkeypatch.setattr(environment, "find_spec", lambda name: None if name in lost else object())
+    monkeypatch.setattr(command, "probe", lambda device: pytest.fail("it went on"))
+    assert command.main(["--out", str(tmp_path)]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert "error: tenacity, jinja2 are not installed" in said
+    assert "-m pip install tenacity jinja2" in said
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_missing_package_cannot_keep_it_from_being_told() -> None:
+    """Nothing that may be missing is imported before that is looked for."""
+    code = (
+        "import sys, bench.card.__main__; from bench.environment import PACKAGES;"
+        "print({*PACKAGES.values(), 'pytest'} & sys.modules.keys())"
+    )
+    said = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True
+    )
+    assert said.stdout == "set()\n"
 
 
 # ------------------------------------------------------------------------------ by the agenda

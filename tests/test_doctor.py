@@ -162,6 +162,13 @@ def test_a_cpu_build_beside_a_card(healthy: Machine) -> None:
     assert "CUDA build" in finding.fix
 
 
+def test_a_package_that_is_missing(healthy: Machine) -> None:
+    found = matter(replace(healthy, missing=("tenacity", "scipy", "nvidia-ml-py")))["packages"]
+    assert found.level is UNBELIEVABLE
+    assert "not installed: tenacity, scipy;" in found.what
+    assert found.fix.endswith("-m pip install tenacity scipy")
+
+
 def test_a_card_slowed_at_rest_and_a_narrow_link(healthy: Machine) -> None:
     (gpu,) = healthy.gpus
     assert gpu.card.pcie is not None

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from bench import environment
 from bench.environment import (
+    PACKAGES,
     Answer,
     DeviceAnswer,
     Platform,
     describe_host,
+    find_missing,
+    has_cuda,
     hash_code,
     probe,
     read_governor,
@@ -26,6 +32,8 @@ from bench.fingerprint import Fingerprint
 from bench.gpu import Card, Link
 from bench.precision import PRECISIONS
 from bench.record import COMPARABLE, Environment
+
+ROOT = Path(__file__).parents[1]
 
 
 def test_probe_of_the_cpu_knows_torch_and_host() -> None:
@@ -40,6 +48,31 @@ def test_probe_of_the_cpu_knows_torch_and_host() -> None:
     assert found.host
     assert found.code == hash_code()
     assert "cores" in (found.cpu or "")
+
+
+def test_packages_are_those_declared() -> None:
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    assert [re.split(r"\W*>=", line)[0] for line in declared] == list(PACKAGES)
+    assert find_missing() == (), "by the names they are imported as"
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("cuda: Optional[str] = '13.0'", True),
+        ("cuda: str | None = '13.0'", True),
+        ('cuda = "12.8"', True),
+        ("cuda: Optional[str] = None", False),
+    ],
+)
+def test_a_cuda_build_is_known_without_importing_it(
+    line: str, expected: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "version.py").write_text(f"__version__ = '2.11.0'\n{line}\nhip = None\n")
+    spec = SimpleNamespace(origin=str(tmp_path / "__init__.py"))
+    monkeypatch.setattr(environment, "find_spec", lambda name: spec)
+    monkeypatch.setattr(environment, "find_cards", lambda: ([Card("GPU-aa", "NVIDIA H200")], ""))
+    assert has_cuda.__wrapped__() is expected
 
 
 def test_cuda_asked_of_a_cpu_build_is_refused(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
+import filelock
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -387,7 +388,7 @@ def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyP
     def refuse(*_: object, **__: object) -> None:
         raise NotImplementedError("FileSystem does not appear to support flock")
 
-    monkeypatch.setattr(store.FileLock, "acquire", refuse)
+    monkeypatch.setattr(filelock.FileLock, "acquire", refuse)
     with pytest.raises(UsageError, match=r"cannot be written \(FileSystem does not"):
         Store(tmp_path)
 

@@ -19,8 +19,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
-from filelock import FileLock, Timeout
-
 from bench.card.folder import LOCK, LOG, Card, Entry, State, choose_card, tidy
 from bench.card.phases import (
     AGENDA,
@@ -36,7 +34,7 @@ from bench.card.phases import (
     write_report,
 )
 from bench.data.sources import detect
-from bench.environment import Platform, has_cuda, probe
+from bench.environment import Platform, has_cuda, probe, refuse_missing
 from bench.errors import UsageError, nearest
 from bench.flags import Parser, run_command
 from bench.preflight import default_out, refuse_unwritable
@@ -80,6 +78,9 @@ def show(argv: Sequence[str]) -> int:
     """
     begun = time.monotonic()
     given = build_parser().parse(argv)
+    refuse_missing()
+    from filelock import FileLock, Timeout
+
     deadline = begun + 60 * _parse_number("--minutes", given.minutes, 1e6)
     for name in given.only:
         if name not in PHASES:

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Protocol
 
 from bench.card.folder import FIGURE, PAGE, Card, Entry, State
-from bench.card.testrun import read_outcomes
 from bench.options import choose_cases, parse_arguments
 from bench.record import Status
 from bench.schedule import REPEATED, plan_runs
@@ -199,9 +198,9 @@ def _count(folder: Path, arguments: Sequence[str]) -> _Tally:
 
 
 def _doctor(card: Card, scale: Scale, children: Children) -> Entry:
-    if find_spec("bench.doctor") is None:
-        return Entry(State.ABSENT, line="could not run: this version has no bench.doctor")
-    ended = children.run([sys.executable, "-m", "bench.doctor", "--json"], quiet=True)
+    command = [sys.executable, "-m", "bench.doctor", "--json", "--out", str(card.folder)]
+    command += ["--data-dir", str(scale.data_dir)] if scale.data_dir else []
+    ended = children.run(command, quiet=True)
     return _keep_answer(
         card,
         "doctor",
@@ -263,6 +262,8 @@ def _describe_crosscheck(answer: dict[str, object]) -> str:
 def _tests(card: Card, scale: Scale, children: Children) -> Entry:
     if find_spec("pytest") is None:
         return Entry(State.ABSENT, line="could not run: pytest is not installed")
+    from bench.card.testrun import read_outcomes  # which imports pytest
+
     if not all((ROOT / name).exists() for name in GPU_TESTS):
         return Entry(State.ABSENT, line="could not run: the tests are in a checkout only")
     code = sha256(b"".join(file.read_bytes() for file in sorted((ROOT / "tests").rglob("*.py"))))
