@@ -228,14 +228,13 @@ class Layer:
 DENSE = Layer((128, 16, 16), (128, 128, 3, 3), (128, 16, 16), (1, 1), (1, 1), (1, 1))
 """Large enough that cuDNN takes the tensor cores where it may."""
 
-_LOOKED = 2  # images: BatchNorm needs more than one
-
 
 class _Recorder(TorchDispatchMode):
-    """Notes each convolution and matmul of a forward pass."""
+    """Notes each convolution and matmul of a forward pass of so many ``images``."""
 
-    def __init__(self) -> None:
+    def __init__(self, images: int) -> None:
         super().__init__()
+        self._images = images
         self.layers: set[Layer] = set()
 
     def __torch_dispatch__(
@@ -258,13 +257,13 @@ class _Recorder(TorchDispatchMode):
                         groups=groups,
                         transposed=transposed,
                         output_padding=tuple(output_padding),
-                        batch=max(1, len(x) // _LOOKED),
+                        batch=max(1, len(x) // self._images),
                     )
                 )
         elif func in (torch.ops.aten.mm.default, torch.ops.aten.addmm.default):
             x, w = args[-2:]
             into, features = w.shape
-            batch = max(1, len(x) // _LOOKED)
+            batch = max(1, len(x) // self._images)
             self.layers.add(Layer((into,), (features, into), (features,), batch=batch))
         return out
 
@@ -275,11 +274,11 @@ def find_layers(model: nn.Module, images: Tensor, precision: Precision) -> list[
     Where there is no convolution, the largest linear layer; or nothing.
 
     Args:
-        images: (N, 3, 32, 32), float32, at least two, on the model's device. The first two go
-            through the model, as in training, without gradients.
+        images: (N, 3, 32, 32), float32, on the model's device, at least two, since BatchNorm
+            needs them. They go through the model, as in training, without gradients.
     """
-    x = images[:_LOOKED].to(getattr(torch, precision.weights))
-    with torch.no_grad(), _Recorder() as seen, autocast(precision, images.device):
+    x = images.to(getattr(torch, precision.weights))
+    with torch.no_grad(), _Recorder(len(x)) as seen, autocast(precision, images.device):
         model(x)
     convolutions = [layer for layer in seen.layers if not layer.linear]
     grouped = [layer for layer in convolutions if layer.groups > 1]

@@ -250,7 +250,10 @@ def _prove(training: Training, batches: Batches, case: Case, found: Findings) ->
     from bench.proof import Setting, prove
 
     m, precision = found.measurement, training.precision
-    images = next(batches.evaluation(batch_size=2))[0]
+    # on a card as many as in a step, for which cuDNN has chosen its algorithms already: for two
+    # it would choose, or with cudnn_benchmark time, those of every layer anew
+    looked = case.batch_size if training.device.type == "cuda" else 2
+    images = next(batches.evaluation(looked))[0]
     setting = Setting(
         precision, training.device, case.batch_size, training.memory_format, case.compile
     )

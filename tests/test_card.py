@@ -38,6 +38,7 @@ from bench.card.folder import (
     tidy,
 )
 from bench.card.phases import AGENDA, CLOSING_S, GPU_TESTS, PHASES, PUBLISHED, Scale, rehearse
+from bench.card.testrun import read_outcomes
 from bench.environment import Platform
 from bench.errors import UsageError
 from bench.record import Environment, Status
@@ -398,7 +399,7 @@ def run_tests(folder: Path, seconds: float) -> tuple[int, dict[str, str]]:
     command += ["-p", "bench.card.testrun", "--card-until", str(time.monotonic() + seconds)]
     command += ["--card-outcomes", str(folder / "outcomes"), str(folder / "test_some.py")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    outcomes = phases.read_outcomes(folder / "outcomes")
+    outcomes = read_outcomes(folder / "outcomes")
     return done.returncode, {t.rpartition("::")[2]: outcome for t, outcome in outcomes.items()}
 
 

@@ -366,6 +366,13 @@ def test_the_most_expensive_is_taken_of_each() -> None:
     assert len(only) == 1, "a grouped one that is the most expensive is probed once"
 
 
+@pytest.mark.parametrize("layer", MODELS)
+def test_a_layer_is_the_same_however_many_images_are_looked_at(layer: str) -> None:
+    model, many = MODELS[layer](), IMAGES.repeat(3, 1, 1, 1)
+    fp32 = PRECISIONS["fp32"]
+    assert find_layers(model, many, fp32) == find_layers(model, IMAGES, fp32)
+
+
 def test_a_network_that_cannot_be_looked_into_is_probed_all_the_same() -> None:
     class Stubborn(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
