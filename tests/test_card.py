@@ -37,7 +37,16 @@ from bench.card.folder import (
     find_published,
     tidy,
 )
-from bench.card.phases import AGENDA, CLOSING_S, GPU_TESTS, PHASES, PUBLISHED, Scale, rehearse
+from bench.card.phases import (
+    AGENDA,
+    CLOSING_S,
+    GPU_TESTS,
+    PHASES,
+    PUBLISHED,
+    Ended,
+    Scale,
+    rehearse,
+)
 from bench.card.testrun import read_outcomes
 from bench.environment import Platform
 from bench.errors import UsageError
@@ -269,6 +278,22 @@ def test_the_agenda_has_every_phase() -> None:
     assert {name for name, _ in AGENDA} == PHASES.keys()
     assert all(0 < share <= 1 for _, share in AGENDA)
     assert set(PUBLISHED) < PHASES.keys()
+
+
+def test_the_doctor_looks_where_the_card_does(card: Card) -> None:
+    asked: list[str] = []
+
+    class Asked:
+        until, interrupted = 0.0, False
+
+        def run(self, command: list[str], *_: object, **__: object) -> Ended:
+            asked.extend(command)
+            return Ended(0, 1.0, False, "{}", "")
+
+    scale = Scale("cuda", "cifar10", Path("/images"), 0.2)
+    assert PHASES["doctor"].run(card, scale, Asked()).state is State.DONE  # type: ignore[arg-type]
+    assert asked[asked.index("--data-dir") + 1] == "/images"
+    assert asked[asked.index("--out") + 1] == str(card.folder)
 
 
 def test_a_fault_of_one_phase_is_its_outcome(card: Card, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -79,7 +79,8 @@ def test_a_case_in_every_precision(name: str, platform: Platform, run) -> None: 
     outcome = run(replace(CASE, precision=name, loss_scale=SCALES.get(name)))
     m = outcome.measurement
     assert outcome.status is Status.OK, outcome.reason
-    assert (m.arithmetic or "").split("/")[0] == PRECISIONS[name].arithmetic
+    # not of every layer: one whose shape has no kernel in TF32 is computed in float32
+    assert PRECISIONS[name].arithmetic in (m.arithmetic or "").split("/"), m.arithmetic
     assert m.epoch_time_s
     assert m.setup_time_s
     assert m.warmup_time_s
