@@ -207,7 +207,9 @@ def test_out_of_memory_is_a_row(  # type: ignore[no-untyped-def]
     run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tests = Path(__file__).parents[1]
-    monkeypatch.setenv("PYTHONPATH", f"{tests}{os.pathsep}{tests.parent}")
+    # before what is there: packages may have been carried to the machine in a folder of its own
+    paths = [str(tests), str(tests.parent), os.environ.get("PYTHONPATH", "")]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))
     case = replace(CASE, model="models_for_tests:small_card", batch_size=2048)
     outcome = run(case, tmp_path / "log")
     assert outcome.status is Status.OOM, outcome.reason
