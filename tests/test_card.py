@@ -50,7 +50,9 @@ from bench.card.phases import (
 from bench.card.testrun import read_outcomes
 from bench.environment import Platform
 from bench.errors import UsageError
+from bench.options import choose_cases, parse_arguments
 from bench.record import Environment, Status
+from bench.schedule import plan_runs
 from bench.store import LOGS, RECORDS, read_records
 
 ROOT = Path(__file__).parents[1]
@@ -278,6 +280,25 @@ def test_the_agenda_has_every_phase() -> None:
     assert {name for name, _ in AGENDA} == PHASES.keys()
     assert all(0 < share <= 1 for _, share in AGENDA)
     assert set(PUBLISHED) < PHASES.keys()
+
+
+@pytest.mark.parametrize(
+    ("phase", "runs"), [("headline", 2), ("rtx-titan", 9), ("precision", 6), ("repeats", 28)]
+)
+def test_a_sweep_measures_each_case_once_but_for_the_repeats(
+    phase: str, runs: int, card: Card, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A part of an epoch is otherwise repeated by default, and would take all the time there is."""
+    asked: list[list[str]] = []
+    count = phases._count
+    monkeypatch.setattr(phases, "_count", lambda _, flags: asked.append(flags) or count(_, flags))
+    scale = Scale("cuda", "synthetic", None, 0.2)
+    children = Supervisor(card.folder / LOG)
+    monkeypatch.setattr(children, "run", lambda *_, **__: Ended(0, 1.0, False, "", ""))
+    entry = PHASES[phase].run(card, scale, children)
+    assert entry.line.startswith(f"0 of {runs} ")
+    options = parse_arguments(asked[0])
+    assert len(plan_runs(choose_cases(options), options.repeats)) == runs
 
 
 def test_the_doctor_looks_where_the_card_does(card: Card) -> None:

@@ -128,7 +128,8 @@ class Phase:
 def _sweep(*flags: str | Callable[[Scale], str]) -> Run:
     def run(card: Card, scale: Scale, children: Children) -> Entry:
         own = [flag if isinstance(flag, str) else flag(scale) for flag in flags]
-        arguments = [*own, *scale.sweep_flags()]  # of a flag given twice, the last counts
+        # once, though a sweep repeats a part of an epoch by itself: the phase repeats comes last
+        arguments = ["--repeats", "1", *own, *scale.sweep_flags()]  # of a flag twice, the last
         before = _count(card.folder, arguments)
         if not before.left and not before.failed:
             return Entry(State.DONE, line=before.line)
