@@ -19,6 +19,11 @@ BUSY_CORES = 0.15
 """CPU cores that others may use during an epoch on a CPU; an idle machine's daemons stay below."""
 
 
+STEADY = 0.02
+"""Within this share of each other, times are called the same: what a trend of steps may come to
+when warm-up ends, and how far repeats and the sentinel may lie from the median of their case."""
+
+
 class Summary(StrEnum):
     """How the runs of a side become one."""
 

@@ -24,8 +24,7 @@ from time import perf_counter
 
 import torch
 
-DRIFT = 0.02
-"""A change of step time over what is measured that a report would call drift."""
+from bench.conditions import STEADY
 
 WINDOW_S = 0.5
 """Length of a window of steps in warm-up at first, where the budget has room for such."""
@@ -125,10 +124,10 @@ def warm_up(step: Callable[[], object], device: torch.device, measured_steps: in
     about `WINDOW_S` are timed, and after each the trend of all of them, and of the later half, is
     judged by `measure_slope`. Warm-up is over when
 
-    - the trend, extrapolated over the measured steps, is surely below `DRIFT`: steady; or
+    - the trend, extrapolated over the measured steps, is surely below `STEADY`: steady; or
     - noise hides any trend in both and `PATIENCE_S` have passed: as steady as can be told; or
     - as many steps were run as will be measured (at least `FEWEST_WINDOWS`): steady unless a trend
-      shows in the later half that would come to more than `DRIFT`.
+      shows in the later half that would come to more than `STEADY`.
 
     Args:
         step: runs one training step of one shape.
@@ -162,10 +161,10 @@ def warm_up(step: Callable[[], object], device: torch.device, measured_steps: in
         half = min(len(durations) // 2, len(durations) - FEWEST_WINDOWS)
         whole, later = (measure_slope(moments[i:], durations[i:]) for i in (0, half))
         ahead_s = measured_steps * median(durations[half:])
-        if whole.within(DRIFT, ahead_s) or later.within(DRIFT, ahead_s):
+        if whole.within(STEADY, ahead_s) or later.within(STEADY, ahead_s):
             steady = True
         elif steps >= budget:
-            steady = not later.told or abs(later.middle) * ahead_s <= DRIFT
+            steady = not later.told or abs(later.middle) * ahead_s <= STEADY
         elif moments[-1] >= PATIENCE_S[device.type] and not (whole.told or later.told):
             steady = True
     return Warmup(1 + steps, perf_counter() - start, first_s, steady)

@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bench import timing
+from bench.conditions import STEADY
 from bench.timing import (
-    DRIFT,
     FEWEST_WINDOWS,
     PATIENCE_S,
     WINDOW_S,
@@ -132,7 +132,7 @@ def test_sinking_clocks_are_steady_only_where_it_does_not_matter(
     )
     comes_to = percent * measured_s / 60
     if comes_to < 1.9 or comes_to > 2.2:
-        assert warmup.steady == (comes_to < DRIFT * 100)
+        assert warmup.steady == (comes_to < STEADY * 100)
 
 
 def test_clocks_that_settle_are_waited_for(warm: Warm) -> None:
@@ -143,7 +143,7 @@ def test_clocks_that_settle_are_waited_for(warm: Warm) -> None:
     )
     assert warmup.steady
     last = 0.1 * math.exp(-machine.now / 8)
-    assert last / 1.1 < DRIFT
+    assert last / 1.1 < STEADY
 
 
 def test_noise_is_waited_out_only_so_long(warm: Warm) -> None:
@@ -182,12 +182,6 @@ def test_the_slope_is_scipys(values: list[float], every: float) -> None:
     if len(set(values)) == len(values):
         assert slope.low == pytest.approx(expected.low_slope / level, abs=1e-9)
         assert slope.high == pytest.approx(expected.high_slope / level, abs=1e-9)
-
-
-def test_the_accuracy_of_warm_up_is_the_reports() -> None:
-    from bench.report import derive
-
-    assert DRIFT == derive.DRIFT
 
 
 @given(TIMES)

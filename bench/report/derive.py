@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from bench.attempts import keep_latest, number_groups
 from bench.case import AXES
-from bench.conditions import BUSY_CORES
+from bench.conditions import BUSY_CORES, STEADY
 from bench.gpu import EFFECTS
 from bench.peaks import peak_flops
 from bench.precision import PRECISIONS
@@ -403,9 +403,6 @@ SHORT_ENERGY_S = 2.0
 """Below this many seconds an energy is doubted: NVML's readings are 0.1 s apart, and the power of
 the moments before and after is in the first and the last."""
 
-STEADY = 0.02
-"""Repeats, and the sentinel, may lie this far to either side of the median of their case."""
-
 
 _SLOWED, _CAPPED = (
     "|".join(name for name, effect in EFFECTS.items() if effect == wanted)
@@ -473,7 +470,7 @@ class Trend:
 
 TRENDS = (
     Trend("step times", "step_time_first_s", "step_time_last_s", STEADY, _quarter_noise),
-    Trend("the SM clock", "sm_clock_first_mhz", "sm_clock_last_mhz", 0.02, signs=(-1,)),
+    Trend("the SM clock", "sm_clock_first_mhz", "sm_clock_last_mhz", STEADY, signs=(-1,)),
 )
 """What is to be the same at both ends of an epoch, and how much change is believed."""
 

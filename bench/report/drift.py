@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 
 from bench.attempts import keep_latest, number_groups
 from bench.case import AXES
+from bench.conditions import STEADY
 from bench.record import MEASURED
-from bench.report.derive import SOURCE, STEADY
+from bench.report.derive import SOURCE
 from bench.report.spread import CONFIDENCE
 
 if TYPE_CHECKING:

@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from bench.conditions import STEADY
 from bench.record import COMPARABLE, MEASURED, Status
-from bench.report.derive import DOUBTS, STEADY, find_wide, latest
+from bench.report.derive import DOUBTS, find_wide, latest
 from bench.report.drift import Drift, Steadiness, find_drifts, write_moment
 
 if TYPE_CHECKING:
