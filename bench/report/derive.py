@@ -126,13 +126,18 @@ def achieved_flops(records: pd.DataFrame) -> pd.Series:
 
 
 def peak_share(records: pd.DataFrame) -> pd.Series:
-    """Achieved FLOP/s over the card's peak in the arithmetic that ran."""
+    """Achieved FLOP/s over the card's peak in the arithmetic that ran.
+
+    Where several were found (``tfloat32/float32``), in the first: that of the forward pass of the
+    network's most expensive layer.
+    """
     import pandas as pd
 
     ran = records["arithmetic"].where(
         records["arithmetic"] != "",
         records["precision"].map({name: p.arithmetic for name, p in PRECISIONS.items()}),
     )
+    ran = ran.str.partition("/")[0]
     pairs = list(zip(records["gpu"], ran, strict=True))
     peaks = {pair: peak_flops(*pair) if pair[0] else None for pair in set(pairs)}
     peak = pd.Series([peaks[pair] or math.nan for pair in pairs], records.index, dtype=float)
@@ -814,7 +819,7 @@ def _say_spread(cases: pd.DataFrame) -> None:
 
 
 def find_wide(cases: pd.DataFrame) -> pd.Series:
-    """Which cases' repeats spread by more than `STEADY` to either side."""
+    """Which cases' repeats spread by more than ±`STEADY`: half the width of what is shown."""
     half = (cases["epoch_time_s_high"] - cases["epoch_time_s_low"]) / 2
     return (cases["repeats"] > 1) & (half / cases["epoch_time_s"] > STEADY)
 

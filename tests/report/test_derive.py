@@ -223,6 +223,23 @@ def test_quantities_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert row["step_noise"] == pytest.approx(0.02)
 
 
+@pytest.mark.parametrize(
+    ("arithmetic", "peak"),
+    [
+        ("tfloat32/float32", 494.5e12),  # no kernel took one of the gradients in TF32
+        ("float16/unclear", 989.5e12),
+        ("unclear/float16", math.nan),  # what the forward pass ran in is not known
+        ("", 989.5e12),  # not probed: what the label says
+    ],
+)
+def test_the_peak_is_that_of_the_most_expensive_forward_pass(
+    tmp_path: Path, arithmetic: str, peak: float
+) -> None:
+    record = ran(FP16, 100, gpu="NVIDIA H200", flop_per_image=17e9, arithmetic=arithmetic)
+    row = pick(cases_of(tmp_path, record), FP16)
+    assert row["peak_share"] == pytest.approx(8.5e12 / peak, nan_ok=True)
+
+
 def test_memory_is_read_by_one_measure_a_machine(tmp_path: Path) -> None:
     bare = {"peak_device_bytes": None}
     cases = cases_of(tmp_path, ran(FP32, 10, 4 * GIB, **bare), ran(FP16, 10, 4 * GIB, **bare))
