@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -14,19 +15,30 @@ if TYPE_CHECKING:
     from torch import nn
 
 
+class Arithmetic(StrEnum):
+    """What the inputs of a layer's products are rounded to; the last two only where looked at."""
+
+    FLOAT32 = "float32"
+    TFLOAT32 = "tfloat32"
+    FLOAT16 = "float16"
+    BFLOAT16 = "bfloat16"
+    UNCLEAR = "unclear"
+    WRONG = "wrong"
+
+
 @dataclass(frozen=True)
 class Precision:
     """How weights, activations and arithmetic flags are set.
 
-    ``weights``, ``activations`` and ``arithmetic`` are torch dtype names; ``arithmetic`` is what a
-    convolution or matmul rounds its inputs to, and so what `bench.proof` must find.
+    ``weights`` and ``autocast`` are torch dtype names; ``arithmetic`` is what a convolution or
+    matmul rounds its inputs to, and so what `bench.proof` must find.
     """
 
     name: str
     help: str
     weights: str = "float32"
     autocast: str | None = None
-    arithmetic: str = "float32"
+    arithmetic: Arithmetic = Arithmetic.FLOAT32
     scales_loss: bool = False
     default_loss_scale: float | str | None = None
     min_capability: tuple[int, int] = (0, 0)
@@ -44,14 +56,14 @@ PRECISIONS: dict[str, Precision] = {
         Precision(
             "tf32",
             "fp32 weights, TF32 in convolutions and matmuls (Ampere and later)",
-            arithmetic="tfloat32",
+            arithmetic=Arithmetic.TFLOAT32,
             min_capability=(8, 0),
         ),
         Precision(
             "fp16",
             "the 2019 recipe: fp16 network, fp32 BatchNorm, loss and master weights, loss scale",
             weights="float16",
-            arithmetic="float16",
+            arithmetic=Arithmetic.FLOAT16,
             scales_loss=True,
             default_loss_scale=128.0,  # what the RTX Titan page used for its batch-size rows
         ),
@@ -59,7 +71,7 @@ PRECISIONS: dict[str, Precision] = {
             "fp16-amp",
             "fp32 weights under torch.autocast(float16), loss scale",
             autocast="float16",
-            arithmetic="float16",
+            arithmetic=Arithmetic.FLOAT16,
             scales_loss=True,
             default_loss_scale="dynamic",
         ),
@@ -67,7 +79,7 @@ PRECISIONS: dict[str, Precision] = {
             "bf16",
             "bf16 network, fp32 BatchNorm, loss and master weights",
             weights="bfloat16",
-            arithmetic="bfloat16",
+            arithmetic=Arithmetic.BFLOAT16,
             # Volta and Turing emulate bf16: slow enough to say nothing about the card
             min_capability=(8, 0),
         ),
@@ -75,7 +87,7 @@ PRECISIONS: dict[str, Precision] = {
             "bf16-amp",
             "fp32 weights under torch.autocast(bfloat16)",
             autocast="bfloat16",
-            arithmetic="bfloat16",
+            arithmetic=Arithmetic.BFLOAT16,
             min_capability=(8, 0),
         ),
     )
@@ -92,7 +104,7 @@ def set_flags(precision: Precision) -> None:
     """
     import torch
 
-    mode = "tf32" if precision.arithmetic == "tfloat32" else "ieee"
+    mode = "tf32" if precision.arithmetic is Arithmetic.TFLOAT32 else "ieee"
     torch.set_float32_matmul_precision("high" if mode == "tf32" else "highest")
     torch.backends.cudnn.allow_tf32 = mode == "tf32"  # first: it sets the two below to "none"
     torch.backends.cudnn.conv.fp32_precision = mode  # type: ignore[attr-defined]

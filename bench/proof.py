@@ -40,7 +40,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Any
 
 import torch
@@ -48,19 +47,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from bench.precision import Precision, autocast
-
-
-class Arithmetic(StrEnum):
-    """What the inputs of a layer's products were rounded to."""
-
-    FLOAT32 = "float32"
-    TFLOAT32 = "tfloat32"
-    FLOAT16 = "float16"
-    BFLOAT16 = "bfloat16"
-    UNCLEAR = "unclear"
-    WRONG = "wrong"
-
+from bench.precision import Arithmetic, Precision, autocast
 
 _BITS = {
     Arithmetic.FLOAT32: 24,
@@ -348,7 +335,7 @@ class Proof:
         in TF32. But then a dense convolution that has one must run as labelled; else the flag
         is off. What is unclear contradicts nothing.
         """
-        wanted = Arithmetic(precision.arithmetic)
+        wanted = precision.arithmetic
         against = [f for f in self.findings if f.arithmetic is Arithmetic.WRONG]
         against += [f for f in self.findings if f.bits is not None and f.bits < _BITS[wanted]]
         if self.dense and self.dense.arithmetic not in (wanted, Arithmetic.UNCLEAR):
@@ -393,7 +380,7 @@ def prove(setting: Setting, model: nn.Module, images: Tensor) -> Proof:
     except Exception as error:  # a model for whom two images are too few is probed all the same
         notes.append(f"the network's layers could not be listed: {_first_line(error)}")
     proofs = tuple(probe(layer, setting, notes) for layer in layers or [DENSE])
-    wanted = Arithmetic(setting.precision.arithmetic)
+    wanted = setting.precision.arithmetic
     dense = None
     if any(p.forward.arithmetic not in (wanted, Arithmetic.UNCLEAR) for p in proofs):
         dense = probe(DENSE, setting, notes).forward

@@ -12,10 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bench.models import build_model
-from bench.precision import PRECISIONS, Precision, autocast, cast, set_flags
+from bench.precision import PRECISIONS, Arithmetic, Precision, autocast, cast, set_flags
 from bench.proof import (
     DENSE,
-    Arithmetic,
     Finding,
     Layer,
     LayerProof,

@@ -17,7 +17,8 @@ from bench.case import Case
 from bench.data import DatasetInfo, prepare
 from bench.errors import UsageError
 from bench.messages import Message, PhaseEntered, StepTaken, decode
-from bench.proof import DENSE, Arithmetic, Finding, LayerProof, Proof
+from bench.precision import Arithmetic
+from bench.proof import DENSE, Finding, LayerProof, Proof
 from bench.record import Measurement, Status, Step
 from bench.worker import (
     Channel,

@@ -22,7 +22,7 @@ from bench.case import AXES
 from bench.conditions import BUSY_CORES, STEADY
 from bench.gpu import EFFECTS
 from bench.peaks import peak_flops
-from bench.precision import PRECISIONS
+from bench.precision import PRECISIONS, Arithmetic
 from bench.record import COLUMNS, COMPARABLE, MEASURED, Status
 from bench.report.spread import CONFIDENCE, ENOUGH, Spread, choose_depth, find_coverage, find_ends
 
@@ -507,12 +507,9 @@ def _describe(trends: Sequence[Trend]) -> Callable[[pd.DataFrame], str]:
     return lambda rows: "; ".join(filter(None, (trend.describe(rows) for trend in trends)))
 
 
-UNCLEAR = "unclear"
-"""What the numeric probe calls an arithmetic whose rounding lies between two bands."""
-
-
 def _unclear(records: pd.DataFrame) -> pd.Series:
-    return records["arithmetic"].map(lambda names: UNCLEAR in str(names).split("/")).astype(bool)
+    found = records["arithmetic"].astype(str).str.split("/")
+    return found.map(lambda names: Arithmetic.UNCLEAR in names).astype(bool)
 
 
 def _quote(column: str) -> Callable[[pd.DataFrame], str]:
