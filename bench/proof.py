@@ -26,20 +26,22 @@ make them, 1.2e-3 for K = 1152 (1.3e-3); or up to 64 shorter ones, as where a gr
 over a kernel's taps or a batch's images. fp32 keeps 24 bits: 1e-7 to 1e-6 by K, and 2.4e-6 by
 Winograd F(4,3).
 
-Winograd multiplies transformed tiles (Lavin and Gray, arXiv:1509.09308): in fp16 their rounding
+Winograd multiplies transformed tiles (Lavin and Gray, arXiv:1509.09308): in 11 bits their rounding
 costs a factor of 1.7 for F(2,3) and 9 for F(4,3), 6.1e-4 and 3.2e-3 as simulated. It is fp16
 arithmetic all the same; so are sums kept in fp16, which for F(2,3) may look alike. Both are then
-named.
+named. In TF32, where the product of the tiles is a matmul of its own (mlx pull request 4242 met
+that), F(4,3) is as far off as bf16.
 
 Each band reaches from a little below the least of its figures to a little above the largest. An
-error in no band is unclear, which contradicts no label.
+error in no band, or in those of two arithmetics, is unclear. In none it contradicts no label; in
+two, only those that neither obeys.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -71,12 +73,16 @@ class Band:
     way: str = ""
 
 
+F43 = Band(Arithmetic.FLOAT16, 2.2e-3, 4.5e-3, "Winograd F(4,3)")
+
+
 def _bands(dtype: torch.dtype, products: int, winograd: bool) -> list[Band]:
     """The bands of a sum of so many ``products`` whose result is computed into ``dtype``."""
     bf16 = Band(Arithmetic.BFLOAT16, 1.7e-3, 8e-3)
     if dtype == torch.float32:
         fp32, tf32 = Band(Arithmetic.FLOAT32, 0.0, 2e-5), Band(Arithmetic.TFLOAT32, 1.8e-4, 9.5e-4)
-        return [fp32, tf32, bf16]
+        tiles = [replace(F43, arithmetic=Arithmetic.TFLOAT32)] if winograd else []
+        return [fp32, tf32, *tiles, bf16]
     if dtype == torch.bfloat16:
         return [bf16]
     if dtype != torch.float16:
@@ -90,28 +96,34 @@ def _bands(dtype: torch.dtype, products: int, winograd: bool) -> list[Band]:
     if winograd:
         bands += [
             Band(Arithmetic.FLOAT16, 5.2e-4, 7.5e-4, "Winograd F(2,3)"),
-            Band(Arithmetic.FLOAT16, 2.2e-3, 4.5e-3, "Winograd F(4,3)"),
+            F43,
         ]
     return bands
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What one operation ran in. ``ways`` are more than one where its error fits several."""
+    """What one operation ran in.
+
+    ``ways`` are more than one where its error fits several; where these are of several arithmetics,
+    it is unclear, and ``candidates`` are these.
+    """
 
     operation: str
     arithmetic: Arithmetic
     error: float
     ways: tuple[str, ...] = ()
+    candidates: tuple[Arithmetic, ...] = ()
 
     @property
     def bits(self) -> int | None:
-        """Significant bits of its inputs; None where its arithmetic is not known."""
-        return _BITS.get(self.arithmetic)
+        """Significant bits of its inputs, at most; None where nothing is known of them."""
+        possible = self.candidates or (self.arithmetic,)
+        return max((_BITS[a] for a in possible if a in _BITS), default=None)
 
     def __str__(self) -> str:
         """One line: what, in which arithmetic, by how much off."""
-        way = f" with {' or '.join(self.ways)}" if self.ways else ""
+        way = ("; " if self.candidates else " with ") + " or ".join(self.ways) if self.ways else ""
         return f"{self.operation}: {self.arithmetic}{way} (error {self.error:.1e})"
 
 
@@ -131,6 +143,10 @@ def name_arithmetic(
     if not error < _WRONG:  # NaN too
         return Finding(operation, Arithmetic.WRONG, error)
     fits = [b for b in _bands(dtype, products, winograd) if b.low <= error <= b.high]
+    candidates = tuple(dict.fromkeys(b.arithmetic for b in fits))
+    if len(candidates) > 1:
+        ways = tuple(f"{b.arithmetic} by {b.way}" if b.way else str(b.arithmetic) for b in fits)
+        return Finding(operation, Arithmetic.UNCLEAR, error, ways, candidates)
     plain = [b for b in fits if not b.way]
     if plain:
         return Finding(operation, plain[0].arithmetic, error)
@@ -213,7 +229,13 @@ class Layer:
 
 
 DENSE = Layer((128, 16, 16), (128, 128, 3, 3), (128, 16, 16), (1, 1), (1, 1), (1, 1))
-"""Large enough that cuDNN takes the tensor cores where it may."""
+"""Large enough that cuDNN takes the tensor cores where it may, at `_DENSE_IMAGES` at least.
+
+Of one small image it took none on an A100, its flag on (TensorFlow issue 58047): at a case's own
+batch of one, a true label would be called false.
+"""
+
+_DENSE_IMAGES = 16
 
 
 class _Recorder(TorchDispatchMode):
@@ -344,8 +366,9 @@ class Proof:
 
     def remarks(self, precision: Precision) -> list[str]:
         """What a reader should know although it contradicts nothing."""
-        odd = [f for f in self.findings if f.arithmetic != precision.arithmetic or f.ways]
-        return [*self.notes, *map(str, odd)]
+        found = [*self.findings, *([self.dense] if self.dense else [])]
+        odd = [f for f in found if f.arithmetic != precision.arithmetic or f.ways]
+        return list(dict.fromkeys([*self.notes, *map(str, odd)]))
 
 
 _FLOP = {"cuda": 1.5e12, "cpu": 1e9}
@@ -383,7 +406,8 @@ def prove(setting: Setting, model: nn.Module, images: Tensor) -> Proof:
     wanted = setting.precision.arithmetic
     dense = None
     if any(p.forward.arithmetic not in (wanted, Arithmetic.UNCLEAR) for p in proofs):
-        dense = probe(DENSE, setting, notes).forward
+        enough = replace(setting, batch_size=max(setting.batch_size, _DENSE_IMAGES))
+        dense = probe(DENSE, enough, notes).forward
     return Proof(proofs, _multiply(setting), dense, tuple(dict.fromkeys(notes)))
 
 

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from bench import proof as proof_module
 from bench.models import build_model
 from bench.precision import PRECISIONS, Arithmetic, Precision, autocast, cast, set_flags
 from bench.proof import (
@@ -124,7 +125,9 @@ HALF, FULL, BRAIN = torch.float16, torch.float32, torch.bfloat16
         (lambda: winograd(4, bits=24), FULL, "float32", ()),
         (lambda: direct(11, 24), FULL, "tfloat32", ()),
         (lambda: direct(11, 24, truncate=True), FULL, "tfloat32", ()),
-        (lambda: direct(8, 24), FULL, "bfloat16", ()),
+        (lambda: winograd(2), FULL, "tfloat32", ()),
+        (lambda: direct(8, 24), FULL, "unclear", ("tfloat32 by Winograd F(4,3)", "bfloat16")),
+        (lambda: winograd(4), FULL, "unclear", ("tfloat32 by Winograd F(4,3)", "bfloat16")),
         (lambda: direct(8, 8), BRAIN, "bfloat16", ()),
         (lambda: direct(11, 11), HALF, "float16", ()),
         (lambda: winograd(2), HALF, "float16", ("sums in float16", "Winograd F(2,3)")),
@@ -174,6 +177,24 @@ def test_between_two_bands_is_unclear(error: float, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", [FULL, HALF, BRAIN])
 def test_what_is_no_rounding_is_wrong(error: float, dtype: torch.dtype) -> None:
     assert name_arithmetic("it", error, dtype, K).arithmetic == "wrong"
+
+
+def test_an_error_of_two_arithmetics_contradicts_what_neither_obeys() -> None:
+    """Winograd F(4,3) in TF32 is as far off as bf16: either belies fp32, and one is true of tf32."""
+    found = name_arithmetic("it", winograd(4), FULL, K, winograd=True)
+    layer = LayerProof(DENSE, found, finding("tfloat32"), finding("tfloat32"))
+    it = Proof((layer,), finding("tfloat32"))
+    assert it.contradicts(PRECISIONS["tf32"]) is None
+    assert it.arithmetic == "unclear/tfloat32"
+    (remark,) = it.remarks(PRECISIONS["tf32"])
+    assert remark.startswith("it: unclear; tfloat32 by Winograd F(4,3) or bfloat16 (error 3.")
+    said = Proof((LayerProof(DENSE, *[found] * 3),), finding("float32")).contradicts(
+        PRECISIONS["fp32"]
+    )
+    assert said
+    assert len(said.findings) == 3
+    straight = name_arithmetic("it", direct(8, 24), FULL, K)  # no 3x3 convolution
+    assert straight.arithmetic == "bfloat16"
 
 
 def test_winograd_is_named_only_where_it_can_be() -> None:
@@ -383,6 +404,24 @@ def test_a_network_that_cannot_be_looked_into_is_probed_all_the_same() -> None:
     assert found.remarks(PRECISIONS["fp32"]) == [
         "the network's layers could not be listed: ValueError: 512 images or none"
     ]
+
+
+def test_the_dense_convolution_is_large_enough_at_any_batch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A kernel without tensor cores for few images, as cuDNN has, belies no label."""
+
+    def compute(self: Layer, x: Tensor, w: Tensor) -> Tensor:
+        few = x.dtype == torch.float64 or len(x) < 16
+        out = F.conv2d(x, w, padding=1)
+        return out if few else out + (F.conv2d(rounded(x, 11), rounded(w, 11), padding=1) - out)
+
+    monkeypatch.setattr(Layer, "compute", compute)
+    monkeypatch.setitem(proof_module._FLOP, "cpu", 1e10)
+    found = prove(Setting(PRECISIONS["tf32"], CPU, 1), nn.Conv2d(3, 8, 3, padding=1), IMAGES)
+    assert found.dense is not None
+    assert found.dense.arithmetic == "tfloat32"
+    assert found.layers[0].forward.arithmetic == "float32"
 
 
 def test_channels_last_reaches_the_layer(monkeypatch: pytest.MonkeyPatch) -> None:
