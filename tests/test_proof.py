@@ -180,7 +180,7 @@ def test_what_is_no_rounding_is_wrong(error: float, dtype: torch.dtype) -> None:
 
 
 def test_an_error_of_two_arithmetics_contradicts_what_neither_obeys() -> None:
-    """Winograd F(4,3) in TF32 is as far off as bf16: either belies fp32, and one is true of tf32."""
+    """Winograd F(4,3) in TF32 is as far off as bf16: both belie fp32, and one is true of tf32."""
     found = name_arithmetic("it", winograd(4), FULL, K, winograd=True)
     layer = LayerProof(DENSE, found, finding("tfloat32"), finding("tfloat32"))
     it = Proof((layer,), finding("tfloat32"))

@@ -36,17 +36,21 @@ TIMES = st.lists(st.floats(1e-4, 100), min_size=1, max_size=200)
 class Machine:
     """A clock that only steps move; ``duration`` says how long a step takes, from its index.
 
-    ``now`` tells it the time as well, for clocks that sink.
+    ``now`` tells it the time as well, for clocks that sink. As on a card, a step is only queued:
+    its time passes where it is waited for.
     """
 
     def __init__(self, duration: Callable[[int, float], float]) -> None:
-        self.now = 0.0
+        self.now = self._queued_until = 0.0
         self.steps = 0
         self._duration = duration
 
     def step(self) -> None:
-        self.now += self._duration(self.steps, self.now)
+        self._queued_until += self._duration(self.steps, self._queued_until)
         self.steps += 1
+
+    def synchronize(self, device: torch.device) -> None:
+        self.now = self._queued_until
 
 
 @pytest.fixture
@@ -54,6 +58,7 @@ def warm(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Warmup, Machine
     def warm(duration: Callable[[int, float], float], measured: int) -> tuple[Warmup, Machine]:
         machine = Machine(duration)
         monkeypatch.setattr(timing, "perf_counter", lambda: machine.now)
+        monkeypatch.setattr(timing, "synchronize", machine.synchronize)
         warmup = warm_up(machine.step, CPU, measured)
         assert warmup.steps == machine.steps
         assert warmup.time_s == pytest.approx(machine.now)
@@ -100,9 +105,15 @@ def test_it_outlasts_autotuning(warm: Warm) -> None:
 
 
 def test_slow_first_steps_are_forgotten_once_the_later_half_is_level(warm: Warm) -> None:
-    """Of 16 steps the first seven are slow: their trend is not what is left."""
+    """Of 16 steps the first seven are slow: their trend is not what is left.
+
+    Nor that of the first ten seconds, which without the later half would take all 200.
+    """
     warmup, _ = warm(lambda step, now: 0.4 - 0.04 * step if step < 8 else 0.1, 16)
     assert warmup.steady
+    warmup, _ = warm(lambda step, now: 0.01 * (1.5 - min(0.05 * now, 0.5)), 20_000)
+    assert warmup.steady
+    assert 10 < warmup.time_s < 30
 
 
 def test_a_slow_second_step_leaves_no_short_window(warm: Warm) -> None:
