@@ -65,7 +65,9 @@ class Measurement:
     """
 
     setup_time_s: float | None = quantity(float, "process start to the first step", "s")
-    warmup_time_s: float | None = quantity(float, "warm-up steps of both batch shapes", "s")
+    warmup_time_s: float | None = quantity(
+        float, "warm-up steps of each batch shape that is measured", "s"
+    )
     first_steps_time_s: float | None = quantity(
         float,
         "first warm-up step of each batch shape: autotuning, compilation, allocation",
@@ -95,7 +97,10 @@ class Measurement:
     step_time_max_s: float | None = quantity(float, "slowest step", "s")
     step_time_max_index: int | None = quantity(int, "index of the slowest step, from 0")
     step_time_first_s: float | None = quantity(
-        float, "mean step of the first quarter of the measured steps", "s", since=2
+        float,
+        "mean of the full steps' first quarter, after the first tenth of them",
+        "s",
+        since=2,
     )
     step_time_last_s: float | None = quantity(float, "mean step of the last quarter", "s", since=2)
     eval_time_s: float | None = quantity(float, "evaluation on the test images", "s")
@@ -161,10 +166,10 @@ class Measurement:
     )
 
     flags: str | None = quantity(str, "arithmetic and cuDNN flags as read back in the worker")
-    arithmetic: str | None = quantity(str, "dtype whose rounding the numeric probe found")
-    proof_layer: str | None = quantity(
-        str, "the convolution of the network that was probed", since=2
+    arithmetic: str | None = quantity(
+        str, "what the numeric probe found inputs rounded to, the most expensive layer's first"
     )
+    proof_layer: str | None = quantity(str, "the layers of the network that were probed", since=2)
     conv_error: float | None = quantity(float, "relative error of a convolution against float64")
     input_grad_error: float | None = quantity(float, "the same of its input gradient", since=2)
     weight_grad_error: float | None = quantity(float, "the same of its weight gradient", since=2)

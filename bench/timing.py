@@ -194,6 +194,11 @@ def summarize(times: Sequence[float]) -> StepTimes:
     )
 
 
+def leave_out_first(times: Sequence[float]) -> Sequence[float]:
+    """All but the first tenth: the first steps after a reset allocate anew, on an idle device."""
+    return times[math.ceil(len(times) / 10) :] or times
+
+
 @dataclass(frozen=True)
 class Extrapolation:
     """A whole epoch in s, told from a part of it, with a 95 % interval where there can be one."""
@@ -208,7 +213,7 @@ def extrapolate(measured_s: float, times: Sequence[float], full_steps: float) ->
 
     What was measured stands as measured; each step left out takes the mean of the steady ones. A
     mean, not a median: what slows one step in twenty slows the epoch too. The first tenth is left
-    out of it, since the first steps after a reset allocate anew.
+    out of it (`leave_out_first`).
 
     The last, smaller batch counts by its images. It takes at least its share of a full step, but
     for fixed costs, and at most a full one, so the estimate is short by less than
@@ -233,7 +238,7 @@ def extrapolate(measured_s: float, times: Sequence[float], full_steps: float) ->
         times: their durations in s, all of full batches.
         full_steps: the epoch's images over the batch size, so 390.625 for 50,000 and 128.
     """
-    steady = times[math.ceil(len(times) / 10) :] or times
+    steady = leave_out_first(times)
     left, mean = full_steps - len(times), fmean(steady)
     epoch_s = measured_s + left * mean
     if len(steady) < FEWEST_STEPS or left <= 0:

@@ -115,13 +115,29 @@ def test_a_fraction_is_extrapolated(data: DatasetInfo) -> None:
     assert m.epoch_time_high_s is not None
     assert m.measured_time_s <= m.epoch_time_low_s <= m.epoch_time_s <= m.epoch_time_high_s
     times = [step.time_s for step in steps]
-    assert m.step_time_first_s == pytest.approx(sum(times[:3]) / 3)
+    assert m.step_time_first_s == pytest.approx(sum(times[1:4]) / 3)
     assert m.step_time_last_s == pytest.approx(sum(times[-3:]) / 3)
     assert m.warmup_steps <= 1 + 10, "as many as are measured, and the first"
     assert 0 < m.first_steps_time_s < m.warmup_time_s
     assert m.measured_time_s is not None
     assert m.epoch_time_s is not None
     assert 5 * m.measured_time_s < m.epoch_time_s < 20 * m.measured_time_s
+
+
+def test_one_slow_first_step_is_no_trend(
+    data: DatasetInfo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It starts on an idle device; the smaller last batch, which is quicker, is none either."""
+    import bench.timing
+
+    times = [0.15, *[0.1] * 8, 0.11]
+    monkeypatch.setattr(bench.timing.StepClock, "read", lambda self: times)
+    m, _, _ = run(CASE, data)
+    assert m.step_time_first_s == pytest.approx(0.1)
+    assert m.step_time_last_s == pytest.approx(0.31 / 3)
+    monkeypatch.setattr(bench.timing.StepClock, "read", lambda self: [0.15, *[0.1] * 96, 0.01])
+    m, _, _ = run(replace(CASE, fraction=1.0), data)
+    assert m.step_time_first_s == m.step_time_last_s == pytest.approx(0.1)
 
 
 def test_too_short_for_an_interval_says_what_to_do(data: DatasetInfo) -> None:
