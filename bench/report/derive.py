@@ -628,9 +628,18 @@ DOUBTS: dict[str, Doubt] = {
             "unclear",
             "unclear arithmetic",
             "The rounding that was probed lies between those of two number formats",
-            "See conv_error and matmul_error in the records; with --cudnn-benchmark on or off "
-            "cuDNN chooses other algorithms.",
+            "See proof_layer and the columns ending in _error in the records; with "
+            "--cudnn-benchmark on or off cuDNN chooses other algorithms.",
             _unclear,
+            fatal=False,
+        ),
+        Doubt(
+            "unproven",
+            "arithmetic not probed",
+            "The numeric probe failed, so nothing but the label says what ran",
+            "See missing in the records for its reason; a smaller --batch-size leaves it memory.",
+            # flags are read back right before it
+            lambda r: (r["flags"] != "") & (r["arithmetic"] == ""),
             fatal=False,
         ),
         Doubt(

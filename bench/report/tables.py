@@ -16,6 +16,7 @@ from bench.report import derive
 from bench.report.derive import DOUBTS, GIB, MEMORY, QUANTITIES, RSS, Quantity, is_number
 from bench.report.notices import Notice, warn
 from bench.report.spread import CONFIDENCE, Spread
+from bench.verdict import MIN_REPEATS
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -721,7 +722,10 @@ def _fastest(cases: pd.DataFrame) -> str:
     row = next(iterate(good))
     rivals = _find_rivals(row, timed)
     faster = doubted[doubted["epoch_time_s"] < row.epoch_time_s]
-    claim = "Lowest single time" if row.repeats == 1 else "Lowest median" if rivals else "Fastest"
+    few = row.repeats < MIN_REPEATS
+    claim = "Lowest median" if few or rivals else "Fastest"
+    if row.repeats == 1:
+        claim = "Lowest single time"
     among = " of the rows without doubts" if len(faster) else ""
     part = f", extrapolated from {100 * row.fraction:.4g} % of one" if row.fraction < 1 else ""
     said = (
@@ -731,13 +735,16 @@ def _fastest(cases: pd.DataFrame) -> str:
         f"{_against_fp32(row, timed)}"
     )
     if row.repeats == 1:
-        said += ". These are single runs; use --repeats 3 to compare"
+        said += f". These are single runs; use --repeats {MIN_REPEATS} to compare"
     elif rivals:
         names = _list_some([name_case(rival, named) for rival in rivals])
         said += (
             f". Its runs overlap with those of {names}: they cannot be told apart; use --repeats "
             f"{2 * row.repeats + 1} to compare"
         )
+    elif few:
+        # two of two equal cases lie apart in one comparison of three
+        said += f". Two runs are too few to tell cases apart; use --repeats {MIN_REPEATS}"
     if len(faster):
         said += f". Faster but doubted: {_name_doubted(faster, named)}"
     return f"{said}."

@@ -267,6 +267,7 @@ def test_memory_is_read_by_one_measure_a_machine(tmp_path: Path) -> None:
         ("warming", {"temperature_first_c": 50, "temperature_last_c": 58}),
         ("unclear", {"arithmetic": "unclear"}),
         ("unclear", {"arithmetic": "float16/unclear"}),
+        ("unproven", {"flags": "conv=ieee matmul=ieee"}),
         ("energy", {"energy_j": 900.0, "measured_time_s": 1.9}),
     ],
 )

@@ -323,6 +323,15 @@ def test_what_is_left_out_of_a_list_is_said_to_be_cases(tmp_path: Path) -> None:
     assert answer_of(tmp_path / "b", rows[:4]).endswith("fp32 · batch size 67, 53.00 s: shared.")
 
 
+def test_two_runs_of_two_make_nothing_the_fastest(tmp_path: Path) -> None:
+    """Of two equal cases both runs of one are below both of the other one time in three."""
+    two = [*repeat(Case(), (200, 201), 10), *repeat(FP16, (100, 100.5), 6)]
+    said = answer_of(tmp_path, two)
+    assert said.startswith("Lowest median: fp16 · loss scale 128 · batch size 128, ")
+    assert said.endswith("Two runs are too few to tell cases apart; use --repeats 3.")
+    assert "astest" not in said
+
+
 def test_what_overlaps_is_not_told_apart(tmp_path: Path) -> None:
     bf16 = repeat(Case(precision="bf16"), (101, 103, 99.8), 6)
     slow = repeat(Case(batch_size=256), (101, 102, 103), 6)
