@@ -29,12 +29,21 @@ def number_groups(frame: pd.DataFrame, names: Iterable[str]) -> pd.Series:
     return pd.Series(codes, index=frame.index)
 
 
+def find_unknown(rows: pd.DataFrame, name: str) -> pd.Series:
+    """Which rows did not get to know a column of `COMPARABLE`.
+
+    No environment variables set is an answer, where the row knows its torch.
+    """
+    unknown = rows[name] == ""
+    return unknown & (rows["torch"] == "") if name == "variables" else unknown
+
+
 def fill_unknown(rows: pd.DataFrame, group: pd.Series) -> pd.DataFrame:
     """What ran each row, with what a row did not get to know taken from its group.
 
     A run that fails early may not know its torch, card or network. That is no environment of its
     own: such a cell takes the value of the next row of the group that has one, else of the last
-    before. No environment variables set is an answer, where the row knows its torch.
+    before.
 
     Args:
         rows: records, in the order in which they were made.
@@ -47,10 +56,7 @@ def fill_unknown(rows: pd.DataFrame, group: pd.Series) -> pd.DataFrame:
 
     columns = {}
     for name in COMPARABLE:
-        cells = rows[name]
-        unknown = cells == ""
-        if name == "variables":
-            unknown &= rows["torch"] == ""
+        cells, unknown = rows[name], find_unknown(rows, name)
         if unknown.any() and not unknown.all():
             known = cells.mask(unknown).groupby(group)
             cells = known.bfill().fillna(known.ffill()).fillna("")

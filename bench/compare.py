@@ -216,6 +216,13 @@ class Side:
         column = self.records[name]
         return [write_plain(value) for value in column[column.notna() & (column != "")].unique()]
 
+    def mixes(self, name: str) -> bool:
+        """Whether runs on one device, of one dataset or one model disagree on what must agree."""
+        if name not in COMPARABLE:
+            return False
+        known = self.records[self.records[name] != ""]
+        return bool((known.groupby(COMPARABLE[name])[name].nunique() > 1).any())
+
 
 def write_plain(value: object) -> str:
     """Write an environment's value; a whole number without ``.0``."""
@@ -313,7 +320,7 @@ class Comparison:
         names = [field.name for field in fields(Environment)]
         for name in sorted(names, key=lambda name: name not in COMPARABLE):
             a, b = self.a.environment(name), self.b.environment(name)
-            if set(a) != set(b) or (name in COMPARABLE and len(a) > 1):
+            if set(a) != set(b) or self.a.mixes(name):
                 yield name, name in COMPARABLE, a, b
 
     @cached_property

@@ -184,37 +184,43 @@ class Measurement:
 
 @dataclass
 class Environment:
-    """What ran the case. Fields marked ``comparable`` must agree for rows to be compared."""
+    """What ran the case.
 
-    gpu: str | None = quantity(str, "GPU name; empty on a CPU", comparable=True)
+    Fields marked ``comparable`` must agree for rows to be compared; of which axis a field is, is
+    said with it: a sweep of two models has two networks, and nothing is mixed.
+    """
+
+    gpu: str | None = quantity(str, "GPU name; empty on a CPU", comparable="device")
     gpu_uuid: str | None = quantity(str, "GPU UUID")
     gpu_memory_bytes: int | None = quantity(int, "memory of the GPU", "B")
     capability: str | None = quantity(str, "CUDA compute capability")
-    driver: str | None = quantity(str, "NVIDIA driver", comparable=True)
+    driver: str | None = quantity(str, "NVIDIA driver", comparable="device")
     cpu: str | None = quantity(str, "CPU model and the cores this process may use")
-    torch: str | None = quantity(str, "torch version", comparable=True)
-    cuda: str | None = quantity(str, "CUDA version torch was built for", comparable=True)
-    cudnn: str | None = quantity(str, "cuDNN version", comparable=True)
+    torch: str | None = quantity(str, "torch version", comparable="device")
+    cuda: str | None = quantity(str, "CUDA version torch was built for", comparable="device")
+    cudnn: str | None = quantity(str, "cuDNN version", comparable="device")
     python: str | None = quantity(str, "Python version")
     os: str | None = quantity(str, "operating system")
     host: str | None = quantity(str, "host name")
     bench: str | None = quantity(str, "version of this harness")
     commit: str | None = quantity(str, "git commit of this harness, +dirty if edited")
-    code: str | None = quantity(str, "hash of the harness's own source", comparable=True)
-    dataset_fingerprint: str | None = quantity(str, "hash of pixels and labels", comparable=True)
+    code: str | None = quantity(str, "hash of the harness's own source", comparable="device")
+    dataset_fingerprint: str | None = quantity(
+        str, "hash of pixels and labels", comparable="dataset"
+    )
     model_parameters: str | None = quantity(
-        str, "hash of the model's parameter names, shapes and dtypes", comparable=True, since=2
+        str, "hash of the model's parameter names, shapes and dtypes", comparable="model", since=2
     )
     model_structure: str | None = quantity(
-        str, "hash of the printed module", comparable=True, since=2
+        str, "hash of the printed module", comparable="model", since=2
     )
     model_source: str | None = quantity(
-        str, "hash of the source files that build the model", comparable=True, since=2
+        str, "hash of the source files that build the model", comparable="model", since=2
     )
     variables: str | None = quantity(
         str,
         "environment variables that change results, those that are set",
-        comparable=True,
+        comparable="device",
         since=2,
     )
     torch_threads: int | None = quantity(int, "threads of one torch operation on a CPU", since=2)
@@ -346,10 +352,10 @@ STEP_COLUMNS: dict[str, Column] = {
     )
 }
 
-COMPARABLE: tuple[str, ...] = tuple(
-    f.name for f in fields(Environment) if "comparable" in f.metadata
-)
-"""Environment columns on which rows of one sweep must agree."""
+COMPARABLE: dict[str, str] = {
+    f.name: f.metadata["comparable"] for f in fields(Environment) if "comparable" in f.metadata
+}
+"""Environment columns on which rows of one sweep must agree, as far as they agree on this axis."""
 
 
 def flatten(record: Record) -> dict[str, Any]:

@@ -230,9 +230,9 @@ def _describe_time(
     m.step_time_mad_s = spread.mad
     m.step_time_max_s, m.step_time_max_index = spread.slowest, spread.slowest_index
     full = [t for t, n in zip(times, epoch.images, strict=True) if n == case.batch_size]
-    full = leave_out_first(full)  # one slow first step of twenty would look like a trend
-    quarter = math.ceil(len(full) / 4)
-    m.step_time_first_s, m.step_time_last_s = fmean(full[:quarter]), fmean(full[-quarter:])
+    level = leave_out_first(full)  # one slow first step of twenty would look like a trend
+    quarter = math.ceil(len(level) / 4)
+    m.step_time_first_s, m.step_time_last_s = fmean(level[:quarter]), fmean(level[-quarter:])
 
 
 def _describe_learning(found: Findings, case: Case, epoch: Epoch, training: Training) -> None:

@@ -556,6 +556,21 @@ def test_differing_environments_come_first_and_the_comparable_before_the_rest(
     assert [row["name"] for row in machine(b, b)["environment"]] == ["torch"]
 
 
+def test_two_networks_on_both_sides_are_no_difference(
+    write: Write, machine: Callable[..., Any]
+) -> None:
+    def of(source: str) -> Environment:
+        return replace(HERE, model_source=source)
+
+    small, large = replace(CASE, model="dpn-small"), replace(CASE, model="dpn92")
+    rows = [*runs(small, BASE, environment=of("a")), *runs(large, BASE, environment=of("b"))]
+    document = machine(write("a", rows), write("b", rows))
+    assert document["environment"] == []
+    rows[0] = replace(rows[0], environment=of("c"))  # of the same network, with --mix
+    document = machine(write("c", rows), write("d", rows))
+    assert [found["name"] for found in document["environment"]] == ["model_source"]
+
+
 @pytest.mark.parametrize(
     ("case", "fields", "remark"),
     [

@@ -720,14 +720,16 @@ def _fill_environment(records: pd.DataFrame) -> None:
     lost = records["torch"] == ""
     if not lost.any():
         return
-    on_gpu = records["device"] == "cuda"
-    for name in (*COMPARABLE, "gpu_memory_bytes", "train_images", "cpu"):
+    for name, axis in {**COMPARABLE, **_ALSO_FILLED}.items():
         empty = lost & (records[name].isna() | (records[name] == ""))
-        if name in ("gpu", "driver", "cuda", "cudnn", "gpu_memory_bytes"):
-            empty &= on_gpu
-        for sweep, cells in records.loc[~lost, name].groupby(records["sweep"]):
+        known = records[~lost].groupby(["sweep", axis])[name]
+        for (sweep, value), cells in known:
             if cells.nunique() == 1:
-                records.loc[empty & (records["sweep"] == sweep), name] = cells.iloc[0]
+                same = (records["sweep"] == sweep) & (records[axis] == value)
+                records.loc[empty & same, name] = cells.iloc[0]
+
+
+_ALSO_FILLED = {"gpu_memory_bytes": "device", "cpu": "device", "train_images": "dataset"}
 
 
 def _machine(records: pd.DataFrame) -> pd.Series:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from bench.attempts import find_unknown
 from bench.conditions import STEADY
 from bench.record import COMPARABLE, MEASURED, Status
 from bench.report.derive import DOUBTS, find_wide, latest
@@ -130,25 +131,30 @@ def _mixtures(rows: pd.DataFrame) -> list[str]:
     for sweep, part in rows.groupby("sweep", sort=False):
         mixed = _differences(part)
         if mixed:
+            said = "; ".join(mixed.values())
             warnings.append(
-                f"The rows of {sweep} are compared only where these agree: {'; '.join(mixed)}. "
+                f"The rows of {sweep} are compared only where these agree: {said}. "
                 "A new --out keeps them apart."
             )
     if rows["sweep"].nunique() > 1:
-        mixed = [text for text in _differences(rows) if not text.startswith("gpu ")]
+        mixed = _differences(rows)
+        mixed.pop("gpu", None)  # that is what they are for
         if mixed and not warnings:
             warnings.append(
-                f"The sweeps differ in {'; '.join(mixed)}. python -m bench.compare judges two of "
-                "them case by case."
+                f"The sweeps differ in {'; '.join(mixed.values())}. python -m bench.compare judges "
+                "two of them case by case."
             )
     return warnings
 
 
-def _differences(rows: pd.DataFrame) -> list[str]:
-    said = []
-    for name in COMPARABLE:
-        cells = rows.loc[rows[name] != "", [name, "dataset", "device"]]
-        by = "dataset" if name == "dataset_fingerprint" else "device"
-        if (cells.groupby(by)[name].nunique() > 1).any():
-            said.append(f"{name.replace('_', ' ')} {' or '.join(cells[name].unique()[:4])}")
+def _differences(rows: pd.DataFrame) -> dict[str, str]:
+    """The columns of `COMPARABLE` in which rows differ, and their values for people."""
+    said = {}
+    for name, axis in COMPARABLE.items():
+        known = rows[~find_unknown(rows, name)]
+        different = known.groupby(axis)[name].nunique() > 1
+        if different.any():
+            cells = known.loc[known[axis].isin(different[different].index), name]
+            values = [value or "none" for value in cells.unique()[:4]]
+            said[name] = f"{name.replace('_', ' ')} {' or '.join(values)}"
     return said

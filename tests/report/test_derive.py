@@ -348,6 +348,28 @@ def test_mixed_environments_are_said(tmp_path: Path) -> None:
     assert "torch 2.13 or 2.12" in warnings[0].text
 
 
+def test_two_models_or_datasets_are_no_mixed_environment(tmp_path: Path) -> None:
+    hashes = ("model_parameters", "model_structure", "model_source")
+    small = ran(Case(model="dpn-small"), 10, **dict.fromkeys(hashes, "aaa"))
+    large = ran(Case(model="dpn92"), 90, **dict.fromkeys(hashes, "bbb"))
+    lost = make_record(Case(model="dpn92", batch_size=256), status=Status.ERROR, reason="boom")
+    frame = derive.read([sweep_of(tmp_path, [small, large, lost])])
+    assert frame["model_source"].tolist() == ["aaa", "bbb", "bbb"]
+    notices = {notice.label for notice in warn(frame, derive.summarize(derive.latest(frame)))}
+    assert "Mixed environments" not in notices
+    edited = ran(Case(model="dpn-small", batch_size=256), 9, **dict.fromkeys(hashes, "ccc"))
+    frame = derive.read([sweep_of(tmp_path, [small, large, edited], "edited")])
+    (mixed,) = warn(frame, derive.summarize(derive.latest(frame)))
+    assert "model source aaa or ccc" in mixed.text
+
+
+def test_variables_beside_none_are_a_mixed_environment(tmp_path: Path) -> None:
+    blocking = ran(Case(batch_size=256), 20, variables="CUDA_LAUNCH_BLOCKING=1")
+    frame = derive.read([sweep_of(tmp_path, [ran(FP32, 10), blocking])])
+    (mixed,) = warn(frame, derive.summarize(derive.latest(frame)))
+    assert "variables none or CUDA_LAUNCH_BLOCKING=1" in mixed.text
+
+
 def test_published_figures_stand_beside_what_they_match(tmp_path: Path) -> None:
     published = derive.summarize(derive.latest(derive.read([read_sweep(REFERENCE)])))
     wide = Case(precision="fp16", loss_scale=128.0, batch_size=512)
