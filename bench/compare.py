@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING, Any
 from bench import conditions, verdict
 from bench.attempts import fill_unknown, keep_latest, number_groups
 from bench.case import AXES, Case, telling_axes
-from bench.conditions import CONDITIONS, Condition, Count, Summarized
+from bench.conditions import CONDITIONS, TREND, Condition, Count, Summarized
 from bench.errors import UsageError, nearest
 from bench.flags import Parser, run_command
 from bench.record import COMPARABLE, Environment, Status
-from bench.report.derive import GIB, MEMORY, write_number
+from bench.report.derive import DOUBTS, GIB, MEMORY, write_number
 from bench.report.tables import NOTHING, Cell, Head, Table
 from bench.store import clean, read_cases, read_records
 from bench.verdict import Ratio, Verdict
@@ -240,6 +240,7 @@ def read_side(name: str, path: Path) -> Side:
     if not len(records):
         raise UsageError(f"{path}: no record there yet; compare sweeps that have run")
     records = keep_latest(records).reset_index(drop=True)
+    records[TREND] = DOUBTS[TREND].find(records)
     rows: dict[Subject, list[int]] = {}
     for position, case in enumerate(read_cases(records)):
         rows.setdefault(Subject(case), []).append(position)

@@ -24,6 +24,11 @@ STEADY = 0.02
 when warm-up ends, and how far repeats and the sentinel may lie from the median of their case."""
 
 
+TREND = "trend"
+"""A column that is added to the records: whether an epoch ended otherwise than it began, as
+`bench.report.derive.DOUBTS` has it."""
+
+
 class Summary(StrEnum):
     """How the runs of a side become one."""
 
@@ -39,7 +44,7 @@ class Condition:
     Attributes:
         name: what it is called in JSON.
         label: what people read; of a count, what happened to a run.
-        column: of the records.
+        column: of the records, or `TREND`.
         least: told from above this on: a median's ratio minus 1, or the difference of two shares
             of runs. Sets are told where they differ at all.
         happened: of a count, whether it did in a run with such a cell.
@@ -127,6 +132,14 @@ CONDITIONS: tuple[Condition, ...] = (
         Summary.COUNT,
         happened=lambda cell: not cell,
         known="warmup_steps",
+        spoils=True,
+    ),
+    Condition(
+        "trend",
+        "changed within the epoch",
+        TREND,
+        Summary.COUNT,
+        known="step_time_first_s",
         spoils=True,
     ),
 )

@@ -285,6 +285,7 @@ CARD = replace(HERE, gpu="NVIDIA X", driver="580.1")
 
 def measured(**values: Any) -> list[Record]:
     common = {"power_limit_w": 700.0, "sm_clock_mhz": 1980.0, "memory_clock_mhz": 3201.0}
+    common |= {"step_time_first_s": 0.1, "step_time_last_s": 0.1, "measured_steps": 390}
     m = Measurement(**{**common, "warmup_steps": 40, "warmup_steady": True, **values})
     return [
         record(CASE, i, environment=CARD, measurement=replace(m, epoch_time_s=t))
@@ -305,6 +306,7 @@ def measured(**values: Any) -> list[Record]:
         ({"neighbours_computing": 1}, "shared the GPU", "–", "5 of 5"),
         ({"other_cores": 0.5}, "shared the CPU", "–", "5 of 5"),
         ({"warmup_steady": False}, "was not steady after warm-up", "0 of 5", "5 of 5"),
+        ({"step_time_last_s": 0.104}, "changed within the epoch", "0 of 5", "5 of 5"),
     ],
 )
 def test_differing_conditions_are_told(
