@@ -70,7 +70,8 @@ def find_drifts(records: pd.DataFrame) -> dict[tuple[str, str], list[Drift]]:
     if not sentinel.any():
         return drifts
     group = number_groups(timed, [*SOURCE, *AXES, "environment", "kind"])
-    runs = keep_latest(timed[~sentinel])
+    counting = keep_latest(records[~records["sentinel"].astype(bool)])  # whether timed or not
+    runs = timed[timed.index.isin(counting.index)]
     for number, closing in timed[sentinel].groupby(group[sentinel], sort=False):
         times = runs.loc[group[runs.index] == number, "epoch_time_s"].astype(float)
         source = (str(closing["sweep"].iloc[0]), str(closing["machine"].iloc[0]))

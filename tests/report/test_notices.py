@@ -52,12 +52,26 @@ def test_drift_is_judged_against_all_runs_and_their_spread(tmp_path: Path) -> No
     (drift,) = find_drifts(calm)[WHERE]
     assert drift.steadiness is Steadiness.DRIFTED
     assert drift.change == pytest.approx(0.03)
+    # Student's t for two degrees of freedom, the standard deviation, one run more than three
+    assert drift.margin == pytest.approx(4.302653 * 0.152753 * (4 / 3) ** 0.5 / 100, rel=1e-5)
     assert "3.0 % longer than the median of its 3 runs" in notices_of(calm)["Drift"]
     noisy = read(tmp_path / "noisy", [*runs((100, 94, 107)), close(103, 12)])
     (drift,) = find_drifts(noisy)[WHERE]
     assert drift.steadiness is Steadiness.UNKNOWN
     assert drift.change == pytest.approx(0.03)
     assert "--repeats 5" in notices_of(noisy)["Drift not known"]
+
+
+def test_a_sentinel_is_held_against_the_attempts_that_count(tmp_path: Path) -> None:
+    """Of the second run a first attempt was throttled; of the third the last one failed."""
+    lost = make_record(
+        FP32, repeat=3, attempt=2, status=Status.ERROR, reason="boom", gpu="A card", torch="2.13"
+    )
+    again = [ran(180, 2, status=Status.INVALID), *runs((100, 101, 60)), lost]
+    again[2] = ran(101, 2, attempt=2)
+    (drift,) = find_drifts(read(tmp_path, [*again, close(100.5, 12)]))[WHERE]
+    assert drift.against == "the median of its 2 runs"
+    assert drift.change == pytest.approx(0)
 
 
 def test_one_lucky_pair_does_not_make_a_machine_steady(tmp_path: Path) -> None:
