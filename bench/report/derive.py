@@ -137,7 +137,7 @@ def peak_share(records: pd.DataFrame) -> pd.Series:
         records["arithmetic"] != "",
         records["precision"].map({name: p.arithmetic for name, p in PRECISIONS.items()}),
     )
-    ran = ran.str.partition("/")[0]
+    ran = ran.astype(str).map(lambda names: names.partition("/")[0])
     pairs = list(zip(records["gpu"], ran, strict=True))
     peaks = {pair: peak_flops(*pair) if pair[0] else None for pair in set(pairs)}
     peak = pd.Series([peaks[pair] or math.nan for pair in pairs], records.index, dtype=float)
