@@ -584,8 +584,10 @@ def _wrong(column: Column, text: str) -> str:
 
 
 def _read_strings(cells: pa.Array) -> Any:
-    text = cells.to_pandas()
-    return text.where(~text.str.startswith("'"), text.str.slice(1))
+    import pyarrow.compute as pc
+
+    # pandas' methods for text took two thirds of the time of reading a short file
+    return pc.replace_substring_regex(cells, "^'", "", max_replacements=1).to_pandas()
 
 
 def _read_switches(cells: pa.Array) -> Any:
