@@ -1,17 +1,22 @@
 # make sweep   build the environment and run the main job
 # make test    build the same environment; lint, type-check and test
+# make test-fast   the tests of the inner loop, in under a minute on two cores
 VENV   ?= .venv
 PYTHON ?= python3
 # the interpreter everything runs with: set BIN=python3 to use one that already has a GPU torch
 BIN    ?= $(VENV)/bin/python
 
-.PHONY: sweep test test-gpu card lint chaos publish clean
+.PHONY: sweep test test-fast test-gpu card lint chaos publish clean
 
 sweep: $(VENV)/ready
 	$(BIN) -m bench.sweep $(ARGS)
 
 test: lint
 	$(BIN) -m pytest $(ARGS)
+
+# what is not marked slow, a file a worker; a tenth of the fuzzing, which make test does whole
+test-fast: $(VENV)/ready
+	BENCH_FUZZ=20 $(BIN) -m pytest -n logical --dist loadfile -m "not slow and not gpu" $(ARGS)
 
 # everything that needs a card, in one run, by the python3 that has a torch for it (pytest is all it
 # needs besides): make test-gpu, or make test-gpu GPU=.venv/bin/python

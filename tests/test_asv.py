@@ -6,7 +6,6 @@ import csv
 import importlib
 import json
 import math
-import os
 import subprocess
 import sys
 from itertools import product
@@ -25,8 +24,10 @@ from bench import asv_host, asv_import
 from bench.asv_host import describe_grid, expand, lay_out, place
 from bench.case import Case, grid
 from bench.errors import UsageError
+from bench.executors import fake
 from bench.preset import load_preset, parse_preset, preset_names
 from bench.record import Status
+from bench.sweep import main as run_sweep
 from benchmarks.figures import ABSENT, FIGURES, MEASURED, STATUSES
 
 ROOT = Path(__file__).parents[1]
@@ -299,14 +300,11 @@ def sweep(project: Path, *flags: str, commit: str | None = None, answers: str = 
     out = project / "results" / "mine"
     config = project / "grid.toml"
     config.write_text('[[grid]]\ndataset = "synthetic"\nbatch_size = [64, 128]\n')
-    environment = {**os.environ, "BENCH_FAKE_ANSWERS": answers, "PYTHONPATH": str(ROOT)}
-    command = ["-m", "bench.sweep", "--config", str(config), "--out", str(out), *flags]
-    subprocess.run(
-        [sys.executable, *command, "--executor", "fake"],
-        check=True,
-        capture_output=True,
-        env=environment,
-    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(fake.ANSWERS, answers)
+        patch.setattr("bench.sweep.print_report", lambda out: None)
+        command = ["--config", str(config), "--out", str(out), *flags, "--executor", "fake"]
+        assert run_sweep(command) == 0
     records = out / "records.csv"
     text = records.read_text().replace(",fake,", ",subprocess,")
     header, *rows = (line.split(",") for line in text.splitlines() if line)

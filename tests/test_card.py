@@ -449,6 +449,7 @@ def run_tests(folder: Path, seconds: float) -> tuple[int, dict[str, str]]:
     return done.returncode, {t.rpartition("::")[2]: outcome for t, outcome in outcomes.items()}
 
 
+@pytest.mark.slow
 def test_tests_stop_between_two_and_go_on_with_the_rest(tmp_path: Path) -> None:
     (tmp_path / "test_some.py").write_text(
         "import pytest\n"

@@ -13,6 +13,7 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
 from slow_sweep import STEPS
 
 from bench.store import read_cases, read_records, read_steps
@@ -35,6 +36,7 @@ def start(out: Path) -> subprocess.Popen[bytes]:
     )
 
 
+@pytest.mark.slow
 def test_killed_at_random_moments(tmp_path: Path) -> None:
     rng = random.Random(KILLS)
     rows = killed = torn = 0

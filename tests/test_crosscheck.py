@@ -12,6 +12,7 @@ import pytest
 
 from bench.crosscheck import __main__ as crosscheck
 from bench.crosscheck.__main__ import Judgement, Pair, Side, Verdict, find_peak, judge, judge_all
+from bench.environment import Platform, probe
 
 HERE = Path(crosscheck.__file__).parent
 SMALL = ["--device", "cpu", "--model", "dpn-small", "--fraction", "0.001", "--batch-size", "32"]
@@ -127,6 +128,12 @@ def test_the_poller_sees_a_process_grow() -> None:
             assert poller.returncode == 0
 
 
+@pytest.fixture(scope="module")
+def platform() -> Platform:
+    """What torch says of the CPU, asked once."""
+    return probe("cpu")
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
@@ -137,6 +144,13 @@ def test_the_poller_sees_a_process_grow() -> None:
         (["--channels-last"], "the bare loop knows --model, --precision, --batch-size"),
     ],
 )
-def test_bad_input(flags: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_input(
+    flags: list[str],
+    message: str,
+    platform: Platform,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(crosscheck, "probe", lambda device: platform)
     assert crosscheck.main([*SMALL, *flags]) == 2
     assert message in capsys.readouterr().err

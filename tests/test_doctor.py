@@ -401,6 +401,7 @@ def test_variables_that_change_results() -> None:
 # --------------------------------------------------------------------------------- this machine
 
 
+@pytest.mark.slow
 def test_this_machine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -109,6 +109,7 @@ def test_one_process_tells_of_all_models_and_of_what_is_wrong_with_each() -> Non
     assert [of(answer, name).outputs for name in good] == [10, 100, None]
 
 
+@pytest.mark.slow
 def test_a_fingerprint_is_the_same_in_any_process_and_company() -> None:
     names = ["mynet:build", "mynet:lambdas", "mynet:drawn", "blocks:classify", "dpn-small"]
     together, reversed_, alone = examine(*names), examine(*names[::-1]), examine("mynet:build")
@@ -125,6 +126,7 @@ def write(file: str, old: str, new: str) -> None:
     Path(file).write_text(text.replace(old, new))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("file", "old", "new", "changed"),
     [

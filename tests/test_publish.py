@@ -155,6 +155,7 @@ def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_reports_are_linked_and_a_broken_sweep_is_named(
     results: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

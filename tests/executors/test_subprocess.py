@@ -237,9 +237,9 @@ def test_a_killed_sweep_takes_its_worker_along(tmp_path: Path) -> None:
 def test_ctrl_c_stops_the_worker_and_is_a_record(tmp_path: Path) -> None:
     process = start_sleeper(tmp_path / "out", tmp_path / "pids")
     process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=200)
     assert process.returncode == 130, errors
-    assert gone([int(pid) for pid in (tmp_path / "pids").read_text().split()], within_s=1)
+    assert gone([int(pid) for pid in (tmp_path / "pids").read_text().split()])
     frame = read_records(tmp_path / "out")
     assert frame["status"].tolist() == ["interrupted"]
     assert frame["reason"].tolist() == ["the sweep was stopped"]
@@ -250,9 +250,12 @@ def test_ctrl_c_twice_stops_at_once(tmp_path: Path) -> None:
     """The worker does not hear SIGTERM, and nobody waits for it."""
     process = start_sleeper(tmp_path / "out", tmp_path / "pids")
     process.send_signal(signal.SIGINT)
+    assert process.stderr is not None
+    while "stopping" not in process.stderr.readline():  # two signals at once would be one
+        assert process.poll() is None
     time.sleep(0.5)  # it is being patient now
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=60)
+    process.communicate(timeout=200)
     assert process.returncode == 130
     assert gone([int(pid) for pid in (tmp_path / "pids").read_text().split()])
     assert read_records(tmp_path / "out").empty

@@ -34,6 +34,7 @@ def test_every_precision_has_a_colour_and_a_marker() -> None:
     assert set(figures.COLOURS) == set(figures._MARKERS) == set(PRECISIONS)
 
 
+@pytest.mark.slow
 def test_a_new_precision_needs_one_entry(quick: Path) -> None:
     """Registered where the others are, before anything is drawn; then reported with a figure."""
     code = (
