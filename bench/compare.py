@@ -213,8 +213,8 @@ class Side:
 
     def environment(self, name: str) -> list[str]:
         """The distinct values of an environment column; none where all are empty."""
-        column = self.records[name]
-        return [write_plain(value) for value in column[column.notna() & (column != "")].unique()]
+        values = dict.fromkeys(self.records[name].tolist())  # as many calls as columns: no pandas
+        return [write_plain(value) for value in values if value == value and value != ""]
 
     def mixes(self, name: str) -> bool:
         """Whether runs on one device, of one dataset or one model disagree on what must agree."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
@@ -15,6 +16,18 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 # two threads that wait for each other make a busy machine's training many times slower
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# nothing is too slow on a busy machine; a profile is what no test says for itself
+with suppress(ImportError):  # the tests for a card need pytest alone
+    from hypothesis import HealthCheck, settings
+
+    settings.register_profile(
+        "tests",
+        deadline=None,
+        max_examples=int(os.environ.get("BENCH_FUZZ", "100")),
+        suppress_health_check=[HealthCheck.too_slow],
+    )
+    settings.load_profile("tests")
 
 ROOT = Path(__file__).parents[1]
 

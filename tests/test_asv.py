@@ -244,6 +244,7 @@ def test_a_harness_that_cannot_answer_is_no_figure(
 # ------------------------------------------------------------------------------ kernel launches
 
 
+@pytest.mark.slow
 def test_launches_are_tracked_for_every_precision() -> None:
     from bench.precision import PRECISIONS
     from bench.rehearsal import rehearse
@@ -337,6 +338,7 @@ def test_a_sweep_becomes_results_of_its_commit(
     assert result.get_result_value("cases.track_status", params) == [0, STATUSES.index("oom")]
 
 
+@pytest.mark.slow
 def test_results_already_there_are_not_averaged(
     project: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -358,6 +360,7 @@ def mix(records: Path, before: dict[str, str], after: dict[str, str]) -> None:
         writer.writerows(row | cells for cells in (before, after) for row in rows)
 
 
+@pytest.mark.slow
 def test_rows_of_another_card_become_results_of_their_own(project: Path) -> None:
     out = sweep(project, "--repeats", "3")
     slow = {"gpu": "Y", "torch": "2.13.0", "epoch_time_s": "500", "attempt": "2"}
@@ -407,12 +410,14 @@ def test_the_fake_executor_s_records_are_refused(
     assert "fake executor" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_flags_make_it_another_grid_than_the_preset_s(project: Path) -> None:
     assert asv_import.main([str(sweep(project, "--fraction", "0.5"))]) == 0
     (result,) = imported(project)
     assert result.params["preset"] == "mine"  # a line of its own, by the folder's name
 
 
+@pytest.mark.slow
 def test_another_grid_widens_what_asv_shows(project: Path) -> None:
     assert asv_import.main([str(sweep(project))]) == 0
     out = project / "results" / "mine"
@@ -427,6 +432,7 @@ def test_another_grid_widens_what_asv_shows(project: Path) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_a_grid_of_other_parameters_is_refused(
     project: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -75,6 +75,7 @@ def test_a_cuda_build_is_known_without_importing_it(
     assert has_cuda.__wrapped__() is expected
 
 
+@pytest.mark.slow
 def test_cuda_asked_of_a_cpu_build_is_refused(tmp_path: Path) -> None:
     import torch
 

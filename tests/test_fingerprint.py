@@ -146,6 +146,7 @@ def test_what_is_edited_shows(file: str, old: str, new: str, changed: set[str] |
     assert differ == ({"parameters", "structure", "source"} if changed is None else changed)
 
 
+@pytest.mark.slow
 def test_a_model_that_hangs_is_ended_with_all_it_started() -> None:
     answer = ask([], ["mynet:sleeps"], timeout_s=4)
     assert answer.error == "model mynet:sleeps: not built and run within 4 s (--timeout)"
@@ -183,9 +184,14 @@ def refused(arguments: Sequence[str], capsys: pytest.CaptureFixture[str]) -> str
 
 @pytest.mark.parametrize(
     ("name", "message"),
-    [("mynte:build", "no module 'mynte'"), ("mynet:wide", "gives (2, 100) for 2 images; it must")],
+    [
+        ("mynte:build", "no module 'mynte'"),
+        pytest.param("mynet:wide", "gives (2, 100) for 2 images; it must", marks=pytest.mark.slow),
+    ],
 )
-@pytest.mark.parametrize("dry", [["--dry-run"], []], ids=["dry", "run"])
+@pytest.mark.parametrize(
+    "dry", [["--dry-run"], pytest.param([], marks=pytest.mark.slow)], ids=["dry", "run"]
+)
 def test_a_broken_model_is_refused_before_any_case(
     name: str, message: str, dry: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:

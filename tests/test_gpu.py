@@ -157,8 +157,11 @@ class FakeNvml:
 
 @pytest.fixture
 def child():
-    """A process of ours that waits for its input."""
-    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+    """A process of ours that has started, and waits for its input."""
+    command = [sys.executable, "-c", "print(flush=True); input()"]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe) as process:
+        process.stdout.readline()  # before that it has hardly any memory of its own
         yield process
         process.kill()
 

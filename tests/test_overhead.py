@@ -25,6 +25,7 @@ def test_last_line_is_the_ratio_with_its_spread(capsys: pytest.CaptureFixture[st
     assert [float(x) for x in last.groups()] == pytest.approx([sum(ratios) / 2, *ratios], abs=0.01)
 
 
+@pytest.mark.slow
 def test_the_turns_alternate(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -50,7 +50,8 @@ from bench.store import (
 )
 
 ONE_FOLDER = settings(
-    suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=60
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+    max_examples=int(os.environ.get("BENCH_FUZZ", "60")),
 )
 TEXT = st.text(st.characters(exclude_categories=()), max_size=30)
 STEP = Step(0, 32, 2.25, 4, 0.125)
@@ -295,6 +296,7 @@ def test_a_torn_line_is_set_aside_and_reported(tmp_path: Path, name: str, torn: 
         assert opened.set_aside == []
 
 
+@pytest.mark.slow
 def test_torn_at_every_byte(tmp_path: Path) -> None:
     """Wherever the power goes, the rows before are there and the file can be written on."""
     file = write(tmp_path / "whole", make_record(), make_record(repeat=2, reason="é"))

@@ -334,11 +334,11 @@ def host(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     "changed",
     [
         {"gpu": "NVIDIA Other"},
-        {"driver": "999.1"},
+        pytest.param({"driver": "999.1"}, marks=pytest.mark.slow),
         {"torch": "9.9"},
-        {"cuda": "99"},
-        {"cudnn": "9"},
-        {"code": "deadbeef"},
+        pytest.param({"cuda": "99"}, marks=pytest.mark.slow),
+        pytest.param({"cudnn": "9"}, marks=pytest.mark.slow),
+        pytest.param({"code": "deadbeef"}, marks=pytest.mark.slow),
         {"variables": "CUDA_LAUNCH_BLOCKING=1"},
         {"gpu": "=HYPERLINK()", "driver": "'1"},
     ],
@@ -435,7 +435,10 @@ def wait_until_begun(process: subprocess.Popen[str]) -> None:
 MANY = ["8", "--seed", *map(str, range(400))]
 
 
-@pytest.mark.parametrize(("number", "rc"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "rc"),
+    [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow)],
+)
 def test_stopped_once_it_ends_cleanly_and_goes_on_later(
     out: Path, number: signal.Signals, rc: int
 ) -> None:
@@ -453,8 +456,7 @@ def test_stopped_once_it_ends_cleanly_and_goes_on_later(
     assert not list(out.glob("*.torn-*"))
     assert not (out / ".holder").exists()
 
-    assert sweep.main([*FP32, *MANY, "--out", str(out)]) == 0
-    frame = read_records(out)
+    frame = run(out, *MANY)
     done = frame[frame["status"] == "ok"]
     assert sorted(case.seed for case in read_cases(done)) == list(range(400))
 
@@ -542,6 +544,7 @@ def hear_waiting(process: subprocess.Popen[str]) -> str:
     return said
 
 
+@pytest.mark.slow
 def test_two_sweeps_at_once_lose_and_double_nothing(out: Path) -> None:
     flags = ["8", "--seed", *map(str, range(60)), "--wait", "200"]
     sweeps = [start(out, *flags, BENCH_TEST_DELAY_S="0.1") for _ in range(3)]

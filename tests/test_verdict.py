@@ -325,6 +325,7 @@ def wrong_rate(sweeps: list[list[Ratio]]) -> float:
 
 
 # so noisy that the margin of 2 % protects from nothing
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("cases", "noise", "repeats"),
     [
@@ -342,6 +343,7 @@ def test_no_difference_is_seldom_called_one(
     assert wrong_rate(simulate(noise, repeats, [1.0] * cases)) <= 0.05
 
 
+@pytest.mark.slow
 def test_repeats_of_a_seed_make_no_difference_of_seeds() -> None:
     """Deterministic repeats: three seeds a side, each twice. Six readings would be too many."""
     rng = np.random.default_rng(11)

@@ -163,6 +163,7 @@ def shapes(case: Case, data: DatasetInfo) -> list[int]:
     return seen
 
 
+@pytest.mark.slow
 def test_the_smaller_batch_is_warmed_only_where_it_is_measured(data: DatasetInfo) -> None:
     rest = 50_000 % 512
     assert shapes(CASE, data).count(rest) == 0

@@ -119,6 +119,7 @@ def test_invalid_cases_are_not_drawn(cards: Report) -> None:
     assert 129 in set(data["batch size"])  # diverged: its time holds
 
 
+@pytest.mark.slow
 def test_files_are_written_and_say_what_they_show(quick: Path, tmp_path: Path, report: Run) -> None:
     code, _, _ = report(quick, "--figures", tmp_path / "f", "-o", tmp_path / "r.txt")
     assert code == 0
@@ -132,6 +133,7 @@ def test_files_are_written_and_say_what_they_show(quick: Path, tmp_path: Path, r
             assert picture.width > 600
 
 
+@pytest.mark.slow
 def test_inlined_drawings_bring_no_colour_of_their_own(quick: Path) -> None:
     report = build(read_sweeps([quick]))
     for figure in figures.draw_figures(report):

@@ -107,6 +107,7 @@ def markdown_tables(text: str) -> list[list[list[str]]]:
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_markdown_tables_parse_back_whole(
     hostile: Path, fake_cards: list[Path], report: Run
 ) -> None:
@@ -187,6 +188,7 @@ def test_every_csv_has_one_guard_against_formulas(tmp_path: Path, text: str, rep
     assert not cells[0].startswith(tuple("=+-@＝＋－＠"))
 
 
+@pytest.mark.slow
 def test_csv_and_json_say_the_same(rtx_like: Path, report: Run) -> None:
     _, text, _ = report(rtx_like, "--format", "csv")
     rows = list(csv.DictReader(io.StringIO(text)))
@@ -230,6 +232,7 @@ def test_estimates_and_synthetic_accuracy_are_marked(quick: Path, report: Run) -
     assert "2019" not in out
 
 
+@pytest.mark.slow
 def test_published_figures_say_they_are_cold(rtx_like: Path, report: Run) -> None:
     _, out, _ = report(rtx_like)
     assert "212.3 s" in out
@@ -238,6 +241,7 @@ def test_published_figures_say_they_are_cold(rtx_like: Path, report: Run) -> Non
     assert "212.3 s" not in out
 
 
+@pytest.mark.slow
 def test_several_sweeps_stand_side_by_side(fake_cards: list[Path], report: Run) -> None:
     _, out, _ = report(*fake_cards)
     table = out[out.index("side by side") :]
@@ -251,6 +255,7 @@ def answer_of(folder: Path, rows: list[Record]) -> str:
     return build(read_sweeps([write_sweep(folder, rows)])).answers[0].sentences[0]
 
 
+@pytest.mark.slow
 def test_the_answer_names_the_fastest_that_can_be_trusted(tmp_path: Path) -> None:
     fp32, fp16 = repeat(Case(), (200, 201, 199), 10), repeat(FP16, (100, 100.5, 99.5), 6)
     bf16 = repeat(Case(precision="bf16"), (50,), 6, neighbours_computing=1)
@@ -332,6 +337,7 @@ def test_two_runs_of_two_make_nothing_the_fastest(tmp_path: Path) -> None:
     assert "astest" not in said
 
 
+@pytest.mark.slow
 def test_what_overlaps_is_not_told_apart(tmp_path: Path) -> None:
     bf16 = repeat(Case(precision="bf16"), (101, 103, 99.8), 6)
     slow = repeat(Case(batch_size=256), (101, 102, 103), 6)
@@ -357,6 +363,7 @@ def text_of(folder: Path, rows: list[Record]) -> str:
     return " ".join(text.render(build(read_sweeps([write_sweep(folder, rows)]))).split())
 
 
+@pytest.mark.slow
 def test_tables_say_what_stands_beside_a_number(tmp_path: Path) -> None:
     three = repeat(FP16, (88.8, 76.6, 90.4), 6)
     for run, loss in zip(three, (2.05, 2.04, 2.11), strict=True):

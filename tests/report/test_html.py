@@ -17,6 +17,8 @@ from bench.case import Case
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
+pytestmark = pytest.mark.slow  # four pages are made first
+
 Run = Callable[..., tuple[int, str, str]]
 
 MOST_BYTES = 3_000_000
@@ -149,7 +151,6 @@ def open_page(browser: Browser, path: Path, width: int = 1280, scheme: Any = "li
     return page
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1280, 390])
 @pytest.mark.parametrize("name", ["quick", "cards", "reference"])
@@ -182,7 +183,6 @@ def column(page: Page, label: str) -> list[str]:
     return page.locator(f"#table tbody tr td:nth-child({index})").all_inner_texts()
 
 
-@pytest.mark.slow
 def test_the_table_sorts_and_filters_by_keyboard(browser: Browser, pages: dict[str, Path]) -> None:
     page = open_page(browser, pages["cards"])
     page.locator("#filter").focus()
@@ -208,7 +208,6 @@ def test_the_table_sorts_and_filters_by_keyboard(browser: Browser, pages: dict[s
     page.context.close()
 
 
-@pytest.mark.slow
 def test_long_tables_are_paged(browser: Browser, pages: dict[str, Path]) -> None:
     page = open_page(browser, pages["long"], 390)
     assert page.locator("#count").inner_text() == "Records 1 to 50 of 400."
@@ -221,7 +220,6 @@ def test_long_tables_are_paged(browser: Browser, pages: dict[str, Path]) -> None
     page.context.close()
 
 
-@pytest.mark.slow
 def test_the_skip_link_is_first_and_data_opens_by_keyboard(
     browser: Browser, pages: dict[str, Path]
 ) -> None:
@@ -236,7 +234,6 @@ def test_the_skip_link_is_first_and_data_opens_by_keyboard(
     page.context.close()
 
 
-@pytest.mark.slow
 def test_every_card_is_named_in_its_figures(browser: Browser, pages: dict[str, Path]) -> None:
     page = open_page(browser, pages["cards"])
     labels = page.locator("[role=img]").evaluate_all("nodes => nodes.map(n => n.ariaLabel)")

@@ -32,6 +32,7 @@ def test_help_loads_nothing_slow() -> None:
         assert f"  {format} " in run.stdout
 
 
+@pytest.mark.slow
 def test_no_format_loads_torch(tmp_path: Path) -> None:
     code = (
         "import sys\n"
@@ -70,6 +71,7 @@ def test_bad_input_is_one_line_and_rc_2(
     assert said in err
 
 
+@pytest.mark.slow
 def test_a_folder_without_rows_yet_is_no_error(tmp_path: Path, report: Run) -> None:
     with Store(tmp_path / "new"):
         pass
@@ -78,6 +80,7 @@ def test_a_folder_without_rows_yet_is_no_error(tmp_path: Path, report: Run) -> N
         assert (code, err) == (0, "")
 
 
+@pytest.mark.slow
 def test_output_goes_to_the_file(tmp_path: Path, report: Run) -> None:
     _, printed, _ = report(REFERENCE, "--format", "md")
     code, out, _ = report(REFERENCE, "--format", "md", "-o", tmp_path / "r.md")
