@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from bench.attempts import number_groups
 from bench.case import AXES, Case, Value, format_value
+from bench.conditions import STEADY
 from bench.precision import PRECISIONS
 from bench.record import MEASURED, Status
 from bench.report import derive
@@ -815,7 +816,7 @@ def _against_fp32(row: Row, timed: pd.DataFrame) -> str:
     said = f", {about}{row.speedup:.2f}× as fast as fp32 at that batch size{saved}"
     if not doubt and not (trusted & same & (timed["batch_size"] == row.batch_size)).any():
         said += " (that fp32 time is in doubt)"
-    return said + (at_best if row.speedup > speedup * (1 + derive.STEADY) else "") + doubt
+    return said + (at_best if row.speedup > speedup * (1 + STEADY) else "") + doubt
 
 
 def _largest(cases: pd.DataFrame) -> str:
