@@ -384,6 +384,7 @@ def test_rows_asv_cannot_tell_apart_are_refused(
     assert imported(project) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("commit", "reason"),
     [

@@ -174,6 +174,7 @@ def test_csv_cells_are_inert(value: object) -> None:
     assert "nan" not in cell or isinstance(value, str)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "text", ["=1+1", "＝1+1", "＋1", "－1", "＠a", " \x1b＝1+1", "'=1", "plain"]
 )
@@ -206,6 +207,7 @@ def test_csv_and_json_say_the_same(rtx_like: Path, report: Run) -> None:
     assert "speedup" in document["columns"]
 
 
+@pytest.mark.slow
 def test_other_outcomes_are_named_with_their_reasons(fake_cards: list[Path], report: Run) -> None:
     _, out, _ = report(fake_cards[0])
     for words in (
@@ -220,6 +222,7 @@ def test_other_outcomes_are_named_with_their_reasons(fake_cards: list[Path], rep
         assert words in out
 
 
+@pytest.mark.slow
 def test_estimates_and_synthetic_accuracy_are_marked(quick: Path, report: Run) -> None:
     _, out, _ = report(quick)
     rows = [line for line in out.splitlines() if re.match(r" +(64|128|256) ", line)]
@@ -403,6 +406,7 @@ def test_memory_saved_on_a_cpu_says_what_is_shared_there(tmp_path: Path) -> None
     assert "Python, torch and the dataset included" in said
 
 
+@pytest.mark.slow
 def test_files_hold_the_ends_as_numbers(tmp_path: Path, report: Run) -> None:
     folder = write_sweep(tmp_path / "s", repeat(FP16, (88.8, 76.6, 90.4), 6))
     _, text, _ = report(folder, "--format", "csv")
