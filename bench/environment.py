@@ -32,7 +32,7 @@ from typing import Any
 from bench.data import DatasetInfo
 from bench.errors import UsageError
 from bench.fingerprint import Fingerprint, examine_in_fork
-from bench.gpu import Card, find_card, find_cards
+from bench.gpu.cards import Card, find_card, find_cards
 from bench.precision import Precision
 from bench.record import Environment
 

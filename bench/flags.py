@@ -9,7 +9,7 @@ from typing import NoReturn
 
 from bench.case import AXES, Value, parse_value
 from bench.errors import UsageError, nearest
-from bench.store import clean
+from bench.text import clean
 
 
 class Parser(argparse.ArgumentParser):

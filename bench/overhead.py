@@ -124,8 +124,8 @@ def time_bare(case: Case, folder: str, gpu_uuid: str | None) -> float:
 
 def _train() -> None:
     """The bare loop: read a job from standard input, print seconds."""
-    from bench.timing import synchronize
-    from bench.worker import count_steps, set_up, start_over, warm_up_shapes
+    from bench.training.timing import synchronize
+    from bench.worker.measurement import count_steps, set_up, start_over, warm_up_shapes
 
     job = json.loads(sys.stdin.read())
     case = Case(**job["case"])

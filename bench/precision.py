@@ -31,7 +31,7 @@ class Precision:
     """How weights, activations and arithmetic flags are set.
 
     ``weights`` and ``autocast`` are torch dtype names; ``arithmetic`` is what a convolution or
-    matmul rounds its inputs to, and so what `bench.proof` must find.
+    matmul rounds its inputs to, and so what `bench.training.proof` must find.
     """
 
     name: str

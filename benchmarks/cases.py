@@ -18,7 +18,7 @@ from typing import Any
 
 from benchmarks.figures import FIGURES, STATUSES, Figure
 
-# Made by bench.asv_host from the preset: the grid is the working tree's for every commit, because
+# Made by bench.asv.host from the preset: the grid is the working tree's for every commit, because
 # asv knows a case only by its place in the grid.
 GRID: dict[str, Any] = json.loads(os.environ.get("BENCH_ASV_GRID", "{}"))
 PHASES = 4  # set-up, warm-up, epoch, evaluation: a sweep gives each the same deadline
@@ -71,7 +71,7 @@ def train(axes: dict[str, Any], folder: Path) -> dict[str, Any]:
             return {"status": "timeout", "reason": f"the sweep ran past {LIMIT_S:g} s"}
     print(said)  # asv shows it with --show-stderr
     try:
-        from bench.store import read_records
+        from bench.store.reader import read_records
 
         row: dict[Any, Any] = read_records(folder).iloc[-1].to_dict()
     except Exception as error:  # whatever an older commit's harness does, it is no figure

@@ -14,10 +14,11 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from bench import store, sweep
 from bench.executors import EXECUTORS, Event, Job
 from bench.executors.fake import FakeExecutor
 from bench.record import Outcome, Step
+from bench.store import writer
+from bench.sweep import __main__ as sweep
 
 DELAY_S = float(os.environ.get("BENCH_TEST_DELAY_S", "0.005"))
 STEPS = 5
@@ -49,5 +50,5 @@ class SlowFile(io.FileIO):
 
 if __name__ == "__main__":
     EXECUTORS["fake"] = "__main__:SlowFake"
-    store.io.FileIO = SlowFile  # type: ignore[misc]
+    writer.io.FileIO = SlowFile  # type: ignore[misc]
     sys.exit(sweep.main())

@@ -20,14 +20,15 @@ pytest.importorskip("asv", reason="asv is not installed (the 'asv' extra)")
 
 from asv.results import Results
 
-from bench import asv_host, asv_import
-from bench.asv_host import describe_grid, expand, lay_out, place
+from bench.asv import host as asv_host
+from bench.asv import importer as asv_import
+from bench.asv.host import describe_grid, expand, lay_out, place
 from bench.case import Case, grid
 from bench.errors import UsageError
 from bench.executors import fake
 from bench.preset import load_preset, parse_preset, preset_names
 from bench.record import Status
-from bench.sweep import main as run_sweep
+from bench.sweep.__main__ import main as run_sweep
 from benchmarks.figures import ABSENT, FIGURES, MEASURED, STATUSES
 
 ROOT = Path(__file__).parents[1]
@@ -247,7 +248,7 @@ def test_a_harness_that_cannot_answer_is_no_figure(
 @pytest.mark.slow
 def test_launches_are_tracked_for_every_precision() -> None:
     from bench.precision import PRECISIONS
-    from bench.rehearsal import rehearse
+    from bench.rehearsal.__main__ import rehearse
     from benchmarks import rehearsal
 
     assert set(rehearsal.PRECISIONS) == set(PRECISIONS)
@@ -303,7 +304,7 @@ def sweep(project: Path, *flags: str, commit: str | None = None, answers: str = 
     config.write_text('[[grid]]\ndataset = "synthetic"\nbatch_size = [64, 128]\n')
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(fake.ANSWERS, answers)
-        patch.setattr("bench.sweep.print_report", lambda out: None)
+        patch.setattr("bench.sweep.__main__.print_report", lambda out: None)
         command = ["--config", str(config), "--out", str(out), *flags, "--executor", "fake"]
         assert run_sweep(command) == 0
     records = out / "records.csv"

@@ -12,13 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from records_for_tests import make_record
 
-from bench.attempts import fill_unknown, find_mixed, keep_latest
 from bench.case import Case
-from bench.compare import read_side
+from bench.compare.comparison import read_side
 from bench.record import COLUMNS, Record, Status, flatten
-from bench.report import derive
+from bench.report import summaries
 from bench.report.sweeps import read_sweep
-from bench.store import Store, read_cases, read_history, read_records
+from bench.store.attempts import fill_unknown, find_mixed, keep_latest
+from bench.store.reader import read_cases, read_history, read_records
+from bench.store.writer import Store
 
 CASE = Case(batch_size=64, dataset="synthetic", device="cpu")
 UNKNOWN: dict[str, Any] = dict.fromkeys(
@@ -59,10 +60,10 @@ COUNT = ["row 1", "row 2", "row 4", "row 6"]
 
 def test_all_who_read_a_mixed_folder_agree_on_the_attempts_that_count(tmp_path: Path) -> None:
     pytest.importorskip("asv", reason="asv is not installed (the 'asv' extra)")
-    from bench.asv_import import read_measured
+    from bench.asv.importer import read_measured
 
     folder = write(tmp_path / "mixed", *MIXED)
-    report = derive.latest(derive.read([read_sweep(folder)]))
+    report = summaries.latest(summaries.read([read_sweep(folder)]))
     assert report["record_id"].tolist() == COUNT
     assert read_side("A", folder).records["record_id"].tolist() == COUNT
     assert read_measured(folder)["record_id"].tolist() == COUNT

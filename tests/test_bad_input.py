@@ -14,11 +14,13 @@ from pathlib import Path
 import pytest
 from records_for_tests import make_record
 
-from bench import compare, sweep
+from bench.compare import __main__
 from bench.executors import fake
 from bench.record import SCHEMA, Step
 from bench.report import __main__ as report
-from bench.store import RECORDS, STEPS, Store
+from bench.store.cells import RECORDS, STEPS
+from bench.store.writer import Store
+from bench.sweep import __main__ as sweep
 
 FAKE = ["--executor", "fake", "--device", "cpu", "--dataset", "synthetic", "--precision", "fp32"]
 
@@ -359,13 +361,13 @@ def test_records(
     file.write_bytes(bad)
     expect(capsys, report.main, [str(good)], str(file), *parts)
     expect(capsys, report.main, [str(other), str(file)], str(file), *parts)
-    expect(capsys, compare.main, [str(other), str(good)], str(file), *parts)
+    expect(capsys, __main__.main, [str(other), str(good)], str(file), *parts)
     if bad.endswith(b"\n"):
         expect(capsys, sweep.main, [*FAKE, "--out", str(good)], str(file), *parts)
         assert file.read_bytes() == bad
 
 
-@pytest.mark.parametrize("main", [report.main, compare.main])
+@pytest.mark.parametrize("main", [report.main, __main__.main])
 def test_no_records(
     capsys: pytest.CaptureFixture[str],
     tmp_path: Path,

@@ -50,10 +50,11 @@ from bench.card.phases import (
 from bench.card.testrun import read_outcomes
 from bench.environment import Platform
 from bench.errors import UsageError
-from bench.options import choose_cases, parse_arguments
 from bench.record import Environment, Status
-from bench.schedule import plan_runs
-from bench.store import LOGS, RECORDS, read_records
+from bench.store.cells import LOGS, RECORDS
+from bench.store.reader import read_records
+from bench.sweep.options import choose_cases, parse_arguments
+from bench.sweep.schedule import plan_runs
 
 ROOT = Path(__file__).parents[1]
 IDENTITY = {"gpu": "NVIDIA H200", "torch": "2.11", "code": "abc", "dataset": "cifar10"}

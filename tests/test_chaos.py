@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from slow_sweep import STEPS
 
-from bench.store import read_cases, read_records, read_steps
+from bench.store.reader import read_cases, read_records, read_steps
 
 KILLS = int(os.environ.get("BENCH_CHAOS", "10"))
 CASES = 40 * KILLS

@@ -13,10 +13,12 @@ from typing import Any
 import pytest
 
 from bench.case import Case
-from bench.compare import METRICS, OUTCOME_FINDINGS, main, parse_percent
+from bench.compare.__main__ import main
+from bench.compare.comparison import METRICS
+from bench.compare.gates import OUTCOME_FINDINGS, parse_percent
 from bench.errors import UsageError
 from bench.record import COLUMNS, Environment, Measurement, Record, Status
-from bench.store import Store
+from bench.store.writer import Store
 
 CASE = Case(dataset="synthetic", device="cpu")
 SMALL = replace(CASE, batch_size=64)

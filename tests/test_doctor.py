@@ -17,8 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_gpu import CALLS, GPU, MIG, FakeNvml, error
 
-from bench import doctor
-from bench.doctor import (
+from bench.doctor import __main__
+from bench.doctor.__main__ import (
     MOST_LINES,
     Finding,
     Level,
@@ -28,9 +28,9 @@ from bench.doctor import (
     write_json,
     write_warnings,
 )
+from bench.doctor.machine import Apex, Machine, examine_machine, find_apex
 from bench.environment import Answer, DeviceAnswer, find_variables
-from bench.gpu import Lack
-from bench.machine import Apex, Machine, examine_machine, find_apex
+from bench.gpu.nvml import Lack
 
 RECORDINGS = Path(__file__).parent / "recordings"
 FINE, NOTE, UNBELIEVABLE = Level
@@ -266,7 +266,7 @@ def test_a_value_of_a_wrong_type_is_refused(data: st.DataObject) -> None:
     if facts[name] is object:
         facts["unheard of"] = facts.pop(name)
     with pytest.raises((ValueError, TypeError)):
-        doctor._read(Machine, facts, "facts")
+        __main__._read(Machine, facts, "facts")
 
 
 # ------------------------------------------------------------------------------- what is gathered
@@ -407,7 +407,7 @@ def test_this_machine(
 ) -> None:
     """For real: torch in its own process, a model of the user's, and all of it as JSON."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PYTHONPATH", str(Path(doctor.__file__).parents[1]))
+    monkeypatch.setenv("PYTHONPATH", str(Path(__main__.__file__).parents[2]))
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     Path("mynet.py").write_text(
         "from torch import nn\n"

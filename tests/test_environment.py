@@ -29,7 +29,7 @@ from bench.environment import (
 )
 from bench.errors import UsageError
 from bench.fingerprint import Fingerprint
-from bench.gpu import Card, Link
+from bench.gpu.cards import Card, Link
 from bench.precision import PRECISIONS
 from bench.record import COMPARABLE, Environment
 

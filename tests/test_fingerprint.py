@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from bench import sweep
 from bench.environment import Answer, ask
 from bench.errors import UsageError
 from bench.fingerprint import Fingerprint, check_outputs
-from bench.store import read_records
+from bench.store.reader import read_records
+from bench.sweep import __main__ as sweep
 
 ROOT = Path(__file__).parents[1]
 
@@ -212,7 +212,7 @@ def test_a_dry_run_of_built_in_networks_asks_no_process(monkeypatch: pytest.Monk
     def never(*_: object, **__: object) -> Answer:
         raise AssertionError("asked")
 
-    monkeypatch.setattr("bench.preflight.ask", never)
+    monkeypatch.setattr("bench.sweep.preflight.ask", never)
     assert sweep.main([*CPU, "--model", "dpn92", "dpn-small", "--dry-run"]) == 0
 
 

@@ -15,7 +15,9 @@ from bench.case import AXES, Case
 from bench.errors import UsageError
 from bench.preset import parse_preset
 from bench.record import COLUMNS, STEP_COLUMNS, Step
-from bench.store import RECORDS, Store, read_cases, read_history, read_records, read_steps
+from bench.store.cells import RECORDS
+from bench.store.reader import read_cases, read_history, read_records, read_steps
+from bench.store.writer import Store
 
 EXAMPLES = int(os.environ.get("BENCH_FUZZ", "200"))
 FUZZ = settings(

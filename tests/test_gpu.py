@@ -12,30 +12,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench.gpu import (
+from bench.gpu.cards import Card, Link, find_card, find_cards, select_visible
+from bench.gpu.device import READINGS, Depth, Host, Process, Reading, Unreadable
+from bench.gpu.monitor import Monitor
+from bench.gpu.nvml import (
     EFFECTS,
-    QUANTITIES,
     THROTTLES,
-    Card,
-    Depth,
-    Host,
     Lack,
-    Link,
     Nvml,
-    Process,
-    Reading,
-    Recorder,
-    Replay,
-    Unseen,
     check_nvml,
-    find_card,
-    find_cards,
     find_neighbours,
     open_device,
-    select_visible,
     throttle_names,
 )
-from bench.monitor import Monitor
+from bench.gpu.recording import Recorder, Replay
 
 GPU = "GPU-8932f937-d72c-4106-c12f-20bd9faed9f6"
 OTHER = "GPU-11112222-d72c-4106-c12f-20bd9faed9f6"
@@ -210,7 +200,7 @@ def test_a_reading_costs_no_more_than_its_depth():
 def test_a_library_that_is_missing(monkeypatch):
     monkeypatch.setitem(sys.modules, "pynvml", None)
     device = open_device(GPU)
-    assert isinstance(device, Unseen)
+    assert isinstance(device, Unreadable)
     assert read(device).device_bytes is None
     assert device.why("device_bytes") == "nvidia-ml-py is not installed"
     assert find_cards() == ([], "nvidia-ml-py is not installed")
@@ -242,7 +232,7 @@ def test_a_driver_that_does_not_start(code, reason, lack):
 def test_an_unknown_uuid_is_unseen_and_nvml_is_shut_down():
     nvml = FakeNvml()
     device = open_device(OTHER, nvml)
-    assert isinstance(device, Unseen)
+    assert isinstance(device, Unreadable)
     assert device.why("energy_j") == f"NVML cannot open {OTHER}: Not Found"
     assert nvml.open == 0
 
@@ -674,7 +664,7 @@ readings = st.builds(
 @settings(max_examples=25)
 @given(st.lists(readings, min_size=1, max_size=3))
 def test_a_recording_is_read_back_as_it_was(made):
-    class Script(Unseen):
+    class Script(Unreadable):
         def read(self, depth):
             return made if depth == Depth.EDGE else ()
 
@@ -687,7 +677,7 @@ def test_a_recording_is_read_back_as_it_was(made):
     assert replay.read(Depth.EDGE) == made
     assert replay.read(Depth.EDGE) == []
     assert (replay.total_bytes, list(replay.notes)) == (5, ["a note"])
-    assert {replay.why(quantity) for quantity in QUANTITIES} == {"no card"}
+    assert {replay.why(quantity) for quantity in READINGS} == {"no card"}
 
 
 def test_a_host_without_a_worker_and_after_it(child):
@@ -712,7 +702,7 @@ def test_the_host_counts_descendants_found_at_an_edge(request):
 
 def test_pynvml_is_imported_only_where_a_card_is_opened():
     code = (
-        "import sys, bench.gpu, bench.monitor, bench.peaks; "
+        "import sys, bench.gpu, bench.gpu.monitor, bench.gpu.peaks; "
         "print([m for m in ('pynvml', 'torch', 'numpy', 'psutil') if m in sys.modules])"
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

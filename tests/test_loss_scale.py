@@ -8,7 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from bench.loss_scale import DynamicScale, LossScale, StaticScale, Unscaled, build_loss_scale
+from bench.training.loss_scale import (
+    DynamicScale,
+    LossScale,
+    StaticScale,
+    Unscaled,
+    build_loss_scale,
+)
 
 CPU = torch.device("cpu")
 

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.case import Case
-from bench.messages import (
+from bench.record import Measurement, Status, Step
+from bench.worker.messages import (
     Assignment,
     Finished,
     Message,
@@ -23,7 +24,6 @@ from bench.messages import (
     encode,
     encode_assignment,
 )
-from bench.record import Measurement, Status, Step
 
 FINISHED = Finished(
     Status.DIVERGED,

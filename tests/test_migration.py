@@ -12,9 +12,11 @@ from records_for_tests import make_record
 
 from bench.case import Case
 from bench.record import COLUMNS, SCHEMA
-from bench.report import derive
+from bench.report import summaries
 from bench.report.sweeps import read_sweep
-from bench.store import RECORDS, Store, read_records
+from bench.store.cells import RECORDS
+from bench.store.reader import read_records
+from bench.store.writer import Store
 
 
 def write_schema_1(folder: Path, **cells: str) -> Path:
@@ -72,7 +74,7 @@ def test_a_shared_cpu_is_doubted_as_before(tmp_path: Path) -> None:
     write_schema_1(tmp_path, notes="the CPU was shared: others used 0.40 cores during the epoch")
     row: Any = read_records(tmp_path).iloc[0]
     assert row.other_cores == 0.4
-    assert derive.read([read_sweep(tmp_path)])["shared"].tolist() == [True]
+    assert summaries.read([read_sweep(tmp_path)])["shared"].tolist() == [True]
 
 
 def test_repeats_of_schema_1_shared_their_seed(tmp_path: Path) -> None:

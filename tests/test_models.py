@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from bench.errors import UsageError
 from bench.models import build_model, check_model, dpn, parse_model
-from bench.worker import count_flop
+from bench.training.flop import count_flop
 
 
 def torch_flop(name: str) -> float:

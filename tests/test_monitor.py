@@ -13,8 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.gpu import Depth, Host, Reading, Recorder, Replay, Unseen
-from bench.monitor import COLUMNS, Monitor, integrate
+from bench.gpu.device import Depth, Host, Reading, Unreadable
+from bench.gpu.monitor import MONITORED, Monitor, integrate
+from bench.gpu.recording import Recorder, Replay
 from bench.record import Measurement
 
 READINGS = Path(__file__).parent / "readings"
@@ -29,7 +30,7 @@ def replay(name, edit=lambda row: row, phases=("setup", "warmup", "epoch", "eval
     for phase in phases:
         monitor.watch(1) if phase == "setup" else monitor.enter(phase)
     seen = monitor.close(**close)
-    assert set(seen.values) | set(seen.missing) == set(COLUMNS)
+    assert set(seen.values) | set(seen.missing) == set(MONITORED)
     assert not set(seen.values) & set(seen.missing)
     assert all(value is not None for value in seen.values.values())
     return seen
@@ -46,7 +47,7 @@ def epoch_edit(change):
 
 
 def test_every_column_is_a_field_of_a_measurement():
-    assert set(COLUMNS) < {f.name for f in fields(Measurement)}
+    assert set(MONITORED) < {f.name for f in fields(Measurement)}
 
 
 def test_a_healthy_epoch():
@@ -174,7 +175,7 @@ def test_a_desktop_is_only_noted():
 
 def test_neighbours_nobody_can_list_are_unknown():
     seen = replay("healthy", lambda row: row | {"others": None})
-    assert seen.missing.keys() == {c for c in COLUMNS if c.startswith("neighbours")}
+    assert seen.missing.keys() == {c for c in MONITORED if c.startswith("neighbours")}
     assert set(seen.missing.values()) == {"not read during baseline"}
 
 
@@ -256,7 +257,7 @@ def test_a_recording_that_breaks_off_leaves_the_rest_missing():
 
 
 def test_a_phase_is_entered_once():
-    with Monitor(Unseen("no driver")) as monitor:
+    with Monitor(Unreadable("no driver")) as monitor:
         monitor.enter("epoch")
         with pytest.raises(ValueError, match="second time"):
             monitor.enter("epoch")
@@ -280,7 +281,7 @@ def test_a_quarter_without_a_clock_is_missing_alone():
 
 
 def test_an_unseen_card_gives_its_reason_for_every_column():
-    monitor = Monitor(Unseen("no driver"))
+    monitor = Monitor(Unreadable("no driver"))
     monitor.watch(os.getpid())
     for phase in ("warmup", "epoch", "evaluation"):
         monitor.enter(phase)

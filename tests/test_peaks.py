@@ -2,7 +2,7 @@ import re
 
 import pytest
 
-from bench.peaks import PEAKS, find_peak, peak_flops
+from bench.gpu.peaks import PEAKS, find_peak, peak_flops
 from bench.precision import PRECISIONS
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from bench.case import Case, telling_axes
-from bench.messages import PhaseEntered, StepTaken
-from bench.progress import Display, write_curve
 from bench.record import Environment, Measurement, Record, Status, Step
+from bench.sweep.display import Display, write_curve
+from bench.worker.messages import PhaseEntered, StepTaken
 
 CASE = Case(precision="fp16", loss_scale=128.0, batch_size=512, fraction=0.2, dataset="synthetic")
 
@@ -32,7 +32,7 @@ def test_plain_lines_where_there_is_no_terminal(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = [0.0]
-    monkeypatch.setattr("bench.progress.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("bench.sweep.display.time.monotonic", lambda: clock[0])
     with Display(Path("results/x"), runs=2, done=7) as display:
         display.begin(CASE, 1, False)
         display.show(PhaseEntered("epoch"))

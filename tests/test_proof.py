@@ -11,10 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bench import proof as proof_module
 from bench.models import build_model
 from bench.precision import PRECISIONS, Arithmetic, Precision, autocast, cast, set_flags
-from bench.proof import (
+from bench.training import proof as proof_module
+from bench.training.proof import (
     DENSE,
     Finding,
     Layer,

@@ -10,13 +10,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-import bench.train
-from bench import rehearsal
-from bench.dispatch import BLOCKS, CHUNK, MAX_TENSORS, Breach, Rule, Watch, count_multi_tensor
+import bench.training.loop
 from bench.models import MODELS
 from bench.precision import PRECISIONS
-from bench.rehearsal import BUDGETS, Policy, Rehearsal, main, policies, rehearse
-from bench.train import Training
+from bench.rehearsal import __main__ as rehearsal
+from bench.rehearsal.__main__ import BUDGETS, Policy, Rehearsal, main, policies, rehearse
+from bench.rehearsal.dispatch import (
+    BLOCKS,
+    CHUNK,
+    MAX_TENSORS,
+    Breach,
+    Rule,
+    Watch,
+    count_multi_tensor,
+)
+from bench.training.loop import Training
 
 CPU = torch.device("cpu")
 
@@ -96,7 +104,7 @@ class EveryMaster(Training):
 def test_lists_of_mixed_dtype_are_refused(
     precision: str, half: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bench.train, "Training", EveryMaster)
+    monkeypatch.setattr(bench.training.loop, "Training", EveryMaster)
     rows = rehearse(precisions=[precision], compile=[False])
     for row in rows:
         mixed = [breach for breach in row.breaches if breach.rule is Rule.MIXED]
@@ -289,7 +297,7 @@ def test_the_command_prints_a_table(capsys: pytest.CaptureFixture[str]) -> None:
 def test_the_command_fails_on_a_breach(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    place = "bench/train.py:1 in _update"
+    place = "bench/training/loop.py:1 in _update"
     breach = Breach(Rule.READ, "aten::_local_scalar_dense", place)
     row = Rehearsal("dpn-small", "fp32", Policy(), False, 5, None, (breach,))
     monkeypatch.setattr(rehearsal, "rehearse", lambda *_: [row])

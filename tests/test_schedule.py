@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.case import Case, grid
-from bench.options import build_parser, choose_cases, parse_arguments
 from bench.record import Status
-from bench.schedule import Wall, plan_runs, remaining_runs
-from bench.store import Past, Run
+from bench.store.reader import Past, Run
+from bench.sweep.options import build_parser, choose_cases, parse_arguments
+from bench.sweep.schedule import OomSkips, plan_runs, remaining_runs
 
 CASES = grid({"precision": ["fp32", "bf16"], "batch_size": [64, 128, 256]})
 SMALL, MIDDLE, LARGE = CASES[:3]
@@ -90,7 +90,7 @@ def test_what_was_inferred_remains_where_nothing_may_be_skipped() -> None:
 
 
 def test_a_wall_stands_behind_the_batch_that_ran_out() -> None:
-    wall = Wall({})
+    wall = OomSkips({})
     assert wall.blocks(LARGE) is None
     wall.note(MIDDLE, Status.OOM)
     assert wall.blocks(SMALL) is None
@@ -101,7 +101,7 @@ def test_a_wall_stands_behind_the_batch_that_ran_out() -> None:
 
 
 def test_a_wall_stands_for_cases_alike_in_all_else() -> None:
-    wall = Wall({})
+    wall = OomSkips({})
     wall.note(SMALL, Status.OOM)
     others = [
         {"precision": "bf16"},
@@ -116,15 +116,15 @@ def test_a_wall_stands_for_cases_alike_in_all_else() -> None:
 
 
 def test_only_a_proven_oom_makes_a_wall() -> None:
-    wall = Wall({})
+    wall = OomSkips({})
     for status in set(Status) - {Status.OOM}:
         wall.note(SMALL, status)
     assert wall.blocks(LARGE) is None
 
 
 def test_a_wall_is_remembered_but_not_inferred_from_inferences() -> None:
-    def past(inferred: bool) -> Wall:
-        return Wall({(MIDDLE, 1, False): Past(Status.OOM, 1, inferred)})
+    def past(inferred: bool) -> OomSkips:
+        return OomSkips({(MIDDLE, 1, False): Past(Status.OOM, 1, inferred)})
 
     assert past(inferred=False).blocks(LARGE) == 128
     assert past(inferred=True).blocks(LARGE) is None

@@ -22,7 +22,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from records_for_tests import make_record
 
-from bench import case, record, store
+from bench import case, record
 from bench.case import AXES, Case
 from bench.errors import UsageError
 from bench.record import (
@@ -36,18 +36,11 @@ from bench.record import (
     Step,
     flatten,
 )
-from bench.store import (
-    RECORDS,
-    STEPS,
-    Past,
-    Store,
-    StoreError,
-    clean,
-    read_cases,
-    read_history,
-    read_records,
-    read_steps,
-)
+from bench.store import reader, writer
+from bench.store.cells import RECORDS, STEPS
+from bench.store.reader import Past, read_cases, read_history, read_records, read_steps
+from bench.store.writer import Store, StoreError
+from bench.text import clean
 
 ONE_FOLDER = settings(
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
@@ -330,7 +323,7 @@ class Disk(io.FileIO):
 
 @pytest.fixture
 def disk(monkeypatch: pytest.MonkeyPatch) -> type[Disk]:
-    monkeypatch.setattr(store.io, "FileIO", Disk)
+    monkeypatch.setattr(writer.io, "FileIO", Disk)
     Disk.room = 10**9
     return Disk
 
@@ -430,7 +423,7 @@ def test_waiting_ends(tmp_path: Path) -> None:
 
 def test_a_writer_that_was_killed_holds_nothing(tmp_path: Path) -> None:
     script = (
-        "import sys, time; from pathlib import Path; from bench.store import Store\n"
+        "import sys, time; from pathlib import Path; from bench.store.writer import Store\n"
         "s = Store(Path(sys.argv[1])); print('held', flush=True); time.sleep(600)"
     )
     holder = subprocess.Popen(
@@ -485,8 +478,9 @@ def declare(monkeypatch: pytest.MonkeyPatch, column: Column, after: str) -> None
         columns[name] = known
         if name == after:
             columns[column.name] = column
-    monkeypatch.setattr(store, "COLUMNS", columns)
-    monkeypatch.setattr(store, "SCHEMA", NEXT)
+    for module in (reader, writer):
+        monkeypatch.setattr(module, "COLUMNS", columns)
+        monkeypatch.setattr(module, "SCHEMA", NEXT)
     monkeypatch.setattr(record, "SCHEMA", NEXT)
 
 
@@ -510,13 +504,13 @@ def test_a_new_column_never_shifts_old_ones(
     old = make_record(Case(lr=0.25), epoch_time_s=3.5, reason="=1+1", gpu="'quoted'")
     write(tmp_path, old)
     declare(monkeypatch, Column("fan_speed", float, "1/s", "fan", True, since=NEXT), "batch_size")
-    plain = store.flatten
+    plain = writer.flatten
     monkeypatch.setattr(
-        store,
+        writer,
         "flatten",
         lambda item: {
             name: 7.5 if name == "fan_speed" else {**plain(item), "schema": NEXT}[name]
-            for name in store.COLUMNS
+            for name in writer.COLUMNS
         },
     )
     write(tmp_path, make_record(Case(lr=0.5), repeat=2, epoch_time_s=4.5))
@@ -527,7 +521,7 @@ def test_a_new_column_never_shifts_old_ones(
     assert frame["gpu"].tolist() == ["'quoted'", "NVIDIA Imaginary"]
     assert math.isnan(frame["fan_speed"][0])
     assert frame["fan_speed"][1] == 7.5
-    assert lines(tmp_path / RECORDS)[0].decode().split(",") == list(store.COLUMNS)
+    assert lines(tmp_path / RECORDS)[0].decode().split(",") == list(writer.COLUMNS)
     assert not list(tmp_path.glob(".records*"))
 
 

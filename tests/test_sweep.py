@@ -21,12 +21,15 @@ import pandas as pd
 import psutil
 import pytest
 
-from bench import preflight, sweep
 from bench.environment import describe_host
 from bench.executors import fake
 from bench.executors.fake import FakeExecutor
 from bench.record import Environment, Outcome, Status
-from bench.store import RECORDS, Store, StoreError, read_cases, read_records
+from bench.store.cells import RECORDS
+from bench.store.reader import read_cases, read_records
+from bench.store.writer import Store, StoreError
+from bench.sweep import __main__ as sweep
+from bench.sweep import preflight
 
 HERE = Path(__file__).parent
 FAKE = ["--executor", "fake", "--device", "cpu", "--dataset", "synthetic", "--model", "dpn-small"]

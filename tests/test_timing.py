@@ -13,9 +13,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench import timing
-from bench.conditions import STEADY
-from bench.timing import (
+from bench.limits import STEADY
+from bench.training import timing
+from bench.training.timing import (
     FEWEST_WINDOWS,
     PATIENCE_S,
     WINDOW_S,

@@ -31,11 +31,11 @@ from training_for_tests import (
 
 from bench.data import load, prepare
 from bench.data.batches import Batches
-from bench.gpu import Replay
+from bench.gpu.recording import Replay
 from bench.models import build_model
 from bench.precision import PRECISIONS
-from bench.timing import StepClock
-from bench.train import MOMENTUM, WEIGHT_DECAY, Training, train_epoch
+from bench.training.loop import MOMENTUM, WEIGHT_DECAY, Training, train_epoch
+from bench.training.timing import StepClock
 
 
 def plain_epoch(steps: int, dtype: torch.dtype = torch.float32) -> tuple[nn.Module, list[float]]:

@@ -12,7 +12,15 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy import stats
 
-from bench.verdict import MIN_REPEATS, MIN_SEEDS, Ratio, Verdict, adjust, compare, compare_seeds
+from bench.compare.verdict import (
+    MIN_REPEATS,
+    MIN_SEEDS,
+    Ratio,
+    Verdict,
+    adjust,
+    compare,
+    compare_seeds,
+)
 
 MARGIN = 0.02
 WRONG = {Verdict.LOWER, Verdict.HIGHER}

@@ -16,22 +16,21 @@ from torch import nn
 from bench.case import Case
 from bench.data import DatasetInfo, prepare
 from bench.errors import UsageError
-from bench.messages import Message, PhaseEntered, StepTaken, decode
 from bench.precision import Arithmetic
-from bench.proof import DENSE, Finding, LayerProof, Proof
 from bench.record import Measurement, Status, Step
-from bench.worker import (
-    Channel,
+from bench.training.flop import count_flop
+from bench.training.proof import DENSE, Finding, LayerProof, Proof
+from bench.worker.__main__ import conclude
+from bench.worker.channel import Channel, Reporter
+from bench.worker.measurement import (
     Findings,
-    Reporter,
     _forgiven,
-    conclude,
-    count_flop,
     measure,
     set_up,
     start_over,
     warm_up_shapes,
 )
+from bench.worker.messages import Message, PhaseEntered, StepTaken, decode
 
 TINY = f"{__name__}:tiny"
 CASE = Case(model=TINY, dataset="synthetic", device="cpu", batch_size=512, fraction=0.1)
@@ -133,14 +132,16 @@ def test_one_slow_first_step_is_no_trend(
     data: DatasetInfo, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It starts on an idle device; the smaller last batch, which is quicker, is none either."""
-    import bench.timing
+    import bench.training.timing
 
     times = [0.15, *[0.1] * 8, 0.11]
-    monkeypatch.setattr(bench.timing.StepClock, "read", lambda self: times)
+    monkeypatch.setattr(bench.training.timing.StepClock, "read", lambda self: times)
     m, _, _ = run(CASE, data)
     assert m.step_time_first_s == pytest.approx(0.1)
     assert m.step_time_last_s == pytest.approx(0.31 / 3)
-    monkeypatch.setattr(bench.timing.StepClock, "read", lambda self: [0.15, *[0.1] * 96, 0.01])
+    monkeypatch.setattr(
+        bench.training.timing.StepClock, "read", lambda self: [0.15, *[0.1] * 96, 0.01]
+    )
     m, _, _ = run(replace(CASE, fraction=1.0), data)
     assert m.step_time_first_s == m.step_time_last_s == pytest.approx(0.1)
 
@@ -173,12 +174,12 @@ def test_the_smaller_batch_is_warmed_only_where_it_is_measured(data: DatasetInfo
 
 def test_warm_up_leaves_no_trace(data: DatasetInfo, monkeypatch: pytest.MonkeyPatch) -> None:
     """The epoch is one from scratch: the same losses however long the warm-up was."""
-    import bench.timing
+    import bench.training.timing
 
     case = replace(CASE, model=f"{__name__}:dropping")
     losses = []
-    for steady, steps in ((True, bench.timing.FEWEST_WINDOWS), (False, 10)):  # its budget
-        monkeypatch.setattr(bench.timing.Slope, "within", lambda *_, steady=steady: steady)
+    for steady, steps in ((True, bench.training.timing.FEWEST_WINDOWS), (False, 10)):  # its budget
+        monkeypatch.setattr(bench.training.timing.Slope, "within", lambda *_, steady=steady: steady)
         m, found, _ = run(case, data)
         assert m.warmup_steps == 1 + steps
         losses.append([step.loss for step in found])
@@ -205,7 +206,7 @@ def test_a_false_label_is_invalid(data: DatasetInfo, monkeypatch: pytest.MonkeyP
     tf32 = Finding("a convolution", Arithmetic.TFLOAT32, 3e-4)
     matmul = Finding("a matmul", Arithmetic.FLOAT32, 2e-7)
     proof = Proof((LayerProof(DENSE, tf32, tf32, tf32),), matmul)
-    monkeypatch.setattr("bench.proof.prove", lambda *_: proof)
+    monkeypatch.setattr("bench.training.proof.prove", lambda *_: proof)
     found = measure(CASE, data.folder, Channel(), time.monotonic())
     status, reason = conclude(found)
     assert status is Status.INVALID
@@ -225,7 +226,7 @@ def test_a_failing_proof_keeps_the_flags_and_the_epoch(
     def fail(*_: object) -> None:
         raise RuntimeError("no such kernel")
 
-    monkeypatch.setattr("bench.proof.prove", fail)
+    monkeypatch.setattr("bench.training.proof.prove", fail)
     found = measure(CASE, data.folder, Channel(), time.monotonic())
     assert conclude(found) == (Status.OK, "")
     assert "conv=ieee" in (found.measurement.flags or "")
@@ -239,7 +240,7 @@ def test_an_unclear_proof_is_noted_and_the_row_stays_ok(
 ) -> None:
     unclear = Finding("a convolution", Arithmetic.UNCLEAR, 5e-5)
     proof = Proof((LayerProof(DENSE, unclear, unclear, unclear),), unclear)
-    monkeypatch.setattr("bench.proof.prove", lambda *_: proof)
+    monkeypatch.setattr("bench.training.proof.prove", lambda *_: proof)
     found = measure(CASE, data.folder, Channel(), time.monotonic())
     assert conclude(found) == (Status.OK, "")
     assert found.measurement.arithmetic == "unclear"
@@ -252,7 +253,7 @@ def test_a_failing_evaluation_keeps_the_epoch(
     def fail(*_: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
 
-    monkeypatch.setattr("bench.worker._evaluate", fail)
+    monkeypatch.setattr("bench.worker.measurement._evaluate", fail)
     m, steps, missing = run(replace(CASE, evaluate=True), data)
     assert m.epoch_time_s
     assert len(steps) == 10
@@ -271,7 +272,7 @@ def twenty() -> nn.Module:
 
 def test_a_shared_cpu_is_noted(data: DatasetInfo, monkeypatch: pytest.MonkeyPatch) -> None:
     """Readings of the machine and of this process, at the start and the end of the epoch."""
-    from bench.worker import _OtherWork
+    from bench.worker.measurement import _OtherWork
 
     readings = iter([(10.0, 5.0, 100.0), (29.0, 14.0, 110.0)])
     monkeypatch.setattr(_OtherWork, "_read", staticmethod(lambda: next(readings)))

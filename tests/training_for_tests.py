@@ -13,11 +13,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bench.gpu import Device
+from bench.gpu.device import Device
+from bench.gpu.monitor import Monitor, Observation
 from bench.models import build_model
-from bench.monitor import Monitor, Observation
 from bench.precision import PRECISIONS, set_flags
-from bench.train import MOMENTUM, WEIGHT_DECAY, Training
+from bench.training.loop import MOMENTUM, WEIGHT_DECAY, Training
 
 CPU = torch.device("cpu")
 LR = 0.05

@@ -37,9 +37,9 @@ from bench.data.sources import detect
 from bench.environment import Platform, has_cuda, probe, refuse_missing
 from bench.errors import UsageError, nearest
 from bench.flags import Parser, run_command
-from bench.preflight import default_out, refuse_unwritable
 from bench.record import COMPARABLE
-from bench.store import clean
+from bench.sweep.preflight import default_out, refuse_unwritable
+from bench.text import clean
 
 MINUTES = "CARD_MINUTES"
 _GRACE_S = 8.0  # a sweep stopped by SIGINT ends its worker in 3 s and prints its report

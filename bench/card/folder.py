@@ -20,7 +20,8 @@ from typing import Any
 
 from bench.errors import UsageError
 from bench.record import Status
-from bench.store import CONFIG, LOGS, RECORDS, STEPS, read_records
+from bench.store.cells import CONFIG, LOGS, RECORDS, STEPS
+from bench.store.reader import read_records
 
 STATE, CHECKS, LOG, PAGE = "card.json", "checks.json", "log.txt", "report.html"
 FIGURE, LOCK = "images-per-s.png", ".card.lock"

@@ -19,10 +19,11 @@ from pathlib import Path
 from typing import Protocol
 
 from bench.card.folder import FIGURE, PAGE, Card, Entry, State
-from bench.options import choose_cases, parse_arguments
 from bench.record import Status
-from bench.schedule import REPEATED, plan_runs
-from bench.store import LOGS, RECORDS, read_history, read_records
+from bench.store.cells import LOGS, RECORDS
+from bench.store.reader import read_history, read_records
+from bench.sweep.options import choose_cases, parse_arguments
+from bench.sweep.schedule import REPEATED, plan_runs
 
 ROOT = Path(__file__).parents[2]
 GPU_TESTS = ("tests/gpu", "tests/data/test_batches.py")

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Protocol
 
 from bench.case import Case
-from bench.messages import PhaseEntered, StepTaken
 from bench.record import Outcome
+from bench.worker.messages import PhaseEntered, StepTaken
 
 EXECUTORS: dict[str, str] = {
     "subprocess": "bench.executors.subprocess:SubprocessExecutor",

@@ -23,8 +23,12 @@ from typing import IO
 from tenacity import Retrying, retry_if_result, stop_after_attempt, wait_exponential
 
 from bench.executors import Event, Job, Settings
-from bench.gpu import Unseen, open_device
-from bench.messages import (
+from bench.failure import Fault, classify, classify_death, count_oom_kills
+from bench.gpu.device import Unreadable
+from bench.gpu.monitor import Monitor, Observation
+from bench.gpu.nvml import open_device
+from bench.record import MEASURED, Outcome, Status
+from bench.worker.messages import (
     Assignment,
     Finished,
     Message,
@@ -32,9 +36,6 @@ from bench.messages import (
     decode,
     encode_assignment,
 )
-from bench.monitor import Monitor, Observation
-from bench.outcome import Fault, classify, classify_death, count_oom_kills
-from bench.record import MEASURED, Outcome, Status
 
 _ATTEMPTS = 3
 _BACK_OFF_S = 1.0
@@ -96,7 +97,7 @@ class SubprocessExecutor:
         case runs without readings rather than not at all.
         """
         device = open_device(job.gpu_uuid)
-        if isinstance(device, Unseen) and not last:
+        if isinstance(device, Unreadable) and not last:
             fault = classify(["NVMLError"], device.reason)
             if fault.transient:
                 return Outcome(fault.status, fault.reason), True

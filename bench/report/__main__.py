@@ -15,7 +15,7 @@ from bench.errors import UsageError, nearest
 from bench.flags import Parser, run_command
 
 if TYPE_CHECKING:
-    from bench.report.tables import Report
+    from bench.report.model import Report
 
 FORMATS = {
     "text": ("bench.report.text", "tables for a terminal"),

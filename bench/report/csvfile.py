@@ -11,9 +11,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from bench.case import AXES, format_value
-from bench.report.derive import BESIDE, DOUBTS, QUANTITIES, is_number
-from bench.report.tables import Report
-from bench.store import write_text
+from bench.report.doubts import DOUBTS
+from bench.report.model import Report
+from bench.report.quantities import QUANTITIES, is_number
+from bench.report.summaries import BESIDE
+from bench.text import write_text
 
 WHERE = ("gpu", "gpu_memory_bytes", "driver", "torch", "cuda", "cudnn", "cpu", "train_images")
 

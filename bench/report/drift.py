@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from bench.attempts import keep_latest, number_groups
 from bench.case import AXES
-from bench.conditions import STEADY
+from bench.limits import STEADY
 from bench.record import MEASURED
-from bench.report.derive import SOURCE
 from bench.report.spread import CONFIDENCE
+from bench.report.summaries import SOURCE
+from bench.store.attempts import keep_latest, number_groups
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -18,19 +18,13 @@ from typing import TYPE_CHECKING, Any
 
 from bench.precision import PRECISIONS
 from bench.record import MEASURED, Status
-from bench.report import derive
-from bench.report.derive import GIB, QUANTITIES, Quantity
+from bench.report import quantities, summaries
+from bench.report.cells import iterate
+from bench.report.model import Cell, Head, Report, Table
+from bench.report.quantities import GIB, QUANTITIES, Quantity
 from bench.report.sweeps import Sweep
-from bench.report.tables import (
-    Cell,
-    Head,
-    Report,
-    Table,
-    iterate,
-    loss_scale_batch,
-    main_loss_scale,
-)
-from bench.store import clean
+from bench.report.tables import loss_scale_batch, main_loss_scale
+from bench.text import clean
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -572,7 +566,7 @@ def _groups(report: Report) -> Iterator[Group]:
 
     groups = []
     for section in report.sections:
-        for pair, part in section.cases.groupby(list(derive.SOURCE), sort=False):
+        for pair, part in section.cases.groupby(list(summaries.SOURCE), sort=False):
             machine = report.machines[str(pair[0]), str(pair[1])]
             parts = [machine]
             if len(report.sections) > 1:
@@ -633,7 +627,9 @@ def _describe(sketch: Sketch, title: str, data: pd.DataFrame) -> str:
     said = []
     for precision, part in data.groupby("precision", sort=False):
         low, high = part[y].min(), part[y].max()
-        said.append(f"{precision} from {derive.write_number(low)} to {derive.write_number(high)}")
+        said.append(
+            f"{precision} from {quantities.write_number(low)} to {quantities.write_number(high)}"
+        )
     return f"{sketch.title}, {title}. {y}: {'; '.join(said)}."
 
 
@@ -650,7 +646,7 @@ def tabulate(figure: Figure, panel: Panel) -> Table:
 
 def _cell(value: Any) -> Cell:
     if isinstance(value, float):
-        return Cell(derive.write_number(value) if math.isfinite(value) else "–", value)
+        return Cell(quantities.write_number(value) if math.isfinite(value) else "–", value)
     return Cell(str(value))
 
 

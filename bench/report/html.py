@@ -10,10 +10,13 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from bench.case import format_value
-from bench.report.derive import DOUBTS, QUANTITIES, SETTINGS, Quantity, is_number, latest
+from bench.report.cells import ESTIMATE
+from bench.report.doubts import DOUBTS
 from bench.report.figures import COLOURS, draw_figures, inline, tabulate, undrawn
-from bench.report.tables import ESTIMATE, Report
-from bench.store import clean
+from bench.report.model import Report
+from bench.report.quantities import QUANTITIES, Quantity, is_number
+from bench.report.summaries import SETTINGS, latest
+from bench.text import clean
 
 if TYPE_CHECKING:
     import pandas as pd

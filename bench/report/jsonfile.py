@@ -7,8 +7,8 @@ from dataclasses import asdict
 from typing import Any
 
 from bench.report.csvfile import column_names
-from bench.report.derive import describe_columns, is_number
-from bench.report.tables import Cell, Report, Table
+from bench.report.model import Cell, Report, Table
+from bench.report.quantities import describe_columns, is_number
 
 
 def render(report: Report) -> str:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from bench.report.tables import Report, Table
-from bench.store import clean
+from bench.report.model import Report, Table
+from bench.text import clean
 
 _SPELLED = {
     "\\": r"\textbackslash{}",

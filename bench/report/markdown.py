@@ -6,8 +6,8 @@ import html
 import re
 from collections.abc import Iterator
 
-from bench.report.tables import Report, Table
-from bench.store import clean
+from bench.report.model import Report, Table
+from bench.text import clean
 
 _SPECIAL = re.compile(r"([\\`*_\[\]~|#$@!])")
 

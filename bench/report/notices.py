@@ -10,11 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from bench.attempts import find_unknown
-from bench.conditions import STEADY
+from bench.limits import STEADY
 from bench.record import COMPARABLE, MEASURED, Status
-from bench.report.derive import DOUBTS, find_wide, latest
+from bench.report.doubts import DOUBTS
 from bench.report.drift import Drift, Steadiness, find_drifts, write_moment
+from bench.report.summaries import find_wide, latest
+from bench.store.attempts import find_unknown
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bench.record import STEP_COLUMNS
-from bench.store import CONFIG, STEPS, read_records, read_steps, records_file
+from bench.store.cells import CONFIG, STEPS
+from bench.store.reader import read_records, read_steps, records_file
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -5,8 +5,8 @@ from __future__ import annotations
 import io
 from typing import TYPE_CHECKING
 
-from bench.report.tables import Report, Table
-from bench.store import clean
+from bench.report.model import Report, Table
+from bench.text import clean
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from bench.report.tables import Report
-from bench.store import records_file
+from bench.report.model import Report
+from bench.store.reader import records_file
 
 POLL_S = 1.0
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from bench import sweep
 from bench.case import Case
 from bench.errors import UsageError
 from bench.executors import EXECUTORS, Job, Settings, build_executor
 from bench.executors.fake import ANSWERS, FakeExecutor
 from bench.record import MEASURED, Outcome, Status
+from bench.sweep import __main__ as sweep
 
 
 def answer(case: Case, stopping: bool = False) -> Outcome:

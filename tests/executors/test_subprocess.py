@@ -17,17 +17,17 @@ import pandas as pd
 import psutil
 import pytest
 
-from bench import sweep
 from bench.case import Case
 from bench.data import DatasetInfo, prepare
 from bench.executors import Event, Job, Settings
 from bench.executors import subprocess as room
 from bench.executors.subprocess import SubprocessExecutor
-from bench.gpu import Host, Unseen
-from bench.messages import Finished, Message, PhaseEntered, StepTaken
-from bench.monitor import Observation
+from bench.gpu.device import Host, Unreadable
+from bench.gpu.monitor import Observation
 from bench.record import Measurement, Outcome, Status
-from bench.store import read_records
+from bench.store.reader import read_records
+from bench.sweep import __main__ as sweep
+from bench.worker.messages import Finished, Message, PhaseEntered, StepTaken
 
 TESTS = Path(models_for_tests.__file__).parent
 FLAGS = (
@@ -414,7 +414,7 @@ def test_nothing_after_the_end_is_heard(scripted: Callable[..., Outcome]) -> Non
 def test_a_card_that_nvml_cannot_open_for_the_moment(
     scripted: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    devices: list[Any] = [Unseen("NVML: Unknown Error"), Host()]
+    devices: list[Any] = [Unreadable("NVML: Unknown Error"), Host()]
     monkeypatch.setattr(room, "open_device", lambda uuid: devices.pop(0))
     outcome = scripted(says(Status.OK))
     assert (outcome.status, outcome.retries, Script.started) == (Status.OK, 1, 1)
@@ -424,7 +424,7 @@ def test_a_card_that_nvml_never_opens_is_measured_without_readings(
     scripted: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for reason, retries in (("NVML: Timeout", 2), ("no NVIDIA driver", 0)):
-        monkeypatch.setattr(room, "open_device", lambda uuid, reason=reason: Unseen(reason))
+        monkeypatch.setattr(room, "open_device", lambda uuid, reason=reason: Unreadable(reason))
         outcome = scripted(says(Status.OK))
         assert (outcome.status, outcome.retries) == (Status.OK, retries)
         assert "temperature_c: " in (outcome.measurement.missing or "")

@@ -31,14 +31,15 @@ from bench.data import DatasetInfo, prepare
 from bench.environment import Platform, probe
 from bench.executors import Job, Settings
 from bench.executors.subprocess import SubprocessExecutor
-from bench.gpu import open_device
+from bench.gpu.nvml import open_device
 from bench.models import build_model
 from bench.precision import PRECISIONS, cast, set_flags
-from bench.proof import Setting, prove
 from bench.record import Outcome, Status
-from bench.timing import StepClock
-from bench.train import train_epoch
-from bench.worker import Channel, Reporter, set_up, start_over, warm_up_shapes
+from bench.training.loop import train_epoch
+from bench.training.proof import Setting, prove
+from bench.training.timing import StepClock
+from bench.worker.channel import Channel, Reporter
+from bench.worker.measurement import set_up, start_over, warm_up_shapes
 
 pytestmark = pytest.mark.gpu
 

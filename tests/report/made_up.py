@@ -9,7 +9,7 @@ from typing import Any
 
 from bench.case import Case
 from bench.record import Environment, Measurement, Record, Status, Step
-from bench.store import Store
+from bench.store.writer import Store
 
 GIB = 2**30
 ROOT = Path(__file__).parents[2]

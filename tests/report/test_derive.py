@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from made_up import GIB, REFERENCE, make_record, measured, write_sweep
 
-from bench.attempts import number_groups
 from bench.case import Case
 from bench.record import Record, Status
-from bench.report import derive
+from bench.report import doubts, quantities, summaries
 from bench.report.notices import warn
 from bench.report.sweeps import Sweep, read_sweep, read_sweeps
+from bench.store.attempts import number_groups
 
 FP32, FP16 = Case(), Case(precision="fp16", loss_scale=128.0)
 
@@ -25,8 +25,8 @@ def sweep_of(folder: Path, records: Sequence[Record], name: str = "sweep") -> Sw
 
 
 def cases_of(folder: Path, *records: Record) -> Any:
-    frame = derive.read([sweep_of(folder, records)])
-    return derive.summarize(derive.latest(frame))
+    frame = summaries.read([sweep_of(folder, records)])
+    return summaries.summarize(summaries.latest(frame))
 
 
 def ran(case: Case, time_s: float, memory: float = GIB, **values: Any) -> Record:
@@ -171,7 +171,7 @@ def test_a_repeat_that_diverged_is_told_and_not_trusted(tmp_path: Path) -> None:
     cases = cases_of(tmp_path, ran(FP32, 10), ran(FP32, 9, repeat=2, status=Status.DIVERGED))
     row = pick(cases, FP32)
     assert (row["status"], row["epoch_time_s"], row["diverged"]) == ("ok", 10, True)
-    assert not derive.trusted(cases).any()
+    assert not doubts.trusted(cases).any()
 
 
 def test_the_latest_attempt_counts_even_if_it_failed(tmp_path: Path) -> None:
@@ -200,7 +200,7 @@ def test_a_row_that_failed_before_it_knew_its_card_belongs_to_the_sweeps_only_on
 
 def test_quantities_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     known = {("A card", "float32"): 50e12}
-    monkeypatch.setattr(derive, "peak_flops", lambda *pair: known.get(pair))
+    monkeypatch.setattr(quantities, "peak_flops", lambda *pair: known.get(pair))
     record = ran(
         FP32,
         100,
@@ -273,15 +273,15 @@ def test_memory_is_read_by_one_measure_a_machine(tmp_path: Path) -> None:
 )
 def test_each_doubt_is_found_and_said(tmp_path: Path, doubt: str, values: dict[str, Any]) -> None:
     clean = cases_of(tmp_path / "clean", ran(FP32, 10))
-    assert not clean[list(derive.DOUBTS)].any(axis=None)
-    frame = derive.read([sweep_of(tmp_path, [ran(FP32, 10, **values)])])
-    cases = derive.summarize(derive.latest(frame))
-    assert [name for name in derive.DOUBTS if cases[name].iloc[0]] == [doubt]
-    label = derive.DOUBTS[doubt].remark.capitalize()
+    assert not clean[list(doubts.DOUBTS)].any(axis=None)
+    frame = summaries.read([sweep_of(tmp_path, [ran(FP32, 10, **values)])])
+    cases = summaries.summarize(summaries.latest(frame))
+    assert [name for name in doubts.DOUBTS if cases[name].iloc[0]] == [doubt]
+    label = doubts.DOUBTS[doubt].remark.capitalize()
     notices = warn(frame, cases)
     assert [notice.label for notice in notices] == [label]
-    assert notices[0].text.endswith(derive.DOUBTS[doubt].fix)
-    assert derive.trusted(cases).iloc[0] == (not derive.DOUBTS[doubt].fatal)
+    assert notices[0].text.endswith(doubts.DOUBTS[doubt].fix)
+    assert doubts.trusted(cases).iloc[0] == (not doubts.DOUBTS[doubt].fatal)
 
 
 def test_a_desktop_on_the_card_is_no_sharing(tmp_path: Path) -> None:
@@ -316,8 +316,8 @@ def test_what_is_no_trend(tmp_path: Path, values: dict[str, Any]) -> None:
 def test_a_trend_is_said_in_numbers(tmp_path: Path) -> None:
     trend = {"step_time_first_s": 0.1, "step_time_last_s": 0.104, "measured_steps": 400}
     clock = {"sm_clock_first_mhz": 2000, "sm_clock_last_mhz": 1900}
-    frame = derive.read([sweep_of(tmp_path, [ran(FP32, 10, **trend), ran(FP16, 10, **clock)])])
-    (notice,) = warn(frame, derive.summarize(derive.latest(frame)))
+    frame = summaries.read([sweep_of(tmp_path, [ran(FP32, 10, **trend), ran(FP16, 10, **clock)])])
+    (notice,) = warn(frame, summaries.summarize(summaries.latest(frame)))
     assert "step times rose by 4.0 %; the SM clock fell by 5.0 %" in notice.text
 
 
@@ -326,7 +326,7 @@ def test_the_doubts_of_a_row_do_not_hang_on_any_sentence(tmp_path: Path) -> None
         "notes": "the card was shared; steps rose; throttled; unclear; noisy; shared: pid 1",
         "reason": "throttled: the card was shared",
     }
-    assert not cases_of(tmp_path, ran(FP32, 10, **said))[list(derive.DOUBTS)].any(axis=None)
+    assert not cases_of(tmp_path, ran(FP32, 10, **said))[list(doubts.DOUBTS)].any(axis=None)
 
 
 def test_what_never_warmed_up_is_not_called_noisy(tmp_path: Path) -> None:
@@ -342,8 +342,8 @@ def test_part_epochs_and_synthetic_images_are_doubted(tmp_path: Path) -> None:
 
 
 def test_mixed_environments_are_said(tmp_path: Path) -> None:
-    frame = derive.read([sweep_of(tmp_path, [ran(FP32, 10), ran(FP16, 10, torch="2.12")])])
-    warnings = warn(frame, derive.summarize(derive.latest(frame)))
+    frame = summaries.read([sweep_of(tmp_path, [ran(FP32, 10), ran(FP16, 10, torch="2.12")])])
+    warnings = warn(frame, summaries.summarize(summaries.latest(frame)))
     assert [w.label for w in warnings] == ["Mixed environments"]
     assert "torch 2.13 or 2.12" in warnings[0].text
 
@@ -353,36 +353,36 @@ def test_two_models_or_datasets_are_no_mixed_environment(tmp_path: Path) -> None
     small = ran(Case(model="dpn-small"), 10, **dict.fromkeys(hashes, "aaa"))
     large = ran(Case(model="dpn92"), 90, **dict.fromkeys(hashes, "bbb"))
     lost = make_record(Case(model="dpn92", batch_size=256), status=Status.ERROR, reason="boom")
-    frame = derive.read([sweep_of(tmp_path, [small, large, lost])])
+    frame = summaries.read([sweep_of(tmp_path, [small, large, lost])])
     assert frame["model_source"].tolist() == ["aaa", "bbb", "bbb"]
-    notices = {notice.label for notice in warn(frame, derive.summarize(derive.latest(frame)))}
+    notices = {notice.label for notice in warn(frame, summaries.summarize(summaries.latest(frame)))}
     assert "Mixed environments" not in notices
     edited = ran(Case(model="dpn-small", batch_size=256), 9, **dict.fromkeys(hashes, "ccc"))
-    frame = derive.read([sweep_of(tmp_path, [small, large, edited], "edited")])
-    (mixed,) = warn(frame, derive.summarize(derive.latest(frame)))
+    frame = summaries.read([sweep_of(tmp_path, [small, large, edited], "edited")])
+    (mixed,) = warn(frame, summaries.summarize(summaries.latest(frame)))
     assert "model source aaa or ccc" in mixed.text
 
 
 def test_variables_beside_none_are_a_mixed_environment(tmp_path: Path) -> None:
     blocking = ran(Case(batch_size=256), 20, variables="CUDA_LAUNCH_BLOCKING=1")
-    frame = derive.read([sweep_of(tmp_path, [ran(FP32, 10), blocking])])
-    (mixed,) = warn(frame, derive.summarize(derive.latest(frame)))
+    frame = summaries.read([sweep_of(tmp_path, [ran(FP32, 10), blocking])])
+    (mixed,) = warn(frame, summaries.summarize(summaries.latest(frame)))
     assert "variables none or CUDA_LAUNCH_BLOCKING=1" in mixed.text
 
 
 def test_published_figures_stand_beside_what_they_match(tmp_path: Path) -> None:
-    published = derive.summarize(derive.latest(derive.read([read_sweep(REFERENCE)])))
+    published = summaries.summarize(summaries.latest(summaries.read([read_sweep(REFERENCE)])))
     wide = Case(precision="fp16", loss_scale=128.0, batch_size=512)
     other_scale = Case(precision="fp16", loss_scale=32.0, batch_size=128)
     strange = Case(model="dpn26", batch_size=256)
     synthetic = Case(dataset="synthetic", precision="fp16", loss_scale=128.0, batch_size=640)
     rows = [ran(c, 10) for c in (FP32, wide, other_scale, strange, synthetic)]
-    cases = derive.set_beside(cases_of(tmp_path, *rows), published)
+    cases = summaries.set_beside(cases_of(tmp_path, *rows), published)
     assert pick(cases, FP32)["published_epoch_time_s"] == 212.328
     assert pick(cases, wide)["published_epoch_time_s"] == 140.061
     for case in (other_scale, strange, synthetic):
         assert pick(cases, case)["published_status"] == ""
-    beside_itself = derive.set_beside(published, published)
+    beside_itself = summaries.set_beside(published, published)
     assert (beside_itself["published_status"] == "").all()
 
 
@@ -404,12 +404,12 @@ def test_group_numbers_agree_exactly_where_rows_do(rows: list[tuple[str, int, bo
 
 @given(st.floats(1e-3, 1e12))
 def test_written_numbers_keep_four_digits(value: float) -> None:
-    text = derive.write_number(value)
+    text = quantities.write_number(value)
     assert float(text.replace(",", "")) == pytest.approx(value, rel=1e-3)
 
 
 def test_every_quantity_says_what_it_is() -> None:
-    for quantity in derive.QUANTITIES.values():
+    for quantity in quantities.QUANTITIES.values():
         assert quantity.help
         assert quantity.better in ("lower", "higher")
         assert quantity.write(1.5 * quantity.scale)

@@ -14,8 +14,9 @@ from PIL import Image
 
 from bench.precision import PRECISIONS
 from bench.report import figures
+from bench.report.model import Report
 from bench.report.sweeps import read_sweep, read_sweeps
-from bench.report.tables import Report, build
+from bench.report.tables import build
 
 Run = Callable[..., tuple[int, str, str]]
 

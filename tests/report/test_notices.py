@@ -12,7 +12,7 @@ from made_up import GIB, ROOT, make_record, measured, write_sweep
 
 from bench.case import Case
 from bench.record import Record, Status
-from bench.report import derive
+from bench.report import doubts, summaries
 from bench.report.drift import Steadiness, find_drifts
 from bench.report.notices import Notice, warn
 from bench.report.sweeps import read_sweep
@@ -37,11 +37,11 @@ def runs(times: Sequence[float]) -> list[Record]:
 
 
 def read(folder: Path, records: Sequence[Record]) -> Any:
-    return derive.read([read_sweep(write_sweep(folder / "sweep", records))])
+    return summaries.read([read_sweep(write_sweep(folder / "sweep", records))])
 
 
 def notices_of(frame: Any) -> dict[str, str]:
-    found = warn(frame, derive.summarize(derive.latest(frame)))
+    found = warn(frame, summaries.summarize(summaries.latest(frame)))
     assert all(isinstance(notice, Notice) for notice in found)
     return {notice.label: notice.text for notice in found}
 
@@ -119,7 +119,7 @@ def test_a_sentinel_of_another_card_is_no_drift(tmp_path: Path) -> None:
 
 def test_the_committed_cpu_sweep_is_called_what_it_is() -> None:
     """Five of six cases spread by more than 2 %, and +17 % against such runs proves no drift."""
-    frame = derive.read([read_sweep(CPU_SWEEP)])
+    frame = summaries.read([read_sweep(CPU_SWEEP)])
     found = notices_of(frame)
     assert found["Spread"].startswith(
         "The times of 5 of the 6 cases with repeats spread by more than ±2 %"
@@ -151,7 +151,7 @@ FLAG = re.compile(r"--[a-z][-a-z]+")
 
 
 def test_every_notice_names_a_flag_or_a_command_that_exists(tmp_path: Path) -> None:
-    from bench.options import build_parser
+    from bench.sweep.options import build_parser
 
     rows = [
         *runs((100, 80, 120)),
@@ -161,7 +161,7 @@ def test_every_notice_names_a_flag_or_a_command_that_exists(tmp_path: Path) -> N
     ]
     texts = notices_of(read(tmp_path, rows))
     assert {"Spread", "No figure", "Drift not known", "Mixed environments"} <= set(texts)
-    texts |= {name: doubt.fix for name, doubt in derive.DOUBTS.items()}
+    texts |= {name: doubt.fix for name, doubt in doubts.DOUBTS.items()}
     known = set(FLAG.findall(build_parser().format_help())) | {"--executor"}
     for label, text in texts.items():
         named = FLAG.findall(text)

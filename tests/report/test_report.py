@@ -12,7 +12,7 @@ from made_up import REFERENCE, ROOT, make_record, measured
 
 from bench.case import Case
 from bench.report.__main__ import FORMATS
-from bench.store import Store
+from bench.store.writer import Store
 
 Run = Callable[..., tuple[int, str, str]]
 

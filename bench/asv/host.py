@@ -1,0 +1,225 @@
+"""An asv plugin: every commit runs with the interpreter that runs asv, and nothing is installed.
+
+asv's own virtualenv mode installs torch anew for each environment, and its ``existing`` mode takes
+no range of commits. Here a commit is checked out into asv's folder and its ``bench/`` put first on
+the path. GPU, driver, torch and preset become parameters of the results.
+
+Environment variables: ``BENCH_PRESET`` is a preset's name or TOML file, ``BENCH_TIMEOUT`` the
+deadline in seconds of one phase of a case, ``BENCH_SWEEP_FLAGS`` further flags for `bench.sweep`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from asv.console import log
+from asv.environment import Environment
+from asv.util import ProcessError, UserError, check_output
+
+from bench.case import AXES, Case, Value, format_value
+from bench.environment import has_cuda
+from bench.errors import UsageError
+from bench.gpu.cards import find_cards
+from bench.precision import PRECISIONS
+from bench.preset import Preset, load_config, load_preset
+
+PRESET, TIMEOUT, FLAGS = "BENCH_PRESET", "BENCH_TIMEOUT", "BENCH_SWEEP_FLAGS"
+GRID = "BENCH_ASV_GRID"
+"""Set here for the benchmarks: the cases, by their place in a grid of parameters."""
+
+ROOT = Path(__file__).resolve().parents[2]
+SMALL = ROOT / "benchmarks" / "cpu.toml"
+ALWAYS = ("precision", "loss_scale", "batch_size")
+
+
+def choose_preset() -> Preset:
+    """The preset `BENCH_PRESET` names; by default the 2019 grid on a GPU, a small one on a CPU.
+
+    Raises:
+        UsageError: there is none of that name, or the file is none.
+    """
+    asked = os.environ.get(PRESET)
+    if not asked:
+        return load_preset("rtx-titan") if has_cuda() else load_config(SMALL)
+    return load_config(Path(asked)) if asked.endswith(".toml") else load_preset(asked)
+
+
+def expand(preset: Preset) -> list[Case]:
+    """Its cases, on the GPU where there is one.
+
+    Raises:
+        UsageError: it asks for a loss scale that no precision of it uses.
+    """
+    return preset.cases({}, {"device": ["cuda" if has_cuda() else "cpu"]})
+
+
+def lay_out(cases: Sequence[Case]) -> dict[str, Any]:
+    """Lay cases out as asv wants them: names of parameters, the values of each, a place for each.
+
+    The parameters are `ALWAYS` and whatever else varies among the cases. asv takes their whole
+    product; a place without a case is not available.
+    """
+    varying = (name for name in AXES if len({getattr(case, name) for case in cases}) > 1)
+    names = list(dict.fromkeys([*ALWAYS, *varying]))
+    placed = [place(case, names) for case in cases]
+    return {
+        "names": names,
+        "params": [sorted(set(column), key=rank) for column in zip(*placed, strict=True)],
+        "cases": [
+            {"slug": case.slug(), "values": values, "axes": _settings(case)}
+            for case, values in zip(cases, placed, strict=True)
+        ],
+    }
+
+
+def place(case: Case, names: Sequence[str]) -> list[str | int | float]:
+    """The values of a case's parameters: numbers where the axis is one, else text."""
+    return [_parameter(name, getattr(case, name)) for name in names]
+
+
+def _parameter(name: str, value: Value) -> str | int | float:
+    default = AXES[name].default
+    if isinstance(default, int | float) and not isinstance(default, bool):
+        return value  # type: ignore[return-value]
+    return format_value(value) or "none"  # loss_scale is text: it may be none or dynamic
+
+
+def rank(value: str | float) -> tuple[int, Any]:
+    """Sort as a reader expects: none, numbers, precisions in the order of their table, the rest."""
+    if value == "none":
+        return 0, 0
+    try:
+        return 1, float(value)
+    except ValueError:
+        known = list(PRECISIONS)
+        return (2, known.index(value)) if value in known else (3, value)  # type: ignore[arg-type]
+
+
+def _settings(case: Case) -> dict[str, Value]:
+    """What a commit is told of a case; the axes left alone are its own defaults."""
+    told = {*ALWAYS, "device"}
+    return {
+        name: value
+        for name, axis in AXES.items()
+        if (value := getattr(case, name)) is not None and (name in told or value != axis.default)
+    }
+
+
+def conditions(
+    gpu: str | None, driver: str | None, torch: str | None, preset: str
+) -> dict[str, str]:
+    """The parameters under which asv files a result, beside its own of machine and Python."""
+    return {
+        "gpu": gpu or "none",
+        "driver": driver or "none",
+        "torch": torch or "none",
+        "preset": preset,
+    }
+
+
+def name_preset(preset: Preset) -> str:
+    """A preset's name; of one from a file, the file's."""
+    return Path(preset.name).stem
+
+
+def describe_grid(preset: str, cases: Sequence[Case]) -> dict[str, Any]:
+    """What `benchmarks/` is told: the cases laid out, the deadline, the flags of a sweep.
+
+    Raises:
+        UsageError: the deadline is no number of seconds.
+    """
+    device = "cuda" if any(case.device == "cuda" for case in cases) else "cpu"
+    text = os.environ.get(TIMEOUT) or ("3600" if device == "cuda" else "600")
+    try:
+        phase_s = float(text)
+    except ValueError:
+        raise UsageError(f"{TIMEOUT}={text}: give a number of seconds") from None
+    flags = ["--timeout", text, "--data-dir", str(ROOT / "data")]
+    flags += shlex.split(os.environ.get(FLAGS, ""))
+    return {
+        # figures of the fake executor are not measurements, and say so
+        "preset": f"{preset}-fake" if "fake" in flags else preset,
+        "device": device,
+        "phase_s": phase_s,
+        "flags": flags,
+        **lay_out(cases),
+    }
+
+
+def setup() -> None:
+    """Called by asv as it loads the plugin: lay the grid out for the processes it starts.
+
+    Raises:
+        UserError: asv's own, for a preset that is none.
+    """
+    try:
+        preset = choose_preset()
+        os.environ[GRID] = json.dumps(describe_grid(name_preset(preset), expand(preset)))
+    except UsageError as error:
+        raise UserError(str(error)) from error
+
+
+class Host(Environment):  # type: ignore[misc]
+    """The interpreter that runs asv, with a commit's checkout first on its path."""
+
+    tool_name = "host"
+
+    def __init__(
+        self, conf: Any, python: str, requirements: Mapping[str, str], variables: Any
+    ) -> None:
+        """Describe this machine; asv hands over its configuration and the Python it wants."""
+        grid = json.loads(os.environ[GRID])
+        card = next(iter(find_cards()[0]), None) if grid["device"] == "cuda" else None
+        gpu, driver = (card.name, card.driver) if card else (None, None)
+        here = conditions(gpu, driver, _torch(), grid["preset"])
+        self._requirements = {**requirements, **here}
+        super().__init__(conf, python, self._requirements, variables)
+
+    @classmethod
+    def matches(cls, python: str) -> bool:
+        """Whether this interpreter is the Python asked for."""
+        return python in (f"{sys.version_info.major}.{sys.version_info.minor}", "same")
+
+    def check_presence(self) -> bool:
+        """Whether the folder for checkouts is there; nothing else is needed."""
+        return Path(self._path).is_dir()
+
+    def _setup(self) -> None:
+        Path(self._path).mkdir(parents=True, exist_ok=True)
+
+    def install_project(self, conf: Any, repo: Any, commit_hash: str) -> None:
+        """Check the commit out.
+
+        Raises:
+            ProcessError: it has no harness to run; asv marks it failed and goes on to the next.
+        """
+        self.checkout_project(repo, commit_hash)
+        harness = Path(self._build_root) / "bench" / "sweep.py"
+        if not harness.is_file():
+            # Python would go on to the harness installed, and it would answer for the commit
+            missing = f"commit {commit_hash[:8]} has no bench/sweep.py to run"
+            log.warning(missing)
+            raise ProcessError([str(harness)], 1, "", missing)
+
+    def run(self, args: Sequence[str], **options: Any) -> Any:
+        """Run Python with the checkout, and what the user already has there, on its path."""
+        env = dict(options.pop("env", os.environ))
+        path = os.pathsep.join(filter(None, [self._build_root, env.get("PYTHONPATH")]))
+        # asv's runner takes PYTHONPATH off sys.path unless it reads the same in ASV_PYTHONPATH; the
+        # worker, started from there, needs PYTHONPATH itself
+        env.update(self._global_env_vars, PYTHONPATH=path, ASV_PYTHONPATH=path)
+        return check_output([sys.executable, *args], env=env, **options)
+
+
+def _torch() -> str | None:
+    try:
+        return version("torch")
+    except PackageNotFoundError:
+        return None

@@ -1,0 +1,1 @@
+"""What changed from one sweep to another, and how sure it is."""

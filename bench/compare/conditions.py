@@ -1,0 +1,160 @@
+"""Under which conditions runs were measured, and when two sweeps differ in them.
+
+What ran a case stands in `bench.record.Environment` and is compared cell by cell. What was read
+while it ran varies from run to run: here stands of each such column how a side's runs are
+summarized, and from which difference on that is told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from statistics import median
+from typing import Any
+
+from bench.gpu.nvml import EFFECTS
+from bench.limits import BUSY_CORES
+
+TREND = "trend"
+"""A column that is added to the records: whether an epoch ended otherwise than it began, as
+`bench.report.doubts.DOUBTS` has it."""
+
+
+class Summary(StrEnum):
+    """How the runs of a side become one."""
+
+    MEDIAN = "median"  # of the cases' medians, so that a case with many repeats weighs as others
+    SET = "set"
+    COUNT = "count"  # of the runs in which it happened
+
+
+@dataclass(frozen=True)
+class Condition:
+    """What was read of the machine during a run, and how two sides of it are compared.
+
+    Attributes:
+        name: what it is called in JSON.
+        label: what people read; of a count, what happened to a run.
+        column: of the records, or `TREND`.
+        least: told from above this on: a median's ratio minus 1, or the difference of two shares
+            of runs. Sets are told where they differ at all.
+        happened: of a count, whether it did in a run with such a cell.
+        known: a column whose cell is empty where this one was not read; by default this one.
+        spoils: times measured under it are in doubt.
+    """
+
+    name: str
+    label: str
+    column: str
+    summary: Summary
+    unit: str = ""
+    least: float = 0.0
+    happened: Callable[[Any], bool] = bool
+    known: str = ""
+    spoils: bool = False
+
+
+@dataclass(frozen=True)
+class Count:
+    """In how many of how many runs something happened."""
+
+    runs: int
+    of: int
+
+    @property
+    def share(self) -> float:
+        """``runs`` over ``of``."""
+        return self.runs / self.of
+
+
+Summarized = float | tuple[float | str, ...] | Count | None
+"""What a side's runs come to; None where no run knows."""
+
+
+def _names(effect: str) -> Callable[[str], bool]:
+    """Whether a cell of ``throttle_during`` names a reason of this effect."""
+    reasons = {name for name, its in EFFECTS.items() if its == effect}
+    return lambda cell: not reasons.isdisjoint(cell.split("; "))
+
+
+CONDITIONS: tuple[Condition, ...] = (
+    Condition("power_limit", "power limit", "power_limit_w", Summary.SET, "W"),
+    # cards step their clocks by 15 MHz, 1 % of an SM clock of 1.5 GHz
+    Condition("sm_clock", "SM clock", "sm_clock_mhz", Summary.MEDIAN, "MHz", least=0.02),
+    Condition(
+        "memory_clock", "memory clock", "memory_clock_mhz", Summary.MEDIAN, "MHz", least=0.02
+    ),
+    Condition(
+        "power_capped",
+        "at the power limit",
+        "throttle_during",
+        Summary.COUNT,
+        least=0.25,  # a card near its limit touches it in some runs and not in others
+        happened=_names("capped"),
+    ),
+    Condition(
+        "throttled",
+        "throttled",
+        "throttle_during",
+        Summary.COUNT,
+        happened=_names("slowed"),
+        spoils=True,
+    ),
+    Condition(
+        "gpu_shared",
+        "shared the GPU",
+        "neighbours_computing",
+        Summary.COUNT,
+        happened=lambda cell: cell > 0,
+        spoils=True,
+    ),
+    Condition(
+        "cpu_shared",
+        "shared the CPU",
+        "other_cores",
+        Summary.COUNT,
+        happened=lambda cell: cell > BUSY_CORES,
+        spoils=True,
+    ),
+    Condition(
+        "unsteady",
+        "was not steady after warm-up",
+        "warmup_steady",
+        Summary.COUNT,
+        happened=lambda cell: not cell,
+        known="warmup_steps",
+        spoils=True,
+    ),
+    Condition(
+        "trend",
+        "changed within the epoch",
+        TREND,
+        Summary.COUNT,
+        known="step_time_first_s",
+        spoils=True,
+    ),
+)
+
+
+def summarize(condition: Condition, cases: Sequence[Sequence[Any]]) -> Summarized:
+    """Bring one side's cells together: a list for each case, of the runs that know."""
+    cells = [cell for case in cases for cell in case]
+    if not cells:
+        return None
+    if condition.summary is Summary.MEDIAN:
+        return float(median(median(case) for case in cases if case))
+    if condition.summary is Summary.SET:
+        return tuple(sorted(set(cells)))
+    return Count(sum(map(condition.happened, cells)), len(cells))
+
+
+def differ(condition: Condition, a: Summarized, b: Summarized) -> bool:
+    """Whether two sides differ by so much that it is told; unknown differs from known."""
+    if a is None or b is None:
+        return a is not b
+    if isinstance(a, Count) and isinstance(b, Count):
+        return abs(a.share - b.share) > condition.least
+    if isinstance(a, float | int) and isinstance(b, float | int):
+        return max(a, b) > min(a, b) * (1 + condition.least)
+    return a != b

@@ -1,0 +1,155 @@
+"""What ``--fail-on`` turns into return code 1."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from bench.compare.comparison import METRICS, Comparison, _why_unmatched, printable, write_outcomes
+from bench.compare.verdict import Verdict
+from bench.errors import UsageError, nearest
+from bench.report.quantities import write_number
+
+if TYPE_CHECKING:
+    pass
+
+
+OUTCOME_FINDINGS = {
+    "broken": "ends worse in B: a repeat fails or diverges where none did",
+    "missing": "in A, not in B",
+    "unjudged": "measured on both sides, but no verdict",
+}
+"""What --fail-on takes beside the verdicts on metrics."""
+
+
+@dataclass(frozen=True)
+class Gate:
+    """A finding that --fail-on turns into return code 1, and how large it must be."""
+
+    text: str
+    word: str
+    margin: float
+
+
+def parse_gate(text: str, margin: float) -> Gate:
+    """Read ``slower:5%`` or, against the comparison's own margin, ``slower``.
+
+    Raises:
+        UsageError: the word names no finding, or the percentage is none.
+    """
+    word, colon, percent = text.partition(":")
+    verdicts = list(dict.fromkeys(w for m in METRICS.values() for w in (m.lower, m.higher)))
+    if word not in verdicts and word not in OUTCOME_FINDINGS:
+        raise UsageError(f"--fail-on {text!r}: {nearest(word, [*verdicts, *OUTCOME_FINDINGS])}")
+    if not colon:
+        return Gate(text, word, margin)
+    if word in OUTCOME_FINDINGS:
+        raise UsageError(f"--fail-on {text!r}: {word!r} takes no percentage; leave {percent!r} out")
+    return Gate(text, word, parse_percent(f"--fail-on {text!r}", percent))
+
+
+def parse_percent(where: str, text: str) -> float:
+    """Read ``2%`` as 0.02.
+
+    Raises:
+        UsageError: it is not a percentage from 0 to 1000, or lacks its sign.
+    """
+    number, sign, rest = text.strip().partition("%")
+    try:
+        value = float(number) if sign and not rest and number.isascii() else -1.0
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= 1000:
+        raise UsageError(f"{where}: a margin is a percentage from 0 to 1000 %, such as 2%")
+    return value / 100
+
+
+def find(comparison: Comparison, gate: Gate) -> Iterator[str]:
+    """Name, one line each, the cases that a gate does not let pass."""
+    if gate.word == "broken":
+        for subject in comparison.matched:
+            if comparison.change(subject) == "broken":
+                a, b = (side.outcomes(subject) for side in (comparison.a, comparison.b))
+                yield (
+                    f"{comparison.label(subject)}: {write_outcomes(a)} in A, "
+                    f"{write_outcomes(b)} in B"
+                )
+    elif gate.word == "missing":
+        for subject in comparison.only_in(comparison.a):
+            yield f"{comparison.label(subject)}: in A, not in B"
+    for metric, findings in comparison.metrics.items():
+        for finding in findings:
+            judged = finding.ratio.judge(gate.margin)
+            unjudged = judged is Verdict.NONE and finding.a and finding.b
+            if metric.word(judged) == gate.word or (unjudged and gate.word == "unjudged"):
+                what = finding.ratio.lack or f"{write_number(finding.ratio.value or 0)}×"
+                yield f"{comparison.label(finding.subject)}: {metric.label}: {what}"
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a gate came to.
+
+    Attributes:
+        failures: what it found, one line each.
+        judged: how many verdicts it looked at, one a case and metric; of a gate on outcomes, how
+            many cases.
+        unjudged: how many measured cases had no verdict to look at, or an interval so wide that
+            it rules nothing out.
+        why: the reasons of these, the most frequent first, each with its number.
+    """
+
+    gate: Gate
+    failures: list[str]
+    judged: int
+    unjudged: int
+    why: dict[str, int]
+
+    @property
+    def passed(self) -> bool:
+        """Whether it found nothing, and had something to look at."""
+        return bool(self.judged) and not self.failures
+
+
+def pass_gate(comparison: Comparison, gate: Gate) -> Result:
+    """Ask what a gate finds, and how much it had to look at."""
+    failures = list(find(comparison, gate))
+    if gate.word in OUTCOME_FINDINGS:
+        sides = comparison.a.rows if gate.word == "missing" else comparison.matched
+        why = {} if sides else {_why_unmatched(comparison): 0}
+        return Result(gate, failures, len(sides), 0, why)
+    ratios = [
+        finding.ratio
+        for metric, findings in comparison.metrics.items()
+        if gate.word in (metric.lower, metric.higher)
+        for finding in findings
+    ]
+    lacks = Counter(r.lack for r in ratios if r.judge(gate.margin) is Verdict.NONE)
+    if wide := sum(r.rules_out_nothing(gate.margin) for r in ratios):
+        limit = f"{100 * gate.margin:g} %"
+        lacks[f"the interval reaches beyond {limit} both ways; more repeats would tell"] = wide
+    why = dict(lacks.most_common())
+    if not ratios:
+        columns = [m.name for m in comparison.metrics if gate.word in (m.lower, m.higher)]
+        none = f"no run has a value of {' or '.join(columns)}"
+        why = {none if comparison.matched else _why_unmatched(comparison): 0}
+    unjudged = lacks.total()
+    return Result(gate, failures, len(ratios) - unjudged, unjudged, why)
+
+
+def describe_result(result: Result) -> Iterator[str]:
+    """What a person must know of a gate that failed, or that could not judge all; lines."""
+    for line in result.failures:
+        yield f"fail: {result.gate.text}: {printable(line)}"
+    reasons = [f"{lack} ({n} times)" if n > 1 else lack for lack, n in result.why.items()]
+    why = "; ".join(reasons[:3]) + (f"; and {len(reasons) - 3} more" if len(reasons) > 3 else "")
+    if not result.judged:
+        yield f"fail: {result.gate.text}: no case could be judged: {printable(why)}"
+    elif result.unjudged:
+        total = result.judged + result.unjudged
+        yield (
+            f"warning: --fail-on {result.gate.text}: {result.unjudged} of {total} cases could not "
+            f"be judged: {printable(why)}"
+        )

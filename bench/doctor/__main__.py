@@ -1,0 +1,614 @@
+"""`python -m bench.doctor`: what this machine can measure, and how to fix what it cannot.
+
+The facts are gathered by `bench.doctor.machine`; here they are judged. The return code is 1 if
+something makes numbers unbelievable, such as another process that computes on the card.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import types
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, fields, is_dataclass
+from enum import Enum, IntEnum
+from pathlib import Path
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+from bench.case import parse_value
+from bench.doctor.machine import Gpu, Machine, examine_machine
+from bench.environment import (
+    VARIABLES,
+    DeviceAnswer,
+    Platform,
+    describe_install,
+    refuse_missing,
+)
+from bench.errors import UsageError
+from bench.flags import Parser, run_command
+from bench.gpu.cards import find_card
+from bench.gpu.device import Process
+from bench.gpu.nvml import EFFECTS, Lack
+from bench.precision import PRECISIONS
+from bench.record import Environment
+from bench.text import clean
+
+GB = 1e9
+
+
+class Level(IntEnum):
+    """How much a finding matters."""
+
+    FINE = 0
+    NOTE = 1
+    UNBELIEVABLE = 2
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing about the machine, and the command that fixes it; empty where none is needed.
+
+    ``numbers`` is false where it has no part in the numbers that a sweep measures.
+    """
+
+    level: Level
+    topic: str
+    what: str
+    fix: str = ""
+    numbers: bool = True
+
+
+_START_FIXES: dict[Lack, str] = {
+    Lack.NOT_INSTALLED: "pip install nvidia-ml-py",
+    Lack.NO_DRIVER: "install the NVIDIA driver; in a container: docker run --gpus all",
+    Lack.NOT_LOADED: "sudo modprobe nvidia",
+    Lack.NO_PERMISSION: "see who may use it: ls -l /dev/nvidia*; in a container: docker run "
+    "--gpus all",
+    Lack.MISMATCH: "sudo reboot",
+    Lack.OTHER: "nvidia-smi",
+}
+
+
+def _judge_driver(m: Machine) -> Iterator[Finding]:
+    if "cuda" not in m.devices:
+        return
+    if m.gpus:
+        card = m.gpus[0].card
+        runs = "" if card.driver_cuda is None else f", runs CUDA up to {_dots(card.driver_cuda)}"
+        yield Finding(Level.FINE, "driver", f"{card.driver}{runs}")
+    elif m.nvml is Lack.NO_DRIVER and not _cuda_build(m):
+        yield Finding(Level.FINE, "driver", f"{m.nvml_reason}: only the CPU can be measured")
+    elif m.nvml is not None:
+        level = Level.UNBELIEVABLE if m.nvml is Lack.MISMATCH else Level.NOTE
+        yield Finding(level, "driver", m.nvml_reason, _START_FIXES[m.nvml])
+    else:
+        fix = "unset CUDA_VISIBLE_DEVICES" if m.cuda_visible_devices is not None else "nvidia-smi"
+        yield Finding(Level.NOTE, "driver", m.no_gpu, fix)
+
+
+def _judge_torch(m: Machine) -> Iterator[Finding]:
+    if m.torch_error:
+        yield Finding(Level.UNBELIEVABLE, "torch", m.torch_error, "pip install 'torch>=2.9'")
+        return
+    version = next((d.environment.get("torch", "") for d in m.devices.values()), "")
+    cuda = m.devices.get("cuda")
+    if cuda is None or (cuda.error and not m.gpus and not cuda.environment.get("gpu")):
+        threads = m.devices["cpu"].environment.get("torch_threads") if "cpu" in m.devices else None
+        on = "the CPU" if threads is None else f"the CPU with {threads} threads"
+        yield Finding(Level.FINE, "torch", f"{version}, computes on {on}")
+    elif cuda.error:
+        what = cuda.error.partition("; ")[0].removeprefix("device cuda: ")
+        yield Finding(Level.UNBELIEVABLE, "torch", what, _fix_torch(m, cuda))
+    else:
+        built = cuda.environment.get("cuda")
+        what = f"{version}, built for CUDA {built}, computes on {cuda.environment.get('gpu')}"
+        yield Finding(Level.FINE, "torch", what)
+
+
+def _fix_torch(m: Machine, cuda: DeviceAnswer) -> str:
+    built = cuda.environment.get("cuda")
+    runs = m.gpus[0].card.driver_cuda if m.gpus else None
+    if built is None:
+        return "install a CUDA build of torch: its Get Started page gives the command"
+    if runs and int(built.partition(".")[0]) > runs[0]:
+        return (
+            f"update the driver, which runs CUDA up to {_dots(runs)}, or install a build of torch "
+            f"for CUDA {runs[0]}"
+        )
+    return "nvidia-smi; echo $CUDA_VISIBLE_DEVICES"
+
+
+def _cuda_build(m: Machine) -> bool:
+    return "cuda" in m.devices and m.devices["cuda"].environment.get("cuda") is not None
+
+
+def _judge_cards(m: Machine) -> Iterator[Finding]:
+    for gpu in _used(m):
+        yield from _judge_card(gpu)
+        yield from _judge_sharing(gpu)
+        yield from _judge_readings(gpu)
+        yield from _judge_power(gpu)
+
+
+def _used(m: Machine) -> Sequence[Gpu]:
+    """The card that torch uses, or all where that is not known."""
+    if "cuda" not in m.devices:
+        return ()
+    uuid = m.devices["cuda"].environment.get("gpu_uuid", "")
+    card = find_card(uuid, [gpu.card for gpu in m.gpus])
+    return [gpu for gpu in m.gpus if card in (None, gpu.card)]
+
+
+def _judge_card(gpu: Gpu) -> Iterator[Finding]:
+    card = gpu.card
+    facts = [card.name]
+    if card.memory_bytes:
+        facts.append(f"{card.memory_bytes / GB:.0f} GB")
+    if card.capability:
+        facts.append(f"compute capability {_dots(card.capability)}")
+    if card.ecc is not None:
+        facts.append(f"ECC {'on' if card.ecc else 'off'}")
+    yield Finding(Level.FINE, "card", ", ".join(facts))
+    if card.mig:
+        yield Finding(
+            Level.NOTE,
+            "MIG",
+            "this is an instance of a divided card: its power and energy cannot be read, and other "
+            "instances share its power and clocks",
+            f"to measure the whole card: sudo nvidia-smi -i {card.index} -mig 0",
+        )
+    if card.persistence_mode is False:
+        yield Finding(
+            Level.NOTE,
+            "persistence",
+            "persistence mode is off: the driver starts anew for each case, and forgets settings",
+            f"sudo nvidia-smi -i {card.index} -pm 1",
+        )
+    if card.pcie and card.pcie.width < card.pcie.max_width:
+        yield Finding(
+            Level.NOTE,
+            "PCIe",
+            f"{card.pcie}: half the lanes or fewer, so copies to the card are slow",
+            "seat the card in a slot with all lanes",
+        )
+
+
+def _judge_sharing(gpu: Gpu) -> Iterator[Finding]:
+    if gpu.others is None:
+        why = gpu.lacks.get("others", "")
+        yield Finding(
+            Level.NOTE,
+            "neighbours",
+            f"other processes on the card cannot be listed ({why}), so sharing goes unseen",
+            "see them on the host: nvidia-smi",
+        )
+        return
+    computing = [p for p in gpu.others if not p.display]
+    drawing = [p for p in gpu.others if p.display]
+    if computing:
+        yield Finding(
+            Level.UNBELIEVABLE,
+            "neighbours",
+            "others compute on the card: " + _who(computing),
+            "end them, or wait: nvidia-smi; --allow-shared measures all the same",
+        )
+    if drawing:
+        yield Finding(
+            Level.NOTE,
+            "neighbours",
+            "the card also drives a display: " + _who(drawing),
+            "for steady numbers: sudo systemctl isolate multi-user.target",
+        )
+    if not gpu.others:
+        yield Finding(Level.FINE, "neighbours", "nobody else uses the card")
+
+
+def _who(processes: Iterable[Process]) -> str:
+    def describe(p: Process) -> str:
+        name = f" ({p.name})" if p.name else ""
+        return f"pid {p.pid}{name}" + (f", {p.bytes / GB:.1f} GB" if p.bytes else "")
+
+    return "; ".join(map(describe, processes))
+
+
+_READINGS = {
+    "energy_j": "the energy counter",
+    "power_w": "power",
+    "power_limit_w": "the power limit",
+    "device_bytes": "memory in use",
+    "sm_clock_mhz": "clocks",
+    "temperature_c": "temperature",
+    "throttle": "reasons for throttling",
+}
+
+
+def _judge_readings(gpu: Gpu) -> Iterator[Finding]:
+    reasons: dict[str, list[str]] = {}
+    for quantity, name in _READINGS.items():
+        # that an instance of a divided card has no power of its own is said of MIG
+        if quantity in gpu.lacks and not (gpu.card.mig and quantity in _WHOLE_CARD):
+            reasons.setdefault(gpu.lacks[quantity], []).append(name)
+    for reason, names in reasons.items():
+        also = "; energy is then integrated from power" if names == ["the energy counter"] else ""
+        yield Finding(
+            Level.NOTE,
+            "readings",
+            f"{', '.join(names)} cannot be read ({reason}){also}",
+            "if this user lacks the right: run as root; in a container: "
+            "-e NVIDIA_DRIVER_CAPABILITIES=compute,utility",
+        )
+    read = [name for quantity, name in _READINGS.items() if quantity not in gpu.lacks]
+    if read:
+        yield Finding(Level.FINE, "readings", f"{', '.join(read)} can be read")
+    if gpu.process_bytes is not None:
+        yield Finding(Level.FINE, "memory", "the memory of a process can be read")
+    elif gpu.tried:
+        yield Finding(
+            Level.NOTE,
+            "memory",
+            "the memory of a process cannot be read ("
+            + gpu.lacks.get("process_bytes", "")
+            + "); that of the whole card stands in",
+            "in a container: docker run --pid=host",
+        )
+
+
+_WHOLE_CARD = ("energy_j", "power_w", "power_limit_w")
+
+
+def _judge_power(gpu: Gpu) -> Iterator[Finding]:
+    card = gpu.card
+    limit, usual = card.power_limit_w, card.default_power_limit_w
+    if limit is not None:
+        if usual is not None and abs(limit / usual - 1) > 0.01:
+            yield Finding(
+                Level.NOTE,
+                "power limit",
+                f"{limit:.0f} W, where this card's default is {usual:.0f} W: not comparable with "
+                "other cards of its kind",
+                f"sudo nvidia-smi -i {card.index} -pl {usual:.0f}",
+            )
+        else:
+            yield Finding(Level.FINE, "power limit", f"{limit:.0f} W, the default")
+    slowed = [name for name in gpu.throttle or () if EFFECTS.get(name) == "slowed"]
+    if slowed:
+        yield Finding(
+            Level.UNBELIEVABLE,
+            "clocks",
+            f"the card is held back before it has work: {', '.join(slowed)}",
+            "check cooling and power supply: nvidia-smi -q -d PERFORMANCE,TEMPERATURE",
+        )
+    held = [name for name in gpu.throttle or () if EFFECTS.get(name) == "set"]
+    clock, default = card.application_clock_mhz, card.default_application_clock_mhz
+    if clock is not None and default is not None and clock != default:
+        held.append(f"application clock {clock} MHz, default {default} MHz")
+    if held:
+        yield Finding(
+            Level.NOTE,
+            "clocks",
+            f"clocks are set by hand ({'; '.join(held)}): steadier, but not the card as others "
+            "have it",
+            f"sudo nvidia-smi -i {card.index} -rgc; sudo nvidia-smi -i {card.index} -rac",
+        )
+
+
+OTHERS_NOTED, OTHERS_HEAVY = 0.1, 0.25
+"""Fractions of the cores used by other processes: worth a note, and too much."""
+
+STEAL_NOTED, STEAL_HEAVY = 0.01, 0.05
+"""The same of the time that the hypervisor gave to other machines."""
+
+
+def _judge_cpu(m: Machine) -> Iterator[Finding]:
+    cpu = m.cpu
+    used = f"other processes used {cpu.others:.2g} of {cpu.cores} cores"
+    if cpu.others > OTHERS_NOTED * cpu.cores:
+        heavy = cpu.others > OTHERS_HEAVY * cpu.cores
+        level = Level.UNBELIEVABLE if heavy else Level.NOTE
+        yield Finding(
+            level, "CPU", f"{used} in {cpu.watched_s:.2g} s", "find them with top, and end them"
+        )
+    if cpu.steal > STEAL_NOTED:
+        level = Level.UNBELIEVABLE if cpu.steal > STEAL_HEAVY else Level.NOTE
+        yield Finding(
+            level,
+            "CPU",
+            f"the hypervisor gave {100 * cpu.steal:.0f} % of this machine's CPU time to others",
+            "measure at another time, or on a machine with cores of its own; watch st in: vmstat 1",
+        )
+    if cpu.others <= OTHERS_NOTED * cpu.cores and cpu.steal <= STEAL_NOTED:
+        yield Finding(Level.FINE, "CPU", f"{cpu.name}; {used}")
+    if cpu.governor is not None and cpu.governor != "performance":
+        yield Finding(
+            Level.NOTE,
+            "governor",
+            f"CPU frequency governor {cpu.governor}: clocks rise and fall with the load",
+            "sudo cpupower frequency-set -g performance",
+        )
+
+
+def _judge_places(m: Machine) -> Iterator[Finding]:
+    if (free := m.results_free_bytes) is not None:
+        low = free < 1 * GB
+        yield Finding(
+            Level.NOTE if low else Level.FINE,
+            "disk",
+            f"{free / GB:.1f} GB free for {m.results}",
+            "make room there, or choose another place with --out" if low else "",
+        )
+    if (free := m.shm_free_bytes) is not None:
+        low = free < 0.5 * GB
+        yield Finding(
+            Level.NOTE if low else Level.FINE,
+            "shared memory",
+            f"{free / GB:.1f} GB free in /dev/shm"
+            + (": too little for loaders of a model's own" if low else ""),
+            "docker run --shm-size=1g" if low else "",
+            numbers=False,
+        )
+    if m.data_layout:
+        what = f"CIFAR-10 found in {m.data_dir} ({m.data_layout})"
+        yield Finding(Level.FINE, "images", what, numbers=False)
+    else:
+        yield Finding(
+            Level.NOTE,
+            "images",
+            f"CIFAR-10 is not in {m.data_dir}: a sweep would download 170 MB to there",
+            "give its folder with --data-dir, or use --dataset synthetic",
+            numbers=False,
+        )
+
+
+def _judge_precisions(m: Machine) -> Iterator[Finding]:
+    for device, answer in m.devices.items():
+        if answer.error:
+            continue
+        platform = Platform(Environment(**answer.environment), answer.fp16_native)
+        ways: dict[str, list[str]] = {"runs": [], "emulates, slowly,": [], "cannot run": []}
+        for precision in PRECISIONS.values():
+            if platform.refuse(precision):
+                ways["cannot run"].append(precision.name)
+            elif platform.discourage(precision):
+                ways["emulates, slowly,"].append(precision.name)
+            else:
+                ways["runs"].append(precision.name)
+        told = "; ".join(f"{way} {', '.join(names)}" for way, names in ways.items() if names)
+        where = "the GPU" if device == "cuda" else "the CPU"
+        yield Finding(Level.FINE, "precisions", f"{where} {told}", numbers=False)
+
+
+def _judge_packages(m: Machine) -> Iterator[Finding]:
+    # what is said of these two below and of torch says more
+    if missing := [name for name in m.missing if name not in ("nvidia-ml-py", "torch")]:
+        yield Finding(
+            Level.UNBELIEVABLE,
+            "packages",
+            f"not installed: {', '.join(missing)}; nothing can be measured without",
+            describe_install(missing),
+            numbers=False,
+        )
+    if m.nvidia_ml_py is None:
+        yield Finding(
+            Level.NOTE,
+            "NVML package",
+            "nvidia-ml-py is not installed: no memory, power or clocks of a card are read",
+            "pip install nvidia-ml-py",
+            numbers=bool(m.gpus) or _cuda_build(m),
+        )
+    elif m.pynvml is not None and int(m.pynvml.partition(".")[0] or 0) < 12:
+        yield Finding(
+            Level.NOTE,
+            "NVML package",
+            f"the deprecated package pynvml {m.pynvml} overwrites nvidia-ml-py {m.nvidia_ml_py}",
+            "pip uninstall -y pynvml && pip install --force-reinstall nvidia-ml-py",
+            numbers=bool(m.gpus),
+        )
+    else:
+        yield Finding(Level.FINE, "NVML package", f"nvidia-ml-py {m.nvidia_ml_py}")
+    apex = m.apex
+    if apex is None:
+        yield Finding(Level.FINE, "apex", "not installed; nothing here needs it", numbers=False)
+    elif not apex.nvidia:
+        yield Finding(
+            Level.NOTE,
+            "apex",
+            f"apex {apex.version} is not NVIDIA's but a login toolkit for web sites, from PyPI",
+            "pip uninstall -y apex",
+            numbers=False,
+        )
+    else:
+        has = "with" if apex.cuda_extensions else "without"
+        contrib = "with" if apex.contrib_extensions else "without"
+        what = (
+            f"NVIDIA's apex {apex.version}, {has} its CUDA extensions, {contrib} those of contrib; "
+            "nothing here uses it"
+        )
+        yield Finding(Level.FINE, "apex", what, numbers=False)
+
+
+def _judge_variables(m: Machine) -> Iterator[Finding]:
+    from fnmatch import fnmatchcase
+
+    for name, value in m.variables.items():
+        does = next((text for known, text in VARIABLES.items() if fnmatchcase(name, known)), "")
+        what = f"{name}={value} is set: {does}"
+        yield Finding(Level.NOTE, "variables", what, f"unset {name}")
+    if not m.variables:
+        yield Finding(Level.FINE, "variables", "none is set that changes results")
+
+
+def _judge_models(m: Machine) -> Iterator[Finding]:
+    for name, wrong in m.models.items():
+        if wrong:
+            yield Finding(Level.UNBELIEVABLE, "model", wrong, numbers=False)
+        else:
+            yield Finding(Level.FINE, "model", f"{name} can be imported and built", numbers=False)
+
+
+_JUDGES = (
+    _judge_driver,
+    _judge_torch,
+    _judge_cards,
+    _judge_cpu,
+    _judge_places,
+    _judge_precisions,
+    _judge_packages,
+    _judge_variables,
+    _judge_models,
+)
+
+
+def judge(machine: Machine) -> list[Finding]:
+    """Say what the facts mean: in the order of the topics, whatever their level."""
+    return [finding for judge in _JUDGES for finding in judge(machine)]
+
+
+def _dots(version: Iterable[int]) -> str:
+    return ".".join(map(str, version))
+
+
+_MARKS = {Level.FINE: "ok", Level.NOTE: "note", Level.UNBELIEVABLE: "WRONG"}
+
+
+def write_findings(findings: Sequence[Finding]) -> str:
+    """The findings as text: a line each, the fix below it, and the sum of it all."""
+    width = max(len(finding.topic) for finding in findings)
+    lines = []
+    for finding in findings:
+        lines.append(f"{_MARKS[finding.level]:<6}{finding.topic:<{width}}  {clean(finding.what)}")
+        if finding.fix:
+            lines.append(f"{'':<{6 + width}}  fix: {clean(finding.fix)}")
+    wrong = sum(finding.level is Level.UNBELIEVABLE for finding in findings)
+    notes = sum(finding.level is Level.NOTE for finding in findings)
+    if wrong:
+        many = "1 thing makes" if wrong == 1 else f"{wrong} things make"
+        end = f"{many} numbers from this machine unbelievable; {notes} noted"
+    else:
+        end = f"nothing makes numbers from this machine unbelievable; {notes} noted"
+    return "\n".join([*lines, "", end])
+
+
+MOST_LINES = 5
+"""Of findings, before a sweep. More than a few are not read."""
+
+
+def write_warnings(machine: Machine) -> list[str]:
+    """What a sweep says before it starts: a line each of what matters, the worst first."""
+    found = [f for f in judge(machine) if f.numbers and f.level > Level.FINE]
+    found.sort(key=lambda finding: -finding.level)
+    lines = [
+        f"{'warning' if f.level is Level.UNBELIEVABLE else 'note'}: {clean(f.what)}; {clean(f.fix)}"
+        for f in found[:MOST_LINES]
+    ]
+    more = len(found) - len(lines)
+    return [*lines, f"note: {more} more: python -m bench.doctor"] if more else lines
+
+
+def write_json(machine: Machine, findings: Sequence[Finding]) -> str:
+    """Facts and findings, to be read elsewhere with --from."""
+    said = [{**asdict(f), "level": f.level.name.lower()} for f in findings]
+    return json.dumps({"facts": asdict(machine), "findings": said}, indent=2, ensure_ascii=False)
+
+
+def read_json(path: Path) -> Machine:
+    """Read the facts that ``--json`` wrote.
+
+    Raises:
+        UsageError: the file cannot be read, or is not of this version of the doctor.
+    """
+    right = "give what python -m bench.doctor --json printed"
+    try:
+        machine: Machine = _read(Machine, json.loads(path.read_text())["facts"], "facts")
+        for device in machine.devices.values():
+            Environment(**device.environment)
+    except OSError as error:
+        raise UsageError(f"--from {path}: {error.strerror}; {right}") from error
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        why = " ".join(str(error).split())[:200]
+        raise UsageError(f"--from {path}: not facts of a machine ({why}); {right}") from error
+    return machine
+
+
+def _read(kind: Any, value: Any, where: str) -> Any:
+    """Read a JSON value as a type: dataclass, enum, tuple, dict, union with None or plain."""
+    options, origin = get_args(kind), get_origin(kind)
+    if kind is Any:
+        return value
+    if origin in (Union, types.UnionType):
+        if value is None and type(None) in options:
+            return None
+        return _read(next(o for o in options if o is not type(None)), value, where)
+    if is_dataclass(kind):
+        if not isinstance(value, dict) or value.keys() - {f.name for f in fields(kind)}:
+            raise ValueError(f"{where} is not a {kind.__name__.lower()}")  # type: ignore[union-attr]
+        hints = get_type_hints(kind)
+        read = {name: _read(hints[name], item, f"{where}.{name}") for name, item in value.items()}
+        return kind(**read)  # type: ignore[operator]
+    if origin is tuple:
+        if not isinstance(value, list):
+            raise ValueError(f"{where} is not a list")
+        each = options[:1] * len(value) if options[-1] is Ellipsis else options
+        return tuple(_read(o, v, where) for o, v in zip(each, value, strict=True))
+    if origin is dict:
+        if not isinstance(value, dict):
+            raise ValueError(f"{where} is not a table")
+        return {name: _read(options[1], item, f"{where}.{name}") for name, item in value.items()}
+    if issubclass(kind, Enum):
+        return kind(value)
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if type(value) is not kind:
+        raise ValueError(f"{where} is not of type {kind.__name__}")
+    return value
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Examine the machine.
+
+    Returns:
+        0; 1 where something makes numbers unbelievable; 2 for a usage error, a broken model too.
+    """
+    return run_command(doctor, argv)
+
+
+def doctor(argv: Sequence[str]) -> int:
+    """Do what the command line says; the return code.
+
+    Raises:
+        UsageError: a flag is wrong, a file cannot be read, or a model is broken.
+    """
+    parser = Parser(
+        prog="python -m bench.doctor",
+        description="Say what this machine can measure, and the command that fixes what it cannot.",
+        epilog="Return code 1: something makes numbers unbelievable. 2: a wrong flag or model.",
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "--model", nargs="+", default=[], metavar="VALUE", help="check that these can be trained"
+    )
+    parser.add_argument("--data-dir", type=Path, metavar="DIR", help="where CIFAR-10 is (./data)")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="where results go (./results)")
+    parser.add_argument("--json", action="store_true", help="print facts and findings as JSON")
+    parser.add_argument(
+        "--from",
+        dest="file",
+        type=Path,
+        metavar="FILE",
+        help="explain what --json printed elsewhere",
+    )
+    given = parser.parse(argv)
+    if given.file:
+        machine = read_json(given.file)
+    else:
+        refuse_missing(["psutil"])
+        models = [str(parse_value("model", name, "--model")) for name in given.model]
+        machine, _ = examine_machine(models=models, data_dir=given.data_dir, out=given.out)
+    findings = judge(machine)
+    print(write_json(machine, findings) if given.json else write_findings(findings))
+    if wrong := next(filter(None, machine.models.values()), None):
+        raise UsageError(wrong)
+    return int(any(finding.level is Level.UNBELIEVABLE for finding in findings))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,298 @@
+"""What can be found out of a machine in two seconds: driver, cards, torch, CPU, disk, packages.
+
+`examine_machine` gathers facts and judges none; `bench.doctor` says what they mean. Facts are
+plain values: they are written as JSON on one machine and explained on another.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import socket
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from importlib.machinery import PathFinder
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from bench.data import find_layout
+from bench.environment import (
+    Answer,
+    DeviceAnswer,
+    ask,
+    describe_host,
+    find_missing,
+    find_variables,
+    read_governor,
+    usable_cpus,
+)
+from bench.gpu.cards import Card, find_card, find_cards
+from bench.gpu.device import READINGS, Depth, Process
+from bench.gpu.nvml import Lack, check_nvml, open_device
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A card that CUDA would offer: what it is, and what could be read of it just now.
+
+    ``lacks`` holds the quantities of a reading that NVML does not tell, each with the reason.
+    ``process_bytes`` is what a torch process of ours held on it; None where it was not told, or no
+    such process was there (``tried`` is false). ``others`` is None where nobody can list them.
+    """
+
+    card: Card
+    lacks: dict[str, str] = field(default_factory=dict)
+    others: tuple[Process, ...] | None = None
+    throttle: tuple[str, ...] | None = None
+    tried: bool = False
+    process_bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class Cpu:
+    """The CPU: ``others`` is how many of the cores other processes used, on average, and
+    ``steal`` the fraction of all cores' time that the hypervisor gave to other machines."""
+
+    name: str
+    cores: int
+    governor: str | None = None
+    others: float = 0.0
+    steal: float = 0.0
+    watched_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Apex:
+    """The installed package `apex`, looked at without importing it.
+
+    Two projects have that name: NVIDIA's, which is not on PyPI, and a login toolkit that is.
+    """
+
+    version: str
+    nvidia: bool
+    cuda_extensions: bool = False
+    contrib_extensions: bool = False
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Facts. Sizes are in bytes; a size is None where it could not be asked.
+
+    ``missing`` names the packages of `bench.environment.PACKAGES` that are not installed.
+    """
+
+    host: str
+    os: str
+    python: str
+    nvml: Lack | None
+    nvml_reason: str
+    cuda_visible_devices: str | None
+    gpus: tuple[Gpu, ...]
+    no_gpu: str
+    torch_error: str
+    devices: dict[str, DeviceAnswer]
+    models: dict[str, str]
+    cpu: Cpu
+    results: str
+    results_free_bytes: int | None
+    shm_free_bytes: int | None
+    data_dir: str
+    data_layout: str | None
+    apex: Apex | None
+    nvidia_ml_py: str | None
+    pynvml: str | None
+    variables: dict[str, str]
+    missing: tuple[str, ...] = ()
+
+
+def examine_machine(
+    devices: Sequence[str] = ("cuda", "cpu"),
+    models: Sequence[str] = (),
+    *,
+    data_dir: Path | None = None,
+    out: Path | None = None,
+    timeout_s: float = 600.0,
+    watch_s: float = 0.5,
+    nvml: Any = None,
+    ask: Callable[..., Answer] = ask,
+) -> tuple[Machine, Answer]:
+    """Find out what there is to know; torch and the models are asked in a process of their own.
+
+    Args:
+        devices: which torch is asked about, "cuda" and "cpu".
+        models: to import, build and run once.
+        data_dir: where CIFAR-10 is looked for, ./data when None.
+        out: where results would go, ./results when None.
+        timeout_s: how long the models may take.
+        watch_s: how long the CPU is watched at least.
+        nvml: replaces the module pynvml.
+        ask: replaces `bench.environment.ask`.
+
+    Returns:
+        The facts, and the answer of that process in full.
+    """
+    load = _Load()
+    lack, reason = check_nvml(nvml)
+    cards, no_gpu = find_cards(nvml) if "cuda" in devices else ([], "")
+    opened = {card.uuid: open_device(card.uuid, nvml) for card in cards}
+    for device in opened.values():
+        device.read(Depth.SLOW)  # who is there before our own process comes
+    seen: dict[str, Gpu] = {}
+
+    def look(pid: int | None, used: str | None = None) -> None:
+        for card in cards:
+            device = opened[card.uuid]
+            if pid is not None:
+                device.watch(pid)
+            now = device.read(Depth.EDGE)[-1]
+            lacks = {
+                name: device.why(name)
+                for name in READINGS
+                if getattr(now, name) is None and name != "process_bytes"
+            }
+            tried = used == card.uuid
+            if tried and now.process_bytes is None:
+                lacks["process_bytes"] = device.why("process_bytes")
+            seen[card.uuid] = Gpu(
+                card, lacks, now.others, now.throttle, tried, now.process_bytes if tried else None
+            )
+
+    def look_at_ours(answer: Answer, pid: int) -> None:
+        uuid = answer.devices["cuda"].environment.get("gpu_uuid") if "cuda" in devices else None
+        ours = find_card(uuid, cards) if uuid else None
+        look(pid, ours.uuid if ours else None)
+
+    folder = (data_dir or Path("data")).absolute()
+    place = (out or Path("results")).absolute()
+    with ThreadPoolExecutor() as pool:
+        host, layout, apex = pool.submit(describe_host), pool.submit(_layout, folder), find_apex()
+        # in this thread, so that Ctrl-C ends a model that hangs
+        answer = ask(devices, models, timeout_s=timeout_s, look=look_at_ours)
+    if not seen:
+        look(os.getpid())
+    for device in opened.values():
+        device.close()
+    others, steal, watched_s = load.read(watch_s)
+    cpu = host.result().cpu or ""
+    return Machine(
+        host=socket.gethostname(),
+        os=platform.platform(),
+        python=platform.python_version(),
+        nvml=lack,
+        nvml_reason=reason,
+        cuda_visible_devices=os.environ.get("CUDA_VISIBLE_DEVICES"),
+        gpus=tuple(seen.values()),
+        no_gpu=no_gpu,
+        torch_error=answer.error,
+        devices=answer.devices,
+        models={
+            name: found if isinstance(found, str) else "" for name, found in answer.models.items()
+        },
+        cpu=Cpu(cpu, len(usable_cpus()), read_governor(), others, steal, watched_s),
+        results=str(place),
+        results_free_bytes=_free_bytes(place),
+        shm_free_bytes=_free_bytes(Path("/dev/shm")) if Path("/dev/shm").exists() else None,
+        data_dir=str(folder),
+        data_layout=layout.result(),
+        apex=apex,
+        nvidia_ml_py=_find_version("nvidia-ml-py"),
+        pynvml=_find_version("pynvml"),
+        variables=find_variables(),
+        missing=find_missing(),
+    ), answer
+
+
+def _layout(folder: Path) -> str | None:
+    try:
+        return find_layout(folder)
+    except OSError:  # a folder that this user may not read
+        return None
+
+
+class _Load:
+    """What others use of the cores that this process may use, from when it is made."""
+
+    def __init__(self) -> None:
+        self._start = self._read()
+
+    def read(self, least_s: float) -> tuple[float, float, float]:
+        """Cores used by other processes, the fraction stolen, and over how many seconds."""
+        time.sleep(max(0.0, self._start[-1] + least_s - time.monotonic()))
+        busy, steal, own, wall = (b - a for a, b in zip(self._start, self._read(), strict=True))
+        share = steal / (wall * len(usable_cpus()))
+        return round(max(0.0, busy - own) / wall, 2), round(min(1.0, share), 3), round(wall, 2)
+
+    @staticmethod
+    def _read() -> tuple[float, float, float, float]:
+        import psutil
+
+        busy = steal = 0.0
+        cpus = psutil.cpu_times(percpu=True)
+        for index in usable_cpus():
+            if index < len(cpus):
+                times = cpus[index]
+                steal += getattr(times, "steal", 0.0)
+                # the kernel counts a guest's time in user and nice already
+                busy += times.user + times.system + getattr(times, "nice", 0.0)
+                busy += getattr(times, "irq", 0.0) + getattr(times, "softirq", 0.0)
+        own = os.times()
+        spent = own.user + own.system + own.children_user + own.children_system
+        return busy, steal, spent, time.monotonic()
+
+
+def _free_bytes(place: Path) -> int | None:
+    while not place.exists() and place != place.parent:
+        place = place.parent
+    try:
+        return shutil.disk_usage(place).free
+    except OSError:
+        return None
+
+
+def _find_version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+# What NVIDIA's setup.py builds beside the package, as top-level modules.
+_CUDA_EXTENSIONS = ("amp_C",)
+_CONTRIB_EXTENSIONS = (
+    "bnp",
+    "cudnn_gbn_lib",
+    "distributed_adam_cuda",
+    "fast_multihead_attn",
+    "focal_loss_cuda",
+    "fused_adam_cuda",
+    "group_norm_cuda",
+    "nccl_p2p_cuda",
+    "peer_memory_cuda",
+    "transducer_joint_cuda",
+    "xentropy_cuda",
+)
+
+
+def find_apex(path: Sequence[str] | None = None) -> Apex | None:
+    """Recognise the package `apex` on ``path`` (`sys.path` when None) by its files; None if none.
+
+    NVIDIA's has a sub-package ``optimizers``; the one on PyPI, for logins of web sites, does not.
+    """
+    spec = PathFinder.find_spec("apex", path)
+    if spec is None or not spec.submodule_search_locations:
+        return None
+
+    def built(names: Sequence[str]) -> bool:
+        return any(PathFinder.find_spec(name, path) for name in names)
+
+    folders = [Path(folder) for folder in spec.submodule_search_locations]
+    return Apex(
+        _find_version("apex") or "",
+        any((folder / "optimizers" / "__init__.py").is_file() for folder in folders),
+        built(_CUDA_EXTENSIONS),
+        built(_CONTRIB_EXTENSIONS),
+    )

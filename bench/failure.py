@@ -1,0 +1,137 @@
+"""What a failure means: one table from exceptions and deaths to typed outcomes."""
+
+from __future__ import annotations
+
+import re
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.record import Status
+from bench.text import clean
+
+NEARLY_FULL = 0.05
+"""Free share of device memory below which a CUDA library's odd failure is suspected to be OOM."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Exceptions whose class and message match end a case with ``status``.
+
+    ``kind`` is a class name anywhere among the exception's ancestors, or empty for any;
+    ``message`` a regular expression searched for in its text. ``when_full`` rules hold only while
+    device memory is nearly full; ``transient`` ones are worth another try.
+    """
+
+    status: Status
+    kind: str
+    message: str
+    when_full: bool = False
+    transient: bool = False
+
+
+# The first match counts. torch.OutOfMemoryError and torch.AcceleratorError are sibling classes, and
+# the libraries below torch have spellings of their own.
+RULES: tuple[Rule, ...] = (
+    Rule(Status.OOM, "OutOfMemoryError", ""),
+    Rule(Status.OOM, "MemoryError", ""),
+    Rule(Status.OOM, "", r"(?:CUDA|HIP)(?: \w+)? error[^\n]*out of memory"),
+    # torch.compile wraps what happened in exceptions of its own
+    Rule(Status.OOM, "", r"CUDA out of memory|OutOfMemoryError"),
+    Rule(Status.OOM, "", r"Triton Error \[\w+\]: out of memory"),
+    Rule(Status.OOM, "", r"cudaErrorMemoryAllocation|CUDA_ERROR_OUT_OF_MEMORY"),
+    Rule(Status.OOM, "", r"(?:CUBLAS|CUDNN|CUSOLVER|CUSPARSE|CUFFT)_(?:STATUS_)?ALLOC_FAILED"),
+    Rule(Status.OOM, "", r"CUDNN_STATUS_\w*ALLOCATION_FAILED"),  # cuDNN 9
+    Rule(Status.OOM, "", r"DefaultCPUAllocator: (?:can't|not enough).*memory"),
+    Rule(Status.OOM, "", r"std::bad_alloc|Cannot allocate memory"),
+    Rule(
+        Status.OOM_SUSPECTED,
+        "",
+        r"CUDNN_STATUS_(?:NOT_INITIALIZED|NOT_SUPPORTED|INTERNAL_ERROR|EXECUTION_FAILED)"
+        r"|CUBLAS_STATUS_(?:NOT_INITIALIZED|INTERNAL_ERROR|EXECUTION_FAILED)"
+        r"|unable to find an engine to execute"
+        # torch's allocator asks NVML while it words an OOM, and asserts that it is answered
+        r"|NVML_SUCCESS == r",
+        when_full=True,
+    ),
+    Rule(Status.ERROR, "", r"CUDA-capable device.*busy", transient=True),
+    Rule(
+        Status.ERROR, "", r"cudaErrorDevicesUnavailable|system not yet initialized", transient=True
+    ),
+    Rule(Status.ERROR, "", r"NVML.*(?:Unknown Error|Timeout|In use by another)", transient=True),
+    Rule(Status.ERROR, "NVMLError", r"Unknown Error|Timeout|In use by another", transient=True),
+    # the host has no process to spare at the moment
+    Rule(Status.ERROR, "BlockingIOError", "", transient=True),
+    Rule(Status.UNSUPPORTED, "", r"not implemented for '(?:Half|BFloat16|ComplexHalf)'"),
+    Rule(Status.UNSUPPORTED, "", r"no kernel image is available"),
+    Rule(Status.UNSUPPORTED, "", r"not supported on (?:this|your) (?:device|GPU|platform)"),
+    Rule(Status.UNSUPPORTED, "", r"Device does not support bfloat16"),
+    Rule(Status.UNSUPPORTED, "", r"Torch not compiled with CUDA enabled"),
+    Rule(Status.UNSUPPORTED, "", r"bfloat16 is only supported on GPUs with compute capability"),
+    # what torch.compile says of a card, a Python or a host that it cannot compile for
+    Rule(Status.UNSUPPORTED, "", r"too old to be supported by the triton GPU compiler"),
+    Rule(Status.UNSUPPORTED, "", r"Cannot find a working triton installation"),
+    Rule(Status.UNSUPPORTED, "", r"No working C\+\+ compiler found"),
+    Rule(Status.UNSUPPORTED, "", r"(?:torch\.compile|Dynamo) is not supported on"),
+)
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A failure with its meaning: a status, a one-line reason, and whether to try again."""
+
+    status: Status
+    reason: str
+    transient: bool = False
+
+
+def classify(kinds: list[str], message: str, free_share: float | None = None) -> Fault:
+    """Say what an exception means.
+
+    Args:
+        kinds: names of the exception's class and its ancestors, nearest first.
+        message: its text; the reason is its first line.
+        free_share: free share of device memory when it was caught, if known.
+    """
+    first = next(filter(None, map(clean, message.splitlines())), "")
+    reason = f"{kinds[0]}: {first[:300]}" if first else kinds[0]
+    for rule in RULES:
+        if rule.kind and rule.kind not in kinds:
+            continue
+        if rule.when_full and (free_share is None or free_share > NEARLY_FULL):
+            continue
+        if re.search(rule.message, message, re.DOTALL):
+            return Fault(rule.status, reason, rule.transient)
+    return Fault(Status.ERROR, reason)
+
+
+def classify_death(returncode: int, oom_kills: int) -> Fault:
+    """Say what it means that a worker ended without reporting a result.
+
+    Args:
+        returncode: as subprocess has it: negative for a signal.
+        oom_kills: processes the kernel's OOM killer ended meanwhile, see `count_oom_kills`.
+    """
+    if returncode == -signal.SIGKILL and oom_kills > 0:
+        return Fault(Status.KILLED, "SIGKILL by the host's out-of-memory killer (host memory)")
+    if returncode in (-signal.SIGKILL, -signal.SIGTERM):
+        return Fault(Status.KILLED, f"{signal.Signals(-returncode).name} from outside the sweep")
+    if returncode < 0:
+        return Fault(Status.ERROR, f"the worker crashed with {_signal_name(-returncode)}")
+    return Fault(Status.ERROR, f"the worker exited with code {returncode} and reported no result")
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def count_oom_kills() -> int:
+    """Processes the kernel's OOM killer has ended since boot; 0 where the kernel does not say."""
+    try:
+        match = re.search(r"^oom_kill (\d+)$", Path("/proc/vmstat").read_text(), re.MULTILINE)
+    except OSError:
+        return 0
+    return int(match[1]) if match else 0

@@ -1,0 +1,200 @@
+"""The cards that CUDA would offer here, in its order, without torch and without CUDA."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from bench.gpu.nvml import NvmlMissingError, _start
+
+if TYPE_CHECKING:
+    pass
+
+
+@dataclass(frozen=True)
+class Card:
+    """A GPU or MIG instance that CUDA would offer, as NVML describes it; None where it does not.
+
+    ``index`` is that of the GPU in NVML's order, that of the PCI bus. ``names`` are the
+    spellings `CUDA_VISIBLE_DEVICES` may begin with. ``driver_cuda`` is the newest CUDA that the
+    driver can run. What belongs to the whole card (link, ECC, persistence mode) is told of an
+    instance too; its power and clocks are not its own, and None.
+    """
+
+    uuid: str
+    name: str
+    index: int = 0
+    memory_bytes: int | None = None
+    capability: tuple[int, int] | None = None
+    driver: str | None = None
+    driver_cuda: tuple[int, int] | None = None
+    mig: bool | None = None
+    ecc: bool | None = None
+    persistence_mode: bool | None = None
+    pcie: Link | None = None
+    power_limit_w: float | None = None
+    default_power_limit_w: float | None = None
+    application_clock_mhz: int | None = None
+    default_application_clock_mhz: int | None = None
+    names: tuple[str, ...] = field(default=(), repr=False)
+
+
+@dataclass(frozen=True)
+class Link:
+    """A PCIe link: what it runs at now, and at most. An idle card lowers its generation."""
+
+    generation: int
+    width: int
+    max_generation: int
+    max_width: int
+
+    def __str__(self) -> str:
+        """As in the column `pcie`: ``gen 4 x16, at most gen 5 x16``."""
+        now, most = f"gen {self.generation} x{self.width}", (self.max_generation, self.max_width)
+        return f"{now}, at most gen {most[0]} x{most[1]}"
+
+
+def find_card(uuid: str, cards: Iterable[Card]) -> Card | None:
+    """The card of ``uuid``, with or without its prefix ``GPU-`` or ``MIG-``; None if not there.
+
+    torch spells the UUID of a MIG instance with the prefix of a GPU.
+    """
+
+    def bare(text: str) -> str:
+        return text.removeprefix("GPU-").removeprefix("MIG-")
+
+    return next((card for card in cards if bare(card.uuid) == bare(uuid)), None)
+
+
+def find_cards(nvml: Any = None, environ: Mapping[str, str] = os.environ) -> tuple[list[Card], str]:
+    """List the cards CUDA would offer here, in its order, without torch and without CUDA.
+
+    Give a worker ``CUDA_VISIBLE_DEVICES=<uuid>`` of the card chosen: CUDA counts the fastest card
+    first, unless `CUDA_DEVICE_ORDER` says ``PCI_BUS_ID``, and NVML counts by PCI bus.
+
+    Returns:
+        The cards, and the reason in one line where there are none.
+    """
+    try:
+        nvml = _start(nvml)
+    except NvmlMissingError as missing:
+        return [], str(missing)
+    try:
+        driver = nvml.nvmlSystemGetDriverVersion()
+        cuda = None
+        with suppress(AttributeError, nvml.NVMLError):
+            number = nvml.nvmlSystemGetCudaDriverVersion_v2()  # 13020 is CUDA 13.2
+            cuda = (number // 1000, number % 1000 // 10)
+        cards = [
+            replace(card, driver=driver, driver_cuda=cuda)
+            for index in range(nvml.nvmlDeviceGetCount())
+            for card in _describe(nvml, index)
+        ]
+    except nvml.NVMLError as error:
+        return [], f"NVML: {error}"
+    finally:
+        with suppress(nvml.NVMLError):
+            nvml.nvmlShutdown()
+    visible = environ.get("CUDA_VISIBLE_DEVICES")
+    chosen = select_visible(cards, visible)
+    if chosen:
+        return chosen, ""
+    return [], f"CUDA_VISIBLE_DEVICES={visible!r} names no card" if cards else "no GPU is there"
+
+
+def _describe(nvml: Any, index: int) -> list[Card]:
+    """The card at ``index``, or its MIG instances where it is divided."""
+
+    def ask(name: str, *args: Any) -> Any:
+        with suppress(AttributeError, nvml.NVMLError):
+            return getattr(nvml, name)(*args)
+
+    gpu = ask("nvmlDeviceGetHandleByIndex", index)
+    uuid = gpu and ask("nvmlDeviceGetUUID", gpu)
+    if not uuid:  # lost, or kept from this user
+        return []
+    capability = ask("nvmlDeviceGetCudaComputeCapability", gpu)
+    mig, ecc = ask("nvmlDeviceGetMigMode", gpu), ask("nvmlDeviceGetEccMode", gpu)
+    persistence = ask("nvmlDeviceGetPersistenceMode", gpu)
+    link = [
+        ask(f"nvmlDeviceGet{which}PcieLink{what}", gpu)
+        for which in ("Curr", "Max")
+        for what in ("Generation", "Width")
+    ]
+    whole = Card(
+        uuid,
+        ask("nvmlDeviceGetName", gpu) or "unknown GPU",
+        index,
+        capability=tuple(capability) if capability else None,
+        # of two modes the first is in force, the second after a reset
+        mig=bool(mig[0]) if mig else None,
+        ecc=bool(ecc[0]) if ecc else None,
+        persistence_mode=None if persistence is None else bool(persistence),
+        pcie=None if None in link else Link(*link),
+    )
+    if not whole.mig:
+        memory = ask("nvmlDeviceGetMemoryInfo", gpu)
+        limit = ask("nvmlDeviceGetEnforcedPowerLimit", gpu)
+        usual = ask("nvmlDeviceGetPowerManagementDefaultLimit", gpu)
+        clock = ask("nvmlDeviceGetApplicationsClock", gpu, nvml.NVML_CLOCK_SM)
+        usual_clock = ask("nvmlDeviceGetDefaultApplicationsClock", gpu, nvml.NVML_CLOCK_SM)
+        return [
+            replace(
+                whole,
+                memory_bytes=memory and memory.total,
+                power_limit_w=limit and limit / 1e3,
+                default_power_limit_w=usual and usual / 1e3,
+                application_clock_mhz=clock,
+                default_application_clock_mhz=usual_clock,
+                names=(uuid,),
+            )
+        ]
+    cards: list[Card] = []
+    for i in range(ask("nvmlDeviceGetMaxMigDeviceCount", gpu) or 0):
+        instance = ask("nvmlDeviceGetMigDeviceHandleByIndex", gpu, i)
+        own = instance and ask("nvmlDeviceGetUUID", instance)
+        if own:
+            memory = ask("nvmlDeviceGetMemoryInfo", instance)
+            ids = [ask(f"nvmlDeviceGet{kind}InstanceId", instance) for kind in ("Gpu", "Compute")]
+            # the second spelling is that before driver 470; a divided card stands for its first
+            # instance
+            names = (own, f"MIG-{uuid}/{ids[0]}/{ids[1]}", *(() if cards else (uuid,)))
+            name = ask("nvmlDeviceGetName", instance) or f"{whole.name} MIG"
+            cards.append(
+                replace(
+                    whole, uuid=own, name=name, memory_bytes=memory and memory.total, names=names
+                )
+            )
+    return cards
+
+
+def select_visible(cards: Sequence[Card], visible: str | None) -> list[Card]:
+    """Choose from ``cards`` as CUDA does by `CUDA_VISIBLE_DEVICES`.
+
+    Indices, UUIDs or their beginnings, MIG names. The list ends at the first entry that names no
+    card, or more than one; a card named twice leaves none. Source: CUDA Programming Guide, CUDA
+    Environment Variables; what is said of repetitions and of ``1abc`` is as torch 2.13 reads it.
+    """
+    if visible is None:
+        return [
+            card for i, card in enumerate(cards) if card.index not in {c.index for c in cards[:i]}
+        ]
+    chosen: list[Card] = []
+    for entry in visible.split(","):
+        entry = entry.strip()
+        if number := re.match(r"\+?[0-9]+", entry):
+            found = [card for card in cards if card.index == int(number[0])][:1]
+        elif entry.startswith(("GPU-", "MIG-")):
+            found = [card for card in cards if any(n.startswith(entry) for n in card.names)]
+        else:
+            found = []
+        if len(found) != 1:
+            break
+        if found[0] in chosen:
+            return []
+        chosen += found
+    return chosen

@@ -1,0 +1,374 @@
+"""What the card did while a worker trained, phase by phase, as columns of a `Measurement`.
+
+The process that started the worker reads the device: memory every 15 ms, all else five times a
+second, energy at the boundaries of phases. What that leaves unseen is said in notes.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from statistics import median
+from types import TracebackType
+from typing import Any, Literal, get_args
+
+from bench.gpu.device import Depth, Device, Process, Reading
+from bench.gpu.nvml import EFFECTS
+
+Phase = Literal["baseline", "setup", "warmup", "epoch", "evaluation"]
+"""In this order. Evaluation is whatever follows the epoch, if only the worker's end."""
+
+
+def _union(seen: Sequence[tuple[str, ...]]) -> str:
+    return "; ".join(dict.fromkeys(name for names in seen for name in names))
+
+
+Part = Literal["whole", "first", "last"]
+"""Of a phase: all of it, or its first or last quarter by time."""
+
+
+@dataclass(frozen=True)
+class _Column:
+    """A column that is one quantity over one phase, or a quarter of it."""
+
+    quantity: str
+    phase: Phase
+    reduce: Callable[[Any], Any]
+    part: Part = "whole"
+
+
+_COLUMNS = {
+    "warmup_process_bytes": _Column("process_bytes", "warmup", max),
+    "warmup_device_bytes": _Column("device_bytes", "warmup", max),
+    "peak_process_bytes": _Column("process_bytes", "epoch", max),
+    "peak_device_bytes": _Column("device_bytes", "epoch", max),
+    "baseline_device_bytes": _Column("device_bytes", "baseline", lambda values: values[0]),
+    "power_limit_w": _Column("power_limit_w", "epoch", min),
+    "sm_clock_mhz": _Column("sm_clock_mhz", "epoch", median),
+    "sm_clock_first_mhz": _Column("sm_clock_mhz", "epoch", median, "first"),
+    "sm_clock_last_mhz": _Column("sm_clock_mhz", "epoch", median, "last"),
+    "memory_clock_mhz": _Column("memory_clock_mhz", "epoch", median),
+    "temperature_c": _Column("temperature_c", "epoch", max),
+    "temperature_first_c": _Column("temperature_c", "epoch", median, "first"),
+    "temperature_last_c": _Column("temperature_c", "epoch", median, "last"),
+    "throttle_before": _Column("throttle", "baseline", _union),
+    "throttle_during": _Column("throttle", "epoch", _union),
+    "throttle_after": _Column("throttle", "evaluation", _union),
+}
+_ENERGY = ("energy_j", "energy_source", "mean_power_w")
+_NEIGHBOURS = ("neighbours", "neighbours_computing", "neighbours_drawing", "neighbours_late")
+MONITORED = (*_COLUMNS, *_ENERGY, *_NEIGHBOURS)
+"""The fields of `Measurement` a monitor fills."""
+
+_MEMORY = ("device_bytes", "process_bytes")
+
+
+@dataclass
+class Observation:
+    """What a monitor saw.
+
+    Every name of `MONITORED` is either in ``values`` or in ``missing`` with its reason; in the
+    throttle columns and ``neighbours`` an empty string means that none was seen. ``verdict`` says
+    why the measurement is not to be believed; empty if nothing speaks against it.
+    """
+
+    values: dict[str, Any] = field(default_factory=dict)
+    missing: dict[str, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    verdict: str = ""
+
+
+@dataclass
+class _Window:
+    """A phase: the reading that opened it, and those up to the one that closed it."""
+
+    opened: Reading | None = None
+    readings: list[Reading] = field(default_factory=list)
+    peaks: dict[str, int] = field(default_factory=dict)
+    entered: bool = False
+    ended: bool = False
+
+    def add(self, readings: Sequence[Reading], depth: Depth) -> None:
+        for reading in readings:
+            for quantity in _MEMORY:
+                value = getattr(reading, quantity)
+                if value is not None:
+                    self.peaks[quantity] = max(value, self.peaks.get(quantity, 0))
+        if depth > Depth.FAST:  # memory 67 times a second, for hours, is kept as its peak alone
+            self.readings += readings
+
+    @property
+    def all(self) -> list[Reading]:
+        return [self.opened, *self.readings] if self.opened else self.readings
+
+    def quarter(self, part: Part) -> list[Reading]:
+        """The readings of a quarter of the time between the first reading and the last."""
+        readings = self.all
+        if part == "whole" or not readings:
+            return readings
+        start, end = readings[0].time_ns, readings[-1].time_ns
+        bound = (end - start) / 4
+        if part == "first":
+            return [r for r in readings if r.time_ns - start <= bound]
+        return [r for r in readings if end - r.time_ns <= bound]
+
+    def values(self, quantity: str, part: Part = "whole") -> list[Any]:
+        # memory at the opening edge is still what the phase before left behind
+        readings = self.readings if quantity in _MEMORY else self.quarter(part)
+        values = [v for r in readings if (v := getattr(r, quantity)) is not None]
+        return [*values, self.peaks[quantity]] if quantity in self.peaks else values
+
+
+class Monitor:
+    """Watch a device from before the worker starts until after it has ended.
+
+    The baseline is read when the monitor is made, so make it before the worker. Then `watch` the
+    worker's pid, `enter` each phase as the worker reports it, and `close`. All of them may be
+    called from any thread. As a context manager it stops sampling whatever happens.
+    """
+
+    def __init__(self, device: Device, fast_s: float = 0.015, slow_s: float = 0.2) -> None:
+        """Read the baseline and start sampling, memory every ``fast_s`` and all every ``slow_s``.
+
+        The monitor owns ``device`` from here on and closes it.
+        """
+        self._device = device
+        self._fast_s = fast_s
+        self._slow_every = max(1, round(slow_s / fast_s))
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._windows: dict[str, _Window] = {phase: _Window() for phase in get_args(Phase)}
+        self._phase: str = "baseline"
+        self._windows["baseline"].entered = True
+        self._windows["baseline"].add(device.read(Depth.EDGE), Depth.EDGE)
+        self._closed = False
+        self._fault = ""
+        self._thread = threading.Thread(target=self._sample, name="monitor", daemon=True)
+        self._thread.start()
+
+    def watch(self, pid: int) -> None:
+        """Say that the worker has started, and enter its set-up."""
+        with self._lock:
+            self._device.watch(pid)
+        self.enter("setup")
+
+    def enter(self, phase: Phase) -> None:
+        """End the phase under way and enter the next, with a full reading in between.
+
+        Warm-up should end after its memory was given back, the epoch right after its last
+        synchronisation: memory at the boundary counts for the phase that ends.
+        """
+        if self._windows[phase].entered:
+            raise ValueError(f"phase {phase!r} is entered a second time")
+        with self._lock:
+            readings = self._device.read(Depth.EDGE)
+            self._windows[self._phase].add(readings, Depth.EDGE)
+            self._windows[self._phase].ended = True
+            self._phase = phase
+            window = self._windows[phase]
+            window.entered = True
+            window.opened = readings[-1] if readings else None
+
+    def close(
+        self,
+        reserved_bytes: int | None = None,
+        warmup_reserved_bytes: int | None = None,
+        allow_shared: bool = False,
+    ) -> Observation:
+        """Stop, and say what was seen.
+
+        Args:
+            reserved_bytes: peak of the worker's allocator in the epoch, a lower bound of the truth.
+            warmup_reserved_bytes: the same of its warm-up.
+            allow_shared: neighbours are noted, and do not make the measurement invalid.
+        """
+        self.stop()
+        seen = Observation(notes=list(self._device.notes))
+        if self._fault:
+            seen.notes.append(f"sampling stopped early: {self._fault}")
+        for name, column in _COLUMNS.items():
+            values = self._windows[column.phase].values(column.quantity, column.part)
+            if values:
+                seen.values[name] = column.reduce(values)
+            else:
+                seen.missing[name] = self._why(column.quantity, column.phase)
+        self._subtract_baseline(seen)
+        for phase, bound in (("warmup", warmup_reserved_bytes), ("peak", reserved_bytes)):
+            for kind in ("device", "process"):
+                self._bound(seen, f"{phase}_{kind}_bytes", bound)
+        self._energy(seen)
+        doubts = [*self._throttling(seen), *self._neighbours(seen, allow_shared)]
+        seen.verdict = "; ".join(doubts)
+        return seen
+
+    def stop(self) -> None:
+        """Stop sampling and close the device; what was seen is kept for `close`."""
+        if self._closed:
+            return
+        self._closed = True
+        self._stop.set()
+        self._thread.join()
+        self._windows[self._phase].add(self._device.read(Depth.EDGE), Depth.EDGE)
+        self._device.close()
+
+    def __enter__(self) -> Monitor:
+        """Sampling has begun."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Stop sampling."""
+        self.stop()
+
+    def _sample(self) -> None:
+        ticks = 0
+        try:
+            while not self._stop.wait(self._fast_s):  # always waits: a slow driver costs readings
+                ticks += 1
+                depth = Depth.FAST if ticks % self._slow_every else Depth.SLOW
+                with self._lock:
+                    self._windows[self._phase].add(self._device.read(depth), depth)
+        except Exception as error:
+            self._fault = repr(error)
+
+    def _why(self, quantity: str, phase: Phase) -> str:
+        if not self._windows[phase].entered:
+            return f"{phase} was not reached"
+        return self._device.why(quantity) or f"not read during {phase}"
+
+    def _subtract_baseline(self, seen: Observation) -> None:
+        baseline = seen.values.get("baseline_device_bytes")
+        for name in ("warmup_device_bytes", "peak_device_bytes"):
+            if name not in seen.values:
+                continue
+            raw = seen.values.pop(name)
+            if baseline is None:
+                seen.missing[name] = "no baseline: " + seen.missing["baseline_device_bytes"]
+            elif raw < baseline:
+                seen.missing[name] = "the card held less than its baseline: another process left"
+            else:
+                seen.values[name] = raw - baseline
+
+    def _bound(self, seen: Observation, name: str, bound: int | None) -> None:
+        """Raise a sampled peak to what the allocator is known to have held."""
+        sampled = seen.values.get(name)
+        if sampled is None or bound is None or sampled >= bound:
+            return
+        baseline = seen.values.get("baseline_device_bytes") or 0
+        total = self._device.total_bytes
+        if total is not None and baseline + bound > total:
+            seen.notes.append(
+                f"{name}: the allocator held {bound} B, more than the card had free: "
+                "the driver spilled to host memory"
+            )
+        else:
+            seen.values[name] = bound
+            seen.notes.append(
+                f"{name}: the allocator's {bound} B; readings saw {sampled} B, so a spike fell "
+                "between them and the true peak is at least this"
+            )
+
+    def _energy(self, seen: Observation) -> None:
+        epoch = self._windows["epoch"]
+        if not (epoch.ended and epoch.opened and epoch.readings):
+            reason = "epoch did not end" if epoch.entered else "epoch was not reached"
+            seen.missing |= dict.fromkeys(_ENERGY, reason)
+            return
+        first, last = epoch.opened, epoch.readings[-1]
+        seconds = (last.time_ns - first.time_ns) / 1e9
+        energy, source, doubt = None, "counter", ""
+        if first.energy_j is None or last.energy_j is None:
+            doubt = self._device.why("energy_j") or "the counter was not read at both ends"
+        elif last.energy_j == first.energy_j:
+            doubt = f"the energy counter did not move in {seconds:.3g} s"
+        elif last.energy_j < first.energy_j:
+            doubt = "the energy counter went backwards"
+        else:
+            energy = last.energy_j - first.energy_j
+        if doubt:
+            powers = [(r.time_ns / 1e9, r.power_w) for r in epoch.all if r.power_w is not None]
+            if len(powers) > 1 and any(power for _, power in powers):
+                energy = integrate(powers, first.time_ns / 1e9, last.time_ns / 1e9)
+                source = "integrated"
+                seen.notes.append(f"energy integrated from {len(powers)} power readings: {doubt}")
+        if energy is None or seconds <= 0:
+            seen.missing |= dict.fromkeys(_ENERGY, doubt or "the epoch took no time")
+        else:
+            seen.values |= dict(zip(_ENERGY, (energy, source, energy / seconds), strict=True))
+
+    def _throttling(self, seen: Observation) -> list[str]:
+        readings = self._windows["epoch"].values("throttle")
+        counts = Counter(name for names in readings for name in names)
+
+        def those(effect: str) -> str:
+            named = (
+                f"{name} ({n} of {len(readings)} readings)"
+                for name, n in counts.items()
+                if EFFECTS.get(name, "unknown") == effect
+            )
+            return ", ".join(named)
+
+        for effect, note in (
+            ("capped", "power-capped during the epoch"),
+            ("set", "clocks were held by a setting"),
+            ("unknown", "throttled for a reason this version does not know"),
+        ):
+            if those(effect):
+                seen.notes.append(f"{note}: {those(effect)}")
+        return [f"throttled during the epoch: {those('slowed')}"] if those("slowed") else []
+
+    def _neighbours(self, seen: Observation, allow_shared: bool) -> list[str]:
+        """Fill the columns; only what computed before the epoch ended speaks against it."""
+        during: dict[int, Process] = {}
+        after: dict[int, Process] = {}
+        known = False
+        for phase, window in self._windows.items():
+            found = after if phase == "evaluation" else during
+            for reading in window.readings:
+                known |= reading.others is not None
+                for other in reading.others or ():
+                    largest = found.get(other.pid, other)
+                    found[other.pid] = max(largest, other, key=lambda p: p.bytes or 0)
+        if not known:
+            seen.missing |= dict.fromkeys(_NEIGHBOURS, self._why("others", "baseline"))
+            return []
+        everyone = after | during
+
+        def those(processes: dict[int, Process], display: bool) -> str:
+            return "; ".join(str(p) for p in processes.values() if p.display is display)
+
+        if those(everyone, True):
+            seen.notes.append(f"the card also drives a display: {those(everyone, True)}")
+        late = {pid: p for pid, p in after.items() if pid not in during}
+        seen.values |= {
+            "neighbours": "; ".join(map(str, everyone.values())),
+            "neighbours_computing": sum(not p.display for p in during.values()),
+            "neighbours_drawing": sum(p.display for p in everyone.values()),
+            "neighbours_late": sum(not p.display for p in late.values()),
+        }
+        if those(late, False):
+            seen.notes.append(f"another process came after the epoch: {those(late, False)}")
+        shared = those(during, False)
+        if shared and allow_shared:
+            seen.notes.append(f"the card was shared: {shared}")
+        elif shared:
+            return [f"the card was shared: {shared}"]
+        return []
+
+
+def integrate(powers: Sequence[tuple[float, float]], start: float, end: float) -> float:
+    """Integrate power over ``start`` to ``end`` by the trapezoid rule, in J.
+
+    Args:
+        powers: (time in s, power in W), in order of time, within the interval, at least one. The
+            first holds back to ``start`` and the last on to ``end``.
+    """
+    points = [(start, powers[0][1]), *powers, (end, powers[-1][1])]
+    return sum((t1 - t0) * (p0 + p1) / 2 for (t0, p0), (t1, p1) in pairwise(points))

@@ -1,0 +1,14 @@
+"""From which difference on something is told: said once for measuring, reporting and comparing."""
+
+from __future__ import annotations
+
+STEADY = 0.02
+"""Within this share of each other, times are called the same: what a trend of steps may come to
+when warm-up ends, and how far repeats and the sentinel may lie from the median of their case."""
+
+BUSY_CORES = 0.15
+"""CPU cores that others may use during an epoch on a CPU; an idle machine's daemons stay below."""
+
+MIN_REPEATS = 3
+"""Repeats a side for a verdict. Two give a spread with one degree of freedom: an interval reaches
+12.7 standard errors, and no difference a reader cares for is shown."""

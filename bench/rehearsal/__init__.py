@@ -1,0 +1,1 @@
+"""A training step on the CPU under the rules of a GPU."""

@@ -1,0 +1,253 @@
+"""`python -m bench.rehearsal`: one training step of every precision, under the rules of a GPU.
+
+The step runs on the CPU, and every op of it is looked at (see `bench.rehearsal.dispatch`). Refused
+are:
+
+- a multi-tensor call (``torch._foreach_*``, a fused optimizer) over a list of mixed dtype: wrong on
+  CUDA in torch 2.9 and 2.10, and one kernel per tensor in later versions;
+- a value read back to the host (``.item()``, ``bool(tensor)``, ``nonzero``): the step waits for it;
+- a copy between host and device within the step;
+- more kernel launches than the budget in `BUDGETS`.
+
+Launches are counted by an approximation that `bench.rehearsal.dispatch.count_launches` states; they
+are for comparing commits, precisions and policies with each other, not with a profiler.
+
+A compiled row runs the graphs that ``torch.compile`` traced of the network op by op, before
+inductor fuses them. The rules hold for these ops, and for the loss and the update, which are not
+compiled. The launches of a compiled row are therefore an upper bound of what a GPU would see.
+
+The return code is 1 where a rule is broken; the rule, the op and its place in the source are named.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from bench.case import format_value, parse_value
+from bench.errors import UsageError
+from bench.flags import Parser, axis_flag, run_command
+from bench.models import check_model
+from bench.precision import PRECISIONS, Precision
+
+if TYPE_CHECKING:
+    from bench.rehearsal.dispatch import Breach
+
+BUDGETS: dict[tuple[str, bool], dict[str, int]] = {
+    ("dpn-small", False): {
+        "fp32": 183,
+        "tf32": 183,
+        "fp16": 201,
+        "fp16-amp": 237,
+        "bf16": 188,
+        "bf16-amp": 224,
+    },
+    ("dpn-small", True): {
+        "fp32": 230,
+        "tf32": 230,
+        "fp16": 248,
+        "fp16-amp": 284,
+        "bf16": 235,
+        "bf16-amp": 271,
+    },
+    ("dpn26", False): {
+        "fp32": 317,
+        "tf32": 317,
+        "fp16": 335,
+        "fp16-amp": 395,
+        "bf16": 322,
+        "bf16-amp": 382,
+    },
+    ("dpn92", False): {
+        "fp32": 1051,
+        "tf32": 1051,
+        "fp16": 1077,
+        "fp16-amp": 1265,
+        "bf16": 1060,
+        "bf16-amp": 1248,
+    },
+}
+"""Launches a step may take, by model and whether it is compiled, then by precision.
+
+The most any loss scaling takes, and four to ten more: torch 2.9 and 2.13 count the same. A change
+that needs more raises them here, and says what it gains.
+"""
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What is done about fp16's narrow range: a loss scale, and whether overflows are skipped."""
+
+    loss_scale: float | str | None = None
+    skip_overflow: bool = False
+
+    def __str__(self) -> str:
+        """As in the table."""
+        scale = format_value(self.loss_scale) or "none"
+        return f"{scale}, skipping" if self.skip_overflow else scale
+
+
+def policies(precision: Precision) -> list[Policy]:
+    """Every kind of loss scaling the precision has."""
+    if not precision.scales_loss:
+        return [Policy()]
+    return [Policy(128.0), Policy(128.0, skip_overflow=True), Policy("dynamic")]
+
+
+@dataclass(frozen=True)
+class Rehearsal:
+    """One step: the kernels it would launch, those it may, and the rules it broke.
+
+    ``budget`` is None for a model that has none: its launches are counted and not judged.
+    """
+
+    model: str
+    precision: str
+    policy: Policy
+    compile: bool
+    launches: int
+    budget: int | None
+    breaches: tuple[Breach, ...]
+
+
+def rehearse(
+    model: str = "dpn-small",
+    precisions: Iterable[str] = tuple(PRECISIONS),
+    compile: Iterable[bool] = (False, True),
+    batch_size: int = 2,
+) -> list[Rehearsal]:
+    """Run a step of every precision and policy on the CPU, and say what a GPU would make of it.
+
+    Args:
+        model: a network's name.
+        precisions: names of `PRECISIONS`.
+        compile: whether the network is traced by ``torch.compile`` (see above).
+        batch_size: images a step; launches do not depend on it.
+
+    Raises:
+        UsageError: there is no such model.
+    """
+    return [
+        row
+        for compiled in compile
+        for name in precisions
+        for row in _rehearse(model, PRECISIONS[name], compiled, batch_size)
+    ]
+
+
+def _rehearse(
+    model: str, precision: Precision, compiled: bool, batch_size: int
+) -> Iterable[Rehearsal]:
+    import torch
+
+    from bench.models import build_model
+    from bench.rehearsal.dispatch import Breach, Rule, Watch
+    from bench.training.loop import CLASSES, Training
+    from bench.training.loss_scale import build_loss_scale
+
+    device = torch.device("cpu")
+    watch = Watch()
+    with watch:  # from the start, to follow what is made in host memory and what is moved
+        training = Training(build_model(model), precision, device, lr=0.01)
+        x = torch.randn(batch_size, 3, 32, 32, device=device)
+        y = torch.randint(CLASSES, (batch_size,), device=device)
+    if compiled:
+        torch._dynamo.reset()
+        traced = torch.compile(training.model, backend="aot_eager", dynamic=False)
+        training.forward = watch.without_calls(traced)
+    training.step(x, y)  # a first step compiles, and makes the masters' gradients
+    for policy in policies(precision):
+        training.loss_scale = build_loss_scale(policy.loss_scale, device, policy.skip_overflow)
+        training.loss_scale.current()  # GradScaler makes its scale at the first use
+        watch.judge()
+        with watch:
+            training.step(x, y)
+        budget = BUDGETS.get((model, compiled), {}).get(precision.name)
+        breaches = list(watch.breaches)
+        if budget is not None and watch.launches > budget:
+            excess = f"{watch.launches} where {budget} are allowed"
+            breaches.append(Breach(Rule.LAUNCHES, *watch.busiest(), excess))
+        yield Rehearsal(
+            model, precision.name, policy, compiled, watch.launches, budget, tuple(breaches)
+        )
+
+
+_SUMMARY = (
+    "Run one training step of every precision and loss scaling on the CPU, count the kernels that "
+    "a GPU would launch, and refuse what a GPU does badly: mixed dtypes in a multi-tensor call, "
+    "values read back, copies between host and device, more launches than the budget. "
+    "The return code is 1 where something is refused."
+)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Rehearse, and print the table."""
+    return run_command(run, argv)
+
+
+def run(argv: Sequence[str]) -> int:
+    """Parse the command line, rehearse and print; the return code.
+
+    Raises:
+        UsageError: a flag or value is wrong.
+    """
+    parser = Parser(prog="python -m bench.rehearsal", description=_SUMMARY, allow_abbrev=False)
+    parser.add_argument("--model", default="dpn-small", metavar="NAME", help="network (dpn-small)")
+    parser.add_argument(
+        "--precision",
+        nargs="+",
+        default=list(PRECISIONS),
+        metavar="NAME",
+        help="number formats (all)",
+    )
+    parser.add_argument("--batch-size", default="2", metavar="N", help="images a step (2)")
+    parser.add_argument(
+        "--compile", nargs="+", default=["off", "on"], metavar="VALUE", help="off, on (both)"
+    )
+    given = parser.parse(argv)
+
+    def parsed(name: str, texts: Iterable[str]) -> list[object]:
+        return [parse_value(name, text, axis_flag(name)) for text in texts]
+
+    (model,) = parsed("model", [given.model])
+    (batch_size,) = parsed("batch_size", [given.batch_size])
+    check_model(str(model))
+    if batch_size < 2:  # type: ignore[operator]
+        raise UsageError(f"--batch-size {batch_size}: give at least 2")
+    rows = rehearse(
+        str(model),
+        [str(name) for name in parsed("precision", given.precision)],
+        [bool(value) for value in parsed("compile", given.compile)],
+        batch_size,  # type: ignore[arg-type]
+    )
+    return show(rows)
+
+
+def show(rows: Sequence[Rehearsal]) -> int:
+    """Print the table and what was refused; 1 where something was, else 0."""
+    line = "{:<10} {:<14} {:<9} {:>9} {:>7}  {}"
+    print(line.format("precision", "loss scale", "compiled", "launches", "budget", "").rstrip())
+    for row in rows:
+        compiled = "traced" if row.compile else "no"
+        budget = "-" if row.budget is None else row.budget
+        refused = f"refused: {len(row.breaches)}" if row.breaches else "ok"
+        policy = str(row.policy)
+        print(line.format(row.precision, policy, compiled, row.launches, budget, refused))
+    if any(row.compile for row in rows):
+        print("traced: the ops torch.compile traced, before they are fused: an upper bound")
+    if any(row.budget is None for row in rows):
+        print("-: no budget is stated, so launches are counted and not judged")
+    where: dict[Breach, list[str]] = {}
+    for row in rows:
+        for breach in row.breaches:
+            which = f"{row.precision} ({row.policy}{', compiled' if row.compile else ''})"
+            where.setdefault(breach, []).append(which)
+    for breach, under in where.items():
+        print(f"refused: {breach}, under {'; '.join(under)}")
+    return 1 if where else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,98 @@
+"""One cell of a table, from a case: numbers with their spread, outcomes, remarks, names."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from bench.case import Case, Value
+from bench.record import MEASURED, Status
+from bench.report.doubts import DOUBTS
+from bench.report.model import NOTHING, Cell
+from bench.report.quantities import QUANTITIES, Quantity, is_number
+from bench.report.spread import Spread
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+ESTIMATE = "≈"
+"""Stands before each number that was extrapolated to a whole epoch."""
+
+
+Row = Any  # a row of the frame of cases, by name
+
+
+def iterate(frame: pd.DataFrame) -> Iterator[Row]:
+    """The rows of a frame, each with its cells as attributes."""
+    return frame.itertuples(index=False)
+
+
+def quantity_cell(quantity: Quantity, row: Row, prefix: str = "") -> Cell:
+    """Write one number of a case, with its unit, the ends of its spread and an estimate's mark."""
+    value = getattr(row, prefix + quantity.name)
+    if not is_number(value):
+        return Cell(NOTHING)
+    text = quantity.write(value)
+    if not prefix and quantity.spread:
+        text += _write_spread(quantity, row, value)
+    if not prefix and is_estimate(quantity, row):
+        text = f"{ESTIMATE}{text}"
+    return Cell(quantity.add_unit(text), value)
+
+
+def _write_spread(quantity: Quantity, row: Row, value: float) -> str:
+    """The ends of a number's spread: of repeats in parentheses, within one run in brackets."""
+    low, high = (getattr(row, f"{quantity.name}_{end}", math.nan) for end in ("low", "high"))
+    if not (is_number(low) and is_number(high)):
+        return ""
+    ends = quantity.write_ends(low, high, value)
+    opened, closed = "[]" if row.spread == Spread.WITHIN.value else "()"
+    return f" {opened}{ends}{closed}" if ends else ""
+
+
+def is_estimate(quantity: Quantity, row: Row) -> bool:
+    """Whether this number of a case was extrapolated."""
+    return bool(row.fraction < 1 and quantity.whole)
+
+
+def outcome(status: str, reason: str = "", inferred: bool = False) -> str:
+    """Name an outcome that brought no time; out of memory by its meaning, others by name."""
+    names = {Status.OOM.value: "out of memory", Status.OOM_SUSPECTED.value: "out of memory?"}
+    return names.get(status, status) + (" (inferred)" if inferred else "")
+
+
+def _time_cell(row: Row) -> Cell:
+    if row.status in _MEASURED:
+        return quantity_cell(QUANTITIES["epoch_time_s"], row)
+    return Cell(outcome(row.status, row.reason, bool(row.inferred)), row.status)
+
+
+def _published_time_cell(row: Row) -> Cell:
+    if row.published_status and row.published_status not in _MEASURED:
+        return Cell(outcome(row.published_status), row.published_status)
+    return quantity_cell(QUANTITIES["epoch_time_s"], row, "published_")
+
+
+_MEASURED = {status.value for status in MEASURED}
+
+
+def remarks(row: Row, but: Iterable[str] = ()) -> str:
+    """What a reader must know of this row before believing it."""
+    said = [d.remark for d in DOUBTS.values() if d.name not in but and getattr(row, d.name)]
+    if row.runs > row.repeats:
+        said.append(f"{row.repeats} of {row.runs} runs")
+    return ", ".join(said)
+
+
+def name_case(row: Row, axes: Iterable[str]) -> str:
+    """`Case.label` of a row of the frame of cases, by some axes.
+
+    The frame's values are spelled as CSV spells them, so no `Case` is parsed for it.
+    """
+    values: dict[str, Value] = {}
+    for name in axes:
+        value = getattr(row, name)
+        values[name] = None if value == "" else value
+    return Case(**values).label(values)  # type: ignore[arg-type]

@@ -1,0 +1,307 @@
+"""Reasons not to take a row at its word, each found in typed columns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from bench.gpu.nvml import EFFECTS
+from bench.limits import BUSY_CORES, STEADY
+from bench.precision import Arithmetic
+from bench.record import Status
+from bench.report.quantities import _positive, step_noise
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+NOISY_STEPS = 0.05
+"""Step times whose MAD is above this share of their median are called noisy."""
+
+FEW_STEPS = 4
+"""Below this many measured steps their spread says nothing."""
+
+SHORT_ENERGY_S = 2.0
+"""Below this many seconds an energy is doubted: NVML's readings are 0.1 s apart, and the power of
+the moments before and after is in the first and the last."""
+
+
+_SLOWED, _CAPPED = (
+    "|".join(name for name, effect in EFFECTS.items() if effect == wanted)
+    for wanted in ("slowed", "capped")
+)
+
+
+def _shared(records: pd.DataFrame) -> pd.Series:
+    """Whether others computed where the case trained, on the card or on the CPU.
+
+    A desktop, or who came after the epoch, did not.
+    """
+    return (records["neighbours_computing"] > 0) | (records["other_cores"] > BUSY_CORES)
+
+
+def _quarter_noise(records: pd.DataFrame) -> pd.Series:
+    """How far the means of two quarters of the steps lie apart by their noise alone, as a share.
+
+    Two standard errors of a difference of two means; a normal distribution's standard deviation is
+    1.4826 times its median absolute deviation.
+    """
+    quarter = _positive(records["measured_steps"].astype(float)) / 4
+    return (2 * 1.4826 * step_noise(records) * (2 / quarter) ** 0.5).fillna(0.0)
+
+
+@dataclass(frozen=True)
+class Trend:
+    """Something that may change from the first quarter of an epoch to the last.
+
+    ``most`` is how much of it is believed, a share of the first quarter where it is ``relative``;
+    what ``noise`` explains is believed on top.
+    """
+
+    label: str
+    first: str
+    last: str
+    most: float
+    noise: Callable[[pd.DataFrame], pd.Series] | None = None
+    relative: bool = True
+    unit: str = ""
+    signs: tuple[int, ...] = (1, -1)  # a rise is doubted, a fall, or either
+
+    def measure(self, records: pd.DataFrame) -> pd.Series:
+        """Change from the first quarter to the last; NaN where either is unknown."""
+        first, last = records[self.first].astype(float), records[self.last].astype(float)
+        return last / _positive(first) - 1 if self.relative else last - first
+
+    def find(self, records: pd.DataFrame) -> pd.Series:
+        """Which rows changed by more than is believed."""
+        change = self.measure(records)
+        believed = self.most + (self.noise(records) if self.noise else 0.0)
+        beyond = [sign * change > believed for sign in self.signs]
+        return beyond[0] | beyond[-1]
+
+    def describe(self, records: pd.DataFrame) -> str:
+        """Say the largest change among the rows that changed too much; empty if none did."""
+        change = self.measure(records)[self.find(records)]
+        if not len(change):
+            return ""
+        largest = max(change.tolist(), key=abs)
+        word = "rose" if largest > 0 else "fell"
+        size = f"{100 * abs(largest):.1f} %" if self.relative else f"{abs(largest):.0f} {self.unit}"
+        return f"{self.label} {word} by {'up to ' if len(change) > 1 else ''}{size}"
+
+
+TRENDS = (
+    Trend("step times", "step_time_first_s", "step_time_last_s", STEADY, _quarter_noise),
+    Trend("the SM clock", "sm_clock_first_mhz", "sm_clock_last_mhz", STEADY, signs=(-1,)),
+)
+"""What is to be the same at both ends of an epoch, and how much change is believed."""
+
+WARMING = (
+    Trend(
+        "the temperature",
+        "temperature_first_c",
+        "temperature_last_c",
+        5.0,
+        relative=False,
+        unit="°C",
+        signs=(1,),
+    ),
+)
+"""What foretells a change: clocks sink as a card warms."""
+
+
+def _follow(trends: Sequence[Trend]) -> Callable[[pd.DataFrame], pd.Series]:
+    def find(records: pd.DataFrame) -> pd.Series:
+        found = trends[0].find(records)
+        for trend in trends[1:]:
+            found |= trend.find(records)
+        return found
+
+    return find
+
+
+def _describe(trends: Sequence[Trend]) -> Callable[[pd.DataFrame], str]:
+    return lambda rows: "; ".join(filter(None, (trend.describe(rows) for trend in trends)))
+
+
+def _unclear(records: pd.DataFrame) -> pd.Series:
+    found = records["arithmetic"].astype(str).str.split("/")
+    return found.map(lambda names: Arithmetic.UNCLEAR in names).astype(bool)
+
+
+def _quote(column: str) -> Callable[[pd.DataFrame], str]:
+    """Say the texts of a column, for display."""
+
+    def quote(rows: pd.DataFrame) -> str:
+        said = [text for text in rows[column].unique() if text]
+        more = f"; and {len(said) - 3:,} other reasons" if len(said) > 3 else ""
+        return "; ".join(said[:3]) + more
+
+    return quote
+
+
+@dataclass(frozen=True)
+class Doubt:
+    """A reason not to take a row at its word.
+
+    ``fatal`` ones keep a case from being called the fastest; ``fix`` is a sentence with the flag or
+    command that helps, and ``detail`` says more of the rows that have it.
+    """
+
+    name: str
+    remark: str  # beside the row
+    warning: str  # at the top
+    fix: str
+    find: Callable[[pd.DataFrame], pd.Series]
+    fatal: bool = True
+    detail: Callable[[pd.DataFrame], str] | None = None
+
+
+DOUBTS: dict[str, Doubt] = {
+    d.name: d
+    for d in (
+        Doubt(
+            "fake",
+            "not measured",
+            "They come from the fake executor and are no measurements",
+            "Leave out --executor fake to measure.",
+            lambda r: r["executor"] == "fake",
+        ),
+        Doubt(
+            "invalid",
+            "invalid",
+            "Measured, but not to be believed",
+            "Remove the cause and run them again with --retry invalid.",
+            lambda r: r["status"] == Status.INVALID.value,
+            detail=_quote("reason"),
+        ),
+        Doubt(
+            "diverged",
+            "diverged",
+            "The loss became inf or NaN; speed and memory still hold",
+            "Use a lower --lr or, for an fp16 precision, --loss-scale dynamic.",
+            lambda r: r["status"] == Status.DIVERGED.value,
+        ),
+        Doubt(
+            "throttled",
+            "throttled",
+            "The card lowered its clocks to protect itself",
+            "Cool the card; nvidia-smi -q -d PERFORMANCE,TEMPERATURE shows the reasons.",
+            lambda r: r["throttle_during"].str.contains(_SLOWED, regex=True),
+            detail=_quote("throttle_during"),
+        ),
+        Doubt(
+            "capped",
+            "power cap",
+            "The card ran at its power limit, and its times depend on that limit",
+            "Compare only with runs at the same limit, which nvidia-smi -q -d POWER shows.",
+            lambda r: r["throttle_during"].str.contains(_CAPPED, regex=True),
+            fatal=False,
+        ),
+        Doubt(
+            "shared",
+            "shared",
+            "Others used the card, or the CPU that trained",
+            "Close other programs, or use --repeats 5.",
+            _shared,
+            detail=_quote("neighbours"),
+        ),
+        Doubt(
+            "noisy",
+            "noisy",
+            "Step times never grew steady in warm-up, or vary by more than "
+            f"{100 * NOISY_STEPS:.0f} % around their median",
+            "Close other programs, or use --repeats 5.",
+            lambda r: (
+                (~r["warmup_steady"].astype(bool) & r["warmup_steps"].notna())
+                | (step_noise(r) > NOISY_STEPS)
+            ),
+        ),
+        Doubt(
+            "trend",
+            "trend",
+            "The epoch did not end as it began",
+            "Use a larger --fraction, or --repeats 5.",
+            _follow(TRENDS),
+            detail=_describe(TRENDS),
+        ),
+        Doubt(
+            "warming",
+            "warming",
+            "The card was not yet as warm as it gets, and clocks sink as it warms",
+            "Use a larger --fraction, or --repeats 5.",
+            _follow(WARMING),
+            fatal=False,
+            detail=_describe(WARMING),
+        ),
+        Doubt(
+            "few",
+            "few steps",
+            f"Fewer than {FEW_STEPS} steps were measured, too few to tell their noise",
+            "Use a larger --fraction.",
+            lambda r: (r["measured_steps"] < FEW_STEPS) & (r["fraction"] < 1),
+        ),
+        Doubt(
+            "unclear",
+            "unclear arithmetic",
+            "The rounding that was probed lies between those of two number formats",
+            "See proof_layer and the columns ending in _error in the records; with "
+            "--cudnn-benchmark on or off cuDNN chooses other algorithms.",
+            _unclear,
+            fatal=False,
+        ),
+        Doubt(
+            "unproven",
+            "arithmetic not probed",
+            "The numeric probe failed, so nothing but the label says what ran",
+            "See missing in the records for its reason; a smaller --batch-size leaves it memory.",
+            # flags are read back right before it
+            lambda r: (r["flags"] != "") & (r["arithmetic"] == ""),
+            fatal=False,
+        ),
+        Doubt(
+            "energy",
+            "short energy",
+            f"Energy was measured over less than {SHORT_ENERGY_S:.0f} s, where the moments before "
+            "and after count",
+            "Use a larger --fraction.",
+            lambda r: r["energy_j"].notna() & (r["measured_time_s"] < SHORT_ENERGY_S),
+            fatal=False,
+        ),
+        Doubt(
+            "extrapolated",
+            "extrapolated",
+            "Only part of an epoch was measured; what is marked ≈ is an estimate",
+            "Use --fraction 1 to measure whole epochs.",
+            lambda r: (r["fraction"] < 1) & r["epoch_time_s"].notna(),
+            fatal=False,
+        ),
+        Doubt(
+            "synthetic",
+            "synthetic images",
+            "Loss and accuracy say nothing about CIFAR-10",
+            "Use --dataset cifar10 to train on it.",
+            lambda r: (r["dataset"] == "synthetic") & r["epoch_time_s"].notna(),
+            fatal=False,
+        ),
+        Doubt(
+            "published",
+            "published",
+            "Not measured by this harness: each is the cold first epoch of a process, where a "
+            "sweep times a warm one",
+            "python -m bench.sweep --preset rtx-titan measures the same cases here.",
+            lambda r: r["executor"] == "published",
+            fatal=False,
+        ),
+    )
+}
+
+
+def trusted(cases: pd.DataFrame) -> pd.Series:
+    """Which cases ended well and raise no fatal doubt."""
+    sound = cases["status"] == Status.OK.value
+    for doubt in DOUBTS.values():
+        if doubt.fatal:
+            sound &= ~cases[doubt.name]
+    return sound & cases["epoch_time_s"].notna()

@@ -1,0 +1,192 @@
+"""What stands below a table: outcomes, hardware, dataset, epoch, memory, spread and seeds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from bench.record import Status
+from bench.report import summaries
+from bench.report.cells import ESTIMATE, iterate, name_case, outcome
+from bench.report.quantities import GIB, MEMORY, RSS, is_number
+from bench.report.spread import CONFIDENCE, Spread
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+def _notes(rows: pd.DataFrame) -> Iterator[str]:
+    """What must never part from a table's numbers: outcomes, hardware, dataset, epoch, memory."""
+    yield from _outcomes(rows)
+    yield from _noted(rows)
+    for (_, machine), part in rows.groupby(list(summaries.SOURCE), sort=False):
+        yield describe_machine(str(machine), part)
+    yield " ".join(
+        [
+            _dataset_note(rows),
+            _epoch_note(rows),
+            *_repeats_notes(rows),
+            *_seeds_notes(rows),
+            *_memory_notes(rows),
+        ]
+    )
+    if (rows["published_status"] != "").any():
+        yield (
+            "2019: the published RTX Titan figures (PyTorch 1.0, CUDA 10.0, cuDNN 7.4.2), each the "
+            "cold first epoch of a process, with autotuning in it; single runs; memory as "
+            "published, not over a baseline. The epochs of this table are timed warm."
+        )
+
+
+def _outcomes(rows: pd.DataFrame) -> Iterator[str]:
+    told = rows[(rows["reason"] != "") & (rows["status"] != Status.OK.value)]
+    # that memory ran out is said in its row; what it was concluded from is not
+    told = told[(told["status"] != Status.OOM.value) | told["inferred"].astype(bool)]
+    lines = dict.fromkeys(
+        f"{name_case(row, ('precision', 'loss_scale', 'batch_size'))}: "
+        f"{outcome(row.status, inferred=bool(row.inferred))}: {row.reason}"
+        for row in iterate(told)
+    )
+    yield from list(lines)[:8]
+    if len(lines) > 8:
+        yield f"{len(lines) - 8} more outcomes have reasons; --format csv has them all."
+
+
+def _noted(rows: pd.DataFrame) -> Iterator[str]:
+    counts = rows.loc[rows["notes"] != "", "notes"].value_counts(sort=False)
+    for text, count in list(counts.items())[:3]:
+        share = "Every row" if count == len(rows) else f"{count} of {len(rows)} rows"
+        yield f"{share}: {text}."
+    if len(counts) > 3:
+        yield f"{len(counts) - 3} more notes; the records have them all."
+
+
+def _values(rows: pd.DataFrame, name: str) -> list[str]:
+    cells = rows[name].dropna()
+    return [f"{v:,.0f}" if is_number(v) else str(v) for v in cells.unique() if v != ""]
+
+
+def describe_machine(machine: str, rows: pd.DataFrame) -> str:
+    """Hardware and versions of some rows of one machine, as one line."""
+    said = [machine]
+    bytes = rows["gpu_memory_bytes"].dropna()
+    if len(bytes) and (rows["device"] == "cuda").any():
+        said[0] += f" ({bytes.iloc[0] / GIB:.1f} GiB)"
+    for label, name in (
+        ("driver", "driver"),
+        ("torch", "torch"),
+        ("CUDA", "cuda"),
+        ("cuDNN", "cudnn"),
+        ("device", "device"),
+    ):
+        if values := _values(rows, name):
+            said.append(f"{label} {' or '.join(values[:4])}")
+    kinds = {"fake": "not measured (fake executor)", "published": "published figures"}
+    said += [kinds[kind] for kind in rows["kind"].unique() if kind in kinds]
+    return ", ".join(said) + "."
+
+
+def _dataset_note(rows: pd.DataFrame) -> str:
+    said = []
+    for dataset, part in rows.groupby("dataset", sort=False):
+        images = " or ".join(_values(part, "train_images")) or "an unknown number of"
+        if dataset == "synthetic":
+            said.append(
+                f"Dataset: synthetic, {images} seeded images that can be learnt; loss and accuracy "
+                "are synthetic and say nothing about CIFAR-10."
+            )
+        else:
+            name = {"cifar10": "CIFAR-10"}.get(str(dataset), str(dataset))
+            # anybody's class folders are taken as CIFAR-10; whether they are is for them to say
+            source = " from class folders" if (part["dataset_source"] == "folders").any() else ""
+            said.append(f"Dataset: {name}{source}, {images} training images.")
+    return " ".join(said)
+
+
+def _epoch_note(rows: pd.DataFrame) -> str:
+    fractions = sorted(rows.loc[rows["fraction"] < 1, "fraction"].unique())
+    if not fractions:
+        cold = (rows["kind"] == "published").all()
+        return (
+            "Epochs: whole, each the cold first of a process."
+            if cold
+            else "Epochs: whole, timed warm."
+        )
+    part = " or ".join(f"{100 * f:.4g} %" for f in fractions)
+    return (
+        f"{ESTIMATE} Only {part} of an epoch was measured: what is marked {ESTIMATE} is "
+        "extrapolated to a whole one; loss and accuracy are over the measured part."
+    )
+
+
+def _repeats_notes(rows: pd.DataFrame) -> Iterator[str]:
+    rows = rows[rows["epoch_time_s"].notna()]
+    if not len(rows):
+        yield "Nothing was timed."
+    for kind, part in rows.groupby("spread", sort=False):
+        low, high = part["repeats"].min(), part["repeats"].max()
+        runs = f"{low} runs" if low == high else f"{low} to {high} runs"
+        if kind == Spread.NONE:
+            yield (
+                "Single runs: their spread is unknown."
+                if len(part) == len(rows)
+                else "Rows with one number alone are single runs."
+            )
+        elif kind == Spread.WITHIN:
+            yield (
+                f"Single runs; in brackets the {100 * CONFIDENCE:.0f} % interval of the epoch, "
+                "within this run, from its own steps. It does not say how the next run will be: "
+                "--repeats 5 does."
+            )
+        elif kind == Spread.RANGE:
+            yield f"Medians of {runs}; in parentheses the lowest and the highest of them."
+        else:
+            shares = sorted({math.floor(100 * share) for share in part["coverage"]})
+            share = " to ".join(f"{s}" for s in dict.fromkeys((shares[0], shares[-1])))
+            yield (
+                f"Medians of {runs}; in parentheses a prediction interval: the median of as many "
+                f"more runs under the same conditions falls inside in {share} of 100 cases, "
+                "however times are distributed."
+            )
+
+
+def _seeds_notes(rows: pd.DataFrame) -> Iterator[str]:
+    seeds = rows.loc[rows["train_loss"].notna(), "seeds"]
+    if not len(seeds):
+        return
+    low, high = seeds.min(), seeds.max()
+    if high == 1:
+        yield "Loss and accuracy: one seed."
+    else:
+        yield f"Loss and accuracy: medians over {low if low == high else f'{low} to {high}'} seeds."
+
+
+def _memory_notes(rows: pd.DataFrame) -> Iterator[str]:
+    rows = rows[rows["memory_bytes"].notna()]
+    said = {}
+    for (device, kind, name), _ in rows.groupby(["device", "kind", "memory_measure"], sort=False):
+        if device == "cpu":
+            said[RSS] = "Memory: peak resident set (RSS) of the process, on a CPU."
+        elif kind == "published":
+            said[kind] = "Memory: as published, not over a baseline."
+        else:
+            said[str(name)] = f"Memory: peak of {MEMORY[str(name)]}."
+    yield from said.values()
+    if rows["memory_saved"].notna().any():
+        on_cpu, names = (rows["device"] == "cpu").any(), rows["memory_measure"].unique()
+        needed = [ON_CPU] if on_cpu else [SHARED_MEMORY[name] for name in names]
+        shared = " or ".join(dict.fromkeys(needed))
+        tensors = rows["tensors_saved"].notna().any()
+        beside = "; tensors saved is of torch's tensors alone" if tensors else ""
+        yield f"Memory saved is of all of that, {shared} included{beside}."
+
+
+ON_CPU = "Python, torch and the dataset"
+SHARED_MEMORY = {
+    "peak_device_bytes": "the CUDA context and the dataset",
+    "peak_process_bytes": "the CUDA context and the dataset",
+    "peak_reserved_bytes": "the dataset and unused blocks",
+    "peak_allocated_bytes": "the dataset",
+}
+"""What every precision needs alike, by a column of `MEMORY`; on a CPU, `ON_CPU`."""

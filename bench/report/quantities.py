@@ -1,0 +1,410 @@
+"""Every number of a case, once: how it is derived, named and written."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from numbers import Real
+from typing import TYPE_CHECKING, Any
+
+from bench.gpu.peaks import peak_flops
+from bench.precision import PRECISIONS
+from bench.record import COLUMNS
+from bench.report.spread import Spread
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+GIB = 2**30
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """A number of a case: how it is derived, named and written.
+
+    ``derive`` takes a frame of records and returns one number a row, in SI units, NaN for none; it
+    is None where the number needs another case too (see `summarize`). People read it over
+    ``scale``, in ``unit``, to so many ``decimals`` or to four digits. ``whole`` numbers speak of a
+    whole epoch, and are estimates where only a fraction of one was measured. A ``rate`` is over a
+    time or an energy; its median over repeats is that of its inverse, so that it agrees with the
+    time in the same row, also for an even number of repeats. ``spread`` is whether tables show how
+    far repeats lie apart; files hold it for all.
+    """
+
+    name: str
+    label: str
+    unit: str
+    help: str
+    better: str  # lower or higher
+    derive: Callable[[pd.DataFrame], pd.Series] | None
+    scale: float = 1
+    decimals: int | None = None
+    whole: bool = False
+    rate: bool = False
+    spread: bool = True
+
+    def write(self, value: float) -> str:
+        """Write a value without its unit."""
+        shown = value / self.scale
+        return write_number(shown) if self.decimals is None else f"{shown:.{self.decimals}f}"
+
+    def write_ends(self, low: float, high: float, value: float) -> str:
+        """Write the ends of a spread to as many decimals as the value; nothing if all look alike.
+
+        >>> QUANTITIES["epoch_time_s"].write_ends(76.56, 90.351, 88.8)
+        '76.56–90.35'
+        """
+        decimals = len(self.write(value).partition(".")[2])
+        ends = [f"{end / self.scale:,.{decimals}f}" for end in (low, high)]
+        alike = ends[0] == ends[1] == f"{value / self.scale:,.{decimals}f}"
+        return "" if alike else "–".join(ends)
+
+    def add_unit(self, text: str) -> str:
+        """Put the unit behind an already written number."""
+        return f"{text}{self.unit}" if self.unit == "×" else f"{text} {self.unit}".rstrip()
+
+
+def write_number(value: float) -> str:
+    """Four significant digits, thousands grouped, never an exponent below a billion.
+
+    >>> write_number(12345.6), write_number(33.1449), write_number(0.01234567)
+    ('12,346', '33.14', '0.01235')
+    """
+    if not math.isfinite(value):
+        return str(value)
+    if abs(value) >= 1000:
+        return f"{value:,.0f}" if abs(value) < 1e9 else f"{value:.3e}"
+    digits = 3 - math.floor(math.log10(abs(value))) if value else 1
+    return f"{value:.{min(digits, 6)}f}"
+
+
+def _column(name: str) -> Callable[[pd.DataFrame], pd.Series]:
+    return lambda records: records[name].astype(float)
+
+
+def throughput(records: pd.DataFrame) -> pd.Series:
+    """Images of an epoch over its time."""
+    return records["images_per_s"].fillna(records["train_images"] / records["epoch_time_s"])
+
+
+def energy_per_epoch(records: pd.DataFrame) -> pd.Series:
+    """Energy of the measured images, scaled to an epoch's."""
+    return records["energy_j"] * records["train_images"] / _positive(records["measured_images"])
+
+
+def images_per_joule(records: pd.DataFrame) -> pd.Series:
+    """Measured images over their energy."""
+    return records["measured_images"] / _positive(records["energy_j"])
+
+
+def fragmentation(records: pd.DataFrame) -> pd.Series:
+    """Share of the allocator's peak that no tensor used at theirs: 1 - allocated / reserved."""
+    return 1 - records["peak_allocated_bytes"] / _positive(records["peak_reserved_bytes"])
+
+
+def achieved_flops(records: pd.DataFrame) -> pd.Series:
+    """FLOP an image takes forward and backward, times images/s."""
+    return records["flop_per_image"] * throughput(records)
+
+
+def peak_share(records: pd.DataFrame) -> pd.Series:
+    """Achieved FLOP/s over the card's peak in the arithmetic that ran.
+
+    Where several were found (``tfloat32/float32``), in the first: that of the forward pass of the
+    network's most expensive layer.
+    """
+    import pandas as pd
+
+    ran = records["arithmetic"].where(
+        records["arithmetic"] != "",
+        records["precision"].map({name: p.arithmetic for name, p in PRECISIONS.items()}),
+    )
+    ran = ran.astype(str).map(lambda names: names.partition("/")[0])
+    pairs = list(zip(records["gpu"], ran, strict=True))
+    peaks = {pair: peak_flops(*pair) if pair[0] else None for pair in set(pairs)}
+    peak = pd.Series([peaks[pair] or math.nan for pair in pairs], records.index, dtype=float)
+    return achieved_flops(records) / peak
+
+
+def step_noise(records: pd.DataFrame) -> pd.Series:
+    """Median absolute deviation of step times over their median."""
+    return records["step_time_mad_s"] / _positive(records["step_time_median_s"])
+
+
+def _positive(values: pd.Series) -> pd.Series:
+    return values.where(values > 0)
+
+
+MEMORY: dict[str, str] = {
+    "peak_device_bytes": "the device over its baseline (NVML)",
+    "peak_process_bytes": "the process (NVML, or its resident set on a CPU)",
+    "peak_reserved_bytes": "torch's allocator",
+    "peak_allocated_bytes": "tensors",
+}
+"""What ``memory_bytes`` may be, best first: a machine's rows all take the first it has."""
+
+RSS = "resident set of the process, on a CPU"
+
+
+def choose_memory(records: pd.DataFrame) -> pd.Series:
+    """The column of `MEMORY` each row's memory is read from: the first its machine has filled."""
+    import pandas as pd
+
+    chosen = pd.Series("", index=records.index)
+    for name in MEMORY:
+        filled = records[name].notna().groupby(records["machine"]).transform("any")
+        chosen = chosen.mask((chosen == "") & filled, name)
+    return chosen
+
+
+def memory(records: pd.DataFrame) -> pd.Series:
+    """Peak memory of the epoch, by the measure of `choose_memory`."""
+    import pandas as pd
+
+    bytes = pd.Series(math.nan, index=records.index)
+    for name in MEMORY:
+        bytes = bytes.mask(records["memory_measure"] == name, records[name].astype(float))
+    return bytes
+
+
+QUANTITIES: dict[str, Quantity] = {
+    q.name: q
+    for q in (
+        Quantity(
+            "epoch_time_s",
+            "epoch time",
+            "s",
+            "one training epoch",
+            "lower",
+            _column("epoch_time_s"),
+            whole=True,
+        ),
+        Quantity(
+            "images_per_s",
+            "images/s",
+            "",
+            "images of an epoch over its time",
+            "higher",
+            throughput,
+            whole=True,
+            rate=True,
+            spread=False,  # the time shows it
+        ),
+        Quantity(
+            "speedup",
+            "speed-up",
+            "×",
+            "epoch time of fp32 at the same batch size over this one's",
+            "higher",
+            None,
+            decimals=2,
+            whole=True,
+        ),
+        Quantity(
+            "memory_bytes",
+            "memory",
+            "GiB",
+            "peak of the epoch",
+            "lower",
+            memory,
+            scale=GIB,
+            decimals=2,
+        ),
+        Quantity(
+            "memory_saved",
+            "memory saved",
+            "%",
+            "share of fp32's memory at the same batch size not needed; what every precision needs "
+            "alike, such as the CUDA context and the dataset, is in both",
+            "higher",
+            None,
+            scale=0.01,
+            decimals=1,
+        ),
+        Quantity(
+            "peak_allocated_bytes",
+            "tensors",
+            "GiB",
+            "peak of torch's tensors in the epoch, those of the dataset among them",
+            "lower",
+            _column("peak_allocated_bytes"),
+            scale=GIB,
+            decimals=2,
+        ),
+        Quantity(
+            "tensors_saved",
+            "tensors saved",
+            "%",
+            "share of the bytes of fp32's tensors at the same batch size not needed",
+            "higher",
+            None,
+            scale=0.01,
+            decimals=1,
+        ),
+        Quantity(
+            "train_loss",
+            "loss",
+            "",
+            "mean cross-entropy over the measured steps",
+            "lower",
+            _column("train_loss"),
+            decimals=3,
+        ),
+        Quantity(
+            "train_accuracy",
+            "accuracy",
+            "%",
+            "images predicted right over the measured steps",
+            "higher",
+            _column("train_accuracy"),
+            scale=0.01,
+            decimals=1,
+            spread=False,  # the loss shows it
+        ),
+        Quantity(
+            "test_loss",
+            "test loss",
+            "",
+            "mean cross-entropy over the test images",
+            "lower",
+            _column("test_loss"),
+            decimals=3,
+        ),
+        Quantity(
+            "test_accuracy",
+            "test accuracy",
+            "%",
+            "test images predicted right",
+            "higher",
+            _column("test_accuracy"),
+            scale=0.01,
+            decimals=1,
+        ),
+        Quantity(
+            "overflow_steps",
+            "overflows",
+            "",
+            "steps with inf or NaN in the scaled gradients",
+            "lower",
+            _column("overflow_steps"),
+            decimals=0,
+        ),
+        Quantity(
+            "energy_per_epoch_j",
+            "energy",
+            "J",
+            "energy of one epoch",
+            "lower",
+            energy_per_epoch,
+            whole=True,
+        ),
+        Quantity(
+            "images_per_j",
+            "efficiency",
+            "images/J",
+            "measured images over their energy",
+            "higher",
+            images_per_joule,
+            rate=True,
+        ),
+        Quantity(
+            "achieved_flops",
+            "achieved",
+            "TFLOP/s",
+            "FLOP of an image, forward and backward, times images/s",
+            "higher",
+            achieved_flops,
+            scale=1e12,
+            whole=True,
+            rate=True,
+        ),
+        Quantity(
+            "peak_share",
+            "of peak",
+            "%",
+            "achieved FLOP/s over the card's peak in the arithmetic that ran",
+            "higher",
+            peak_share,
+            scale=0.01,
+            decimals=1,
+            whole=True,
+            rate=True,
+        ),
+        Quantity(
+            "fragmentation",
+            "fragmentation",
+            "%",
+            "share of the allocator's peak that no tensor used at theirs",
+            "lower",
+            fragmentation,
+            scale=0.01,
+            decimals=1,
+        ),
+        Quantity(
+            "step_time_median_s",
+            "median step",
+            "ms",
+            "median step of the epoch",
+            "lower",
+            _column("step_time_median_s"),
+            scale=1e-3,
+        ),
+        Quantity(
+            "step_noise",
+            "step noise",
+            "%",
+            "median absolute deviation of step times over their median",
+            "lower",
+            step_noise,
+            scale=0.01,
+            decimals=1,
+        ),
+        Quantity(
+            "setup_time_s",
+            "set-up",
+            "s",
+            "process start to the first step",
+            "lower",
+            _column("setup_time_s"),
+        ),
+        Quantity(
+            "warmup_time_s",
+            "warm-up",
+            "s",
+            "steps thrown away before the epoch",
+            "lower",
+            _column("warmup_time_s"),
+        ),
+    )
+}
+
+
+_ALSO_FILLED = {"gpu_memory_bytes": "device", "cpu": "device", "train_images": "dataset"}
+
+
+def _median(numbers: pd.DataFrame, cell: pd.Series) -> pd.DataFrame:
+    """The median of each column in each cell; of a rate, over its inverse."""
+    rates = [q.name for q in QUANTITIES.values() if q.rate]
+    inverse = numbers.assign(**{name: 1 / _positive(numbers[name]) for name in rates})
+    medians = inverse.groupby(cell).median()
+    return medians.assign(**{name: 1 / medians[name] for name in rates})
+
+
+def describe_columns() -> dict[str, str]:
+    """What each number of a case is, with its unit, for whoever reads them from a file."""
+    described = {
+        "spread": "what the columns _low and _high are: " + ", ".join(Spread),
+        "coverage": "how often they hold what they are for: the median of as many more runs, or "
+        "the whole epoch within the run",
+        "seeds": "how many seeds the repeats had",
+    }
+    described.update({q.name: q.help for q in QUANTITIES.values()})
+    described.update({name: column.help for name, column in COLUMNS.items() if column.help})
+    return described
+
+
+def is_number(value: Any) -> bool:
+    """Whether a cell of a frame holds a finite number."""
+    return isinstance(value, Real) and math.isfinite(value)

@@ -1,0 +1,1 @@
+"""Where records live: the only room that knows CSV."""

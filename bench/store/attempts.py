@@ -1,0 +1,100 @@
+"""Which attempt at a run counts: the last one under each environment.
+
+Said once, for whoever reads records: resume, report, compare and the import into asv.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from bench.case import AXES
+from bench.record import COMPARABLE
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+def number_groups(frame: pd.DataFrame, names: Iterable[str]) -> pd.Series:
+    """Number the rows so that two have one number exactly where they agree on ``names``."""
+    import numpy as np
+    import pandas as pd
+
+    codes = np.zeros(len(frame), dtype=np.int64)
+    for name in names:
+        levels, uniques = pd.factorize(frame[name], use_na_sentinel=False)
+        codes = codes * (len(uniques) + 1) + levels
+        # renumbered each time: the product of all axes may not fit 64 bits
+        codes = pd.factorize(codes)[0].astype(np.int64)
+    return pd.Series(codes, index=frame.index)
+
+
+def find_unknown(rows: pd.DataFrame, name: str) -> pd.Series:
+    """Which rows did not get to know a column of `COMPARABLE`.
+
+    No environment variables set is an answer, where the row knows its torch.
+    """
+    unknown = rows[name] == ""
+    return unknown & (rows["torch"] == "") if name == "variables" else unknown
+
+
+def fill_unknown(rows: pd.DataFrame, group: pd.Series) -> pd.DataFrame:
+    """What ran each row, with what a row did not get to know taken from its group.
+
+    A run that fails early may not know its torch, card or network. That is no environment of its
+    own: such a cell takes the value of the next row of the group that has one, else of the last
+    before.
+
+    Args:
+        rows: records, in the order in which they were made.
+        group: a number for each row.
+
+    Returns:
+        The columns of `COMPARABLE`, on the index of ``rows``.
+    """
+    import pandas as pd
+
+    columns = {}
+    for name in COMPARABLE:
+        cells, unknown = rows[name], find_unknown(rows, name)
+        if unknown.any() and not unknown.all():
+            known = cells.mask(unknown).groupby(group)
+            cells = known.bfill().fillna(known.ffill()).fillna("")
+        columns[name] = cells
+    return pd.DataFrame(columns, index=rows.index)
+
+
+def keep_latest(records: pd.DataFrame) -> pd.DataFrame:
+    """The rows that count: of each run, the last attempt under each environment.
+
+    A run is a case, a repeat and whether it is the sentinel; two environments are one where they
+    agree on `COMPARABLE`, as far as both are known. Rows that another GPU or another torch measured
+    (``--mix``) are no attempts at the same run.
+
+    Args:
+        records: of `bench.store.reader.read_records`; where several sweeps stand under each other,
+            their column ``sweep`` tells them apart.
+
+    Returns:
+        Some of the rows, in their order.
+    """
+    where = ["sweep"] if "sweep" in records else []
+    rows = records.sort_values("attempt", kind="stable")
+    run = number_groups(rows, [*where, *AXES, "repeat", "sentinel"])
+    attempts = fill_unknown(rows, run).assign(run=run)
+    group = number_groups(attempts, attempts.columns)
+    return rows[~group.duplicated(keep="last")].sort_index()
+
+
+def find_mixed(rows: pd.DataFrame) -> list[str]:
+    """The columns of `COMPARABLE` in which rows of one case differ: to pool these would be wrong.
+
+    Args:
+        rows: of `keep_latest`.
+    """
+    if rows.empty:
+        return []
+    case = number_groups(rows, AXES)
+    environment = fill_unknown(rows, case)
+    varies = environment.groupby(case).nunique().gt(1).any()
+    return [name for name in COMPARABLE if varies[name]]

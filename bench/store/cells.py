@@ -1,0 +1,27 @@
+"""The names of a sweep's files and the spelling of their cells, for reader and writer."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from bench.case import format_value
+from bench.text import write_text
+
+if TYPE_CHECKING:
+    pass
+
+
+RECORDS, STEPS, CONFIG, LOGS = "records.csv", "steps.csv", "config.json", "logs"
+
+
+def _write_cell(value: Any) -> str:
+    return write_text(value) if isinstance(value, str) else format_value(value)
+
+
+def _write_lines(rows: Iterable[Iterable[Any]]) -> bytes:
+    buffer = io.StringIO()
+    csv.writer(buffer, lineterminator="\n").writerows(map(_write_cell, row) for row in rows)
+    return buffer.getvalue().encode()

@@ -1,0 +1,376 @@
+"""Read a sweep's folder: records and steps, checked and typed.
+
+Every cell is checked before it is believed; what cannot be is refused with file, line and
+column. Whatever a power cut left of a last line is never parsed.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import re
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+
+from bench.case import AXES, Case, format_value, parse_value
+from bench.errors import UsageError
+from bench.record import (
+    COLUMNS,
+    SCHEMA,
+    STEP_COLUMNS,
+    Column,
+    Status,
+)
+from bench.store.attempts import keep_latest
+from bench.store.cells import RECORDS, STEPS, _write_lines
+from bench.store.migration import MIGRATIONS
+from bench.text import clean
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import pyarrow as pa
+
+
+_LONGEST_LINE = 1_000_000  # bytes; the longest honest row is a few thousand
+_STRANGE = "not written by `bench.sweep`; give a sweep's folder or its records.csv"
+_NUMBER = re.compile(r"[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]{1,4})?")
+_LARGEST_INT = 2**53  # whole numbers pass through float64
+
+
+class Past(NamedTuple):
+    """What the store already holds of one run of a case."""
+
+    status: Status
+    attempt: int
+    inferred: bool = False
+    seed: int = 0
+
+
+Run = tuple[Case, int, bool]
+"""A case, its repeat, and whether it is the sentinel."""
+
+
+def records_file(path: Path) -> Path:
+    """The records file of a sweep's folder, or the file itself where one is given.
+
+    Raises:
+        UsageError: there is none.
+    """
+    file = path / RECORDS if path.is_dir() else path
+    if not file.is_file():
+        raise UsageError(f"{path}: no records there; give a folder that `bench.sweep --out` wrote")
+    return file
+
+
+def read_records(path: Path) -> pd.DataFrame:
+    """Read a sweep's records, checked and typed, one row a record.
+
+    Numbers are float64 with NaN for empty (int64 where none is empty and all are whole), text is
+    str with "" for empty, switches are bool with False for empty. The columns are those of
+    `COLUMNS`, whatever schema the file has.
+
+    Args:
+        path: a sweep's folder, or a records file.
+
+    Raises:
+        UsageError: the file is not a records file of this harness, is of a newer schema, or holds a
+            value that cannot be; the message names file, line and column.
+    """
+    file = records_file(path)
+    return _type(file, _read_text(file, COLUMNS), COLUMNS)
+
+
+def read_steps(path: Path) -> pd.DataFrame:
+    """Read the steps beside a sweep's records: the columns of `STEP_COLUMNS`, maybe no row.
+
+    Raises:
+        UsageError: as `read_records`.
+    """
+    records = records_file(path)
+    # results/reference/NAME.csv has its steps in NAME-curve.csv
+    name = STEPS if records.name == RECORDS else f"{records.stem}-curve.csv"
+    file = records.with_name(name)
+    table = _read_text(file, STEP_COLUMNS) if file.is_file() else _empty(STEP_COLUMNS)
+    return _type(file, table, STEP_COLUMNS)
+
+
+def _empty(columns: Iterable[str]) -> pa.Table:
+    import pyarrow as pa
+
+    return pa.table({name: pa.array([], pa.string()) for name in columns})
+
+
+def _read_text(path: Path, columns: dict[str, Column]) -> pa.Table:
+    """Read every cell as text, in the order of ``columns``; what an older schema lacks is added."""
+    import pyarrow as pa
+
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}; give a file that can be read") from error
+    whole = data[: data.rfind(b"\n") + 1]  # a torn last line is never parsed
+    _check_bytes(path, whole or data)
+    if not whole:
+        if _write_lines([columns]).startswith(data):  # torn in its header, or empty
+            return _empty(columns)
+        raise UsageError(f"{path}:1: column 1: {_STRANGE}")
+    data = whole
+    header = _split(path, data[: data.index(b"\n")])
+    _check_header(path, header, columns)
+    table = _parse_csv(path, data, header)
+    oldest = _check_schema(path, table) if "schema" in columns else SCHEMA
+    for number, name in enumerate(header, 1):
+        if name not in columns:
+            raise UsageError(
+                f"{path}:1: column {number}: unknown column {clean(name)[:40]!r}; remove it"
+            )
+    for name, column in columns.items():
+        if name not in header:
+            if column.since <= oldest:
+                raise UsageError(f"{path}:1: column {name!r} is missing; restore it")
+            table = table.append_column(name, pa.array(_fill_in(name, table), pa.string()))
+    return table.select(list(columns))
+
+
+def _fill_in(name: str, table: pa.Table) -> list[str]:
+    """The cells of a column that an older file lacks: migrated, the axis's default, or empty."""
+    if migrate := MIGRATIONS.get(name):
+        columns = (table[needed].to_pylist() for needed in migrate.needs)
+        return [migrate.fill(*cells) for cells in zip(*columns, strict=True)]
+    default = format_value(getattr(Case, name)) if name in AXES else ""
+    return [default] * len(table)
+
+
+def _check_bytes(path: Path, data: bytes) -> None:
+    if data.startswith(b"\xef\xbb\xbf"):
+        raise UsageError(f"{path}:1: column 1: a byte-order mark; save it as plain UTF-8")
+    for byte, name, mend in (
+        (b"\r", "a carriage return", "save it with Unix line ends"),
+        (b"\0", "a NUL byte", "records are text"),
+    ):
+        if (at := data.find(byte)) >= 0:
+            raise UsageError(f"{path}:{_place(data, at)}: {name}; {mend}")
+    if len(data) > _LONGEST_LINE:
+        _check_line_lengths(path, data)
+    try:
+        data.decode()
+    except UnicodeDecodeError as error:
+        raise UsageError(
+            f"{path}:{_place(data, error.start)}: not UTF-8 text; save it as UTF-8"
+        ) from error
+
+
+def _check_line_lengths(path: Path, data: bytes) -> None:
+    import numpy as np
+
+    ends = np.flatnonzero(np.frombuffer(data, np.uint8) == ord("\n"))
+    lengths = np.diff(np.concatenate(([-1], ends, [len(data)]))) - 1
+    if (line := int(lengths.argmax())) < len(lengths) and lengths[line] > _LONGEST_LINE:
+        raise UsageError(
+            f"{path}:{line + 1}: character {_LONGEST_LINE + 1}: a line of {lengths[line]} bytes; "
+            f"no record is longer than {_LONGEST_LINE}"
+        )
+
+
+def _place(data: bytes, at: int) -> str:
+    column = at - data.rfind(b"\n", 0, at)
+    return f"{data.count(bytes([10]), 0, at) + 1}: character {column}"
+
+
+def _split(path: Path, line: bytes) -> list[str]:
+    try:
+        return next(csv.reader([line.decode()]), [])
+    except csv.Error as error:
+        raise UsageError(f"{path}:1: column 1: not CSV: {error}; {_STRANGE}") from error
+
+
+def _check_header(path: Path, header: list[str], columns: dict[str, Column]) -> None:
+    first = next(iter(columns))
+    if first not in header:
+        raise UsageError(f"{path}:1: column {first!r} is missing: {_STRANGE}")
+    for name in header:
+        if header.count(name) > 1:
+            raise UsageError(f"{path}:1: column {clean(name)[:40]!r} stands twice; keep one")
+
+
+def _parse_csv(path: Path, data: bytes, header: list[str]) -> pa.Table:
+    import pyarrow as pa
+    from pyarrow import csv as pacsv
+
+    if data.count(b"\n") == 1:
+        return _empty(header)
+    try:
+        table = pacsv.read_csv(
+            io.BytesIO(data),
+            read_options=pacsv.ReadOptions(column_names=header, skip_rows=1),
+            parse_options=pacsv.ParseOptions(ignore_empty_lines=False),
+            convert_options=pacsv.ConvertOptions(
+                column_types=dict.fromkeys(header, pa.string()), strings_can_be_null=False
+            ),
+        )
+    except pa.ArrowInvalid as error:
+        _refuse_csv(path, data, len(header), str(error))
+    if len(table) != data.count(b"\n") - 1:
+        _refuse_csv(path, data, len(header), "a line break within a cell")
+    return table
+
+
+def _refuse_csv(path: Path, data: bytes, cells: int, why: str) -> NoReturn:
+    """Say on which line the CSV goes wrong."""
+    lines = csv.reader(io.StringIO(data.decode(), newline=""))
+    number = 0
+    try:
+        for number, line in enumerate(lines, 1):
+            if lines.line_num != number:
+                why = "a line break within a cell; give each record one line"
+                break
+            if len(line) != cells:
+                column = min(len(line), cells) + 1
+                raise UsageError(
+                    f"{path}:{number}: column {column}: {len(line)} cells where the header has "
+                    f"{cells}"
+                )
+    except csv.Error as error:
+        number, why = number + 1, str(error)
+    raise UsageError(f"{path}:{number}: column 1: not CSV: {clean(why)[:200]}")
+
+
+def _check_schema(path: Path, table: pa.Table) -> int:
+    """The oldest schema among the rows."""
+    oldest = SCHEMA
+    for text in table["schema"].unique().to_pylist():
+        if not re.fullmatch(r"[1-9][0-9]{0,5}", text):
+            _refuse(path, table, "schema", text, "a schema version is a whole number from 1")
+        if int(text) > SCHEMA:
+            raise UsageError(
+                f"{path}: schema {text} is newer than the {SCHEMA} this harness reads; update it"
+            )
+        oldest = min(oldest, int(text))
+    return oldest
+
+
+def _refuse(path: Path, table: pa.Table, name: str, text: str, right: str) -> NoReturn:
+    line = table[name].to_pylist().index(text) + 2  # no cell holds a newline
+    raise UsageError(f"{path}:{line}: column {name!r}: {clean(text)[:40]!r}: {right}")
+
+
+def _type(path: Path, table: pa.Table, columns: dict[str, Column]) -> pd.DataFrame:
+    import pandas as pd
+
+    typed = {}
+    for name, column in columns.items():
+        cells = table[name].combine_chunks()
+        for text in _suspects(column, cells):
+            if wrong := _wrong(column, text):
+                _refuse(path, table, name, text, wrong)
+        typed[name] = _READERS[column.type](cells)
+    return pd.DataFrame(typed)
+
+
+def _suspects(column: Column, cells: pa.Array) -> list[str]:
+    """The distinct cells worth a look one by one: of numbers, those numpy finds odd."""
+    import numpy as np
+    import pyarrow as pa
+
+    if column.name in AXES or column.name == "status" or column.type is bool:
+        return cells.unique().to_pylist()  # type: ignore[no-any-return]
+    if column.type is str:
+        return []
+    try:
+        numbers = _read_numbers(cells)
+    except pa.ArrowInvalid:
+        return cells.unique().to_pylist()  # type: ignore[no-any-return]
+    odd = ~(np.isfinite(numbers) & (numbers >= 0) & (numbers <= _LARGEST_INT))
+    if column.type is int:
+        odd |= numbers != np.floor(numbers)
+    return cells.filter(pa.array(odd)).unique().to_pylist()  # type: ignore[no-any-return]
+
+
+def _wrong(column: Column, text: str) -> str:
+    """Say what would be right for a cell that cannot be; empty where it can."""
+    # loss_scale is empty where the precision scales no loss
+    if column.name in AXES and (text or column.name != "loss_scale"):
+        try:
+            parse_value(column.name, text.removeprefix("'"), "")
+        except UsageError as error:
+            return str(error).partition(": ")[2]
+    if column.name == "status":
+        return "" if text in list(Status) else f"a status is one of {', '.join(Status)}"
+    if column.type is bool:
+        return "" if text in ("on", "off", "") else "a switch is 'on' or 'off'"
+    if column.type is str or (text == "" and column.optional):
+        return ""
+    if not (_NUMBER.fullmatch(text) and math.isfinite(float(text))):
+        return "a finite number, at least 0" + (", or empty" if column.optional else "")
+    if column.type is int and not (text.isdigit() and float(text) <= _LARGEST_INT):
+        return f"a whole number, at most {_LARGEST_INT}"
+    return ""
+
+
+def _read_strings(cells: pa.Array) -> Any:
+    import pyarrow.compute as pc
+
+    # pandas' methods for text took two thirds of the time of reading a short file
+    return pc.replace_substring_regex(cells, "^'", "", max_replacements=1).to_pandas()
+
+
+def _read_switches(cells: pa.Array) -> Any:
+    import pyarrow.compute as pc
+
+    return pc.equal(cells, "on").to_numpy(zero_copy_only=False)
+
+
+def _read_numbers(cells: pa.Array) -> Any:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    filled = pc.if_else(pc.equal(cells, ""), None, cells)
+    return filled.cast(pa.float64()).to_numpy(zero_copy_only=False)
+
+
+def _read_whole_numbers(cells: pa.Array) -> Any:
+    import numpy as np
+
+    numbers = _read_numbers(cells)
+    return numbers if np.isnan(numbers).any() else numbers.astype("int64")
+
+
+_READERS = {
+    str: _read_strings,
+    bool: _read_switches,
+    float: _read_numbers,
+    int: _read_whole_numbers,
+}
+
+
+def read_cases(frame: pd.DataFrame) -> list[Case]:
+    """The case of each row of a records table."""
+    return [_parse_case(axes) for axes in zip(*(frame[name] for name in AXES), strict=True)]
+
+
+def read_history(frame: pd.DataFrame) -> dict[Run, Past]:
+    """The latest attempt at every run in a records table."""
+    names = ("repeat", "sentinel", "status", "attempt", "inferred", "run_seed")
+    history: dict[Run, Past] = {}
+    rows = keep_latest(frame)
+    for case, repeat, sentinel, *past in zip(
+        read_cases(rows), *(rows[name] for name in names), strict=True
+    ):
+        status, attempt, inferred, seed = past
+        run = (case, int(repeat), bool(sentinel))
+        # rows of several environments are attempts of their own; the number goes on from the last
+        if run not in history or history[run].attempt <= attempt:
+            history[run] = Past(Status(status), int(attempt), bool(inferred), int(seed))
+    return history
+
+
+@cache
+def _parse_case(axes: tuple[Any, ...]) -> Case:
+    values = {
+        name: None if value == "" else parse_value(name, value, name)
+        for name, value in zip(AXES, axes, strict=True)
+    }
+    return Case(**values)  # type: ignore[arg-type]

@@ -1,0 +1,276 @@
+"""Write a sweep's folder. A sweep is a folder::
+
+    records.csv    one row per case and repeat, appended and fsynced as each ends
+    steps.csv      one row per training step, joined by record_id
+    config.json    the resolved configuration
+    logs/          what each worker printed
+
+One writer at a time holds a lock on the folder. Whatever a power cut leaves of a last line is set
+aside, never parsed.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import os
+import socket
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from bench.errors import UsageError
+from bench.record import (
+    COLUMNS,
+    SCHEMA,
+    STEP_COLUMNS,
+    Column,
+    Record,
+    Step,
+    flatten,
+)
+from bench.store.cells import CONFIG, LOGS, RECORDS, STEPS, _write_lines
+from bench.store.reader import _read_text
+from bench.text import clean
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_BLOCK = 1 << 16
+
+
+class StoreError(Exception):
+    """A row could not be written. The rows before it are intact."""
+
+
+def _leave_out_impossible(values: dict[str, Any]) -> dict[str, Any]:
+    """Empty what no reader would take, such as a NaN, and say so under ``missing``.
+
+    One such cell would make the whole file one that is refused.
+    """
+    odd = {
+        name: value
+        for name, value in values.items()
+        if isinstance(value, (int, float)) and COLUMNS[name].optional and not 0 <= value < math.inf
+    }
+    why = (f"{name}: read as {value}" for name, value in odd.items())
+    missing = "; ".join(filter(None, (values["missing"], *why)))
+    return {**values, **dict.fromkeys(odd), "missing": missing}
+
+
+def _at_least_zero(value: float | None) -> float | None:
+    return value if value is not None and 0 <= value < math.inf else None
+
+
+class Store:
+    """The one writer of a sweep's folder; a context manager that holds its lock.
+
+    Args:
+        folder: created if absent.
+        wait_s: how long to wait for another writer to finish.
+        on_wait: told who that writer is when waiting begins.
+
+    Raises:
+        UsageError: another sweep holds the folder, it cannot be written, or its records are
+            not of this harness.
+    """
+
+    def __init__(
+        self, folder: Path, wait_s: float = 0, on_wait: Callable[[str], None] = lambda who: None
+    ) -> None:
+        self.folder = folder
+        self.set_aside: list[str] = []
+        self._holder = folder / ".holder"
+        # a store may be closed by another thread than opened it
+        from filelock import FileLock
+
+        self._lock = FileLock(folder / ".lock", thread_local=False)
+        self._files: dict[str, io.FileIO] = {}
+        try:
+            (folder / LOGS).mkdir(parents=True, exist_ok=True)
+            self._acquire(wait_s, on_wait)
+            self._holder.write_text(f"pid {os.getpid()} on {socket.gethostname()}")
+            for name, columns in ((RECORDS, COLUMNS), (STEPS, STEP_COLUMNS)):
+                self._files[name] = self._open(name, columns)
+        except (OSError, NotImplementedError) as error:  # filelock's word for no locks there
+            self._close()
+            why = getattr(error, "strerror", None) or error
+            raise UsageError(
+                f"--out {folder}: cannot be written ({why}); choose a folder that can"
+            ) from error
+        except BaseException:
+            self._close()
+            raise
+
+    def __enter__(self) -> Store:
+        """Return the store."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, _: TracebackType | None
+    ) -> None:
+        """Release the folder to other writers."""
+        self._close()
+
+    def append(self, record: Record, steps: Sequence[Step] = ()) -> None:
+        """Write a record and its steps, durably: once this returns, a power cut leaves them.
+
+        The steps go first, so that a row never stands without its curve.
+
+        Raises:
+            StoreError: the disk is full or the file cannot be written; earlier rows are intact.
+        """
+        rows = [
+            (
+                record.record_id,
+                s.step,
+                s.images,
+                _at_least_zero(s.loss),
+                s.correct,
+                _at_least_zero(s.time_s),
+            )
+            for s in steps
+        ]
+        if rows:
+            _append(self._files[STEPS], _write_lines(rows))
+        row = _leave_out_impossible(flatten(record))
+        _append(self._files[RECORDS], _write_lines([row.values()]))
+
+    def read_config(self) -> dict[str, Any]:
+        """The configuration already there; empty if none can be read."""
+        try:
+            config = json.loads((self.folder / CONFIG).read_text())
+        except (OSError, ValueError):
+            return {}
+        return config if isinstance(config, dict) else {}
+
+    def write_config(self, config: dict[str, Any]) -> None:
+        """Write the resolved configuration beside the records.
+
+        Raises:
+            StoreError: it cannot be written.
+        """
+        temporary = self.folder / f".{CONFIG}"
+        try:
+            temporary.write_text(json.dumps(config, indent=2) + "\n")
+            temporary.replace(self.folder / CONFIG)
+        except OSError as error:
+            raise StoreError(f"{self.folder / CONFIG}: {error.strerror}") from error
+
+    def _acquire(self, wait_s: float, on_wait: Callable[[str], None]) -> None:
+        from filelock import Timeout
+
+        try:
+            self._lock.acquire(timeout=0)
+        except Timeout:
+            if wait_s:
+                on_wait(self._read_holder())
+                with suppress(Timeout):
+                    self._lock.acquire(timeout=wait_s)
+                    return
+            raise UsageError(
+                f"--out {self.folder}: in use by {self._read_holder()}; "
+                "wait for it with --wait, or choose another --out"
+            ) from None
+
+    def _read_holder(self) -> str:
+        try:
+            return clean(self._holder.read_text(errors="replace"))[:200]
+        except OSError:
+            return "another sweep"
+
+    def _close(self) -> None:
+        for file in self._files.values():
+            file.close()
+        if self._lock.is_locked:
+            self._holder.unlink(missing_ok=True)
+            self._lock.release()
+
+    def _open(self, name: str, columns: dict[str, Column]) -> io.FileIO:
+        """Open a file for appending: with a whole last line, and today's columns."""
+        path = self.folder / name
+        if torn := _torn_tail(path):
+            aside = path.with_name(f"{name}.torn-{datetime.now(UTC):%Y%m%dT%H%M%S%f}")
+            aside.write_bytes(torn)
+            os.truncate(path, path.stat().st_size - len(torn))
+            self.set_aside.append(f"{name}: an unfinished last line was set aside as {aside.name}")
+        if path.exists() and path.stat().st_size and not _has_header(path, columns):
+            _rewrite(path, _read_text(path, columns))
+        file = io.FileIO(path, "a")
+        if not file.seek(0, os.SEEK_END):
+            _append(file, _write_lines([columns]))
+            _sync_folder(self.folder)
+        return file
+
+
+def _append(file: io.FileIO, data: bytes) -> None:
+    """Write ``data`` at the end of ``file`` and wait until the disk has it, or leave no trace."""
+    end = file.seek(0, os.SEEK_END)
+    try:
+        view = memoryview(data)
+        while view:
+            view = view[file.write(view) :]
+        os.fsync(file.fileno())
+    except OSError as error:
+        with suppress(OSError):  # what then stays of the line is torn, and set aside next time
+            file.truncate(end)
+        raise StoreError(
+            f"{file.name}: {error.strerror}; the rows before are intact, "
+            "and the same command goes on from them once there is room"
+        ) from error
+
+
+def _rewrite(path: Path, table: pa.Table) -> None:
+    """Write an older file anew in today's schema, so that rows appended to it line up."""
+    temporary = path.with_name(f".{path.name}")
+    with temporary.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(table.column_names)
+        columns = [
+            [str(SCHEMA)] * len(table) if name == "schema" else table[name].to_pylist()
+            for name in table.column_names
+        ]
+        writer.writerows(zip(*columns, strict=True))
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+    _sync_folder(path.parent)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make names just created in ``folder`` survive a power cut too."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _torn_tail(path: Path) -> bytes:
+    """What an unfinished write left at the end of a file; empty where it ends as it should.
+
+    That is a line without its end, or one with NUL bytes: the file had grown, its pages not come.
+    """
+    if not path.exists():
+        return b""
+    with path.open("rb") as file:
+        start = end = file.seek(0, os.SEEK_END)
+        tail = b""
+        while start and tail.find(b"\n", 0, -1) < 0:
+            start = max(0, start - _BLOCK)
+            file.seek(start)
+            tail = file.read(min(_BLOCK, end - start)) + tail
+            end = start
+    last = tail[tail.rfind(b"\n", 0, -1) + 1 :]
+    return b"" if last.endswith(b"\n") and b"\0" not in last else last
+
+
+def _has_header(path: Path, columns: Iterable[str]) -> bool:
+    header = _write_lines([columns])
+    with path.open("rb") as file:
+        return file.read(len(header)) == header

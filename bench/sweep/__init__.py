@@ -1,0 +1,1 @@
+"""A sweep: what is asked for, refused, planned, shown and run."""

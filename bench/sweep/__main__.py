@@ -1,0 +1,240 @@
+"""`python -m bench.sweep`: cases, one after another, into a folder of records."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from uuid import uuid4
+
+from bench.case import Case, telling_axes
+from bench.environment import PACKAGES, refuse_missing
+from bench.executors import Executor, Job, Settings, build_executor
+from bench.flags import run_command
+from bench.precision import PRECISIONS
+from bench.record import Outcome, Record, Status, flatten
+from bench.store.cells import LOGS
+from bench.store.reader import Past, Run
+from bench.store.writer import Store, StoreError
+from bench.sweep.display import Display, write_curve
+from bench.sweep.options import (
+    Options,
+    choose_cases,
+    parse_arguments,
+    print_cases,
+    print_registries,
+)
+from bench.sweep.preflight import (
+    Inputs,
+    default_out,
+    describe_config,
+    find_inputs,
+    read_past,
+    refuse_other_seeds,
+    refuse_unwritable,
+    try_models,
+)
+from bench.sweep.schedule import OomSkips, choose_seed, plan_runs, remaining_runs
+from bench.text import clean
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a sweep.
+
+    Returns:
+        0; 1 where the disk is full or nothing could be measured; 2 for a usage error; 130 or 143
+        where it was stopped.
+    """
+    return run_command(sweep, argv)
+
+
+def sweep(argv: Sequence[str]) -> int:
+    """Do what the command line says; the return code.
+
+    Raises:
+        UsageError: it cannot be done.
+    """
+    options = parse_arguments(argv)
+    if options.list:
+        return print_registries()
+    cases = choose_cases(options)
+    if options.dry_run:
+        try_models(cases, options)
+        return print_cases(cases, options.repeats)
+    try:
+        return run_sweep(cases, options)
+    except StoreError as error:
+        print(f"error: {clean(str(error))}", file=sys.stderr)
+        return 1
+
+
+def run_sweep(cases: list[Case], options: Options) -> int:
+    """Measure the cases into --out and print the table; the return code."""
+    refuse_unwritable(options.out)
+    refuse_missing(name for name in PACKAGES if name != "nvidia-ml-py")  # whose lack is noted
+    inputs = find_inputs(cases, options)
+    out = options.out or default_out(inputs.platforms)
+    with Store(out, options.wait_s, say_waiting) as store:
+        done, before = read_past(out, cases, options, inputs)
+        earlier = str(store.read_config().get("command", "")).splitlines()
+        store.write_config(describe_config(cases, options, inputs, earlier))
+        plan = plan_runs(cases, options.repeats)
+        refuse_other_seeds(out, plan, done, options.same_seed)
+        runs = remaining_runs(plan, done, options.retry, options.no_skip)
+        wall = None if options.no_skip else OomSkips({r: done[r] for r in done.keys() - set(runs)})
+        executor = build_executor(
+            options.executor, Settings(options.timeout_s, options.allow_shared)
+        )
+        axes = telling_axes(case for case, _, _ in [*plan, *before])
+        display = Display(out, len(runs), len(plan) - len(runs), axes)
+        with display, stop_signals(executor) as stopped:
+            for line in [*inputs.warnings, *store.set_aside]:
+                display.say(line)
+            loop = Loop(store, executor, display, inputs, options)
+            measured = loop.run(runs, before, wall, stopped)
+    print_report(out)
+    if stopped():
+        print(f"stopped: the same command with --out {out} goes on from here", file=sys.stderr)
+        return 128 + stopped()
+    return 0 if measured or not runs else 1
+
+
+@dataclass
+class Loop:
+    """Each run to its record, written as it ends."""
+
+    store: Store
+    executor: Executor
+    display: Display
+    inputs: Inputs
+    options: Options
+
+    def run(
+        self,
+        runs: Sequence[Run],
+        before: Mapping[Run, Past],
+        wall: OomSkips | None,
+        stopped: Callable[[], int],
+    ) -> bool:
+        """Run all of ``runs`` or until stopped; whether any ended other than in failure.
+
+        Args:
+            before: the attempts that the records already hold.
+            wall: which cases need not be run, if any may be skipped.
+        """
+        measured = False
+        for run in runs:
+            if stopped():
+                break
+            case, repeat, sentinel = run
+            seed = choose_seed(run, self.options.same_seed)
+            self.display.begin(case, repeat, sentinel)
+            started = _now()
+            smaller = wall.blocks(case) if wall else None
+            attempt = before[run].attempt + 1 if run in before else 1
+            log = f"{LOGS}/{case.slug()}-{'s' if sentinel else repeat}-{attempt}.log"
+            if smaller is not None:
+                outcome = Outcome(Status.OOM, f"batch size {smaller} already ran out of memory")
+            else:
+                outcome = self._answer(replace(case, seed=seed), self.store.folder / log, stopped)
+            record = Record(
+                record_id=uuid4().hex[:16],
+                case=case,
+                repeat=repeat,
+                run_seed=seed,
+                sentinel=sentinel,
+                attempt=attempt,
+                status=outcome.status,
+                reason=outcome.reason,
+                inferred=smaller is not None,
+                executor=self.options.executor,
+                started_at=started,
+                finished_at=_now(),
+                retries=outcome.retries,
+                log=log if (self.store.folder / log).exists() else "",
+                measurement=outcome.measurement,
+                environment=self.inputs.describe(case),
+            )
+            self._keep(record, outcome)
+            self.display.end(record)
+            if self.options.verbose:
+                for line in write_curve(outcome.steps, outcome.measurement.steps_per_epoch):
+                    self.display.say(line)
+            if wall and smaller is None:
+                wall.note(case, outcome.status)
+            measured |= outcome.status not in (Status.ERROR, Status.KILLED, Status.TIMEOUT)
+        return measured
+
+    def _answer(self, case: Case, log: Path, stopped: Callable[[], int]) -> Outcome:
+        platform, precision = self.inputs.platforms[case.device], PRECISIONS[case.precision]
+        reason = platform.refuse(precision)
+        emulated = "" if "precision" in self.options.axes else platform.discourage(precision)
+        if emulated and not reason:
+            reason = f"{emulated}; --precision {precision.name} measures it all the same"
+        if reason:
+            return Outcome(Status.UNSUPPORTED, reason)
+        folder, uuid = self.inputs.datasets[case.dataset].folder, platform.environment.gpu_uuid
+        job = Job(case, folder, uuid, log)
+        return self.executor.run(job, self.display.show, lambda: bool(stopped()))
+
+    def _keep(self, record: Record, outcome: Outcome) -> None:
+        try:
+            self.store.append(record, outcome.steps)
+        except StoreError:
+            # the disk is full, the terminal is not: what was measured is not lost
+            row = {name: v for name, v in flatten(record).items() if v not in (None, "")}
+            self.display.say(f"not written: {row}")
+            raise
+
+
+def say_waiting(who: str) -> None:
+    """Say on whom the sweep waits."""
+    print(f"waiting for {who}", file=sys.stderr, flush=True)
+
+
+@contextmanager
+def stop_signals(executor: Executor) -> Iterator[Callable[[], int]]:
+    """Turn the first Ctrl-C or SIGTERM into a clean stop, and the second into an immediate one.
+
+    Yields:
+        A function that returns the number of the signal that came, 0 before.
+    """
+    received = 0
+
+    def stop(number: int, _: object) -> None:
+        nonlocal received
+        if received:
+            executor.kill()
+            if os.isatty(2):
+                os.write(2, b"\x1b[?25h\n")  # the live line hides the cursor
+            os._exit(128 + number)
+        received = number
+        # print() may have been interrupted half way and cannot be entered twice
+        os.write(2, b"\nstopping: what is done is kept; again to stop at once\n")
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield lambda: received
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def print_report(out: Path) -> None:
+    """Print the sweep's tables."""
+    from bench.report.__main__ import main as report
+
+    report([str(out)])
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

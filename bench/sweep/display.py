@@ -1,0 +1,159 @@
+"""What a person sees while a sweep runs: a live line on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from bench.case import Case
+from bench.executors import Event
+from bench.record import MEASURED, Record, Step
+from bench.report.quantities import GIB, write_number
+from bench.text import clean
+from bench.worker.messages import PhaseEntered
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+_PLAIN_EVERY_S = 30.0
+
+
+class Display:
+    """Shows which case runs, its phase, step, running loss, memory, and when all is done.
+
+    Args:
+        runs: how many are to be made now.
+        done: how many of those asked for need not be made again.
+        axes: what each case is named by, see `bench.case.telling_axes`.
+    """
+
+    def __init__(self, out: Path, runs: int, done: int, axes: Sequence[str] | None = None) -> None:
+        self._out, self._runs, self._done, self._axes = out, runs, done, axes
+        self._index = 0
+        self._name = ""
+        self._live: Progress | None = None
+        self._due = 0.0
+
+    def __enter__(self) -> Display:
+        """Start the live line, where there is a terminal."""
+        kept = f", {self._done} already there" if self._done else ""
+        self.say(f"{self._runs} to run{kept}, into {self._out}")
+        if sys.stderr.isatty() and self._runs:
+            self._live = _build_progress()
+            self._live.start()
+            self._all = self._live.add_task("all", total=self._runs, phase="", now="")
+            self._task = self._live.add_task("", total=None, phase="", now="")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, _: TracebackType | None
+    ) -> None:
+        """Leave the finished lines standing."""
+        if self._live:
+            self._live.stop()
+
+    def say(self, line: str) -> None:
+        """Print a line above whatever is live."""
+        text = clean(line)
+        if self._live:
+            self._live.console.print(text, markup=False, highlight=False, soft_wrap=True)
+        else:
+            print(text, file=sys.stderr, flush=True)
+
+    def begin(self, case: Case, repeat: int, sentinel: bool) -> None:
+        """Show that a run has started."""
+        self._index += 1
+        again = "sentinel" if sentinel else f"repeat {repeat}" if repeat > 1 else ""
+        self._name = " · ".join(filter(None, [case.label(self._axes), again]))
+        self._due = time.monotonic() + _PLAIN_EVERY_S
+        self._show(total=None, completed=0, phase="set-up", now="")
+
+    def show(self, event: Event) -> None:
+        """Show what the running case said."""
+        if isinstance(event, PhaseEntered):
+            self._show(total=None, completed=0, phase=event.phase, now="")
+            return
+        now = f"loss {event.loss:.3f}  {event.memory_bytes / GIB:.2f} GiB"
+        total = event.total or None
+        self._show(total=total, completed=event.step + 1, phase=event.phase, now=now)
+        if self._live is None and time.monotonic() >= self._due:
+            self._due = time.monotonic() + _PLAIN_EVERY_S
+            of = f" of {total}" if total else ""
+            self.say(f"  {self._name}: {event.phase} step {event.step + 1}{of}, {now}")
+
+    def end(self, record: Record) -> None:
+        """Print the run's line."""
+        self.say(f"[{self._index}/{self._runs}] {self._name}: {_describe(record)}")
+        if self._live:
+            self._live.update(self._all, advance=1)
+
+    def _show(self, **fields: Any) -> None:
+        if self._live:
+            self._live.update(self._task, description=self._name, **fields)
+
+
+def _build_progress() -> Progress:
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+    )
+
+    return Progress(
+        TextColumn("{task.description}", markup=False),
+        TextColumn("{task.fields[phase]}", style="cyan", markup=False),
+        BarColumn(bar_width=24),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[now]}", markup=False),
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+        transient=True,
+    )
+
+
+def _describe(record: Record) -> str:
+    m, words = record.measurement, []
+    if record.status not in MEASURED:
+        return f"{record.status}: {record.reason}"
+    if m.epoch_time_s is not None:
+        about = "≈" if record.case.fraction < 1 else ""
+        words.append(f"{about}{write_number(m.epoch_time_s)} s an epoch")
+    memory = m.peak_device_bytes if m.peak_device_bytes is not None else m.peak_process_bytes
+    if memory is not None:
+        words.append(f"{memory / GIB:.2f} GiB")
+    if m.train_loss is not None:
+        words.append(f"loss {m.train_loss:.3f}")
+    if m.train_accuracy is not None:
+        words.append(f"accuracy {100 * m.train_accuracy:.1f} %")
+    if record.case.dataset == "synthetic":
+        words.append("synthetic images")
+    if record.executor == "fake":
+        words.append("fake, not measured")
+    if record.status != "ok":
+        words.append(f"{record.status}: {record.reason}")
+    return ", ".join(words)
+
+
+def write_curve(steps: Sequence[Step], steps_per_epoch: int | None, every: int = 50) -> list[str]:
+    """Write running means over images every ``every`` steps, in the form of the page of 2019.
+
+    ``50 391 Loss: 2.351 | Acc: 14.982% (978/6528)``
+    """
+    lines, images, total, correct = [], 0, 0.0, 0
+    for step in steps:
+        images, correct = images + step.images, correct + step.correct
+        total += step.images * (math.nan if step.loss is None else step.loss)
+        if step.step % every == 0:
+            lines.append(
+                f"{step.step} {steps_per_epoch} Loss: {total / images:.3f} | "
+                f"Acc: {100 * correct / images:.3f}% ({correct}/{images})"
+            )
+    return lines

@@ -1,0 +1,185 @@
+"""The command line of a sweep: what can be asked for, and what it comes to."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.case import AXES, Case, Value, format_value
+from bench.data import DATASETS
+from bench.environment import has_cuda
+from bench.errors import UsageError, nearest
+from bench.executors import EXECUTORS
+from bench.flags import Parser, add_axes, read_axes
+from bench.models import MODELS
+from bench.precision import PRECISIONS
+from bench.preset import Preset, load_config, load_preset, preset_names
+from bench.record import Status
+from bench.sweep.schedule import CHEAP_FRACTION, CHEAP_REPEATS, default_repeats, plan_runs
+
+
+@dataclass
+class Options:
+    """The command line, parsed and checked; ``axes`` holds those given as flags."""
+
+    axes: dict[str, list[Value]]
+    preset: Preset
+    out: Path | None
+    data_dir: Path | None
+    data_url: str | None
+    repeats: int
+    same_seed: bool
+    timeout_s: float
+    wait_s: float
+    retry: list[Status]
+    executor: str
+    mix: bool
+    no_skip: bool
+    verbose: bool
+    allow_shared: bool
+    dry_run: bool
+    list: bool
+    command: str
+
+
+def build_parser() -> Parser:
+    """The command line: a flag for every axis, and what is not an axis."""
+    parser = Parser(
+        prog="python -m bench.sweep",
+        usage="%(prog)s [--preset NAME | --config FILE] [--AXIS VALUE …] [--out DIR] […]",
+        description="Train one epoch per case, over precisions, batch sizes and loss scales; "
+        "record time, memory and learning.",
+        allow_abbrev=False,
+    )
+    what = parser.add_argument_group("what to measure")
+    what.add_argument("--preset", metavar="NAME", help="a named grid of cases, see --list")
+    what.add_argument("--config", metavar="FILE", type=Path, help="a grid of your own, in TOML")
+    what.add_argument(
+        "--repeats",
+        metavar="N",
+        help="fresh processes per case, spread over the sweep (default: 1; "
+        f"{CHEAP_REPEATS} where --fraction is at most {CHEAP_FRACTION:g})",
+    )
+    what.add_argument(
+        "--same-seed",
+        action="store_true",
+        help="give all repeats one seed, to check determinism (default: seed, seed + 1, …)",
+    )
+    add_axes(parser, "each takes one value or several, and overrides the preset's")
+    data = parser.add_argument_group("images")
+    data.add_argument("--data-dir", metavar="DIR", type=Path, help="where CIFAR-10 is (./data)")
+    data.add_argument("--data-url", metavar="URL", help="a mirror of the CIFAR-10 archive")
+    how = parser.add_argument_group("how")
+    how.add_argument("--out", metavar="DIR", type=Path, help="results/ and GPU and time by default")
+    how.add_argument("--retry", nargs="+", metavar="STATUS", default=[], help="run these again")
+    how.add_argument("--timeout", metavar="S", default="3600", help="deadline of a phase (3600)")
+    how.add_argument("--wait", metavar="S", default="0", help="wait for another sweep on --out")
+    how.add_argument("--mix", action="store_true", help="add to rows of another GPU, code, model")
+    how.add_argument("--no-skip", action="store_true", help="try batches larger than one that OOMs")
+    how.add_argument("--allow-shared", action="store_true", help="measure on a card others use")
+    how.add_argument("--verbose", action="store_true", help="print each case's curve, as in 2019")
+    how.add_argument("--executor", default="subprocess", help=argparse.SUPPRESS)
+    how.add_argument("--dry-run", action="store_true", help="print the cases, try the models")
+    how.add_argument("--list", action="store_true", help="print presets, precisions, models, …")
+    return parser
+
+
+def parse_arguments(argv: Sequence[str]) -> Options:
+    """Parse and check a command line.
+
+    Raises:
+        UsageError: a flag or value is wrong.
+    """
+    given = build_parser().parse(argv)
+    if given.preset and given.config:
+        raise UsageError("--preset and --config are both given; use one")
+    if given.executor not in EXECUTORS:
+        raise UsageError(f"--executor {given.executor!r}; {nearest(given.executor, [*EXECUTORS])}")
+    axes = read_axes(given)
+    default = "rtx-titan" if "cuda" in axes.get("device", []) or _cuda_by_default(axes) else "quick"
+    preset = load_config(given.config) if given.config else load_preset(given.preset or default)
+    return Options(
+        axes=axes,
+        preset=preset,
+        out=given.out,
+        data_dir=given.data_dir,
+        data_url=given.data_url,
+        repeats=int(_parse_number("--repeats", given.repeats, whole=True))
+        if given.repeats
+        else default_repeats(axes.get("fraction", [])),
+        same_seed=given.same_seed,
+        timeout_s=_parse_number("--timeout", given.timeout),
+        wait_s=_parse_number("--wait", given.wait, low=0),
+        retry=[_parse_status(text) for text in given.retry],
+        executor=given.executor,
+        mix=given.mix,
+        no_skip=given.no_skip,
+        verbose=given.verbose,
+        allow_shared=given.allow_shared,
+        dry_run=given.dry_run,
+        list=given.list,
+        command=shlex.join(["python", "-m", "bench.sweep", *argv]),
+    )
+
+
+def _cuda_by_default(axes: Mapping[str, object]) -> bool:
+    return "device" not in axes and has_cuda()
+
+
+def _parse_number(flag: str, text: str, low: float = 0.001, whole: bool = False) -> float:
+    right = "a whole number of at least 1" if whole else f"a number of seconds, at least {low:g}"
+    try:
+        value = int(text) if whole else float(text)
+    except ValueError:
+        value = -1
+    if not (1 if whole else low) <= value < 1e9:
+        raise UsageError(f"{flag} {text!r}: give {right}")
+    return value
+
+
+def _parse_status(text: str) -> Status:
+    if text not in list(Status):
+        raise UsageError(f"--retry {text!r}: {nearest(text, [str(s) for s in Status])}")
+    return Status(text)
+
+
+def choose_cases(options: Options) -> list[Case]:
+    """Expand preset and flags to cases; the device is the GPU where there is one.
+
+    Raises:
+        UsageError: a loss scale is given that no chosen precision uses.
+    """
+    device = "cuda" if has_cuda() else "cpu"
+    return options.preset.cases(options.axes, {"device": [device]})
+
+
+def print_registries() -> int:
+    """Print what can be named on the command line."""
+    sections = {
+        "presets": {name: load_preset(name).description for name in preset_names()},
+        "precisions": {name: precision.help for name, precision in PRECISIONS.items()},
+        "models": {**MODELS, "package.module:factory": "your own torch.nn.Module"},
+        "datasets": DATASETS,
+    }
+    for title, entries in sections.items():
+        print(f"{title}:")
+        for name, help in entries.items():
+            print(f"  {name:<24}{help}")
+    return 0
+
+
+def print_cases(cases: Sequence[Case], repeats: int) -> int:
+    """Print what varies, a line a case; then what all share, and how many runs they take."""
+    varies = [n for n in AXES if len({getattr(case, n) for case in cases}) > 1]
+    shared = [n for n in AXES if n not in varies]
+    for index, case in enumerate(cases, 1):
+        print(f"{index:>4}  {case.label(varies)}")
+    settings = ((name, format_value(getattr(cases[0], name))) for name in shared)
+    print("all:  " + ", ".join(f"{name} {text}" for name, text in settings if text))
+    if repeats > 1:
+        runs = len(plan_runs(cases, repeats))
+        print(f"runs: {runs}: each case {repeats} times, and the first once more at the end")
+    return 0

@@ -1,0 +1,244 @@
+"""What a sweep finds out and refuses before it trains anything."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from bench.case import AXES, Case, check_batches, format_value
+from bench.data import DatasetInfo, count_classes, prepare, progress_bar
+from bench.doctor.__main__ import write_warnings
+from bench.doctor.machine import examine_machine
+from bench.environment import MODEL_PARTS, Platform, ask, describe_host, with_inputs
+from bench.errors import UsageError
+from bench.fingerprint import Fingerprint, check_outputs
+from bench.gpu.nvml import find_neighbours
+from bench.models import MODELS, check_model
+from bench.precision import PRECISIONS
+from bench.record import COMPARABLE, Environment
+from bench.store.reader import Past, Run, read_history, read_records
+from bench.sweep.options import Options
+from bench.sweep.schedule import choose_seed
+from bench.text import clean
+
+
+def refuse_unwritable(out: Path | None) -> None:
+    """Refuse an --out that no folder can be made at, before anything costs time.
+
+    Raises:
+        UsageError: it is a file, or nothing can be written there.
+    """
+    place = (out or Path("results")).absolute()
+    while not place.exists() and place != place.parent:
+        place = place.parent
+    if not place.is_dir():
+        raise UsageError(f"--out {out}: {place} is a file; choose a folder")
+    if not os.access(place, os.W_OK | os.X_OK):
+        raise UsageError(f"--out {out}: {place} cannot be written to; choose a folder that can")
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What the cases name, found out once: devices, models and images, each by its name.
+
+    A model is None where it was not examined, as with the fake executor. ``warnings`` are what the
+    examination found of this machine that matters, a line each.
+    """
+
+    platforms: Mapping[str, Platform]
+    models: Mapping[str, Fingerprint | None]
+    datasets: Mapping[str, DatasetInfo]
+    warnings: Sequence[str] = ()
+
+    def describe(self, case: Case) -> Environment:
+        """What runs the case: the machine, its images and its model."""
+        environment = self.platforms[case.device].environment
+        return with_inputs(environment, self.datasets[case.dataset], self.models[case.model])
+
+
+def find_inputs(cases: Sequence[Case], options: Options) -> Inputs:
+    """Examine devices and models, decode the images, and refuse what cannot be trained.
+
+    Raises:
+        UsageError: torch cannot use a device; a precision given as a flag cannot run there; others
+            use the card and --allow-shared is not given; a model or dataset is broken or not there.
+    """
+    names = _names(cases, "model")
+    devices = _names(cases, "device")
+    if options.executor == "fake":
+        for model in names:
+            check_model(model)
+        platforms = {device: Platform(describe_host()) for device in devices}
+        return Inputs(platforms, dict.fromkeys(names), prepare_datasets(cases, options))
+    machine, answer = examine_machine(
+        devices,
+        names,
+        data_dir=options.data_dir,
+        out=options.out,
+        timeout_s=options.timeout_s,
+        watch_s=0.0,
+    )
+    platforms = {device: answer.platform(device) for device in devices}
+    models = {name: answer.fingerprint(name) for name in names}
+    for case in cases:
+        reason = platforms[case.device].refuse(PRECISIONS[case.precision])
+        if reason and "precision" in options.axes:
+            raise UsageError(f"--precision {case.precision}: {reason}; leave it out")
+    _check_outputs(cases, models, options)
+    for platform in platforms.values():
+        uuid = platform.environment.gpu_uuid
+        if uuid and not options.allow_shared:
+            refuse_neighbours(uuid)
+    datasets = prepare_datasets(cases, options)
+    return Inputs(platforms, models, datasets, write_warnings(machine))
+
+
+def try_models(cases: Sequence[Case], options: Options) -> None:
+    """Import, build and run once the user's own models, as a sweep does before its first case.
+
+    Raises:
+        UsageError: one is broken or not there.
+    """
+    names = [name for name in _names(cases, "model") if name not in MODELS]
+    if options.executor == "fake":
+        for name in names:
+            check_model(name)
+    elif names:
+        answer = ask([], names, timeout_s=options.timeout_s)
+        _check_outputs(cases, {name: answer.fingerprint(name) for name in names}, options)
+
+
+def _check_outputs(
+    cases: Sequence[Case], models: Mapping[str, Fingerprint], options: Options
+) -> None:
+    for model, dataset in dict.fromkeys((case.model, case.dataset) for case in cases):
+        if model in models:
+            check_outputs(model, models[model], count_classes(dataset, options.data_dir))
+
+
+def _names(cases: Sequence[Case], axis: str) -> list[str]:
+    return list(dict.fromkeys(getattr(case, axis) for case in cases))
+
+
+def refuse_neighbours(uuid: str) -> None:
+    """Refuse a card that others use.
+
+    Raises:
+        UsageError: it names their processes.
+    """
+    # what draws a desktop does not count: it is noted in the records
+    if neighbours := [p for p in find_neighbours(uuid) or () if not p.display]:
+        who = ", ".join(map(str, neighbours))
+        raise UsageError(f"the GPU is in use by {who}; end them, or measure with --allow-shared")
+
+
+def prepare_datasets(cases: Sequence[Case], options: Options) -> dict[str, DatasetInfo]:
+    """Decode every dataset the cases name, once, and check the batch sizes against it.
+
+    Raises:
+        UsageError: a dataset cannot be had or read, or a batch size does not fit it.
+    """
+    with progress_bar() as progress:
+        datasets = {
+            name: prepare(name, data_dir=options.data_dir, url=options.data_url, progress=progress)
+            for name in _names(cases, "dataset")
+        }
+    for case in cases:
+        check_batches(case, datasets[case.dataset].train_images)
+    return datasets
+
+
+def default_out(platforms: Mapping[str, Platform]) -> Path:
+    """results/ and the GPU and the time."""
+    names = (platform.environment.gpu or "cpu" for platform in platforms.values())
+    words = "-".join("".join(c if c.isalnum() else " " for c in n).lower() for n in names).split()
+    return Path("results") / f"{'-'.join(words)}-{datetime.now():%Y%m%d-%H%M%S}"
+
+
+def read_past(
+    out: Path, cases: Sequence[Case], options: Options, inputs: Inputs
+) -> tuple[dict[Run, Past], dict[Run, Past]]:
+    """What the records hold: the runs whose rows this sweep's can be compared with, and all.
+
+    Raises:
+        UsageError: some cannot be compared, and --mix is not given; it says in which respects.
+    """
+    frame = read_records(out)
+    comparable, differing = frame["repeat"] >= 0, dict[str, None]()
+    for case in {(c.device, c.dataset, c.model): c for c in cases}.values():
+        environment = inputs.describe(case)
+        here = (frame["device"] == case.device) & (frame["dataset"] == case.dataset)
+        changed: list[str] = []
+        for name in COMPARABLE:
+            now = clean(getattr(environment, name) or "")
+            # of what a model is, only its own rows speak
+            rows = here & (frame["model"] == case.model) if name in MODEL_PARTS else here
+            unlike = rows & (frame[name] != now)
+            comparable &= ~unlike
+            if name in MODEL_PARTS:
+                changed += [MODEL_PARTS[name]] if (unlike & (frame[name] != "")).any() else []
+                unlike &= frame[name] == ""
+            for before in frame[name][unlike].unique():
+                differing[f"{name} was {before or 'none'}, now {now or 'none'}"] = None
+        if changed:
+            what = " and ".join(filter(None, (", ".join(changed[:-1]), changed[-1])))
+            differing[f"model {case.model}: its {what} changed since they were measured"] = None
+    if differing and not options.mix:
+        raise UsageError(
+            f"--out {out}: holds rows that would not be comparable: {'; '.join(differing)}; "
+            "choose another --out, or add to them with --mix"
+        )
+    past = read_history(frame)
+    return (read_history(frame[comparable]) if differing else past), past
+
+
+def refuse_other_seeds(
+    out: Path, plan: Sequence[Run], done: Mapping[Run, Past], same_seed: bool
+) -> None:
+    """Refuse to call a run done that was made with another seed than it would have now.
+
+    Raises:
+        UsageError: the rows there are of --same-seed and this sweep is not, or the reverse.
+    """
+    other = (run for run in plan if run in done and done[run].seed != choose_seed(run, same_seed))
+    if next(other, None) is not None:
+        there, mend = (
+            ("a seed each", "leave --same-seed out")
+            if same_seed
+            else ("one seed", "give --same-seed")
+        )
+        raise UsageError(f"--out {out}: its repeats have {there}; {mend}, or choose another --out")
+
+
+def describe_config(
+    cases: Sequence[Case],
+    options: Options,
+    inputs: Inputs,
+    earlier: Sequence[str],
+) -> dict[str, Any]:
+    """The resolved configuration: what was asked for, by which commands, on what.
+
+    Args:
+        earlier: the commands that made the rows already there.
+    """
+    return {
+        "command": "\n".join(dict.fromkeys([*earlier, options.command])),
+        "preset": options.preset.name,
+        "repeats": options.repeats,
+        "cases": [{name: format_value(getattr(case, name)) for name in AXES} for case in cases],
+        "environment": {
+            device: _known(platform.environment) for device, platform in inputs.platforms.items()
+        },
+        "datasets": {
+            name: {k: v for k, v in asdict(info).items() if k != "folder"}
+            for name, info in inputs.datasets.items()
+        },
+    }
+
+
+def _known(environment: Environment) -> dict[str, Any]:
+    return {name: value for name, value in asdict(environment).items() if value is not None}

@@ -1,0 +1,100 @@
+"""Which runs a sweep makes, in which order, and which it need not make."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+
+from bench.case import Case, Value
+from bench.record import Status
+from bench.store.reader import Past, Run
+
+REPEATED = frozenset({Status.INTERRUPTED})
+"""Outcomes that the same command answers anew without being asked to."""
+
+CHEAP_FRACTION = 0.2
+"""Cases of at most this part of an epoch are repeated without being asked to."""
+
+CHEAP_REPEATS = 3
+
+
+def default_repeats(fractions: Sequence[Value]) -> int:
+    """How often each case runs where ``--repeats`` is not given.
+
+    A part of an epoch says how a whole one would go on within the same run. A shared machine
+    changes its speed in blocks of tens of seconds (72 and 119 ms a step, each steady within 3 %),
+    so only repeats, which are spread over the sweep, say how the next run will be. Three runs of a
+    fifth are still cheaper than one whole epoch.
+
+    Args:
+        fractions: those that ``--fraction`` names, none where it is not given. A preset that sets
+            its own is left as it is: ``quick`` promises to be done in a minute.
+    """
+    numbers = [value for value in fractions if isinstance(value, float)]
+    return CHEAP_REPEATS if numbers and max(numbers) <= CHEAP_FRACTION else 1
+
+
+def plan_runs(cases: Sequence[Case], repeats: int) -> list[Run]:
+    """Every case ``repeats`` times, interleaved, so that drift of the machine hits all alike.
+
+    With repeats, the first case runs once more at the end: a sentinel, whose distance from its
+    first runs is the drift.
+    """
+    runs = [(case, repeat, False) for repeat in range(1, repeats + 1) for case in cases]
+    return [*runs, (cases[0], 1, True)] if repeats > 1 else runs
+
+
+def choose_seed(run: Run, same_seed: bool) -> int:
+    """The seed of a run: repeat N has the case's plus N - 1, or all repeats have the case's.
+
+    One epoch's loss differs from seed to seed by more than most changes do, so repeats that shared
+    a seed would show no spread where there is one. The sentinel repeats the first run.
+    """
+    case, repeat, _ = run
+    return case.seed if same_seed else case.seed + repeat - 1
+
+
+def remaining_runs(
+    runs: Sequence[Run],
+    history: Mapping[Run, Past],
+    retry: Collection[Status],
+    retry_inferred: bool = False,
+) -> list[Run]:
+    """The runs that have no outcome yet, or one that is to be tried again."""
+    again = REPEATED | set(retry)
+
+    def remains(run: Run) -> bool:
+        past = history.get(run)
+        return past is None or past.status in again or (retry_inferred and past.inferred)
+
+    left = [run for run in runs if remains(run)]
+    if left:
+        # a sentinel closes the sweep: what came before more runs were added closes it no longer
+        left += [run for run in runs if run[2] and run not in left]
+    return left
+
+
+class OomSkips:
+    """The smallest batch that ran out of memory, per family of cases alike in all else.
+
+    Args:
+        history: what ran before, less what is to be run again.
+    """
+
+    def __init__(self, history: Mapping[Run, Past]) -> None:
+        self._smallest: dict[Case, int] = {}
+        for (case, _, _), past in history.items():
+            if not past.inferred:
+                self.note(case, past.status)
+
+    def note(self, case: Case, status: Status) -> None:
+        """Learn from an outcome. A suspected OOM proves nothing."""
+        if status is Status.OOM:
+            family = replace(case, batch_size=0)
+            known = self._smallest.get(family, case.batch_size)
+            self._smallest[family] = min(known, case.batch_size)
+
+    def blocks(self, case: Case) -> int | None:
+        """The smaller batch that already ran out of memory, if there is one."""
+        smallest = self._smallest.get(replace(case, batch_size=0))
+        return smallest if smallest is not None and smallest < case.batch_size else None

@@ -1,0 +1,228 @@
+"""The page: one epoch of training, as anybody would write it.
+
+No NVML, CSV or command line here. Nothing in a step waits for the device: losses, hits and
+overflows stay there until the epoch ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from itertools import chain
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bench.case import Case
+from bench.errors import UsageError
+from bench.precision import PRECISIONS, Precision, autocast, cast
+from bench.training.loss_scale import build_loss_scale
+from bench.training.timing import StepClock
+
+CLASSES = 10
+MOMENTUM, WEIGHT_DECAY = 0.9, 5e-4  # pytorch-cifar's, as in 2019
+
+
+class Training:
+    """A network with everything a step changes: weights, optimizer state, loss scale.
+
+    Args:
+        model: on the CPU, in float32.
+        loss_scale: an axis value: None, a positive number or "dynamic".
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        precision: Precision,
+        device: torch.device,
+        *,
+        lr: float,
+        loss_scale: float | str | None = None,
+        skip_overflow: bool = False,
+        channels_last: bool = False,
+        compile: bool = False,
+    ) -> None:
+        # kept on the CPU, so that remembering the start costs no device memory
+        self._start = {name: value.clone() for name, value in model.state_dict().items()}
+        self._loss_scale_setting, self._skip_overflow = loss_scale, skip_overflow
+        self.precision, self.device = precision, device
+        self.memory_format = torch.channels_last if channels_last else torch.contiguous_format
+        cast(model, precision).to(device, memory_format=self.memory_format)  # type: ignore[call-overload]
+        self.model = model
+        self.parameters = [p for p in model.parameters() if p.requires_grad]
+        # the masters are what the optimizer steps: fp32 copies, or the weights themselves where the
+        # precision has none or where the cast left them in fp32 (affine BatchNorm)
+        self.masters = [
+            p.detach().float().clone().requires_grad_()
+            if precision.masters and p.dtype != torch.float32
+            else p
+            for p in self.parameters
+        ]
+        # one list of (master, weight) for each dtype: in torch 2.9 and 2.10 a multi-tensor copy
+        # on CUDA writes the whole list as if it had its first destination's dtype, and later
+        # versions launch one kernel per tensor for a mixed list (pytorch pull request 173531)
+        copied: dict[torch.dtype, list[tuple[Tensor, Tensor]]] = {}
+        for master, weight in zip(self.masters, self.parameters, strict=True):
+            if master is not weight:
+                copied.setdefault(weight.dtype, []).append((master, weight))
+        self._copied = list(copied.values())
+        # dynamic=False: the last, smaller batch compiles for itself during warm-up instead of
+        # turning the full batch's code into the slower general one
+        self.forward = torch.compile(model, dynamic=False) if compile else model
+        # fused: one kernel, and a step is skipped inside it instead of by asking the device
+        self.optimizer = torch.optim.SGD(
+            self.masters, lr, MOMENTUM, weight_decay=WEIGHT_DECAY, fused=True
+        )
+        for parameter in self.masters:
+            # torch's fused SGD would make it with empty_like, and a first step that overflows and
+            # is skipped would leave it uninitialised; from zero the first step is the same
+            self.optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+        self.reset()
+
+    @classmethod
+    def of(cls, case: Case, model: nn.Module, device: torch.device) -> Training:
+        """The training that ``case`` asks for."""
+        return cls(
+            model,
+            PRECISIONS[case.precision],
+            device,
+            lr=case.lr,
+            loss_scale=case.loss_scale,
+            skip_overflow=case.skip_overflow,
+            channels_last=case.channels_last,
+            compile=case.compile,
+        )
+
+    @torch.no_grad()
+    def reset(self) -> None:
+        """Go back to the start: weights, BatchNorm statistics, optimizer and loss scale.
+
+        Warm-up steps train the model; without this, the epoch after them is not one from scratch.
+        """
+        self.model.load_state_dict(self._start)
+        if self.precision.masters:
+            start = dict(self.model.named_parameters())
+            for master, (name, _) in zip(
+                self.masters,
+                ((n, p) for n, p in start.items() if p.requires_grad),
+                strict=True,
+            ):
+                master.copy_(self._start[name])
+                master.grad = None
+        self.model.zero_grad(set_to_none=True)
+        for state in self.optimizer.state.values():
+            state["momentum_buffer"].zero_()
+        self.loss_scale = build_loss_scale(
+            self._loss_scale_setting, self.device, self._skip_overflow
+        )
+
+    def step(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Train on one batch.
+
+        Args:
+            x: images, float32 (N, 3, 32, 32), on the device.
+            y: labels, int64 (N,).
+
+        Returns:
+            Mean loss (float32), images predicted right (int64) and whether the scaled gradients
+            overflowed (bool), each of shape () and still on the device.
+        """
+        logits = self._classify(x)
+        loss = F.cross_entropy(logits, y)
+        self.loss_scale.scale(loss).backward()
+        overflowed = self._update()
+        correct = (logits.detach().argmax(dim=1) == y).sum()
+        return loss.detach(), correct, overflowed
+
+    def _classify(self, x: Tensor) -> Tensor:
+        if self.precision.masters:
+            x = x.to(getattr(torch, self.precision.weights))
+        with autocast(self.precision, self.device):
+            logits: Tensor = self.forward(x.contiguous(memory_format=self.memory_format))
+        if logits.shape != (len(x), CLASSES):
+            raise UsageError(
+                f"the model returned {tuple(logits.shape)} for {len(x)} images; "
+                f"it is to return ({len(x)}, {CLASSES})"
+            )
+        return logits.float()
+
+    @torch.no_grad()
+    def _update(self) -> Tensor:
+        """Step the optimizer, through the masters where there are any.
+
+        The rule, for each weight that has a gradient: copy the gradient to its master in fp32,
+        step the master, and round the master to the weight's dtype. A weight in fp32 is its own
+        master and is not copied. A weight without a gradient is left as it is, momentum included.
+        """
+        for master, weight in chain.from_iterable(self._copied):
+            if weight.grad is None:
+                master.grad = None
+            elif master.grad is None:
+                master.grad = torch.empty_like(master)
+        moving = [[pair for pair in group if pair[1].grad is not None] for group in self._copied]
+        for pairs in filter(None, moving):
+            torch._foreach_copy_([m.grad for m, _ in pairs], [w.grad for _, w in pairs])  # type: ignore[misc]
+            for _, weight in pairs:
+                weight.grad = None  # its memory is free before the optimizer steps
+        overflowed = self.loss_scale.step(self.optimizer, self.masters)
+        for pairs in filter(None, moving):
+            torch._foreach_copy_([w for _, w in pairs], [m for m, _ in pairs])
+        self.model.zero_grad(set_to_none=True)
+        return overflowed
+
+    @torch.no_grad()
+    def evaluate(self, batches: Iterable[tuple[Tensor, Tensor]]) -> tuple[float, float]:
+        """Mean loss and fraction right over ``batches``, in evaluation mode."""
+        self.model.eval()
+        losses, hits, images = [], [], 0
+        for x, y in batches:
+            logits = self._classify(x)
+            losses.append(F.cross_entropy(logits, y, reduction="sum"))
+            hits.append((logits.argmax(dim=1) == y).sum())
+            images += len(y)
+        self.model.train()
+        return float(torch.stack(losses).sum()) / images, int(torch.stack(hits).sum()) / images
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """What the steps of an epoch left behind, one value a step."""
+
+    images: list[int]
+    losses: list[float]
+    correct: list[int]
+    overflowed: list[bool]
+
+
+def train_epoch(
+    training: Training,
+    batches: Iterable[tuple[Tensor, Tensor]],
+    clock: StepClock,
+    on_step: Callable[[int, Tensor], None],
+) -> Callable[[], Epoch]:
+    """Train on ``batches``; the epoch's readings are fetched from the device when asked for.
+
+    Args:
+        on_step: told each step's index and loss (float32, (), on the device).
+
+    Returns:
+        A function that waits for the device and returns the `Epoch`, so that the caller decides
+        what its clock sees.
+    """
+    images: list[int] = []
+    results: list[tuple[Tensor, Tensor, Tensor]] = []
+    clock.tick()
+    for index, (x, y) in enumerate(batches):
+        results.append(training.step(x, y))
+        clock.tick()
+        images.append(len(y))
+        on_step(index, results[-1][0])
+
+    def fetch() -> Epoch:
+        columns = zip(*results, strict=True)
+        losses, correct, overflowed = (torch.stack(column).tolist() for column in columns)
+        return Epoch(images, losses, correct, overflowed)
+
+    return fetch

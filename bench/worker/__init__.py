@@ -1,0 +1,1 @@
+"""One case in one process."""

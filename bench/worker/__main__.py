@@ -1,0 +1,103 @@
+"""One case in one process: `python -m bench.worker`, started by an executor.
+
+The worker reads its assignment from standard input and writes `bench.worker.messages` to the file
+descriptor that it names. At each phase it waits for a line on standard input, so that the parent
+can take readings of the card at the boundary. What it prints otherwise is its log.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import signal
+import sys
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from bench.case import Case
+from bench.errors import UsageError
+from bench.failure import Fault, classify
+from bench.record import Status
+from bench.worker.channel import Channel
+from bench.worker.measurement import Findings, measure
+from bench.worker.messages import (
+    Finished,
+    decode_assignment,
+)
+
+if TYPE_CHECKING:
+    pass
+
+
+def _free_share(case: Case) -> float | None:
+    torch = sys.modules.get("torch")
+    if case.device != "cuda" or torch is None:
+        return None
+    with suppress(Exception):  # after a sticky CUDA error the device answers nothing
+        free, total = torch.cuda.mem_get_info()
+        return float(free / total)
+    return None
+
+
+def _die_with_parent(parent: int) -> None:
+    """Have the kernel kill this process when its parent dies: no orphan holds the GPU."""
+    if sys.platform == "linux":
+        import ctypes
+
+        set_parent_death_signal = 1
+        ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
+        if os.getppid() != parent:  # it died before it could be asked for
+            os._exit(1)
+
+
+def conclude(found: Findings) -> tuple[Status, str]:
+    """The outcome of a measured case and its reason: not to be believed comes before diverged."""
+    m, reasons = found.measurement, [str(found.contradiction)] if found.contradiction else []
+    if m.first_bad_step is not None:
+        where = f"step {m.first_bad_step} of {m.measured_steps}"
+        reasons.append(f"the loss was inf or NaN from {where}")
+    status = Status.DIVERGED if reasons else Status.OK
+    return (Status.INVALID if found.contradiction else status), "; ".join(reasons)
+
+
+def _report_failure(channel: Channel, case: Case, error: BaseException) -> None:
+    """Send what ended the case; its traceback goes to the log."""
+    import traceback
+
+    traceback.print_exception(error)
+    if isinstance(error, UsageError):
+        fault = Fault(Status.ERROR, str(error))
+    else:
+        kinds = [kind.__name__ for kind in type(error).__mro__]
+        fault = classify(kinds, str(error), _free_share(case))
+    channel.send(Finished(fault.status, fault.reason, fault.transient))
+
+
+def main() -> int:
+    """Read an assignment, measure its case, say how it ended."""
+    faulthandler.enable()
+    if hasattr(faulthandler, "register"):
+        faulthandler.register(signal.SIGUSR1, all_threads=True)
+    given = decode_assignment(sys.stdin.readline())
+    _die_with_parent(given.parent)
+    channel = Channel(given.descriptor)
+    try:
+        found = measure(given.case, given.folder, channel, given.started)
+    except BaseException as error:
+        _report_failure(channel, given.case, error)
+        return 1
+    status, reason = conclude(found)
+    channel.send(
+        Finished(
+            status,
+            reason,
+            measurement=found.measurement,
+            missing=found.missing,
+            steps=found.steps,
+        )
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,93 @@
+"""The worker's end of the conversation with its parent; steps are reported without a wait."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from typing import TYPE_CHECKING
+
+from bench.worker.messages import (
+    Message,
+    Phase,
+    PhaseEntered,
+    StepTaken,
+    encode,
+)
+
+if TYPE_CHECKING:
+    import torch
+
+
+_REPORT_EVERY_S = 0.2
+
+
+class Channel:
+    """The worker's end of the conversation with its parent. Without a parent, it says nothing."""
+
+    def __init__(self, descriptor: int | None = None) -> None:
+        self._out = None if descriptor is None else os.fdopen(descriptor, "wb", buffering=0)
+
+    def send(self, message: Message) -> None:
+        """Tell the parent something."""
+        if self._out:
+            line = encode(message)
+            while line:  # a pipe takes part of a long one
+                line = line[self._out.write(line) :]
+
+    def enter(self, phase: Phase) -> None:
+        """Announce a phase and wait until the parent has taken its readings."""
+        if self._out:
+            self.send(PhaseEntered(phase))
+            sys.stdin.readline()
+
+
+class Reporter:
+    """Reports step and running loss without stopping the device.
+
+    The loss is copied to pinned memory behind the step that made it, and read once it is there.
+    """
+
+    def __init__(self, channel: Channel, device: torch.device, phase: Phase, steps: int) -> None:
+        self._channel, self._phase, self._steps = channel, phase, steps
+        self._cuda = device.type == "cuda"
+        self._due = time.perf_counter()
+        self._pending: tuple[int, torch.Tensor, torch.cuda.Event] | None = None
+
+    def __call__(self, index: int, loss: torch.Tensor) -> None:
+        """Report step ``index``, if it is time to."""
+        if self._pending is not None:
+            step, copy, event = self._pending
+            if event.query():
+                self._send(step, float(copy))
+                self._pending = None
+        elif time.perf_counter() >= self._due:
+            if self._cuda:
+                self._pending = self._copy(index, loss)
+            else:
+                self._send(index, float(loss))
+
+    def _copy(self, index: int, loss: torch.Tensor) -> tuple[int, torch.Tensor, torch.cuda.Event]:
+        import torch
+
+        copy = torch.empty((), pin_memory=True)
+        copy.copy_(loss, non_blocking=True)
+        event = torch.cuda.Event()
+        event.record()
+        return index, copy, event
+
+    def _send(self, step: int, loss: float) -> None:
+        memory = _memory_in_use(self._cuda)
+        self._channel.send(StepTaken(self._phase, step, self._steps, loss, memory))
+        self._due = time.perf_counter() + _REPORT_EVERY_S
+
+
+def _memory_in_use(cuda: bool) -> int:
+    """What the allocator holds, or the peak resident set on a CPU."""
+    if cuda:
+        import torch
+
+        return torch.cuda.memory_reserved()
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -1,0 +1,381 @@
+"""The whole life of a case: set up, warm up, train the warm epoch, evaluate, prove."""
+
+from __future__ import annotations
+
+import gc
+import math
+import os
+import random
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import chain, count
+from statistics import fmean
+from typing import TYPE_CHECKING
+
+from bench.case import Case
+from bench.record import Measurement, Step
+from bench.training.flop import count_flop
+from bench.worker.channel import Channel, Reporter
+
+if TYPE_CHECKING:
+    import torch
+
+    from bench.data import Dataset
+    from bench.data.batches import Batches
+    from bench.training.loop import Epoch, Training
+    from bench.training.proof import Contradiction
+    from bench.training.timing import Warmup
+
+
+@dataclass
+class Findings:
+    """What a worker found: measurement, steps, why columns are empty, what belies its label."""
+
+    measurement: Measurement = field(default_factory=Measurement)
+    steps: list[Step] = field(default_factory=list)
+    missing: dict[str, str] = field(default_factory=dict)
+    contradiction: Contradiction | None = None
+
+
+def measure(case: Case, folder: str, channel: Channel, started: float) -> Findings:
+    """Set up, warm up, train the warm epoch, evaluate: the whole life of a case.
+
+    Args:
+        folder: where `bench.data.prepare` left the dataset.
+        started: time.monotonic() when the process was asked for.
+    """
+    import torch
+
+    from bench.precision import read_flags
+    from bench.training.loop import train_epoch
+    from bench.training.timing import StepClock, synchronize
+
+    found = Findings()
+    m, device = found.measurement, torch.device(case.device)
+    data, batches, training = set_up(case, folder)
+    m.setup_time_s = time.monotonic() - started
+
+    channel.enter("warmup")
+    warm = warm_up_shapes(training, batches, case, Reporter(channel, device, "warmup", 0))
+    m.warmup_steps, m.warmup_time_s, m.warmup_steady = warm.steps, warm.time_s, warm.steady
+    m.first_steps_time_s = warm.first_s
+    _read_memory(device, "warmup", found)
+    start_over(training, batches, case)
+
+    steps = count_steps(case, batches)
+    clock, report = StepClock(device), Reporter(channel, device, "epoch", steps)
+    before, others = _count_allocator_troubles(device), _OtherWork()
+    channel.enter("epoch")
+    start = time.perf_counter()
+    fetch = train_epoch(training, batches.epoch(0, steps=steps), clock, report)
+    synchronize(device)
+    m.measured_time_s = time.perf_counter() - start
+    channel.enter("evaluation")
+    _read_memory(device, "peak", found)
+    _note_allocator_troubles(before, device, found)
+    if device.type == "cpu":
+        m.other_cores = others.cores()
+    epoch, times = fetch(), clock.read()
+    _describe_time(found, case, epoch, times, batches)
+    _describe_learning(found, case, epoch, training)
+    rows = zip(epoch.images, epoch.losses, epoch.correct, times, strict=True)
+    found.steps = [Step(i, n, _finite(loss), hits, t) for i, (n, loss, hits, t) in enumerate(rows)]
+
+    # what follows is not worth losing a measured epoch for
+    if case.evaluate:
+        with _forgiven(found, "test_loss", "test_accuracy", "eval_time_s"):
+            _evaluate(training, data, case, found)
+    m.flags = " ".join(f"{name}={value}" for name, value in read_flags().items())
+    with _forgiven(found, *_PROVEN):
+        _prove(training, batches, case, found)
+    with _forgiven(found, "flop_per_image"):
+        m.flop_per_image = count_flop(case.model)
+    return found
+
+
+_PROVEN = (
+    "arithmetic",
+    "proof_layer",
+    "conv_error",
+    "input_grad_error",
+    "weight_grad_error",
+    "matmul_error",
+)
+
+
+@contextmanager
+def _forgiven(found: Findings, *columns: str) -> Iterator[None]:
+    """Leave ``columns`` empty, saying why, where what fills them fails."""
+    try:
+        yield
+    except Exception as error:
+        found.missing |= dict.fromkeys(columns, f"{type(error).__name__}: {error}")
+
+
+def _describe_time(
+    found: Findings,
+    case: Case,
+    epoch: Epoch,
+    times: list[float],
+    batches: Batches,
+) -> None:
+    from bench.training.timing import extrapolate, leave_out_first, summarize
+
+    m, spread = found.measurement, summarize(times)
+    assert m.measured_time_s is not None
+    m.measured_steps, m.steps_per_epoch = len(times), len(batches)
+    m.measured_images = sum(epoch.images)
+    m.epoch_time_s = m.measured_time_s
+    if len(times) < len(batches):
+        whole = extrapolate(m.measured_time_s, times, len(batches.labels) / case.batch_size)
+        m.epoch_time_s = whole.epoch_s
+        m.epoch_time_low_s, m.epoch_time_high_s = whole.low_s, whole.high_s
+        if whole.low_s is None:
+            reason = f"{len(times)} steps are too few for an interval; raise --fraction"
+            found.missing |= dict.fromkeys(("epoch_time_low_s", "epoch_time_high_s"), reason)
+    m.images_per_s = len(batches.labels) / m.epoch_time_s
+    m.step_time_median_s, m.step_time_p95_s = spread.median, spread.p95
+    m.step_time_mad_s = spread.mad
+    m.step_time_max_s, m.step_time_max_index = spread.slowest, spread.slowest_index
+    full = [t for t, n in zip(times, epoch.images, strict=True) if n == case.batch_size]
+    level = leave_out_first(full)  # one slow first step of twenty would look like a trend
+    quarter = math.ceil(len(level) / 4)
+    m.step_time_first_s, m.step_time_last_s = fmean(level[:quarter]), fmean(level[-quarter:])
+
+
+def _describe_learning(found: Findings, case: Case, epoch: Epoch, training: Training) -> None:
+    m = found.measurement
+    if case.loss_scale is not None:
+        m.overflow_steps = sum(epoch.overflowed)
+        m.final_loss_scale = float(training.loss_scale.current())
+    bad = (i for i, loss in enumerate(epoch.losses) if not math.isfinite(loss))
+    m.first_bad_step = next(bad, None)
+    images = sum(epoch.images)
+    total = sum(n * loss for n, loss in zip(epoch.images, epoch.losses, strict=True))
+    m.train_loss, m.train_accuracy = _finite(total / images), sum(epoch.correct) / images
+
+
+def _prove(training: Training, batches: Batches, case: Case, found: Findings) -> None:
+    from bench.training.proof import Setting, prove
+
+    m, precision = found.measurement, training.precision
+    # on a card as many as in a step, for which cuDNN has chosen its algorithms already: for two
+    # it would choose, or with cudnn_benchmark time, those of every layer anew
+    looked = case.batch_size if training.device.type == "cuda" else 2
+    images = next(batches.evaluation(looked))[0]
+    setting = Setting(
+        precision, training.device, case.batch_size, training.memory_format, case.compile
+    )
+    proof = prove(setting, training.model, images)
+    m.arithmetic = proof.arithmetic
+    m.proof_layer = "; ".join(str(p.layer) for p in proof.layers)
+    # of two layers the larger error: it is the one to look at
+    m.conv_error = _finite(max(p.forward.error for p in proof.layers))
+    m.input_grad_error = _finite(max(p.input_grad.error for p in proof.layers))
+    m.weight_grad_error = _finite(max(p.weight_grad.error for p in proof.layers))
+    m.matmul_error = _finite(proof.matmul.error)
+    found.contradiction = proof.contradicts(precision)
+    if found.contradiction is None:
+        for remark in proof.remarks(precision):
+            _note(found, remark)
+
+
+def set_up(case: Case, folder: str) -> tuple[Dataset, Batches, Training]:
+    """Set the flags, bring the images to the device and build the network: ready to train."""
+    import torch
+
+    from bench.data import load
+    from bench.data.batches import Batches
+    from bench.models import build_model
+    from bench.precision import PRECISIONS, set_flags
+    from bench.training.loop import Training
+    from bench.training.timing import synchronize
+
+    device = torch.device(case.device)
+    set_flags(PRECISIONS[case.precision])
+    torch.backends.cudnn.benchmark = case.cudnn_benchmark
+    _seed(case.seed)
+    data = load(folder)
+    batches = Batches(
+        data.train_images,
+        data.train_labels,
+        batch_size=case.batch_size,
+        device=device,
+        seed=case.seed,
+    )
+    training = Training.of(case, build_model(case.model), device)
+    synchronize(device)
+    return data, batches, training
+
+
+def _seed(seed: int) -> None:
+    import torch
+
+    random.seed(seed)
+    torch.manual_seed(seed)
+
+
+def count_steps(case: Case, batches: Batches) -> int:
+    """How many of an epoch's steps ``case`` measures."""
+    return math.ceil(case.fraction * len(batches))
+
+
+def _measured_shapes(case: Case, batches: Batches) -> list[int]:
+    """The batch sizes that ``case`` measures: the last, smaller one only in a whole epoch."""
+    rest = len(batches.labels) % case.batch_size
+    smaller = [rest] if rest and count_steps(case, batches) == len(batches) else []
+    return [case.batch_size, *smaller]
+
+
+_SMALLER_STEPS = 3  # of a shape that one step in an epoch has: one to tune, one more, one as it is
+
+
+def warm_up_shapes(
+    training: Training, batches: Batches, case: Case, on_step: Callable[[int, torch.Tensor], None]
+) -> Warmup:
+    """Warm each batch shape that is measured; say what it took.
+
+    The smaller last batch stands in a whole epoch alone, for one step: three steps tune, compile
+    and allocate for it. Where a part is measured it is not run at all;
+    `bench.training.timing.extrapolate` says what that may cost.
+    """
+    from bench.training.timing import Warmup, synchronize, warm_up
+
+    full = len(batches.labels) // case.batch_size
+    epochs = chain.from_iterable(batches.epoch(index, steps=full) for index in count(1))
+    stream = enumerate(epochs)  # making batches is warmed up too
+
+    def step() -> None:
+        index, batch = next(stream)
+        on_step(index, training.step(*batch)[0])
+
+    warm = warm_up(step, training.device, count_steps(case, batches))
+    for size in _measured_shapes(case, batches)[1:]:
+        _, (x, y) = next(stream)
+        moments = [time.perf_counter()]
+        for _ in range(_SMALLER_STEPS):
+            training.step(x[:size], y[:size])
+            synchronize(training.device)
+            moments.append(time.perf_counter())
+        warm = Warmup(
+            warm.steps + _SMALLER_STEPS,
+            warm.time_s + moments[-1] - moments[0],
+            warm.first_s + moments[1] - moments[0],
+            warm.steady,
+        )
+    return warm
+
+
+def start_over(training: Training, batches: Batches, case: Case) -> None:
+    """Undo what warm-up did to weights, optimizer, random numbers and memory statistics."""
+    import torch
+
+    from bench.training.timing import synchronize
+
+    if training.device.type == "cuda":
+        # autotuning's workspaces would stand in the epoch's peak, and an allocator just emptied
+        # would grow anew inside the epoch: so empty it, then grow it by a step of each shape
+        gc.collect()
+        torch.cuda.empty_cache()
+        x, y = next(batches.epoch(1, steps=1))
+        for size in _measured_shapes(case, batches):
+            training.step(x[:size], y[:size])
+        del x, y
+    training.reset()
+    _seed(case.seed)
+    synchronize(training.device)
+    if training.device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(training.device)
+
+
+def _read_memory(device: torch.device, when: str, found: Findings) -> None:
+    import torch
+
+    if device.type == "cuda":
+        stats = torch.cuda.memory_stats(device)
+        setattr(found.measurement, f"{when}_allocated_bytes", stats["allocated_bytes.all.peak"])
+        setattr(found.measurement, f"{when}_reserved_bytes", stats["reserved_bytes.all.peak"])
+    else:
+        names = (f"{when}_allocated_bytes", f"{when}_reserved_bytes", *_TROUBLES)
+        found.missing |= dict.fromkeys(names, "torch keeps no account of CPU memory")
+
+
+_TROUBLES = {"alloc_retries": "num_alloc_retries", "alloc_ooms": "num_ooms"}
+
+
+def _count_allocator_troubles(device: torch.device) -> dict[str, int]:
+    import torch
+
+    stats = torch.cuda.memory_stats(device) if device.type == "cuda" else {}
+    return {name: stats[key] for name, key in _TROUBLES.items() if key in stats}
+
+
+def _note_allocator_troubles(before: dict[str, int], device: torch.device, found: Findings) -> None:
+    m = found.measurement
+    for name, now in _count_allocator_troubles(device).items():
+        setattr(m, name, now - before[name])
+    if m.alloc_retries:
+        _note(found, f"{m.alloc_retries} allocations retried within the epoch: memory is short")
+
+
+def _note(found: Findings, text: str) -> None:
+    m = found.measurement
+    m.notes = f"{m.notes}; {text}" if m.notes else text
+
+
+class _OtherWork:
+    """How much of the machine's cores others use while this process works."""
+
+    def __init__(self) -> None:
+        self._start = self._read()
+
+    def cores(self) -> float:
+        """Cores that others, the hypervisor's other guests among them, have used on average."""
+        busy, own, wall = (b - a for a, b in zip(self._start, self._read(), strict=True))
+        return max(0.0, busy - own) / wall if wall else 0.0
+
+    @staticmethod
+    def _read() -> tuple[float, float, float]:
+        import psutil
+
+        times, own = psutil.cpu_times(), os.times()
+        busy = sum(times) - times.idle - getattr(times, "iowait", 0.0)
+        # the kernel counts a guest's time twice, and steal is time this machine was not given
+        busy -= getattr(times, "guest", 0.0) + getattr(times, "guest_nice", 0.0)
+        return busy, own.user + own.system, time.monotonic()
+
+
+def _evaluate(training: Training, data: Dataset, case: Case, found: Findings) -> None:
+    from bench.data.batches import Batches
+    from bench.training.timing import synchronize
+
+    m = found.measurement
+    if not len(data.test_images):
+        names = ("test_loss", "test_accuracy", "eval_time_s")
+        found.missing |= dict.fromkeys(names, "the dataset has no test images")
+        return
+    batches = Batches(
+        data.test_images,
+        data.test_labels,
+        batch_size=case.batch_size,
+        device=training.device,
+        seed=case.seed,
+        augment=False,
+    )
+    # evaluation mode is new to cuDNN and the compiler: a batch of each shape goes first, untimed
+    x, y = next(batches.evaluation())
+    rest = len(batches.labels) % case.batch_size or len(x)
+    training.evaluate([(x, y), (x[:rest], y[:rest])])
+    synchronize(training.device)
+    start = time.perf_counter()
+    loss, m.test_accuracy = training.evaluate(batches.evaluation())
+    m.eval_time_s = time.perf_counter() - start
+    m.test_loss = _finite(loss)
+    if m.test_loss is None:
+        found.missing["test_loss"] = "it is inf or NaN"
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

@@ -1,0 +1,157 @@
+"""What CONTRIBUTING promises: a new thing is said in one place, and reaches the page from there.
+
+Each is added to a copy of the package, in the place that CONTRIBUTING names and nowhere else.
+"""
+
+from __future__ import annotations
+
+import csv
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+TINY = '''
+from torch import nn
+
+
+def tiny() -> nn.Module:
+    """One linear layer on the pixels."""
+    return nn.Sequential(nn.Conv2d(3, 4, 3, stride=4), nn.Flatten(), nn.Linear(256, 10))
+'''
+LIST = '''
+"""A line a case."""
+
+from bench.report.model import Report
+
+
+def render(report: Report) -> str:
+    """The labels of all cases."""
+    return "".join(f"{row.precision}: {row.model}\\n" for row in report.cases.itertuples())
+'''
+
+
+class Copy:
+    """A copy of the package, to be extended, and its commands."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        shutil.copytree(
+            ROOT / "bench", folder / "bench", ignore=shutil.ignore_patterns("__pycache__")
+        )
+
+    def insert(self, file: str, before: str, line: str) -> None:
+        """Put a line before the first one that starts with ``before``."""
+        path = self.folder / "bench" / file
+        lines = path.read_text().splitlines(keepends=True)
+        at = next(i for i, text in enumerate(lines) if text.startswith(before))
+        lines.insert(at, line + "\n")
+        path.write_text("".join(lines))
+
+    def write(self, file: str, text: str) -> None:
+        (self.folder / "bench" / file).write_text(text.lstrip())
+
+    def run(self, *arguments: str) -> str:
+        """Run a command of the copy; what it prints."""
+        done = subprocess.run(
+            [sys.executable, "-m", *arguments],
+            cwd=self.folder,
+            env={**os.environ, "PYTHONPATH": str(self.folder), "COLUMNS": "200"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def records(self, sweep: str) -> list[dict[str, str]]:
+        with (self.folder / sweep / "records.csv").open() as file:
+            return list(csv.DictReader(file))
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Copy:
+    return Copy(tmp_path)
+
+
+def add_precision(copy: Copy) -> None:
+    entry = 'Precision("fp32-wide", "fp32 by another name"),'
+    copy.insert("precision.py", "        Precision(", f"        {entry}")
+
+
+def add_axis(copy: Copy) -> None:
+    text = re.sub(r"^SCHEMA = (\d+)$", lambda m: f"SCHEMA = {int(m[1]) + 1}",
+                  (copy.folder / "bench/record.py").read_text(), flags=re.MULTILINE)  # fmt: skip
+    copy.write("record.py", text)
+    field = 'momentum: float = _axis(0.9, _number("a momentum", 0), "SGD momentum", since=3)'
+    copy.insert("case.py", "    device: str", f"    {field}")
+
+
+def add_model(copy: Copy) -> None:
+    copy.insert("models/__init__.py", '    "dpn92"', '    "tiny": "bench.models.tiny:tiny",')
+    copy.write("models/tiny.py", TINY)
+
+
+def add_output(copy: Copy) -> None:
+    copy.insert("report/__main__.py", '    "text"', '    "list": ("bench.report.list", "names"),')
+    copy.write("report/list.py", LIST)
+
+
+FAKE = ["--executor", "fake", "--device", "cpu", "--dataset", "synthetic", "--out", "out"]
+
+
+def test_a_precision(copy: Copy) -> None:
+    add_precision(copy)
+    assert "fp32-wide" in copy.run("bench.sweep", "--list")
+    copy.run("bench.sweep", *FAKE, "--precision", "fp32-wide", "--batch-size", "64", "128")
+    assert [row["precision"] for row in copy.records("out")] == ["fp32-wide"] * 2
+    assert "fp32-wide, by batch size" in copy.run("bench.report", "out")
+    assert "fp32-wide" in copy.run("bench.report", "out", "--format", "html")
+
+
+def test_an_axis(copy: Copy) -> None:
+    add_axis(copy)
+    assert "--momentum" in copy.run("bench.sweep", "--help")
+    copy.run(
+        "bench.sweep",
+        *FAKE,
+        "--precision",
+        "fp32",
+        "--batch-size",
+        "64",
+        "--momentum",
+        "0.5",
+        "0.9",
+    )
+    assert [row["momentum"] for row in copy.records("out")] == ["0.5", "0.9"]
+    assert "momentum 0.5" in copy.run("bench.report", "out")
+    page = copy.run("bench.report", "out", "--format", "html")
+    assert "momentum 0.5" in page
+    (copy.folder / "mine.toml").write_text("[[grid]]\nmomentum = [0.25]\n")
+    assert "momentum 0.25" in copy.run("bench.sweep", "--config", "mine.toml", "--dry-run")
+
+
+def test_an_output(copy: Copy) -> None:
+    add_output(copy)
+    copy.run("bench.sweep", *FAKE, "--precision", "fp32", "--batch-size", "64")
+    assert copy.run("bench.report", "out", "--format", "list") == "fp32: dpn-small\n"
+
+
+@pytest.mark.slow
+def test_a_model_and_a_precision_are_trained(copy: Copy) -> None:
+    """Through a real worker, to the page."""
+    add_model(copy)
+    add_precision(copy)
+    axes = ["--model", "tiny", "--precision", "fp32-wide", "--batch-size", "64"]
+    how = ["--dataset", "synthetic", "--device", "cpu", "--fraction", "0.01", "--repeats", "1"]
+    copy.run("bench.sweep", *axes, *how, "--out", "out")
+    (row,) = copy.records("out")
+    assert (row["status"], row["arithmetic"]) == ("ok", "float32")
+    page = copy.run("bench.report", "out", "--format", "html")
+    assert "tiny" in page
+    assert "fp32-wide" in page

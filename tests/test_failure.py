@@ -1,0 +1,251 @@
+"""What a failure means, with the exceptions that torch, numpy and the system really raise."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bench import failure as outcome
+from bench.failure import NEARLY_FULL, RULES, classify, classify_death, count_oom_kills
+from bench.record import Status
+
+FULL, ROOMY = NEARLY_FULL / 2, 0.5
+
+CUDA_HINT = (
+    "\nSearch for `cudaErrorX' in the CUDA documentation for more information.\n"
+    "CUDA kernel errors might be asynchronously reported at some other API call, so the stacktrace "
+    "below might be incorrect.\nFor debugging consider passing CUDA_LAUNCH_BLOCKING=1\n"
+)
+
+
+def kinds(error: BaseException) -> list[str]:
+    return [kind.__name__ for kind in type(error).__mro__]
+
+
+def catch(provoke: Callable[[], object]) -> BaseException:
+    with pytest.raises(BaseException) as caught:
+        provoke()
+    return caught.value
+
+
+class NVMLError(Exception):
+    """As pynvml's: its subclasses are made on the fly, one a return code."""
+
+
+NvmlTimeout = type("NVMLError_Timeout", (NVMLError,), {})
+
+OOM = [
+    torch.OutOfMemoryError(
+        "CUDA out of memory. Tried to allocate 1024.00 GiB. GPU 0 has a total capacity of 139.80 "
+        "GiB of which 139.11 GiB is free."
+    ),
+    torch.cuda.OutOfMemoryError("HIP out of memory. Tried to allocate 20.00 MiB"),
+    torch.AcceleratorError("CUDA error: out of memory" + CUDA_HINT),
+    RuntimeError("CUDA error: out of memory" + CUDA_HINT),
+    RuntimeError("CUDA driver error: out of memory"),
+    RuntimeError("CUDA runtime error (2) : out of memory at /pytorch/aten/src/THC/generic.cu:58"),
+    RuntimeError("HIP error: out of memory"),
+    RuntimeError("Triton Error [CUDA]: out of memory"),
+    RuntimeError("InductorError: OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB"),
+    RuntimeError("cudaErrorMemoryAllocation: out of memory"),
+    RuntimeError("CUDA_ERROR_OUT_OF_MEMORY: out of memory"),
+    RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+    RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"),
+    RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED"),
+    RuntimeError("cusolver error: CUSOLVER_STATUS_ALLOC_FAILED, when calling `cusolverDnCreate`"),
+    RuntimeError("cuFFT error: CUFFT_ALLOC_FAILED"),
+    RuntimeError("std::bad_alloc"),
+    RuntimeError(
+        "[enforce fail at alloc_cpu.cpp:121] data. DefaultCPUAllocator: not enough memory: you "
+        "tried to allocate 4503599627370496 bytes."
+    ),
+    RuntimeError("unable to mmap 800 bytes from file </x>: Cannot allocate memory (12)"),
+    OSError(errno.ENOMEM, os.strerror(errno.ENOMEM)),
+    MemoryError(),
+    MemoryError("std::bad_alloc"),
+]
+
+SUSPECTED = [
+    RuntimeError("cuDNN error: CUDNN_STATUS_NOT_INITIALIZED"),
+    RuntimeError("cuDNN error: CUDNN_STATUS_NOT_SUPPORTED. This error may appear if you passed in"),
+    RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR"),
+    RuntimeError("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`"),
+    RuntimeError("GET was unable to find an engine to execute this computation"),
+    RuntimeError(
+        'NVML_SUCCESS == r INTERNAL ASSERT FAILED at "/pytorch/c10/cuda/CUDACachingAllocator.cpp"'
+    ),
+]
+
+UNSUPPORTED = [
+    RuntimeError("\"slow_conv2d_cpu\" not implemented for 'Half'"),
+    NotImplementedError("\"LayerNormKernelImpl\" not implemented for 'BFloat16'"),
+    torch.AcceleratorError(
+        "CUDA error: no kernel image is available for execution on the device" + CUDA_HINT
+    ),
+    RuntimeError("FlashAttention is not supported on this device"),
+    AssertionError("Torch not compiled with CUDA enabled"),
+    RuntimeError("Current CUDA Device does not support bfloat16"),
+    RuntimeError("bfloat16 is only supported on GPUs with compute capability of at least 8.0"),
+    RuntimeError("Found Tesla P100 which is too old to be supported by the triton GPU compiler"),
+    RuntimeError("Cannot find a working triton installation. Either the package is not installed"),
+    RuntimeError("InvalidCxxCompiler: No working C++ compiler found in torch._inductor.config"),
+    RuntimeError("torch.compile is not supported on Python 3.15+"),
+]
+
+TRANSIENT = [
+    torch.AcceleratorError(
+        "CUDA error: CUDA-capable device(s) is/are busy or unavailable" + CUDA_HINT
+    ),
+    RuntimeError("CUDA error: all CUDA-capable devices are busy or unavailable"),
+    RuntimeError("cudaErrorDevicesUnavailable"),
+    RuntimeError("CUDA error: system not yet initialized"),
+    NvmlTimeout("Timeout"),
+    NVMLError("Unknown Error"),
+    RuntimeError("NVML: Unknown Error"),
+    BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN)),
+]
+
+ERRORS = [
+    torch.AcceleratorError("CUDA error: an illegal memory access was encountered" + CUDA_HINT),
+    torch.AcceleratorError("CUDA error: device-side assert triggered" + CUDA_HINT),
+    RuntimeError("mat1 and mat2 shapes cannot be multiplied (2x3 and 4x5)"),
+    RuntimeError("the word memory alone says nothing"),
+    ValueError("Expected more than 1 value per channel when training"),
+    KeyError("momentum"),
+    SystemExit(3),
+    OSError(errno.ENOENT, os.strerror(errno.ENOENT)),
+    NVMLError("Insufficient Permissions"),
+]
+
+
+@pytest.mark.parametrize("error", OOM, ids=str)
+def test_out_of_memory(error: BaseException) -> None:
+    for share in (None, FULL, ROOMY):
+        fault = classify(kinds(error), str(error), share)
+        assert (fault.status, fault.transient) == (Status.OOM, False)
+
+
+@pytest.mark.parametrize("error", SUSPECTED, ids=str)
+def test_suspected_while_memory_is_nearly_full_and_an_error_otherwise(error: Exception) -> None:
+    assert classify(kinds(error), str(error), FULL).status is Status.OOM_SUSPECTED
+    for share in (None, ROOMY, NEARLY_FULL * 1.01):
+        assert classify(kinds(error), str(error), share).status is Status.ERROR
+    assert not classify(kinds(error), str(error), FULL).transient
+
+
+@pytest.mark.parametrize("error", UNSUPPORTED, ids=str)
+def test_unsupported(error: BaseException) -> None:
+    fault = classify(kinds(error), str(error), ROOMY)
+    assert (fault.status, fault.transient) == (Status.UNSUPPORTED, False)
+
+
+@pytest.mark.parametrize("error", TRANSIENT, ids=str)
+def test_transient(error: BaseException) -> None:
+    fault = classify(kinds(error), str(error))
+    assert (fault.status, fault.transient) == (Status.ERROR, True)
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=str)
+def test_errors(error: BaseException) -> None:
+    for share in (None, FULL, ROOMY):
+        fault = classify(kinds(error), str(error), share)
+        assert (fault.status, fault.transient) == (Status.ERROR, False)
+
+
+def test_every_rule_has_its_exception() -> None:
+    """A rule that none of the exceptions above needs is one nobody has seen."""
+    cases = [*OOM, *SUSPECTED, *UNSUPPORTED, *TRANSIENT]
+    outcomes = [classify(kinds(e), str(e), FULL) for e in cases]
+    for rule in RULES:
+        rest = tuple(other for other in RULES if other is not rule)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(outcome, "RULES", rest)
+            assert outcomes != [classify(kinds(e), str(e), FULL) for e in cases], rule
+
+
+@pytest.mark.filterwarnings("ignore:ComplexHalf")
+@pytest.mark.parametrize(
+    ("provoke", "status"),
+    [
+        (lambda: torch.empty(2**50), Status.OOM),
+        (lambda: np.empty(2**50), Status.OOM),
+        (lambda: bytearray(2**60), Status.OOM),
+        (lambda: torch.zeros(1, device="cuda"), Status.UNSUPPORTED),
+        (lambda: torch.zeros(2, 3) @ torch.zeros(2, 3), Status.ERROR),
+        (lambda: torch.ones(2, dtype=torch.complex32).cumsum(0), Status.UNSUPPORTED),
+    ],
+    ids=["torch", "numpy", "python", "no CUDA", "shapes", "half"],
+)
+def test_what_is_raised_here(provoke: Callable[[], object], status: Status) -> None:
+    if status is Status.UNSUPPORTED and torch.version.cuda is not None:
+        pytest.skip("needs a CPU build of torch")
+    error = catch(provoke)
+    assert classify(kinds(error), str(error)).status is status
+
+
+def test_the_reason_is_one_line_with_the_class() -> None:
+    assert classify(["KeyError"], "'a'").reason == "KeyError: 'a'"
+    assert classify(["RuntimeError"], "\n\n  first\nsecond").reason == "RuntimeError: first"
+    assert classify(["MemoryError"], "").reason == "MemoryError"
+    assert classify(["RuntimeError"], " \n\t\x00").reason == "RuntimeError"
+    assert len(classify(["RuntimeError"], "x" * 10_000).reason) < 400
+
+
+@given(st.text())
+def test_any_message_gives_one_line(message: str) -> None:
+    reason = classify(["RuntimeError"], message).reason
+    assert len(reason.splitlines()) == 1
+    assert reason.isprintable() or not message.isprintable()
+
+
+@pytest.mark.parametrize(
+    ("ends", "oom_kills", "status", "reason"),
+    [
+        ("os.kill(os.getpid(), 9)", 0, Status.KILLED, "SIGKILL from outside"),
+        ("os.kill(os.getpid(), 9)", 1, Status.KILLED, "out-of-memory killer"),
+        ("os.kill(os.getpid(), 15)", 1, Status.KILLED, "SIGTERM from outside"),
+        ("os.kill(os.getpid(), 11)", 1, Status.ERROR, "crashed with SIGSEGV"),
+        ("os.kill(os.getpid(), 7)", 0, Status.ERROR, "crashed with SIGBUS"),
+        ("os.kill(os.getpid(), 40)", 0, Status.ERROR, "crashed with signal 40"),
+        ("os.abort()", 0, Status.ERROR, "crashed with SIGABRT"),
+        ("os._exit(9)", 0, Status.ERROR, "exited with code 9"),
+        ("os._exit(0)", 0, Status.ERROR, "exited with code 0"),
+    ],
+)
+def test_deaths(ends: str, oom_kills: int, status: Status, reason: str) -> None:
+    script = f"import os, resource; resource.setrlimit(resource.RLIMIT_CORE, (0, 0)); {ends}"
+    returncode = subprocess.run([sys.executable, "-c", script], check=False).returncode
+    fault = classify_death(returncode, oom_kills)
+    assert fault.status is status
+    assert reason in fault.reason
+    assert not fault.transient
+
+
+def test_the_kernel_says_how_many_it_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert count_oom_kills() >= 0
+    monkeypatch.setattr("pathlib.Path.read_text", lambda path: "oom_kill_x 9\noom_kill 7\nx 1\n")
+    assert count_oom_kills() == 7
+    monkeypatch.setattr("pathlib.Path.read_text", lambda path: "")
+    assert count_oom_kills() == 0
+
+
+def test_a_kernel_that_does_not_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: object) -> str:
+        raise FileNotFoundError
+
+    monkeypatch.setattr("pathlib.Path.read_text", refuse)
+    assert count_oom_kills() == 0
+
+
+def test_signals_have_names() -> None:
+    assert outcome._signal_name(signal.SIGSEGV) == "SIGSEGV"
