@@ -71,7 +71,7 @@ def train(axes: dict[str, Any], folder: Path) -> dict[str, Any]:
             return {"status": "timeout", "reason": f"the sweep ran past {LIMIT_S:g} s"}
     print(said)  # asv shows it with --show-stderr
     try:
-        from bench.store.reader import read_records
+        from bench.store import read_records
 
         row: dict[Any, Any] = read_records(folder).iloc[-1].to_dict()
     except Exception as error:  # whatever an older commit's harness does, it is no figure

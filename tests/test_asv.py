@@ -267,7 +267,7 @@ def test_launches_are_tracked_for_every_precision() -> None:
 def test_a_commit_without_a_rehearsal_has_no_launches(monkeypatch: pytest.MonkeyPatch) -> None:
     from benchmarks import rehearsal
 
-    monkeypatch.setitem(sys.modules, "bench.rehearsal", None)
+    monkeypatch.setitem(sys.modules, "bench.rehearsal.__main__", None)
     assert rehearsal.setup_cache() == {}
     assert math.isnan(rehearsal.track_launches({}, "fp32"))
 

@@ -795,7 +795,7 @@ def test_hostile_text_is_disarmed(write: Write, capsys: pytest.CaptureFixture[st
 
 def test_help_costs_no_heavy_import() -> None:
     code = (
-        "import sys; from bench.compare import main\n"
+        "import sys; from bench.compare.__main__ import main\n"
         "try: main(['--help'])\n"
         "except SystemExit: pass\n"
         "print(sorted({'torch', 'pandas', 'scipy', 'numpy', 'rich'} & set(sys.modules)))"

@@ -15,7 +15,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench import failure as outcome
+from bench import failure
 from bench.failure import NEARLY_FULL, RULES, classify, classify_death, count_oom_kills
 from bench.record import Status
 
@@ -169,7 +169,7 @@ def test_every_rule_has_its_exception() -> None:
     for rule in RULES:
         rest = tuple(other for other in RULES if other is not rule)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(outcome, "RULES", rest)
+            patch.setattr(failure, "RULES", rest)
             assert outcomes != [classify(kinds(e), str(e), FULL) for e in cases], rule
 
 
@@ -248,4 +248,4 @@ def test_a_kernel_that_does_not_say(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_signals_have_names() -> None:
-    assert outcome._signal_name(signal.SIGSEGV) == "SIGSEGV"
+    assert failure._signal_name(signal.SIGSEGV) == "SIGSEGV"

@@ -253,7 +253,7 @@ def test_ctrl_c_ends_a_model_that_hangs(here: Path) -> None:
 
     code = (
         "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-        "from bench import sweep; sys.exit(sweep.main())"
+        "from bench.sweep.__main__ import main; sys.exit(main())"
     )
     marker = here / "begun"
     write("mynet.py", "import time; time", f"import time; open({str(marker)!r}, 'w'); time")

@@ -469,7 +469,7 @@ def test_stopped_twice_it_ends_at_once(out: Path, number: signal.Signals) -> Non
     """The case would go on for 600 s; a fake that does not heed the first signal stands for it."""
     script = (
         "import sys, time; sys.path.insert(0, sys.argv.pop(1))\n"
-        "from bench import sweep; from bench.executors import fake\n"
+        "from bench.sweep import __main__ as sweep; from bench.executors import fake\n"
         "def run(*a):\n"
         "    print('case', file=sys.stderr, flush=True)\n"
         "    while True: time.sleep(0.05)\n"

@@ -318,7 +318,7 @@ def test_reporter_is_sparing(monkeypatch: pytest.MonkeyPatch) -> None:
             sent.append(message.step)
 
     now = 100.0
-    monkeypatch.setattr("bench.worker.time.perf_counter", lambda: now)
+    monkeypatch.setattr("bench.worker.channel.time.perf_counter", lambda: now)
     report = Reporter(Ear(), torch.device("cpu"), "epoch", 10_000)
     for index in range(10_000):
         now += 0.0001
