@@ -35,6 +35,7 @@ from bench.fingerprint import Fingerprint, examine_in_fork
 from bench.gpu.cards import Card, find_card, find_cards
 from bench.precision import Precision
 from bench.record import Environment
+from bench.text import last_line
 
 _ROOT = Path(__file__).parent
 
@@ -162,14 +163,13 @@ def ask(
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
         errors.seek(0)
-        said = errors.read().decode(errors="replace").strip().splitlines()
+        said = errors.read().decode(errors="replace")
     if answer is not None:
         return answer
     if late and models:
         what = ", ".join(models)
         return Answer(f"model {what}: not built and run within {timeout_s:g} s (--timeout)")
-    last = said[-1] if said else "it said nothing"
-    return Answer(f"torch cannot be asked about the device: {last}; install torch>=2.9")
+    return Answer(f"torch cannot be asked about the device: {last_line(said)}; install torch>=2.9")
 
 
 def _read_answer(line: bytes) -> Answer | None:

@@ -23,3 +23,9 @@ def write_text(text: str) -> str:
     text = clean(text)
     # a spreadsheet runs a cell that starts like this; the apostrophe makes it text there
     return f"'{text}" if text.startswith((*_FORMULA, "'")) else text
+
+
+def last_line(text: str) -> str:
+    """The last line of a program's output that is not blank."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1] if lines else "it printed nothing"

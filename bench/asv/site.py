@@ -1,0 +1,142 @@
+"""asv's site, mended: it loads nothing from elsewhere, opens from disk and draws every plot.
+
+asv 0.6.6's page takes its libraries from content networks and reads its data by requests that a
+browser refuses to a file. `tests/test_publish.py` says when a newer asv no longer needs this.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import io
+import json
+import re
+import shutil
+import subprocess
+import tarfile
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from bench.errors import UsageError
+from bench.text import last_line
+
+ASSETS, MEND = (Path(__file__).with_name(name) for name in ("assets.json", "mend.js"))
+VENDOR = "vendor"
+
+
+def fetch_assets(packages: Mapping[str, Any]) -> dict[str, bytes]:
+    """Take files from npm packages.
+
+    Args:
+        packages: by ``name@version``, the package's ``integrity`` as npm gives it and its
+            ``files``: the name asv's page has for one, and its path in the package.
+
+    Returns:
+        Each file's content, by asv's name for it.
+
+    Raises:
+        UsageError: npm is missing or fails, or a package is not the one pinned.
+    """
+    npm = shutil.which("npm")
+    if npm is None:
+        raise UsageError("npm is not installed, and the site's libraries come from it; install it")
+    with tempfile.TemporaryDirectory() as folder:
+        # the empty project keeps npm from reading, or complaining of, the one it runs in
+        (Path(folder) / "package.json").write_text("{}")
+        command = [npm, "pack", "--json", "--prefer-offline", "--ignore-scripts", *packages]
+        answer = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+        if answer.returncode:
+            errors = re.findall(r"^npm error (?!code )(.+)", answer.stderr, re.MULTILINE)
+            why = errors[0] if errors else last_line(answer.stderr)
+            raise UsageError(f"npm cannot get the site's libraries: {why}")
+        names = {entry["id"]: entry["filename"] for entry in json.loads(answer.stdout)}
+        return {
+            name: content
+            for package, pinned in packages.items()
+            for name, content in unpack(
+                package, (Path(folder) / names[package]).read_bytes(), pinned
+            ).items()
+        }
+
+
+def unpack(package: str, archive: bytes, pinned: Mapping[str, Any]) -> dict[str, bytes]:
+    """Verify a package's archive and read the files wanted of it.
+
+    Raises:
+        UsageError: it is not the one pinned.
+    """
+    algorithm, _, digest = pinned["integrity"].partition("-")
+    found = base64.b64encode(hashlib.new(algorithm, archive).digest()).decode()
+    if found != digest:
+        raise UsageError(
+            f"npm package {package} is not the one pinned: its {algorithm} is {found}, not "
+            f"{digest}; do not use it"
+        )
+    with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
+        return {
+            name: tar.extractfile(f"package/{path}").read()  # type: ignore[union-attr]
+            for name, path in pinned["files"].items()
+        }
+
+
+REMOTE = re.compile(
+    r"""<(?P<tag>script|link)\b[^>]*?\b(?P<attribute>src|href)="(?:https?:)?//[^"]*/(?P<name>[^"/]+)"[^>]*>"""
+)
+"""A library that asv's page loads from a content network."""
+
+
+def stand_alone(out: Path, assets: Mapping[str, bytes]) -> None:
+    """Make an asv site load nothing from elsewhere, open from disk, and draw every plot.
+
+    Raises:
+        UsageError: its page wants a library that is not among ``assets``.
+    """
+    vendor = out / VENDOR
+    vendor.mkdir()
+
+    def localize(match: re.Match[str]) -> str:
+        name = match["name"]
+        if name not in assets:
+            raise UsageError(
+                f"asv's page wants {name}, which no package in {ASSETS.name} holds; "
+                "asv 0.6.6 is what this is made for"
+            )
+        (vendor / name).write_bytes(assets[name])
+        relation = ' rel="stylesheet"' if match["tag"] == "link" else ""
+        return f'<{match["tag"]}{relation} {match["attribute"]}="{VENDOR}/{name}">'
+
+    page = out / "index.html"
+    html = REMOTE.sub(localize, page.read_text(encoding="utf-8"))
+    shutil.copy(MEND, out)
+    html = html.replace("</head>", '  <script src="mend.js"></script>\n  </head>', 1)
+    home = '<li><a href="../index.html">All reports</a></li>'
+    html = html.replace('<li id="nav-li-" ', f'{home}\n\t<li id="nav-li-" ', 1)
+    page.write_text(html, encoding="utf-8")
+    _show_all_lines(out / "graphdisplay.js")
+    _fill_gaps(out)
+    files = {
+        file.relative_to(out).as_posix(): json.loads(file.read_text(encoding="utf-8"))
+        for file in out.rglob("*.json")
+    }
+    text = json.dumps(files, separators=(",", ":"))
+    (out / "files.js").write_text(f"window.asvFiles = {text};\n", encoding="utf-8")
+
+
+def _show_all_lines(script: Path) -> None:
+    # asv first shows the leading values of each parameter, up to 8 lines. Of the 2019 grid that is
+    # loss scale "none" alone, and so no line of fp16; mend.js drops what has no data.
+    text = script.read_text(encoding="utf-8")
+    script.write_text(text.replace("max_curves = 8;", "max_curves = 64;"), encoding="utf-8")
+
+
+def _fill_gaps(out: Path) -> None:
+    """Give what was never run an empty graph instead of a missing file, and no line in the list."""
+    for name in json.loads((out / "index.json").read_text(encoding="utf-8"))["benchmarks"]:
+        graph = out / "graphs" / "summary" / f"{name}.json"
+        if not graph.exists():
+            graph.write_text("[]")
+    for table in (out / "graphs").rglob("summary.json"):
+        rows = json.loads(table.read_text(encoding="utf-8"))
+        table.write_text(json.dumps([row for row in rows if row["last_value"] is not None]))
