@@ -213,14 +213,6 @@ def with_inputs(
     return inputs
 
 
-MODEL_PARTS: dict[str, str] = {
-    "model_parameters": "parameters",
-    "model_structure": "layers",
-    "model_source": "source files",
-}
-"""The columns that say what a model is, and what a change of each is called."""
-
-
 def describe_card(environment: Environment, card: Card | None) -> None:
     """Fill in what NVML says of the card that torch uses; nothing where it does not know it."""
     if card is None:

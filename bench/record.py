@@ -195,7 +195,9 @@ class Environment:
     gpu_memory_bytes: int | None = quantity(int, "memory of the GPU", "B")
     capability: str | None = quantity(str, "CUDA compute capability")
     driver: str | None = quantity(str, "NVIDIA driver", comparable="device")
-    cpu: str | None = quantity(str, "CPU model and the cores this process may use")
+    cpu: str | None = quantity(
+        str, "CPU model and the cores this process may use", comparable="device"
+    )
     torch: str | None = quantity(str, "torch version", comparable="device")
     cuda: str | None = quantity(str, "CUDA version torch was built for", comparable="device")
     cudnn: str | None = quantity(str, "cuDNN version", comparable="device")
@@ -356,6 +358,14 @@ COMPARABLE: dict[str, str] = {
     f.name: f.metadata["comparable"] for f in fields(Environment) if "comparable" in f.metadata
 }
 """Environment columns on which rows of one sweep must agree, as far as they agree on this axis."""
+
+
+MODEL_PARTS: dict[str, str] = {
+    "model_parameters": "parameters",
+    "model_structure": "layers",
+    "model_source": "source files",
+}
+"""Environment columns that say which network a model's name stood for, and what each is of."""
 
 
 def flatten(record: Record) -> dict[str, Any]:

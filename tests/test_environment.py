@@ -31,7 +31,7 @@ from bench.errors import UsageError
 from bench.fingerprint import Fingerprint
 from bench.gpu.cards import Card, Link
 from bench.precision import PRECISIONS
-from bench.record import COMPARABLE, Environment
+from bench.record import COMPARABLE, MODEL_PARTS, Environment
 
 ROOT = Path(__file__).parents[1]
 
@@ -203,7 +203,7 @@ def test_dataset_and_model_are_part_of_what_must_agree() -> None:
     after = with_inputs(before, info, Fingerprint("p", "l", "s", 10))
     assert (after.model_parameters, after.model_structure, after.model_source) == ("p", "l", "s")
     assert with_inputs(before, info, None).model_source is None
-    assert {*environment.MODEL_PARTS, "variables"} <= set(COMPARABLE)
+    assert {*MODEL_PARTS, "variables"} <= set(COMPARABLE)
     assert (after.gpu, after.dataset_fingerprint, after.train_images) == ("G", "abc", 50_000)
     assert before.dataset_fingerprint is None
     assert {"gpu", "driver", "torch", "dataset_fingerprint", "code"} <= set(COMPARABLE)

@@ -343,6 +343,7 @@ def host(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
         pytest.param({"cudnn": "9"}, marks=pytest.mark.slow),
         pytest.param({"code": "deadbeef"}, marks=pytest.mark.slow),
         {"variables": "CUDA_LAUNCH_BLOCKING=1"},
+        pytest.param({"cpu": "Another CPU, 64 cores"}, marks=pytest.mark.slow),
         {"gpu": "=HYPERLINK()", "driver": "'1"},
     ],
     ids=lambda changed: "+".join(changed),

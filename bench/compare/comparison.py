@@ -14,7 +14,7 @@ from bench.compare import conditions, verdict
 from bench.compare.conditions import CONDITIONS, TREND, Condition, Count, Summarized
 from bench.compare.verdict import Ratio, Verdict
 from bench.errors import UsageError
-from bench.record import COMPARABLE, Environment, Status
+from bench.record import COMPARABLE, MODEL_PARTS, Environment, Status
 from bench.report.doubts import DOUBTS
 from bench.report.quantities import GIB, MEMORY
 from bench.store.attempts import fill_unknown, keep_latest, number_groups
@@ -333,7 +333,7 @@ class Comparison:
     def changed_models(self) -> Iterator[tuple[Subject, str]]:
         """Matched subjects whose networks differ, and in which columns; unknown ones do not."""
         for subject in self.matched:
-            for name in MODEL:
+            for name in MODEL_PARTS:
                 a, b = (
                     {value for ((_, value),) in side.ran_on(side.rows[subject], [name]) if value}
                     for side in (self.a, self.b)
@@ -359,14 +359,6 @@ class Comparison:
     def telling(self) -> list[str]:
         """The axes to name a case by."""
         return telling_axes(subject.case for subject in (*self.a.rows, *self.b.rows))
-
-
-MODEL = {
-    "model_parameters": "names, shapes or dtypes of its parameters",
-    "model_structure": "its printed modules",
-    "model_source": "the source files that build it",
-}
-"""The columns that tell a network from another of the same name, and what of it differs."""
 
 
 def compare(a: Side, b: Side, metrics: Sequence[Metric]) -> Comparison:
@@ -401,7 +393,7 @@ def refuse_other_models(comparison: Comparison) -> None:
     """
     changed: dict[str, dict[str, None]] = {}
     for subject, name in comparison.changed_models():
-        changed.setdefault(subject.case.model, {})[MODEL[name]] = None
+        changed.setdefault(subject.case.model, {})[MODEL_PARTS[name]] = None
     if changed:
         which = "; ".join(
             f"{model} changed in {', '.join(what)}" for model, what in changed.items()

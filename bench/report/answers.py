@@ -86,10 +86,15 @@ def _fastest(cases: pd.DataFrame) -> str:
 
 
 def _find_rivals(row: Row, timed: pd.DataFrame) -> list[Row]:
-    """Slower cases, doubted or not, whose spread reaches that of ``row``; none of a single run."""
+    """Slower cases, doubted or not, whose spread reaches that of ``row``; none of a single run.
+
+    A case of too few runs to show a spread is taken to have that of ``row``.
+    """
     if row.repeats == 1:
         return []
     low = timed["epoch_time_s_low"].fillna(timed["epoch_time_s"])
+    alike = timed["epoch_time_s"] * row.epoch_time_s_low / row.epoch_time_s
+    low = low.mask(timed["repeats"] < MIN_REPEATS, low.clip(upper=alike))
     near = (timed["epoch_time_s"] >= row.epoch_time_s) & (low <= row.epoch_time_s_high)
     return [rival for rival in iterate(timed[near]) if rival.record_id != row.record_id]
 

@@ -83,6 +83,8 @@ def remarks(row: Row, but: Iterable[str] = ()) -> str:
     said = [d.remark for d in DOUBTS.values() if d.name not in but and getattr(row, d.name)]
     if row.runs > row.repeats:
         said.append(f"{row.repeats} of {row.runs} runs")
+    if row.apart:
+        said.append(row.apart)
     return ", ".join(said)
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from bench.case import AXES
 from bench.limits import STEADY
-from bench.record import COMPARABLE, MEASURED, Status
+from bench.record import COMPARABLE, MEASURED, MODEL_PARTS, Status
 from bench.report.doubts import DOUBTS
 from bench.report.quantities import _ALSO_FILLED, QUANTITIES, _median, _positive, choose_memory
 from bench.report.spread import CONFIDENCE, ENOUGH, Spread, choose_depth, find_coverage, find_ends
@@ -138,8 +138,25 @@ def summarize(rows: pd.DataFrame) -> pd.DataFrame:
         .copy()
     )  # in one block again: columns are added below
     _say_spread(cases)
+    _tell_apart(cases)
     cases["noisy"] |= find_wide(cases)
     return _pair(cases).reset_index(drop=True)
+
+
+def _tell_apart(cases: pd.DataFrame) -> None:
+    """Add ``apart``: what tells a case from those of the same axes that something else ran."""
+    cell = number_groups(cases, [*SOURCE, *AXES, "kind"])
+    alike = cell.duplicated(keep=False)
+    cases["apart"] = ""
+    said = alike & False
+    for name in COMPARABLE:
+        varies = alike & (cases[name].groupby(cell).transform("nunique") > 1)
+        if name in MODEL_PARTS:  # one of its parts is enough
+            varies, said = varies & ~said, said | varies
+        what = "network" if name in MODEL_PARTS else name.replace("_", " ")
+        text = what + " " + cases[name].astype(str).str.slice(0, 40 if what != "network" else 8)
+        cases["apart"] = cases["apart"].mask(varies, cases["apart"] + ", " + text)
+    cases["apart"] = cases["apart"].str.removeprefix(", ")
 
 
 def _say_spread(cases: pd.DataFrame) -> None:

@@ -13,13 +13,13 @@ from bench.case import AXES, Case, check_batches, format_value
 from bench.data import DatasetInfo, count_classes, prepare, progress_bar
 from bench.doctor.__main__ import write_warnings
 from bench.doctor.machine import examine_machine
-from bench.environment import MODEL_PARTS, Platform, ask, describe_host, with_inputs
+from bench.environment import Platform, ask, describe_host, with_inputs
 from bench.errors import UsageError
 from bench.fingerprint import Fingerprint, check_outputs
 from bench.gpu.nvml import find_neighbours
 from bench.models import MODELS, check_model
 from bench.precision import PRECISIONS
-from bench.record import COMPARABLE, Environment
+from bench.record import COMPARABLE, MODEL_PARTS, Environment
 from bench.store.reader import Past, Run, read_history, read_records
 from bench.sweep.options import Options
 from bench.sweep.schedule import choose_seed

@@ -353,6 +353,34 @@ def test_what_overlaps_is_not_told_apart(tmp_path: Path) -> None:
     assert "overlap with those of tf32 · batch size 128: they cannot be told apart" in said
 
 
+def test_a_single_run_is_not_beaten_for_certain(tmp_path: Path) -> None:
+    """It shows no spread of its own, so it is taken to have that of the fastest case."""
+    rows = repeat(FP16, (100, 101, 98), 6)
+    said = answer_of(tmp_path / "a", [*rows, *repeat(Case(precision="bf16"), (101.5,), 6)])
+    assert "overlap with those of bf16 · batch size 128: they cannot be told apart" in said
+    said = answer_of(tmp_path / "b", [*rows, *repeat(Case(precision="bf16"), (104,), 6)])
+    assert said.startswith("Fastest: fp16 · ")
+
+
+def test_rows_of_one_case_say_what_tells_them_apart(tmp_path: Path) -> None:
+    """Added with --mix: the same case of an edited network, and on another version of torch."""
+    networks = [
+        make_record(Case(), model_source=source, **{**measured(time, 5), "torch": "2.13"})
+        for source, time in (("821e784d0000", 10), ("d97f8d210000", 30))
+    ]
+    said = text_of(tmp_path / "a", networks)
+    assert "network 821e784d" in said
+    assert "network d97f8d21" in said
+    versions = [
+        make_record(Case(), torch=torch, **measured(time, 5))
+        for torch, time in (("2.12", 10), ("2.13", 30))
+    ]
+    said = text_of(tmp_path / "b", versions)
+    assert "torch 2.12" in said
+    assert "torch 2.13" in said
+    assert "network" not in said
+
+
 def test_no_time_is_said_plainly(tmp_path: Path) -> None:
     lost = make_record(Case(), status=Status.ERROR, reason="boom", gpu="A card", torch="2.13")
     assert answer_of(tmp_path, [lost]) == "No case was timed."
