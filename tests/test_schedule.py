@@ -90,19 +90,19 @@ def test_what_was_inferred_remains_where_nothing_may_be_skipped() -> None:
 
 
 def test_a_wall_stands_behind_the_batch_that_ran_out() -> None:
-    wall = OomSkips({})
-    assert wall.blocks(LARGE) is None
-    wall.note(MIDDLE, Status.OOM)
-    assert wall.blocks(SMALL) is None
-    assert wall.blocks(MIDDLE) is None
-    assert wall.blocks(LARGE) == 128
-    wall.note(LARGE, Status.OOM)
-    assert wall.blocks(LARGE) == 128, "the smallest counts"
+    skips = OomSkips({})
+    assert skips.blocks(LARGE) is None
+    skips.note(MIDDLE, Status.OOM)
+    assert skips.blocks(SMALL) is None
+    assert skips.blocks(MIDDLE) is None
+    assert skips.blocks(LARGE) == 128
+    skips.note(LARGE, Status.OOM)
+    assert skips.blocks(LARGE) == 128, "the smallest counts"
 
 
 def test_a_wall_stands_for_cases_alike_in_all_else() -> None:
-    wall = OomSkips({})
-    wall.note(SMALL, Status.OOM)
+    skips = OomSkips({})
+    skips.note(SMALL, Status.OOM)
     others = [
         {"precision": "bf16"},
         {"model": "dpn26"},
@@ -112,14 +112,14 @@ def test_a_wall_stands_for_cases_alike_in_all_else() -> None:
         {"device": "cpu"},
     ]
     for other in others:
-        assert wall.blocks(replace(LARGE, **other)) is None  # type: ignore[arg-type]
+        assert skips.blocks(replace(LARGE, **other)) is None  # type: ignore[arg-type]
 
 
 def test_only_a_proven_oom_makes_a_wall() -> None:
-    wall = OomSkips({})
+    skips = OomSkips({})
     for status in set(Status) - {Status.OOM}:
-        wall.note(SMALL, status)
-    assert wall.blocks(LARGE) is None
+        skips.note(SMALL, status)
+    assert skips.blocks(LARGE) is None
 
 
 def test_a_wall_is_remembered_but_not_inferred_from_inferences() -> None:

@@ -11,7 +11,6 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from bench.compare import verdict
 from bench.compare.comparison import (
@@ -34,9 +33,6 @@ from bench.compare.tables import FORMATS
 from bench.errors import UsageError, nearest
 from bench.flags import Parser, run_command
 from bench.limits import MIN_REPEATS
-
-if TYPE_CHECKING:
-    pass
 
 
 def build_parser() -> Parser:

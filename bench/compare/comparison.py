@@ -414,7 +414,7 @@ def write_outcomes(outcomes: Mapping[str, int]) -> str:
     return ", ".join(f"{name} ×{n}" if n > 1 else name for name, n in outcomes.items())
 
 
-def _why_unmatched(comparison: Comparison) -> str:
+def explain_unmatched(comparison: Comparison) -> str:
     """The axes on which two sweeps share no value, which is why no case is in both."""
     a, b = ({s.case for s in side.rows} for side in (comparison.a, comparison.b))
     if a & b:

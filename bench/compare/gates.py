@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from bench.compare.comparison import METRICS, Comparison, _why_unmatched, printable, write_outcomes
+from bench.compare.comparison import (
+    METRICS,
+    Comparison,
+    explain_unmatched,
+    printable,
+    write_outcomes,
+)
 from bench.compare.verdict import Verdict
 from bench.errors import UsageError, nearest
 from bench.report.quantities import write_number
-
-if TYPE_CHECKING:
-    pass
-
 
 OUTCOME_FINDINGS = {
     "broken": "ends worse in B: a repeat fails or diverges where none did",
@@ -118,7 +119,7 @@ def pass_gate(comparison: Comparison, gate: Gate) -> Result:
     failures = list(find(comparison, gate))
     if gate.word in OUTCOME_FINDINGS:
         sides = comparison.a.rows if gate.word == "missing" else comparison.matched
-        why = {} if sides else {_why_unmatched(comparison): 0}
+        why = {} if sides else {explain_unmatched(comparison): 0}
         return Result(gate, failures, len(sides), 0, why)
     ratios = [
         finding.ratio
@@ -134,7 +135,7 @@ def pass_gate(comparison: Comparison, gate: Gate) -> Result:
     if not ratios:
         columns = [m.name for m in comparison.metrics if gate.word in (m.lower, m.higher)]
         none = f"no run has a value of {' or '.join(columns)}"
-        why = {none if comparison.matched else _why_unmatched(comparison): 0}
+        why = {none if comparison.matched else explain_unmatched(comparison): 0}
     unjudged = lacks.total()
     return Result(gate, failures, len(ratios) - unjudged, unjudged, why)
 

@@ -6,7 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bench.case import AXES
 from bench.compare import conditions, verdict
@@ -16,7 +16,7 @@ from bench.compare.comparison import (
     Metric,
     Side,
     Subject,
-    _why_unmatched,
+    explain_unmatched,
     printable,
     write_outcomes,
 )
@@ -26,9 +26,6 @@ from bench.compare.verdict import Ratio, Verdict
 from bench.record import Status
 from bench.report.model import NOTHING, Cell, Head, Table
 from bench.report.quantities import write_number
-
-if TYPE_CHECKING:
-    pass
 
 
 def _cells(*texts: str) -> tuple[Cell, ...]:
@@ -51,7 +48,7 @@ def introduce(comparison: Comparison, margin: float) -> Iterator[str]:
         common = matched[0].case.label(name for name in AXES if name not in comparison.telling)
         yield printable(f"{len(matched)} cases in both, all of them {common}")
     else:
-        yield printable(f"no case in both: {_why_unmatched(comparison)}")
+        yield printable(f"no case in both: {explain_unmatched(comparison)}")
     if not any(comparison.environment()) and not comparison.differing_conditions():
         yield "no recorded difference in what ran them"
     for side, condition, count in comparison.spoilt(matched):

@@ -7,12 +7,9 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from bench.gpu.nvml import NvmlMissingError, _start
-
-if TYPE_CHECKING:
-    pass
+from bench.gpu.nvml import NvmlMissingError, start_nvml
 
 
 @dataclass(frozen=True)
@@ -80,7 +77,7 @@ def find_cards(nvml: Any = None, environ: Mapping[str, str] = os.environ) -> tup
         The cards, and the reason in one line where there are none.
     """
     try:
-        nvml = _start(nvml)
+        nvml = start_nvml(nvml)
     except NvmlMissingError as missing:
         return [], str(missing)
     try:

@@ -86,7 +86,7 @@ class Device(Protocol):
         """Let go of the device."""
 
 
-class _Tree:
+class ProcessTree:
     """The worker's process and its descendants; those that have ended remain its own."""
 
     def __init__(self, pid: int) -> None:
@@ -147,11 +147,11 @@ class Host(Unreadable):
     """
 
     reason: str = "the case ran on a CPU"
-    _tree: _Tree | None = field(default=None, repr=False)
+    _tree: ProcessTree | None = field(default=None, repr=False)
 
     def watch(self, pid: int) -> None:
         """Count this process and its descendants as the worker's own from now on."""
-        self._tree = _Tree(pid)
+        self._tree = ProcessTree(pid)
 
     def read(self, depth: Depth) -> Sequence[Reading]:
         """The resident set."""

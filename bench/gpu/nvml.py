@@ -11,13 +11,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from enum import StrEnum
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from bench.gpu.device import Depth, Device, Host, Process, Reading, Unreadable, _Tree
-
-if TYPE_CHECKING:
-    pass
-
+from bench.gpu.device import Depth, Device, Host, Process, ProcessTree, Reading, Unreadable
 
 THROTTLES: Mapping[int, tuple[str, str]] = {
     0x001: ("idle", "idle"),
@@ -155,7 +151,7 @@ class NvmlMissingError(Exception):
         self.lack = lack
 
 
-def _start(nvml: Any) -> Any:
+def start_nvml(nvml: Any) -> Any:
     """Import and initialise pynvml, or the module given in its place."""
     try:
         nvml = nvml or import_module("pynvml")
@@ -173,7 +169,7 @@ def _start(nvml: Any) -> Any:
 def check_nvml(nvml: Any = None) -> tuple[Lack | None, str]:
     """Why NVML cannot be used, as a member and as a line; None and empty where it can."""
     try:
-        nvml = _start(nvml)
+        nvml = start_nvml(nvml)
     except NvmlMissingError as missing:
         return missing.lack, str(missing)
     with suppress(nvml.NVMLError):
@@ -194,7 +190,7 @@ class Nvml:
         Raises:
             NvmlMissingError: NVML does not work here, or knows no such card.
         """
-        self._nvml = _start(nvml)
+        self._nvml = start_nvml(nvml)
         self._errors = (
             AttributeError,
             self._nvml.NVMLError,
@@ -213,7 +209,7 @@ class Nvml:
         self._lacks: dict[str, str] = dict.fromkeys(metered, meter) if mig else {}
         self._fails: dict[str, str] = {}
         self._ways = {name: list(call.ways) for name, call in _CALLS.items()}
-        self._tree: _Tree | None = None
+        self._tree: ProcessTree | None = None
         self._before: set[int] = set()
         self._listed = False  # the worker has been seen under its own pid
         self._alias: int | None = None
@@ -240,7 +236,7 @@ class Nvml:
 
     def watch(self, pid: int) -> None:
         """Count this process and its descendants as the worker's own from now on."""
-        self._tree = _Tree(pid)
+        self._tree = ProcessTree(pid)
 
     def read(self, depth: Depth) -> Sequence[Reading]:
         """Take one reading."""

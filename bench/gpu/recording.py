@@ -5,12 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 from bench.gpu.device import READINGS, Depth, Device, Process, Reading
-
-if TYPE_CHECKING:
-    pass
 
 
 class Replay:

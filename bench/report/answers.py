@@ -10,8 +10,8 @@ from bench.precision import PRECISIONS
 from bench.record import Status
 from bench.report import doubts, summaries
 from bench.report.cells import (
-    _MEASURED,
     ESTIMATE,
+    TIMED,
     Row,
     is_estimate,
     iterate,
@@ -162,7 +162,7 @@ def _largest(cases: pd.DataFrame) -> str:
     said = []
     for precision in PRECISIONS:
         rows = cases[cases["precision"] == precision]
-        fits = rows.loc[rows["status"].isin(_MEASURED), "batch_size"]
+        fits = rows.loc[rows["status"].isin(TIMED), "batch_size"]
         full = rows.loc[rows["status"].isin([Status.OOM.value, Status.OOM_SUSPECTED.value])]
         if len(fits):
             beyond = full.loc[full["batch_size"] > fits.max(), "batch_size"]

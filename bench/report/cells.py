@@ -63,19 +63,22 @@ def outcome(status: str, reason: str = "", inferred: bool = False) -> str:
     return names.get(status, status) + (" (inferred)" if inferred else "")
 
 
-def _time_cell(row: Row) -> Cell:
-    if row.status in _MEASURED:
+def time_cell(row: Row) -> Cell:
+    """Write a case's epoch time, or the outcome that left it without one."""
+    if row.status in TIMED:
         return quantity_cell(QUANTITIES["epoch_time_s"], row)
     return Cell(outcome(row.status, row.reason, bool(row.inferred)), row.status)
 
 
-def _published_time_cell(row: Row) -> Cell:
-    if row.published_status and row.published_status not in _MEASURED:
+def published_time_cell(row: Row) -> Cell:
+    """Write the published epoch time of a case, or its published outcome."""
+    if row.published_status and row.published_status not in TIMED:
         return Cell(outcome(row.published_status), row.published_status)
     return quantity_cell(QUANTITIES["epoch_time_s"], row, "published_")
 
 
-_MEASURED = {status.value for status in MEASURED}
+TIMED = {status.value for status in MEASURED}
+"""Outcomes that carry an epoch time, as the frame spells them."""
 
 
 def remarks(row: Row, but: Iterable[str] = ()) -> str:

@@ -10,7 +10,7 @@ from bench.gpu.nvml import EFFECTS
 from bench.limits import BUSY_CORES, STEADY
 from bench.precision import Arithmetic
 from bench.record import Status
-from bench.report.quantities import _positive, step_noise
+from bench.report.quantities import positive, step_noise
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -47,7 +47,7 @@ def _quarter_noise(records: pd.DataFrame) -> pd.Series:
     Two standard errors of a difference of two means; a normal distribution's standard deviation is
     1.4826 times its median absolute deviation.
     """
-    quarter = _positive(records["measured_steps"].astype(float)) / 4
+    quarter = positive(records["measured_steps"].astype(float)) / 4
     return (2 * 1.4826 * step_noise(records) * (2 / quarter) ** 0.5).fillna(0.0)
 
 
@@ -71,7 +71,7 @@ class Trend:
     def measure(self, records: pd.DataFrame) -> pd.Series:
         """Change from the first quarter to the last; NaN where either is unknown."""
         first, last = records[self.first].astype(float), records[self.last].astype(float)
-        return last / _positive(first) - 1 if self.relative else last - first
+        return last / positive(first) - 1 if self.relative else last - first
 
     def find(self, records: pd.DataFrame) -> pd.Series:
         """Which rows changed by more than is believed."""

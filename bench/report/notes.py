@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-def _notes(rows: pd.DataFrame) -> Iterator[str]:
+def write_notes(rows: pd.DataFrame) -> Iterator[str]:
     """What must never part from a table's numbers: outcomes, hardware, dataset, epoch, memory."""
     yield from _outcomes(rows)
     yield from _noted(rows)
@@ -62,7 +62,8 @@ def _noted(rows: pd.DataFrame) -> Iterator[str]:
         yield f"{len(counts) - 3} more notes; the records have them all."
 
 
-def _values(rows: pd.DataFrame, name: str) -> list[str]:
+def list_values(rows: pd.DataFrame, name: str) -> list[str]:
+    """The distinct values of a column, in order, as text; empty cells left out."""
     cells = rows[name].dropna()
     return [f"{v:,.0f}" if is_number(v) else str(v) for v in cells.unique() if v != ""]
 
@@ -80,7 +81,7 @@ def describe_machine(machine: str, rows: pd.DataFrame) -> str:
         ("cuDNN", "cudnn"),
         ("device", "device"),
     ):
-        if values := _values(rows, name):
+        if values := list_values(rows, name):
             said.append(f"{label} {' or '.join(values[:4])}")
     kinds = {"fake": "not measured (fake executor)", "published": "published figures"}
     said += [kinds[kind] for kind in rows["kind"].unique() if kind in kinds]
@@ -90,7 +91,7 @@ def describe_machine(machine: str, rows: pd.DataFrame) -> str:
 def _dataset_note(rows: pd.DataFrame) -> str:
     said = []
     for dataset, part in rows.groupby("dataset", sort=False):
-        images = " or ".join(_values(part, "train_images")) or "an unknown number of"
+        images = " or ".join(list_values(part, "train_images")) or "an unknown number of"
         if dataset == "synthetic":
             said.append(
                 f"Dataset: synthetic, {images} seeded images that can be learnt; loss and accuracy "

@@ -91,17 +91,17 @@ def throughput(records: pd.DataFrame) -> pd.Series:
 
 def energy_per_epoch(records: pd.DataFrame) -> pd.Series:
     """Energy of the measured images, scaled to an epoch's."""
-    return records["energy_j"] * records["train_images"] / _positive(records["measured_images"])
+    return records["energy_j"] * records["train_images"] / positive(records["measured_images"])
 
 
 def images_per_joule(records: pd.DataFrame) -> pd.Series:
     """Measured images over their energy."""
-    return records["measured_images"] / _positive(records["energy_j"])
+    return records["measured_images"] / positive(records["energy_j"])
 
 
 def fragmentation(records: pd.DataFrame) -> pd.Series:
     """Share of the allocator's peak that no tensor used at theirs: 1 - allocated / reserved."""
-    return 1 - records["peak_allocated_bytes"] / _positive(records["peak_reserved_bytes"])
+    return 1 - records["peak_allocated_bytes"] / positive(records["peak_reserved_bytes"])
 
 
 def achieved_flops(records: pd.DataFrame) -> pd.Series:
@@ -130,10 +130,11 @@ def peak_share(records: pd.DataFrame) -> pd.Series:
 
 def step_noise(records: pd.DataFrame) -> pd.Series:
     """Median absolute deviation of step times over their median."""
-    return records["step_time_mad_s"] / _positive(records["step_time_median_s"])
+    return records["step_time_mad_s"] / positive(records["step_time_median_s"])
 
 
-def _positive(values: pd.Series) -> pd.Series:
+def positive(values: pd.Series) -> pd.Series:
+    """Values above zero; NaN for the others, which nothing can be divided by."""
     return values.where(values > 0)
 
 
@@ -381,13 +382,13 @@ QUANTITIES: dict[str, Quantity] = {
 }
 
 
-_ALSO_FILLED = {"gpu_memory_bytes": "device", "cpu": "device", "train_images": "dataset"}
+ALSO_FILLED = {"gpu_memory_bytes": "device", "cpu": "device", "train_images": "dataset"}
 
 
-def _median(numbers: pd.DataFrame, cell: pd.Series) -> pd.DataFrame:
+def take_median(numbers: pd.DataFrame, cell: pd.Series) -> pd.DataFrame:
     """The median of each column in each cell; of a rate, over its inverse."""
     rates = [q.name for q in QUANTITIES.values() if q.rate]
-    inverse = numbers.assign(**{name: 1 / _positive(numbers[name]) for name in rates})
+    inverse = numbers.assign(**{name: 1 / positive(numbers[name]) for name in rates})
     medians = inverse.groupby(cell).median()
     return medians.assign(**{name: 1 / medians[name] for name in rates})
 

@@ -18,7 +18,7 @@ from bench.case import AXES
 from bench.limits import STEADY
 from bench.record import COMPARABLE, MEASURED, MODEL_PARTS, Status
 from bench.report.doubts import DOUBTS
-from bench.report.quantities import _ALSO_FILLED, QUANTITIES, _median, _positive, choose_memory
+from bench.report.quantities import ALSO_FILLED, QUANTITIES, choose_memory, positive, take_median
 from bench.report.spread import CONFIDENCE, ENOUGH, Spread, choose_depth, find_coverage, find_ends
 from bench.store.attempts import keep_latest, number_groups
 
@@ -67,7 +67,7 @@ def _fill_environment(records: pd.DataFrame) -> None:
     lost = records["torch"] == ""
     if not lost.any():
         return
-    for name, axis in {**COMPARABLE, **_ALSO_FILLED}.items():
+    for name, axis in {**COMPARABLE, **ALSO_FILLED}.items():
         empty = lost & (records[name].isna() | (records[name] == ""))
         known = records[~lost].groupby(["sweep", axis])[name]
         for (sweep, value), cells in known:
@@ -117,7 +117,7 @@ def summarize(rows: pd.DataFrame) -> pd.DataFrame:
     measured = rows["status"].isin([s.value for s in MEASURED])
     numbers["epoch_time_s"] = numbers["epoch_time_s"].where(measured)
     numbers["images_per_s"] = numbers["images_per_s"].where(measured)
-    medians = _median(numbers, cell)
+    medians = take_median(numbers, cell)
     low, high = find_ends(numbers, cell)
     repeats = cell.value_counts().rename("repeats")
     seeds = rows["run_seed"].groupby(cell).nunique().rename("seeds")
@@ -168,8 +168,8 @@ def _say_spread(cases: pd.DataFrame) -> None:
     low, high = ends["epoch_time_low_s"], ends["epoch_time_high_s"]
     cases.loc[single, "epoch_time_s_low"], cases.loc[single, "epoch_time_s_high"] = low, high
     images = cases.loc[single, "images_per_s"] * cases.loc[single, "epoch_time_s"]
-    cases.loc[single, "images_per_s_low"] = images / _positive(high)
-    cases.loc[single, "images_per_s_high"] = images / _positive(low)
+    cases.loc[single, "images_per_s_low"] = images / positive(high)
+    cases.loc[single, "images_per_s_high"] = images / positive(low)
     cases["spread"] = Spread.NONE.value
     cases.loc[single, "spread"] = Spread.WITHIN.value
     cases.loc[repeats > 1, "spread"] = Spread.RANGE.value
@@ -198,9 +198,9 @@ def _pair(cases: pd.DataFrame) -> pd.DataFrame:
     )
     other = sound & (cases["precision"] != "fp32")
     return cases.assign(
-        speedup=(time / _positive(cases["epoch_time_s"])).where(other),
-        memory_saved=(1 - cases["memory_bytes"] / _positive(bytes)).where(other),
-        tensors_saved=(1 - cases["peak_allocated_bytes"] / _positive(tensors)).where(other),
+        speedup=(time / positive(cases["epoch_time_s"])).where(other),
+        memory_saved=(1 - cases["memory_bytes"] / positive(bytes)).where(other),
+        tensors_saved=(1 - cases["peak_allocated_bytes"] / positive(tensors)).where(other),
     )
 
 

@@ -13,18 +13,18 @@ from bench.precision import PRECISIONS
 from bench.report import summaries
 from bench.report.answers import answer
 from bench.report.cells import (
-    _MEASURED,
+    TIMED,
     Row,
-    _published_time_cell,
-    _time_cell,
     iterate,
     name_case,
+    published_time_cell,
     quantity_cell,
     remarks,
+    time_cell,
 )
 from bench.report.doubts import DOUBTS
 from bench.report.model import MOST_SECTIONS, NOTHING, Cell, Head, Report, Section, Table
-from bench.report.notes import _notes, _values
+from bench.report.notes import list_values, write_notes
 from bench.report.notices import warn
 from bench.report.quantities import GIB, QUANTITIES
 from bench.report.spread import Spread
@@ -130,7 +130,7 @@ def _parts(
         *([machine] if len(machines) > 1 else []),
         Part(
             Head(time.name, time.label + _name_spread(cases), time.help, True, time.better),
-            _time_cell,
+            time_cell,
         ),
         _quantity_part("images_per_s"),
         _quantity_part("speedup", "speed-up over fp32", optional=True),
@@ -148,7 +148,7 @@ def _parts(
         ),
         Part(
             Head("published_epoch_time_s", "2019 epoch time", "published for the RTX Titan"),
-            _published_time_cell,
+            published_time_cell,
             optional=True,
         ),
         _quantity_part("speedup", "2019 speed-up", True, "published_"),
@@ -178,7 +178,7 @@ def _table(name: str, title: str, parts: Sequence[Part], rows: pd.DataFrame) -> 
         for i, part in enumerate(parts)
         if not part.optional or any(line[i].text not in (NOTHING, "", "0") for line in cells)
     ]
-    notes = list(_notes(cut))
+    notes = list(write_notes(cut))
     if len(rows) > len(cut):
         notes.append(f"{len(rows) - len(cut)} more rows are left out; --format csv has them all.")
     return Table(
@@ -266,7 +266,7 @@ def main_loss_scale(precision: str, scales: pd.Series) -> str:
 
 def loss_scale_batch(rows: pd.DataFrame) -> int:
     """The largest batch size at which several loss scales were measured, else the largest."""
-    measured = rows[rows["status"].isin(_MEASURED)]
+    measured = rows[rows["status"].isin(TIMED)]
     measured = measured if len(measured) else rows
     scales = measured.groupby("batch_size")["loss_scale"].nunique()
     several = scales[scales > 1]
@@ -302,8 +302,8 @@ def _side_by_side(
     lines: dict[tuple[Any, ...], dict[tuple[str, str], Cell]] = {}
     for row in iterate(cases):
         line = lines.setdefault((row.precision, row.loss_scale, row.batch_size), {})
-        cell = _time_cell(row)
-        if row.status in _MEASURED and (said := remarks(row, under)):
+        cell = time_cell(row)
+        if row.status in TIMED and (said := remarks(row, under)):
             cell = Cell(f"{cell.text} ({said})", cell.value)
         line[row.sweep, row.machine] = cell
     shown = dict(list(lines.items())[:MOST_ROWS])
@@ -322,7 +322,8 @@ def _side_by_side(
         )
         for (precision, scale, batch), line in shown.items()
     )
-    return Table("machines", f"{title}: epoch time side by side", heads, rows, tuple(_notes(cases)))
+    notes = tuple(write_notes(cases))
+    return Table("machines", f"{title}: epoch time side by side", heads, rows, notes)
 
 
 def _environments(cases: pd.DataFrame, machines: dict[tuple[str, str], str]) -> Table:
@@ -350,7 +351,7 @@ def _environments(cases: pd.DataFrame, machines: dict[tuple[str, str], str]) -> 
         cells = []
         for sweep, machine in pairs:
             part = cases[(cases["sweep"] == sweep) & (cases["machine"] == machine)]
-            values = _values(part, name)
+            values = list_values(part, name)
             if name == "gpu_memory_bytes":
                 values = [f"{b / GIB:.1f} GiB" for b in part[name].dropna().unique()]
             cells.append(Cell(" or ".join(values[:4]) or NOTHING))

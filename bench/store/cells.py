@@ -5,14 +5,10 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bench.case import format_value
 from bench.text import write_text
-
-if TYPE_CHECKING:
-    pass
-
 
 RECORDS, STEPS, CONFIG, LOGS = "records.csv", "steps.csv", "config.json", "logs"
 
@@ -21,7 +17,8 @@ def _write_cell(value: Any) -> str:
     return write_text(value) if isinstance(value, str) else format_value(value)
 
 
-def _write_lines(rows: Iterable[Iterable[Any]]) -> bytes:
+def write_lines(rows: Iterable[Iterable[Any]]) -> bytes:
+    """Spell rows as lines of CSV, in UTF-8."""
     buffer = io.StringIO()
     csv.writer(buffer, lineterminator="\n").writerows(map(_write_cell, row) for row in rows)
     return buffer.getvalue().encode()

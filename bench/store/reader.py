@@ -25,7 +25,7 @@ from bench.record import (
     Status,
 )
 from bench.store.attempts import keep_latest
-from bench.store.cells import RECORDS, STEPS, _write_lines
+from bench.store.cells import RECORDS, STEPS, write_lines
 from bench.store.migration import MIGRATIONS
 from bench.text import clean
 
@@ -80,7 +80,7 @@ def read_records(path: Path) -> pd.DataFrame:
             value that cannot be; the message names file, line and column.
     """
     file = records_file(path)
-    return _type(file, _read_text(file, COLUMNS), COLUMNS)
+    return _type(file, read_text(file, COLUMNS), COLUMNS)
 
 
 def read_steps(path: Path) -> pd.DataFrame:
@@ -93,7 +93,7 @@ def read_steps(path: Path) -> pd.DataFrame:
     # results/reference/NAME.csv has its steps in NAME-curve.csv
     name = STEPS if records.name == RECORDS else f"{records.stem}-curve.csv"
     file = records.with_name(name)
-    table = _read_text(file, STEP_COLUMNS) if file.is_file() else _empty(STEP_COLUMNS)
+    table = read_text(file, STEP_COLUMNS) if file.is_file() else _empty(STEP_COLUMNS)
     return _type(file, table, STEP_COLUMNS)
 
 
@@ -103,7 +103,7 @@ def _empty(columns: Iterable[str]) -> pa.Table:
     return pa.table({name: pa.array([], pa.string()) for name in columns})
 
 
-def _read_text(path: Path, columns: dict[str, Column]) -> pa.Table:
+def read_text(path: Path, columns: dict[str, Column]) -> pa.Table:
     """Read every cell as text, in the order of ``columns``; what an older schema lacks is added."""
     import pyarrow as pa
 
@@ -114,7 +114,7 @@ def _read_text(path: Path, columns: dict[str, Column]) -> pa.Table:
     whole = data[: data.rfind(b"\n") + 1]  # a torn last line is never parsed
     _check_bytes(path, whole or data)
     if not whole:
-        if _write_lines([columns]).startswith(data):  # torn in its header, or empty
+        if write_lines([columns]).startswith(data):  # torn in its header, or empty
             return _empty(columns)
         raise UsageError(f"{path}:1: column 1: {_STRANGE}")
     data = whole

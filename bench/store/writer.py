@@ -34,8 +34,8 @@ from bench.record import (
     Step,
     flatten,
 )
-from bench.store.cells import CONFIG, LOGS, RECORDS, STEPS, _write_lines
-from bench.store.reader import _read_text
+from bench.store.cells import CONFIG, LOGS, RECORDS, STEPS, write_lines
+from bench.store.reader import read_text
 from bench.text import clean
 
 if TYPE_CHECKING:
@@ -137,9 +137,9 @@ class Store:
             for s in steps
         ]
         if rows:
-            _append(self._files[STEPS], _write_lines(rows))
+            _append(self._files[STEPS], write_lines(rows))
         row = _leave_out_impossible(flatten(record))
-        _append(self._files[RECORDS], _write_lines([row.values()]))
+        _append(self._files[RECORDS], write_lines([row.values()]))
 
     def read_config(self) -> dict[str, Any]:
         """The configuration already there; empty if none can be read."""
@@ -200,10 +200,10 @@ class Store:
             os.truncate(path, path.stat().st_size - len(torn))
             self.set_aside.append(f"{name}: an unfinished last line was set aside as {aside.name}")
         if path.exists() and path.stat().st_size and not _has_header(path, columns):
-            _rewrite(path, _read_text(path, columns))
+            _rewrite(path, read_text(path, columns))
         file = io.FileIO(path, "a")
         if not file.seek(0, os.SEEK_END):
-            _append(file, _write_lines([columns]))
+            _append(file, write_lines([columns]))
             _sync_folder(self.folder)
         return file
 
@@ -271,6 +271,6 @@ def _torn_tail(path: Path) -> bytes:
 
 
 def _has_header(path: Path, columns: Iterable[str]) -> bool:
-    header = _write_lines([columns])
+    header = write_lines([columns])
     with path.open("rb") as file:
         return file.read(len(header)) == header

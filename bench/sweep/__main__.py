@@ -86,7 +86,7 @@ def run_sweep(cases: list[Case], options: Options) -> int:
         plan = plan_runs(cases, options.repeats)
         refuse_other_seeds(out, plan, done, options.same_seed)
         runs = remaining_runs(plan, done, options.retry, options.no_skip)
-        wall = None if options.no_skip else OomSkips({r: done[r] for r in done.keys() - set(runs)})
+        skips = None if options.no_skip else OomSkips({r: done[r] for r in done.keys() - set(runs)})
         executor = build_executor(
             options.executor, Settings(options.timeout_s, options.allow_shared)
         )
@@ -96,7 +96,7 @@ def run_sweep(cases: list[Case], options: Options) -> int:
             for line in [*inputs.warnings, *store.set_aside]:
                 display.say(line)
             loop = Loop(store, executor, display, inputs, options)
-            measured = loop.run(runs, before, wall, stopped)
+            measured = loop.run(runs, before, skips, stopped)
     print_report(out)
     if stopped():
         print(f"stopped: the same command with --out {out} goes on from here", file=sys.stderr)
@@ -118,14 +118,14 @@ class Loop:
         self,
         runs: Sequence[Run],
         before: Mapping[Run, Past],
-        wall: OomSkips | None,
+        skips: OomSkips | None,
         stopped: Callable[[], int],
     ) -> bool:
         """Run all of ``runs`` or until stopped; whether any ended other than in failure.
 
         Args:
             before: the attempts that the records already hold.
-            wall: which cases need not be run, if any may be skipped.
+            skips: which cases need not be run, if any may be skipped.
         """
         measured = False
         for run in runs:
@@ -135,7 +135,7 @@ class Loop:
             seed = choose_seed(run, self.options.same_seed)
             self.display.begin(case, repeat, sentinel)
             started = _now()
-            smaller = wall.blocks(case) if wall else None
+            smaller = skips.blocks(case) if skips else None
             attempt = before[run].attempt + 1 if run in before else 1
             log = f"{LOGS}/{case.slug()}-{'s' if sentinel else repeat}-{attempt}.log"
             if smaller is not None:
@@ -165,8 +165,8 @@ class Loop:
             if self.options.verbose:
                 for line in write_curve(outcome.steps, outcome.measurement.steps_per_epoch):
                     self.display.say(line)
-            if wall and smaller is None:
-                wall.note(case, outcome.status)
+            if skips and smaller is None:
+                skips.note(case, outcome.status)
             measured |= outcome.status not in (Status.ERROR, Status.KILLED, Status.TIMEOUT)
         return measured
 

@@ -12,7 +12,6 @@ import os
 import signal
 import sys
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 from bench.case import Case
 from bench.errors import UsageError
@@ -24,9 +23,6 @@ from bench.worker.messages import (
     Finished,
     decode_assignment,
 )
-
-if TYPE_CHECKING:
-    pass
 
 
 def _free_share(case: Case) -> float | None:
