@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from bench.case import Case
 from bench.executors import Event
+from bench.limits import BUSY_CORES
 from bench.record import MEASURED, Record, Step
 from bench.report.quantities import GIB, write_number
 from bench.text import clean
@@ -137,6 +138,10 @@ def _describe(record: Record) -> str:
         words.append("synthetic images")
     if record.executor == "fake":
         words.append("fake, not measured")
+    if m.warmup_steady is False:
+        words.append("step times not steady")
+    if m.neighbours_computing or (m.other_cores or 0) > BUSY_CORES:
+        words.append("shared with others")
     if record.status != "ok":
         words.append(f"{record.status}: {record.reason}")
     return ", ".join(words)

@@ -70,6 +70,20 @@ def test_lines_name_every_axis_that_varies(capsys: pytest.CaptureFixture[str]) -
     assert lines[2::2] == [f"[{i}/3] {name}" for i, name in enumerate(names, 1)]
 
 
+def test_a_line_says_what_speaks_against_it(capsys: pytest.CaptureFixture[str]) -> None:
+    with Display(Path("x"), 3, 0) as display:
+        for found in ({"warmup_steady": False}, {"other_cores": 0.9}, {"other_cores": 0.1}):
+            row = record()
+            for name, value in found.items():
+                setattr(row.measurement, name, value)
+            display.begin(CASE, 1, False)
+            display.end(row)
+    unsteady, shared, fine = capsys.readouterr().err.splitlines()[1:]
+    assert unsteady.endswith(", step times not steady")
+    assert shared.endswith(", shared with others")
+    assert fine.endswith("synthetic images")
+
+
 def test_what_is_no_measurement_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     with Display(Path("x"), 2, 0) as display:
         display.begin(CASE, 1, False)
