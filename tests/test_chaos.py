@@ -39,7 +39,7 @@ def start(out: Path) -> subprocess.Popen[bytes]:
 @pytest.mark.slow
 def test_killed_at_random_moments(tmp_path: Path) -> None:
     rng = random.Random(KILLS)
-    rows = killed = torn = 0
+    rows = killed = said = 0
     while killed < KILLS:
         sweep = start(tmp_path)
         assert sweep.stderr is not None
@@ -50,7 +50,7 @@ def test_killed_at_random_moments(tmp_path: Path) -> None:
         _, rest = sweep.communicate()
         assert sweep.returncode == -signal.SIGKILL, (heard + rest).decode()
         killed += 1
-        torn += (heard + rest).count(b"set aside")
+        said += (heard + rest).count(b"set aside")
         if (tmp_path / "records.csv").exists():
             now = len(read_records(tmp_path))
             assert now >= rows, "a row that was there is gone"
@@ -59,9 +59,9 @@ def test_killed_at_random_moments(tmp_path: Path) -> None:
     assert 0 < rows < CASES, "the kills came while there was work to do"
 
     last = start(tmp_path)
-    _, said = last.communicate()
-    assert last.returncode == 0, said.decode()
-    torn += said.count(b"set aside")
+    _, heard = last.communicate()
+    assert last.returncode == 0, heard.decode()
+    said += heard.count(b"set aside")
 
     frame, steps = read_records(tmp_path), read_steps(tmp_path)
     assert sorted(case.seed for case in read_cases(frame)) == list(range(CASES))
@@ -71,9 +71,13 @@ def test_killed_at_random_moments(tmp_path: Path) -> None:
     assert (counts[frame["record_id"]] == STEPS).all()
     # a run that was cut short may leave steps without a row, never two runs' under one name
     assert len(set(counts.index) - set(frame["record_id"])) <= KILLS
+    torn = 0
     for name in ("records.csv", "steps.csv"):
         assert (tmp_path / name).read_bytes().endswith(b"\n")
-        assert len(list(tmp_path.glob(f"{name}.torn-*"))) <= torn
+        aside = len(list(tmp_path.glob(f"{name}.torn-*")))
+        assert aside <= killed
+        torn += aside
+    assert said <= torn, "a kill may come before what was set aside is said, never after"
     if KILLS >= 100:
         assert torn, "no kill landed within a line; the test has lost its teeth"
     print(f"{killed} kills, {torn} torn lines set aside, {CASES} records")

@@ -219,7 +219,7 @@ def test_a_dry_run_of_built_in_networks_asks_no_process(monkeypatch: pytest.Monk
 @pytest.mark.slow
 def test_an_edited_model_is_not_mixed_with_what_it_was(capsys: pytest.CaptureFixture[str]) -> None:
     """The whole story: run, edit, run again, run another model there, and mix after all."""
-    short = [*CPU, "--fraction", "0.001", "--batch-size", "32", "--out", "out"]
+    short = [*CPU, "--fraction", "0.001", "--batch-size", "32", "--repeats", "1", "--out", "out"]
     mine = [*short, "--model", "mynet:build"]
     assert sweep.main(mine) == 0
     capsys.readouterr()

@@ -201,10 +201,11 @@ class Host(Environment):  # type: ignore[misc]
             ProcessError: it has no harness to run; asv marks it failed and goes on to the next.
         """
         self.checkout_project(repo, commit_hash)
-        harness = Path(self._build_root) / "bench" / "sweep.py"
-        if not harness.is_file():
+        harness = Path(self._build_root) / "bench" / "sweep"
+        # a module in older commits, a package since
+        if not (harness.with_suffix(".py").is_file() or (harness / "__main__.py").is_file()):
             # Python would go on to the harness installed, and it would answer for the commit
-            missing = f"commit {commit_hash[:8]} has no bench/sweep.py to run"
+            missing = f"commit {commit_hash[:8]} has no bench.sweep to run"
             log.warning(missing)
             raise ProcessError([str(harness)], 1, "", missing)
 
