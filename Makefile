@@ -5,6 +5,8 @@ VENV   ?= .venv
 PYTHON ?= python3
 # the interpreter everything runs with: set BIN=python3 to use one that already has a GPU torch
 BIN    ?= $(VENV)/bin/python
+# tests of one file stay in one process, for what they share; two cores take 6 minutes in place of 10
+SPREAD  = -n logical --dist loadfile
 
 .PHONY: sweep test test-fast test-gpu card lint chaos publish clean
 
@@ -12,11 +14,11 @@ sweep: $(VENV)/ready
 	$(BIN) -m bench.sweep $(ARGS)
 
 test: lint
-	$(BIN) -m pytest $(ARGS)
+	$(BIN) -m pytest $(SPREAD) $(ARGS)
 
 # what is not marked slow, a file a worker; a tenth of the fuzzing, which make test does whole
 test-fast: $(VENV)/ready
-	BENCH_FUZZ=20 $(BIN) -m pytest -n logical --dist loadfile -m "not slow and not gpu" $(ARGS)
+	BENCH_FUZZ=20 $(BIN) -m pytest $(SPREAD) -m "not slow and not gpu" $(ARGS)
 
 # everything that needs a card, in one run, by the python3 that has a torch for it (pytest is all it
 # needs besides): make test-gpu, or make test-gpu GPU=.venv/bin/python

@@ -322,6 +322,7 @@ def imported(project: Path) -> list[Results]:
     return [Results.load(str(file)) for file in files]
 
 
+@pytest.mark.slow
 def test_a_sweep_becomes_results_of_its_commit(
     project: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -266,6 +266,7 @@ def test_nine_minutes_measure_everything_once(card: Card, monkeypatch: pytest.Mo
     assert card.finished("repeats")
 
 
+@pytest.mark.slow
 def test_what_is_stopped_is_reported_all_the_same(tmp_path: Path) -> None:
     wait = [sys.executable, "-c", "import time; time.sleep(1); print('reported')"]
     children = Supervisor(tmp_path / LOG, stopped=signal.SIGINT)

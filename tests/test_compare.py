@@ -805,6 +805,7 @@ def test_help_costs_no_heavy_import() -> None:
     assert all(word in done.stdout for word in OUTCOME_FINDINGS)
 
 
+@pytest.mark.slow
 def test_a_closed_pipe_is_no_fault(write: Write) -> None:
     a = write("a", runs(CASE, BASE))
     command = f"{sys.executable} -m bench.compare {a} {a} | true"

@@ -36,6 +36,7 @@ from bench.record import COMPARABLE, MODEL_PARTS, Environment
 ROOT = Path(__file__).parents[1]
 
 
+@pytest.mark.slow
 def test_probe_of_the_cpu_knows_torch_and_host() -> None:
     import torch
 

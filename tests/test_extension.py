@@ -105,6 +105,7 @@ def add_output(copy: Copy) -> None:
 FAKE = ["--executor", "fake", "--device", "cpu", "--dataset", "synthetic", "--out", "out"]
 
 
+@pytest.mark.slow
 def test_a_precision(copy: Copy) -> None:
     add_precision(copy)
     assert "fp32-wide" in copy.run("bench.sweep", "--list")
@@ -114,6 +115,7 @@ def test_a_precision(copy: Copy) -> None:
     assert "fp32-wide" in copy.run("bench.report", "out", "--format", "html")
 
 
+@pytest.mark.slow
 def test_an_axis(copy: Copy) -> None:
     add_axis(copy)
     assert "--momentum" in copy.run("bench.sweep", "--help")
@@ -136,6 +138,7 @@ def test_an_axis(copy: Copy) -> None:
     assert "momentum 0.25" in copy.run("bench.sweep", "--config", "mine.toml", "--dry-run")
 
 
+@pytest.mark.slow
 def test_an_output(copy: Copy) -> None:
     add_output(copy)
     copy.run("bench.sweep", *FAKE, "--precision", "fp32", "--batch-size", "64")

@@ -97,6 +97,7 @@ def of(answer: Answer, name: str) -> Fingerprint:
     return found
 
 
+@pytest.mark.slow
 def test_one_process_tells_of_all_models_and_of_what_is_wrong_with_each() -> None:
     good = ["mynet:build", "mynet:wide", "dpn92"]
     answer = examine(*BROKEN, *good)
@@ -247,6 +248,7 @@ def test_an_edited_model_is_not_mixed_with_what_it_was(capsys: pytest.CaptureFix
     assert set(frame["torch_threads"]) == {1}
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_a_model_that_hangs(here: Path) -> None:
     import subprocess
     import sys

@@ -24,6 +24,7 @@ def torch_flop(name: str) -> float:
     return counter.get_total_flops() / 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "parameters", "gflop"),
     [("dpn92", 34_236_634, 17.19), ("dpn26", 11_574_842, 5.30), ("dpn-small", 155_850, 0.0794)],
@@ -34,6 +35,7 @@ def test_size(name: str, parameters: int, gflop: float) -> None:
     assert torch_flop(name) == pytest.approx(gflop * 1e9, rel=0.005)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["dpn92", "dpn26", "dpn-small"])
 def test_flop_by_hand(name: str) -> None:
     """Each layer's products come once forward, once for its weight and once for its input.

@@ -269,6 +269,7 @@ def prove_model(
     return prove(setting, cast(model, precision), IMAGES)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["fp32", "fp16", "fp16-amp", "bf16", "bf16-amp"])
 def test_what_ran_is_found(name: str) -> None:
     """Forward and both gradients, of a dense and of a grouped convolution of the network."""

@@ -367,6 +367,7 @@ def test_repeats_of_a_seed_make_no_difference_of_seeds() -> None:
     assert wrong_rate(sweeps) <= 0.05 < wrong_rate(naive)
 
 
+@pytest.mark.slow
 def test_no_difference_among_cases_of_unlike_noise() -> None:
     noise = 0.05 * np.exp(np.random.default_rng(1).normal(0, 1, 24))
     assert wrong_rate(simulate((noise, noise), (5, 5), [1.0] * 24)) <= 0.05

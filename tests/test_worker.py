@@ -81,6 +81,7 @@ def run(case: Case, data: DatasetInfo) -> tuple[Measurement, list[Step], dict[st
     return found.measurement, found.steps, found.missing
 
 
+@pytest.mark.slow
 def test_a_whole_epoch(data: DatasetInfo) -> None:
     m, steps, missing = run(replace(CASE, fraction=1.0, evaluate=True), data)
     assert m.measured_steps == m.steps_per_epoch == len(steps) == math.ceil(50_000 / 512)
@@ -128,6 +129,7 @@ def test_a_fraction_is_extrapolated(data: DatasetInfo) -> None:
     assert 5 * m.measured_time_s < m.epoch_time_s < 20 * m.measured_time_s
 
 
+@pytest.mark.slow
 def test_one_slow_first_step_is_no_trend(
     data: DatasetInfo, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -172,6 +174,7 @@ def test_the_smaller_batch_is_warmed_only_where_it_is_measured(data: DatasetInfo
     assert set(shapes(replace(CASE, batch_size=500, fraction=1.0), data)) == {500}
 
 
+@pytest.mark.slow
 def test_warm_up_leaves_no_trace(data: DatasetInfo, monkeypatch: pytest.MonkeyPatch) -> None:
     """The epoch is one from scratch: the same losses however long the warm-up was."""
     import bench.training.timing

@@ -74,6 +74,7 @@ def test_colours_have_contrast_on_both_papers() -> None:
         assert (luminance(dark) + 0.05) / (luminance("#12161b") + 0.05) >= 4.5
 
 
+@pytest.mark.slow
 def test_memory_marks_what_ran_out_at_the_cards_size(cards: Report) -> None:
     groups = list(figures._groups(cards))
     data = figures.take_memory(groups[1])

@@ -298,6 +298,7 @@ def test_nothing_is_called_the_fastest_from_single_runs(tmp_path: Path) -> None:
     assert "astest" not in said
 
 
+@pytest.mark.slow
 def test_a_speedup_where_fp32_is_slow_stands_beside_the_one_over_its_fastest(
     tmp_path: Path,
 ) -> None:
