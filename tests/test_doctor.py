@@ -78,7 +78,11 @@ SAID: dict[str, dict[str, tuple[Level, str, str]]] = {
         "torch": (UNBELIEVABLE, "driver on your system is too old", "torch for CUDA 12"),
         "NVML package": (NOTE, "pynvml 11.5.3 overwrites", "pip uninstall -y pynvml"),
         "apex": (NOTE, "not NVIDIA's", "pip uninstall -y apex"),
-        "variables": (NOTE, "CUDA_LAUNCH_BLOCKING=1 is set: waits", "unset CUDA_LAUNCH_BLOCKING"),
+        "variables": (
+            NOTE,
+            "CUDA_LAUNCH_BLOCKING=1 is set and changes results (waits",
+            "unset CUDA_LAUNCH_BLOCKING",
+        ),
     },
 }
 

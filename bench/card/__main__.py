@@ -223,7 +223,7 @@ def summarize(
     gpu = card.identity.get("gpu") or "REHEARSAL on a CPU: nothing here says anything of a GPU"
     files = [file for file in card.folder.iterdir() if file.is_file()]
     size = sum(file.stat().st_size for file in files) / 2**20
-    lines = ["", f"{gpu}: {_clock(seconds)} of {minutes} minutes"]
+    lines = ["", f"{gpu}: {_clock(seconds)} of {minutes} min"]
     lines.append(f"{card.folder} ({len(files)} files, {size:.1f} MiB)")
     lines.append("")
     for name in PHASES:

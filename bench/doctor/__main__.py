@@ -431,7 +431,7 @@ def _judge_variables(m: Machine) -> Iterator[Finding]:
 
     for name, value in m.variables.items():
         does = next((text for known, text in VARIABLES.items() if fnmatchcase(name, known)), "")
-        what = f"{name}={value} is set: {does}"
+        what = f"{name}={value} is set and changes results ({does})"
         yield Finding(Level.NOTE, "variables", what, f"unset {name}")
     if not m.variables:
         yield Finding(Level.FINE, "variables", "none is set that changes results")

@@ -203,7 +203,7 @@ DOUBTS: dict[str, Doubt] = {
             "shared",
             "shared",
             "Others used the card, or the CPU that trained",
-            "Close other programs, or use --repeats 5.",
+            "Close other programs, or use more --repeats.",
             _shared,
             detail=_quote("neighbours"),
         ),
@@ -212,7 +212,7 @@ DOUBTS: dict[str, Doubt] = {
             "noisy",
             "Step times never grew steady in warm-up, or vary by more than "
             f"{100 * NOISY_STEPS:.0f} % around their median",
-            "Close other programs, or use --repeats 5.",
+            "Close other programs, or use more --repeats.",
             lambda r: (
                 (~r["warmup_steady"].astype(bool) & r["warmup_steps"].notna())
                 | (step_noise(r) > NOISY_STEPS)
@@ -222,7 +222,7 @@ DOUBTS: dict[str, Doubt] = {
             "trend",
             "trend",
             "The epoch did not end as it began",
-            "Use a larger --fraction, or --repeats 5.",
+            "Use a larger --fraction, or more --repeats.",
             _follow(TRENDS),
             detail=_describe(TRENDS),
         ),
@@ -230,7 +230,7 @@ DOUBTS: dict[str, Doubt] = {
             "warming",
             "warming",
             "The card was not yet as warm as it gets, and clocks sink as it warms",
-            "Use a larger --fraction, or --repeats 5.",
+            "Use a larger --fraction, or more --repeats.",
             _follow(WARMING),
             fatal=False,
             detail=_describe(WARMING),

@@ -51,7 +51,7 @@ def warn(records: pd.DataFrame, cases: pd.DataFrame) -> list[Notice]:
         text = (
             f"The times of {wide.sum():,} of the {(cases['repeats'] > 1).sum():,} cases with "
             f"repeats spread by more than ±{100 * STEADY:.0f} %; these cases are marked noisy. "
-            "Close other programs, or use --repeats 5."
+            "Close other programs, or use more --repeats."
         )
         notices.append(Notice("Spread", text))
     notices += _determinism(cases)
@@ -111,7 +111,7 @@ def _describe_drift(sweep: str, machine: str, found: Sequence[Drift]) -> Notice:
         # beyond 100 % it would allow for times below zero
         allowed = f"±{100 * worst.margin:.1f} %" if worst.margin < 1 else "any change"
         text += f"; the runs' own spread allows for {allowed}"
-        text += ". Close other programs, or use --repeats 5, to tell"
+        text += ". Close other programs, or use more --repeats, to tell"
     return Notice(worst.steadiness.value, f"{text}.{several}")
 
 
