@@ -40,7 +40,9 @@ def _batch_size(text: str) -> int:
     return value
 
 
-def _number(what: str, low: float, high: float = math.inf) -> Callable[[str], float]:
+def parse_number(what: str, low: float, high: float = math.inf) -> Callable[[str], float]:
+    """Make the parser of an axis whose values are numbers above ``low``, at most ``high``."""
+
     def parse(text: str) -> float:
         try:
             value = float(text)
@@ -60,7 +62,7 @@ def _loss_scale(text: str) -> float | str:
     if text == "none":
         return 1.0
     try:
-        return _number("", 0)(text)
+        return parse_number("", 0)(text)
     except ValueError:
         raise ValueError(
             "a loss scale is a finite number above 0, 'dynamic', or 'none' (a scale of 1)"
@@ -80,7 +82,7 @@ def _seed(text: str) -> int:
     return int(text)
 
 
-def _axis(default: Value, parse: Callable[[str], Value], help: str, since: int = 1) -> Any:
+def describe_axis(default: Value, parse: Callable[[str], Value], help: str, since: int = 1) -> Any:
     """Describe an axis; ``since`` is the schema of records that brought it."""
     return field(default=default, metadata={"parse": parse, "help": help, "since": since})
 
@@ -93,30 +95,38 @@ class Case:
     scales no loss.
     """
 
-    model: str = _axis("dpn92", parse_model, "network, by name or package.module:factory")
-    dataset: str = _axis("cifar10", _one_of(DATASETS), "images to train on")
-    precision: str = _axis("fp32", _one_of(PRECISIONS), "number formats, see --list")
-    loss_scale: float | str | None = _axis(
+    model: str = describe_axis("dpn92", parse_model, "network, by name or package.module:factory")
+    dataset: str = describe_axis("cifar10", _one_of(DATASETS), "images to train on")
+    precision: str = describe_axis("fp32", _one_of(PRECISIONS), "number formats, see --list")
+    loss_scale: float | str | None = describe_axis(
         None,
         _loss_scale,
         "static loss scale, or 'dynamic', for the fp16 precisions (default: 128 for fp16)",
     )
-    skip_overflow: bool = _axis(
+    skip_overflow: bool = describe_axis(
         False, _switch, "with a static loss scale, skip steps whose gradients overflow"
     )
-    batch_size: int = _axis(128, _batch_size, "images per step")
+    batch_size: int = describe_axis(128, _batch_size, "images per step")
     # 0.1, pytorch-cifar's default, leaves DPN-92 at 11.5 % after one epoch; 0.01 reaches 29.1 %
     # (H200, batch 128, fp32).
-    lr: float = _axis(0.01, _number("a learning rate", 0), "SGD learning rate")
-    fraction: float = _axis(
-        1.0, _number("a fraction", 0, 1), "part of the epoch to measure; the rest is extrapolated"
+    lr: float = describe_axis(0.01, parse_number("a learning rate", 0), "SGD learning rate")
+    fraction: float = describe_axis(
+        1.0,
+        parse_number("a fraction", 0, 1),
+        "part of the epoch to measure; the rest is extrapolated",
     )
-    evaluate: bool = _axis(False, _switch, "measure loss and accuracy on the test images too")
-    cudnn_benchmark: bool = _axis(False, _switch, "let cuDNN time its algorithms during warm-up")
-    compile: bool = _axis(False, _switch, "torch.compile the network during warm-up")
-    channels_last: bool = _axis(False, _switch, "NHWC memory layout")
-    seed: int = _axis(0, _seed, "seeds weights, order and augmentation")
-    device: str = _axis("cuda", _one_of(("cuda", "cpu")), "where to train (default: cuda if any)")
+    evaluate: bool = describe_axis(
+        False, _switch, "measure loss and accuracy on the test images too"
+    )
+    cudnn_benchmark: bool = describe_axis(
+        False, _switch, "let cuDNN time its algorithms during warm-up"
+    )
+    compile: bool = describe_axis(False, _switch, "torch.compile the network during warm-up")
+    channels_last: bool = describe_axis(False, _switch, "NHWC memory layout")
+    seed: int = describe_axis(0, _seed, "seeds weights, order and augmentation")
+    device: str = describe_axis(
+        "cuda", _one_of(("cuda", "cpu")), "where to train (default: cuda if any)"
+    )
 
     def label(self, axes: Iterable[str] | None = None) -> str:
         """Name the case for people by ``axes``: ``fp16 · loss scale 128 · batch size 512``.

@@ -117,11 +117,12 @@ def classify_death(returncode: int, oom_kills: int) -> Fault:
     if returncode in (-signal.SIGKILL, -signal.SIGTERM):
         return Fault(Status.KILLED, f"{signal.Signals(-returncode).name} from outside the sweep")
     if returncode < 0:
-        return Fault(Status.ERROR, f"the worker crashed with {_signal_name(-returncode)}")
+        return Fault(Status.ERROR, f"the worker crashed with {name_signal(-returncode)}")
     return Fault(Status.ERROR, f"the worker exited with code {returncode} and reported no result")
 
 
-def _signal_name(number: int) -> str:
+def name_signal(number: int) -> str:
+    """Name a signal as signal.h does, or by its number."""
     try:
         return signal.Signals(number).name
     except ValueError:

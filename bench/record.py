@@ -318,7 +318,8 @@ _OUTCOME = (
 )
 
 
-def _axis_column(axis: Field[Any]) -> Column:
+def make_axis_column(axis: Field[Any]) -> Column:
+    """Describe the column that an axis has in a records file."""
     # a loss scale is text because it may be 'dynamic'
     number = type(axis.default) if axis.name != "loss_scale" else str
     return Column(axis.name, number, "", axis.metadata["help"], since=axis.metadata["since"])
@@ -335,7 +336,7 @@ COLUMNS: dict[str, Column] = {
     column.name: column
     for column in (
         *_IDENTITY,
-        *map(_axis_column, AXES.values()),
+        *map(make_axis_column, AXES.values()),
         *_OUTCOME,
         *_columns(Measurement),
         *_columns(Environment),

@@ -292,8 +292,10 @@ def test_a_sweep_measures_each_case_once_but_for_the_repeats(
 ) -> None:
     """A part of an epoch is otherwise repeated by default, and would take all the time there is."""
     asked: list[list[str]] = []
-    count = phases._count
-    monkeypatch.setattr(phases, "_count", lambda _, flags: asked.append(flags) or count(_, flags))
+    count = phases.count_runs
+    monkeypatch.setattr(
+        phases, "count_runs", lambda _, flags: asked.append(flags) or count(_, flags)
+    )
     scale = Scale("cuda", "synthetic", None, 0.2)
     children = Supervisor(card.folder / LOG)
     monkeypatch.setattr(children, "run", lambda *_, **__: Ended(0, 1.0, False, "", ""))
@@ -372,7 +374,7 @@ def test_a_card_from_the_command_line(
     scale = replace(FAKE, device="cuda", fraction=0.2)
     monkeypatch.setattr(command, "has_cuda", lambda: True)
     monkeypatch.setattr(command, "probe", lambda device: Platform(gpu))
-    monkeypatch.setattr(command, "_scale", lambda *_: scale)
+    monkeypatch.setattr(command, "choose_scale", lambda *_: scale)
     flags = ["--out", str(tmp_path), "--only", "headline", "rtx-titan"]
     assert command.main(flags) == 0
     said = capsys.readouterr().out
@@ -421,7 +423,7 @@ def test_the_next_case_is_not_begun_in_vain(tmp_path: Path, monkeypatch) -> None
     clock = Clock()
     monkeypatch.setattr(phases.time, "monotonic", clock.monotonic)
     records, children = tmp_path / RECORDS, Supervisor(tmp_path / LOG, until=1055.0)
-    enough = phases._enough(records, children)
+    enough = phases.watch_time(records, children)
     clock.now = 1020.0
     assert not enough()
     records.write_text("header\nrow\n")
@@ -634,16 +636,16 @@ def test_bad_input(flags: list[str], message: str, capsys: pytest.CaptureFixture
 
 
 def test_without_cifar10_the_images_are_synthetic(tmp_path: Path, cifar10: Path) -> None:
-    assert command._scale(cifar10, None).dataset == "cifar10"
+    assert command.choose_scale(cifar10, None).dataset == "cifar10"
     with pytest.raises(UsageError, match="no CIFAR-10 there"):
-        command._scale(tmp_path, None)
+        command.choose_scale(tmp_path, None)
 
 
 def test_synthetic_images_are_said_in_the_summary(
     tmp_path: Path, card: Card, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    scale = command._scale(None, None)
+    scale = command.choose_scale(None, None)
     assert (scale.dataset, scale.data_dir) == ("synthetic", None)
     card.identity["dataset"] = scale.dataset
     assert "no CIFAR-10 was found" in "\n".join(summarize(card, Entry(State.DONE), [], 1, "9"))

@@ -88,8 +88,8 @@ def add_axis(copy: Copy) -> None:
     text = re.sub(r"^SCHEMA = (\d+)$", lambda m: f"SCHEMA = {int(m[1]) + 1}",
                   (copy.folder / "bench/record.py").read_text(), flags=re.MULTILINE)  # fmt: skip
     copy.write("record.py", text)
-    field = 'momentum: float = _axis(0.9, _number("a momentum", 0), "SGD momentum", since=3)'
-    copy.insert("case.py", "    device: str", f"    {field}")
+    about = '0.9, parse_number("a momentum", 0), "SGD momentum", since=3'
+    copy.insert("case.py", "    device: str", f"    momentum: float = describe_axis({about})")
 
 
 def add_model(copy: Copy) -> None:

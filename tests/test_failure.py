@@ -248,4 +248,4 @@ def test_a_kernel_that_does_not_say(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_signals_have_names() -> None:
-    assert failure._signal_name(signal.SIGSEGV) == "SIGSEGV"
+    assert failure.name_signal(signal.SIGSEGV) == "SIGSEGV"

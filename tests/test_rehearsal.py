@@ -31,7 +31,7 @@ CPU = torch.device("cpu")
 
 def plant(monkeypatch: pytest.MonkeyPatch, update: Callable[[Training], Tensor]) -> None:
     """Have the step end in another update."""
-    monkeypatch.setattr(Training, "_update", update)
+    monkeypatch.setattr(Training, "update", update)
 
 
 def only(rows: list[Rehearsal]) -> Breach:
@@ -75,7 +75,7 @@ def test_a_budget_is_stated_for_every_precision() -> None:
 
 @torch.no_grad()
 def mixed_update(self: Training) -> Tensor:
-    """`Training._update` as it was, with a master for every weight, in one list of all."""
+    """`Training.update` as it was, with a master for every weight, in one list of all."""
     pairs = [
         (m, p) for m, p in zip(self.masters, self.parameters, strict=True) if p.grad is not None
     ]
@@ -97,7 +97,7 @@ class EveryMaster(Training):
         if self.precision.masters:
             self.masters = [m.detach().clone().requires_grad_() for m in self.masters]
             self.optimizer = torch.optim.SGD(self.masters, 0.01, 0.9, fused=True)
-            self._update = mixed_update.__get__(self)  # type: ignore[method-assign]
+            self.update = mixed_update.__get__(self)  # type: ignore[method-assign]
 
 
 @pytest.mark.parametrize(("precision", "half"), [("fp16", "float16"), ("bf16", "bfloat16")])
@@ -138,7 +138,7 @@ def test_lists_of_mixed_dtype_are_refused(
 def test_a_value_read_back_is_refused(
     fault: Callable[[Tensor], object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = Training._update
+    made = Training.update
 
     def update(self: Training) -> Tensor:
         fault(self.masters[0].detach().flatten()[0])
@@ -180,7 +180,7 @@ def test_a_value_read_back_is_refused(
 def test_a_copy_between_host_and_device_is_refused(
     fault: Callable[[Tensor, torch.device], object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = Training._update
+    made = Training.update
 
     def update(self: Training) -> Tensor:
         fault(self.masters[-1].detach(), self.device)
@@ -194,7 +194,7 @@ def test_a_copy_between_host_and_device_is_refused(
 
 def test_a_start_reloaded_within_the_step_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the training itself keeps in host memory is known to be there."""
-    made = Training._update
+    made = Training.update
 
     def update(self: Training) -> Tensor:
         overflowed = made(self)
@@ -208,7 +208,7 @@ def test_a_start_reloaded_within_the_step_is_refused(monkeypatch: pytest.MonkeyP
 
 
 def test_a_loop_over_the_weights_is_over_budget(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = Training._update
+    made = Training.update
 
     def update(self: Training) -> Tensor:
         for parameter in self.parameters:
@@ -225,7 +225,7 @@ def test_a_loop_over_the_weights_is_over_budget(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.slow
 def test_faults_around_compiled_code_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = Training._update
+    made = Training.update
 
     def update(self: Training) -> Tensor:
         overflowed = made(self)
@@ -297,7 +297,7 @@ def test_the_command_prints_a_table(capsys: pytest.CaptureFixture[str]) -> None:
 def test_the_command_fails_on_a_breach(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    place = "bench/training/loop.py:1 in _update"
+    place = "bench/training/loop.py:1 in update"
     breach = Breach(Rule.READ, "aten::_local_scalar_dense", place)
     row = Rehearsal("dpn-small", "fp32", Policy(), False, 5, None, (breach,))
     monkeypatch.setattr(rehearsal, "rehearse", lambda *_: [row])

@@ -529,11 +529,11 @@ def test_a_new_axis_takes_its_default_in_older_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(tmp_path, make_record())
-    axis = case._axis(1.5, case._number("a momentum", 0), "momentum", since=NEXT)
+    axis = case.describe_axis(1.5, case.parse_number("a momentum", 0), "momentum", since=NEXT)
     axis.name = "momentum"
     monkeypatch.setitem(AXES, "momentum", axis)
     monkeypatch.setattr(Case, "momentum", 1.5, raising=False)
-    declare(monkeypatch, record._axis_column(axis), "lr")
+    declare(monkeypatch, record.make_axis_column(axis), "lr")
     frame = read_records(tmp_path)
     assert frame["momentum"].tolist() == [1.5]
     assert list(frame.columns).index("momentum") == list(frame.columns).index("lr") + 1
@@ -551,9 +551,9 @@ def test_a_column_that_an_old_file_should_have_is_missed(
 def test_what_brought_a_column_is_said_where_it_is_described() -> None:
     since = {f.metadata.get("since", 1) for f in fields(Measurement)}
     assert since <= set(range(1, SCHEMA + 1))
-    axis = case._axis(1, int, "x", since=NEXT)
+    axis = case.describe_axis(1, int, "x", since=NEXT)
     axis.name = "x"
-    assert record._axis_column(axis).since == NEXT
+    assert record.make_axis_column(axis).since == NEXT
 
 
 def test_a_newer_file_is_refused_by_name(tmp_path: Path) -> None:

@@ -157,7 +157,7 @@ def test_update_is_bitwise_the_rule(
     )
     masters = [m.detach().clone().requires_grad_() for m in plain.masters]
     plain.optimizer = torch.optim.SGD(masters, LR, MOMENTUM, weight_decay=WEIGHT_DECAY, fused=True)
-    monkeypatch.setattr(plain, "_update", lambda: update_each(plain, masters))
+    monkeypatch.setattr(plain, "update", lambda: update_each(plain, masters))
     for seed in range(3):
         for one in (ours, plain):
             if isinstance(one.model, Awkward):
@@ -343,14 +343,14 @@ def test_curves_stay_inside_the_seed_spread() -> None:
     assert {name: outside_spread(curve(training(name)), fp32) for name in HALVES} == {
         name: [] for name in HALVES
     }
-    spoilt, made = training("bf16"), Training._update
+    spoilt, made = training("bf16"), Training.update
 
     def spoil() -> Tensor:
         overflowed = made(spoilt)
         spoil_batch_norm(spoilt)
         return overflowed
 
-    spoilt._update = spoil  # type: ignore[method-assign]
+    spoilt.update = spoil  # type: ignore[method-assign]
     assert outside_spread(curve(spoilt), fp32)
     assert outside_spread(torch.full((5,), torch.nan), fp32) == [0, 1, 2, 3, 4]
 

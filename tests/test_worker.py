@@ -24,7 +24,7 @@ from bench.worker.__main__ import conclude
 from bench.worker.channel import Channel, Reporter
 from bench.worker.measurement import (
     Findings,
-    _forgiven,
+    forgive,
     measure,
     set_up,
     start_over,
@@ -199,7 +199,7 @@ def test_divergence_is_measured_and_located(data: DatasetInfo) -> None:
 
 def test_uncountable_models_are_no_loss() -> None:
     found = Findings()
-    with _forgiven(found, "flop_per_image"):
+    with forgive(found, "flop_per_image"):
         count_flop(f"{__name__}:uncountable")
     assert "meta tensor" in found.missing["flop_per_image"].lower()
 
@@ -256,7 +256,7 @@ def test_a_failing_evaluation_keeps_the_epoch(
     def fail(*_: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
 
-    monkeypatch.setattr("bench.worker.measurement._evaluate", fail)
+    monkeypatch.setattr("bench.worker.measurement.evaluate", fail)
     m, steps, missing = run(replace(CASE, evaluate=True), data)
     assert m.epoch_time_s
     assert len(steps) == 10
@@ -275,10 +275,10 @@ def twenty() -> nn.Module:
 
 def test_a_shared_cpu_is_noted(data: DatasetInfo, monkeypatch: pytest.MonkeyPatch) -> None:
     """Readings of the machine and of this process, at the start and the end of the epoch."""
-    from bench.worker.measurement import _OtherWork
+    from bench.worker.measurement import OtherWork
 
     readings = iter([(10.0, 5.0, 100.0), (29.0, 14.0, 110.0)])
-    monkeypatch.setattr(_OtherWork, "_read", staticmethod(lambda: next(readings)))
+    monkeypatch.setattr(OtherWork, "_read", staticmethod(lambda: next(readings)))
     m, _, _ = run(CASE, data)
     assert m.other_cores == pytest.approx(1.0)
 

@@ -92,7 +92,7 @@ def show(argv: Sequence[str]) -> int:
         # threads that wait for each other make a busy machine's training many times slower
         os.environ.setdefault("OMP_NUM_THREADS", "1")
     platform = probe("cpu" if rehearsal else "cuda")
-    scale = rehearse(fraction) if rehearsal else _scale(given.data_dir, fraction)
+    scale = rehearse(fraction) if rehearsal else choose_scale(given.data_dir, fraction)
     scale = Scale(**{**vars(scale), "allow_shared": given.allow_shared})
     card, remark = choose_card(
         given.out.absolute(),
@@ -375,7 +375,7 @@ def _pump(stream: IO[str], kept: list[str], places: Sequence[IO[str]]) -> None:
             place.flush()
 
 
-def _scale(data_dir: Path | None, fraction: float | None) -> Scale:
+def choose_scale(data_dir: Path | None, fraction: float | None) -> Scale:
     """A card's scale: CIFAR-10 where it is found, and no download, which may take minutes."""
     folder = (data_dir or Path("data")).absolute()
     found = folder.is_dir() and detect(folder) is not None

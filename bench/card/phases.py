@@ -131,14 +131,14 @@ def _sweep(*flags: str | Callable[[Scale], str]) -> Run:
         own = [flag if isinstance(flag, str) else flag(scale) for flag in flags]
         # once, though a sweep repeats a part of an epoch by itself: the phase repeats comes last
         arguments = ["--repeats", "1", *own, *scale.sweep_flags()]  # of a flag twice, the last
-        before = _count(card.folder, arguments)
+        before = count_runs(card.folder, arguments)
         if not before.left and not before.failed:
             return Entry(State.DONE, line=before.line)
         command = [sys.executable, "-m", "bench.sweep", *arguments, "--out", str(card.folder)]
         command += ["--retry", *map(str, FAILURES)] if before.failed else []
         # its report is of what is there so far; this card's own comes at the end
-        ended = children.run(command, _enough(card.folder / RECORDS, children), quiet=True)
-        after = _count(card.folder, arguments)
+        ended = children.run(command, watch_time(card.folder / RECORDS, children), quiet=True)
+        after = count_runs(card.folder, arguments)
         if ended.returncode == 2:
             return Entry(State.FAILED, returncode=2, line=ended.last)
         if children.interrupted and after.left:
@@ -153,7 +153,7 @@ def _sweep(*flags: str | Callable[[Scale], str]) -> Run:
     return run
 
 
-def _enough(records: Path, children: Children) -> Callable[[], bool]:
+def watch_time(records: Path, children: Children) -> Callable[[], bool]:
     """Whether the case under way would probably not end in time: the longest so far decides.
 
     It is asked again and again, and says so just after a case has ended, so that the next one is
@@ -185,7 +185,8 @@ class _Tally:
     line: str
 
 
-def _count(folder: Path, arguments: Sequence[str]) -> _Tally:
+def count_runs(folder: Path, arguments: Sequence[str]) -> _Tally:
+    """Tally the runs of a sweep that its folder holds already."""
     options = parse_arguments(arguments)
     plan = plan_runs(choose_cases(options), options.repeats)
     history = {}

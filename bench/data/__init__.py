@@ -191,7 +191,7 @@ def _store(source: Source, name: str, folder: Path, progress: Progress | None) -
                 rmtree(leftover, ignore_errors=True)
             partial.mkdir()
             try:
-                _decode(source, name, partial, progress)
+                decode(source, name, partial, progress)
                 partial.rename(folder)
             finally:
                 rmtree(partial, ignore_errors=True)
@@ -203,7 +203,8 @@ def _store(source: Source, name: str, folder: Path, progress: Progress | None) -
     return load(folder).info
 
 
-def _decode(source: Source, name: str, folder: Path, progress: Progress | None) -> None:
+def decode(source: Source, name: str, folder: Path, progress: Progress | None) -> None:
+    """Decode a dataset into ``folder``, to be read by every worker."""
     digest = sha256()
     scratch = folder / "unpacked"
     counts = {}

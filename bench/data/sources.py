@@ -301,13 +301,13 @@ def _decode(encoded: Iterable[Encoded]) -> Iterator[Chunk]:
     encoded = iter(encoded)
     while group := list(islice(encoded, CHUNK)):
         # 50 to 200 µs an image here; two threads were slower: they pass the lock at every image
-        pixels = b"".join(_pixels(data, where) for where, data, _ in group)
+        pixels = b"".join(decode_pixels(data, where) for where, data, _ in group)
         images = np.frombuffer(pixels, np.uint8).reshape(-1, 32, 32, 3).transpose(0, 3, 1, 2)
         labels = np.array([label for *_, label in group], np.uint8)
         yield np.ascontiguousarray(images), labels
 
 
-def _pixels(data: bytes, where: str) -> bytes:
+def decode_pixels(data: bytes, where: str) -> bytes:
     """Decode one PNG or JPEG to 32 rows of 32 RGB values."""
     from io import BytesIO
 

@@ -236,7 +236,7 @@ def _steps_of(rows: pd.DataFrame, group: Group) -> Iterator[tuple[Any, pd.DataFr
             yield row, mine
 
 
-def _curve(steps: pd.DataFrame, images: float, points: int = 40) -> pd.DataFrame:
+def thin_steps(steps: pd.DataFrame, images: float, points: int = 40) -> pd.DataFrame:
     """Steps as at most ``points`` means over images, by share of an epoch."""
     steps = steps[steps["images"] > 0]
     seen = steps["images"].cumsum()
@@ -261,7 +261,7 @@ def take_curves(group: Group) -> pd.DataFrame:
     curves = []
     for row, steps in _steps_of(rows, group):
         images = row.train_images if row.train_images > 0 else steps["images"].sum()
-        curve = _curve(steps, images)
+        curve = thin_steps(steps, images)
         curves.append(curve.assign(precision=row.precision, run="this sweep", batch=row.batch_size))
     reference = group.report.reference
     if curves and reference is not None and (group.cases["kind"] != "published").any():
@@ -273,7 +273,7 @@ def take_curves(group: Group) -> pd.DataFrame:
         for row in iterate(theirs.merge(keys)):
             mine = steps[steps["record_id"] == row.record_id]
             if len(mine):
-                curve = _curve(mine, row.train_images)
+                curve = thin_steps(mine, row.train_images)
                 curves.append(
                     curve.assign(precision=row.precision, run="2019", batch=row.batch_size)
                 )
@@ -528,7 +528,7 @@ def draw_figures(report: Report, png: bool = False) -> list[Figure]:
     Args:
         png: also rasterise each panel.
     """
-    groups = list(_groups(report))
+    groups = list(group_cases(report))
     figures = []
     for sketch in SKETCHES:
         panels = []
@@ -552,7 +552,7 @@ def undrawn(figures: Sequence[Figure]) -> list[str]:
     return [sketch.title for sketch in SKETCHES if sketch.name not in drawn]
 
 
-def _groups(report: Report) -> Iterator[Group]:
+def group_cases(report: Report) -> Iterator[Group]:
     """The largest groups of cases of one machine and setting, in the order of the tables."""
     read: dict[str, pd.DataFrame] = {}
     sweeps: dict[str, Sweep] = {sweep.name: sweep for sweep in report.sweeps}

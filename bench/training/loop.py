@@ -132,7 +132,7 @@ class Training:
         logits = self._classify(x)
         loss = F.cross_entropy(logits, y)
         self.loss_scale.scale(loss).backward()
-        overflowed = self._update()
+        overflowed = self.update()
         correct = (logits.detach().argmax(dim=1) == y).sum()
         return loss.detach(), correct, overflowed
 
@@ -149,7 +149,7 @@ class Training:
         return logits.float()
 
     @torch.no_grad()
-    def _update(self) -> Tensor:
+    def update(self) -> Tensor:
         """Step the optimizer, through the masters where there are any.
 
         The rule, for each weight that has a gradient: copy the gradient to its master in fp32,

@@ -66,7 +66,7 @@ def measure(case: Case, folder: str, channel: Channel, started: float) -> Findin
 
     steps = count_steps(case, batches)
     clock, report = StepClock(device), Reporter(channel, device, "epoch", steps)
-    before, others = _count_allocator_troubles(device), _OtherWork()
+    before, others = _count_allocator_troubles(device), OtherWork()
     channel.enter("epoch")
     start = time.perf_counter()
     fetch = train_epoch(training, batches.epoch(0, steps=steps), clock, report)
@@ -85,12 +85,12 @@ def measure(case: Case, folder: str, channel: Channel, started: float) -> Findin
 
     # what follows is not worth losing a measured epoch for
     if case.evaluate:
-        with _forgiven(found, "test_loss", "test_accuracy", "eval_time_s"):
-            _evaluate(training, data, case, found)
+        with forgive(found, "test_loss", "test_accuracy", "eval_time_s"):
+            evaluate(training, data, case, found)
     m.flags = " ".join(f"{name}={value}" for name, value in read_flags().items())
-    with _forgiven(found, *_PROVEN):
+    with forgive(found, *_PROVEN):
         _prove(training, batches, case, found)
-    with _forgiven(found, "flop_per_image"):
+    with forgive(found, "flop_per_image"):
         m.flop_per_image = count_flop(case.model)
     return found
 
@@ -106,7 +106,7 @@ _PROVEN = (
 
 
 @contextmanager
-def _forgiven(found: Findings, *columns: str) -> Iterator[None]:
+def forgive(found: Findings, *columns: str) -> Iterator[None]:
     """Leave ``columns`` empty, saying why, where what fills them fails."""
     try:
         yield
@@ -325,7 +325,7 @@ def _note(found: Findings, text: str) -> None:
     m.notes = f"{m.notes}; {text}" if m.notes else text
 
 
-class _OtherWork:
+class OtherWork:
     """How much of the machine's cores others use while this process works."""
 
     def __init__(self) -> None:
@@ -347,7 +347,8 @@ class _OtherWork:
         return busy, own.user + own.system, time.monotonic()
 
 
-def _evaluate(training: Training, data: Dataset, case: Case, found: Findings) -> None:
+def evaluate(training: Training, data: Dataset, case: Case, found: Findings) -> None:
+    """Measure loss and accuracy on the test images, and how long that takes."""
     from bench.data.batches import Batches
     from bench.training.timing import synchronize
 

@@ -28,8 +28,8 @@ def folder(tmp_path, write_parquet, draw):
 def decodings(monkeypatch):
     """How often anything was decoded."""
     calls = []
-    decode = data._decode
-    monkeypatch.setattr(data, "_decode", lambda *a: (calls.append(a), decode(*a)))
+    decode = data.decode
+    monkeypatch.setattr(data, "decode", lambda *a: (calls.append(a), decode(*a)))
     return calls
 
 
@@ -120,12 +120,12 @@ import sys
 import time
 from pathlib import Path
 from bench import data
-decode = data._decode
+decode = data.decode
 def slowly(source, name, folder, progress):
     print("decoding", flush=True)
     time.sleep(0.5)
     decode(source, name, folder, progress)
-data._decode = slowly
+data.decode = slowly
 print(data.prepare("cifar10", data_dir=Path(sys.argv[1]), cache_dir=Path(sys.argv[2])))
 """
 

@@ -28,7 +28,7 @@ def cards(fake_cards: list[Path]) -> Report:
 
 def take(report: Report, name: str) -> pd.DataFrame:
     sketch = next(sketch for sketch in figures.SKETCHES if sketch.name == name)
-    return sketch.take(next(iter(figures._groups(report))))
+    return sketch.take(next(iter(figures.group_cases(report))))
 
 
 def test_every_precision_has_a_colour_and_a_marker() -> None:
@@ -76,7 +76,7 @@ def test_colours_have_contrast_on_both_papers() -> None:
 
 @pytest.mark.slow
 def test_memory_marks_what_ran_out_at_the_cards_size(cards: Report) -> None:
-    groups = list(figures._groups(cards))
+    groups = list(figures.group_cases(cards))
     data = figures.take_memory(groups[1])
     assert groups[1].title.startswith("NVIDIA RTX 6000 Ada")
     lost = data[data["outcome"] == "out of memory"]
@@ -104,7 +104,7 @@ def test_a_curve_is_a_mean_over_images() -> None:
     steps = pd.DataFrame(
         {"images": [100, 300], "loss": [2.0, 1.0], "correct": [10, 150], "time_s": [1.0, 1.0]}
     )
-    curve = figures._curve(steps, 800, points=1)
+    curve = figures.thin_steps(steps, 800, points=1)
     assert curve.iloc[0].tolist() == [50.0, 1.25, 40.0]
 
 
