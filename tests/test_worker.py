@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from bench.errors import UsageError
 from bench.precision import Arithmetic
 from bench.record import Measurement, Status, Step
 from bench.training.flop import count_flop
+from bench.training.loop import Training
 from bench.training.proof import DENSE, Finding, LayerProof, Proof
 from bench.worker.__main__ import conclude
 from bench.worker.channel import Channel, Reporter
@@ -248,6 +250,26 @@ def test_an_unclear_proof_is_noted_and_the_row_stays_ok(
     assert conclude(found) == (Status.OK, "")
     assert found.measurement.arithmetic == "unclear"
     assert "a convolution: unclear (error 5.0e-05)" in (found.measurement.notes or "")
+
+
+def test_both_shapes_are_evaluated_once_before_the_clock(
+    data: DatasetInfo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Evaluation is new to cuDNN and the compiler: what they choose is not in its time."""
+    calls: list[list[int]] = []
+    evaluated = Training.evaluate
+
+    def watch(self: Training, batches: Any) -> tuple[float, float]:
+        seen = list(batches)
+        calls.append([len(y) for _, y in seen])
+        return evaluated(self, seen)
+
+    monkeypatch.setattr(Training, "evaluate", watch)
+    m, _, _ = run(replace(CASE, evaluate=True), data)
+    warm, timed = calls
+    assert warm == [512, 10_000 % 512]
+    assert sum(timed) == 10_000
+    assert m.eval_time_s
 
 
 def test_a_failing_evaluation_keeps_the_epoch(
