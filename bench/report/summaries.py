@@ -148,6 +148,8 @@ def _tell_apart(cases: pd.DataFrame) -> None:
     cell = number_groups(cases, [*SOURCE, *AXES, "kind"])
     alike = cell.duplicated(keep=False)
     cases["apart"] = ""
+    if not alike.any():  # as in every sweep without --mix
+        return
     said = alike & False
     for name in COMPARABLE:
         varies = alike & (cases[name].groupby(cell).transform("nunique") > 1)
