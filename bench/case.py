@@ -150,6 +150,9 @@ class Case:
 
 AXES: dict[str, Field[Any]] = {axis.name: axis for axis in fields(Case)}
 
+FOLLOWS: dict[str, tuple[str, ...]] = {"precision": ("loss_scale", "skip_overflow")}
+"""Axes that only some values of another axis have: where that one changes, so may these."""
+
 NAMED = ("precision", "loss_scale", "batch_size")
 """The axes that name a case even where they do not vary."""
 

@@ -14,10 +14,10 @@ import pytest
 
 from bench.case import Case
 from bench.compare.__main__ import main
-from bench.compare.comparison import METRICS
 from bench.compare.gates import OUTCOME_FINDINGS, parse_percent
 from bench.errors import UsageError
 from bench.record import COLUMNS, Environment, Measurement, Record, Status
+from bench.report.metrics import METRICS
 from bench.store.writer import Store
 
 CASE = Case(dataset="synthetic", device="cpu")

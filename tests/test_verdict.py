@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy import stats
 
-from bench.compare.verdict import (
+from bench.verdict import (
     MIN_REPEATS,
     MIN_SEEDS,
     Ratio,

@@ -2,7 +2,7 @@
 
 Cases are matched by all their axes and, where a side holds runs of one case on several GPUs or
 under several versions, by what ran them too. Of each run the latest attempt counts; sentinels do
-not. Every metric is better when lower. How a verdict is reached stands in `bench.compare.verdict`.
+not. Every metric is better when lower. How a verdict is reached stands in `bench.verdict`.
 """
 
 from __future__ import annotations
@@ -12,10 +12,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from bench.compare import verdict
+from bench import verdict
 from bench.compare.comparison import (
-    METRICS,
-    Metric,
     choose_metrics,
     compare,
     read_side,
@@ -33,6 +31,7 @@ from bench.compare.tables import FORMATS
 from bench.errors import UsageError, nearest
 from bench.flags import Parser, run_command
 from bench.limits import MIN_REPEATS
+from bench.report.metrics import METRICS, Metric
 
 
 def build_parser() -> Parser:

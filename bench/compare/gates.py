@@ -7,15 +7,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from bench.compare.comparison import (
-    METRICS,
     Comparison,
     explain_unmatched,
     printable,
     write_outcomes,
 )
-from bench.compare.verdict import Verdict
 from bench.errors import UsageError, nearest
+from bench.report.metrics import METRICS
 from bench.report.quantities import write_number
+from bench.verdict import Verdict
 
 OUTCOME_FINDINGS = {
     "broken": "ends worse in B: a repeat fails or diverges where none did",

@@ -8,12 +8,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from bench import verdict
 from bench.case import AXES
-from bench.compare import conditions, verdict
+from bench.compare import conditions
 from bench.compare.comparison import (
     Comparison,
     Finding,
-    Metric,
     Side,
     Subject,
     explain_unmatched,
@@ -22,10 +22,11 @@ from bench.compare.comparison import (
 )
 from bench.compare.conditions import Condition, Count, Summarized
 from bench.compare.gates import Result
-from bench.compare.verdict import Ratio, Verdict
 from bench.record import Status
+from bench.report.metrics import Metric
 from bench.report.model import NOTHING, Cell, Head, Table
 from bench.report.quantities import write_number
+from bench.verdict import Ratio, Verdict
 
 
 def _cells(*texts: str) -> tuple[Cell, ...]:
