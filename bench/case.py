@@ -7,6 +7,7 @@ the CSV column and the asv parameter.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields
 from hashlib import sha256
@@ -223,6 +224,17 @@ def grid(axes: Mapping[str, Sequence[Value]]) -> list[Case]:
             settings["skip_overflow"] = False
         cases[Case(**settings)] = None
     return list(cases)
+
+
+def main_loss_scale(precision: str, scales: Iterable[str]) -> str:
+    """The loss scale whose cases stand for their precision: its default, or else the commonest.
+
+    Args:
+        scales: of the precision's cases, as CSV spells them; at least one.
+    """
+    held = Counter(scales)
+    default = format_value(PRECISIONS[precision].default_loss_scale)
+    return default if default in held else held.most_common(1)[0][0]
 
 
 def check_batches(case: Case, train_images: int) -> None:

@@ -12,6 +12,7 @@ from bench.report.notices import Notice
 if TYPE_CHECKING:
     import pandas as pd
 
+    from bench.report.effects import Effect
     from bench.report.sweeps import Sweep
 
 
@@ -31,33 +32,32 @@ class Cell:
 
 @dataclass(frozen=True)
 class Head:
-    """A column's head. Numbers stand to the right; ``better`` is lower, higher or empty."""
+    """A column's head. Numbers stand to the right; ``better`` is lower, higher or empty.
+
+    Where a page is too narrow, columns that ``keep`` least go first; those of 9 never do.
+    """
 
     name: str
     label: str
     help: str = ""
     number: bool = True
     better: str = ""
+    keep: int = 9
 
 
 @dataclass(frozen=True)
 class Table:
-    """Rows under heads, a title above and, below, what must never part from the numbers."""
+    """Rows under heads, a title above and, below, what must never part from the numbers.
+
+    ``groups`` are the rows before which a line is drawn.
+    """
 
     name: str
     title: str
     heads: tuple[Head, ...]
     rows: tuple[tuple[Cell, ...], ...]
     notes: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Section:
-    """Tables whose cases agree on all axes but precision, loss scale and batch size."""
-
-    title: str
-    cases: pd.DataFrame
-    tables: tuple[Table, ...]
+    groups: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,17 @@ class Answer:
 
 @dataclass(frozen=True)
 class Report:
-    """All a renderer needs."""
+    """All a renderer needs, in the order in which it is read.
+
+    Attributes:
+        records: of `summaries.read`, those that ``--where`` asks for.
+        cases: of `summaries.summarize`, in the order of the overview.
+        axes: those in which the cases differ, in the order of the overview's columns.
+        constants: what is the same in every case, as sentences.
+        tables: overview, effects, what compiling costs, and those beside other figures.
+        notes: what must never part from the numbers of all the tables.
+        outcomes: how many cases and runs there are, and how they ended.
+    """
 
     title: str
     sweeps: Sequence[Sweep]
@@ -78,14 +88,13 @@ class Report:
     records: pd.DataFrame
     cases: pd.DataFrame
     machines: dict[tuple[str, str], str]
+    axes: tuple[str, ...]
+    constants: tuple[str, ...]
     answers: tuple[Answer, ...]
     warnings: tuple[Notice, ...]
-    sections: tuple[Section, ...]
-    left_out: str
+    effects: tuple[Effect, ...]
+    tables: tuple[Table, ...]
+    notes: tuple[str, ...]
+    outcomes: str
     environments: Table
     home: Path
-
-    @property
-    def tables(self) -> list[Table]:
-        """The tables of all sections, in order."""
-        return [table for section in self.sections for table in section.tables]

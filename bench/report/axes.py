@@ -1,0 +1,127 @@
+"""Which axes a report is about: those that vary, in the order in which a reader compares."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from bench.case import AXES, FOLLOWS, Case, format_value, main_loss_scale
+from bench.precision import PRECISIONS
+from bench.report.summaries import SOURCE
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+MACHINE = "machine"
+"""Where a case ran, which is compared like an axis: a sweep and a machine of it."""
+
+HOW_MEASURED = ("fraction",)
+"""Axes that say how a case was measured. They never tell two questions apart."""
+
+_FIRST = ("model", "dataset", "precision", "loss_scale", "skip_overflow", "batch_size")
+
+ORDER = (
+    MACHINE,
+    *_FIRST,
+    *(name for name in AXES if name not in (*_FIRST, *HOW_MEASURED, "device")),
+)
+"""Every axis a table may have a column for. ``device`` is told by the machine."""
+
+Machines = Mapping[tuple[str, str], str]
+"""(sweep, machine) to its name for people."""
+
+
+def find_varying(cases: pd.DataFrame) -> tuple[str, ...]:
+    """The axes of `ORDER` in which cases differ.
+
+    A loss scale (and what else only some precisions have) varies if it does within one precision.
+    """
+    varying = []
+    for name in ORDER:
+        if name == MACHINE:
+            several = len(cases[list(SOURCE)].drop_duplicates()) > 1
+        elif leader := _leader(name):
+            several = bool((cases.groupby(leader)[name].nunique() > 1).any())
+        else:
+            several = cases[name].nunique() > 1
+        if several:
+            varying.append(name)
+    return tuple(varying)
+
+
+def _leader(name: str) -> str:
+    """The axis that ``name`` follows; empty for none."""
+    return next((leader for leader, followers in FOLLOWS.items() if name in followers), "")
+
+
+def name_value(axis: str, value: object) -> str:
+    """Write a value of an axis for a table: ``off`` and ``none`` where CSV has little or nothing."""
+    if axis == "loss_scale" and value == "":
+        return "none"
+    return format_value(value) if not isinstance(value, str) else value  # type: ignore[arg-type]
+
+
+def order_values(axis: str, values: Iterable[Any]) -> list[Any]:
+    """The distinct values of an axis as a reader expects them.
+
+    Precisions in the order of `PRECISIONS`, numbers upwards, dynamic loss scales last, off before
+    on, anything else as it first ran.
+    """
+    distinct = list(dict.fromkeys(values))
+    if axis == "precision":
+        return sorted(distinct, key=list(PRECISIONS).index)
+    if axis == "loss_scale":
+        return sorted(distinct, key=lambda scale: (_scale_order(scale), str(scale)))
+    if axis in AXES and isinstance(getattr(Case, axis), (bool, int, float)):
+        return sorted(distinct)
+    return distinct
+
+
+def _scale_order(scale: str) -> float:
+    if scale == "":
+        return 0.0
+    try:
+        return float(scale)
+    except ValueError:
+        return math.inf
+
+
+def rank(cases: pd.DataFrame, axis: str) -> pd.Series:
+    """Where each case's value of an axis stands in `order_values`; of machines, as they ran."""
+    values = take_values(cases, axis)
+    order = {value: place for place, value in enumerate(order_values(axis, values))}
+    return values.map(order)
+
+
+def take_values(cases: pd.DataFrame, axis: str) -> pd.Series:
+    """Each case's value of an axis; of `MACHINE` its (sweep, machine)."""
+    import pandas as pd
+
+    if axis != MACHINE:
+        return cases[axis]
+    pairs = list(zip(cases["sweep"], cases["machine"], strict=True))
+    return pd.Series(pairs, index=cases.index, dtype=object)
+
+
+def sort_cases(cases: pd.DataFrame, axes: Sequence[str]) -> pd.DataFrame:
+    """Cases ordered by ``axes``, the last varying fastest, so that neighbours differ in little."""
+    keys = {f"_{axis}": rank(cases, axis) for axis in axes}
+    if not keys:
+        return cases
+    return cases.assign(**keys).sort_values(list(keys), kind="stable").drop(columns=list(keys))
+
+
+def keep_main(cases: pd.DataFrame) -> pd.DataFrame:
+    """Of the cases of each precision, those at its main loss scale, overflows not skipped if any.
+
+    They stand for their precision where precisions are compared.
+    """
+    keep = cases["precision"].isin([])
+    for precision, part in cases.groupby("precision", sort=False):
+        main = part["loss_scale"] == main_loss_scale(str(precision), part["loss_scale"])
+        for follower in FOLLOWS["precision"]:
+            if follower != "loss_scale":
+                main &= part[follower] == order_values(follower, part.loc[main, follower])[0]
+        keep |= main.reindex(cases.index, fill_value=False)
+    return cases[keep]
