@@ -47,7 +47,8 @@ CONFIDENCE = 0.95
 MIN_SEEDS = MIN_REPEATS
 """Distinct seeds a side for a verdict on what was learnt."""
 
-_ROUNDING = 1e-12  # values this close, relatively, are one value written twice
+ROUNDING = 1e-12
+"""Values this close, relatively, are one value written twice."""
 
 
 class Verdict(Enum):
@@ -235,7 +236,7 @@ def _equal(a: Mapping[int, float], b: Mapping[int, float]) -> bool:
         len(a) >= MIN_SEEDS
         and a.keys() == b.keys()
         and all(
-            value > 0 and abs(value - b[seed]) <= _ROUNDING * value for seed, value in a.items()
+            value > 0 and abs(value - b[seed]) <= ROUNDING * value for seed, value in a.items()
         )
     )
 
@@ -250,7 +251,7 @@ def _ask_for_seeds(ratio: Ratio, a: Mapping[int, float], b: Mapping[int, float])
     if fewest > 1:
         return replace(ratio, lack=f"two seeds{where}: needs three")
     apart = abs(ratio.value - 1)
-    differs = f"differs by {100 * apart:.2g} %" if apart > _ROUNDING else "equal"
+    differs = f"differs by {100 * apart:.2g} %" if apart > ROUNDING else "equal"
     return replace(ratio, lack=f"one seed{where}: {differs}, no verdict")
 
 
@@ -290,7 +291,7 @@ def _summarize(values: Sequence[float]) -> tuple[float, _Spread]:
     """Mean of the logarithms, and their unbiased variance: 0 where the values are one."""
     logs = [math.log(value) for value in values]
     mean = fmean(logs)
-    if max(values) - min(values) <= _ROUNDING * max(values):
+    if max(values) - min(values) <= ROUNDING * max(values):
         return mean, _Spread(0.0, len(logs))
     squares = math.fsum((log - mean) ** 2 for log in logs)
     return mean, _Spread(squares / (len(logs) - 1), len(logs))

@@ -55,6 +55,15 @@ def _parser() -> Parser:
         metavar="FILE",
         help="published figures to set beside: a records file, or none (default: RTX Titan, 2019)",
     )
+    add(
+        "--where",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="AXIS=VALUE",
+        help="only these cases, such as precision=fp16,bf16 batch_size=512",
+    )
+    add("--by", default="", metavar="AXIS", help="group the overview by this axis")
     add("--watch", action="store_true", help="redraw as the sweep goes on, until Ctrl-C")
     return parser
 
@@ -91,6 +100,8 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _build(options: argparse.Namespace) -> Report:
+    from bench.report.axes import ORDER
+    from bench.report.filters import parse_filter, parse_name
     from bench.report.sweeps import REFERENCE, read_sweep, read_sweeps
     from bench.report.tables import build
 
@@ -100,7 +111,9 @@ def _build(options: argparse.Namespace) -> Report:
     elif options.reference != "none":
         reference = read_sweep(Path(options.reference))
     home = (options.output or Path("report")).resolve().parent
-    return build(read_sweeps(options.sweeps), reference, home)
+    where = [parse_filter(text) for text in options.where]
+    by = parse_name("--by", options.by, ORDER) if options.by else ""
+    return build(read_sweeps(options.sweeps), reference, home, where, by)
 
 
 @contextmanager

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from bench.case import AXES, FOLLOWS, format_value
 from bench.limits import MIN_REPEATS, STEADY
 from bench.precision import PRECISIONS
 from bench.record import Status
 from bench.report import doubts, summaries
+from bench.report.axes import ORDER, Machines, name_axis
 from bench.report.cells import (
     ESTIMATE,
     TIMED,
@@ -16,8 +18,8 @@ from bench.report.cells import (
     is_estimate,
     iterate,
     name_case,
-    quantity_cell,
     remarks,
+    write_quantity,
 )
 from bench.report.doubts import DOUBTS
 from bench.report.model import MOST_SECTIONS, Answer
@@ -27,18 +29,24 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-def answer(cases: pd.DataFrame, machines: dict[tuple[str, str], str]) -> Iterator[Answer]:
-    """Per machine and workload: the fastest case to be trusted, and the largest batch that fits."""
+def answer(cases: pd.DataFrame, machines: Machines, varying: Collection[str]) -> Iterator[Answer]:
+    """Per machine and workload: the fastest case to be trusted, and the largest batch that fits.
+
+    Args:
+        varying: the axes in which cases differ; a case is named by what it has of them.
+    """
     settings = ["model", "dataset"]
+    named = [name for name in ORDER if name in (*varying, "precision", "batch_size")]
+    named = [name for name in named if name not in settings]
     several = (cases["model"].nunique() > 1) or (cases["dataset"].nunique() > 1)
     for pair in list(machines)[:MOST_SECTIONS]:
         theirs = cases[(cases["sweep"] == pair[0]) & (cases["machine"] == pair[1])]
         for (model, dataset), rows in list(theirs.groupby(settings, sort=False))[:MOST_SECTIONS]:
             about = machines[pair] + (f", {model} on {dataset}" if several else "")
-            yield Answer(about, (_fastest(rows), _largest(rows)))
+            yield Answer(about, (_fastest(rows, named), _largest(rows)))
 
 
-def _fastest(cases: pd.DataFrame) -> str:
+def _fastest(cases: pd.DataFrame, named: Sequence[str]) -> str:
     """Name the lowest time, and claim no more of it than its runs allow."""
     timed = cases[cases["epoch_time_s"].notna()].sort_values("epoch_time_s", kind="stable")
     trusted = doubts.trusted(timed)
@@ -47,8 +55,6 @@ def _fastest(cases: pd.DataFrame) -> str:
         return "Nothing here was measured: these rows came from the fake executor."
     if not len(timed):
         return "No case was timed."
-    axes = [name for name in summaries.SETTINGS[2:] if cases[name].nunique() > 1]
-    named = ("precision", "loss_scale", "batch_size", *axes)
     if not len(good):
         return (
             "Every case has a doubt, so none is called the fastest. Lowest: "
@@ -65,8 +71,8 @@ def _fastest(cases: pd.DataFrame) -> str:
     part = f", extrapolated from {100 * row.fraction:.4g} % of one" if row.fraction < 1 else ""
     said = (
         f"{claim}{among}: {name_case(row, named)}, "
-        f"{quantity_cell(QUANTITIES['epoch_time_s'], row).text} an epoch "
-        f"({quantity_cell(QUANTITIES['images_per_s'], row).text} images/s{part})"
+        f"{write_quantity(QUANTITIES['epoch_time_s'], row)} an epoch "
+        f"({write_quantity(QUANTITIES['images_per_s'], row)} images/s{part})"
         f"{_against_fp32(row, timed)}"
     )
     if row.repeats == 1:
@@ -133,11 +139,16 @@ def _against_fp32(row: Row, timed: pd.DataFrame) -> str:
     if row.precision == "fp32":
         others = trusted & (timed["precision"] != "fp32")
         return "; no other precision was faster" if others.any() else ""
-    same = timed["precision"] == "fp32"
-    for name in (*summaries.SOURCE, *summaries.SETTINGS, "environment", "kind"):
+    theirs = timed["precision"] == "fp32"
+    for name in (*summaries.SOURCE, "model", "dataset", "kind"):
+        theirs &= timed[name] == getattr(row, name)
+    free = ("precision", *FOLLOWS["precision"], *summaries.SAME_QUESTION, "batch_size")
+    settings = [name for name in AXES if name not in free]
+    same = theirs & (timed["environment"] == row.environment)
+    for name in settings:
         same &= timed[name] == getattr(row, name)
     if not same.any():
-        return "; there is no fp32 case with the same settings to compare it with"
+        return _against_other_fp32(row, timed[theirs], settings)
     about = ESTIMATE if row.fraction < 1 else ""
     doubt = "" if (trusted & same).any() else " (the fp32 times are in doubt)"
     # one in doubt is named only where none is better
@@ -156,6 +167,28 @@ def _against_fp32(row: Row, timed: pd.DataFrame) -> str:
     if not doubt and not (trusted & same & (timed["batch_size"] == row.batch_size)).any():
         said += " (that fp32 time is in doubt)"
     return said + (at_best if row.speedup > speedup * (1 + STEADY) else "") + doubt
+
+
+def _against_other_fp32(row: Row, others: pd.DataFrame, settings: Sequence[str]) -> str:
+    """Compare the fastest case with the fp32 case most like it, and say in what that differs.
+
+    Args:
+        others: the fp32 cases with a time, fastest first; none has the settings of ``row``.
+    """
+    if not len(others):
+        return "; no fp32 case was timed to compare it with"
+    unlike = sum((others[name] != getattr(row, name)).astype(int) for name in settings)
+    unlike = unlike + (others["batch_size"] != row.batch_size)
+    other = next(iterate(others[unlike == unlike.min()]))
+    differs = [
+        f"{name_axis(name)} {format_value(getattr(other, name))}"
+        for name in ("batch_size", *settings)
+        if getattr(other, name) != getattr(row, name)
+    ]
+    what = ", ".join(differs) or "other versions"
+    about = ESTIMATE if min(row.fraction, other.fraction) < 1 else ""
+    speedup = other.epoch_time_s / row.epoch_time_s
+    return f", {about}{speedup:.2f}× as fast as the nearest fp32 case ({what})"
 
 
 def _largest(cases: pd.DataFrame) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from bench.case import AXES, FOLLOWS, Case, format_value, main_loss_scale
 from bench.precision import PRECISIONS
-from bench.report.summaries import SOURCE
+from bench.report.summaries import SAME_QUESTION, SOURCE
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -16,17 +16,19 @@ if TYPE_CHECKING:
 MACHINE = "machine"
 """Where a case ran, which is compared like an axis: a sweep and a machine of it."""
 
-HOW_MEASURED = ("fraction",)
-"""Axes that say how a case was measured. They never tell two questions apart."""
-
 _FIRST = ("model", "dataset", "precision", "loss_scale", "skip_overflow", "batch_size")
 
 ORDER = (
     MACHINE,
     *_FIRST,
-    *(name for name in AXES if name not in (*_FIRST, *HOW_MEASURED, "device")),
+    *(name for name in AXES if name not in (*_FIRST, *SAME_QUESTION, "device")),
 )
 """Every axis a table may have a column for. ``device`` is told by the machine."""
+
+NUMBERS = frozenset(
+    name for name in AXES if name == "loss_scale" or type(getattr(Case, name)) in (int, float)
+)
+"""Axes whose values are numbers, upwards; a dynamic loss scale comes last."""
 
 Machines = Mapping[tuple[str, str], str]
 """(sweep, machine) to its name for people."""
@@ -55,11 +57,16 @@ def _leader(name: str) -> str:
     return next((leader for leader, followers in FOLLOWS.items() if name in followers), "")
 
 
-def name_value(axis: str, value: object) -> str:
-    """Write a value of an axis for a table: ``off`` and ``none`` where CSV has little or nothing."""
-    if axis == "loss_scale" and value == "":
-        return "none"
-    return format_value(value) if not isinstance(value, str) else value  # type: ignore[arg-type]
+def name_axis(axis: str) -> str:
+    """Name an axis for people."""
+    return axis.replace("_", " ")
+
+
+def name_value(axis: str, value: Any, machines: Machines) -> str:
+    """Write a value of an axis, of `take_values`, for people."""
+    if axis == MACHINE:
+        return machines[value]
+    return format_value(value) or "none"
 
 
 def order_values(axis: str, values: Iterable[Any]) -> list[Any]:

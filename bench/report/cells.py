@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from bench.case import Case, Value
+from bench.case import AXES, Case, Value
 from bench.record import MEASURED, Status
 from bench.report.doubts import DOUBTS
 from bench.report.model import NOTHING, Cell
@@ -30,7 +30,7 @@ def iterate(frame: pd.DataFrame) -> Iterator[Row]:
 
 
 def quantity_cell(quantity: Quantity, row: Row, prefix: str = "") -> Cell:
-    """Write one number of a case, with its unit, the ends of its spread and an estimate's mark."""
+    """Write one number of a case, the ends of its spread and an estimate's mark, without unit."""
     value = getattr(row, prefix + quantity.name)
     if not is_number(value):
         return Cell(NOTHING)
@@ -39,7 +39,12 @@ def quantity_cell(quantity: Quantity, row: Row, prefix: str = "") -> Cell:
         text += _write_spread(quantity, row, value)
     if not prefix and is_estimate(quantity, row):
         text = f"{ESTIMATE}{text}"
-    return Cell(quantity.add_unit(text), value)
+    return Cell(text, value)
+
+
+def write_quantity(quantity: Quantity, row: Row) -> str:
+    """Write one number of a case as `quantity_cell` does, with its unit."""
+    return quantity.add_unit(quantity_cell(quantity, row).text)
 
 
 def _write_spread(quantity: Quantity, row: Row, value: float) -> str:
@@ -92,12 +97,12 @@ def remarks(row: Row, but: Iterable[str] = ()) -> str:
 
 
 def name_case(row: Row, axes: Iterable[str]) -> str:
-    """`Case.label` of a row of the frame of cases, by some axes.
+    """`Case.label` of a row of the frame of cases, by some axes; those of no `Case` are left out.
 
     The frame's values are spelled as CSV spells them, so no `Case` is parsed for it.
     """
     values: dict[str, Value] = {}
-    for name in axes:
+    for name in (name for name in axes if name in AXES):
         value = getattr(row, name)
         values[name] = None if value == "" else value
     return Case(**values).label(values)  # type: ignore[arg-type]

@@ -29,7 +29,7 @@ def column_names() -> list[str]:
     ]
     beside = [f"published_{name}" for name in BESIDE]
     outcome = ["status", "reason", "inferred", "repeats", "runs", "seeds", "kind", "memory_measure"]
-    spread = ["spread", "coverage"]
+    spread = ["spread", "coverage", "start_time_s"]
     return ["sweep", "machine", *AXES, *outcome, *spread, *numbers, *DOUBTS, *beside, *WHERE]
 
 

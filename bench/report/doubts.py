@@ -298,6 +298,10 @@ DOUBTS: dict[str, Doubt] = {
 }
 
 
+SAID_BELOW = ("extrapolated", "synthetic", "published")
+"""Doubts that are said below the tables, or marked at each number, and not beside each row."""
+
+
 def trusted(cases: pd.DataFrame) -> pd.Series:
     """Which cases ended well and raise no fatal doubt."""
     sound = cases["status"] == Status.OK.value

@@ -14,14 +14,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from bench.case import AXES, FOLLOWS
-from bench.limits import MIN_REPEATS, STEADY
+from bench.limits import MIN_REPEATS
 from bench.record import COMPARABLE, Status
+from bench.report import quantities
 from bench.report.axes import (
-    HOW_MEASURED,
     MACHINE,
+    NUMBERS,
     Machines,
     find_varying,
     keep_main,
@@ -29,33 +31,48 @@ from bench.report.axes import (
     order_values,
     take_values,
 )
-from bench.report.doubts import DOUBTS
-from bench.report.metrics import METRICS, Metric
-from bench.report.summaries import SOURCE
+from bench.report.doubts import DOUBTS, SAID_BELOW
+from bench.report.metrics import METRICS
+from bench.report.summaries import SAME_QUESTION, SOURCE
 from bench.store.attempts import number_groups
-from bench.verdict import CONFIDENCE, MIN_SEEDS, Ratio, adjust
+from bench.verdict import CONFIDENCE, MIN_SEEDS, ROUNDING, Ratio, adjust
 
 if TYPE_CHECKING:
+    import numpy as np
     import pandas as pd
 
+    from bench.report.metrics import Metric
+
+TIME, LOSS = METRICS["epoch_time_s"], METRICS["train_loss"]
+
+MEMORY = replace(METRICS[next(iter(quantities.MEMORY))], name="memory_bytes", label="peak memory")
+"""Whichever of `quantities.MEMORY` a machine has."""
+
+ENERGY = replace(METRICS["energy_j"], name="energy_per_epoch_j", label="energy of an epoch")
+"""Scaled to a whole epoch, so that parts of one can be compared too."""
+
+JUDGED = (TIME, MEMORY, ENERGY, LOSS)
+
 NO_QUESTION = ("seed",)
-"""Axes that are varied to see the spread, not for what they do."""
+"""Axes that are varied to see a spread, not for what they do."""
 
 BASELINES = {"precision": "fp32"}
-"""What other values are compared with, where it was run; else with the first, or the one below."""
+"""What the other values of an axis are compared with, where it ran; else the first value.
+
+Of numbers, each is compared with the next below it.
+"""
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a change does to one metric.
+    """What a change does to one metric, over the pairs that have it on both sides.
 
     Attributes:
-        ratio: after over before.
-        pairs: how many pairs have a value on both sides.
-        lowest: the ratio of the pair with the lowest; ``highest`` of the one with the highest.
-        difference: mean of after minus before, in the metric's unit.
-        reach: half the 95 % interval of the difference; None with fewer than three runs a side, or
-            for what depends on the seed three seeds a side.
+        ratio: after over before, of geometric means.
+        pairs: how many there are.
+        lowest: the ratio of the pair where it is lowest; ``highest`` where it is highest.
+        difference: after minus before, in the metric's SI unit: the mean over the pairs.
+        reach: half the 95 % interval of that difference; None where the ratio has no interval.
     """
 
     ratio: Ratio
@@ -72,11 +89,11 @@ class Effect:
 
     Attributes:
         axis: an axis of `Case`, or ``machine``.
-        before: its value as text; ``after`` is the one it changes to.
-        pairs: (position of the case before, of the case after) in the frame of cases.
-        estimates: by name of `METRICS`.
+        before: its value, for people; ``after`` is the one it changes to.
+        pairs: the ``cell`` of the case before and of the case after.
+        estimates: by the name of one of `JUDGED`.
         estimated: whether any of its times was extrapolated.
-        doubts: remarks of the doubts any of its cases has.
+        doubts: what speaks against its cases, as remarks.
     """
 
     axis: str
@@ -90,4 +107,230 @@ class Effect:
     @property
     def time(self) -> Estimate | None:
         """What it does to the epoch time."""
-        return self.estimates.get("epoch_time_s")
+        return self.estimates.get(TIME.name)
+
+    @property
+    def memory(self) -> Estimate | None:
+        """What it does to the peak of memory."""
+        return self.estimates.get(MEMORY.name)
+
+    @property
+    def energy(self) -> Estimate | None:
+        """What it does to the energy of an epoch."""
+        return self.estimates.get(ENERGY.name)
+
+    @property
+    def loss(self) -> Estimate | None:
+        """What it does to the training loss."""
+        return self.estimates.get(LOSS.name)
+
+
+@dataclass(frozen=True)
+class _Change:
+    """Pairs of cases: their columns, with ``_a`` before the change and ``_b`` after it."""
+
+    axis: str
+    before: str
+    after: str
+    pairs: pd.DataFrame
+
+
+def find_effects(rows: pd.DataFrame, cases: pd.DataFrame, machines: Machines) -> list[Effect]:
+    """What each change of each axis does, in the order of the overview's columns.
+
+    Args:
+        rows: the runs that count, of `summaries.latest`, with the ``cell`` of each.
+        cases: the same summarized; ``cell`` names their runs.
+    """
+    measured = cases[cases["status"].isin([Status.OK.value, Status.DIVERGED.value])]
+    changes = [
+        change
+        for axis in find_varying(measured)
+        if axis not in NO_QUESTION
+        for change in _find_changes(axis, measured, machines)
+    ]
+    estimates: list[dict[str, Estimate]] = [{} for _ in changes]
+    for metric in JUDGED:
+        moments = _take_moments(metric, rows)
+        found = [_estimate(metric, change, moments) for change in changes]
+        for into, estimate in zip(estimates, _adjust(found), strict=True):
+            if estimate is not None:
+                into[metric.name] = estimate
+    return [
+        Effect(
+            change.axis,
+            change.before,
+            change.after,
+            tuple(zip(change.pairs["cell_a"], change.pairs["cell_b"], strict=True)),
+            said,
+            bool((change.pairs[["fraction_a", "fraction_b"]] < 1).any(axis=None)),
+            tuple(_list_doubts(change.pairs)),
+        )
+        for change, said in zip(changes, estimates, strict=True)
+        if said
+    ]
+
+
+def _find_changes(axis: str, cases: pd.DataFrame, machines: Machines) -> Iterator[_Change]:
+    """The changes of one axis for which there are pairs."""
+    if axis in FOLLOWS:
+        cases = keep_main(cases)
+    free = {axis, *FOLLOWS.get(axis, ()), *SAME_QUESTION}
+    equal = ["kind", *(name for name in AXES if name not in free)]
+    told_by = "device" if axis == MACHINE else axis
+    equal += [column for column, of in COMPARABLE.items() if of != told_by]
+    if axis == MACHINE:
+        equal.remove("device")
+    else:
+        equal += SOURCE
+    columns = ["cell", "fraction", "dataset", "memory_measure", *DOUBTS]
+    values = take_values(cases, axis)
+    # of cases that differ only in how they were measured, the one that measured most
+    lines = cases[columns].assign(_key=number_groups(cases, equal), _value=values)
+    lines = lines.sort_values("fraction", ascending=False, kind="stable")
+    lines = lines.drop_duplicates(["_key", "_value"]).sort_index()
+    ordered = order_values(axis, values)
+    for before, after in _list_steps(axis, ordered):
+        sides = [lines[lines["_value"] == value] for value in (before, after)]
+        pairs = sides[0].merge(sides[1], on="_key", suffixes=("_a", "_b"))
+        if len(pairs):
+            first, second = (name_value(axis, value, machines) for value in (before, after))
+            yield _Change(axis, first, second, pairs)
+
+
+def _list_steps(axis: str, values: Sequence[Any]) -> list[tuple[Any, Any]]:
+    """Which values are compared: neighbours of numbers, others with the baseline."""
+    if axis in NUMBERS:
+        return list(pairwise(values))
+    first = BASELINES.get(axis)
+    first = first if first in values else values[0]
+    return [(first, value) for value in values if value != first]
+
+
+def _take_moments(metric: Metric, rows: pd.DataFrame) -> pd.DataFrame:
+    """Of each cell: how many readings, and mean and variance of them and of their logarithms.
+
+    Repeats of one seed are one reading of what depends on the seed. ``lost`` are values without a
+    logarithm; a cell that has any has no ratio.
+    """
+    import numpy as np
+
+    counted = {Status.OK.value, *([Status.DIVERGED.value] if metric.diverged else [])}
+    rows = rows[rows["status"].isin(counted) & rows[metric.name].notna()]
+    values = rows[metric.name].astype(float)
+    lost = ~(values > 0) | np.isinf(values)
+    frame = rows[["cell", "run_seed"]].assign(value=values, log=np.log(values.where(~lost)))
+    spoilt = frame.loc[lost, "cell"].unique()
+    frame = frame[~frame["cell"].isin(spoilt)]
+    if metric.seeded:
+        frame = frame.groupby(["cell", "run_seed"], as_index=False)[["value", "log"]].mean()
+    moments = frame.groupby("cell").agg(
+        n=("log", "size"), mean=("value", "mean"), spread=("value", "var"),
+        log=("log", "mean"), variance=("log", "var"), low=("value", "min"), high=("value", "max"),
+    )  # fmt: skip
+    same = moments["high"] - moments["low"] <= ROUNDING * moments["high"]
+    still = {name: moments[name].mask(same, 0.0) for name in ("spread", "variance")}
+    return moments.assign(**still)
+
+
+def _estimate(metric: Metric, change: _Change, moments: pd.DataFrame) -> Estimate | None:
+    """What a change does to one metric; None where no pair has it on both sides."""
+    import numpy as np
+
+    pairs = change.pairs
+    if metric is MEMORY:
+        pairs = pairs[pairs["memory_measure_a"] == pairs["memory_measure_b"]]
+    if metric is LOSS:  # over other images, or over another part of them, it is another quantity
+        same = (pairs["fraction_a"] == pairs["fraction_b"]) & (
+            pairs["dataset_a"] == pairs["dataset_b"]
+        )
+        pairs = pairs[same]
+    a, b = (moments.reindex(pairs[f"cell_{side}"]).reset_index(drop=True) for side in "ab")
+    both = a["n"].notna() & b["n"].notna()
+    a, b = a[both], b[both]
+    if not len(a):
+        return None
+    shifts = (b["log"] - a["log"]).to_numpy()
+    need = MIN_SEEDS if metric.seeded else MIN_REPEATS
+    fewest = int(min(a["n"].min(), b["n"].min()))
+    value, reach = math.exp(float(shifts.mean())), None
+    still = bool((a["variance"] == 0).all() and (b["variance"] == 0).all())
+    if fewest < need:
+        what = "seeds" if metric.seeded else "repeats"
+        ratio = Ratio(value, lack=f"needs {need} {what} a side, has {fewest}")
+    elif still and (metric.deterministic or (metric.seeded and not shifts.any())):
+        ratio, reach = Ratio(value, value, value, exact=True), 0.0
+    elif still:
+        ratio = Ratio(value, lack="repeats equal to the last digit are not independent readings")
+    else:
+        ratio = _pool(shifts, *_welch(a, b, "variance"))
+        errors, freedom = _welch(a, b, "spread")
+        reach = _quantile(errors, freedom) * _error(errors)
+    return Estimate(
+        ratio,
+        len(a),
+        float(np.exp(shifts.min())),
+        float(np.exp(shifts.max())),
+        float((b["mean"] - a["mean"]).mean()),
+        reach,
+    )
+
+
+def _welch(a: pd.DataFrame, b: pd.DataFrame, name: str) -> tuple[np.ndarray, np.ndarray]:
+    """Variance of each pair's difference, and its degrees of freedom (Welch 1947)."""
+    import numpy as np
+
+    parts = [(side[name] / side["n"]).to_numpy() for side in (a, b)]
+    counts = [side["n"].to_numpy() for side in (a, b)]
+    variances = parts[0] + parts[1]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        shares = [part / variances for part in parts]  # squares of tiny variances would vanish
+        freedom = 1 / sum(s**2 / (n - 1) for s, n in zip(shares, counts, strict=True))
+    return variances, np.where(variances > 0, freedom, np.inf)
+
+
+def _error(variances: np.ndarray) -> float:
+    """Standard error of the mean over pairs."""
+    return math.sqrt(float(variances.sum())) / len(variances)
+
+
+def _freedom(variances: np.ndarray, freedom: np.ndarray) -> float:
+    """Satterthwaite's degrees of freedom of the mean over pairs."""
+    shares = variances / variances.sum()
+    return float(1 / (shares**2 / freedom).sum())
+
+
+def _quantile(variances: np.ndarray, freedom: np.ndarray) -> float:
+    from scipy.special import stdtrit
+
+    if not variances.any():
+        return 0.0
+    return float(stdtrit(_freedom(variances, freedom), (1 + CONFIDENCE) / 2))
+
+
+def _pool(shifts: np.ndarray, variances: np.ndarray, freedom: np.ndarray) -> Ratio:
+    """The geometric mean over pairs, with its interval and the p-value of no difference."""
+    from scipy.special import stdtr
+
+    shift, error = float(shifts.mean()), _error(variances)
+    reach = _quantile(variances, freedom) * error
+    p = min(1.0, 2 * float(stdtr(_freedom(variances, freedom), -abs(shift) / error)))
+    return Ratio(math.exp(shift), math.exp(shift - reach), math.exp(shift + reach), p, p)
+
+
+def _adjust(found: Sequence[Estimate | None]) -> Iterator[Estimate | None]:
+    """Adjust the p-values of one metric for being the smallest of many."""
+    p_values = [e.ratio.p for e in found if e is not None and e.ratio.p is not None]
+    adjusted = iter(adjust(p_values))
+    for estimate in found:
+        if estimate is None or estimate.ratio.p is None:
+            yield estimate
+        else:
+            yield replace(estimate, ratio=replace(estimate.ratio, p_adjusted=next(adjusted)))
+
+
+def _list_doubts(pairs: pd.DataFrame) -> Iterator[str]:
+    for doubt in DOUBTS.values():
+        sides = [f"{doubt.name}_{side}" for side in "ab"]
+        if doubt.name not in SAID_BELOW and pairs[sides].any(axis=None):
+            yield doubt.remark

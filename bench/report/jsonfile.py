@@ -6,7 +6,9 @@ import json
 from dataclasses import asdict
 from typing import Any
 
+from bench.limits import STEADY
 from bench.report.csvfile import column_names
+from bench.report.effects import JUDGED, Effect
 from bench.report.model import Cell, Report, Table
 from bench.report.quantities import describe_columns, is_number
 
@@ -18,14 +20,51 @@ def render(report: Report) -> str:
     columns = [map(_value, report.cases[name].tolist()) for name in names]
     document = {
         "title": report.title,
+        "axes": report.axes,
+        "constants": report.constants,
         "answers": [asdict(answer) for answer in report.answers],
         "warnings": [asdict(warning) for warning in report.warnings],
         "tables": [_table(table) for table in report.tables],
-        "left_out": report.left_out,
+        "effects": [_effect(effect) for effect in report.effects],
+        "notes": report.notes,
+        "outcomes": report.outcomes,
         "columns": {name: described[name] for name in names if name in described},
         "cases": [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)],
     }
     return json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def _effect(effect: Effect) -> dict[str, Any]:
+    """A change with what it does to each metric; ratios are after over before."""
+    return {
+        "axis": effect.axis,
+        "before": effect.before,
+        "after": effect.after,
+        "pairs": len(effect.pairs),
+        "extrapolated": effect.estimated,
+        "doubts": effect.doubts,
+        "metrics": {
+            name: {
+                "ratio": estimate.ratio.value,
+                "low": estimate.ratio.low,
+                "high": estimate.ratio.high,
+                "p": estimate.ratio.p,
+                "p_adjusted": estimate.ratio.p_adjusted,
+                "exact": estimate.ratio.exact,
+                "lack": estimate.ratio.lack,
+                "verdict": METRIC_OF[name].word(estimate.ratio.judge(STEADY)),
+                "pairs": estimate.pairs,
+                "lowest": estimate.lowest,
+                "highest": estimate.highest,
+                "difference": estimate.difference,
+                "difference_reach": estimate.reach,
+            }
+            for name, estimate in effect.estimates.items()
+        },
+    }
+
+
+METRIC_OF = {metric.name: metric for metric in JUDGED}
 
 
 def _table(table: Table) -> dict[str, Any]:

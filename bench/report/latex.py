@@ -24,6 +24,7 @@ _SPELLED = {
     "·": r"$\cdot$",
     "–": "--",
     "°": r"$^\circ$",
+    "→": r"$\rightarrow$",
 }
 
 
@@ -34,6 +35,8 @@ def render(report: Report) -> str:
 
 def _lines(report: Report) -> Iterator[str]:
     yield r"% \usepackage{booktabs}"
+    for sentence in report.constants:
+        yield f"% {clean(sentence)}"
     for answer in report.answers:
         yield f"% {clean(answer.about)}: {clean(' '.join(answer.sentences))}"
     for warning in report.warnings:
@@ -41,8 +44,9 @@ def _lines(report: Report) -> Iterator[str]:
     for table in report.tables:
         yield ""
         yield from _table_lines(table)
-    if report.left_out:
-        yield f"% {clean(report.left_out)}"
+    yield ""
+    for note in (*report.notes, report.outcomes):
+        yield rf"\par\footnotesize {escape(note)}"
 
 
 def _table_lines(table: Table) -> Iterator[str]:
@@ -53,7 +57,9 @@ def _table_lines(table: Table) -> Iterator[str]:
     yield r"\toprule"
     yield _row(head.label for head in table.heads)
     yield r"\midrule"
-    for row in table.rows:
+    for number, row in enumerate(table.rows):
+        if number in table.groups:
+            yield r"\midrule"
         yield _row(cell.text for cell in row)
     yield r"\bottomrule"
     yield r"\end{tabular}"

@@ -20,6 +20,9 @@ def render(report: Report) -> str:
 def _lines(report: Report) -> Iterator[str]:
     yield f"# {escape(report.title)}"
     yield ""
+    for sentence in report.constants:
+        yield f"- {escape(sentence)}"
+    yield ""
     for answer in report.answers:
         about = f"**{escape(answer.about)}.** " if len(report.answers) > 1 else ""
         yield about + escape(" ".join(answer.sentences))
@@ -29,8 +32,9 @@ def _lines(report: Report) -> Iterator[str]:
         yield ""
     for table in report.tables:
         yield from table_lines(table)
-    if report.left_out:
-        yield escape(report.left_out)
+    for note in report.notes:
+        yield f"- {escape(note)}"
+    yield f"- {escape(report.outcomes)}"
 
 
 def table_lines(table: Table) -> Iterator[str]:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 MOST_SECTIONS = 8
-"""Groups of tables in one report; more would not be read."""
+"""Machines, and networks on each, that a report opens with; more would not be read."""
 
 NOTHING = "–"
 
@@ -35,6 +35,7 @@ class Head:
     """A column's head. Numbers stand to the right; ``better`` is lower, higher or empty.
 
     Where a page is too narrow, columns that ``keep`` least go first; those of 9 never do.
+    A column that may ``wrap`` is no wider than what is left.
     """
 
     name: str
@@ -43,6 +44,7 @@ class Head:
     number: bool = True
     better: str = ""
     keep: int = 9
+    wrap: bool = False
 
 
 @dataclass(frozen=True)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING
 
+from bench.case import AXES, Case
 from bench.record import Status
 from bench.report import summaries
+from bench.report.axes import ORDER
 from bench.report.cells import ESTIMATE, iterate, name_case, outcome
 from bench.report.quantities import GIB, MEMORY, RSS, is_number
 from bench.report.spread import CONFIDENCE, Spread
@@ -16,50 +18,80 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-def write_notes(rows: pd.DataFrame) -> Iterator[str]:
-    """What must never part from a table's numbers: outcomes, hardware, dataset, epoch, memory."""
-    yield from _outcomes(rows)
-    yield from _noted(rows)
-    for (_, machine), part in rows.groupby(list(summaries.SOURCE), sort=False):
+def describe_constants(cases: pd.DataFrame, varying: Collection[str]) -> Iterator[str]:
+    """What is the same in every case, and what ran them: a sentence on the cases, one a machine.
+
+    Of the other axes only those that are not at their default are named.
+    """
+    if not len(cases):
+        return
+    first = next(iterate(cases))
+    same = [n for n in ("model", "dataset", "precision", "batch_size") if n not in varying]
+    others = [
+        name
+        for name in ORDER
+        if name in AXES
+        and name not in (*same, *varying, "loss_scale")
+        and cases[name].nunique() == 1
+        and getattr(first, name) != getattr(Case, name)
+    ]
+    scales = "" if "loss_scale" in varying else _name_scales(cases)
+    said = [name_case(first, [*same, *others]), *([scales] if scales else [])]
+    if any(said):
+        yield f"All cases: {' · '.join(filter(None, said))}."
+    for (_, machine), part in cases.groupby(list(summaries.SOURCE), sort=False):
         yield describe_machine(str(machine), part)
-    yield " ".join(
-        [
-            _dataset_note(rows),
-            _epoch_note(rows),
-            *_repeats_notes(rows),
-            *_seeds_notes(rows),
-            *_memory_notes(rows),
-        ]
-    )
-    if (rows["published_status"] != "").any():
-        yield (
-            "2019: the published RTX Titan figures (PyTorch 1.0, CUDA 10.0, cuDNN 7.4.2), each the "
-            "cold first epoch of a process, with autotuning in it; single runs; memory as "
-            "published, not over a baseline. The epochs of this table are timed warm."
-        )
 
 
-def _outcomes(rows: pd.DataFrame) -> Iterator[str]:
+def _name_scales(cases: pd.DataFrame) -> str:
+    """The loss scale of each precision that has one."""
+    pairs = cases[["precision", "loss_scale"]].drop_duplicates()
+    scaled = pairs[pairs["loss_scale"] != ""]
+    several = len(pairs) > 1
+    names = [
+        f"{scale} ({precision})" if several else str(scale)
+        for precision, scale in zip(scaled["precision"], scaled["loss_scale"], strict=True)
+    ]
+    return f"loss scale {', '.join(names)}" if names else ""
+
+
+def write_notes(cases: pd.DataFrame, varying: Collection[str]) -> Iterator[str]:
+    """What must never part from the numbers: outcomes, dataset, epoch, spread, seeds, memory."""
+    if not len(cases):
+        return
+    yield from _outcomes(cases, varying)
+    yield from _noted(cases)
+    yield _dataset_note(cases)
+    yield _epoch_note(cases)
+    yield " ".join([*_repeats_notes(cases), *_seeds_notes(cases)])
+    if memory := " ".join(_memory_notes(cases)):
+        yield memory
+
+
+def _outcomes(rows: pd.DataFrame, varying: Collection[str]) -> Iterator[str]:
     told = rows[(rows["reason"] != "") & (rows["status"] != Status.OK.value)]
     # that memory ran out is said in its row; what it was concluded from is not
     told = told[(told["status"] != Status.OOM.value) | told["inferred"].astype(bool)]
-    lines = dict.fromkeys(
-        f"{name_case(row, ('precision', 'loss_scale', 'batch_size'))}: "
-        f"{outcome(row.status, inferred=bool(row.inferred))}: {row.reason}"
-        for row in iterate(told)
-    )
-    yield from list(lines)[:8]
+    axes = [name for name in ORDER if name in (*varying, "precision", "batch_size")]
+    lines: dict[str, list[str]] = {}
+    for row in iterate(told):
+        ended = f"{outcome(row.status, inferred=bool(row.inferred))}: {row.reason}"
+        lines.setdefault(ended, []).append(name_case(row, axes))
+    for ended, names in list(lines.items())[:8]:
+        more = f" and {len(names) - 3:,} more cases" if len(names) > 3 else ""
+        yield f"{'; '.join(names[:3])}{more}: {ended}"
     if len(lines) > 8:
         yield f"{len(lines) - 8} more outcomes have reasons; --format csv has them all."
 
 
 def _noted(rows: pd.DataFrame) -> Iterator[str]:
     counts = rows.loc[rows["notes"] != "", "notes"].value_counts(sort=False)
-    for text, count in list(counts.items())[:3]:
-        share = "Every row" if count == len(rows) else f"{count} of {len(rows)} rows"
+    shown = 3 if len(counts) <= 3 else 1
+    for text, count in list(counts.items())[:shown]:
+        share = "Every case" if count == len(rows) else f"{count:,} of {len(rows):,} cases"
         yield f"{share}: {text}."
-    if len(counts) > 3:
-        yield f"{len(counts) - 3} more notes; the records have them all."
+    if len(counts) > shown:
+        yield f"{len(counts) - shown:,} more notes like this; --format html has them all."
 
 
 def list_values(rows: pd.DataFrame, name: str) -> list[str]:

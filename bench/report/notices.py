@@ -29,12 +29,15 @@ class Notice:
     text: str
 
 
-def warn(records: pd.DataFrame, cases: pd.DataFrame) -> list[Notice]:
+def warn(
+    records: pd.DataFrame, cases: pd.DataFrame, everything: pd.DataFrame | None = None
+) -> list[Notice]:
     """All there is to warn of, gravest first.
 
     Args:
         records: of `read`.
         cases: the same, of `summarize`.
+        everything: all records of their sweeps, in which a drift shows; by default, ``records``.
     """
     rows = latest(records)
     notices = []
@@ -63,7 +66,8 @@ def warn(records: pd.DataFrame, cases: pd.DataFrame) -> list[Notice]:
         again = " ".join(dict.fromkeys(failed["status"]))
         text = f"{_count(failed, rows)}: {kinds}. Run them again with --retry {again}."
         notices.append(Notice("No figure", text))
-    notices += [_describe_drift(*where, found) for where, found in find_drifts(records).items()]
+    drifts = find_drifts(records if everything is None else everything)
+    notices += [_describe_drift(*where, found) for where, found in drifts.items()]
     return notices + [Notice("Mixed environments", text) for text in _mixtures(rows)]
 
 

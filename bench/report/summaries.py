@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from bench.case import AXES
+from bench.case import AXES, FOLLOWS
 from bench.limits import STEADY
 from bench.record import COMPARABLE, MEASURED, MODEL_PARTS, Status
 from bench.report.doubts import DOUBTS
@@ -28,11 +28,8 @@ if TYPE_CHECKING:
     from bench.report.sweeps import Sweep
 
 
-FREE = ("precision", "loss_scale", "batch_size")
-"""The axes the tables run over."""
-
-SETTINGS = tuple(name for name in AXES if name not in FREE)
-"""The axes that rows of one table agree on."""
+SAME_QUESTION = ("fraction",)
+"""Axes that say how a case was measured; they never tell two questions apart."""
 
 SOURCE = ("sweep", "machine")
 
@@ -83,8 +80,13 @@ def _machine(records: pd.DataFrame) -> pd.Series:
 
 
 def latest(records: pd.DataFrame) -> pd.DataFrame:
-    """The rows that count: the last attempt at each run; no sentinels."""
-    return keep_latest(records[~records["sentinel"].astype(bool)])
+    """The rows that count: the last attempt at each run; no sentinels.
+
+    Added is ``cell``, a number for each case on its machine: its repeats share it. Repeats under
+    different `COMPARABLE` environments are cases of their own.
+    """
+    rows = keep_latest(records[~records["sentinel"].astype(bool)])
+    return rows.assign(cell=number_groups(rows, [*SOURCE, *AXES, "environment", "kind"]))
 
 
 # the outcome a case with repeats is known by: what tells most about its time
@@ -102,11 +104,13 @@ def summarize(rows: pd.DataFrame) -> pd.DataFrame:
     Numbers are medians over the repeats that ended as the case is said to have, ``NAME_low`` and
     ``NAME_high`` the ends of their spread, ``spread`` and ``coverage`` what these ends are (see
     `bench.report.spread`), ``repeats`` how many they are, ``runs`` how many there were and
-    ``seeds`` how many seeds they had. Repeats under different `COMPARABLE` environments are cases
-    of their own.
+    ``seeds`` how many seeds they had.
+
+    Args:
+        rows: of `latest`.
     """
     rows = rows.reset_index(drop=True)
-    cell = number_groups(rows, [*SOURCE, *AXES, "environment", "kind"])
+    cell = rows["cell"]
     rank = rows["status"].map(_RANK).fillna(len(_RANK))
     counts = rank == rank.groupby(cell).transform("min")
     runs = cell.value_counts()
@@ -188,12 +192,16 @@ def find_wide(cases: pd.DataFrame) -> pd.Series:
 
 
 def _pair(cases: pd.DataFrame) -> pd.DataFrame:
-    """Set each case against fp32 on the same machine under the same settings and batch size."""
-    partner = number_groups(cases, [*SOURCE, *SETTINGS, "batch_size", "environment", "kind"])
+    """Set each case against fp32 on the same machine with all else equal."""
+    free = ("precision", *FOLLOWS["precision"], *SAME_QUESTION)
+    equal = [name for name in AXES if name not in free]
+    partner = number_groups(cases, [*SOURCE, *equal, "environment", "kind"])
     sound = cases["status"].isin([Status.OK.value, Status.DIVERGED.value])
-    base = cases[(cases["precision"] == "fp32") & sound].set_index(
-        partner[(cases["precision"] == "fp32") & sound]
-    )
+    # of fp32 cases that differ only in how they were measured, the one that measured most
+    base = cases[(cases["precision"] == "fp32") & sound]
+    base = base.sort_values("fraction", ascending=False, kind="stable")
+    base = base.set_index(partner[base.index])
+    base = base[~base.index.duplicated()]
     time, bytes, tensors = (
         base[name].reindex(partner).set_axis(cases.index)
         for name in ("epoch_time_s", "memory_bytes", "peak_allocated_bytes")

@@ -3,32 +3,40 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bench.case import AXES, format_value
-from bench.precision import PRECISIONS
-from bench.report import summaries
+from bench.case import AXES
+from bench.limits import MIN_REPEATS, STEADY
+from bench.record import Status
+from bench.report import axes, summaries
 from bench.report.answers import answer
+from bench.report.axes import MACHINE, Machines, name_axis, name_value, sort_cases
 from bench.report.cells import (
+    ESTIMATE,
     TIMED,
     Row,
     iterate,
     name_case,
+    outcome,
     published_time_cell,
     quantity_cell,
     remarks,
     time_cell,
 )
-from bench.report.doubts import DOUBTS
-from bench.report.model import MOST_SECTIONS, NOTHING, Cell, Head, Report, Section, Table
-from bench.report.notes import list_values, write_notes
+from bench.report.doubts import SAID_BELOW
+from bench.report.effects import TIME, Effect, Estimate, find_effects
+from bench.report.filters import Filter, select
+from bench.report.model import MOST_SECTIONS, NOTHING, Cell, Head, Report, Table
+from bench.report.notes import describe_constants, list_values, write_notes
 from bench.report.notices import warn
-from bench.report.quantities import GIB, QUANTITIES
+from bench.report.quantities import GIB, QUANTITIES, is_number, write_number
 from bench.report.spread import Spread
+from bench.report.startup import PREPARING, Price, find_prices, find_start
 from bench.store.attempts import number_groups
+from bench.verdict import MIN_SEEDS, Verdict
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -36,28 +44,45 @@ if TYPE_CHECKING:
     from bench.report.sweeps import Sweep
 
 
-MOST_ROWS = 60
-"""Rows of one table."""
-
-ENOUGH_ROWS = 400
-"""Once the tables hold this many rows, further groups are left out."""
+MOST_ROWS = 400
+"""Rows of one table; more would not be read."""
 
 
 def build(
-    sweeps: Sequence[Sweep], reference: Sweep | None = None, home: Path | None = None
+    sweeps: Sequence[Sweep],
+    reference: Sweep | None = None,
+    home: Path | None = None,
+    where: Sequence[Filter] = (),
+    by: str = "",
 ) -> Report:
     """Derive everything once and lay it out.
 
     Args:
         reference: published figures to stand beside the cases that have one.
         home: the folder the document is for; links start there.
+        where: which cases it is about; all of them by default.
+        by: the axis by which the overview is grouped, if it varies.
     """
-    records = summaries.read(sweeps)
-    cases = summaries.summarize(summaries.latest(records))
-    published = summaries.latest(summaries.read([reference])) if reference else records.head(0)
+    everything = summaries.read(sweeps)
+    rows = summaries.latest(everything)
+    cases = summaries.summarize(rows)
+    published = summaries.latest(summaries.read([reference])) if reference else rows.head(0)
     cases = summaries.set_beside(cases, summaries.summarize(published))
+    cases, records = select(cases, where), select(everything, where)
+    rows = rows[rows["cell"].isin(cases["cell"])]
     machines = label_machines(cases)
-    sections, left_out = _sections(cases, machines)
+    varying = axes.find_varying(cases)
+    order = _order_columns(cases, varying, by)
+    cases = sort_cases(cases, order).reset_index(drop=True)
+    cases["start_time_s"] = cases["cell"].map(find_start(rows))
+    effects = find_effects(rows, cases, machines)
+    tables = [
+        _tabulate_cases(cases, order, by, machines),
+        *_tabulate_effects(effects),
+        *_tabulate_prices(cases, list(find_prices(cases, effects))),
+        *_tabulate_machines(cases, order, machines),
+        *_tabulate_published(cases, machines),
+    ]
     return Report(
         title=_title(sweeps),
         sweeps=sweeps,
@@ -65,10 +90,14 @@ def build(
         records=records,
         cases=cases,
         machines=machines,
-        answers=tuple(answer(cases, machines)),
-        warnings=tuple(warn(records, cases)),
-        sections=tuple(sections),
-        left_out=left_out,
+        axes=varying,
+        constants=tuple(describe_constants(cases, varying)),
+        answers=tuple(answer(cases, machines, varying)),
+        warnings=tuple(warn(records, cases, everything)),
+        effects=tuple(effects),
+        tables=tuple(table for table in tables if table.rows),
+        notes=tuple(write_notes(cases, varying)),
+        outcomes=_count_outcomes(cases),
         environments=_environments(cases, machines),
         home=home or Path.cwd(),
     )
@@ -89,88 +118,141 @@ def label_machines(cases: pd.DataFrame) -> dict[tuple[str, str], str]:
     }
 
 
-_UNDER = ("extrapolated", "synthetic", "published")
+# --------------------------------------------------------------------------------------- overview
 
 
 @dataclass(frozen=True)
 class Part:
-    """A column of the tables: its head, and how a case fills it."""
+    """A column of a table of cases: its head, and how a case fills it."""
 
     head: Head
     cell: Callable[[Row], Cell]
     optional: bool = False  # left out where it would be empty
 
 
-def _quantity_part(name: str, label: str = "", optional: bool = False, prefix: str = "") -> Part:
+def _quantity_part(
+    name: str, label: str = "", optional: bool = True, prefix: str = "", keep: int = 9
+) -> Part:
     q = QUANTITIES[name]
-    head = Head(prefix + name, label or q.label, q.help, True, q.better)
+    head = Head(prefix + name, _add_unit(label or q.label, q.unit), q.help, True, q.better, keep)
     return Part(head, lambda row: quantity_cell(q, row, prefix), optional)
 
 
-def _axis_part(name: str) -> Part:
+def _add_unit(label: str, unit: str) -> str:
+    return f"{label} ({unit})" if unit not in ("", "×") else label
+
+
+def _axis_part(axis: str, machines: Machines) -> Part:
+    help = "where it ran" if axis == MACHINE else AXES[axis].metadata["help"]
+    number = axis in axes.NUMBERS
+
     def cell(row: Row) -> Cell:
-        value = getattr(row, name)
-        return Cell(format_value(value) or "none", value)
+        value = (row.sweep, row.machine) if axis == MACHINE else getattr(row, axis)
+        text = name_value(axis, value, machines)
+        return Cell(text, text if axis == MACHINE else value)  # type: ignore[arg-type]
 
-    number = name in ("batch_size", "loss_scale")
-    return Part(Head(name, name.replace("_", " "), AXES[name].metadata["help"], number), cell)
+    return Part(Head(axis, name_axis(axis), help, number, wrap=axis in (MACHINE, "model")), cell)
 
 
-def _parts(
-    lead: Part, machines: dict[tuple[str, str], str], cases: pd.DataFrame, under: Iterable[str]
-) -> list[Part]:
-    word = "synthetic " if (cases["dataset"] == "synthetic").any() else ""
-    machine = Part(
-        Head("machine", "machine", "where it ran", False),
-        lambda row: Cell(machines[row.sweep, row.machine]),
-    )
+def _order_columns(cases: pd.DataFrame, varying: Sequence[str], by: str) -> tuple[str, ...]:
+    """The axes that have a column, the one that groups first.
+
+    How much was measured has one only where nothing else tells two cases apart.
+    """
+    order = [*([by] if by in varying else []), *(name for name in varying if name != by)]
+    for name in summaries.SAME_QUESTION:
+        alike = number_groups(cases, [*summaries.SOURCE, *order, "environment", "kind"])
+        if order and MACHINE in order:
+            alike = number_groups(cases, [*summaries.SOURCE, *(o for o in order if o != MACHINE)])
+        if (cases[name].groupby(alike).nunique() > 1).any():
+            order.append(name)
+    return tuple(order)
+
+
+def _tabulate_cases(
+    cases: pd.DataFrame,
+    order: Sequence[str],
+    by: str,
+    machines: Machines,
+) -> Table:
+    """One row a case, one column an axis that varies."""
+    word = "synthetic " if (cases["dataset"] == "synthetic").all() else ""
     time = QUANTITIES["epoch_time_s"]
-    return [
-        lead,
-        *([machine] if len(machines) > 1 else []),
-        Part(
-            Head(time.name, time.label + _name_spread(cases), time.help, True, time.better),
-            time_cell,
-        ),
-        _quantity_part("images_per_s"),
-        _quantity_part("speedup", "speed-up over fp32", optional=True),
-        _quantity_part("memory_bytes"),
-        _quantity_part("memory_saved", optional=True),
-        _quantity_part("tensors_saved", optional=True),
-        _quantity_part("train_loss", f"{word}loss", optional=True),
-        _quantity_part("train_accuracy", f"{word}accuracy", optional=True),
-        _quantity_part("test_accuracy", f"{word}test accuracy", optional=True),
-        _quantity_part("overflow_steps", optional=True),
-        Part(
-            Head("remarks", "remarks", "what to know before believing the row", False),
-            lambda row: Cell(remarks(row, under)),
-            optional=True,
-        ),
-        Part(
-            Head("published_epoch_time_s", "2019 epoch time", "published for the RTX Titan"),
-            published_time_cell,
-            optional=True,
-        ),
-        _quantity_part("speedup", "2019 speed-up", True, "published_"),
-        _quantity_part("memory_bytes", "2019 memory", True, "published_"),
-        _quantity_part("memory_saved", "2019 memory saved", True, "published_"),
+    label = _add_unit(time.label, time.unit) + _name_spread(cases)
+    seconds = cases["start_time_s"]
+    slow = len(seconds.dropna()) and seconds.max() > max(2 * seconds.min(), seconds.min() + 1)
+    lead = [_axis_part(axis, machines) for axis in order] or [
+        _axis_part(axis, machines) for axis in ("precision", "batch_size")
     ]
+    parts = [
+        *lead,
+        Part(Head(time.name, label, time.help, True, time.better), time_cell),
+        _quantity_part("images_per_s", keep=5),
+        _quantity_part("speedup", "speed-up over fp32", keep=7),
+        _quantity_part("memory_bytes", keep=8),
+        _quantity_part("memory_saved", keep=2),
+        _quantity_part("tensors_saved", keep=1),
+        _quantity_part("train_loss", f"{word}loss", keep=8),
+        _quantity_part("train_accuracy", f"{word}accuracy", keep=3),
+        _quantity_part("test_accuracy", f"{word}test accuracy", keep=6),
+        _quantity_part("overflow_steps", keep=6),
+        _quantity_part("energy_per_epoch_j", keep=4),
+        Part(
+            Head("start_time_s", "start-up (s)", "from process start to the first epoch, set-up and "
+                 "warm-up, of the slowest repeat", True, "lower", 3),
+            lambda row: _number_cell(row.start_time_s if slow else math.nan),
+            optional=True,
+        ),
+        Part(
+            Head("remarks", "remarks", "what to know before believing the row", False, wrap=True),
+            lambda row: Cell(remarks(row, _said_below(cases))),
+            optional=True,
+        ),
+    ]  # fmt: skip
+    table = _lay_out("overview", f"Overview: {_count(len(cases), 'case')}", parts, cases)
+    return replace(table, groups=_find_groups(cases.head(MOST_ROWS), order, by))
+
+
+def _number_cell(value: float) -> Cell:
+    return Cell(write_number(value), value) if is_number(value) else Cell(NOTHING)
+
+
+def _said_below(cases: pd.DataFrame) -> list[str]:
+    """Doubts that would be noise beside each row."""
+    return [*SAID_BELOW, *(["fake"] if cases["fake"].all() else [])]
 
 
 def _name_spread(cases: pd.DataFrame) -> str:
     """What the head of the times says of the ends beside them."""
     kinds = cases.loc[cases["spread"] != Spread.NONE.value, "spread"].unique().tolist()
     if len(kinds) > 1:
-        return " (spread)"
+        return ", spread"
     words = {
         Spread.WITHIN.value: " [within the run]",
-        Spread.RANGE.value: " (range)",
-        Spread.PREDICTION.value: " (interval)",
+        Spread.RANGE.value: ", range",
+        Spread.PREDICTION.value: ", interval",
     }
     return words[kinds[0]] if kinds else ""
 
 
-def _table(name: str, title: str, parts: Sequence[Part], rows: pd.DataFrame) -> Table:
+def _find_groups(cases: pd.DataFrame, order: Sequence[str], by: str) -> frozenset[int]:
+    """The rows before which a line is drawn.
+
+    Groups agree on ``by``, or else on as many of the leading axes as leave them three rows each.
+    """
+    found: frozenset[int] = frozenset()
+    for depth in [1] if by in order else range(1, len(order)):
+        values = [axes.take_values(cases, axis).tolist() for axis in order[:depth]]
+        keys = list(zip(*values, strict=True))
+        starts = frozenset(i for i in range(1, len(keys)) if keys[i] != keys[i - 1])
+        if depth > 1 and len(cases) < 3 * (len(starts) + 1):
+            break
+        found = starts
+    return found
+
+
+def _lay_out(name: str, title: str, parts: Sequence[Part], rows: pd.DataFrame) -> Table:
+    """Fill a table; optional columns without any value are left out."""
     cut = rows.head(MOST_ROWS)
     cells = [[part.cell(row) for part in parts] for row in iterate(cut)]
     kept = [
@@ -178,155 +260,271 @@ def _table(name: str, title: str, parts: Sequence[Part], rows: pd.DataFrame) -> 
         for i, part in enumerate(parts)
         if not part.optional or any(line[i].text not in (NOTHING, "", "0") for line in cells)
     ]
-    notes = list(write_notes(cut))
-    if len(rows) > len(cut):
-        notes.append(f"{len(rows) - len(cut)} more rows are left out; --format csv has them all.")
+    left = len(rows) - len(cut)
+    more = f"{left:,} more rows are left out; --where chooses, and --format csv has them all."
     return Table(
         name,
         title,
         tuple(parts[i].head for i in kept),
         tuple(tuple(line[i] for i in kept) for line in cells),
-        tuple(notes),
+        (more,) if left else (),
     )
 
 
-def _sections(
-    cases: pd.DataFrame, machines: dict[tuple[str, str], str]
-) -> tuple[list[Section], str]:
-    """Tables of the largest groups of cases that agree on `SETTINGS`, in the order they ran."""
-    if not len(cases):
-        return [], ""
-    settings = number_groups(cases, summaries.SETTINGS)
-    sizes = settings.value_counts()
-    kept = sorted(sizes.index[:MOST_SECTIONS])
-    varying = [name for name in summaries.SETTINGS if cases[name].nunique() > 1]
-    sections: list[Section] = []
-    for number in kept:
-        if sum(len(table.rows) for section in sections for table in section.tables) > ENOUGH_ROWS:
-            break
-        part = cases[settings == number]
-        title = name_case(next(iterate(part)), _telling(varying))
-        if part["fake"].all():
-            title += " (not measured)"
-        sections.append(Section(title, part, tuple(_section_tables(part, title, machines))))
-    left = len(sizes) - len(sections)
-    cases_left = len(cases) - sum(len(section.cases) for section in sections)
-    return sections, (
-        f"{left:,} more settings with {cases_left:,} cases are left out here; "
-        "--format csv has them."
-        if left
-        else ""
+# ---------------------------------------------------------------------------------------- effects
+
+
+def _tabulate_effects(effects: Sequence[Effect]) -> Iterator[Table]:
+    """One row a change of one axis."""
+    if not effects:
+        return
+    heads = (
+        Head("change", "change", "what changes, all else equal", False, wrap=True),
+        Head("pairs", "pairs", "how many pairs of cases differ in that alone", keep=7),
+        Head("speed", "speed", "epoch time before over after, geometric mean", better="higher"),
+        Head("interval", "95 % interval", "of the speed over these pairs", keep=8),
+        Head("verdict", "verdict", f"against a margin of {100 * STEADY:.0f} %", False),
+        Head("range", "lowest–highest pair", "speed of the pairs", keep=5),
+        Head("memory", "memory", "change of the peak", better="lower", keep=8),
+        Head("energy", "energy", "change of an epoch's", better="lower", keep=4),
+        Head("loss", "loss", "difference of the training loss", better="lower", keep=7),
+        Head("doubts", "remarks", "what speaks against a case of these", False, keep=6, wrap=True),
+    )
+    rows = [_write_effect(effect) for effect in effects]
+    unsaid = ("", NOTHING, TIME.word(Verdict.NONE))
+    kept = [i for i in range(len(heads)) if any(row[i].text not in unsaid for row in rows)]
+    starts = (
+        frozenset(i for i in range(1, len(effects)) if effects[i].axis != effects[i - 1].axis)
+        if len({effect.axis for effect in effects}) < len(effects)
+        else frozenset()
+    )
+    yield Table(
+        "effects",
+        "What each change does, all else equal",
+        tuple(heads[i] for i in kept),
+        tuple(tuple(row[i] for i in kept) for row in rows),
+        tuple(_note_effects(effects)),
+        starts,
     )
 
 
-def _telling(varying: Iterable[str]) -> list[str]:
-    """Axes a section is named by: model and dataset always, the others where they vary."""
-    return list(dict.fromkeys(["model", "dataset", *varying]))
+def _write_effect(effect: Effect) -> tuple[Cell, ...]:
+    mark = ESTIMATE if effect.estimated else ""
+    time = effect.time
+    change = f"{name_axis(effect.axis)}: {effect.before} → {effect.after}"
+    return (
+        Cell(change, change),
+        Cell(str(len(effect.pairs)), len(effect.pairs)),
+        *(_write_speed(time, mark) if time else [Cell(NOTHING)] * 4),
+        _write_percent(effect.memory),
+        _write_percent(effect.energy, mark),
+        _write_difference(effect.loss),
+        Cell(", ".join(effect.doubts)),
+    )
 
 
-def _section_tables(
-    cases: pd.DataFrame, title: str, machines: dict[tuple[str, str], str]
+def _write_speed(time: Estimate, mark: str) -> Iterator[Cell]:
+    ratio = time.ratio
+    if ratio.value is None:
+        return
+    yield Cell(f"{mark}{1 / ratio.value:.2f}×", 1 / ratio.value)
+    if ratio.low is None or ratio.high is None:
+        yield Cell(NOTHING)
+    else:
+        yield Cell(f"{1 / ratio.high:.2f}–{1 / ratio.low:.2f}")
+    yield Cell(TIME.word(ratio.judge(STEADY)))
+    several = time.pairs > 1
+    yield Cell(f"{1 / time.highest:.2f}–{1 / time.lowest:.2f}" if several else NOTHING)
+
+
+def _write_percent(estimate: Estimate | None, mark: str = "") -> Cell:
+    if estimate is None or estimate.ratio.value is None:
+        return Cell(NOTHING)
+    change = 100 * (estimate.ratio.value - 1)
+    return Cell(
+        f"{mark}{change:+.1f} %".replace("-0.0 %", "0.0 %").replace("+0.0 %", "0.0 %"), change / 100
+    )
+
+
+def _write_difference(estimate: Estimate | None) -> Cell:
+    if estimate is None:
+        return Cell(NOTHING)
+    reach = f" ±{estimate.reach:.3f}" if estimate.reach is not None else ""
+    return Cell(f"{estimate.difference:+.3f}{reach}", estimate.difference)
+
+
+def _note_effects(effects: Sequence[Effect]) -> Iterator[str]:
+    """How to read the table, and what is missing for a verdict."""
+    yield (
+        "Speed: epoch time before the change over that after it, geometric mean over all pairs of "
+        "cases that differ in it alone (main loss scale of each precision)."
+    )
+    times = [effect.time for effect in effects if effect.time]
+    if any(time.ratio.p is not None for time in times):
+        yield (
+            "Interval: 95 %, of the mean over these pairs (Welch). Verdict: against a margin of "
+            f"{100 * STEADY:.0f} %, p adjusted for all changes by Holm. python -m bench.compare "
+            "RESULTS --axis judges each pair."
+        )
+    if any(
+        time.ratio.value is not None and time.ratio.p is None and not time.ratio.exact
+        for time in times
+    ):
+        yield f"A verdict needs {MIN_REPEATS} repeats of each case; use --repeats {MIN_REPEATS}."
+    losses = [effect.loss for effect in effects if effect.loss]
+    if any(loss.reach is None for loss in losses):
+        yield (
+            f"A difference of loss without ± rests on fewer than {MIN_SEEDS} seeds and may be "
+            f"chance; use --repeats {MIN_SEEDS}."
+        )
+
+
+# --------------------------------------------------------------------------------------- start-up
+
+
+def _tabulate_prices(cases: pd.DataFrame, prices: Sequence[Price]) -> Iterator[Table]:
+    """One row a pair of cases of which one prepares more."""
+    if not prices:
+        return
+    by_cell = {row.cell: row for row in iterate(cases)}
+    pairs = cases[cases["cell"].isin([price.on for price in prices])]
+    named = ["precision", *(axis for axis in axes.find_varying(pairs) if axis != "precision")]
+    heads = (
+        Head("switch", "switch", "what is switched on", False),
+        Head("case", "case", "in which case", False, wrap=True),
+        Head("off", "start-up without (s)", "set-up and warm-up without it", keep=7),
+        Head("on", "start-up with (s)", "set-up and warm-up with it", keep=7),
+        Head("saved", "saved an epoch (s)", "how much shorter an epoch is"),
+        Head("epochs", "pays after", "whole epochs until it has paid", better="lower"),
+    )
+    shown = prices[:MOST_ROWS]
+    rows = tuple(
+        (
+            Cell(name_axis(price.axis)),
+            Cell(name_case(by_cell[price.on], [axis for axis in named if axis != price.axis])),
+            _number_cell(price.start_off),
+            _number_cell(price.start_on),
+            _write_saved(price, by_cell),
+            _write_epochs(price),
+        )
+        for price in shown
+    )
+    what = " and ".join(
+        {"compile": "compiling", "cudnn_benchmark": "autotuning"}[axis]
+        for axis in PREPARING
+        if any(price.axis == axis for price in prices)
+    )
+    yield Table(
+        "start-up",
+        f"What {what} costs before the first epoch, and when it has paid",
+        heads,
+        rows,
+        (
+            "Start-up: process start to the end of warm-up, of the slowest repeat: later ones find "
+            "compiled code in a cache on disk.",
+        ),
+    )
+
+
+def _write_saved(price: Price, by_cell: dict[int, Row]) -> Cell:
+    estimated = min(by_cell[price.off].fraction, by_cell[price.on].fraction) < 1
+    return Cell((ESTIMATE if estimated else "") + write_number(price.saved), price.saved)
+
+
+def _write_epochs(price: Price) -> Cell:
+    if math.isinf(price.epochs):
+        return Cell("never")
+    if price.epochs == 0:
+        return Cell("at once", 0)
+    return Cell(_count(int(price.epochs), "epoch"), price.epochs)
+
+
+# ---------------------------------------------------------------------------- beside other figures
+
+
+def _tabulate_machines(
+    cases: pd.DataFrame, order: Sequence[str], machines: Machines
 ) -> Iterator[Table]:
-    machines = {pair: machines[pair] for pair in summaries.list_machines(cases)}
-    # said under the table, or marked at each number; beside each row they would be noise
-    under = [name for name in DOUBTS if name in _UNDER or (name == "fake" and cases[name].all())]
-    by_batch = _parts(_axis_part("batch_size"), machines, cases, under)
-    by_scale = _parts(_axis_part("loss_scale"), machines, cases, under)
-    order = {pair: i for i, pair in enumerate(machines)}
-    place = [order[pair] for pair in zip(cases["sweep"], cases["machine"], strict=True)]
-    cases = cases.assign(_place=place)
-    for precision in PRECISIONS:
-        rows = cases[cases["precision"] == precision]
-        if not len(rows):
-            continue
-        scale = main_loss_scale(precision, rows["loss_scale"])
-        shown = rows[rows["loss_scale"] == scale].sort_values(["batch_size", "_place"])
-        name = f"{precision}{name_scale(scale)}"
-        yield _table(precision, f"{title}: {name}, by batch size", by_batch, shown)
-        rest = rows[rows["loss_scale"] != scale]
-        if len(rest):
-            batch = loss_scale_batch(rows)
-            same = rows[rows["batch_size"] == batch]
-            same = same.assign(_scale=same["loss_scale"].map(_scale_order))
-            yield _table(
-                f"{precision}-scale",
-                f"{title}: {precision} by loss scale, batch size {batch}",
-                by_scale,
-                same.sort_values(["_scale", "_place"]),
-            )
-    if len(machines) > 1:
-        yield _side_by_side(cases, title, machines, under)
-
-
-def main_loss_scale(precision: str, scales: pd.Series) -> str:
-    """The loss scale whose cases are tabled by batch size: the default, or the commonest."""
-    default = format_value(PRECISIONS[precision].default_loss_scale)
-    return default if (scales == default).any() else str(scales.mode().iloc[0])
-
-
-def loss_scale_batch(rows: pd.DataFrame) -> int:
-    """The largest batch size at which several loss scales were measured, else the largest."""
-    measured = rows[rows["status"].isin(TIMED)]
-    measured = measured if len(measured) else rows
-    scales = measured.groupby("batch_size")["loss_scale"].nunique()
-    several = scales[scales > 1]
-    return int((several if len(several) else scales).index.max())
-
-
-def name_scale(scale: str) -> str:
-    """How a title speaks of a loss scale: `` at static loss scale 128``; nothing for none."""
-    if not scale:
-        return ""
-    return " with a dynamic loss scale" if scale == "dynamic" else f" at static loss scale {scale}"
-
-
-def _scale_order(scale: str) -> float:
-    try:
-        return float(scale)
-    except ValueError:
-        return math.inf
-
-
-def _side_by_side(
-    cases: pd.DataFrame,
-    title: str,
-    machines: dict[tuple[str, str], str],
-    under: Iterable[str],
-) -> Table:
-    """One row a case, one column of epoch times a machine."""
-    precisions = list(PRECISIONS)
-    cases = cases.assign(
-        _order=cases["precision"].map(precisions.index),
-        _scale=cases["loss_scale"].map(_scale_order),
-    ).sort_values(["_order", "_scale", "batch_size"])
+    """One row a case that several machines ran, one column of epoch times a machine."""
+    rest = [axis for axis in order if axis != MACHINE]
+    if len(machines) < 2 or not rest:
+        return
     lines: dict[tuple[Any, ...], dict[tuple[str, str], Cell]] = {}
-    for row in iterate(cases):
-        line = lines.setdefault((row.precision, row.loss_scale, row.batch_size), {})
+    for row in iterate(sort_cases(cases, rest)):
+        line = lines.setdefault(tuple(getattr(row, axis) for axis in rest), {})
         cell = time_cell(row)
-        if row.status in TIMED and (said := remarks(row, under)):
+        if row.status in TIMED and (said := remarks(row, _said_below(cases))):
             cell = Cell(f"{cell.text} ({said})", cell.value)
         line[row.sweep, row.machine] = cell
-    shown = dict(list(lines.items())[:MOST_ROWS])
+    shared = {key: line for key, line in lines.items() if len(line) > 1}
     heads = (
-        Head("precision", "precision", "", False),
-        Head("loss_scale", "loss scale"),
-        Head("batch_size", "batch size"),
+        *(_axis_part(axis, machines).head for axis in rest),
         *(Head(f"machine{i}", label) for i, label in enumerate(machines.values(), 1)),
     )
     rows = tuple(
         (
-            Cell(precision),
-            Cell(scale or NOTHING),
-            Cell(str(batch), batch),
+            *(Cell(name_value(a, v, machines), v) for a, v in zip(rest, key, strict=True)),
             *(line.get(pair, Cell(NOTHING)) for pair in machines),
         )
-        for (precision, scale, batch), line in shown.items()
+        for key, line in list(shared.items())[:MOST_ROWS]
     )
-    notes = tuple(write_notes(cases))
-    return Table("machines", f"{title}: epoch time side by side", heads, rows, notes)
+    yield Table("machines", "Epoch time (s) side by side", heads, rows, ())
 
 
-def _environments(cases: pd.DataFrame, machines: dict[tuple[str, str], str]) -> Table:
+def _tabulate_published(cases: pd.DataFrame, machines: Machines) -> Iterator[Table]:
+    """The cases that were published too, beside those figures."""
+    beside = cases[cases["published_status"] != ""]
+    if not len(beside):
+        return
+    order = [axis for axis in axes.ORDER if axis in ("precision", "loss_scale", "batch_size")]
+    several = [axis for axis in axes.find_varying(beside) if axis not in order]
+    beside = sort_cases(beside, [*several, *order])
+    time = QUANTITIES["epoch_time_s"]
+    parts = [
+        *(_axis_part(axis, machines) for axis in [*several, *order]),
+        Part(Head(time.name, "epoch time (s)", time.help, True, time.better), time_cell),
+        Part(
+            Head("published_epoch_time_s", "2019", "published epoch time of the RTX Titan, in s"),
+            published_time_cell,
+        ),
+        _quantity_part("speedup", "speed-up over fp32"),
+        _quantity_part("speedup", "2019", True, "published_"),
+        _quantity_part("memory_bytes", keep=7),
+        _quantity_part("memory_bytes", "2019", True, "published_", keep=7),
+        _quantity_part("memory_saved", keep=6),
+        _quantity_part("memory_saved", "2019", True, "published_", keep=6),
+    ]
+    table = _lay_out("rtx-titan", "Beside the published RTX Titan of 2019", parts, beside)
+    note = (
+        "2019: PyTorch 1.0, CUDA 10.0, cuDNN 7.4.2; each the cold first epoch of a process, with "
+        "autotuning in it; single runs; memory as published, not over a baseline. The epochs "
+        "beside them are timed warm."
+    )
+    groups = _find_groups(beside.head(MOST_ROWS), [*several, "precision"], "precision")
+    yield replace(table, notes=(*table.notes, note), groups=groups)
+
+
+# ------------------------------------------------------------------------------------------- rest
+
+
+def _count(number: int, thing: str) -> str:
+    return f"{number:,} {thing}" + ("s" if number != 1 else "")
+
+
+def _count_outcomes(cases: pd.DataFrame) -> str:
+    """How many cases and runs there are, and how the cases ended, most frequent first."""
+    ends = [
+        outcome(str(status), inferred=bool(inferred))
+        for status, inferred in zip(cases["status"], cases["inferred"], strict=True)
+    ]
+    counts = {end: ends.count(end) for end in dict.fromkeys(ends)}
+    ordered = sorted(counts.items(), key=lambda pair: (pair[0] != Status.OK.value, -pair[1]))
+    said = ", ".join(f"{number:,} {end}" for end, number in ordered)
+    runs = int(cases["runs"].sum()) if len(cases) else 0
+    return f"{_count(len(cases), 'case')} in {_count(runs, 'run')}: {said or 'none'}."
+
+
+def _environments(cases: pd.DataFrame, machines: Machines) -> Table:
     names = {
         "gpu_memory_bytes": "GPU memory",
         "gpu_uuid": "GPU UUID",

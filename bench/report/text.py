@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 from typing import TYPE_CHECKING
 
 from bench.report.model import Report, Table
@@ -12,44 +13,26 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
-WIDTH = 120
-"""Columns where there is no terminal to ask."""
+WIDTH = 100
+"""Columns where there is no terminal to ask and COLUMNS is not set; tables may need more."""
+
+WRAPPED = 12
+"""Columns that a column of remarks or names gets at least, before others are left out for it."""
 
 _GAP = 2
 
 
 def render(report: Report) -> str:
-    """The report as plain text, as wide as its tables need."""
+    """The report as plain text, as wide as COLUMNS says, or else as its tables need."""
     from rich.console import Console
 
     buffer = io.StringIO()
-    width = max([WIDTH, *map(_needed_width, report.tables)])
+    asked = os.environ.get("COLUMNS", "")
+    whole = max([WIDTH, *(sum(_need(table)) + _gaps(table) for table in report.tables)])
+    width = max(int(asked), 40) if asked.isdecimal() and int(asked) else whole
     draw(report, Console(file=buffer, width=width, color_system=None, force_terminal=False))
     lines = (line.rstrip() for line in buffer.getvalue().splitlines())
     return "\n".join(lines) + "\n"
-
-
-def _column_widths(table: Table, room: float = 0) -> list[int]:
-    """Columns each column needs: its cells unbroken, its head too where there is room for it."""
-    from rich.cells import cell_len
-
-    texts = zip(*([cell.text for cell in row] for row in table.rows), strict=True)
-    cells = [max(map(cell_len, column)) for column in texts] or [0] * len(table.heads)
-    widths = []
-    for head, width in zip(table.heads, cells, strict=True):
-        words = [cell_len(word) for word in head.label.split()]
-        widths.append(max([width, *words]))
-    room -= sum(widths) + _GAP * (len(widths) + 1)
-    for i, head in enumerate(table.heads):
-        more = min(max(room, 0), max(cell_len(head.label) - widths[i], 0))
-        widths[i] += int(more)
-        room -= more
-    return widths
-
-
-def _needed_width(table: Table) -> int:
-    widths = _column_widths(table)
-    return sum(widths) + _GAP * (len(widths) + 1)
 
 
 def draw(report: Report, console: Console) -> None:
@@ -61,6 +44,10 @@ def draw(report: Report, console: Console) -> None:
         console.print(_text(text, style))
 
     say(report.title, "bold")
+    for sentence in report.constants:
+        say(sentence)
+    if report.answers:
+        console.print()
     for answer in report.answers:
         if len(report.answers) > 1:
             say(answer.about, "bold")
@@ -69,14 +56,74 @@ def draw(report: Report, console: Console) -> None:
     for warning in report.warnings:
         say(f"! {warning.label}: {warning.text}", "yellow")
     for table in report.tables:
+        shown = fit(table, console.width)
         console.print()
         say(table.title, "bold")
-        console.print(_draw_table(table, console.width))
-        for note in table.notes:
+        console.print(_draw_table(shown, console.width))
+        left = [head.label for head in table.heads if head not in shown.heads]
+        more = f"Not shown at this width: {', '.join(left)}."
+        for note in (*table.notes, *([more] if left else [])):
             console.print(Padding(_text(note, "dim"), (0, 0, 0, 2)))
-    if report.left_out:
-        console.print()
-        say(report.left_out)
+    console.print()
+    for note in report.notes:
+        say(note, "dim")
+    say(report.outcomes)
+
+
+def fit(table: Table, room: int) -> Table:
+    """Leave out the columns that a page of ``room`` characters is too narrow for.
+
+    Those that ``keep`` least go first; of two that keep alike, the one further right.
+    """
+    kept = list(range(len(table.heads)))
+    while sum(_need(_take(table, kept))) + _GAP * (len(kept) + 1) > room:
+        least = min((table.heads[i].keep, -i) for i in kept)
+        if least[0] == 9:
+            break
+        kept.remove(-least[1])
+    return _take(table, kept)
+
+
+def _take(table: Table, columns: list[int]) -> Table:
+    from dataclasses import replace
+
+    return replace(
+        table,
+        heads=tuple(table.heads[i] for i in columns),
+        rows=tuple(tuple(row[i] for i in columns) for row in table.rows),
+    )
+
+
+def _gaps(table: Table) -> int:
+    return _GAP * (len(table.heads) + 1)
+
+
+def _need(table: Table) -> list[int]:
+    """Characters each column needs: its cells, broken between words only where it may wrap."""
+    from rich.cells import cell_len
+
+    widths = []
+    for i, head in enumerate(table.heads):
+        words = max(map(cell_len, head.label.split()), default=0)
+        cells = max((cell_len(row[i].text) for row in table.rows), default=0)
+        widths.append(max(words, min(cells, WRAPPED) if head.wrap else cells))
+    return widths
+
+
+def _widths(table: Table, room: int) -> list[int]:
+    """Widths that fill no more than the room: what is left goes to cells that wrap, then heads."""
+    from rich.cells import cell_len
+
+    widths = _need(table)
+    left = room - sum(widths) - _gaps(table)
+    for wrapping in (True, False):
+        for i, head in enumerate(table.heads):
+            cells = max((cell_len(row[i].text) for row in table.rows), default=0)
+            wanted = max(cells, cell_len(head.label) if not wrapping else 0)
+            more = min(max(left, 0), max(wanted - widths[i], 0)) if head.wrap or not wrapping else 0
+            widths[i] += more
+            left -= more
+    return widths
 
 
 def _draw_table(table: Table, room: int) -> object:
@@ -84,15 +131,17 @@ def _draw_table(table: Table, room: int) -> object:
     from rich.table import Table as Grid
 
     grid = Grid(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), collapse_padding=True)
-    fits = _needed_width(table) <= room
-    for head, width in zip(table.heads, _column_widths(table, room), strict=True):
+    fits = sum(_need(table)) + _gaps(table) <= room
+    for head, width in zip(table.heads, _widths(table, room), strict=True):
         grid.add_column(
             _text(head.label),
             justify="right" if head.number else "left",
             overflow="fold",
             width=width if fits else None,
         )
-    for row in table.rows:
+    for number, row in enumerate(table.rows):
+        if number in table.groups:
+            grid.add_section()
         grid.add_row(*(_text(cell.text) for cell in row))
     return grid
 
