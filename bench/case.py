@@ -154,6 +154,9 @@ AXES: dict[str, Field[Any]] = {axis.name: axis for axis in fields(Case)}
 FOLLOWS: dict[str, tuple[str, ...]] = {"precision": ("loss_scale", "skip_overflow")}
 """Axes that only some values of another axis have: where that one changes, so may these."""
 
+BARE = ("model", "dataset", "precision", "device")
+"""Axes whose values speak for themselves."""
+
 NAMED = ("precision", "loss_scale", "batch_size")
 """The axes that name a case even where they do not vary."""
 
@@ -170,8 +173,7 @@ def _name_value(name: str, value: Value) -> str | None:
     words = name.replace("_", " ")
     if value is True:
         return words
-    bare = name in ("model", "dataset", "precision", "device")
-    return format_value(value) if bare else f"{words} {format_value(value)}"
+    return format_value(value) if name in BARE else f"{words} {format_value(value)}"
 
 
 def format_value(value: Value) -> str:

@@ -160,7 +160,7 @@ def _against_fp32(row: Row, timed: pd.DataFrame) -> str:
     if not is_number(row.speedup):
         return at_best + doubt
     saved = ""
-    if is_number(row.memory_saved):
+    if is_number(row.memory_saved) and abs(row.memory_saved) >= 0.005:
         less = "less" if row.memory_saved >= 0 else "more"
         saved = f" with {100 * abs(row.memory_saved):.0f} % {less} memory"
     said = f", {about}{row.speedup:.2f}× as fast as fp32 at that batch size{saved}"

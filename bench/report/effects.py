@@ -3,8 +3,8 @@
 Of each pair the ratio of geometric means over the repeats is taken, and the geometric mean over the
 pairs. Its 95 % interval is of that mean over just these pairs: each pair's variance is Welch's, the
 degrees of freedom are Satterthwaite's, so that a single pair has the interval that `bench.compare`
-gives it. The p-values of all changes of one metric are adjusted by Holm, as there. How far the pairs
-differ from each other is told by the lowest and the highest of them.
+gives it. The p-values of all changes of one metric are adjusted by Holm, as there. The lowest and
+the highest pair tell how far the pairs differ from each other.
 
 Everything is vectorised over pairs.
 """

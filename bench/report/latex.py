@@ -59,7 +59,11 @@ def _table_lines(table: Table) -> Iterator[str]:
     yield r"\midrule"
     for number, row in enumerate(table.rows):
         if number in table.groups:
-            yield r"\midrule"
+            if number:
+                yield r"\midrule"
+            if heading := table.groups[number]:
+                width = len(table.heads)
+                yield rf"\multicolumn{{{width}}}{{l}}{{\textbf{{{escape(heading)}}}}} \\"
         yield _row(cell.text for cell in row)
     yield r"\bottomrule"
     yield r"\end{tabular}"

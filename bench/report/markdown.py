@@ -43,7 +43,9 @@ def table_lines(table: Table) -> Iterator[str]:
     yield ""
     yield _row(head.label for head in table.heads)
     yield "|" + "|".join("---:" if head.number else ":---" for head in table.heads) + "|"
-    for row in table.rows:
+    for number, row in enumerate(table.rows):
+        if heading := table.groups.get(number):
+            yield f"| **{escape(heading)}** |" + " |" * (len(table.heads) - 1)
         yield _row(cell.text for cell in row)
     yield ""
     for note in table.notes:

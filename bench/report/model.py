@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -51,7 +51,8 @@ class Head:
 class Table:
     """Rows under heads, a title above and, below, what must never part from the numbers.
 
-    ``groups`` are the rows before which a line is drawn.
+    ``groups`` are the rows before which one is set off, by what is said there of those that
+    follow; nothing, where a line is enough.
     """
 
     name: str
@@ -59,7 +60,7 @@ class Table:
     heads: tuple[Head, ...]
     rows: tuple[tuple[Cell, ...], ...]
     notes: tuple[str, ...]
-    groups: frozenset[int] = frozenset()
+    groups: Mapping[int, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -212,6 +212,7 @@ QUANTITIES: dict[str, Quantity] = {
             memory,
             scale=GIB,
             decimals=2,
+            spread=False,  # an allocator repeats; it would take room from what does not
         ),
         Quantity(
             "memory_saved",

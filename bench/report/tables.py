@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bench.case import AXES
+from bench.case import AXES, BARE
 from bench.limits import MIN_REPEATS, STEADY
 from bench.record import Status
 from bench.report import axes, summaries
@@ -46,6 +46,10 @@ if TYPE_CHECKING:
 
 MOST_ROWS = 400
 """Rows of one table; more would not be read."""
+
+
+MOST_PRICES = 16
+"""Pairs of cases of which the costs of starting up are shown."""
 
 
 def build(
@@ -181,11 +185,10 @@ def _tabulate_cases(
     label = _add_unit(time.label, time.unit) + _name_spread(cases)
     seconds = cases["start_time_s"]
     slow = len(seconds.dropna()) and seconds.max() > max(2 * seconds.min(), seconds.min() + 1)
-    lead = [_axis_part(axis, machines) for axis in order] or [
-        _axis_part(axis, machines) for axis in ("precision", "batch_size")
-    ]
+    headings = _choose_headings(order, by)
+    columns = [axis for axis in order if axis not in headings] or ["precision", "batch_size"]
     parts = [
-        *lead,
+        *(_axis_part(axis, machines) for axis in columns),
         Part(Head(time.name, label, time.help, True, time.better), time_cell),
         _quantity_part("images_per_s", keep=5),
         _quantity_part("speedup", "speed-up over fp32", keep=7),
@@ -198,8 +201,8 @@ def _tabulate_cases(
         _quantity_part("overflow_steps", keep=6),
         _quantity_part("energy_per_epoch_j", keep=4),
         Part(
-            Head("start_time_s", "start-up (s)", "from process start to the first epoch, set-up and "
-                 "warm-up, of the slowest repeat", True, "lower", 3),
+            Head("start_time_s", "start-up (s)", "set-up and warm-up, from process start to the "
+                 "epoch, of the slowest repeat", True, "lower", 3),
             lambda row: _number_cell(row.start_time_s if slow else math.nan),
             optional=True,
         ),
@@ -210,7 +213,8 @@ def _tabulate_cases(
         ),
     ]  # fmt: skip
     table = _lay_out("overview", f"Overview: {_count(len(cases), 'case')}", parts, cases)
-    return replace(table, groups=_find_groups(cases.head(MOST_ROWS), order, by))
+    shown = cases.head(MOST_ROWS)
+    return replace(table, groups=_find_groups(shown, order, headings, machines))
 
 
 def _number_cell(value: float) -> Cell:
@@ -235,20 +239,47 @@ def _name_spread(cases: pd.DataFrame) -> str:
     return words[kinds[0]] if kinds else ""
 
 
-def _find_groups(cases: pd.DataFrame, order: Sequence[str], by: str) -> frozenset[int]:
-    """The rows before which a line is drawn.
+def _choose_headings(order: Sequence[str], by: str) -> tuple[str, ...]:
+    """The axes that are said once above their rows: what is asked for, machines and networks."""
+    if by in order:
+        return (by,)
+    return tuple(axis for axis in order[:-1] if axis in (MACHINE, "model", "dataset"))
 
-    Groups agree on ``by``, or else on as many of the leading axes as leave them three rows each.
+
+def _find_groups(
+    cases: pd.DataFrame, order: Sequence[str], headings: Sequence[str], machines: Machines
+) -> dict[int, str]:
+    """Where groups of rows begin, and their headings.
+
+    Without headings, groups agree on as many of the leading axes as leave them three rows each.
     """
-    found: frozenset[int] = frozenset()
-    for depth in [1] if by in order else range(1, len(order)):
-        values = [axes.take_values(cases, axis).tolist() for axis in order[:depth]]
-        keys = list(zip(*values, strict=True))
-        starts = frozenset(i for i in range(1, len(keys)) if keys[i] != keys[i - 1])
-        if depth > 1 and len(cases) < 3 * (len(starts) + 1):
+    if headings:
+        return _find_starts(cases, headings, machines)
+    found: dict[int, str] = {}
+    for depth in range(1, len(order)):
+        starts = _find_starts(cases, order[:depth], machines)
+        if depth > 1 and len(cases) < 3 * len(starts):
             break
         found = starts
-    return found
+    return {start: "" for start in found if start}
+
+
+def _find_starts(cases: pd.DataFrame, leading: Sequence[str], machines: Machines) -> dict[int, str]:
+    """The rows at which ``leading`` axes change, and their values there."""
+    columns = [axes.take_values(cases, axis).tolist() for axis in leading]
+    keys = list(zip(*columns, strict=True))
+    return {
+        i: " · ".join(
+            _name_heading(axis, value, machines) for axis, value in zip(leading, key, strict=True)
+        )
+        for i, key in enumerate(keys)
+        if i == 0 or key != keys[i - 1]
+    }
+
+
+def _name_heading(axis: str, value: Any, machines: Machines) -> str:
+    text = name_value(axis, value, machines)
+    return text if axis in (MACHINE, *BARE) else f"{name_axis(axis)} {text}"
 
 
 def _lay_out(name: str, title: str, parts: Sequence[Part], rows: pd.DataFrame) -> Table:
@@ -293,18 +324,15 @@ def _tabulate_effects(effects: Sequence[Effect]) -> Iterator[Table]:
     rows = [_write_effect(effect) for effect in effects]
     unsaid = ("", NOTHING, TIME.word(Verdict.NONE))
     kept = [i for i in range(len(heads)) if any(row[i].text not in unsaid for row in rows)]
-    starts = (
-        frozenset(i for i in range(1, len(effects)) if effects[i].axis != effects[i - 1].axis)
-        if len({effect.axis for effect in effects}) < len(effects)
-        else frozenset()
-    )
+    starts = [i for i in range(1, len(effects)) if effects[i].axis != effects[i - 1].axis]
+    several = len(starts) + 1 < len(effects)
     yield Table(
         "effects",
         "What each change does, all else equal",
         tuple(heads[i] for i in kept),
         tuple(tuple(row[i] for i in kept) for row in rows),
         tuple(_note_effects(effects)),
-        starts,
+        dict.fromkeys(starts, "") if several else {},
     )
 
 
@@ -327,14 +355,19 @@ def _write_speed(time: Estimate, mark: str) -> Iterator[Cell]:
     ratio = time.ratio
     if ratio.value is None:
         return
-    yield Cell(f"{mark}{1 / ratio.value:.2f}×", 1 / ratio.value)
+    yield Cell(f"{mark}{_write_ratio(1 / ratio.value)}×", 1 / ratio.value)
     if ratio.low is None or ratio.high is None:
         yield Cell(NOTHING)
     else:
-        yield Cell(f"{1 / ratio.high:.2f}–{1 / ratio.low:.2f}")
+        yield Cell(f"{_write_ratio(1 / ratio.high)}–{_write_ratio(1 / ratio.low)}")
     yield Cell(TIME.word(ratio.judge(STEADY)))
     several = time.pairs > 1
-    yield Cell(f"{1 / time.highest:.2f}–{1 / time.lowest:.2f}" if several else NOTHING)
+    ends = f"{_write_ratio(1 / time.highest)}–{_write_ratio(1 / time.lowest)}"
+    yield Cell(ends if several else NOTHING)
+
+
+def _write_ratio(value: float) -> str:
+    return f"{value:.2f}" if value >= 0.1 else f"{value:.2g}"
 
 
 def _write_percent(estimate: Estimate | None, mark: str = "") -> Cell:
@@ -397,7 +430,7 @@ def _tabulate_prices(cases: pd.DataFrame, prices: Sequence[Price]) -> Iterator[T
         Head("saved", "saved an epoch (s)", "how much shorter an epoch is"),
         Head("epochs", "pays after", "whole epochs until it has paid", better="lower"),
     )
-    shown = prices[:MOST_ROWS]
+    shown = prices[:MOST_PRICES]
     rows = tuple(
         (
             Cell(name_axis(price.axis)),
@@ -422,8 +455,26 @@ def _tabulate_prices(cases: pd.DataFrame, prices: Sequence[Price]) -> Iterator[T
         (
             "Start-up: process start to the end of warm-up, of the slowest repeat: later ones find "
             "compiled code in a cache on disk.",
+            *_note_prices(prices),
         ),
     )
+
+
+def _note_prices(prices: Sequence[Price]) -> Iterator[str]:
+    """What all pairs say together, where they are too many to be shown."""
+    if len(prices) <= MOST_PRICES:
+        return
+    for axis in PREPARING:
+        epochs = sorted(price.epochs for price in prices if price.axis == axis)
+        if epochs:
+            ends = " to ".join(
+                "never" if math.isinf(e) else f"{e:,.0f}" for e in (epochs[0], epochs[-1])
+            )
+            yield (
+                f"{len(epochs):,} pairs for {name_axis(axis)}: it pays after {ends} epochs, in the "
+                f"median {epochs[len(epochs) // 2]:,.0f}."
+            )
+    yield f"{len(prices) - MOST_PRICES:,} more pairs are left out; --where chooses."
 
 
 def _write_saved(price: Price, by_cell: dict[int, Row]) -> Cell:
@@ -452,7 +503,7 @@ def _tabulate_machines(
     lines: dict[tuple[Any, ...], dict[tuple[str, str], Cell]] = {}
     for row in iterate(sort_cases(cases, rest)):
         line = lines.setdefault(tuple(getattr(row, axis) for axis in rest), {})
-        cell = time_cell(row)
+        cell = _plain_time(row)
         if row.status in TIMED and (said := remarks(row, _said_below(cases))):
             cell = Cell(f"{cell.text} ({said})", cell.value)
         line[row.sweep, row.machine] = cell
@@ -471,9 +522,19 @@ def _tabulate_machines(
     yield Table("machines", "Epoch time (s) side by side", heads, rows, ())
 
 
+def _plain_time(row: Row) -> Cell:
+    """A case's epoch time without its spread, or its outcome."""
+    if row.status not in TIMED:
+        return time_cell(row)
+    mark = ESTIMATE if row.fraction < 1 else ""
+    return Cell(f"{mark}{QUANTITIES['epoch_time_s'].write(row.epoch_time_s)}", row.epoch_time_s)
+
+
 def _tabulate_published(cases: pd.DataFrame, machines: Machines) -> Iterator[Table]:
     """The cases that were published too, beside those figures."""
-    beside = cases[cases["published_status"] != ""]
+    beside = cases[(cases["published_status"] != "") & (cases["device"] == "cuda")]
+    for axis in ("compile", "channels_last"):  # unknown in 2019
+        beside = beside[~beside[axis]]
     if not len(beside):
         return
     order = [axis for axis in axes.ORDER if axis in ("precision", "loss_scale", "batch_size")]
@@ -500,7 +561,8 @@ def _tabulate_published(cases: pd.DataFrame, machines: Machines) -> Iterator[Tab
         "autotuning in it; single runs; memory as published, not over a baseline. The epochs "
         "beside them are timed warm."
     )
-    groups = _find_groups(beside.head(MOST_ROWS), [*several, "precision"], "precision")
+    starts = _find_starts(beside.head(MOST_ROWS), [*several, "precision"], machines)
+    groups = {start: "" for start in starts if start}
     yield replace(table, notes=(*table.notes, note), groups=groups)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from bench.report.model import Report, Table
@@ -59,7 +60,8 @@ def draw(report: Report, console: Console) -> None:
         shown = fit(table, console.width)
         console.print()
         say(table.title, "bold")
-        console.print(_draw_table(shown, console.width))
+        for line in _draw_table(shown, console):
+            console.print(line, no_wrap=True, overflow="ignore", crop=False)
         left = [head.label for head in table.heads if head not in shown.heads]
         more = f"Not shown at this width: {', '.join(left)}."
         for note in (*table.notes, *([more] if left else [])):
@@ -126,24 +128,54 @@ def _widths(table: Table, room: int) -> list[int]:
     return widths
 
 
-def _draw_table(table: Table, room: int) -> object:
-    from rich import box
-    from rich.table import Table as Grid
+def _draw_table(table: Table, console: Console) -> Iterator[Text]:
+    """The lines of a table; what groups have in common stands above them, over all columns."""
+    from rich.text import Text
 
-    grid = Grid(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), collapse_padding=True)
-    fits = sum(_need(table)) + _gaps(table) <= room
-    for head, width in zip(table.heads, _widths(table, room), strict=True):
-        grid.add_column(
-            _text(head.label),
-            justify="right" if head.number else "left",
-            overflow="fold",
-            width=width if fits else None,
-        )
+    widths = _widths(table, console.width)
+    if sum(_need(table)) + _gaps(table) > console.width:  # it is wider than the page all the same
+        widths = [max(width, 1) for width in _shrink(widths, console.width - _gaps(table))]
+    heads = [head.label for head in table.heads]
+    yield from _draw_row(heads, table, widths, console, upwards=True)
+    yield Text(" " + "─" * (sum(widths) + _GAP * (len(widths) - 1)))
     for number, row in enumerate(table.rows):
         if number in table.groups:
-            grid.add_section()
-        grid.add_row(*(_text(cell.text) for cell in row))
-    return grid
+            if number:
+                yield _text("")
+            if heading := table.groups[number]:
+                yield Text(" ").append_text(_text(heading, "bold"))
+        yield from _draw_row([cell.text for cell in row], table, widths, console)
+
+
+def _shrink(widths: list[int], room: int) -> list[int]:
+    """Take from the widest until all fit."""
+    widths = list(widths)
+    while sum(widths) > max(room, len(widths)):
+        widths[widths.index(max(widths))] -= 1
+    return widths
+
+
+def _draw_row(
+    cells: list[str], table: Table, widths: list[int], console: Console, upwards: bool = False
+) -> Iterator[Text]:
+    """Cells beside each other, each broken into lines of its width; heads end at the bottom."""
+    from rich.text import Text
+
+    broken = [
+        list(_text(cell).wrap(console, width, overflow="fold"))
+        for cell, width in zip(cells, widths, strict=True)
+    ]
+    height = max(map(len, broken))
+    for at in range(height):
+        line = Text(" ")
+        for lines, width, head in zip(broken, widths, table.heads, strict=True):
+            place = at - (height - len(lines) if upwards else 0)
+            piece = lines[place].copy() if 0 <= place < len(lines) else Text("")
+            piece.rstrip()
+            piece.align("right" if head.number else "left", width)
+            line.append_text(piece).append(" " * _GAP)
+        line.rstrip()
+        yield line
 
 
 def _text(text: str, style: str = "") -> Text:

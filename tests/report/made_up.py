@@ -256,3 +256,49 @@ def make_quick(folder: Path) -> Path:
     return write_sweep(
         folder / "quick", rows, "python -m bench.sweep --preset quick --out results/quick"
     )
+
+
+MODELS = {"dpn92": 1.0, "dpn26": 0.5, "dpn-small": 0.1}
+"""Networks of `make_switches`, and the time of each against the first."""
+
+EFFECTS = {"precision": 1 / 1.6, "compile": 1 / 1.25, "channels_last": 1.0}
+"""What each change of `make_switches` does to the epoch time, exactly but for the noise."""
+
+
+def make_switches(folder: Path, noise: float = 0.002, batches: int = 2, repeats: int = 3) -> Path:
+    """Three networks on a card and a CPU, two precisions, two switches, some batch sizes.
+
+    Each axis acts on its own, so that its effect is known: `EFFECTS`. Repeats wobble by ``noise``
+    in turn: the first is below, the second at and the third above, so that medians are exact.
+    """
+    rows = []
+    places = (
+        ("cuda", make_card("NVIDIA H200"), 1.0),
+        ("cpu", {**make_card("NVIDIA H200"), "gpu": "", "gpu_uuid": "", "gpu_memory_bytes": None,
+                 "driver": "", "cuda": "", "cudnn": "", "cpu": "AMD EPYC"}, 60.0),
+    )  # fmt: skip
+    settings = [
+        (place, model, precision, batch, compiled, last, repeat)
+        for place in places
+        for model in MODELS
+        for precision in ("fp32", "bf16-amp")
+        for batch in [64 * 2**i for i in range(batches)]
+        for compiled in (False, True)
+        for last in (False, True)
+        for repeat in range(1, repeats + 1)
+    ]
+    for (device, card, slower), model, precision, batch, compiled, last, repeat in settings:
+        case = Case(
+            model=model, precision=precision, batch_size=batch, compile=compiled,
+            channels_last=last, device=device,
+        )  # fmt: skip
+        time_s = 40 * slower * MODELS[model] * (1 + 32 / batch) * (1 + noise * (repeat - 2))
+        time_s *= EFFECTS["precision"] if precision != "fp32" else 1
+        time_s *= EFFECTS["compile"] if compiled else 1
+        values = measured(time_s, 2 * GIB * (1 + batch / 64), train_loss=2.0 + 0.01 * repeat)
+        if device == "cpu":
+            values |= {"peak_device_bytes": None, "peak_reserved_bytes": None,
+                       "peak_allocated_bytes": None, "peak_process_bytes": GIB}  # fmt: skip
+        values |= {"setup_time_s": 2.0, "warmup_time_s": 30.0 if compiled else 3.0}
+        rows.append(make_record(case, repeat=repeat, **{**_keep(card, values), **values}))
+    return write_sweep(folder / "switches", rows, "python -m bench.sweep --preset mine")
