@@ -235,9 +235,7 @@ def _equal(a: Mapping[int, float], b: Mapping[int, float]) -> bool:
     return (
         len(a) >= MIN_SEEDS
         and a.keys() == b.keys()
-        and all(
-            value > 0 and abs(value - b[seed]) <= ROUNDING * value for seed, value in a.items()
-        )
+        and all(value > 0 and abs(value - b[seed]) <= ROUNDING * value for seed, value in a.items())
     )
 
 

@@ -111,7 +111,7 @@ def test_a_precision(copy: Copy) -> None:
     assert "fp32-wide" in copy.run("bench.sweep", "--list")
     copy.run("bench.sweep", *FAKE, "--precision", "fp32-wide", "--batch-size", "64", "128")
     assert [row["precision"] for row in copy.records("out")] == ["fp32-wide"] * 2
-    assert "fp32-wide, by batch size" in copy.run("bench.report", "out")
+    assert "· fp32-wide." in copy.run("bench.report", "out")  # what all cases have in common
     assert "fp32-wide" in copy.run("bench.report", "out", "--format", "html")
 
 
@@ -131,9 +131,10 @@ def test_an_axis(copy: Copy) -> None:
         "0.9",
     )
     assert [row["momentum"] for row in copy.records("out")] == ["0.5", "0.9"]
-    assert "momentum 0.5" in copy.run("bench.report", "out")
+    text = copy.run("bench.report", "out")
+    assert re.search(r"^ momentum .*\n ─+\n +0.5 .*\n +0.9 ", text, re.MULTILINE)
     page = copy.run("bench.report", "out", "--format", "html")
-    assert "momentum 0.5" in page
+    assert ">momentum</th>" in page
     (copy.folder / "mine.toml").write_text("[[grid]]\nmomentum = [0.25]\n")
     assert "momentum 0.25" in copy.run("bench.sweep", "--config", "mine.toml", "--dry-run")
 

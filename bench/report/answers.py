@@ -43,7 +43,8 @@ def answer(cases: pd.DataFrame, machines: Machines, varying: Collection[str]) ->
         theirs = cases[(cases["sweep"] == pair[0]) & (cases["machine"] == pair[1])]
         for (model, dataset), rows in list(theirs.groupby(settings, sort=False))[:MOST_SECTIONS]:
             about = machines[pair] + (f", {model} on {dataset}" if several else "")
-            yield Answer(about, (_fastest(rows, named), _largest(rows)))
+            said = (_fastest(rows, named), _largest(rows))
+            yield Answer(about, tuple(filter(None, said)))
 
 
 def _fastest(cases: pd.DataFrame, named: Sequence[str]) -> str:
@@ -192,18 +193,26 @@ def _against_other_fp32(row: Row, others: pd.DataFrame, settings: Sequence[str])
 
 
 def _largest(cases: pd.DataFrame) -> str:
+    """Name the largest batch that fits each precision, where any ran out of memory."""
+    ended = cases[["precision", "status", "batch_size"]]
+    full = ended[ended["status"].isin([Status.OOM.value, Status.OOM_SUSPECTED.value])]
+    fits = ended[ended["status"].isin(TIMED)]
+    if not len(full):
+        several = fits["batch_size"].nunique() > 1
+        return f"Every batch size fits, up to {fits['batch_size'].max()}." if several else ""
     said = []
     for precision in PRECISIONS:
-        rows = cases[cases["precision"] == precision]
-        fits = rows.loc[rows["status"].isin(TIMED), "batch_size"]
-        full = rows.loc[rows["status"].isin([Status.OOM.value, Status.OOM_SUSPECTED.value])]
-        if len(fits):
-            beyond = full.loc[full["batch_size"] > fits.max(), "batch_size"]
-            limit = f"{fits.max()} ({beyond.min()} does not)"
-            said.append(f"{precision} {limit if len(beyond) else f'at least {fits.max()}'}")
-        elif len(full):
-            said.append(f"{precision} none (not even {full['batch_size'].min()})")
-    if not said:
-        return "No batch size is known to fit."
+        theirs, beyond = (
+            part.loc[part["precision"] == precision, "batch_size"] for part in (fits, full)
+        )
+        if len(theirs):
+            larger = beyond[beyond > theirs.max()]
+            said.append(
+                f"{precision} {theirs.max()} ({larger.min()} does not)"
+                if len(larger)
+                else f"{precision} at least {theirs.max()}"
+            )
+        elif len(beyond):
+            said.append(f"{precision} none (not even {beyond.min()})")
     fake = " (not measured)" if (cases["kind"] == "fake").all() else ""
     return f"Largest batch size that fits{fake}: {', '.join(said)}."

@@ -4,7 +4,8 @@ Of each pair the ratio of geometric means over the repeats is taken, and the geo
 pairs. Its 95 % interval is of that mean over just these pairs: each pair's variance is Welch's, the
 degrees of freedom are Satterthwaite's, so that a single pair has the interval that `bench.compare`
 gives it. The p-values of all changes of one metric are adjusted by Holm, as there. The lowest and
-the highest pair tell how far the pairs differ from each other.
+the highest pair tell how far the pairs differ from each other. Losses are compared seed by seed
+where cases share seeds.
 
 Everything is vectorised over pairs.
 """
@@ -151,8 +152,8 @@ def find_effects(rows: pd.DataFrame, cases: pd.DataFrame, machines: Machines) ->
     ]
     estimates: list[dict[str, Estimate]] = [{} for _ in changes]
     for metric in JUDGED:
-        moments = _take_moments(metric, rows)
-        found = [_estimate(metric, change, moments) for change in changes]
+        readings = _take_readings(metric, rows)
+        found = [_estimate(metric, change, readings) for change in changes]
         for into, estimate in zip(estimates, _adjust(found), strict=True):
             if estimate is not None:
                 into[metric.name] = estimate
@@ -207,11 +208,11 @@ def _list_steps(axis: str, values: Sequence[Any]) -> list[tuple[Any, Any]]:
     return [(first, value) for value in values if value != first]
 
 
-def _take_moments(metric: Metric, rows: pd.DataFrame) -> pd.DataFrame:
-    """Of each cell: how many readings, and mean and variance of them and of their logarithms.
+def _take_readings(metric: Metric, rows: pd.DataFrame) -> pd.DataFrame:
+    """What the runs of each cell measured: ``value`` and its logarithm, ``log``.
 
-    Repeats of one seed are one reading of what depends on the seed. ``lost`` are values without a
-    logarithm; a cell that has any has no ratio.
+    Repeats of one seed are one reading of what depends on the seed: their mean. A cell with a value
+    that has no logarithm has no ratio, and is left out.
     """
     import numpy as np
 
@@ -219,21 +220,25 @@ def _take_moments(metric: Metric, rows: pd.DataFrame) -> pd.DataFrame:
     rows = rows[rows["status"].isin(counted) & rows[metric.name].notna()]
     values = rows[metric.name].astype(float)
     lost = ~(values > 0) | np.isinf(values)
-    frame = rows[["cell", "run_seed"]].assign(value=values, log=np.log(values.where(~lost)))
-    spoilt = frame.loc[lost, "cell"].unique()
-    frame = frame[~frame["cell"].isin(spoilt)]
+    readings = rows[["cell", "run_seed"]].assign(value=values, log=np.log(values.where(~lost)))
+    readings = readings[~readings["cell"].isin(readings.loc[lost, "cell"])]
     if metric.seeded:
-        frame = frame.groupby(["cell", "run_seed"], as_index=False)[["value", "log"]].mean()
-    moments = frame.groupby("cell").agg(
-        n=("log", "size"), mean=("value", "mean"), spread=("value", "var"),
-        log=("log", "mean"), variance=("log", "var"), low=("value", "min"), high=("value", "max"),
+        readings = readings.groupby(["cell", "run_seed"], as_index=False)[["value", "log"]].mean()
+    return readings
+
+
+def _take_moments(readings: pd.DataFrame, group: str) -> pd.DataFrame:
+    """Of each group: how many readings, and mean and variance of them and of their logarithms."""
+    moments = readings.groupby(group).agg(
+        n=("log", "size"), value=("value", "mean"), value_variance=("value", "var"),
+        log=("log", "mean"), log_variance=("log", "var"), low=("log", "min"), high=("log", "max"),
     )  # fmt: skip
-    same = moments["high"] - moments["low"] <= ROUNDING * moments["high"]
-    still = {name: moments[name].mask(same, 0.0) for name in ("spread", "variance")}
+    same = moments["high"] - moments["low"] <= ROUNDING
+    still = {f"{of}_variance": moments[f"{of}_variance"].mask(same, 0.0) for of in ("value", "log")}
     return moments.assign(**still)
 
 
-def _estimate(metric: Metric, change: _Change, moments: pd.DataFrame) -> Estimate | None:
+def _estimate(metric: Metric, change: _Change, readings: pd.DataFrame) -> Estimate | None:
     """What a change does to one metric; None where no pair has it on both sides."""
     import numpy as np
 
@@ -241,39 +246,77 @@ def _estimate(metric: Metric, change: _Change, moments: pd.DataFrame) -> Estimat
     if metric is MEMORY:
         pairs = pairs[pairs["memory_measure_a"] == pairs["memory_measure_b"]]
     if metric is LOSS:  # over other images, or over another part of them, it is another quantity
-        same = (pairs["fraction_a"] == pairs["fraction_b"]) & (
-            pairs["dataset_a"] == pairs["dataset_b"]
-        )
-        pairs = pairs[same]
-    a, b = (moments.reindex(pairs[f"cell_{side}"]).reset_index(drop=True) for side in "ab")
-    both = a["n"].notna() & b["n"].notna()
-    a, b = a[both], b[both]
-    if not len(a):
+        for name in ("fraction", "dataset"):
+            pairs = pairs[pairs[f"{name}_a"] == pairs[f"{name}_b"]]
+    known = set(readings["cell"])
+    pairs = pairs[pairs["cell_a"].isin(known) & pairs["cell_b"].isin(known)]
+    if not len(pairs):
         return None
+    concerned = readings[readings["cell"].isin({*pairs["cell_a"], *pairs["cell_b"]})]
+    moments = _take_moments(concerned, "cell")
+    a, b = (moments.loc[pairs[f"cell_{side}"]].reset_index(drop=True) for side in "ab")
     shifts = (b["log"] - a["log"]).to_numpy()
-    need = MIN_SEEDS if metric.seeded else MIN_REPEATS
-    fewest = int(min(a["n"].min(), b["n"].min()))
-    value, reach = math.exp(float(shifts.mean())), None
-    still = bool((a["variance"] == 0).all() and (b["variance"] == 0).all())
-    if fewest < need:
-        what = "seeds" if metric.seeded else "repeats"
-        ratio = Ratio(value, lack=f"needs {need} {what} a side, has {fewest}")
-    elif still and (metric.deterministic or (metric.seeded and not shifts.any())):
-        ratio, reach = Ratio(value, value, value, exact=True), 0.0
-    elif still:
-        ratio = Ratio(value, lack="repeats equal to the last digit are not independent readings")
-    else:
-        ratio = _pool(shifts, *_welch(a, b, "variance"))
-        errors, freedom = _welch(a, b, "spread")
-        reach = _quantile(errors, freedom) * _error(errors)
+    ratio, reach = _judge_seeds(pairs, readings) if metric.seeded else (None, None)
+    if ratio is None:
+        ratio, reach = _judge(metric, a, b, shifts)
     return Estimate(
         ratio,
-        len(a),
+        len(pairs),
         float(np.exp(shifts.min())),
         float(np.exp(shifts.max())),
-        float((b["mean"] - a["mean"]).mean()),
+        float((b["value"] - a["value"]).mean()),
         reach,
     )
+
+
+def _judge(
+    metric: Metric, a: pd.DataFrame, b: pd.DataFrame, shifts: np.ndarray
+) -> tuple[Ratio, float | None]:
+    """The ratio over pairs whose readings are independent, and half the difference's interval."""
+    value = math.exp(float(shifts.mean()))
+    need, what = (MIN_SEEDS, "seeds") if metric.seeded else (MIN_REPEATS, "repeats")
+    fewest = int(min(a["n"].min(), b["n"].min()))
+    if fewest < need:
+        return Ratio(value, lack=f"needs {need} {what} a side, has {fewest}"), None
+    if not (a["log_variance"].any() or b["log_variance"].any()):
+        if metric.deterministic:
+            return Ratio(value, value, value, exact=True), 0.0
+        lack = "repeats equal to the last digit are not independent readings"
+        return Ratio(value, lack=lack), None
+    errors, freedom = _welch(a, b, "value_variance")
+    reach = _quantile(errors, freedom) * _error(errors)
+    return _pool(shifts, *_welch(a, b, "log_variance")), reach
+
+
+def _judge_seeds(pairs: pd.DataFrame, readings: pd.DataFrame) -> tuple[Ratio | None, float | None]:
+    """The ratio over seeds that every case of every pair ran: the mean over pairs is one reading.
+
+    One seed starts all cases from the same weights on the same images, so that their losses rise
+    and fall together: differences seed by seed are far less noisy, as `verdict.compare_seeds` says.
+
+    Returns:
+        Nothing where fewer than `MIN_SEEDS` are shared.
+    """
+    sides = [
+        readings.rename(columns={name: f"{name}_{side}" for name in ("cell", "value", "log")})
+        for side in "ab"
+    ]
+    both = pairs[["cell_a", "cell_b"]].merge(sides[0], on="cell_a")
+    both = both.merge(sides[1], on=["cell_b", "run_seed"])
+    shared = both.groupby("run_seed")["cell_a"].transform("size") == len(pairs)
+    apart = both[shared].assign(
+        value=both["value_b"] - both["value_a"], log=both["log_b"] - both["log_a"]
+    )
+    by_seed = apart.groupby("run_seed", as_index=False)[["value", "log"]].mean()
+    if len(by_seed) < MIN_SEEDS:
+        return None, None
+    found = _take_moments(by_seed.assign(all=0), "all")
+    shift, freedom = found["log"].to_numpy(), (found["n"] - 1).to_numpy()
+    errors, squares = ((found[f"{of}_variance"] / found["n"]).to_numpy() for of in ("log", "value"))
+    if not errors.any():
+        value = math.exp(float(shift[0]))
+        return Ratio(value, value, value, exact=True), 0.0
+    return _pool(shift, errors, freedom), _quantile(squares, freedom) * _error(squares)
 
 
 def _welch(a: pd.DataFrame, b: pd.DataFrame, name: str) -> tuple[np.ndarray, np.ndarray]:

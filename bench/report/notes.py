@@ -73,11 +73,12 @@ def _outcomes(rows: pd.DataFrame, varying: Collection[str]) -> Iterator[str]:
     # that memory ran out is said in its row; what it was concluded from is not
     told = told[(told["status"] != Status.OOM.value) | told["inferred"].astype(bool)]
     axes = [name for name in ORDER if name in (*varying, "precision", "batch_size")]
-    lines: dict[str, list[str]] = {}
+    lines: dict[str, dict[str, None]] = {}
     for row in iterate(told):
         ended = f"{outcome(row.status, inferred=bool(row.inferred))}: {row.reason}"
-        lines.setdefault(ended, []).append(name_case(row, axes))
-    for ended, names in list(lines.items())[:8]:
+        lines.setdefault(ended, {})[name_case(row, axes)] = None
+    for ended, cases in list(lines.items())[:8]:
+        names = list(cases)
         more = f" and {len(names) - 3:,} more cases" if len(names) > 3 else ""
         yield f"{'; '.join(names[:3])}{more}: {ended}"
     if len(lines) > 8:

@@ -48,6 +48,9 @@ MOST_ROWS = 400
 """Rows of one table; more would not be read."""
 
 
+HEADINGS = (MACHINE, "model", "dataset")
+"""Axes that are said above their rows, where others tell these apart."""
+
 MOST_PRICES = 16
 """Pairs of cases of which the costs of starting up are shown."""
 
@@ -243,7 +246,7 @@ def _choose_headings(order: Sequence[str], by: str) -> tuple[str, ...]:
     """The axes that are said once above their rows: what is asked for, machines and networks."""
     if by in order:
         return (by,)
-    return tuple(axis for axis in order[:-1] if axis in (MACHINE, "model", "dataset"))
+    return tuple(axis for axis in order[:-1] if axis in HEADINGS)
 
 
 def _find_groups(
@@ -467,12 +470,11 @@ def _note_prices(prices: Sequence[Price]) -> Iterator[str]:
     for axis in PREPARING:
         epochs = sorted(price.epochs for price in prices if price.axis == axis)
         if epochs:
-            ends = " to ".join(
-                "never" if math.isinf(e) else f"{e:,.0f}" for e in (epochs[0], epochs[-1])
-            )
+            low, middle, high = epochs[0], epochs[len(epochs) // 2], epochs[-1]
+            said = ["never" if math.isinf(e) else f"{e:,.0f}" for e in (low, middle, high)]
             yield (
-                f"{len(epochs):,} pairs for {name_axis(axis)}: it pays after {ends} epochs, in the "
-                f"median {epochs[len(epochs) // 2]:,.0f}."
+                f"Epochs until {name_axis(axis)} has paid, over all {len(epochs):,} pairs: "
+                f"{said[0]} at best, {said[1]} in the median, {said[2]} at worst."
             )
     yield f"{len(prices) - MOST_PRICES:,} more pairs are left out; --where chooses."
 
@@ -539,10 +541,11 @@ def _tabulate_published(cases: pd.DataFrame, machines: Machines) -> Iterator[Tab
         return
     order = [axis for axis in axes.ORDER if axis in ("precision", "loss_scale", "batch_size")]
     several = [axis for axis in axes.find_varying(beside) if axis not in order]
+    headings = [axis for axis in several if axis in HEADINGS]
     beside = sort_cases(beside, [*several, *order])
     time = QUANTITIES["epoch_time_s"]
     parts = [
-        *(_axis_part(axis, machines) for axis in [*several, *order]),
+        *(_axis_part(axis, machines) for axis in [*several, *order] if axis not in headings),
         Part(Head(time.name, "epoch time (s)", time.help, True, time.better), time_cell),
         Part(
             Head("published_epoch_time_s", "2019", "published epoch time of the RTX Titan, in s"),
@@ -561,8 +564,10 @@ def _tabulate_published(cases: pd.DataFrame, machines: Machines) -> Iterator[Tab
         "autotuning in it; single runs; memory as published, not over a baseline. The epochs "
         "beside them are timed warm."
     )
-    starts = _find_starts(beside.head(MOST_ROWS), [*several, "precision"], machines)
-    groups = {start: "" for start in starts if start}
+    shown = beside.head(MOST_ROWS)
+    starts = _find_starts(shown, headings, machines) if headings else {}
+    lines = _find_starts(shown, [*headings, "precision"], machines)
+    groups = {start: "" for start in lines if start} | starts
     yield replace(table, notes=(*table.notes, note), groups=groups)
 
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +74,6 @@ def test_no_speedup_over_a_baseline_that_does_not_compare(
     "axes",
     [
         {"lr": 0.1},
-        {"fraction": 0.5},
         {"cudnn_benchmark": True},
         {"compile": True},
         {"channels_last": True},
@@ -86,6 +86,20 @@ def test_no_speedup_over_a_baseline_that_does_not_compare(
 def test_no_speedup_across_other_axes(tmp_path: Path, axes: dict[str, Any]) -> None:
     cases = cases_of(tmp_path, ran(Case(**axes), 200), ran(FP16, 80))
     assert math.isnan(pick(cases, FP16)["speedup"])
+
+
+def test_speedup_across_fractions_of_an_epoch(tmp_path: Path) -> None:
+    """How much was measured is no question: of two fp32 cases the one that measured more counts."""
+    part, whole = Case(fraction=0.1), Case(fraction=0.5)
+    cases = cases_of(tmp_path, ran(part, 300), ran(whole, 200), ran(FP16, 80))
+    assert pick(cases, FP16)["speedup"] == 2.5
+
+
+def test_speedup_of_a_precision_with_settings_of_its_own(tmp_path: Path) -> None:
+    """fp32 scales no loss, so that it skips no overflow; fp16 that does has the same partner."""
+    skips = replace(FP16, skip_overflow=True)
+    cases = cases_of(tmp_path, ran(FP32, 200), ran(skips, 80))
+    assert pick(cases, skips)["speedup"] == 2.5
 
 
 def test_diverged_cases_keep_their_speed(tmp_path: Path) -> None:

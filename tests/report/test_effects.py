@@ -1,0 +1,444 @@
+"""What each change of an axis does, checked by hand and by property."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from made_up import EFFECTS, GIB, MODELS, make_record, make_switches, measured, write_sweep
+
+from bench import verdict
+from bench.case import Case
+from bench.limits import STEADY
+from bench.record import Record, Status
+from bench.report.effects import LOSS, TIME, Effect
+from bench.report.model import Report
+from bench.report.sweeps import read_sweeps
+from bench.report.tables import build
+from bench.verdict import Verdict
+
+Run = Callable[..., tuple[int, str, str]]
+
+FP32, FP16 = Case(), Case(precision="fp16", loss_scale=128.0)
+
+
+def ran(case: Case, times: Sequence[float], gib: float = 4, **values: Any) -> list[Record]:
+    card = {"gpu": "A card", "torch": "2.13"}
+    return [
+        make_record(case, repeat=i, **{**card, **measured(time, gib * GIB), **values})
+        for i, time in enumerate(times, 1)
+    ]
+
+
+def report_of(folder: Path, *rows: list[Record], **options: Any) -> Report:
+    sweep = write_sweep(folder, [record for part in rows for record in part])
+    return build(read_sweeps([sweep]), **options)
+
+
+def pick(report: Report, axis: str, after: str) -> Effect:
+    (found,) = [e for e in report.effects if (e.axis, e.after) == (axis, after)]
+    return found
+
+
+def speed(effect: Effect) -> float:
+    assert effect.time is not None
+    assert effect.time.ratio.value is not None
+    return 1 / effect.time.ratio.value
+
+
+def test_a_small_sweep_by_hand(tmp_path: Path) -> None:
+    """fp16 is 2 and 3 times as fast at two batch sizes: sqrt(6) in the geometric mean."""
+    report = report_of(
+        tmp_path,
+        ran(FP32, (100,), 8),
+        ran(replace(FP32, batch_size=256), (90,), 16),
+        ran(FP16, (50,), 4),
+        ran(replace(FP16, batch_size=256), (30,), 4),
+    )
+    assert report.axes == ("precision", "batch_size")
+    effect = pick(report, "precision", "fp16")
+    assert (effect.before, len(effect.pairs)) == ("fp32", 2)
+    assert speed(effect) == pytest.approx(math.sqrt(6))
+    assert effect.time is not None
+    assert (1 / effect.time.highest, 1 / effect.time.lowest) == pytest.approx((2, 3))
+    assert effect.memory is not None
+    assert effect.memory.ratio.value == pytest.approx(math.sqrt(4 / 8 * 4 / 16))
+    assert effect.time.ratio.judge(STEADY) is Verdict.NONE  # single runs
+    batch = pick(report, "batch_size", "256")
+    assert speed(batch) == pytest.approx(math.sqrt(100 / 90 * 50 / 30))
+
+
+def test_one_pair_has_the_interval_of_compare(tmp_path: Path) -> None:
+    """Welch's, as `bench.compare` gives it: a single pair, a single change."""
+    a, b = (100.0, 101.5, 99.2, 100.3), (49.0, 52.0, 50.5)
+    report = report_of(tmp_path, ran(FP32, a), ran(FP16, b))
+    (expected,) = verdict.compare([(a, b)])
+    time = pick(report, "precision", "fp16").time
+    assert time is not None
+    for name in ("value", "low", "high", "p", "p_adjusted"):
+        assert getattr(time.ratio, name) == pytest.approx(getattr(expected, name), rel=1e-9)
+
+
+def test_p_values_are_adjusted_over_all_changes(tmp_path: Path) -> None:
+    noisy = (100, 103, 98)
+    cases = [replace(FP32, batch_size=64 * 2**i) for i in range(4)]
+    report = report_of(tmp_path, *(ran(case, noisy) for case in cases))
+    ratios = [effect.time.ratio for effect in report.effects if effect.time]
+    assert len(ratios) == 3
+    assert [ratio.p for ratio in ratios] == pytest.approx([1, 1, 1])
+    tested = report_of(
+        tmp_path / "b", *(ran(c, (100 - i, 101 - i, 102 - i)) for i, c in enumerate(cases))
+    )
+    ratios = [effect.time.ratio for effect in tested.effects if effect.time]
+    expected = verdict.adjust([ratio.p for ratio in ratios if ratio.p is not None])
+    assert [ratio.p_adjusted for ratio in ratios] == pytest.approx(expected)
+    assert ratios[0].p_adjusted != ratios[0].p
+
+
+@pytest.mark.slow
+def test_planted_effects_are_found(tmp_path: Path) -> None:
+    """Three networks on two machines, two precisions, two switches: each axis acts on its own."""
+    report = build(read_sweeps([make_switches(tmp_path)]))
+    assert report.axes == (
+        "machine",
+        "model",
+        "precision",
+        "batch_size",
+        "compile",
+        "channels_last",
+    )
+    for axis, after, pairs in (
+        ("precision", "bf16-amp", 48),
+        ("compile", "on", 48),
+        ("channels_last", "on", 48),
+    ):
+        effect = pick(report, axis, after)
+        assert len(effect.pairs) == pairs
+        assert speed(effect) == pytest.approx(1 / EFFECTS[axis], rel=1e-6)
+    assert speed(pick(report, "model", "dpn26")) == pytest.approx(1 / MODELS["dpn26"], rel=1e-6)
+    assert speed(pick(report, "machine", "AMD EPYC")) == pytest.approx(1 / 60, rel=1e-6)
+    last = pick(report, "channels_last", "on").time
+    assert last is not None
+    assert last.ratio.judge(STEADY) is Verdict.SAME
+    compiled = pick(report, "compile", "on").time
+    assert compiled is not None
+    assert compiled.ratio.judge(STEADY) is Verdict.LOWER
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    base=st.floats(1e-3, 1e5),
+    factors=st.lists(st.floats(0.1, 10), min_size=1, max_size=4, unique=True),
+    wobble=st.lists(st.floats(0.9, 1.1), min_size=3, max_size=5),
+)
+def test_an_axis_without_effect_shows_one(
+    base: float, factors: list[float], wobble: list[float]
+) -> None:
+    """Whatever the batch size does, a switch that changes nothing shows 1.00× and no loss."""
+    rows = [
+        ran(
+            Case(batch_size=64 * 2**i, channels_last=last),
+            [base * factor * w for w in wobble],
+            train_loss=2.0,
+        )
+        for i, factor in enumerate(factors)
+        for last in (False, True)
+    ]
+    with tempfile.TemporaryDirectory() as folder:
+        report = report_of(Path(folder), *rows)
+    effect = pick(report, "channels_last", "on")
+    assert speed(effect) == pytest.approx(1, abs=1e-9)
+    assert effect.time is not None
+    assert effect.time.lowest == pytest.approx(1)
+    assert effect.time.highest == pytest.approx(1)
+    assert effect.loss is not None
+    assert effect.loss.difference == 0
+    if effect.time.ratio.low is not None and effect.time.ratio.high is not None:
+        assert effect.time.ratio.low <= 1 <= effect.time.ratio.high
+    (table,) = [table for table in report.tables if table.name == "effects"]
+    (row,) = [row for row in table.rows if "channels last" in row[0].text]
+    assert "1.00×" in [cell.text for cell in row]
+
+
+def test_pairs_agree_in_all_else(tmp_path: Path) -> None:
+    """Cases that differ in two things are no pair: here nothing is."""
+    report = report_of(tmp_path, ran(FP32, (100,)), ran(replace(FP16, compile=True), (50,)))
+    assert report.axes == ("precision", "compile")
+    assert report.effects == ()
+
+
+def test_how_much_was_measured_keeps_no_pair_apart(tmp_path: Path) -> None:
+    """Times are of whole epochs; the losses of different parts are not held against each other."""
+    part = replace(FP32, fraction=0.1)
+    report = report_of(
+        tmp_path, ran(part, (100,), train_loss=2.2), ran(FP16, (50,), train_loss=2.0)
+    )
+    assert report.axes == ("precision",)
+    effect = pick(report, "precision", "fp16")
+    assert speed(effect) == pytest.approx(2)
+    assert effect.estimated
+    assert effect.loss is None
+    (table,) = [table for table in report.tables if table.name == "effects"]
+    assert "≈2.00×" in [cell.text for cell in table.rows[0]]
+
+
+def test_precisions_are_compared_at_their_main_loss_scale(tmp_path: Path) -> None:
+    scales = [ran(replace(FP16, loss_scale=s), (t,)) for s, t in ((64.0, 10), (128.0, 50))]
+    report = report_of(tmp_path, ran(FP32, (100,)), *scales)
+    effect = pick(report, "precision", "fp16")
+    assert (len(effect.pairs), speed(effect)) == (1, pytest.approx(2))
+    assert speed(pick(report, "loss_scale", "128")) == pytest.approx(0.2)
+
+
+def test_what_is_compared_with_what(tmp_path: Path) -> None:
+    """Precisions with fp32, numbers with the next below, dynamic scales last, switches with off."""
+    cases = [
+        Case(precision="bf16"),
+        Case(precision="tf32"),
+        FP32,
+        *(replace(FP32, batch_size=b) for b in (512, 256)),
+        replace(FP32, compile=True),
+        *(replace(FP16, loss_scale=s) for s in ("dynamic", 256.0, 128.0)),
+    ]
+    report = report_of(tmp_path, *(ran(case, (100,)) for case in cases))
+    assert [(e.axis, e.before, e.after) for e in report.effects] == [
+        ("precision", "fp32", "tf32"),
+        ("precision", "fp32", "fp16"),
+        ("precision", "fp32", "bf16"),
+        ("loss_scale", "128", "256"),
+        ("loss_scale", "256", "dynamic"),
+        ("batch_size", "128", "256"),
+        ("batch_size", "256", "512"),
+        ("compile", "off", "on"),
+    ]
+
+
+def test_what_failed_is_in_no_pair(tmp_path: Path) -> None:
+    lost = ran(FP16, (50,), status=Status.INVALID, reason="throttled")
+    assert report_of(tmp_path, ran(FP32, (100,)), lost).effects == ()
+
+
+def test_the_loss_of_what_diverged_is_not_compared(tmp_path: Path) -> None:
+    rows = ran(FP16, (50,), status=Status.DIVERGED, train_loss=9.0)
+    report = report_of(tmp_path, ran(FP32, (100,), train_loss=2.0), rows)
+    effect = pick(report, "precision", "fp16")
+    assert set(effect.estimates) == {TIME.name, "memory_bytes"}
+    assert effect.doubts == ("diverged",)
+
+
+def test_a_difference_of_loss_needs_seeds(tmp_path: Path) -> None:
+    """Three repeats of one seed are one reading; three seeds are paired one by one."""
+
+    def learnt(case: Case, losses: Sequence[float], same: bool) -> list[Record]:
+        rows = ran(case, (100, 101, 102))
+        for row, loss in zip(rows, losses, strict=True):
+            row.measurement.train_loss = loss
+            row.run_seed = 0 if same else row.run_seed
+        return rows
+
+    losses = ((2.0, 2.1, 2.2), (2.1, 2.21, 2.29))
+    for same in (True, False):
+        rows = [learnt(c, x, same) for c, x in zip((FP32, FP16), losses, strict=True)]
+        effect = pick(report_of(tmp_path / str(same), *rows), "precision", "fp16")
+        assert effect.loss is not None
+        assert effect.loss.difference == pytest.approx(0.1)
+        assert (effect.loss.reach is None) is same
+        assert (effect.loss.ratio.judge(STEADY) is Verdict.NONE) is same
+    # by hand: 4.303 (t of 2 degrees of freedom) × 0.01 (deviation of 0.1, 0.11, 0.09) / sqrt(3)
+    assert effect.loss.reach == pytest.approx(4.3027 * 0.01 / math.sqrt(3), rel=1e-4)
+    (expected,) = verdict.compare_seeds(
+        [({s: [x] for s, x in enumerate(losses[0])}, {s: [x] for s, x in enumerate(losses[1])})]
+    )
+    assert effect.loss.ratio.low == pytest.approx(expected.low)
+
+
+def test_losses_of_other_seeds_are_not_paired(tmp_path: Path) -> None:
+    rows = []
+    for case, losses, first in ((FP32, (2.0, 2.1, 2.2), 0), (FP16, (2.1, 2.2, 2.3), 10)):
+        part = ran(case, (100, 101, 102))
+        for row, loss in zip(part, losses, strict=True):
+            row.measurement.train_loss, row.run_seed = loss, row.run_seed + first
+        rows.append(part)
+    loss = pick(report_of(tmp_path, *rows), "precision", "fp16").loss
+    assert loss is not None
+    # Welch by hand: 2.776 (t of 4 degrees of freedom) × sqrt(2 × 0.01 / 3)
+    assert loss.reach == pytest.approx(2.7764 * math.sqrt(0.02 / 3), rel=1e-4)
+
+
+def test_equal_losses_of_equal_seeds_are_the_same(tmp_path: Path) -> None:
+    """Channels-last on one thread trains to the last digit alike: that is no wide interval."""
+    rows = []
+    for last in (False, True):
+        part = ran(replace(FP32, channels_last=last), (100, 101, 102))
+        for row, loss in zip(part, (2.0, 2.4, 2.8), strict=True):
+            row.measurement.train_loss = loss
+        rows.append(part)
+    loss = pick(report_of(tmp_path, *rows), "channels_last", "on").estimates[LOSS.name]
+    assert loss.ratio.exact
+    assert loss.reach == 0
+
+
+def test_json_holds_the_effects(tmp_path: Path, report: Run) -> None:
+    folder = write_sweep(tmp_path, [*ran(FP32, (100, 101, 99)), *ran(FP16, (50, 51, 49))])
+    document = json.loads(report(folder, "--format", "json")[1])
+    (effect,) = document["effects"]
+    assert (effect["axis"], effect["before"], effect["after"]) == ("precision", "fp32", "fp16")
+    assert effect["metrics"]["epoch_time_s"]["verdict"] == "faster"
+    assert effect["metrics"]["epoch_time_s"]["ratio"] == pytest.approx(0.5, rel=1e-3)
+
+
+# ------------------------------------------------------------------------------------- start-up
+
+
+def test_compiling_has_paid_after_so_many_epochs(tmp_path: Path, report: Run) -> None:
+    """30 s more at the start, 4 s less an epoch: 8 epochs. Repeats that find a cache count not."""
+    off = ran(FP32, (20, 20, 20), setup_time_s=2.0, warmup_time_s=3.0)
+    on = ran(replace(FP32, compile=True), (16, 16, 16), setup_time_s=2.0, warmup_time_s=5.0)
+    on[0].measurement.warmup_time_s = 33.0
+    never = ran(replace(FP16, compile=True), (21,), setup_time_s=2.0, warmup_time_s=33.0)
+    plain = ran(FP16, (20,), setup_time_s=2.0, warmup_time_s=3.0)
+    folder = write_sweep(tmp_path, [*off, *on, *never, *plain])
+    _, out, _ = report(folder)
+    rows = [line.split() for line in out[out.index("What compiling costs") :].splitlines()]
+    assert ["compile", "fp32", "5.000", "35.00", "4.000", "8", "epochs"] in rows
+    assert ["compile", "fp16", "5.000", "35.00", "-1.000", "never"] in rows
+
+
+# ------------------------------------------------------------------------------------- overview
+
+
+def overview(report: Report) -> list[list[str]]:
+    return [[cell.text for cell in row] for row in report.tables[0].rows]
+
+
+def test_one_overview_whatever_varies(tmp_path: Path) -> None:
+    """A column an axis that varies; what is the same is said once, above."""
+    cases = [
+        replace(FP16, compile=compiled, channels_last=last, cudnn_benchmark=True, fraction=fraction)
+        for compiled, last, fraction in (
+            (False, False, 0.1),
+            (True, False, 0.2),
+            (False, True, 0.3),
+            (True, True, 1.0),
+        )
+    ]
+    report = report_of(tmp_path, *(ran(case, (100,)) for case in cases))
+    (table,) = [table for table in report.tables if table.name == "overview"]
+    assert [head.name for head in table.heads][:3] == ["compile", "channels_last", "epoch_time_s"]
+    assert [row[:2] for row in overview(report)] == [
+        ["off", "off"],
+        ["off", "on"],
+        ["on", "off"],
+        ["on", "on"],
+    ]
+    assert [row[2][0] for row in overview(report)] == ["≈", "≈", "≈", "1"]
+    assert report.constants[0] == (
+        "All cases: dpn92 · cifar10 · fp16 · batch size 128 · cudnn benchmark · loss scale 128."
+    )
+
+
+def test_fraction_has_a_column_only_where_nothing_else_tells_rows_apart(tmp_path: Path) -> None:
+    part = replace(FP32, fraction=0.5)
+    report = report_of(tmp_path, ran(FP32, (100,)), ran(part, (99,)))
+    assert [head.name for head in report.tables[0].heads][:2] == ["fraction", "epoch_time_s"]
+
+
+def test_neighbours_differ_in_one_thing(tmp_path: Path) -> None:
+    report = build(read_sweeps([make_switches(tmp_path, repeats=1)]))
+    (table,) = [table for table in report.tables if table.name == "overview"]
+    assert sorted(table.groups.values()) == sorted(
+        f"{place} · {model}" for place in ("NVIDIA H200", "AMD EPYC") for model in MODELS
+    )
+    starts = {*table.groups}
+    rows = [[cell.text for cell in row[:4]] for row in table.rows]
+    changed = [
+        sum(x != y for x, y in zip(rows[i - 1], rows[i], strict=True))
+        for i in range(1, len(rows))
+        if i not in starts
+    ]
+    assert sum(n == 1 for n in changed) >= len(changed) / 2
+    assert rows[: len(rows) // 6] == sorted(
+        rows[: len(rows) // 6], key=lambda r: (r[0] != "fp32", int(r[1]), r[2:])
+    )
+
+
+def test_by_an_axis_groups_by_it(tmp_path: Path, report: Run) -> None:
+    cases = [replace(c, batch_size=b) for c in (FP32, FP16) for b in (64, 128)]
+    folder = write_sweep(tmp_path, [row for case in cases for row in ran(case, (100,))])
+    _, out, _ = report(folder, "--by", "batch-size")
+    lines = [line.strip() for line in out.splitlines()]
+    first, second = lines.index("batch size 64"), lines.index("batch size 128")
+    assert first < second
+    assert [lines[first + i].split()[0] for i in (1, 2)] == ["fp32", "fp16"]
+
+
+def test_where_chooses_cases_and_keeps_their_partners(tmp_path: Path, report: Run) -> None:
+    cases = [replace(c, batch_size=b) for c in (FP32, FP16) for b in (64, 128)]
+    folder = write_sweep(
+        tmp_path, [r for c in cases for r in ran(c, (100 if c.precision == "fp32" else 50,))]
+    )
+    code, out, _ = report(folder, "--format", "json", "--where", "precision=fp16", "batch-size=64")
+    (case,) = json.loads(out)["cases"]
+    assert code == 0
+    assert (case["precision"], case["batch_size"], case["speedup"]) == ("fp16", 64, 2)
+    code, out, _ = report(folder, "--format", "json", "--where", "batch_size=64,128")
+    assert len(json.loads(out)["cases"]) == 4
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--where", "precision=fp61"], "did you mean 'fp16'?"),
+        (["--where", "precision=bf16"], "no case has it; there is fp32"),
+        (["--where", "precison=fp32"], "did you mean 'precision'?"),
+        (["--where", "precision"], "write AXIS=VALUE"),
+        (["--by", "precison"], "did you mean 'precision'?"),
+    ],
+)
+def test_bad_choices_are_one_line_and_rc_2(
+    tmp_path: Path, report: Run, flags: list[str], said: str
+) -> None:
+    folder = write_sweep(tmp_path, ran(FP32, (100,)))
+    code, out, err = report(folder, *flags)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert said in err
+
+
+def test_outcomes_are_counted_at_the_end(tmp_path: Path, report: Run) -> None:
+    lost = make_record(FP16, status=Status.OOM, reason="2 GiB", gpu="A card", torch="2.13")
+    folder = write_sweep(tmp_path, [*ran(FP32, (100, 101)), lost])
+    _, out, _ = report(folder)
+    assert out.splitlines()[-1] == "2 cases in 3 runs: 1 ok, 1 out of memory."
+
+
+# -------------------------------------------------------------------------------------- 80 columns
+
+
+@pytest.mark.parametrize("columns", [80, 60, 120])
+def test_text_is_no_wider_than_asked(
+    tmp_path: Path, report: Run, monkeypatch: pytest.MonkeyPatch, columns: int
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    _, out, _ = report(make_switches(tmp_path, repeats=3))
+    assert max(map(len, out.splitlines())) <= columns
+    assert re.search(r"NVIDIA H200 · dpn92\n", out)
+    if columns >= 80:
+        assert "60.00 (59.88–60.12)" in out
+        assert "Not shown at this width: " in out
+
+
+def test_where_nothing_asks_for_a_width_every_column_is_shown(
+    tmp_path: Path, report: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    _, out, _ = report(make_switches(tmp_path, repeats=3))
+    assert "Not shown" not in out
