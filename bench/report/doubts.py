@@ -1,4 +1,4 @@
-"""Reasons not to take a row at its word, each found in typed columns."""
+"""Reasons to doubt a row, each found in typed columns."""
 
 from __future__ import annotations
 
@@ -164,37 +164,37 @@ DOUBTS: dict[str, Doubt] = {
         Doubt(
             "fake",
             "not measured",
-            "They come from the fake executor and are no measurements",
+            "These rows come from the fake executor, which measures nothing",
             "Leave out --executor fake to measure.",
             lambda r: r["executor"] == "fake",
         ),
         Doubt(
             "invalid",
             "invalid",
-            "Measured, but not to be believed",
-            "Remove the cause and run them again with --retry invalid.",
+            "The measurement failed a check and cannot be trusted",
+            "Remove the cause, then run them again with --retry invalid.",
             lambda r: r["status"] == Status.INVALID.value,
             detail=_quote("reason"),
         ),
         Doubt(
             "diverged",
             "diverged",
-            "The loss became inf or NaN; speed and memory still hold",
+            "The loss became inf or NaN; time and memory are still valid",
             "Use a lower --lr or, for an fp16 precision, --loss-scale dynamic.",
             lambda r: r["status"] == Status.DIVERGED.value,
         ),
         Doubt(
             "throttled",
             "throttled",
-            "The card lowered its clocks to protect itself",
-            "Cool the card; nvidia-smi -q -d PERFORMANCE,TEMPERATURE shows the reasons.",
+            "The GPU lowered its clocks to protect itself",
+            "Improve the cooling; nvidia-smi -q -d PERFORMANCE,TEMPERATURE shows the reason.",
             lambda r: r["throttle_during"].str.contains(_SLOWED, regex=True),
             detail=_quote("throttle_during"),
         ),
         Doubt(
             "capped",
             "power cap",
-            "The card ran at its power limit, and its times depend on that limit",
+            "The GPU ran at its power limit, so its times depend on that limit",
             "Compare only with runs at the same limit, which nvidia-smi -q -d POWER shows.",
             lambda r: r["throttle_during"].str.contains(_CAPPED, regex=True),
             fatal=False,
@@ -202,17 +202,17 @@ DOUBTS: dict[str, Doubt] = {
         Doubt(
             "shared",
             "shared",
-            "Others used the card, or the CPU that trained",
-            "Close other programs, or use more --repeats.",
+            "Another program used the GPU, or the CPU that was measured",
+            "Close other programs, or use --repeats 5 or more.",
             _shared,
             detail=_quote("neighbours"),
         ),
         Doubt(
             "noisy",
             "noisy",
-            "Step times never grew steady in warm-up, or vary by more than "
+            "Step times did not settle during warm-up, or vary by more than "
             f"{100 * NOISY_STEPS:.0f} % around their median",
-            "Close other programs, or use more --repeats.",
+            "Close other programs, or use --repeats 5 or more.",
             lambda r: (
                 (~r["warmup_steady"].astype(bool) & r["warmup_steps"].notna())
                 | (step_noise(r) > NOISY_STEPS)
@@ -221,16 +221,16 @@ DOUBTS: dict[str, Doubt] = {
         Doubt(
             "trend",
             "trend",
-            "The epoch did not end as it began",
-            "Use a larger --fraction, or more --repeats.",
+            "Speed changed between the first and the last quarter of the epoch",
+            "Use a larger --fraction, or --repeats 5 or more.",
             _follow(TRENDS),
             detail=_describe(TRENDS),
         ),
         Doubt(
             "warming",
             "warming",
-            "The card was not yet as warm as it gets, and clocks sink as it warms",
-            "Use a larger --fraction, or more --repeats.",
+            "The GPU was still warming up, and its clocks fall as it does",
+            "Use a larger --fraction, or --repeats 5 or more.",
             _follow(WARMING),
             fatal=False,
             detail=_describe(WARMING),
@@ -238,24 +238,25 @@ DOUBTS: dict[str, Doubt] = {
         Doubt(
             "few",
             "few steps",
-            f"Fewer than {FEW_STEPS} steps were measured, too few to tell their noise",
+            f"Fewer than {FEW_STEPS} steps were measured, too few to estimate noise",
             "Use a larger --fraction.",
             lambda r: (r["measured_steps"] < FEW_STEPS) & (r["fraction"] < 1),
         ),
         Doubt(
             "unclear",
             "unclear arithmetic",
-            "The rounding that was probed lies between those of two number formats",
-            "See proof_layer and the columns ending in _error in the records; with "
-            "--cudnn-benchmark on or off cuDNN chooses other algorithms.",
+            "The numeric probe found a rounding error between those of two number formats",
+            "The columns proof_layer and *_error of the records show where; cuDNN may choose "
+            "another algorithm with --cudnn-benchmark on or off.",
             _unclear,
             fatal=False,
         ),
         Doubt(
             "unproven",
             "arithmetic not probed",
-            "The numeric probe failed, so nothing but the label says what ran",
-            "See missing in the records for its reason; a smaller --batch-size leaves it memory.",
+            "The numeric probe failed, so it is not verified which arithmetic ran",
+            "The column missing of the records gives the reason; a smaller --batch-size leaves "
+            "memory for the probe.",
             # flags are read back right before it
             lambda r: (r["flags"] != "") & (r["arithmetic"] == ""),
             fatal=False,
@@ -263,8 +264,8 @@ DOUBTS: dict[str, Doubt] = {
         Doubt(
             "energy",
             "short energy",
-            f"Energy was measured over less than {SHORT_ENERGY_S:.0f} s, where the moments before "
-            "and after count",
+            f"Energy was measured over less than {SHORT_ENERGY_S:.0f} s, too short for the "
+            "resolution of the sensor",
             "Use a larger --fraction.",
             lambda r: r["energy_j"].notna() & (r["measured_time_s"] < SHORT_ENERGY_S),
             fatal=False,
@@ -272,7 +273,7 @@ DOUBTS: dict[str, Doubt] = {
         Doubt(
             "extrapolated",
             "extrapolated",
-            "Only part of an epoch was measured; what is marked ≈ is an estimate",
+            "Only part of an epoch was measured; numbers marked ≈ are extrapolated",
             "Use --fraction 1 to measure whole epochs.",
             lambda r: (r["fraction"] < 1) & r["epoch_time_s"].notna(),
             fatal=False,
@@ -288,7 +289,7 @@ DOUBTS: dict[str, Doubt] = {
         Doubt(
             "published",
             "published",
-            "Not measured by this harness: each is the cold first epoch of a process, where a "
+            "Not measured by this harness: each is the cold first epoch of a process, while a "
             "sweep times a warm one",
             "python -m bench.sweep --preset rtx-titan measures the same cases here.",
             lambda r: r["executor"] == "published",

@@ -165,12 +165,12 @@ def _repeats_notes(rows: pd.DataFrame) -> Iterator[str]:
             yield (
                 "Single runs: their spread is unknown."
                 if len(part) == len(rows)
-                else "Rows with one number alone are single runs."
+                else "Rows with a single number are single runs."
             )
         elif kind == Spread.WITHIN:
             yield (
                 f"Single runs; in brackets the {100 * CONFIDENCE:.0f} % interval of the epoch, "
-                "within this run, from its own steps. It does not say how the next run will be: "
+                "within this run, from its own steps. It does not predict the next run; "
                 "--repeats 5 does."
             )
         elif kind == Spread.RANGE:
@@ -180,8 +180,8 @@ def _repeats_notes(rows: pd.DataFrame) -> Iterator[str]:
             share = " to ".join(f"{s}" for s in dict.fromkeys((shares[0], shares[-1])))
             yield (
                 f"Medians of {runs}; in parentheses a prediction interval: the median of as many "
-                f"more runs under the same conditions falls inside in {share} of 100 cases, "
-                "however times are distributed."
+                f"more runs under the same conditions falls inside it in {share} of 100 cases, "
+                "whatever the distribution of times."
             )
 
 
@@ -212,8 +212,8 @@ def _memory_notes(rows: pd.DataFrame) -> Iterator[str]:
         needed = [ON_CPU] if on_cpu else [SHARED_MEMORY[name] for name in names]
         shared = " or ".join(dict.fromkeys(needed))
         tensors = rows["tensors_saved"].notna().any()
-        beside = "; tensors saved is of torch's tensors alone" if tensors else ""
-        yield f"Memory saved is of all of that, {shared} included{beside}."
+        beside = "; tensors saved compares torch's tensors only" if tensors else ""
+        yield f"Memory saved compares all of it, including {shared}{beside}."
 
 
 ON_CPU = "Python, torch and the dataset"

@@ -54,7 +54,7 @@ def warn(
         text = (
             f"The times of {wide.sum():,} of the {(cases['repeats'] > 1).sum():,} cases with "
             f"repeats spread by more than ±{100 * STEADY:.0f} %; these cases are marked noisy. "
-            "Close other programs, or use more --repeats."
+            "Close other programs, or use --repeats 5 or more."
         )
         notices.append(Notice("Spread", text))
     notices += _determinism(cases)
@@ -65,7 +65,7 @@ def warn(
         kinds = ", ".join(f"{n:,} {end}" for end, n in ends.items())
         again = " ".join(dict.fromkeys(failed["status"]))
         text = f"{_count(failed, rows)}: {kinds}. Run them again with --retry {again}."
-        notices.append(Notice("No figure", text))
+        notices.append(Notice("No result", text))
     drifts = find_drifts(records if everything is None else everything)
     notices += [_describe_drift(*where, found) for where, found in drifts.items()]
     return notices + [Notice("Mixed environments", text) for text in _mixtures(rows)]
@@ -90,7 +90,7 @@ def _determinism(cases: pd.DataFrame) -> list[Notice]:
     return [
         Notice(
             "Determinism",
-            f"{text}. How much the loss depends on the seed is not known: leave out --same-seed.",
+            f"{text}. To see how much the loss depends on the seed, leave out --same-seed.",
         )
     ]
 
@@ -110,12 +110,12 @@ def _describe_drift(sweep: str, machine: str, found: Sequence[Drift]) -> Notice:
         text += f", more than the runs' own spread explains (±{100 * worst.margin:.1f} %)"
         text += ". Run the sweep again on an idle machine, into a new --out"
     elif math.isinf(worst.margin):
-        text += "; how far runs spread is unknown. Use --repeats 5 to tell"
+        text += "; one run does not show how far runs spread. Use --repeats 5"
     elif worst.steadiness is Steadiness.UNKNOWN:
         # beyond 100 % it would allow for times below zero
         allowed = f"±{100 * worst.margin:.1f} %" if worst.margin < 1 else "any change"
         text += f"; the runs' own spread allows for {allowed}"
-        text += ". Close other programs, or use more --repeats, to tell"
+        text += ". Close other programs, or use --repeats 5 or more"
     return Notice(worst.steadiness.value, f"{text}.{several}")
 
 
@@ -138,8 +138,8 @@ def _mixtures(rows: pd.DataFrame) -> list[str]:
         if mixed:
             said = "; ".join(mixed.values())
             warnings.append(
-                f"The rows of {sweep} are compared only where these agree: {said}. "
-                "A new --out keeps them apart."
+                f"The rows of {sweep} differ in what ran them, and are compared only where this "
+                f"agrees: {said}. Use a new --out for each."
             )
     if rows["sweep"].nunique() > 1:
         mixed = _differences(rows)

@@ -422,7 +422,9 @@ def test_tables_say_what_stands_beside_a_number(tmp_path: Path) -> None:
     said = text_of(tmp_path / "five", repeat(FP16, (90, 91, 92, 93, 94), 6))
     assert "epoch time (s), interval" in said
     assert "92.00 (90.00–94.00)" in said
-    assert "the median of as many more runs under the same conditions falls inside in 83 of" in said
+    assert (
+        "the median of as many more runs under the same conditions falls inside it in 83 of" in said
+    )
     within = {"epoch_time_low_s": 29.8, "epoch_time_high_s": 31.2, "train_loss": 2.0}
     part = Case(fraction=0.1)
     said = text_of(tmp_path / "one", repeat(part, (30.5,), 6, **within))
@@ -436,8 +438,8 @@ def test_tables_say_what_stands_beside_a_number(tmp_path: Path) -> None:
 
 def test_memory_saved_says_what_is_in_it(tmp_path: Path) -> None:
     said = text_of(tmp_path, [*repeat(Case(), (200,), 10), *repeat(FP16, (100,), 6)])
-    assert "Memory saved is of all of that, the CUDA context and the dataset included" in said
-    assert "tensors saved is of torch's tensors alone" in said
+    assert "Memory saved compares all of it, including the CUDA context and the dataset" in said
+    assert "tensors saved compares torch's tensors only" in said
     assert re.search(r"6\.00 +40\.0 +40\.0", said)
 
 

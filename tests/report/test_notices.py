@@ -161,7 +161,7 @@ def test_every_notice_names_a_flag_or_a_command_that_exists(tmp_path: Path) -> N
         ran(1, case=Case(batch_size=16), gpu="A card", torch="2.12"),
     ]
     texts = notices_of(read(tmp_path, rows))
-    assert {"Spread", "No figure", "Drift not known", "Mixed environments"} <= set(texts)
+    assert {"Spread", "No result", "Drift not known", "Mixed environments"} <= set(texts)
     texts |= {name: doubt.fix for name, doubt in doubts.DOUBTS.items()}
     known = set(FLAG.findall(build_parser().format_help())) | {"--executor"}
     for label, text in texts.items():
