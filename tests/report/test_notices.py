@@ -59,7 +59,7 @@ def test_drift_is_judged_against_all_runs_and_their_spread(tmp_path: Path) -> No
     (drift,) = find_drifts(noisy)[WHERE]
     assert drift.steadiness is Steadiness.UNKNOWN
     assert drift.change == pytest.approx(0.03)
-    assert "more --repeats" in notices_of(noisy)["Drift not known"]
+    assert "--repeats 5 or more" in notices_of(noisy)["Drift not known"]
 
 
 def test_a_sentinel_is_held_against_the_attempts_that_count(tmp_path: Path) -> None:
