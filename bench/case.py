@@ -154,11 +154,33 @@ AXES: dict[str, Field[Any]] = {axis.name: axis for axis in fields(Case)}
 FOLLOWS: dict[str, tuple[str, ...]] = {"precision": ("loss_scale", "skip_overflow")}
 """Axes that only some values of another axis have: where that one changes, so may these."""
 
+<<<<<<< HEAD
 BARE = ("model", "dataset", "precision", "device")
 """Axes whose values speak for themselves."""
+=======
+
+def free_axes(axis: str) -> tuple[str, ...]:
+    """The axes in which two cases may differ that differ in ``axis``: it, and what follows."""
+    return (axis, *FOLLOWS.get(axis, ()))
+
+>>>>>>> 87846f2 (Compare two values of any axis, within one sweep or over two)
 
 NAMED = ("precision", "loss_scale", "batch_size")
 """The axes that name a case even where they do not vary."""
+
+
+def main_loss_scale(precision: str, scales: Iterable[str]) -> str:
+    """The loss scale that stands for a precision: its default, or the commonest of ``scales``.
+
+    Args:
+        scales: of the cases or records of that precision, as `format_value` spells them; not empty.
+
+    >>> main_loss_scale("fp16", ["64", "128", "64"]), main_loss_scale("fp16", ["64", "256", "64"])
+    ('128', '64')
+    """
+    counts = Counter(scales)
+    default = format_value(PRECISIONS[precision].default_loss_scale)
+    return default if default in counts else min(counts, key=lambda text: (-counts[text], text))
 
 
 def telling_axes(cases: Iterable[Case]) -> list[str]:

@@ -65,6 +65,7 @@ Write = Callable[[str, Sequence[Record]], str]
 def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
     """Write a sweep into a folder of the working directory, and name it."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("COLUMNS", raising=False)  # a pipe: tables are as wide as they need
 
     def write(name: str, records: Sequence[Record]) -> str:
         with Store(Path(name)) as store:
@@ -326,7 +327,7 @@ def test_differing_conditions_are_told(
     assert "no recorded difference" not in out
     (row,) = (
         line
-        for line in out.partition("What ran them differs")[2].splitlines()
+        for line in out.partition("Differences in what ran them")[2].splitlines()
         if line.startswith(f"  {label} ")
     )
     assert before in row
@@ -390,7 +391,7 @@ def test_other_networks_of_one_name_are_refused(
     assert out == ""
     assert err == (
         f"error: A and B trained different networks: mynet:build changed in {what}; "
-        "to compare them all the same, add --mix\n"
+        "to compare them anyway, add --mix\n"
     )
     assert verdicts(machine(a, b, "--mix")) == ["same"]
     unknown = write("c", runs(mine, BASE))  # of an older schema
@@ -460,7 +461,7 @@ def test_a_run_that_failed_before_it_knew_its_machine_is_of_no_other(
     lost = record(CASE, 5, None, status=Status.ERROR, environment=Environment())
     a = write("a", [*on("X", BASE[:4]), lost])
     (outcome,) = machine(a, write("b", on("X", BASE)))["outcomes"]
-    assert (outcome["a"], outcome["change"]) == ({"ok": 4, "error": 1}, "mended")
+    assert (outcome["a"], outcome["change"]) == ({"ok": 4, "error": 1}, "fixed")
 
 
 # ---------------------------------------------------------------------------------- outcomes, sides
@@ -475,7 +476,7 @@ def test_a_run_that_failed_before_it_knew_its_machine_is_of_no_other(
         (["ok"] * 3, ["diverged"] * 3, "broken"),
         (["diverged"], ["timeout"], "broken"),
         (["ok", "oom"], ["oom", "oom"], "broken"),
-        (["oom"] * 3, ["ok"] * 3, "mended"),
+        (["oom"] * 3, ["ok"] * 3, "fixed"),
         (["oom"], ["error"], "changed"),
         (["oom"], ["oom"], ""),
     ],
@@ -553,7 +554,7 @@ def test_differing_environments_come_first_and_the_comparable_before_the_rest(
     ]
     main([a, b])
     out = capsys.readouterr().out
-    assert out.index("What ran them differs") < out.index("Epoch time")
+    assert out.index("Differences in what ran them") < out.index("Epoch time")
     main([a, a])
     assert "no recorded difference in what ran them" in capsys.readouterr().out
     # a side that mixes what must agree says so even where the other mixes the same
@@ -667,7 +668,8 @@ def test_a_gate_on_sweeps_that_share_nothing_fails(
 ) -> None:
     a, b = write("a", runs(CASE, BASE)), write("b", runs(replace(CASE, lr=0.1), BASE))
     (result,) = machine(a, b, "--fail-on", gate, code=1)["gates"]
-    why = "they share no value of lr"
+    command = "python -m bench.compare a b --axis lr 0.01 0.1"
+    why = f"they share no value of lr; to compare these values: {command}"
     assert (result["passed"], result["judged"], result["why_unjudged"]) == (False, 0, [why])
     assert main([a, b, "--fail-on", gate]) == 1
     assert f"fail: {gate}: no case could be judged: {why}\n" in capsys.readouterr().err
@@ -703,7 +705,7 @@ def test_a_gate_says_how_many_cases_it_could_not_judge(
         (["--metric", "epoch_time"], "--metric 'epoch_time': did you mean 'epoch_time_s'?"),
         (["--format", "jsn"], "--format 'jsn': did you mean 'json'?"),
         (["--colour"], "unknown argument '--colour'"),
-        (["-o", "absent/file"], "-o absent/file: No such file or directory; choose a place"),
+        (["-o", "absent/file"], "-o absent/file: No such file or directory; choose a path"),
     ],
 )
 def test_usage_errors_are_one_line(
@@ -724,12 +726,12 @@ def test_sides_without_records_are_refused(
     a, empty = write("a", runs(CASE, BASE)), write("empty", [])
     assert main([a, empty]) == 2
     assert capsys.readouterr().err == (
-        "error: empty: no record there yet; compare sweeps that have run\n"
+        "error: empty: no records yet; compare sweeps that have run\n"
     )
     assert main([a, "nowhere"]) == 2
     assert "nowhere: no records there" in capsys.readouterr().err
-    assert main([a]) == 2
-    assert "required: B" in capsys.readouterr().err
+    assert main([]) == 2
+    assert "required: A" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("text", ["2%", " 2% ", "2.0%", "2 %"])

@@ -1,1 +1,1 @@
-"""What changed from one sweep to another, and how sure it is."""
+"""Compare two sweeps, or two values of one axis: which differences are real."""

@@ -1,12 +1,14 @@
-"""`python -m bench.compare A B`: what changed from sweep A, the baseline, to sweep B.
+"""`python -m bench.compare`: what changed from sweep A, the baseline, to sweep B.
 
-Cases are matched by all their axes and, where a side holds runs of one case on several GPUs or
-under several versions, by what ran them too. Of each run the latest attempt counts; sentinels do
-not. Every metric is better when lower. How a verdict is reached stands in `bench.verdict`.
+With ``--axis``, it compares two values of one axis instead: within one sweep, or one value from
+each of two. Cases are matched by all other axes and, where a side ran one case on several GPUs or
+with several versions, by what ran them. Of each run the latest attempt counts; sentinels do not.
+Every metric is better when lower. `bench.verdict` describes how a verdict is reached.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
 from collections.abc import Sequence
@@ -14,6 +16,7 @@ from pathlib import Path
 
 from bench import verdict
 from bench.compare.comparison import (
+    Side,
     choose_metrics,
     compare,
     read_side,
@@ -27,7 +30,8 @@ from bench.compare.gates import (
     parse_percent,
     pass_gate,
 )
-from bench.compare.tables import FORMATS
+from bench.compare.tables import FORMATS, Margins
+from bench.compare.values import explain_one_sweep, parse_axis, take_values
 from bench.errors import UsageError, nearest
 from bench.flags import Parser, run_command
 from bench.limits import MIN_REPEATS
@@ -38,67 +42,114 @@ def build_parser() -> Parser:
     """The command line."""
     parser = Parser(
         prog="python -m bench.compare",
-        description="Say what changed from sweep A, the baseline, to sweep B, and how sure it is.",
-        epilog="a margin of 2% is a ratio above 1.02 or below 1/1.02; a verdict needs "
-        f"{MIN_REPEATS} repeats a side, and on a loss or an error {verdict.MIN_SEEDS} "
-        "seeds, which repeats have unless swept with --same-seed. Return code: 0; 1 where "
-        "--fail-on found something, or could judge no case; 2 for a usage error.",
+        description="Compare two sweeps, or two values of one axis, case by case: which differences"
+        " are real, and how large are they?",
+        epilog="A margin of 2% means a ratio above 1.02 or below 1/1.02. A verdict needs "
+        f"{MIN_REPEATS} repeats on each side; for a loss or an error, {verdict.MIN_SEEDS} seeds. "
+        "Each repeat has its own seed, unless the sweep ran with --same-seed. "
+        "Return code: 0; 1 if --fail-on found something or could not judge any case; 2 for a "
+        "usage error.",
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("a", metavar="A", type=Path, help="the baseline: a sweep's folder or records file")
-    add("b", metavar="B", type=Path, help="the candidate")
-    add("--margin", metavar="P%", default="2%", help="what difference matters (default: 2%%)")
+    add("a", metavar="A", type=Path, help="the baseline: a sweep's folder or its records file")
+    add("b", metavar="B", type=Path, nargs="?", help="the candidate; not needed with --axis")
+    add(
+        "--axis",
+        nargs="+",
+        metavar=("NAME", "VALUE"),
+        help="compare two values of an axis: --axis precision fp32 bf16-amp takes both from A, or "
+        "the first from A and the second from B. The values may be left out where there are only "
+        "two",
+    )
+    add(
+        "--margin",
+        metavar="P%",
+        default="2%",
+        help="smallest difference that matters (default: 2%%)",
+    )
+    add(
+        "--equivalence-margin",
+        metavar="P%",
+        help="largest difference of a loss or an error that is called equivalent "
+        "(default: --margin)",
+    )
     add(
         "--metric",
         nargs="+",
         action="extend",
         metavar="NAME",
-        help=f"what to compare, of {', '.join(METRICS)} (default: time, memory, loss, energy)",
+        help=f"what to compare: {', '.join(METRICS)} (default: time, memory, training loss, "
+        "energy and test error, as far as measured)",
     )
     add("--format", default="text", metavar="FORMAT", help="text, md or json (default: text)")
-    add("-o", "--output", type=Path, metavar="FILE", help="write there instead of on the terminal")
+    add("-o", "--output", type=Path, metavar="FILE", help="write to a file, not to the terminal")
     add(
         "--fail-on",
         action="append",
         default=[],
         metavar="WORD[:P%]",
-        help="return 1 where a verdict against P%% (default: the margin) is slower, more, …; or on "
-        + "; ".join(f"{word} ({meaning})" for word, meaning in OUTCOME_FINDINGS.items()),
+        help="return 1 if a case is slower, more, higher, … by more than P%% (default: --margin), "
+        "or on " + "; ".join(f"{word} ({meaning})" for word, meaning in OUTCOME_FINDINGS.items()),
     )
-    add("--mix", action="store_true", help="compare cases even where their networks differ")
+    add("--mix", action="store_true", help="compare cases even if their networks differ")
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Compare two sweeps.
+    """Compare two sweeps, or two values of an axis.
 
     Returns:
-        0; 1 where a --fail-on found something or could judge no case; 2 for a usage error.
+        0; 1 if a --fail-on found something or could not judge any case; 2 for a usage error.
     """
     return run_command(_run, argv)
 
 
 def _run(argv: Sequence[str]) -> int:
-    options = build_parser().parse(argv)
+    options = _parse(argv)
     if options.format not in FORMATS:
         raise UsageError(f"--format {options.format!r}: {nearest(options.format, list(FORMATS))}")
     margin = parse_percent(f"--margin {options.margin!r}", options.margin)
+    margins = Margins(margin, margin)
+    if (text := options.equivalence_margin) is not None:
+        margins = Margins(margin, parse_percent(f"--equivalence-margin {text!r}", text))
     named = [_parse_metric(text) for text in dict.fromkeys(options.metric or [])]
     gates = [parse_gate(text, margin) for text in dict.fromkeys(options.fail_on)]
-    a, b = read_side("A", options.a), read_side("B", options.b)
+    axis, a, b = _read_sides(options.a, options.b, options.axis)
     metrics = named or choose_metrics(a, b)
     for gate in gates:
         _check_compared(gate, metrics)
-    comparison = compare(a, b, metrics)
+    comparison = compare(a, b, metrics, axis)
     if not options.mix:
         refuse_other_models(comparison)
     results = [pass_gate(comparison, gate) for gate in gates]
-    _write(FORMATS[options.format](comparison, margin, results), options.output)
+    _write(FORMATS[options.format](comparison, margins, results), options.output)
     for result in results:
         for line in describe_result(result):
             print(line, file=sys.stderr)
     return int(not all(result.passed for result in results))
+
+
+def _parse(argv: Sequence[str]) -> argparse.Namespace:
+    parser = build_parser()
+    given, unknown = parser.parse_known_args(argv)
+    # argparse takes an optional positional only next to the one before: not in A --margin 5% B
+    if given.b is None and len(unknown) == 1 and not unknown[0].startswith("-"):
+        given.b = Path(unknown[0])
+        return given
+    return parser.parse(argv)
+
+
+def _read_sides(a: Path, b: Path | None, texts: Sequence[str] | None) -> tuple[str, Side, Side]:
+    """The axis that is asked for, if any, and the two sides."""
+    asked = parse_axis(texts) if texts else None
+    one, two = read_side("A", a), read_side("B", b) if b else None
+    if asked:
+        axis, values = asked
+        return axis, *take_values(one, two, axis, values)
+    if two is None:
+        raise UsageError(explain_one_sweep(one))
+    return "", one, two
 
 
 def _write(document: str, output: Path | None) -> None:
@@ -106,14 +157,14 @@ def _write(document: str, output: Path | None) -> None:
         try:
             sys.stdout.write(document)
             sys.stdout.flush()
-        except BrokenPipeError:  # `| head`; the gates are still read
+        except BrokenPipeError:  # `| head`; the gates are still checked
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return
     try:
         output.write_text(document, encoding="utf-8")
     except OSError as error:
         raise UsageError(
-            f"-o {output}: {error.strerror}; choose a place that can be written"
+            f"-o {output}: {error.strerror}; choose a path that can be written"
         ) from error
 
 
@@ -124,7 +175,7 @@ def _parse_metric(text: str) -> Metric:
 
 
 def _check_compared(gate: Gate, metrics: Sequence[Metric]) -> None:
-    """Refuse a gate that no compared metric could ever trip.
+    """Refuse a gate that cannot fail for any compared metric.
 
     Raises:
         UsageError: it names the metrics that could.

@@ -1,4 +1,7 @@
-"""Two sweeps, matched case by case, and what the repeats of each side say of every metric."""
+"""Two sides, matched case by case, and what the repeats of each side say about every metric.
+
+A side is a sweep, or the part of one that has one value of an axis (`bench.compare.values`).
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bench import verdict
-from bench.case import AXES, Case, telling_axes
+from bench.case import AXES, Case, free_axes, telling_axes
 from bench.compare import conditions
 from bench.compare.conditions import CONDITIONS, TREND, Condition, Count, Summarized
 from bench.errors import UsageError
@@ -21,23 +24,39 @@ from bench.report.quantities import MEMORY
 from bench.store.attempts import fill_unknown, keep_latest, number_groups
 from bench.store.reader import read_cases, read_records
 from bench.text import clean
-from bench.verdict import Ratio
+from bench.verdict import Equivalence, Ratio
 
 if TYPE_CHECKING:
     import pandas as pd
 
+Readings = list[tuple[int, float]]
+"""Seed and value of each repeat."""
+
 
 def choose_metrics(a: Side, b: Side) -> list[Metric]:
-    """Time, loss, energy, and the first measure of memory that both sides have."""
+    """Time, loss, energy, the first measure of memory and the test error that both sides have."""
     memory = next((c for c in MEMORY if a.has(c) and b.has(c)), next(iter(MEMORY)))
-    return [METRICS[c] for c in ("epoch_time_s", memory, "train_loss", "energy_j")]
+    error = METRICS["test_top1_error"]
+    errors = [error] if a.has(error.column) and b.has(error.column) else []
+    return [METRICS[c] for c in ("epoch_time_s", memory, "train_loss", "energy_j")] + errors
+
+
+def depends_on_fraction(metric: Metric) -> bool:
+    """Whether a metric is of the measured part of an epoch, and not extrapolated to all of it.
+
+    Times are per epoch or per step, and memory is a peak. Losses and errors come from the measured
+    steps, and energy is theirs.
+    """
+    return metric.seeded or metric is METRICS["energy_j"]
 
 
 @dataclass(frozen=True)
 class Subject:
-    """What is compared: a case and, where a side holds it of several environments, which of them.
+    """What is compared: a case and, where a side ran it in several environments, which of them.
 
-    ``environment`` has columns of `COMPARABLE` and their values; mostly it is empty.
+    Where two values of an axis are compared, the case has the default of that axis and of those
+    that follow from it; `Side.case` is the case that ran. ``environment`` has columns of
+    `COMPARABLE` and their values; usually it is empty.
     """
 
     case: Case
@@ -51,15 +70,18 @@ class Subject:
 
 @dataclass(frozen=True)
 class Side:
-    """One sweep: the latest attempt at each of its runs, sentinels left out.
+    """One side: the latest attempt at each of its runs, without sentinels.
 
     Attributes:
+        name: what tables and messages call it: A, B, or a value of an axis.
+        cases: that of each record.
         rows: positions among the records of the runs of each subject.
     """
 
     name: str
     path: Path
     records: pd.DataFrame
+    cases: list[Case]
     rows: dict[Subject, list[int]]
 
     @cached_property
@@ -75,11 +97,15 @@ class Side:
         filled = fill_unknown(self.records, number_groups(self.records, AXES))
         return {name: filled[name].tolist() for name in COMPARABLE}
 
+    def case(self, subject: Subject) -> Case:
+        """The case that this side ran for a subject."""
+        return self.cases[self.rows[subject][0]]
+
     def has(self, column: str) -> bool:
         """Whether any run has a value of ``column``."""
         return bool(self.records[column].notna().any())
 
-    def readings(self, subject: Subject, metric: Metric) -> list[tuple[int, float]]:
+    def readings(self, subject: Subject, metric: Metric) -> Readings:
         """What the subject's runs measured: seed and value of each repeat that has one."""
         values, statuses = self._columns[metric.column], self._columns["status"]
         counted = {Status.OK, Status.DIVERGED} if metric.diverged else {Status.OK}
@@ -142,21 +168,22 @@ def read_side(name: str, path: Path) -> Side:
     records = read_records(path)
     records = records[~records["sentinel"]]
     if not len(records):
-        raise UsageError(f"{path}: no record there yet; compare sweeps that have run")
+        raise UsageError(f"{path}: no records yet; compare sweeps that have run")
     records = keep_latest(records).reset_index(drop=True)
     records[TREND] = DOUBTS[TREND].find(records)
+    cases = list(read_cases(records))
     rows: dict[Subject, list[int]] = {}
-    for position, case in enumerate(read_cases(records)):
+    for position, case in enumerate(cases):
         rows.setdefault(Subject(case), []).append(position)
-    return Side(name, path, records, rows)
+    return Side(name, path, records, cases, rows)
 
 
 def part(a: Side, b: Side) -> tuple[Side, Side]:
-    """Tell apart, on both sides, what one of them ran under several environments.
+    """Separate, on both sides, what one of them ran in several environments.
 
-    The columns in which a side's runs of one case differ are matched as the axes are, those of them
-    that have a value on both sides; runs that then still are of several environments stay
-    unmatched, each by itself.
+    Where a side's runs of one case differ in columns of the environment, these columns are matched
+    like axes, if the two sides share a value. Runs that still mix environments after that are not
+    matched.
     """
     parted: tuple[dict[Subject, list[int]], dict[Subject, list[int]]] = ({}, {})
     for subject in dict.fromkeys([*a.rows, *b.rows]):
@@ -191,18 +218,37 @@ class Finding:
     """One metric of one subject on both sides: seed and value of each repeat."""
 
     subject: Subject
-    a: list[tuple[int, float]]
-    b: list[tuple[int, float]]
+    a: Readings
+    b: Readings
     ratio: Ratio
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """All that is said of two sweeps, before it is judged against a margin."""
+    """All that is found about two sides, before it is judged against a margin.
+
+    Attributes:
+        axis: whose two values are the sides; empty where two sweeps are compared.
+    """
 
     a: Side
     b: Side
     metrics: dict[Metric, list[Finding]]
+    axis: str = ""
+
+    @property
+    def names(self) -> tuple[str, str]:
+        """What the sides are called."""
+        return self.a.name, self.b.name
+
+    @property
+    def free(self) -> tuple[str, ...]:
+        """The axes in which matched cases may differ, but for the fraction."""
+        return free_axes(self.axis) if self.axis else ()
+
+    def fractions(self, subject: Subject) -> tuple[float, float]:
+        """Which part of an epoch each side measured of a matched subject."""
+        return self.a.case(subject).fraction, self.b.case(subject).fraction
 
     @property
     def matched(self) -> list[Subject]:
@@ -217,17 +263,22 @@ class Comparison:
     def environment(self) -> Iterator[tuple[str, bool, list[str], list[str]]]:
         """What ran them and differs: column, whether it must agree, A's and B's values.
 
-        Those that must agree come first, also where each side mixes the same values.
+        Those that must agree come first, also where each side mixes the same values. Two models or
+        two datasets differ on purpose.
         """
-        names = [field.name for field in fields(Environment)]
+        names = [f.name for f in fields(Environment) if not self._is_asked(f.name)]
         for name in sorted(names, key=lambda name: name not in COMPARABLE):
             a, b = self.a.environment(name), self.b.environment(name)
             if set(a) != set(b) or self.a.mixes(name):
-                yield name, name in COMPARABLE, a, b
+                yield name, name in COMPARABLE and COMPARABLE[name] != self.axis, a, b
+
+    def _is_asked(self, name: str) -> bool:
+        """Whether an environment column says nothing but the value of the compared axis."""
+        return self.axis in ("model", "dataset") and COMPARABLE.get(name) == self.axis
 
     @cached_property
     def conditions(self) -> list[tuple[Condition, Summarized, Summarized]]:
-        """What was read while the matched subjects ran, A's and B's, where a side knows it."""
+        """What was read while the matched subjects ran, on A and B, where a side knows it."""
         both = (
             (
                 condition,
@@ -247,7 +298,7 @@ class Comparison:
         return [found for found in self.conditions if conditions.differ(*found)]
 
     def spoilt(self, subjects: Sequence[Subject]) -> Iterator[tuple[Side, Condition, Count]]:
-        """What puts times of ``subjects`` in doubt, and in how many of a side's runs."""
+        """What makes the times of ``subjects`` unreliable, and in how many of a side's runs."""
         for side in (self.a, self.b):
             for condition in CONDITIONS:
                 count = self._summarize(side, condition, subjects) if condition.spoils else None
@@ -255,8 +306,11 @@ class Comparison:
                     yield side, condition, count
 
     def changed_models(self) -> Iterator[tuple[Subject, str]]:
-        """Matched subjects whose networks differ, and in which columns; unknown ones do not."""
-        for subject in self.matched:
+        """Matched subjects whose networks differ, and in which columns; unknown ones do not.
+
+        Two models are different networks on purpose.
+        """
+        for subject in () if self.axis == "model" else self.matched:
             for name in MODEL_PARTS:
                 a, b = (
                     {value for ((_, value),) in side.ran_on(side.rows[subject], [name]) if value}
@@ -266,12 +320,12 @@ class Comparison:
                     yield subject, name
 
     def change(self, subject: Subject) -> str:
-        """How a matched subject's outcome changed: broken, mended, changed, or empty for not."""
+        """How a matched subject's outcome changed: broken, fixed, changed, or empty for not."""
         a, b = self.a.severities(subject), self.b.severities(subject)
         if b[0] > a[0] or b[-1] > a[-1]:
             return "broken"
         if b[0] < a[0] or b[-1] < a[-1]:
-            return "mended"
+            return "fixed"
         same = set(self.a.outcomes(subject)) == set(self.b.outcomes(subject))
         return "" if same else "changed"
 
@@ -282,24 +336,61 @@ class Comparison:
     @cached_property
     def telling(self) -> list[str]:
         """The axes to name a case by."""
-        return telling_axes(subject.case for subject in (*self.a.rows, *self.b.rows))
+        cases = {subject.case for side in (self.a, self.b) for subject in side.rows}
+        if not self.axis:
+            return telling_axes(cases)
+        whole = {replace(case, fraction=1.0) for case in cases}
+        names = [name for name in telling_axes(whole) if name not in self.free]
+        # the fraction names a case only where the sides ran one case at several
+        return [*names, "fraction"] if len(whole) < len(cases) else names
+
+    def judge_equivalence(self, metric: Metric, margin: float) -> list[tuple[Finding, Equivalence]]:
+        """Whether B's loss or error is equivalent to A's, of each case that has it on both sides.
+
+        The cases are one family. Empty for a metric that does not depend on the seed.
+        """
+        findings = [f for f in self.metrics[metric] if metric.seeded and f.ratio.value is not None]
+        family = [(_by_seed(f.a), _by_seed(f.b)) for f in findings]
+        judged = verdict.judge_equivalences(family, margin, self.names)
+        return list(zip(findings, judged, strict=True))
 
 
-def compare(a: Side, b: Side, metrics: Sequence[Metric]) -> Comparison:
-    """Compare two sweeps case by case; each metric's cases are one family."""
+def compare(a: Side, b: Side, metrics: Sequence[Metric], axis: str = "") -> Comparison:
+    """Compare two sides case by case; the cases of one metric are one family.
+
+    Args:
+        axis: whose values the sides are, after `bench.compare.values.take_values`. Cases may then
+            have been measured on different fractions of an epoch, and metrics that depend on that
+            are not compared.
+    """
     a, b = part(a, b)
-    compared = {}
-    subjects = [subject for subject in a.rows if subject in b.rows]
+    comparison = Comparison(a, b, {}, axis)
     for metric in metrics:
-        pairs = [(s, a.readings(s, metric), b.readings(s, metric)) for s in subjects]
-        pairs = [pair for pair in pairs if pair[1] or pair[2]]
-        if metric.seeded:
-            ratios = verdict.compare_seeds([(_by_seed(x), _by_seed(y)) for _, x, y in pairs])
-        else:
-            samples = [([v for _, v in x], [v for _, v in y]) for _, x, y in pairs]
-            ratios = verdict.compare(samples, metric.deterministic)
-        compared[metric] = [Finding(*p, ratio=r) for p, r in zip(pairs, ratios, strict=True)]
-    return Comparison(a, b, compared)
+        readings = [(s, a.readings(s, metric), b.readings(s, metric)) for s in comparison.matched]
+        pairs = [pair for pair in readings if pair[1] or pair[2]]
+        refused = [_refuse(comparison, metric, subject) for subject, _, _ in pairs]
+        family = [pair[1:] for pair, lack in zip(pairs, refused, strict=True) if not lack]
+        judged = iter(_judge(metric, family, comparison.names))
+        comparison.metrics[metric] = [
+            Finding(*pair, ratio=Ratio(lack=lack) if lack else next(judged))
+            for pair, lack in zip(pairs, refused, strict=True)
+        ]
+    return comparison
+
+
+def _refuse(comparison: Comparison, metric: Metric, subject: Subject) -> str:
+    one, two = comparison.fractions(subject)
+    differs = one != two and depends_on_fraction(metric)
+    return f"fractions {one:g} and {two:g} of an epoch: not comparable" if differs else ""
+
+
+def _judge(
+    metric: Metric, family: Sequence[tuple[Readings, Readings]], names: tuple[str, str]
+) -> list[Ratio]:
+    if metric.seeded:
+        return verdict.compare_seeds([(_by_seed(x), _by_seed(y)) for x, y in family], names)
+    samples = [([v for _, v in x], [v for _, v in y]) for x, y in family]
+    return verdict.compare(samples, metric.deterministic, names)
 
 
 def _by_seed(readings: Sequence[tuple[int, float]]) -> dict[int, list[float]]:
@@ -310,10 +401,10 @@ def _by_seed(readings: Sequence[tuple[int, float]]) -> dict[int, list[float]]:
 
 
 def refuse_other_models(comparison: Comparison) -> None:
-    """Refuse to call two networks of one name one case.
+    """Refuse to compare two different networks of the same name.
 
     Raises:
-        UsageError: it says whose network changed, and what of it.
+        UsageError: it says which network changed, and what in it.
     """
     changed: dict[str, dict[str, None]] = {}
     for subject, name in comparison.changed_models():
@@ -323,35 +414,16 @@ def refuse_other_models(comparison: Comparison) -> None:
             f"{model} changed in {', '.join(what)}" for model, what in changed.items()
         )
         raise UsageError(
-            f"A and B trained different networks: {printable(which)}; "
-            "to compare them all the same, add --mix"
+            f"{' and '.join(comparison.names)} trained different networks: {printable(which)}; "
+            "to compare them anyway, add --mix"
         )
 
 
 def printable(text: str) -> str:
-    """Drop what would act on a terminal or turn the reading direction around."""
+    """Remove characters that control a terminal or change the reading direction."""
     return text if text.isprintable() else "".join(c for c in clean(text) if c.isprintable())
 
 
 def write_outcomes(outcomes: Mapping[str, int]) -> str:
     """Write how runs ended: ``ok ×4, oom``."""
     return ", ".join(f"{name} ×{n}" if n > 1 else name for name, n in outcomes.items())
-
-
-def explain_unmatched(comparison: Comparison) -> str:
-    """The axes on which two sweeps share no value, which is why no case is in both."""
-    a, b = ({s.case for s in side.rows} for side in (comparison.a, comparison.b))
-    if a & b:
-        mixed = {
-            n: None
-            for side in (comparison.a, comparison.b)
-            for s in side.rows
-            for n, _ in s.environment
-        }
-        return f"within a side, runs of one case differ in {', '.join(mixed)}; none has an equal"
-    parted = [
-        name
-        for name in AXES
-        if not {getattr(case, name) for case in a} & {getattr(case, name) for case in b}
-    ]
-    return f"they share no value of {', '.join(parted)}" if parted else "no combination is shared"

@@ -1,8 +1,8 @@
-"""Under which conditions runs were measured, and when two sweeps differ in them.
+"""The conditions under which runs were measured, and when two sides differ in them.
 
-What ran a case stands in `bench.record.Environment` and is compared cell by cell. What was read
-while it ran varies from run to run: here stands of each such column how a side's runs are
-summarized, and from which difference on that is told.
+What ran a case is in `bench.record.Environment` and is compared cell by cell. What was read while
+it ran varies from run to run. For each such column, this module says how the runs of a side are
+summarized, and from which difference on it is reported.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ TREND = "trend"
 
 
 class Summary(StrEnum):
-    """How the runs of a side become one."""
+    """How the runs of a side are summarized."""
 
     MEDIAN = "median"  # of the cases' medians, so that a case with many repeats weighs as others
     SET = "set"
@@ -31,17 +31,17 @@ class Summary(StrEnum):
 
 @dataclass(frozen=True)
 class Condition:
-    """What was read of the machine during a run, and how two sides of it are compared.
+    """What was read from the machine during a run, and how the two sides are compared.
 
     Attributes:
         name: what it is called in JSON.
         label: what people read; of a count, what happened to a run.
         column: of the records, or `TREND`.
-        least: told from above this on: a median's ratio minus 1, or the difference of two shares
-            of runs. Sets are told where they differ at all.
-        happened: of a count, whether it did in a run with such a cell.
+        least: reported above this: the ratio of two medians minus 1, or the difference of two
+            shares of runs. Sets are reported where they differ at all.
+        happened: of a count, whether it happened in a run with such a cell.
         known: a column whose cell is empty where this one was not read; by default this one.
-        spoils: times measured under it are in doubt.
+        spoils: times measured under it are unreliable.
     """
 
     name: str
@@ -69,11 +69,11 @@ class Count:
 
 
 Summarized = float | tuple[float | str, ...] | Count | None
-"""What a side's runs come to; None where no run knows."""
+"""The summary of a side's runs; None where no run has a value."""
 
 
 def _names(effect: str) -> Callable[[str], bool]:
-    """Whether a cell of ``throttle_during`` names a reason of this effect."""
+    """Whether a cell of ``throttle_during`` names a reason with this effect."""
     reasons = {name for name, its in EFFECTS.items() if its == effect}
     return lambda cell: not reasons.isdisjoint(cell.split("; "))
 
@@ -138,7 +138,7 @@ CONDITIONS: tuple[Condition, ...] = (
 
 
 def summarize(condition: Condition, cases: Sequence[Sequence[Any]]) -> Summarized:
-    """Bring one side's cells together: a list for each case, of the runs that know."""
+    """Summarize one side: a list of cells for each case, from the runs that have a value."""
     cells = [cell for case in cases for cell in case]
     if not cells:
         return None
@@ -150,7 +150,7 @@ def summarize(condition: Condition, cases: Sequence[Sequence[Any]]) -> Summarize
 
 
 def differ(condition: Condition, a: Summarized, b: Summarized) -> bool:
-    """Whether two sides differ by so much that it is told; unknown differs from known."""
+    """Whether two sides differ by so much that it is reported; unknown differs from known."""
     if a is None or b is None:
         return a is not b
     if isinstance(a, Count) and isinstance(b, Count):

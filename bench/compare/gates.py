@@ -1,4 +1,4 @@
-"""What ``--fail-on`` turns into return code 1."""
+"""Findings for which ``--fail-on`` returns 1."""
 
 from __future__ import annotations
 
@@ -6,28 +6,24 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from bench.compare.comparison import (
-    Comparison,
-    explain_unmatched,
-    printable,
-    write_outcomes,
-)
+from bench.compare.comparison import Comparison, printable, write_outcomes
+from bench.compare.values import explain_unmatched
 from bench.errors import UsageError, nearest
 from bench.report.metrics import METRICS
 from bench.report.quantities import write_number
 from bench.verdict import Verdict
 
 OUTCOME_FINDINGS = {
-    "broken": "ends worse in B: a repeat fails or diverges where none did",
-    "missing": "in A, not in B",
-    "unjudged": "measured on both sides, but no verdict",
+    "broken": "a repeat fails or diverges in B where none did in A",
+    "missing": "a case is in A and not in B",
+    "unjudged": "a case was measured on both sides and has no verdict",
 }
-"""What --fail-on takes beside the verdicts on metrics."""
+"""What --fail-on accepts besides the verdicts on metrics."""
 
 
 @dataclass(frozen=True)
 class Gate:
-    """A finding that --fail-on turns into return code 1, and how large it must be."""
+    """A finding for which --fail-on returns 1, and how large it must be."""
 
     text: str
     word: str
@@ -35,10 +31,10 @@ class Gate:
 
 
 def parse_gate(text: str, margin: float) -> Gate:
-    """Read ``slower:5%`` or, against the comparison's own margin, ``slower``.
+    """Read ``slower:5%``, or ``slower`` with the margin of the comparison.
 
     Raises:
-        UsageError: the word names no finding, or the percentage is none.
+        UsageError: the word is not a finding, or the percentage is not valid.
     """
     word, colon, percent = text.partition(":")
     verdicts = list(dict.fromkeys(w for m in METRICS.values() for w in (m.lower, m.higher)))
@@ -55,7 +51,7 @@ def parse_percent(where: str, text: str) -> float:
     """Read ``2%`` as 0.02.
 
     Raises:
-        UsageError: it is not a percentage from 0 to 1000, or lacks its sign.
+        UsageError: it is not a percentage from 0 to 1000, or has no ``%``.
     """
     number, sign, rest = text.strip().partition("%")
     try:
@@ -68,18 +64,19 @@ def parse_percent(where: str, text: str) -> float:
 
 
 def find(comparison: Comparison, gate: Gate) -> Iterator[str]:
-    """Name, one line each, the cases that a gate does not let pass."""
+    """The cases that fail a gate, one line each."""
+    one, two = comparison.names
     if gate.word == "broken":
         for subject in comparison.matched:
             if comparison.change(subject) == "broken":
                 a, b = (side.outcomes(subject) for side in (comparison.a, comparison.b))
                 yield (
-                    f"{comparison.label(subject)}: {write_outcomes(a)} in A, "
-                    f"{write_outcomes(b)} in B"
+                    f"{comparison.label(subject)}: {write_outcomes(a)} in {one}, "
+                    f"{write_outcomes(b)} in {two}"
                 )
     elif gate.word == "missing":
         for subject in comparison.only_in(comparison.a):
-            yield f"{comparison.label(subject)}: in A, not in B"
+            yield f"{comparison.label(subject)}: in {one}, not in {two}"
     for metric, findings in comparison.metrics.items():
         for finding in findings:
             judged = finding.ratio.judge(gate.margin)
@@ -91,15 +88,15 @@ def find(comparison: Comparison, gate: Gate) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class Result:
-    """What a gate came to.
+    """The result of a gate.
 
     Attributes:
         failures: what it found, one line each.
-        judged: how many verdicts it looked at, one a case and metric; of a gate on outcomes, how
-            many cases.
-        unjudged: how many measured cases had no verdict to look at, or an interval so wide that
-            it rules nothing out.
-        why: the reasons of these, the most frequent first, each with its number.
+        judged: how many verdicts it checked, one for each case and metric; of a gate on outcomes,
+            how many cases.
+        unjudged: how many measured cases had no verdict, or an interval so wide that it rules
+            nothing out.
+        why: the reasons of these and how often each occurred, the most frequent first.
     """
 
     gate: Gate
@@ -110,12 +107,12 @@ class Result:
 
     @property
     def passed(self) -> bool:
-        """Whether it found nothing, and had something to look at."""
+        """Whether it found nothing, and had something to check."""
         return bool(self.judged) and not self.failures
 
 
 def pass_gate(comparison: Comparison, gate: Gate) -> Result:
-    """Ask what a gate finds, and how much it had to look at."""
+    """Check a gate, and count how much it could check."""
     failures = list(find(comparison, gate))
     if gate.word in OUTCOME_FINDINGS:
         sides = comparison.a.rows if gate.word == "missing" else comparison.matched
@@ -141,7 +138,7 @@ def pass_gate(comparison: Comparison, gate: Gate) -> Result:
 
 
 def describe_result(result: Result) -> Iterator[str]:
-    """What a person must know of a gate that failed, or that could not judge all; lines."""
+    """Lines about a gate that failed, or that could not judge all cases."""
     for line in result.failures:
         yield f"fail: {result.gate.text}: {printable(line)}"
     reasons = [f"{lack} ({n} times)" if n > 1 else lack for lack, n in result.why.items()]

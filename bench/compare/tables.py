@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import shutil
+import textwrap
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from bench import verdict
@@ -16,17 +18,25 @@ from bench.compare.comparison import (
     Finding,
     Side,
     Subject,
-    explain_unmatched,
     printable,
     write_outcomes,
 )
 from bench.compare.conditions import Condition, Count, Summarized
 from bench.compare.gates import Result
+from bench.compare.values import explain_unmatched, list_left_out
 from bench.record import Status
 from bench.report.metrics import Metric
 from bench.report.model import NOTHING, Cell, Head, Table
 from bench.report.quantities import write_number
-from bench.verdict import Ratio, Verdict
+from bench.verdict import Claim, Equivalence, Ratio, Verdict
+
+
+@dataclass(frozen=True)
+class Margins:
+    """Which difference matters, as fractions: of the verdicts, and of equivalence."""
+
+    verdict: float
+    equivalence: float
 
 
 def _cells(*texts: str) -> tuple[Cell, ...]:
@@ -37,17 +47,22 @@ def _heads(*labels: str, numbers: Sequence[str] = ()) -> tuple[Head, ...]:
     return tuple(Head(label, label, number=label in numbers) for label in labels)
 
 
-def introduce(comparison: Comparison, margin: float) -> Iterator[str]:
+def introduce(comparison: Comparison, margins: Margins) -> Iterator[str]:
     """What is compared, and how to read it."""
-    for side in (comparison.a, comparison.b):
-        role = "baseline" if side is comparison.a else "candidate"
-        yield printable(
-            f"{side.name} ({role}): {side.path}, {len(side.records)} runs of {len(side.rows)} cases"
-        )
+    for side, role in ((comparison.a, "baseline"), (comparison.b, "candidate")):
+        runs = _count(sum(map(len, side.rows.values())), "run")
+        cases = _count(len(side.rows), "case")
+        yield printable(f"{side.name} ({role}): {side.path}, {runs} of {cases}")
+        used, left = list_left_out(side)
+        if left:
+            yield printable(
+                f"{side.name}: only loss scale {' or '.join(used)} is compared, "
+                f"{', '.join(left)} left out; --axis loss_scale compares one with another"
+            )
     matched = comparison.matched
     if matched:
-        common = matched[0].case.label(name for name in AXES if name not in comparison.telling)
-        yield printable(f"{len(matched)} cases in both, all of them {common}")
+        both = f"with both values of {comparison.axis}" if comparison.axis else "in both"
+        yield printable(f"{_count(len(matched), 'case')} {both}: {_write_common(comparison)}")
     else:
         yield printable(f"no case in both: {explain_unmatched(comparison)}")
     if not any(comparison.environment()) and not comparison.differing_conditions():
@@ -59,12 +74,31 @@ def introduce(comparison: Comparison, margin: float) -> Iterator[str]:
         )
     empty = [metric.name for metric, found in comparison.metrics.items() if not found]
     if matched and empty:
-        yield f"not compared, as no run has a value: {', '.join(empty)}"
-    limit = 1 + margin
-    yield (
-        f"B/A is of geometric means, with Welch's 95 % interval; p is Holm's over a table's cases; "
-        f"the margin of {write_percent(margin)} ends at {1 / limit:.4g} and {limit:.4g}"
+        yield f"not compared, because no run has a value: {', '.join(empty)}"
+    limit = 1 + margins.verdict
+    yield printable(
+        f"{_name_ratio(comparison)} compares geometric means, with a 95 % interval; "
+        "p is adjusted for the number of cases in a table (Holm); "
+        f"the margin of {write_percent(margins.verdict)} is from {1 / limit:.4g} to {limit:.4g}"
     )
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'s' * (number != 1)}"
+
+
+def _name_ratio(comparison: Comparison) -> str:
+    one, two = comparison.names
+    return f"ratio = {two} / {one}" if comparison.axis else "B/A"
+
+
+def _write_common(comparison: Comparison) -> str:
+    """What all matched cases have in common."""
+    subjects = comparison.matched
+    hidden = {*comparison.telling, *comparison.free}
+    if len({f for subject in subjects for f in comparison.fractions(subject)}) > 1:
+        hidden.add("fraction")
+    return subjects[0].case.label(name for name in AXES if name not in hidden)
 
 
 def write_percent(fraction: float) -> str:
@@ -72,8 +106,9 @@ def write_percent(fraction: float) -> str:
     return f"{100 * fraction:.4g} %"
 
 
-def tabulate(comparison: Comparison, margin: float) -> Iterator[Table]:
-    """All tables, in the order a reader needs them: what differs underneath comes first."""
+def tabulate(comparison: Comparison, margins: Margins) -> Iterator[Table]:
+    """All tables, in reading order: what ran the sides comes first."""
+    names = comparison.names
     environment = tuple(
         _cells(name, " or ".join(a) or NOTHING, " or ".join(b) or NOTHING, "yes" * agree)
         for name, agree, a, b in comparison.environment()
@@ -82,15 +117,16 @@ def tabulate(comparison: Comparison, margin: float) -> Iterator[Table]:
         for condition, a, b in comparison.differing_conditions()
     )
     if environment:
-        heads = _heads("what", "A", "B", "must agree")
-        yield Table("environment", "What ran them differs", heads, environment, ())
+        heads = _heads("what", *names, "must agree")
+        yield Table("environment", "Differences in what ran them", heads, environment, ())
     outcomes = tuple(_outcome_rows(comparison))
     if outcomes:
-        heads = _heads("case", "A", "B", "change")
-        yield Table("outcomes", "Cases that did not all end well", heads, outcomes, ())
+        heads = _heads("case", *names, "change")
+        yield Table("outcomes", "Cases with runs that did not end well", heads, outcomes, ())
     for metric, findings in comparison.metrics.items():
         if findings:
-            yield _metric_table(comparison, metric, findings, margin)
+            yield _metric_table(comparison, metric, findings, margins.verdict)
+        yield from _equivalence_table(comparison, metric, margins.equivalence)
     for side in (comparison.a, comparison.b):
         alone = tuple(_cells(comparison.label(s)) for s in comparison.only_in(side))
         if alone:
@@ -129,7 +165,12 @@ def _metric_table(
     counts = Counter(finding.ratio.judge(margin) for finding in findings)
     summary = ", ".join(f"{counts[v]} {metric.word(v)}" for v in Verdict if v in counts)
     unit = f" in {metric.unit}" if metric.unit else ""
-    numbers = ("A", "B", "B/A", "95 % interval", "p", "runs")
+    ratio = "ratio" if comparison.axis else "B/A"
+    numbers = (*comparison.names, ratio, "95 % interval", "p", "runs")
+    said = [list(remarks(comparison, metric, finding, margin)) for finding in findings]
+    common = [text for text in said[0] if len(said) > 1 and all(text in each for each in said)]
+    notes = [f"All cases: {'; '.join(common)}."] if common else []
+    notes += [PAIRED] if any(finding.ratio.pairs for finding in findings) else []
     return Table(
         metric.name,
         f"{metric.label[0].upper()}{metric.label[1:]}{unit}: {summary}",
@@ -142,12 +183,75 @@ def _metric_table(
                 *_write_ratio(finding.ratio),
                 f"{len(finding.a)}, {len(finding.b)}",
                 metric.word(finding.ratio.judge(margin)),
-                "; ".join(remarks(comparison, metric, finding, margin)),
+                "; ".join(text for text in texts if text not in common),
             )
-            for finding in findings
+            for finding, texts in zip(findings, said, strict=True)
         ),
-        (),
+        tuple(printable(note) for note in notes),
     )
+
+
+PAIRED = "Runs with the same seed are compared as pairs, where both sides have three or more."
+
+
+def _equivalence_table(comparison: Comparison, metric: Metric, margin: float) -> Iterator[Table]:
+    """Whether B may replace A without harm to a loss or an error, where several seeds were run."""
+    judged = comparison.judge_equivalence(metric, margin)
+    if not judged:
+        return
+    title = f"No loss of accuracy? {metric.label} equivalent within {write_percent(margin)}"
+    if all(equivalence.seeds < 2 for _, equivalence in judged):
+        note = (
+            "One seed cannot tell. Run the sweep again with --repeats 5 and without --same-seed: "
+            "each repeat then has its own seed."
+        )
+        yield Table(f"{metric.name}-equivalence", title, (), (), (note,))
+        return
+    counts = Counter(equivalence.verdict for _, equivalence in judged)
+    summary = ", ".join(f"{counts[claim]} {claim.value}" for claim in Claim if claim in counts)
+    numbers = ("ratio", "90 % interval", "p", "seeds", "seeds needed")
+    notes = [
+        "Two one-sided tests (TOST) at 5 %; p is adjusted for the number of cases (Holm).",
+        f"Worse or better: beyond the margin. {SEEDS_NEEDED}",
+    ]
+    yield Table(
+        f"{metric.name}-equivalence",
+        f"{title}: {summary}",
+        _heads("case", *numbers, "verdict", "remarks", numbers=numbers),
+        tuple(
+            _cells(
+                comparison.label(finding.subject),
+                *_write_equivalence(equivalence),
+                equivalence.verdict.value,
+                equivalence.lack,
+            )
+            for finding, equivalence in judged
+        ),
+        tuple(notes),
+    )
+
+
+SEEDS_NEEDED = (
+    f"Seeds needed: with which a verdict has a probability of {write_percent(verdict.POWER)}, "
+    "estimated from the spread of these runs."
+)
+
+
+def _write_equivalence(found: Equivalence) -> tuple[str, str, str, str, str]:
+    interval, p, needed = NOTHING, NOTHING, NOTHING
+    if found.low is not None and found.high is not None:
+        interval = f"{write_number(found.low)} to {write_number(found.high)}"
+    if found.p is not None:
+        p = _write_p(found.p)
+    if found.seeds_needed is not None:
+        needed = str(found.seeds_needed)
+    elif found.verdict is Claim.UNCLEAR and found.p is not None:
+        needed = f">{verdict.MOST_SEEDS}"
+    return write_number(found.ratio or 0), interval, p, str(found.seeds), needed
+
+
+def _write_p(p: float) -> str:
+    return "<0.001" if p < 0.001 else f"{p:.3f}"
 
 
 def _write_mean(readings: Sequence[tuple[int, float]], metric: Metric) -> str:
@@ -168,21 +272,22 @@ def _write_ratio(ratio: Ratio) -> tuple[str, str, str]:
         return value, "exact", NOTHING
     if ratio.low is None or ratio.high is None or ratio.p_adjusted is None:
         return value, NOTHING, NOTHING
-    p = "<0.001" if ratio.p_adjusted < 0.001 else f"{ratio.p_adjusted:.3f}"
-    return value, f"{write_number(ratio.low)} to {write_number(ratio.high)}", p
+    interval = f"{write_number(ratio.low)} to {write_number(ratio.high)}"
+    return value, interval, _write_p(ratio.p_adjusted)
 
 
 def remarks(
     comparison: Comparison, metric: Metric, finding: Finding, margin: float
 ) -> Iterator[str]:
-    """What a reader must know of a finding before believing it."""
-    subject, case = finding.subject, finding.subject.case
-    if case.fraction < 1:
-        yield "extrapolated" if metric.name == "epoch_time_s" else "part of an epoch"
-    if case.dataset == "synthetic":
-        yield "synthetic"
+    """What a reader must know about a finding before relying on it."""
+    subject = finding.subject
+    sides = (comparison.a, comparison.b)
+    if min(comparison.fractions(subject)) < 1:
+        yield _write_fractions(comparison, metric, subject)
+    kinds = {"synthetic": [s.name for s in sides if s.case(subject).dataset == "synthetic"]}
     for kind in ("fake", "published"):
-        where = [s.name for s in (comparison.a, comparison.b) if kind in s.executors(subject)]
+        kinds[kind] = [s.name for s in sides if kind in s.executors(subject)]
+    for kind, where in kinds.items():
         if where:
             yield kind if len(where) == 2 else f"{kind} in {where[0]}"
     for side, values in ((comparison.a, finding.a), (comparison.b, finding.b)):
@@ -198,42 +303,97 @@ def remarks(
         yield why
 
 
-def render_text(comparison: Comparison, margin: float, results: Sequence[Result]) -> str:
-    """The comparison as aligned columns."""
-    lines = list(introduce(comparison, margin))
-    for table in tabulate(comparison, margin):
-        lines += ["", table.title, *_align(table)]
+def _write_fractions(comparison: Comparison, metric: Metric, subject: Subject) -> str:
+    """Say that less than an epoch was measured, and on which side where only one did."""
+    what = "extrapolated" if metric.name == "epoch_time_s" else "part of an epoch"
+    one, two = comparison.fractions(subject)
+    if one == two:
+        return what
+    named = zip(comparison.names, (one, two), strict=True)
+    return f"{what}: " + ", ".join(f"fraction {f:.3g} in {name}" for name, f in named if f < 1)
+
+
+def render_text(comparison: Comparison, margins: Margins, results: Sequence[Result]) -> str:
+    """The comparison as aligned columns, as wide as the terminal, or as needed without one."""
+    width = shutil.get_terminal_size((0, 0)).columns or UNLIMITED
+    lines = [piece for line in introduce(comparison, margins) for piece in _wrap(line, width)]
+    for table in tabulate(comparison, margins):
+        lines += ["", *_wrap(table.title, width), *_align(table, width)]
+        lines += [piece for note in table.notes for piece in _wrap(note, width, "  ")]
     return "\n".join(lines) + "\n"
 
 
-def _align(table: Table) -> Iterator[str]:
-    rows = [[head.label for head in table.heads]]
-    rows += [[cell.text for cell in row] for row in table.rows]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        cells = (
-            text.rjust(width) if head.number else text.ljust(width)
-            for text, width, head in zip(row, widths, table.heads, strict=True)
-        )
-        yield ("  " + "  ".join(cells)).rstrip()
+UNLIMITED = 10_000
+"""Columns where the text goes to a file or a pipe and COLUMNS is not set."""
 
 
-def render_markdown(comparison: Comparison, margin: float, results: Sequence[Result]) -> str:
+def _wrap(text: str, width: int, indent: str = "") -> list[str]:
+    return textwrap.wrap(
+        text,
+        width,
+        initial_indent=indent,
+        subsequent_indent=indent + "  ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+_GAP = "  "
+_NARROWEST = 16  # of the first column
+
+
+def _align(table: Table, width: int) -> Iterator[str]:
+    """The rows of a table, each indented; too wide, its remarks follow below each row."""
+    heads = [head.label for head in table.heads]
+    rows = [[cell.text for cell in row] for row in table.rows]
+    below = heads[-1:] == ["remarks"] and sum(_measure(heads, rows)) > width
+    if below:
+        heads, rows, remarks = heads[:-1], [r[:-1] for r in rows], [r[-1] for r in rows]
+    widths = _measure(heads, rows)
+    if (excess := sum(widths) - width) > 0:
+        widths[0] = max(_NARROWEST, widths[0] - excess)
+    for index, row in enumerate([heads, *rows] if heads else []):
+        first = textwrap.wrap(row[0], widths[0] - len(_GAP), break_on_hyphens=False) or [""]
+        cells = [f"{_GAP}{first[0]}".ljust(widths[0])]
+        for text, room, head in zip(row[1:], widths[1:], table.heads[1:], strict=False):
+            room -= len(_GAP)
+            cells.append(_GAP + (text.rjust(room) if head.number else text.ljust(room)))
+        yield "".join(cells).rstrip()
+        yield from (f"{_GAP * 2}{more}" for more in first[1:])
+        if below and index:
+            yield from _wrap(remarks[index - 1], width, _GAP * 3)
+
+
+def _measure(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[int]:
+    """Columns that each column takes, with the gap before it."""
+    return [len(_GAP) + max(map(len, column)) for column in zip(heads, *rows, strict=True)]
+
+
+def render_markdown(comparison: Comparison, margins: Margins, results: Sequence[Result]) -> str:
     """The comparison as GitHub-flavoured Markdown, to paste."""
     from bench.report.markdown import escape, table_lines
 
-    lines = [*(f"- {escape(line)}" for line in introduce(comparison, margin)), ""]
-    for table in tabulate(comparison, margin):
-        lines += table_lines(table)
+    lines = [*(f"- {escape(line)}" for line in introduce(comparison, margins)), ""]
+    for table in tabulate(comparison, margins):
+        if table.heads:
+            lines += table_lines(table)
+        else:
+            lines += [f"### {escape(table.title)}", "", *map(escape, table.notes), ""]
     return "\n".join(lines).rstrip() + "\n"
 
 
-def render_json(comparison: Comparison, margin: float, results: Sequence[Result]) -> str:
+def render_json(comparison: Comparison, margins: Margins, results: Sequence[Result]) -> str:
     """The comparison with all raw values, for machines; SI units."""
+    margin = margins.verdict
     document = {
+        "axis": comparison.axis or None,
         **{
-            side.name.lower(): {"path": str(side.path), "runs": len(side.records)}
-            for side in (comparison.a, comparison.b)
+            key: {
+                "name": side.name,
+                "path": str(side.path),
+                "runs": sum(map(len, side.rows.values())),
+            }
+            for key, side in (("a", comparison.a), ("b", comparison.b))
         },
         "margin": margin,
         "confidence": verdict.CONFIDENCE,
@@ -256,7 +416,7 @@ def render_json(comparison: Comparison, margin: float, results: Sequence[Result]
         ],
         "outcomes": [
             {
-                **_name_subject(subject),
+                **_name_subject(comparison, subject),
                 "a": comparison.a.outcomes(subject),
                 "b": comparison.b.outcomes(subject),
                 "change": comparison.change(subject),
@@ -266,7 +426,7 @@ def render_json(comparison: Comparison, margin: float, results: Sequence[Result]
         "metrics": {
             metric.name: [
                 {
-                    **_name_subject(finding.subject),
+                    **_name_subject(comparison, finding.subject),
                     "a": [value for _, value in finding.a],
                     "b": [value for _, value in finding.b],
                     "n_a": len(finding.a),
@@ -279,6 +439,7 @@ def render_json(comparison: Comparison, margin: float, results: Sequence[Result]
                     "p": finding.ratio.p,
                     "p_adjusted": finding.ratio.p_adjusted,
                     "exact": finding.ratio.exact,
+                    "pairs": finding.ratio.pairs,
                     "verdict": metric.word(finding.ratio.judge(margin)),
                     "lack": finding.ratio.lack,
                     "spoilt": [
@@ -292,8 +453,22 @@ def render_json(comparison: Comparison, margin: float, results: Sequence[Result]
             ]
             for metric, findings in comparison.metrics.items()
         },
-        "only_in_a": [_name_alone(s) for s in comparison.only_in(comparison.a)],
-        "only_in_b": [_name_alone(s) for s in comparison.only_in(comparison.b)],
+        "equivalence_margin": margins.equivalence,
+        "equivalence": {
+            metric.name: [
+                {
+                    **_name_subject(comparison, finding.subject),
+                    **asdict(found),
+                    "verdict": found.verdict.value,
+                    "sentence": found.sentence(),
+                }
+                for finding, found in comparison.judge_equivalence(metric, margins.equivalence)
+            ]
+            for metric in comparison.metrics
+            if metric.seeded
+        },
+        "only_in_a": [_name_alone(comparison.a, s) for s in comparison.only_in(comparison.a)],
+        "only_in_b": [_name_alone(comparison.b, s) for s in comparison.only_in(comparison.b)],
         "failures": {result.gate.text: result.failures for result in results},
         "gates": [
             {
@@ -310,12 +485,16 @@ def render_json(comparison: Comparison, margin: float, results: Sequence[Result]
     return json.dumps(document, indent=1, allow_nan=False) + "\n"
 
 
-def _name_subject(subject: Subject) -> dict[str, Any]:
-    return {"case": asdict(subject.case), "environment": dict(subject.environment)}
+def _name_subject(comparison: Comparison, subject: Subject) -> dict[str, Any]:
+    """Name a matched subject by what its cases have in common, and by both cases."""
+    one, two = (asdict(side.case(subject)) for side in (comparison.a, comparison.b))
+    common = {name: value for name, value in one.items() if two[name] == value}
+    both = {"case_a": one, "case_b": two} if comparison.axis else {}
+    return {"case": common, **both, "environment": dict(subject.environment)}
 
 
-def _name_alone(subject: Subject) -> dict[str, Any]:
-    return {**asdict(subject.case), "environment": dict(subject.environment)}
+def _name_alone(side: Side, subject: Subject) -> dict[str, Any]:
+    return {**asdict(side.case(subject)), "environment": dict(subject.environment)}
 
 
 def _to_json(value: Summarized) -> Any:

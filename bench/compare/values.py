@@ -1,0 +1,225 @@
+"""Two values of one axis as the two sides of a comparison.
+
+A case of one value is matched with the case of the other value that has all other axes equal, but
+for these:
+
+- axes that follow from the compared one (`FOLLOWS`): a precision that scales its loss has a loss
+  scale, and fp32 has none. Of several loss scales, each precision's main one is taken;
+- ``fraction``, which is how a case was measured. Where both values ran an equal fraction, these are
+  matched; else the largest fraction of each. What depends on it is then not compared, see
+  `bench.compare.comparison.compare`.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from itertools import islice, product
+from typing import Any
+
+from bench.case import (
+    AXES,
+    FOLLOWS,
+    Case,
+    Value,
+    format_value,
+    free_axes,
+    main_loss_scale,
+    parse_value,
+)
+from bench.compare.comparison import Comparison, Side, Subject
+from bench.errors import UsageError, nearest
+
+
+def parse_axis(texts: Sequence[str]) -> tuple[str, list[Value]]:
+    """Read the name of an axis and no values or two.
+
+    Raises:
+        UsageError: the axis is unknown, there are not two values, or one cannot be of this axis.
+    """
+    name, *values = texts
+    name = name.replace("-", "_")
+    if name not in AXES:
+        raise UsageError(f"--axis {texts[0]!r}: {nearest(name, list(AXES))}")
+    if len(values) not in (0, 2):
+        raise UsageError(
+            f"--axis {' '.join(texts)}: give two values of {name}, "
+            "after the sweeps: SWEEP --axis NAME VALUE VALUE"
+        )
+    parsed = [parse_value(name, text, f"--axis {name}") for text in values]
+    if parsed and parsed[0] == parsed[1]:
+        raise UsageError(f"--axis {' '.join(texts)}: give two different values of {name}")
+    return name, parsed
+
+
+def take_values(a: Side, b: Side | None, axis: str, values: Sequence[Value]) -> tuple[Side, Side]:
+    """Take one value of ``axis`` from each sweep, or both from ``a``, and match their cases.
+
+    Args:
+        values: two; or none, where there is no other choice.
+
+    Raises:
+        UsageError: a sweep has no case of a value, or the values are not given and have to be.
+    """
+    sources = (a, b or a)
+    if not values:
+        held = [list_values(side, axis) for side in sources]
+        values = held[0] if b is None else [value for found in held for value in found]
+        if len(values) != 2 or any(len(found) == 0 for found in held) or values[0] == values[1]:
+            raise UsageError(_ask_for_values(sources[: 1 if b is None else 2], axis))
+    for side, value in zip(sources, values, strict=True):
+        held_values = list_values(side, axis)
+        if value not in held_values:
+            raise UsageError(
+                f"no case with {axis} {format_value(value)} in {side.path}; "
+                f"it has {_write(held_values)}"
+            )
+    one, two = (_take(side, axis, value) for side, value in zip(sources, values, strict=True))
+    return match(one, two, axis)
+
+
+def _ask_for_values(sides: Sequence[Side], axis: str) -> str:
+    held = " and ".join(f"{side.path} has {_write(list_values(side, axis))}" for side in sides)
+    if len({format_value(v) for side in sides for v in list_values(side, axis)}) < 2:
+        more = "" if len(sides) < 2 else "; leave --axis out to compare equal cases"
+        return f"--axis {axis}: needs two values, and {held}{more}"
+    return f"--axis {axis}: name two values, as {held}"
+
+
+def list_values(side: Side, axis: str) -> list[Value]:
+    """The values of an axis in a sweep, in order; without that of cases it does not apply to."""
+    values = dict.fromkeys(getattr(case, axis) for case in side.cases)
+    return [value for value in values if value is not None]
+
+
+def _write(values: Iterable[Value], most: int = 8) -> str:
+    texts = [format_value(value) for value in values]
+    return ", ".join(texts[:most]) + (", …" if len(texts) > most else "") or "none"
+
+
+def name_value(axis: str, value: Value) -> str:
+    """What a side is called: ``bf16-amp``, ``batch size 64``, ``compile off``.
+
+    >>> name_value("precision", "fp32"), name_value("compile", False), name_value("lr", 0.1)
+    ('fp32', 'compile off', 'lr 0.1')
+    """
+    if isinstance(value, bool):
+        return f"{axis.replace('_', ' ')} {format_value(value)}"
+    settings: dict[str, Any] = {axis: value}
+    return Case(**settings).label([axis])
+
+
+def _take(side: Side, axis: str, value: Value) -> Side:
+    """The runs of a sweep whose case has this value."""
+    kept = [i for i, case in enumerate(side.cases) if getattr(case, axis) == value]
+    return replace(
+        side,
+        name=name_value(axis, value),
+        records=side.records.iloc[kept].reset_index(drop=True),
+        cases=[side.cases[i] for i in kept],
+        rows={},
+    )
+
+
+def match(a: Side, b: Side, axis: str) -> tuple[Side, Side]:
+    """Give the cases of two values of ``axis`` that are equal but for it one subject; see above."""
+    ours, theirs = (_group_main(side, axis) for side in (a, b))
+    subjects: tuple[dict[Case, Subject], dict[Case, Subject]] = ({}, {})
+    for key in dict.fromkeys([*ours, *theirs]):
+        fractions = [{case.fraction: case for case in side.get(key, [])} for side in (ours, theirs)]
+        for cases, of_side in zip(fractions, subjects, strict=True):
+            for fraction, case in cases.items():
+                of_side[case] = Subject(replace(key, fraction=fraction))
+        if all(fractions) and not fractions[0].keys() & fractions[1].keys():
+            one, two = (cases[max(cases)] for cases in fractions)
+            subjects[1][two] = subjects[0][one]
+    return _assign(a, subjects[0]), _assign(b, subjects[1])
+
+
+def _group_main(side: Side, axis: str) -> dict[Case, list[Case]]:
+    """The cases of a side by what has to be equal, without those of other loss scales."""
+    groups: dict[Case, dict[Case, None]] = {}
+    neutral: dict[str, Any] = {name: AXES[name].default for name in free_axes(axis)}
+    for case in side.cases:
+        groups.setdefault(replace(case, **neutral, fraction=1.0), {})[case] = None
+    if not FOLLOWS.get(axis):
+        return {key: list(cases) for key, cases in groups.items()}
+    usual = _main_scale(side.cases)
+    return {key: _keep_main(list(cases), usual) for key, cases in groups.items()}
+
+
+def _main_scale(cases: Sequence[Case]) -> str:
+    return main_loss_scale(cases[0].precision, [format_value(c.loss_scale) for c in cases])
+
+
+def _keep_main(cases: list[Case], usual: str) -> list[Case]:
+    """Of cases that differ in what follows from precision, and in fraction, those of the main."""
+    scales = {format_value(case.loss_scale) for case in cases}
+    scale = usual if usual in scales else _main_scale(cases)
+    kept = [case for case in cases if format_value(case.loss_scale) == scale]
+    skipping = all(case.skip_overflow for case in kept)
+    return [case for case in kept if case.skip_overflow == skipping]
+
+
+def _assign(side: Side, subjects: dict[Case, Subject]) -> Side:
+    rows: dict[Subject, list[int]] = {}
+    for position, case in enumerate(side.cases):
+        if case in subjects:
+            rows.setdefault(subjects[case], []).append(position)
+    return replace(side, rows=rows)
+
+
+def list_left_out(side: Side) -> tuple[list[str], list[str]]:
+    """The loss scales of a side that are compared, and those that are not."""
+    positions = [i for rows in side.rows.values() for i in rows]
+    used = dict.fromkeys(format_value(side.cases[i].loss_scale) for i in positions)
+    every = dict.fromkeys(format_value(case.loss_scale) for case in side.cases)
+    return list(used), [scale for scale in every if scale not in used]
+
+
+def explain_unmatched(comparison: Comparison) -> str:
+    """Why no case is in both sides, with the command that compares them where there is one."""
+    one, two = comparison.a, comparison.b
+    a, b = ({s.case for s in side.rows} for side in (one, two))
+    if a & b:
+        mixed = {n: None for side in (one, two) for s in side.rows for n, _ in s.environment}
+        return f"within a side, runs of one case differ in {', '.join(mixed)}; none has an equal"
+    parted = [
+        name
+        for name in AXES
+        if not {getattr(case, name) for case in a} & {getattr(case, name) for case in b}
+        and not (comparison.axis and name == "fraction")
+    ]
+    why = f"they share no value of {', '.join(parted)}" if parted else "no combination is shared"
+    command = "" if comparison.axis else suggest(one, two, parted)
+    return f"{why}; to compare these values: {command}" if command else why
+
+
+def suggest(a: Side, b: Side, axes: Iterable[str]) -> str:
+    """The command that compares two values of one of ``axes``, one a sweep; empty for none."""
+    for axis in axes:
+        pairs = product(list_values(a, axis), list_values(b, axis))
+        for one, two in islice(pairs, 16):
+            x, y = match(_take(a, axis, one), _take(b, axis, two), axis)
+            if one != two and x.rows.keys() & y.rows.keys():
+                sweeps = " ".join(shlex.quote(str(side.path)) for side in (a, b))
+                return f"python -m bench.compare {sweeps} {_write_flag(axis, one, two)}"
+    return ""
+
+
+def _write_flag(axis: str, one: Value, two: Value) -> str:
+    return f"--axis {axis} {shlex.quote(format_value(one))} {shlex.quote(format_value(two))}"
+
+
+def explain_one_sweep(side: Side) -> str:
+    """What can be compared where one sweep is given and no axis."""
+    varying = {axis: values for axis in AXES if len(values := list_values(side, axis)) > 1}
+    if not varying:
+        return f"{side.path}: name a second sweep to compare with; nothing varies within this one"
+    axis, values = next(iter(varying.items()))
+    held = "; ".join(f"{name} ({_write(found)})" for name, found in varying.items())
+    return (
+        f"{side.path}: name a second sweep to compare with, or two values to compare within this "
+        f"one, such as {_write_flag(axis, *values[:2])}; what varies: {held}"
+    )
