@@ -362,8 +362,8 @@ class Equivalence:
         p: of the two one-sided tests: that the ratio is beyond the margin; adjusted by Holm.
         seeds: that were compared, of the side that has fewer.
         paired: compared seed by seed.
-        seeds_needed: with which a verdict has a power of `POWER`; None where there is one, where
-            fewer than two seeds show no spread, and above `MOST_SEEDS`.
+        seeds_needed: with which a verdict has a power of `POWER`; None where there is a verdict,
+            where fewer than `MIN_SEEDS` say too little about the spread, and above `MOST_SEEDS`.
         lack: why there can be no verdict; empty where there could.
     """
 
@@ -408,8 +408,8 @@ class Equivalence:
         if self.seeds_needed is not None:
             fewer = "" if self.paired else ", fewer if both sides run the same seeds"
             return f"; about {self.seeds_needed} seeds would tell{fewer}"
-        if self.seeds < 2:
-            return f"; run {MIN_SEEDS} seeds or more, with --repeats {MIN_SEEDS}"
+        if self.seeds < MIN_SEEDS:
+            return f"; sweep with --repeats {MIN_SEEDS} or more, each repeat has its own seed"
         return f"; more than {MOST_SEEDS} seeds would be needed" * (not self.lack)
 
 
@@ -463,9 +463,8 @@ def judge_equivalences(
                 paired=True,
             )
         elif result.seeds < MIN_SEEDS:
-            needed = find_seeds(case, limit, ERROR) if result.seeds > 1 else None
             few = f"{result.seeds} seed{'s' * (result.seeds > 1)}, needs {MIN_SEEDS}"
-            result = replace(result, seeds_needed=needed, lack=few)
+            result = replace(result, lack=few)
         elif case.error:
             tested[index] = case
             low, high = _interval(case, 1 - 2 * ERROR)

@@ -12,14 +12,19 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy import stats
 
+from bench import verdict
 from bench.verdict import (
     MIN_REPEATS,
     MIN_SEEDS,
+    Claim,
+    Equivalence,
     Ratio,
     Verdict,
     adjust,
     compare,
     compare_seeds,
+    judge_equivalence,
+    judge_equivalences,
 )
 
 MARGIN = 0.02
@@ -253,6 +258,157 @@ def test_sides_equal_in_every_seed_are_the_same_and_of_no_family() -> None:
     assert shuffled.judge(MARGIN) is Verdict.AMBIGUOUS
 
 
+def test_shared_seeds_are_compared_as_pairs() -> None:
+    """The paired t-test of the logarithms; seeds of one side alone are left out."""
+    a = {0: 2.00, 1: 2.30, 2: 1.90, 3: 2.10, 9: 7.0}
+    b = {3: 2.13, 2: 1.91, 1: 2.33, 0: 2.01, 8: 0.1}
+    (ratio,) = compare_seeds([({s: [v] for s, v in a.items()}, {s: [v] for s, v in b.items()})])
+    paired = stats.ttest_rel(*(np.log([side[s] for s in range(4)]) for side in (b, a)))
+    interval = paired.confidence_interval(0.95)
+    assert ratio.pairs == 4
+    assert ratio.p == pytest.approx(paired.pvalue, rel=1e-9)
+    assert (ratio.low, ratio.high) == pytest.approx(tuple(map(math.exp, interval)), rel=1e-9)
+    # with fewer shared seeds than a verdict needs, all seeds count, and none is paired
+    few = {s + 2: [v] for s, v in b.items()}
+    (ratio,) = compare_seeds([({s: [v] for s, v in a.items()}, few)])
+    assert ratio.pairs == 0
+    assert ratio == compare([(list(a.values()), list(b.values()))])[0]
+
+
+def test_seeds_without_effect_are_no_pairs() -> None:
+    flat = ({s: [2.0] for s in range(5)}, {s: [2.1] for s in range(5)})
+    (ratio,) = compare_seeds([flat])
+    assert (ratio.judge(MARGIN), ratio.pairs) == (Verdict.NONE, 0)
+    assert "not independent" in ratio.lack
+    assert judge_equivalences([flat], MARGIN)[0].verdict is Claim.UNCLEAR
+
+
+# ------------------------------------------------------------------------------------ equivalence
+
+
+def pair_up(a: Sequence[float], b: Sequence[float], shift: int = 0) -> verdict.Seeded:
+    """Readings of seeds 0, 1, … of A and, ``shift`` later, of B."""
+    return {s: [v] for s, v in enumerate(a)}, {s + shift: [v] for s, v in enumerate(b)}
+
+
+NEAR = [1.001, 1.004, 0.998, 1.0, 1.003]
+LOSSES = [2.0, 2.2, 1.9, 2.1, 2.05]
+
+
+def scaled(factor: float) -> list[float]:
+    return [factor * x * y for x, y in zip(LOSSES, NEAR, strict=True)]
+
+
+def test_equivalence_by_hand() -> None:
+    """Two one-sided paired t-tests against +-log 1.02, and the 90 % interval."""
+    found = judge_equivalence(dict(enumerate(LOSSES)), dict(enumerate(scaled(1.0))), MARGIN)
+    differences, limit = np.log(NEAR), math.log(1.02)
+    above = stats.ttest_1samp(differences, -limit, alternative="greater").pvalue
+    below = stats.ttest_1samp(differences, limit, alternative="less").pvalue
+    assert found.p == pytest.approx(max(above, below), rel=1e-9)
+    interval = stats.ttest_1samp(differences, 0).confidence_interval(0.90)
+    assert (found.low, found.high) == pytest.approx(tuple(map(math.exp, interval)), rel=1e-9)
+    assert (found.verdict, found.seeds, found.paired) == (Claim.EQUIVALENT, 5, True)
+    assert found.seeds_needed is None
+    assert found.sentence() == (
+        "equivalent: ratio 1.0012, 0.9989 to 1.0035 over 5 paired seeds, within the margin of 2 %"
+    )
+
+
+@pytest.mark.parametrize(
+    ("factor", "margin", "claim"),
+    [
+        (1.0, 0.02, Claim.EQUIVALENT),
+        (1.01, 0.02, Claim.EQUIVALENT),
+        (1.0, 0.001, Claim.UNCLEAR),
+        (1.018, 0.02, Claim.UNCLEAR),
+        (1.04, 0.02, Claim.WORSE),
+        (1 / 1.04, 0.02, Claim.BETTER),
+    ],
+)
+def test_claims(factor: float, margin: float, claim: Claim) -> None:
+    found = judge_equivalence(dict(enumerate(LOSSES)), dict(enumerate(scaled(factor))), margin)
+    assert found.verdict is claim
+    assert found.sentence().startswith(claim.value)
+    assert (found.seeds_needed is not None) == (claim is Claim.UNCLEAR)
+
+
+def test_too_few_seeds_cannot_tell_and_say_what_would() -> None:
+    one = judge_equivalence({0: 2.0}, {0: 2.0}, MARGIN)
+    assert (one.verdict, one.low, one.seeds_needed) == (Claim.UNCLEAR, None, None)
+    assert "1 seed, needs 3; sweep with --repeats 3 or more" in one.sentence()
+    two = judge_equivalence({0: 2.0, 1: 2.5}, {0: 2.0, 1: 2.5}, MARGIN)
+    assert (two.verdict, two.low, two.lack) == (Claim.UNCLEAR, None, "2 seeds, needs 3")
+    none = judge_equivalence({0: 2.0}, {}, MARGIN)
+    assert (none.ratio, none.sentence()) == (None, "cannot tell: no value in B")
+
+
+def test_losses_equal_in_every_seed_are_equivalent_at_any_margin() -> None:
+    same = dict(enumerate(LOSSES))
+    found = judge_equivalence(same, dict(same), 0.0)
+    assert (found.verdict, found.low, found.high) == (Claim.EQUIVALENT, 1.0, 1.0)
+    exact = judge_equivalence(same, {s: 1.5 * v for s, v in same.items()}, MARGIN)
+    assert (exact.verdict, exact.ratio) == (Claim.WORSE, pytest.approx(1.5))
+
+
+def test_claims_of_a_family_are_adjusted_by_holm() -> None:
+    """Each alone is equivalent at p = 0.03; that one of four is by chance is likely enough."""
+    rng = np.random.default_rng(1)
+    reach = stats.t.isf(0.03, 4)
+    noise = rng.standard_normal(5)
+    noise = (noise - noise.mean()) / (noise.std(ddof=1) / math.sqrt(5))
+    b = np.exp(np.log(LOSSES) + noise * math.log(1.02) / reach).tolist()
+    case = pair_up(LOSSES, b)
+    (alone,) = judge_equivalences([case], MARGIN)
+    family = judge_equivalences([case] * 4, MARGIN)
+    assert (alone.verdict, alone.p) == (Claim.EQUIVALENT, pytest.approx(0.03))
+    assert {found.verdict for found in family} == {Claim.UNCLEAR}
+    assert family[0].p == pytest.approx(0.12)
+    assert (family[0].low, family[0].high) == (alone.low, alone.high)
+    assert "may be chance among all the cases" in family[0].sentence()
+    assert (family[0].seeds_needed or 0) > 5
+
+
+@given(
+    st.lists(st.integers(900, 1100), min_size=3, max_size=7),
+    st.lists(st.integers(900, 1100), min_size=3, max_size=7),
+    st.integers(0, 10),
+)
+def test_swapping_sides_swaps_better_and_worse(a: list[int], b: list[int], shift: int) -> None:
+    there = judge_equivalences([pair_up(a, b, shift)], 0.05)[0]
+    x, y = pair_up(a, b, shift)
+    back = judge_equivalences([(y, x)], 0.05)[0]
+    swapped = {Claim.WORSE: Claim.BETTER, Claim.BETTER: Claim.WORSE}
+    assert back.verdict is swapped.get(there.verdict, there.verdict)
+    assert near(back.low, None if there.high is None else 1 / there.high)
+    assert back.seeds_needed == there.seeds_needed
+
+
+@pytest.mark.parametrize("known", [math.inf, 4.0])
+def test_power_grows_with_seeds_and_falls_with_spread(known: float) -> None:
+    def power(spread: float, seeds: int, shift: float = 0.0) -> float:
+        case = spread_of(spread, paired=True)
+        return verdict.find_power(case, shift, math.log(1.02), seeds, known=known)
+
+    grows = [power(0.02, n) for n in (3, 6, 12, 24, 48)]
+    assert grows == sorted(grows)
+    assert power(0.01, 10) > power(0.02, 10) > power(0.03, 10)
+    assert power(0.01, 10) > power(0.01, 10, shift=0.01)
+    assert 0 <= power(0.3, 3) <= power(0.001, 3) <= 1
+
+
+def spread_of(spread: float, paired: bool, seeds: int = 5) -> verdict._Difference:
+    """A case whose sides spread by so much or, paired, whose differences do."""
+    other = verdict._Spread(0.0 if paired else spread**2, seeds)
+    return verdict._Difference(0.0, verdict._Spread(spread**2, seeds), other, seeds * paired)
+
+
+def test_more_seeds_than_are_ever_run_are_not_advised() -> None:
+    wild = judge_equivalence({0: 1.0, 1: 9.0, 2: 2.0}, {0: 8.0, 1: 1.0, 2: 3.0}, 0.001)
+    assert wild.seeds_needed is None
+    assert wild.sentence().endswith("more than 1000 seeds would be needed")
+
+
 # ----------------------------------------------------------------------------------- invariances
 
 REPEATS = st.lists(st.integers(9_000, 11_000).map(float), min_size=3, max_size=6)
@@ -359,7 +515,10 @@ def test_repeats_of_a_seed_make_no_difference_of_seeds() -> None:
     sweeps, naive = [], []
     for trial in draws:
         family = [
-            tuple({seed: [float(v)] * 2 for seed, v in enumerate(side)} for side in case)
+            tuple(  # no seed of both sides, so that nothing is paired
+                {first + seed: [float(v)] * 2 for seed, v in enumerate(side)}
+                for first, side in zip((0, 100), case, strict=True)
+            )
             for case in trial
         ]
         sweeps.append(compare_seeds([(a, b) for a, b in family]))
@@ -409,3 +568,126 @@ def test_intervals_cover_the_truth_as_often_as_they_say() -> None:
     sweeps = simulate((0.01, 0.02), (5, 5), [1.05], 4000)
     covered = [r.low <= 1.05 <= r.high for (r,) in sweeps if r.low and r.high]
     assert np.mean(covered) == pytest.approx(0.95, abs=0.012)
+
+
+# ---------------------------------------------------------------------- simulation of equivalence
+
+
+def simulate_equivalence(
+    ratio: float,
+    noise: float,
+    seeds: int,
+    paired: bool,
+    cases: int = 1,
+    trials: int = TRIALS,
+) -> list[list[Equivalence]]:
+    """Losses that share 2 % of noise within a seed, or nothing where seeds are not shared."""
+    rng = np.random.default_rng(20261121)
+    shared = 0.02 * rng.standard_normal((trials, cases, 1, seeds)) * paired
+    values = shared + noise * rng.standard_normal((trials, cases, 2, seeds))
+    values[:, :, 1] += math.log(ratio)
+    other = 0 if paired else seeds
+    return [
+        judge_equivalences([pair_up(a, b, other) for a, b in family], MARGIN)
+        for family in np.exp(values).tolist()
+    ]
+
+
+def claim_rate(found: list[list[Equivalence]], *claims: Claim) -> float:
+    """How often any case of a family gets such a claim."""
+    return float(np.mean([any(each.verdict in claims for each in family) for family in found]))
+
+
+def chance(rate: float, trials: int) -> float:
+    """What a true rate is seldom seen above in so many trials: three standard errors."""
+    return rate + 3 * math.sqrt(rate * (1 - rate) / trials)
+
+
+@pytest.fixture
+def unplanned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the search for a number of seeds, which takes most of a simulation's time."""
+    monkeypatch.setattr(verdict, "find_seeds", lambda *_: None)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("unplanned")
+@pytest.mark.parametrize("ratio", [1 + MARGIN, 1 / (1 + MARGIN)])
+@pytest.mark.parametrize(
+    ("noise", "seeds", "paired", "cases"),
+    [
+        pytest.param(0.002, 5, True, 1, id="five pairs"),
+        pytest.param(0.002, 3, True, 1, id="three pairs"),
+        pytest.param(0.004, 5, False, 1, id="five seeds a side"),
+        pytest.param(0.002, 5, True, 6, id="six cases"),
+        pytest.param(0.004, 10, False, 6, id="six cases, unpaired"),
+        pytest.param(0.03, 5, True, 1, id="very noisy"),
+    ],
+)
+def test_a_difference_of_the_margin_is_seldom_called_equivalent(
+    ratio: float, noise: float, seeds: int, paired: bool, cases: int
+) -> None:
+    trials = 6000 if cases == 1 else 2000
+    found = simulate_equivalence(ratio, noise, seeds, paired, cases, trials)
+    assert claim_rate(found, Claim.EQUIVALENT) <= chance(0.05, trials)
+    wrong = Claim.WORSE if ratio > 1 else Claim.BETTER
+    assert claim_rate(found, wrong) <= chance(0.025 if cases == 1 else 0.05, trials)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("unplanned")
+def test_no_difference_is_seldom_called_worse() -> None:
+    found = simulate_equivalence(1.0, 0.05, 5, True, cases=6, trials=500)
+    assert claim_rate(found, Claim.WORSE, Claim.BETTER) <= 0.03
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("unplanned")
+@pytest.mark.parametrize(("noise", "paired"), [(0.01, True), (0.015, False), (0.006, True)])
+def test_the_number_of_seeds_at_a_known_spread_is_the_least(noise: float, paired: bool) -> None:
+    """Of pairs, each side's noise counts: the differences spread by sqrt 2 of it."""
+    case = spread_of(noise * math.sqrt(2) if paired else noise, paired)
+    powers = {
+        n: verdict.find_power(case, 0.0, math.log(1 + MARGIN), n) for n in range(MIN_SEEDS, 40)
+    }
+    least = min(n for n, power in powers.items() if power >= verdict.POWER)
+    for seeds in (least - 1, least):
+        found = simulate_equivalence(1.0, noise, seeds, paired, trials=3000)
+        assert claim_rate(found, Claim.EQUIVALENT) == pytest.approx(powers[seeds], abs=0.03)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("noise", "ratio"), [(0.015, 1.0), (0.02, 1.0)])
+def test_plans_from_few_seeds_tell_in_four_of_five_cases(noise: float, ratio: float) -> None:
+    """Plan from five seeds, then count how often so many seeds tell; over many plans."""
+    first = simulate_equivalence(ratio, noise, 5, True, trials=300)
+    plans = [found.seeds_needed for (found,) in first if found.seeds_needed]
+    case = spread_of(noise * math.sqrt(2), paired=True)
+    powers = [verdict.find_power(case, 0.0, math.log(1 + MARGIN), n) for n in plans]
+    assert len(plans) > 150
+    assert np.mean(powers) >= verdict.POWER
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("unplanned")
+def test_pairs_show_what_seeds_apart_cannot() -> None:
+    pairs = simulate_equivalence(1.0, 0.004, 5, True, trials=500)
+    apart = [
+        judge_equivalence(dict(enumerate(a)), dict(enumerate(b, 9)), MARGIN)
+        for a, b in np.exp(0.02 * np.random.default_rng(5).standard_normal((500, 2, 5))).tolist()
+    ]
+    assert claim_rate(pairs, Claim.EQUIVALENT) >= 0.95
+    assert claim_rate([[found] for found in apart], Claim.EQUIVALENT) <= 0.2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shared", [0.0, 0.2])
+def test_paired_losses_without_difference_are_seldom_called_different(shared: float) -> None:
+    """24 cases, three pairs each, whether or not the seeds' losses are correlated."""
+    rng = np.random.default_rng(12)
+    values = shared * rng.standard_normal((TRIALS, 24, 1, 3))
+    values = values + 0.2 * rng.standard_normal((TRIALS, 24, 2, 3))
+    sweeps = [
+        compare_seeds([pair_up(a, b) for a, b in family]) for family in np.exp(values).tolist()
+    ]
+    assert all(ratio.pairs == 3 for ratio in sweeps[0])
+    assert wrong_rate(sweeps) <= chance(0.05, TRIALS)
