@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -12,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from bench.case import Case
+from bench.case import AXES, Case
 from bench.compare.__main__ import main
 from bench.compare.gates import OUTCOME_FINDINGS, parse_percent
 from bench.errors import UsageError
@@ -599,6 +600,339 @@ def test_a_label_on_one_side_names_it(write: Write, machine: Callable[..., Any])
     assert "fake in A" in machine(a, b)["metrics"]["epoch_time_s"][0]["remarks"]
 
 
+# ------------------------------------------------------------------------- two values of one axis
+
+BF16 = replace(CASE, precision="bf16-amp")
+FASTER = tuple(0.8 * t for t in BASE)
+
+
+def at(case: Case, **axes: Any) -> Case:
+    return replace(case, **axes)
+
+
+def test_two_values_of_an_axis_are_judged_within_a_sweep(
+    write: Write, machine: Callable[..., Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [*runs(CASE, BASE), *runs(BF16, FASTER), *runs(SMALL, BASE)]
+    rows += [*runs(at(BF16, batch_size=64), BASE), *runs(at(BF16, batch_size=32), BASE)]
+    sweep = write("sweep", [*rows, *runs(FP16, twice(BASE))])
+    chosen = [sweep, "--axis", "precision", "fp32", "bf16-amp"]
+    document = machine(*chosen)
+    assert verdicts(document) == ["faster", "same"]
+    assert document["axis"] == "precision"
+    assert (document["a"]["name"], document["b"]["name"]) == ("fp32", "bf16-amp")
+    assert (document["a"]["runs"], document["b"]["runs"]) == (10, 15)
+    first = document["metrics"]["epoch_time_s"][0]
+    assert first["ratio"] == pytest.approx(0.8)
+    assert first["p_adjusted"] == pytest.approx(2 * first["p"])  # two cases, one family
+    assert "precision" not in first["case"]
+    assert first["case"]["batch_size"] == 128
+    assert (first["case_a"]["precision"], first["case_b"]["precision"]) == ("fp32", "bf16-amp")
+    assert [case["batch_size"] for case in document["only_in_b"]] == [32]
+    # the other way around, and against the gates
+    back = machine(sweep, "--axis", "precision", "bf16-amp", "fp32", "--fail-on", "slower", code=1)
+    assert verdicts(back) == ["slower", "same"]
+    assert back["failures"]["slower"] == ["batch size 128: epoch time: 1.250×"]
+    assert main(chosen) == 0
+    out = capsys.readouterr().out
+    assert "2 cases with both values of precision: dpn92 · synthetic · lr 0.01" in out
+    assert "ratio = bf16-amp / fp32" in out
+    assert "  case             fp32  bf16-amp   ratio " in out
+    assert "Only in bf16-amp\n  case\n  batch size 32\n" in out
+
+
+def test_two_values_of_an_axis_are_judged_over_two_sweeps(
+    write: Write, machine: Callable[..., Any]
+) -> None:
+    a = write("a", [*runs(CASE, BASE), *runs(FP16, BASE)])
+    b = write("b", [*runs(BF16, FASTER), *runs(CASE, twice(BASE))])
+    document = machine(a, b, "--axis", "precision", "fp32", "bf16-amp")
+    assert verdicts(document) == ["faster"]
+    assert (document["a"]["path"], document["b"]["path"]) == ("a", "b")
+    assert verdicts(machine(a, b, "--axis", "precision", "fp16", "fp32")) == ["slower"]
+
+
+def test_values_may_be_left_out_where_there_are_only_two(
+    write: Write, machine: Callable[..., Any]
+) -> None:
+    a, b = write("a", runs(CASE, BASE)), write("b", runs(BF16, FASTER))
+    assert verdicts(machine(a, b, "--axis", "precision")) == ["faster"]
+    assert verdicts(machine(b, a, "--axis", "precision")) == ["slower"]
+    both = write("c", [*runs(CASE, BASE), *runs(BF16, FASTER)])
+    assert verdicts(machine(both, "--axis", "precision")) == ["faster"]
+
+
+ANY_AXIS: dict[str, tuple[Case, Case, str, str]] = {
+    "model": (at(CASE, model="dpn-small"), CASE, "dpn-small", "dpn92"),
+    "dataset": (CASE, at(CASE, dataset="cifar10"), "synthetic", "cifar10"),
+    "precision": (CASE, at(FP16, loss_scale=64.0, skip_overflow=True), "fp32", "fp16"),
+    "loss_scale": (FP16, at(FP16, loss_scale="dynamic"), "128", "dynamic"),
+    "skip_overflow": (FP16, at(FP16, skip_overflow=True), "off", "on"),
+    "batch_size": (CASE, SMALL, "128", "64"),
+    "lr": (CASE, at(CASE, lr=0.1), "0.01", "0.1"),
+    "fraction": (CASE, at(CASE, fraction=0.1), "1", "0.1"),
+    "evaluate": (CASE, at(CASE, evaluate=True), "off", "on"),
+    "cudnn_benchmark": (CASE, at(CASE, cudnn_benchmark=True), "off", "on"),
+    "compile": (CASE, at(CASE, compile=True), "off", "on"),
+    "channels_last": (CASE, at(CASE, channels_last=True), "off", "on"),
+    "seed": (CASE, at(CASE, seed=7), "0", "7"),
+    "device": (CASE, at(CASE, device="cuda"), "cpu", "cuda"),
+}
+
+
+@pytest.mark.parametrize("axis", ANY_AXIS)
+def test_any_axis_is_compared_with_all_others_equal(
+    write: Write, machine: Callable[..., Any], capsys: pytest.CaptureFixture[str], axis: str
+) -> None:
+    """An axis without effect is the same; cases that differ elsewhere too stay unmatched."""
+    assert set(ANY_AXIS) == set(AXES)
+    one, two, *texts = ANY_AXIS[axis]
+    other = at(two, **({"lr": 0.5} if axis != "lr" else {"batch_size": 2}))
+    sweep = write("sweep", [r for case in (one, two, other) for r in runs(case, BASE)])
+    document = machine(sweep, "--axis", axis, *texts)
+    (finding,) = document["metrics"]["epoch_time_s"]
+    assert (finding["verdict"], finding["ratio"]) == ("same", pytest.approx(1))
+    assert len(document["only_in_b"]) == 1
+    assert finding["case_a"][axis] != finding["case_b"][axis]
+    # two folders that differ in the axis: the message names the command, and the command answers
+    a, b = write("a", runs(one, BASE)), write("b", runs(two, BASE))
+    assert main([a, b]) == 0
+    said = f"to compare these values: python -m bench.compare a b --axis {axis} "
+    (line,) = [x for x in capsys.readouterr().out.splitlines() if x.startswith("no case in both")]
+    assert said + " ".join(texts) in line
+    command = shlex.split(line.partition("bench.compare ")[2])
+    assert verdicts(machine(*command)) == ["same"]
+
+
+def test_a_switch_is_named_by_its_state(write: Write, capsys: pytest.CaptureFixture[str]) -> None:
+    sweep = write("sweep", [*runs(CASE, BASE), *runs(at(CASE, compile=True), FASTER)])
+    assert main([sweep, "--axis", "compile", "off", "on", "--fail-on", "faster"]) == 1
+    out, err = capsys.readouterr()
+    assert "ratio = compile on / compile off" in out
+    assert err == "fail: faster: fp32 · batch size 128: epoch time: 0.8000×\n"
+
+
+def test_of_several_loss_scales_the_main_one_is_compared(
+    write: Write, machine: Callable[..., Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The default where it was run at this batch size, else the commonest."""
+    usual = runs(FP16, [12.8 * t for t in BASE])
+    lower = runs(at(FP16, loss_scale=64.0), BASE)
+    skipping = runs(at(FP16, skip_overflow=True), twice(BASE))
+    other = runs(at(FP16, loss_scale=256.0, batch_size=64), FASTER)
+    rows = [*runs(CASE, BASE), *runs(SMALL, BASE), *lower, *usual, *skipping, *other]
+    chosen = [write("sweep", rows), "--axis", "precision", "fp32", "fp16"]
+    document = machine(*chosen)
+    assert [f["ratio"] for f in document["metrics"]["epoch_time_s"]] == pytest.approx([12.8, 0.8])
+    scales = [f["case_b"]["loss_scale"] for f in document["metrics"]["epoch_time_s"]]
+    assert scales == [128.0, 256.0]
+    assert document["only_in_b"] == []
+    assert main(chosen) == 0
+    said = "fp16: only loss scale 128 or 256 is compared, 64 left out; --axis loss_scale compares"
+    assert said in capsys.readouterr().out
+
+
+def measured_on(case: Case, fraction: float, times: Sequence[float]) -> list[Record]:
+    case = at(case, fraction=fraction)
+    return [
+        record(
+            case,
+            i,
+            measurement=Measurement(
+                epoch_time_s=t, train_loss=2 + i / 100, energy_j=t, peak_process_bytes=2**30
+            ),
+        )
+        for i, t in enumerate(times, 1)
+    ]
+
+
+def test_a_fraction_need_not_match_for_times_but_for_losses_and_energy(
+    write: Write, machine: Callable[..., Any]
+) -> None:
+    sweep = write("sweep", [*measured_on(CASE, 1.0, BASE), *measured_on(BF16, 0.25, FASTER)])
+    found = {
+        name: findings[0]
+        for name, findings in machine(sweep, "--axis", "precision")["metrics"].items()
+    }
+    assert found["epoch_time_s"]["verdict"] == "faster"
+    assert "extrapolated: fraction 0.25 in bf16-amp" in found["epoch_time_s"]["remarks"]
+    assert found["peak_process_bytes"]["verdict"] == "same"
+    for name in ("train_loss", "energy_j"):
+        assert found[name]["verdict"] == "no verdict"
+        assert found[name]["lack"] == "fractions 1 and 0.25 of an epoch: not comparable"
+        assert found[name]["lack"] in found[name]["remarks"]
+    # equal fractions are matched first, and then all is compared
+    more = [*measured_on(CASE, 1.0, BASE), *measured_on(CASE, 0.25, BASE)]
+    sweep = write("more", [*more, *measured_on(BF16, 0.25, FASTER)])
+    document = machine(sweep, "--axis", "precision")
+    assert verdicts(document, "train_loss") == ["same"]
+    assert verdicts(document, "energy_j") == ["less"]
+    assert [case["fraction"] for case in document["only_in_a"]] == [1.0]
+
+
+def test_values_run_on_several_machines_are_matched_by_machine(
+    write: Write, machine: Callable[..., Any]
+) -> None:
+    def both(gpu: str, a: Sequence[float], b: Sequence[float]) -> list[Record]:
+        return on(gpu, a) + [replace(r, case=BF16, record_id=f"b{r.record_id}") for r in on(gpu, b)]
+
+    sweep = write("sweep", both("X", BASE, FASTER) + both("Y", twice(BASE), twice(twice(BASE))))
+    document = machine(sweep, "--axis", "precision")
+    found = {f["environment"]["gpu"]: f["verdict"] for f in document["metrics"]["epoch_time_s"]}
+    assert found == {"X": "faster", "Y": "slower"}
+
+
+def test_two_models_are_different_networks_on_purpose(
+    write: Write, machine: Callable[..., Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [
+        row
+        for model, times in (("mynet:small", FASTER), ("mynet:large", BASE))
+        for row in runs(
+            at(CASE, model=model), times, environment=replace(HERE, model_structure=model)
+        )
+    ]
+    sweep = write("sweep", rows)
+    document = machine(sweep, "--axis", "model", "mynet:large", "mynet:small")
+    assert verdicts(document) == ["faster"]
+    assert document["environment"] == []
+    # of two sweeps, networks of one name must still agree
+    other = [
+        replace(r, environment=replace(HERE, model_structure="x"), case=at(r.case, lr=0.1))
+        for r in rows
+    ]
+    both = [sweep, write("other", other), "--axis", "lr"]
+    assert main(both) == 2
+    assert "lr 0.01 and lr 0.1 trained different networks" in capsys.readouterr().err
+    assert main([*both, "--mix"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ["a"],
+            "a: name a second sweep to compare with, or two values to compare within this "
+            "one, such as --axis precision fp32 fp16; what varies: precision (fp32, fp16, "
+            "bf16-amp); batch_size (128, 64)",
+        ),
+        (["one"], "nothing varies within this one"),
+        (
+            ["a", "--axis", "precision", "fp32", "bf16"],
+            "no case with precision bf16 in a; it has fp32, fp16, bf16-amp",
+        ),
+        (["a", "--axis", "precision", "fp32", "bf61"], "--axis precision 'bf61': did you mean"),
+        (
+            ["a", "--axis", "precison", "fp32", "fp16"],
+            "--axis 'precison': did you mean 'precision'",
+        ),
+        (["a", "--axis", "precision", "fp32"], "give two values of precision"),
+        (["a", "--axis", "precision", "fp32", "fp32"], "give two different values of precision"),
+        (["a", "--axis", "precision"], "name two values, as a has fp32, fp16, bf16-amp"),
+        (["a", "--axis", "lr"], "--axis lr: needs two values, and a has 0.01"),
+        (["one", "one", "--axis", "precision"], "leave --axis out to compare equal cases"),
+        (["one", "a", "--axis", "precision"], "name two values, as one has fp32 and a has fp32, "),
+        (["--axis", "precision", "fp32", "fp16", "a"], "required: A"),
+        (["a", "--equivalence-margin", "2"], "--equivalence-margin '2': a margin is a percentage"),
+    ],
+)
+def test_what_cannot_be_compared_says_what_can(
+    write: Write, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    write("a", [r for case in (CASE, FP16, BF16, SMALL) for r in runs(case, BASE)])
+    write("one", runs(CASE, BASE))
+    assert main(arguments) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert message in err
+
+
+def test_nothing_in_common_but_the_axis_says_so(
+    write: Write, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sweep = write("sweep", [*runs(CASE, BASE), *runs(at(BF16, batch_size=64), BASE)])
+    assert main([sweep, "--axis", "precision"]) == 0
+    out = capsys.readouterr().out
+    assert "no case in both: they share no value of batch_size\n" in out
+    # two axes apart: no command could answer
+    assert main([write("a", runs(CASE, BASE)), write("b", runs(at(SMALL, lr=1.0), BASE))]) == 0
+    assert "they share no value of batch_size, lr\n" in capsys.readouterr().out
+
+
+def test_the_second_sweep_may_follow_a_flag(write: Write, machine: Callable[..., Any]) -> None:
+    a, b = write("a", runs(CASE, BASE)), write("b", runs(CASE, SLOWER))
+    assert verdicts(machine(a, "--margin", "20%", b)) == ["same"]
+
+
+# ------------------------------------------------------------------------------------ equivalence
+
+
+def with_losses(
+    case: Case, losses: Sequence[float], seeds: Iterable[int] = range(9)
+) -> list[Record]:
+    return [
+        record(
+            case,
+            i,
+            run_seed=seed,
+            measurement=Measurement(train_loss=loss, test_accuracy=1 - loss / 4, epoch_time_s=1.0),
+        )
+        for i, (loss, seed) in enumerate(zip(losses, seeds, strict=False), 1)
+    ]
+
+
+LOSSES = (2.00, 2.20, 1.90, 2.10, 2.05)
+NEAR = (1.001, 1.004, 0.998, 1.000, 1.003)
+
+
+def test_equivalence_of_losses_and_errors_is_judged(
+    write: Write, machine: Callable[..., Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    near = [x * y for x, y in zip(LOSSES, NEAR, strict=True)]
+    rows = [
+        *with_losses(CASE, LOSSES),
+        *with_losses(BF16, near),
+        *with_losses(SMALL, LOSSES),
+        *with_losses(at(BF16, batch_size=64), [1.1 * x for x in near]),
+        *with_losses(at(CASE, batch_size=32), LOSSES),
+        *with_losses(at(BF16, batch_size=32), [1.018 * x for x in near]),
+    ]
+    chosen = [write("sweep", rows), "--axis", "precision"]
+    document = machine(*chosen)
+    assert list(document["equivalence"]) == ["train_loss", "test_top1_error"]
+    for found in document["equivalence"].values():
+        assert [f["verdict"] for f in found] == ["equivalent", "worse", "cannot tell"]
+        assert [f["seeds"] for f in found] == [5, 5, 5]
+        assert [f["seeds_needed"] is None for f in found] == [True, True, False]
+        assert all(f["sentence"].startswith(f["verdict"]) for f in found)
+    assert document["equivalence_margin"] == 0.02
+    strict = machine(*chosen, "--equivalence-margin", "0.1%")["equivalence"]["train_loss"]
+    assert [f["verdict"] for f in strict] == ["cannot tell", "worse", "worse"]
+    assert main(chosen) == 0
+    out = capsys.readouterr().out
+    assert (
+        "No loss of accuracy? training loss equivalent within 2 %: "
+        "1 equivalent, 1 worse, 1 cannot tell\n" in out
+    )
+    assert "compared as pairs" in out
+    assert main([*chosen, "--format", "md"]) == 0
+    assert "| batch size 64 | 1.101 |" in capsys.readouterr().out
+
+
+def test_one_seed_cannot_show_equivalence_and_says_what_would(
+    write: Write, capsys: pytest.CaptureFixture[str], machine: Callable[..., Any]
+) -> None:
+    rows = [*with_losses(CASE, LOSSES, [0] * 5), *with_losses(BF16, LOSSES, [0] * 5)]
+    chosen = [write("sweep", rows), "--axis", "precision", "--metric", "train_loss"]
+    (found,) = machine(*chosen)["equivalence"]["train_loss"]
+    assert found["verdict"] == "cannot tell"
+    for form in ("text", "md"):
+        assert main([*chosen, "--format", form]) == 0
+        out = capsys.readouterr().out
+        assert "One seed cannot tell. Run the sweep again with --repeats 5" in out
+        assert "seeds needed" not in out
+
+
 # ------------------------------------------------------------------------------------ return codes
 
 
@@ -772,6 +1106,24 @@ def test_markdown(sides: tuple[str, str], tmp_path: Path) -> None:
     for block in document.split("\n\n"):
         widths = {line.count("|") for line in block.splitlines() if line.startswith("|")}
         assert len(widths) <= 1
+
+
+def test_tables_fit_the_terminal(
+    write: Write, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long = at(CASE, model="a_package.of_networks:build_the_large_one")
+    cases = [at(c, compile=on) for c in (CASE, long) for on in (False, True)]
+    a = write("a", [r for case in cases for r in measured_on(case, 0.5, BASE)])
+    b = write("b", [r for case in cases for r in measured_on(case, 0.5, SLOWER[:2])])
+    assert main([a, b]) == 0
+    wide = capsys.readouterr().out
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main([a, b]) == 0
+    narrow = capsys.readouterr().out
+    assert max(map(len, narrow.splitlines())) <= 80 < max(map(len, wide.splitlines()))
+    # nothing is left out: only breaks and gaps differ
+    kept = [sorted("".join(out.replace("remarks", "").split())) for out in (narrow, wide)]
+    assert kept[0] == kept[1]
 
 
 HOSTILE = "x|y\x1b[31m\x9b2J`<script>\u202e*_"

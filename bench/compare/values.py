@@ -140,9 +140,9 @@ def match(a: Side, b: Side, axis: str) -> tuple[Side, Side]:
 def _group_main(side: Side, axis: str) -> dict[Case, list[Case]]:
     """The cases of a side by what has to be equal, without those of other loss scales."""
     groups: dict[Case, dict[Case, None]] = {}
-    neutral: dict[str, Any] = {name: AXES[name].default for name in free_axes(axis)}
+    neutral: dict[str, Any] = {name: AXES[name].default for name in (*free_axes(axis), "fraction")}
     for case in side.cases:
-        groups.setdefault(replace(case, **neutral, fraction=1.0), {})[case] = None
+        groups.setdefault(replace(case, **neutral), {})[case] = None
     if not FOLLOWS.get(axis):
         return {key: list(cases) for key, cases in groups.items()}
     usual = _main_scale(side.cases)
