@@ -340,7 +340,7 @@ def test_differing_conditions_are_told(
     )
     spoilt = f"B {label} in 5 of 5 runs"
     assert (spoilt in finding["remarks"]) == differing["spoils_times"]
-    assert (f"warning: {spoilt}; do not rely on times" in out) == differing["spoils_times"]
+    assert (f"warning: {spoilt}; do not rely on the times" in out) == differing["spoils_times"]
 
 
 @pytest.mark.parametrize(
@@ -717,7 +717,7 @@ def test_of_several_loss_scales_the_main_one_is_compared(
 ) -> None:
     """The default where it was run at this batch size, else the commonest."""
     usual = runs(FP16, [12.8 * t for t in BASE])
-    lower = runs(at(FP16, loss_scale=64.0), BASE)
+    lower = runs(at(FP16, loss_scale=64.0), [*BASE, *BASE, *BASE])
     skipping = runs(at(FP16, skip_overflow=True), twice(BASE))
     other = runs(at(FP16, loss_scale=256.0, batch_size=64), FASTER)
     rows = [*runs(CASE, BASE), *runs(SMALL, BASE), *lower, *usual, *skipping, *other]
@@ -730,6 +730,13 @@ def test_of_several_loss_scales_the_main_one_is_compared(
     assert main(chosen) == 0
     said = "fp16: only loss scale 128 or 256 is compared, 64 left out; --axis loss_scale compares"
     assert said in capsys.readouterr().out
+    # without the default, the commonest of the sweep, not of each batch size
+    low, high = (at(FP16, loss_scale=scale) for scale in (64.0, 256.0))
+    both = [r for case in (low, high, at(low, batch_size=64)) for r in runs(case, BASE)]
+    sweep = write("common", [*runs(CASE, BASE), *runs(SMALL, BASE), *both])
+    document = machine(sweep, "--axis", "precision", "fp32", "fp16")
+    scales = [f["case_b"]["loss_scale"] for f in document["metrics"]["epoch_time_s"]]
+    assert scales == [64.0, 64.0]
 
 
 def measured_on(case: Case, fraction: float, times: Sequence[float]) -> list[Record]:
@@ -908,6 +915,9 @@ def test_equivalence_of_losses_and_errors_is_judged(
     assert document["equivalence_margin"] == 0.02
     strict = machine(*chosen, "--equivalence-margin", "0.1%")["equivalence"]["train_loss"]
     assert [f["verdict"] for f in strict] == ["cannot tell", "worse", "worse"]
+    assert main([*chosen, "--equivalence-margin", "0.1%"]) == 0
+    said = "training loss equivalent within 0.1 %: 2 worse, 1 cannot tell\n"
+    assert said in capsys.readouterr().out
     assert main(chosen) == 0
     out = capsys.readouterr().out
     assert (

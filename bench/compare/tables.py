@@ -69,8 +69,8 @@ def introduce(comparison: Comparison, margins: Margins) -> Iterator[str]:
         yield "no recorded difference in what ran them"
     for side, condition, count in comparison.spoilt(matched):
         yield (
-            f"warning: {_write_spoilt(side, condition, count)}; do not rely on times of these, "
-            "measure again with another --out"
+            f"warning: {_write_spoilt(side, condition, count)}; do not rely on the times of these "
+            "runs, measure them again with another --out"
         )
     empty = [metric.name for metric, found in comparison.metrics.items() if not found]
     if matched and empty:

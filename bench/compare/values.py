@@ -21,6 +21,7 @@ from typing import Any
 from bench.case import (
     AXES,
     FOLLOWS,
+    NAMED,
     Case,
     Value,
     format_value,
@@ -217,9 +218,9 @@ def explain_one_sweep(side: Side) -> str:
     varying = {axis: values for axis in AXES if len(values := list_values(side, axis)) > 1}
     if not varying:
         return f"{side.path}: name a second sweep to compare with; nothing varies within this one"
-    axis, values = next(iter(varying.items()))
+    axis = next((name for name in NAMED if name in varying), next(iter(varying)))
     held = "; ".join(f"{name} ({_write(found)})" for name, found in varying.items())
     return (
         f"{side.path}: name a second sweep to compare with, or two values to compare within this "
-        f"one, such as {_write_flag(axis, *values[:2])}; what varies: {held}"
+        f"one, such as {_write_flag(axis, *varying[axis][:2])}; what varies: {held}"
     )
