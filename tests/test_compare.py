@@ -273,6 +273,18 @@ def test_a_loss_is_judged_over_seeds(
     assert document["metrics"]["peak_device_bytes"][0]["exact"] == (len(a) > 2)
 
 
+def test_seeds_that_one_side_lacks_are_left_out_and_that_is_said(
+    write: Write, machine: Callable[..., Any]
+) -> None:
+    a = write("a", losses([2.0, 2.3, 1.9, 99.0], [0, 1, 2, 3]))
+    b = write("b", losses([2.2, 2.5, 2.1], [0, 1, 2]))
+    (finding,) = machine(a, b)["metrics"]["train_loss"]
+    assert (finding["verdict"], finding["pairs"]) == ("higher", 3)
+    assert "only the 3 seeds that both sides ran are compared" in finding["remarks"]
+    (finding,) = machine(b, b)["metrics"]["train_loss"]
+    assert finding["remarks"] == ["synthetic", "fake"]
+
+
 def test_losses_equal_in_every_seed_are_the_same(write: Write, machine: Callable[..., Any]) -> None:
     a = write("a", losses([2.0, 2.3, 1.9], [0, 1, 2]))
     (finding,) = machine(a, a)["metrics"]["train_loss"]

@@ -296,6 +296,9 @@ def remarks(
             yield f"{side.name} {write_outcomes(outcomes)}"
         elif len(values) < outcomes[Status.OK]:
             yield f"{side.name} lacks {outcomes[Status.OK] - len(values)} of its values"
+    pairs = finding.ratio.pairs
+    if pairs and any(len({seed for seed, _ in side}) > pairs for side in (finding.a, finding.b)):
+        yield f"only the {pairs} seeds that both sides ran are compared"
     if metric.timed:
         for spoilt in comparison.spoilt([subject]):
             yield _write_spoilt(*spoilt)
