@@ -154,19 +154,19 @@ AXES: dict[str, Field[Any]] = {axis.name: axis for axis in fields(Case)}
 FOLLOWS: dict[str, tuple[str, ...]] = {"precision": ("loss_scale", "skip_overflow")}
 """Axes that only some values of another axis have: where that one changes, so may these."""
 
-<<<<<<< HEAD
+SAME_QUESTION = ("fraction",)
+"""Axes that say how a case was measured; they never tell two questions apart."""
+
 BARE = ("model", "dataset", "precision", "device")
 """Axes whose values speak for themselves."""
-=======
+
+NAMED = ("precision", "loss_scale", "batch_size")
+"""The axes that name a case even where they do not vary."""
+
 
 def free_axes(axis: str) -> tuple[str, ...]:
     """The axes in which two cases may differ that differ in ``axis``: it, and what follows."""
     return (axis, *FOLLOWS.get(axis, ()))
-
->>>>>>> 87846f2 (Compare two values of any axis, within one sweep or over two)
-
-NAMED = ("precision", "loss_scale", "batch_size")
-"""The axes that name a case even where they do not vary."""
 
 
 def main_loss_scale(precision: str, scales: Iterable[str]) -> str:
@@ -248,17 +248,6 @@ def grid(axes: Mapping[str, Sequence[Value]]) -> list[Case]:
             settings["skip_overflow"] = False
         cases[Case(**settings)] = None
     return list(cases)
-
-
-def main_loss_scale(precision: str, scales: Iterable[str]) -> str:
-    """The loss scale whose cases stand for their precision: its default, or else the commonest.
-
-    Args:
-        scales: of the precision's cases, as CSV spells them; at least one.
-    """
-    held = Counter(scales)
-    default = format_value(PRECISIONS[precision].default_loss_scale)
-    return default if default in held else held.most_common(1)[0][0]
 
 
 def check_batches(case: Case, train_images: int) -> None:

@@ -22,6 +22,7 @@ from bench.case import (
     AXES,
     FOLLOWS,
     NAMED,
+    SAME_QUESTION,
     Case,
     Value,
     format_value,
@@ -141,7 +142,9 @@ def match(a: Side, b: Side, axis: str) -> tuple[Side, Side]:
 def _group_main(side: Side, axis: str) -> dict[Case, list[Case]]:
     """The cases of a side by what has to be equal, without those of other loss scales."""
     groups: dict[Case, dict[Case, None]] = {}
-    neutral: dict[str, Any] = {name: AXES[name].default for name in (*free_axes(axis), "fraction")}
+    neutral: dict[str, Any] = {
+        name: AXES[name].default for name in (*free_axes(axis), *SAME_QUESTION)
+    }
     for case in side.cases:
         groups.setdefault(replace(case, **neutral), {})[case] = None
     if not FOLLOWS.get(axis):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from bench.case import AXES, FOLLOWS, format_value
+from bench.case import AXES, SAME_QUESTION, format_value, free_axes
 from bench.limits import MIN_REPEATS, STEADY
 from bench.precision import PRECISIONS
 from bench.record import Status
@@ -143,7 +143,7 @@ def _against_fp32(row: Row, timed: pd.DataFrame) -> str:
     theirs = timed["precision"] == "fp32"
     for name in (*summaries.SOURCE, "model", "dataset", "kind"):
         theirs &= timed[name] == getattr(row, name)
-    free = ("precision", *FOLLOWS["precision"], *summaries.SAME_QUESTION, "batch_size")
+    free = (*free_axes("precision"), *SAME_QUESTION, "batch_size")
     settings = [name for name in AXES if name not in free]
     same = theirs & (timed["environment"] == row.environment)
     for name in settings:

@@ -6,9 +6,9 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from bench.case import AXES, FOLLOWS, Case, format_value, main_loss_scale
+from bench.case import AXES, FOLLOWS, SAME_QUESTION, Case, format_value, main_loss_scale
 from bench.precision import PRECISIONS
-from bench.report.summaries import SAME_QUESTION, SOURCE
+from bench.report.summaries import SOURCE
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from bench.case import AXES, FOLLOWS
+from bench.case import AXES, FOLLOWS, SAME_QUESTION, free_axes
 from bench.limits import MIN_REPEATS
 from bench.record import COMPARABLE, Status
 from bench.report import quantities
@@ -34,7 +34,7 @@ from bench.report.axes import (
 )
 from bench.report.doubts import DOUBTS, SAID_BELOW
 from bench.report.metrics import METRICS
-from bench.report.summaries import SAME_QUESTION, SOURCE
+from bench.report.summaries import SOURCE
 from bench.store.attempts import number_groups
 from bench.verdict import CONFIDENCE, MIN_SEEDS, ROUNDING, Ratio, adjust
 
@@ -176,7 +176,7 @@ def _find_changes(axis: str, cases: pd.DataFrame, machines: Machines) -> Iterato
     """The changes of one axis for which there are pairs."""
     if axis in FOLLOWS:
         cases = keep_main(cases)
-    free = {axis, *FOLLOWS.get(axis, ()), *SAME_QUESTION}
+    free = {*free_axes(axis), *SAME_QUESTION}
     equal = ["kind", *(name for name in AXES if name not in free)]
     told_by = "device" if axis == MACHINE else axis
     equal += [column for column, of in COMPARABLE.items() if of != told_by]

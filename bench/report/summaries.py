@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from bench.case import AXES, FOLLOWS
+from bench.case import AXES, SAME_QUESTION, free_axes
 from bench.limits import STEADY
 from bench.record import COMPARABLE, MEASURED, MODEL_PARTS, Status
 from bench.report.doubts import DOUBTS
@@ -27,9 +27,6 @@ if TYPE_CHECKING:
 
     from bench.report.sweeps import Sweep
 
-
-SAME_QUESTION = ("fraction",)
-"""Axes that say how a case was measured; they never tell two questions apart."""
 
 SOURCE = ("sweep", "machine")
 
@@ -193,7 +190,7 @@ def find_wide(cases: pd.DataFrame) -> pd.Series:
 
 def _pair(cases: pd.DataFrame) -> pd.DataFrame:
     """Set each case against fp32 on the same machine with all else equal."""
-    free = ("precision", *FOLLOWS["precision"], *SAME_QUESTION)
+    free = (*free_axes("precision"), *SAME_QUESTION)
     equal = [name for name in AXES if name not in free]
     partner = number_groups(cases, [*SOURCE, *equal, "environment", "kind"])
     sound = cases["status"].isin([Status.OK.value, Status.DIVERGED.value])

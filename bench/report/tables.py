@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bench.case import AXES, BARE
+from bench.case import AXES, BARE, SAME_QUESTION
 from bench.limits import MIN_REPEATS, STEADY
 from bench.record import Status
 from bench.report import axes, summaries
@@ -167,7 +167,7 @@ def _order_columns(cases: pd.DataFrame, varying: Sequence[str], by: str) -> tupl
     How much was measured has one only where nothing else tells two cases apart.
     """
     order = [*([by] if by in varying else []), *(name for name in varying if name != by)]
-    for name in summaries.SAME_QUESTION:
+    for name in SAME_QUESTION:
         alike = number_groups(cases, [*summaries.SOURCE, *order, "environment", "kind"])
         if order and MACHINE in order:
             alike = number_groups(cases, [*summaries.SOURCE, *(o for o in order if o != MACHINE)])
