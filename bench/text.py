@@ -25,3 +25,8 @@ def last_line(text: str) -> str:
     """The last line of a program's output that is not blank."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[-1] if lines else "it printed nothing"
+
+
+def count(number: int, thing: str) -> str:
+    """Write a number of things: ``1 epoch``, ``1,200 epochs``."""
+    return f"{number:,} {thing}" + ("s" if number != 1 else "")

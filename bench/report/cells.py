@@ -10,7 +10,7 @@ from bench.case import AXES, Case, Value
 from bench.record import MEASURED, Status
 from bench.report.doubts import DOUBTS
 from bench.report.model import NOTHING, Cell
-from bench.report.quantities import QUANTITIES, Quantity, is_number
+from bench.report.quantities import QUANTITIES, Quantity, is_number, write_number
 from bench.report.spread import Spread
 
 if TYPE_CHECKING:
@@ -45,6 +45,11 @@ def quantity_cell(quantity: Quantity, row: Row, prefix: str = "") -> Cell:
 def write_quantity(quantity: Quantity, row: Row) -> str:
     """Write one number of a case as `quantity_cell` does, with its unit."""
     return quantity.add_unit(quantity_cell(quantity, row).text)
+
+
+def number_cell(value: float) -> Cell:
+    """Write a number that is no quantity of a case; nothing, if there is none."""
+    return Cell(write_number(value), value) if is_number(value) else Cell(NOTHING)
 
 
 def _write_spread(quantity: Quantity, row: Row, value: float) -> str:

@@ -152,7 +152,7 @@ def find_effects(rows: pd.DataFrame, cases: pd.DataFrame, machines: Machines) ->
     ]
     estimates: list[dict[str, Estimate]] = [{} for _ in changes]
     for metric in JUDGED:
-        readings = _take_readings(metric, rows)
+        readings = take_readings(metric, rows)
         found = [_estimate(metric, change, readings) for change in changes]
         for into, estimate in zip(estimates, _adjust(found), strict=True):
             if estimate is not None:
@@ -208,8 +208,8 @@ def _list_steps(axis: str, values: Sequence[Any]) -> list[tuple[Any, Any]]:
     return [(first, value) for value in values if value != first]
 
 
-def _take_readings(metric: Metric, rows: pd.DataFrame) -> pd.DataFrame:
-    """What the runs of each cell measured: ``value`` and its logarithm, ``log``.
+def take_readings(metric: Metric, rows: pd.DataFrame) -> pd.DataFrame:
+    """What the runs of each cell measured: ``cell``, ``run_seed``, ``value`` and its ``log``.
 
     Repeats of one seed are one reading of what depends on the seed: their mean. A cell with a value
     that has no logarithm has no ratio, and is left out.
@@ -217,14 +217,24 @@ def _take_readings(metric: Metric, rows: pd.DataFrame) -> pd.DataFrame:
     import numpy as np
 
     counted = {Status.OK.value, *([Status.DIVERGED.value] if metric.diverged else [])}
-    rows = rows[rows["status"].isin(counted) & rows[metric.name].notna()]
-    values = rows[metric.name].astype(float)
+    rows = rows[rows["status"].isin(counted) & rows[metric.column].notna()]
+    values = rows[metric.column].astype(float)
+    values = 1 - values if metric.error_of else values
     lost = ~(values > 0) | np.isinf(values)
     readings = rows[["cell", "run_seed"]].assign(value=values, log=np.log(values.where(~lost)))
     readings = readings[~readings["cell"].isin(readings.loc[lost, "cell"])]
     if metric.seeded:
         readings = readings.groupby(["cell", "run_seed"], as_index=False)[["value", "log"]].mean()
     return readings
+
+
+def list_comparable(effect: Effect, cases: pd.DataFrame) -> list[tuple[int, int]]:
+    """The pairs of an effect whose losses are of the same images, and of as much of an epoch."""
+    known = cases.set_index("cell")[list(_LEARNT_ON)]
+    return [(a, b) for a, b in effect.pairs if (known.loc[a] == known.loc[b]).all()]
+
+
+_LEARNT_ON = ("fraction", "dataset")
 
 
 def _take_moments(readings: pd.DataFrame, group: str) -> pd.DataFrame:
@@ -246,7 +256,7 @@ def _estimate(metric: Metric, change: _Change, readings: pd.DataFrame) -> Estima
     if metric is MEMORY:
         pairs = pairs[pairs["memory_measure_a"] == pairs["memory_measure_b"]]
     if metric is LOSS:  # over other images, or over another part of them, it is another quantity
-        for name in ("fraction", "dataset"):
+        for name in _LEARNT_ON:
             pairs = pairs[pairs[f"{name}_a"] == pairs[f"{name}_b"]]
     known = set(readings["cell"])
     pairs = pairs[pairs["cell_a"].isin(known) & pairs["cell_b"].isin(known)]

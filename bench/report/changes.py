@@ -1,0 +1,251 @@
+"""The tables of changes: what each does, whether it learns as well, what it costs at the start."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from bench.limits import MIN_REPEATS, STEADY
+from bench.report import axes
+from bench.report.axes import name_axis
+from bench.report.cells import ESTIMATE, Row, iterate, name_case, number_cell
+from bench.report.effects import TIME, Effect, Estimate
+from bench.report.learning import MARGIN, Lesson
+from bench.report.model import NOTHING, Cell, Head, Table
+from bench.report.quantities import write_number
+from bench.report.startup import PREPARING, Price
+from bench.text import count
+from bench.verdict import MIN_SEEDS, Verdict
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+MOST_PRICES = 16
+"""Pairs of cases of which the costs of starting up are shown."""
+
+
+# ---------------------------------------------------------------------------------------- effects
+
+
+def tabulate_effects(effects: Sequence[Effect]) -> Iterator[Table]:
+    """One row a change of one axis."""
+    if not effects:
+        return
+    heads = (
+        Head("change", "change", "what changes, all else equal", False, wrap=True),
+        Head("pairs", "pairs", "how many pairs of cases differ in that alone", keep=7),
+        Head("speed", "speed", "epoch time before over after, geometric mean", better="higher"),
+        Head("interval", "95 % interval", "of the speed over these pairs", keep=8),
+        Head("verdict", "verdict", f"against a margin of {100 * STEADY:.0f} %", False),
+        Head("range", "lowest–highest pair", "speed of the pairs", keep=5),
+        Head("memory", "memory", "change of the peak", better="lower", keep=8),
+        Head("energy", "energy", "change of an epoch's", better="lower", keep=4),
+        Head("loss", "loss", "difference of the training loss", better="lower", keep=7),
+        Head("doubts", "remarks", "what speaks against a case of these", False, keep=6, wrap=True),
+    )
+    rows = [_write_effect(effect) for effect in effects]
+    unsaid = ("", NOTHING, TIME.word(Verdict.NONE))
+    kept = [i for i in range(len(heads)) if any(row[i].text not in unsaid for row in rows)]
+    starts = [i for i in range(1, len(effects)) if effects[i].axis != effects[i - 1].axis]
+    several = len(starts) + 1 < len(effects)
+    yield Table(
+        "effects",
+        "What each change does, all else equal",
+        tuple(heads[i] for i in kept),
+        tuple(tuple(row[i] for i in kept) for row in rows),
+        tuple(_note_effects(effects)),
+        dict.fromkeys(starts, "") if several else {},
+    )
+
+
+def _write_effect(effect: Effect) -> tuple[Cell, ...]:
+    mark = ESTIMATE if effect.estimated else ""
+    time = effect.time
+    change = f"{name_axis(effect.axis)}: {effect.before} → {effect.after}"
+    return (
+        Cell(change, change),
+        Cell(str(len(effect.pairs)), len(effect.pairs)),
+        *(_write_speed(time, mark) if time else [Cell(NOTHING)] * 4),
+        _write_percent(effect.memory),
+        _write_percent(effect.energy, mark),
+        _write_difference(effect.loss),
+        Cell(", ".join(effect.doubts)),
+    )
+
+
+def _write_speed(time: Estimate, mark: str) -> Iterator[Cell]:
+    ratio = time.ratio
+    if ratio.value is None:
+        return
+    yield Cell(f"{mark}{_write_ratio(1 / ratio.value)}×", 1 / ratio.value)
+    if ratio.low is None or ratio.high is None:
+        yield Cell(NOTHING)
+    else:
+        yield Cell(f"{_write_ratio(1 / ratio.high)}–{_write_ratio(1 / ratio.low)}")
+    yield Cell(TIME.word(ratio.judge(STEADY)))
+    several = time.pairs > 1
+    ends = f"{_write_ratio(1 / time.highest)}–{_write_ratio(1 / time.lowest)}"
+    yield Cell(ends if several else NOTHING)
+
+
+def _write_ratio(value: float) -> str:
+    return f"{value:.2f}" if value >= 0.1 else f"{value:.2g}"
+
+
+def _write_percent(estimate: Estimate | None, mark: str = "") -> Cell:
+    if estimate is None or estimate.ratio.value is None:
+        return Cell(NOTHING)
+    change = 100 * (estimate.ratio.value - 1)
+    return Cell(
+        f"{mark}{change:+.1f} %".replace("-0.0 %", "0.0 %").replace("+0.0 %", "0.0 %"), change / 100
+    )
+
+
+def _write_difference(estimate: Estimate | None) -> Cell:
+    if estimate is None:
+        return Cell(NOTHING)
+    reach = f" ±{estimate.reach:.3f}" if estimate.reach is not None else ""
+    return Cell(f"{estimate.difference:+.3f}{reach}", estimate.difference)
+
+
+def _note_effects(effects: Sequence[Effect]) -> Iterator[str]:
+    """How to read the table, and what is missing for a verdict."""
+    yield (
+        "Speed: epoch time before the change over that after it, geometric mean over all pairs of "
+        "cases that differ in it alone (main loss scale of each precision)."
+    )
+    times = [effect.time for effect in effects if effect.time]
+    if any(time.ratio.p is not None for time in times):
+        yield (
+            "Interval: 95 %, of the mean over these pairs (Welch). Verdict: against a margin of "
+            f"{100 * STEADY:.0f} %, p adjusted for all changes by Holm. python -m bench.compare "
+            "RESULTS --axis judges each pair."
+        )
+    if any(
+        time.ratio.value is not None and time.ratio.p is None and not time.ratio.exact
+        for time in times
+    ):
+        yield f"A verdict needs {MIN_REPEATS} repeats of each case; use --repeats {MIN_REPEATS}."
+    losses = [effect.loss for effect in effects if effect.loss]
+    if any(loss.reach is None for loss in losses):
+        yield (
+            f"A difference of loss without ± rests on fewer than {MIN_SEEDS} seeds and may be "
+            f"chance; use --repeats {MIN_SEEDS}."
+        )
+
+
+def tabulate_learning(lessons: Sequence[Lesson]) -> Iterator[Table]:
+    """Whether each precision learns as well as the one before it; nothing, if no seeds tell."""
+    told = [lesson for lesson in lessons if lesson.equivalence.seeds > 1]
+    if not told:
+        return
+    heads = (
+        Head("change", "change", "which precision is compared with which", False, wrap=True),
+        Head("metric", "metric", "what is compared", False, keep=8),
+        Head("verdict", "verdict", f"at a margin of {100 * MARGIN:.0f} %", False),
+        Head("ratio", "ratio", "after over before, over seeds", keep=8),
+        Head("interval", "90 % interval", "of the ratio", keep=7),
+        Head("seeds", "seeds", "that were compared"),
+        Head("needed", "seeds needed", "for a verdict, probably", keep=8),
+    )
+    yield Table(
+        "learning",
+        f"Does it learn as well? Equivalent within {100 * MARGIN:.0f} %, or not",
+        heads,
+        tuple(tuple(_write_lesson(lesson)) for lesson in told),
+        (
+            "Equivalent: two one-sided tests at 5 % rule out a difference beyond the margin; worse "
+            "or better: the difference is beyond it. Holm over all rows of a metric. Losses are "
+            "compared seed by seed, each the mean over all pairs of the change.",
+        ),
+    )
+
+
+def _write_lesson(lesson: Lesson) -> Iterator[Cell]:
+    found = lesson.equivalence
+    yield Cell(f"{lesson.effect.before} → {lesson.effect.after}")
+    yield Cell(lesson.metric.label)
+    yield Cell(found.verdict.value)
+    yield Cell(f"{found.ratio:.4f}", found.ratio) if found.ratio is not None else Cell(NOTHING)
+    known = found.low is not None and found.high is not None
+    yield Cell(f"{found.low:.4f}–{found.high:.4f}" if known else NOTHING)
+    yield Cell(str(found.seeds), found.seeds)
+    yield Cell(str(found.seeds_needed or NOTHING), found.seeds_needed)
+
+
+# --------------------------------------------------------------------------------------- start-up
+
+
+def tabulate_prices(cases: pd.DataFrame, prices: Sequence[Price]) -> Iterator[Table]:
+    """One row a pair of cases of which one prepares more."""
+    if not prices:
+        return
+    by_cell = {row.cell: row for row in iterate(cases)}
+    pairs = cases[cases["cell"].isin([price.on for price in prices])]
+    named = ["precision", *(axis for axis in axes.find_varying(pairs) if axis != "precision")]
+    heads = (
+        Head("switch", "switch", "what is switched on", False),
+        Head("case", "case", "in which case", False, wrap=True),
+        Head("off", "start-up without (s)", "set-up and warm-up without it", keep=7),
+        Head("on", "start-up with (s)", "set-up and warm-up with it", keep=7),
+        Head("saved", "saved an epoch (s)", "how much shorter an epoch is"),
+        Head("epochs", "pays after", "whole epochs until it has paid", better="lower"),
+    )
+    shown = prices[:MOST_PRICES]
+    rows = tuple(
+        (
+            Cell(name_axis(price.axis)),
+            Cell(name_case(by_cell[price.on], [axis for axis in named if axis != price.axis])),
+            number_cell(price.start_off),
+            number_cell(price.start_on),
+            _write_saved(price, by_cell),
+            _write_epochs(price),
+        )
+        for price in shown
+    )
+    what = " and ".join(
+        {"compile": "compiling", "cudnn_benchmark": "autotuning"}[axis]
+        for axis in PREPARING
+        if any(price.axis == axis for price in prices)
+    )
+    yield Table(
+        "start-up",
+        f"What {what} costs before the first epoch, and when it has paid",
+        heads,
+        rows,
+        (
+            "Start-up: process start to the end of warm-up, of the slowest repeat: later ones find "
+            "compiled code in a cache on disk.",
+            *_note_prices(prices),
+        ),
+    )
+
+
+def _note_prices(prices: Sequence[Price]) -> Iterator[str]:
+    """What all pairs say together, where they are too many to be shown."""
+    if len(prices) <= MOST_PRICES:
+        return
+    for axis in PREPARING:
+        epochs = sorted(price.epochs for price in prices if price.axis == axis)
+        if epochs:
+            low, middle, high = epochs[0], epochs[len(epochs) // 2], epochs[-1]
+            said = ["never" if math.isinf(e) else f"{e:,.0f}" for e in (low, middle, high)]
+            yield (
+                f"Epochs until {name_axis(axis)} has paid, over all {len(epochs):,} pairs: "
+                f"{said[0]} at best, {said[1]} in the median, {said[2]} at worst."
+            )
+    yield f"{len(prices) - MOST_PRICES:,} more pairs are left out; --where chooses."
+
+
+def _write_saved(price: Price, by_cell: dict[int, Row]) -> Cell:
+    estimated = min(by_cell[price.off].fraction, by_cell[price.on].fraction) < 1
+    return Cell((ESTIMATE if estimated else "") + write_number(price.saved), price.saved)
+
+
+def _write_epochs(price: Price) -> Cell:
+    if math.isinf(price.epochs):
+        return Cell("never")
+    if price.epochs == 0:
+        return Cell("at once", 0)
+    return Cell(count(int(price.epochs), "epoch"), price.epochs)
