@@ -18,6 +18,7 @@ from bench.report.cells import (
     TIMED,
     Row,
     iterate,
+    number_cell,
     outcome,
     published_time_cell,
     quantity_cell,
