@@ -120,7 +120,7 @@ def _note_effects(effects: Sequence[Effect]) -> Iterator[str]:
         yield (
             "Interval: 95 %, of the mean over these pairs (Welch). Verdict: against a margin of "
             f"{100 * STEADY:.0f} %, p adjusted for all changes by Holm. python -m bench.compare "
-            "RESULTS --axis judges each pair."
+            "RESULTS --axis AXIS BEFORE AFTER judges each pair."
         )
     if any(
         time.ratio.value is not None and time.ratio.p is None and not time.ratio.exact

@@ -442,3 +442,49 @@ def test_where_nothing_asks_for_a_width_every_column_is_shown(
     monkeypatch.delenv("COLUMNS", raising=False)
     _, out, _ = report(make_switches(tmp_path, repeats=3))
     assert "Not shown" not in out
+
+
+# ------------------------------------------------------------------------------------- learning
+
+
+def learnt_table(report: Report) -> list[list[str]]:
+    tables = [table for table in report.tables if table.name == "learning"]
+    return [[cell.text for cell in row] for table in tables for row in table.rows]
+
+
+@pytest.mark.parametrize(
+    ("factor", "wobble", "verdict"),
+    [
+        (1.0, 0.001, "equivalent"),
+        (1.1, 0.001, "worse"),
+        (0.9, 0.001, "better"),
+        (1.0, 0.05, "cannot tell"),
+    ],
+)
+def test_whether_a_precision_learns_as_well(
+    tmp_path: Path, factor: float, wobble: float, verdict: str
+) -> None:
+    """Over two batch sizes and five seeds; seeds differ by far more than the margin."""
+    rows = []
+    for case in (FP32, FP16):
+        for batch in (128, 256):
+            part = ran(replace(case, batch_size=batch), (100, 101, 102, 103, 104))
+            for i, row in enumerate(part):
+                loss = (2.0 + batch / 1000) * (1 + 0.2 * i)
+                if case is FP16:
+                    loss *= factor * (1 + wobble * (-1) ** i)
+                row.measurement.train_loss = loss
+                row.measurement.test_accuracy = 0.5
+            rows.append(part)
+    found = learnt_table(report_of(tmp_path, *rows))
+    assert [row[:3] for row in found] == [
+        ["fp32 → fp16", "training loss", verdict],
+        ["fp32 → fp16", "test top-1 error", "equivalent"],
+    ]
+    assert found[0][5] == "5"
+    assert (found[0][6] != "–") is (verdict == "cannot tell")
+
+
+def test_one_seed_says_nothing_of_learning(tmp_path: Path) -> None:
+    rows = [ran(case, (100,), train_loss=2.0) for case in (FP32, FP16)]
+    assert learnt_table(report_of(tmp_path, *rows)) == []
