@@ -1,0 +1,24 @@
+"""The page says how to run a sweep again: its commands, to be pasted into a shell as they are."""
+
+from __future__ import annotations
+
+import html
+import re
+import shlex
+from pathlib import Path
+
+from bench.report.__main__ import main as report
+from bench.sweep.__main__ import main as sweep
+
+
+def test_each_command_stands_on_a_line_of_its_own(tmp_path: Path) -> None:
+    out, page = tmp_path / "a sweep", tmp_path / "page.html"
+    first = ["--preset", "quick", "--executor", "fake", "--out", str(out)]
+    second = [*first, "--batch-size", "64", "128"]
+    for arguments in (first, second):
+        assert sweep(arguments) == 0
+    assert report([str(out), "--format", "html", "-o", str(page)]) == 0
+    (box,) = re.findall(r"<pre[^>]*><code>(.*?)</code></pre>", page.read_text(), re.DOTALL)
+    lines = html.unescape(box).strip().splitlines()
+    start = ["python", "-m", "bench.sweep"]
+    assert [shlex.split(line) for line in lines] == [[*start, *first], [*start, *second]]
