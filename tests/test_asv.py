@@ -245,6 +245,24 @@ def test_a_harness_that_cannot_answer_is_no_figure(
 # ------------------------------------------------------------------------------ kernel launches
 
 
+def test_a_model_beside_the_user_is_found_behind_the_commit_s_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """asv starts its processes in a folder of its own, where a user's model is not."""
+    here, commit, elsewhere = (tmp_path / name for name in ("here", "commit", "elsewhere"))
+    for folder in (here, commit, elsewhere):
+        folder.mkdir()
+    (here / "mynet.py").touch()
+    for folder in (here, commit):
+        (folder / "bench.py").write_text(f"place = {folder.name!r}")
+    monkeypatch.chdir(here)
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    host: Any = asv_host.Host.__new__(asv_host.Host)
+    host._build_root, host._global_env_vars = str(commit), {}
+    code = "import bench, mynet; print(bench.place)"
+    assert host.run(["-c", code], cwd=str(elsewhere)).strip() == "commit"
+
+
 @pytest.mark.slow
 def test_launches_are_tracked_for_every_precision() -> None:
     from bench.precision import PRECISIONS

@@ -1,8 +1,11 @@
-"""Networks: the sizes the 2019 page's network has, and anybody's own."""
+"""Networks: the sizes that the 2019 page's network has, and the user's own."""
 
 from __future__ import annotations
 
 import csv
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +17,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from bench.errors import UsageError
 from bench.models import build_model, check_model, dpn, parse_model
 from bench.training.flop import count_flop
+
+ROOT = Path(__file__).parents[1]
 
 
 def torch_flop(name: str) -> float:
@@ -119,3 +124,43 @@ def test_a_missing_module_is_refused_before_it_is_needed() -> None:
 def test_misspelt_model_is_told_the_right_one() -> None:
     with pytest.raises(ValueError, match="did you mean 'dpn92'"):
         parse_model("dpn29")
+
+
+MYNET = """
+from torch import nn
+def build(): return nn.Sequential(nn.Flatten(), nn.Linear(3072, 10))
+"""
+SWEEP = [sys.executable, "-m", "bench.sweep", "--preset", "quick", "--model", "mynet:build"]
+
+
+@pytest.mark.parametrize("safe", ["", "1"], ids=["default", "PYTHONSAFEPATH"])
+def test_own_model_of_the_current_folder(tmp_path: Path, safe: str) -> None:
+    """Also where Python itself leaves the current folder out of its path."""
+    (tmp_path / "mynet.py").write_text(MYNET)
+    done = subprocess.run(
+        [*SWEEP, "--dry-run"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONSAFEPATH": safe},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "model mynet:build" in done.stdout
+
+
+@pytest.mark.slow
+def test_own_model_of_the_current_folder_is_trained(tmp_path: Path) -> None:
+    """By a worker, which is a process of its own: ``-P`` holds for the first process alone."""
+    (tmp_path / "mynet.py").write_text(MYNET)
+    case = ["--precision", "fp32", "--batch-size", "64", "--fraction", "0.002", "--repeats", "1"]
+    done = subprocess.run(
+        [SWEEP[0], "-P", *SWEEP[1:], *case, "--out", "out", "--device", "cpu"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONSAFEPATH": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert ",ok," in (tmp_path / "out" / "records.csv").read_text()

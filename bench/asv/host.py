@@ -210,9 +210,11 @@ class Host(Environment):  # type: ignore[misc]
             raise ProcessError([str(harness)], 1, "", missing)
 
     def run(self, args: Sequence[str], **options: Any) -> Any:
-        """Run Python with the checkout, and what the user already has there, on its path."""
+        """Run Python with the checkout, `PYTHONPATH` and the current folder on its path."""
         env = dict(options.pop("env", os.environ))
-        path = os.pathsep.join(filter(None, [self._build_root, env.get("PYTHONPATH")]))
+        # the folder asv was started in comes last: a user's own model may be there
+        folders = [self._build_root, env.get("PYTHONPATH"), str(Path.cwd())]
+        path = os.pathsep.join(filter(None, folders))
         # asv's runner takes PYTHONPATH off sys.path unless it reads the same in ASV_PYTHONPATH; the
         # worker, started from there, needs PYTHONPATH itself
         env.update(self._global_env_vars, PYTHONPATH=path, ASV_PYTHONPATH=path)

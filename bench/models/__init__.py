@@ -1,7 +1,9 @@
-"""Networks by name. A name is a registry entry or anybody's own ``package.module:factory``."""
+"""Networks by name. A name is an entry of `MODELS` or the user's own ``package.module:factory``."""
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bench.errors import UsageError, nearest
@@ -45,6 +47,7 @@ def check_model(name: str) -> None:
     from importlib.util import find_spec
 
     module, _ = split_model(name)
+    _add_current_folder()
     try:
         found = find_spec(module)
     except (ImportError, ValueError) as error:
@@ -65,6 +68,7 @@ def build_model(name: str) -> nn.Module:
     from torch import nn
 
     module_name, factory_name = split_model(name)
+    _add_current_folder()
     try:
         module = import_module(module_name)
     except ModuleNotFoundError as error:
@@ -91,6 +95,16 @@ def build_model(name: str) -> nn.Module:
             f"model {name!r} returned {type(model).__name__}; a factory returns a torch.nn.Module"
         )
     return model
+
+
+def _add_current_folder() -> None:
+    """Let modules of the current folder be imported, as ``python -m`` does by default.
+
+    Under `PYTHONSAFEPATH` or ``python -P`` it does not. The folder goes last, so that a file there
+    cannot replace a module of another package, which is what these two are for.
+    """
+    if not {"", (here := str(Path.cwd()))} & set(sys.path):
+        sys.path.append(here)
 
 
 def _no_module(name: str, module: str) -> str:
