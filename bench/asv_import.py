@@ -1,4 +1,4 @@
-"""`python -m bench.asv_import results/NAME`: the command of `bench.asv.importer`."""
+"""`python -m bench.asv_import results/NAME`: add the results of a sweep to the asv site."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`python -m bench.overhead`: what the harness itself adds to an epoch.
+"""`python -m bench.overhead`: measure the time that the harness itself adds to an epoch.
 
 The same case is trained by a bare loop (same network, images, warm-up and steps; no sampler, no
 events, no step clock, no records) and by the harness, in turn, each in a fresh process. The last

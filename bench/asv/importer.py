@@ -1,4 +1,4 @@
-"""`python -m bench.asv.importer results/NAME`: a sweep's records as asv results of their commit.
+"""Write a sweep's records as asv results of the commit that measured them.
 
 What a sweep measured need not be trained again to stand on the asv site. Several repeats of a case
 become their median, and the worst of their outcomes.
@@ -56,7 +56,7 @@ def import_sweeps(argv: Sequence[str]) -> int:
     Raises:
         UsageError: records are not there, are of no commit, or clash with results asv has.
     """
-    parser = Parser(prog="python -m bench.asv.importer", description=__doc__, allow_abbrev=False)
+    parser = Parser(prog="python -m bench.asv_import", description=__doc__, allow_abbrev=False)
     parser.add_argument("sweeps", nargs="+", type=Path, metavar="RESULTS", help="a sweep's folder")
     for folder in parser.parse(argv).sweeps:
         for file in import_sweep(folder, load_config()):
@@ -274,7 +274,3 @@ def _describe_machine(row: Any, config: Any) -> dict[str, Any]:
     cpu, _, cores = row["cpu"].rpartition(", ")
     blank = {"arch": "", "ram": "", "num_cpu": cores.removesuffix(" cores")}
     return {"machine": host, "os": row["os"], "cpu": cpu, **blank}
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,4 +1,4 @@
-"""`python -m bench.card`: everything a GPU must show, by one command, in CARD_MINUTES.
+"""`python -m bench.card`: run every measurement of a new GPU, in CARD_MINUTES.
 
 Doctor, the GPU tests, the presets rtx-titan and precision, the harness's overhead, an independent
 cross-check and repeats, by priority, into one folder under results/. The same command goes on where

@@ -1,4 +1,4 @@
-"""`python -m bench.crosscheck`: the harness's time and memory against a measurement of its own.
+"""`python -m bench.crosscheck`: check time and memory against independent code.
 
 One case is measured by the harness and by a bare training loop with a separate memory poller, in
 turn, each in fresh processes. The bare loop and the poller share no code with the harness, except

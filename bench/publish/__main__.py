@@ -1,4 +1,4 @@
-"""`python -m bench.publish`: one folder to read anywhere, without a network or a server.
+"""`python -m bench.publish`: write all reports to one folder that works offline.
 
 It holds the asv site, the report of every sweep under ``results/`` and an index of both. asv's
 page loads its libraries from content networks; here they come from npm packages, pinned and

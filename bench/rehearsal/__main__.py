@@ -1,4 +1,4 @@
-"""`python -m bench.rehearsal`: one training step of every precision, under the rules of a GPU.
+"""`python -m bench.rehearsal`: check a training step on the CPU for what a GPU does badly.
 
 The step runs on the CPU, and every op of it is looked at (see `bench.rehearsal.dispatch`). Refused
 are:

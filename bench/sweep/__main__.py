@@ -1,4 +1,4 @@
-"""`python -m bench.sweep`: cases, one after another, into a folder of records."""
+"""`python -m bench.sweep`: train every case once and record time, memory and learning."""
 
 from __future__ import annotations
 

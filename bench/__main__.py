@@ -1,0 +1,78 @@
+"""`python -m bench`: list the commands, each with one line.
+
+A line is the first line of the command's own docstring, read without importing the command.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from bench.errors import UsageError, nearest
+from bench.flags import run_command
+
+COMMANDS = {
+    "Measure": ("sweep", "card"),
+    "Read the results": ("report", "compare"),
+    "Check the machine and the harness": ("doctor", "crosscheck", "overhead", "rehearsal"),
+    "Publish": ("asv_import", "publish"),
+}
+"""The commands that people run, by what they are for. To add one, add the name of its module."""
+
+_ROOT = Path(__file__).parent
+_FIRST_LINE = re.compile(r"`python -m bench\.(\w+)[^`]*`: (.+)\.")
+
+
+def read_line(command: str) -> str:
+    """The line that describes ``command``: the first of its docstring, after the command itself.
+
+    Raises:
+        ValueError: the docstring does not begin with ```python -m bench.NAME …`: what it does.``
+    """
+    file = _ROOT / f"{command}.py"
+    if not file.is_file():
+        file = _ROOT / command / "__main__.py"
+    docstring = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or ""
+    found = _FIRST_LINE.fullmatch(docstring.partition("\n")[0])
+    if found is None or found[1] != command:
+        raise ValueError(
+            f"{file}: its docstring should begin with: `python -m bench.{command}`: what it does."
+        )
+    return found[2]
+
+
+def write_list() -> Iterator[str]:
+    """The list of commands, line by line, at most 80 columns wide."""
+    yield "usage: python -m bench.COMMAND [--help]"
+    width = max(len(name) for names in COMMANDS.values() for name in names)
+    for purpose, names in COMMANDS.items():
+        yield f"\n{purpose}:"
+        yield from (f"  {name:<{width}}  {read_line(name)}" for name in names)
+    yield "\nStart with:  python -m bench.doctor, then python -m bench.sweep"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """List the commands.
+
+    Returns:
+        0, or 2 where an argument is given that this command does not have.
+    """
+    return run_command(_run, argv)
+
+
+def _run(argv: Sequence[str]) -> int:
+    if argv and argv[0] not in ("-h", "--help"):
+        names = [name for names in COMMANDS.values() for name in names]
+        name = argv[0].removeprefix("bench.")
+        if name in names:
+            raise UsageError(f"{argv[0]!r}: write it with a dot: python -m bench.{name}")
+        raise UsageError(f"unknown command {argv[0]!r}; {nearest(name, names)}")
+    print("\n".join(write_list()))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,85 @@
+"""`python -m bench`: every command is listed, with the line of its own docstring."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bench import __main__ as listing
+
+ROOT = Path(__file__).parents[1]
+INTERNAL = {"worker", "environment", "crosscheck.bare", "crosscheck.poller"}
+"""Modules that other modules start; people do not."""
+
+
+def find_runnable() -> set[str]:
+    """Every module of the package that runs as a program, named as after ``-m bench.``."""
+    found = set()
+    for file in (ROOT / "bench").rglob("*.py"):
+        if '__name__ == "__main__"' in file.read_text():
+            parts = file.relative_to(ROOT / "bench").with_suffix("").parts
+            found.add(".".join(part for part in parts if part != "__main__"))
+    return found - {""}
+
+
+def listed() -> list[str]:
+    return [name for names in listing.COMMANDS.values() for name in names]
+
+
+def test_every_command_is_listed_once() -> None:
+    assert find_runnable() - INTERNAL == set(listed()), "add it to COMMANDS in bench/__main__.py"
+    assert len(listed()) == len(set(listed()))
+
+
+def test_the_list_shows_the_line_of_each_docstring(capsys: pytest.CaptureFixture[str]) -> None:
+    assert listing.main([]) == 0
+    out = capsys.readouterr().out
+    for name in listed():
+        module = ROOT / "bench" / name
+        file = module / "__main__.py" if module.is_dir() else module.with_suffix(".py")
+        (row,) = [line for line in out.splitlines() if line.startswith(f"  {name} ")]
+        what = row.removeprefix(f"  {name}").strip()
+        assert len(what.split()) > 2
+        assert f": {what}." in file.read_text().partition("\n")[0]
+    assert max(map(len, out.splitlines())) <= 80, "it should fit a terminal of 80 columns"
+
+
+def test_a_command_without_its_line_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listing, "_ROOT", tmp_path)
+    (tmp_path / "thing.py").write_text('"""Does things."""\n')
+    with pytest.raises(ValueError, match=r"thing.py: .* begin with: `python -m bench.thing`"):
+        listing.read_line("thing")
+    (tmp_path / "thing.py").write_text('"""`python -m bench.thing A`: do things."""\n')
+    assert listing.read_line("thing") == "do things"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["sweep"], "'sweep': write it with a dot: python -m bench.sweep"),
+        (["bench.sweep"], "write it with a dot: python -m bench.sweep"),
+        (["swep"], "unknown command 'swep'; did you mean 'sweep'?"),
+    ],
+)
+def test_a_command_given_as_a_word(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert listing.main(words) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_the_list_imports_no_heavy_package() -> None:
+    code = (
+        "import sys; from bench.__main__ import main; main([]); "
+        "sys.exit(' '.join({'torch', 'numpy', 'pandas', 'pynvml'} & set(sys.modules)) or 0)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "bench.COMMAND" in done.stdout
