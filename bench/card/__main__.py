@@ -380,7 +380,7 @@ def choose_scale(data_dir: Path | None, fraction: float | None) -> Scale:
     folder = (data_dir or Path("data")).absolute()
     found = folder.is_dir() and detect(folder) is not None
     if data_dir and not found:
-        raise UsageError(f"--data-dir {data_dir}: no CIFAR-10 there; see README.md, Images")
+        raise UsageError(f"--data-dir {data_dir}: no CIFAR-10 there; see docs/sweep.md, Images")
     return Scale(
         "cuda", "cifar10" if found else "synthetic", folder if found else None, fraction or 0.2
     )

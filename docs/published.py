@@ -1,0 +1,219 @@
+"""The README's table and picture of published figures, made from `results/reference`.
+
+`python docs/published.py` writes `docs/published-light.svg` and `docs/published-dark.svg`;
+`tests/test_readme.py` holds them and the table against the records.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+
+import pandas as pd
+
+from bench.record import Status
+from bench.store.reader import read_records
+
+ROOT = Path(__file__).parents[1]
+REFERENCE = ROOT / "results" / "reference"
+GIB = 2**30
+PRECISIONS = ("fp32", "tf32", "bf16-amp", "fp16")
+
+
+@dataclass(frozen=True)
+class Source:
+    """One set of published figures, and which of its rows the README shows.
+
+    Those are the rows of `PRECISIONS` at ``batch_sizes``, at the main loss scale and the default
+    memory layout, that ran to their end or ran out of memory.
+    """
+
+    file: str
+    name: str
+    how: str
+    batch_sizes: tuple[int, ...]
+    cudnn_benchmark: bool
+    memory_column: str
+    memory: str  # what that column measures
+
+    def read(self) -> pd.DataFrame:
+        """The rows that the README shows."""
+        rows = read_records(REFERENCE / self.file)
+        keep = (
+            rows["precision"].isin(PRECISIONS)
+            & rows["batch_size"].isin(self.batch_sizes)
+            & (rows["cudnn_benchmark"] == self.cudnn_benchmark)
+            & ~rows["channels_last"]
+            & rows["loss_scale"].isin(["", "128", "dynamic"])
+            & rows["status"].isin([Status.OK, Status.OOM])
+        )
+        return rows[keep].sort_values("batch_size", kind="stable")
+
+    def describe(self, rows: pd.DataFrame) -> str:
+        """Which GPU and versions measured it, how much of an epoch, and how."""
+        row = rows.iloc[0]
+        part = rows["fraction"].max()
+        epoch = "whole epochs" if part == 1 else f"≈ estimated from {100 * part:.0f} % of an epoch"
+        return f"{row['gpu']}, torch {row['torch']}, cuDNN {row['cudnn']}; {epoch}, {self.how}"
+
+
+SOURCES = (
+    Source(
+        "rtx-titan-2019.csv",
+        "TITAN RTX, 2019",
+        "the first of a process, autotuning included; one run each",
+        (256, 512),
+        False,
+        "peak_device_bytes",
+        "of the whole card, as published",
+    ),
+    Source(
+        "h200-lab.csv",
+        "H200, 2026",
+        "after warm-up; one run each",
+        (512,),
+        True,
+        "peak_reserved_bytes",
+        "of torch's allocator",
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Bar:
+    """One case: what it is, and what was measured; None where it ran out of memory."""
+
+    source: str
+    label: str
+    batch_size: int
+    epoch_s: float | None
+    images_per_s: float | None
+    speedup: float | None  # over fp32 at the same batch size
+    memory_bytes: float | None
+    estimated: bool
+    fp32: bool
+
+
+def read_bars(source: Source) -> list[Bar]:
+    """The cases of a source: by batch size, the slowest first."""
+    rows = source.read()
+    fp32 = {
+        row.batch_size: row.epoch_time_s for row in rows.itertuples() if row.precision == "fp32"
+    }
+    bars = [
+        Bar(
+            source.name,
+            f"{row.precision} + torch.compile" if row.compile else row.precision,
+            row.batch_size,
+            _known(row.epoch_time_s),
+            _known(row.images_per_s),
+            _known(fp32.get(row.batch_size, float("nan")) / row.epoch_time_s),
+            _known(getattr(row, source.memory_column)),
+            row.fraction < 1,
+            row.precision == "fp32",
+        )
+        for row in rows.itertuples()
+    ]
+    return sorted(bars, key=lambda bar: (bar.batch_size, bar.images_per_s or 0))
+
+
+def _known(value: float) -> float | None:
+    return None if pd.isna(value) else float(value)
+
+
+def write_table() -> str:
+    """The table, in Markdown, with what each GPU's figures are below it."""
+    lines = [
+        "| GPU | batch size | precision | one epoch | images/s | speed-up over fp32 | memory |",
+        "|:---|---:|:---|---:|---:|---:|---:|",
+    ]
+    for source in SOURCES:
+        lines += [f"| {' | '.join(_cells(bar))} |" for bar in read_bars(source)]
+    lines.append("")
+    lines += [f"- {source.describe(source.read())}; memory {source.memory}." for source in SOURCES]
+    return "\n".join(lines) + "\n"
+
+
+def _cells(bar: Bar) -> Iterator[str]:
+    about = "≈" if bar.estimated else ""
+    yield from (bar.source, str(bar.batch_size), bar.label)
+    yield "out of memory" if bar.epoch_s is None else f"{about}{bar.epoch_s:.1f} s"
+    yield "–" if bar.images_per_s is None else f"{about}{bar.images_per_s:,.0f}"
+    yield "–" if bar.speedup is None or bar.fp32 else f"{about}{bar.speedup:.2f}×"
+    yield "–" if bar.memory_bytes is None else f"{bar.memory_bytes / GIB:.1f} GiB"
+
+
+# ---------------------------------------------------------------------------------------- picture
+
+THEMES = {
+    "light": {"ink": "#1f2328", "dim": "#59636e", "fp32": "#818b98", "bar": "#1a5fc0"},
+    "dark": {"ink": "#f0f6fc", "dim": "#9198a1", "fp32": "#8b949e", "bar": "#70abff"},
+}
+WIDTH, LEFT, RIGHT = 860, 250, 150  # of the drawing; of the labels; of the figures, in px
+ROW, BAR, HEAD, GAP = 26, 18, 52, 18  # heights in px
+
+
+def draw(theme: str) -> str:
+    """The picture as SVG on a transparent ground: bars of images/s, each GPU on its own scale."""
+    colours = THEMES[theme]
+    parts: list[str] = []
+    y = 0
+    for source in SOURCES:
+        bars = read_bars(source)
+        most = max(bar.images_per_s or 0 for bar in bars)
+        parts.append(
+            _text(
+                0, y + 18, f"{source.name}: images per second (each GPU on its own scale)", "head"
+            )
+        )
+        parts.append(_text(0, y + 38, source.describe(source.read()), "dim"))
+        y += HEAD
+        for bar in bars:
+            label = f"{bar.label}, batch size {bar.batch_size}"
+            parts.append(_text(LEFT - 10, y + 14, label, "ink", "end"))
+            length = round((WIDTH - LEFT - RIGHT) * (bar.images_per_s or 0) / most, 1)
+            if bar.images_per_s is None:
+                figure = "out of memory"
+            else:
+                kind = "fp32" if bar.fp32 else "bar"
+                parts.append(
+                    f'<rect class="{kind}" x="{LEFT}" y="{y}" width="{length}" height="{BAR}"/>'
+                )
+                figure = next(f for i, f in enumerate(_cells(bar)) if i == 4)
+                if bar.speedup is not None and not bar.fp32:
+                    figure += f"  ({bar.speedup:.2f}× fp32)"
+            parts.append(_text(LEFT + length + 6, y + 14, figure, "ink"))
+            y += ROW
+        y += GAP
+    height = y - GAP
+    style = (
+        'text{font:13px -apple-system,"Segoe UI",Helvetica,Arial,sans-serif}'
+        f".head{{font-size:15px;font-weight:600}}.head,.ink{{fill:{colours['ink']}}}"
+        f".dim{{fill:{colours['dim']}}}.fp32{{fill:{colours['fp32']}}}.bar{{fill:{colours['bar']}}}"
+    )
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" '
+        f'width="{WIDTH}" height="{height}" role="img">\n<style>{style}</style>\n'
+        + "\n".join(parts)
+        + "\n</svg>\n"
+    )
+
+
+def _text(x: float, y: float, text: str, kind: str, anchor: str = "start") -> str:
+    return f'<text class="{kind}" x="{x:g}" y="{y}" text-anchor="{anchor}">{escape(text)}</text>'
+
+
+def write_pictures(folder: Path) -> list[Path]:
+    """Write the picture for each of `THEMES` into ``folder``."""
+    files = [folder / f"published-{theme}.svg" for theme in THEMES]
+    for theme, file in zip(THEMES, files, strict=True):
+        file.write_text(draw(theme), encoding="utf-8")
+    return files
+
+
+if __name__ == "__main__":
+    for path in write_pictures(Path(__file__).parent):
+        print(path)
+    print(write_table())
