@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import os
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from typing import NoReturn
@@ -64,11 +66,20 @@ def read_axes(given: argparse.Namespace) -> dict[str, list[Value]]:
 
 
 def run_command(command: Callable[[Sequence[str]], int], argv: Sequence[str] | None) -> int:
-    """Run a command; a `UsageError` becomes one line on standard error and return code 2."""
+    """Run a command; a `UsageError` becomes one line on standard error and return code 2.
+
+    If the reader of standard output has gone, as with ``| head``, it ends with the return code that
+    a shell gives for SIGPIPE, and without a traceback.
+    """
     try:
-        return command(sys.argv[1:] if argv is None else argv)
+        code = command(sys.argv[1:] if argv is None else argv)
+        sys.stdout.flush()  # here, where a closed pipe is caught, and not as Python ends
+        return code
     except UsageError as error:
         print(f"error: {clean(str(error))}", file=sys.stderr)  # a path may hold anything
         return 2
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
     except KeyboardInterrupt:
         return 130

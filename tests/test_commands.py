@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -83,3 +84,18 @@ def test_the_list_imports_no_heavy_package() -> None:
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert "bench.COMMAND" in done.stdout
+
+
+@pytest.mark.parametrize("command", ["bench", "bench.sweep --list"])
+def test_a_pipe_closed_early_leaves_no_traceback(command: str) -> None:
+    """As by ``| head -1``: the reader has gone before anything is written."""
+    done = subprocess.run(
+        f"{{ {sys.executable} -m {command}; echo rc $? >&2; }} | true",
+        shell=True,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stderr in ("rc 141\n", "rc 0\n")  # 0 if the reader was slower
