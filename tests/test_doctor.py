@@ -217,10 +217,10 @@ def test_a_sweep_says_the_worst_first_and_little() -> None:
     (gpu,) = machine.gpus
     both = replace(machine, gpus=(replace(gpu, others=shared.gpus[0].others),))
     lines = write_warnings(both)
-    assert lines[0].startswith("warning: others compute on the card: pid 4242")
+    assert lines[0].startswith("warning: other processes compute on the card: pid 4242")
     assert all(line.startswith("note: ") for line in lines[1:])
     assert len(lines) == MOST_LINES + 1
-    assert lines[-1] == "note: 1 more: python -m bench.doctor"
+    assert lines[-1] == "note: 1 more; python -m bench.doctor shows them"
 
 
 def test_a_sweep_on_the_cpu_says_nothing_of_a_card(healthy: Machine) -> None:

@@ -164,7 +164,10 @@ def test_a_neighbour_after_the_epoch_is_only_noted():
     other = {"others": [{"pid": 7, "bytes": 5}]}
     seen = replay("healthy", lambda row: row | other if row["time_ns"] > 20e9 else row)
     assert seen.values["neighbours"] == "pid 7: 5 B"
-    assert (seen.verdict, seen.notes) == ("", ["another process came after the epoch: pid 7: 5 B"])
+    assert (seen.verdict, seen.notes) == (
+        "",
+        ["another process started after the epoch: pid 7: 5 B"],
+    )
 
 
 def test_a_desktop_is_only_noted():
@@ -225,7 +228,7 @@ def test_memory_at_a_boundary_counts_for_the_phase_that_ends():
 def test_a_card_emptier_than_its_baseline_has_no_peak():
     seen = replay("healthy", lambda r: r | {"device_bytes": 9 * GB} if r["time_ns"] == 0 else r)
     assert seen.missing.keys() == {"warmup_device_bytes", "peak_device_bytes"}
-    assert "another process left" in seen.missing["peak_device_bytes"]
+    assert "another process ended" in seen.missing["peak_device_bytes"]
 
 
 def test_no_baseline_no_peak():

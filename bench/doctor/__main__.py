@@ -62,7 +62,7 @@ _START_FIXES: dict[Lack, str] = {
     Lack.NOT_INSTALLED: "pip install nvidia-ml-py",
     Lack.NO_DRIVER: "install the NVIDIA driver; in a container: docker run --gpus all",
     Lack.NOT_LOADED: "sudo modprobe nvidia",
-    Lack.NO_PERMISSION: "see who may use it: ls -l /dev/nvidia*; in a container: docker run "
+    Lack.NO_PERMISSION: "check who may use it: ls -l /dev/nvidia*; in a container: docker run "
     "--gpus all",
     Lack.MISMATCH: "sudo reboot",
     Lack.OTHER: "nvidia-smi",
@@ -109,7 +109,7 @@ def _fix_torch(m: Machine, cuda: DeviceAnswer) -> str:
     built = cuda.environment.get("cuda")
     runs = m.gpus[0].card.driver_cuda if m.gpus else None
     if built is None:
-        return "install a CUDA build of torch: its Get Started page gives the command"
+        return "install a CUDA build of torch; pytorch.org/get-started gives the command"
     if runs and int(built.partition(".")[0]) > runs[0]:
         return (
             f"update the driver, which runs CUDA up to {_dots(runs)}, or install a build of torch "
@@ -153,7 +153,7 @@ def _judge_card(gpu: Gpu) -> Iterator[Finding]:
         yield Finding(
             Level.NOTE,
             "MIG",
-            "this is an instance of a divided card: its power and energy cannot be read, and other "
+            "this is a MIG instance: its power and energy cannot be read, and other "
             "instances share its power and clocks",
             f"to measure the whole card: sudo nvidia-smi -i {card.index} -mig 0",
         )
@@ -161,7 +161,7 @@ def _judge_card(gpu: Gpu) -> Iterator[Finding]:
         yield Finding(
             Level.NOTE,
             "persistence",
-            "persistence mode is off: the driver starts anew for each case, and forgets settings",
+            "persistence mode is off: the driver starts again for each case and loses its settings",
             f"sudo nvidia-smi -i {card.index} -pm 1",
         )
     if card.pcie and card.pcie.width < card.pcie.max_width:
@@ -169,7 +169,7 @@ def _judge_card(gpu: Gpu) -> Iterator[Finding]:
             Level.NOTE,
             "PCIe",
             f"{card.pcie}: half the lanes or fewer, so copies to the card are slow",
-            "seat the card in a slot with all lanes",
+            "move the card to a slot with all lanes",
         )
 
 
@@ -179,8 +179,9 @@ def _judge_sharing(gpu: Gpu) -> Iterator[Finding]:
         yield Finding(
             Level.NOTE,
             "neighbours",
-            f"other processes on the card cannot be listed ({why}), so sharing goes unseen",
-            "see them on the host: nvidia-smi",
+            f"other processes on the card cannot be listed ({why}), so a shared card would not "
+            "be noticed",
+            "list them on the host: nvidia-smi",
         )
         return
     computing = [p for p in gpu.others if not p.display]
@@ -189,8 +190,8 @@ def _judge_sharing(gpu: Gpu) -> Iterator[Finding]:
         yield Finding(
             Level.UNBELIEVABLE,
             "neighbours",
-            "others compute on the card: " + _who(computing),
-            "end them, or wait: nvidia-smi; --allow-shared measures all the same",
+            "other processes compute on the card: " + _who(computing),
+            "end them or wait (nvidia-smi lists them); --allow-shared measures anyway",
         )
     if drawing:
         yield Finding(
@@ -200,7 +201,7 @@ def _judge_sharing(gpu: Gpu) -> Iterator[Finding]:
             "for steady numbers: sudo systemctl isolate multi-user.target",
         )
     if not gpu.others:
-        yield Finding(Level.FINE, "neighbours", "nobody else uses the card")
+        yield Finding(Level.FINE, "neighbours", "no other process uses the card")
 
 
 def _who(processes: Iterable[Process]) -> str:
@@ -234,7 +235,7 @@ def _judge_readings(gpu: Gpu) -> Iterator[Finding]:
             Level.NOTE,
             "readings",
             f"{', '.join(names)} cannot be read ({reason}){also}",
-            "if this user lacks the right: run as root; in a container: "
+            "if permission is missing: run as root; in a container: "
             "-e NVIDIA_DRIVER_CAPABILITIES=compute,utility",
         )
     read = [name for quantity, name in _READINGS.items() if quantity not in gpu.lacks]
@@ -248,7 +249,7 @@ def _judge_readings(gpu: Gpu) -> Iterator[Finding]:
             "memory",
             "the memory of a process cannot be read ("
             + gpu.lacks.get("process_bytes", "")
-            + "); that of the whole card stands in",
+            + "); that of the whole card is used instead",
             "in a container: docker run --pid=host",
         )
 
@@ -275,7 +276,7 @@ def _judge_power(gpu: Gpu) -> Iterator[Finding]:
         yield Finding(
             Level.UNBELIEVABLE,
             "clocks",
-            f"the card is held back before it has work: {', '.join(slowed)}",
+            f"the card is throttled before it has any work: {', '.join(slowed)}",
             "check cooling and power supply: nvidia-smi -q -d PERFORMANCE,TEMPERATURE",
         )
     held = [name for name in gpu.throttle or () if EFFECTS.get(name) == "set"]
@@ -286,8 +287,8 @@ def _judge_power(gpu: Gpu) -> Iterator[Finding]:
         yield Finding(
             Level.NOTE,
             "clocks",
-            f"clocks are set by hand ({'; '.join(held)}): steadier, but not the card as others "
-            "have it",
+            f"clocks are fixed ({'; '.join(held)}): steadier, but not comparable with cards at "
+            "default clocks",
             f"sudo nvidia-smi -i {card.index} -rgc; sudo nvidia-smi -i {card.index} -rac",
         )
 
@@ -314,7 +315,8 @@ def _judge_cpu(m: Machine) -> Iterator[Finding]:
             level,
             "CPU",
             f"the hypervisor gave {100 * cpu.steal:.0f} % of this machine's CPU time to others",
-            "measure at another time, or on a machine with cores of its own; watch st in: vmstat 1",
+            "measure at another time, or on a machine with dedicated cores; watch the column st "
+            "of: vmstat 1",
         )
     if cpu.others <= OTHERS_NOTED * cpu.cores and cpu.steal <= STEAL_NOTED:
         yield Finding(Level.FINE, "CPU", f"{cpu.name}; {used}")
@@ -334,7 +336,7 @@ def _judge_places(m: Machine) -> Iterator[Finding]:
             Level.NOTE if low else Level.FINE,
             "disk",
             f"{free / GB:.1f} GB free for {m.results}",
-            "make room there, or choose another place with --out" if low else "",
+            "free some space there, or choose another folder with --out" if low else "",
         )
     if (free := m.shm_free_bytes) is not None:
         low = free < 0.5 * GB
@@ -342,7 +344,7 @@ def _judge_places(m: Machine) -> Iterator[Finding]:
             Level.NOTE if low else Level.FINE,
             "shared memory",
             f"{free / GB:.1f} GB free in /dev/shm"
-            + (": too little for loaders of a model's own" if low else ""),
+            + (": too little for the data loaders of your own model" if low else ""),
             "docker run --shm-size=1g" if low else "",
             numbers=False,
         )
@@ -391,7 +393,7 @@ def _judge_packages(m: Machine) -> Iterator[Finding]:
         yield Finding(
             Level.NOTE,
             "NVML package",
-            "nvidia-ml-py is not installed: no memory, power or clocks of a card are read",
+            "nvidia-ml-py is not installed: memory, power and clocks of a card cannot be read",
             "pip install nvidia-ml-py",
             numbers=bool(m.gpus) or _cuda_build(m),
         )
@@ -434,7 +436,7 @@ def _judge_variables(m: Machine) -> Iterator[Finding]:
         what = f"{name}={value} is set and changes results ({does})"
         yield Finding(Level.NOTE, "variables", what, f"unset {name}")
     if not m.variables:
-        yield Finding(Level.FINE, "variables", "none is set that changes results")
+        yield Finding(Level.FINE, "variables", "no variable that changes results is set")
 
 
 def _judge_models(m: Machine) -> Iterator[Finding]:
@@ -501,7 +503,7 @@ def write_warnings(machine: Machine) -> list[str]:
         for f in found[:MOST_LINES]
     ]
     more = len(found) - len(lines)
-    return [*lines, f"note: {more} more: python -m bench.doctor"] if more else lines
+    return [*lines, f"note: {more} more; python -m bench.doctor shows them"] if more else lines
 
 
 def write_json(machine: Machine, findings: Sequence[Finding]) -> str:
@@ -594,7 +596,7 @@ def doctor(argv: Sequence[str]) -> int:
         dest="file",
         type=Path,
         metavar="FILE",
-        help="explain what --json printed elsewhere",
+        help="explain the output of --json from another machine",
     )
     given = parser.parse(argv)
     if given.file:

@@ -252,7 +252,7 @@ class Monitor:
             if baseline is None:
                 seen.missing[name] = "no baseline: " + seen.missing["baseline_device_bytes"]
             elif raw < baseline:
-                seen.missing[name] = "the card held less than its baseline: another process left"
+                seen.missing[name] = "the card held less than its baseline: another process ended"
             else:
                 seen.values[name] = raw - baseline
 
@@ -354,7 +354,7 @@ class Monitor:
             "neighbours_late": sum(not p.display for p in late.values()),
         }
         if those(late, False):
-            seen.notes.append(f"another process came after the epoch: {those(late, False)}")
+            seen.notes.append(f"another process started after the epoch: {those(late, False)}")
         shared = those(during, False)
         if shared and allow_shared:
             seen.notes.append(f"the card was shared: {shared}")
