@@ -37,10 +37,10 @@ def compare(argv: Sequence[str]) -> int:
         UsageError: the case is not one, or cannot be measured here.
     """
     parser = Parser(prog="python -m bench.overhead", description=__doc__, allow_abbrev=False)
-    parser.add_argument("--pairs", type=int, default=5, metavar="N", help="turns of each (5)")
+    parser.add_argument("--pairs", type=int, default=5, metavar="N", help="pairs to measure (5)")
     parser.add_argument("--data-dir", type=Path, metavar="DIR", help="where CIFAR-10 is")
     parser.add_argument("--json", action="store_true", help="print JSON on standard output")
-    add_axes(parser, "of the one case; a GPU's default is dpn92, fp16, batch 512")
+    add_axes(parser, "of the case; default on a GPU: dpn92, fp16, batch 512")
     given = parser.parse(argv)
     if given.pairs < 1:
         raise UsageError(f"--pairs {given.pairs}: give a whole number of at least 1")
@@ -52,7 +52,7 @@ def compare(argv: Sequence[str]) -> int:
     )
     cases = grid({**defaults, "dataset": ["synthetic"], **read_axes(given)})
     if len(cases) > 1:
-        raise UsageError(f"{len(cases)} cases are given; give one value an axis")
+        raise UsageError(f"{len(cases)} cases are given; give one value for each axis")
     (case,) = cases
     data = prepare(case.dataset, data_dir=given.data_dir)
     check_batches(case, data.train_images)
@@ -104,7 +104,7 @@ def time_harness(case: Case, folder: str, gpu_uuid: str | None) -> float:
         Job(case, folder, gpu_uuid), lambda event: None, lambda: False
     )
     if outcome.status is not Status.OK or outcome.measurement.measured_time_s is None:
-        raise UsageError(f"the case ended {outcome.status}: {outcome.reason}; choose another")
+        raise UsageError(f"the case ended as {outcome.status}: {outcome.reason}; choose another")
     return outcome.measurement.measured_time_s
 
 

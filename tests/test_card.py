@@ -112,13 +112,13 @@ def test_rehearsed_interrupted_within_a_case_and_gone_on_with(tmp_path: Path) ->
     assert "REHEARSAL on a CPU" in said
     assert "headline    interrupted" in said
     assert "report      done" in said
-    assert "the same command again" in said
+    assert "run the same command again" in said
 
     again = start(tmp_path)
     said, shown = again.communicate(timeout=880)
     assert again.returncode in (0, 1), shown  # the doctor may find fault with this machine
     assert list(tmp_path.iterdir()) == [folder]
-    assert f"going on in {folder}" in shown
+    assert f"continuing in {folder}" in shown
     card = Card.read(folder)
     assert card.rehearsal
     states = {name: entry.state for name, entry in card.phases.items()}
@@ -248,7 +248,7 @@ def test_three_minutes_show_the_headline_and_tests(
     assert card.phases["overhead"].state is State.CUT
     said = "\n".join(summarize(card, Entry(State.DONE), [], seconds, "3"))
     assert "overhead    cut              –  needs about 65 s, " in said
-    assert "to go on with tests, rtx-titan, precision, overhead, crosscheck, repeats" in said
+    assert "to continue with tests, rtx-titan, precision, overhead, crosscheck, repeats" in said
 
 
 def test_nine_minutes_measure_everything_once(card: Card, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -514,7 +514,7 @@ def test_the_newest_unfinished_folder_of_this_card_goes_on(tmp_path: Path) -> No
     (tmp_path / "broken" / STATE).write_text("{")
     chosen, remark = choose_card(tmp_path, "new", IDENTITY, rehearsal=False)
     assert chosen == made["newer"]
-    assert remark == f"going on in {tmp_path / 'newer'}"
+    assert remark == f"continuing in {tmp_path / 'newer'}"
     for name in ("older", "newer"):
         made[name].complete = True
         made[name].write()
@@ -614,7 +614,7 @@ def test_limits_of_number_kind_and_name(card: Card) -> None:
     (card.folder / STATE).mkdir()
     assert check_limits(card.folder)[:2] == [
         "card.json: is not a plain file",
-        "n th: has a name with odd characters",
+        "n th: has unusual characters in its name",
     ]
 
 

@@ -138,10 +138,13 @@ def platform() -> Platform:
     ("flags", "message"),
     [
         (["--pairs", "0"], "--pairs 0: give a whole number of at least 1"),
-        (["--precision", "fp16"], "--precision fp16: the bare loop trains fp32 or bf16-amp"),
-        (["--precision", "fp32", "bf16-amp"], "2 cases are given; give one value an axis"),
-        (["--model", "package:factory"], "the bare loop trains dpn92, dpn26, dpn-small"),
-        (["--channels-last"], "the bare loop knows --model, --precision, --batch-size"),
+        (
+            ["--precision", "fp16"],
+            "--precision fp16: the bare loop can only train fp32 or bf16-amp",
+        ),
+        (["--precision", "fp32", "bf16-amp"], "2 cases are given; give one value for each axis"),
+        (["--model", "package:factory"], "the bare loop can only train dpn92, dpn26, dpn-small"),
+        (["--channels-last"], "the bare loop supports --model, --precision, --batch-size"),
     ],
 )
 def test_bad_input(

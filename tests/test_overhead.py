@@ -56,7 +56,7 @@ def test_the_turns_alternate(
     ("flags", "message"),
     [
         (["--pairs", "0"], "--pairs 0: give a whole number of at least 1"),
-        (["--precision", "fp32", "bf16"], "2 cases are given; give one value an axis"),
+        (["--precision", "fp32", "bf16"], "2 cases are given; give one value for each axis"),
         (["--batch-size", "60000"], "batch size 60000 is above the dataset's 50000 images"),
         (["--pears", "1"], "unknown argument '--pears'; did you mean '--pairs'?"),
     ],

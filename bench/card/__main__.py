@@ -61,12 +61,28 @@ def build_parser() -> Parser:
     add = parser.add_argument
     minutes = os.environ.get(MINUTES) or "9"
     add("--minutes", metavar="N", default=minutes, help=f"time for all of it (${MINUTES}, or 9)")
-    add("--out", type=Path, default=Path("results"), metavar="DIR", help="parent of its folder")
+    add(
+        "--out",
+        type=Path,
+        default=Path("results"),
+        metavar="DIR",
+        help="where the folder of results is created",
+    )
     add("--data-dir", type=Path, metavar="DIR", help="where CIFAR-10 is (./data)")
-    add("--fraction", metavar="F", help="part of the epoch a case measures (0.2; 1 is all of it)")
-    add("--only", nargs="+", metavar="PHASE", default=[], help=f"of {', '.join(PHASES)}")
-    add("--new", action="store_true", help="start a new folder, whatever is there")
-    add("--allow-shared", action="store_true", help="measure on a card others use")
+    add(
+        "--fraction",
+        metavar="F",
+        help="part of the epoch that each case measures (0.2; 1 is the whole epoch)",
+    )
+    add(
+        "--only",
+        nargs="+",
+        metavar="PHASE",
+        default=[],
+        help=f"run only these: {', '.join(PHASES)}",
+    )
+    add("--new", action="store_true", help="start a new folder, even if an unfinished one is there")
+    add("--allow-shared", action="store_true", help="measure on a GPU that other processes use")
     return parser
 
 
@@ -107,7 +123,7 @@ def show(argv: Sequence[str]) -> int:
         lock.acquire(timeout=0)
     except Timeout:
         raise UsageError(
-            f"{card.folder}: another bench.card is at work there; wait for it"
+            f"{card.folder}: another bench.card is running there; wait for it to end"
         ) from None
     try:
         for line in filter(None, [_title(card, platform, scale), remark]):
@@ -220,7 +236,7 @@ def summarize(
     card: Card, report: Entry, problems: Sequence[str], seconds: float, minutes: str
 ) -> list[str]:
     """The screen at the end: every phase, what was cut and why, and how to go on."""
-    gpu = card.identity.get("gpu") or "REHEARSAL on a CPU: nothing here says anything of a GPU"
+    gpu = card.identity.get("gpu") or "REHEARSAL on a CPU: these numbers say nothing about a GPU"
     files = [file for file in card.folder.iterdir() if file.is_file()]
     size = sum(file.stat().st_size for file in files) / 2**20
     lines = ["", f"{gpu}: {_clock(seconds)} of {minutes} min"]
@@ -236,18 +252,18 @@ def summarize(
     lines += [f"limit broken: {problem}" for problem in problems]
     open_ones = [name for name in PHASES if not card.finished(name)]
     if open_ones:
-        lines.append(f"to go on with {', '.join(open_ones)}: the same command again")
+        lines.append(f"to continue with {', '.join(open_ones)}: run the same command again")
     else:
         lines.append("complete")
     if card.identity["dataset"] == "synthetic" and not card.rehearsal:
         lines.append(
-            "no CIFAR-10 was found, so the images are synthetic: losses say nothing; "
-            "give --data-dir"
+            "no CIFAR-10 was found, so the images are synthetic and the losses say "
+            "nothing about CIFAR-10; give --data-dir"
         )
     if card.identity["fraction"] != 1 and not card.rehearsal:
         lines.append(
             f"each case measured {100 * float(card.identity['fraction']):g} % of an epoch; "
-            "--fraction 1 measures whole ones, into a folder of their own"
+            "--fraction 1 measures whole epochs, into a new folder"
         )
     return lines
 

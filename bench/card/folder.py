@@ -157,7 +157,7 @@ def choose_card(
     remark = ""
     if not new:
         if unfinished := [card for card in same if not card.complete]:
-            return unfinished[0], f"going on in {unfinished[0].folder}"
+            return unfinished[0], f"continuing in {unfinished[0].folder}"
         if same:
             return same[0], f"{same[0].folder} is complete; --new measures everything again"
         gpu = [card for card in cards if card.identity.get("gpu") == identity.get("gpu")]
@@ -167,7 +167,7 @@ def choose_card(
                 for key, value in identity.items()
                 if gpu[0].identity.get(key) != value
             )
-            remark = f"not going on in {gpu[0].folder}: {'; '.join(differing)}"
+            remark = f"not continuing in {gpu[0].folder}: {'; '.join(differing)}"
     folder, number = parent / name, 2
     while folder.exists():
         folder, number = parent / f"{name}-{number}", number + 1
@@ -219,7 +219,7 @@ def check_limits(folder: Path) -> list[str]:
         for entry in entries
         for why in (
             "is not a plain file" if entry.is_symlink() or not entry.is_file() else "",
-            "has a name with odd characters" if not _NAME.fullmatch(entry.name) else "",
+            "has unusual characters in its name" if not _NAME.fullmatch(entry.name) else "",
             f"is larger than {MOST_BYTES // 2**20} MiB"
             if entry.is_file() and entry.stat().st_size > MOST_BYTES
             else "",

@@ -259,7 +259,7 @@ def _describe_crosscheck(answer: dict[str, object]) -> str:
         else f"{what} {j['verdict']}"
         for what, j in judged.items()
     ]
-    return ", ".join(parts) + ("; on a CPU it decides nothing" if answer["rehearsal"] else "")
+    return ", ".join(parts) + ("; on a CPU this decides nothing" if answer["rehearsal"] else "")
 
 
 def _tests(card: Card, scale: Scale, children: Children) -> Entry:
@@ -268,7 +268,9 @@ def _tests(card: Card, scale: Scale, children: Children) -> Entry:
     from bench.card.testrun import read_outcomes  # which imports pytest
 
     if not all((ROOT / name).exists() for name in GPU_TESTS):
-        return Entry(State.ABSENT, line="could not run: the tests are in a checkout only")
+        return Entry(
+            State.ABSENT, line="could not run: only a checkout of the repository has the tests"
+        )
     code = sha256(b"".join(file.read_bytes() for file in sorted((ROOT / "tests").rglob("*.py"))))
     if card.tests_code != code.hexdigest()[:12]:
         card.tests, card.tests_code = {}, code.hexdigest()[:12]
@@ -326,7 +328,7 @@ PHASES: dict[str, Phase] = {
         Phase("doctor", "what this machine can and cannot measure", 3, 2, _doctor),
         Phase(
             "headline",
-            "rtx-titan's fp32 and fp16 at batch size 256, the page's own comparison",
+            "rtx-titan's fp32 and fp16 at batch size 256, the comparison of the 2019 page",
             30,
             10,
             # the very cases of the preset, so that nothing is measured twice
@@ -344,7 +346,7 @@ PHASES: dict[str, Phase] = {
         ),
         Phase(
             "crosscheck",
-            "time and memory, measured again by code of its own",
+            "time and memory, measured again by independent code",
             65,
             14,
             _check("crosscheck", _describe_crosscheck),

@@ -148,9 +148,9 @@ def crosscheck(argv: Sequence[str]) -> int:
         UsageError: the case is not one that the bare loop can train, or it failed.
     """
     parser = Parser(prog="python -m bench.crosscheck", description=__doc__, allow_abbrev=False)
-    parser.add_argument("--pairs", type=int, default=3, metavar="N", help="turns of each (3)")
+    parser.add_argument("--pairs", type=int, default=3, metavar="N", help="pairs to measure (3)")
     parser.add_argument("--json", action="store_true", help="print JSON on standard output")
-    add_axes(parser, "of the one case; a GPU's default is dpn92, bf16-amp, batch 256, fraction 0.2")
+    add_axes(parser, "of the case; default on a GPU: dpn92, bf16-amp, batch 256, fraction 0.2")
     given = parser.parse(argv)
     if given.pairs < 1:
         raise UsageError(f"--pairs {given.pairs}: give a whole number of at least 1")
@@ -183,7 +183,7 @@ def crosscheck(argv: Sequence[str]) -> int:
     for what, judgement in judged.items():
         print(judgement.describe(what), file=out)
     if rehearsal:
-        print("rehearsal: a CPU's time and resident memory decide nothing here", file=out)
+        print("rehearsal: time and resident memory of a CPU decide nothing", file=out)
     agree = all(judgement.verdict is Verdict.AGREE for judgement in judged.values())
     if given.json:
         answer = {
@@ -222,13 +222,15 @@ def choose_case(axes: dict[str, list[Value]], platform: Platform) -> Case:
         }
     cases = grid({**defaults, "dataset": ["synthetic"], **axes})
     if len(cases) > 1:
-        raise UsageError(f"{len(cases)} cases are given; give one value an axis")
+        raise UsageError(f"{len(cases)} cases are given; give one value for each axis")
     (case,) = cases
     if case.model not in MODELS:
-        raise UsageError(f"--model {case.model!r}: the bare loop trains {', '.join(MODELS)}")
+        raise UsageError(
+            f"--model {case.model!r}: the bare loop can only train {', '.join(MODELS)}"
+        )
     if case.precision not in PRECISIONS_HERE:
         right = " or ".join(PRECISIONS_HERE)
-        raise UsageError(f"--precision {case.precision}: the bare loop trains {right}")
+        raise UsageError(f"--precision {case.precision}: the bare loop can only train {right}")
     plain = Case(
         model=case.model,
         dataset="synthetic",
@@ -239,8 +241,8 @@ def choose_case(axes: dict[str, list[Value]], platform: Platform) -> Case:
     )
     if case != plain:
         raise UsageError(
-            "the bare loop knows --model, --precision, --batch-size, --fraction and --device; "
-            "leave the other axes out"
+            "the bare loop supports --model, --precision, --batch-size, --fraction and --device; "
+            "leave out the other axes"
         )
     return case
 
@@ -258,7 +260,7 @@ def time_harness(case: Case, folder: str, gpu_uuid: str | None) -> Side:
     )
     m = outcome.measurement
     if outcome.status is not Status.OK:
-        raise UsageError(f"the case ended {outcome.status}: {outcome.reason}; choose another")
+        raise UsageError(f"the case ended as {outcome.status}: {outcome.reason}; choose another")
     assert m.measured_time_s is not None
     assert m.measured_steps is not None
     assert m.measured_images is not None

@@ -2,7 +2,7 @@
 
 It shares no code with the harness but the network's definition, models/dpn.py, which is the
 workload and is loaded by its path. Images, augmentation, warm-up, precision and timing are written
-here anew, as anybody would write them. The images are random: a step's time does not depend on
+again here, in the plainest way. The images are random: a step's time does not depend on
 what is in them.
 
 It waits for a line on standard input, so that a poller can read the memory before it starts. Then

@@ -238,7 +238,7 @@ def show(rows: Sequence[Rehearsal]) -> int:
     if any(row.compile for row in rows):
         print("traced: the ops torch.compile traced, before they are fused: an upper bound")
     if any(row.budget is None for row in rows):
-        print("-: no budget is stated, so launches are counted and not judged")
+        print("-: no budget is stated, so launches are counted but not judged")
     where: dict[Breach, list[str]] = {}
     for row in rows:
         for breach in row.breaches:
