@@ -73,7 +73,7 @@ def _loss_scale(text: str) -> float | str:
 def _switch(text: str) -> bool:
     switches = {"on": True, "true": True, "off": False, "false": False}
     if text.lower() not in switches:
-        raise ValueError("a switch is 'on' or 'off'")
+        raise ValueError("a boolean value is 'on' or 'off'")
     return switches[text.lower()]
 
 
@@ -98,7 +98,9 @@ class Case:
 
     model: str = describe_axis("dpn92", parse_model, "network, by name or package.module:factory")
     dataset: str = describe_axis("cifar10", _one_of(DATASETS), "images to train on")
-    precision: str = describe_axis("fp32", _one_of(PRECISIONS), "number formats, see --list")
+    precision: str = describe_axis(
+        "fp32", _one_of(PRECISIONS), "number formats; --list describes them"
+    )
     loss_scale: float | str | None = describe_axis(
         None,
         _loss_scale,
@@ -124,9 +126,9 @@ class Case:
     )
     compile: bool = describe_axis(False, _switch, "torch.compile the network during warm-up")
     channels_last: bool = describe_axis(False, _switch, "NHWC memory layout")
-    seed: int = describe_axis(0, _seed, "seeds weights, order and augmentation")
+    seed: int = describe_axis(0, _seed, "seed of weights, order and augmentation")
     device: str = describe_axis(
-        "cuda", _one_of(("cuda", "cpu")), "where to train (default: cuda if any)"
+        "cuda", _one_of(("cuda", "cpu")), "where to train (default: cuda if there is a GPU)"
     )
 
     def label(self, axes: Iterable[str] | None = None) -> str:

@@ -168,7 +168,7 @@ def ask(
         return answer
     if late and models:
         what = ", ".join(models)
-        return Answer(f"model {what}: not built and run within {timeout_s:g} s (--timeout)")
+        return Answer(f"model {what}: not built and run within {timeout_s:g} s; raise --timeout")
     return Answer(f"torch cannot be asked about the device: {last_line(said)}; install torch>=2.9")
 
 
@@ -252,8 +252,8 @@ VARIABLES: dict[str, str] = {
     "CUBLASLT_WORKSPACE_SIZE": "memory for matrix products, and so the algorithm chosen",
     "CUBLAS_WORKSPACE_CONFIG": "memory for matrix products: deterministic, perhaps slower",
     "CUDA_DEVICE_MAX_CONNECTIONS": "hardware queues for kernels",
-    "CUDA_DISABLE_PTX_JIT": "only kernels built for this very GPU",
-    "CUDA_FORCE_PTX_JIT": "compiles every kernel anew",
+    "CUDA_DISABLE_PTX_JIT": "only kernels that were built for exactly this GPU",
+    "CUDA_FORCE_PTX_JIT": "compiles every kernel again",
     "CUDA_LAUNCH_BLOCKING": "waits for each kernel: much slower",
     "CUDA_MODULE_LOADING": "loads kernels at once or when first used: memory and first steps",
     "CUDNN_*": "cuDNN's own settings",

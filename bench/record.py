@@ -37,8 +37,8 @@ class Status(StrEnum):
     OOM_SUSPECTED = "oom_suspected", "a CUDA library failed while memory was nearly full"
     DIVERGED = "diverged", "the loss became inf or NaN; speed and memory are still measured"
     UNSUPPORTED = "unsupported", "this device or build cannot run the case"
-    INVALID = "invalid", "measured, but not to be believed: throttled, shared or mislabelled"
-    TIMEOUT = "timeout", "a phase ran past its deadline"
+    INVALID = "invalid", "measured, but not reliable: throttled, shared or mislabelled"
+    TIMEOUT = "timeout", "a phase took longer than --timeout"
     KILLED = "killed", "the worker was killed from outside"
     INTERRUPTED = "interrupted", "the sweep was stopped during the case"
     ERROR = "error", "the worker failed"
@@ -85,7 +85,7 @@ class Measurement:
         "s",
         since=2,
     )
-    epoch_time_high_s: float | None = quantity(float, "its upper end", "s", since=2)
+    epoch_time_high_s: float | None = quantity(float, "upper end of that interval", "s", since=2)
     measured_time_s: float | None = quantity(float, "wall time of the measured steps", "s")
     measured_steps: int | None = quantity(int, "steps measured")
     measured_images: int | None = quantity(int, "images in the measured steps")
@@ -126,9 +126,11 @@ class Measurement:
     alloc_ooms: int | None = quantity(int, "allocations refused")
 
     train_loss: float | None = quantity(float, "mean cross-entropy over the measured steps")
-    train_accuracy: float | None = quantity(float, "fraction right over the measured steps")
+    train_accuracy: float | None = quantity(
+        float, "accuracy over the measured steps, as a fraction"
+    )
     test_loss: float | None = quantity(float, "mean cross-entropy over the test images")
-    test_accuracy: float | None = quantity(float, "fraction right of the test images")
+    test_accuracy: float | None = quantity(float, "accuracy on the test images, as a fraction")
     first_bad_step: int | None = quantity(int, "first step whose loss was inf or NaN, from 0")
     overflow_steps: int | None = quantity(int, "steps with inf or NaN in the scaled gradients")
     final_loss_scale: float | None = quantity(float, "loss scale after the last step")
@@ -171,15 +173,19 @@ class Measurement:
     )
     proof_layer: str | None = quantity(str, "the layers of the network that were probed", since=2)
     conv_error: float | None = quantity(float, "relative error of a convolution against float64")
-    input_grad_error: float | None = quantity(float, "the same of its input gradient", since=2)
-    weight_grad_error: float | None = quantity(float, "the same of its weight gradient", since=2)
+    input_grad_error: float | None = quantity(
+        float, "relative error of its input gradient", since=2
+    )
+    weight_grad_error: float | None = quantity(
+        float, "relative error of its weight gradient", since=2
+    )
     matmul_error: float | None = quantity(float, "relative error of a matmul against float64")
     flop_per_image: float | None = quantity(
         float, "forward and backward, a grouped convolution's weight gradient counted as grouped"
     )
 
     missing: str | None = quantity(str, "why columns are empty: 'column: reason; …'")
-    notes: str | None = quantity(str, "what a reader should know before believing the row")
+    notes: str | None = quantity(str, "what a reader should know before using the row")
 
 
 @dataclass
@@ -350,7 +356,7 @@ STEP_COLUMNS: dict[str, Column] = {
         Column("step", int, "", "from 0"),
         Column("images", int, "", "images since the row before"),
         Column("loss", float, "", "mean cross-entropy; empty if not finite", optional=True),
-        Column("correct", int, "", "images of those predicted right"),
+        Column("correct", int, "", "how many of them were classified correctly"),
         Column("time_s", float, "s", "duration of the step", optional=True),
     )
 }

@@ -150,7 +150,7 @@ def test_what_is_edited_shows(file: str, old: str, new: str, changed: set[str] |
 @pytest.mark.slow
 def test_a_model_that_hangs_is_ended_with_all_it_started() -> None:
     answer = ask([], ["mynet:sleeps"], timeout_s=4)
-    assert answer.error == "model mynet:sleeps: not built and run within 4 s (--timeout)"
+    assert answer.error == "model mynet:sleeps: not built and run within 4 s; raise --timeout"
     with pytest.raises(UsageError, match="not built and run within"):
         answer.fingerprint("mynet:sleeps")
 
@@ -229,7 +229,7 @@ def test_an_edited_model_is_not_mixed_with_what_it_was(capsys: pytest.CaptureFix
 
     write("blocks.py", "3072, 10)", "3072, 10)  # a remark")
     said = refused([*short[len(CPU) :], "--model", "mynet:build"], capsys)
-    assert said.startswith("error: --out out: holds rows that would not be comparable: ")
+    assert said.startswith("error: --out out: has rows that would not be comparable: ")
     assert "model mynet:build: its source files changed since they were measured" in said
     assert said.endswith("choose another --out, or add to them with --mix")
 

@@ -360,7 +360,7 @@ def test_rows_that_cannot_be_compared_are_not_mixed(
     capsys.readouterr()
     assert len(run(out, "8", "16", rc=2)) == 1
     message = capsys.readouterr().err
-    assert message.startswith(f"error: --out {out}: holds rows that would not be comparable: ")
+    assert message.startswith(f"error: --out {out}: has rows that would not be comparable: ")
     for name, now in changed.items():
         assert f"{name} was {before[name][0] or 'none'}, now {now}" in message
     assert "choose another --out, or add to them with --mix" in message
@@ -453,7 +453,7 @@ def test_stopped_once_it_ends_cleanly_and_goes_on_later(
     said, errors = process.communicate(timeout=200)
     assert process.returncode == rc, errors
     assert "stopping: what is done is kept; again to stop at once" in errors
-    assert f"the same command with --out {out} goes on from here" in errors
+    assert f"stopped; run the same command with --out {out} to continue" in errors
     assert "fp32" in said, "what was done is summarised"
     frame = read_records(out)
     assert 2 <= len(frame) < 400

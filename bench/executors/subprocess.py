@@ -141,7 +141,9 @@ class SubprocessExecutor:
             if time.monotonic() > deadline:
                 worker.dump_stacks()
                 limit = f"{self._settings.timeout_s:g} s"
-                reason = f"{phase} ran past {limit} (--timeout); stacks in the log"
+                reason = (
+                    f"{phase} took longer than {limit}; raise --timeout; the log has the stacks"
+                )
                 yield Finished(Status.TIMEOUT, reason)
                 return
             if isinstance(message, PhaseEntered):

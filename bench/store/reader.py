@@ -193,7 +193,7 @@ def _check_header(path: Path, header: list[str], columns: dict[str, Column]) -> 
         raise UsageError(f"{path}:1: column {first!r} is missing: {_STRANGE}")
     for name in header:
         if header.count(name) > 1:
-            raise UsageError(f"{path}:1: column {clean(name)[:40]!r} stands twice; keep one")
+            raise UsageError(f"{path}:1: column {clean(name)[:40]!r} appears twice; keep one")
 
 
 def _parse_csv(path: Path, data: bytes, header: list[str]) -> pa.Table:
@@ -300,7 +300,7 @@ def _wrong(column: Column, text: str) -> str:
     if column.name == "status":
         return "" if text in list(Status) else f"a status is one of {', '.join(Status)}"
     if column.type is bool:
-        return "" if text in ("on", "off", "") else "a switch is 'on' or 'off'"
+        return "" if text in ("on", "off", "") else "a boolean value is 'on' or 'off'"
     if column.type is str or (text == "" and column.optional):
         return ""
     if not (_NUMBER.fullmatch(text) and math.isfinite(float(text))):

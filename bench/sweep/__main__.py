@@ -99,7 +99,7 @@ def run_sweep(cases: list[Case], options: Options) -> int:
             measured = loop.run(runs, before, skips, stopped)
     print_report(out)
     if stopped():
-        print(f"stopped: the same command with --out {out} goes on from here", file=sys.stderr)
+        print(f"stopped; run the same command with --out {out} to continue", file=sys.stderr)
         return 128 + stopped()
     return 0 if measured or not runs else 1
 
@@ -175,7 +175,7 @@ class Loop:
         reason = platform.refuse(precision)
         emulated = "" if "precision" in self.options.axes else platform.discourage(precision)
         if emulated and not reason:
-            reason = f"{emulated}; --precision {precision.name} measures it all the same"
+            reason = f"{emulated}; --precision {precision.name} measures it anyway"
         if reason:
             return Outcome(Status.UNSUPPORTED, reason)
         folder, uuid = self.inputs.datasets[case.dataset].folder, platform.environment.gpu_uuid

@@ -56,7 +56,9 @@ def build_parser() -> Parser:
     )
     what = parser.add_argument_group("what to measure")
     what.add_argument("--preset", metavar="NAME", help="a named grid of cases, see --list")
-    what.add_argument("--config", metavar="FILE", type=Path, help="a grid of your own, in TOML")
+    what.add_argument(
+        "--config", metavar="FILE", type=Path, help="your own grid of cases, a TOML file"
+    )
     what.add_argument(
         "--repeats",
         metavar="N",
@@ -72,17 +74,38 @@ def build_parser() -> Parser:
     data = parser.add_argument_group("images")
     data.add_argument("--data-dir", metavar="DIR", type=Path, help="where CIFAR-10 is (./data)")
     data.add_argument("--data-url", metavar="URL", help="a mirror of the CIFAR-10 archive")
-    how = parser.add_argument_group("how")
-    how.add_argument("--out", metavar="DIR", type=Path, help="results/ and GPU and time by default")
-    how.add_argument("--retry", nargs="+", metavar="STATUS", default=[], help="run these again")
-    how.add_argument("--timeout", metavar="S", default="3600", help="deadline of a phase (3600)")
-    how.add_argument("--wait", metavar="S", default="0", help="wait for another sweep on --out")
-    how.add_argument("--mix", action="store_true", help="add to rows of another GPU, code, model")
-    how.add_argument("--no-skip", action="store_true", help="try batches larger than one that OOMs")
-    how.add_argument("--allow-shared", action="store_true", help="measure on a card others use")
+    how = parser.add_argument_group("how to measure")
+    how.add_argument(
+        "--out",
+        metavar="DIR",
+        type=Path,
+        help="folder of the results (default: a new one in results/)",
+    )
+    how.add_argument(
+        "--retry",
+        nargs="+",
+        metavar="STATUS",
+        default=[],
+        help="run cases that ended like this again",
+    )
+    how.add_argument(
+        "--timeout", metavar="S", default="3600", help="seconds a phase of a case may take (3600)"
+    )
+    how.add_argument(
+        "--wait", metavar="S", default="0", help="seconds to wait for another sweep on --out (0)"
+    )
+    how.add_argument(
+        "--mix", action="store_true", help="add to rows of another GPU, version or model"
+    )
+    how.add_argument(
+        "--no-skip", action="store_true", help="run batch sizes above one that ran out of memory"
+    )
+    how.add_argument(
+        "--allow-shared", action="store_true", help="measure on a GPU that other processes use"
+    )
     how.add_argument("--verbose", action="store_true", help="print each case's curve, as in 2019")
     how.add_argument("--executor", default="subprocess", help=argparse.SUPPRESS)
-    how.add_argument("--dry-run", action="store_true", help="print the cases, try the models")
+    how.add_argument("--dry-run", action="store_true", help="print the cases and check the models")
     how.add_argument("--list", action="store_true", help="print presets, precisions, models, …")
     return parser
 

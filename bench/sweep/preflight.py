@@ -189,7 +189,7 @@ def read_past(
             differing[f"model {case.model}: its {what} changed since they were measured"] = None
     if differing and not options.mix:
         raise UsageError(
-            f"--out {out}: holds rows that would not be comparable: {'; '.join(differing)}; "
+            f"--out {out}: has rows that would not be comparable: {'; '.join(differing)}; "
             "choose another --out, or add to them with --mix"
         )
     past = read_history(frame)

@@ -1,1 +1,1 @@
-"""The training page: an epoch, its clock, its loss scale and the proof of its precision."""
+"""Training: an epoch, its clock, its loss scale and the proof of its precision."""

@@ -1,4 +1,4 @@
-"""The page: one epoch of training, as anybody would write it.
+"""One epoch of training, written as a plain training loop.
 
 No NVML, CSV or command line here. Nothing in a step waits for the device: losses, hits and
 overflows stay there until the epoch ends.
@@ -144,7 +144,7 @@ class Training:
         if logits.shape != (len(x), CLASSES):
             raise UsageError(
                 f"the model returned {tuple(logits.shape)} for {len(x)} images; "
-                f"it is to return ({len(x)}, {CLASSES})"
+                f"it must return ({len(x)}, {CLASSES})"
             )
         return logits.float()
 

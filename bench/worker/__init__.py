@@ -1,1 +1,1 @@
-"""One case in one process."""
+"""One case, measured in one process."""

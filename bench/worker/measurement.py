@@ -299,7 +299,7 @@ def _read_memory(device: torch.device, when: str, found: Findings) -> None:
         setattr(found.measurement, f"{when}_reserved_bytes", stats["reserved_bytes.all.peak"])
     else:
         names = (f"{when}_allocated_bytes", f"{when}_reserved_bytes", *_TROUBLES)
-        found.missing |= dict.fromkeys(names, "torch keeps no account of CPU memory")
+        found.missing |= dict.fromkeys(names, "torch does not report CPU memory")
 
 
 _TROUBLES = {"alloc_retries": "num_alloc_retries", "alloc_ooms": "num_ooms"}
@@ -317,7 +317,9 @@ def _note_allocator_troubles(before: dict[str, int], device: torch.device, found
     for name, now in _count_allocator_troubles(device).items():
         setattr(m, name, now - before[name])
     if m.alloc_retries:
-        _note(found, f"{m.alloc_retries} allocations retried within the epoch: memory is short")
+        _note(
+            found, f"{m.alloc_retries} allocations retried within the epoch: memory was nearly full"
+        )
 
 
 def _note(found: Findings, text: str) -> None:

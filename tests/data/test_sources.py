@@ -115,7 +115,7 @@ def test_pickle_that_would_run_a_command_is_refused(tmp_path, parts, write_batch
     witness = tmp_path / "it-ran"
     evil = python2_pickle({b"labels": [], b"data": Shout(witness)})
     archive = write_batches(tmp_path / "data", *parts, data_batch_1=evil)
-    refused(tmp_path, tmp_path / "data", "data_batch_1", "system is not admitted", archive=archive)
+    refused(tmp_path, tmp_path / "data", "data_batch_1", "system is not allowed", archive=archive)
     assert not witness.exists()
     pickle.loads(evil)  # and it would have
     assert witness.exists()
@@ -125,7 +125,7 @@ def test_no_other_name_of_numpy_is_admitted(tmp_path, parts, write_batches, pyth
     for function in (np.load, np.zeros, eval, getattr):
         evil = python2_pickle({b"labels": [], b"data": function})
         archive = write_batches(tmp_path / "data", *parts, data_batch_1=evil)
-        refused(tmp_path, tmp_path / "data", "data_batch_1", "is not admitted", archive=archive)
+        refused(tmp_path, tmp_path / "data", "data_batch_1", "is not allowed", archive=archive)
 
 
 @pytest.mark.parametrize(
@@ -310,7 +310,7 @@ def test_a_folder_of_pictures_is_no_dataset(tmp_path, encode, draw):
 def test_test_class_unknown_to_train_is_refused(tmp_path, encode, draw):
     write_folders(tmp_path / "data/train", {"cat": 2, "dog": 1}, encode, draw)
     write_folders(tmp_path / "data/test", {"fish": 1}, encode, draw)
-    refused(tmp_path, tmp_path / "data", tmp_path / "data/test/fish", "wanted: cat, dog")
+    refused(tmp_path, tmp_path / "data", tmp_path / "data/test/fish", "expected: cat, dog")
 
 
 @pytest.mark.parametrize("format", ["PNG", "JPEG"])
@@ -328,7 +328,7 @@ def test_broken_image_is_named(format, encode, data):
         except UsageError as error:
             message = str(error)
             assert message.startswith("x.png is ")
-            assert "wanted: 32×32 RGB" in message
+            assert "expected: 32×32 RGB" in message
             assert "\n" not in message
 
 
@@ -349,9 +349,9 @@ def test_image_of_another_shape_is_named(tmp_path, encode, draw):
     path = tmp_path / "data/train/dog/zzz.png"
     image = draw(1).images[0]
     path.write_bytes(encode(np.tile(image, 2)))
-    refused(tmp_path, tmp_path / "data", path, "64×32 RGB", "wanted: 32×32 RGB")
+    refused(tmp_path, tmp_path / "data", path, "64×32 RGB", "expected: 32×32 RGB")
     path.write_bytes(encode(image, mode="L"))
-    refused(tmp_path, tmp_path / "data", path, "32×32 L", "wanted: 32×32 RGB")
+    refused(tmp_path, tmp_path / "data", path, "32×32 L", "expected: 32×32 RGB")
 
 
 def test_unreadable_file_is_named(tmp_path, encode, draw):

@@ -73,7 +73,10 @@ def gone(pids: list[int], within_s: float = 10) -> bool:
 ENDS = {
     "raises": (Status.ERROR, "RuntimeError: no such <luck> | =1+1"),
     "not_a_number": (Status.DIVERGED, "the loss was inf or NaN from step 0 of 2"),
-    "sleeps": (Status.TIMEOUT, "warmup ran past 300 s (--timeout); stacks in the log"),
+    "sleeps": (
+        Status.TIMEOUT,
+        "warmup took longer than 300 s; raise --timeout; the log has the stacks",
+    ),
     "exits": (Status.ERROR, "the worker exited with code 9 and reported no result"),
     "leaves": (Status.ERROR, "SystemExit: 3"),
     "kills_itself": (Status.KILLED, "SIGKILL from outside the sweep"),
@@ -311,7 +314,7 @@ def test_phases_and_steps_are_told(data: DatasetInfo) -> None:
 def test_a_worker_that_cannot_even_start_in_time(data: DatasetInfo, tmp_path: Path) -> None:
     outcome = execute(data, "good", timeout_s=0.05)
     assert outcome.status is Status.TIMEOUT
-    assert outcome.reason.startswith("set-up ran past 0.05 s")
+    assert outcome.reason.startswith("set-up took longer than 0.05 s")
 
 
 # -------------------------------------------------- what the parent does, with a scripted worker
