@@ -1,4 +1,4 @@
-"""The one exception a user is meant to see."""
+"""The one exception whose message is shown to the user."""
 
 
 class UsageError(Exception):

@@ -1,4 +1,4 @@
-"""From which difference on something is told: said once for measuring, reporting and comparing."""
+"""Thresholds from which a difference is reported, shared by measuring, reporting and comparing."""
 
 from __future__ import annotations
 

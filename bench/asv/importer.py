@@ -97,7 +97,7 @@ def import_sweep(folder: Path, config: Any) -> list[Path]:
         if wanted and benchmark["param_names"] != wanted:  # type: ignore[index]
             raise UsageError(
                 f"{folder}: varies {', '.join(wanted)}, and the results asv has vary "
-                f"{', '.join(benchmark['param_names'])}; they cannot stand on one site"
+                f"{', '.join(benchmark['param_names'])}; one site cannot show both"
             )
     results = [
         _file(rows, grid, benchmarks, folder, config) for _, rows in frame.groupby(_ONE_RESULT)
@@ -123,14 +123,16 @@ def read_measured(folder: Path) -> pd.DataFrame:
     frame = read_records(folder)
     frame = keep_latest(frame[~frame["sentinel"]])
     if frame.empty:
-        raise UsageError(f"{folder}: holds no records yet")
+        raise UsageError(f"{folder}: has no records yet")
     if (frame["executor"] == "fake").any():
-        raise UsageError(f"{folder}: its records are of the fake executor, not measurements")
+        raise UsageError(
+            f"{folder}: its records come from the fake executor and are not measurements"
+        )
     for _, rows in frame.groupby(_ONE_RESULT):
         if mixed := find_mixed(rows):
             raise UsageError(
                 f"{folder}: has rows of one case that differ in {', '.join(mixed)}, which asv "
-                "cannot tell apart; sweep each into its own --out and import these"
+                "cannot tell apart; measure each into its own --out and import those"
             )
     return frame
 
@@ -207,7 +209,7 @@ def _file(
     ):
         raise UsageError(
             f"{folder}: asv has results of commit {commit[:8]} under the same parameters "
-            f"({there}); remove them, or keep them"
+            f"({there}); remove these results to import the sweep"
         )
     started = datetime.fromisoformat(rows["started_at"].min())
     for benchmark in benchmarks.values():
@@ -248,7 +250,7 @@ def _find_commit(name: str, folder: Path, config: Any) -> tuple[str, int]:
     if not name or name.endswith("+dirty"):
         raise UsageError(
             f"{folder}: measured by {f'edited source ({name})' if name else 'no known commit'}, so "
-            "there is no commit to file it under; sweep from a commit"
+            "it belongs to no commit; commit the source and run the sweep again"
         )
     repo = get_repo(config)
     try:

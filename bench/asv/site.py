@@ -41,7 +41,9 @@ def fetch_assets(packages: Mapping[str, Any]) -> dict[str, bytes]:
     """
     npm = shutil.which("npm")
     if npm is None:
-        raise UsageError("npm is not installed, and the site's libraries come from it; install it")
+        raise UsageError(
+            "npm is not installed; install it, because the site's libraries come from it"
+        )
     with tempfile.TemporaryDirectory() as folder:
         # the empty project keeps npm from reading, or complaining of, the one it runs in
         (Path(folder) / "package.json").write_text("{}")
@@ -101,7 +103,7 @@ def stand_alone(out: Path, assets: Mapping[str, bytes]) -> None:
         if name not in assets:
             raise UsageError(
                 f"asv's page wants {name}, which no package in {ASSETS.name} holds; "
-                "asv 0.6.6 is what this is made for"
+                "use asv 0.6.6, for which this was written"
             )
         (vendor / name).write_bytes(assets[name])
         relation = ' rel="stylesheet"' if match["tag"] == "link" else ""

@@ -168,7 +168,7 @@ def _key(source: Source) -> str:
             stat = file.stat()
         except OSError as error:
             raise UsageError(
-                f"cannot read {file} ({error.strerror}); complete {file.parent} or take it away"
+                f"cannot read {file} ({error.strerror}); complete {file.parent} or remove it"
             ) from error
         identity.append((str(file.absolute()), stat.st_size, stat.st_mtime_ns))
     return sha256(json.dumps(identity).encode()).hexdigest()[:16]

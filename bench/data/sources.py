@@ -128,7 +128,7 @@ def unpack(path: Path, md5: str, folder: Path) -> None:
     tarfile's ``data`` filter refuses members that would land outside ``folder``, links out of it
     and devices. Raises UsageError for those and for an archive that is not what it should be.
     """
-    remedy = "delete it to download it again, or fetch it anew"
+    remedy = "delete it to download it again, or download it yourself"
     with _reading(path, remedy):
         file = path.open("rb")
     with file:
@@ -161,7 +161,7 @@ class _Unpickler(pickle.Unpickler):
             ("numpy", "dtype"): np.dtype,
         }
         if (module, name) not in admitted:
-            raise pickle.UnpicklingError(f"{module}.{name} is not admitted")
+            raise pickle.UnpicklingError(f"{module}.{name} is not allowed")
         return admitted[module, name]
 
 
@@ -203,7 +203,7 @@ def _rows(path: Path) -> Iterator[Encoded]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    right = "wanted: columns 'img' (or 'image') of struct<bytes, path> and 'label' of integers"
+    right = "expected: columns 'img' (or 'image') of struct<bytes, path> and 'label' of integers"
     try:
         with pq.ParquetFile(path) as file:
             schema = file.schema_arrow
@@ -232,7 +232,7 @@ def _rows(path: Path) -> Iterator[Encoded]:
                     row += 1
     except (pa.ArrowException, OSError) as error:
         raise UsageError(
-            f"{path} is not a whole Parquet file ({one_line(error)}); fetch it again"
+            f"{path} is not a whole Parquet file ({one_line(error)}); download it again"
         ) from error
 
 
@@ -243,11 +243,13 @@ def _class_folders(train: dict[str, list[Path]], test: dict[str, list[Path]]) ->
     labels = {name: label for label, name in enumerate(train)}
     if len(labels) > 256:
         folder = next(iter(train.values()))[0].parent.parent
-        raise UsageError(f"{folder} holds {len(labels)} class folders; labels are bytes: 256 fit")
+        raise UsageError(f"{folder} holds {len(labels)} class folders; at most 256 are supported")
     for name in test:
         if name not in labels:
             folder = test[name][0].parent
-            raise UsageError(f"{folder} has no counterpart in train; wanted: {', '.join(labels)}")
+            raise UsageError(
+                f"{folder} has no matching folder in train; expected: {', '.join(labels)}"
+            )
 
     def read(split: str, scratch: Path) -> Iterator[Chunk]:
         folders = train if split == "train" else test
@@ -273,7 +275,7 @@ _IMAGES = {".png", ".jpg", ".jpeg"}
 
 
 def _load(path: Path, label: int) -> Encoded:
-    with _reading(path, "make it readable or take it away"):
+    with _reading(path, "make it readable or remove it"):
         return str(path), path.read_bytes(), label
 
 
@@ -320,8 +322,8 @@ def decode_pixels(data: bytes, where: str) -> bytes:
             width, height, mode = *image.size, image.mode
     except Exception as error:  # broken images surface as OSError, SyntaxError, struct.error, …
         reason = f"is not a whole PNG or JPEG ({one_line(error)})"
-        raise UsageError(f"{where} {reason}; wanted: 32×32 RGB images") from error
-    raise UsageError(f"{where} is {width}×{height} {mode}; wanted: 32×32 RGB images")
+        raise UsageError(f"{where} {reason}; expected: 32×32 RGB images") from error
+    raise UsageError(f"{where} is {width}×{height} {mode}; expected: 32×32 RGB images")
 
 
 @contextmanager

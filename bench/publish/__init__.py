@@ -1,1 +1,1 @@
-"""One folder to read anywhere."""
+"""One folder with every report, readable offline."""

@@ -71,7 +71,7 @@ def publish_commits(out: Path) -> int:
     config = load_config()
     commits = {result.commit_hash for result in read_results(config)}
     if not commits:
-        print("nothing tracked over commits yet; `asv run` does")
+        print("asv has no results yet; `asv run` makes them")
         return 0
     assets = fetch_assets(json.loads(ASSETS.read_text()))
     widen_benchmarks(config)
