@@ -1,7 +1,7 @@
-"""A case is one row's question: every field is an axis.
+"""A case holds the settings of one row of the results: every field is an axis.
 
-An axis is said once, as a field of `Case`. That field gives the command-line flag, the preset key,
-the CSV column and the asv parameter.
+An axis is described once, as a field of `Case`. That field gives the command-line flag, the preset
+key, the CSV column and the asv parameter.
 """
 
 from __future__ import annotations
@@ -90,10 +90,10 @@ def describe_axis(default: Value, parse: Callable[[str], Value], help: str, sinc
 
 @dataclass(frozen=True)
 class Case:
-    """One question: what do these settings do to time, memory and learning?
+    """The settings of one measurement.
 
-    Frozen and hashable, so that a case is its own key. `loss_scale` is None where the precision
-    scales no loss.
+    Frozen and hashable, so that a case can be a dictionary key. `loss_scale` is None where the
+    precision scales no loss.
     """
 
     model: str = describe_axis("dpn92", parse_model, "network, by name or package.module:factory")
@@ -235,7 +235,7 @@ def grid(axes: Mapping[str, Sequence[Value]]) -> list[Case]:
 
     A loss scale applies to the precisions that scale a loss, and skipping overflows to static loss
     scales; where they do not apply, a case is planned once. Where no loss scale is given, each
-    precision that needs one takes its own default.
+    precision that needs one uses its default.
     """
     order = sorted(axes, key=lambda name: (name == "batch_size", list(AXES).index(name)))
     cases: dict[Case, None] = {}

@@ -1,4 +1,4 @@
-"""What a failure means: one table from exceptions and deaths to typed outcomes."""
+"""What a failure means: one table from exceptions and ended processes to outcomes."""
 
 from __future__ import annotations
 

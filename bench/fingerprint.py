@@ -1,8 +1,8 @@
-"""What a model is, in three hashes, and whether it can be trained at all.
+"""Three hashes that identify a model, and a check that it can be trained.
 
-It is found out once for a sweep, in a process of its own (`bench.environment`): each model there in
-a fork, so that what one imports is not taken for another's, and a model that ends its process ends
-no other. The sweep itself imports neither torch nor the user's code.
+This is done once for a sweep, in a separate process (`bench.environment`). Each model is examined
+in a fork of it, so that the imports of one are not counted as another's, and a model that ends its
+process does not end the others. The sweep itself imports neither torch nor the user's code.
 """
 
 from __future__ import annotations

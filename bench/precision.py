@@ -1,4 +1,4 @@
-"""Which number formats a case trains in: said once, as data.
+"""The number formats that a case can train in, as data.
 
 Reading this module costs nothing; torch is imported by the functions that act on a model.
 """

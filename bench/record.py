@@ -1,4 +1,4 @@
-"""A record is a case answered: what was measured, or a typed outcome, and what ran it.
+"""A record is the result of a case: the outcome, what was measured, and the environment.
 
 Every column of a records file is a field here, described once: type, unit, meaning.
 """
@@ -21,7 +21,7 @@ SCHEMA = 2
 
 
 class Status(StrEnum):
-    """How a case ended. Each member's ``meaning`` is what a reader is told."""
+    """How a case ended. Reports show each member's ``meaning``."""
 
     meaning: str
 
@@ -58,7 +58,7 @@ def quantity(type: type, help: str, unit: str = "", **metadata: Any) -> Any:
 
 @dataclass
 class Measurement:
-    """Raw readings of one case, in SI units. None where a value was not or could not be had.
+    """Raw readings of one case, in SI units. None where there is no value.
 
     The phases: set-up (process start to first step), warm-up (steps thrown away), epoch (the warm
     epoch, between two device synchronisations), evaluation. Only the epoch is in `epoch_time_s`.
@@ -192,8 +192,8 @@ class Measurement:
 class Environment:
     """What ran the case.
 
-    Fields marked ``comparable`` must agree for rows to be compared; of which axis a field is, is
-    said with it: a sweep of two models has two networks, and nothing is mixed.
+    Rows can only be compared if they agree on the fields marked ``comparable``. The mark names what
+    the field belongs to: a sweep of two models has two networks, and its rows are not mixed.
     """
 
     gpu: str | None = quantity(str, "GPU name; empty on a CPU", comparable="device")
@@ -258,7 +258,7 @@ class Step:
 
 @dataclass
 class Outcome:
-    """What came of running a case: a status with its one-line reason, and what was measured."""
+    """The result of running a case: a status with its one-line reason, and what was measured."""
 
     status: Status
     reason: str = ""

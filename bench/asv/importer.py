@@ -1,7 +1,7 @@
 """Write a sweep's records as asv results of the commit that measured them.
 
-What a sweep measured need not be trained again to stand on the asv site. Several repeats of a case
-become their median, and the worst of their outcomes.
+What a sweep measured need not be trained again to be shown on the asv site. Several repeats of a
+case become their median, and the worst of their outcomes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""asv's site, mended: it loads nothing from elsewhere, opens from disk and draws every plot.
+"""Change asv's site: it loads nothing from other hosts, opens from disk and draws every plot.
 
 asv 0.6.6's page takes its libraries from content networks and reads its data by requests that a
 browser refuses to a file. `tests/test_publish.py` says when a newer asv no longer needs this.

@@ -1,8 +1,8 @@
 """`python -m bench.card`: run every measurement of a new GPU, in CARD_MINUTES.
 
 Doctor, the GPU tests, the presets rtx-titan and precision, the harness's overhead, an independent
-cross-check and repeats, by priority, into one folder under results/. The same command goes on where
-it was cut or interrupted. Without a GPU it rehearses itself on the CPU at a small scale.
+cross-check and repeats, by priority, into one folder under results/. The same command continues
+where it was stopped. Without a GPU it rehearses itself on the CPU at a small scale.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A pytest plugin: run tests until a moment, write each outcome as it comes, go on next time.
+"""A pytest plugin: run tests up to a given time, write each outcome, continue next time.
 
 `python -m pytest -p bench.card.testrun --card-until T --card-outcomes FILE`. Tests are the unit:
 none is started that would probably not end in time. FILE holds a JSON line with what was collected,

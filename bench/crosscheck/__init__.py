@@ -1,1 +1,1 @@
-"""Time and memory measured a second time, by code of its own; see `bench.crosscheck.__main__`."""
+"""Time and memory measured a second time, by independent code; see `bench.crosscheck.__main__`."""

@@ -2,7 +2,7 @@
 
 One case is measured by the harness and by a bare training loop with a separate memory poller, in
 turn, each in fresh processes. The bare loop and the poller share no code with the harness, except
-the network's definition. The ratios of seconds and of peak memory are to be within 1 % of 1.
+the network's definition. The ratios of seconds and of peak memory must be within 1 % of 1.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """`python -m bench.doctor`: check what this machine can measure, and how to fix the rest.
 
-The facts are gathered by `bench.doctor.machine`; here they are judged. The return code is 1 if
+The facts are gathered by `bench.doctor.machine`; here they are assessed. The return code is 1 if
 something makes numbers unbelievable, such as another process that computes on the card.
 """
 

@@ -1,4 +1,4 @@
-"""What can be found out of a machine in two seconds: driver, cards, torch, CPU, disk, packages.
+"""The facts about a machine that two seconds can gather: driver, cards, torch, CPU, disk, packages.
 
 `examine_machine` gathers facts and judges none; `bench.doctor` says what they mean. Facts are
 plain values: they are written as JSON on one machine and explained on another.

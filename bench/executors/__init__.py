@@ -18,12 +18,12 @@ EXECUTORS: dict[str, str] = {
 }
 
 Event = PhaseEntered | StepTaken
-"""What a running case says before its end."""
+"""A progress report of a running case."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What an executor is told once, for all cases of a sweep."""
+    """Settings of an executor, the same for all cases of a sweep."""
 
     timeout_s: float = 3600.0
     allow_shared: bool = False
@@ -43,7 +43,7 @@ class Job:
 
 
 class Executor(Protocol):
-    """Turns cases into outcomes, one at a time. It raises nothing: what happens is an outcome."""
+    """Turns cases into outcomes, one at a time. It never raises: every failure is an outcome."""
 
     def __init__(self, settings: Settings) -> None: ...
 

@@ -1,4 +1,4 @@
-"""One case, one process: a fresh worker, watched, and ended with all it started.
+"""Run each case in a fresh worker process, and end it with every process that it started.
 
 CUDA errors are sticky and cuDNN's choices outlive a case, so no process measures twice.
 """
@@ -263,7 +263,8 @@ class Worker:
 def _keep_log(stream: IO[bytes], path: Path | None) -> None:
     """Keep the first and the last megabyte of what a worker prints, however much it is.
 
-    A log that cannot be written is no reason to stop reading: the worker would wait for ever.
+    A log that cannot be written does not stop the reading, because the worker would then wait for
+    ever.
     """
     head, tail, kept, left_out = 0, deque[bytes](), 0, 0
     with stream, ExitStack() as opened:

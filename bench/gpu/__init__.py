@@ -1,1 +1,1 @@
-"""The card: what is read of it, which there are, and what was seen while a worker trained."""
+"""GPUs: the ones of this machine, their readings, and what was recorded while a worker trained."""

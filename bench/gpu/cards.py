@@ -1,4 +1,4 @@
-"""The cards that CUDA would offer here, in its order, without torch and without CUDA."""
+"""The cards that CUDA would list here, in its order, found without torch and without CUDA."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What cards can do at best: dense FLOP/s by arithmetic, from NVIDIA's own papers.
+"""Peak dense FLOP/s of cards by arithmetic, from NVIDIA's data sheets and white papers.
 
-A card that is not here has no peak: better none than a guess.
+A card that is not listed has no peak: it is not guessed.
 """
 
 from __future__ import annotations

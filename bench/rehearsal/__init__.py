@@ -1,1 +1,1 @@
-"""A training step on the CPU under the rules of a GPU."""
+"""A training step on the CPU, checked for what a GPU does badly."""

@@ -1,6 +1,6 @@
 """Which attempt at a run counts: the last one under each environment.
 
-Said once, for whoever reads records: resume, report, compare and the import into asv.
+Defined once for all code that reads records: resume, report, compare and the import into asv.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Read a sweep's folder: records and steps, checked and typed.
 
-Every cell is checked before it is believed; what cannot be is refused with file, line and
-column. Whatever a power cut left of a last line is never parsed.
+Every cell is checked. An impossible value is refused with file, line and column. An incomplete
+last line, left by a power cut, is never parsed.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@
     config.json    the resolved configuration
     logs/          what each worker printed
 
-One writer at a time holds a lock on the folder. Whatever a power cut leaves of a last line is set
-aside, never parsed.
+One writer at a time holds a lock on the folder. An incomplete last line, left by a power cut, is
+set aside and never parsed.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ class StoreError(Exception):
 
 
 def _leave_out_impossible(values: dict[str, Any]) -> dict[str, Any]:
-    """Empty what no reader would take, such as a NaN, and say so under ``missing``.
+    """Clear values that no reader accepts, such as NaN, and give the reason under ``missing``.
 
-    One such cell would make the whole file one that is refused.
+    With one such cell the whole file would be refused.
     """
     odd = {
         name: value

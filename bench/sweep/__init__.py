@@ -1,1 +1,1 @@
-"""A sweep: what is asked for, refused, planned, shown and run."""
+"""A sweep: its options, checks, plan, display and execution."""

@@ -1,4 +1,4 @@
-"""The command line of a sweep: what can be asked for, and what it comes to."""
+"""The command line of a sweep, and the cases that it asks for."""
 
 from __future__ import annotations
 

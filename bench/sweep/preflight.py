@@ -1,4 +1,4 @@
-"""What a sweep finds out and refuses before it trains anything."""
+"""The checks that a sweep makes before it trains anything."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def refuse_unwritable(out: Path | None) -> None:
 
 @dataclass(frozen=True)
 class Inputs:
-    """What the cases name, found out once: devices, models and images, each by its name.
+    """What the cases need, determined once: devices, models and images, each by its name.
 
     A model is None where it was not examined, as with the fake executor. ``warnings`` are what the
     examination found of this machine that matters, a line each.

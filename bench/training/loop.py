@@ -1,7 +1,7 @@
 """One epoch of training, written as a plain training loop.
 
-No NVML, CSV or command line here. Nothing in a step waits for the device: losses, hits and
-overflows stay there until the epoch ends.
+No NVML, CSV or command line here. Nothing in a step waits for the device: losses, correct
+predictions and overflows stay there until the epoch ends.
 """
 
 from __future__ import annotations

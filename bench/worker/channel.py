@@ -1,4 +1,4 @@
-"""The worker's end of the conversation with its parent; steps are reported without a wait."""
+"""The worker's side of the messages to its parent; steps are reported without waiting."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The whole life of a case: set up, warm up, train the warm epoch, evaluate, prove."""
+"""Measure a case: set up, warm up, train the warm epoch, evaluate, check the precision."""
 
 from __future__ import annotations
 

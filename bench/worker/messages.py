@@ -1,4 +1,4 @@
-"""What a worker and the process that started it tell each other: typed, one JSON line each.
+"""The messages between a worker and the process that started it: typed, one JSON line each.
 
 The one place that writes such a line and reads it. A model that prints into the worker's pipe can
 send anything, so reading checks everything.
