@@ -266,5 +266,5 @@ def check_batches(case: Case, train_images: int) -> None:
     if train_images % case.batch_size == 1:
         raise UsageError(
             f"batch size {case.batch_size} leaves a last batch of one image of {train_images}, and "
-            f"BatchNorm needs two; {case.batch_size - 1} or {case.batch_size + 1} may do"
+            f"BatchNorm needs two; {case.batch_size - 1} or {case.batch_size + 1} should work"
         )

@@ -308,7 +308,7 @@ def test_repeats_of_one_seed_and_of_several_are_not_mixed(
 ) -> None:
     run(out, "8", "--repeats", "2")
     run(out, "8", "--repeats", "2", "--same-seed", rc=2)
-    assert "its repeats have a seed each; leave --same-seed out" in capsys.readouterr().err
+    assert "its repeats have different seeds; leave out --same-seed" in capsys.readouterr().err
     other = out.with_name("other")
     run(other, "8", "--repeats", "2", "--same-seed")
     run(other, "8", "--repeats", "2", rc=2)

@@ -210,8 +210,8 @@ def _doctor(card: Card, scale: Scale, children: Children) -> Entry:
         ended,
         children,
         {
-            0: "nothing found that makes numbers unbelievable",
-            1: "something makes numbers unbelievable, see doctor in checks.json",
+            0: "nothing found that makes numbers unreliable",
+            1: "something makes numbers unreliable, see doctor in checks.json",
         },
     )
 

@@ -1,7 +1,7 @@
 """`python -m bench.doctor`: check what this machine can measure, and how to fix the rest.
 
 The facts are gathered by `bench.doctor.machine`; here they are assessed. The return code is 1 if
-something makes numbers unbelievable, such as another process that computes on the card.
+something makes numbers unreliable, such as another process that computes on the card.
 """
 
 from __future__ import annotations
@@ -484,9 +484,9 @@ def write_findings(findings: Sequence[Finding]) -> str:
     notes = sum(finding.level is Level.NOTE for finding in findings)
     if wrong:
         many = "1 thing makes" if wrong == 1 else f"{wrong} things make"
-        end = f"{many} numbers from this machine unbelievable; {notes} noted"
+        end = f"{many} numbers from this machine unreliable; notes: {notes}"
     else:
-        end = f"nothing makes numbers from this machine unbelievable; {notes} noted"
+        end = f"nothing makes numbers from this machine unreliable; notes: {notes}"
     return "\n".join([*lines, "", end])
 
 
@@ -568,7 +568,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Examine the machine.
 
     Returns:
-        0; 1 where something makes numbers unbelievable; 2 for a usage error, a broken model too.
+        0; 1 where something makes numbers unreliable; 2 for a usage error, a broken model too.
     """
     return run_command(doctor, argv)
 
@@ -582,7 +582,7 @@ def doctor(argv: Sequence[str]) -> int:
     parser = Parser(
         prog="python -m bench.doctor",
         description="Say what this machine can measure, and the command that fixes what it cannot.",
-        epilog="Return code 1: something makes numbers unbelievable. 2: a wrong flag or model.",
+        epilog="Return code 1: something makes numbers unreliable. 2: a wrong flag or model.",
         allow_abbrev=False,
     )
     parser.add_argument(

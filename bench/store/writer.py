@@ -221,7 +221,7 @@ def _append(file: io.FileIO, data: bytes) -> None:
             file.truncate(end)
         raise StoreError(
             f"{file.name}: {error.strerror}; the rows before are intact, "
-            "and the same command goes on from them once there is room"
+            "and the same command continues from them once there is space"
         ) from error
 
 

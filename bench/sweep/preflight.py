@@ -207,9 +207,9 @@ def refuse_other_seeds(
     other = (run for run in plan if run in done and done[run].seed != choose_seed(run, same_seed))
     if next(other, None) is not None:
         there, mend = (
-            ("a seed each", "leave --same-seed out")
+            ("different seeds", "leave out --same-seed")
             if same_seed
-            else ("one seed", "give --same-seed")
+            else ("the same seed", "give --same-seed")
         )
         raise UsageError(f"--out {out}: its repeats have {there}; {mend}, or choose another --out")
 
