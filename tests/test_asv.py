@@ -460,7 +460,7 @@ def test_a_grid_of_other_parameters_is_refused(
     assert asv_import.main([str(sweep(project))]) == 0
     (project / "results" / "mine").rename(project / "results" / "first")
     assert asv_import.main([str(sweep(project, "--lr", "0.1", "0.2"))]) == 2
-    assert "cannot stand on one site" in capsys.readouterr().err
+    assert "one site cannot show both" in capsys.readouterr().err
 
 
 def test_importing_elsewhere_is_one_line(

@@ -383,7 +383,7 @@ def test_a_card_from_the_command_line(
     assert said.startswith("\nNVIDIA H200: 0:")
     assert "rtx-titan   done" in said
     assert "precision   not run" in said
-    assert "each case measured 20 % of an epoch; --fraction 1 measures whole ones" in said
+    assert "each case measured 20 % of an epoch; --fraction 1 measures whole epochs" in said
     assert find_published(tmp_path, PUBLISHED) == Card.read(folder)
     # tests that all skip on a card, and a cross-check that finds none, are failures
     assert command.main(["--out", str(tmp_path), "--only", "tests", "crosscheck"]) == 1

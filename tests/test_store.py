@@ -656,7 +656,7 @@ WRONG_FILES = [
     ("a blank line", lambda d: d + b"\n" + d.split(b"\n")[1] + b"\n", ":4: column 'schema'"),
     ("a short line", first_row(lambda r: r.rsplit(b",", 1)[0]), ":2: column", "cells where the"),
     ("a long row", first_row(lambda r: r + b",9"), ":2: column", "cells where the header has"),
-    ("a doubled column", lambda d: d.replace(b"reason", b"status", 1), "'status' stands twice"),
+    ("a doubled column", lambda d: d.replace(b"reason", b"status", 1), "'status' appears twice"),
     ("an unknown column", lambda d: d.replace(b"reason", b"raisin", 1), "unknown column 'raisin'"),
     ("a missing column", lambda d: d.replace(b",notes,", b",gpu_x,", 1), ":1: column"),
     ("an open quote", first_row(lambda r: b'"' + r), ":2"),

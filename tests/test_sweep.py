@@ -312,7 +312,7 @@ def test_repeats_of_one_seed_and_of_several_are_not_mixed(
     other = out.with_name("other")
     run(other, "8", "--repeats", "2", "--same-seed")
     run(other, "8", "--repeats", "2", rc=2)
-    assert "its repeats have one seed; give --same-seed" in capsys.readouterr().err
+    assert "its repeats have the same seed; give --same-seed" in capsys.readouterr().err
 
 
 # ------------------------------------------------------------------------------------------ mixing
