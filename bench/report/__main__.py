@@ -1,4 +1,4 @@
-"""`python -m bench.report`: what the records of one or several sweeps say."""
+"""`python -m bench.report`: show the results of one or several sweeps."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _parser() -> Parser:
     lines = "\n".join(f"  {name:7}{help}" for name, (_, help) in FORMATS.items())
     parser = Parser(
         prog="python -m bench.report",
-        description="Say what the records of one or several sweeps mean.",
+        description="Show the results of one or several sweeps.",
         epilog=f"formats:\n{lines}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -53,7 +53,7 @@ def _parser() -> Parser:
     add(
         "--reference",
         metavar="FILE",
-        help="published figures to set beside: a records file, or none (default: RTX Titan, 2019)",
+        help="published figures to compare with, a file, or none (default: RTX Titan, 2019)",
     )
     add(
         "--where",

@@ -58,7 +58,7 @@ def _fastest(cases: pd.DataFrame, named: Sequence[str]) -> str:
         return "No case was timed."
     if not len(good):
         return (
-            "Every case has a doubt, so none is called the fastest. Lowest: "
+            "Every case has a warning, so none is called the fastest. Lowest time: "
             f"{_name_doubted(doubted, named)}."
         )
     row = next(iterate(good))
@@ -68,7 +68,7 @@ def _fastest(cases: pd.DataFrame, named: Sequence[str]) -> str:
     claim = "Lowest median" if few or rivals else "Fastest"
     if row.repeats == 1:
         claim = "Lowest single time"
-    among = " of the rows without doubts" if len(faster) else ""
+    among = " of the rows without warnings" if len(faster) else ""
     part = f", extrapolated from {100 * row.fraction:.4g} % of one" if row.fraction < 1 else ""
     said = (
         f"{claim}{among}: {name_case(row, named)}, "
@@ -81,14 +81,14 @@ def _fastest(cases: pd.DataFrame, named: Sequence[str]) -> str:
     elif rivals:
         names = _list_some([name_case(rival, named) for rival in rivals])
         said += (
-            f". Its runs overlap with those of {names}: they cannot be told apart; use --repeats "
-            f"{2 * row.repeats + 1} to compare"
+            f". Its runs overlap with those of {names}, so the difference is not certain; use "
+            f"--repeats {2 * row.repeats + 1} to compare"
         )
     elif few:
         # two of two equal cases lie apart in one comparison of three
-        said += f". Two runs are too few to tell cases apart; use --repeats {MIN_REPEATS}"
+        said += f". Two runs are too few to compare cases; use --repeats {MIN_REPEATS}"
     if len(faster):
-        said += f". Faster but doubted: {_name_doubted(faster, named)}"
+        said += f". Faster, but with warnings: {_name_doubted(faster, named)}"
     return f"{said}."
 
 
@@ -151,7 +151,7 @@ def _against_fp32(row: Row, timed: pd.DataFrame) -> str:
     if not same.any():
         return _against_other_fp32(row, timed[theirs], settings)
     about = ESTIMATE if row.fraction < 1 else ""
-    doubt = "" if (trusted & same).any() else " (the fp32 times are in doubt)"
+    doubt = "" if (trusted & same).any() else " (the fp32 times have warnings)"
     # one in doubt is named only where none is better
     best = next(iterate(timed[same & trusted] if (same & trusted).any() else timed[same]))
     speedup = best.epoch_time_s / row.epoch_time_s
@@ -166,7 +166,7 @@ def _against_fp32(row: Row, timed: pd.DataFrame) -> str:
         saved = f" with {100 * abs(row.memory_saved):.0f} % {less} memory"
     said = f", {about}{row.speedup:.2f}× as fast as fp32 at that batch size{saved}"
     if not doubt and not (trusted & same & (timed["batch_size"] == row.batch_size)).any():
-        said += " (that fp32 time is in doubt)"
+        said += " (that fp32 time has a warning)"
     return said + (at_best if row.speedup > speedup * (1 + STEADY) else "") + doubt
 
 

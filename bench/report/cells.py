@@ -68,7 +68,7 @@ def is_estimate(quantity: Quantity, row: Row) -> bool:
 
 
 def outcome(status: str, reason: str = "", inferred: bool = False) -> str:
-    """Name an outcome that brought no time; out of memory by its meaning, others by name."""
+    """Name an outcome without a time; out of memory by its meaning, others by name."""
     names = {Status.OOM.value: "out of memory", Status.OOM_SUSPECTED.value: "out of memory?"}
     return names.get(status, status) + (" (inferred)" if inferred else "")
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Steadiness(StrEnum):
-    """What can be said of a machine from a sentinel, gravest first."""
+    """What can be said of a machine from a sentinel, most serious first."""
 
     DRIFTED = "Drift"
     UNKNOWN = "Drift not known"

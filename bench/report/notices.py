@@ -1,4 +1,4 @@
-"""What to know before believing the numbers of a report, gravest first.
+"""What to know before believing the numbers of a report, most serious first.
 
 Each notice says what was found, in how many runs, and which flag or command helps.
 """
@@ -32,7 +32,7 @@ class Notice:
 def warn(
     records: pd.DataFrame, cases: pd.DataFrame, everything: pd.DataFrame | None = None
 ) -> list[Notice]:
-    """All there is to warn of, gravest first.
+    """All there is to warn of, most serious first.
 
     Args:
         records: of `read`.

@@ -395,7 +395,7 @@ def take_median(numbers: pd.DataFrame, cell: pd.Series) -> pd.DataFrame:
 
 
 def describe_columns() -> dict[str, str]:
-    """What each number of a case is, with its unit, for whoever reads them from a file."""
+    """What each number of a case is, with its unit, for readers of a file."""
     described = {
         "spread": "what the columns _low and _high are: " + ", ".join(Spread),
         "coverage": "how often they hold what they are for: the median of as many more runs, or "

@@ -32,7 +32,7 @@ SOURCE = ("sweep", "machine")
 
 
 def read(sweeps: Sequence[Sweep]) -> pd.DataFrame:
-    """Lay sweeps under each other, one row a record, with what can be said of each row alone.
+    """Join sweeps into one frame, one row a record, with what can be said of each row alone.
 
     Added to the columns of `COLUMNS`: ``sweep``, ``machine`` (the GPU, or the CPU), ``kind``
     (measured, fake or published), ``environment`` (a number: rows that agree on `COMPARABLE`),
