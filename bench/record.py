@@ -17,7 +17,8 @@ from bench.case import AXES, Case
 #   2  2026-11  the seed of each run; what the report doubts by, in columns instead of sentences
 #               (others on the card or the CPU, trends within the epoch); intervals of extrapolated
 #               times; gradients in the proof; the model and more of what ran it
-SCHEMA = 2
+#   3  2026-11  memory of the process before the first step
+SCHEMA = 3
 
 
 class Status(StrEnum):
@@ -105,6 +106,12 @@ class Measurement:
     step_time_last_s: float | None = quantity(float, "mean step of the last quarter", "s", since=2)
     eval_time_s: float | None = quantity(float, "evaluation on the test images", "s")
 
+    setup_process_bytes: int | None = quantity(
+        int,
+        "peak of the process before the first warm-up step (NVML; resident set on a CPU)",
+        "B",
+        since=3,
+    )
     warmup_allocated_bytes: int | None = quantity(int, "peak of tensors, warm-up", "B")
     warmup_reserved_bytes: int | None = quantity(int, "peak of torch's allocator, warm-up", "B")
     warmup_process_bytes: int | None = quantity(int, "peak of the process, warm-up (NVML)", "B")

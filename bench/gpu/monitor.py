@@ -41,6 +41,7 @@ class _Column:
 
 
 _COLUMNS = {
+    "setup_process_bytes": _Column("process_bytes", "setup", max),
     "warmup_process_bytes": _Column("process_bytes", "warmup", max),
     "warmup_device_bytes": _Column("device_bytes", "warmup", max),
     "peak_process_bytes": _Column("process_bytes", "epoch", max),
