@@ -9,11 +9,24 @@ from xml.etree import ElementTree
 
 import pandas as pd
 import pytest
-from made_up import REFERENCE, ROOT
+from made_up import (
+    EFFECTS,
+    GIB,
+    REFERENCE,
+    ROOT,
+    make_card,
+    make_record,
+    make_switches,
+    measured,
+    write_sweep,
+)
 from PIL import Image
 
+from bench.case import Case
 from bench.precision import PRECISIONS
 from bench.report import figures
+from bench.report.figures import data, palette
+from bench.report.figures.groups import HELD, group_cases
 from bench.report.model import Report
 from bench.report.sweeps import read_sweep, read_sweeps
 from bench.report.tables import build
@@ -26,13 +39,21 @@ def cards(fake_cards: list[Path]) -> Report:
     return build(read_sweeps(fake_cards), read_sweep(REFERENCE))
 
 
-def take(report: Report, name: str) -> pd.DataFrame:
+@pytest.fixture(scope="module")
+def switches(tmp_path_factory: pytest.TempPathFactory) -> Report:
+    """Three networks on two devices, two precisions, two batch sizes, two switches."""
+    return build(read_sweeps([make_switches(tmp_path_factory.mktemp("switches"))]))
+
+
+def take(report: Report, name: str) -> list[tuple[str, pd.DataFrame]]:
+    """The panels of a figure that have data: title, data."""
     sketch = next(sketch for sketch in figures.SKETCHES if sketch.name == name)
-    return sketch.take(next(iter(figures.group_cases(report))))
+    parts = sketch.take(figures.view_report(report))
+    return [(title, frame) for title, frame in parts if len(frame)]
 
 
 def test_every_precision_has_a_colour_and_a_marker() -> None:
-    assert set(figures.COLOURS) == set(figures._MARKERS) == set(PRECISIONS)
+    assert set(palette.COLOURS) == set(palette.MARKERS) == set(PRECISIONS)
 
 
 @pytest.mark.slow
@@ -69,32 +90,150 @@ def luminance(colour: str) -> float:
 
 def test_colours_have_contrast_on_both_papers() -> None:
     """4.5 : 1, by WCAG 2's formula."""
-    for light, dark in figures._PALETTE:
+    for light, dark in palette.PALETTE:
         assert (luminance("#ffffff") + 0.05) / (luminance(light) + 0.05) >= 4.5
         assert (luminance(dark) + 0.05) / (luminance("#12161b") + 0.05) >= 4.5
 
 
-@pytest.mark.slow
 def test_memory_marks_what_ran_out_at_the_cards_size(cards: Report) -> None:
-    groups = list(figures.group_cases(cards))
-    data = figures.take_memory(groups[1])
-    assert groups[1].title.startswith("NVIDIA RTX 6000 Ada")
-    lost = data[data["outcome"] == "out of memory"]
+    title, frame = take(cards, "memory")[1]
+    assert title == "NVIDIA RTX 6000 Ada"
+    lost = frame[frame["outcome"] == "out of memory"]
     assert {("fp32", 1024), ("fp32", 2048)} <= set(
         zip(lost["precision"], lost["batch size"], strict=True)
     )
     assert lost["memory (GiB)"].unique() == pytest.approx([51_527_024_640 / 2**30])
 
 
+def test_memory_tells_apart_what_the_process_takes_at_its_start(tmp_path: Path) -> None:
+    rows = [
+        make_record(
+            Case(batch_size=batch, device=device),
+            **{**card, **measured(10, GIB * batch / 64), **levels},
+        )
+        for batch in (64, 128)
+        for device, card, levels in (
+            ("cuda", make_card("NVIDIA H200"), {"setup_process_bytes": GIB // 2}),
+            ("cpu", {"cpu": "AMD EPYC"}, {"peak_device_bytes": None, "setup_process_bytes": None}),
+        )
+    ]
+    report = build(read_sweeps([write_sweep(tmp_path / "s", rows)]))
+    (_, on_card), (_, on_cpu) = take(report, "memory")
+    assert on_card[data.START].tolist() == [0.5, 0.5]
+    assert data.START not in on_cpu  # not known
+    drawn = {figure.name: figure for figure in figures.draw_figures(report)}
+    assert "before the first step" in drawn["memory"].legend
+    assert "before the first step" in drawn["memory"].caption
+
+
+def test_a_panel_is_a_machine_and_a_model(switches: Report) -> None:
+    panels = take(switches, "epoch-time")
+    assert [title for title, _ in panels] == [
+        f"{machine} · {model}"
+        for machine in ("NVIDIA H200", "AMD EPYC")
+        for model in ("dpn92", "dpn26", "dpn-small")
+    ]
+
+
+def test_a_line_holds_cases_that_differ_only_in_batch_size(switches: Report) -> None:
+    grouping = group_cases(switches)
+    assert grouping.baseline == "compile off, channels last off"
+    for group in grouping.groups:
+        for name in (*HELD, "model", "dataset", "device"):
+            assert group.cases[name].nunique() == 1, name
+    for _, frame in take(switches, "epoch-time"):
+        assert not frame.duplicated(["precision", "batch size"]).any()
+
+
+def test_the_baseline_is_what_most_cases_have() -> None:
+    """The H200's cases mostly have cuDNN's autotuning on, which is not the default."""
+    report = build(read_sweeps([ROOT / "results" / "reference" / "h200-lab.csv"]))
+    grouping = group_cases(report)
+    assert grouping.baseline == "cudnn benchmark on, compile off, channels last off"
+    ((_, frame),) = take(report, "epoch-time")
+    fp16 = frame[frame["precision"] == "fp16"]
+    assert dict(zip(fp16["batch size"], fp16["epoch time (s)"], strict=True)) == {
+        128: 20.14,
+        512: 11.0,
+    }
+
+
+def test_changes_show_the_ratio_that_was_made(switches: Report) -> None:
+    panels = dict(take(switches, "changes"))
+    speed = panels["Speed: right is faster"].set_index("change")["ratio"]
+    assert speed["compile: off → on"] == pytest.approx(1 / EFFECTS["compile"], rel=1e-3)
+    assert speed["channels last: off → on"] == pytest.approx(1, rel=1e-3)
+    assert speed["precision: fp32 → bf16-amp"] == pytest.approx(1.6, rel=1e-3)
+    memory = panels["Memory: left is less"].set_index("change")["ratio"]
+    assert memory["compile: off → on"] == pytest.approx(1)
+    for frame in panels.values():
+        known = frame[frame["low"].notna()]
+        assert (known["low"] <= known["ratio"]).all()
+        assert (known["ratio"] <= known["high"]).all()
+        assert (frame["lowest"] <= frame["ratio"] * (1 + 1e-9)).all()
+        assert (frame["ratio"] <= frame["highest"] * (1 + 1e-9)).all()
+
+
+def test_switches_are_shown_as_pairs(switches: Report) -> None:
+    panels = dict(take(switches, "switches"))
+    assert list(panels) == [
+        "compile: off → on, 16 of 48 pairs",
+        "channels last: off → on, 16 of 48 pairs",
+    ]
+    pairs = panels["compile: off → on, 16 of 48 pairs"]
+    assert pairs["speed (×)"].tolist() == pytest.approx([1.25] * 16)
+    assert (pairs["off (s)"] / pairs["on (s)"]).tolist() == pytest.approx([1.25] * 16)
+
+
+def test_loss_scales_that_are_no_number_are_no_static_ones(cards: Report) -> None:
+    for _, frame in take(cards, "loss-by-scale"):
+        assert set(frame["precision"]) == {"fp16"}
+        assert sorted(set(frame["loss scale"])) == [64.0, 128.0, 256.0]
+
+
+def test_a_single_batch_size_is_drawn_by_precision(tmp_path: Path) -> None:
+    rows = [
+        make_record(Case(precision=name), **{**make_card("NVIDIA H200"), **measured(time, GIB)})
+        for name, time in (("fp32", 40), ("fp16", 13), ("bf16", 14))
+    ]
+    report = build(read_sweeps([write_sweep(tmp_path / "s", rows)]))
+    drawn = {figure.name: figure for figure in figures.draw_figures(report)}
+    svg = drawn["epoch-time"].panels[0].svg
+    assert all(f">{name}<" in svg for name in ("fp32", "fp16", "bf16"))
+    assert ">batch size<" not in svg
+
+
+def test_names_of_the_front_cover_no_point(quick: Path) -> None:
+    """The label of a case stands beside its point, and on no other."""
+    from matplotlib.figure import Figure
+
+    from bench.report.figures.drawing import name_points
+
+    canvas = Figure(figsize=(5, 3))
+    ax = canvas.add_subplot()
+    points = [(x, y) for x in range(1, 6) for y in range(1, 6)]
+    ax.set_xlim(0, 6)
+    ax.set_ylim(0, 6)
+    name_points(ax, points, points, [f"{x}{y}" for x, y in points])
+    assert len(ax.texts) > 5
+    boxes = [text.get_window_extent() for text in ax.texts]
+    for box in boxes:
+        for point in points:
+            x, y = ax.transData.transform(point)
+            assert not (box.x0 < x < box.x1 and box.y0 < y < box.y1)
+    for i, one in enumerate(boxes):
+        assert not any(one.overlaps(other) for other in boxes[:i])
+
+
 def test_the_front_holds_what_nothing_else_beats(cards: Report) -> None:
-    data = take(cards, "time-memory")
-    for _, row in data.iterrows():
+    frame = take(cards, "time-memory")[0][1]
+    for _, row in frame.iterrows():
         beaten = (
-            (data["epoch time (s)"] <= row["epoch time (s)"])
-            & (data["memory (GiB)"] <= row["memory (GiB)"])
+            (frame["epoch time (s)"] <= row["epoch time (s)"])
+            & (frame["memory (GiB)"] <= row["memory (GiB)"])
             & (
-                (data["epoch time (s)"] < row["epoch time (s)"])
-                | (data["memory (GiB)"] < row["memory (GiB)"])
+                (frame["epoch time (s)"] < row["epoch time (s)"])
+                | (frame["memory (GiB)"] < row["memory (GiB)"])
             )
         ).any()
         assert (row["front"] == "yes") == (not beaten)
@@ -104,21 +243,21 @@ def test_a_curve_is_a_mean_over_images() -> None:
     steps = pd.DataFrame(
         {"images": [100, 300], "loss": [2.0, 1.0], "correct": [10, 150], "time_s": [1.0, 1.0]}
     )
-    curve = figures.thin_steps(steps, 800, points=1)
+    curve = data.thin_steps(steps, 800, points=1)
     assert curve.iloc[0].tolist() == [50.0, 1.25, 40.0]
 
 
 def test_curves_have_the_published_ones_beside(cards: Report) -> None:
-    data = take(cards, "loss-curve")
-    published = data[data["run"] == "2019"]
+    frame = take(cards, "loss-curve")[0][1]
+    published = frame[frame["run"] == "2019"]
     assert set(published["precision"]) == {"fp32", "fp16"}
     assert published[published["precision"] == "fp32"]["loss"].iloc[0] == pytest.approx(2.436)
 
 
 def test_invalid_cases_are_not_drawn(cards: Report) -> None:
-    data = take(cards, "epoch-time")
-    assert 130 not in set(data["batch size"])  # invalid
-    assert 129 in set(data["batch size"])  # diverged: its time holds
+    frame = take(cards, "epoch-time")[0][1]
+    assert 130 not in set(frame["batch size"])  # invalid
+    assert 129 in set(frame["batch size"])  # diverged: its time holds
 
 
 @pytest.mark.slow
@@ -130,7 +269,7 @@ def test_files_are_written_and_say_what_they_show(quick: Path, tmp_path: Path, r
     for path in (tmp_path / "f").glob("*.svg"):
         text = path.read_text(encoding="utf-8")
         ElementTree.fromstring(text)
-        assert "synthetic images" in re.sub(r"\s+", " ", text)
+        assert "ynthetic images" in re.sub(r"(<[^>]*>|\s)+", " ", text)
         with Image.open(path.with_suffix(".png")) as picture:
             assert picture.width > 600
 
@@ -140,7 +279,7 @@ def test_inlined_drawings_bring_no_colour_of_their_own(quick: Path) -> None:
     report = build(read_sweeps([quick]))
     for figure in figures.draw_figures(report):
         for panel in figure.panels:
-            svg = figures.inline(panel)
+            svg = figures.inline(panel.svg)
             assert not re.search(r"#[0-9a-f]{6}\b(?!\")", re.sub(r'href="#\w+"', "", svg)), (
                 figure.name
             )

@@ -1,0 +1,352 @@
+"""The data of each figure: a tidy frame, in the units that its columns name."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from bench.case import FOLLOWS
+from bench.precision import PRECISIONS
+from bench.record import Status
+from bench.report import quantities
+from bench.report.axes import MACHINE, keep_main, name_axis, order_values
+from bench.report.cells import TIMED, iterate
+from bench.report.effects import Effect, Estimate
+from bench.report.figures.groups import Group, Steps, name_setting
+from bench.report.model import Report
+from bench.report.quantities import GIB, QUANTITIES, Quantity
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+MOST_POINTS = 300
+"""Points of one panel."""
+
+MOST_PAIRS = 16
+"""Pairs of a switch in one panel; of more, some are shown, evenly spread over the ratios."""
+
+MOST_CHANGES = 40
+"""Changes of one panel."""
+
+MOST_CHARACTERS = 54
+"""Of a row's name: more would run into the number at its end."""
+
+START = "before the first step (GiB)"
+CARD = "card (GiB)"
+
+
+def name_quantity(quantity: Quantity) -> str:
+    """A quantity's label with its unit: ``memory (GiB)``."""
+    return f"{quantity.label} ({quantity.unit})" if quantity.unit else quantity.label
+
+
+TIME = name_quantity(QUANTITIES["epoch_time_s"])
+MEMORY = name_quantity(QUANTITIES["memory_bytes"])
+
+
+def frame(columns: dict[str, Any]) -> pd.DataFrame:
+    """A frame of columns, numbered from 0."""
+    import pandas as pd
+
+    return pd.DataFrame(columns).reset_index(drop=True)
+
+
+# ------------------------------------------------------------------------------ of one group each
+
+
+def by_batch(quantity: Quantity) -> Callable[[Group], pd.DataFrame]:
+    """Take one quantity by batch size and precision, each at its main loss scale."""
+
+    def take(group: Group) -> pd.DataFrame:
+        rows = keep_main(group.cases)
+        rows = rows[rows[quantity.name].notna()].sort_values("batch_size")
+        return frame(
+            {
+                "batch size": rows["batch_size"],
+                "precision": rows["precision"],
+                name_quantity(quantity): rows[quantity.name] / quantity.scale,
+            }
+        )
+
+    return take
+
+
+def take_memory(group: Group) -> pd.DataFrame:
+    """Memory by batch size; what ran out of memory stands at the card's size.
+
+    `START` is what the process took before the first step, the median of the cases: no batch size
+    changes it.
+    """
+    import pandas as pd
+
+    rows = keep_main(group.cases)
+    data = by_batch(QUANTITIES["memory_bytes"])(group).assign(outcome="fits")
+    if not len(data):
+        return data
+    card = group.cases["gpu_memory_bytes"].dropna()
+    if len(card) and (rows["device"] == "cuda").all():
+        data[CARD] = float(card.iloc[0]) / GIB
+        full = rows[rows["status"].isin([Status.OOM.value, Status.OOM_SUSPECTED.value])]
+        lost = frame({"batch size": full["batch_size"], "precision": full["precision"]})
+        lost[MEMORY] = lost[CARD] = data[CARD].iloc[0]
+        lost["outcome"] = "out of memory"
+        data = pd.concat([data, lost], ignore_index=True)
+    start = rows["setup_process_bytes"].astype(float).median()
+    of_process = rows["memory_measure"].isin(["peak_device_bytes", "peak_process_bytes"])
+    if start > 0 and of_process.all():  # tensors alone do not hold the process
+        data[START] = start / GIB
+    return data
+
+
+def take_scales(group: Group) -> pd.DataFrame:
+    """Loss by static scale, at the largest batch size with several."""
+    import pandas as pd
+
+    rows = group.cases[group.cases["train_loss"].notna()]
+    rows = rows.assign(scale=pd.to_numeric(rows["loss_scale"], errors="coerce"))
+    rows = rows[rows["scale"].notna()]  # neither dynamic nor none
+    if not len(rows):
+        return rows.head(0)
+    kept = []
+    for _, part in rows.groupby("precision", sort=False):
+        for name in FOLLOWS["precision"]:
+            if name != "loss_scale":
+                part = part[part[name] == order_values(name, part[name])[0]]
+        scales = part.groupby("batch_size")["scale"].nunique()
+        several = scales[scales > 1]
+        if len(several):
+            kept.append(part[part["batch_size"] == several.index.max()])
+    rows = pd.concat(kept) if kept else rows.head(0)
+    data = frame(
+        {
+            "loss scale": rows["scale"],
+            "precision": rows["precision"],
+            "batch size": rows["batch_size"],
+            "loss": rows["train_loss"],
+        }
+    )
+    return data.sort_values(["precision", "loss scale"]).reset_index(drop=True)
+
+
+def take_trade(group: Group) -> pd.DataFrame:
+    """Time against memory of all settings; ``front``: the cases that no other beats in both."""
+    rows = group.all[group.all[["epoch_time_s", "memory_bytes"]].notna().all(axis=1)]
+    rows = rows.sort_values(["epoch_time_s", "memory_bytes"])
+    spots = rows[["epoch_time_s", "memory_bytes"]].drop_duplicates()
+    spots = spots[spots["memory_bytes"] < spots["memory_bytes"].cummin().shift(fill_value=math.inf)]
+    pairs = set(zip(spots["epoch_time_s"], spots["memory_bytes"], strict=True))
+    front = [pair in pairs for pair in zip(rows["epoch_time_s"], rows["memory_bytes"], strict=True)]
+    data = frame(
+        {
+            TIME: rows["epoch_time_s"],
+            MEMORY: rows["memory_bytes"] / GIB,
+            "precision": rows["precision"],
+            "batch size": rows["batch_size"],
+            "loss scale": rows["loss_scale"],
+            "setting": [_name_difference(row, group.settings) for row in iterate(rows)],
+        }
+    )
+    data["front"] = ["yes" if best else "no" for best in front]
+    if len(data) < 2:
+        return data.head(0)
+    return data if len(data) <= MOST_POINTS else thin(data, keep=data["front"] == "yes")
+
+
+def _name_difference(row: Any, baseline: dict[str, Any]) -> str:
+    """What a case has other than its panel's baseline: ``lr 0.1, compile``."""
+    differing = {
+        axis: value for axis, usual in baseline.items() if (value := getattr(row, axis)) != usual
+    }
+    return ", ".join(_name_switch(axis, value) for axis, value in differing.items())
+
+
+def _name_switch(axis: str, value: Any) -> str:
+    if isinstance(value, bool):
+        return name_axis(axis) if value else f"no {name_axis(axis)}"
+    return name_setting(axis, value)
+
+
+def thin(data: pd.DataFrame, keep: pd.Series | None = None) -> pd.DataFrame:
+    """About `MOST_POINTS` of the rows, evenly spread, and those to ``keep``."""
+    chosen = data.index % math.ceil(len(data) / MOST_POINTS) == 0
+    return data[chosen if keep is None else chosen | keep].reset_index(drop=True)
+
+
+# ------------------------------------------------------------------------------ the steps of runs
+
+
+def _curve_cases(group: Group) -> pd.DataFrame:
+    """One measured run of each precision, all at the batch size that most precisions have."""
+    rows = keep_main(group.cases)
+    rows = rows[rows["status"].isin(TIMED)]
+    if not len(rows):
+        return rows
+    held = rows.groupby("batch_size")["precision"].nunique()
+    return rows[rows["batch_size"] == held.idxmax()].drop_duplicates("precision")
+
+
+def _steps_of(rows: pd.DataFrame, steps: Steps) -> Iterator[tuple[Any, pd.DataFrame]]:
+    for row in iterate(rows):
+        every = steps(str(row.sweep))
+        mine = every[every["record_id"] == row.record_id]
+        if len(mine):
+            yield row, mine
+
+
+def thin_steps(steps: pd.DataFrame, images: float, points: int = 40) -> pd.DataFrame:
+    """Steps as at most ``points`` means over images, by share of an epoch."""
+    steps = steps[steps["images"] > 0]
+    seen = steps["images"].cumsum()
+    bin = ((seen - 1) * points // max(float(seen.max()), 1)).astype(int)
+    weighted = (steps["loss"] * steps["images"]).groupby(bin).sum(min_count=1)
+    total = steps["images"].where(steps["loss"].notna()).groupby(bin).sum()
+    hits, all = steps["correct"].groupby(bin).sum(), steps["images"].groupby(bin).sum()
+    return frame(
+        {
+            "epoch (%)": 100 * seen.groupby(bin).max() / images,
+            "loss": weighted / total.where(total > 0),
+            "accuracy (%)": 100 * hits / all,
+        }
+    )
+
+
+def take_curves(group: Group, report: Report, steps: Steps) -> pd.DataFrame:
+    """Loss and accuracy through the epoch per precision, and the published curves that match."""
+    import pandas as pd
+
+    rows = _curve_cases(group)
+    curves = []
+
+    def add(run: str, row: Any, mine: pd.DataFrame, images: float) -> None:
+        named = {"precision": row.precision, "run": run, "batch size": row.batch_size}
+        curves.append(thin_steps(mine, images).assign(**named))
+
+    for row, mine in _steps_of(rows, steps):
+        images = row.train_images if row.train_images > 0 else mine["images"].sum()
+        add("this sweep", row, mine, images)
+    if curves and report.reference is not None and (rows["kind"] != "published").any():
+        theirs = report.reference.records
+        for name in ("model", "dataset"):
+            theirs = theirs[theirs[name] == rows[name].iloc[0]]
+        keys = rows[["precision", "batch_size", "loss_scale"]]
+        for row, mine in _steps_of(theirs.merge(keys).assign(sweep=""), steps):
+            add("2019", row, mine, row.train_images)
+    return pd.concat(curves, ignore_index=True) if curves else pd.DataFrame()
+
+
+def take_steps(group: Group, report: Report, steps: Steps) -> pd.DataFrame:
+    """Step times per precision, at the batch size of the curves."""
+    import pandas as pd
+
+    parts = []
+    for row, mine in _steps_of(_curve_cases(group), steps):
+        times = 1e3 * mine["time_s"].dropna()
+        if len(times) >= 5:
+            part = frame({"step time (ms)": times})
+            part = part if len(part) <= MOST_POINTS else thin(part)
+            parts.append(part.assign(precision=row.precision, **{"batch size": row.batch_size}))
+    return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
+
+
+# -------------------------------------------------------------------------------------- of changes
+
+
+def take_changes(report: Report, metric: str, inverse: bool = False) -> pd.DataFrame:
+    """What each change does to one metric, as a ratio; ``inverse`` of times, to be a speed.
+
+    ``lowest`` and ``highest`` are over the pairs; ``low`` and ``high`` the 95 % interval of their
+    mean, empty where there are too few repeats.
+    """
+    power = -1 if inverse else 1
+    lines: list[dict[str, Any]] = []
+    for effect in report.effects:
+        estimate = effect.estimates.get(metric)
+        if estimate is None or not estimate.ratio.value or len(lines) == MOST_CHANGES:
+            continue
+        ends = sorted(end**power for end in (estimate.lowest, estimate.highest))
+        low, high = sorted(end**power for end in _interval(estimate))
+        lines.append(
+            {
+                "change": name_change(effect),
+                "ratio": estimate.ratio.value**power,
+                "low": low,
+                "high": high,
+                "lowest": ends[0],
+                "highest": ends[1],
+                "pairs": estimate.pairs,
+            }
+        )
+    return frame({name: [line[name] for line in lines] for name in lines[0]} if lines else {})
+
+
+def _interval(estimate: Estimate) -> tuple[float, float]:
+    low, high = estimate.ratio.low, estimate.ratio.high
+    return (math.nan, math.nan) if low is None or high is None else (low, high)
+
+
+def name_change(effect: Effect) -> str:
+    """A change for people: ``precision: fp32 → bf16``."""
+    before, after = (_shorten(value) for value in (effect.before, effect.after))
+    return f"{name_axis(effect.axis)}: {before} → {after}"
+
+
+def _shorten(name: str, most: int = 20) -> str:
+    return name if len(name) <= most else f"{name[: most - 1].rstrip()}…"
+
+
+def take_switch(report: Report, axis: str) -> tuple[pd.DataFrame, int]:
+    """The epoch times of pairs of cases that differ in one switch, and how many pairs there are.
+
+    The frame has a row a pair, the largest speed-up first; of more than `MOST_PAIRS`, it has some.
+    """
+    cases = report.cases.set_index("cell", drop=False)
+    effects = [effect for effect in report.effects if effect.axis == axis]
+    off, on = (
+        cases.loc[[pair[side] for effect in effects for pair in effect.pairs]] for side in (0, 1)
+    )
+    told = [name for name in report.axes if name != axis]
+    data = frame(
+        {
+            "case": [_name_case(row, told, report) for row in iterate(off)],
+            "precision": off["precision"].to_numpy(),
+            "off (s)": off["epoch_time_s"].to_numpy(),
+            "on (s)": on["epoch_time_s"].to_numpy(),
+        }
+    )
+    data = data.assign(**{"speed (×)": data["off (s)"] / data["on (s)"]}).dropna()
+    data = data.sort_values("speed (×)", ascending=False, kind="stable").reset_index(drop=True)
+    if len(data) <= MOST_PAIRS:
+        return data, len(data)
+    step = (len(data) - 1) / (MOST_PAIRS - 1)
+    some = data.loc[[round(i * step) for i in range(MOST_PAIRS)]]
+    return some.reset_index(drop=True), len(data)
+
+
+def _name_case(row: Any, told: Sequence[str], report: Report) -> str:
+    """A case by some axes, the machine last: ``dpn26 · bf16 · batch 128 · H200``."""
+    names = []
+    for axis in told:
+        value = "" if axis == MACHINE else getattr(row, axis)
+        if axis in ("model", "dataset", "precision"):
+            names.append(value)
+        elif axis == "batch_size":
+            names.append(f"batch {value}")
+        elif value != "" and value is not False:
+            names.append(_name_switch(axis, value))
+    if MACHINE in told:
+        names.append(_shorten(report.machines[row.sweep, row.machine], 16))
+    return _shorten(" · ".join(names) or str(row.precision), MOST_CHARACTERS)
+
+
+def describe(data: pd.DataFrame, value: str) -> str:
+    """Say in words what a panel shows: its extremes per precision, or each change."""
+    write = quantities.write_number
+    if "change" in data:
+        return "; ".join(f"{row.change} {write(row.ratio)}×" for row in iterate(data))
+    said = []
+    order = [name for name in PRECISIONS if (data["precision"] == name).any()]
+    for precision in order:
+        part = data.loc[data["precision"] == precision, value]
+        said.append(f"{precision} from {write(part.min())} to {write(part.max())}")
+    return f"{value}: {'; '.join(said)}"

@@ -1,0 +1,410 @@
+"""How each figure's data is drawn into one panel.
+
+Every function takes the axes, the panel's data and ``whole``: the data of all panels of the figure,
+each row with the number of its ``panel``, which is what limits, ticks and series are shared over.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+from bench.limits import STEADY
+from bench.precision import PRECISIONS
+from bench.report.cells import iterate
+from bench.report.figures.data import CARD, MEMORY, START, TIME
+from bench.report.figures.palette import ACCENT, COLOURS, GRID, INK, MARKERS
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.axes import Axes
+
+APART = 8
+"""Panels whose largest values differ by more than this factor share a logarithmic axis."""
+
+FAR = 6
+"""Changes by more than this factor are marked at the edge; to show them would hide the others."""
+
+SMALL = 8.5
+"""Font size of what is written within the axes, in points."""
+
+_DASHED: tuple[int, tuple[int, int]] = (0, (4, 3))
+
+# seaborn edges markers in white, which stands out on a dark page
+_LINE: dict[str, Any] = {"errorbar": None, "dashes": False, "markersize": 7, "markeredgewidth": 0}
+
+
+def list_series(whole: pd.DataFrame) -> list[str]:
+    """The precisions of a figure, in their order."""
+    held = set(whole["precision"])
+    return [name for name in PRECISIONS if name in held]
+
+
+def tell_apart(whole: pd.DataFrame) -> dict[str, Any]:
+    """How seaborn tells precisions apart: by colour, and by marker for who sees no colour."""
+    order = list_series(whole)
+    return {
+        "hue": "precision",
+        "hue_order": order,
+        "palette": {name: COLOURS[name][0] for name in order},
+        "style": "precision",
+        "style_order": order,
+        "markers": {name: MARKERS[name] for name in order},
+    }
+
+
+# ------------------------------------------------------------------------------------ shared axes
+
+
+def share(ax: Axes, way: str, whole: pd.DataFrame, column: str, reach: float = 0) -> None:
+    """Give an axis the extent of all panels: from 0, or logarithmic where they lie far apart.
+
+    Args:
+        way: ``x`` or ``y``.
+        reach: a value to be shown too.
+    """
+    tops = whole.groupby("panel")[column].max()
+    low, high = whole[column].min(), max(tops.max(), reach)
+    set_limits = ax.set_xlim if way == "x" else ax.set_ylim
+    if low > 0 and tops.max() > APART * tops.min():
+        low, high = low / 1.2, high * 1.25
+        set_scale = ax.set_xscale if way == "x" else ax.set_yscale
+        set_scale("log")
+        set_limits(low, high)
+        set_log_ticks(ax, way, low, high)
+    else:
+        set_limits(0, 1.08 * high)
+        (ax.xaxis if way == "x" else ax.yaxis).set_major_formatter("{x:,.10g}")
+
+
+def set_log_ticks(ax: Axes, way: str, low: float, high: float, unit: str = "") -> None:
+    """Label a logarithmic axis with round numbers, not powers."""
+    from matplotlib.ticker import MaxNLocator
+
+    if high < 4 * low:
+        ticks = [t for t in MaxNLocator(5).tick_values(low, high) if low <= t <= high]
+    else:
+        decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+        steps = (1, 2, 5) if high < 1e3 * low else (1,)
+        ticks = [m * 10.0**d for d in decades for m in steps if low <= m * 10.0**d <= high]
+    set_ticks = ax.set_xticks if way == "x" else ax.set_yticks
+    set_ticks(ticks, [f"{tick:,.10g}{unit}" for tick in ticks])
+    (ax.xaxis if way == "x" else ax.yaxis).minorticks_off()
+
+
+def set_doublings(ax: Axes, values: pd.Series) -> None:
+    """Give the x axis the scale of batch sizes, ticked at those that were run."""
+    ax.set_xscale("log", base=2)
+    ticks = sorted(values.unique())
+    ax.set_xlim(ticks[0] / 1.15, ticks[-1] * 1.15)
+    # labels nearer than a third of an octave would overlap
+    shown = [t for i, t in enumerate(ticks) if i == 0 or t / ticks[i - 1] > 1.25]
+    shown = shown[:: math.ceil(len(shown) / 8)]
+    ax.set_xticks(shown, [f"{t:g}" for t in shown])
+    ax.minorticks_off()
+
+
+def mark_level(ax: Axes, level: float, text: str) -> None:
+    """Draw a dashed line across, named at its left end."""
+    ax.axhline(level, color=INK, linewidth=1, linestyle=_DASHED)
+    ax.annotate(text, (0.01, level), xycoords=("axes fraction", "data"), xytext=(0, 4),
+                textcoords="offset points", fontsize=SMALL)  # fmt: skip
+
+
+# ----------------------------------------------------------------------------------- by batch size
+
+
+def is_flat(whole: pd.DataFrame) -> bool:
+    """Whether a figure by batch size has only one: its precisions then stand below each other."""
+    return whole.columns[1] == "batch size" and whole["batch size"].nunique() == 1
+
+
+def draw_batches(ax: Axes, data: pd.DataFrame, whole: pd.DataFrame) -> None:
+    """A line a precision, over batch sizes."""
+    import seaborn as sns
+
+    y = data.columns[2]
+    if is_flat(whole):
+        draw_dots(ax, data, whole)
+        return
+    sns.lineplot(data, x="batch size", y=y, ax=ax, **_LINE, **tell_apart(whole))
+    set_doublings(ax, whole["batch size"])
+    share(ax, "y", whole, y)
+
+
+def draw_dots(ax: Axes, data: pd.DataFrame, whole: pd.DataFrame) -> None:
+    """A dot a precision, at the one batch size there is."""
+    import seaborn as sns
+
+    x, order = str(data.columns[2]), list_series(whole)
+    sns.stripplot(
+        data, x=x, y="precision", hue="precision", order=order, hue_order=order, size=8,
+        palette={name: COLOURS[name][0] for name in order}, legend=False, jitter=False, ax=ax,
+    )  # fmt: skip
+    ax.set_ylabel("")
+    share(ax, "x", whole, x)
+
+
+def draw_memory(ax: Axes, data: pd.DataFrame, whole: pd.DataFrame) -> None:
+    """Memory by batch size, with the card's size and what the process took at its start."""
+    if is_flat(whole):
+        fits = data[data["outcome"] == "fits"]
+        draw_dots(ax, fits, whole[whole["outcome"] == "fits"])
+        return
+    fits, full = data[data["outcome"] == "fits"], data[data["outcome"] != "fits"]
+    draw_batches(ax, fits, whole)
+    card = data[CARD].iloc[0] if CARD in data else math.nan
+    # a card far above all that was used would press the lines to the floor
+    if len(full) or data[MEMORY].max() > card / 3:
+        mark_level(ax, card, f"card: {card:.1f} GiB")
+        share(ax, "y", whole, MEMORY, reach=1.06 * card)
+    if START in data and math.isfinite(start := data[START].iloc[0]):
+        ax.axhspan(0, start, facecolor=GRID, edgecolor="none", alpha=0.6, zorder=0,
+                   label="before the first step")  # fmt: skip
+    order = list_series(data)
+    for precision, part in full.groupby("precision"):
+        colour = COLOURS[str(precision)][0]
+        below = 0.04 * ax.get_ylim()[1] * (1 + order.index(str(precision)))
+        y = max(card - below, 0)  # below each other, not over
+        ax.plot(part["batch size"], [y] * len(part), linestyle="", marker="x", markersize=7,
+                markeredgewidth=2, color=colour)  # fmt: skip
+        if not (fits["precision"] == precision).any():
+            ax.plot([], [], marker=MARKERS[str(precision)], markeredgewidth=0, color=colour,
+                    label=precision)  # fmt: skip
+    if len(full):
+        ax.plot(
+            [], [], linestyle="", marker="x", markeredgewidth=2, color=INK, label="out of memory"
+        )
+
+
+def draw_speedup(ax: Axes, data: pd.DataFrame, whole: pd.DataFrame) -> None:
+    """Speed-up over fp32, with a line where there is none."""
+    draw_batches(ax, data, whole)
+    column = data.columns[2]
+    if is_flat(whole):
+        share(ax, "x", whole, column, reach=1.1)
+        ax.axvline(1, color=INK, linewidth=1, linestyle=_DASHED)
+    else:
+        share(ax, "y", whole, column, reach=1.1)
+        mark_level(ax, 1, "fp32")
+
+
+def draw_scales(ax: Axes, data: pd.DataFrame, whole: pd.DataFrame) -> None:
+    """Loss over static loss scales."""
+    import seaborn as sns
+
+    sns.lineplot(data, x="loss scale", y="loss", ax=ax, **_LINE, **tell_apart(whole))
+    set_doublings(ax, whole["loss scale"])
+    low, high = whole["loss"].min(), whole["loss"].max()
+    margin = 0.1 * (high - low) or 0.01
+    ax.set_ylim(low - margin, high + margin)
+
+
+# --------------------------------------------------------------------------------- through a run
+
+
+def draw_curve(y: str) -> Callable[[Axes, pd.DataFrame, pd.DataFrame], None]:
+    """A line a precision through the epoch; published ones are dashed."""
+
+    def draw(ax: Axes, data: pd.DataFrame, whole: pd.DataFrame) -> None:
+        import seaborn as sns
+
+        options = {name: value for name, value in tell_apart(whole).items() if name[0] in "hp"}
+        if whole["run"].nunique() > 1:
+            options["style"] = "run"
+            options["dashes"] = {"this sweep": "", "2019": (2, 1.5)}
+        sns.lineplot(data, x="epoch (%)", y=y, ax=ax, errorbar=None, **options)
+        ax.set_xlim(0, 1.02 * whole["epoch (%)"].max())
+        margin = 0.05 * (whole[y].max() - whole[y].min()) or 0.01
+        ax.set_ylim(whole[y].min() - margin, whole[y].max() + margin)
+
+    return draw
+
+
+def draw_steps(ax: Axes, data: pd.DataFrame, whole: pd.DataFrame) -> None:
+    """A box of step times a precision."""
+    import seaborn as sns
+
+    series = tell_apart(whole)
+    sns.boxplot(
+        data, y="precision", x="step time (ms)", ax=ax, hue="precision", legend=False,
+        order=series["hue_order"], hue_order=series["hue_order"], palette=series["palette"],
+        saturation=1, width=0.55, linecolor=INK, linewidth=1, fliersize=2.5,
+    )  # fmt: skip
+    ax.set_ylabel("")
+    share(ax, "x", whole, "step time (ms)")
+
+
+# ----------------------------------------------------------------------------------------- trade
+
+
+def draw_trade(ax: Axes, data: pd.DataFrame, whole: pd.DataFrame) -> None:
+    """Time against memory, with the Pareto front named where there is room."""
+    import seaborn as sns
+
+    front = data[data["front"] == "yes"]
+    ax.plot(front[TIME], front[MEMORY], drawstyle="steps-post", color=INK, linewidth=1,
+            linestyle=_DASHED, label="Pareto front")  # fmt: skip
+    options = {"s": 55 if len(data) < 100 else 30, "edgecolor": "none"}
+    sns.scatterplot(data, x=TIME, y=MEMORY, ax=ax, **options, **tell_apart(whole))
+    share(ax, "x", whole, TIME)
+    share(ax, "y", whole, MEMORY)
+    names = [
+        f"{row[0]}, {row[1]}" if row[1] else f"{row[0]}"
+        for row in front[["batch size", "setting"]].itertuples(index=False)
+    ]
+    name_points(ax, data[[TIME, MEMORY]].to_numpy().tolist(),
+                front[[TIME, MEMORY]].to_numpy().tolist(), names)  # fmt: skip
+
+
+def name_points(
+    ax: Axes,
+    points: Sequence[Sequence[float]],
+    named: Sequence[Sequence[float]],
+    names: Sequence[str],
+) -> None:
+    """Write names beside points, where they cover nothing drawn, no other name, and fit.
+
+    Args:
+        points: all that are drawn.
+        named: some of them, joined by a line in steps, in the order of their names.
+    """
+    scale = 72 / ax.figure.dpi
+
+    def place_on_paper(point: Sequence[float]) -> tuple[float, float]:
+        x, y = ax.transData.transform(point)
+        return scale * x, scale * y
+
+    dots = [place_on_paper(point) for point in points]
+    line = list(_follow([place_on_paper(point) for point in named]))
+    box = ax.get_window_extent()
+    left, bottom, right, top = (scale * v for v in (box.x0, box.y0, box.x1, box.y1))
+    taken: list[tuple[float, float, float, float]] = []
+    for point, name in zip(named, names, strict=True):
+        x, y = place_on_paper(point)
+        width, height = 0.58 * SMALL * len(name), SMALL
+        places = ((7, 5), (-7 - width, -5 - height), (7, -5 - height), (-width / 2, 8),
+                  (-width / 2, -8 - height), (-7 - width, 5))  # fmt: skip
+        for dx, dy in places:
+            x0, y0 = x + dx, y + dy
+            x1, y1 = x0 + width, y0 + height
+            if x0 < left or x1 > right or y0 < bottom or y1 > top:
+                continue
+            if any(x0 - 4 < px < x1 + 4 and y0 - 4 < py < y1 + 4 for px, py in dots):
+                continue
+            if any(x0 < px < x1 and y0 < py < y1 for px, py in line):
+                continue
+            if any(x0 < b[2] and b[0] < x1 and y0 < b[3] and b[1] < y1 for b in taken):
+                continue
+            taken.append((x0, y0, x1, y1))
+            text = ax.annotate(name, (point[0], point[1]), xytext=(dx, dy), fontsize=SMALL,
+                               textcoords="offset points", va="bottom")  # fmt: skip
+            text.set_in_layout(False)
+            break
+
+
+def _follow(points: Sequence[tuple[float, float]]) -> Iterator[tuple[float, float]]:
+    """Points 4 apart along steps that go across, then down."""
+    for (x0, y0), (x1, y1) in pairwise(points):
+        yield from ((x, y0) for x in range(int(x0), int(x1), 4))
+        yield from ((x1, y) for y in range(int(y1), int(y0), 4))
+
+
+# ---------------------------------------------------------------------------------------- changes
+
+
+def draw_changes(ax: Axes, data: pd.DataFrame, whole: pd.DataFrame) -> None:
+    """A row a change: its ratio, the interval of it and how far single pairs lie."""
+    columns = ["ratio", "low", "high", "lowest", "highest"]
+    low, high = (float(end) for end in (whole[columns].min().min(), whole[columns].max().max()))
+    low, high = min(max(low, 1 / FAR), 0.95) / 1.06, max(min(high, FAR), 1.05) * 1.06
+    ax.set_xscale("log")
+    ax.set_xlim(low, high)
+    set_log_ticks(ax, "x", low, high, "×")
+    ax.axvspan(1 / (1 + STEADY), 1 + STEADY, facecolor=GRID, edgecolor="none", alpha=0.7, zorder=0,
+               label=f"±{100 * STEADY:.0f} %")  # fmt: skip
+    ax.axvline(1, color=INK, linewidth=0.8, alpha=0.5, zorder=1)
+    for place, row in enumerate(iterate(data)):
+        if row.pairs > 1:
+            ax.plot([row.lowest, row.highest], [place, place], color=INK, linewidth=1, marker="|",
+                    markersize=5, label="range of the pairs")  # fmt: skip
+        if row.low == row.low:
+            ax.plot([row.low, row.high], [place, place], color=ACCENT, linewidth=4,
+                    solid_capstyle="butt", label="95 % interval")  # fmt: skip
+        name = f"{row.change} ({row.pairs} pair{'s' if row.pairs > 1 else ''})"
+        write_row(ax, place, name, write_ratio(row.ratio))
+    sure = data["low"].notna()
+    beyond = (data["ratio"] < low) | (data["ratio"] > high)
+    points = data["ratio"].clip(low * 1.02, high / 1.02)
+    for chosen, label, marker, face in (
+        (sure & ~beyond, "mean", "o", ACCENT),
+        (~sure & ~beyond, "mean, too few repeats for an interval", "o", "none"),
+        (beyond & (data["ratio"] > 1), "beyond the scale", ">", ACCENT),
+        (beyond & (data["ratio"] < 1), "beyond the scale", "<", ACCENT),
+    ):
+        if chosen.any():
+            ax.plot(points[chosen], points[chosen].index, linestyle="", marker=marker,
+                    markersize=6.5, markerfacecolor=face, markeredgecolor=ACCENT,
+                    markeredgewidth=1.3, label=label)  # fmt: skip
+    finish_rows(ax, len(data))
+
+
+def write_ratio(ratio: float) -> str:
+    """A ratio for people: two decimals, more below 0.1."""
+    return f"{ratio:.2f}×" if ratio >= 0.1 else f"{ratio:.2g}×"
+
+
+def draw_pairs(ax: Axes, data: pd.DataFrame, whole: pd.DataFrame) -> None:
+    """A row a pair: the time with a switch off, and on."""
+    times = ["off (s)", "on (s)"]
+    low, high = whole[times].min().min(), whole[times].max().max()
+    if high > APART * low:
+        ax.set_xscale("log")
+        ax.set_xlim(low / 1.2, high * 1.2)
+        set_log_ticks(ax, "x", low / 1.2, high * 1.2)
+    else:
+        ax.set_xlim(0, 1.06 * high)
+        ax.xaxis.set_major_formatter("{x:,.10g}")
+    colours = [COLOURS[name][0] for name in data["precision"]]
+    for place, (case, _, off, on, speed) in enumerate(data.itertuples(index=False)):
+        ax.plot([off, on], [place, place], color=colours[place], linewidth=2)
+        write_row(ax, place, case, write_ratio(speed))
+    for column, label, marker in (("off (s)", "off", "|"), ("on (s)", "on", "o")):
+        ax.scatter(data[column], range(len(data)), marker=marker, s=70 if marker == "|" else 42,
+                   c=colours, linewidths=2, zorder=3)  # fmt: skip
+        ax.plot([], [], linestyle="", marker=marker, color=INK, markeredgewidth=2, label=label)
+    ax.set_xlabel(TIME)
+    finish_rows(ax, len(data))
+
+
+def write_row(ax: Axes, place: int, left: str, right: str) -> None:
+    """Write above a row: what it is, and its number at the right end."""
+    for x, text, align in ((0.0, left, "left"), (1.0, right, "right")):
+        written = ax.text(x, place - 0.42, text, ha=align, va="center", fontsize=SMALL + 0.5,
+                          transform=ax.get_yaxis_transform())  # fmt: skip
+        written.set_in_layout(False)
+
+
+def finish_rows(ax: Axes, rows: int) -> None:
+    """Rows from the top, with their names above them instead of beside the axis."""
+    ax.set_ylim(rows - 0.5, -0.8)
+    ax.set_yticks([])
+    ax.spines["left"].set_visible(False)
+    ax.grid(axis="y", visible=False)
+
+
+def is_in_rows(whole: pd.DataFrame) -> bool:
+    """Whether a figure has a named row for each of its data's."""
+    return "change" in whole or "case" in whole
+
+
+def find_height(whole: pd.DataFrame) -> float:
+    """How high a panel must be, in inches."""
+    rows = whole.groupby("panel").size().max()
+    if is_in_rows(whole):
+        return float(0.75 + 0.38 * rows)
+    if "step time (ms)" in whole or is_flat(whole):
+        return 0.9 + 0.36 * len(list_series(whole))
+    return 3.3

@@ -1,0 +1,157 @@
+"""Which cases share a panel: those of one machine, model and dataset.
+
+Within a panel, a line is cases of one precision that differ only in batch size. All other axes are
+at the panel's baseline: the values that most of its cases have, or the defaults where several are
+as common.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from bench.case import AXES, FOLLOWS, SAME_QUESTION, Case
+from bench.record import Status
+from bench.report.axes import find_varying, name_axis, name_value
+from bench.report.cells import TIMED, iterate
+from bench.report.model import Report
+from bench.report.summaries import SOURCE
+from bench.report.sweeps import Sweep
+from bench.store.attempts import number_groups
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+MOST_PANELS = 6
+"""Panels of one figure: the machines, models and datasets with the most cases."""
+
+MOST_STEP_BYTES = 100_000_000
+"""Steps files above this are not read for curves: pandas would need ten times as much memory."""
+
+PANEL = (*SOURCE, "model", "dataset", "kind", "environment")
+"""What the cases of one panel agree on."""
+
+HELD = tuple(
+    name
+    for name in AXES
+    if name not in (*PANEL, "device", "precision", *FOLLOWS["precision"], "batch_size")
+    and name not in SAME_QUESTION
+)
+"""The axes that stand at a panel's baseline."""
+
+Steps = Callable[[str], "pd.DataFrame"]
+"""The steps of a sweep, by its name."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """The cases of one panel.
+
+    Attributes:
+        place: what tells it from the other panels: machine, model, dataset; empty for the only one.
+        baseline: its values of the axes that vary, where panels differ in them.
+        cases: those at the baseline.
+        all: those at any value of `HELD`.
+        settings: the value at the baseline of each axis of `HELD` that varies.
+    """
+
+    place: str
+    baseline: str
+    cases: pd.DataFrame
+    all: pd.DataFrame
+    settings: dict[str, Any]
+
+    @property
+    def title(self) -> str:
+        """The title of a panel of cases at the baseline."""
+        return " · ".join(filter(None, (self.place, self.baseline)))
+
+
+@dataclass(frozen=True)
+class Grouping:
+    """The groups of a report, and what all of them share: where and what, and the baseline."""
+
+    groups: tuple[Group, ...] = ()
+    place: str = ""
+    baseline: str = ""
+
+
+def group_cases(report: Report) -> Grouping:
+    """The panels with the most cases, in the order of the overview."""
+    cases = report.cases[report.cases["status"] != Status.INVALID.value]
+    if not len(cases):
+        return Grouping()
+    numbers = number_groups(cases, PANEL)
+    kept = sorted(numbers.value_counts().index[:MOST_PANELS])
+    parts = [_drop_shorter(cases[numbers == number]) for number in kept]
+    varying = [name for name in find_varying(cases) if name in HELD]
+    baselines = [keep_baseline(part) for part in parts]
+    firsts = [next(iterate(part)) for part in baselines]
+    settings = [{name: getattr(first, name) for name in varying} for first in firsts]
+    places, place = _share([_describe(part, report) for part in baselines])
+    titles, baseline = _share([[name_setting(*item) for item in s.items()] for s in settings])
+    groups = map(Group, places, titles, baselines, parts, settings)
+    return Grouping(tuple(groups), place, baseline)
+
+
+def _share(phrases: Sequence[Sequence[str]]) -> tuple[list[str], str]:
+    """What only some of several lists of phrases hold, for each of them; and what all hold."""
+    shared = [text for text in phrases[0] if all(text in other for other in phrases)]
+    own = [" · ".join(text for text in phrase if text not in shared) for phrase in phrases]
+    return own, ", ".join(shared)
+
+
+def _drop_shorter(cases: pd.DataFrame) -> pd.DataFrame:
+    """Of cases that differ only in how they were measured, the one that measured most."""
+    axes = [name for name in AXES if name not in SAME_QUESTION]
+    ordered = cases.sort_values(list(SAME_QUESTION), ascending=False, kind="stable")
+    return cases.loc[sorted(ordered.drop_duplicates(axes).index)]
+
+
+def keep_baseline(cases: pd.DataFrame) -> pd.DataFrame:
+    """The cases at the commonest values of `HELD`; of equally common ones, the defaults."""
+    settings = number_groups(cases, HELD)
+    timed = settings[cases["status"].isin(TIMED)].value_counts()
+    defaults = sum((cases[name] == getattr(Case, name)).astype(int) for name in HELD)
+    best = max(
+        settings.unique(),
+        key=lambda number: (timed.get(number, 0), defaults[settings == number].iloc[0], -number),
+    )
+    at_best: pd.DataFrame = cases[settings == best]
+    return at_best
+
+
+def name_setting(axis: str, value: Any) -> str:
+    """An axis of `Case` with its value: ``compile off``."""
+    return f"{name_axis(axis)} {name_value(axis, value, {})}"
+
+
+def _describe(cases: pd.DataFrame, report: Report) -> list[str]:
+    """Where a panel's cases ran and what they are, as phrases."""
+    first = next(iterate(cases))
+    phrases = [report.machines[first.sweep, first.machine]]
+    phrases += [
+        getattr(first, name) for name in ("model", "dataset") if report.cases[name].nunique() > 1
+    ]
+    facts = {
+        first.apart: bool(first.apart),
+        "not measured": cases["fake"].all(),
+        "synthetic images": cases["synthetic"].any(),
+        "extrapolated from part of an epoch": cases["extrapolated"].any(),
+    }
+    return phrases + [fact for fact, holds in facts.items() if holds]
+
+
+def read_steps(report: Report) -> Steps:
+    """A reader of the steps of a sweep, the published one's under the empty name."""
+    sweeps: dict[str, Sweep] = {sweep.name: sweep for sweep in report.sweeps}
+    if report.reference:
+        sweeps[""] = report.reference
+
+    @cache
+    def read(name: str) -> pd.DataFrame:
+        return sweeps[name].read_steps(MOST_STEP_BYTES)
+
+    return read

@@ -1,0 +1,248 @@
+"""The figures there are: what each is called, where its data comes from and how it is drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from bench.case import AXES, Case
+from bench.report.figures import drawing
+from bench.report.figures.data import (
+    CARD,
+    MEMORY,
+    START,
+    TIME,
+    by_batch,
+    take_changes,
+    take_curves,
+    take_memory,
+    take_scales,
+    take_steps,
+    take_switch,
+    take_trade,
+)
+from bench.report.figures.groups import Group, Grouping, Steps, group_cases, read_steps
+from bench.report.model import Report
+from bench.report.quantities import QUANTITIES
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.axes import Axes
+
+CHANGES = "changes"
+"""The figure of the effects, which stands beside their table."""
+
+
+@dataclass(frozen=True)
+class View:
+    """A report, cut into panels once for all figures."""
+
+    report: Report
+    grouping: Grouping
+    steps: Steps
+
+
+def view_report(report: Report) -> View:
+    """Cut a report into panels."""
+    return View(report, group_cases(report), read_steps(report))
+
+
+Parts = Iterator[tuple[str, "pd.DataFrame"]]
+"""The title of each panel, and its data; no data for a panel that is not drawn."""
+
+
+@dataclass(frozen=True)
+class Sketch:
+    """How a figure is made: the data of its panels, and the drawing of one.
+
+    ``value`` is the column that is the point of it; ``baseline`` is whether its cases are those at
+    the baseline of their panel; ``explain`` are sentences for the caption where a column is there.
+    """
+
+    name: str
+    title: str
+    caption: str
+    value: str
+    take: Callable[[View], Parts]
+    draw: Callable[[Axes, pd.DataFrame, pd.DataFrame], None]
+    baseline: bool = True
+    explain: Mapping[str, str] = field(default_factory=dict)
+
+    def describe(self, columns: Iterable[str]) -> str:
+        """The caption of a figure whose data has these columns."""
+        return " ".join([self.caption, *(self.explain[c] for c in columns if c in self.explain)])
+
+
+def each_group(take: Callable[[Group], pd.DataFrame], least: int = 1) -> Callable[[View], Parts]:
+    """A panel a group, of cases at its baseline; none at all where no panel has ``least`` rows."""
+
+    def take_all(view: View) -> Parts:
+        parts = [(group.title, take(group)) for group in view.grouping.groups]
+        if max((len(data) for _, data in parts), default=0) >= least:
+            yield from parts
+
+    return take_all
+
+
+def each_run(
+    take: Callable[[Group, Report, Steps], pd.DataFrame],
+) -> Callable[[View], Parts]:
+    """A panel a group, of the steps of its runs at one batch size."""
+
+    def take_all(view: View) -> Parts:
+        for group in view.grouping.groups:
+            data = take(group, view.report, view.steps)
+            yield add_batch(group.title, data), data
+
+    return take_all
+
+
+def add_batch(title: str, data: pd.DataFrame) -> str:
+    """Add to a title the batch sizes that are the same along each line."""
+    if not len(data):
+        return title
+    sizes = " and ".join(map(str, data["batch size"].unique()))
+    return f"{title}, batch size {sizes}" if title else f"Batch size {sizes}"
+
+
+def _take_trades(view: View) -> Parts:
+    for group in view.grouping.groups:
+        yield group.place, take_trade(group)
+
+
+def _take_scales(view: View) -> Parts:
+    for group in view.grouping.groups:
+        data = take_scales(group)
+        yield add_batch(group.title, data), data
+
+
+def _take_changes(view: View) -> Parts:
+    yield "Speed: right is faster", take_changes(view.report, "epoch_time_s", inverse=True)
+    yield "Memory: left is less", take_changes(view.report, "memory_bytes")
+    yield "Energy of an epoch: left is less", take_changes(view.report, "energy_per_epoch_j")
+
+
+def _take_switches(view: View) -> Parts:
+    for axis in AXES:
+        if isinstance(getattr(Case, axis), bool) and axis in view.report.axes:
+            data, pairs = take_switch(view.report, axis)
+            if len(data):
+                title = f"{axis.replace('_', ' ')}: off → on"
+                yield title + (f", {len(data)} of {pairs} pairs" if pairs > len(data) else ""), data
+
+
+_OTHERS = "Each precision at its main loss scale"
+
+SKETCHES: tuple[Sketch, ...] = (
+    Sketch(
+        CHANGES,
+        "What each change does",
+        "Ratio after the change to before, with everything else equal: the geometric mean of all "
+        "pairs of cases that differ only in this.",
+        "ratio",
+        _take_changes,
+        drawing.draw_changes,
+        baseline=False,
+    ),
+    Sketch(
+        "switches",
+        "What each switch does",
+        "A row is a pair of cases that differ only in the switch, with the speed-up at the right "
+        "end; the largest speed-up is at the top.",
+        "speed (×)",
+        _take_switches,
+        drawing.draw_pairs,
+        baseline=False,
+    ),
+    Sketch(
+        "epoch-time",
+        "Epoch time",
+        f"Lower is better. {_OTHERS}.",
+        TIME,
+        each_group(by_batch(QUANTITIES["epoch_time_s"]), 2),
+        drawing.draw_batches,
+    ),
+    Sketch(
+        "images-per-s",
+        "Images per second",
+        f"Higher is better. {_OTHERS}.",
+        "images/s",
+        each_group(by_batch(QUANTITIES["images_per_s"]), 2),
+        drawing.draw_batches,
+    ),
+    Sketch(
+        "memory",
+        "Memory",
+        f"Lower is better. {_OTHERS}.",
+        MEMORY,
+        each_group(take_memory, 2),
+        drawing.draw_memory,
+        explain={
+            START: "The grey band is what the process needs before the first step: Python, torch "
+            "and its libraries, the network and the dataset.",
+            CARD: "A cross below the size of the card marks a batch that ran out of memory.",
+        },
+    ),
+    Sketch(
+        "speed-up",
+        "Speed-up over fp32",
+        "Higher is better. Each case is compared with fp32 at the same batch size and settings. "
+        f"{_OTHERS}.",
+        "speed-up (×)",
+        each_group(by_batch(QUANTITIES["speedup"])),
+        drawing.draw_speedup,
+    ),
+    Sketch(
+        "loss-curve",
+        "Loss through the epoch",
+        "Mean cross-entropy of the images since the previous point.",
+        "loss",
+        each_run(take_curves),
+        drawing.draw_curve("loss"),
+    ),
+    Sketch(
+        "accuracy-curve",
+        "Accuracy through the epoch",
+        "Share of the images since the previous point that were predicted correctly.",
+        "accuracy (%)",
+        each_run(take_curves),
+        drawing.draw_curve("accuracy (%)"),
+    ),
+    Sketch(
+        "loss-by-scale",
+        "Loss by static loss scale",
+        "Mean cross-entropy over the epoch, at the largest batch size with several scales.",
+        "loss",
+        _take_scales,
+        drawing.draw_scales,
+    ),
+    Sketch(
+        "time-memory",
+        "Time against memory",
+        "Lower left is better. All settings are shown. On the dashed line, the Pareto front, are "
+        "the cases that no other case beats in both; where there is room, they are labelled with "
+        "their batch size.",
+        TIME,
+        _take_trades,
+        drawing.draw_trade,
+        baseline=False,
+    ),
+    Sketch(
+        "step-time",
+        "Distribution of step times",
+        "Box: quartiles and median. Whiskers: up to 1.5 times the interquartile range. Dots: "
+        "outliers.",
+        "step time (ms)",
+        each_run(take_steps),
+        drawing.draw_steps,
+    ),
+    Sketch(
+        "energy",
+        "Energy of an epoch",
+        f"Lower is better. {_OTHERS}.",
+        "energy (J)",
+        each_group(by_batch(QUANTITIES["energy_per_epoch_j"]), 2),
+        drawing.draw_batches,
+    ),
+)
