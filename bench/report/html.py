@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from bench.case import format_value
+from bench.case import AXES, NAMED, format_value
 from bench.report.cells import ESTIMATE
 from bench.report.doubts import DOUBTS
-from bench.report.figures import COLOURS, draw_figures, inline, tabulate, undrawn
+from bench.report.figures import CHANGES, COLOURS, Figure, draw_figures, inline, tabulate, undrawn
 from bench.report.model import Report
 from bench.report.quantities import QUANTITIES, Quantity, is_number
-from bench.report.summaries import SETTINGS, latest
+from bench.report.summaries import latest
 from bench.text import clean
 
 if TYPE_CHECKING:
     import pandas as pd
+    from markupsafe import Markup
 
 TEMPLATES = Path(__file__).with_name("templates")
 
@@ -35,14 +37,13 @@ def render(report: Report) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    templates.filters["clean"] = clean
+    templates.filters |= {"clean": clean, "keep_flags": keep_flags}
     figures = draw_figures(report)
+    shown = [_show(figure) for figure in figures]
     return templates.get_template("page.html").render(
         report=report,
-        figures=[
-            (figure, [(panel, inline(panel), tabulate(figure, panel)) for panel in figure.panels])
-            for figure in figures
-        ],
+        changes=[figure for figure in shown if figure["name"] == CHANGES],
+        figures=[figure for figure in shown if figure["name"] != CHANGES],
         undrawn=undrawn(figures),
         constants=_constants(report.records),
         records=_embed(_records(report)),
@@ -50,6 +51,29 @@ def render(report: Report) -> str:
         colours=COLOURS,
         glossary=[q for q in QUANTITIES.values() if q.help != q.label],
     )
+
+
+def keep_flags(text: str) -> Markup:
+    """Escape a text, with each flag in it on one line: ``--`` at a line's end reads as a dash."""
+    from markupsafe import Markup, escape
+
+    return Markup(_FLAG.sub(r'<span class="flag">\g<0></span>', str(escape(text))))
+
+
+_FLAG = re.compile(r"(?<!\S)--[a-z][a-z-]*")
+
+
+def _show(figure: Figure) -> dict[str, Any]:
+    """A figure for the template."""
+    return {
+        "name": figure.name,
+        "title": figure.title,
+        "caption": figure.caption,
+        "told": figure.told,
+        "in_rows": figure.in_rows,
+        "legend": inline(figure.legend) if figure.legend else "",
+        "panels": [(panel, inline(panel.svg), tabulate(figure, panel)) for panel in figure.panels],
+    }
 
 
 def _link(file: Path, home: Path) -> str:
@@ -65,12 +89,9 @@ def _embed(data: Any) -> str:
     return text.replace("&", r"\u0026").replace("<", r"\u003c").replace(">", r"\u003e")
 
 
-_SHOWN = (
-    "epoch_time_s",
-    "images_per_s",
-    "memory_bytes",
-    "train_loss",
-    "train_accuracy",
+_SHOWN = ("epoch_time_s", "images_per_s", "memory_bytes", "train_loss", "train_accuracy")
+
+_MORE = (
     "test_accuracy",
     "overflow_steps",
     "energy_per_epoch_j",
@@ -88,7 +109,8 @@ _SHOWN = (
 def _records(report: Report) -> list[dict[str, Any]]:
     """Every record as columns: ``label``, whether ``number``, and its cells as text.
 
-    Text columns are ``names`` and, per row, an index into them: most repeat.
+    Text columns are ``names`` and, per row, an index into them: most repeat. Columns with ``more``
+    are shown when asked for: a page cannot be wide enough for all.
     """
     rows = report.records
     columns = []
@@ -98,6 +120,7 @@ def _records(report: Report) -> list[dict[str, Any]]:
             {
                 "label": label,
                 "number": label in ("batch size", "repeat"),
+                "more": label in ("notes", "repeat"),
                 "names": [clean(str(name)) for name in names],
                 "cells": codes.tolist(),
             }
@@ -107,10 +130,11 @@ def _records(report: Report) -> list[dict[str, Any]]:
         {
             "label": _name(q),
             "number": True,
+            "more": name in _MORE,
             "help": q.help,
             "cells": _write(rows[name], q, estimated),
         }
-        for name in _SHOWN
+        for name in (*_SHOWN, *_MORE)
         for q in [QUANTITIES[name]]
         if rows[name].notna().any()
     ]
@@ -131,10 +155,13 @@ def _write(values: pd.Series, quantity: Quantity, estimated: pd.Series) -> list[
 
 
 def _text_columns(rows: pd.DataFrame) -> Iterator[tuple[str, pd.Series]]:
-    """Machine, axes and outcome, without what is the same in every row (see `_constants`)."""
+    """Machine, axes and outcome, without what is the same in every row (see `_constants`).
+
+    How much of an epoch was measured is an axis here like any other.
+    """
     if rows["machine"].nunique() > 1:
         yield "machine", rows["machine"]
-    for name in ("precision", "loss_scale", "batch_size"):
+    for name in NAMED:
         yield name.replace("_", " "), rows[name]
     yield "status", rows["status"]
     yield "remarks", _remarks(rows)
@@ -143,16 +170,19 @@ def _text_columns(rows: pd.DataFrame) -> Iterator[tuple[str, pd.Series]]:
     if (rows["notes"] != "").any():
         yield "notes", rows["notes"]
     yield "repeat", rows["repeat"]
-    for name in SETTINGS:
+    for name in _OTHERS:
         if rows[name].nunique() > 1:
             yield name.replace("_", " "), rows[name].astype(object).map(format_value)
     if rows["sweep"].nunique() > 1:
         yield "sweep", rows["sweep"]
 
 
+_OTHERS = tuple(name for name in AXES if name not in NAMED)
+
+
 def _constants(rows: pd.DataFrame) -> str:
     """The axes that are the same in every row, as one line."""
-    same = {name: rows[name].tolist()[0] for name in SETTINGS if rows[name].nunique() == 1}
+    same = {name: rows[name].tolist()[0] for name in _OTHERS if rows[name].nunique() == 1}
     return ", ".join(f"{name.replace('_', ' ')} {format_value(v)}" for name, v in same.items())
 
 

@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from made_up import CARDS, REFERENCE, make_record, measured, write_sweep
+from made_up import CARDS, REFERENCE, make_record, make_switches, measured, write_sweep
 
 from bench.case import Case
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
-pytestmark = pytest.mark.slow  # four pages are made first
+pytestmark = pytest.mark.slow  # five pages are made first
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -28,7 +28,7 @@ MOST_BYTES = 3_000_000
 def pages(
     tmp_path_factory: pytest.TempPathFactory, quick: Path, fake_cards: list[Path]
 ) -> dict[str, Path]:
-    """The three pages, and one of a long sweep."""
+    """A page of each: a quick sweep, three cards, published figures, many cases, many axes."""
     from bench.report.__main__ import main
 
     folder = tmp_path_factory.mktemp("pages")
@@ -40,11 +40,15 @@ def pages(
         for i in range(200)
         for precision in ("fp32", "tf32")
     ]  # fmt: skip
+    added = (
+        "python -m bench.sweep --model mine\npython -m bench.sweep --model mine --compile on off"
+    )
     sweeps = {
         "quick": [quick],
         "cards": fake_cards,
         "reference": [REFERENCE],
-        "long": [write_sweep(folder / "400 records", rows)],
+        "long": [write_sweep(folder / "400 records", rows, added)],
+        "switches": [make_switches(folder)],
     }
     for name, paths in sweeps.items():
         out = folder / f"{name}.html"
@@ -67,7 +71,7 @@ class Outline(HTMLParser):
         return [attributes for name, attributes in self.tags if name == tag]
 
 
-@pytest.mark.parametrize("name", ["quick", "cards", "reference", "long"])
+@pytest.mark.parametrize("name", ["quick", "cards", "reference", "long", "switches"])
 def test_the_page_stands_alone(pages: dict[str, Path], name: str) -> None:
     text = pages[name].read_text(encoding="utf-8")
     assert len(text.encode()) < MOST_BYTES
@@ -81,11 +85,13 @@ def test_the_page_stands_alone(pages: dict[str, Path], name: str) -> None:
     ids = [a["id"] for _, a in outline.tags if "id" in a]
     assert len(ids) == len(set(ids))
     for th in outline.named("th"):
-        assert th.get("scope") in ("col", "row")
+        assert th.get("scope") in ("col", "row", "rowgroup")
     for svg in outline.named("svg"):
         assert svg["aria-hidden"] == "true"  # its panel is the image, and names it
     images = [a for _, a in outline.tags if a.get("role") == "img"]
-    assert len(images) == len(outline.named("svg"))
+    # what a legend names, its panels name too
+    legends = [a for a in outline.named("div") if a.get("class") == "legend"]
+    assert len(images) == len(outline.named("svg")) - len(legends)
     assert all(len(a["aria-label"] or "") > 30 for a in images)
     assert len(outline.named("figcaption")) == len(outline.named("figure")) > 0
 
@@ -105,8 +111,8 @@ def test_the_page_says_what_is_no_measurement(pages: dict[str, Path]) -> None:
     text = pages["cards"].read_text(encoding="utf-8")
     head = text[: text.index("<main")]
     assert "Nothing here was measured" in head
-    assert "no measurements" in head
-    assert "python -m bench.sweep --executor fake" in text
+    assert "measures nothing" in head
+    assert "python -m bench.sweep --executor fake" in re.sub(r"</?span[^>]*>", "", text)
     assert "cold first epoch" in pages["reference"].read_text(encoding="utf-8")
 
 
@@ -153,7 +159,7 @@ def open_page(browser: Browser, path: Path, width: int = 1280, scheme: Any = "li
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1280, 390])
-@pytest.mark.parametrize("name", ["quick", "cards", "reference"])
+@pytest.mark.parametrize("name", ["quick", "cards", "reference", "switches"])
 def test_the_page_fits_and_has_contrast(
     browser: Browser, pages: dict[str, Path], name: str, width: int, scheme: str
 ) -> None:
@@ -175,6 +181,66 @@ def test_the_page_fits_and_has_contrast(
     )
     assert filled == 0
     page.context.close()
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_nothing_but_tables_is_cut(browser: Browser, pages: dict[str, Path], width: int) -> None:
+    """What is wider than the page scrolls in its own box, and only tables are."""
+    for name in ("switches", "long"):
+        page = open_page(browser, pages[name], width)
+        cut = page.evaluate(
+            "[...document.querySelectorAll('body *')].filter(node => !node.closest('.scroll, svg')"
+            " && !node.matches('.hidden, .hidden *, .skip')"
+            " && node.getBoundingClientRect().right > innerWidth + 1).map(node => node.outerHTML)"
+        )
+        assert cut == []
+        page.context.close()
+
+
+def test_the_records_fit_until_all_columns_are_asked_for(
+    browser: Browser, pages: dict[str, Path]
+) -> None:
+    page = open_page(browser, pages["switches"])
+    fits = "(n => n.scrollWidth <= n.clientWidth)(document.querySelector('.records'))"
+    assert page.evaluate(fits)
+    heads = page.locator("#table thead th button")
+    few = heads.all_inner_texts()
+    assert "warm-up (s)" not in few
+    page.locator("#more").focus()
+    page.keyboard.press("Space")
+    many = heads.all_inner_texts()
+    assert [head for head in many if head in few] == few
+    assert "warm-up (s)" in many
+    assert {len(column(page, head)) for head in ("precision", "warm-up (s)")} == {288}
+    page.context.close()
+
+
+def test_commands_are_pasted_line_by_line(browser: Browser, pages: dict[str, Path]) -> None:
+    page = open_page(browser, pages["long"])
+    assert page.locator("pre code").inner_text().split("\n") == [
+        "python -m bench.sweep --model mine",
+        "python -m bench.sweep --model mine --compile on off",
+    ]
+    page.context.close()
+
+
+def test_the_page_answers_before_it_lists(pages: dict[str, Path]) -> None:
+    text = pages["switches"].read_text(encoding="utf-8")
+    order = [
+        'class="constant"',
+        'class="answers',
+        "Overview: 96 cases",
+        "What each change does",
+        'id="changes"',
+        'id="switches"',
+        'id="records"',
+        'id="environment"',
+        'id="meaning"',
+    ]
+    places = [text.index(mark) for mark in order]
+    assert places == sorted(places)
+    assert '<th scope="rowgroup"' in text
+    assert "GPU precision report" not in text
 
 
 def column(page: Page, label: str) -> list[str]:
@@ -239,5 +305,5 @@ def test_every_card_is_named_in_its_figures(browser: Browser, pages: dict[str, P
     labels = page.locator("[role=img]").evaluate_all("nodes => nodes.map(n => n.ariaLabel)")
     for card in CARDS:
         assert any(card in label for label in labels)
-    assert all("not measured" in label for label in labels)
+    assert all("ot measured" in label for label in labels)
     page.context.close()

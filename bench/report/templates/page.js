@@ -18,20 +18,29 @@
     if (className) made.className = className;
     return made;
   };
-  const head = document.createElement("tr");
-  const heads = columns.map((column, index) => {
-    const cell = element("th", "", column.number ? "n" : "");
-    cell.scope = "col";
-    cell.setAttribute("aria-sort", "none");
-    if (column.help) cell.title = column.help;
-    const button = element("button", column.label);
-    button.type = "button";
-    button.addEventListener("click", () => sort(index));
-    cell.append(button);
-    head.append(cell);
-    return cell;
-  });
-  get("table").tHead.append(head);
+  let heads = [];  // of the columns shown: [index of the column, its cell]
+  const visible = () => columns.map((_, index) => index).filter(index => !columns[index].more || get("more").checked);
+  function drawHeads() {
+    heads = visible().map(index => {
+      const column = columns[index], cell = element("th", "", column.number ? "n" : "");
+      cell.scope = "col";
+      if (column.help) cell.title = column.help;
+      const button = element("button", column.label);
+      button.type = "button";
+      button.addEventListener("click", () => sort(index));
+      cell.append(button);
+      return [index, cell];
+    });
+    const row = document.createElement("tr");
+    row.append(...heads.map(([_, cell]) => cell));
+    get("table").tHead.replaceChildren(row);
+    markSorted();
+  }
+
+  function markSorted() {
+    heads.forEach(([index, cell]) => cell.setAttribute("aria-sort",
+      index !== sorted ? "none" : descending ? "descending" : "ascending"));
+  }
 
   function sort(index) {
     descending = sorted === index && !descending;
@@ -43,8 +52,7 @@
       ? (a, b) => Number.isNaN(keys[a]) - Number.isNaN(keys[b]) || way * (keys[a] - keys[b]) || a - b
       : (a, b) => way * (keys[a] < keys[b] ? -1 : keys[a] > keys[b] ? 1 : 0) || a - b;
     order.sort(compare);
-    heads.forEach((cell, i) => cell.setAttribute("aria-sort",
-      i !== index ? "none" : descending ? "descending" : "ascending"));
+    markSorted();
     filter();
   }
 
@@ -69,8 +77,8 @@
     const body = get("table").tBodies[0];
     body.replaceChildren(...part.map(row => {
       const line = document.createElement("tr");
-      line.append(...columns.map(column => {
-        const content = text(column, row);
+      line.append(...heads.map(([index]) => {
+        const column = columns[index], content = text(column, row);
         return element("td", content, column.number ? "n" : content.length > 40 ? "long" : "");
       }));
       return line;
@@ -87,8 +95,11 @@
   }
 
   get("filter").addEventListener("input", filter);
+  get("more").addEventListener("change", () => { drawHeads(); draw(); });
+  get("more").closest("label").hidden = !columns.some(column => column.more);
   get("previous").addEventListener("click", () => { page--; draw(); });
   get("next").addEventListener("click", () => { page++; draw(); });
   document.querySelector(".controls").hidden = false;
+  drawHeads();
   draw();
 })();
