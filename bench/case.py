@@ -17,7 +17,7 @@ from typing import Any
 from bench.data import DATASETS
 from bench.errors import UsageError, nearest
 from bench.models import parse_model
-from bench.precision import PRECISIONS
+from bench.precision import POLICIES, PRECISIONS, is_dynamic
 
 Value = str | int | float | bool | None
 
@@ -58,7 +58,7 @@ def parse_number(what: str, low: float, high: float = math.inf) -> Callable[[str
 
 
 def _loss_scale(text: str) -> float | str:
-    if text == "dynamic":
+    if is_dynamic(text):
         return text
     if text == "none":
         return 1.0
@@ -66,7 +66,8 @@ def _loss_scale(text: str) -> float | str:
         return parse_number("", 0)(text)
     except ValueError:
         raise ValueError(
-            "a loss scale is a finite number above 0, 'dynamic', or 'none' (a scale of 1)"
+            "a loss scale is a finite number above 0, "
+            f"{', '.join(map(repr, POLICIES))}, or 'none' (a scale of 1)"
         ) from None
 
 
@@ -104,7 +105,8 @@ class Case:
     loss_scale: float | str | None = describe_axis(
         None,
         _loss_scale,
-        "static loss scale, or 'dynamic', for the fp16 precisions (default: 128 for fp16)",
+        "static loss scale, or a dynamic one of --list, for the fp16 precisions (default: 128 for "
+        "fp16)",
     )
     skip_overflow: bool = describe_axis(
         False, _switch, "with a static loss scale, skip steps whose gradients overflow"
@@ -246,7 +248,7 @@ def grid(axes: Mapping[str, Sequence[Value]]) -> list[Case]:
             settings["loss_scale"] = None
         elif settings.get("loss_scale") is None:
             settings["loss_scale"] = precision.default_loss_scale
-        if settings["loss_scale"] in (None, "dynamic"):
+        if settings["loss_scale"] is None or is_dynamic(settings["loss_scale"]):
             settings["skip_overflow"] = False
         cases[Case(**settings)] = None
     return list(cases)

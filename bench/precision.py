@@ -42,11 +42,64 @@ class Precision:
     scales_loss: bool = False
     default_loss_scale: float | str | None = None
     min_capability: tuple[int, int] = (0, 0)
+    rounds_start: bool = False  # the masters start from weights already rounded, as apex's did
 
     @property
     def masters(self) -> bool:
         """Whether fp32 master weights stand behind the weights the network computes with."""
         return self.weights != "float32"
+
+
+@dataclass(frozen=True)
+class DynamicPolicy:
+    """A dynamic loss scale as a rule.
+
+    A step whose gradients overflow is skipped and divides the scale by ``factor``; ``window`` steps
+    in a row without one multiply it by ``factor``. It stays between ``lowest`` and ``highest``, and
+    starts at ``initial``.
+    """
+
+    name: str
+    help: str
+    initial: float
+    window: int
+    factor: float = 2.0
+    lowest: float = 0.0
+    # fp32 holds no larger power of two: torch stops there by itself, and apex's scale, a Python
+    # number, made the scaled loss inf above it, skipped that step and came back
+    highest: float = 2.0**127
+
+    @property
+    def bounded(self) -> bool:
+        """Whether it stops before the range of fp32 ends."""
+        return self.lowest > 0 or self.highest < 2.0**127
+
+
+POLICIES: dict[str, DynamicPolicy] = {
+    p.name: p
+    for p in (
+        DynamicPolicy("dynamic", "torch.amp.GradScaler's rule: from 65536", 2.0**16, 2000),
+        # DynamicLossScaler of apex/fp16_utils/loss_scaler.py, April 2018 to May 2025; the
+        # FP16_Optimizer of fp16_utils followed it until February 2019
+        DynamicPolicy(
+            "dynamic-apex", "apex.fp16_utils' rule of 2018: from 2^32", 2.0**32, 1000, lowest=1
+        ),
+        # LossScaler of apex/amp/scaler.py; FP16_Optimizer followed it from then on
+        DynamicPolicy(
+            "dynamic-apex-amp",
+            "apex.amp's rule of 2019: from 65536, at most 2^24",
+            2.0**16,
+            2000,
+            highest=2.0**24,
+        ),
+    )
+}
+"""The loss scales that change while training, by the name the axis has for them."""
+
+
+def is_dynamic(loss_scale: float | str | None) -> bool:
+    """Whether an axis value, or its cell in a table, names one of `POLICIES`."""
+    return loss_scale in POLICIES
 
 
 PRECISIONS: dict[str, Precision] = {
@@ -66,6 +119,7 @@ PRECISIONS: dict[str, Precision] = {
             arithmetic=Arithmetic.FLOAT16,
             scales_loss=True,
             default_loss_scale=128.0,  # what the RTX Titan page used for its batch-size rows
+            rounds_start=True,
         ),
         Precision(
             "fp16-amp",
@@ -75,6 +129,8 @@ PRECISIONS: dict[str, Precision] = {
             scales_loss=True,
             default_loss_scale="dynamic",
         ),
+        # its masters start from the fp32 weights: no recipe of 2019 is to be matched, and rounding
+        # to bf16 first would drop up to 2^-9 of every weight that the masters are there to keep
         Precision(
             "bf16",
             "bf16 network, fp32 BatchNorm, loss and master weights",

@@ -17,7 +17,8 @@ from bench.case import AXES, Case
 #   2  2026-11  the seed of each run; what the report doubts by, in columns instead of sentences
 #               (others on the card or the CPU, trends within the epoch); intervals of extrapolated
 #               times; gradients in the proof; the model and more of what ran it
-#   3  2026-11  memory of the process before the first step
+#   3  2026-11  NVIDIA apex: its opt level and which of its interfaces ran; the loss scale of each
+#               step, in steps.csv; memory of the process before the first step
 SCHEMA = 3
 
 
@@ -261,6 +262,7 @@ class Step:
     loss: float | None
     correct: int
     time_s: float | None
+    loss_scale: float | None = None
 
 
 @dataclass
@@ -333,9 +335,9 @@ _OUTCOME = (
 
 def make_axis_column(axis: Field[Any]) -> Column:
     """Describe the column that an axis has in a records file."""
-    # a loss scale is text because it may be 'dynamic'
-    number = type(axis.default) if axis.name != "loss_scale" else str
-    return Column(axis.name, number, "", axis.metadata["help"], since=axis.metadata["since"])
+    # what may be empty is text: a loss scale is a number, the name of a rule or nothing
+    kind = str if axis.default is None else type(axis.default)
+    return Column(axis.name, kind, "", axis.metadata["help"], since=axis.metadata["since"])
 
 
 def _columns(kind: type) -> Iterator[Column]:
@@ -365,6 +367,7 @@ STEP_COLUMNS: dict[str, Column] = {
         Column("loss", float, "", "mean cross-entropy; empty if not finite", optional=True),
         Column("correct", int, "", "how many of them were classified correctly"),
         Column("time_s", float, "s", "duration of the step", optional=True),
+        Column("loss_scale", float, "", "what the loss was multiplied by", optional=True, since=3),
     )
 }
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from bench.precision import POLICIES
 from bench.training.loss_scale import (
     DynamicScale,
     LossScale,
@@ -64,6 +68,93 @@ def test_dynamic_scale_skips_and_halves() -> None:
     torch.testing.assert_close(weight, torch.tensor([-0.5]))
 
 
+def torch_rule(overflows: list[bool]) -> Iterator[float]:
+    """torch.amp.GradScaler's documented rule; the scale of each step, and after the last."""
+    scale, good = 65536.0, 0
+    for overflow in overflows:
+        yield scale
+        good = 0 if overflow else good + 1
+        if overflow:
+            scale *= 0.5
+        elif good == 2000:
+            scale, good = scale * 2, 0
+    yield scale
+
+
+def fp16_utils_rule(overflows: list[bool]) -> Iterator[float]:
+    """apex.fp16_utils' of 2018: by the distance to the last overflow, which began at -1."""
+    scale, last = 2.0**32, -1
+    for step, overflow in enumerate(overflows):
+        yield scale
+        if overflow:
+            scale, last = max(scale / 2, 1.0), step
+        elif (step - last) % 1000 == 0:
+            scale *= 2
+    yield scale
+
+
+def apex_amp_rule(overflows: list[bool]) -> Iterator[float]:
+    """apex.amp's: 2,000 steps not skipped, and no more than 2^24."""
+    scale, unskipped = min(2.0**24, 2.0**16), 0
+    for overflow in overflows:
+        yield scale
+        unskipped = 0 if overflow else unskipped + 1
+        if overflow:
+            scale /= 2
+        if unskipped == 2000:
+            scale, unskipped = min(2.0**24, scale * 2), 0
+    yield scale
+
+
+RULES = {
+    "dynamic": torch_rule,
+    "dynamic-apex": fp16_utils_rule,
+    "dynamic-apex-amp": apex_amp_rule,
+}
+
+RUNS = st.lists(
+    st.tuples(st.integers(0, 40), st.sampled_from([0, 1, 998, 999, 1000, 1001, 1999, 2000, 2001])),
+    min_size=1,
+    max_size=3,
+)
+"""So many overflows, then so many good steps: about the windows, and down to the lowest scale."""
+
+
+@pytest.mark.parametrize("name", POLICIES)
+@settings(deadline=None, max_examples=12)
+@given(RUNS)
+def test_a_dynamic_scale_follows_its_rule_step_by_step(
+    name: str, runs: list[tuple[int, int]]
+) -> None:
+    """Scale for scale; an overflow is told even at the lowest, and only it keeps the weight."""
+    overflows = [o for bad, good in runs for o in [True] * bad + [False] * good]
+    scale, weight = build_loss_scale(name, CPU), torch.zeros(1, requires_grad=True)
+    optimizer = torch.optim.SGD([weight], 1.0, fused=True)
+    seen = [scale.current()]
+    for overflow in overflows:
+        weight.grad = scale.scale(torch.full((1,), torch.inf if overflow else 1.0))
+        assert bool(scale.step(optimizer, [weight])) is overflow
+        seen.append(scale.current())
+    assert torch.stack(seen).tolist() == list(RULES[name](overflows))
+    assert weight.item() == -overflows.count(False)
+
+
+def test_apex_s_scales_are_bounded() -> None:
+    """Below by 1 in fp16_utils, above by 2^24 in amp; neither is reached by chance."""
+    for name, start, overflow, end in (
+        ("dynamic-apex", 1.0, True, 1.0),
+        ("dynamic-apex", 2.0, True, 1.0),
+        ("dynamic-apex-amp", 2.0**24, False, 2.0**24),
+        ("dynamic-apex-amp", 2.0**23, False, 2.0**24),
+        ("dynamic", 1.0, True, 0.5),
+        ("dynamic", 2.0**24, False, 2.0**25),
+        ("dynamic", 2.0**127, False, 2.0**127),
+    ):
+        scale = DynamicScale(CPU, replace(POLICIES[name], initial=start, window=1))
+        assert step(scale, float("inf") if overflow else 0.0)[1] is overflow
+        assert float(scale.current()) == end
+
+
 def test_unscaled_is_plain() -> None:
     weight, overflowed = step(Unscaled(CPU), 3)
     torch.testing.assert_close(weight, torch.tensor([-0.5]))
@@ -72,7 +163,13 @@ def test_unscaled_is_plain() -> None:
 
 @pytest.mark.parametrize(
     ("setting", "kind", "start"),
-    [(None, Unscaled, 1), (64.0, StaticScale, 64), ("dynamic", DynamicScale, 65536)],
+    [
+        (None, Unscaled, 1),
+        (64.0, StaticScale, 64),
+        ("dynamic", DynamicScale, 2**16),
+        ("dynamic-apex", DynamicScale, 2**32),
+        ("dynamic-apex-amp", DynamicScale, 2**16),
+    ],
 )
 def test_axis_values(setting: float | str | None, kind: type, start: float) -> None:
     scale = build_loss_scale(setting, CPU)

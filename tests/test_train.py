@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import cast
@@ -33,8 +34,9 @@ from bench.data import load, prepare
 from bench.data.batches import Batches
 from bench.gpu.recording import Replay
 from bench.models import build_model
-from bench.precision import PRECISIONS
+from bench.precision import POLICIES, PRECISIONS
 from bench.training.loop import MOMENTUM, WEIGHT_DECAY, Training, train_epoch
+from bench.training.loss_scale import DynamicScale
 from bench.training.timing import StepClock
 
 
@@ -200,13 +202,18 @@ def test_a_weight_without_a_gradient_is_left_alone() -> None:
     assert not torch.equal(after_one, torch.ones(10))
 
 
+def start_at(scale: float) -> DynamicScale:
+    """torch's rule, from another scale."""
+    return DynamicScale(CPU, replace(POLICIES["dynamic"], initial=scale))
+
+
 def test_static_scale_lets_inf_through_and_dynamic_skips() -> None:
     """The 2019 recipe never skips a step: an overflow reaches the weights."""
     x, y = batch()
     static, dynamic = training("fp16", loss_scale=2.0**24), training("fp16", loss_scale="dynamic")
     assert bool(static.step(x, y)[2])
     assert not all(torch.isfinite(p).all() for p in static.parameters)
-    dynamic.loss_scale._scaler = torch.amp.GradScaler("cpu", 2.0**24)  # type: ignore[attr-defined]
+    dynamic.loss_scale = start_at(2.0**24)
     before = [p.clone() for p in dynamic.parameters]
     assert bool(dynamic.step(x, y)[2])
     assert all(map(torch.equal, before, dynamic.parameters))
@@ -217,11 +224,11 @@ def test_a_skipped_first_step_leaves_no_rubbish_in_the_momentum() -> None:
     """torch's fused SGD makes the buffer uninitialised, and a skipped step writes nothing to it."""
     x, y = batch()
     ours, plain = (training("fp16-amp", loss_scale=s) for s in ("dynamic", 128.0))
-    ours.loss_scale._scaler = torch.amp.GradScaler("cpu", 2.0**126)  # type: ignore[attr-defined]
+    ours.loss_scale = start_at(2.0**126)
     assert bool(ours.step(x, y)[2])
     for state in ours.optimizer.state.values():
         assert not state["momentum_buffer"].any()
-    ours.loss_scale._scaler = torch.amp.GradScaler("cpu", 128.0)  # type: ignore[attr-defined]
+    ours.loss_scale = start_at(128.0)
     ours.model.load_state_dict(plain._start)
     for seed in range(3):
         ours.step(*batch(seed=seed))
@@ -286,6 +293,79 @@ def test_epoch_hands_over_every_step() -> None:
     assert seen == [0, 1, 2]
     assert epoch.images == [8, 8, 3]
     assert len(epoch.losses) == len(epoch.correct) == len(clock.read()) == 3
+
+
+def test_epoch_tells_the_scale_that_each_step_had() -> None:
+    """From 2^24 this overflows: what a step is told to have had, not what it left for the next."""
+    ours = training("fp16", loss_scale="dynamic")
+    ours.loss_scale = start_at(2.0**24)
+    batches = [batch(16, seed=seed) for seed in range(12)]
+    epoch = train_epoch(ours, batches, StepClock(CPU), lambda step, loss: None)()
+    scale = 2.0**24
+    for used, overflowed in zip(epoch.loss_scales, epoch.overflowed, strict=True):
+        assert used == scale
+        scale /= 2 if overflowed else 1
+    assert epoch.overflowed[0]
+    assert not epoch.overflowed[-1]
+    assert float(ours.loss_scale.current()) == scale
+
+
+# ------------------------------------------------------------------- the rule of a step in float64
+
+
+@pytest.mark.parametrize(("precision", "scale"), [("fp16", 128.0), ("fp16", 8.0), ("bf16", None)])
+def test_masters_follow_the_rule_in_float64(precision: str, scale: float | None) -> None:
+    """Given the gradients that the network made in half precision, each step is, in float64,
+
+    ``v = momentum * v + g / scale + decay * m; m = m - lr * v; w = m rounded``
+
+    and the masters start as apex's did for fp16, which rounded the weights first, and as the fp32
+    weights for bf16.
+    """
+    ours, start = training(precision, loss_scale=scale), small()
+    rounded = {p: p.half() if precision == "fp16" else p for p in start.parameters()}
+    exact = [
+        (rounded[p] if ours.parameters[i].dtype != torch.float32 else p).detach().double()
+        for i, p in enumerate(start.parameters())
+    ]
+    assert all(torch.equal(m.double(), e) for m, e in zip(ours.masters, exact, strict=True))
+    speed = [torch.zeros_like(e) for e in exact]
+    moved = 0.0
+    for seed in range(8):
+        x, y = batch(seed=seed)
+        loss = F.cross_entropy(ours._classify(x), y)
+        ours.loss_scale.scale(loss).backward()
+        grads = [p.grad.double() / (scale or 1) for p in ours.parameters if p.grad is not None]
+        assert not ours.update()
+        speed = [
+            MOMENTUM * v + g + WEIGHT_DECAY * e for v, g, e in zip(speed, grads, exact, strict=True)
+        ]
+        exact = [e - LR * v for e, v in zip(exact, speed, strict=True)]
+        for master, weight, e, v in zip(ours.masters, ours.parameters, exact, speed, strict=True):
+            # a step rounds the master once and its momentum and gradient a few times
+            torch.testing.assert_close(
+                master.detach().double(),
+                e,
+                rtol=2.0**-21,
+                atol=2.0**-20 * LR * float(v.abs().max()),
+            )
+            assert torch.equal(weight, master.to(weight.dtype))
+            moved = max(moved, float((LR * v).abs().max()))
+    assert moved > 1e-3
+
+
+def test_fp16_starts_from_rounded_weights_as_apex_did() -> None:
+    """Also after a warm-up. bf16, which had no such recipe, starts from the fp32 weights."""
+    start = list(small().parameters())
+    for precision, dtype in (("fp16", torch.float16), ("bf16", torch.float32)):
+        ours = training(precision)
+        for again in (False, True):
+            if again:
+                ours.step(*batch())
+                ours.reset()
+            for master, weight, before in zip(ours.masters, ours.parameters, start, strict=True):
+                kept = before if weight.dtype == torch.float32 else before.to(dtype).float()
+                assert torch.equal(master, kept)
 
 
 # ------------------------------------- what tests/gpu/test_training.py checks on a card, on a CPU

@@ -109,20 +109,24 @@ def step_bound(precision: str) -> float:
 def step_error(precision: str, device: torch.device = CPU) -> float:
     """Relative distance of the masters' first update from the same update in float64.
 
-    The float64 step starts from the same fp32 weights, on the CPU, by torch's plain optimizer.
-    A first step has the rule ``w -= lr * (gradient + decay * w)``: the momentum is still empty.
+    The float64 step starts from the fp32 weights that were there before any was rounded, on the
+    CPU, by torch's plain optimizer. A first step has the rule ``w -= lr * (gradient + decay * w)``:
+    the momentum is still empty.
     """
     ours = training(precision, device, loss_scale=128.0 if "fp16" in precision else None)
     exact = small().double()
     before = [p.detach().clone() for p in exact.parameters()]
+    begun = [master.detach().cpu().double() for master in ours.masters]
     optimizer = torch.optim.SGD(exact.parameters(), LR, MOMENTUM, weight_decay=WEIGHT_DECAY)
     x, y = batch()
     F.cross_entropy(exact(x.double()), y).backward()
     optimizer.step()
     ours.step(x.to(device), y.to(device))
     updates = [
-        (master.detach().cpu().double() - start, end.detach() - start)
-        for master, start, end in zip(ours.masters, before, exact.parameters(), strict=True)
+        (master.detach().cpu().double() - begin, end.detach() - start)
+        for master, begin, start, end in zip(
+            ours.masters, begun, before, exact.parameters(), strict=True
+        )
     ]
     mine, theirs = (torch.cat([pair[i].flatten() for pair in updates]) for i in range(2))
     return float((mine - theirs).norm() / theirs.norm())

@@ -88,7 +88,7 @@ def _parameter(name: str, value: Value) -> str | int | float:
     default = AXES[name].default
     if isinstance(default, int | float) and not isinstance(default, bool):
         return value  # type: ignore[return-value]
-    return format_value(value) or "none"  # loss_scale is text: it may be none or dynamic
+    return format_value(value) or "none"  # what is text may be none
 
 
 def rank(value: str | float) -> tuple[int, Any]:

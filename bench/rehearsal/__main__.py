@@ -30,7 +30,7 @@ from bench.case import format_value, parse_value
 from bench.errors import UsageError
 from bench.flags import Parser, axis_flag, run_command
 from bench.models import check_model
-from bench.precision import PRECISIONS, Precision
+from bench.precision import POLICIES, PRECISIONS, Precision
 
 if TYPE_CHECKING:
     from bench.rehearsal.dispatch import Breach
@@ -93,7 +93,7 @@ def policies(precision: Precision) -> list[Policy]:
     """Every kind of loss scaling the precision has."""
     if not precision.scales_loss:
         return [Policy()]
-    return [Policy(128.0), Policy(128.0, skip_overflow=True), Policy("dynamic")]
+    return [Policy(128.0), Policy(128.0, skip_overflow=True), *map(Policy, POLICIES)]
 
 
 @dataclass(frozen=True)
@@ -160,7 +160,6 @@ def _rehearse(
     training.step(x, y)  # a first step compiles, and makes the masters' gradients
     for policy in policies(precision):
         training.loss_scale = build_loss_scale(policy.loss_scale, device, policy.skip_overflow)
-        training.loss_scale.current()  # GradScaler makes its scale at the first use
         watch.judge()
         with watch:
             training.step(x, y)

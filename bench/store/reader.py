@@ -121,7 +121,8 @@ def read_text(path: Path, columns: dict[str, Column]) -> pa.Table:
     header = _split(path, data[: data.index(b"\n")])
     _check_header(path, header, columns)
     table = _parse_csv(path, data, header)
-    oldest = _check_schema(path, table) if "schema" in columns else SCHEMA
+    # steps do not name their schema: one that lacks a later column is of before it
+    oldest = _check_schema(path, table) if "schema" in columns else 1
     for number, name in enumerate(header, 1):
         if name not in columns:
             raise UsageError(
@@ -291,8 +292,8 @@ def _suspects(column: Column, cells: pa.Array) -> list[str]:
 
 def _wrong(column: Column, text: str) -> str:
     """Say what would be right for a cell that cannot be; empty where it can."""
-    # loss_scale is empty where the precision scales no loss
-    if column.name in AXES and (text or column.name != "loss_scale"):
+    # an axis whose default is None is empty where it does not apply
+    if column.name in AXES and (text or AXES[column.name].default is not None):
         try:
             parse_value(column.name, text.removeprefix("'"), "")
         except UsageError as error:

@@ -133,6 +133,7 @@ class Store:
                 _at_least_zero(s.loss),
                 s.correct,
                 _at_least_zero(s.time_s),
+                _at_least_zero(s.loss_scale),
             )
             for s in steps
         ]

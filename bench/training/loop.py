@@ -29,7 +29,7 @@ class Training:
 
     Args:
         model: on the CPU, in float32.
-        loss_scale: an axis value: None, a positive number or "dynamic".
+        loss_scale: an axis value: None, a positive number or the name of one of `POLICIES`.
     """
 
     def __init__(
@@ -103,13 +103,10 @@ class Training:
         """
         self.model.load_state_dict(self._start)
         if self.precision.masters:
-            start = dict(self.model.named_parameters())
-            for master, (name, _) in zip(
-                self.masters,
-                ((n, p) for n, p in start.items() if p.requires_grad),
-                strict=True,
-            ):
-                master.copy_(self._start[name])
+            named = ((n, p) for n, p in self.model.named_parameters() if p.requires_grad)
+            for master, (name, weight) in zip(self.masters, named, strict=True):
+                start = weight if self.precision.rounds_start else self._start[name]
+                master.copy_(start)
                 master.grad = None
         self.model.zero_grad(set_to_none=True)
         for state in self.optimizer.state.values():
@@ -194,6 +191,7 @@ class Epoch:
     losses: list[float]
     correct: list[int]
     overflowed: list[bool]
+    loss_scales: list[float]
 
 
 def train_epoch(
@@ -212,17 +210,18 @@ def train_epoch(
         what its clock sees.
     """
     images: list[int] = []
-    results: list[tuple[Tensor, Tensor, Tensor]] = []
+    results: list[tuple[Tensor, ...]] = []
     clock.tick()
     for index, (x, y) in enumerate(batches):
-        results.append(training.step(x, y))
+        scale = training.loss_scale.current()
+        results.append((*training.step(x, y), scale))
         clock.tick()
         images.append(len(y))
         on_step(index, results[-1][0])
 
     def fetch() -> Epoch:
         columns = zip(*results, strict=True)
-        losses, correct, overflowed = (torch.stack(column).tolist() for column in columns)
-        return Epoch(images, losses, correct, overflowed)
+        losses, correct, overflowed, scales = (torch.stack(c).tolist() for c in columns)
+        return Epoch(images, losses, correct, overflowed, scales)
 
     return fetch

@@ -12,6 +12,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from bench.precision import POLICIES, DynamicPolicy
+
 
 class LossScale(Protocol):
     """Scales the loss and steps on unscaled gradients, without waiting for the device."""
@@ -88,14 +90,21 @@ class StaticScale:
 
 
 class DynamicScale:
-    """torch's GradScaler: halves on overflow and skips the step, doubles after 2,000 good ones.
+    """A scale that follows a `DynamicPolicy`: it falls on overflow and skips the step.
 
-    With a fused optimizer it skips inside the kernel, so no step waits for the device.
+    The rules of apex are that of torch's GradScaler but for their constants and bounds: apex
+    counted the steps since the last overflow and grew at every multiple of its window, and a count
+    that starts anew at each multiple comes to the same. So GradScaler carries them all out. With a
+    fused optimizer it skips inside the kernel, and no step waits for the device.
     """
 
-    def __init__(self, device: torch.device) -> None:
-        self._scaler = torch.amp.GradScaler(device.type)
+    def __init__(self, device: torch.device, policy: DynamicPolicy = POLICIES["dynamic"]) -> None:
+        self._policy = policy
+        self._scaler = torch.amp.GradScaler(
+            device.type, policy.initial, policy.factor, 1 / policy.factor, policy.window
+        )
         self._one = torch.ones((), device=device)
+        self._current = self._scaler.scale(self._one)
 
     def scale(self, loss: Tensor) -> Tensor:
         """Multiply the loss, float32 of shape ()."""
@@ -103,14 +112,19 @@ class DynamicScale:
 
     def step(self, optimizer: torch.optim.Optimizer, parameters: Sequence[Tensor]) -> Tensor:
         """Step unless a gradient overflowed, and adapt the scale."""
-        before = self.current()
         self._scaler.step(optimizer)
         self._scaler.update()
-        return self.current() < before
+        adapted = self._scaler.scale(self._one)
+        overflowed = adapted < self._current
+        if self._policy.bounded:
+            adapted = adapted.clamp(self._policy.lowest, self._policy.highest)
+            self._scaler.update(adapted)
+        self._current = adapted
+        return overflowed
 
     def current(self) -> Tensor:
         """The scale now, float32 of shape ()."""
-        return self._scaler.scale(self._one)
+        return self._current
 
 
 def build_loss_scale(
@@ -119,6 +133,6 @@ def build_loss_scale(
     """Make the loss scale an axis value asks for; ``skip`` is for a static one."""
     if setting is None:
         return Unscaled(device)
-    return (
-        DynamicScale(device) if setting == "dynamic" else StaticScale(float(setting), device, skip)
-    )
+    if isinstance(setting, str):
+        return DynamicScale(device, POLICIES[setting])
+    return StaticScale(float(setting), device, skip)

@@ -80,8 +80,12 @@ def measure(case: Case, folder: str, channel: Channel, started: float) -> Findin
     epoch, times = fetch(), clock.read()
     _describe_time(found, case, epoch, times, batches)
     _describe_learning(found, case, epoch, training)
-    rows = zip(epoch.images, epoch.losses, epoch.correct, times, strict=True)
-    found.steps = [Step(i, n, _finite(loss), hits, t) for i, (n, loss, hits, t) in enumerate(rows)]
+    scales = epoch.loss_scales if case.loss_scale is not None else [None] * len(times)
+    rows = zip(epoch.images, epoch.losses, epoch.correct, times, scales, strict=True)
+    found.steps = [
+        Step(i, n, _finite(loss), hits, t, scale)
+        for i, (n, loss, hits, t, scale) in enumerate(rows)
+    ]
 
     # what follows is not worth losing a measured epoch for
     if case.evaluate:

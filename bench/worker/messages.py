@@ -172,7 +172,9 @@ def _steps(rows: Any) -> list[Step]:
     return [_step(*_of(list)(row)) for row in _of(list)(rows)]
 
 
-def _step(step: Any, images: Any, loss: Any, correct: Any, time_s: Any) -> Step:
+def _step(
+    step: Any, images: Any, loss: Any, correct: Any, time_s: Any, loss_scale: Any = None
+) -> Step:
     whole, real = _of(int), _of(float)
     return Step(
         whole(step),
@@ -180,6 +182,7 @@ def _step(step: Any, images: Any, loss: Any, correct: Any, time_s: Any) -> Step:
         None if loss is None else real(loss),
         whole(correct),
         None if time_s is None else real(time_s),
+        None if loss_scale is None else real(loss_scale),
     )
 
 
