@@ -17,7 +17,7 @@ from typing import Any
 from bench.data import DATASETS
 from bench.errors import UsageError, nearest
 from bench.models import parse_model
-from bench.precision import POLICIES, PRECISIONS, is_dynamic
+from bench.precision import OPT_LEVELS, POLICIES, PRECISIONS, is_dynamic
 
 Value = str | int | float | bool | None
 
@@ -71,6 +71,10 @@ def _loss_scale(text: str) -> float | str:
         ) from None
 
 
+def _opt_level(text: str) -> str | None:
+    return None if text == "none" else _one_of([*OPT_LEVELS, "none"])(text)
+
+
 def _switch(text: str) -> bool:
     switches = {"on": True, "true": True, "off": False, "false": False}
     if text.lower() not in switches:
@@ -94,7 +98,7 @@ class Case:
     """The settings of one measurement.
 
     Frozen and hashable, so that a case can be a dictionary key. `loss_scale` is None where the
-    precision scales no loss.
+    precision scales no loss, `opt_level` where apex.amp does not train.
     """
 
     model: str = describe_axis("dpn92", parse_model, "network, by name or package.module:factory")
@@ -110,6 +114,12 @@ class Case:
     )
     skip_overflow: bool = describe_axis(
         False, _switch, "with a static loss scale, skip steps whose gradients overflow"
+    )
+    opt_level: str | None = describe_axis(
+        None,
+        _opt_level,
+        "opt level of apex.amp, O0 to O3, for fp16-apex (default: none, its FP16_Optimizer)",
+        since=3,
     )
     batch_size: int = describe_axis(128, _batch_size, "images per step")
     # 0.1, pytorch-cifar's default, leaves DPN-92 at 11.5 % after one epoch; 0.01 reaches 29.1 %
@@ -235,9 +245,10 @@ def parse_value(name: str, value: object, where: str) -> Value:
 def grid(axes: Mapping[str, Sequence[Value]]) -> list[Case]:
     """Every combination of ``axes``, in order, the batch size varying fastest.
 
-    A loss scale applies to the precisions that scale a loss, and skipping overflows to static loss
-    scales; where they do not apply, a case is planned once. Where no loss scale is given, each
-    precision that needs one uses its default.
+    A loss scale applies to the precisions that scale a loss, skipping overflows to static loss
+    scales of ours, and an opt level to apex, which itself decides what is skipped; where they do
+    not apply, a case is planned once. Where no loss scale is given, each precision that needs one
+    takes its own default.
     """
     order = sorted(axes, key=lambda name: (name == "batch_size", list(AXES).index(name)))
     cases: dict[Case, None] = {}
@@ -248,8 +259,10 @@ def grid(axes: Mapping[str, Sequence[Value]]) -> list[Case]:
             settings["loss_scale"] = None
         elif settings.get("loss_scale") is None:
             settings["loss_scale"] = precision.default_loss_scale
-        if settings["loss_scale"] is None or is_dynamic(settings["loss_scale"]):
+        if precision.apex or settings["loss_scale"] is None or is_dynamic(settings["loss_scale"]):
             settings["skip_overflow"] = False
+        if not precision.apex:
+            settings["opt_level"] = None
         cases[Case(**settings)] = None
     return list(cases)
 

@@ -1,4 +1,4 @@
-"""The one exception whose message is shown to the user."""
+"""The exceptions whose message a user is meant to see."""
 
 
 class UsageError(Exception):
@@ -6,6 +6,13 @@ class UsageError(Exception):
 
     The message is one line: what is wrong, then what would be right. Command lines print it
     after ``error:`` on standard error and end with return code 2, before anything is trained.
+    """
+
+
+class UnsupportedError(Exception):
+    """This machine lacks what a case needs; the case's row says so, and the sweep goes on.
+
+    The message is one line: what is lacking, then what to do.
     """
 
 

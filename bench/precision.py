@@ -6,7 +6,7 @@ Reading this module costs nothing; torch is imported by the functions that act o
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
@@ -43,6 +43,7 @@ class Precision:
     default_loss_scale: float | str | None = None
     min_capability: tuple[int, int] = (0, 0)
     rounds_start: bool = False  # the masters start from weights already rounded, as apex's did
+    apex: bool = False  # NVIDIA apex trains it, where the user has it
 
     @property
     def masters(self) -> bool:
@@ -129,6 +130,16 @@ PRECISIONS: dict[str, Precision] = {
             scales_loss=True,
             default_loss_scale="dynamic",
         ),
+        Precision(
+            "fp16-apex",
+            "NVIDIA apex, where it is installed: FP16_Optimizer, or amp by --opt-level; loss scale",
+            weights="float16",
+            arithmetic=Arithmetic.FLOAT16,
+            scales_loss=True,
+            default_loss_scale=128.0,
+            rounds_start=True,
+            apex=True,
+        ),
         # its masters start from the fp32 weights: no recipe of 2019 is to be matched, and rounding
         # to bf16 first would drop up to 2^-9 of every weight that the masters are there to keep
         Precision(
@@ -148,6 +159,31 @@ PRECISIONS: dict[str, Precision] = {
         ),
     )
 }
+
+
+@dataclass(frozen=True)
+class OptLevel:
+    """What an opt level of apex's amp makes of the network."""
+
+    help: str
+    weights: str
+    arithmetic: Arithmetic = Arithmetic.FLOAT16
+
+
+OPT_LEVELS: dict[str, OptLevel] = {
+    "O0": OptLevel("fp32 throughout", "float32", Arithmetic.FLOAT32),
+    "O1": OptLevel("fp32 weights, each function cast by apex's lists", "float32"),
+    "O2": OptLevel("fp16 network, fp32 BatchNorm and master weights", "float16"),
+    "O3": OptLevel("fp16 throughout, no master weights", "float16"),
+}
+
+
+def find_formats(name: str, opt_level: str | None = None) -> Precision:
+    """The number formats of a precision, at an opt level where it has one."""
+    if opt_level is None:
+        return PRECISIONS[name]
+    level = OPT_LEVELS[opt_level]
+    return replace(PRECISIONS[name], weights=level.weights, arithmetic=level.arithmetic)
 
 
 def set_flags(precision: Precision) -> None:

@@ -175,6 +175,9 @@ class Measurement:
         float, "CPU cores that other processes used on average during an epoch on a CPU", since=2
     )
 
+    apex: str | None = quantity(
+        str, "what of NVIDIA apex trained: its version and interface", since=3
+    )
     flags: str | None = quantity(str, "arithmetic and cuDNN flags as read back in the worker")
     arithmetic: str | None = quantity(
         str, "what the numeric probe found inputs rounded to, the most expensive layer's first"

@@ -15,6 +15,7 @@ from enum import Enum, IntEnum
 from pathlib import Path
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
+from bench.apex import Apex, choose_interface, refuse_apex
 from bench.case import parse_value
 from bench.doctor.machine import Gpu, Machine, examine_machine
 from bench.environment import (
@@ -368,7 +369,7 @@ def _judge_precisions(m: Machine) -> Iterator[Finding]:
         platform = Platform(Environment(**answer.environment), answer.fp16_native)
         ways: dict[str, list[str]] = {"runs": [], "emulates, slowly,": [], "cannot run": []}
         for precision in PRECISIONS.values():
-            if platform.refuse(precision):
+            if platform.refuse(precision) or (precision.apex and refuse_apex(m.apex, None, device)):
                 ways["cannot run"].append(precision.name)
             elif platform.discourage(precision):
                 ways["emulates, slowly,"].append(precision.name)
@@ -407,10 +408,15 @@ def _judge_packages(m: Machine) -> Iterator[Finding]:
         )
     else:
         yield Finding(Level.FINE, "NVML package", f"nvidia-ml-py {m.nvidia_ml_py}")
-    apex = m.apex
+    yield from _judge_apex(m.apex)
+
+
+def _judge_apex(apex: Apex | None) -> Iterator[Finding]:
     if apex is None:
-        yield Finding(Level.FINE, "apex", "not installed; nothing here needs it", numbers=False)
-    elif not apex.nvidia:
+        what = "not installed; fp16-apex alone needs it"
+        yield Finding(Level.FINE, "apex", what, numbers=False)
+        return
+    if not apex.nvidia:
         yield Finding(
             Level.NOTE,
             "apex",
@@ -418,14 +424,18 @@ def _judge_packages(m: Machine) -> Iterator[Finding]:
             "pip uninstall -y apex",
             numbers=False,
         )
-    else:
-        has = "with" if apex.cuda_extensions else "without"
-        contrib = "with" if apex.contrib_extensions else "without"
-        what = (
-            f"NVIDIA's apex {apex.version}, {has} its CUDA extensions, {contrib} those of contrib; "
-            "nothing here uses it"
-        )
-        yield Finding(Level.FINE, "apex", what, numbers=False)
+        return
+    has = "with" if apex.cuda_extensions else "without"
+    contrib = "with" if apex.contrib_extensions else "without"
+    found = f"NVIDIA's apex {apex.version}, {has} its CUDA extensions, {contrib} those of contrib"
+    if why := refuse_apex(apex, None, "cuda"):
+        what, _, fix = why.partition(": ")
+        yield Finding(Level.NOTE, "apex", f"{found}; fp16-apex: {what}", fix, numbers=False)
+        return
+    uses = str(choose_interface(apex, None))
+    if not refuse_apex(apex, "O1", "cuda"):
+        uses += ", or apex.amp with --opt-level"
+    yield Finding(Level.FINE, "apex", f"{found}; fp16-apex runs {uses}", numbers=False)
 
 
 def _judge_variables(m: Machine) -> Iterator[Finding]:

@@ -14,11 +14,11 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from importlib.machinery import PathFinder
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from bench.apex import Apex, find_apex
 from bench.data import find_layout
 from bench.environment import (
     Answer,
@@ -63,19 +63,6 @@ class Cpu:
     others: float = 0.0
     steal: float = 0.0
     watched_s: float = 0.0
-
-
-@dataclass(frozen=True)
-class Apex:
-    """The installed package `apex`, looked at without importing it.
-
-    Two projects have that name: NVIDIA's, which is not on PyPI, and a login toolkit that is.
-    """
-
-    version: str
-    nvidia: bool
-    cuda_extensions: bool = False
-    contrib_extensions: bool = False
 
 
 @dataclass(frozen=True)
@@ -258,41 +245,3 @@ def _find_version(package: str) -> str | None:
         return version(package)
     except PackageNotFoundError:
         return None
-
-
-# What NVIDIA's setup.py builds beside the package, as top-level modules.
-_CUDA_EXTENSIONS = ("amp_C",)
-_CONTRIB_EXTENSIONS = (
-    "bnp",
-    "cudnn_gbn_lib",
-    "distributed_adam_cuda",
-    "fast_multihead_attn",
-    "focal_loss_cuda",
-    "fused_adam_cuda",
-    "group_norm_cuda",
-    "nccl_p2p_cuda",
-    "peer_memory_cuda",
-    "transducer_joint_cuda",
-    "xentropy_cuda",
-)
-
-
-def find_apex(path: Sequence[str] | None = None) -> Apex | None:
-    """Recognise the package `apex` on ``path`` (`sys.path` when None) by its files; None if none.
-
-    NVIDIA's has a sub-package ``optimizers``; the one on PyPI, for logins of web sites, does not.
-    """
-    spec = PathFinder.find_spec("apex", path)
-    if spec is None or not spec.submodule_search_locations:
-        return None
-
-    def built(names: Sequence[str]) -> bool:
-        return any(PathFinder.find_spec(name, path) for name in names)
-
-    folders = [Path(folder) for folder in spec.submodule_search_locations]
-    return Apex(
-        _find_version("apex") or "",
-        any((folder / "optimizers" / "__init__.py").is_file() for folder in folders),
-        built(_CUDA_EXTENSIONS),
-        built(_CONTRIB_EXTENSIONS),
-    )

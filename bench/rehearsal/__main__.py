@@ -76,6 +76,10 @@ that needs more raises them here, and says what it gains.
 """
 
 
+SKIPPED = "apex steps on an NVIDIA GPU alone, and reads back there what it decides by"
+"""Why a precision that NVIDIA apex trains has no budget, and is not rehearsed."""
+
+
 @dataclass(frozen=True)
 class Policy:
     """What is done about fp16's narrow range: a loss scale, and whether overflows are skipped."""
@@ -122,7 +126,7 @@ def rehearse(
 
     Args:
         model: a network's name.
-        precisions: names of `PRECISIONS`.
+        precisions: names of `PRECISIONS`; those that apex trains are left out, see `SKIPPED`.
         compile: whether the network is traced by ``torch.compile`` (see above).
         batch_size: images a step; launches do not depend on it.
 
@@ -133,6 +137,7 @@ def rehearse(
         row
         for compiled in compile
         for name in precisions
+        if not PRECISIONS[name].apex
         for row in _rehearse(model, PRECISIONS[name], compiled, batch_size)
     ]
 
@@ -215,18 +220,22 @@ def run(argv: Sequence[str]) -> int:
     check_model(str(model))
     if batch_size < 2:  # type: ignore[operator]
         raise UsageError(f"--batch-size {batch_size}: give at least 2")
+    names = [str(name) for name in parsed("precision", given.precision)]
     rows = rehearse(
         str(model),
-        [str(name) for name in parsed("precision", given.precision)],
+        names,
         [bool(value) for value in parsed("compile", given.compile)],
         batch_size,  # type: ignore[arg-type]
     )
+    for name in names:
+        if PRECISIONS[name].apex:
+            print(f"skipped: {name}: {SKIPPED}")
     return show(rows)
 
 
 def show(rows: Sequence[Rehearsal]) -> int:
     """Print the table and what was refused; 1 where something was, else 0."""
-    line = "{:<10} {:<14} {:<9} {:>9} {:>7}  {}"
+    line = "{:<10} {:<17} {:<9} {:>9} {:>7}  {}"
     print(line.format("precision", "loss scale", "compiled", "launches", "budget", "").rstrip())
     for row in rows:
         compiled = "traced" if row.compile else "no"

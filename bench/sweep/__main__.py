@@ -172,7 +172,7 @@ class Loop:
 
     def _answer(self, case: Case, log: Path, stopped: Callable[[], int]) -> Outcome:
         platform, precision = self.inputs.platforms[case.device], PRECISIONS[case.precision]
-        reason = platform.refuse(precision)
+        reason = self.inputs.refuse(case)
         emulated = "" if "precision" in self.options.axes else platform.discourage(precision)
         if emulated and not reason:
             reason = f"{emulated}; --precision {precision.name} measures it anyway"

@@ -15,7 +15,7 @@ from bench.errors import UsageError, nearest
 from bench.executors import EXECUTORS
 from bench.flags import Parser, add_axes, read_axes
 from bench.models import MODELS
-from bench.precision import POLICIES, PRECISIONS
+from bench.precision import OPT_LEVELS, POLICIES, PRECISIONS
 from bench.preset import Preset, load_config, load_preset, preset_names
 from bench.record import Status
 from bench.sweep.schedule import CHEAP_FRACTION, CHEAP_REPEATS, default_repeats, plan_runs
@@ -185,6 +185,7 @@ def print_registries() -> int:
         "presets": {name: load_preset(name).description for name in preset_names()},
         "precisions": {name: precision.help for name, precision in PRECISIONS.items()},
         "dynamic loss scales": {name: policy.help for name, policy in POLICIES.items()},
+        "opt levels of fp16-apex": {name: level.help for name, level in OPT_LEVELS.items()},
         "models": {**MODELS, "package.module:factory": "your own torch.nn.Module"},
         "datasets": DATASETS,
     }

@@ -9,6 +9,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from bench.apex import Apex, find_apex, refuse_apex
 from bench.case import AXES, Case, check_batches, format_value
 from bench.data import DatasetInfo, count_classes, prepare, progress_bar
 from bench.doctor.__main__ import write_warnings
@@ -53,6 +54,14 @@ class Inputs:
     models: Mapping[str, Fingerprint | None]
     datasets: Mapping[str, DatasetInfo]
     warnings: Sequence[str] = ()
+    apex: Apex | None = None
+
+    def refuse(self, case: Case) -> str:
+        """Say why the case cannot be run here at all, and what to do; empty where it can."""
+        precision = PRECISIONS[case.precision]
+        if reason := self.platforms[case.device].refuse(precision):
+            return reason
+        return refuse_apex(self.apex, case.opt_level, case.device) if precision.apex else ""
 
     def describe(self, case: Case) -> Environment:
         """What runs the case: the machine, its images and its model."""
@@ -73,7 +82,9 @@ def find_inputs(cases: Sequence[Case], options: Options) -> Inputs:
         for model in names:
             check_model(model)
         platforms = {device: Platform(describe_host()) for device in devices}
-        return Inputs(platforms, dict.fromkeys(names), prepare_datasets(cases, options))
+        return Inputs(
+            platforms, dict.fromkeys(names), prepare_datasets(cases, options), apex=find_apex()
+        )
     machine, answer = examine_machine(
         devices,
         names,
@@ -94,7 +105,7 @@ def find_inputs(cases: Sequence[Case], options: Options) -> Inputs:
         if uuid and not options.allow_shared:
             refuse_neighbours(uuid)
     datasets = prepare_datasets(cases, options)
-    return Inputs(platforms, models, datasets, write_warnings(machine))
+    return Inputs(platforms, models, datasets, write_warnings(machine), machine.apex)
 
 
 def try_models(cases: Sequence[Case], options: Options) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from bench.case import Case
 from bench.errors import UsageError
-from bench.precision import PRECISIONS, Precision, autocast, cast
+from bench.precision import Precision, autocast, cast, find_formats
 from bench.training.loss_scale import build_loss_scale
 from bench.training.timing import StepClock
 
@@ -30,7 +30,11 @@ class Training:
     Args:
         model: on the CPU, in float32.
         loss_scale: an axis value: None, a positive number or the name of one of `POLICIES`.
+        opt_level: one of `OPT_LEVELS`, for apex.
     """
+
+    apex: str | None = None
+    """What of NVIDIA apex trains: its version and interface; None where it does not."""
 
     def __init__(
         self,
@@ -43,20 +47,34 @@ class Training:
         skip_overflow: bool = False,
         channels_last: bool = False,
         compile: bool = False,
+        opt_level: str | None = None,
     ) -> None:
         # kept on the CPU, so that remembering the start costs no device memory
         self._start = {name: value.clone() for name, value in model.state_dict().items()}
         self._loss_scale_setting, self._skip_overflow = loss_scale, skip_overflow
+        self._opt_level = opt_level
         self.precision, self.device = precision, device
         self.memory_format = torch.channels_last if channels_last else torch.contiguous_format
-        cast(model, precision).to(device, memory_format=self.memory_format)  # type: ignore[call-overload]
         self.model = model
         self.parameters = [p for p in model.parameters() if p.requires_grad]
+        self._equip(lr)
+        # dynamic=False: the last, smaller batch compiles for itself during warm-up instead of
+        # turning the full batch's code into the slower general one
+        self.forward = torch.compile(model, dynamic=False) if compile else model
+        self.reset()
+
+    def _move(self) -> None:
+        self.model.to(self.device, memory_format=self.memory_format)  # type: ignore[call-overload]
+
+    def _equip(self, lr: float) -> None:
+        """Cast the network and move it, and make masters and optimizer."""
+        cast(self.model, self.precision)
+        self._move()
         # the masters are what the optimizer steps: fp32 copies, or the weights themselves where the
         # precision has none or where the cast left them in fp32 (affine BatchNorm)
         self.masters = [
             p.detach().float().clone().requires_grad_()
-            if precision.masters and p.dtype != torch.float32
+            if self.precision.masters and p.dtype != torch.float32
             else p
             for p in self.parameters
         ]
@@ -68,9 +86,6 @@ class Training:
             if master is not weight:
                 copied.setdefault(weight.dtype, []).append((master, weight))
         self._copied = list(copied.values())
-        # dynamic=False: the last, smaller batch compiles for itself during warm-up instead of
-        # turning the full batch's code into the slower general one
-        self.forward = torch.compile(model, dynamic=False) if compile else model
         # fused: one kernel, and a step is skipped inside it instead of by asking the device
         self.optimizer = torch.optim.SGD(
             self.masters, lr, MOMENTUM, weight_decay=WEIGHT_DECAY, fused=True
@@ -79,20 +94,29 @@ class Training:
             # torch's fused SGD would make it with empty_like, and a first step that overflows and
             # is skipped would leave it uninitialised; from zero the first step is the same
             self.optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
-        self.reset()
 
     @classmethod
     def of(cls, case: Case, model: nn.Module, device: torch.device) -> Training:
-        """The training that ``case`` asks for."""
+        """The training that ``case`` asks for.
+
+        Raises:
+            UnsupportedError: it needs what is not installed.
+        """
+        formats = find_formats(case.precision, case.opt_level)
+        if formats.apex:
+            from bench.training.apex import ApexTraining  # which extends this class
+
+            cls = ApexTraining
         return cls(
             model,
-            PRECISIONS[case.precision],
+            formats,
             device,
             lr=case.lr,
             loss_scale=case.loss_scale,
             skip_overflow=case.skip_overflow,
             channels_last=case.channels_last,
             compile=case.compile,
+            opt_level=case.opt_level,
         )
 
     @torch.no_grad()
@@ -128,10 +152,18 @@ class Training:
         """
         logits = self._classify(x)
         loss = F.cross_entropy(logits, y)
-        self.loss_scale.scale(loss).backward()
-        overflowed = self.update()
+        overflowed = self.learn(loss)
         correct = (logits.detach().argmax(dim=1) == y).sum()
         return loss.detach(), correct, overflowed
+
+    def learn(self, loss: Tensor) -> Tensor:
+        """Backpropagate the scaled loss and update; whether the gradients overflowed: bool, ()."""
+        self.loss_scale.scale(loss).backward()
+        return self.update()
+
+    def current_scale(self) -> Tensor:
+        """What the next loss is multiplied by, float32 of shape ()."""
+        return self.loss_scale.current()
 
     def _classify(self, x: Tensor) -> Tensor:
         if self.precision.masters:
@@ -213,7 +245,7 @@ def train_epoch(
     results: list[tuple[Tensor, ...]] = []
     clock.tick()
     for index, (x, y) in enumerate(batches):
-        scale = training.loss_scale.current()
+        scale = training.current_scale()
         results.append((*training.step(x, y), scale))
         clock.tick()
         images.append(len(y))

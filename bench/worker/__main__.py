@@ -14,7 +14,7 @@ import sys
 from contextlib import suppress
 
 from bench.case import Case
-from bench.errors import UsageError
+from bench.errors import UnsupportedError, UsageError
 from bench.failure import Fault, classify
 from bench.record import Status
 from bench.worker.channel import Channel
@@ -63,6 +63,8 @@ def _report_failure(channel: Channel, case: Case, error: BaseException) -> None:
     traceback.print_exception(error)
     if isinstance(error, UsageError):
         fault = Fault(Status.ERROR, str(error))
+    elif isinstance(error, UnsupportedError):
+        fault = Fault(Status.UNSUPPORTED, str(error))
     else:
         kinds = [kind.__name__ for kind in type(error).__mro__]
         fault = classify(kinds, str(error), _free_share(case))

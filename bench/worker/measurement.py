@@ -56,6 +56,7 @@ def measure(case: Case, folder: str, channel: Channel, started: float) -> Findin
     m, device = found.measurement, torch.device(case.device)
     data, batches, training = set_up(case, folder)
     m.setup_time_s = time.monotonic() - started
+    m.apex = training.apex
 
     channel.enter("warmup")
     warm = warm_up_shapes(training, batches, case, Reporter(channel, device, "warmup", 0))
@@ -153,7 +154,7 @@ def _describe_learning(found: Findings, case: Case, epoch: Epoch, training: Trai
     m = found.measurement
     if case.loss_scale is not None:
         m.overflow_steps = sum(epoch.overflowed)
-        m.final_loss_scale = float(training.loss_scale.current())
+        m.final_loss_scale = float(training.current_scale())
     bad = (i for i, loss in enumerate(epoch.losses) if not math.isfinite(loss))
     m.first_bad_step = next(bad, None)
     images = sum(epoch.images)

@@ -1,0 +1,139 @@
+"""NVIDIA apex as it is installed: recognised by its files, without importing it.
+
+Its mixed precision has three interfaces, of which a copy offers those of its time: ``fp16_utils``
+(April 2018 to May 2025), ``amp`` with opt levels (February 2019 to May 2025), and the
+``FP16_Optimizer`` of ``contrib.optimizers`` (since October 2019), all that is left today. Two
+projects have the name: the one on PyPI is a login toolkit for web sites.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from importlib.machinery import PathFinder
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from bench.errors import UnsupportedError
+
+
+class Interface(StrEnum):
+    """What trains in mixed precision, by where it is imported from."""
+
+    FP16_UTILS = "apex.fp16_utils.FP16_Optimizer"
+    AMP = "apex.amp"
+    CONTRIB = "apex.contrib.optimizers.FP16_Optimizer"
+
+
+@dataclass(frozen=True)
+class Apex:
+    """The installed package `apex`.
+
+    ``interfaces`` are those whose files are there; that of contrib needs the CUDA extensions too.
+    """
+
+    version: str
+    nvidia: bool
+    cuda_extensions: bool = False
+    contrib_extensions: bool = False
+    interfaces: tuple[Interface, ...] = ()
+
+
+# What NVIDIA's setup.py builds beside the package, as top-level modules.
+_CUDA_EXTENSIONS = ("amp_C",)
+_CONTRIB_EXTENSIONS = (
+    "bnp",
+    "cudnn_gbn_lib",
+    "distributed_adam_cuda",
+    "fast_multihead_attn",
+    "focal_loss_cuda",
+    "fused_adam_cuda",
+    "group_norm_cuda",
+    "nccl_p2p_cuda",
+    "peer_memory_cuda",
+    "transducer_joint_cuda",
+    "xentropy_cuda",
+)
+
+_FILES = {
+    Interface.FP16_UTILS: "fp16_utils/fp16_optimizer.py",
+    Interface.AMP: "amp/frontend.py",  # `initialize`; the amp of 2018 had none
+    Interface.CONTRIB: "contrib/optimizers/fp16_optimizer.py",
+}
+
+
+def find_apex(path: Sequence[str] | None = None) -> Apex | None:
+    """Recognise the package `apex` on ``path`` (`sys.path` when None) by its files; None if none.
+
+    NVIDIA's has a sub-package ``optimizers``; the one on PyPI does not.
+    """
+    spec = PathFinder.find_spec("apex", path)
+    if spec is None or not spec.submodule_search_locations:
+        return None
+
+    def built(names: Sequence[str]) -> bool:
+        return any(PathFinder.find_spec(name, path) for name in names)
+
+    folders = [Path(folder) for folder in spec.submodule_search_locations]
+
+    def holds(file: str) -> bool:
+        return any((folder / file).is_file() for folder in folders)
+
+    try:
+        number = version("apex")
+    except PackageNotFoundError:
+        number = ""
+    return Apex(
+        number,
+        holds("optimizers/__init__.py"),
+        built(_CUDA_EXTENSIONS),
+        built(_CONTRIB_EXTENSIONS),
+        tuple(interface for interface, file in _FILES.items() if holds(file)),
+    )
+
+
+_BUILD = "build it from the repository NVIDIA/apex on GitHub"
+
+
+def choose_interface(apex: Apex | None, opt_level: str | None) -> Interface:
+    """What trains a case: amp where it has an opt level, else the oldest FP16_Optimizer there is.
+
+    Raises:
+        UnsupportedError: this copy cannot; the message says what to do.
+    """
+    if apex is None:
+        raise UnsupportedError(f"NVIDIA apex is not installed: {_BUILD}")
+    if not apex.nvidia:
+        raise UnsupportedError(
+            f"apex {apex.version} is a login toolkit for web sites from PyPI, not NVIDIA's: "
+            f"pip uninstall -y apex, then {_BUILD}"
+        )
+    if opt_level is not None:
+        if Interface.AMP in apex.interfaces:
+            return Interface.AMP
+        raise UnsupportedError(
+            f"this NVIDIA apex has no amp.initialize for opt level {opt_level}: leave --opt-level "
+            "out, or build a commit from between March 2019 and April 2025"
+        )
+    if Interface.FP16_UTILS in apex.interfaces:
+        return Interface.FP16_UTILS
+    if Interface.CONTRIB not in apex.interfaces:
+        raise UnsupportedError(f"this NVIDIA apex has no FP16_Optimizer: {_BUILD}")
+    if not apex.cuda_extensions:
+        raise UnsupportedError(
+            "this NVIDIA apex was built without its CUDA extensions, which its FP16_Optimizer "
+            "needs: build it again with APEX_CPP_EXT=1 APEX_CUDA_EXT=1"
+        )
+    return Interface.CONTRIB
+
+
+def refuse_apex(apex: Apex | None, opt_level: str | None, device: str) -> str:
+    """Say why a case cannot be trained with apex here, and what to do; empty where it can."""
+    if device != "cuda":
+        return "NVIDIA apex trains on an NVIDIA GPU alone; fp16 is the same recipe on a CPU"
+    try:
+        choose_interface(apex, opt_level)
+    except UnsupportedError as error:
+        return str(error)
+    return ""

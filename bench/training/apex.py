@@ -1,0 +1,245 @@
+"""Training by NVIDIA apex: its own code scales the loss, keeps the masters, steps and skips.
+
+What is ours is the network, the images and the clock. On overflow the interfaces differ: with a
+static scale `FP16_Optimizer` of fp16_utils and amp step all the same, that of contrib skips; with a
+dynamic one all skip, and wait for the device to decide it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from bench.apex import Interface, choose_interface, find_apex
+from bench.errors import UnsupportedError
+from bench.precision import cast, is_dynamic
+from bench.training.loop import MOMENTUM, WEIGHT_DECAY, Training
+
+Optimizers = Callable[[], torch.optim.Optimizer]
+
+
+class Recipe(Protocol):
+    """What of apex stands between a loss and the weights."""
+
+    def backward(self, loss: Tensor) -> None:
+        """Backpropagate the loss, float32 of shape (), times the scale."""
+
+    def step(self) -> None:
+        """Update the weights, or skip, and clear all gradients."""
+
+    def masters(self) -> list[Tensor]:
+        """What the optimizer steps, in the order of the weights."""
+
+    def scale(self) -> float:
+        """The loss scale now."""
+
+    def restart(self) -> None:
+        """Start again from the weights as they are: masters, momentum and loss scale."""
+
+
+def _masters(optimizer: Any) -> list[Tensor]:
+    return [p for group in optimizer.param_groups for p in group["params"]]
+
+
+class _Fp16Optimizer:
+    """``FP16_Optimizer(optimizer, static_loss_scale=..., dynamic_loss_scale=...)``, of either kind.
+
+    Args:
+        wrap: the class.
+        scale_name: the attribute that holds its scale.
+        setting: its loss scale, a number or "dynamic".
+        optimizers: makes an optimizer of the weights, anew for each restart.
+    """
+
+    def __init__(
+        self,
+        wrap: Any,
+        scale_name: str,
+        setting: float | str,
+        optimizers: Optimizers,
+        weights: Sequence[Tensor],
+    ) -> None:
+        self._wrap, self._scale_name, self._optimizers = wrap, scale_name, optimizers
+        self._weights = weights
+        self._scaling: dict[str, Any] = (
+            {"dynamic_loss_scale": True}
+            if is_dynamic(setting)
+            else {"static_loss_scale": float(setting)}
+        )
+        self.restart()
+
+    def restart(self) -> None:
+        """Wrap a new optimizer, which makes the masters from the weights."""
+        self._optimizer = self._wrap(self._optimizers(), **self._scaling, verbose=False)
+        # contrib's makes a master of each fp32 weight too, steps it and never copies it back
+        pairs = zip(self.masters(), self._weights, strict=True)
+        apart = [(m, w) for m, w in pairs if m is not w and w.dtype == torch.float32]
+        self._apart = [m for m, _ in apart], [w for _, w in apart]
+
+    def masters(self) -> list[Tensor]:
+        """What the optimizer steps, in the order of the weights."""
+        return _masters(self._optimizer)
+
+    def scale(self) -> float:
+        """The loss scale now."""
+        return float(getattr(self._optimizer, self._scale_name))
+
+    def backward(self, loss: Tensor) -> None:
+        """Backpropagate the scaled loss."""
+        self._optimizer.backward(loss)
+
+    def step(self) -> None:
+        """Step or skip, and clear all gradients, those of the masters too."""
+        self._optimizer.step()
+        masters, weights = self._apart
+        if masters:
+            with torch.no_grad():
+                torch._foreach_copy_(weights, masters)
+        self._optimizer.zero_grad(set_grads_to_None=True)
+
+
+class _Amp:
+    """``amp.initialize(model, optimizer, opt_level=..., loss_scale=...)``; once in a process."""
+
+    def __init__(
+        self,
+        amp: Any,
+        model: nn.Module,
+        opt_level: str,
+        setting: float | str,
+        optimizer: torch.optim.Optimizer,
+        weights: Sequence[Tensor],
+    ) -> None:
+        self._amp, self._weights, self._model = amp, weights, model
+        _, self._optimizer = amp.initialize(
+            model, optimizer, opt_level=opt_level, loss_scale=setting, verbosity=0
+        )
+        self._scaling = {name: dict(state) for name, state in amp.state_dict().items()}
+
+    def restart(self) -> None:
+        """Copy the weights to the masters, if there are any yet, and go back to the first scale."""
+        with torch.no_grad():
+            for master, weight in zip(self.masters(), self._weights, strict=True):
+                master.copy_(weight)
+                master.grad = None
+        for state in self._optimizer.state.values():
+            if state.get("momentum_buffer") is not None:
+                state["momentum_buffer"].zero_()
+        self._amp.load_state_dict({name: dict(state) for name, state in self._scaling.items()})
+
+    def masters(self) -> list[Tensor]:
+        """What the optimizer steps: the weights, until the first step at O2 makes masters."""
+        return _masters(self._optimizer)
+
+    def scale(self) -> float:
+        """The loss scale now."""
+        return float(self._amp.state_dict()["loss_scaler0"]["loss_scale"])
+
+    def backward(self, loss: Tensor) -> None:
+        """Backpropagate the scaled loss; apex unscales the gradients as the context closes."""
+        with self._amp.scale_loss(loss, self._optimizer) as scaled:
+            scaled.backward()
+
+    def step(self) -> None:
+        """Step or skip, and clear all gradients; apex itself clears those of the masters."""
+        self._optimizer.step()
+        self._model.zero_grad(set_to_none=True)
+
+
+class ApexTraining(Training):
+    """A network that apex trains.
+
+    Raises:
+        UnsupportedError: the apex that is installed cannot, or cannot be imported.
+    """
+
+    def _equip(self, lr: float) -> None:
+        """Hand network and optimizer to apex, which makes the masters.
+
+        The optimizer is torch's fused SGD, as for our own precisions, but for contrib's
+        FP16_Optimizer, which steps apex's alone.
+        """
+        installed = find_apex()
+        interface = choose_interface(installed, self._opt_level)
+        setting = 1.0 if self._loss_scale_setting is None else self._loss_scale_setting
+        if is_dynamic(setting) and setting != "dynamic":
+            raise UnsupportedError(
+                f"NVIDIA apex has a dynamic rule of its own, and cannot follow {setting}: "
+                "give --loss-scale dynamic"
+            )
+        try:
+            self.apex = f"{installed.version} {interface}".strip() if installed else None
+            self._recipe: Recipe = self._build(interface, setting, lr)
+        except ImportError as error:
+            raise UnsupportedError(
+                f"NVIDIA apex cannot be imported ({error}); build it for this torch"
+            ) from error
+
+    def _build(self, interface: Interface, setting: float | str, lr: float) -> Recipe:
+        def fused() -> torch.optim.Optimizer:
+            return torch.optim.SGD(
+                self.parameters, lr, MOMENTUM, weight_decay=WEIGHT_DECAY, fused=True
+            )
+
+        if interface is Interface.AMP:
+            amp = import_module("apex.amp")
+            self._move()
+            level = str(self._opt_level)
+            return _Amp(amp, self.model, level, setting, fused(), self.parameters)
+        # the rule of fp16_utils.network_to_half; contrib's documentation would halve BatchNorm too
+        cast(self.model, self.precision)
+        self._move()
+        if interface is Interface.FP16_UTILS:
+            wrap = import_module("apex.fp16_utils").FP16_Optimizer
+            return _Fp16Optimizer(wrap, "loss_scale", setting, fused, self.parameters)
+        wrap = import_module("apex.contrib.optimizers").FP16_Optimizer
+        sgd = import_module("apex.contrib.optimizers.fused_sgd").FusedSGD
+
+        def apex_sgd() -> torch.optim.Optimizer:
+            optimizer: torch.optim.Optimizer = sgd(
+                self.parameters, lr, MOMENTUM, weight_decay=WEIGHT_DECAY
+            )
+            return optimizer
+
+        return _Fp16Optimizer(wrap, "cur_scale", setting, apex_sgd, self.parameters)
+
+    @property
+    def masters(self) -> list[Tensor]:  # type: ignore[override]
+        """What the optimizer steps."""
+        return self._recipe.masters()
+
+    @torch.no_grad()
+    def reset(self) -> None:
+        """Go back to the start, masters made from rounded weights."""
+        self.model.load_state_dict(self._start)
+        self.model.zero_grad(set_to_none=True)
+        self._recipe.restart()
+
+    def learn(self, loss: Tensor) -> Tensor:
+        """Backpropagate and update as apex does; whether the gradients overflowed: bool, ()."""
+        self._recipe.backward(loss)
+        overflowed = _overflowed(self.parameters)
+        self._recipe.step()
+        return overflowed
+
+    def current_scale(self) -> Tensor:
+        """What the next loss is multiplied by, float32 of shape (), on the host as apex has it."""
+        return torch.tensor(self._recipe.scale())
+
+
+def _overflowed(weights: Sequence[Tensor]) -> Tensor:
+    # some still scaled, some not, in fp16 and fp32: the norms are taken in fp32, one list a dtype
+    grads: dict[torch.dtype, list[Tensor]] = {}
+    for weight in weights:
+        if weight.grad is not None:
+            grads.setdefault(weight.grad.dtype, []).append(weight.grad)
+    norms = [
+        norm
+        for alike in grads.values()
+        for norm in torch._foreach_norm(alike, 2.0, dtype=torch.float32)
+    ]
+    return ~torch.isfinite(torch.stack(norms)).all()
