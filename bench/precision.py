@@ -130,16 +130,6 @@ PRECISIONS: dict[str, Precision] = {
             scales_loss=True,
             default_loss_scale="dynamic",
         ),
-        Precision(
-            "fp16-apex",
-            "NVIDIA apex, where it is installed: FP16_Optimizer, or amp by --opt-level; loss scale",
-            weights="float16",
-            arithmetic=Arithmetic.FLOAT16,
-            scales_loss=True,
-            default_loss_scale=128.0,
-            rounds_start=True,
-            apex=True,
-        ),
         # its masters start from the fp32 weights: no recipe of 2019 is to be matched, and rounding
         # to bf16 first would drop up to 2^-9 of every weight that the masters are there to keep
         Precision(
@@ -156,6 +146,16 @@ PRECISIONS: dict[str, Precision] = {
             autocast="bfloat16",
             arithmetic=Arithmetic.BFLOAT16,
             min_capability=(8, 0),
+        ),
+        Precision(
+            "fp16-apex",
+            "NVIDIA apex, where it is installed: FP16_Optimizer, or amp by --opt-level; loss scale",
+            weights="float16",
+            arithmetic=Arithmetic.FLOAT16,
+            scales_loss=True,
+            default_loss_scale=128.0,
+            rounds_start=True,
+            apex=True,
         ),
     )
 }

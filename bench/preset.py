@@ -15,6 +15,10 @@ from bench.precision import PRECISIONS
 _FOLDER = files("bench") / "presets"
 
 
+_USED = (("loss_scale", "a loss scale", "scales_loss"), ("opt_level", "an opt level", "apex"))
+"""Axes that only some precisions use, and by which of their fields."""
+
+
 @dataclass(frozen=True)
 class Preset:
     """A description and one or more grids, each mapping axes to the values they take."""
@@ -29,17 +33,19 @@ class Preset:
         """Expand to cases; ``flags`` override the grids, ``defaults`` fill what neither names.
 
         Raises:
-            UsageError: a loss scale is asked for and no chosen precision uses one.
+            UsageError: a loss scale or opt level is asked for and no chosen precision uses one.
         """
         blocks = [{**defaults, **block, **flags} for block in self.grids]
         cases = list(dict.fromkeys(case for block in blocks for case in grid(block)))
-        asked = any("loss_scale" in block for block in blocks)
-        if asked and not any(PRECISIONS[case.precision].scales_loss for case in cases):
-            chosen = ", ".join(dict.fromkeys(case.precision for case in cases))
-            using = ", ".join(name for name, p in PRECISIONS.items() if p.scales_loss)
-            raise UsageError(
-                f"a loss scale is given, but {chosen} uses none; add a precision of {using}"
-            )
+        for axis, what, attribute in _USED:
+            using = [name for name, p in PRECISIONS.items() if getattr(p, attribute)]
+            asked = any(axis in block for block in blocks)
+            if asked and not any(case.precision in using for case in cases):
+                chosen = ", ".join(dict.fromkeys(case.precision for case in cases))
+                raise UsageError(
+                    f"{what} is given, but {chosen} uses none; "
+                    f"add a precision of {', '.join(using)}"
+                )
         return cases
 
 

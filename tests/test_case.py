@@ -20,7 +20,7 @@ from bench.case import (
     telling_axes,
 )
 from bench.errors import UsageError
-from bench.precision import PRECISIONS
+from bench.precision import OPT_LEVELS, POLICIES, PRECISIONS
 
 POSITIVE = st.floats(min_value=5e-324, max_value=1.7e308)
 
@@ -29,7 +29,8 @@ CASES = st.builds(
     model=st.sampled_from(["dpn92", "dpn-small", "my.networks:small"]),
     dataset=st.sampled_from(["cifar10", "synthetic"]),
     precision=st.sampled_from(list(PRECISIONS)),
-    loss_scale=st.none() | st.just("dynamic") | POSITIVE,
+    loss_scale=st.none() | st.sampled_from(list(POLICIES)) | POSITIVE,
+    opt_level=st.none() | st.sampled_from(list(OPT_LEVELS)),
     batch_size=st.integers(2, 10**9),
     lr=POSITIVE,
     fraction=st.floats(min_value=1e-300, max_value=1),
@@ -80,7 +81,10 @@ def test_a_case_is_a_key() -> None:
         ("batch_size", "2", 2),
         ("loss_scale", "none", 1.0),
         ("loss_scale", "dynamic", "dynamic"),
+        ("loss_scale", "dynamic-apex", "dynamic-apex"),
         ("loss_scale", "0.5", 0.5),
+        ("opt_level", "O2", "O2"),
+        ("opt_level", "none", None),
         ("lr", "1e-3", 0.001),
         ("fraction", "1", 1.0),
         ("evaluate", "on", True),
@@ -110,6 +114,9 @@ def test_values(axis: str, text: str, value: object) -> None:
         ("loss_scale", "inf", "'dynamic'"),
         ("loss_scale", "-1", "above 0"),
         ("loss_scale", "auto", "'none'"),
+        ("loss_scale", "dynamic-torch", "'dynamic-apex-amp'"),
+        ("opt_level", "O4", "did you mean"),
+        ("opt_level", "2", "right values: O0, O1, O2, O3, none"),
         ("seed", "-1", "from 0 to 2147483647"),
         ("seed", "2147483648", "from 0 to 2147483647"),
         ("seed", "²", "from 0 to 2147483647"),

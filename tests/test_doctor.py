@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_gpu import CALLS, GPU, MIG, FakeNvml, error
 
+from bench.apex import Apex, Interface, find_apex
 from bench.doctor import __main__
 from bench.doctor.__main__ import (
     MOST_LINES,
@@ -28,7 +29,7 @@ from bench.doctor.__main__ import (
     write_json,
     write_warnings,
 )
-from bench.doctor.machine import Apex, Machine, examine_machine, find_apex
+from bench.doctor.machine import Machine, examine_machine
 from bench.environment import Answer, DeviceAnswer, find_variables
 from bench.gpu.nvml import Lack
 
@@ -64,6 +65,7 @@ SAID: dict[str, dict[str, tuple[Level, str, str]]] = {
         "clocks": (NOTE, "application clock 1500 MHz, default 1980 MHz", "nvidia-smi -i 0 -rac"),
         "persistence": (NOTE, "persistence mode is off", "nvidia-smi -i 0 -pm 1"),
         "governor": (NOTE, "governor powersave", "cpupower frequency-set -g performance"),
+        "apex": (NOTE, "without its CUDA extensions, which its FP16_Optimizer", "APEX_CUDA_EXT=1"),
     },
     "shared": {"neighbours": (UNBELIEVABLE, "pid 4242 (python), 21.5 GB", "--allow-shared")},
     "mig": {"MIG": (NOTE, "its power and energy cannot be read", "nvidia-smi -i 0 -mig 0")},
@@ -189,11 +191,17 @@ def test_only_the_card_that_torch_uses_is_judged(healthy: Machine) -> None:
     assert not matter(replace(healthy, gpus=(other, gpu)))
 
 
+OLD = (Interface.FP16_UTILS, Interface.AMP, Interface.CONTRIB)
+
+
 @pytest.mark.parametrize(
     ("apex", "what"),
     [
-        (Apex("0.1", True, True, False), "with its CUDA extensions, without those of contrib"),
-        (Apex("0.1", True), "without its CUDA extensions, without those of contrib"),
+        (Apex("0.1", True, True, False, OLD), "with its CUDA extensions, without those of contrib"),
+        (Apex("0.1", True, False, False, OLD), "without its CUDA extensions, without those of con"),
+        (Apex("0.1", True, False, False, OLD[:1]), "runs apex.fp16_utils.FP16_Optimizer"),
+        (Apex("0.1", True, False, False, OLD), "FP16_Optimizer, or apex.amp with --opt-level"),
+        (Apex("0.1", True, True, True, OLD[2:]), "runs apex.contrib.optimizers.FP16_Optimizer"),
     ],
 )
 def test_nvidias_apex_is_fine(healthy: Machine, apex: Apex, what: str) -> None:
@@ -374,6 +382,18 @@ def test_which_apex_is_seen_by_its_files_without_importing_it(
 ) -> None:
     apex = find_apex([str(make_package(tmp_path, *files))])
     assert (apex and (apex.nvidia, apex.cuda_extensions, apex.contrib_extensions)) == found
+
+
+def test_what_runs_with_apex_is_told(healthy: Machine) -> None:
+    """On the card that has it; on a CPU nothing does."""
+    for apex in (None, Apex("", True, False, False, OLD)):
+        machine = replace(healthy, apex=apex)
+        said = [f.what for f in judge(machine) if f.topic == "precisions"]
+        (gpu,) = (what for what in said if what.startswith("the GPU"))
+        assert ("; cannot run fp16-apex" in gpu) is (apex is None)
+        assert "fp16-apex" in gpu
+        for cpu in (what for what in said if what.startswith("the CPU")):
+            assert "fp16-apex" in cpu.partition("cannot run")[2]
 
 
 def test_variables_that_change_results() -> None:

@@ -31,7 +31,7 @@ FINISHED = Finished(
     True,
     Measurement(epoch_time_s=3.0, measured_steps=2, warmup_steady=False, flags="matmul=ieee"),
     {"energy_j": "this is a\nCPU"},
-    [Step(0, 128, 2.5, 9, 0.25), Step(1, 80, None, 0, None)],
+    [Step(0, 128, 2.5, 9, 0.25, 65536.0), Step(1, 80, None, 0, None)],
 )
 
 

@@ -11,11 +11,12 @@ import pytest
 from records_for_tests import make_record
 
 from bench.case import Case
-from bench.record import COLUMNS, SCHEMA
+from bench.errors import UsageError
+from bench.record import COLUMNS, SCHEMA, Step
 from bench.report import summaries
 from bench.report.sweeps import read_sweep
-from bench.store.cells import RECORDS
-from bench.store.reader import read_records
+from bench.store.cells import RECORDS, STEPS
+from bench.store.reader import read_cases, read_records, read_steps
 from bench.store.writer import Store
 
 
@@ -95,5 +96,26 @@ def test_writing_on_makes_the_file_todays(tmp_path: Path) -> None:
 
 
 def test_the_committed_sweep_is_read() -> None:
-    frame = read_records(ROOT / "results" / "cpu-epyc-20261120")
+    """Of schema 2: no case had an opt level, and no step told its scale."""
+    folder = ROOT / "results" / "cpu-epyc-20261120"
+    frame, steps = read_records(folder), read_steps(folder)
     assert frame["run_seed"].tolist() == [0] * 19
+    assert {case.opt_level for case in read_cases(frame)} == {None}
+    assert len(steps) > 19
+    assert steps["loss_scale"].isna().all()
+
+
+def test_steps_of_an_older_schema_are_written_on(tmp_path: Path) -> None:
+    """Their scales stay unknown; a column that was always there is missed as before."""
+    with Store(tmp_path) as store:
+        store.append(make_record(Case()), [Step(0, 8, 2.5, 1, 0.5, 64.0)])
+    file = tmp_path / STEPS
+    older = [line.rpartition(",")[0] for line in file.read_text().splitlines()]
+    file.write_text("\n".join(older) + "\n")
+    assert read_steps(tmp_path)["loss_scale"].isna().all()
+    with Store(tmp_path) as store:
+        store.append(make_record(Case(seed=1)), [Step(0, 8, 2.5, 1, 0.5, 128.0)])
+    assert read_steps(tmp_path)["loss_scale"].fillna(0).tolist() == [0, 128]
+    file.write_text("\n".join(line.rpartition(",")[0] for line in older) + "\n")
+    with pytest.raises(UsageError, match="column 'time_s' is missing"):
+        read_steps(tmp_path)

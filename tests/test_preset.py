@@ -83,7 +83,8 @@ def test_values_are_spelt_as_flags_spell_them() -> None:
 
 def test_every_axis_is_a_key() -> None:
     for name, axis in AXES.items():
-        value = '"dynamic"' if name == "loss_scale" else axis.default
+        # those whose default says that they do not apply
+        value = {"loss_scale": '"dynamic"', "opt_level": '"O1"'}.get(name, axis.default)
         text = {True: "true", False: "false"}.get(value, value) if type(value) is bool else value
         quoted = f'"{text}"' if isinstance(axis.default, str) else text
         preset = parse_preset(f"[[grid]]\n{name} = {quoted}\n".encode(), "mine")
@@ -94,6 +95,14 @@ def test_a_loss_scale_that_nothing_uses() -> None:
     with pytest.raises(UsageError, match="fp32 uses none; add a precision of fp16, fp16-amp"):
         Preset("mine", "", ({},)).cases({"loss_scale": [128.0], "precision": ["fp32"]}, CPU)
     assert Preset("mine", "", ({"precision": ["fp32", "fp16"]},)).cases({"loss_scale": [8.0]}, CPU)
+
+
+def test_an_opt_level_that_nothing_uses() -> None:
+    with pytest.raises(UsageError, match=r"an opt level is given, but fp16 uses none; add .*apex"):
+        Preset("mine", "", ({},)).cases({"opt_level": ["O1"], "precision": ["fp16"]}, CPU)
+    asked = Preset("mine", "", ({"precision": ["fp16-apex"]},))
+    (case,) = asked.cases({"opt_level": ["O1"]}, CPU)
+    assert case.opt_level == "O1"
 
 
 def test_a_file_of_ones_own(tmp_path: Path) -> None:

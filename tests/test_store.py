@@ -47,7 +47,7 @@ ONE_FOLDER = settings(
     max_examples=int(os.environ.get("BENCH_FUZZ", "60")),
 )
 TEXT = st.text(st.characters(exclude_categories=()), max_size=30)
-STEP = Step(0, 32, 2.25, 4, 0.125)
+STEP = Step(0, 32, 2.25, 4, 0.125, 128.0)
 
 
 def write(folder: Path, *records: Any) -> Path:
@@ -171,6 +171,7 @@ def test_any_number_is_read_back_or_left_out_with_its_reason(
             st.integers(0, 10**6),
             st.none() | st.floats(),
             st.integers(0, 10**6),
+            st.none() | st.floats(),
             st.none() | st.floats(),
         )
     )

@@ -16,6 +16,7 @@ from training_for_tests import (
     CPU,
     HALVES,
     LR,
+    OURS,
     batch,
     curve,
     differing_masters,
@@ -371,7 +372,7 @@ def test_fp16_starts_from_rounded_weights_as_apex_did() -> None:
 # ------------------------------------- what tests/gpu/test_training.py checks on a card, on a CPU
 
 
-@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("precision", OURS)
 def test_every_weight_is_its_master(precision: str) -> None:
     ours = training(precision)
     for seed in range(3):
@@ -388,7 +389,7 @@ def test_half_bytes_in_batch_norm_are_seen() -> None:
     assert 0 < float(ours.parameters[2].detach().min()) < 0.01  # of weights that were 1
 
 
-@pytest.mark.parametrize("precision", [name for name in PRECISIONS if name != "tf32"])
+@pytest.mark.parametrize("precision", [name for name in OURS if name != "tf32"])
 def test_a_step_is_within_the_bound_of_float64(precision: str) -> None:
     assert step_error(precision) < step_bound(precision)
 

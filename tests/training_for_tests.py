@@ -21,6 +21,7 @@ from bench.training.loop import MOMENTUM, WEIGHT_DECAY, Training
 
 CPU = torch.device("cpu")
 LR = 0.05
+OURS = [name for name, precision in PRECISIONS.items() if not precision.apex]
 
 
 def small(seed: int = 0) -> nn.Module:

@@ -180,22 +180,26 @@ class ApexTraining(Training):
             ) from error
 
     def _build(self, interface: Interface, setting: float | str, lr: float) -> Recipe:
-        def fused() -> torch.optim.Optimizer:
+        # on a CPU torch 2.13's fused SGD steps fp16 weights wrongly, as O3 has them: 0.16 off after
+        # one step of 216 weights from N(0, 1)
+        fast = self.device.type == "cuda"
+
+        def torch_sgd() -> torch.optim.Optimizer:
             return torch.optim.SGD(
-                self.parameters, lr, MOMENTUM, weight_decay=WEIGHT_DECAY, fused=True
+                self.parameters, lr, MOMENTUM, weight_decay=WEIGHT_DECAY, fused=fast
             )
 
         if interface is Interface.AMP:
             amp = import_module("apex.amp")
             self._move()
             level = str(self._opt_level)
-            return _Amp(amp, self.model, level, setting, fused(), self.parameters)
+            return _Amp(amp, self.model, level, setting, torch_sgd(), self.parameters)
         # the rule of fp16_utils.network_to_half; contrib's documentation would halve BatchNorm too
         cast(self.model, self.precision)
         self._move()
         if interface is Interface.FP16_UTILS:
             wrap = import_module("apex.fp16_utils").FP16_Optimizer
-            return _Fp16Optimizer(wrap, "loss_scale", setting, fused, self.parameters)
+            return _Fp16Optimizer(wrap, "loss_scale", setting, torch_sgd, self.parameters)
         wrap = import_module("apex.contrib.optimizers").FP16_Optimizer
         sgd = import_module("apex.contrib.optimizers.fused_sgd").FusedSGD
 

@@ -13,6 +13,7 @@ import pytest
 import torch
 from training_for_tests import (
     HALVES,
+    OURS,
     batch,
     curve,
     differing_masters,
@@ -26,6 +27,7 @@ from training_for_tests import (
     watch_memory,
 )
 
+from bench.apex import find_apex, refuse_apex
 from bench.case import Case
 from bench.data import DatasetInfo, prepare
 from bench.environment import Platform, probe
@@ -33,7 +35,7 @@ from bench.executors import Job, Settings
 from bench.executors.subprocess import SubprocessExecutor
 from bench.gpu.nvml import open_device
 from bench.models import build_model
-from bench.precision import PRECISIONS, cast, set_flags
+from bench.precision import OPT_LEVELS, PRECISIONS, cast, set_flags
 from bench.record import Outcome, Status
 from bench.training.loop import train_epoch
 from bench.training.proof import Setting, prove
@@ -45,7 +47,7 @@ pytestmark = pytest.mark.gpu
 
 CASE = Case(model="dpn26", dataset="synthetic", batch_size=512, fraction=0.2, device="cuda")
 HELD_BYTES = 2 * 2**30
-SCALES = {"fp16": 128.0, "fp16-amp": "dynamic"}
+SCALES = {"fp16": 128.0, "fp16-amp": "dynamic", "fp16-apex": 128.0}
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +71,11 @@ def run(platform: Platform, data: DatasetInfo):  # type: ignore[no-untyped-def]
 
 
 def skip_unless_native(platform: Platform, name: str) -> None:
-    if reason := platform.refuse(PRECISIONS[name]) or platform.discourage(PRECISIONS[name]):
+    precision = PRECISIONS[name]
+    reason = platform.refuse(precision) or platform.discourage(precision)
+    if precision.apex:
+        reason = reason or refuse_apex(find_apex(), None, "cuda")
+    if reason:
         pytest.skip(reason)
 
 
@@ -92,7 +98,7 @@ def test_a_case_in_every_precision(name: str, platform: Platform, run) -> None: 
     assert m.energy_j or "energy_j" in (m.missing or "")
 
 
-@pytest.mark.parametrize("name", PRECISIONS)
+@pytest.mark.parametrize("name", OURS)
 def test_no_step_waits_for_the_device(name: str, platform: Platform, data: DatasetInfo) -> None:
     """torch raises on any synchronisation inside a step."""
     skip_unless_native(platform, name)
@@ -112,7 +118,7 @@ def test_no_step_waits_for_the_device(name: str, platform: Platform, data: Datas
     assert len(fetch().losses) == 10
 
 
-@pytest.mark.parametrize("name", PRECISIONS)
+@pytest.mark.parametrize("name", OURS)
 def test_proof(name: str, platform: Platform) -> None:
     skip_unless_native(platform, name)
     set_flags(PRECISIONS[name])
@@ -168,7 +174,7 @@ def test_readings_see_what_the_allocator_holds(platform: Platform) -> None:
     assert not any("peak_device_bytes" in note for note in seen.notes)
 
 
-@pytest.mark.parametrize("name", PRECISIONS)
+@pytest.mark.parametrize("name", OURS)
 @pytest.mark.parametrize("build", [small, dpn_small])
 def test_every_weight_is_its_master(name: str, build, platform: Platform) -> None:  # type: ignore[no-untyped-def]
     """Bitwise, after steps: in torch 2.9 and 2.10 a copy of mixed lists spoilt BatchNorm here."""
@@ -179,7 +185,7 @@ def test_every_weight_is_its_master(name: str, build, platform: Platform) -> Non
     assert differing_masters(ours) == []
 
 
-@pytest.mark.parametrize("name", PRECISIONS)
+@pytest.mark.parametrize("name", OURS)
 def test_a_step_is_within_the_bound_of_float64(name: str, platform: Platform) -> None:
     skip_unless_native(platform, name)
     error = step_error(name, torch.device("cuda"))
@@ -216,6 +222,18 @@ def test_out_of_memory_is_a_row(  # type: ignore[no-untyped-def]
     assert outcome.status is Status.OOM, outcome.reason
     assert "OutOfMemoryError" in outcome.reason
     assert run(CASE).status is Status.OK  # and the card is free again
+
+
+@pytest.mark.parametrize("level", [None, *OPT_LEVELS])
+def test_apex_trains(level: str | None, run) -> None:  # type: ignore[no-untyped-def]
+    """The real one, at whatever it offers: the row says which interface, and the label is true."""
+    if reason := refuse_apex(find_apex(), level, "cuda"):
+        pytest.skip(reason)
+    case = replace(CASE, precision="fp16-apex", loss_scale=128.0, opt_level=level)
+    outcome = run(case)
+    assert outcome.status is Status.OK, outcome.reason
+    assert "apex." in (outcome.measurement.apex or "")
+    assert math.isfinite(outcome.measurement.train_loss)
 
 
 @pytest.mark.slow

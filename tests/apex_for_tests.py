@@ -1,0 +1,290 @@
+"""Stand-ins for the three interfaces of NVIDIA apex: their rules, written anew, on any device.
+
+Each keeps what a user of that interface relies on, overflow included: with a static scale that of
+fp16_utils and amp step all the same, and that of contrib skips.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bench.precision import PRECISIONS, cast
+
+GENERATIONS: dict[str, dict[str, str]] = {
+    "2018": {"fp16_utils": "fp16_utils/fp16_optimizer.py"},
+    "2019": {"fp16_utils": "fp16_utils/fp16_optimizer.py", "amp": "amp/frontend.py"},
+    "today": {"contrib": "contrib/optimizers/fp16_optimizer.py"},
+}
+"""What a copy of the time offers, and the file that says so."""
+
+_CONTENTS = {
+    "fp16_utils": ("fp16_utils", "from apex_for_tests import Fp16UtilsOptimizer as FP16_Optimizer"),
+    "amp": (
+        "amp",
+        "from apex_for_tests import initialize, load_state_dict, scale_loss, state_dict",
+    ),
+    "contrib": (
+        "contrib/optimizers",
+        "from apex_for_tests import ContribOptimizer as FP16_Optimizer",
+    ),
+}
+
+
+def install(folder: Path, generation: str, extensions: bool = True) -> Path:
+    """Write a package ``apex`` of that time, to be put on the path; these stand-ins are in it."""
+    place = folder / "apex"
+    for file in ("__init__.py", "optimizers/__init__.py"):
+        (place / file).parent.mkdir(parents=True, exist_ok=True)
+        (place / file).write_text("")
+    for interface, file in GENERATIONS[generation].items():
+        package, line = _CONTENTS[interface]
+        (place / package).mkdir(parents=True, exist_ok=True)
+        (place / package / "__init__.py").write_text(line + "\n")
+        (place / file).write_text("")
+    if generation == "today":
+        (place / "contrib" / "__init__.py").write_text("")
+        file = place / "contrib/optimizers/fused_sgd.py"
+        file.write_text("from apex_for_tests import FusedSGD\n")
+        if extensions:
+            (folder / "amp_C.py").write_text("")
+    return folder
+
+
+class _Scaler:
+    """A scale, static or by the rule of 2019: halved on overflow, doubled after 2,000 steps."""
+
+    def __init__(self, setting: float | str) -> None:
+        self.dynamic = setting == "dynamic"
+        self.scale = 2.0**16 if setting == "dynamic" else float(setting)
+        self.unskipped = 0
+
+    def skips(self, overflowed: bool) -> bool:
+        self.unskipped = 0 if overflowed else self.unskipped + 1
+        if self.dynamic and overflowed:
+            self.scale /= 2
+        if self.dynamic and self.unskipped == 2000:
+            self.scale, self.unskipped = min(self.scale * 2, 2.0**24), 0
+        return self.dynamic and overflowed
+
+
+def _bad(grads: list[Tensor]) -> bool:
+    return any(not math.isfinite(float(g.float().sum())) for g in grads)
+
+
+def _copy_in_fp32(weight: Tensor) -> Tensor:
+    return weight.detach().clone().float().requires_grad_()
+
+
+class Fp16UtilsOptimizer:
+    """Masters of the half weights alone; a static scale never skips."""
+
+    def __init__(
+        self,
+        init_optimizer: torch.optim.Optimizer,
+        static_loss_scale: float = 1.0,
+        dynamic_loss_scale: bool = False,
+        dynamic_loss_args: Any = None,
+        verbose: bool = True,
+    ) -> None:
+        self.optimizer, self.overflow = init_optimizer, False
+        self.pairs: list[tuple[Tensor, Tensor]] = []
+        for group in init_optimizer.param_groups:
+            for i, weight in enumerate(group["params"]):
+                master = _copy_in_fp32(weight) if weight.dtype == torch.float16 else weight
+                group["params"][i] = master
+                self.pairs.append((master, weight))
+        self.scaler = _Scaler("dynamic" if dynamic_loss_scale else static_loss_scale)
+
+    @property
+    def param_groups(self) -> Any:
+        return self.optimizer.param_groups
+
+    @property
+    def loss_scale(self) -> float:
+        return self.scaler.scale
+
+    def backward(self, loss: Tensor) -> None:
+        (loss.float() * self.loss_scale).backward()
+        scale = self.loss_scale
+        used = [(m, w) for m, w in self.pairs if w.grad is not None]
+        self.overflow = self.scaler.skips(_bad([w.grad for _, w in used]))  # type: ignore[misc]
+        for master, weight in used:
+            assert weight.grad is not None
+            if master is weight:
+                weight.grad.mul_(1 / scale)
+            else:
+                master.grad = weight.grad.float() / scale
+
+    @torch.no_grad()
+    def step(self) -> None:
+        if self.overflow:
+            return
+        self.optimizer.step()
+        for master, weight in self.pairs:
+            weight.copy_(master)
+
+    def zero_grad(self, set_grads_to_None: bool = False) -> None:  # noqa: N803
+        for pair in self.pairs:
+            for tensor in pair:
+                if set_grads_to_None:
+                    tensor.grad = None
+                elif tensor.grad is not None:
+                    tensor.grad.zero_()
+
+
+class FusedSGD(torch.optim.Optimizer):
+    """Steps fp32 masters on gradients it is given, and writes the half weights, not the fp32."""
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float,
+        momentum: float = 0.0,
+        dampening: float = 0.0,
+        weight_decay: float = 0.0,
+    ) -> None:
+        super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(  # type: ignore[override]
+        self, closure: Any = None, *, grads: Any, output_params: Any, scale: float, grad_norms: Any
+    ) -> None:
+        (group,) = self.param_groups
+        for master, weight, grad in zip(group["params"], output_params[0], grads[0], strict=True):
+            speed = self.state[master].setdefault("momentum_buffer", torch.zeros_like(master))
+            change = grad.float() / scale + group["weight_decay"] * master
+            master.sub_(group["lr"] * speed.mul_(group["momentum"]).add_(change))
+            if weight.dtype == torch.float16:
+                weight.copy_(master)
+
+
+class ContribOptimizer:
+    """Masters of every weight; skips on overflow whatever the scale."""
+
+    def __init__(
+        self,
+        init_optimizer: FusedSGD,
+        static_loss_scale: float = 1.0,
+        dynamic_loss_scale: bool = False,
+        dynamic_loss_args: Any = None,
+        verbose: bool = True,
+    ) -> None:
+        self.optimizer = init_optimizer
+        (group,) = init_optimizer.param_groups
+        self.weights = group["params"]
+        group["params"] = [w.detach().clone().float() for w in self.weights]
+        self.dynamic = dynamic_loss_scale
+        self.cur_scale = 2.0**16 if dynamic_loss_scale else static_loss_scale
+        self.good = 0
+
+    @property
+    def param_groups(self) -> Any:
+        return self.optimizer.param_groups
+
+    def backward(self, loss: Tensor) -> None:
+        (loss.float() * self.cur_scale).backward()
+
+    def step(self) -> None:
+        grads = [w.grad for w in self.weights]
+        overflowed = _bad(grads)
+        if not overflowed:
+            self.optimizer.step(
+                grads=[grads], output_params=[self.weights], scale=self.cur_scale, grad_norms=[]
+            )
+        self.good = 0 if overflowed else self.good + 1
+        if self.dynamic and overflowed:
+            self.cur_scale = max(self.cur_scale / 2, 1)
+        elif self.dynamic and self.good % 1000 == 0:
+            self.cur_scale *= 2
+
+    def zero_grad(self, set_grads_to_None: bool = True) -> None:  # noqa: N803
+        for weight in self.weights:
+            weight.grad = None
+
+
+class _Amp:
+    scaler: _Scaler
+    pairs: list[tuple[Tensor, Tensor]]
+    skip = False
+
+
+def initialize(
+    model: nn.Module,
+    optimizer: Any,
+    opt_level: str,
+    loss_scale: float | str,
+    verbosity: int = 1,
+) -> tuple[nn.Module, Any]:
+    """Cast the network by its opt level and have the optimizer step masters at O2, made late."""
+    if {p.dtype for p in model.parameters()} != {torch.float32}:
+        raise RuntimeError("the model is to be in fp32")
+    _Amp.scaler, _Amp.pairs, _Amp.skip = _Scaler(loss_scale), [], False
+    forward, step = model.forward, optimizer.step
+    if opt_level == "O1":
+
+        def cast_forward(x: Tensor) -> Tensor:
+            with torch.autocast(x.device.type, torch.float16):
+                return forward(x).float()  # type: ignore[no-any-return]
+
+        model.forward = cast_forward
+    elif opt_level in ("O2", "O3"):
+        if opt_level == "O2":
+            cast(model, PRECISIONS["fp16"])
+        else:
+            model.half()
+        model.forward = lambda x: forward(x.half()).float()
+    optimizer.late = opt_level == "O2"
+
+    @torch.no_grad()
+    def new_step() -> None:
+        if not _Amp.skip:
+            step()
+            for master, weight in _Amp.pairs:
+                weight.copy_(master)
+        for master, _ in _Amp.pairs:
+            master.grad = None
+
+    optimizer.step = new_step
+    return model, optimizer
+
+
+@contextmanager
+def scale_loss(loss: Tensor, optimizer: Any) -> Iterator[Tensor]:
+    """Give the scaled loss; unscale the gradients, into the masters where there are any."""
+    scaler = _Amp.scaler
+    (group,) = optimizer.param_groups
+    if optimizer.late:
+        for i, weight in enumerate(group["params"]):
+            if weight.dtype == torch.float16:
+                group["params"][i] = _copy_in_fp32(weight)
+                _Amp.pairs.append((group["params"][i], weight))
+        optimizer.late = False
+    scale = scaler.scale
+    yield loss.float() * scale
+    weights = {id(master): weight for master, weight in _Amp.pairs}
+    seen = [weights.get(id(p), p) for p in group["params"]]
+    _Amp.skip = scaler.skips(_bad([w.grad for w in seen if w.grad is not None]))
+    for master, weight in zip(group["params"], seen, strict=True):
+        if weight.grad is not None and master is weight:
+            weight.grad.mul_(1 / scale)
+        elif weight.grad is not None:
+            master.grad = weight.grad.float() / scale
+
+
+def state_dict() -> dict[str, dict[str, float]]:
+    """What amp keeps of its one scaler."""
+    scaler = _Amp.scaler
+    return {"loss_scaler0": {"loss_scale": scaler.scale, "unskipped": scaler.unskipped}}
+
+
+def load_state_dict(state: dict[str, dict[str, float]]) -> None:
+    """Put it back."""
+    kept = state["loss_scaler0"]
+    _Amp.scaler.scale, _Amp.scaler.unskipped = kept["loss_scale"], int(kept["unskipped"])

@@ -1,0 +1,307 @@
+"""NVIDIA apex: which is there, what is said where it cannot train, and that it trains as it did.
+
+The real one needs a GPU; stand-ins of its three interfaces keep one contract here.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from apex_for_tests import install
+from torch import Tensor
+from training_for_tests import CPU, LR, batch, small, training
+
+from bench.apex import Apex, Interface, choose_interface, find_apex, refuse_apex
+from bench.case import Case, grid
+from bench.data import prepare
+from bench.errors import UnsupportedError
+from bench.executors import Job, Settings
+from bench.executors.subprocess import SubprocessExecutor
+from bench.precision import OPT_LEVELS, find_formats, set_flags
+from bench.record import Status
+from bench.store.reader import read_records
+from bench.sweep.__main__ import main as sweep
+from bench.training.loop import MOMENTUM, WEIGHT_DECAY, Training, train_epoch
+from bench.training.timing import StepClock
+
+WAYS = [("2018", None), ("today", None), *(("2019", level) for level in OPT_LEVELS)]
+"""A generation, and the opt level where it is amp that trains."""
+
+Start = Callable[[str, str | None, float | str], Training]
+
+
+@pytest.fixture
+def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Start:
+    """Begin a training by a stand-in, as a worker does by what is installed."""
+
+    def begin(generation: str, opt_level: str | None, scale: float | str) -> Training:
+        monkeypatch.syspath_prepend(str(install(tmp_path / generation, generation)))
+        for name in [n for n in sys.modules if n.split(".")[0] == "apex"]:
+            monkeypatch.delitem(sys.modules, name)
+        case = Case(
+            precision="fp16-apex", loss_scale=scale, opt_level=opt_level, lr=LR, device="cpu"
+        )
+        set_flags(find_formats(case.precision, case.opt_level))
+        return Training.of(case, small(), CPU)
+
+    return begin
+
+
+def rounded(generation: str, opt_level: str | None) -> list[Tensor]:
+    """The weights as this way starts from them."""
+    made = []
+    for i, p in enumerate(small().parameters()):
+        whole = opt_level in ("O0", "O1") or (i in (2, 3) and opt_level != "O3")  # BatchNorm's
+        made.append(p.detach() if whole else p.detach().half().float())
+    return made
+
+
+# -------------------------------------------------------------------------------- the contract
+
+
+@pytest.mark.parametrize("scale", [1.0, 128.0, "dynamic"])
+@pytest.mark.parametrize(("generation", "level"), WAYS)
+def test_a_step_is_the_rule_in_float64(
+    generation: str, level: str | None, scale: float | str, start: Start
+) -> None:
+    """Given the scaled gradients that left the network: unscaled, on masters in fp32.
+
+    O3 has no masters: its weights and momentum are rounded to fp16 at each step.
+    """
+    ours = start(generation, level, scale)
+    used = float(ours.current_scale())
+    assert used == (2**16 if scale == "dynamic" else scale)
+    grads: dict[int, Tensor] = {}
+    for i, p in enumerate(ours.parameters):
+        p.register_hook(lambda g, i=i: grads.__setitem__(i, g.double() / used))
+    exact = [p.double() for p in rounded(generation, level)]
+    speed = [torch.zeros_like(e) for e in exact]
+    for seed in range(5):
+        overflowed = ours.step(*batch(seed=seed))[2]
+        assert not overflowed
+        for i, e in enumerate(exact):
+            speed[i] = MOMENTUM * speed[i] + grads[i] + WEIGHT_DECAY * e
+            exact[i] = e - LR * speed[i]
+    assert float(ours.current_scale()) == used
+    unit = 2.0**-10 if level == "O3" else 2.0**-22
+    for master, weight, e, v in zip(ours.masters, ours.parameters, exact, speed, strict=True):
+        assert master.dtype == (torch.float16 if level == "O3" else torch.float32)
+        near = 8 * unit * (float(e.abs().max()) + LR * float(v.abs().max()))
+        torch.testing.assert_close(master.detach().double(), e, rtol=0, atol=near)
+        assert torch.equal(weight, master.to(weight.dtype))
+        assert weight.grad is None
+
+
+@pytest.mark.parametrize(("generation", "level"), WAYS)
+def test_masters_start_from_the_weights_as_they_were_cast(
+    generation: str, level: str | None, start: Start
+) -> None:
+    """And again after a warm-up, with momentum and scale: the same losses come out."""
+    ours = start(generation, level, "dynamic")
+    first = [float(ours.step(*batch(seed=seed))[0]) for seed in range(3)]
+    assert bool(ours.step(*spoilt())[2])
+    ours.reset()
+    assert float(ours.current_scale()) == 2**16
+    for master, e in zip(ours.masters, rounded(generation, level), strict=True):
+        assert torch.equal(master.float(), e)
+    assert [float(ours.step(*batch(seed=seed))[0]) for seed in range(3)] == first
+
+
+def spoilt() -> tuple[Tensor, Tensor]:
+    """A batch whose gradients are NaN at any scale."""
+    x, y = batch()
+    return torch.full_like(x, torch.inf), y
+
+
+@pytest.mark.parametrize(("generation", "level"), WAYS)
+def test_an_overflow_with_a_static_scale(generation: str, level: str | None, start: Start) -> None:
+    """It reaches the weights, as in 2019; today's interface skips. Either way it is told."""
+    ours = start(generation, level, 128.0)
+    before = [p.detach().clone() for p in ours.parameters]
+    assert bool(ours.step(*spoilt())[2])
+    same = all(map(torch.equal, before, ours.parameters))
+    finite = all(bool(torch.isfinite(p).all()) for p in ours.parameters)
+    assert (same, finite) == ((True, True) if generation == "today" else (False, False))
+    assert float(ours.current_scale()) == 128
+
+
+@pytest.mark.parametrize(("generation", "level"), WAYS)
+def test_an_overflow_with_a_dynamic_scale_skips_and_halves(
+    generation: str, level: str | None, start: Start
+) -> None:
+    ours = start(generation, level, "dynamic")
+    before = [p.detach().clone() for p in ours.parameters]
+    epoch = train_epoch(ours, [spoilt(), spoilt()], StepClock(CPU), lambda step, loss: None)()
+    assert epoch.overflowed == [True, True]
+    assert epoch.loss_scales == [2**16, 2**15]
+    assert float(ours.current_scale()) == 2**14
+    assert all(map(torch.equal, before, ours.parameters))
+
+
+@pytest.mark.parametrize(("generation", "level"), [("2018", None), ("today", None), ("2019", "O2")])
+def test_our_fp16_takes_the_same_steps(generation: str, level: str | None, start: Start) -> None:
+    """From the same start: the real fp16_utils and O2 agreed bitwise over twelve steps."""
+    ours, theirs = training("fp16", loss_scale=128.0), start(generation, level, 128.0)
+    for seed in range(5):
+        a, b = ours.step(*batch(seed=seed)), theirs.step(*batch(seed=seed))
+        assert float(a[0]) == pytest.approx(float(b[0]), abs=2e-3)
+    for mine, other in zip(ours.masters, theirs.masters, strict=True):
+        torch.testing.assert_close(mine, other, rtol=0, atol=2e-4)
+
+
+def test_a_large_gradient_in_fp16_is_no_overflow(start: Start) -> None:
+    """Its norm is past 65504 where its values are not."""
+    ours = start("2018", None, 1.0)
+    norms: list[Tensor] = []
+    ours.parameters[-2].register_hook(lambda g: norms.append(g.norm()))
+    assert not bool(ours.learn(ours._classify(batch()[0]).sum() * 1e3))
+    assert norms[0].dtype == torch.float16
+    assert torch.isinf(norms[0])
+    assert all(bool(torch.isfinite(p).all()) for p in ours.parameters)
+
+
+def test_evaluation_runs_the_network_that_apex_made(start: Start) -> None:
+    ours = start("2019", "O2", 128.0)
+    x, y = batch()
+    loss, hits = ours.evaluate([(x, y)])
+    ours.model.eval()
+    with torch.no_grad():
+        logits = ours.model(x.half()).float()
+    assert loss == pytest.approx(float(F.cross_entropy(logits, y)))
+    assert hits == pytest.approx(float((logits.argmax(1) == y).float().mean()))
+
+
+# -------------------------------------------------------------------- which is there, what it lacks
+
+ALL = tuple(Interface)
+LACKS = [
+    (None, None, "NVIDIA apex is not installed: build it from the repository NVIDIA/apex"),
+    (Apex("0.9.10", False), None, "not NVIDIA's: pip uninstall -y apex, then build it"),
+    (Apex("0.1", True, False, False, ALL[2:]), None, "build it again with APEX_CPP_EXT=1 APEX_"),
+    (Apex("0.1", True, True, False, ALL[2:]), "O1", "leave --opt-level out, or build a commit"),
+    (Apex("0.1", True, True, False, ALL[:1]), "O2", "leave --opt-level out, or build a commit"),
+    (Apex("0.1", True, True), None, "has no FP16_Optimizer: build it"),
+]
+
+
+@pytest.mark.parametrize(("apex", "level", "said"), LACKS)
+def test_what_is_lacking_is_said_with_what_to_do(
+    apex: Apex | None, level: str | None, said: str
+) -> None:
+    with pytest.raises(UnsupportedError) as error:
+        choose_interface(apex, level)
+    assert said in str(error.value)
+    assert "\n" not in str(error.value)
+    assert refuse_apex(apex, level, "cuda") == str(error.value)
+    assert "NVIDIA GPU" in refuse_apex(apex, level, "cpu")
+
+
+@pytest.mark.parametrize(
+    ("generation", "level", "interface"),
+    [
+        ("2018", None, Interface.FP16_UTILS),
+        ("2019", None, Interface.FP16_UTILS),
+        ("2019", "O0", Interface.AMP),
+        ("today", None, Interface.CONTRIB),
+    ],
+)
+def test_an_interface_is_chosen_by_what_is_there(
+    generation: str, level: str | None, interface: Interface, tmp_path: Path
+) -> None:
+    found = find_apex([str(install(tmp_path, generation))])
+    assert choose_interface(found, level) is interface
+    assert refuse_apex(found, level, "cuda") == ""
+
+
+def test_a_rule_that_apex_does_not_have(start: Start) -> None:
+    with pytest.raises(UnsupportedError, match="cannot follow dynamic-apex: give --loss-scale dyn"):
+        start("2018", None, "dynamic-apex")
+
+
+def test_a_copy_that_cannot_be_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: Start
+) -> None:
+    place = install(tmp_path / "2018", "2018") / "apex/fp16_utils/__init__.py"
+    made = install
+
+    def broken(folder: Path, generation: str) -> Path:
+        made(folder, generation)
+        place.write_text("from torch import string_classes\n")
+        return folder
+
+    monkeypatch.setattr("test_apex.install", broken)
+    with pytest.raises(UnsupportedError, match=r"cannot be imported .*; build it for this torch"):
+        start("2018", None, 128.0)
+
+
+# ------------------------------------------------------------------------------ cases and outcomes
+
+
+def test_opt_levels_are_planned_for_apex_alone() -> None:
+    axes = {"precision": ["fp32", "fp16-apex"], "opt_level": [None, "O1"], "loss_scale": [8.0]}
+    cases = grid({**axes, "skip_overflow": [False, True]})
+    assert [(c.precision, c.opt_level, c.skip_overflow) for c in cases] == [
+        ("fp32", None, False),
+        ("fp16-apex", None, False),
+        ("fp16-apex", "O1", False),
+    ]
+
+
+def test_a_sweep_goes_on_without_apex(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A row that says why, and the other precision measured."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    out = tmp_path / "out"
+    asked = ["--precision", "fp16-apex", "fp32", "--batch-size", "64", "--dataset", "synthetic"]
+    code = sweep([*asked, "--executor", "fake", "--device", "cpu", "--out", str(out)])
+    assert code == 0
+    rows = read_records(out)
+    assert dict(zip(rows["precision"], rows["status"], strict=True)) == {
+        "fp16-apex": "unsupported",
+        "fp32": "ok",
+    }
+    assert "NVIDIA GPU" in rows["reason"].iloc[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("generation", ["2019", "today", None])
+def test_a_worker_trains_with_what_is_installed(
+    generation: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Through a real process, to the row: which interface trained, and the scale of each step."""
+    tests = Path(__file__).parent
+    paths = [str(tests), str(tests.parent)]
+    if generation:
+        paths.insert(0, str(install(tmp_path, generation)))
+    monkeypatch.setenv("PYTHONPATH", ":".join(paths))
+    case = Case(
+        model="training_for_tests:small",
+        dataset="synthetic",
+        precision="fp16-apex",
+        loss_scale=128.0,
+        opt_level="O0" if generation == "2019" else None,
+        batch_size=64,
+        fraction=0.01,
+        device="cpu",
+    )
+    executor = SubprocessExecutor(Settings(timeout_s=300, allow_shared=True))
+    folder = prepare("synthetic", data_dir=None).folder
+    outcome = executor.run(
+        Job(case, folder, None, tmp_path / "log"), lambda event: None, lambda: False
+    )
+    if generation is None:
+        assert outcome.status is Status.UNSUPPORTED
+        assert outcome.reason.startswith("NVIDIA apex is not installed: build it")
+        return
+    assert outcome.status is Status.OK, outcome.reason
+    interface = Interface.AMP if generation == "2019" else Interface.CONTRIB
+    assert outcome.measurement.apex == interface
+    assert outcome.measurement.arithmetic == ("float32" if generation == "2019" else "float16")
+    assert outcome.measurement.overflow_steps == 0
+    assert {step.loss_scale for step in outcome.steps} == {128.0}
