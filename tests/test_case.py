@@ -115,7 +115,7 @@ def test_values(axis: str, text: str, value: object) -> None:
         ("loss_scale", "-1", "above 0"),
         ("loss_scale", "auto", "'none'"),
         ("loss_scale", "dynamic-torch", "'dynamic-apex-amp'"),
-        ("opt_level", "O4", "did you mean"),
+        ("opt_level", "O4", "right values: O0"),
         ("opt_level", "2", "right values: O0, O1, O2, O3, none"),
         ("seed", "-1", "from 0 to 2147483647"),
         ("seed", "2147483648", "from 0 to 2147483647"),
