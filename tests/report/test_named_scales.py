@@ -1,0 +1,41 @@
+"""Dynamic loss scales by name, in the report: told apart, and never taken for a number."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bench.precision import POLICIES
+from bench.report.__main__ import main as report
+from bench.report.tables import name_scale
+from bench.store.reader import read_cases, read_records
+from bench.sweep.__main__ import main as sweep
+
+
+@pytest.mark.parametrize("format", ["text", "html"])
+def test_every_rule_has_its_row_and_only_numbers_a_place_on_the_axis(
+    format: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Through a sweep; the figure of loss by static scale has the two static ones."""
+    out = str(tmp_path / "out")
+    scales = ["64", "128", *POLICIES]
+    axes = ["--precision", "fp16-amp", "--batch-size", "64", "--loss-scale", *scales]
+    how = ["--executor", "fake", "--device", "cpu", "--dataset", "synthetic", "--out", out]
+    assert sweep([*axes, *how]) == 0
+    assert [case.loss_scale for case in read_cases(read_records(Path(out)))] == [
+        64.0,
+        128.0,
+        *POLICIES,
+    ]
+    capsys.readouterr()
+    assert report([out, "--format", format]) == 0
+    said = capsys.readouterr().out
+    for name in POLICIES:
+        assert name in said
+
+
+def test_a_title_tells_which_rule() -> None:
+    assert name_scale("dynamic") == " with a dynamic loss scale"
+    assert name_scale("dynamic-apex") == " with loss scale dynamic-apex"
+    assert name_scale("128") == " at static loss scale 128"
