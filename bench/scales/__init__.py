@@ -1,0 +1,1 @@
+"""Which loss scales a training can use, from what each scale does to its gradients."""

@@ -1,0 +1,158 @@
+"""Number formats that a gradient is rounded to, and which values each of them loses.
+
+Rounding is to nearest, ties to even. Multiplying every gradient by a scale and then rounding it is
+decided by where the unscaled value lies among three bounds (see `Fate`), so that one pass over the
+values counts their fates for every format and every scale. The bounds are found in exact
+arithmetic, as float32 numbers: no product is rounded on the way.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+from bench.report.scalemap import Fate
+
+
+@dataclass(frozen=True)
+class Format:
+    """A binary floating-point format.
+
+    Attributes:
+        dtype: torch's name of it.
+        digits: digits of the significand, the leading one included.
+        least_exponent: the smallest normal number is 2 to this.
+        largest: the largest finite number.
+    """
+
+    name: str
+    dtype: str
+    digits: int
+    least_exponent: int
+    largest: float
+
+    @property
+    def smallest(self) -> Fraction:
+        """The smallest number above zero."""
+        return Fraction(2) ** (self.least_exponent - self.digits + 1)
+
+    def flushes(self, value: Fraction) -> bool:
+        """Whether ``value``, at least 0, rounds to zero: half the smallest is a tie, to even."""
+        return value <= self.smallest / 2
+
+    def denormalises(self, value: Fraction) -> bool:
+        """Whether ``value`` rounds to less than the smallest normal number, zero included.
+
+        Half way between it and the largest subnormal is a tie, and the normal number is even.
+        """
+        return value < Fraction(2) ** self.least_exponent - self.smallest / 2
+
+    def overflows(self, value: Fraction) -> bool:
+        """Whether ``value`` rounds beyond the largest finite number.
+
+        Half way to the number that would follow is a tie. It goes up where the largest is odd, as
+        in every format that ends with one: fp16 overflows from 65520 on. The largest of e4m3 is
+        even, because the code after it is a NaN: 464 still rounds to 448.
+        """
+        step = Fraction(2) ** (math.frexp(self.largest)[1] - self.digits)
+        limit = Fraction(self.largest) + step / 2
+        odd = Fraction(self.largest) / step % 2 == 1
+        return value >= limit if odd else value > limit
+
+
+FORMATS: dict[str, Format] = {
+    f.name: f
+    for f in (
+        Format("fp16", "float16", 11, -14, 65504.0),
+        Format("bf16", "bfloat16", 8, -126, (2 - 2**-7) * 2.0**127),
+        # the two of Micikevicius et al. 2022, arXiv:2209.05433, table 1. e4m3 has no infinity: what
+        # is beyond 448 becomes NaN in older versions of torch and 448 in newer; here it overflows
+        Format("e4m3", "float8_e4m3fn", 4, -6, 448.0),
+        Format("e5m2", "float8_e5m2", 3, -14, 57344.0),
+    )
+}
+
+
+def to_float32(value: float) -> float:
+    """``value`` rounded to float32, as torch does with a scale that multiplies a float32 loss.
+
+    Raises:
+        OverflowError: it is beyond float32.
+    """
+    return float(struct.unpack("<f", struct.pack("<f", value))[0])
+
+
+_INFINITY = 0x7F80_0000  # bits of float32's inf; those of numbers above 0 count up to it
+
+
+def _of_bits(bits: int) -> float:
+    return float(struct.unpack("<f", struct.pack("<I", bits))[0])
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """Three float32 numbers that tell the fates of the values at one scale apart.
+
+    A value above 0 is flushed below ``kept``, subnormal from there to below ``normal``, normal to
+    below ``overflowing``, and overflows from there on. Each is inf where no float32 is that large.
+    """
+
+    kept: float
+    normal: float
+    overflowing: float
+
+
+def find_bounds(format: Format, scale: float) -> Bounds:
+    """The bounds of unscaled values, by bisection over all float32 numbers.
+
+    Args:
+        scale: above 0, and a float32 number (`to_float32`).
+    """
+    factor, bits = Fraction(scale), range(_INFINITY)
+    tests = (
+        lambda n: not format.flushes(Fraction(_of_bits(n)) * factor),
+        lambda n: not format.denormalises(Fraction(_of_bits(n)) * factor),
+        lambda n: format.overflows(Fraction(_of_bits(n)) * factor),
+    )
+    return Bounds(*(_of_bits(bisect_left(bits, True, key=test)) for test in tests))
+
+
+class Cells:
+    """Where the bounds of all formats and scales cut the float32 numbers into cells.
+
+    Attributes:
+        cuts: float32 numbers, rising. Cell i holds the values from ``cuts[i - 1]`` on and below
+            ``cuts[i]``; NaN falls into the last. Cell 0 holds zero alone.
+    """
+
+    def __init__(self, formats: Sequence[str], scales: Sequence[float]) -> None:
+        self._bounds = {
+            (name, scale): find_bounds(FORMATS[name], scale) for name in formats for scale in scales
+        }
+        ends = [_of_bits(1), math.inf]
+        for bounds in self._bounds.values():
+            ends += [bounds.kept, bounds.normal, bounds.overflowing]
+        self.cuts = sorted(set(ends))
+        self._index = {cut: index for index, cut in enumerate(self.cuts)}
+
+    def __len__(self) -> int:
+        """How many cells there are."""
+        return len(self.cuts) + 1
+
+    def read(self, counts: Sequence[int], format: str, scale: float) -> dict[Fate, int]:
+        """The fates of the values counted in ``counts``, one count a cell."""
+        bounds = self._bounds[format, scale]
+        kept, normal, over = (
+            self._index[cut] + 1 for cut in (bounds.kept, bounds.normal, bounds.overflowing)
+        )
+        return {
+            Fate.ZERO: sum(counts[:1]),
+            Fate.FLUSHED: sum(counts[1:kept]),
+            Fate.SUBNORMAL: sum(counts[kept:normal]),
+            Fate.NORMAL: sum(counts[normal:over]),
+            Fate.OVERFLOWED: sum(counts[over:]),
+        }

@@ -1,0 +1,210 @@
+"""The gradients of a backward pass, layer by layer: looked at, counted and rounded on the device.
+
+Hooks see the gradient of each layer's output, which the layer's backward pass begins with, and of
+each of its parameters. Nothing here reads a value back: counts stay on the device until asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bench.precision import PRECISIONS
+from bench.report.scalemap import Fate, Kind, Tally
+from bench.scales.formats import FORMATS, Cells, Format, find_bounds
+
+Look = Callable[[int, Kind, Tensor], Tensor | None]
+"""Called with a layer's index, the kind and the gradient; what it returns replaces the gradient."""
+
+KINDS = tuple(Kind)
+
+_CHUNK = 1 << 24
+"""Values counted at a time: a cell's index takes 8 bytes, and some gradients have 10^8 values."""
+
+
+def find_layers(model: nn.Module) -> dict[str, nn.Module]:
+    """The modules that have trainable parameters of their own, by name."""
+    return {
+        name or type(model).__name__: module
+        for name, module in model.named_modules()
+        if any(p.requires_grad for p in module.parameters(recurse=False))
+    }
+
+
+def keeps_fp32(module: nn.Module, precision: str) -> bool:
+    """Whether the gradients of the module's own parameters stay in fp32.
+
+    Those of BatchNorm do in all precisions (see `bench.precision.cast`); under autocast, those of
+    the norms that it runs in fp32 too. A format by itself is taken as a network in that format.
+    """
+    if isinstance(module, nn.modules.batchnorm._BatchNorm):
+        return True
+    known = PRECISIONS.get(precision)
+    cast = known is not None and known.autocast is not None
+    return cast and isinstance(module, nn.GroupNorm | nn.LayerNorm)
+
+
+def attach(model: nn.Module, look: Look) -> Callable[[], None]:
+    """Have ``look`` see every gradient of each layer; return a function that ends it.
+
+    A tensor's hook sees the gradient as it is before an operation in place, such as an in-place
+    ReLU after the layer, for which a module's backward hook raises.
+    """
+    handles: list[Any] = []
+
+    def hook(index: int, kind: Kind) -> Callable[[Tensor], Tensor | None]:
+        return lambda gradient: look(index, kind, gradient)
+
+    def watch_output(index: int) -> Callable[..., None]:
+        def after(module: nn.Module, inputs: Any, output: Any) -> None:
+            if isinstance(output, Tensor) and output.requires_grad:
+                output.register_hook(hook(index, Kind.OUTPUT))
+
+        return after
+
+    for index, module in enumerate(find_layers(model).values()):
+        handles.append(module.register_forward_hook(watch_output(index)))
+        handles += [
+            parameter.register_hook(hook(index, Kind.WEIGHT))  # type: ignore[no-untyped-call]
+            for parameter in module.parameters(recurse=False)
+            if parameter.requires_grad
+        ]
+
+    def end() -> None:
+        for handle in handles:
+            handle.remove()
+
+    return end
+
+
+class Counter:
+    """Counts fp32 gradients into the cells of `Cells`, and keeps the largest of every step.
+
+    Attributes:
+        counts: int64 (steps counted, layers, kinds, cells).
+        peaks: float32 (steps, layers, kinds), the largest magnitude; NaN where one was NaN.
+    """
+
+    def __init__(
+        self, layers: int, cells: Cells, steps: int, at: Sequence[int], device: torch.device
+    ) -> None:
+        self._at = {step: slot for slot, step in enumerate(at)}
+        self._cuts = torch.tensor(cells.cuts, dtype=torch.float32, device=device)
+        self._one = torch.ones((), dtype=torch.int64, device=device)
+        shape = layers, len(KINDS)
+        self.counts = torch.zeros(len(at), *shape, len(cells), dtype=torch.int64, device=device)
+        self.peaks = torch.zeros(steps, *shape, device=device)
+        self.step = 0
+        """The step that gradients belong to, from 1; to be set before each."""
+
+    def __call__(self, layer: int, kind: Kind, gradient: Tensor) -> None:
+        """Count one gradient; a `Look`."""
+        if not gradient.numel():
+            return
+        place = layer, KINDS.index(kind)
+        values = gradient.detach().float().abs().flatten()
+        peak = self.peaks[self.step - 1][place]
+        torch.maximum(peak, values.amax(), out=peak)
+        if self.step in self._at:
+            counts = self.counts[self._at[self.step]][place]
+            for part in values.split(_CHUNK):
+                # not bincount, which asks the device for its largest value first
+                cells = torch.bucketize(part, self._cuts, right=True)
+                counts.scatter_add_(0, cells, self._one.expand(len(cells)))
+
+
+class Comparison:
+    """Tells the fates of gradients in a narrow format by the same gradients in fp32.
+
+    What is zero here and was not in fp32 was flushed. `remember` sees the fp32 pass; then `look`
+    sees one or several passes over the same batch, each after `begin`.
+
+    Attributes:
+        fates: int64 (passes, layers, kinds, fates).
+    """
+
+    def __init__(self, layers: int, passes: int, format: Format, device: torch.device) -> None:
+        shape = passes, layers, len(KINDS), len(Fate)
+        self.fates = torch.zeros(shape, dtype=torch.int64, device=device)
+        self._normal = float(2.0**format.least_exponent)
+        self._known: dict[tuple[int, Kind], list[Tensor]] = {}
+        self._calls: dict[tuple[int, Kind], int] = {}
+        self._pass = -1
+
+    def forget(self) -> None:
+        """Before the fp32 pass of another batch."""
+        self._known.clear()
+
+    def remember(self, layer: int, kind: Kind, gradient: Tensor) -> None:
+        """See a gradient of the fp32 pass; a `Look`."""
+        self._known.setdefault((layer, kind), []).append(gradient.detach() != 0)
+
+    def begin(self) -> None:
+        """Before each pass in the narrow format."""
+        self._pass += 1
+        self._calls.clear()
+
+    def look(self, layer: int, kind: Kind, gradient: Tensor) -> None:
+        """See a gradient of a pass in the narrow format; a `Look`."""
+        key = layer, kind
+        call = self._calls.get(key, 0)
+        self._calls[key] = call + 1
+        was = self._known[key][call]
+        size = gradient.detach().abs()
+        zero, finite = size == 0, size.isfinite()
+        # fp32 holds these: no digits are lost
+        narrow = kind is Kind.WEIGHT or gradient.dtype is not torch.float32
+        small = ~zero & (size < (self._normal if narrow else 0.0))
+        fates = {
+            Fate.ZERO: zero & ~was,
+            Fate.FLUSHED: zero & was,
+            Fate.SUBNORMAL: small,
+            Fate.NORMAL: finite & ~zero & ~small,
+            Fate.OVERFLOWED: ~finite,
+        }
+        counted = torch.stack([fates[fate].sum() for fate in Fate])
+        self.fates[self._pass][layer, KINDS.index(kind)] += counted
+
+
+class Rounding:
+    """Rounds every gradient that passes to a format, and keeps it in its own dtype.
+
+    What overflows becomes inf in every format, also in e4m3, which has none.
+    """
+
+    def __init__(self, model: nn.Module, precision: str, format: Format) -> None:
+        self._dtype = getattr(torch, format.dtype)
+        self._limit = find_bounds(format, 1.0).overflowing
+        self._exempt = [keeps_fp32(m, precision) for m in find_layers(model).values()]
+
+    def __call__(self, layer: int, kind: Kind, gradient: Tensor) -> Tensor | None:
+        """Round one gradient; a `Look`."""
+        if kind is Kind.WEIGHT and self._exempt[layer]:
+            return None
+        return self.round(gradient)
+
+    def round(self, values: Tensor) -> Tensor:
+        """``values`` rounded, of their own dtype."""
+        rounded = values.to(self._dtype).to(values.dtype)
+        beyond = values.abs() >= self._limit
+        return torch.where(beyond, values.sign() * torch.inf, rounded)
+
+
+def read_counts(counts: Sequence[int], cells: Cells, format: str, scale: float) -> Tally:
+    """The tally of one kind of gradient of one layer, from its counts on the host."""
+    fates = cells.read(counts, format, scale)
+    return Tally(**{fate.value: count for fate, count in fates.items()})
+
+
+def choose_format(precision: str) -> Format:
+    """The format that gradients have in a precision, or the format of that name.
+
+    Raises:
+        KeyError: it is a precision in fp32, or no name at all.
+    """
+    known = PRECISIONS.get(precision)
+    dtype = (known.autocast or known.weights) if known else FORMATS[precision].dtype
+    return {f.dtype: f for f in FORMATS.values()}[dtype]

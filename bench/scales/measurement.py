@@ -1,0 +1,311 @@
+"""A training in fp32 whose gradients are looked at, and trainings under loss scales beside it."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain, count, islice
+
+import torch
+from torch import Tensor
+
+from bench.case import Value, format_value, parse_value
+from bench.data import Dataset
+from bench.data.batches import Batches
+from bench.models import build_model
+from bench.precision import PRECISIONS, set_flags
+from bench.report.scalemap import (
+    Fate,
+    Gradients,
+    Kind,
+    Overflow,
+    ScaleCase,
+    ScaledTraining,
+    Tally,
+    Way,
+    find_window,
+)
+from bench.scales.formats import Cells, find_bounds
+from bench.scales.gradients import (
+    KINDS,
+    Comparison,
+    Counter,
+    Rounding,
+    attach,
+    choose_format,
+    find_layers,
+    keeps_fp32,
+    read_counts,
+)
+from bench.scales.options import RECOMMENDED, Question
+from bench.training.loop import Training
+from bench.training.loss_scale import build_loss_scale
+
+Say = Callable[[str], None]
+
+
+def measure(question: Question, data: Dataset, say: Say) -> Iterator[ScaleCase]:
+    """Answer a question, one precision after another.
+
+    Args:
+        say: told what is done now, a line each.
+    """
+    session = Session(question, data)
+    say(f"{question.model}, batch size {question.batch_size}: {question.steps} steps in fp32")
+    reference, gradients = session.observe(say)
+    for precision in question.precisions:
+        case = session.describe(precision, reference, gradients[precision])
+        # the recommended scale is known only once the gradients are
+        settings = dict.fromkeys(session.name(setting, case) for setting in question.train)
+        for setting in filter(None, settings):
+            say(f"{precision}: {question.steps} steps at loss scale {setting}")
+            case = add_training(case, session.train(precision, setting))
+        yield case
+
+
+def add_training(case: ScaleCase, training: ScaledTraining) -> ScaleCase:
+    """``case`` with one more training; a static scale that overflows there overflows.
+
+    In the rounded way the fp32 training tells the overflows of every scale, at every step alike.
+    """
+    overflows, first = dict(case.overflows), training.first_overflow
+    if case.way is Way.TRAINED and training.setting != "dynamic" and first is not None:
+        scale = training.scales[0]
+        known = overflows.get(scale)
+        if scale in case.scales and (known is None or first < known.step):
+            overflows[scale] = Overflow(first)
+    return replace(case, overflows=overflows, trainings=(*case.trainings, training))
+
+
+class Session:
+    """One network and one stream of batches, from which every training of a question starts."""
+
+    def __init__(self, question: Question, data: Dataset) -> None:
+        self.question, self.device = question, torch.device(question.device)
+        torch.manual_seed(question.seed)
+        self._start = build_model(question.model)
+        self.layers = tuple(find_layers(self._start))
+        self._batches = Batches(
+            data.train_images,
+            data.train_labels,
+            batch_size=question.batch_size,
+            device=self.device,
+            seed=question.seed,
+        )
+
+    def prepare(self, precision: str, loss_scale: Value = None) -> Training:
+        """A training from the start, with the flags of its precision set."""
+        formats = PRECISIONS[precision]
+        set_flags(formats)
+        assert loss_scale is None or isinstance(loss_scale, float | str)
+        model = copy.deepcopy(self._start)
+        return Training(model, formats, self.device, lr=self.question.lr, loss_scale=loss_scale)
+
+    def batches(self) -> Iterator[tuple[int, Tensor, Tensor]]:
+        """Steps from 1 and their batches; of dropout too each step draws the same every time."""
+        full = len(self._batches.labels) // self.question.batch_size
+        epochs = chain.from_iterable(self._batches.epoch(i, steps=full) for i in count())
+        for step, (x, y) in enumerate(islice(epochs, self.question.steps), 1):
+            torch.manual_seed(self.question.seed + step)
+            yield step, x, y
+
+    # ------------------------------------------------------------------------------- gradients
+
+    def observe(self, say: Say) -> tuple[ScaledTraining, dict[str, Observation]]:
+        """Train in fp32 and look at the gradients of every precision asked for."""
+        q, training = self.question, self.prepare("fp32")
+        trained = q.way is Way.TRAINED
+        formats = [] if trained else [choose_format(name).name for name in q.precisions]
+        cells = Cells(list(dict.fromkeys(formats)), q.scales)
+        counter = Counter(len(self.layers), cells, q.steps, q.at, self.device)
+        probes = {name: Probe(self, name) for name in q.precisions} if trained else {}
+        losses: list[Tensor] = []
+        attach(training.model, counter)
+        for step, x, y in self.batches():
+            counter.step = step
+            weights = None
+            if probes and step in q.at:
+                weights = {n: v.clone() for n, v in training.model.state_dict().items()}
+            ends = [attach(training.model, p.begin()) for p in probes.values() if weights]
+            losses.append(training.step(x, y)[0])
+            for end in ends:
+                end()
+            if weights is not None:
+                for name, probe in probes.items():
+                    say(f"{name}: gradients at step {step}, {len(q.scales)} scales")
+                    probe.look(weights, step, x, y)
+                set_flags(PRECISIONS["fp32"])
+        # here, and not before, the host waits for the device
+        reference = _read_training("", losses, [1.0] * q.steps, [])
+        peaks = counter.peaks.cpu()
+        counts = counter.counts.tolist() if not trained else []
+        return reference, {
+            name: probes[name].read(peaks)
+            if trained
+            else self._read_rounded(name, cells, counts, peaks)
+            for name in q.precisions
+        }
+
+    def masks(self, precision: str) -> list[tuple[int, Kind]]:
+        """The gradients that the precision rounds: layers by index, and kinds."""
+        kept = [keeps_fp32(module, precision) for module in find_layers(self._start).values()]
+        return [
+            (index, kind)
+            for index in range(len(kept))
+            for kind in KINDS
+            if kind is Kind.OUTPUT or not kept[index]
+        ]
+
+    def _read_rounded(
+        self, precision: str, cells: Cells, counts: list[list[list[list[int]]]], peaks: Tensor
+    ) -> Observation:
+        q, format, masks = self.question, choose_format(precision), self.masks(precision)
+        gradients = tuple(
+            Gradients(step, scale, self.layers[i], kind, tally)
+            for slot, step in enumerate(q.at)
+            for i, kind in masks
+            for scale in q.scales
+            if any(counts[slot][i][KINDS.index(kind)])
+            for tally in [
+                read_counts(counts[slot][i][KINDS.index(kind)], cells, format.name, scale)
+            ]
+        )
+        largest, places = self.find_peaks(peaks, masks)
+        overflows = {}
+        for scale in q.scales:
+            limit = find_bounds(format, scale).overflowing
+            for step, (peak, place) in enumerate(zip(largest, places, strict=True), 1):
+                if not peak < limit:
+                    overflows[scale] = Overflow(step, place)
+                    break
+        return Observation(gradients, overflows, tuple(largest))
+
+    def find_peaks(
+        self, peaks: Tensor, masks: Sequence[tuple[int, Kind]]
+    ) -> tuple[list[float], list[str]]:
+        """The largest gradient of each step among ``masks``, and where it was; NaN is largest."""
+        columns = [peaks[:, i, KINDS.index(kind)] for i, kind in masks]
+        table = torch.stack(columns, dim=1)
+        values, indices = table.max(dim=1)
+        names = [f"{kind.value} of {self.layers[i]}" for i, kind in masks]
+        return values.tolist(), [names[i] for i in indices.tolist()]
+
+    def describe(self, precision: str, reference: ScaledTraining, seen: Observation) -> ScaleCase:
+        """The case, with the fp32 training alone."""
+        q = self.question
+        return ScaleCase(
+            model=q.model,
+            dataset=q.dataset,
+            precision=precision,
+            batch_size=q.batch_size,
+            lr=q.lr,
+            seed=q.seed,
+            device=q.device,
+            way=q.way,
+            steps=q.steps,
+            at=q.at,
+            layers=self.layers,
+            scales=q.scales,
+            overflows=seen.overflows,
+            peaks=seen.peaks,
+            gradients=seen.gradients,
+            trainings=(reference,),
+        )
+
+    # ------------------------------------------------------------------------------- trainings
+
+    def name(self, setting: str, case: ScaleCase) -> str:
+        """A setting as flags spell it; empty for a recommended scale where there is none."""
+        if setting != RECOMMENDED:
+            return setting
+        return format_value(find_window(case, self.question.tolerance).use)
+
+    def train(self, precision: str, setting: str) -> ScaledTraining:
+        """Train under a loss scale: in the precision, or in fp32 with its gradients rounded."""
+        loss_scale = parse_value("loss_scale", setting, "--train")
+        rounded = self.question.way is Way.ROUNDED
+        training = self.prepare("fp32" if rounded else precision, loss_scale)
+        if rounded:
+            attach(training.model, Rounding(self._start, precision, choose_format(precision)))
+        losses, scales, overflowed = [], [], []
+        for _, x, y in self.batches():
+            scales.append(training.loss_scale.current().clone())
+            loss, _, bad = training.step(x, y)
+            losses.append(loss)
+            overflowed.append(bad)
+        return _read_training(
+            setting, losses, torch.stack(scales).tolist(), torch.stack(overflowed).tolist()
+        )
+
+
+@dataclass(frozen=True)
+class Observation:
+    """What the gradients of one precision came to."""
+
+    gradients: tuple[Gradients, ...]
+    overflows: dict[float, Overflow]
+    peaks: tuple[float, ...]
+
+
+class Probe:
+    """Passes of a network in its own precision, one for each scale, at weights of the fp32 one."""
+
+    def __init__(self, session: Session, precision: str) -> None:
+        q = session.question
+        self._session, self.precision = session, precision
+        self.training = session.prepare(precision, 1.0)
+        self.comparison = Comparison(
+            len(session.layers),
+            len(q.at) * len(q.scales),
+            choose_format(precision),
+            session.device,
+        )
+        attach(self.training.model, self.comparison.look)
+
+    def begin(self) -> Callable[[int, Kind, Tensor], None]:
+        """Before the fp32 pass; what is to see its gradients."""
+        self.comparison.forget()
+        return self.comparison.remember
+
+    def look(self, weights: dict[str, Tensor], step: int, x: Tensor, y: Tensor) -> None:
+        """One pass for each scale, over the batch that the fp32 pass has seen."""
+        q = self._session.question
+        set_flags(PRECISIONS[self.precision])
+        for scale in q.scales:
+            self.training.model.load_state_dict(weights)
+            self.training.loss_scale = build_loss_scale(scale, self._session.device)
+            torch.manual_seed(q.seed + step)
+            self.comparison.begin()
+            self.training.step(x, y)
+
+    def read(self, peaks: Tensor) -> Observation:
+        """Fetch what was counted."""
+        q, masks = self._session.question, self._session.masks(self.precision)
+        fates = self.comparison.fates.tolist()
+        passes = [(step, scale) for step in q.at for scale in q.scales]
+        gradients, overflows = [], dict[float, Overflow]()
+        for (step, scale), counted in zip(passes, fates, strict=True):
+            for i, kind in masks:
+                tally = Tally(
+                    **{f.value: n for f, n in zip(Fate, counted[i][KINDS.index(kind)], strict=True)}
+                )
+                if tally == Tally():
+                    continue
+                layer = self._session.layers[i]
+                gradients.append(Gradients(step, scale, layer, kind, tally))
+                if tally.overflowed and (scale not in overflows or step < overflows[scale].step):
+                    overflows[scale] = Overflow(step)
+        largest, _ = self._session.find_peaks(peaks, masks)
+        return Observation(tuple(gradients), overflows, tuple(largest))
+
+
+def _read_training(
+    setting: str, losses: Sequence[Tensor], scales: Sequence[float], overflowed: Sequence[bool]
+) -> ScaledTraining:
+    values = torch.stack(list(losses)).tolist()
+    finite = (loss if math.isfinite(loss) else math.nan for loss in values)
+    return ScaledTraining(
+        setting, tuple(finite), tuple(scales), tuple(overflowed or [False] * len(values))
+    )

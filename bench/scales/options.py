@@ -1,0 +1,238 @@
+"""The command line of a loss-scale map: what can be asked for."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from bench.case import Case, format_value, parse_value
+from bench.data import find_layout
+from bench.environment import has_cuda
+from bench.errors import UsageError, nearest
+from bench.flags import Parser, axis_flag
+from bench.precision import PRECISIONS
+from bench.report.scalemap import TOLERANCE, Way
+from bench.scales.formats import FORMATS, to_float32
+
+POWERS = tuple(2.0**k for k in range(25))
+"""The scales by default: from 1 to 2^24, all powers of two. Multiplying by one rounds nothing."""
+
+AT = (1, 10, 30)
+"""The steps by default: gradients are largest at the start and change most there."""
+
+RECOMMENDED = "recommended"
+"""Stands for the scale that the map recommends, among the settings to train under."""
+
+TRAIN = ("1", "128", RECOMMENDED, "dynamic")
+"""The loss scales to train under by default, where gradients are rounded."""
+
+NARROW = tuple(
+    dict.fromkeys(
+        [n for n, p in PRECISIONS.items() if (p.autocast or p.weights) != "float32"] + [*FORMATS]
+    )
+)
+"""Precisions and formats whose gradients can flush and overflow."""
+
+_EPILOG = """\
+A precision is fp16, fp16-amp, bf16 or bf16-amp; e4m3 and e5m2, the fp8 formats, can be rounded to.
+On a GPU the gradients are those that the precision itself computes (--way trained). On a CPU they
+are computed in fp32, then scaled and rounded to the precision's format (--way rounded), which
+leaves out what is lost inside a layer. A scale that is no power of two is taken as float32, as
+torch takes it; its products are exact here all the same.
+"""
+
+
+@dataclass(frozen=True)
+class Question:
+    """What to find out of one model at one batch size.
+
+    Attributes:
+        steps: of each training.
+        at: steps, from 1 and rising, at which gradients are counted.
+        scales: rising, and each a float32 number.
+        train: loss scales to train under, as flags spell them, or `RECOMMENDED`.
+        tolerance: see `bench.report.scalemap.find_window`.
+    """
+
+    model: str
+    dataset: str
+    precisions: tuple[str, ...]
+    batch_size: int
+    lr: float
+    seed: int
+    device: str
+    way: Way
+    steps: int
+    at: tuple[int, ...]
+    scales: tuple[float, ...]
+    train: tuple[str, ...]
+    tolerance: float
+
+
+@dataclass(frozen=True)
+class Options:
+    """The command line, parsed and checked."""
+
+    questions: tuple[Question, ...]
+    data_dir: Path | None
+    allow_shared: bool
+    out: Path
+    command: str
+
+
+def build_parser() -> Parser:
+    """The command line."""
+    parser = Parser(
+        prog="python -m bench.scales",
+        description="Train for some steps and say which loss scales are safe: which share of the "
+        "gradient values each scale flushes to zero, and which scales overflow.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    what = parser.add_argument_group("what to look at")
+    what.add_argument(
+        "--precision", nargs="+", default=["fp16"], metavar="NAME", help="number formats (fp16)"
+    )
+    what.add_argument(
+        "--batch-size", nargs="+", default=["128"], metavar="N", help="images a step (128)"
+    )
+    what.add_argument(
+        "--model", nargs="+", metavar="NAME", help="networks (dpn92 on a GPU, else dpn-small)"
+    )
+    what.add_argument(
+        "--scales", nargs="+", metavar="S", help="loss scales, such as 128 or 2^16 (2^0 to 2^24)"
+    )
+    what.add_argument(
+        "--at", nargs="+", metavar="STEP", default=list(map(str, AT)),
+        help=f"steps at which gradients are counted ({' '.join(map(str, AT))})",
+    )  # fmt: skip
+    what.add_argument("--steps", metavar="N", help="steps of each training (the last of --at)")
+    what.add_argument(
+        "--train", nargs="*", metavar="SCALE",
+        help="loss scales to train under for that long: numbers, 'dynamic' or 'recommended' "
+        f"({' '.join(TRAIN)}; with --way trained, every scale)",
+    )  # fmt: skip
+    what.add_argument(
+        "--tolerance", default=str(TOLERANCE), metavar="SHARE",
+        help=f"of the values a safe scale may lose beyond the best ({TOLERANCE:g})",
+    )  # fmt: skip
+    what.add_argument("--lr", default=str(Case.lr), metavar="LR", help=f"({Case.lr:g})")
+    what.add_argument("--seed", default="0", metavar="N", help="of weights and batches (0)")
+    how = parser.add_argument_group("how")
+    how.add_argument("--way", metavar="WAY", help="trained or rounded, see below")
+    how.add_argument("--device", metavar="NAME", help="cuda or cpu (cuda if any)")
+    how.add_argument(
+        "--dataset", metavar="NAME", help="cifar10 or synthetic (cifar10 if --data-dir holds it)"
+    )
+    how.add_argument("--data-dir", type=Path, metavar="DIR", help="where CIFAR-10 is (./data)")
+    how.add_argument("--allow-shared", action="store_true", help="run on a card others use")
+    how.add_argument("--out", type=Path, metavar="DIR", help="results/scales- and time by default")
+    how.add_argument("--show", type=Path, metavar="DIR", help="show a map that is there already")
+    return parser
+
+
+def read_options(given: argparse.Namespace, command: str) -> Options:
+    """Check the command line, without torch.
+
+    Raises:
+        UsageError: a flag or value is wrong.
+    """
+    device = _axis("device", given.device or ("cuda" if has_cuda() else "cpu"))
+    way = _parse_way(given.way, device)
+    scales = tuple(sorted({_parse_scale(text) for text in given.scales or []})) or POWERS
+    at = tuple(sorted({_parse_step("--at", text) for text in given.at}))
+    steps = _parse_step("--steps", given.steps) if given.steps else at[-1]
+    if steps < at[-1]:
+        raise UsageError(f"--steps {steps}: is below step {at[-1]} of --at; give at least {at[-1]}")
+    if given.dataset:
+        dataset = _axis("dataset", given.dataset)
+    else:
+        dataset = "cifar10" if given.data_dir or find_layout(None) else "synthetic"
+    precisions = tuple(dict.fromkeys(_parse_precision(n, way) for n in given.precision))
+    models = given.model or ["dpn92" if device == "cuda" else "dpn-small"]
+    train = _parse_train(given.train, way, scales)
+
+    tolerance = _parse_tolerance(given.tolerance)
+    lr, seed = _axis("lr", given.lr), _axis("seed", given.seed)
+    questions = [
+        Question(
+            model, dataset, precisions, size, lr, seed, device, way, steps, at, scales, train,
+            tolerance,
+        )
+        for model in dict.fromkeys(_axis("model", name) for name in models)
+        for size in dict.fromkeys(_axis("batch_size", text) for text in given.batch_size)
+    ]  # fmt: skip
+    out = given.out or Path("results") / f"scales-{datetime.now():%Y%m%d-%H%M%S}"
+    return Options(tuple(questions), given.data_dir, given.allow_shared, out, command)
+
+
+def _axis(name: str, text: str) -> Any:
+    return parse_value(name, text, axis_flag(name))
+
+
+def _parse_way(text: str | None, device: str) -> Way:
+    if text is None:
+        return Way.TRAINED if device == "cuda" else Way.ROUNDED
+    if text not in list(Way):
+        raise UsageError(f"--way {text!r}: {nearest(text, [way.value for way in Way])}")
+    return Way(text)
+
+
+def _parse_precision(text: str, way: Way) -> str:
+    if text in PRECISIONS and text not in NARROW:
+        raise UsageError(
+            f"--precision {text!r}: its gradients are fp32 and need no scale; "
+            f"right values: {', '.join(NARROW)}"
+        )
+    if text not in NARROW:
+        raise UsageError(f"--precision {text!r}: {nearest(text, list(NARROW))}")
+    if way is Way.TRAINED and text not in PRECISIONS:
+        raise UsageError(f"--precision {text!r}: no network trains in it here; use --way rounded")
+    return text
+
+
+def _parse_scale(text: str) -> float:
+    base, power, exponent = text.partition("^")
+    try:
+        scale = to_float32(float(base) ** int(exponent) if power else float(text))
+    except (ValueError, OverflowError, ZeroDivisionError):
+        scale = 0.0
+    if not 2.0**-126 <= scale < float("inf"):
+        raise UsageError(f"--scales {text[:60]!r}: give numbers above 0, such as 128 or 2^16")
+    return scale
+
+
+def _parse_step(flag: str, text: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) < 7 and int(text)):
+        raise UsageError(f"{flag} {text[:60]!r}: give whole numbers from 1 to 999999")
+    return int(text)
+
+
+def _parse_tolerance(text: str) -> float:
+    try:
+        tolerance = float(text)
+    except ValueError:
+        tolerance = -1.0
+    if not 0 <= tolerance <= 1:
+        raise UsageError(f"--tolerance {text[:60]!r}: give a share from 0 to 1, such as 0.01")
+    return tolerance
+
+
+def _parse_train(texts: Sequence[str] | None, way: Way, scales: Sequence[float]) -> tuple[str, ...]:
+    if texts is None:
+        if way is Way.ROUNDED:
+            return TRAIN
+        return *map(format_value, scales), "dynamic"
+    settings = []
+    for text in texts:
+        if text == RECOMMENDED:
+            settings.append(text)
+        else:
+            scale = _parse_scale(text) if "^" in text else text
+            settings.append(format_value(parse_value("loss_scale", scale, "--train")))
+    return tuple(dict.fromkeys(settings))
