@@ -10,7 +10,7 @@ import csv
 import json
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from functools import cached_property
@@ -216,6 +216,10 @@ class ScaleCase:
         """Share of the values flushed to zero, of the kind and step where it is largest."""
         return max(self.share(Fate.FLUSHED, scale, kind) for kind in Kind)
 
+    def subnormal(self, scale: float) -> float:
+        """Share of the values that lose digits, of the kind and step where it is largest."""
+        return max(self.share(Fate.SUBNORMAL, scale, kind) for kind in Kind)
+
     def by_layer(self, fate: Fate, kind: Kind) -> Mapping[tuple[str, float], float]:
         """Share of each layer's values, by layer and scale, at the step where it is largest."""
         shares: dict[tuple[str, float], float] = {}
@@ -275,7 +279,7 @@ def find_window(case: ScaleCase, tolerance: float = TOLERANCE) -> Window:
     looked at, and where neither it nor any larger one below the overflow loses more than
     ``tolerance`` beyond the least share lost. To be used is the largest safe scale that is at least
     `HEADROOM` below the first that overflows, or below the largest that was tried where none
-    does; in a window too narrow for that, the scale nearest to its geometric middle. No scale is
+    does; in a window too narrow for that, the largest up to its geometric middle. No scale is
     needed where the precision has none and a scale of 1 is safe.
     """
     ceiling = min(case.overflows, default=None)
@@ -294,7 +298,7 @@ def find_window(case: ScaleCase, tolerance: float = TOLERANCE) -> Window:
         safe.insert(0, scale)
     roomy = [s for s in safe if s * HEADROOM <= (ceiling or held[-1])]
     middle = math.sqrt(safe[0] * safe[-1])
-    use = roomy[-1] if roomy else min(safe, key=lambda s: abs(math.log(s / middle)))
+    use = roomy[-1] if roomy else max(s for s in safe if s <= middle)
     precision = PRECISIONS.get(case.precision)
     needed = (precision is None or precision.scales_loss) or not safe[0] <= 1 <= safe[-1]
     return Window(safe[0], safe[-1], ceiling, best, use, not roomy, needed)
@@ -352,12 +356,19 @@ def _summarize(case: ScaleCase, tolerance: float) -> str:
     )
     if not window.needed:
         told.append("No loss scale is needed")
+    elif window.narrow and window.ceiling is None:
+        told.append(f"Use {write_scale(window.use)}, or give larger ones with --scales")
     elif window.narrow:
         told.append(
             f"Use {write_scale(window.use)}; the window is narrow, so prefer a dynamic scale"
         )
     else:
         told.append(f"Use {write_scale(window.use)}")
+    if window.needed and 1.0 in case.scales and case.subnormal(1.0) > case.subnormal(window.use):
+        told.append(
+            f"There {write_share(case.subnormal(window.use))} of the values are subnormal and keep "
+            f"only some digits, without a scale {write_share(case.subnormal(1.0))}"
+        )
     below = [s for s in case.scales if s < window.low]
     shown = [s for s in dict.fromkeys((*below[:1], 128.0, *below[-1:])) if s in below]
     losing = [f"{write_scale(s)} loses {write_share(case.lost(s))}" for s in sorted(shown)]
@@ -488,9 +499,16 @@ def _describe_trace(training: ScaledTraining) -> str:
     return ", ".join(shown)
 
 
+def _name_setting(setting: str) -> str:
+    try:
+        return write_scale(float(setting))
+    except ValueError:
+        return setting or "none, in fp32"
+
+
 def _tabulate_trainings(case: ScaleCase, name: str) -> Table:
     heads = (
-        Head("setting", "loss scale", "as a flag spells it", False),
+        Head("setting", "loss scale", "static, or the rule of a dynamic one", False),
         Head("loss", f"loss at step {case.steps}", "of that step's batch", better="lower"),
         Head("difference", "against fp32", "difference of that loss"),
         Head("overflows", "steps overflowed", "skipped under a dynamic scale"),
@@ -505,7 +523,7 @@ def _tabulate_trainings(case: ScaleCase, name: str) -> Table:
         first = training.first_overflow
         rows.append(
             (
-                Cell(training.setting or "fp32, none"),
+                Cell(_name_setting(training.setting)),
                 Cell(f"{loss:.4f}", loss) if math.isfinite(loss) else Cell("not finite"),
                 Cell(f"{difference:+.4f}", difference)
                 if training.setting and math.isfinite(difference)
@@ -542,12 +560,14 @@ def _tabulate_layers(case: ScaleCase, window: Window, name: str) -> Table:
     pairs = [
         (layer, kind) for layer in case.layers for kind in Kind if (layer, shown[0]) in lost[kind]
     ]
-    worst = sorted(pairs, key=lambda pair: -lost[pair[1]][pair[0], shown[-1]])[:MOST_LAYERS]
+    worst = sorted(
+        pairs, key=lambda pair: [lost[pair[1]][pair[0], s] for s in reversed(shown)], reverse=True
+    )[:MOST_LAYERS]
     rows = tuple(
         (Cell(layer), Cell(kind.value), *(_share_cell(lost[kind][layer, s]) for s in shown))
         for layer, kind in worst
     )
-    notes = (f"{len(rows)} of {len(pairs)}: those that lose most at the scale on the right.",)
+    notes = (f"{len(rows)} of {len(pairs)}: most at the scale on the right, then left of it.",)
     return Table(f"scales-layers{name}", f"Layers that lose most: {case.label}", heads, rows, notes)
 
 
@@ -570,16 +590,21 @@ def read_scale_map(folder: Path) -> ScaleMap | None:
                 f"{file}: version {head['version']}, this reads {VERSION}; run bench.scales again"
             )
         file = folder / GRADIENTS
-        gradients = _group(_read_rows(file))
+        gradients = {n: _read_gradients(rows) for n, rows in _read_rows(file).items()}
         file = folder / TRAININGS
-        trainings = _group(_read_rows(file))
+        trainings = {n: _read_trainings(rows) for n, rows in _read_rows(file).items()}
         file = folder / MAP
-        cases = tuple(_read_case(number, case, gradients, trainings)
-                      for number, case in enumerate(head["cases"], 1))  # fmt: skip
         return ScaleMap(
-            folder, head["command"], head["started_at"], head["tolerance"], head["environment"],
-            cases,
-        )  # fmt: skip
+            folder,
+            head["command"],
+            head["started_at"],
+            head["tolerance"],
+            head["environment"],
+            tuple(
+                _read_case(case, gradients.get(str(number), ()), trainings.get(str(number), ()))
+                for number, case in enumerate(head["cases"], 1)
+            ),
+        )
     except OSError as error:
         raise UsageError(f"{file}: {error.strerror}; give a folder of bench.scales") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -589,61 +614,67 @@ def read_scale_map(folder: Path) -> ScaleMap | None:
         ) from error
 
 
-Rows = Mapping[str, list[dict[str, str]]]
+Row = dict[str, str]
 
 
-def _read_rows(file: Path) -> list[dict[str, str]]:
-    with file.open(encoding="utf-8", newline="") as lines:
-        return list(csv.DictReader(lines, strict=True))
-
-
-def _group(rows: Iterable[dict[str, str]]) -> Rows:
+def _read_rows(file: Path) -> dict[str, list[Row]]:
     """By case, as the first column numbers them."""
-    groups: dict[str, list[dict[str, str]]] = defaultdict(list)
-    for row in rows:
-        groups[row["case"]].append(row)
+    groups: dict[str, list[Row]] = defaultdict(list)
+    with file.open(encoding="utf-8", newline="") as lines:
+        for row in csv.DictReader(lines, strict=True):
+            groups[row["case"]].append(row)
     return groups
 
 
-def _read_case(number: int, head: Mapping[str, Any], gradients: Rows, trainings: Rows) -> ScaleCase:
-    steps: dict[str, list[dict[str, str]]] = defaultdict(list)
-    for row in trainings[str(number)]:
-        steps[row["loss_scale"]].append(row)
-    return ScaleCase(
-        **{
-            **head,
-            "way": Way(head["way"]),
-            "at": tuple(head["at"]),
-            "layers": tuple(head["layers"]),
-            "scales": tuple(head["scales"]),
-            "overflows": {float(s): Overflow(**first) for s, first in head["overflows"].items()},
-            "peaks": tuple(math.nan if peak is None else peak for peak in head["peaks"]),
-        },
-        gradients=tuple(
-            Gradients(
-                int(row["step"]),
-                float(row["scale"]),
-                row["layer"],
-                Kind(row["gradient"]),
-                Tally(*(int(row[f.name]) for f in fields(Tally))),
-            )
-            for row in gradients[str(number)]
-        ),
-        trainings=tuple(
-            ScaledTraining(
-                setting,
-                tuple(float(row["loss"] or "nan") for row in rows),
-                tuple(float(row["scale"]) for row in rows),
-                tuple(row["overflowed"] == "on" for row in rows),
-            )
-            for setting, rows in steps.items()
-        ),
+def _read_gradients(rows: Sequence[Row]) -> tuple[Gradients, ...]:
+    return tuple(
+        Gradients(
+            int(row["step"]),
+            float(row["scale"]),
+            row["layer"],
+            Kind(row["gradient"]),
+            Tally(*(int(row[f.name]) for f in fields(Tally))),
+        )
+        for row in rows
     )
+
+
+def _read_trainings(rows: Sequence[Row]) -> tuple[ScaledTraining, ...]:
+    settings: dict[str, list[Row]] = defaultdict(list)
+    for row in rows:
+        settings[row["loss_scale"]].append(row)
+    return tuple(
+        ScaledTraining(
+            setting,
+            tuple(float(row["loss"] or "nan") for row in steps),
+            tuple(float(row["scale"]) for row in steps),
+            tuple(row["overflowed"] == "on" for row in steps),
+        )
+        for setting, steps in settings.items()
+    )
+
+
+def _read_case(
+    head: Mapping[str, Any],
+    gradients: tuple[Gradients, ...],
+    trainings: tuple[ScaledTraining, ...],
+) -> ScaleCase:
+    parsed = {
+        "way": Way(head["way"]),
+        "at": tuple(head["at"]),
+        "layers": tuple(head["layers"]),
+        "scales": tuple(head["scales"]),
+        "overflows": {float(s): Overflow(**first) for s, first in head["overflows"].items()},
+        "peaks": tuple(math.nan if peak is None else peak for peak in head["peaks"]),
+    }
+    return ScaleCase(**{**head, **parsed}, gradients=gradients, trainings=trainings)
 
 
 # ------------------------------------------------------------------------------------------- drawn
 
-INK, OVERFLOW = "#15181c", "#a8195c"
+INK, OVERFLOW, ABSENT = "#15181c", "#a8195c", "#d9dce1"
+LEAST = 0.01
+"""Per cent: the lowest end of the colours."""
 MOST_PANELS = 4
 """Cases of one figure."""
 
@@ -691,38 +722,52 @@ def _draw(scales: ScaleMap, format: str) -> bytes:
 
 def _draw_case(part: Any, case: ScaleCase, window: Window) -> None:
     import seaborn as sns
-    from matplotlib.colors import ListedColormap
+    from matplotlib.colors import ListedColormap, LogNorm
     from matplotlib.patches import Patch
 
     use = "none needed" if not window.needed else _scale_cell(window.use).text
-    part.suptitle(f"{case.label}: safe scales {_scale_cell(window.low).text} to "
-                  f"{_scale_cell(window.high).text}, use {use}",
-                  fontsize=10, x=0.01, ha="left")  # fmt: skip
+    part.suptitle(
+        f"{case.label}: safe scales {_scale_cell(window.low).text} to "
+        f"{_scale_cell(window.high).text}, use {use}",
+        fontsize=10, x=0.01, ha="left",
+    )  # fmt: skip
     axes = part.subplots(1, len(Kind), sharey=True)
     for ax, kind in zip(axes, Kind, strict=True):
         lost = case.by_layer(Fate.FLUSHED, kind)
         over = case.by_layer(Fate.OVERFLOWED, kind)
-        grid = [[100 * lost.get((n, s), math.nan) for s in case.scales] for n in case.layers]
-        bad = [[not over.get((n, s), 0.0) for s in case.scales] for n in case.layers]
-        sns.heatmap(grid, ax=ax, vmin=0, vmax=100, cmap="Blues", cbar=kind is Kind.WEIGHT,
-                    cbar_kws={"label": "values flushed to zero (%)"}, rasterized=True)  # fmt: skip
-        if not all(map(all, bad)):
-            sns.heatmap([[1.0] * len(row) for row in bad], ax=ax, mask=_mask(bad),
-                        cmap=ListedColormap([OVERFLOW]), cbar=False, rasterized=True)  # fmt: skip
+        # on a logarithmic scale, whose lowest colour stands for none at all too
+        grid = [
+            [max(100 * lost.get((n, s), math.nan), LEAST) for s in case.scales] for n in case.layers
+        ]
+        fits = [[not over.get((n, s), 0.0) for s in case.scales] for n in case.layers]
+        sns.heatmap(
+            grid, ax=ax, norm=LogNorm(LEAST, 100), cmap="Blues", cbar=kind is Kind.WEIGHT,
+            cbar_kws={"label": "values flushed to zero (%)", "format": "%g"}, rasterized=True,
+        )  # fmt: skip
+        if not all(map(all, fits)):
+            sns.heatmap(
+                [[1.0] * len(row) for row in fits], ax=ax, mask=_mask(fits),
+                cmap=ListedColormap([OVERFLOW]), cbar=False, rasterized=True,
+            )  # fmt: skip
         _mark_window(ax, case.scales, window)
-        ax.set_facecolor("#d9dce1")  # where a layer has no such gradient
+        ax.set_facecolor(ABSENT)
         every = math.ceil(len(case.layers) / 45)
         shown = range(0, len(case.layers), every)
         ax.set_yticks([i + 0.5 for i in shown], [case.layers[i] for i in shown], fontsize=6.5)
         apart = math.ceil(len(case.scales) / 13)
         columns = range(0, len(case.scales), apart)
-        ax.set_xticks([i + 0.5 for i in columns], [write_scale(case.scales[i]) for i in columns],
-                      rotation=60, fontsize=7.5)  # fmt: skip
+        ax.set_xticks(
+            [i + 0.5 for i in columns], [write_scale(case.scales[i]) for i in columns],
+            rotation=60, fontsize=7.5,
+        )  # fmt: skip
         ax.set_xlabel("loss scale")
         ax.set_title(f"gradients of {kind.value}s", fontsize=9, pad=14)
     axes[0].set_ylabel("layer, from input to output")
-    axes[0].legend(handles=[Patch(color=OVERFLOW, label="some values overflow")], fontsize=7.5,
-                   loc="lower left", bbox_to_anchor=(0, 1.0), frameon=False)  # fmt: skip
+    patches = (
+        Patch(color=OVERFLOW, label="some values overflow"),
+        Patch(color=ABSENT, label="stays in fp32"),
+    )
+    part.legend(handles=patches, fontsize=7.5, loc="outside lower left", ncols=2, frameon=False)
 
 
 def _mask(rows: Sequence[Sequence[bool]]) -> Any:

@@ -7,6 +7,7 @@ each of its parameters. Nothing here reads a value back: counts stay on the devi
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,8 +17,18 @@ from bench.precision import PRECISIONS
 from bench.report.scalemap import Fate, Kind, Tally
 from bench.scales.formats import FORMATS, Cells, Format, find_bounds
 
-Look = Callable[[int, Kind, Tensor], Tensor | None]
-"""Called with a layer's index, the kind and the gradient; what it returns replaces the gradient."""
+
+@dataclass(frozen=True)
+class Site:
+    """Where a gradient is: the layer's index, and the parameter's name where it is a weight's."""
+
+    layer: int
+    kind: Kind
+    parameter: str = ""
+
+
+Look = Callable[[Site, Tensor], Tensor | None]
+"""Called with each gradient; what it returns replaces the gradient."""
 
 KINDS = tuple(Kind)
 
@@ -55,21 +66,21 @@ def attach(model: nn.Module, look: Look) -> Callable[[], None]:
     """
     handles: list[Any] = []
 
-    def hook(index: int, kind: Kind) -> Callable[[Tensor], Tensor | None]:
-        return lambda gradient: look(index, kind, gradient)
+    def hook(site: Site) -> Callable[[Tensor], Tensor | None]:
+        return lambda gradient: look(site, gradient)
 
     def watch_output(index: int) -> Callable[..., None]:
         def after(module: nn.Module, inputs: Any, output: Any) -> None:
             if isinstance(output, Tensor) and output.requires_grad:
-                output.register_hook(hook(index, Kind.OUTPUT))
+                output.register_hook(hook(Site(index, Kind.OUTPUT)))
 
         return after
 
     for index, module in enumerate(find_layers(model).values()):
         handles.append(module.register_forward_hook(watch_output(index)))
         handles += [
-            parameter.register_hook(hook(index, Kind.WEIGHT))  # type: ignore[no-untyped-call]
-            for parameter in module.parameters(recurse=False)
+            parameter.register_hook(hook(Site(index, Kind.WEIGHT, name)))  # type: ignore[no-untyped-call]
+            for name, parameter in module.named_parameters(recurse=False)
             if parameter.requires_grad
         ]
 
@@ -100,11 +111,11 @@ class Counter:
         self.step = 0
         """The step that gradients belong to, from 1; to be set before each."""
 
-    def __call__(self, layer: int, kind: Kind, gradient: Tensor) -> None:
+    def __call__(self, site: Site, gradient: Tensor) -> None:
         """Count one gradient; a `Look`."""
         if not gradient.numel():
             return
-        place = layer, KINDS.index(kind)
+        place = site.layer, KINDS.index(site.kind)
         values = gradient.detach().float().abs().flatten()
         peak = self.peaks[self.step - 1][place]
         torch.maximum(peak, values.amax(), out=peak)
@@ -130,33 +141,35 @@ class Comparison:
         shape = passes, layers, len(KINDS), len(Fate)
         self.fates = torch.zeros(shape, dtype=torch.int64, device=device)
         self._normal = float(2.0**format.least_exponent)
-        self._known: dict[tuple[int, Kind], list[Tensor]] = {}
-        self._calls: dict[tuple[int, Kind], int] = {}
+        # a layer that is called more than once has several, in the order of the backward pass; its
+        # parameters have names, because autocast changes the order of theirs
+        self._known: dict[Site, list[Tensor]] = {}
+        self._calls: dict[Site, int] = {}
         self._pass = -1
 
     def forget(self) -> None:
         """Before the fp32 pass of another batch."""
         self._known.clear()
 
-    def remember(self, layer: int, kind: Kind, gradient: Tensor) -> None:
+    def remember(self, site: Site, gradient: Tensor) -> None:
         """See a gradient of the fp32 pass; a `Look`."""
-        self._known.setdefault((layer, kind), []).append(gradient.detach() != 0)
+        self._known.setdefault(site, []).append(gradient.detach() != 0)
 
     def begin(self) -> None:
         """Before each pass in the narrow format."""
         self._pass += 1
         self._calls.clear()
 
-    def look(self, layer: int, kind: Kind, gradient: Tensor) -> None:
+    def look(self, site: Site, gradient: Tensor) -> None:
         """See a gradient of a pass in the narrow format; a `Look`."""
-        key = layer, kind
-        call = self._calls.get(key, 0)
-        self._calls[key] = call + 1
-        was = self._known[key][call]
+        call = self._calls.get(site, 0)
+        self._calls[site] = call + 1
+        was = self._known[site][call]
+        assert was.shape == gradient.shape
         size = gradient.detach().abs()
         zero, finite = size == 0, size.isfinite()
         # fp32 holds these: no digits are lost
-        narrow = kind is Kind.WEIGHT or gradient.dtype is not torch.float32
+        narrow = site.kind is Kind.WEIGHT or gradient.dtype is not torch.float32
         small = ~zero & (size < (self._normal if narrow else 0.0))
         fates = {
             Fate.ZERO: zero & ~was,
@@ -166,7 +179,7 @@ class Comparison:
             Fate.OVERFLOWED: ~finite,
         }
         counted = torch.stack([fates[fate].sum() for fate in Fate])
-        self.fates[self._pass][layer, KINDS.index(kind)] += counted
+        self.fates[self._pass][site.layer, KINDS.index(site.kind)] += counted
 
 
 class Rounding:
@@ -180,9 +193,9 @@ class Rounding:
         self._limit = find_bounds(format, 1.0).overflowing
         self._exempt = [keeps_fp32(m, precision) for m in find_layers(model).values()]
 
-    def __call__(self, layer: int, kind: Kind, gradient: Tensor) -> Tensor | None:
+    def __call__(self, site: Site, gradient: Tensor) -> Tensor | None:
         """Round one gradient; a `Look`."""
-        if kind is Kind.WEIGHT and self._exempt[layer]:
+        if site.kind is Kind.WEIGHT and self._exempt[site.layer]:
             return None
         return self.round(gradient)
 

@@ -32,6 +32,7 @@ from bench.scales.gradients import (
     KINDS,
     Comparison,
     Counter,
+    Look,
     Rounding,
     attach,
     choose_format,
@@ -189,7 +190,7 @@ class Session:
         columns = [peaks[:, i, KINDS.index(kind)] for i, kind in masks]
         table = torch.stack(columns, dim=1)
         values, indices = table.max(dim=1)
-        names = [f"{kind.value} of {self.layers[i]}" for i, kind in masks]
+        names = [f"{kind.value} gradient of {self.layers[i]}" for i, kind in masks]
         return values.tolist(), [names[i] for i in indices.tolist()]
 
     def describe(self, precision: str, reference: ScaledTraining, seen: Observation) -> ScaleCase:
@@ -264,7 +265,7 @@ class Probe:
         )
         attach(self.training.model, self.comparison.look)
 
-    def begin(self) -> Callable[[int, Kind, Tensor], None]:
+    def begin(self) -> Look:
         """Before the fp32 pass; what is to see its gradients."""
         self.comparison.forget()
         return self.comparison.remember

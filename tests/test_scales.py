@@ -1,0 +1,772 @@
+"""The loss-scale map: its arithmetic is exact, and planted windows are found."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from bench.data import Dataset, DatasetInfo
+from bench.precision import PRECISIONS
+from bench.rehearsal.dispatch import Rule, Watch
+from bench.report.scalemap import (
+    GRADIENTS,
+    HEADROOM,
+    MAP,
+    TRAININGS,
+    Fate,
+    Gradients,
+    Kind,
+    Overflow,
+    ScaleCase,
+    ScaledTraining,
+    ScaleMap,
+    Tally,
+    Way,
+    draw_scale_map,
+    find_window,
+    rasterize_scale_map,
+    read_scale_map,
+    scale_map_tables,
+    summarize_scale_map,
+    write_scale,
+    write_share,
+)
+from bench.scales.__main__ import main
+from bench.scales.folder import FIGURE, PICTURE, SUMMARY, write_map
+from bench.scales.formats import FORMATS, Cells, Format, to_float32
+from bench.scales.gradients import (
+    KINDS,
+    Comparison,
+    Counter,
+    Look,
+    Rounding,
+    Site,
+    attach,
+    choose_format,
+    find_layers,
+    keeps_fp32,
+    read_counts,
+)
+from bench.scales.measurement import Question, Session, measure
+from bench.scales.options import NARROW
+from bench.training.loop import Training
+
+CPU = torch.device("cpu")
+TINY = 2.0**-149
+
+
+def exact_fate(value: float, scale: float, format: Format) -> Fate:
+    """By rounding the exact product to a multiple of its last digit; Python rounds ties to even."""
+    if not math.isfinite(value):
+        return Fate.OVERFLOWED
+    x = abs(Fraction(value)) * Fraction(scale)
+    if x == 0:
+        return Fate.ZERO
+    exponent = x.numerator.bit_length() - x.denominator.bit_length()
+    exponent -= Fraction(2) ** exponent > x
+    last = Fraction(2) ** (max(exponent, format.least_exponent) - format.digits + 1)
+    rounded = round(x / last) * last
+    if rounded == 0:
+        return Fate.FLUSHED
+    if rounded > Fraction(format.largest):
+        return Fate.OVERFLOWED
+    return Fate.SUBNORMAL if rounded < Fraction(2) ** format.least_exponent else Fate.NORMAL
+
+
+def count(values: Tensor, format: str, scale: float) -> dict[Fate, int]:
+    """The fates of ``values``, as the map counts them."""
+    cells = Cells([format], [scale])
+    counter = Counter(1, cells, 1, [1], CPU)
+    counter.step = 1
+    counter(Site(0, Kind.OUTPUT), values)
+    return cells.read(counter.counts[0, 0, 0].tolist(), format, scale)
+
+
+def only(fates: dict[Fate, int]) -> Fate:
+    (fate,) = (fate for fate, n in fates.items() if n)
+    return fate
+
+
+# ------------------------------------------------------------------------------------- arithmetic
+
+UP, DOWN = math.inf, -math.inf
+
+
+def after(value: float, towards: float = UP) -> float:
+    """The next float32 number."""
+    return float(np.nextafter(np.float32(value), np.float32(towards)))
+
+
+@pytest.mark.parametrize(
+    ("format", "value", "fate"),
+    [
+        ("fp16", 0.0, Fate.ZERO),
+        ("fp16", -0.0, Fate.ZERO),
+        ("fp16", TINY, Fate.FLUSHED),
+        ("fp16", 2.0**-25, Fate.FLUSHED),  # a tie, to even
+        ("fp16", after(2.0**-25), Fate.SUBNORMAL),
+        ("fp16", 2.0**-24, Fate.SUBNORMAL),
+        ("fp16", after(2.0**-14 - 2.0**-25, DOWN), Fate.SUBNORMAL),
+        ("fp16", 2.0**-14 - 2.0**-25, Fate.NORMAL),  # a tie, and 2^-14 is even
+        ("fp16", 65504.0, Fate.NORMAL),
+        ("fp16", 65519.99, Fate.NORMAL),
+        ("fp16", 65520.0, Fate.OVERFLOWED),  # a tie, and the largest is odd
+        ("fp16", math.inf, Fate.OVERFLOWED),
+        ("fp16", math.nan, Fate.OVERFLOWED),
+        ("bf16", 2.0**-134, Fate.FLUSHED),
+        ("bf16", after(2.0**-134), Fate.SUBNORMAL),
+        ("bf16", 2.0**-126, Fate.NORMAL),
+        ("bf16", after((2 - 2**-8) * 2.0**127, DOWN), Fate.NORMAL),
+        ("bf16", (2 - 2**-8) * 2.0**127, Fate.OVERFLOWED),
+        ("e4m3", 2.0**-10, Fate.FLUSHED),
+        ("e4m3", 2.0**-9, Fate.SUBNORMAL),
+        ("e4m3", 464.0, Fate.NORMAL),  # a tie, and 448 is even
+        ("e4m3", after(464.0), Fate.OVERFLOWED),
+        ("e5m2", 2.0**-17, Fate.FLUSHED),
+        ("e5m2", 2.0**-16, Fate.SUBNORMAL),
+        ("e5m2", after(61440.0, DOWN), Fate.NORMAL),
+        ("e5m2", 61440.0, Fate.OVERFLOWED),
+    ],
+)
+def test_the_edges_of_every_format(format: str, value: float, fate: Fate) -> None:
+    assert only(count(torch.tensor([value, -value]), format, 1.0)) is fate
+    scaled = torch.tensor([value * 2.0**-8])
+    # the same at another scale, unless float32 cannot hold the unscaled value
+    if float(scaled) * 2.0**8 == value:
+        assert only(count(scaled, format, 256.0)) is fate
+
+
+numbers = st.floats(width=32, allow_nan=False, allow_infinity=False)
+near = st.builds(
+    lambda sign, digits, exponent: sign * math.ldexp(digits, exponent - 23),
+    st.sampled_from([1.0, -1.0]),
+    # near a tie of a format as often as not
+    st.integers(2**23, 2**24 - 1) | st.sampled_from([2**23, 2**23 + 1, 2**24 - 1, 15 * 2**20]),
+    st.integers(-40, 20),
+)
+scales = st.integers(0, 24).map(lambda k: 2.0**k) | st.floats(2.0**-6, 2.0**24, width=32)
+
+
+@given(st.lists(numbers | near, min_size=1, max_size=20), st.sampled_from([*FORMATS]), scales)
+def test_fates_are_those_of_exact_rounding(values: list[float], name: str, scale: float) -> None:
+    expected = [exact_fate(v, scale, FORMATS[name]) for v in values]
+    counted = count(torch.tensor(values), name, scale)
+    assert counted == {fate: expected.count(fate) for fate in Fate}
+
+
+@given(st.lists(near, min_size=1, max_size=20), st.sampled_from([*FORMATS]), st.integers(0, 24))
+def test_fates_are_those_of_torch(values: list[float], name: str, power: int) -> None:
+    """At a power of two the product is exact in float32, and torch rounds it to nearest, even."""
+    format, x = FORMATS[name], torch.tensor(values)
+    y = (x * 2.0**power).to(getattr(torch, format.dtype)).float().abs()
+    limit = 464.0 if name == "e4m3" else math.inf  # torch's e4m3 saturates or not, by version
+    beyond = ~y.isfinite() | ((x * 2.0**power).abs() > limit)
+    small = (y > 0) & (y < 2.0**format.least_exponent)
+    counted = count(x, name, 2.0**power)
+    assert counted[Fate.FLUSHED] == int((y == 0).sum())
+    assert counted[Fate.SUBNORMAL] == int(small.sum())
+    assert counted[Fate.OVERFLOWED] == int(beyond.sum())
+
+
+@given(st.lists(near, min_size=1, max_size=20), st.sampled_from([*FORMATS]))
+def test_rounding_is_exact(values: list[float], name: str) -> None:
+    format = FORMATS[name]
+    rounded = Rounding(nn.Linear(1, 1), name, format).round(torch.tensor(values))
+    for value, got in zip(values, rounded.tolist(), strict=True):
+        fate = exact_fate(value, 1.0, format)
+        if fate is Fate.OVERFLOWED:
+            assert got == math.copysign(math.inf, value)
+        else:
+            assert (got == 0) == (fate is Fate.FLUSHED)
+            assert abs(got) <= format.largest
+            assert abs(got - value) <= max(abs(value) * 2.0**-format.digits, format.smallest / 2)
+
+
+def test_known_tensors_give_known_shares() -> None:
+    values = torch.tensor([0.0] * 6 + [2.0**-25] * 3 + [2.0**-24] + [1.0] * 5 + [7e4])
+    fates = Tally(**{f.value: n for f, n in count(values, "fp16", 1.0).items()})
+    assert fates == Tally(zero=6, flushed=3, subnormal=1, normal=5, overflowed=1)
+    assert fates.share(Fate.FLUSHED) == 0.3
+    assert fates.share(Fate.OVERFLOWED) == 0.1
+    assert Tally(zero=4).share(Fate.FLUSHED) == 0.0
+
+
+def test_a_scale_is_taken_as_float32() -> None:
+    assert to_float32(0.1) == float(np.float32(0.1))
+    assert to_float32(2.0**24 + 1) == 2.0**24
+
+
+def test_precisions_have_the_formats_they_compute_in() -> None:
+    assert {name: choose_format(name).name for name in NARROW} == {
+        "fp16": "fp16", "fp16-amp": "fp16", "bf16": "bf16", "bf16-amp": "bf16", "e4m3": "e4m3",
+        "e5m2": "e5m2",
+    }  # fmt: skip
+    assert keeps_fp32(nn.BatchNorm2d(4), "fp16")
+    assert keeps_fp32(nn.LayerNorm(4), "fp16-amp")
+    assert not keeps_fp32(nn.LayerNorm(4), "fp16")
+    assert not keeps_fp32(nn.Conv2d(1, 1, 1), "fp16-amp")
+
+
+# ------------------------------------------------------------------------------------ planted nets
+
+
+class _Multiply(torch.autograd.Function):
+    """The identity, whose gradient is multiplied."""
+
+    @staticmethod
+    def forward(context: Any, x: Tensor, factor: float) -> Tensor:
+        context.factor = factor
+        return x.clone()
+
+    @staticmethod
+    def backward(context: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        return gradient * context.factor, None
+
+
+class Planted(nn.Module):
+    """Ten logits of zero, whatever the image, and gradients that are known.
+
+    Of n images, all of class 0, the gradient of the logits holds -0.9 / n once and 0.1 / n nine
+    times an image, times the factor; that of the bias, and of the weight, as its input is 1, holds
+    -0.9 and nine times 0.1, times the factor.
+    """
+
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.head = nn.Linear(1, 10)
+        nn.init.zeros_(self.head.weight)
+        nn.init.zeros_(self.head.bias)
+        self.factor = factor
+
+    def forward(self, x: Tensor) -> Tensor:
+        ones = x.flatten(1)[:, :1] * 0 + 1
+        return _Multiply.apply(self.head(ones), self.factor)  # type: ignore[no-any-return]
+
+
+def small_gradients() -> nn.Module:
+    return Planted(2.0**-20)
+
+
+def large_gradients() -> nn.Module:
+    return Planted(8.0)
+
+
+class Network(nn.Module):
+    """A convolution, BatchNorm, an in-place ReLU and a classifier, its gradients multiplied."""
+
+    def __init__(self, factor: float = 1.0) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3, stride=4)
+        self.norm = nn.BatchNorm2d(4)
+        self.relu = nn.ReLU(inplace=True)
+        self.head = nn.Linear(4 * 8 * 8, 10)
+        self.factor = factor
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits = self.head(self.relu(self.norm(self.conv(x))).flatten(1))
+        return _Multiply.apply(logits, self.factor)  # type: ignore[no-any-return]
+
+
+def network() -> nn.Module:
+    return Network()
+
+
+def network_of_small_gradients() -> nn.Module:
+    return Network(2.0**-10)
+
+
+BATCH = 4
+
+
+def dataset(seed: int | None = None, images: int = 16) -> Dataset:
+    """Grey images of class 0, or random images of random classes."""
+    rng = np.random.default_rng(seed)
+    x = np.full((images, 3, 32, 32), 128, np.uint8)
+    y = np.zeros(images, np.uint8)
+    if seed is not None:
+        x = rng.integers(0, 256, x.shape, np.uint8)
+        y = rng.integers(0, 10, images).astype(np.uint8)
+    info = DatasetInfo("synthetic", "", images, 0, 10, "", "")
+    return Dataset(info, x, y, x[:0], y[:0])
+
+
+QUESTION = Question(
+    model="test_scales:small_gradients",
+    dataset="synthetic",
+    precisions=("fp16",),
+    batch_size=BATCH,
+    lr=0.01,
+    seed=0,
+    device="cpu",
+    way=Way.ROUNDED,
+    steps=3,
+    at=(1, 3),
+    scales=tuple(2.0**k for k in range(41)),
+    train=(),
+    tolerance=0.01,
+)
+
+
+def answer(question: Question, data: Dataset | None = None) -> ScaleCase:
+    (case,) = measure(question, data or dataset(), lambda text: None)
+    return case
+
+
+def test_a_planted_window_is_found() -> None:
+    """0.1 / 4 x 2^-20 is below 2^-25 and twice that is not; 0.9 x 2^-20 x 2^37 is above 65520."""
+    case = answer(QUESTION)
+    assert case.layers == ("head",)
+    assert case.share(Fate.FLUSHED, 1.0, Kind.OUTPUT) == 0.9
+    assert case.share(Fate.FLUSHED, 1.0, Kind.WEIGHT) == 0.0
+    assert case.lost(1.0) == 0.9
+    assert case.lost(2.0) == 0.0
+    window = find_window(case)
+    assert (window.low, window.high, window.ceiling) == (2.0, 2.0**36, 2.0**37)
+    assert window.use == 2.0**37 / HEADROOM
+    assert case.overflows[2.0**37] == Overflow(1, "weight gradient of head")
+    # of the outputs 0.9 / 4 x 2^-20 overflows two powers of two later
+    assert case.share(Fate.OVERFLOWED, 2.0**38, Kind.OUTPUT) == 0.0
+    assert case.share(Fate.OVERFLOWED, 2.0**39, Kind.OUTPUT) == 0.1
+    assert case.peaks == pytest.approx([0.9 * 2.0**-20] * 3, rel=1e-3)
+    said = summarize_scale_map(make_map(case))
+    assert "scales from 2 to 2^36 are safe" in said
+    assert "Use 2^34." in said
+    assert "1 loses 90 %; 2^37 overflows at step 1 (weight gradient of head)." in said
+
+
+def test_a_window_moves_with_its_gradients() -> None:
+    """All gradients times 2^-10, exactly: the whole map moves by ten powers of two."""
+    one = answer(replace(QUESTION, model="test_scales:network"), dataset(1))
+    other = answer(replace(QUESTION, model="test_scales:network_of_small_gradients"), dataset(1))
+    # the weights of the first step are the same; of later ones they are not
+    first = {(g.scale, g.layer, g.kind): g.tally for g in one.gradients if g.step == 1}
+    moved = {
+        (g.scale / 2**10, g.layer, g.kind): g.tally
+        for g in other.gradients
+        if g.step == 1 and g.scale >= 2**10
+    }
+    assert moved
+    assert {key: first[key] for key in moved} == moved
+    here, there = find_window(answer_at_once(one)), find_window(answer_at_once(other))
+    assert here.high is not None
+    assert there.high == here.high * 2**10
+    assert there.use == (here.use or 0) * 2**10
+
+
+def answer_at_once(case: ScaleCase) -> ScaleCase:
+    """The case as its first step alone shows it."""
+    gradients = tuple(g for g in case.gradients if g.step == 1)
+    overflows = {s: o for s, o in case.overflows.items() if o.step == 1}
+    return replace(case, gradients=gradients, overflows=overflows)
+
+
+def test_training_overflows_from_the_known_scale_on() -> None:
+    session = Session(QUESTION, dataset())
+    held, lost = session.train("fp16", f"{2.0**36}"), session.train("fp16", f"{2.0**37}")
+    assert held.overflows == 0
+    assert all(map(math.isfinite, held.losses))
+    assert lost.first_overflow == 1
+    assert math.isfinite(lost.losses[0])
+    assert all(map(math.isnan, lost.losses[1:])), "a static scale skips no step"
+
+
+def test_what_is_flushed_is_not_learnt() -> None:
+    """At a scale of 0.001 most gradients are lost on the way; at 1000 hardly any."""
+    large = replace(QUESTION, model="test_scales:network_of_small_gradients", lr=5.0, steps=4)
+    session = Session(large, dataset(1))
+    fp32, _ = session.observe(lambda text: None)
+    errors = [
+        abs(session.train("fp16", setting).losses[-1] - fp32.losses[-1])
+        for setting in ("0.001", "1000")
+    ]
+    assert errors[0] > 100 * errors[1]
+
+
+def test_the_trace_of_a_dynamic_scale() -> None:
+    """0.9 x 8 overflows at 2^16, 2^15 and 2^14, and not at 2^13: three steps are skipped."""
+    question = replace(QUESTION, model="test_scales:large_gradients", steps=5, at=(1,))
+    training = Session(question, dataset()).train("fp16", "dynamic")
+    assert training.scales == (2.0**16, 2.0**15, 2.0**14, 2.0**13, 2.0**13)
+    assert training.overflowed == (True, True, True, False, False)
+    case = replace(answer(question), trainings=(training,))
+    tables = scale_map_tables(make_map(case))
+    (row,) = tables[2].rows
+    assert [cell.text for cell in row][3:] == [
+        "3", "step 1", "2^16, 2^15 from step 2, 2^14 from step 3, 2^13 from step 4",
+    ]  # fmt: skip
+
+
+# ----------------------------------------------------------------------------------------- trained
+
+
+@pytest.mark.parametrize("precision", ["fp16", "fp16-amp"])
+def test_a_planted_window_is_found_as_trained(precision: str) -> None:
+    """In fp16 itself 0.9 / 4 x 2^19 overflows before the factor makes it small again."""
+    question = replace(
+        QUESTION,
+        way=Way.TRAINED,
+        precisions=(precision,),
+        scales=tuple(2.0**k for k in range(21)),
+        train=("1", "524288", "dynamic"),
+    )
+    case = answer(question)
+    assert case.share(Fate.FLUSHED, 1.0, Kind.OUTPUT) == 0.9
+    assert case.lost(2.0) == 0.0
+    window = find_window(case)
+    assert (window.low, window.high, window.ceiling) == (2.0, 2.0**18, 2.0**19)
+    assert window.use == 2.0**16
+    training = case.training("524288")
+    assert training is not None
+    assert training.first_overflow == 1
+    assert case.training("dynamic") is not None
+    counted = sum(sum(vars(g.tally).values()) for g in case.gradients)
+    per_pass = BATCH * 10 + 20
+    assert counted == per_pass * len(question.scales) * len(question.at)
+
+
+def test_both_ways_agree_but_for_rounding() -> None:
+    """On a network without planted gradients, where the forward pass rounds too."""
+    question = replace(
+        QUESTION, model="test_scales:network", at=(1,), steps=1, scales=(1.0, 128.0, 2.0**20)
+    )
+    rounded, trained = (
+        answer(replace(question, way=way), dataset(1)) for way in (Way.ROUNDED, Way.TRAINED)
+    )
+    assert rounded.layers == trained.layers == ("conv", "norm", "head")
+    kinds = {(g.layer, g.kind) for g in trained.gradients}
+    assert kinds == {(g.layer, g.kind) for g in rounded.gradients}
+    assert ("norm", Kind.WEIGHT) not in kinds, "BatchNorm's parameters stay in fp32"
+    for scale in (1.0, 128.0):
+        for kind in Kind:
+            assert trained.share(Fate.FLUSHED, scale, kind) == pytest.approx(
+                rounded.share(Fate.FLUSHED, scale, kind), abs=0.02
+            )
+    assert (2.0**20 in rounded.overflows) is (2.0**20 in trained.overflows) is True
+
+
+def test_an_overflow_in_training_counts_for_its_scale() -> None:
+    from bench.scales.measurement import add_training
+
+    case = replace(make_case(), way=Way.TRAINED, overflows={8.0: Overflow(1)})
+    late = ScaledTraining("4", (1.0, 1.0), (4.0, 4.0), (False, True))
+    assert add_training(case, late).overflows == {8.0: Overflow(1), 4.0: Overflow(2)}
+    dynamic = replace(late, setting="dynamic")
+    assert add_training(case, dynamic).overflows == case.overflows
+
+
+# ---------------------------------------------------------------------------------- on the device
+
+
+@pytest.mark.parametrize("what", ["count", "compare", "round"])
+def test_nothing_is_read_back_while_gradients_are_looked_at(what: str) -> None:
+    model = network()
+    layers = len(find_layers(model))
+    look: Look
+    if what == "count":
+        look = counter = Counter(layers, Cells([*FORMATS], [1.0, 2.0**16]), 1, [1], CPU)
+        counter.step = 1
+    elif what == "compare":
+        comparison = Comparison(layers, 1, FORMATS["fp16"], CPU)
+        remember = attach(model, comparison.remember)
+        loss = model(torch.randn(BATCH, 3, 32, 32)).float().logsumexp(1).mean()
+        loss.backward()
+        remember()
+        model.zero_grad()
+        comparison.begin()
+        look = comparison.look
+    else:
+        look = Rounding(model, "fp16", FORMATS["fp16"])
+    watch = Watch()
+    with watch:
+        training = Training(model, PRECISIONS["fp32"], CPU, lr=0.01, loss_scale=128.0)
+        x, y = torch.randn(BATCH, 3, 32, 32, device=CPU), torch.zeros(BATCH).long().to(CPU)
+    seen = []
+
+    def see(site: Site, gradient: Tensor) -> Tensor | None:
+        seen.append((site.layer, site.kind))
+        return look(site, gradient)
+
+    training.step(x, y)
+    attach(training.model, see)
+    watch.judge()
+    with watch:
+        training.step(x, y)
+    assert len(set(seen)) == 2 * layers, "outputs and weights of all"
+    assert [b for b in watch.breaches if b.rule in (Rule.READ, Rule.COPY)] == []
+
+
+def test_hooks_change_nothing_and_end() -> None:
+    torch.manual_seed(0)
+    model, x = network(), torch.randn(BATCH, 3, 32, 32)
+    seen: list[Site] = []
+    model(x).sum().backward()
+    before = [p.grad.clone() for p in model.parameters() if p.grad is not None]
+    end = attach(model, lambda site, _: seen.append(site))  # type: ignore[func-returns-value]
+    for _ in range(2):
+        model.zero_grad()
+        model(x).sum().backward()
+        assert all(
+            torch.equal(a, p.grad)
+            for a, p in zip(before, model.parameters(), strict=True)
+            if p.grad is not None
+        )
+        end()
+    assert {site.layer for site in seen} == {0, 1, 2}
+    assert len(seen) == 3 + 6, "one pass: three outputs, six parameters"
+
+
+def test_frozen_layers_have_no_gradients() -> None:
+    model = network()
+    for parameter in model.conv.parameters():  # type: ignore[union-attr]
+        parameter.requires_grad_(False)
+    assert list(find_layers(model)) == ["norm", "head"]
+
+
+# ------------------------------------------------------------------------------------------- rules
+
+
+def make_case(
+    lost: Sequence[int] = (500, 20, 5, 0, 0), overflows: Sequence[int] = (4,), **settings: Any
+) -> ScaleCase:
+    """Scales 1, 2, 4, 8, 16 that lose so many of 1,000 values; those at some places overflow."""
+    scales = tuple(2.0**k for k in range(len(lost)))
+    gradients = tuple(
+        Gradients(1, s, "conv", kind, Tally(7, n, 0, 1000 - n))
+        for s, n in zip(scales, lost, strict=True)
+        for kind in KINDS
+    )
+    case = ScaleCase(
+        model="dpn-small", dataset="synthetic", precision="fp16", batch_size=128, lr=0.01, seed=0,
+        device="cpu", way=Way.ROUNDED, steps=2, at=(1,), layers=("conv",), scales=scales,
+        overflows={scales[i]: Overflow(1, "=1+1") for i in overflows}, peaks=(0.5, math.nan),
+        gradients=gradients,
+        trainings=(
+            ScaledTraining("", (2.0, 1.5), (1.0, 1.0), (False, False)),
+            ScaledTraining("16", (2.0, math.nan), (16.0, 16.0), (True, False)),
+        ),
+    )  # fmt: skip
+    return replace(case, **settings)
+
+
+def make_map(*cases: ScaleCase, folder: Path = Path("map")) -> ScaleMap:
+    return ScaleMap(folder, "python -m bench.scales", "2026-11-21T00:00:00+00:00", 0.01, {}, cases)
+
+
+@pytest.mark.parametrize(
+    ("lost", "overflows", "low", "high", "use", "narrow"),
+    [
+        ((500, 20, 5, 0, 0), (4,), 4.0, 8.0, 4.0, True),
+        ((500, 500, 0, 0, 0, 0, 0), (6,), 4.0, 32.0, 8.0, False),
+        ((500, 0, 0, 0, 0, 0), (), 2.0, 32.0, 4.0, False),
+        ((500, 500, 500, 500, 500), (4,), 1.0, 8.0, 2.0, False),  # none is better than another
+        ((500, 10, 0), (), 2.0, 4.0, 2.0, True),
+        ((500, 11, 0), (), 4.0, 4.0, 4.0, True),
+        ((500, 0, 0, 0), (2,), 2.0, 2.0, 2.0, True),  # 8 has not been seen to overflow
+        ((500, 0, 0), (0, 1, 2), None, None, None, False),
+    ],
+)
+def test_the_rule_of_the_window(
+    lost: Sequence[int],
+    overflows: Sequence[int],
+    low: float | None,
+    high: float | None,
+    use: float | None,
+    narrow: bool,
+) -> None:
+    window = find_window(make_case(lost, overflows))
+    assert (window.low, window.high, window.use, window.narrow) == (low, high, use, narrow)
+
+
+def test_a_precision_without_a_scale_needs_none() -> None:
+    case = make_case((0, 0, 0), (), precision="bf16")
+    assert not find_window(case).needed
+    assert "No loss scale is needed" in summarize_scale_map(make_map(case))
+    assert find_window(make_case((500, 0, 0), (), precision="bf16")).needed
+    assert find_window(make_case((0, 0, 0), (), precision="e5m2")).needed
+
+
+def test_where_no_scale_is_safe_the_sentence_says_what_to_do() -> None:
+    said = summarize_scale_map(make_map(make_case((0, 0), (0, 1))))
+    assert "no scale is safe: 1, the smallest tried, overflows at step 1" in said
+    assert "--scales" in said
+    draw_scale_map(make_map(make_case((0, 0), (0, 1))))
+
+
+def test_how_scales_and_shares_are_written() -> None:
+    written = [write_scale(s) for s in (1.0, 128.0, 512.0, 1024.0, 2.0**24, 3e5, 0.5, 2.0**-4)]
+    assert written == ["1", "128", "512", "2^10", "2^24", "300000", "0.5", "0.0625"]
+    shares = [write_share(s) for s in (0, 1, 1e-9, 0.00049, 0.031, 0.5, 0.9999999)]
+    assert shares == ["0 %", "100 %", "< 0.01 %", "0.05 %", "3.1 %", "50 %", "> 99.9 %"]
+
+
+# ------------------------------------------------------------------------------------------ stored
+
+
+def test_what_is_written_is_read(tmp_path: Path) -> None:
+    scales = make_map(make_case(), make_case(precision="bf16"), folder=tmp_path)
+    write_map(scales)
+    found = read_scale_map(tmp_path)
+    assert found is not None
+    # NaN is unequal to itself
+    assert repr(found) == repr(scales)
+    assert found.cases[0].gradients == scales.cases[0].gradients
+    assert repr(found.cases[1].trainings) == repr(scales.cases[1].trainings)
+    assert read_scale_map(tmp_path / "elsewhere") is None
+
+
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [
+        (MAP, "{"),
+        (MAP, "{}"),
+        (MAP, '{"version": 99}'),
+        (GRADIENTS, "case,step\n1,x\n"),
+        (TRAININGS, "case\n1\n"),
+        (TRAININGS, None),
+    ],
+)
+def test_a_broken_map_is_refused_in_a_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], file: str, text: str | None
+) -> None:
+    write_map(make_map(make_case(), folder=tmp_path))
+    if text is None:
+        (tmp_path / file).unlink()
+    else:
+        (tmp_path / file).write_text(text)
+    assert main(["--show", str(tmp_path)]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: ")
+    assert file in said
+    assert len(said.splitlines()) == 1
+
+
+def test_the_figure_shows_each_case(tmp_path: Path) -> None:
+    scales = make_map(make_case(), make_case(precision="bf16"))
+    svg = draw_scale_map(scales)
+    assert svg.count("layer, from input to output") == 2
+    assert "fp16, dpn-small, batch size 128: safe scales 4 to 8, use 4" in svg
+    assert svg == draw_scale_map(scales), "the same picture every time"
+    assert rasterize_scale_map(scales).startswith(b"\x89PNG")
+
+
+# ----------------------------------------------------------------------------------------- command
+
+
+def test_the_command_makes_a_map_and_shows_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    here = Path(__file__).parent
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(str, (here, here.parent))))
+    out = tmp_path / "map"
+    flags = [
+        *("--dataset", "synthetic", "--model", "test_scales:network", "--batch-size", "8", "16"),
+        *("--precision", "fp16", "bf16", "e5m2", "--at", "1", "2", "--device", "cpu"),
+        *("--scales", "1", "100", "2^10", "2^24", "--train", "128", "recommended", "dynamic"),
+    ]
+    assert main([*flags, "--out", str(out)]) == 0
+    said = capsys.readouterr().out
+    assert sorted(p.name for p in out.iterdir()) == sorted(
+        [MAP, GRADIENTS, TRAININGS, SUMMARY, FIGURE, PICTURE]
+    )
+    scales = read_scale_map(out)
+    assert scales is not None
+    assert [(c.precision, c.batch_size) for c in scales.cases] == [
+        (p, b) for b in (8, 16) for p in ("fp16", "bf16", "e5m2")
+    ]
+    assert summarize_scale_map(scales) in said
+    assert scales.environment["torch"] == torch.__version__
+    assert json.loads((out / MAP).read_text())["cases"][0]["way"] == "rounded"
+    case = scales.cases[0]
+    assert case.scales == (1.0, 100.0, 1024.0, 2.0**24)
+    use = find_window(case).use
+    assert [t.setting for t in case.trainings] == ["", "128", f"{use:g}", "dynamic"]
+    assert "No loss scale is needed" in said
+    assert "computed in fp32 and then scaled and rounded" in said
+
+    assert main(["--show", str(out)]) == 0
+    assert summarize_scale_map(scales) in capsys.readouterr().out
+    assert main([*flags, "--out", str(out)]) == 2
+    assert "already; choose another folder" in capsys.readouterr().err
+
+
+def test_showing_a_map_imports_nothing_heavy(tmp_path: Path) -> None:
+    write_map(make_map(make_case(), folder=tmp_path))
+    code = (
+        "import sys; from bench.scales.__main__ import main\n"
+        "assert main(['--show', sys.argv[1]]) == 0\n"
+        "assert not {'torch', 'pandas', 'numpy', 'matplotlib'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True, capture_output=True)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--precision", "fp61"], "--precision 'fp61': did you mean 'fp16'?"),
+        (["--precision", "fp32"], "--precision 'fp32': its gradients are fp32 and need no scale"),
+        (["--precision", "e5m2", "--way", "trained"], "use --way rounded"),
+        (["--scales", "0"], "--scales '0': give numbers above 0, such as 128 or 2^16"),
+        (["--scales", "nan"], "--scales 'nan'"),
+        (["--scales", "2^500"], "--scales '2^500'"),
+        (["--scales", "1e39"], "--scales '1e39'"),
+        (["--scales", "2^x"], "--scales '2^x'"),
+        (["--at", "0"], "--at '0': give whole numbers from 1"),
+        (["--at", "5", "--steps", "3"], "--steps 3: is below step 5 of --at"),
+        (["--train", "fast"], "--train 'fast': a loss scale is"),
+        (["--tolerance", "2"], "--tolerance '2': give a share from 0 to 1"),
+        (["--way", "round"], "--way 'round': did you mean 'rounded'?"),
+        (["--batch-size", "1"], "--batch-size '1': a batch size is a whole number, at least 2"),
+        (["--model", "dpn93"], "did you mean 'dpn92'?"),
+        (["--model", "no_such:net"], "no_such"),
+        (["--batch-size", "99999"], "batch size 99999 is above the dataset's"),
+        (["--show", "nowhere"], "--show nowhere: there is no scales.json"),
+        (["--scale", "1"], "unknown argument '--scale'; did you mean '--scales'?"),
+    ],
+)
+def test_bad_input(
+    flags: list[str],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """One line, and nothing is trained or created before it."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(Session, "__init__", lambda *_: pytest.fail("trained"))
+    assert main(["--dataset", "synthetic", "--device", "cpu", *flags]) == 2
+    said = capsys.readouterr()
+    assert message in said.err
+    assert len(said.err.splitlines()) == 1
+    assert said.out == ""
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_counts_are_read_by_scale() -> None:
+    """One pass counts for all scales: each scale reads what a pass of its own would count."""
+    values = torch.randn(2000, generator=torch.Generator().manual_seed(0)) * 1e-4
+    scales = [1.0, 3.0, 100.0, 2.0**16, 2.0**24]
+    cells = Cells([*FORMATS], scales)
+    counter = Counter(1, cells, 1, [1], CPU)
+    counter.step = 1
+    counter(Site(0, Kind.WEIGHT), values)
+    counts = counter.counts[0, 0, 1].tolist()
+    assert sum(counts) == len(values)
+    for name in FORMATS:
+        for scale in scales:
+            alone = Tally(**{f.value: n for f, n in count(values, name, scale).items()})
+            assert read_counts(counts, cells, name, scale) == alone
