@@ -607,6 +607,16 @@ def test_where_no_scale_is_safe_the_sentence_says_what_to_do() -> None:
     draw_scale_map(make_map(make_case((0, 0), (0, 1))))
 
 
+def test_the_sentence_says_where_overflows_were_looked_for() -> None:
+    case = make_case((500, 0, 0, 0, 0), ())
+    assert "no overflow in 2 steps" in summarize_scale_map(make_map(case))
+    trained = replace(case, way=Way.TRAINED, steps=9, at=(1, 5))
+    assert "no overflow at step 1, 5," in summarize_scale_map(make_map(trained))
+    every = [ScaledTraining(f"{s:g}", (1.0,), (s,), (False,)) for s in case.scales]
+    whole = replace(trained, trainings=tuple(every))
+    assert "no overflow in 9 steps" in summarize_scale_map(make_map(whole))
+
+
 def test_how_scales_and_shares_are_written() -> None:
     written = [write_scale(s) for s in (1.0, 128.0, 512.0, 1024.0, 2.0**24, 3e5, 0.5, 2.0**-4)]
     assert written == ["1", "128", "512", "2^10", "2^24", "300000", "0.5", "0.0625"]
