@@ -290,6 +290,10 @@ def network_of_small_gradients() -> nn.Module:
     return Network(2.0**-10)
 
 
+def network_with_dropout() -> nn.Module:
+    return nn.Sequential(nn.Dropout(0.5), Network())
+
+
 BATCH = 4
 
 
@@ -395,6 +399,14 @@ def test_what_is_flushed_is_not_learnt() -> None:
         for setting in ("0.001", "1000")
     ]
     assert errors[0] > 100 * errors[1]
+
+
+def test_every_training_draws_the_same_dropout() -> None:
+    session = Session(replace(QUESTION, model="test_scales:network_with_dropout"), dataset(1))
+    fp32, _ = session.observe(lambda text: None)
+    torch.rand(3)
+    assert session.train("fp16", "1024").losses == pytest.approx(fp32.losses, rel=1e-4)
+    assert len(set(fp32.losses)) == QUESTION.steps
 
 
 def test_the_trace_of_a_dynamic_scale() -> None:
