@@ -681,7 +681,7 @@ def test_the_figure_shows_each_case(tmp_path: Path) -> None:
     scales = make_map(make_case(), make_case(precision="bf16"))
     svg = draw_scale_map(scales)
     assert svg.count("layer, from input to output") == 2
-    assert "fp16, dpn-small, batch size 128: safe scales 4 to 8, use 4" in svg
+    assert "fp16, dpn-small, batch size 128, synthetic images: safe scales 4 to 8, use 4" in svg
     assert svg == draw_scale_map(scales), "the same picture every time"
     assert rasterize_scale_map(scales).startswith(b"\x89PNG")
 

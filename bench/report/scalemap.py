@@ -78,9 +78,10 @@ class Way(StrEnum):
 
     ROUNDED = (
         "rounded",
-        "The gradients were computed in fp32 and then scaled and rounded. What a format loses in "
-        "the forward pass or inside a layer's backward pass is not in these counts. The trainings "
-        "round the gradient of every layer's output and weights on the way, and compute in fp32.",
+        "The gradients were computed in fp32 and then scaled and rounded, each once. What a format "
+        "loses in the forward pass, inside a layer's backward pass or in later layers is not "
+        "in these counts. The trainings round the gradient of every layer's output and weights on "
+        "the way, and compute in fp32.",
     )
     TRAINED = (
         "trained",
@@ -193,7 +194,8 @@ class ScaleCase:
     @property
     def label(self) -> str:
         """For people: ``fp16, dpn-small, batch size 128``."""
-        return f"{self.precision}, {self.model}, batch size {self.batch_size}"
+        images = ", synthetic images" if self.dataset == "synthetic" else ""
+        return f"{self.precision}, {self.model}, batch size {self.batch_size}{images}"
 
     @cached_property
     def _totals(self) -> Mapping[tuple[float, Kind, int], Tally]:

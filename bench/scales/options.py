@@ -22,7 +22,7 @@ POWERS = tuple(2.0**k for k in range(25))
 """The scales by default: from 1 to 2^24, all powers of two. Multiplying by one rounds nothing."""
 
 AT = (1, 10, 30)
-"""The steps by default: gradients are largest at the start and change most there."""
+"""The steps by default: the first, and two after the weights have changed."""
 
 RECOMMENDED = "recommended"
 """Stands for the scale that the map recommends, among the settings to train under."""
