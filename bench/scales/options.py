@@ -21,7 +21,7 @@ from bench.scales.formats import FORMATS, to_float32
 POWERS = tuple(2.0**k for k in range(25))
 """The scales by default: from 1 to 2^24, all powers of two. Multiplying by one rounds nothing."""
 
-AT = (1, 10, 30)
+AT = (1, 5, 20)
 """The steps by default: the first, and two after the weights have changed."""
 
 RECOMMENDED = "recommended"
