@@ -616,7 +616,7 @@ def test_where_no_scale_is_safe_the_sentence_says_what_to_do() -> None:
     said = summarize_scale_map(make_map(make_case((0, 0), (0, 1))))
     assert "no scale is safe: 1, the smallest tried, overflows at step 1" in said
     assert "--scales" in said
-    draw_scale_map(make_map(make_case((0, 0), (0, 1))))
+    assert "no scale is safe" in draw_scale_map(make_map(make_case((0, 0), (0, 1))))
 
 
 def test_the_sentence_says_where_overflows_were_looked_for() -> None:
@@ -681,7 +681,7 @@ def test_the_figure_shows_each_case(tmp_path: Path) -> None:
     scales = make_map(make_case(), make_case(precision="bf16"))
     svg = draw_scale_map(scales)
     assert svg.count("layer, from input to output") == 2
-    assert "fp16, dpn-small, batch size 128, synthetic images: safe scales 4 to 8, use 4" in svg
+    assert "fp16, dpn-small, batch size 128, synthetic images: safe scales 4 to 8, use 4 (▼)" in svg
     assert svg == draw_scale_map(scales), "the same picture every time"
     assert rasterize_scale_map(scales).startswith(b"\x89PNG")
 

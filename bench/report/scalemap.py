@@ -736,10 +736,12 @@ def _draw_case(part: Any, case: ScaleCase, window: Window) -> None:
     from matplotlib.colors import ListedColormap, LogNorm
     from matplotlib.patches import Patch
 
-    use = "none needed" if not window.needed else _scale_cell(window.use).text
+    span = f"safe scales {_scale_cell(window.low).text} to {_scale_cell(window.high).text}"
+    use = f"use {_scale_cell(window.use).text} (▼)" if window.needed else "none needed"
     part.suptitle(
-        f"{case.label}: safe scales {_scale_cell(window.low).text} to "
-        f"{_scale_cell(window.high).text}, use {use}",
+        f"{case.label}: {span if window.use else 'no scale is safe'}"
+        f"{', ' + use if window.use else ''}\nColours: step {', '.join(map(str, case.at))}. "
+        f"Dashed: the safe scales, by overflows {_tell_seen(case)}.",
         fontsize=10, x=0.01, ha="left",
     )  # fmt: skip
     axes = part.subplots(1, len(Kind), sharey=True)
