@@ -34,7 +34,7 @@ the range of fp16 without harm (Micikevicius et al. 2018, arXiv:1710.03740, figu
 after the same steps stands beside it."""
 
 HEADROOM = 8
-"""The recommended scale is at most this factor below the first that overflowed.
+"""At the recommended scale, gradients this many times as large as any seen would not overflow.
 
 "Train With Mixed Precision" (NVIDIA, Choosing A Scaling Factor) asks that the factor times the
 largest gradient stay below 65504, and Micikevicius et al. 2018 (section 3.2) see no harm in a large
@@ -87,7 +87,8 @@ class Way(StrEnum):
         "trained",
         "The gradients are those that the precision itself computed, at each scale, from the "
         "weights of the fp32 training. A value counts as lost where it is zero here and not in "
-        "fp32. After an overflow, inf and NaN spread to other layers and count there too.",
+        "fp32; those that ReLU switches off here and not there are the same at every scale. After "
+        "an overflow, inf and NaN spread to other layers and count there too.",
     )
 
 
@@ -172,6 +173,7 @@ class ScaleCase:
         scales: rising.
         overflows: the first overflow of each scale that had one.
         peaks: the largest gradient of each step in the fp32 training, unscaled; NaN if not finite.
+        limit: the value from which on the format overflows, such as 65520.
     """
 
     model: str
@@ -188,6 +190,7 @@ class ScaleCase:
     scales: tuple[float, ...]
     overflows: Mapping[float, Overflow]
     peaks: tuple[float, ...]
+    limit: float
     gradients: tuple[Gradients, ...] = field(repr=False)
     trainings: tuple[ScaledTraining, ...] = field(repr=False)
 
@@ -262,7 +265,7 @@ class Window:
         ceiling: the smallest scale that overflowed; None where none did.
         best: the share of values lost at the best scale that did not overflow.
         use: the recommended scale.
-        narrow: whether ``use`` is nearer to the ceiling than `HEADROOM`.
+        narrow: whether ``use`` leaves less than `HEADROOM`.
         needed: whether a loss scale is needed at all.
     """
 
@@ -280,10 +283,11 @@ def find_window(case: ScaleCase, tolerance: float = TOLERANCE) -> Window:
 
     The rule: a scale is safe where neither it nor any smaller one overflowed in any step that was
     looked at, and where neither it nor any larger one below the overflow loses more than
-    ``tolerance`` beyond the least share lost. To be used is the largest safe scale that is at least
-    `HEADROOM` below the first that overflows, or below the largest that was tried where none
-    does; in a window too narrow for that, the largest up to its geometric middle. No scale is
-    needed where the precision has none and a scale of 1 is safe.
+    ``tolerance`` beyond the least share lost. To be used is the largest safe scale at which the
+    largest gradient would not overflow if it were `HEADROOM` times as large, and which is at least
+    as far below any scale that overflowed. Where no safe scale leaves that room, it is the largest
+    up to the window's geometric middle. No scale is needed where the precision has none and a
+    scale of 1 is safe.
     """
     ceiling = min(case.overflows, default=None)
     held = [s for s in case.scales if ceiling is None or s < ceiling]
@@ -299,7 +303,12 @@ def find_window(case: ScaleCase, tolerance: float = TOLERANCE) -> Window:
                 break
             continue
         safe.insert(0, scale)
-    roomy = [s for s in safe if s * HEADROOM <= (ceiling or held[-1])]
+    largest = max(case.peaks, default=math.nan)
+    roomy = [
+        s
+        for s in safe
+        if s * HEADROOM * largest < case.limit and (ceiling is None or s * HEADROOM <= ceiling)
+    ]
     middle = math.sqrt(safe[0] * safe[-1])
     use = roomy[-1] if roomy else max(s for s in safe if s <= middle)
     precision = PRECISIONS.get(case.precision)
@@ -359,8 +368,6 @@ def _summarize(case: ScaleCase, tolerance: float) -> str:
     )
     if not window.needed:
         told.append("No loss scale is needed")
-    elif window.narrow and window.ceiling is None:
-        told.append(f"Use {write_scale(window.use)}, or give larger ones with --scales")
     elif window.narrow:
         told.append(
             f"Use {write_scale(window.use)}; the window is narrow, so prefer a dynamic scale"
@@ -449,7 +456,7 @@ def _tabulate_windows(scales: ScaleMap) -> Table:
     notes = [
         f"Safe: no overflow at this or a smaller scale in any step, and at most "
         f"{write_share(scales.tolerance)} of the values lost beyond what the best scale loses. "
-        f"Use: the largest safe scale at least {HEADROOM} times below the first that overflows.",
+        f"Use: the largest safe scale at which gradients {HEADROOM} times as large still fit.",
         *dict.fromkeys(case.way.meaning for case in scales.cases),
     ]
     return Table("scales", "Safe loss scales", heads, tuple(rows), tuple(notes))

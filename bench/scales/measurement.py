@@ -211,6 +211,7 @@ class Session:
             scales=q.scales,
             overflows=seen.overflows,
             peaks=seen.peaks,
+            limit=find_bounds(choose_format(precision), 1.0).overflowing,
             gradients=seen.gradients,
             trainings=(reference,),
         )
