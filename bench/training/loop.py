@@ -31,6 +31,7 @@ class Training:
         model: on the CPU, in float32.
         loss_scale: an axis value: None, a positive number or the name of one of `POLICIES`.
         opt_level: one of `OPT_LEVELS`, for apex.
+        classes: logits that the model gives for an image.
     """
 
     apex: str | None = None
@@ -48,7 +49,9 @@ class Training:
         channels_last: bool = False,
         compile: bool = False,
         opt_level: str | None = None,
+        classes: int = CLASSES,
     ) -> None:
+        self._classes = classes
         # kept on the CPU, so that remembering the start costs no device memory
         self._start = {name: value.clone() for name, value in model.state_dict().items()}
         self._loss_scale_setting, self._skip_overflow = loss_scale, skip_overflow
@@ -96,7 +99,9 @@ class Training:
             self.optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
 
     @classmethod
-    def of(cls, case: Case, model: nn.Module, device: torch.device) -> Training:
+    def of(
+        cls, case: Case, model: nn.Module, device: torch.device, classes: int = CLASSES
+    ) -> Training:
         """The training that ``case`` asks for.
 
         Raises:
@@ -117,6 +122,7 @@ class Training:
             channels_last=case.channels_last,
             compile=case.compile,
             opt_level=case.opt_level,
+            classes=classes,
         )
 
     @torch.no_grad()
@@ -150,7 +156,7 @@ class Training:
             Mean loss (float32), images predicted right (int64) and whether the scaled gradients
             overflowed (bool), each of shape () and still on the device.
         """
-        logits = self._classify(x)
+        logits = self.classify(x)
         loss = F.cross_entropy(logits, y)
         overflowed = self.learn(loss)
         correct = (logits.detach().argmax(dim=1) == y).sum()
@@ -166,14 +172,21 @@ class Training:
         return self.loss_scale.current()
 
     def _classify(self, x: Tensor) -> Tensor:
+    def classify(self, x: Tensor) -> Tensor:
+        """Logits of images as a step computes them: (N, 3, 32, 32) to (N, classes), float32.
+
+        Raises:
+            UsageError: the model returns another shape.
+        """
         if self.precision.masters:
             x = x.to(getattr(torch, self.precision.weights))
         with autocast(self.precision, self.device):
             logits: Tensor = self.forward(x.contiguous(memory_format=self.memory_format))
-        if logits.shape != (len(x), CLASSES):
+        if logits.shape != (len(x), self._classes):
             raise UsageError(
                 f"the model returned {tuple(logits.shape)} for {len(x)} images; "
                 f"it must return ({len(x)}, {CLASSES})"
+                f"it is to return ({len(x)}, {self._classes})"
             )
         return logits.float()
 
@@ -207,7 +220,7 @@ class Training:
         self.model.eval()
         losses, hits, images = [], [], 0
         for x, y in batches:
-            logits = self._classify(x)
+            logits = self.classify(x)
             losses.append(F.cross_entropy(logits, y, reduction="sum"))
             hits.append((logits.argmax(dim=1) == y).sum())
             images += len(y)

@@ -193,9 +193,9 @@ def set_up(case: Case, folder: str) -> tuple[Dataset, Batches, Training]:
 
     from bench.data import load
     from bench.data.batches import Batches
-    from bench.models import build_model
+    from bench.models import MODELS, build_model
     from bench.precision import PRECISIONS, set_flags
-    from bench.training.loop import Training
+    from bench.training.loop import CLASSES, Training
     from bench.training.timing import synchronize
 
     device = torch.device(case.device)
@@ -210,7 +210,9 @@ def set_up(case: Case, folder: str) -> tuple[Dataset, Batches, Training]:
         device=device,
         seed=case.seed,
     )
-    training = Training.of(case, build_model(case.model), device)
+    # a user's own model gives a logit for each class of the images; a built-in network has ten
+    classes = CLASSES if case.model in MODELS else data.info.classes
+    training = Training.of(case, build_model(case.model), device, classes)
     synchronize(device)
     return data, batches, training
 
