@@ -1,0 +1,1 @@
+"""Whether a case's training is sound, before anything of it is measured."""

@@ -1,0 +1,310 @@
+"""`python -m bench.check`: is this training sound?
+
+Every check is a short piece of training by the harness's own parts, set up as a worker sets it up
+to measure. Each passes or fails by a figure and its bounds; see `bench.check.checks`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import shlex
+import sys
+import textwrap
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, is_dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any, TextIO
+
+from bench.case import AXES, Case, Value, check_batches, format_value, grid, telling_axes
+from bench.check.checks import CHECKS, Answer, Finding, Result, answer
+from bench.data import DatasetInfo, prepare, progress_bar
+from bench.environment import Platform, ask, has_cuda, refuse_missing, with_inputs
+from bench.errors import UsageError, nearest
+from bench.fingerprint import check_outputs
+from bench.flags import Parser, add_axes, read_axes, run_command
+from bench.precision import PRECISIONS
+from bench.text import clean
+
+FILE = "check.json"
+STEPS, LEAST_STEPS = 60, 20
+_WIDTH = 80
+_MOST_NAMED = 8
+
+_SUMMARY = (
+    "Check that a training is sound before it is measured: for every precision asked for, short "
+    "runs of the harness's own training, each with a figure and the bounds it must lie within. "
+    "Return code 1: a check failed. 2: a wrong flag or model."
+)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Check.
+
+    Returns:
+        0; 1 where a check failed; 2 for a usage error, before anything is trained.
+    """
+    return run_command(check, argv)
+
+
+def build_parser() -> Parser:
+    """The command line; its last part lists the checks."""
+    names = "".join(f"\n  {check.name:<14}{check.shows}" for check in CHECKS.values())
+    parser = Parser(
+        prog="python -m bench.check",
+        usage="%(prog)s [--model NAME] [--precision NAME …] [--AXIS VALUE …] [--out DIR] […]",
+        description=textwrap.fill(_SUMMARY, _WIDTH),
+        epilog=f"checks:{names}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "--steps", default=str(STEPS), metavar="N", help=f"how many the first steps are ({STEPS})"
+    )
+    parser.add_argument(
+        "--skip", nargs="+", default=[], metavar="CHECK", help="leave these checks out"
+    )
+    parser.add_argument("--data-dir", metavar="DIR", type=Path, help="where CIFAR-10 is (./data)")
+    parser.add_argument("--data-url", metavar="URL", help="a mirror of the CIFAR-10 archive")
+    parser.add_argument(
+        "--out", metavar="DIR", type=Path, help="results/check- and the time by default"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON on standard output")
+    add_axes(
+        parser,
+        "each takes one value or several; on a CPU --model is dpn-small and --batch-size 64 by "
+        "default",
+    )
+    return parser
+
+
+def check(argv: Sequence[str]) -> int:
+    """Do what the command line says; the return code.
+
+    Raises:
+        UsageError: a flag or value is wrong, or a model, a device or the images are of no use.
+    """
+    given = build_parser().parse(argv)
+    steps = _parse_steps(given.steps)
+    for name in given.skip:
+        if name not in CHECKS:
+            raise UsageError(f"--skip {name!r}: {nearest(name, list(CHECKS))}")
+    cases = choose_cases(read_axes(given))
+    out = given.out or Path("results") / f"check-{datetime.now():%Y%m%d-%H%M%S}"
+    screen = sys.stderr if given.json else sys.stdout
+    refuse_missing(["torch", "numpy", "seaborn"])
+    platform, models, datasets = find_inputs(cases, given.data_dir, given.data_url)
+    for case in cases:
+        if why := platform.discourage(PRECISIONS[case.precision]):
+            print(f"warning: {case.precision}: {why}, so it will be slow", file=sys.stderr)
+    _make(out)
+    findings: list[dict[str, Any]] = []
+    report = {
+        "command": shlex.join(["python", "-m", "bench.check", *argv]),
+        "steps": steps,
+        "cases": findings,
+    }
+    failed = 0
+    for case in cases:
+        data = datasets[case.dataset]
+        environment = with_inputs(platform.environment, data, models[case.model])
+        entry: dict[str, Any] = {
+            "case": {name: format_value(getattr(case, name)) for name in AXES},
+            "environment": asdict(environment),
+            "checks": [],
+        }
+        findings.append(entry)
+        print(f"{_title(case, cases)}\n{_row('check', '', 'figure', 'passes')}", file=screen)
+        failed += check_case(case, data, steps, given.skip, out, report, entry, screen)
+    print(f"figures and pictures: {out}", file=screen)
+    if given.json:
+        print(json.dumps(report, indent=2))
+    return 1 if failed else 0
+
+
+def check_case(
+    case: Case,
+    data: DatasetInfo,
+    steps: int,
+    skip: Sequence[str],
+    out: Path,
+    report: Mapping[str, Any],
+    entry: dict[str, Any],
+    screen: TextIO,
+) -> int:
+    """Run the checks of a case, show and write each as it ends; how many failed.
+
+    Args:
+        entry: the case's part of ``report``, to be filled.
+    """
+    from bench.check.pictures import draw_pictures
+    from bench.check.subject import Subject
+
+    subject, start = Subject(case, data.folder, steps), time.perf_counter()
+    answers = []
+    for one in CHECKS.values():
+        found = Answer(one) if one.name in skip else answer(one, subject)
+        answers.append(found)
+        print(describe(found), file=screen, flush=True)
+        entry["checks"].append(_plain(found))
+        _write(report, out)
+    folder = out / case.slug()
+    folder.mkdir(exist_ok=True)
+    pictures = draw_pictures(subject, folder)
+    entry["pictures"] = [str(file.relative_to(out)) for file in pictures]
+    entry["seconds"] = time.perf_counter() - start
+    _write(report, out)
+    failures = [found for found in answers if found.result is Result.FAIL]
+    run = sum(found.result is not Result.SKIPPED for found in answers)
+    for found in failures:
+        print(explain(found), file=screen)
+    print(
+        f"{run - len(failures)} of {run} checks passed, in {entry['seconds']:.0f} s; "
+        f"pictures in {folder.name}/\n",
+        file=screen,
+        flush=True,
+    )
+    return len(failures)
+
+
+def choose_cases(axes: Mapping[str, list[Value]]) -> list[Case]:
+    """The cases to check; on a CPU a small network and batch unless told otherwise."""
+    device = axes.get("device", ["cuda" if has_cuda() else "cpu"])
+    if len(device) > 1:
+        raise UsageError(f"--device {' '.join(map(str, device))}: give one")
+    small: dict[str, list[Value]] = {"model": ["dpn-small"], "batch_size": [64]}
+    return grid({**(small if device == ["cpu"] else {}), **axes, "device": device})
+
+
+def find_inputs(
+    cases: Sequence[Case], data_dir: Path | None, data_url: str | None
+) -> tuple[Platform, dict[str, Any], dict[str, DatasetInfo]]:
+    """Examine device and models and decode the images, and refuse what cannot be trained.
+
+    Returns:
+        The device, the models' fingerprints and the datasets, by name.
+
+    Raises:
+        UsageError: torch cannot use the device, a precision cannot run there, a model is broken or
+            has other classes than the images, or the images cannot be had.
+    """
+    found = ask([cases[0].device], list(dict.fromkeys(case.model for case in cases)))
+    platform = found.platform(cases[0].device)
+    models = {case.model: found.fingerprint(case.model) for case in cases}
+    for case in cases:
+        if why := platform.refuse(PRECISIONS[case.precision]):
+            raise UsageError(f"--precision {case.precision}: {why}; leave it out")
+    with progress_bar() as progress:
+        datasets = {
+            name: prepare(name, data_dir=data_dir, url=data_url, progress=progress)
+            for name in dict.fromkeys(case.dataset for case in cases)
+        }
+    for case in cases:
+        check_batches(case, datasets[case.dataset].train_images)
+        check_outputs(case.model, models[case.model], datasets[case.dataset].classes)
+    return platform, models, datasets
+
+
+def _parse_steps(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and LEAST_STEPS <= int(text) < 10**6):
+        raise UsageError(f"--steps {text!r}: give a whole number of at least {LEAST_STEPS}")
+    return int(text)
+
+
+def _make(out: Path) -> None:
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        (out / FILE).touch()
+    except OSError as error:
+        raise UsageError(
+            f"--out {out}: it cannot be written ({error.strerror}); choose a folder that can"
+        ) from error
+
+
+# ---------------------------------------------------------------------------------------- the page
+
+
+def _title(case: Case, cases: Iterable[Case]) -> str:
+    names = [n for n in telling_axes(cases) if n not in ("model", "dataset", "device")]
+    return f"{case.model} on {case.dataset}, {case.label(names)}, on {case.device}"
+
+
+def _row(name: str, result: str, figure: str, bounds: str) -> str:
+    return clean(f"{name:<13} {result:<7} {figure:<38} {bounds}")
+
+
+def describe(found: Answer) -> str:
+    """One line of the table."""
+    finding = found.finding
+    if finding is None:
+        figure = "could not be run" if found.error else ""
+        return _row(found.check.name, found.result, figure, "")
+    figure = f"{write_number(finding.value)} {finding.unit}"
+    return _row(found.check.name, found.result, figure, write_bounds(finding))
+
+
+def write_number(value: float) -> str:
+    """A figure with four digits; a count whole."""
+    return str(value) if isinstance(value, int) else f"{value:.4g}"
+
+
+def write_bounds(finding: Finding) -> str:
+    """From where to where a check passes.
+
+    >>> write_bounds(Finding(1, "", high=0)), write_bounds(Finding(1, "", low=0.5, high=2))
+    ('0', '0.5 to 2')
+    """
+    low, high = f"{finding.low:.4g}", f"{finding.high:.4g}"
+    if math.isinf(finding.low):
+        return f"at most {high}" if finding.high else "0"
+    return f"at least {low}" if math.isinf(finding.high) else f"{low} to {high}"
+
+
+def explain(found: Answer) -> str:
+    """What a failed check means, and what is at fault."""
+    said = [f"{found.check.name}: not shown that {found.check.shows}. {found.check.fix}"]
+    if found.error:
+        said.append(found.error)
+    if found.finding is not None and found.finding.named:
+        named = found.finding.named
+        more = f" and {len(named) - _MOST_NAMED} more, in {FILE}"
+        said.append("; ".join(named[:_MOST_NAMED]) + (more if len(named) > _MOST_NAMED else ""))
+    indent = "  "
+    first, *rest = (clean(text) for text in said)
+    lines = textwrap.wrap(first, _WIDTH, subsequent_indent=indent)
+    for text in rest:
+        lines += textwrap.wrap(text, _WIDTH, initial_indent=indent, subsequent_indent=2 * indent)
+    return "\n".join(lines)
+
+
+# ---------------------------------------------------------------------------------------- the file
+
+
+def _plain(found: Answer) -> dict[str, Any]:
+    answer = {"name": found.check.name, "result": found.result, "shows": found.check.shows}
+    finding = {} if found.finding is None else _simplify(asdict(found.finding))
+    return {**answer, **finding, "error": found.error}
+
+
+def _simplify(value: Any) -> Any:
+    """What JSON can say; inf and NaN are null."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _simplify(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_simplify(item) for item in value]
+    return (
+        _simplify(asdict(value)) if is_dataclass(value) and not isinstance(value, type) else value
+    )
+
+
+def _write(report: Mapping[str, Any], out: Path) -> None:
+    (out / FILE).write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

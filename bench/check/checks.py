@@ -1,0 +1,579 @@
+"""The checks of a training, each said once: what it shows, and what to do where it fails.
+
+They follow Karpathy's "A Recipe for Training Neural Networks" (2019). A check returns a `Finding`:
+a figure and the bounds it must lie within, from which alone it passes or fails. Reading this module
+costs nothing; torch is imported by the checks.
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+from collections.abc import Callable
+from copy import copy
+from dataclasses import dataclass, field
+from enum import StrEnum
+from itertools import islice
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from bench.check.subject import Subject
+    from bench.data.batches import Batch, Batches
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What a check measured: it passes where ``low <= value <= high``, so NaN never does.
+
+    Attributes:
+        unit: what the value counts, for people.
+        named: the layers, images or states that are at fault.
+        data: further figures, for the JSON file.
+    """
+
+    value: float
+    unit: str
+    low: float = -math.inf
+    high: float = math.inf
+    named: tuple[str, ...] = ()
+    data: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def passed(self) -> bool:
+        """Whether the value is within its bounds."""
+        return self.low <= self.value <= self.high
+
+
+class Result(StrEnum):
+    """What came of a check."""
+
+    PASS = "pass"
+    FAIL = "FAIL"
+    SKIPPED = "skipped"
+
+
+@dataclass(frozen=True)
+class Check:
+    """A check: ``shows`` is true where it passes; ``fix`` says what a failure means."""
+
+    name: str
+    shows: str
+    fix: str
+    run: Callable[[Subject], Finding]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A check with what it found; None where it was skipped, ``error`` where it could not run."""
+
+    check: Check
+    finding: Finding | None = None
+    error: str = ""
+
+    @property
+    def result(self) -> Result:
+        """What came of it."""
+        if self.error:
+            return Result.FAIL
+        if self.finding is None:
+            return Result.SKIPPED
+        return Result.PASS if self.finding.passed else Result.FAIL
+
+
+def answer(check: Check, subject: Subject) -> Answer:
+    """Run a check; whatever the training raises in it is a failure."""
+    try:
+        return Answer(check, check.run(subject))
+    except Exception as error:
+        return Answer(check, error=" ".join(f"{type(error).__name__}: {error}".split())[:300])
+    finally:
+        gc.collect()  # the networks of a check that failed must not stand in the next one's memory
+
+
+# ------------------------------------------------------------------------------------ the images
+
+
+def check_batch(subject: Subject) -> Finding:
+    """Look up every image of the first batch, and its label, in the dataset.
+
+    Without augmentation an image must be the dataset's, to the byte, with its label. With it, it
+    must be one of the 162 crops and mirrored crops of that image.
+    """
+    batches, _ = subject.start()
+    plain = copy(batches)
+    plain.augment = False
+    (x, y), (as_they_are, labels) = next(batches.epoch(0)), next(plain.epoch(0))
+    originals = _to_bytes(as_they_are, batches)
+    known = _find_images(subject, originals, labels)
+    wrong = [
+        f"image {i} (label {int(y[i])})"
+        for i in range(len(y))
+        if i not in known
+        or int(y[i]) != int(labels[i])
+        or (batches.augment and not _is_crop(_to_bytes(x[i : i + 1], batches)[0], originals[i]))
+    ]
+    return Finding(len(wrong), f"of {len(y)} images not the dataset's", high=0, named=tuple(wrong))
+
+
+def _to_bytes(x: Tensor, batches: Batches) -> Tensor:
+    """Undo the normalisation: int16 (N, 3, 32, 32), -1 where it is no whole number of 0 to 255."""
+    import torch
+
+    pixels = x / batches.scale + batches.mean
+    whole = pixels.round()
+    # fp32 holds a pixel to 2e-5; a value that was never a byte is as likely anywhere between two
+    fits = ((pixels - whole).abs() < 0.01) & (whole >= 0) & (whole <= 255)
+    return torch.where(fits, whole, -1).to(torch.int16).cpu()
+
+
+def _find_images(subject: Subject, images: Tensor, labels: Tensor) -> set[int]:
+    """Which of ``images`` the dataset holds with that label."""
+    import numpy as np
+
+    whole = subject.data.train_images
+    flat = whole.reshape(len(whole), -1)
+    wanted = images.numpy().astype(np.int16).reshape(len(images), -1)
+    corners = np.ascontiguousarray(flat[:, ::307]).astype(np.int16)  # a few pixels rule most out
+    found = set()
+    for i, image in enumerate(wanted):
+        for at in np.flatnonzero((corners == image[::307]).all(axis=1)):
+            same = (flat[at] == image).all()
+            if same and int(subject.data.train_labels[at]) == int(labels[i]):
+                found.add(i)
+    return found
+
+
+def _is_crop(image: Tensor, original: Tensor) -> bool:
+    """Whether ``image`` is a crop of ``original`` with its border of zeros, mirrored or not."""
+    from torch.nn.functional import pad
+
+    from bench.data.batches import PADDING
+
+    windows = pad(original, [PADDING] * 4).unfold(1, 32, 1).unfold(2, 32, 1)
+    return any(
+        bool((windows == view[:, None, None]).all(dim=(0, 3, 4)).any())
+        for view in (image, image.flip(-1))
+    )
+
+
+# ---------------------------------------------------------------------------------- the first loss
+
+_AT_LEAST = 128  # images: the mean of their losses then varies by 0.05 between batches
+_INITIAL = 0.5
+
+
+def check_initial_loss(subject: Subject) -> Finding:
+    """The loss that the first step reports, over at least 128 images, near that of guessing.
+
+    Guessing has ln(classes). Logits that vary by s around equal ones add about s²/2: the bound of
+    0.5 allows for a standard deviation of 1.
+    """
+    import torch
+
+    from bench.check.subject import stream
+
+    batches, training = subject.start()
+    losses = []
+    for batch in islice(stream(batches), -(-_AT_LEAST // batches.batch_size)):
+        training.reset()
+        losses.append(training.step(*batch)[0])
+    loss, guess = float(torch.stack(losses).mean()), math.log(subject.classes)
+    unit = f"(ln {subject.classes} = {guess:.3f})"
+    return Finding(loss, unit, guess - _INITIAL, guess + _INITIAL, data={"guess": guess})
+
+
+def check_averaging(subject: Subject) -> Finding:
+    """The first step on a batch, against that on the same batch with every image twice.
+
+    BatchNorm's mean and variance are the same, so a mean loss gives the same step, and a summed one
+    twice that. Dropout draws anew for the copies: of independent noise alone, 0.71 would be left.
+    """
+    import torch
+
+    x, y = subject.batch
+    half = max(2, len(x) // 2)
+    once = _first_step(subject, (x[:half], y[:half]))
+    twice = _first_step(subject, (torch.cat([x[:half]] * 2), torch.cat([y[:half]] * 2)))
+    return Finding(twice / once if once else math.nan, "times the step", 0.6, math.sqrt(2))
+
+
+def _first_step(subject: Subject, batch: Batch) -> float:
+    """Length of the first step's change of all weights; steps that overflow are tried again."""
+    import torch
+
+    _, training = subject.start()
+    for _ in range(20):  # a dynamic scale halves each time, from 2^16
+        before = [master.detach().clone() for master in training.masters]
+        if not training.step(*batch)[2]:
+            break
+    moved = torch._foreach_sub([m.detach() for m in training.masters], before)
+    return float(torch.nn.utils.get_total_norm(moved))
+
+
+# ----------------------------------------------------------------------------------- who sees whom
+
+_SAMPLES = 8
+
+
+def check_own_pixels(subject: Subject) -> Finding:
+    """Gradients of each sample's loss, in evaluation mode, by the pixels of all of a batch."""
+    import torch
+    import torch.nn.functional as F
+
+    from bench.check.subject import evaluating
+
+    _, training = subject.start()
+    x, y = (tensor[:_SAMPLES] for tensor in subject.batch)
+    mixed, seen = [], []
+    with evaluating(training.model):
+        for i in range(len(x)):
+            images = x.clone().requires_grad_()
+            loss = F.cross_entropy(training.classify(images)[i : i + 1], y[i : i + 1])
+            # scaled as a step's, or in fp16 a small gradient would be none
+            (gradient,) = torch.autograd.grad(training.loss_scale.scale(loss), images)
+            reached = gradient.flatten(1).ne(0).any(dim=1)  # NaN is not 0 either
+            others = [j for j in range(len(x)) if j != i and reached[j]]
+            seen.append(bool(reached[i]))
+            if others:
+                mixed.append(f"the loss of sample {i} depends on {_list(others)}")
+            elif not seen[-1]:
+                mixed.append(f"the loss of sample {i} does not depend on its image")
+    return Finding(len(mixed), f"of {len(x)} samples at fault", high=0, named=tuple(mixed))
+
+
+def _list(numbers: list[int]) -> str:
+    return ", ".join(map(str, numbers))
+
+
+# --------------------------------------------------------------------------------------- learning
+
+_OVERFIT_IMAGES, _OVERFIT_STEPS, _OVERFIT_LOSS = 32, 200, 0.1
+_GAIN = 0.02
+"""Of ln(classes), 0.046 for ten: the least that learning must gain.
+
+`dpn-small` on CIFAR-10 gains 0.28 in 60 steps of batch 64 (three seeds: 0.24 to 0.28), and with its
+labels shuffled -0.04, standard error 0.01."""
+
+
+def check_overfit(subject: Subject) -> Finding:
+    """Steps on one small batch until its loss is near zero.
+
+    0.1 gives each image's label 90 %. With dropout the training loss stays higher; that in
+    evaluation mode counts as well.
+    """
+    _, training = subject.start()
+    x, y = (tensor[:_OVERFIT_IMAGES] for tensor in subject.batch)
+    losses: list[float] = []
+    for _ in range(_OVERFIT_STEPS):
+        losses.append(float(training.step(x, y)[0]))
+        if losses[-1] <= _OVERFIT_LOSS or not math.isfinite(losses[-1]):
+            break
+    loss = losses[-1]
+    if math.isfinite(loss) and loss > _OVERFIT_LOSS:
+        loss = min(loss, training.evaluate([(x, y)])[0])
+    unit = f"after {len(losses)} steps on {len(x)} images"
+    return Finding(loss, unit, high=_OVERFIT_LOSS, data={"losses": losses})
+
+
+def check_first_steps(subject: Subject) -> Finding:
+    """How far the loss falls from the first tenth of the first steps to their last third."""
+    losses = subject.first_steps.losses
+    fall = fmean(losses[: max(5, len(losses) // 10)]) - fmean(losses[-(len(losses) // 3) :])
+    unit = f"lower after {len(losses)} steps"
+    return Finding(fall, unit, _GAIN * math.log(subject.classes), data={"losses": losses})
+
+
+def check_baseline(subject: Subject) -> Finding:
+    """What the images gain in the last third of the first steps, against blank ones.
+
+    Both see the same labels in the same order, so that the luck of a batch cancels.
+    """
+    seeing, blind = subject.first_steps.losses, subject.blind_steps.losses
+    last = len(seeing) // 3
+    gains = [b - s for s, b in zip(seeing[-last:], blind[-last:], strict=True)]
+    return Finding(
+        fmean(gains),
+        "lower than with blank images",
+        _GAIN * math.log(subject.classes),
+        data={"blank_losses": blind},
+    )
+
+
+# --------------------------------------------------------------------------------- the same again
+
+_AGAIN = 3
+
+
+def check_seed(subject: Subject) -> Finding:
+    """Three steps twice from one seed: the relative distance of the weights, and the losses.
+
+    On a CPU both must be equal to the bit. On CUDA some kernels add in no fixed order; there the
+    distance may be the square root of half a unit of the precision's arithmetic.
+    """
+    import torch
+
+    from bench.check.subject import stream
+
+    ends, losses = [], []
+    for _ in range(2):
+        batches, training = subject.start()
+        steps = islice(stream(batches), _AGAIN)
+        losses.append(torch.stack([training.step(*batch)[0] for batch in steps]))
+        tensors = (t for t in training.model.state_dict().values() if t.is_floating_point())
+        ends.append(torch.cat([t.detach().double().flatten() for t in tensors]))
+    distance = float((ends[0] - ends[1]).norm() / ends[0].norm())
+    if not torch.equal(*losses) and distance == 0:
+        distance = float((losses[0] - losses[1]).abs().max())
+    bound = 0.0 if subject.device.type == "cpu" else math.sqrt(_UNIT[training.precision.arithmetic])
+    return Finding(distance, f"apart after {_AGAIN} steps", high=bound)
+
+
+_UNIT = {"float32": 2.0**-24, "tfloat32": 2.0**-11, "float16": 2.0**-11, "bfloat16": 2.0**-8}
+
+
+# -------------------------------------------------------------------------------------- the layers
+
+
+def check_gradients(subject: Subject) -> Finding:
+    """Which weights to be trained received no finite gradient other than zero in ten steps."""
+    received = subject.first_steps.received
+    _, training = subject.start()
+    frozen = [n for n, p in training.model.named_parameters() if not p.requires_grad]
+    without = tuple(name for name, usable in received.items() if not usable)
+    unit = f"of {len(received)} weights without"
+    if frozen:
+        unit += f", {len(frozen)} frozen"
+    return Finding(
+        len(without),
+        unit,
+        high=0,
+        named=without,
+        data={"frozen": frozen, "readings": [r.gradients for r in subject.first_steps.readings]},
+    )
+
+
+_DEAD = 0.5
+
+
+def check_activations(subject: Subject) -> Finding:
+    """Layers that are dead or not finite in the last of the first steps.
+
+    A layer is dead where more than half of its channels hold one value for all images. In
+    `dpn-small` at most 4 % do.
+    """
+    readings = subject.first_steps.readings
+    last = readings[-1].activations
+    named = [f"{a.layer} ({a.dead:.0%} dead)" for a in last if a.dead > _DEAD]
+    named += [f"{a.layer} (not finite)" for a in last if a.spread.not_finite]
+    worst = max((a.dead for a in last), default=0.0)
+    unit = f"of {len(last)} layers; at most {worst:.0%} dead"
+    return Finding(
+        len(named),
+        unit,
+        high=0,
+        named=tuple(named),
+        data={"readings": [r.activations for r in readings]},
+    )
+
+
+def check_batchnorm(subject: Subject) -> Finding:
+    """Whether a step moves every BatchNorm's running statistics.
+
+    One whose weight and bias have ``requires_grad`` off is frozen on purpose.
+    """
+    from torch.nn.modules.batchnorm import _NormBase
+
+    _, training = subject.start()
+    kept = {
+        name: module
+        for name, module in training.model.named_modules()
+        if isinstance(module, _NormBase) and module.running_mean is not None
+    }
+    frozen = [
+        name
+        for name, module in kept.items()
+        if module.affine and not any(p.requires_grad for p in module.parameters())
+    ]
+
+    def read() -> dict[str, tuple[Tensor, Tensor]]:
+        return {
+            name: (module.running_mean.clone(), module.running_var.clone())  # type: ignore[union-attr]
+            for name, module in kept.items()
+        }
+
+    before = read()
+    training.step(*subject.batch)
+    after = read()
+    still = tuple(
+        name
+        for name in kept
+        if name not in frozen
+        and all(a.equal(b) for a, b in zip(before[name], after[name], strict=True))
+    )
+    unit = f"of {len(kept)} layers stand still"
+    if frozen:
+        unit += f", {len(frozen)} frozen"
+    return Finding(len(still), unit, high=0, named=still, data={"frozen": frozen})
+
+
+# ------------------------------------------------------------------------------ what stays behind
+
+_MEMORY_STEPS = 10
+_KEPT_BYTES = 4096
+"""A step's loss, hits and overflow are kept on purpose: 13 bytes, on a card 3 blocks of 512. A
+graph that is kept holds at least its images, 12,288 bytes each."""
+
+
+def check_memory(subject: Subject) -> Finding:
+    """By how many bytes a step what is held grows, in the epoch loop, in the last of ten steps."""
+    import torch
+
+    from bench.check.layers import Ledger
+    from bench.check.subject import stream
+    from bench.training.loop import train_epoch
+    from bench.training.timing import StepClock
+
+    batches, training = subject.start(compiled=False)
+    ledger, held = Ledger(), list[int]()
+    cuda = subject.device.type == "cuda"
+
+    def look(index: int, loss: Tensor) -> None:
+        gc.collect()  # what only a cycle holds is no leak
+        held.append(torch.cuda.memory_allocated() if cuda else ledger.held())
+
+    steps = islice(stream(batches), _MEMORY_STEPS)
+    if cuda:
+        train_epoch(training, steps, StepClock(subject.device), look)
+    else:
+        with ledger:
+            train_epoch(training, steps, StepClock(subject.device), look)
+    half = len(held) // 2  # the first steps make what then stays: momentum, the masters' gradients
+    growth = (held[-1] - held[half]) / (len(held) - 1 - half)
+    return Finding(growth, "bytes more after each step", high=_KEPT_BYTES, data={"held": held})
+
+
+def check_evaluation(subject: Subject) -> Finding:
+    """Whether evaluating keeps a graph, trains, or leaves the training other than it was."""
+    import torch
+
+    batches, training = subject.start(compiled=False)
+    training.step(*subject.batch)
+    before = {name: t.clone() for name, t in training.model.state_dict().items()}
+    seen: list[tuple[bool, bool]] = []
+    handle = training.model.register_forward_hook(
+        lambda model, _, out: seen.append((out.requires_grad, model.training))
+    )
+    training.evaluate(islice(batches.evaluation(), 2))
+    handle.remove()
+    wrong = []
+    if any(graph for graph, _ in seen):
+        wrong.append("its logits carry a graph")
+    if any(trains for _, trains in seen):
+        wrong.append("the network is in training mode within it")
+    if not training.model.training:
+        wrong.append("it leaves the network in evaluation mode")
+    after = training.model.state_dict()
+    changed = [n for n, t in before.items() if not torch.equal(t, after[n])]
+    wrong += [f"it changes {name}" for name in changed]
+    return Finding(len(wrong), f"faults in {len(seen)} batches", high=0, named=tuple(wrong))
+
+
+CHECKS: dict[str, Check] = {
+    check.name: check
+    for check in (
+        Check(
+            "batch",
+            "the images and labels that enter the network are the dataset's",
+            "The code that makes batches mixes up images, pixels or labels. Look at batch.png.",
+            check_batch,
+        ),
+        Check(
+            "initial-loss",
+            "before training the loss is that of guessing, ln(classes)",
+            "A loss many times larger is summed instead of averaged, or the last layer starts too "
+            "large. A smaller one means that the labels leak in, or that the weights are trained "
+            "already: for those, add --skip initial-loss.",
+            check_initial_loss,
+        ),
+        Check(
+            "averaging",
+            "the step does not depend on how many images a batch has",
+            "A figure of 2 is that of a loss summed over the batch: average it, or every batch "
+            "size needs a learning rate of its own. Below 0.6 it is divided twice.",
+            check_averaging,
+        ),
+        Check(
+            "own-pixels",
+            "a sample's loss depends on its own pixels only (evaluation mode)",
+            "The network mixes the samples of a batch: look for a view or reshape where permute "
+            "or flatten(1) is meant, or a mean over dimension 0.",
+            check_own_pixels,
+        ),
+        Check(
+            "overfit",
+            "a network can learn one batch of 32 by heart",
+            "Something keeps it from learning at all: a learning rate that is too large or too "
+            "small (--lr), gradients that do not arrive, a network that is too small.",
+            check_overfit,
+        ),
+        Check(
+            "first-steps",
+            "the loss falls over the first steps",
+            "A rising or infinite loss needs a smaller --lr; one that stands still a larger --lr "
+            "or more --steps. If overfit passes, look at the labels in batch.png.",
+            check_first_steps,
+        ),
+        Check(
+            "baseline",
+            "it learns from the images, not from the labels' shares alone",
+            "With every image blank it learns as well: the labels do not belong to the images "
+            "(see batch.png), or the images do not reach the network. A network that only starts "
+            "slowly needs more --steps.",
+            check_baseline,
+        ),
+        Check(
+            "seed",
+            "a seed gives the same steps again",
+            "Something draws random numbers that --seed does not reach: numpy's, or a generator "
+            "of the model's own. Seed it in the model's factory.",
+            check_seed,
+        ),
+        Check(
+            "gradients",
+            "all weights to be trained receive gradients",
+            "These layers are never used, detached from the loss, or behind something dead. Set "
+            "requires_grad to False for weights that are frozen on purpose.",
+            check_gradients,
+        ),
+        Check(
+            "batchnorm",
+            "every BatchNorm's running statistics move in training",
+            "These layers are in evaluation mode during training, or not used. If they are frozen "
+            "on purpose, set requires_grad of their weight and bias to False too.",
+            check_batchnorm,
+        ),
+        Check(
+            "activations",
+            "no layer is dead or infinite after the first steps",
+            "Most channels of these layers have one value whatever the image: a smaller --lr, or "
+            "another initialisation, keeps them alive. See layers.png.",
+            check_activations,
+        ),
+        Check(
+            "memory",
+            "nothing is retained from step to step",
+            "Something keeps a tensor of every step, often the loss with its whole graph: keep "
+            "loss.detach() or loss.item() instead.",
+            check_memory,
+        ),
+        Check(
+            "evaluation",
+            "evaluating keeps no graph and changes nothing",
+            "Evaluate under torch.no_grad(), after model.eval() and before model.train().",
+            check_evaluation,
+        ),
+    )
+}

@@ -1,0 +1,211 @@
+"""What every layer puts out and which gradients its weights receive, and what a step leaves behind.
+
+All of it is read by hooks and modes of torch's, so that the step itself is the one that is
+measured.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from bench.training.loop import Training
+
+QUANTILES = (0.01, 0.25, 0.5, 0.75, 0.99)
+_SAMPLE = 2**16
+"""Values of a tensor that its quantiles are taken of: the 1 % ones are then within 0.1 %."""
+
+
+@dataclass(frozen=True)
+class Spread:
+    """How values are distributed: quantiles as in `QUANTILES`, NaN where one is not finite.
+
+    ``zeros`` and ``not_finite`` are shares of all values.
+    """
+
+    quantiles: tuple[float, ...]
+    rms: float
+    zeros: float
+    not_finite: float
+
+
+@dataclass(frozen=True)
+class Activations:
+    """The output of a layer in one step.
+
+    ``dead`` is the share of channels, received or put out, whichever is larger, that hold one and
+    the same value at every position of every image.
+    """
+
+    layer: str
+    kind: str
+    spread: Spread
+    dead: float
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """The gradient of a weight in one step, unscaled; ``update`` is lr · rms of it / rms of it all.
+
+    Karpathy's lectures take an ``update`` near 1e-3 for healthy.
+    """
+
+    weight: str
+    spread: Spread
+    update: float
+
+
+@dataclass
+class Reading:
+    """All layers and weights in one step, in the order in which they were reached."""
+
+    step: int
+    activations: list[Activations] = field(default_factory=list)
+    gradients: list[Gradients] = field(default_factory=list)
+
+
+def spread(values: Tensor) -> Spread:
+    """Describe ``values``, of any shape and floating dtype, at least one."""
+    flat = values.detach().float().flatten()
+    sample = flat
+    if len(flat) > _SAMPLE:
+        # drawn by a generator of its own: the training's random numbers stay as they are
+        chosen = torch.randint(
+            len(flat), (_SAMPLE,), generator=torch.Generator().manual_seed(0)
+        ).to(flat.device)
+        sample = flat[chosen]
+    places = torch.tensor(QUANTILES, device=flat.device)
+    return Spread(
+        tuple(sample.quantile(places).tolist()),
+        float(flat.square().mean().sqrt()),
+        float((flat == 0).float().mean()),
+        float((~flat.isfinite()).float().mean()),
+    )
+
+
+def dead_share(values: Tensor) -> float:
+    """The share of channels, (N, channels, …), that hold one value at all positions of all images.
+
+    >>> dead_share(torch.tensor([[0.0, 1.0], [0.0, 2.0]]))
+    0.5
+    """
+    channels = values.detach().transpose(0, 1).flatten(1)
+    return float((channels.amin(dim=1) == channels.amax(dim=1)).float().mean())
+
+
+@contextmanager
+def read_layers(training: Training, step: int, *, lr: float) -> Iterator[Reading]:
+    """Read every layer and weight of the steps within, which are to be one."""
+    reading = Reading(step)
+    scale = float(training.loss_scale.current())
+    handles = []
+
+    def see(name: str, module: nn.Module, given: tuple[Any, ...], out: object) -> None:
+        if not _has_channels(out):
+            return
+        dead = [dead_share(t) for t in (*given[:1], out) if _has_channels(t)]
+        reading.activations.append(
+            Activations(name, type(module).__name__, spread(out), max(dead))  # type: ignore[arg-type]
+        )
+
+    def receive(name: str, weight: Tensor) -> None:
+        assert weight.grad is not None
+        found = spread(weight.grad.float() / scale)
+        size = float(weight.detach().float().square().mean().sqrt())
+        update = lr * found.rms / size if size else math.inf
+        reading.gradients.append(Gradients(name, found, update))
+
+    for name, module in training.model.named_modules():
+        if not list(module.children()):
+            handles.append(
+                module.register_forward_hook(
+                    lambda module, given, out, name=name: see(name or "model", module, given, out)  # type: ignore[misc]
+                )
+            )
+    for name, weight in training.model.named_parameters():
+        if weight.requires_grad:
+            handles.append(
+                weight.register_post_accumulate_grad_hook(
+                    lambda weight, name=name: receive(name, weight)  # type: ignore[misc]
+                )
+            )
+    try:
+        yield reading
+    finally:
+        for handle in handles:
+            handle.remove()
+    order = {name: at for at, (name, _) in enumerate(training.model.named_parameters())}
+    reading.gradients.sort(key=lambda g: order[g.weight])
+
+
+def _has_channels(value: object) -> bool:
+    return (
+        isinstance(value, Tensor)
+        and value.is_floating_point()
+        and value.dim() >= 2
+        and value.numel() > 0
+    )
+
+
+@contextmanager
+def watch_gradients(training: Training) -> Iterator[dict[str, Tensor]]:
+    """For every weight to be trained: whether any step within gave it a usable gradient.
+
+    Usable is finite and not all zeros. A value is bool, (), on the device.
+    """
+    never = torch.zeros((), dtype=torch.bool, device=training.device)
+    received = {n: never for n, p in training.model.named_parameters() if p.requires_grad}
+
+    def receive(name: str, weight: Tensor) -> None:
+        assert weight.grad is not None
+        usable = weight.grad.isfinite().all() & weight.grad.any()
+        received[name] = received[name] | usable
+
+    handles = [
+        weight.register_post_accumulate_grad_hook(
+            lambda weight, name=name: receive(name, weight)  # type: ignore[misc]
+        )
+        for name, weight in training.model.named_parameters()
+        if name in received
+    ]
+    try:
+        yield received
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+class Ledger(TorchDispatchMode):
+    """Knows every storage that was made within it, and how much of that is still held.
+
+    What a graph saves for its backward pass is held by C++ alone: neither `gc` nor a Python weak
+    reference to a tensor sees it. A weak reference to the storage does.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._made: dict[int, tuple[StorageWeakRef, int]] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run the op, and remember what it made."""
+        out = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(out):
+            if isinstance(tensor, Tensor):
+                storage = tensor.untyped_storage()
+                if storage._cdata not in self._made:
+                    self._made[storage._cdata] = StorageWeakRef(storage), storage.nbytes()
+        return out
+
+    def held(self) -> int:
+        """Bytes of those storages that something still holds."""
+        self._made = {key: made for key, made in self._made.items() if not made[0].expired()}
+        return sum(size for _, size in self._made.values())

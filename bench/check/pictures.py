@@ -1,0 +1,208 @@
+"""The pictures of a check: what enters the network, what comes of it, and what its layers do."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bench.report.figures import COLOURS, GRID, INK
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from bench.check.layers import Spread
+    from bench.check.subject import FirstSteps, Predictions, Subject
+
+NAMES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+"""CIFAR-10's classes by label, of batches.meta in its archive."""
+
+MOST_IMAGES = 32
+FIRST, LAST = (light for light, _ in list(COLOURS.values())[:2])
+
+_RC: Any = {
+    "font.family": "DejaVu Sans",
+    "font.size": 9,
+    "axes.edgecolor": INK,
+    "axes.labelcolor": INK,
+    "axes.titlesize": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "text.color": INK,
+    "text.parse_math": False,  # a layer's name may hold what mathtext would obey
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "grid.color": GRID,
+    "legend.frameon": False,
+}
+
+
+def draw_pictures(subject: Subject, folder: Path) -> list[Path]:
+    """Write as PNG what there is to see: only of the parts that a check has run.
+
+    Returns:
+        The files: batch.png, and losses.png, predictions.png, layers.png.
+    """
+    import matplotlib as mpl
+
+    drawn = []
+
+    def save(name: str, draw: Callable[[], Figure]) -> None:
+        with mpl.rc_context(_RC):
+            file = folder / f"{name}.png"
+            draw().savefig(file, dpi=110, facecolor="white")
+            drawn.append(file)
+
+    known = vars(subject)  # what was computed; a picture trains nothing
+    if "batch" in known:
+        save("batch", lambda: draw_batch(subject))
+    first, blind = known.get("first_steps"), known.get("blind_steps")
+    if first is not None:
+        save("losses", lambda: draw_losses(first, blind))
+        save("predictions", lambda: draw_predictions(first.predictions, subject))
+        save("layers", lambda: draw_layers(first))
+    return drawn
+
+
+def name_class(subject: Subject, label: int) -> str:
+    """A label with its class, where the dataset is CIFAR-10 in one of its own layouts."""
+    info = subject.data.info
+    known = info.name == "cifar10" and info.source != "folders"
+    return f"{label} {NAMES[label]}" if known else f"{label}"
+
+
+def _show(ax: Axes, image: Any) -> None:
+    """Draw one normalised image, float32 (3, 32, 32), as the picture it was."""
+    from bench.data.batches import MEAN, STD
+
+    image = image.float().cpu().permute(1, 2, 0)
+    ax.imshow((image * image.new_tensor(STD) + image.new_tensor(MEAN)).clamp(0, 1).numpy())
+    ax.set_axis_off()
+
+
+def _canvas(title: str, width: float, height: float) -> Figure:
+    from matplotlib.figure import Figure
+
+    canvas = Figure(figsize=(width, height), layout="constrained")
+    canvas.suptitle(textwrap.fill(title, 100), fontsize=10, x=0.01, ha="left")
+    return canvas
+
+
+def draw_batch(subject: Subject) -> Figure:
+    """The first batch as it enters the network, each image with its label."""
+    x, y = subject.batch
+    n = min(MOST_IMAGES, len(x))
+    rows = -(-n // 8)
+    canvas = _canvas(
+        f"The first {n} images of the first batch, denormalised, with their labels: do they agree?",
+        8,
+        0.6 + 1.2 * rows,
+    )
+    axes = canvas.subplots(rows, 8, squeeze=False).flat
+    for i, ax in enumerate(axes):
+        ax.set_axis_off()
+        if i < n:
+            _show(ax, x[i])
+            ax.set_title(name_class(subject, int(y[i])), fontsize=8)
+    return canvas
+
+
+def draw_losses(first: FirstSteps, blind: FirstSteps | None) -> Figure:
+    """The loss of the first steps, with images and with blank ones."""
+    canvas = _canvas("Loss of the first steps", 6, 3.2)
+    ax = canvas.add_subplot()
+    ax.plot(first.losses, color=LAST, label="images")
+    if blind is not None:
+        ax.plot(blind.losses, color=FIRST, label="blank images", linewidth=1)
+    ax.set(xlabel="step", ylabel="loss")
+    ax.grid(linewidth=0.6)
+    ax.legend()
+    return canvas
+
+
+def draw_predictions(predictions: Predictions, subject: Subject) -> Figure:
+    """Of a few images: the probability of every class over the steps."""
+    n = len(predictions.images)
+    canvas = _canvas(
+        "Predictions over the first steps, in evaluation mode: the right class is the thick line",
+        8,
+        0.6 + 1.25 * -(-n // 2),
+    )
+    grid = canvas.subplots(-(-n // 2), 4, squeeze=False, width_ratios=[1, 3, 1, 3])
+    for ax in grid.flat:
+        ax.set_axis_off()
+    for i in range(n):
+        row, side = divmod(i, 2)
+        picture, ax = grid[row, 2 * side], grid[row, 2 * side + 1]
+        right = int(predictions.labels[i])
+        _show(picture, predictions.images[i])
+        picture.set_title(name_class(subject, right), fontsize=8)
+        ax.set_axis_on()
+        curves = predictions.probabilities[:, i].numpy()
+        ax.plot(predictions.steps, curves, color=GRID, linewidth=0.9)
+        ax.plot(predictions.steps, curves[:, right], color=LAST, linewidth=2.4)
+        ax.set(ylim=(0, 1), yticks=(0, 0.5, 1))
+        ax.set_xticks(predictions.steps[:: len(predictions.steps) // 4])
+        ax.tick_params(labelsize=7)
+    return canvas
+
+
+_MOST_NAMES = 45
+
+
+def draw_layers(first: FirstSteps) -> Figure:
+    """Activations, dead channels and gradients of every layer, in the first and the last step."""
+    width = max(8.0, min(20.0, 0.19 * len(first.readings[0].gradients)))
+    canvas = _canvas(
+        "Layers, from input to output: median (point), half (bar) and 98 % (line) of the values",
+        width,
+        11,
+    )
+    outputs, dead, gradients, updates = canvas.subplots(4, 1, height_ratios=[3, 1.2, 3, 1.8])
+    for at, (reading, colour) in enumerate(zip(first.readings, (FIRST, LAST), strict=False)):
+        when = f"step {reading.step}"
+        shift = 0.3 * at - 0.15
+        _draw_spreads(outputs, [a.spread for a in reading.activations], shift, colour, when)
+        places = [i + shift for i in range(len(reading.activations))]
+        dead.bar(places, [a.dead for a in reading.activations], 0.3, color=colour)
+        _draw_spreads(gradients, [g.spread for g in reading.gradients], shift, colour, when)
+        places = [i + shift for i in range(len(reading.gradients))]
+        updates.scatter(places, [g.update for g in reading.gradients], s=10, color=colour)
+    outputs.set(ylabel="output", yscale="symlog", xticks=[])
+    dead.set(ylabel="dead channels", ylim=(0, 1))
+    dead.axhline(0.5, color=INK, linewidth=0.8, linestyle=":")
+    largest = max((abs(q) for r in first.readings for g in r.gradients for q in _ends(g.spread)),
+                  default=0.0)  # fmt: skip
+    gradients.set_yscale("symlog", linthresh=(largest or 1.0) / 1e4)
+    gradients.set(ylabel="gradient of the weight", xticks=[])
+    updates.set(ylabel="update / weight", yscale="log")
+    updates.axhline(1e-3, color=INK, linewidth=0.8, linestyle=":")
+    _name(dead, [a.layer for a in first.readings[0].activations])
+    _name(updates, [g.weight for g in first.readings[0].gradients])
+    outputs.legend(loc="upper left", ncols=2)
+    for ax in (outputs, dead, gradients, updates):
+        ax.grid(axis="y", linewidth=0.6)
+        ax.margins(x=0.01)
+    return canvas
+
+
+def _ends(spread: Spread) -> tuple[float, float]:
+    low, *_, high = spread.quantiles
+    return (low, high) if low == low else (0.0, 0.0)
+
+
+def _draw_spreads(
+    ax: Axes, spreads: Sequence[Spread], shift: float, colour: str, label: str
+) -> None:
+    places = [i + shift for i in range(len(spreads))]
+    low, lower, middle, upper, high = zip(*(s.quantiles for s in spreads), strict=True)
+    ax.vlines(places, low, high, color=colour, linewidth=0.8)
+    ax.vlines(places, lower, upper, color=colour, linewidth=3)
+    ax.scatter(places, middle, s=7, color=colour, zorder=3, label=label)
+
+
+def _name(ax: Axes, names: Sequence[str]) -> None:
+    every = -(-len(names) // _MOST_NAMES) if len(names) > 2 * _MOST_NAMES else 1
+    ax.set_xticks(range(0, len(names), every), names[::every], rotation=90, fontsize=6)
