@@ -62,7 +62,10 @@ def build_parser() -> Parser:
         allow_abbrev=False,
     )
     parser.add_argument(
-        "--steps", default=str(STEPS), metavar="N", help=f"how many the first steps are ({STEPS})"
+        "--steps",
+        default=str(STEPS),
+        metavar="N",
+        help=f"first steps to look at ({STEPS}); four times as many where the loss falls late",
     )
     parser.add_argument(
         "--skip", nargs="+", default=[], metavar="CHECK", help="leave these checks out"

@@ -7,9 +7,8 @@ costs nothing; torch is imported by the checks.
 
 from __future__ import annotations
 
-import gc
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -89,8 +88,6 @@ def answer(check: Check, subject: Subject) -> Answer:
         return Answer(check, check.run(subject))
     except Exception as error:
         return Answer(check, error=" ".join(f"{type(error).__name__}: {error}".split())[:300])
-    finally:
-        gc.collect()  # the networks of a check that failed must not stand in the next one's memory
 
 
 # ------------------------------------------------------------------------------------ the images
@@ -219,15 +216,19 @@ _SAMPLES = 8
 
 
 def check_own_pixels(subject: Subject) -> Finding:
-    """Gradients of each sample's loss, in evaluation mode, by the pixels of all of a batch."""
+    """Gradients of each sample's loss, in evaluation mode, by the pixels of all of a batch.
+
+    A step is taken first: of a head that starts at zero, no loss depends on any pixel.
+    """
     import torch
     import torch.nn.functional as F
 
     from bench.check.subject import evaluating
 
     _, training = subject.start()
+    training.step(*subject.batch)
     x, y = (tensor[:_SAMPLES] for tensor in subject.batch)
-    mixed, seen = [], []
+    wrong = []
     with evaluating(training.model):
         for i in range(len(x)):
             images = x.clone().requires_grad_()
@@ -235,27 +236,19 @@ def check_own_pixels(subject: Subject) -> Finding:
             # scaled as a step's, or in fp16 a small gradient would be none
             (gradient,) = torch.autograd.grad(training.loss_scale.scale(loss), images)
             reached = gradient.flatten(1).ne(0).any(dim=1)  # NaN is not 0 either
-            others = [j for j in range(len(x)) if j != i and reached[j]]
-            seen.append(bool(reached[i]))
-            if others:
-                mixed.append(f"the loss of sample {i} depends on {_list(others)}")
-            elif not seen[-1]:
-                mixed.append(f"the loss of sample {i} does not depend on its image")
-    return Finding(len(mixed), f"of {len(x)} samples at fault", high=0, named=tuple(mixed))
-
-
-def _list(numbers: list[int]) -> str:
-    return ", ".join(map(str, numbers))
+            others = [str(j) for j in range(len(x)) if j != i and reached[j]]
+            if not gradient.isfinite().all():
+                wrong.append(f"the gradient of sample {i} is not finite")
+            elif others:
+                wrong.append(f"the loss of sample {i} depends on {', '.join(others)}")
+            elif not reached[i]:
+                wrong.append(f"the loss of sample {i} does not depend on its image")
+    return Finding(len(wrong), f"of {len(x)} samples at fault", high=0, named=tuple(wrong))
 
 
 # --------------------------------------------------------------------------------------- learning
 
 _OVERFIT_IMAGES, _OVERFIT_STEPS, _OVERFIT_LOSS = 32, 200, 0.1
-_GAIN = 0.02
-"""Of ln(classes), 0.046 for ten: the least that learning must gain.
-
-`dpn-small` on CIFAR-10 gains 0.28 in 60 steps of batch 64 (three seeds: 0.24 to 0.28), and with its
-labels shuffled -0.04, standard error 0.01."""
 
 
 def check_overfit(subject: Subject) -> Finding:
@@ -279,27 +272,43 @@ def check_overfit(subject: Subject) -> Finding:
 
 
 def check_first_steps(subject: Subject) -> Finding:
-    """How far the loss falls from the first tenth of the first steps to their last third."""
+    """How far below the untrained network's the loss is in the last third of the first steps.
+
+    Both are of the same batches, so that the luck of a batch cancels.
+    """
     losses = subject.first_steps.losses
-    fall = fmean(losses[: max(5, len(losses) // 10)]) - fmean(losses[-(len(losses) // 3) :])
-    unit = f"lower after {len(losses)} steps"
-    return Finding(fall, unit, _GAIN * math.log(subject.classes), data={"losses": losses})
+    return Finding(
+        _gain(subject.untrained_losses, losses),
+        f"lower after {len(losses)} steps",
+        _least(subject),
+        data={"losses": losses},
+    )
 
 
 def check_baseline(subject: Subject) -> Finding:
     """What the images gain in the last third of the first steps, against blank ones.
 
-    Both see the same labels in the same order, so that the luck of a batch cancels.
+    Both see the same labels in the same order.
     """
-    seeing, blind = subject.first_steps.losses, subject.blind_steps.losses
-    last = len(seeing) // 3
-    gains = [b - s for s, b in zip(seeing[-last:], blind[-last:], strict=True)]
+    blind = subject.blind_steps.losses
     return Finding(
-        fmean(gains),
+        _gain(blind, subject.first_steps.losses),
         "lower than with blank images",
-        _GAIN * math.log(subject.classes),
+        _least(subject),
         data={"blank_losses": blind},
     )
+
+
+def _gain(others: Sequence[float], losses: Sequence[float]) -> float:
+    """By how much ``losses`` are below the others, on average over the last third."""
+    last = len(losses) // 3
+    return fmean(o - own for o, own in zip(others[-last:], losses[-last:], strict=True))
+
+
+def _least(subject: Subject) -> float:
+    from bench.check.subject import GAIN
+
+    return GAIN * math.log(subject.classes)
 
 
 # --------------------------------------------------------------------------------- the same again
@@ -421,38 +430,37 @@ def check_batchnorm(subject: Subject) -> Finding:
 
 # ------------------------------------------------------------------------------ what stays behind
 
-_MEMORY_STEPS = 10
 _KEPT_BYTES = 4096
-"""A step's loss, hits and overflow are kept on purpose: 13 bytes, on a card 3 blocks of 512. A
-graph that is kept holds at least its images, 12,288 bytes each."""
+"""A step's loss, hits and overflow are kept on purpose: 13 bytes, on a card 3 blocks of 512. What
+keeps a batch holds 12,288 bytes an image."""
 
 
 def check_memory(subject: Subject) -> Finding:
-    """By how many bytes a step what is held grows, in the epoch loop, in the last of ten steps."""
-    import torch
+    """By how many bytes a step what the epoch loop holds grows."""
+    held = subject.retained.held_bytes
+    return Finding(
+        growth(held), "bytes more after each step", high=_KEPT_BYTES, data={"held": held}
+    )
 
-    from bench.check.layers import Ledger
-    from bench.check.subject import stream
-    from bench.training.loop import train_epoch
-    from bench.training.timing import StepClock
 
-    batches, training = subject.start(compiled=False)
-    ledger, held = Ledger(), list[int]()
-    cuda = subject.device.type == "cuda"
+def check_graphs(subject: Subject) -> Finding:
+    """By how many tensors a step those grow that are held with the graph that made them.
 
-    def look(index: int, loss: Tensor) -> None:
-        gc.collect()  # what only a cycle holds is no leak
-        held.append(torch.cuda.memory_allocated() if cuda else ledger.held())
+    Where backward has freed what the graph had saved, such a leak is small in bytes: its nodes are
+    not in any count of memory, and slow the loop down all the same.
+    """
+    graphs = subject.retained.graphs
+    return Finding(growth(graphs), "tensors more after each step", high=0, data={"held": graphs})
 
-    steps = islice(stream(batches), _MEMORY_STEPS)
-    if cuda:
-        train_epoch(training, steps, StepClock(subject.device), look)
-    else:
-        with ledger:
-            train_epoch(training, steps, StepClock(subject.device), look)
-    half = len(held) // 2  # the first steps make what then stays: momentum, the masters' gradients
-    growth = (held[-1] - held[half]) / (len(held) - 1 - half)
-    return Finding(growth, "bytes more after each step", high=_KEPT_BYTES, data={"held": held})
+
+def growth(held: Sequence[int]) -> float:
+    """Mean growth a step over the second half: the first makes what then stays, like momentum.
+
+    >>> growth([0, 5, 5, 5, 6, 7])
+    1.0
+    """
+    half = len(held) // 2
+    return (held[-1] - held[half]) / (len(held) - 1 - half)
 
 
 def check_evaluation(subject: Subject) -> Finding:
@@ -495,7 +503,7 @@ CHECKS: dict[str, Check] = {
             "before training the loss is that of guessing, ln(classes)",
             "A loss many times larger is summed instead of averaged, or the last layer starts too "
             "large. A smaller one means that the labels leak in, or that the weights are trained "
-            "already: for those, add --skip initial-loss.",
+            "already: for those, add --skip initial-loss first-steps.",
             check_initial_loss,
         ),
         Check(
@@ -565,9 +573,16 @@ CHECKS: dict[str, Check] = {
         Check(
             "memory",
             "nothing is retained from step to step",
-            "Something keeps a tensor of every step, often the loss with its whole graph: keep "
-            "loss.detach() or loss.item() instead.",
+            "Something keeps tensors of every step: a list of outputs, or a graph that backward "
+            "did not free (retain_graph).",
             check_memory,
+        ),
+        Check(
+            "graphs",
+            "no step's graph is kept",
+            "Something keeps a result of every step with its graph, often the loss, as in "
+            "total += loss: keep loss.detach() or loss.item() instead.",
+            check_graphs,
         ),
         Check(
             "evaluation",

@@ -6,6 +6,7 @@ measured.
 
 from __future__ import annotations
 
+import gc
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -54,9 +55,10 @@ class Activations:
 
 @dataclass(frozen=True)
 class Gradients:
-    """The gradient of a weight in one step, unscaled; ``update`` is lr · rms of it / rms of it all.
+    """The magnitudes of a weight's gradient in one step, unscaled.
 
-    Karpathy's lectures take an ``update`` near 1e-3 for healthy.
+    ``update`` is lr times the gradient's rms over the weight's: near 1e-3 in healthy training
+    (Stanford CS231n, Neural Networks Part 3).
     """
 
     weight: str
@@ -92,13 +94,22 @@ def spread(values: Tensor) -> Spread:
     )
 
 
+_JUDGED = 16
+"""Values a channel must have to be called dead: of a feature that a ReLU lets through for half of
+the images, as many are zero by chance once in 65,536."""
+
+
 def dead_share(values: Tensor) -> float:
     """The share of channels, (N, channels, …), that hold one value at all positions of all images.
 
-    >>> dead_share(torch.tensor([[0.0, 1.0], [0.0, 2.0]]))
+    0 where there are too few values to tell.
+
+    >>> dead_share(torch.stack([torch.zeros(16), torch.arange(16.0)], dim=1))
     0.5
     """
     channels = values.detach().transpose(0, 1).flatten(1)
+    if channels.shape[1] < _JUDGED:
+        return 0.0
     return float((channels.amin(dim=1) == channels.amax(dim=1)).float().mean())
 
 
@@ -119,7 +130,7 @@ def read_layers(training: Training, step: int, *, lr: float) -> Iterator[Reading
 
     def receive(name: str, weight: Tensor) -> None:
         assert weight.grad is not None
-        found = spread(weight.grad.float() / scale)
+        found = spread(weight.grad.float().abs() / scale)
         size = float(weight.detach().float().square().mean().sqrt())
         update = lr * found.rms / size if size else math.inf
         reading.gradients.append(Gradients(name, found, update))
@@ -182,6 +193,13 @@ def watch_gradients(training: Training) -> Iterator[dict[str, Tensor]]:
     finally:
         for handle in handles:
             handle.remove()
+
+
+def count_graphs() -> int:
+    """Tensors that Python holds and that some op made with a graph behind them."""
+    # by type: isinstance asks an object for its class, which some of torch's answer with a warning
+    tensors = (o for o in gc.get_objects() if issubclass(type(o), Tensor))
+    return sum(tensor.grad_fn is not None for tensor in tensors)
 
 
 class Ledger(TorchDispatchMode):

@@ -173,10 +173,8 @@ def draw_layers(first: FirstSteps) -> Figure:
     outputs.set(ylabel="output", yscale="symlog", xticks=[])
     dead.set(ylabel="dead channels", ylim=(0, 1))
     dead.axhline(0.5, color=INK, linewidth=0.8, linestyle=":")
-    largest = max((abs(q) for r in first.readings for g in r.gradients for q in _ends(g.spread)),
-                  default=0.0)  # fmt: skip
-    gradients.set_yscale("symlog", linthresh=(largest or 1.0) / 1e4)
-    gradients.set(ylabel="gradient of the weight", xticks=[])
+    gradients.set_yscale("log", nonpositive="clip")
+    gradients.set(ylabel="gradient's magnitude", xticks=[])
     updates.set(ylabel="update / weight", yscale="log")
     updates.axhline(1e-3, color=INK, linewidth=0.8, linestyle=":")
     _name(dead, [a.layer for a in first.readings[0].activations])
@@ -185,12 +183,8 @@ def draw_layers(first: FirstSteps) -> Figure:
     for ax in (outputs, dead, gradients, updates):
         ax.grid(axis="y", linewidth=0.6)
         ax.margins(x=0.01)
+        ax.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
     return canvas
-
-
-def _ends(spread: Spread) -> tuple[float, float]:
-    low, *_, high = spread.quantiles
-    return (low, high) if low == low else (0.0, 0.0)
 
 
 def _draw_spreads(

@@ -1,0 +1,631 @@
+"""The checks of a training: a sound one passes them all, and each planted fault fails its own."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from conftest import ROOT
+from torch import Tensor, nn
+
+import bench.training.loop
+from bench.case import Case
+from bench.check.__main__ import LEAST_STEPS, choose_cases, describe, explain, main, write_bounds
+from bench.check.checks import CHECKS, Answer, Check, Finding, Result, answer
+from bench.check.layers import Ledger, dead_share, spread
+from bench.check.subject import Subject
+from bench.data import DatasetInfo, load
+from bench.data.batches import Batches
+from bench.training.loop import Training
+
+ALL = set(CHECKS)
+STEPS = 20
+
+
+# ---------------------------------------------------------------------------------- the networks
+
+
+class Net(nn.Module):
+    """Two convolutions with BatchNorm and a head of ten classes; ``prepare`` sees the images."""
+
+    def __init__(self, classes: int = 10, norm: type[nn.Module] = nn.BatchNorm2d) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, 16, 3, 2, 1, bias=False)
+        self.norm = norm(16)
+        self.second = nn.Conv2d(16, 32, 3, 2, 1, bias=False)
+        self.norm2 = norm(32)
+        self.head = nn.Linear(32 * 4 * 4, classes)
+        self.drop: nn.Module = nn.Identity()
+
+    def prepare(self, x: Tensor) -> Tensor:
+        return x
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.norm(self.first(self.prepare(x))))
+        x = F.relu(self.norm2(self.second(x)))
+        logits: Tensor = self.head(self.drop(F.max_pool2d(x, 2).flatten(1)))
+        return logits
+
+
+def sound() -> nn.Module:
+    return Net()
+
+
+def three_classes() -> nn.Module:
+    return Net(3)
+
+
+def with_dropout() -> nn.Module:
+    net = Net()
+    net.drop = nn.Dropout(0.5)
+    return net
+
+
+def without_norm() -> nn.Module:
+    return Net(norm=nn.Identity)
+
+
+def with_frozen_stem() -> nn.Module:
+    """As in fine-tuning: the first convolution and its BatchNorm are not to be trained."""
+    net = Net(norm=nn.BatchNorm2d)
+    net.norm = Standing(16)
+    for parameter in (*net.first.parameters(), *net.norm.parameters()):
+        parameter.requires_grad_(False)
+    return net
+
+
+def starting_at_zero() -> nn.Module:
+    """The head starts at zero: in the first step nothing behind it receives a gradient."""
+    net = Net()
+    nn.init.zeros_(net.head.weight)
+    return net
+
+
+class Standing(nn.BatchNorm2d):
+    """Frozen: in evaluation mode whatever the network is in."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__(channels)
+        self.eval()
+
+    def train(self, mode: bool = True) -> Standing:
+        return super().train(False)
+
+
+def with_frozen_norm() -> nn.Module:
+    return Net(norm=Standing)
+
+
+class Mixing(Net):
+    def prepare(self, x: Tensor) -> Tensor:
+        return x.view(3, len(x), 32, 32).permute(1, 0, 2, 3)  # x was (N, 3, 32, 32) already
+
+
+def mixing() -> nn.Module:
+    return Mixing()
+
+
+def with_a_spare_layer() -> nn.Module:
+    net = Net()
+    net.spare = nn.Linear(4, 4)
+    return net
+
+
+class Keeping(Net):
+    """Keeps the logits of every step, graph and all."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits = super().forward(x)
+        self.__dict__.setdefault("history", []).append(logits)
+        return logits
+
+
+def keeping() -> nn.Module:
+    return Keeping()
+
+
+class Hoarding(Net):
+    """Keeps the images of every step."""
+
+    def prepare(self, x: Tensor) -> Tensor:
+        self.__dict__.setdefault("history", []).append(x)
+        return x
+
+
+def hoarding() -> nn.Module:
+    return Hoarding()
+
+
+def dying() -> nn.Module:
+    """Biases so low that no ReLU of the second layer is ever active."""
+    net = Net()
+    nn.init.constant_(net.norm2.bias, -50)
+    return net
+
+
+class Drawing(Net):
+    """Draws from numpy's generator, which a case's seed does not reach."""
+
+    def prepare(self, x: Tensor) -> Tensor:
+        return x + float(np.random.default_rng().normal()) if self.training else x
+
+
+def drawing() -> nn.Module:
+    return Drawing()
+
+
+def trained() -> nn.Module:
+    """Sure of its answer before the first step."""
+    net = Net()
+    with torch.no_grad():
+        net.head.bias[3] = 12
+    return net
+
+
+# ------------------------------------------------------------------------------------ the subject
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> DatasetInfo:
+    """Two thousand images of ten patterns in noise: a small network learns them in a few steps."""
+    rng = np.random.default_rng(0)
+    patterns = rng.integers(0, 128, (10, 3, 4, 4), dtype=np.uint8).repeat(8, 2).repeat(8, 3)
+    folder = tmp_path_factory.mktemp("few")
+    for split, n in (("train", 2000), ("test", 100)):
+        labels = rng.integers(0, 10, n).astype(np.uint8)
+        images = patterns[labels] + rng.integers(0, 128, (n, 3, 32, 32), dtype=np.uint8)
+        store(folder, **{f"{split}_images": images, f"{split}_labels": labels})
+    info = DatasetInfo("synthetic", "made-up", 2000, 100, 10, "synthetic", "")
+    return describe_data(folder, info)
+
+
+def store(folder: Path, **arrays: np.ndarray) -> None:
+    for name, array in arrays.items():
+        np.save(folder / f"{name}.npy", array)
+
+
+def describe_data(folder: Path, info: DatasetInfo) -> DatasetInfo:
+    meta = {key: value for key, value in vars(info).items() if key != "folder"}
+    (folder / "meta.json").write_text(json.dumps(meta))
+    return load(folder).info
+
+
+@pytest.fixture(autouse=True)
+def _process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """One thread, as several wait for each other; and these networks for a process that asks."""
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(str, (ROOT, ROOT / "tests"))))
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def subject(data: DatasetInfo, model: str = "sound", **settings: object) -> Subject:
+    settings = {"batch_size": 32, "lr": 0.005, **settings}
+    case = Case(model=f"test_check:{model}", dataset="synthetic", device="cpu", **settings)  # type: ignore[arg-type]
+    return Subject(case, data.folder, STEPS)
+
+
+def failing(subject: Subject, *names: str) -> set[str]:
+    """The checks, of ``names`` or all, that fail."""
+    answers = [answer(CHECKS[name], subject) for name in names or CHECKS]
+    assert not [a for a in answers if a.result is Result.SKIPPED]
+    return {a.check.name for a in answers if a.result is Result.FAIL}
+
+
+# ----------------------------------------------------------------------------- what is sound passes
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["fp32", "bf16-amp", "bf16", "fp16-amp"])
+def test_a_sound_training_passes(data: DatasetInfo, precision: str) -> None:
+    assert failing(subject(data, precision=precision)) == set()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "model", ["with_dropout", "without_norm", "with_frozen_stem", "starting_at_zero"]
+)
+def test_what_is_meant_that_way_passes(data: DatasetInfo, model: str) -> None:
+    assert failing(subject(data, model)) == set()
+
+
+def test_frozen_parts_are_named(data: DatasetInfo) -> None:
+    frozen = subject(data, "with_frozen_stem")
+    finding = CHECKS["gradients"].run(frozen)
+    assert finding.data["frozen"] == ["first.weight", "norm.weight", "norm.bias"]
+    assert "3 frozen" in finding.unit
+    assert CHECKS["batchnorm"].run(frozen).data["frozen"] == ["norm"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("settings", [{"channels_last": True}, {"batch_size": 2}, {"seed": 5}])
+def test_other_settings_pass(data: DatasetInfo, settings: dict[str, object]) -> None:
+    """A batch of two is a poor one to learn from, and not unsound in any other respect."""
+    learning = {"overfit", "first-steps", "baseline"} if "batch_size" in settings else set()
+    assert failing(subject(data, **settings)) <= learning
+
+
+@pytest.mark.slow
+def test_classes_of_ones_own_have_their_own_first_loss(data: DatasetInfo, tmp_path: Path) -> None:
+    """Three classes: guessing has a loss of ln 3, and the training takes three logits."""
+    whole = load(data.folder)
+    few = whole.train_labels < 3
+    images, labels = whole.train_images[few], whole.train_labels[few]
+    store(tmp_path, train_images=images, train_labels=labels, test_images=images[:0])
+    store(tmp_path, test_labels=labels[:0])
+    info = replace(data, classes=3, train_images=len(labels), test_images=0)
+    three = subject(describe_data(tmp_path, info), "three_classes")
+    finding = CHECKS["initial-loss"].run(three)
+    assert finding.passed
+    assert (finding.low + finding.high) / 2 == pytest.approx(math.log(3))
+    assert failing(three) == set()
+
+
+# ------------------------------------------------------------------------ what is planted is caught
+
+
+def test_shuffled_labels(data: DatasetInfo, monkeypatch: pytest.MonkeyPatch) -> None:
+    epoch = Batches.epoch
+
+    def shuffled(self: Batches, index: int = 0, steps: int | None = None) -> Iterator[object]:
+        for x, y in epoch(self, index, steps):
+            yield x, y.roll(1)
+
+    monkeypatch.setattr(Batches, "epoch", shuffled)
+    assert failing(subject(data), "batch", "overfit", "first-steps", "baseline") >= {
+        "batch",
+        "baseline",
+    }
+
+
+@pytest.mark.slow
+def test_labels_shuffled_on_disk(data: DatasetInfo, tmp_path: Path) -> None:
+    """Then the batch is the dataset's, and only learning can tell."""
+    whole = load(data.folder)
+    shuffled = np.random.default_rng(0).permutation(whole.train_labels)
+    store(tmp_path, train_images=whole.train_images, train_labels=shuffled)
+    store(tmp_path, test_images=whole.test_images, test_labels=whole.test_labels)
+    found = failing(subject(describe_data(tmp_path, data)))
+    assert {"baseline"} <= found <= {"baseline", "first-steps"}
+
+
+def test_samples_mixed_by_the_network(data: DatasetInfo) -> None:
+    assert "own-pixels" in failing(subject(data, "mixing"), "own-pixels", "batch")
+
+
+def test_samples_mixed_on_their_way(data: DatasetInfo, monkeypatch: pytest.MonkeyPatch) -> None:
+    normalise = Batches._normalise
+
+    def mixed(self: Batches, x: Tensor) -> Tensor:
+        return normalise(self, x).view(3, len(x), 32, 32).permute(1, 0, 2, 3).contiguous()
+
+    monkeypatch.setattr(Batches, "_normalise", mixed)
+    assert "batch" in failing(subject(data), "batch")
+
+
+def test_a_crop_of_another_image(data: DatasetInfo, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Augmentation that hands over a neighbour's pixels; without it the batch is right."""
+    from bench.data.batches import _Augmentation
+
+    made = _Augmentation.__call__
+    monkeypatch.setattr(
+        _Augmentation, "__call__", lambda self, x, c, f: made(self, x, c, f).roll(1, 0)
+    )
+    assert failing(subject(data), "batch") == {"batch"}
+
+
+def test_a_summed_loss(data: DatasetInfo, monkeypatch: pytest.MonkeyPatch) -> None:
+    summed = SimpleNamespace(
+        cross_entropy=lambda logits, y, **_: F.cross_entropy(logits, y, reduction="sum")
+    )
+    monkeypatch.setattr(bench.training.loop, "F", summed)
+    assert failing(subject(data), "initial-loss", "averaging") == {"initial-loss", "averaging"}
+
+
+def test_a_loss_summed_behind_an_averaged_figure(
+    data: DatasetInfo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is reported is right, what is differentiated is not."""
+    made = Training.step
+
+    def step(self: Training, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        scale = self.loss_scale.scale
+        self.loss_scale.scale = lambda loss: scale(loss) * len(x)  # type: ignore[method-assign]
+        result = made(self, x, y)
+        self.loss_scale.scale = scale  # type: ignore[method-assign]
+        return result
+
+    monkeypatch.setattr(Training, "step", step)
+    assert failing(subject(data), "initial-loss", "averaging") == {"averaging"}
+
+
+def test_frozen_batchnorm(data: DatasetInfo) -> None:
+    frozen = subject(data, "with_frozen_norm")
+    assert failing(frozen, "batchnorm", "gradients") == {"batchnorm"}
+    assert CHECKS["batchnorm"].run(frozen).named == ("norm", "norm2")
+
+
+@pytest.mark.parametrize("lr", [20.0, 1e6])
+def test_an_exploding_learning_rate(data: DatasetInfo, lr: float) -> None:
+    found = failing(subject(data, lr=lr), "overfit", "first-steps", "baseline", "initial-loss")
+    assert {"overfit", "first-steps"} <= found
+    assert "initial-loss" not in found
+
+
+def test_a_vanishing_learning_rate(data: DatasetInfo) -> None:
+    found = failing(subject(data, lr=1e-7), "overfit", "first-steps", "baseline")
+    assert found == {"overfit", "first-steps", "baseline"}
+
+
+def keep_the_loss(self: Training, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The classic: the loss that the loop collects is not detached."""
+    loss = F.cross_entropy(self.classify(x), y)
+    self.loss_scale.scale(loss).backward()
+    return loss, (y == 0).sum(), self.update()
+
+
+def keep_the_graph(self: Training, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """And backward does not free what the graph has saved."""
+    loss = F.cross_entropy(self.classify(x), y)
+    self.loss_scale.scale(loss).backward(retain_graph=True)
+    return loss, (y == 0).sum(), self.update()
+
+
+@pytest.mark.parametrize(
+    ("fault", "caught"), [(keep_the_loss, {"graphs"}), (keep_the_graph, {"graphs", "memory"})]
+)
+def test_a_kept_graph(
+    data: DatasetInfo,
+    monkeypatch: pytest.MonkeyPatch,
+    fault: Callable[..., tuple[Tensor, Tensor, Tensor]],
+    caught: set[str],
+) -> None:
+    monkeypatch.setattr(Training, "step", fault)
+    assert failing(subject(data), "memory", "graphs") == caught
+
+
+def test_a_network_that_keeps_its_logits(data: DatasetInfo) -> None:
+    assert failing(subject(data, "keeping"), "memory", "graphs") == {"graphs"}
+
+
+def test_a_network_that_keeps_its_images(data: DatasetInfo) -> None:
+    """Without a graph, and on every step: only the bytes tell."""
+    hoarding = subject(data, "hoarding")
+    assert failing(hoarding, "memory", "graphs") == {"memory"}
+    # float32, of 32 images
+    assert CHECKS["memory"].run(hoarding).value == pytest.approx(4 * 32 * 3 * 32 * 32, abs=100)
+
+
+def test_a_layer_never_used(data: DatasetInfo) -> None:
+    spare = subject(data, "with_a_spare_layer")
+    assert failing(spare) == {"gradients"}
+    assert CHECKS["gradients"].run(spare).named == ("spare.weight", "spare.bias")
+
+
+def test_dead_layers_are_named(data: DatasetInfo) -> None:
+    dead = subject(data, "dying")
+    assert {"activations", "gradients"} <= failing(dead, "activations", "gradients")
+    assert "head (100% dead)" in CHECKS["activations"].run(dead).named
+
+
+def test_random_numbers_that_no_seed_reaches(data: DatasetInfo) -> None:
+    assert failing(subject(data, "drawing"), "seed", "own-pixels") == {"seed"}
+
+
+def test_a_network_that_is_sure_already(data: DatasetInfo) -> None:
+    assert failing(subject(data, "trained"), "initial-loss", "seed") == {"initial-loss"}
+
+
+def evaluate_with_a_graph(self: Training, batches: object) -> tuple[float, float]:
+    self.model.eval()
+    with torch.enable_grad():
+        losses = [F.cross_entropy(self.classify(x), y) for x, y in batches]  # type: ignore[attr-defined]
+    self.model.train()
+    return float(torch.stack(losses).detach().mean()), 0.0
+
+
+@torch.no_grad()
+def evaluate_while_training(self: Training, batches: object) -> tuple[float, float]:
+    losses = [F.cross_entropy(self.classify(x), y) for x, y in batches]  # type: ignore[attr-defined]
+    return float(torch.stack(losses).detach().mean()), 0.0
+
+
+@torch.no_grad()
+def evaluate_for_good(self: Training, batches: object) -> tuple[float, float]:
+    self.model.eval()
+    return evaluate_while_training(self, batches)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    ("fault", "word"),
+    [
+        (evaluate_with_a_graph, "graph"),
+        (evaluate_while_training, "norm.running_mean"),
+        (evaluate_for_good, "leaves the network in evaluation mode"),
+    ],
+)
+def test_evaluation_at_fault(
+    data: DatasetInfo,
+    monkeypatch: pytest.MonkeyPatch,
+    fault: Callable[..., tuple[float, float]],
+    word: str,
+) -> None:
+    monkeypatch.setattr(Training, "evaluate", fault)
+    finding = CHECKS["evaluation"].run(subject(data))
+    assert not finding.passed
+    assert any(word in named for named in finding.named)
+
+
+# ------------------------------------------------------------------------------------- the readings
+
+
+def test_dead_channels_of_a_known_tensor() -> None:
+    values = torch.zeros(2, 4, 3, 3)
+    values[:, 1] = 7  # one value, though not zero
+    values[0, 2, 1, 1] = 1
+    values[:, 3] = torch.randn(2, 3, 3)
+    assert dead_share(values) == 0.5
+    assert dead_share(values[:1]) == 0  # nine values are too few to tell
+
+
+def test_a_spread_of_known_values() -> None:
+    found = spread(torch.tensor([0.0, 0.0, 1.0, 2.0, torch.inf]))
+    assert found.zeros == pytest.approx(0.4)
+    assert found.not_finite == pytest.approx(0.2)
+    assert spread(torch.arange(101.0)).quantiles == pytest.approx((1, 25, 50, 75, 99))
+
+
+def test_a_spread_leaves_the_random_numbers_alone() -> None:
+    before = torch.get_rng_state()
+    spread(torch.zeros(200_000))
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_watching_leaves_the_training_as_it_is(data: DatasetInfo) -> None:
+    """The losses of the watched steps are those of the same steps unwatched, dropout included."""
+    watched = subject(data, "with_dropout")
+    batches, training = watched.start()
+    plain = [float(training.step(*batch)[0]) for batch in list(batches.epoch(0))[:STEPS]]
+    assert watched.first_steps.losses[:STEPS] == plain
+
+
+def test_the_ledger_sees_what_only_a_graph_holds() -> None:
+    weight = torch.ones(1000, requires_grad=True)
+    with Ledger() as ledger:
+        kept = (weight * 2).exp().sum()  # exp saves its 4,000 bytes; sum makes 4
+        assert ledger.held() == 4004
+        kept.backward()  # frees what was saved; the gradient stays
+        assert ledger.held() == 4004
+        weight.grad = None
+        assert ledger.held() == 4
+        del kept
+        assert ledger.held() == 0
+
+
+# ------------------------------------------------------------------------------------- the command
+
+
+def test_a_finding_passes_within_its_bounds_alone() -> None:
+    assert Finding(1.0, "", 0.5, 1.0).passed
+    assert not Finding(math.nan, "").passed
+    assert not Finding(math.inf, "", high=3).passed
+    assert write_bounds(Finding(1, "", low=0.25)) == "at least 0.25"
+    assert write_bounds(Finding(1, "", high=0.1)) == "at most 0.1"
+
+
+def test_what_raises_fails_and_says_why(data: DatasetInfo) -> None:
+    def broken(_: Subject) -> Finding:
+        raise ValueError("no such\nluck")
+
+    found = answer(Check("broken", "it works", "Mend it.", broken), subject(data))
+    assert found.result is Result.FAIL
+    assert "could not be run" in describe(found)
+    assert "ValueError: no such luck" in explain(found)
+
+
+def test_every_line_fits_a_terminal() -> None:
+    figures = [
+        Finding(1234, "of 1234 weights without, 123 frozen", high=0, named=("x" * 60,) * 20),
+        Finding(12345.678, "lower than with blank images", 1.80259, 2.80259, ("x",) * 20),
+    ]
+    for check in CHECKS.values():
+        for finding in figures:
+            found = Answer(check, finding)
+            assert len(describe(found)) <= 80
+            text = explain(found)
+            assert all(len(line) <= 80 for line in text.splitlines())
+            assert "12 more" in " ".join(text.split())
+            assert check.fix.split()[0] in text
+
+
+def test_the_checks_are_told_apart_by_one_word() -> None:
+    assert all(name == check.name and " " not in name for name, check in CHECKS.items())
+
+
+def run(data_dir: Path, out: Path, *flags: str) -> int:
+    common = ["--device", "cpu", "--batch-size", "16", "--steps", str(LEAST_STEPS)]
+    return main([*common, "--data-dir", str(data_dir), "--out", str(out), *flags])
+
+
+@pytest.mark.slow
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The small DPN in two precisions on synthetic images: table, file and pictures."""
+    skipped = ["memory", "overfit", "first-steps", "baseline"]
+    flags = ["--dataset", "synthetic", "--precision", "fp32", "bf16-amp", "--skip", *skipped]
+    assert run(tmp_path, tmp_path / "out", *flags) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert all(len(line) <= 80 for line in lines if not line.startswith("figures and pictures"))
+    assert sum(line.startswith("own-pixels    pass") for line in lines) == 2
+    assert sum(line.startswith("memory        skipped") for line in lines) == 2
+    report = json.loads((tmp_path / "out" / "check.json").read_text())
+    assert [case["case"]["precision"] for case in report["cases"]] == ["fp32", "bf16-amp"]
+    for case in report["cases"]:
+        assert [one["name"] for one in case["checks"]] == list(CHECKS)
+        assert case["environment"]["torch"] == torch.__version__
+        named = {Path(picture).name for picture in case["pictures"]}
+        assert named == {"batch.png", "losses.png", "predictions.png", "layers.png"}
+        for picture in case["pictures"]:
+            assert (tmp_path / "out" / picture).read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.slow
+def test_the_command_fails_where_a_check_does(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = ["--model", "test_check:with_a_spare_layer", "--dataset", "synthetic", "--json"]
+    skipped = [name for name in CHECKS if name not in ("gradients", "batchnorm")]
+    assert run(tmp_path, tmp_path / "out", *model, "--skip", *skipped) == 1
+    said = capsys.readouterr()
+    (case,) = json.loads(said.out)["cases"]
+    results = {one["name"]: one["result"] for one in case["checks"]}
+    assert results["gradients"] == "FAIL"
+    assert results["batchnorm"] == "pass"
+    assert "spare.weight; spare.bias" in said.err
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--skip", "first-step"], "did you mean 'first-steps'?"),
+        (["--steps", "3"], "at least 20"),
+        (["--model", "dpn93"], "did you mean 'dpn92'?"),
+        (["--precision", "fp61"], "did you mean 'fp16'?"),
+        (["--device", "cpu", "cuda"], "give one"),
+        (["--precision", "tf32", "--dataset", "synthetic"], "needs an NVIDIA GPU"),
+        (["--model", "test_check:three_classes", "--dataset", "synthetic"], "one logit for each"),
+    ],
+)
+def test_bad_input_is_refused_before_training(
+    flags: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    device = [] if "--device" in flags else ["--device", "cpu"]
+    assert main([*flags, *device, "--out", str(tmp_path / "out")]) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_out_that_is_a_file_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    flags = ["--dataset", "synthetic", "--device", "cpu", "--out", str(file)]
+    assert main(flags) == 2
+    assert "choose a folder" in capsys.readouterr().err
+
+
+def test_a_cpu_checks_the_small_network() -> None:
+    (case,) = choose_cases({"device": ["cpu"]})
+    assert (case.model, case.batch_size) == ("dpn-small", 64)
+    (case,) = choose_cases({"device": ["cuda"]})
+    assert (case.model, case.batch_size) == ("dpn92", 128)
