@@ -22,6 +22,7 @@ from bench.case import Case
 from bench.check.__main__ import LEAST_STEPS, choose_cases, describe, explain, main, write_bounds
 from bench.check.checks import CHECKS, Answer, Check, Finding, Result, answer
 from bench.check.layers import Ledger, dead_share, spread
+from bench.check.pictures import draw_batch, draw_pictures
 from bench.check.subject import Subject
 from bench.data import DatasetInfo, load
 from bench.data.batches import Batches
@@ -510,6 +511,37 @@ def test_the_ledger_sees_what_only_a_graph_holds() -> None:
         assert ledger.held() == 4
         del kept
         assert ledger.held() == 0
+
+
+# ------------------------------------------------------------------------------------ the pictures
+
+
+def test_pictures_of_what_is_not_finite(data: DatasetInfo, tmp_path: Path) -> None:
+    """A training that has gone to NaN is drawn as far as it goes."""
+    exploded = subject(data, lr=1e6)
+    assert not CHECKS["baseline"].run(exploded).passed
+    assert not math.isfinite(exploded.first_steps.losses[-1])
+    names = ["batch.png", "losses.png", "predictions.png", "layers.png"]
+    assert exploded.batch is not None
+    assert [file.name for file in draw_pictures(exploded, tmp_path)] == names
+
+
+def test_nothing_is_trained_for_a_picture(
+    data: DatasetInfo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Training, "step", None)
+    assert draw_pictures(subject(data), tmp_path) == []
+
+
+def test_the_batch_is_drawn_as_it_was(data: DatasetInfo, tmp_path: Path) -> None:
+    """The pixels of the picture's first image are those of the batch, its normalisation undone."""
+    looked = subject(data)
+    figure = draw_batch(looked)
+    (image,) = figure.axes[0].get_images()
+    shown = np.asarray(image.get_array()).transpose(2, 0, 1) * 255
+    right = looked.batch[0][0] / looked.start()[0].scale + looked.start()[0].mean
+    assert np.abs(shown - right.numpy()).max() < 1e-3
+    assert figure.axes[0].get_title() == str(int(looked.batch[1][0]))
 
 
 # ------------------------------------------------------------------------------------- the command

@@ -220,7 +220,7 @@ def _parse_steps(text: str) -> int:
 def _make(out: Path) -> None:
     try:
         out.mkdir(parents=True, exist_ok=True)
-        (out / FILE).touch()
+        _write({}, out)
     except OSError as error:
         raise UsageError(
             f"--out {out}: it cannot be written ({error.strerror}); choose a folder that can"
@@ -306,7 +306,10 @@ def _simplify(value: Any) -> Any:
 
 
 def _write(report: Mapping[str, Any], out: Path) -> None:
-    (out / FILE).write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    """Write the file whole or not at all, so that an interrupt leaves the checks that ended."""
+    partial = out / f"{FILE}.partial"
+    partial.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    partial.replace(out / FILE)
 
 
 if __name__ == "__main__":

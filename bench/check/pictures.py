@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import textwrap
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -113,13 +114,18 @@ def draw_losses(first: FirstSteps, blind: FirstSteps | None) -> Figure:
     """The loss of the first steps, with images and with blank ones."""
     canvas = _canvas("Loss of the first steps", 6, 3.2)
     ax = canvas.add_subplot()
-    ax.plot(first.losses, color=LAST, label="images")
+    ax.plot(_finite(first.losses), color=LAST, label="images")
     if blind is not None:
-        ax.plot(blind.losses, color=FIRST, label="blank images", linewidth=1)
+        ax.plot(_finite(blind.losses), color=FIRST, label="blank images", linewidth=1)
     ax.set(xlabel="step", ylabel="loss")
     ax.grid(linewidth=0.6)
     ax.legend()
     return canvas
+
+
+def _finite(losses: Sequence[float]) -> list[float]:
+    """A gap where a loss is inf: an axis cannot reach there."""
+    return [loss if math.isfinite(loss) else math.nan for loss in losses]
 
 
 def draw_predictions(predictions: Predictions, subject: Subject) -> Figure:
@@ -168,8 +174,9 @@ def draw_layers(first: FirstSteps) -> Figure:
         places = [i + shift for i in range(len(reading.activations))]
         dead.bar(places, [a.dead for a in reading.activations], 0.3, color=colour)
         _draw_spreads(gradients, [g.spread for g in reading.gradients], shift, colour, when)
-        places = [i + shift for i in range(len(reading.gradients))]
-        updates.scatter(places, [g.update for g in reading.gradients], s=10, color=colour)
+        moves = [(i + shift, g.update) for i, g in enumerate(reading.gradients)]
+        finite = [(place, move) for place, move in moves if 0 < move < math.inf]
+        updates.scatter([p for p, _ in finite], [m for _, m in finite], s=10, color=colour)
     outputs.set(ylabel="output", yscale="symlog", xticks=[])
     dead.set(ylabel="dead channels", ylim=(0, 1))
     dead.axhline(0.5, color=INK, linewidth=0.8, linestyle=":")
@@ -190,8 +197,12 @@ def draw_layers(first: FirstSteps) -> Figure:
 def _draw_spreads(
     ax: Axes, spreads: Sequence[Spread], shift: float, colour: str, label: str
 ) -> None:
-    places = [i + shift for i in range(len(spreads))]
-    low, lower, middle, upper, high = zip(*(s.quantiles for s in spreads), strict=True)
+    # a layer that is not finite has no place on the axis, and one that has no layers none at all
+    shown = [(i + shift, s.quantiles) for i, s in enumerate(spreads) if not s.not_finite]
+    if not shown:
+        return
+    places, quantiles = zip(*shown, strict=True)
+    low, lower, middle, upper, high = zip(*quantiles, strict=True)
     ax.vlines(places, low, high, color=colour, linewidth=0.8)
     ax.vlines(places, lower, upper, color=colour, linewidth=3)
     ax.scatter(places, middle, s=7, color=colour, zorder=3, label=label)
