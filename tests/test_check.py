@@ -591,23 +591,33 @@ def run(data_dir: Path, out: Path, *flags: str) -> int:
 
 @pytest.mark.slow
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The small DPN in two precisions on synthetic images: table, file and pictures."""
-    skipped = ["memory", "overfit", "first-steps", "baseline"]
-    flags = ["--dataset", "synthetic", "--precision", "fp32", "bf16-amp", "--skip", *skipped]
-    assert run(tmp_path, tmp_path / "out", *flags) == 0
+    """Two precisions of a user's own model: table, file and pictures."""
+    model = ["--model", "test_check:sound", "--dataset", "synthetic", "--skip", "memory", "overfit"]
+    out = tmp_path / "out"
+    assert run(tmp_path, out, *model, "--lr", "0.005", "--precision", "fp32", "bf16-amp") == 0
     lines = capsys.readouterr().out.splitlines()
     assert all(len(line) <= 80 for line in lines if not line.startswith("figures and pictures"))
     assert sum(line.startswith("own-pixels    pass") for line in lines) == 2
     assert sum(line.startswith("memory        skipped") for line in lines) == 2
-    report = json.loads((tmp_path / "out" / "check.json").read_text())
+    report = json.loads((out / "check.json").read_text())
     assert [case["case"]["precision"] for case in report["cases"]] == ["fp32", "bf16-amp"]
     for case in report["cases"]:
         assert [one["name"] for one in case["checks"]] == list(CHECKS)
         assert case["environment"]["torch"] == torch.__version__
-        named = {Path(picture).name for picture in case["pictures"]}
-        assert named == {"batch.png", "losses.png", "predictions.png", "layers.png"}
+        named = [Path(picture).name for picture in case["pictures"]]
+        assert named == ["batch.png", "losses.png", "predictions.png", "layers.png"]
         for picture in case["pictures"]:
-            assert (tmp_path / "out" / picture).read_bytes().startswith(b"\x89PNG")
+            assert (out / picture).read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)  # it takes 20 s of two idle cores
+def test_the_small_network_on_real_images(
+    cifar10: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ["--precision", "bf16-amp", "--batch-size", "32", "--device", "cpu"]
+    assert main([*flags, "--data-dir", str(cifar10), "--out", str(tmp_path)]) == 0
+    assert "14 of 14 checks passed" in capsys.readouterr().out
 
 
 @pytest.mark.slow
