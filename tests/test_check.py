@@ -611,7 +611,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1200)  # it takes 20 s of two idle cores
+@pytest.mark.timeout(1200)  # minutes where others use the cores
 def test_the_small_network_on_real_images(
     cifar10: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
