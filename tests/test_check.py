@@ -592,7 +592,9 @@ def run(data_dir: Path, out: Path, *flags: str) -> int:
 @pytest.mark.slow
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Two precisions of a user's own model: table, file and pictures."""
-    model = ["--model", "test_check:sound", "--dataset", "synthetic", "--skip", "memory", "overfit"]
+    model = ["--model", "test_check:sound", "--dataset", "synthetic"]
+    # of so few images of this dataset little can be learnt
+    model += ["--skip", "memory", "overfit", "first-steps", "baseline"]
     out = tmp_path / "out"
     assert run(tmp_path, out, *model, "--lr", "0.005", "--precision", "fp32", "bf16-amp") == 0
     lines = capsys.readouterr().out.splitlines()
