@@ -15,9 +15,10 @@ from bench.errors import UsageError, nearest
 from bench.flags import run_command
 
 COMMANDS = {
-    "Measure": ("sweep", "card"),
+    "Measure": ("sweep", "scales", "card"),
     "Read the results": ("report", "compare"),
-    "Check the machine and the harness": ("doctor", "crosscheck", "overhead", "rehearsal"),
+    "Check the machine and the training": ("doctor", "check"),
+    "Check the harness": ("crosscheck", "overhead", "rehearsal"),
     "Publish": ("asv_import", "publish"),
 }
 """The commands that people run, by what they are for. To add one, add the name of its module."""

@@ -1,4 +1,4 @@
-"""`python -m bench.check`: is this training sound?
+"""`python -m bench.check`: check that a training is sound, with a figure for each check.
 
 Every check is a short piece of training by the harness's own parts, set up as a worker sets it up
 to measure. Each passes or fails by a figure and its bounds; see `bench.check.checks`.

@@ -16,6 +16,7 @@ from bench.report.doubts import DOUBTS
 from bench.report.figures import CHANGES, COLOURS, Figure, draw_figures, inline, tabulate, undrawn
 from bench.report.model import Report
 from bench.report.quantities import QUANTITIES, Quantity, is_number
+from bench.report.scalemap import draw_scale_map, summarize_scale_map
 from bench.report.summaries import latest
 from bench.text import clean
 
@@ -45,6 +46,10 @@ def render(report: Report) -> str:
         changes=[figure for figure in shown if figure["name"] == CHANGES],
         figures=[figure for figure in shown if figure["name"] != CHANGES],
         undrawn=undrawn(figures),
+        maps=[
+            (inline(draw_scale_map(scales)), summarize_scale_map(scales))
+            for scales in report.scale_maps
+        ],
         constants=_constants(report.records),
         records=_embed(_records(report)),
         links=[(sweep.name, _link(sweep.file, report.home)) for sweep in report.sweeps],

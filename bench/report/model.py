@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from bench.report.effects import Effect
+    from bench.report.scalemap import ScaleMap
     from bench.report.sweeps import Sweep
 
 
@@ -83,6 +84,7 @@ class Report:
         tables: overview, effects, what compiling costs, and those beside other figures.
         notes: what must never part from the numbers of all the tables.
         outcomes: how many cases and runs there are, and how they ended.
+        scale_maps: those that `bench.scales` stored in the folders of the sweeps.
     """
 
     title: str
@@ -100,4 +102,5 @@ class Report:
     notes: tuple[str, ...]
     outcomes: str
     environments: Table
+    scale_maps: tuple[ScaleMap, ...]
     home: Path

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.errors import UsageError
-from bench.precision import PRECISIONS
+from bench.precision import PRECISIONS, is_dynamic
 from bench.report.model import NOTHING, Cell, Head, Table
 
 MAP, GRADIENTS, TRAININGS = "scales.json", "gradients.csv", "trainings.csv"
@@ -391,7 +391,7 @@ def _summarize(case: ScaleCase, tolerance: float) -> str:
 
 def _tell_seen(case: ScaleCase) -> str:
     """The steps at which every scale was looked at for an overflow."""
-    trained = {t.scales[0] for t in case.trainings if t.setting not in ("", "dynamic")}
+    trained = {t.scales[0] for t in case.trainings if t.setting and not is_dynamic(t.setting)}
     if case.way is Way.ROUNDED or trained.issuperset(case.scales):
         return f"in {case.steps} steps"
     return f"at step {', '.join(map(str, case.at))}"

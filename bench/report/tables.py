@@ -34,6 +34,12 @@ from bench.report.model import MOST_SECTIONS, NOTHING, Cell, Head, Report, Table
 from bench.report.notes import describe_constants, list_values, write_notes
 from bench.report.notices import warn
 from bench.report.quantities import GIB, QUANTITIES
+from bench.report.scalemap import (
+    ScaleMap,
+    read_scale_map,
+    scale_map_tables,
+    summarize_scale_map,
+)
 from bench.report.spread import Spread
 from bench.report.startup import find_prices, find_start
 from bench.store.attempts import number_groups
@@ -89,6 +95,9 @@ def build(
         *_tabulate_machines(cases, order, machines),
         *_tabulate_published(cases, machines),
     ]
+    scale_maps = [read_scale_map(sweep.file.parent) for sweep in sweeps]
+    for scales in filter(None, scale_maps):
+        tables += _tabulate_scales(scales)
     return Report(
         title=_title(sweeps),
         sweeps=sweeps,
@@ -105,6 +114,7 @@ def build(
         notes=tuple(write_notes(cases, varying)),
         outcomes=_count_outcomes(cases),
         environments=_environments(cases, machines),
+        scale_maps=tuple(filter(None, scale_maps)),
         home=home or Path.cwd(),
     )
 
@@ -377,6 +387,13 @@ def _tabulate_published(cases: pd.DataFrame, machines: Machines) -> Iterator[Tab
     lines = _find_starts(shown, [*headings, "precision"], machines)
     groups = {start: "" for start in lines if start} | starts
     yield replace(table, notes=(*table.notes, note), groups=groups)
+
+
+def _tabulate_scales(scales: ScaleMap) -> Iterator[Table]:
+    """What loss scales do to gradients; the sentences on it stand above its other notes."""
+    windows, *others = scale_map_tables(scales)
+    yield replace(windows, notes=(*summarize_scale_map(scales).splitlines(), *windows.notes))
+    yield from others
 
 
 # ------------------------------------------------------------------------------------------- rest

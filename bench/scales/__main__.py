@@ -1,4 +1,4 @@
-"""`python -m bench.scales`: which loss scales are safe, from what each does to the gradients."""
+"""`python -m bench.scales`: show which loss scales are safe, and what each does to gradients."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from bench.case import Value, format_value, parse_value
 from bench.data import Dataset
 from bench.data.batches import Batches
 from bench.models import build_model
-from bench.precision import PRECISIONS, set_flags
+from bench.precision import PRECISIONS, is_dynamic, set_flags
 from bench.report.scalemap import (
     Fate,
     Gradients,
@@ -72,7 +72,7 @@ def add_training(case: ScaleCase, training: ScaledTraining) -> ScaleCase:
     In the rounded way the fp32 training tells the overflows of every scale, at every step alike.
     """
     overflows, first = dict(case.overflows), training.first_overflow
-    if case.way is Way.TRAINED and training.setting != "dynamic" and first is not None:
+    if case.way is Way.TRAINED and not is_dynamic(training.setting) and first is not None:
         scale = training.scales[0]
         known = overflows.get(scale)
         if scale in case.scales and (known is None or first < known.step):

@@ -171,7 +171,6 @@ class Training:
         """What the next loss is multiplied by, float32 of shape ()."""
         return self.loss_scale.current()
 
-    def _classify(self, x: Tensor) -> Tensor:
     def classify(self, x: Tensor) -> Tensor:
         """Logits of images as a step computes them: (N, 3, 32, 32) to (N, classes), float32.
 
@@ -185,8 +184,7 @@ class Training:
         if logits.shape != (len(x), self._classes):
             raise UsageError(
                 f"the model returned {tuple(logits.shape)} for {len(x)} images; "
-                f"it must return ({len(x)}, {CLASSES})"
-                f"it is to return ({len(x)}, {self._classes})"
+                f"it must return ({len(x)}, {self._classes})"
             )
         return logits.float()
 
