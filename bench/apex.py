@@ -131,7 +131,7 @@ def choose_interface(apex: Apex | None, opt_level: str | None) -> Interface:
 def refuse_apex(apex: Apex | None, opt_level: str | None, device: str) -> str:
     """Say why a case cannot be trained with apex here, and what to do; empty where it can."""
     if device != "cuda":
-        return "NVIDIA apex trains on an NVIDIA GPU alone; fp16 is the same recipe on a CPU"
+        return "NVIDIA apex needs an NVIDIA GPU; fp16 is the same recipe on a CPU"
     try:
         choose_interface(apex, opt_level)
     except UnsupportedError as error:

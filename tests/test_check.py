@@ -673,3 +673,13 @@ def test_a_cpu_checks_the_small_network() -> None:
     assert (case.model, case.batch_size) == ("dpn-small", 64)
     (case,) = choose_cases({"device": ["cuda"]})
     assert (case.model, case.batch_size) == ("dpn92", 128)
+
+
+def test_a_precision_that_cannot_run_here_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    flags = ["--precision", "fp16-apex", "--model", "dpn-small", "--dataset", "synthetic"]
+    assert main([*flags, "--device", "cpu", "--out", str(out)]) == 2
+    assert "--precision fp16-apex: NVIDIA apex needs an NVIDIA GPU" in capsys.readouterr().err
+    assert not out.exists()

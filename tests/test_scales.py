@@ -752,6 +752,7 @@ def test_showing_a_map_imports_nothing_heavy(tmp_path: Path) -> None:
     [
         (["--precision", "fp61"], "--precision 'fp61': did you mean 'fp16'?"),
         (["--precision", "fp32"], "--precision 'fp32': its gradients are fp32 and need no scale"),
+        (["--precision", "fp16-apex"], "apex computes the gradients of fp16; use fp16"),
         (["--precision", "e5m2", "--way", "trained"], "use --way rounded"),
         (["--scales", "0"], "--scales '0': give numbers above 0, such as 128 or 2^16"),
         (["--scales", "nan"], "--scales 'nan'"),

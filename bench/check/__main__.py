@@ -19,6 +19,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, TextIO
 
+from bench.apex import find_apex, refuse_apex
 from bench.case import AXES, Case, Value, check_batches, format_value, grid, telling_axes
 from bench.check.checks import CHECKS, Answer, Finding, Result, answer
 from bench.data import DatasetInfo, prepare, progress_bar
@@ -198,7 +199,11 @@ def find_inputs(
     platform = found.platform(cases[0].device)
     models = {case.model: found.fingerprint(case.model) for case in cases}
     for case in cases:
-        if why := platform.refuse(PRECISIONS[case.precision]):
+        precision = PRECISIONS[case.precision]
+        why = platform.refuse(precision)
+        if precision.apex and not why:
+            why = refuse_apex(find_apex(), case.opt_level, case.device)
+        if why:
             raise UsageError(f"--precision {case.precision}: {why}; leave it out")
     with progress_bar() as progress:
         datasets = {

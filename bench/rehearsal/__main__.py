@@ -76,7 +76,7 @@ that needs more raises them here, and says what it gains.
 """
 
 
-SKIPPED = "apex steps on an NVIDIA GPU alone, and reads back there what it decides by"
+SKIPPED = "apex needs an NVIDIA GPU, and its steps wait for the GPU"
 """Why a precision that NVIDIA apex trains has no budget, and is not rehearsed."""
 
 

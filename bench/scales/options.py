@@ -32,7 +32,8 @@ TRAIN = ("1", "128", RECOMMENDED, "dynamic")
 
 NARROW = tuple(
     dict.fromkeys(
-        [n for n, p in PRECISIONS.items() if (p.autocast or p.weights) != "float32"] + [*FORMATS]
+        [n for n, p in PRECISIONS.items() if (p.autocast or p.weights) != "float32" and not p.apex]
+        + [*FORMATS]
     )
 )
 """Precisions and formats whose gradients can flush and overflow."""
@@ -184,6 +185,8 @@ def _parse_way(text: str | None, device: str) -> Way:
 
 
 def _parse_precision(text: str, way: Way) -> str:
+    if text in PRECISIONS and PRECISIONS[text].apex:
+        raise UsageError(f"--precision {text!r}: apex computes the gradients of fp16; use fp16")
     if text in PRECISIONS and text not in NARROW:
         raise UsageError(
             f"--precision {text!r}: its gradients are fp32 and need no scale; "
