@@ -165,7 +165,7 @@ class Case:
 
 AXES: dict[str, Field[Any]] = {axis.name: axis for axis in fields(Case)}
 
-FOLLOWS: dict[str, tuple[str, ...]] = {"precision": ("loss_scale", "skip_overflow")}
+FOLLOWS: dict[str, tuple[str, ...]] = {"precision": ("loss_scale", "skip_overflow", "opt_level")}
 """Axes that only some values of another axis have: where that one changes, so may these."""
 
 SAME_QUESTION = ("fraction",)

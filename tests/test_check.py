@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import ROOT
 from torch import Tensor, nn
 
 import bench.training.loop
@@ -27,6 +26,8 @@ from bench.check.subject import Subject
 from bench.data import DatasetInfo, load
 from bench.data.batches import Batches
 from bench.training.loop import Training
+
+ROOT = Path(__file__).parents[1]
 
 ALL = set(CHECKS)
 STEPS = 20

@@ -24,6 +24,7 @@ from bench.store.writer import Store
 CASE = Case(dataset="synthetic", device="cpu")
 SMALL = replace(CASE, batch_size=64)
 FP16 = replace(CASE, precision="fp16", loss_scale=128.0)
+APEX = replace(CASE, precision="fp16-apex", loss_scale=128.0)
 HERE = Environment(torch="2.13.0", python="3.12.1", host="lab", train_images=50000)
 
 SNAPSHOTS = Path(__file__).parent / "snapshots"
@@ -680,6 +681,7 @@ ANY_AXIS: dict[str, tuple[Case, Case, str, str]] = {
     "precision": (CASE, at(FP16, loss_scale=64.0, skip_overflow=True), "fp32", "fp16"),
     "loss_scale": (FP16, at(FP16, loss_scale="dynamic"), "128", "dynamic"),
     "skip_overflow": (FP16, at(FP16, skip_overflow=True), "off", "on"),
+    "opt_level": (at(APEX, opt_level="O1"), at(APEX, opt_level="O2"), "O1", "O2"),
     "batch_size": (CASE, SMALL, "128", "64"),
     "lr": (CASE, at(CASE, lr=0.1), "0.01", "0.1"),
     "fraction": (CASE, at(CASE, fraction=0.1), "1", "0.1"),

@@ -8,7 +8,7 @@ import pytest
 
 from bench.precision import POLICIES
 from bench.report.__main__ import main as report
-from bench.report.tables import name_scale
+from bench.report.axes import order_values
 from bench.store.reader import read_cases, read_records
 from bench.sweep.__main__ import main as sweep
 
@@ -35,7 +35,6 @@ def test_every_rule_has_its_row_and_only_numbers_a_place_on_the_axis(
         assert name in said
 
 
-def test_a_title_tells_which_rule() -> None:
-    assert name_scale("dynamic") == " with a dynamic loss scale"
-    assert name_scale("dynamic-apex") == " with loss scale dynamic-apex"
-    assert name_scale("128") == " at static loss scale 128"
+def test_rules_come_after_the_numbers() -> None:
+    scales = ["dynamic", "128", "dynamic-apex", "", "64"]
+    assert order_values("loss_scale", scales) == ["", "64", "128", "dynamic", "dynamic-apex"]
