@@ -268,6 +268,15 @@ def stand_in(command: str) -> str:
             return other
     if "bench.sweep" in command and "--list" not in command:
         return f"{command} --executor fake"
+    if "bench.scales" in command and "--show" not in command:
+        # a few steps of a small network; tests/test_scales.py maps in earnest
+        small = "--device cpu --model dpn-small --dataset synthetic --batch-size 4 --at 1 --train"
+        out = "" if "--out" in command else " --out results/scales"
+        return f"{command} {small} --scales 1 128{out}"
+    if "bench.check" in command:
+        slow = "initial-loss overfit first-steps baseline activations memory graphs"
+        small = f"--model dpn-small --dataset synthetic --precision fp32 --skip {slow}"
+        return f"{command} {small} --out results/checked-{len(command)}"
     if "bench.doctor" in command and "--from" not in command:
         # the doctor may rightly find this machine busy
         return f"{command} --from tests/recordings/healthy.json"

@@ -82,7 +82,7 @@ def _outcomes(rows: pd.DataFrame, varying: Collection[str]) -> Iterator[str]:
         more = f" and {len(names) - 3:,} more cases" if len(names) > 3 else ""
         yield f"{'; '.join(names[:3])}{more}: {ended}"
     if len(lines) > 8:
-        yield f"{len(lines) - 8} more outcomes have reasons; --format csv has them all."
+        yield f"{len(lines) - 8} more outcomes have reasons; --format csv has a column of them."
 
 
 def _noted(rows: pd.DataFrame) -> Iterator[str]:
@@ -92,7 +92,7 @@ def _noted(rows: pd.DataFrame) -> Iterator[str]:
         share = "Every case" if count == len(rows) else f"{count:,} of {len(rows):,} cases"
         yield f"{share}: {text}."
     if len(counts) > shown:
-        yield f"{len(counts) - shown:,} more notes like this; --format html has them all."
+        yield f"{len(counts) - shown:,} more notes like this; the records have a column of them."
 
 
 def list_values(rows: pd.DataFrame, name: str) -> list[str]:

@@ -360,21 +360,22 @@ def _tabulate_published(cases: pd.DataFrame, machines: Machines) -> Iterator[Tab
     order = [axis for axis in axes.ORDER if axis in ("precision", "loss_scale", "batch_size")]
     several = [axis for axis in axes.find_varying(beside) if axis not in order]
     headings = [axis for axis in several if axis in HEADINGS]
-    beside = sort_cases(beside, [*several, *order])
+    columns = [*order, *(axis for axis in several if axis not in headings)]
+    beside = sort_cases(beside, [*headings, *columns])
     time = QUANTITIES["epoch_time_s"]
     parts = [
-        *(_axis_part(axis, machines) for axis in [*several, *order] if axis not in headings),
+        *(_axis_part(axis, machines) for axis in columns),
         Part(Head(time.name, "epoch time (s)", time.help, True, time.better), time_cell),
         Part(
-            Head("published_epoch_time_s", "2019", "published epoch time of the RTX Titan, in s"),
+            Head("published_epoch_time_s", "2019 epoch time (s)", "published for the RTX Titan"),
             published_time_cell,
         ),
         _quantity_part("speedup", "speed-up over fp32"),
-        _quantity_part("speedup", "2019", True, "published_"),
+        _quantity_part("speedup", "2019 speed-up", True, "published_"),
         _quantity_part("memory_bytes", keep=7),
-        _quantity_part("memory_bytes", "2019", True, "published_", keep=7),
+        _quantity_part("memory_bytes", "2019 memory", True, "published_", keep=7),
         _quantity_part("memory_saved", keep=6),
-        _quantity_part("memory_saved", "2019", True, "published_", keep=6),
+        _quantity_part("memory_saved", "2019 memory saved", True, "published_", keep=6),
     ]
     table = _lay_out("rtx-titan", "Beside the published RTX Titan of 2019", parts, beside)
     note = (
