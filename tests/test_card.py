@@ -136,10 +136,13 @@ def test_rehearsed_interrupted_within_a_case_and_gone_on_with(tmp_path: Path) ->
     checks = json.loads((folder / CHECKS).read_text())
     assert len(checks["overhead"]["ratios"]) == 1
     assert checks["crosscheck"]["judgements"]["work"]["verdict"] == "agree"
+    assert "dpn-small, batch size 8, synthetic images: scales from" in card.phases["scales"].line
+    assert set(checks["scales"]) == {"scales.json", "gradients.csv", "trainings.csv"}
+    assert "unsupported" in card.phases["apex"].line
     names = {file.name for file in folder.iterdir()}
     assert names <= set(FILES)
     assert {STATE, RECORDS, CHECKS, LOG, PAGE} <= names
-    assert "<html" in (folder / PAGE).read_text()
+    assert "Safe loss scales" in (folder / PAGE).read_text()
     assert find_published(tmp_path, PUBLISHED) is None, "a rehearsal is never published"
 
 
@@ -248,7 +251,8 @@ def test_three_minutes_show_the_headline_and_tests(
     assert card.phases["overhead"].state is State.CUT
     said = "\n".join(summarize(card, Entry(State.DONE), [], seconds, "3"))
     assert "overhead    cut              –  needs about 65 s, " in said
-    assert "to continue with tests, rtx-titan, precision, overhead, crosscheck, repeats" in said
+    left = "tests, rtx-titan, precision, apex, overhead, crosscheck, scales, repeats"
+    assert f"to continue with {left}" in said
 
 
 def test_nine_minutes_measure_everything_once(card: Card, monkeypatch: pytest.MonkeyPatch) -> None:

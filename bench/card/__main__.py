@@ -1,7 +1,8 @@
 """`python -m bench.card`: run every measurement of a new GPU, in CARD_MINUTES.
 
-Doctor, the GPU tests, the presets rtx-titan and precision, the harness's overhead, an independent
-cross-check and repeats, by priority, into one folder under results/. The same command continues
+Doctor, the GPU tests, the presets rtx-titan and precision, NVIDIA apex, the harness's overhead, an
+independent cross-check, the loss-scale map and repeats, by priority, into one folder under
+results/. The same command continues
 where it was stopped. Without a GPU it rehearses itself on the CPU at a small scale.
 """
 

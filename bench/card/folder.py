@@ -20,12 +20,16 @@ from typing import Any
 
 from bench.errors import UsageError
 from bench.record import Status
+from bench.report.scalemap import GRADIENTS, MAP, TRAININGS
 from bench.store.cells import CONFIG, LOGS, RECORDS, STEPS
 from bench.store.reader import read_records
 
 STATE, CHECKS, LOG, PAGE = "card.json", "checks.json", "log.txt", "report.html"
 FIGURE, LOCK = "images-per-s.png", ".card.lock"
 FILES = (STATE, RECORDS, STEPS, CONFIG, CHECKS, LOG, PAGE, FIGURE)
+MAP_FILES = (MAP, GRADIENTS, TRAININGS)
+"""Of `bench.scales`; they are kept within `CHECKS`."""
+
 DERIVED = (PAGE, FIGURE)
 """Made from the records: what can be left out of a folder that is too large."""
 
@@ -188,6 +192,25 @@ def find_published(results: Path, phases: tuple[str, ...]) -> Card | None:
     return next(cards, None)
 
 
+def fold_map(card: Card) -> None:
+    """Keep the files of a loss-scale map in `CHECKS`, and take them and its pages away."""
+    texts = {name: (card.folder / name).read_text(encoding="utf-8") for name in MAP_FILES}
+    card.write_checks("scales", texts)
+    for file in card.folder.glob("scales.*"):
+        file.unlink()
+    for name in MAP_FILES:
+        (card.folder / name).unlink(missing_ok=True)
+
+
+def unfold_map(folder: Path) -> None:
+    """Put the files of a folded map back, for a report to read."""
+    with suppress(OSError, ValueError):
+        texts = json.loads((folder / CHECKS).read_text()).get("scales", {})
+        for name in MAP_FILES:
+            if name in texts:
+                (folder / name).write_text(texts[name], encoding="utf-8")
+
+
 def tidy(folder: Path) -> list[str]:
     """Leave only what the limits allow; fold the logs of failed cases into `LOG`.
 
@@ -200,7 +223,7 @@ def tidy(folder: Path) -> list[str]:
         for title, text in _loose_ends(folder):
             log.write(f"\n== {title} ==\n{text}\n")
     shutil.rmtree(folder / LOGS, ignore_errors=True)
-    for name in (LOCK, ".lock", ".holder", f".{STATE}", f".{CONFIG}"):
+    for name in (LOCK, ".lock", ".holder", f".{STATE}", f".{CONFIG}", *MAP_FILES):
         (folder / name).unlink(missing_ok=True)
     for torn in folder.glob("*.torn-*"):
         torn.unlink()

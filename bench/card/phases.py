@@ -18,8 +18,18 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Protocol
 
-from bench.card.folder import FIGURE, PAGE, Card, Entry, State
+from bench.card.folder import (
+    FIGURE,
+    MAP_FILES,
+    PAGE,
+    Card,
+    Entry,
+    State,
+    fold_map,
+    unfold_map,
+)
 from bench.record import Status
+from bench.report.scalemap import read_scale_map, summarize_scale_map
 from bench.store.cells import LOGS, RECORDS
 from bench.store.reader import read_history, read_records
 from bench.sweep.options import choose_cases, parse_arguments
@@ -79,6 +89,11 @@ class Scale:
     pairs: int = 2
     sweep: tuple[str, ...] = ()
     check: tuple[str, ...] = ("--batch-size", "256")
+    map: tuple[str, ...] = (
+        *("--model", "dpn92", "--precision", "fp16", "fp16-amp"),
+        *("--scales", "1", "128", "2^16", "2^24"),
+        *("--train", "1", "128", "2^16", "2^24", "dynamic"),
+    )
 
     def sweep_flags(self) -> list[str]:
         """What every sweep is told beside its preset."""
@@ -105,6 +120,22 @@ def rehearse(fraction: float | None) -> Scale:
         # fp16 is emulated on most CPUs, and then a row that says so
         sweep=("--model", "dpn-small", "--batch-size", "32"),
         check=("--model", "dpn-small", "--batch-size", "32", "--precision", "fp32"),
+        map=(
+            "--model",
+            "dpn-small",
+            "--batch-size",
+            "8",
+            "--at",
+            "1",
+            "--steps",
+            "2",
+            "--scales",
+            "1",
+            "128",
+            "2^24",
+            "--train",
+            "128",
+        ),
     )
 
 
@@ -307,15 +338,38 @@ def write_report(card: Card, children: Children) -> Entry:
     """Make the page and the picture of what the folder holds now."""
     if not (card.folder / RECORDS).is_file():
         return Entry(State.ABSENT, line="there are no records to report")
+    unfold_map(card.folder)
     page, figures = card.folder / PAGE, card.folder / LOGS / "figures"
     command = [sys.executable, "-m", "bench.report", str(card.folder), "--format", "html"]
     ended = children.run([*command, "-o", str(page), "--figures", str(figures)])
-    # with several panels they are numbered, and the first is the first table's
-    if pictures := sorted(figures.glob(f"{Path(FIGURE).stem}*.png")):
-        pictures[0].replace(card.folder / FIGURE)
+    if (picture := figures / FIGURE).is_file():
+        picture.replace(card.folder / FIGURE)
     if ended.returncode:
         return Entry(State.FAILED, returncode=ended.returncode, line=ended.last)
-    return Entry(State.DONE, returncode=0, line=f"{PAGE}, {FIGURE}" if pictures else PAGE)
+    return Entry(
+        State.DONE,
+        returncode=0,
+        line=f"{PAGE}, {FIGURE}" if (card.folder / FIGURE).is_file() else PAGE,
+    )
+
+
+def _map_scales(card: Card, scale: Scale, children: Children) -> Entry:
+    command = [sys.executable, "-m", "bench.scales", *scale.map, "--out", str(card.folder)]
+    command += ["--device", scale.device, "--dataset", scale.dataset]
+    command += ["--data-dir", str(scale.data_dir)] if scale.data_dir else []
+    command += ["--allow-shared"] if scale.allow_shared else []
+    ended = children.run(command, quiet=True)
+    if ended.stopped or ended.returncode:
+        for file in (*card.folder.glob("scales.*"), *(card.folder / n for n in MAP_FILES)):
+            file.unlink(missing_ok=True)  # one that lacks cases would be refused next time
+    if ended.stopped:
+        state = State.INTERRUPTED if children.interrupted else State.CUT
+        return Entry(state, returncode=ended.returncode, line="stopped: it did not end in time")
+    found = read_scale_map(card.folder) if ended.returncode == 0 else None
+    if found is None:
+        return Entry(State.FAILED, returncode=ended.returncode, line=ended.last or "no map")
+    fold_map(card)
+    return Entry(State.DONE, returncode=0, line=" ".join(summarize_scale_map(found).splitlines()))
 
 
 def _repeats(scale: Scale) -> str:
@@ -338,6 +392,13 @@ PHASES: dict[str, Phase] = {
         Phase("rtx-titan", "the nine cases of 2019", 30, 10, _sweep("--preset", "rtx-titan")),
         Phase("precision", "every precision", 25, 10, _sweep("--preset", "precision")),
         Phase(
+            "apex",
+            "NVIDIA apex beside our own fp16, where it is installed",
+            25,
+            10,
+            _sweep("--precision", "fp16-apex", "--batch-size", "256", "--loss-scale", "128"),
+        ),
+        Phase(
             "overhead",
             "what the harness adds to an epoch",
             65,
@@ -351,6 +412,7 @@ PHASES: dict[str, Phase] = {
             14,
             _check("crosscheck", _describe_crosscheck),
         ),
+        Phase("scales", "which loss scales are safe for DPN-92", 60, 14, _map_scales),
         Phase(
             "repeats",
             "rtx-titan again, in fresh processes",
@@ -367,8 +429,10 @@ AGENDA: tuple[tuple[str, float], ...] = (
     ("tests", 0.2),
     ("rtx-titan", 1),
     ("precision", 1),
+    ("apex", 1),
     ("overhead", 1),
     ("crosscheck", 1),
+    ("scales", 1),
     ("tests", 1),
     ("repeats", 1),
 )
