@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from made_up import make_fake_cards, make_quick
+from made_up import make_fake_cards, make_quick, make_switches
 
 
 @pytest.fixture(scope="session")
@@ -19,6 +19,12 @@ def fake_cards(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 def quick(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of `make_quick`."""
     return make_quick(tmp_path_factory.mktemp("quick"))
+
+
+@pytest.fixture(scope="session")
+def switches(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of `make_switches`."""
+    return make_switches(tmp_path_factory.mktemp("switches"))
 
 
 @pytest.fixture

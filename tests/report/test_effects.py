@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from made_up import EFFECTS, GIB, MODELS, make_record, make_switches, measured, write_sweep
+from made_up import EFFECTS, GIB, MODELS, make_record, measured, write_sweep
 
 from bench import verdict
 from bench.case import Case
@@ -105,9 +105,9 @@ def test_p_values_are_adjusted_over_all_changes(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_planted_effects_are_found(tmp_path: Path) -> None:
+def test_planted_effects_are_found(switches: Path) -> None:
     """Three networks on two machines, two precisions, two switches: each axis acts on its own."""
-    report = build(read_sweeps([make_switches(tmp_path)]))
+    report = build(read_sweeps([switches]))
     assert report.axes == (
         "machine",
         "model",
@@ -134,7 +134,8 @@ def test_planted_effects_are_found(tmp_path: Path) -> None:
     assert compiled.ratio.judge(STEADY) is Verdict.LOWER
 
 
-@settings(max_examples=25, deadline=None)
+@pytest.mark.slow
+@settings(max_examples=20, deadline=None)
 @given(
     base=st.floats(1e-3, 1e5),
     factors=st.lists(st.floats(0.1, 10), min_size=1, max_size=4, unique=True),
@@ -352,8 +353,8 @@ def test_fraction_has_a_column_only_where_nothing_else_tells_rows_apart(tmp_path
     assert [head.name for head in report.tables[0].heads][:2] == ["fraction", "epoch_time_s"]
 
 
-def test_neighbours_differ_in_one_thing(tmp_path: Path) -> None:
-    report = build(read_sweeps([make_switches(tmp_path, repeats=1)]))
+def test_neighbours_differ_in_one_thing(switches: Path) -> None:
+    report = build(read_sweeps([switches]))
     (table,) = [table for table in report.tables if table.name == "overview"]
     assert sorted(table.groups.values()) == sorted(
         f"{place} · {model}" for place in ("NVIDIA H200", "AMD EPYC") for model in MODELS
@@ -425,10 +426,10 @@ def test_outcomes_are_counted_at_the_end(tmp_path: Path, report: Run) -> None:
 
 @pytest.mark.parametrize("columns", [80, 60, 120])
 def test_text_is_no_wider_than_asked(
-    tmp_path: Path, report: Run, monkeypatch: pytest.MonkeyPatch, columns: int
+    switches: Path, report: Run, monkeypatch: pytest.MonkeyPatch, columns: int
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
-    _, out, _ = report(make_switches(tmp_path, repeats=3))
+    _, out, _ = report(switches)
     assert max(map(len, out.splitlines())) <= columns
     assert re.search(r"NVIDIA H200 · dpn92\n", out)
     if columns >= 80:
@@ -436,11 +437,8 @@ def test_text_is_no_wider_than_asked(
         assert "Not shown at this width: " in out
 
 
-def test_where_nothing_asks_for_a_width_every_column_is_shown(
-    tmp_path: Path, report: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("COLUMNS", raising=False)
-    _, out, _ = report(make_switches(tmp_path, repeats=3))
+def test_where_nothing_asks_for_a_width_every_column_is_shown(switches: Path, report: Run) -> None:
+    _, out, _ = report(switches)
     assert "Not shown" not in out
 
 

@@ -13,7 +13,7 @@ from bench.store.reader import read_cases, read_records
 from bench.sweep.__main__ import main as sweep
 
 
-@pytest.mark.parametrize("format", ["text", "html"])
+@pytest.mark.parametrize("format", ["text", pytest.param("html", marks=pytest.mark.slow)])
 def test_every_rule_has_its_row_and_only_numbers_a_place_on_the_axis(
     format: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
