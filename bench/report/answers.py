@@ -20,13 +20,17 @@ from bench.report.cells import (
     name_case,
     remarks,
     write_quantity,
+    write_ratio,
 )
 from bench.report.doubts import DOUBTS
 from bench.report.model import MOST_SECTIONS, Answer
 from bench.report.quantities import QUANTITIES, is_number
+from bench.verdict import Verdict
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from bench.report.effects import Effect
 
 
 def answer(cases: pd.DataFrame, machines: Machines, varying: Collection[str]) -> Iterator[Answer]:
@@ -45,6 +49,51 @@ def answer(cases: pd.DataFrame, machines: Machines, varying: Collection[str]) ->
             about = machines[pair] + (f", {model} on {dataset}" if several else "")
             said = (_fastest(rows, named), _largest(rows))
             yield Answer(about, tuple(filter(None, said)))
+
+
+MOST_EFFECTS = 6
+"""Changes that are said in a sentence."""
+
+
+def summarize_effects(effects: Sequence[Effect]) -> str:
+    """One sentence on what precisions and switches do; empty if none was varied."""
+    asked = [e for e in effects if e.time and (e.axis == "precision" or e.after == "on")]
+    said = [_tell_effect(effect) for effect in asked[:MOST_EFFECTS]]
+    if not said:
+        return ""
+    few = any(e.time and e.time.ratio.judge(STEADY) is Verdict.NONE for e in asked)
+    more = f" With fewer than {MIN_REPEATS} repeats this is not certain." if few else ""
+    return f"All else equal, {'; '.join(said)}.{more}"
+
+
+def _tell_effect(effect: Effect) -> str:
+    time = effect.time
+    assert time is not None
+    if time.ratio.value is None:
+        return f"{_name_change(effect)}: {time.ratio.lack}"
+    about = ESTIMATE if effect.estimated else ""
+    speed = f"{about}{write_ratio(1 / time.ratio.value)}× as fast as {_name_before(effect)}"
+    verdict = time.ratio.judge(STEADY)
+    if time.mixed:
+        sure = ", not alike in all cases"
+    elif verdict is Verdict.NONE:
+        sure = ""
+    elif verdict is Verdict.SAME:
+        sure = ", the same"
+    else:
+        assert time.ratio.low is not None
+        assert time.ratio.high is not None
+        ends = f"{write_ratio(1 / time.ratio.high)} to {write_ratio(1 / time.ratio.low)}"
+        sure = f" ({ends})" if verdict is not Verdict.AMBIGUOUS else f" ({ends}: not certain)"
+    return f"{_name_change(effect)} is {speed}{sure}"
+
+
+def _name_change(effect: Effect) -> str:
+    return effect.after if effect.axis == "precision" else f"with {name_axis(effect.axis)}, it"
+
+
+def _name_before(effect: Effect) -> str:
+    return effect.before if effect.axis == "precision" else "without"
 
 
 def _fastest(cases: pd.DataFrame, named: Sequence[str]) -> str:
@@ -177,7 +226,7 @@ def _against_other_fp32(row: Row, others: pd.DataFrame, settings: Sequence[str])
         others: the fp32 cases with a time, fastest first; none has the settings of ``row``.
     """
     if not len(others):
-        return "; no fp32 case was timed to compare it with"
+        return "; there is no fp32 case here to compare it with"
     unlike = sum((others[name] != getattr(row, name)).astype(int) for name in settings)
     unlike = unlike + (others["batch_size"] != row.batch_size)
     other = next(iterate(others[unlike == unlike.min()]))

@@ -52,6 +52,11 @@ def number_cell(value: float) -> Cell:
     return Cell(write_number(value), value) if is_number(value) else Cell(NOTHING)
 
 
+def write_ratio(value: float) -> str:
+    """Two decimals, or two digits below a tenth."""
+    return f"{value:.2f}" if value >= 0.1 else f"{value:.2g}"
+
+
 def _write_spread(quantity: Quantity, row: Row, value: float) -> str:
     """The ends of a number's spread: of repeats in parentheses, within one run in brackets."""
     low, high = (getattr(row, f"{quantity.name}_{end}", math.nan) for end in ("low", "high"))

@@ -6,10 +6,11 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from bench.case import AXES
 from bench.limits import MIN_REPEATS, STEADY
 from bench.report import axes
 from bench.report.axes import name_axis
-from bench.report.cells import ESTIMATE, Row, iterate, name_case, number_cell
+from bench.report.cells import ESTIMATE, Row, iterate, name_case, number_cell, write_ratio
 from bench.report.effects import TIME, Effect, Estimate
 from bench.report.learning import MARGIN, Lesson
 from bench.report.model import NOTHING, Cell, Head, Table
@@ -28,23 +29,27 @@ MOST_PRICES = 16
 # ---------------------------------------------------------------------------------------- effects
 
 
-def tabulate_effects(effects: Sequence[Effect]) -> Iterator[Table]:
-    """One row a change of one axis."""
+def tabulate_effects(effects: Sequence[Effect], cases: pd.DataFrame) -> Iterator[Table]:
+    """One row a change of one axis.
+
+    Args:
+        cases: by whose ``cell`` the effects name them.
+    """
     if not effects:
         return
     heads = (
         Head("change", "change", "what changes, all else equal", False, wrap=True),
-        Head("pairs", "pairs", "how many pairs of cases differ in that alone", keep=7),
         Head("speed", "speed", "epoch time before over after, geometric mean", better="higher"),
-        Head("interval", "95 % interval", "of the speed over these pairs", keep=8),
         Head("verdict", "verdict", f"against a margin of {100 * STEADY:.0f} %", False),
-        Head("range", "lowest–highest pair", "speed of the pairs", keep=5),
-        Head("memory", "memory", "change of the peak", better="lower", keep=8),
+        Head("interval", "95 % interval", "of the speed over these pairs", keep=8),
+        Head("range", "range of pairs", "speed of the pairs", keep=7),
+        Head("pairs", "pairs", "how many pairs of cases differ in that alone", keep=8),
+        Head("memory", "memory", "change of the peak", better="lower", keep=6),
         Head("energy", "energy", "change of an epoch's", better="lower", keep=4),
-        Head("loss", "loss", "difference of the training loss", better="lower", keep=7),
-        Head("doubts", "remarks", "what speaks against a case of these", False, keep=6, wrap=True),
+        Head("loss", "loss", "difference of the training loss", better="lower", keep=5),
+        Head("doubts", "remarks", "what speaks against a case of these", False, keep=8, wrap=True),
     )
-    rows = [_write_effect(effect) for effect in effects]
+    rows = [_write_effect(effect, cases) for effect in effects]
     unsaid = ("", NOTHING, TIME.word(Verdict.NONE))
     kept = [i for i in range(len(heads)) if any(row[i].text not in unsaid for row in rows)]
     starts = [i for i in range(1, len(effects)) if effects[i].axis != effects[i - 1].axis]
@@ -59,18 +64,19 @@ def tabulate_effects(effects: Sequence[Effect]) -> Iterator[Table]:
     )
 
 
-def _write_effect(effect: Effect) -> tuple[Cell, ...]:
+def _write_effect(effect: Effect, cases: pd.DataFrame) -> tuple[Cell, ...]:
     mark = ESTIMATE if effect.estimated else ""
-    time = effect.time
+    time, pairs = effect.time, len(effect.pairs)
     change = f"{name_axis(effect.axis)}: {effect.before} → {effect.after}"
+    remarks = [*effect.doubts, *([_tell_ends(effect, time, cases)] if time and time.mixed else [])]
     return (
         Cell(change, change),
-        Cell(str(len(effect.pairs)), len(effect.pairs)),
         *(_write_speed(time, mark) if time else [Cell(NOTHING)] * 4),
-        _write_percent(effect.memory),
-        _write_percent(effect.energy, mark),
-        _write_difference(effect.loss),
-        Cell(", ".join(effect.doubts)),
+        Cell(str(pairs), pairs),
+        _write_percent(effect.memory, pairs),
+        _write_percent(effect.energy, pairs, mark),
+        _write_difference(effect.loss, pairs),
+        Cell(", ".join(remarks)),
     )
 
 
@@ -78,50 +84,77 @@ def _write_speed(time: Estimate, mark: str) -> Iterator[Cell]:
     ratio = time.ratio
     if ratio.value is None:
         return
-    yield Cell(f"{mark}{_write_ratio(1 / ratio.value)}×", 1 / ratio.value)
+    yield Cell(f"{mark}{write_ratio(1 / ratio.value)}×", 1 / ratio.value)
+    yield Cell(MIXED if time.mixed else TIME.word(ratio.judge(STEADY)))
     if ratio.low is None or ratio.high is None:
         yield Cell(NOTHING)
     else:
-        yield Cell(f"{_write_ratio(1 / ratio.high)}–{_write_ratio(1 / ratio.low)}")
-    yield Cell(TIME.word(ratio.judge(STEADY)))
+        yield Cell(f"{write_ratio(1 / ratio.high)}–{write_ratio(1 / ratio.low)}")
     several = time.pairs > 1
-    ends = f"{_write_ratio(1 / time.highest)}–{_write_ratio(1 / time.lowest)}"
+    ends = f"{write_ratio(1 / time.highest)}–{write_ratio(1 / time.lowest)}"
     yield Cell(ends if several else NOTHING)
 
 
-def _write_ratio(value: float) -> str:
-    return f"{value:.2f}" if value >= 0.1 else f"{value:.2g}"
+MIXED = "mixed"
+"""The verdict on a change that makes some cases faster and others not."""
 
 
-def _write_percent(estimate: Estimate | None, mark: str = "") -> Cell:
+def _tell_ends(effect: Effect, time: Estimate, cases: pd.DataFrame) -> str:
+    """Name the pairs between which the effect lies: ``1.00× at fp32, 1.11× at bf16-amp``."""
+    after = cases[cases["cell"].isin([b for _, b in effect.pairs])]
+    named = [axis for axis in axes.find_varying(after) if axis in AXES]
+    rows = {row.cell: row for row in iterate(after[after["cell"].isin(time.ends)])}
+    fast, slow = time.ends
+    said = [
+        f"{write_ratio(1 / ratio)}× at {name_case(rows[cell], named) or 'the other machine'}"
+        for ratio, cell in ((time.highest, slow), (time.lowest, fast))
+    ]
+    return ", ".join(said)
+
+
+def _write_percent(estimate: Estimate | None, pairs: int, mark: str = "") -> Cell:
     if estimate is None or estimate.ratio.value is None:
         return Cell(NOTHING)
-    change = 100 * (estimate.ratio.value - 1)
-    return Cell(
-        f"{mark}{change:+.1f} %".replace("-0.0 %", "0.0 %").replace("+0.0 %", "0.0 %"), change / 100
-    )
+    change = estimate.ratio.value - 1
+    return Cell(f"{mark}{_sign(100 * change, 1)} %{_tell_pairs(estimate, pairs)}", change)
 
 
-def _write_difference(estimate: Estimate | None) -> Cell:
+def _write_difference(estimate: Estimate | None, pairs: int) -> Cell:
     if estimate is None:
         return Cell(NOTHING)
     reach = f" ±{estimate.reach:.3f}" if estimate.reach is not None else ""
-    return Cell(f"{estimate.difference:+.3f}{reach}", estimate.difference)
+    text = f"{_sign(estimate.difference, 3)}{reach}{_tell_pairs(estimate, pairs)}"
+    return Cell(text, estimate.difference)
+
+
+def _tell_pairs(estimate: Estimate, pairs: int) -> str:
+    """How many of the pairs a number is of, where these are not all."""
+    return f" ({estimate.pairs} of {pairs})" if estimate.pairs < pairs else ""
+
+
+def _sign(value: float, decimals: int) -> str:
+    """Write a difference with its sign; what rounds to zero has none."""
+    text = f"{value:+.{decimals}f}"
+    return text if float(text) else text[1:]
 
 
 def _note_effects(effects: Sequence[Effect]) -> Iterator[str]:
     """How to read the table, and what is missing for a verdict."""
     yield (
         "Speed: epoch time before the change over that after it, geometric mean over all pairs of "
-        "cases that differ in it alone (main loss scale of each precision)."
+        "cases that differ in it alone. Precisions are compared at their default loss scale, or "
+        "the commonest."
     )
     times = [effect.time for effect in effects if effect.time]
     if any(time.ratio.p is not None for time in times):
         yield (
             "Interval: 95 %, of the mean over these pairs (Welch). Verdict: against a margin of "
             f"{100 * STEADY:.0f} %, p adjusted for all changes by Holm. python -m bench.compare "
-            "RESULTS --axis AXIS BEFORE AFTER judges each pair."
+            "RESULTS --axis AXIS BEFORE AFTER judges each pair, by the ratio of times after over "
+            "before."
         )
+    if any(time.mixed for time in times):
+        yield "Mixed: pairs differ in their verdicts; the remarks name the two ends."
     if any(
         time.ratio.value is not None and time.ratio.p is None and not time.ratio.exact
         for time in times
@@ -142,12 +175,12 @@ def tabulate_learning(lessons: Sequence[Lesson]) -> Iterator[Table]:
         return
     heads = (
         Head("change", "change", "which precision is compared with which", False, wrap=True),
-        Head("metric", "metric", "what is compared", False, keep=8),
+        Head("metric", "metric", "what is compared", False),
         Head("verdict", "verdict", f"at a margin of {100 * MARGIN:.0f} %", False),
         Head("ratio", "ratio", "after over before, over seeds", keep=8),
-        Head("interval", "90 % interval", "of the ratio", keep=7),
+        Head("interval", "90 % interval", "of the ratio", keep=8),
         Head("seeds", "seeds", "that were compared"),
-        Head("needed", "seeds needed", "for a verdict, probably", keep=8),
+        Head("needed", "seeds needed", "for a verdict, probably", keep=7),
     )
     yield Table(
         "learning",
@@ -189,8 +222,8 @@ def tabulate_prices(cases: pd.DataFrame, prices: Sequence[Price]) -> Iterator[Ta
         Head("case", "case", "in which case", False, wrap=True),
         Head("off", "start-up without (s)", "set-up and warm-up without it", keep=7),
         Head("on", "start-up with (s)", "set-up and warm-up with it", keep=7),
-        Head("saved", "saved an epoch (s)", "how much shorter an epoch is"),
-        Head("epochs", "pays after", "whole epochs until it has paid", better="lower"),
+        Head("saved", "saved per epoch (s)", "how much shorter an epoch is"),
+        Head("epochs", "pays off after", "whole epochs until it has paid off", better="lower"),
     )
     shown = prices[:MOST_PRICES]
     rows = tuple(
@@ -211,19 +244,26 @@ def tabulate_prices(cases: pd.DataFrame, prices: Sequence[Price]) -> Iterator[Ta
     )
     yield Table(
         "start-up",
-        f"What {what} costs before the first epoch, and when it has paid",
+        f"What {what} costs before the first epoch, and when it pays off",
         heads,
         rows,
         (
-            "Start-up: process start to the end of warm-up, of the slowest repeat: later ones find "
-            "compiled code in a cache on disk.",
+            "Start-up: process start to the end of warm-up, with the slowest first steps of all "
+            "repeats, because later repeats find compiled code in a cache.",
             *_note_prices(prices),
         ),
     )
 
 
 def _note_prices(prices: Sequence[Price]) -> Iterator[str]:
-    """What all pairs say together, where they are too many to be shown."""
+    """What all pairs say together, and how sure it is."""
+    if any(price.ends is None for price in prices):
+        yield (
+            f"Without {MIN_REPEATS} repeats of both cases the saving may be chance; use --repeats "
+            f"{MIN_REPEATS}."
+        )
+    elif any(_is_unclear(price) for price in prices):
+        yield "Cannot tell: the 95 % interval of the times includes no saving; use more --repeats."
     if len(prices) <= MOST_PRICES:
         return
     for axis in PREPARING:
@@ -232,10 +272,17 @@ def _note_prices(prices: Sequence[Price]) -> Iterator[str]:
             low, middle, high = epochs[0], epochs[len(epochs) // 2], epochs[-1]
             said = ["never" if math.isinf(e) else f"{e:,.0f}" for e in (low, middle, high)]
             yield (
-                f"Epochs until {name_axis(axis)} has paid, over all {len(epochs):,} pairs: "
+                f"Epochs until {name_axis(axis)} pays off, over all {len(epochs):,} pairs: "
                 f"{said[0]} at best, {said[1]} in the median, {said[2]} at worst."
             )
     yield f"{len(prices) - MOST_PRICES:,} more pairs are left out; --where chooses."
+
+
+def _is_unclear(price: Price) -> bool:
+    """Whether the epochs with and without may be equally long."""
+    ratio = price.ratio
+    known = ratio.low is not None and ratio.high is not None
+    return known and ratio.low <= 1 <= ratio.high  # type: ignore[operator]
 
 
 def _write_saved(price: Price, by_cell: dict[int, Row]) -> Cell:
@@ -244,8 +291,14 @@ def _write_saved(price: Price, by_cell: dict[int, Row]) -> Cell:
 
 
 def _write_epochs(price: Price) -> Cell:
+    if _is_unclear(price):
+        return Cell("cannot tell")
     if math.isinf(price.epochs):
         return Cell("never")
     if price.epochs == 0:
         return Cell("at once", 0)
-    return Cell(count(int(price.epochs), "epoch"), price.epochs)
+    text = count(int(price.epochs), "epoch")
+    if price.ends is not None and price.ends[0] != price.ends[1]:
+        low, high = (f"{end:,.0f}" if math.isfinite(end) else "never" for end in price.ends)
+        text += f" ({low}–{high})"
+    return Cell(text, price.epochs)

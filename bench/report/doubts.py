@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from bench.gpu.nvml import EFFECTS
 from bench.limits import BUSY_CORES, STEADY
-from bench.precision import Arithmetic
+from bench.precision import Arithmetic, is_dynamic
 from bench.record import Status
 from bench.report.quantities import positive, step_noise
 
@@ -21,6 +21,10 @@ NOISY_STEPS = 0.05
 
 FEW_STEPS = 4
 """Below this many measured steps their spread says nothing."""
+
+MOST_SKIPPED = 0.1
+"""Above this share of the steps, skipping is told: a dynamic scale that has settled skips one in
+two thousand."""
 
 SHORT_ENERGY_S = 2.0
 """Below this many seconds an energy is doubted: NVML's readings are 0.1 s apart, and the power of
@@ -130,6 +134,13 @@ def _unclear(records: pd.DataFrame) -> pd.Series:
     return found.map(lambda names: Arithmetic.UNCLEAR in names).astype(bool)
 
 
+def _skipped(records: pd.DataFrame) -> pd.Series:
+    """Whether many steps left the weights as they were."""
+    skips = records["skip_overflow"].astype(bool) | records["loss_scale"].map(is_dynamic)
+    share = records["overflow_steps"] / positive(records["measured_steps"].astype(float))
+    return skips & (share > MOST_SKIPPED)
+
+
 def _quote(column: str) -> Callable[[pd.DataFrame], str]:
     """Say the texts of a column, for display."""
 
@@ -180,7 +191,7 @@ DOUBTS: dict[str, Doubt] = {
             "diverged",
             "diverged",
             "The loss became inf or NaN; time and memory are still valid",
-            "Use a lower --lr or, for an fp16 precision, --loss-scale dynamic.",
+            "Use a lower --lr or, for a static loss scale, --loss-scale dynamic.",
             lambda r: r["status"] == Status.DIVERGED.value,
         ),
         Doubt(
@@ -259,6 +270,15 @@ DOUBTS: dict[str, Doubt] = {
             "memory for the probe.",
             # flags are read back right before it
             lambda r: (r["flags"] != "") & (r["arithmetic"] == ""),
+            fatal=False,
+        ),
+        Doubt(
+            "skipped",
+            "steps skipped",
+            f"More than {100 * MOST_SKIPPED:.0f} % of the steps were skipped because their "
+            "gradients overflowed, so that less was learnt",
+            "Use a smaller static --loss-scale, or a larger --fraction: a dynamic scale settles.",
+            _skipped,
             fatal=False,
         ),
         Doubt(

@@ -19,7 +19,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from bench.case import AXES, FOLLOWS, SAME_QUESTION, free_axes
-from bench.limits import MIN_REPEATS
+from bench.limits import MIN_REPEATS, STEADY
 from bench.record import COMPARABLE, Status
 from bench.report import quantities
 from bench.report.axes import (
@@ -72,6 +72,8 @@ class Estimate:
         ratio: after over before, of geometric means.
         pairs: how many there are.
         lowest: the ratio of the pair where it is lowest; ``highest`` where it is highest.
+        ends: the ``cell`` after the change of these two pairs.
+        mixed: whether pairs, each judged by its own interval, differ in their verdicts.
         difference: after minus before, in the metric's SI unit: the mean over the pairs.
         reach: half the 95 % interval of that difference; None where the ratio has no interval.
     """
@@ -80,6 +82,8 @@ class Estimate:
     pairs: int
     lowest: float
     highest: float
+    ends: tuple[int, int]
+    mixed: bool
     difference: float
     reach: float | None
 
@@ -269,11 +273,14 @@ def _estimate(metric: Metric, change: _Change, readings: pd.DataFrame) -> Estima
     ratio, reach = _judge_seeds(pairs, readings) if metric.seeded else (None, None)
     if ratio is None:
         ratio, reach = _judge(metric, a, b, shifts)
+    after = pairs["cell_b"].tolist()
     return Estimate(
         ratio,
         len(pairs),
         float(np.exp(shifts.min())),
         float(np.exp(shifts.max())),
+        (after[int(shifts.argmin())], after[int(shifts.argmax())]),
+        ratio.p is not None and not metric.seeded and _is_mixed(a, b, shifts),
         float((b["value"] - a["value"]).mean()),
         reach,
     )
@@ -327,6 +334,19 @@ def _judge_seeds(pairs: pd.DataFrame, readings: pd.DataFrame) -> tuple[Ratio | N
         value = math.exp(float(shift[0]))
         return Ratio(value, value, value, exact=True), 0.0
     return _pool(shift, errors, freedom), _quantile(squares, freedom) * _error(squares)
+
+
+def _is_mixed(a: pd.DataFrame, b: pd.DataFrame, shifts: np.ndarray) -> bool:
+    """Whether some pairs are below the margin, within it or above it, and others are not."""
+    import numpy as np
+    from scipy.special import stdtrit
+
+    variances, freedom = _welch(a, b, "log_variance")
+    freedom = np.where(np.isfinite(freedom), freedom, 1e9)
+    reach = stdtrit(freedom, (1 + CONFIDENCE) / 2) * np.sqrt(variances)
+    low, high, limit = shifts - reach, shifts + reach, math.log1p(STEADY)
+    kinds = [high < -limit, (low >= -limit) & (high <= limit), low > limit]
+    return sum(bool(kind.any()) for kind in kinds) > 1
 
 
 def _welch(a: pd.DataFrame, b: pd.DataFrame, name: str) -> tuple[np.ndarray, np.ndarray]:

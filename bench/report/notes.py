@@ -147,7 +147,8 @@ def _epoch_note(rows: pd.DataFrame) -> str:
             if cold
             else "Epochs: whole, timed warm."
         )
-    part = " or ".join(f"{100 * f:.4g} %" for f in fractions)
+    ends = dict.fromkeys(f"{100 * f:.4g}" for f in (fractions[0], fractions[-1]))
+    part = f"{' to '.join(ends)} %"
     return (
         f"{ESTIMATE} Only {part} of an epoch was measured: what is marked {ESTIMATE} is "
         "extrapolated to a whole one; loss and accuracy are over the measured part."

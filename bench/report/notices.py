@@ -27,6 +27,7 @@ class Notice:
 
     label: str
     text: str
+    good: bool = False  # to know, but nothing to worry about
 
 
 def warn(
@@ -113,10 +114,11 @@ def _describe_drift(sweep: str, machine: str, found: Sequence[Drift]) -> Notice:
         text += "; one run does not show how far runs spread. Use --repeats 5"
     elif worst.steadiness is Steadiness.UNKNOWN:
         # beyond 100 % it would allow for times below zero
-        allowed = f"±{100 * worst.margin:.1f} %" if worst.margin < 1 else "any change"
-        text += f"; the runs' own spread allows for {allowed}"
+        explained = f"up to ±{100 * worst.margin:.1f} %" if worst.margin < 1 else "any change"
+        text += f"; the spread of the runs themselves may explain {explained}"
         text += ". Close other programs, or use --repeats 5 or more"
-    return Notice(worst.steadiness.value, f"{text}.{several}")
+    good = worst.steadiness is Steadiness.STEADY
+    return Notice(worst.steadiness.value, f"{text}.{several}", good)
 
 
 def _count(hit: pd.DataFrame, rows: pd.DataFrame) -> str:

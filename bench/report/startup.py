@@ -1,7 +1,8 @@
 """What is paid before the first epoch: set-up, warm-up, autotuning, compilation; and when it pays.
 
-`torch.compile` and cuDNN's autotuning make epochs faster and the start slower. Compiled code stays
-in a cache on disk, so that of several repeats only the first compiles: the slowest start counts.
+`torch.compile` and cuDNN's autotuning make epochs faster and the start slower. What compiling made
+is kept for later repeats of a case, so that only the first of them pays for it: of the first steps,
+where both happen, the slowest repeat counts, and of the rest the median one.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from bench.report.effects import Effect
+from bench.record import Status
+from bench.report.effects import TIME, Effect
+from bench.verdict import Ratio, compare
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -28,7 +31,8 @@ class Price:
         axis: one of `PREPARING`.
         off: the ``cell`` of the case without it; ``on`` of the case with it.
         start_off: time before the first epoch without it; ``start_on`` with it.
-        saved: how much shorter its epoch is; negative if it is longer.
+        epoch_off: median epoch without it; ``epoch_on`` with it.
+        ratio: of the epochs, with over without, as far as the repeats tell.
     """
 
     axis: str
@@ -36,33 +40,62 @@ class Price:
     on: int
     start_off: float
     start_on: float
-    saved: float
+    epoch_off: float
+    epoch_on: float
+    ratio: Ratio
+
+    @property
+    def saved(self) -> float:
+        """How much shorter an epoch is with it; negative if it is longer."""
+        return self.epoch_off - self.epoch_on
 
     @property
     def epochs(self) -> float:
         """After how many whole epochs it has paid: 0 if at once, infinite if never."""
+        return self._count(self.saved)
+
+    @property
+    def ends(self) -> tuple[float, float] | None:
+        """The fewest and the most epochs within the interval of the ratio; None without one."""
+        if self.ratio.low is None or self.ratio.high is None:
+            return None
+        savings = [self.epoch_off * (1 - end) for end in (self.ratio.low, self.ratio.high)]
+        return self._count(savings[0]), self._count(savings[1])
+
+    def _count(self, saved: float) -> float:
         extra = self.start_on - self.start_off
         if extra <= 0:
-            return 0 if self.saved >= 0 else math.inf
-        return math.ceil(extra / self.saved) if self.saved > 0 else math.inf
+            return 0 if saved >= 0 else math.inf
+        return math.ceil(extra / saved) if saved > 0 else math.inf
 
 
 def find_start(rows: pd.DataFrame) -> pd.Series:
-    """Seconds before the first epoch of each cell: set-up and warm-up of its slowest repeat."""
-    start = rows[["setup_time_s", "warmup_time_s"]].astype(float).sum(axis=1, min_count=1)
-    return start.groupby(rows["cell"]).max()
+    """Seconds before the first epoch of each cell, of the repeat that prepares everything."""
+    whole = rows[["setup_time_s", "warmup_time_s"]].astype(float).sum(axis=1, min_count=1)
+    first = rows["first_steps_time_s"].astype(float).fillna(0.0)  # unknown before schema 2
+    cell = rows["cell"]
+    return (whole - first).groupby(cell).median() + first.groupby(cell).max()
 
 
-def find_prices(cases: pd.DataFrame, effects: Sequence[Effect]) -> Iterator[Price]:
+def find_prices(
+    rows: pd.DataFrame, cases: pd.DataFrame, effects: Sequence[Effect]
+) -> Iterator[Price]:
     """What each switch of `PREPARING` costs, for each pair of cases that differs in it alone.
 
     Args:
+        rows: the runs that count, of `summaries.latest`.
         cases: of `summarize`, with `find_start` of each as ``start_time_s``.
     """
+    pairs = [(e.axis, *pair) for e in effects if e.axis in PREPARING for pair in e.pairs]
+    if not pairs:
+        return
+    timed = rows[rows["status"].isin([Status.OK.value, Status.DIVERGED.value])]
+    times = timed.dropna(subset=[TIME.column]).groupby("cell")[TIME.column].apply(list)
     by_cell = cases.set_index("cell")
-    times, start = by_cell["epoch_time_s"], by_cell["start_time_s"]
-    for effect in effects:
-        for off, on in effect.pairs if effect.axis in PREPARING else ():
-            saved = times[off] - times[on]
-            if math.isfinite(start[off] + start[on] + saved):
-                yield Price(effect.axis, off, on, start[off], start[on], saved)
+    ratios = compare([(times.get(off, []), times.get(on, [])) for _, off, on in pairs])
+    for (axis, off, on), ratio in zip(pairs, ratios, strict=True):
+        start = by_cell["start_time_s"]
+        epochs = by_cell["epoch_time_s"]
+        price = Price(axis, off, on, start[off], start[on], epochs[off], epochs[on], ratio)
+        if math.isfinite(price.start_off + price.start_on + price.saved):
+            yield price

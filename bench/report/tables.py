@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from bench.case import AXES, BARE, SAME_QUESTION
 from bench.record import Status
 from bench.report import axes, summaries
-from bench.report.answers import answer
+from bench.report.answers import answer, summarize_effects
 from bench.report.axes import MACHINE, Machines, name_axis, name_value, sort_cases
 from bench.report.cells import (
     ESTIMATE,
@@ -27,10 +27,10 @@ from bench.report.cells import (
 )
 from bench.report.changes import tabulate_effects, tabulate_learning, tabulate_prices
 from bench.report.doubts import SAID_BELOW
-from bench.report.effects import find_effects
+from bench.report.effects import Effect, find_effects
 from bench.report.filters import Filter, select
 from bench.report.learning import judge_learning
-from bench.report.model import MOST_SECTIONS, NOTHING, Cell, Head, Report, Table
+from bench.report.model import MOST_SECTIONS, NOTHING, Answer, Cell, Head, Report, Table
 from bench.report.notes import describe_constants, list_values, write_notes
 from bench.report.notices import warn
 from bench.report.quantities import GIB, QUANTITIES
@@ -50,6 +50,9 @@ if TYPE_CHECKING:
 
     from bench.report.sweeps import Sweep
 
+
+FEW_AXES = 3
+"""Up to so many columns of axes, the overview has room for what is saved as well."""
 
 MOST_ROWS = 400
 """Rows of one table; more would not be read."""
@@ -89,15 +92,16 @@ def build(
     effects = find_effects(rows, cases, machines)
     tables = [
         _tabulate_cases(cases, order, by, machines),
-        *tabulate_effects(effects),
+        *tabulate_effects(effects, cases),
         *tabulate_learning(list(judge_learning(rows, cases, effects))),
-        *tabulate_prices(cases, list(find_prices(cases, effects))),
+        *tabulate_prices(cases, list(find_prices(rows, cases, effects))),
         *_tabulate_machines(cases, order, machines),
         *_tabulate_published(cases, machines),
     ]
     scale_maps = [read_scale_map(sweep.file.parent) for sweep in sweeps]
     for scales in filter(None, scale_maps):
         tables += _tabulate_scales(scales)
+    notices = warn(records, cases, everything)
     return Report(
         title=_title(sweeps),
         sweeps=sweeps,
@@ -107,16 +111,33 @@ def build(
         machines=machines,
         axes=varying,
         constants=tuple(describe_constants(cases, varying)),
-        answers=tuple(answer(cases, machines, varying)),
-        warnings=tuple(warn(records, cases, everything)),
+        answers=tuple(_answer(cases, machines, varying, effects)),
+        warnings=tuple(notice for notice in notices if not notice.good),
         effects=tuple(effects),
         tables=tuple(table for table in tables if table.rows),
-        notes=tuple(write_notes(cases, varying)),
+        notes=(
+            *write_notes(cases, varying),
+            *(f"{notice.label}: {notice.text}" for notice in notices if notice.good),
+        ),
         outcomes=_count_outcomes(cases),
         environments=_environments(cases, machines),
         scale_maps=tuple(filter(None, scale_maps)),
         home=home or Path.cwd(),
     )
+
+
+def _answer(
+    cases: pd.DataFrame, machines: Machines, varying: Sequence[str], effects: Sequence[Effect]
+) -> Iterator[Answer]:
+    """The answers on each machine, and what each change does in all of them together."""
+    answers = list(answer(cases, machines, varying))
+    summary = summarize_effects(effects)
+    if summary and len(answers) == 1:
+        yield replace(answers[0], sentences=(summary, *answers[0].sentences))
+        return
+    if summary:
+        yield Answer("Everything together", (summary,))
+    yield from answers
 
 
 def _title(sweeps: Sequence[Sweep]) -> str:
@@ -197,7 +218,7 @@ def _tabulate_cases(
     label = _add_unit(time.label, time.unit) + _name_spread(cases)
     seconds = cases["start_time_s"]
     slow = len(seconds.dropna()) and seconds.max() > max(2 * seconds.min(), seconds.min() + 1)
-    headings = _choose_headings(order, by)
+    headings = _choose_headings(cases, order, by)
     columns = [axis for axis in order if axis not in headings] or ["precision", "batch_size"]
     parts = [
         *(_axis_part(axis, machines) for axis in columns),
@@ -205,8 +226,11 @@ def _tabulate_cases(
         _quantity_part("images_per_s", keep=5),
         _quantity_part("speedup", "speed-up over fp32", keep=7),
         _quantity_part("memory_bytes", keep=8),
-        _quantity_part("memory_saved", keep=2),
-        _quantity_part("tensors_saved", keep=1),
+        *(
+            [_quantity_part("memory_saved", keep=2), _quantity_part("tensors_saved", keep=1)]
+            if len(columns) <= FEW_AXES
+            else []  # the effects say it, and the page is full
+        ),
         _quantity_part("train_loss", f"{word}loss", keep=8),
         _quantity_part("train_accuracy", f"{word}accuracy", keep=3),
         _quantity_part("test_accuracy", f"{word}test accuracy", keep=6),
@@ -247,11 +271,18 @@ def _name_spread(cases: pd.DataFrame) -> str:
     return words[kinds[0]] if kinds else ""
 
 
-def _choose_headings(order: Sequence[str], by: str) -> tuple[str, ...]:
+def _choose_headings(cases: pd.DataFrame, order: Sequence[str], by: str) -> tuple[str, ...]:
     """The axes that are said once above their rows: what is asked for, machines and networks."""
     if by in order:
         return (by,)
-    return tuple(axis for axis in order[:-1] if axis in HEADINGS)
+    headings = [axis for axis in order[:-1] if axis in HEADINGS]
+    # what is the same in all cases under each heading is a part of it
+    places = [axes.rank(cases, axis) for axis in headings]
+    for axis in order if headings else ():
+        alike = axis in headings or axes.rank(cases, axis).groupby(places).nunique().max() == 1
+        if alike and axis not in headings and axis not in ("precision", "batch_size"):
+            headings.append(axis)
+    return tuple(headings)
 
 
 def _find_groups(

@@ -300,18 +300,72 @@ def test_json_holds_the_effects(tmp_path: Path, report: Run) -> None:
 # ------------------------------------------------------------------------------------- start-up
 
 
-def test_compiling_has_paid_after_so_many_epochs(tmp_path: Path, report: Run) -> None:
-    """30 s more at the start, 4 s less an epoch: 8 epochs. Repeats that find a cache count not."""
-    off = ran(FP32, (20, 20, 20), setup_time_s=2.0, warmup_time_s=3.0)
-    on = ran(replace(FP32, compile=True), (16, 16, 16), setup_time_s=2.0, warmup_time_s=5.0)
-    on[0].measurement.warmup_time_s = 33.0
-    never = ran(replace(FP16, compile=True), (21,), setup_time_s=2.0, warmup_time_s=33.0)
-    plain = ran(FP16, (20,), setup_time_s=2.0, warmup_time_s=3.0)
-    folder = write_sweep(tmp_path, [*off, *on, *never, *plain])
+def starting(case: Case, times: Sequence[float], firsts: Sequence[float]) -> list[Record]:
+    """Runs that start in 2 s, and warm up in 2 s and their first steps."""
+    rows = ran(case, times, setup_time_s=2.0)
+    for row, first in zip(rows, firsts, strict=True):
+        row.measurement.first_steps_time_s = first
+        row.measurement.warmup_time_s = 2.0 + first
+    return rows
+
+
+def prices(report: Run, folder: Path) -> list[list[str]]:
     _, out, _ = report(folder)
-    rows = [line.split() for line in out[out.index("What compiling costs") :].splitlines()]
+    return [line.split() for line in out[out.index("What compiling costs") :].splitlines()]
+
+
+def test_compiling_pays_off_after_so_many_epochs(tmp_path: Path, report: Run) -> None:
+    """30 s more at the start, 4 s less an epoch: 8 epochs. Repeats that find a cache count not."""
+    off = starting(FP32, (20.1, 20, 19.9), (1, 1, 1))
+    on = starting(replace(FP32, compile=True), (16.1, 16, 15.9), (3, 31, 3))
+    on[2].measurement.setup_time_s = 9.0  # a slow start of one repeat is noise
+    plain = starting(FP16, (20,), (1,))
+    never = starting(replace(FP16, compile=True), (21,), (31,))
+    rows = prices(report, write_sweep(tmp_path, [*off, *on, *never, *plain]))
     assert ["compile", "fp32", "5.000", "35.00", "4.000", "8", "epochs"] in rows
     assert ["compile", "fp16", "5.000", "35.00", "-1.000", "never"] in rows
+    assert "Without 3 repeats of both cases" in " ".join(word for row in rows for word in row)
+
+
+def test_the_epochs_until_it_pays_off_have_the_range_of_the_times(
+    tmp_path: Path, report: Run
+) -> None:
+    """Times that may be equal say nothing; those that differ give the fewest and the most."""
+    off = starting(FP32, (21, 20, 19), (1, 1, 1))
+    on = starting(replace(FP32, compile=True), (16.6, 16, 15.4), (31, 3, 3))
+    plain = starting(FP16, (21, 20, 19), (1, 1, 1))
+    equal = starting(replace(FP16, compile=True), (20.9, 19.9, 18.9), (31, 3, 3))
+    rows = prices(report, write_sweep(tmp_path, [*off, *on, *plain, *equal]))
+    (fp32,) = [row for row in rows if row[:2] == ["compile", "fp32"]]
+    (ratio,) = verdict.compare([((21, 20, 19), (16.6, 16, 15.4))])
+    assert ratio.low is not None
+    assert ratio.high is not None
+    fewest, most = (math.ceil(30 / (20 * (1 - end))) for end in (ratio.low, ratio.high))
+    assert fp32[-3:] == ["8", "epochs", f"({fewest}–{most})"]
+    (fp16,) = [row for row in rows if row[:2] == ["compile", "fp16"]]
+    assert fp16[-2:] == ["cannot", "tell"]
+
+
+def test_pairs_that_disagree_are_told(tmp_path: Path, report: Run) -> None:
+    """Channels-last brings nothing in fp32 and 1.11× in fp16: no mean hides that."""
+    rows = []
+    for case, factor in ((FP32, 1.0), (FP16, 0.9)):
+        rows += ran(case, (100, 100.1, 99.9))
+        times = [factor * t for t in (100.05, 100.1, 99.9)]
+        rows += ran(replace(case, channels_last=True), times)
+    folder = write_sweep(tmp_path, rows)
+    built = build(read_sweeps([folder]))
+    effect = pick(built, "channels_last", "on")
+    assert effect.time is not None
+    assert effect.time.mixed
+    (table,) = [table for table in built.tables if table.name == "effects"]
+    (row,) = [row for row in table.rows if "channels last" in row[0].text]
+    assert [cell.text for cell in row][2] == "mixed"
+    assert row[-1].text == "1.00× at fp32, 1.11× at fp16"
+    assert "Mixed: pairs differ" in report(folder)[1]
+    precision = pick(built, "precision", "fp16").time
+    assert precision is not None
+    assert precision.mixed  # 1.00× without channels-last, 1.11× with it
 
 
 # ------------------------------------------------------------------------------------- overview
@@ -434,7 +488,7 @@ def test_text_is_no_wider_than_asked(
     assert re.search(r"NVIDIA H200 · dpn92\n", out)
     if columns >= 80:
         assert "60.00 (59.88–60.12)" in out
-        assert "Not shown at this width: " in out
+    assert ("Not shown at this width: " in out) is (columns < 120)
 
 
 def test_where_nothing_asks_for_a_width_every_column_is_shown(switches: Path, report: Run) -> None:
