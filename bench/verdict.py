@@ -95,6 +95,11 @@ POWER = 0.8
 ERROR = 0.05
 """Of one claim of equivalence, and of all claims of a family."""
 
+CLASSES, LEAST_GAIN = 10, 0.02
+"""A network that guesses among equally frequent classes has a loss of ln(classes). One that learnt
+is below that by at least this share. Records do not say how many classes there were: the datasets
+of the harness have 10, and for a user's folders with more the rule is merely weaker."""
+
 SIDES = ("A", "B")
 """What the two sides are called in a reason, unless the caller has better names."""
 
@@ -340,6 +345,27 @@ def _ask_for_seeds(
     return replace(ratio, lack=f"one seed{where}: {differs}, no verdict")
 
 
+def learnt_nothing(loss: float) -> bool:
+    """Whether a training loss is still that of guessing, so that equal losses show nothing.
+
+    Args:
+        loss: geometric mean over seeds; one that is not finite is not of a network that learnt.
+
+    >>> learnt_nothing(2.309), learnt_nothing(2.0), learnt_nothing(math.nan)
+    (True, False, True)
+    """
+    return not loss < (1 - LEAST_GAIN) * math.log(CLASSES)
+
+
+GUESSING = "the loss is still that of guessing; measure more steps (--fraction)"
+"""Why there is no verdict where nothing was learnt."""
+
+
+def average_seeds(readings: Mapping[int, Sequence[float]]) -> float:
+    """The geometric mean over seeds, each the geometric mean of its repeats; at least one seed."""
+    return _mean(list(_average(readings).values()))
+
+
 class Claim(Enum):
     """What is concluded of B against A when equivalence is asked for; lower is better."""
 
@@ -411,6 +437,13 @@ class Equivalence:
         if self.seeds < MIN_SEEDS:
             return f"; sweep with --repeats {MIN_SEEDS} or more, each repeat has its own seed"
         return f"; more than {MOST_SEEDS} seeds would be needed" * (not self.lack)
+
+
+def take_back(found: Equivalence, lack: str) -> Equivalence:
+    """Leave the ratio, and give no verdict for the reason ``lack``."""
+    return Equivalence(
+        Claim.UNCLEAR, found.margin, found.ratio, seeds=found.seeds, paired=found.paired, lack=lack
+    )
 
 
 def judge_equivalence(a: Mapping[int, float], b: Mapping[int, float], margin: float) -> Equivalence:

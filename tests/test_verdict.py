@@ -691,3 +691,13 @@ def test_paired_losses_without_difference_are_seldom_called_different(shared: fl
     ]
     assert all(ratio.pairs == 3 for ratio in sweeps[0])
     assert wrong_rate(sweeps) <= chance(0.05, TRIALS)
+
+
+@pytest.mark.parametrize(
+    ("loss", "nothing"),
+    [(2.309, True), (2.2566, True), (2.2564, False), (0.0, False), (math.inf, True)],
+)
+def test_a_loss_2_percent_below_that_of_guessing_is_learnt(loss: float, nothing: bool) -> None:
+    """0.98 ln 10 is 2.25653."""
+    assert verdict.learnt_nothing(loss) is nothing
+    assert verdict.learnt_nothing(math.nan)
