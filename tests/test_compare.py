@@ -351,9 +351,11 @@ def test_differing_conditions_are_told(
     assert [s["condition"] for s in finding["spoilt"]] == [differing["name"]] * (
         differing["spoils_times"]
     )
-    spoilt = f"B {label} in 5 of 5 runs"
+    spoilt = f"{label}: B in 5 of 5 runs"
     assert (spoilt in finding["remarks"]) == differing["spoils_times"]
-    assert (f"warning: {spoilt}; do not rely on the times" in out) == differing["spoils_times"]
+    assert (f"warning: do not rely on these times: {spoilt}. Close other" in out) == differing[
+        "spoils_times"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -722,7 +724,8 @@ def test_a_switch_is_named_by_its_state(write: Write, capsys: pytest.CaptureFixt
     sweep = write("sweep", [*runs(CASE, BASE), *runs(at(CASE, compile=True), FASTER)])
     assert main([sweep, "--axis", "compile", "off", "on", "--fail-on", "faster"]) == 1
     out, err = capsys.readouterr()
-    assert "ratio = compile on / compile off" in out
+    assert "ratio = on / off" in out
+    assert "compile off (baseline)" in out
     assert err == "fail: faster: fp32 · batch size 128: epoch time: 0.8000×\n"
 
 
@@ -943,6 +946,44 @@ def test_equivalence_of_losses_and_errors_is_judged(
     assert "| batch size 64 | 1.101 |" in capsys.readouterr().out
 
 
+def test_equal_losses_of_networks_that_guess_show_nothing(
+    write: Write, machine: Callable[..., Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """ln 10 is 2.303; a network that learnt against one that guesses is a finding all the same."""
+    guessing = [2.309, 2.310, 2.308]
+    rows = [
+        *with_losses(CASE, guessing),
+        *with_losses(BF16, guessing),
+        *with_losses(SMALL, [x - 0.8 for x in guessing]),
+        *with_losses(at(BF16, batch_size=64), guessing),
+        *with_losses(at(CASE, batch_size=32), [x - 0.1 for x in guessing]),
+        *with_losses(at(BF16, batch_size=32), [x - 0.1 for x in guessing]),
+    ]
+    chosen = [write("sweep", rows), "--axis", "precision"]
+    lack = "the loss is still that of guessing; measure more steps (--fraction)"
+    for found in machine(*chosen)["equivalence"].values():
+        assert [f["verdict"] for f in found] == ["cannot tell", "worse", "equivalent"]
+        assert [f["lack"] for f in found] == [lack, "", ""]
+        assert found[0]["ratio"] == pytest.approx(1)
+        assert found[0]["low"] is None
+    assert main(chosen) == 0
+    _, *tables = capsys.readouterr().out.split("No loss of accuracy?")
+    assert len(tables) == 2
+    for table in tables:
+        assert lack in table
+        assert "All cases: synthetic; fake." in table.partition("Two one-sided")[0]
+
+
+def test_equivalence_of_part_of_an_epoch_says_so(
+    write: Write, capsys: pytest.CaptureFixture[str]
+) -> None:
+    part = [at(case, fraction=0.5) for case in (CASE, BF16)]
+    sweep = write("sweep", [row for case in part for row in with_losses(case, LOSSES)])
+    assert main([sweep, "--axis", "precision", "--metric", "train_loss"]) == 0
+    out = capsys.readouterr().out
+    assert "part of an epoch; synthetic; fake" in out.partition("No loss of accuracy?")[2]
+
+
 def test_one_seed_cannot_show_equivalence_and_says_what_would(
     write: Write, capsys: pytest.CaptureFixture[str], machine: Callable[..., Any]
 ) -> None:
@@ -1148,6 +1189,42 @@ def test_tables_fit_the_terminal(
     # nothing is left out: only breaks and gaps differ
     kept = [sorted("".join(out.replace("remarks", "").split())) for out in (narrow, wide)]
     assert kept[0] == kept[1]
+
+
+@pytest.mark.parametrize("columns", [60, 80, 100])
+def test_two_states_of_a_switch_fit_the_terminal(
+    columns: int,
+    write: Write,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Every kind of table and line: environments, conditions, losses, equivalence, spoilt times."""
+    noise: dict[str, Any] = {"other_cores": 3.0, "warmup_steps": 4, "warmup_steady": False}
+    far = replace(HERE, gpu="NVIDIA GeForce RTX 4090 Laptop GPU", torch="2.11.0+cu130.with.more")
+    rows = [
+        record(
+            at(case, channels_last=on),
+            i,
+            environment=far if on else HERE,
+            measurement=Measurement(
+                epoch_time_s=time * (1 + i / 7), train_loss=2 + i / 9, test_accuracy=i / 9, **noise
+            ),
+        )
+        for case in (CASE, at(SMALL, compile=True), at(BF16, model="a_package.networks:large"))
+        for on in (False, True)
+        for i, time in enumerate(BASE, 1)
+    ]
+    sweep = write("sweep", rows)
+    monkeypatch.setenv("COLUMNS", str(columns))
+    assert main([sweep, "--axis", "channels_last"]) == 0
+    out = capsys.readouterr().out
+    assert [line for line in out.splitlines() if len(line) > columns] == []
+    assert "equivalent within 2 %" in " ".join(out.split())
+    assert " ".join(out.split()).count("a new --out keeps the old rows") == 1, "said once"
+    assert out.count("channels last") == 2, "only where the sides are introduced"
+    assert "below 1 is faster" in " ".join(out.split())
+    for verdict in ("ambiguous", "cannot tell"):
+        assert verdict in out
 
 
 HOSTILE = "x|y\x1b[31m\x9b2J`<script>\u202e*_"

@@ -24,7 +24,7 @@ from bench.report.quantities import MEMORY
 from bench.store.attempts import fill_unknown, keep_latest, number_groups
 from bench.store.reader import read_cases, read_records
 from bench.text import clean
-from bench.verdict import Equivalence, Ratio
+from bench.verdict import Claim, Equivalence, Ratio
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -73,12 +73,14 @@ class Side:
     """One side: the latest attempt at each of its runs, without sentinels.
 
     Attributes:
-        name: what tables and messages call it: A, B, or a value of an axis.
+        name: what tables call it: A, B, or a value of an axis, such as ``on``.
+        title: what lines call it that stand alone, such as ``compile on``.
         cases: that of each record.
         rows: positions among the records of the runs of each subject.
     """
 
     name: str
+    title: str
     path: Path
     records: pd.DataFrame
     cases: list[Case]
@@ -175,7 +177,7 @@ def read_side(name: str, path: Path) -> Side:
     rows: dict[Subject, list[int]] = {}
     for position, case in enumerate(cases):
         rows.setdefault(Subject(case), []).append(position)
-    return Side(name, path, records, cases, rows)
+    return Side(name, name, path, records, cases, rows)
 
 
 def part(a: Side, b: Side) -> tuple[Side, Side]:
@@ -240,6 +242,11 @@ class Comparison:
     def names(self) -> tuple[str, str]:
         """What the sides are called."""
         return self.a.name, self.b.name
+
+    @property
+    def titles(self) -> tuple[str, str]:
+        """What the sides are called where nothing near says the axis."""
+        return self.a.title, self.b.title
 
     @property
     def free(self) -> tuple[str, ...]:
@@ -352,7 +359,16 @@ class Comparison:
         findings = [f for f in self.metrics[metric] if metric.seeded and f.ratio.value is not None]
         family = [(_by_seed(f.a), _by_seed(f.b)) for f in findings]
         judged = verdict.judge_equivalences(family, margin, self.names)
-        return list(zip(findings, judged, strict=True))
+        return [(f, self._doubt(f.subject, e)) for f, e in zip(findings, judged, strict=True)]
+
+    def _doubt(self, subject: Subject, found: Equivalence) -> Equivalence:
+        """Take back a verdict on networks that guess; that only one of them learnt is one."""
+        losses = [_by_seed(s.readings(subject, METRICS["train_loss"])) for s in (self.a, self.b)]
+        guessing = [verdict.learnt_nothing(verdict.average_seeds(x)) for x in losses if x]
+        differs = found.verdict in (Claim.BETTER, Claim.WORSE)
+        if not any(guessing) or (differs and not all(guessing)):
+            return found
+        return verdict.take_back(found, verdict.GUESSING)
 
 
 def compare(a: Side, b: Side, metrics: Sequence[Metric], axis: str = "") -> Comparison:
@@ -414,7 +430,7 @@ def refuse_other_models(comparison: Comparison) -> None:
             f"{model} changed in {', '.join(what)}" for model, what in changed.items()
         )
         raise UsageError(
-            f"{' and '.join(comparison.names)} trained different networks: {printable(which)}; "
+            f"{' and '.join(comparison.titles)} trained different networks: {printable(which)}; "
             "to compare them anyway, add --mix"
         )
 

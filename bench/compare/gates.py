@@ -65,7 +65,7 @@ def parse_percent(where: str, text: str) -> float:
 
 def find(comparison: Comparison, gate: Gate) -> Iterator[str]:
     """The cases that fail a gate, one line each."""
-    one, two = comparison.names
+    one, two = comparison.titles
     if gate.word == "broken":
         for subject in comparison.matched:
             if comparison.change(subject) == "broken":

@@ -6,8 +6,9 @@ import json
 import shutil
 import textwrap
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import zip_longest
 from typing import Any
 
 from bench import verdict
@@ -52,11 +53,11 @@ def introduce(comparison: Comparison, margins: Margins) -> Iterator[str]:
     for side, role in ((comparison.a, "baseline"), (comparison.b, "candidate")):
         runs = _count(sum(map(len, side.rows.values())), "run")
         cases = _count(len(side.rows), "case")
-        yield printable(f"{side.name} ({role}): {side.path}, {runs} of {cases}")
+        yield printable(f"{side.title} ({role}): {side.path}, {runs} of {cases}")
         used, left = list_left_out(side)
         if left:
             yield printable(
-                f"{side.name}: only loss scale {' or '.join(used)} is compared, "
+                f"{side.title}: only loss scale {' or '.join(used)} is compared, "
                 f"{', '.join(left)} left out; --axis loss_scale compares one with another"
             )
     matched = comparison.matched
@@ -67,18 +68,21 @@ def introduce(comparison: Comparison, margins: Margins) -> Iterator[str]:
         yield printable(f"no case in both: {explain_unmatched(comparison)}")
     if not any(comparison.environment()) and not comparison.differing_conditions():
         yield "no recorded difference in what ran them"
-    for side, condition, count in comparison.spoilt(matched):
-        yield (
-            f"warning: {_write_spoilt(side, condition, count)}; do not rely on the times of these "
-            "runs, measure them again with another --out"
+    if spoilt := list(_write_spoilt(comparison, matched)):
+        yield printable(
+            f"warning: do not rely on these times: {'; '.join(spoilt)}. Close other "
+            "programs, or use --repeats 5 or more; a new --out keeps the old rows"
         )
     empty = [metric.name for metric, found in comparison.metrics.items() if not found]
     if matched and empty:
         yield f"not compared, because no run has a value: {', '.join(empty)}"
     limit = 1 + margins.verdict
     yield printable(
-        f"{_name_ratio(comparison)} compares geometric means, with a 95 % interval; "
-        "p is adjusted for the number of cases in a table (Holm); "
+        f"{_name_ratio(comparison)} compares geometric means; of a time it is time after / "
+        "time before: below 1 is faster (the report's effects show speed, where above 1 is faster)"
+    )
+    yield printable(
+        "each ratio has a 95 % interval; p is adjusted for the number of cases in a table (Holm); "
         f"the margin of {write_percent(margins.verdict)} is from {1 / limit:.4g} to {limit:.4g}"
     )
 
@@ -89,7 +93,7 @@ def _count(number: int, noun: str) -> str:
 
 def _name_ratio(comparison: Comparison) -> str:
     one, two = comparison.names
-    return f"ratio = {two} / {one}" if comparison.axis else "B/A"
+    return f"ratio = {two} / {one}" if comparison.axis else f"{two}/{one}"
 
 
 def _write_common(comparison: Comparison) -> str:
@@ -130,7 +134,7 @@ def tabulate(comparison: Comparison, margins: Margins) -> Iterator[Table]:
     for side in (comparison.a, comparison.b):
         alone = tuple(_cells(comparison.label(s)) for s in comparison.only_in(side))
         if alone:
-            yield Table(f"only-{side.name}", f"Only in {side.name}", _heads("case"), alone, ())
+            yield Table(f"only-{side.name}", f"Only in {side.title}", _heads("case"), alone, ())
 
 
 def _outcome_rows(comparison: Comparison) -> Iterator[tuple[Cell, ...]]:
@@ -155,8 +159,13 @@ def _write_summary(condition: Condition, value: Summarized) -> str:
     return f"{text} {condition.unit}".rstrip()
 
 
-def _write_spoilt(side: Side, condition: Condition, count: Count) -> str:
-    return f"{side.name} {condition.label} in {count.runs} of {count.of} runs"
+def _write_spoilt(comparison: Comparison, subjects: Sequence[Subject]) -> Iterator[str]:
+    """Each thing that makes times unreliable, once, with the runs of either side."""
+    counts: dict[str, list[str]] = {}
+    for side, condition, count in comparison.spoilt(subjects):
+        where = f"{side.name} in {count.runs} of {count.of} runs"
+        counts.setdefault(condition.label, []).append(where)
+    yield from (f"{label}: {', '.join(where)}" for label, where in counts.items())
 
 
 def _metric_table(
@@ -168,8 +177,7 @@ def _metric_table(
     ratio = "ratio" if comparison.axis else "B/A"
     numbers = (*comparison.names, ratio, "95 % interval", "p", "runs")
     said = [list(remarks(comparison, metric, finding, margin)) for finding in findings]
-    common = [text for text in said[0] if len(said) > 1 and all(text in each for each in said)]
-    notes = [f"All cases: {'; '.join(common)}."] if common else []
+    rest, notes = _gather(said)
     notes += [PAIRED] if any(finding.ratio.pairs for finding in findings) else []
     return Table(
         metric.name,
@@ -183,12 +191,19 @@ def _metric_table(
                 *_write_ratio(finding.ratio),
                 f"{len(finding.a)}, {len(finding.b)}",
                 metric.word(finding.ratio.judge(margin)),
-                "; ".join(text for text in texts if text not in common),
+                text,
             )
-            for finding, texts in zip(findings, said, strict=True)
+            for finding, text in zip(findings, rest, strict=True)
         ),
         tuple(printable(note) for note in notes),
     )
+
+
+def _gather(said: Sequence[Sequence[str]]) -> tuple[list[str], list[str]]:
+    """The remarks of each row; those that every one of several rows has become a note."""
+    common = [text for text in said[0] if len(said) > 1 and all(text in each for each in said)]
+    notes = [f"All cases: {'; '.join(common)}."] if common else []
+    return ["; ".join(text for text in each if text not in common) for each in said], notes
 
 
 PAIRED = "Runs with the same seed are compared as pairs, where both sides have three or more."
@@ -210,7 +225,14 @@ def _equivalence_table(comparison: Comparison, metric: Metric, margin: float) ->
     counts = Counter(equivalence.verdict for _, equivalence in judged)
     summary = ", ".join(f"{counts[claim]} {claim.value}" for claim in Claim if claim in counts)
     numbers = ("ratio", "90 % interval", "p", "seeds", "seeds needed")
+    rest, common = _gather(
+        [
+            [*describe_runs(comparison, metric, finding.subject), *filter(None, [found.lack])]
+            for finding, found in judged
+        ]
+    )
     notes = [
+        *common,
         "Two one-sided tests (TOST) at 5 %; p is adjusted for the number of cases (Holm).",
         f"Worse or better: beyond the margin. {SEEDS_NEEDED}",
     ]
@@ -223,9 +245,9 @@ def _equivalence_table(comparison: Comparison, metric: Metric, margin: float) ->
                 comparison.label(finding.subject),
                 *_write_equivalence(equivalence),
                 equivalence.verdict.value,
-                equivalence.lack,
+                text,
             )
-            for finding, equivalence in judged
+            for (finding, equivalence), text in zip(judged, rest, strict=True)
         ),
         tuple(notes),
     )
@@ -276,11 +298,8 @@ def _write_ratio(ratio: Ratio) -> tuple[str, str, str]:
     return value, interval, _write_p(ratio.p_adjusted)
 
 
-def remarks(
-    comparison: Comparison, metric: Metric, finding: Finding, margin: float
-) -> Iterator[str]:
-    """What a reader must know about a finding before relying on it."""
-    subject = finding.subject
+def describe_runs(comparison: Comparison, metric: Metric, subject: Subject) -> Iterator[str]:
+    """What kind of runs a finding is of: of part of an epoch, of synthetic images, not measured."""
     sides = (comparison.a, comparison.b)
     if min(comparison.fractions(subject)) < 1:
         yield _write_fractions(comparison, metric, subject)
@@ -290,6 +309,14 @@ def remarks(
     for kind, where in kinds.items():
         if where:
             yield kind if len(where) == 2 else f"{kind} in {where[0]}"
+
+
+def remarks(
+    comparison: Comparison, metric: Metric, finding: Finding, margin: float
+) -> Iterator[str]:
+    """What a reader must know about a finding before relying on it."""
+    subject = finding.subject
+    yield from describe_runs(comparison, metric, subject)
     for side, values in ((comparison.a, finding.a), (comparison.b, finding.b)):
         outcomes = side.outcomes(subject)
         if set(outcomes) != {Status.OK}:
@@ -300,8 +327,7 @@ def remarks(
     if pairs and any(len({seed for seed, _ in side}) > pairs for side in (finding.a, finding.b)):
         yield f"only the {pairs} seeds that both sides ran are compared"
     if metric.timed:
-        for spoilt in comparison.spoilt([subject]):
-            yield _write_spoilt(*spoilt)
+        yield from _write_spoilt(comparison, [subject])
     if why := finding.ratio.explain(margin):
         yield why
 
@@ -342,34 +368,69 @@ def _wrap(text: str, width: int, indent: str = "") -> list[str]:
 
 
 _GAP = "  "
-_NARROWEST = 16  # of the first column
+_NARROWEST = 16  # of a column of text
+_WRAPPED = 8  # of a head over numbers: its longest word
 
 
 def _align(table: Table, width: int) -> Iterator[str]:
-    """The rows of a table, each indented; too wide, its remarks follow below each row."""
-    heads = [head.label for head in table.heads]
-    rows = [[cell.text for cell in row] for row in table.rows]
-    below = heads[-1:] == ["remarks"] and sum(_measure(heads, rows)) > width
-    if below:
-        heads, rows, remarks = heads[:-1], [r[:-1] for r in rows], [r[-1] for r in rows]
-    widths = _measure(heads, rows)
-    if (excess := sum(widths) - width) > 0:
-        widths[0] = max(_NARROWEST, widths[0] - excess)
-    for index, row in enumerate([heads, *rows] if heads else []):
-        first = textwrap.wrap(row[0], widths[0] - len(_GAP), break_on_hyphens=False) or [""]
-        cells = [f"{_GAP}{first[0]}".ljust(widths[0])]
-        for text, room, head in zip(row[1:], widths[1:], table.heads[1:], strict=False):
-            room -= len(_GAP)
-            cells.append(_GAP + (text.rjust(room) if head.number else text.ljust(room)))
-        yield "".join(cells).rstrip()
-        yield from (f"{_GAP * 2}{more}" for more in first[1:])
-        if below and index:
-            yield from _wrap(remarks[index - 1], width, _GAP * 3)
+    """The rows of a table, each indented; too wide, its remarks follow below each row.
+
+    Text is wrapped where that is not enough; then columns follow below each row too, from the
+    right, but for the verdict.
+    """
+    columns = [
+        [head.label, *(row[i].text for row in table.rows)] for i, head in enumerate(table.heads)
+    ]
+    if not columns:
+        return
+    whole = [len(_GAP) + max(map(len, column)) for column in columns]
+    least = [
+        min(full, len(_GAP) + max(_WRAPPED, *map(len, column[1:])) if head.number else _NARROWEST)
+        for full, column, head in zip(whole, columns, table.heads, strict=True)
+    ]
+    shown = list(range(len(columns)))
+    below: list[int] = []
+    labels = [head.label for head in table.heads]
+    if sum(whole) > width and labels[-1] == "remarks":
+        below = [shown.pop()]
+    kept = {0, 1, labels.index("verdict") if "verdict" in labels else 1}
+    while sum(least[i] for i in shown) > width and len(shown) > len(kept):
+        below.insert(0, shown.pop(max(n for n, i in enumerate(shown) if i not in kept)))
+    widths = {i: whole[i] for i in shown}
+    for i in [0, *sorted(shown[1:], key=lambda i: least[i] - whole[i])]:
+        excess = sum(widths.values()) - width
+        widths[i] = max(least[i], widths[i] - max(0, excess))
+    for index in range(len(table.rows) + 1):
+        cells = {i: columns[i][index] for i in shown}
+        yield from _write_row(cells, widths, [head.number for head in table.heads])
+        said = [
+            columns[i][index] if labels[i] == "remarks" else f"{labels[i]} {columns[i][index]}"
+            for i in below
+            if columns[i][index] not in ("", NOTHING)
+        ]
+        if index and said:
+            yield from _wrap("; ".join(said), width, _GAP * 3)
 
 
-def _measure(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[int]:
-    """Columns that each column takes, with the gap before it."""
-    return [len(_GAP) + max(map(len, column)) for column in zip(heads, *rows, strict=True)]
+def _write_row(
+    cells: Mapping[int, str], widths: Mapping[int, int], numbers: Sequence[bool]
+) -> Iterator[str]:
+    """One row, on as many lines as its longest cell needs; the first cell's are indented."""
+    wrapped = [
+        textwrap.wrap(
+            text,
+            widths[i] - len(_GAP),
+            subsequent_indent="" if i else _GAP,
+            break_on_hyphens=False,
+        )
+        for i, text in cells.items()
+    ]
+    for pieces in zip_longest(*wrapped, fillvalue=""):
+        line = "".join(
+            _GAP + (piece.rjust if numbers[i] else piece.ljust)(widths[i] - len(_GAP))
+            for i, piece in zip(cells, pieces, strict=True)
+        )
+        yield line.rstrip()
 
 
 def render_markdown(comparison: Comparison, margins: Margins, results: Sequence[Result]) -> str:

@@ -100,10 +100,10 @@ def _write(values: Iterable[Value], most: int = 8) -> str:
     return ", ".join(texts[:most]) + (", …" if len(texts) > most else "") or "none"
 
 
-def name_value(axis: str, value: Value) -> str:
-    """What a side is called: ``bf16-amp``, ``batch size 64``, ``compile off``.
+def title_value(axis: str, value: Value) -> str:
+    """What a side is called where nothing near it says the axis.
 
-    >>> name_value("precision", "fp32"), name_value("compile", False), name_value("lr", 0.1)
+    >>> title_value("precision", "fp32"), title_value("compile", False), title_value("lr", 0.1)
     ('fp32', 'compile off', 'lr 0.1')
     """
     if isinstance(value, bool):
@@ -117,7 +117,8 @@ def _take(side: Side, axis: str, value: Value) -> Side:
     kept = [i for i, case in enumerate(side.cases) if getattr(case, axis) == value]
     return replace(
         side,
-        name=name_value(axis, value),
+        name=format_value(value) if isinstance(value, bool) else title_value(axis, value),
+        title=title_value(axis, value),
         records=side.records.iloc[kept].reset_index(drop=True),
         cases=[side.cases[i] for i in kept],
         rows={},
