@@ -128,10 +128,23 @@ def choose_interface(apex: Apex | None, opt_level: str | None) -> Interface:
     return Interface.CONTRIB
 
 
+_ON_A_CPU = {
+    level: f"; {precision} is the same recipe on a CPU" if precision else ""
+    for level, precision in {
+        None: "fp16",  # FP16_Optimizer
+        "O0": "fp32",
+        "O1": "fp16-amp",
+        "O2": "fp16",
+        "O3": None,  # all of it in fp16, without master weights
+    }.items()
+}
+"""What to train instead, by opt level."""
+
+
 def refuse_apex(apex: Apex | None, opt_level: str | None, device: str) -> str:
     """Say why a case cannot be trained with apex here, and what to do; empty where it can."""
     if device != "cuda":
-        return "NVIDIA apex needs an NVIDIA GPU; fp16 is the same recipe on a CPU"
+        return f"NVIDIA apex needs an NVIDIA GPU{_ON_A_CPU.get(opt_level, '')}"
     try:
         choose_interface(apex, opt_level)
     except UnsupportedError as error:

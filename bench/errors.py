@@ -16,14 +16,24 @@ class UnsupportedError(Exception):
     """
 
 
+_ABBREVIATION = 3
+"""From so many letters on, the start of a right word is taken for an abbreviation of it."""
+
+
 def nearest(word: str, right: list[str]) -> str:
     """Say what would have been right for a misspelt ``word``: the nearest of ``right``, or all.
 
     >>> nearest("fp61", ["fp32", "fp16"])
     "did you mean 'fp16'?"
+    >>> nearest("prec", ["model", "precision"])
+    "did you mean 'precision'?"
     """
     from difflib import get_close_matches
 
+    if len(word.lstrip("-")) >= _ABBREVIATION:
+        for name in right:
+            if name.startswith(word):
+                return f"did you mean {name!r}?"
     # difflib takes quadratic time, and a file may hold a key of a megabyte
     close = get_close_matches(word[:100], right, n=1, cutoff=0.7)  # 0.6 takes gpu for cpu
     return f"did you mean {close[0]!r}?" if close else "right values: " + ", ".join(right)

@@ -43,8 +43,8 @@ class Preset:
             if asked and not any(case.precision in using for case in cases):
                 chosen = ", ".join(dict.fromkeys(case.precision for case in cases))
                 raise UsageError(
-                    f"{what} is given, but {chosen} uses none; "
-                    f"add a precision of {', '.join(using)}"
+                    f"{what} is given, but none of the precisions measured uses one ({chosen}); "
+                    f"add --precision {' or '.join(using)}"
                 )
         return cases
 

@@ -202,6 +202,15 @@ def test_what_is_lacking_is_said_with_what_to_do(
 
 
 @pytest.mark.parametrize(
+    ("level", "precision"),
+    [(None, "fp16"), ("O0", "fp32"), ("O1", "fp16-amp"), ("O2", "fp16"), ("O3", "")],
+)
+def test_on_a_cpu_the_same_recipe_is_named(level: str | None, precision: str) -> None:
+    said = f"NVIDIA apex needs an NVIDIA GPU; {precision} is the same recipe on a CPU"
+    assert refuse_apex(None, level, "cpu") == (said if precision else said.partition(";")[0])
+
+
+@pytest.mark.parametrize(
     ("generation", "level", "interface"),
     [
         ("2018", None, Interface.FP16_UTILS),
