@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import os
@@ -568,7 +569,7 @@ def test_what_raises_fails_and_says_why(data: DatasetInfo) -> None:
 
 def test_every_line_fits_a_terminal() -> None:
     figures = [
-        Finding(1234, "of 1234 weights without, 123 frozen", high=0, named=("x" * 60,) * 20),
+        Finding(1234, "of 1234 receive gradients, 123 frozen", low=1234, named=("x" * 60,) * 20),
         Finding(12345.678, "lower than with blank images", 1.80259, 2.80259, ("x",) * 20),
     ]
     for check in CHECKS.values():
@@ -583,6 +584,30 @@ def test_every_line_fits_a_terminal() -> None:
 
 def test_the_checks_are_told_apart_by_one_word() -> None:
     assert all(name == check.name and " " not in name for name, check in CHECKS.items())
+
+
+class Terminal(io.StringIO):
+    """A standard error that is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.slow
+def test_a_terminal_shows_which_check_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = ["--model", "test_check:sound", "--dataset", "synthetic", "--precision", "fp32"]
+    chosen = [*model, "--skip", *(name for name in CHECKS if name != "averaging")]
+    assert run(tmp_path, tmp_path / "pipe", *chosen) == 0
+    assert capsys.readouterr().err == "", "nothing in a pipe"
+    screen = Terminal()
+    monkeypatch.setattr("sys.stderr", screen)
+    assert run(tmp_path, tmp_path / "terminal", *chosen) == 0
+    shown = screen.getvalue()
+    assert "\raveraging …" in shown
+    assert "\n" not in shown, "on one line"
+    assert shown.endswith("\r"), "which is empty again"
 
 
 def run(data_dir: Path, out: Path, *flags: str) -> int:

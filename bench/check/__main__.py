@@ -13,7 +13,8 @@ import shlex
 import sys
 import textwrap
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, is_dataclass
 from datetime import datetime
 from pathlib import Path
@@ -150,14 +151,16 @@ def check_case(
     subject, start = Subject(case, data.folder, steps), time.perf_counter()
     answers = []
     for one in CHECKS.values():
-        found = Answer(one) if one.name in skip else answer(one, subject)
+        with _show_running(one.name):
+            found = Answer(one) if one.name in skip else answer(one, subject)
         answers.append(found)
         print(describe(found), file=screen, flush=True)
         entry["checks"].append(_plain(found))
         _write(report, out)
     folder = out / case.slug()
     folder.mkdir(exist_ok=True)
-    pictures = draw_pictures(subject, folder)
+    with _show_running("pictures"):
+        pictures = draw_pictures(subject, folder)
     entry["pictures"] = [str(file.relative_to(out)) for file in pictures]
     entry["seconds"] = time.perf_counter() - start
     _write(report, out)
@@ -172,6 +175,19 @@ def check_case(
         flush=True,
     )
     return len(failures)
+
+
+@contextmanager
+def _show_running(name: str) -> Iterator[None]:
+    """Show on a terminal what runs while it runs, on a line that is then empty; not in a pipe."""
+    shown = sys.stderr.isatty()
+    if shown:
+        print(f"\r{name} …", end="", file=sys.stderr, flush=True)
+    try:
+        yield
+    finally:
+        if shown:
+            print(f"\r{'':<{len(name) + 2}}\r", end="", file=sys.stderr, flush=True)
 
 
 def choose_cases(axes: Mapping[str, list[Value]]) -> list[Case]:
@@ -195,7 +211,8 @@ def find_inputs(
         UsageError: torch cannot use the device, a precision cannot run there, a model is broken or
             has other classes than the images, or the images cannot be had.
     """
-    found = ask([cases[0].device], list(dict.fromkeys(case.model for case in cases)))
+    with _show_running("machine and model"):
+        found = ask([cases[0].device], list(dict.fromkeys(case.model for case in cases)))
     platform = found.platform(cases[0].device)
     models = {case.model: found.fingerprint(case.model) for case in cases}
     for case in cases:
@@ -273,7 +290,7 @@ def write_bounds(finding: Finding) -> str:
 
 def explain(found: Answer) -> str:
     """What a failed check means, and what is at fault."""
-    said = [f"{found.check.name}: not shown that {found.check.shows}. {found.check.fix}"]
+    said = [f"{found.check.name} failed. Expected: {found.check.shows}. {found.check.fix}"]
     if found.error:
         said.append(found.error)
     if found.finding is not None and found.finding.named:

@@ -194,7 +194,7 @@ def check_averaging(subject: Subject) -> Finding:
     half = max(2, len(x) // 2)
     once = _first_step(subject, (x[:half], y[:half]))
     twice = _first_step(subject, (torch.cat([x[:half]] * 2), torch.cat([y[:half]] * 2)))
-    return Finding(twice / once if once else math.nan, "times the step", 0.6, math.sqrt(2))
+    return Finding(twice / once if once else math.nan, "(1 = the same step)", 0.6, math.sqrt(2))
 
 
 def _first_step(subject: Subject, batch: Batch) -> float:
@@ -352,13 +352,11 @@ def check_gradients(subject: Subject) -> Finding:
     _, training = subject.start()
     frozen = [n for n, p in training.model.named_parameters() if not p.requires_grad]
     without = tuple(name for name, usable in received.items() if not usable)
-    unit = f"of {len(received)} weights without"
-    if frozen:
-        unit += f", {len(frozen)} frozen"
+    weights, more = ("", f", {len(frozen)} frozen") if frozen else (" weights", "")
     return Finding(
-        len(without),
-        unit,
-        high=0,
+        len(received) - len(without),
+        f"of {len(received)}{weights} receive gradients{more}",
+        low=len(received),
         named=without,
         data={"frozen": frozen, "readings": [r.gradients for r in subject.first_steps.readings]},
     )
