@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -12,6 +13,16 @@ from typing import NoReturn
 from bench.case import AXES, Value, parse_value
 from bench.errors import UsageError, nearest
 from bench.text import clean
+
+
+def describe(docstring: str | None) -> str:
+    """What a command does, for its help: its module's docstring without the command and backticks.
+
+    >>> describe("`python -m bench.thing`: do ``this``.")
+    'Do this.'
+    """
+    text = re.sub(r"^`[^`]*`: ", "", docstring or "").replace("`", "")
+    return text[:1].upper() + text[1:]
 
 
 class Parser(argparse.ArgumentParser):

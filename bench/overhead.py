@@ -21,7 +21,7 @@ from bench.data import prepare
 from bench.environment import has_cuda, probe
 from bench.errors import UsageError
 from bench.executors import Job, Settings
-from bench.flags import Parser, add_axes, read_axes, run_command
+from bench.flags import Parser, add_axes, describe, read_axes, run_command
 from bench.record import Status
 
 
@@ -36,7 +36,9 @@ def compare(argv: Sequence[str]) -> int:
     Raises:
         UsageError: the case is not one, or cannot be measured here.
     """
-    parser = Parser(prog="python -m bench.overhead", description=__doc__, allow_abbrev=False)
+    parser = Parser(
+        prog="python -m bench.overhead", description=describe(__doc__), allow_abbrev=False
+    )
     parser.add_argument("--pairs", type=int, default=5, metavar="N", help="pairs to measure (5)")
     parser.add_argument("--data-dir", type=Path, metavar="DIR", help="where CIFAR-10 is")
     parser.add_argument("--json", action="store_true", help="print JSON on standard output")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,21 @@ def test_the_list_shows_the_line_of_each_docstring(capsys: pytest.CaptureFixture
         assert len(what.split()) > 2
         assert f": {what}." in file.read_text().partition("\n")[0]
     assert max(map(len, out.splitlines())) <= 80, "it should fit a terminal of 80 columns"
+
+
+@pytest.mark.parametrize(
+    "module", ["asv_import", "card.__main__", "crosscheck.__main__", "overhead", "publish.__main__"]
+)
+def test_a_help_describes_in_plain_sentences(
+    module: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit):
+        import_module(f"bench.{module}").main(["--help"])
+    _, description, *_ = capsys.readouterr().out.split("\n\n")
+    assert description[0].isupper()
+    assert "`" not in description
+    assert "python -m" not in description
 
 
 def test_a_command_without_its_line_is_named(

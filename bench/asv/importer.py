@@ -31,7 +31,7 @@ from asv.util import ProcessError, UserError, check_output, load_json, write_jso
 from bench.asv.host import GRID, Host, conditions, describe_grid, expand, name_preset, place, rank
 from bench.case import Case
 from bench.errors import UsageError
-from bench.flags import Parser, run_command
+from bench.flags import Parser, describe, run_command
 from bench.preset import load_config as load_preset_file
 from bench.preset import load_preset
 from bench.store.attempts import find_mixed, keep_latest
@@ -56,7 +56,9 @@ def import_sweeps(argv: Sequence[str]) -> int:
     Raises:
         UsageError: records are not there, are of no commit, or clash with results asv has.
     """
-    parser = Parser(prog="python -m bench.asv_import", description=__doc__, allow_abbrev=False)
+    parser = Parser(
+        prog="python -m bench.asv_import", description=describe(__doc__), allow_abbrev=False
+    )
     parser.add_argument("sweeps", nargs="+", type=Path, metavar="RESULTS", help="a sweep's folder")
     for folder in parser.parse(argv).sweeps:
         for file in import_sweep(folder, load_config()):

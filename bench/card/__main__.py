@@ -1,9 +1,9 @@
-"""`python -m bench.card`: run every measurement of a new GPU, in CARD_MINUTES.
+"""`python -m bench.card`: run every measurement of a new GPU, in nine minutes.
 
 Doctor, the GPU tests, the presets rtx-titan and precision, NVIDIA apex, the harness's overhead, an
 independent cross-check, the loss-scale map and repeats, by priority, into one folder under
-results/. The same command continues
-where it was stopped. Without a GPU it rehearses itself on the CPU at a small scale.
+results/. The same command continues where it was stopped. Without a GPU it rehearses itself on the
+CPU at a small scale.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from bench.card.phases import (
 from bench.data.sources import detect
 from bench.environment import Platform, has_cuda, probe, refuse_missing
 from bench.errors import UsageError, nearest
-from bench.flags import Parser, run_command
+from bench.flags import Parser, describe, run_command
 from bench.record import COMPARABLE
 from bench.sweep.preflight import default_out, refuse_unwritable
 from bench.text import clean
@@ -58,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def build_parser() -> Parser:
     """The command line."""
-    parser = Parser(prog="python -m bench.card", description=__doc__, allow_abbrev=False)
+    parser = Parser(prog="python -m bench.card", description=describe(__doc__), allow_abbrev=False)
     add = parser.add_argument
     minutes = os.environ.get(MINUTES) or "9"
     add("--minutes", metavar="N", default=minutes, help=f"time for all of it (${MINUTES}, or 9)")

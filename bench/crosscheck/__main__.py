@@ -26,7 +26,7 @@ from bench.data import prepare
 from bench.environment import Platform, has_cuda, probe
 from bench.errors import UsageError
 from bench.executors import Job, Settings
-from bench.flags import Parser, add_axes, read_axes, run_command
+from bench.flags import Parser, add_axes, describe, read_axes, run_command
 from bench.precision import PRECISIONS
 from bench.record import Status
 
@@ -147,7 +147,9 @@ def crosscheck(argv: Sequence[str]) -> int:
     Raises:
         UsageError: the case is not one that the bare loop can train, or it failed.
     """
-    parser = Parser(prog="python -m bench.crosscheck", description=__doc__, allow_abbrev=False)
+    parser = Parser(
+        prog="python -m bench.crosscheck", description=describe(__doc__), allow_abbrev=False
+    )
     parser.add_argument("--pairs", type=int, default=3, metavar="N", help="pairs to measure (3)")
     parser.add_argument("--json", action="store_true", help="print JSON on standard output")
     add_axes(parser, "of the case; default on a GPU: dpn92, bf16-amp, batch 256, fraction 0.2")

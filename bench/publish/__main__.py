@@ -18,7 +18,7 @@ from pathlib import Path
 
 from bench.asv.site import ASSETS, fetch_assets, stand_alone
 from bench.errors import UsageError
-from bench.flags import Parser, run_command
+from bench.flags import Parser, describe, run_command
 from bench.text import last_line
 
 INDEX = Path(__file__).with_name("index.html")
@@ -37,10 +37,18 @@ def publish(argv: Sequence[str]) -> int:
     Raises:
         UsageError: it is run elsewhere, npm or asv is missing, or a package is not the one pinned.
     """
-    parser = Parser(prog="python -m bench.publish", description=__doc__, allow_abbrev=False)
-    parser.add_argument("--out", type=Path, default=Path("html"), metavar="DIR", help="(html)")
+    parser = Parser(
+        prog="python -m bench.publish", description=describe(__doc__), allow_abbrev=False
+    )
     parser.add_argument(
-        "--results", type=Path, default=Path("results"), metavar="DIR", help="of sweeps (results)"
+        "--out", type=Path, default=Path("html"), metavar="DIR", help="folder to write (html)"
+    )
+    parser.add_argument(
+        "--results",
+        type=Path,
+        default=Path("results"),
+        metavar="DIR",
+        help="folder of the sweeps (results)",
     )
     given = parser.parse(argv)
     if not CONFIG.is_file():

@@ -63,7 +63,8 @@ def build_parser() -> Parser:
         "--repeats",
         metavar="N",
         help="fresh processes per case, spread over the sweep (default: 1; "
-        f"{CHEAP_REPEATS} where --fraction is at most {CHEAP_FRACTION:g})",
+        f"{CHEAP_REPEATS} where --fraction is at most {CHEAP_FRACTION:g}; a preset's own "
+        "fraction does not count)",
     )
     what.add_argument(
         "--same-seed",
