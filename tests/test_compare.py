@@ -277,8 +277,8 @@ def test_a_loss_is_judged_over_seeds(
 def test_seeds_that_one_side_lacks_are_left_out_and_that_is_said(
     write: Write, machine: Callable[..., Any]
 ) -> None:
-    a = write("a", losses([2.0, 2.3, 1.9, 99.0], [0, 1, 2, 3]))
-    b = write("b", losses([2.2, 2.5, 2.1], [0, 1, 2]))
+    a = write("a", losses([1.0, 1.3, 0.9, 99.0], [0, 1, 2, 3]))
+    b = write("b", losses([1.2, 1.5, 1.1], [0, 1, 2]))
     (finding,) = machine(a, b)["metrics"]["train_loss"]
     assert (finding["verdict"], finding["pairs"]) == ("higher", 3)
     assert "only the 3 seeds that both sides ran are compared" in finding["remarks"]
@@ -961,7 +961,12 @@ def test_equal_losses_of_networks_that_guess_show_nothing(
     ]
     chosen = [write("sweep", rows), "--axis", "precision"]
     lack = "the loss is still that of guessing; measure more steps (--fraction)"
-    for found in machine(*chosen)["equivalence"].values():
+    document = machine(*chosen)
+    for metric in document["equivalence"]:
+        first, second, _ = document["metrics"][metric]
+        assert (first["verdict"], first["lack"]) == ("no verdict", lack)
+        assert second["verdict"] == "higher"
+    for found in document["equivalence"].values():
         assert [f["verdict"] for f in found] == ["cannot tell", "worse", "equivalent"]
         assert [f["lack"] for f in found] == [lack, "", ""]
         assert found[0]["ratio"] == pytest.approx(1)

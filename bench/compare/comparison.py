@@ -361,10 +361,14 @@ class Comparison:
         judged = verdict.judge_equivalences(family, margin, self.names)
         return [(f, self._doubt(f.subject, e)) for f, e in zip(findings, judged, strict=True)]
 
+    def guessing(self, subject: Subject) -> list[bool]:
+        """Whether a side's training loss is still that of guessing; of the sides that have one."""
+        losses = [_by_seed(s.readings(subject, METRICS["train_loss"])) for s in (self.a, self.b)]
+        return [verdict.learnt_nothing(verdict.average_seeds(x)) for x in losses if x]
+
     def _doubt(self, subject: Subject, found: Equivalence) -> Equivalence:
         """Take back a verdict on networks that guess; that only one of them learnt is one."""
-        losses = [_by_seed(s.readings(subject, METRICS["train_loss"])) for s in (self.a, self.b)]
-        guessing = [verdict.learnt_nothing(verdict.average_seeds(x)) for x in losses if x]
+        guessing = self.guessing(subject)
         differs = found.verdict in (Claim.BETTER, Claim.WORSE)
         if not any(guessing) or (differs and not all(guessing)):
             return found
@@ -391,7 +395,18 @@ def compare(a: Side, b: Side, metrics: Sequence[Metric], axis: str = "") -> Comp
             Finding(*pair, ratio=Ratio(lack=lack) if lack else next(judged))
             for pair, lack in zip(pairs, refused, strict=True)
         ]
+        if metric.seeded:
+            found = comparison.metrics[metric]
+            comparison.metrics[metric] = [_doubt_ratio(comparison, finding) for finding in found]
     return comparison
+
+
+def _doubt_ratio(comparison: Comparison, finding: Finding) -> Finding:
+    """Take back the verdict on a loss or an error where neither side has learnt anything."""
+    guessing = comparison.guessing(finding.subject)
+    if finding.ratio.lack or not guessing or not all(guessing):
+        return finding
+    return replace(finding, ratio=replace(finding.ratio, lack=verdict.GUESSING))
 
 
 def _refuse(comparison: Comparison, metric: Metric, subject: Subject) -> str:
