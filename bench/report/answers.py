@@ -229,7 +229,10 @@ def _against_other_fp32(row: Row, others: pd.DataFrame, settings: Sequence[str])
         return "; there is no fp32 case here to compare it with"
     unlike = sum((others[name] != getattr(row, name)).astype(int) for name in settings)
     unlike = unlike + (others["batch_size"] != row.batch_size)
-    other = next(iterate(others[unlike == unlike.min()]))
+    nearest = others[unlike == unlike.min()]
+    trusted = doubts.trusted(nearest)
+    other = next(iterate(nearest[trusted] if trusted.any() else nearest))
+    doubt = "" if trusted.any() else " (that fp32 time has a warning)"
     differs = [
         f"{name_axis(name)} {format_value(getattr(other, name))}"
         for name in ("batch_size", *settings)
@@ -238,7 +241,7 @@ def _against_other_fp32(row: Row, others: pd.DataFrame, settings: Sequence[str])
     what = ", ".join(differs) or "other versions"
     about = ESTIMATE if min(row.fraction, other.fraction) < 1 else ""
     speedup = other.epoch_time_s / row.epoch_time_s
-    return f", {about}{speedup:.2f}× as fast as the nearest fp32 case ({what})"
+    return f", {about}{speedup:.2f}× as fast as the nearest fp32 case ({what}){doubt}"
 
 
 def _largest(cases: pd.DataFrame) -> str:
@@ -247,7 +250,8 @@ def _largest(cases: pd.DataFrame) -> str:
     full = ended[ended["status"].isin([Status.OOM.value, Status.OOM_SUSPECTED.value])]
     fits = ended[ended["status"].isin(TIMED)]
     if not len(full):
-        several = fits["batch_size"].nunique() > 1
+        largest = ended["batch_size"].max() == fits["batch_size"].max()
+        several = fits["batch_size"].nunique() > 1 and largest
         return f"Every batch size fits, up to {fits['batch_size'].max()}." if several else ""
     said = []
     for precision in PRECISIONS:

@@ -22,6 +22,9 @@ from bench.verdict import MIN_SEEDS, Verdict
 if TYPE_CHECKING:
     import pandas as pd
 
+MOST_EFFECTS = 100
+"""Changes that are shown; --format json has them all."""
+
 MOST_PRICES = 16
 """Pairs of cases of which the costs of starting up are shown."""
 
@@ -58,9 +61,9 @@ def tabulate_effects(effects: Sequence[Effect], cases: pd.DataFrame) -> Iterator
         "effects",
         "What each change does, all else equal",
         tuple(heads[i] for i in kept),
-        tuple(tuple(row[i] for i in kept) for row in rows),
+        tuple(tuple(row[i] for i in kept) for row in rows[:MOST_EFFECTS]),
         tuple(_note_effects(effects)),
-        dict.fromkeys(starts, "") if several else {},
+        {start: "" for start in starts if several and start < MOST_EFFECTS},
     )
 
 
@@ -71,8 +74,8 @@ def _write_effect(effect: Effect, cases: pd.DataFrame) -> tuple[Cell, ...]:
     remarks = [*effect.doubts, *([_tell_ends(effect, time, cases)] if time and time.mixed else [])]
     return (
         Cell(change, change),
-        *(_write_speed(time, mark) if time else [Cell(NOTHING)] * 4),
-        Cell(str(pairs), pairs),
+        *(_write_speed(time, mark) if time and time.ratio.value else [Cell(NOTHING)] * 4),
+        Cell(f"{time.pairs} of {pairs}" if time and time.pairs < pairs else str(pairs), pairs),
         _write_percent(effect.memory, pairs),
         _write_percent(effect.energy, pairs, mark),
         _write_difference(effect.loss, pairs),
@@ -82,8 +85,7 @@ def _write_effect(effect: Effect, cases: pd.DataFrame) -> tuple[Cell, ...]:
 
 def _write_speed(time: Estimate, mark: str) -> Iterator[Cell]:
     ratio = time.ratio
-    if ratio.value is None:
-        return
+    assert ratio.value is not None
     yield Cell(f"{mark}{write_ratio(1 / ratio.value)}×", 1 / ratio.value)
     yield Cell(MIXED if time.mixed else TIME.word(ratio.judge(STEADY)))
     if ratio.low is None or ratio.high is None:
@@ -153,6 +155,9 @@ def _note_effects(effects: Sequence[Effect]) -> Iterator[str]:
             "RESULTS --axis AXIS BEFORE AFTER judges each pair, by the ratio of times after over "
             "before."
         )
+    if len(effects) > MOST_EFFECTS:
+        left = len(effects) - MOST_EFFECTS
+        yield f"{left:,} more changes are left out; --where chooses, and --format json has them."
     if any(time.mixed for time in times):
         yield "Mixed: pairs differ in their verdicts; the remarks name the two ends."
     if any(
@@ -179,14 +184,18 @@ def tabulate_learning(lessons: Sequence[Lesson]) -> Iterator[Table]:
         Head("verdict", "verdict", f"at a margin of {100 * MARGIN:.0f} %", False),
         Head("ratio", "ratio", "after over before, over seeds", keep=8),
         Head("interval", "90 % interval", "of the ratio", keep=8),
-        Head("seeds", "seeds", "that were compared"),
+        Head("seeds", "seeds", "that were compared", keep=8),
         Head("needed", "seeds needed", "for a verdict, probably", keep=7),
+        Head("pairs", "pairs", "pairs of cases with this reading, of all", keep=6),
+        Head("remarks", "remarks", "what to know before believing it", False, wrap=True),
     )
+    rows = [tuple(_write_lesson(lesson)) for lesson in told]
+    kept = [i for i in range(len(heads)) if any(row[i].text not in ("", NOTHING) for row in rows)]
     yield Table(
         "learning",
-        f"Does it learn as well? Equivalent within {100 * MARGIN:.0f} %, or not",
-        heads,
-        tuple(tuple(_write_lesson(lesson)) for lesson in told),
+        f"Does it learn as well? Equivalence within {100 * MARGIN:.0f} %",
+        tuple(heads[i] for i in kept),
+        tuple(tuple(row[i] for i in kept) for row in rows),
         (
             "Equivalent: two one-sided tests at 5 % rule out a difference beyond the margin; worse "
             "or better: the difference is beyond it. Holm over all rows of a metric. Losses are "
@@ -205,6 +214,8 @@ def _write_lesson(lesson: Lesson) -> Iterator[Cell]:
     yield Cell(f"{found.low:.4f}–{found.high:.4f}" if known else NOTHING)
     yield Cell(str(found.seeds), found.seeds)
     yield Cell(str(found.seeds_needed or NOTHING), found.seeds_needed)
+    yield Cell(f"{lesson.pairs} of {lesson.of}" if lesson.pairs < lesson.of else "")
+    yield Cell(", ".join(lesson.remarks))
 
 
 # --------------------------------------------------------------------------------------- start-up
@@ -220,8 +231,8 @@ def tabulate_prices(cases: pd.DataFrame, prices: Sequence[Price]) -> Iterator[Ta
     heads = (
         Head("switch", "switch", "what is switched on", False),
         Head("case", "case", "in which case", False, wrap=True),
-        Head("off", "start-up without (s)", "set-up and warm-up without it", keep=7),
-        Head("on", "start-up with (s)", "set-up and warm-up with it", keep=7),
+        Head("off", "start-up without (s)", "set-up and first steps without it", keep=7),
+        Head("on", "start-up with (s)", "set-up and first steps with it", keep=7),
         Head("saved", "saved per epoch (s)", "how much shorter an epoch is"),
         Head("epochs", "pays off after", "whole epochs until it has paid off", better="lower"),
     )
@@ -232,10 +243,11 @@ def tabulate_prices(cases: pd.DataFrame, prices: Sequence[Price]) -> Iterator[Ta
             Cell(name_case(by_cell[price.on], [axis for axis in named if axis != price.axis])),
             number_cell(price.start_off),
             number_cell(price.start_on),
-            _write_saved(price, by_cell),
-            _write_epochs(price),
+            Cell(mark + write_number(price.saved), price.saved),
+            _write_epochs(price, mark),
         )
         for price in shown
+        for mark in [_mark(price, by_cell)]
     )
     what = " and ".join(
         {"compile": "compiling", "cudnn_benchmark": "autotuning"}[axis]
@@ -248,8 +260,9 @@ def tabulate_prices(cases: pd.DataFrame, prices: Sequence[Price]) -> Iterator[Ta
         heads,
         rows,
         (
-            "Start-up: process start to the end of warm-up, with the slowest first steps of all "
-            "repeats, because later repeats find compiled code in a cache.",
+            "Start-up: set-up and the first step of each batch shape, where compiling and "
+            "autotuning happen; of these the slowest repeat, because later ones find compiled code "
+            "in a cache.",
             *_note_prices(prices),
         ),
     )
@@ -285,19 +298,19 @@ def _is_unclear(price: Price) -> bool:
     return known and ratio.low <= 1 <= ratio.high  # type: ignore[operator]
 
 
-def _write_saved(price: Price, by_cell: dict[int, Row]) -> Cell:
-    estimated = min(by_cell[price.off].fraction, by_cell[price.on].fraction) < 1
-    return Cell((ESTIMATE if estimated else "") + write_number(price.saved), price.saved)
+def _mark(price: Price, by_cell: dict[int, Row]) -> str:
+    """What stands before a number of this pair that was extrapolated."""
+    return ESTIMATE if min(by_cell[price.off].fraction, by_cell[price.on].fraction) < 1 else ""
 
 
-def _write_epochs(price: Price) -> Cell:
+def _write_epochs(price: Price, mark: str) -> Cell:
     if _is_unclear(price):
         return Cell("cannot tell")
     if math.isinf(price.epochs):
         return Cell("never")
     if price.epochs == 0:
         return Cell("at once", 0)
-    text = count(int(price.epochs), "epoch")
+    text = mark + count(int(price.epochs), "epoch")
     if price.ends is not None and price.ends[0] != price.ends[1]:
         low, high = (f"{end:,.0f}" if math.isfinite(end) else "never" for end in price.ends)
         text += f" ({low}–{high})"

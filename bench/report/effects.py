@@ -3,19 +3,20 @@
 Of each pair the ratio of geometric means over the repeats is taken, and the geometric mean over the
 pairs. Its 95 % interval is of that mean over just these pairs: each pair's variance is Welch's, the
 degrees of freedom are Satterthwaite's, so that a single pair has the interval that `bench.compare`
-gives it. The p-values of all changes of one metric are adjusted by Holm, as there. The lowest and
-the highest pair tell how far the pairs differ from each other. Losses are compared seed by seed
-where cases share seeds.
+gives it. The p-values of all changes of one metric are adjusted by Holm; as in `bench.verdict`,
+they rest on the degrees of freedom that follow from the median noise ratio of all pairs. The lowest
+and the highest pair tell how far the pairs differ from each other.
 
-Everything is vectorised over pairs.
+Pairs of one seed have seen the same images from the same start, and so are one reading: losses are
+averaged over the pairs, seed by seed, and then compared as those of a single pair.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from statistics import fmean, median, stdev, variance
 from typing import TYPE_CHECKING, Any
 
 from bench.case import AXES, FOLLOWS, SAME_QUESTION, free_axes
@@ -29,14 +30,14 @@ from bench.report.axes import (
     find_varying,
     keep_main,
     name_value,
-    order_values,
+    rank,
     take_values,
 )
 from bench.report.doubts import DOUBTS, SAID_BELOW
 from bench.report.metrics import METRICS
 from bench.report.summaries import SOURCE
 from bench.store.attempts import number_groups
-from bench.verdict import CONFIDENCE, MIN_SEEDS, ROUNDING, Ratio, adjust
+from bench.verdict import CONFIDENCE, MIN_SEEDS, ROUNDING, Ratio, adjust, compare_seeds
 
 if TYPE_CHECKING:
     import numpy as np
@@ -70,7 +71,7 @@ class Estimate:
 
     Attributes:
         ratio: after over before, of geometric means.
-        pairs: how many there are.
+        pairs: how many there are: those with enough repeats, if any has.
         lowest: the ratio of the pair where it is lowest; ``highest`` where it is highest.
         ends: the ``cell`` after the change of these two pairs.
         mixed: whether pairs, each judged by its own interval, differ in their verdicts.
@@ -130,6 +131,51 @@ class Effect:
         return self.estimates.get(LOSS.name)
 
 
+KINDS = ("measured", "fake", "published")
+"""Where there are cases of several kinds, the effects are of the first of these."""
+
+
+def find_effects(rows: pd.DataFrame, cases: pd.DataFrame, machines: Machines) -> list[Effect]:
+    """What each change of each axis does, in the order of the overview's columns.
+
+    Args:
+        rows: the runs that count, of `summaries.latest`, with the ``cell`` of each.
+        cases: the same summarized; ``cell`` names their runs.
+    """
+    ended = cases[cases["status"].isin([Status.OK.value, Status.DIVERGED.value])]
+    kind = next((kind for kind in KINDS if (ended["kind"] == kind).any()), "")
+    ended = ended[ended["kind"] == kind]
+    changes = [
+        change
+        for axis in find_varying(ended)
+        if axis not in NO_QUESTION
+        for change in _find_changes(axis, ended, machines)
+    ]
+    found: list[dict[str, Estimate]] = [{} for _ in changes]
+    for metric in JUDGED:
+        judge = _judge_seeds if metric.seeded else _judge_repeats
+        estimates = judge(metric, [change.pairs for change in changes], take_readings(metric, rows))
+        for into, estimate in zip(found, estimates, strict=True):
+            if estimate is not None:
+                into[metric.name] = estimate
+    return [
+        Effect(
+            change.axis,
+            change.before,
+            change.after,
+            tuple(zip(change.pairs["cell_a"], change.pairs["cell_b"], strict=True)),
+            estimates,
+            bool((change.pairs[["fraction_a", "fraction_b"]] < 1).any(axis=None)),
+            tuple(_list_doubts(change.pairs)),
+        )
+        for change, estimates in zip(changes, found, strict=True)
+        if estimates
+    ]
+
+
+# ------------------------------------------------------------------------------------------ pairs
+
+
 @dataclass(frozen=True)
 class _Change:
     """Pairs of cases: their columns, with ``_a`` before the change and ``_b`` after it."""
@@ -140,48 +186,17 @@ class _Change:
     pairs: pd.DataFrame
 
 
-def find_effects(rows: pd.DataFrame, cases: pd.DataFrame, machines: Machines) -> list[Effect]:
-    """What each change of each axis does, in the order of the overview's columns.
-
-    Args:
-        rows: the runs that count, of `summaries.latest`, with the ``cell`` of each.
-        cases: the same summarized; ``cell`` names their runs.
-    """
-    measured = cases[cases["status"].isin([Status.OK.value, Status.DIVERGED.value])]
-    changes = [
-        change
-        for axis in find_varying(measured)
-        if axis not in NO_QUESTION
-        for change in _find_changes(axis, measured, machines)
-    ]
-    estimates: list[dict[str, Estimate]] = [{} for _ in changes]
-    for metric in JUDGED:
-        readings = take_readings(metric, rows)
-        found = [_estimate(metric, change, readings) for change in changes]
-        for into, estimate in zip(estimates, _adjust(found), strict=True):
-            if estimate is not None:
-                into[metric.name] = estimate
-    return [
-        Effect(
-            change.axis,
-            change.before,
-            change.after,
-            tuple(zip(change.pairs["cell_a"], change.pairs["cell_b"], strict=True)),
-            said,
-            bool((change.pairs[["fraction_a", "fraction_b"]] < 1).any(axis=None)),
-            tuple(_list_doubts(change.pairs)),
-        )
-        for change, said in zip(changes, estimates, strict=True)
-        if said
-    ]
-
-
 def _find_changes(axis: str, cases: pd.DataFrame, machines: Machines) -> Iterator[_Change]:
-    """The changes of one axis for which there are pairs."""
+    """The changes of one axis for which there are pairs.
+
+    Of numbers, each is compared with the next below it that was run with all else equal; other
+    values with the baseline. Of cases that differ only in how much of an epoch was measured, those
+    that measured equal parts are compared, else the ones that measured most.
+    """
     if axis in FOLLOWS:
         cases = keep_main(cases)
     free = {*free_axes(axis), *SAME_QUESTION}
-    equal = ["kind", *(name for name in AXES if name not in free)]
+    equal = [name for name in AXES if name not in free]
     told_by = "device" if axis == MACHINE else axis
     equal += [column for column, of in COMPARABLE.items() if of != told_by]
     if axis == MACHINE:
@@ -189,27 +204,44 @@ def _find_changes(axis: str, cases: pd.DataFrame, machines: Machines) -> Iterato
     else:
         equal += SOURCE
     columns = ["cell", "fraction", "dataset", "memory_measure", *DOUBTS]
-    values = take_values(cases, axis)
-    # of cases that differ only in how they were measured, the one that measured most
-    lines = cases[columns].assign(_key=number_groups(cases, equal), _value=values)
-    lines = lines.sort_values("fraction", ascending=False, kind="stable")
-    lines = lines.drop_duplicates(["_key", "_value"]).sort_index()
-    ordered = order_values(axis, values)
-    for before, after in _list_steps(axis, ordered):
-        sides = [lines[lines["_value"] == value] for value in (before, after)]
-        pairs = sides[0].merge(sides[1], on="_key", suffixes=("_a", "_b"))
-        if len(pairs):
-            first, second = (name_value(axis, value, machines) for value in (before, after))
-            yield _Change(axis, first, second, pairs)
+    lines = cases[columns].assign(_key=number_groups(cases, equal), _rank=rank(cases, axis))
+    # two environments of one machine: which of them is meant, nobody can say
+    lines = lines.drop_duplicates(["_key", "_rank", "fraction"], keep=False)
+    values = dict(zip(rank(cases, axis), take_values(cases, axis), strict=True))
+    steps = _list_steps(axis, lines, values)
+    pairs = steps.merge(
+        lines.add_suffix("_a"), left_on=["_key", "_from"], right_on=["_key_a", "_rank_a"]
+    )
+    pairs = pairs.merge(
+        lines.add_suffix("_b"), left_on=["_key", "_to"], right_on=["_key_b", "_rank_b"]
+    )
+    pairs = pairs.assign(_equal=pairs["fraction_a"] == pairs["fraction_b"])
+    order = ["_equal", "fraction_a", "fraction_b"]
+    pairs = pairs.sort_values(order, ascending=False, kind="stable")
+    pairs = pairs.drop_duplicates(["_key", "_from", "_to"]).sort_values(["_from", "_to", "_key"])
+    for (before, after), part in pairs.groupby(["_from", "_to"]):
+        first, second = (name_value(axis, values[place], machines) for place in (before, after))
+        yield _Change(axis, first, second, part)
 
 
-def _list_steps(axis: str, values: Sequence[Any]) -> list[tuple[Any, Any]]:
-    """Which values are compared: neighbours of numbers, others with the baseline."""
+def _list_steps(axis: str, lines: pd.DataFrame, values: Mapping[int, Any]) -> pd.DataFrame:
+    """Which values are compared within each group of cases that agree on all else.
+
+    Returns:
+        ``_key`` of the group, and the ranks of the value before, ``_from``, and after, ``_to``.
+    """
+    held = lines[["_key", "_rank"]].drop_duplicates().sort_values(["_key", "_rank"])
     if axis in NUMBERS:
-        return list(pairwise(values))
-    first = BASELINES.get(axis)
-    first = first if first in values else values[0]
-    return [(first, value) for value in values if value != first]
+        held = held.assign(_from=held.groupby("_key")["_rank"].shift()).dropna()
+        return held.rename(columns={"_rank": "_to"}).astype(int)
+    wanted = BASELINES.get(axis)
+    first = next((place for place, value in values.items() if value == wanted), 0)
+    with_first = held.loc[held["_rank"] == first, "_key"]
+    others = held[(held["_rank"] != first) & held["_key"].isin(with_first)]
+    return others.rename(columns={"_rank": "_to"}).assign(_from=first)
+
+
+# --------------------------------------------------------------------------------------- readings
 
 
 def take_readings(metric: Metric, rows: pd.DataFrame) -> pd.DataFrame:
@@ -232,174 +264,257 @@ def take_readings(metric: Metric, rows: pd.DataFrame) -> pd.DataFrame:
     return readings
 
 
-def list_comparable(effect: Effect, cases: pd.DataFrame) -> list[tuple[int, int]]:
-    """The pairs of an effect whose losses are of the same images, and of as much of an epoch."""
-    known = cases.set_index("cell")[list(_LEARNT_ON)]
-    return [(a, b) for a, b in effect.pairs if (known.loc[a] == known.loc[b]).all()]
+def take_seeds(readings: pd.DataFrame) -> dict[int, dict[int, tuple[float, float]]]:
+    """By cell and seed, of `take_readings`: the value and its logarithm."""
+    seeds: dict[int, dict[int, tuple[float, float]]] = {}
+    columns = (readings[name].tolist() for name in ("cell", "run_seed", "value", "log"))
+    for cell, seed, value, log in zip(*columns, strict=True):
+        seeds.setdefault(cell, {})[seed] = (value, log)
+    return seeds
 
 
-_LEARNT_ON = ("fraction", "dataset")
+def keep_comparable(pairs: pd.DataFrame) -> pd.DataFrame:
+    """The pairs whose losses are of the same images, and of as much of an epoch."""
+    for name in ("fraction", "dataset"):
+        pairs = pairs[pairs[f"{name}_a"] == pairs[f"{name}_b"]]
+    return pairs
 
 
-def _take_moments(readings: pd.DataFrame, group: str) -> pd.DataFrame:
-    """Of each group: how many readings, and mean and variance of them and of their logarithms."""
-    moments = readings.groupby(group).agg(
-        n=("log", "size"), value=("value", "mean"), value_variance=("value", "var"),
-        log=("log", "mean"), log_variance=("log", "var"), low=("log", "min"), high=("log", "max"),
-    )  # fmt: skip
-    same = moments["high"] - moments["low"] <= ROUNDING
-    still = {f"{of}_variance": moments[f"{of}_variance"].mask(same, 0.0) for of in ("value", "log")}
-    return moments.assign(**still)
+def average_seeds(
+    cells: Iterable[int], seeds: Mapping[int, Mapping[int, tuple[float, float]]]
+) -> dict[int, tuple[float, float]]:
+    """Over several cells, the mean of each seed that all of them ran: of values, of logarithms."""
+    held = [seeds[cell] for cell in cells]
+    shared = set(held[0]).intersection(*held[1:]) if held else set()
+    return {
+        seed: (fmean(cell[seed][0] for cell in held), fmean(cell[seed][1] for cell in held))
+        for seed in sorted(shared)
+    }
 
 
-def _estimate(metric: Metric, change: _Change, readings: pd.DataFrame) -> Estimate | None:
-    """What a change does to one metric; None where no pair has it on both sides."""
-    import numpy as np
+def list_means(seeds: Mapping[int, tuple[float, float]]) -> dict[int, list[float]]:
+    """Of `average_seeds`, as verdicts take them: by seed one reading, the geometric mean."""
+    return {seed: [math.exp(log)] for seed, (_, log) in seeds.items()}
 
-    pairs = change.pairs
-    if metric is MEMORY:
-        pairs = pairs[pairs["memory_measure_a"] == pairs["memory_measure_b"]]
-    if metric is LOSS:  # over other images, or over another part of them, it is another quantity
-        for name in _LEARNT_ON:
-            pairs = pairs[pairs[f"{name}_a"] == pairs[f"{name}_b"]]
-    known = set(readings["cell"])
-    pairs = pairs[pairs["cell_a"].isin(known) & pairs["cell_b"].isin(known)]
-    if not len(pairs):
+
+# ---------------------------------------------------------------------------------------- judging
+
+
+def _judge_seeds(
+    metric: Metric, changes: Sequence[pd.DataFrame], readings: pd.DataFrame
+) -> list[Estimate | None]:
+    """Estimate what each change does to a loss or an error."""
+    seeds = take_seeds(readings)
+    found: list[Estimate | None] = []
+    family: list[tuple[dict[int, list[float]], dict[int, list[float]]]] = []
+    for pairs in changes:
+        kept = keep_comparable(pairs)
+        cells = [
+            (a, b)
+            for a, b in zip(kept["cell_a"], kept["cell_b"], strict=True)
+            if a in seeds and b in seeds
+        ]
+        if not cells:
+            found.append(None)
+            continue
+        a, b = (average_seeds(side, seeds) for side in zip(*cells, strict=True))
+        family.append(
+            (
+                {s: [math.exp(x[1])] for s, x in a.items()},
+                {s: [math.exp(x[1])] for s, x in b.items()},
+            )
+        )
+        shifts = [_mean_log(seeds[y]) - _mean_log(seeds[x]) for x, y in cells]
+        low, high = (shifts.index(end(shifts)) for end in (min, max))
+        apart = [
+            fmean(v for v, _ in seeds[y].values()) - fmean(v for v, _ in seeds[x].values())
+            for x, y in cells
+        ]
+        found.append(
+            Estimate(
+                Ratio(),
+                len(cells),
+                math.exp(shifts[low]),
+                math.exp(shifts[high]),
+                (cells[low][1], cells[high][1]),
+                False,
+                fmean(apart),
+                _reach({s: x[0] for s, x in a.items()}, {s: x[0] for s, x in b.items()}),
+            )
+        )
+    ratios = iter(compare_seeds(family))
+    return [e and replace(e, ratio=next(ratios)) for e in found]
+
+
+def _mean_log(seeds: Mapping[int, tuple[float, float]]) -> float:
+    return fmean(log for _, log in seeds.values())
+
+
+def _reach(a: Mapping[int, float], b: Mapping[int, float]) -> float | None:
+    """Half the 95 % interval of a difference of means over seeds: paired where they are shared."""
+    from scipy.special import stdtrit
+
+    shared = sorted(a.keys() & b.keys())
+    if len(shared) >= MIN_SEEDS:
+        apart = [b[seed] - a[seed] for seed in shared]
+        error, freedom = stdev(apart) / math.sqrt(len(apart)), len(apart) - 1.0
+        error = 0.0 if error <= ROUNDING * abs(fmean(a.values())) else error
+    elif min(len(a), len(b)) >= MIN_SEEDS:
+        parts = [variance(side.values()) / len(side) for side in (a, b)]
+        error = math.sqrt(sum(parts))
+        if not error:
+            return None
+        shares = [part / sum(parts) for part in parts]
+        freedom = 1 / sum(s**2 / (len(side) - 1) for s, side in zip(shares, (a, b), strict=True))
+    else:
         return None
-    concerned = readings[readings["cell"].isin({*pairs["cell_a"], *pairs["cell_b"]})]
-    moments = _take_moments(concerned, "cell")
-    a, b = (moments.loc[pairs[f"cell_{side}"]].reset_index(drop=True) for side in "ab")
-    shifts = (b["log"] - a["log"]).to_numpy()
-    ratio, reach = _judge_seeds(pairs, readings) if metric.seeded else (None, None)
-    if ratio is None:
-        ratio, reach = _judge(metric, a, b, shifts)
-    after = pairs["cell_b"].tolist()
-    return Estimate(
-        ratio,
-        len(pairs),
-        float(np.exp(shifts.min())),
-        float(np.exp(shifts.max())),
-        (after[int(shifts.argmin())], after[int(shifts.argmax())]),
-        ratio.p is not None and not metric.seeded and _is_mixed(a, b, shifts),
-        float((b["value"] - a["value"]).mean()),
-        reach,
-    )
+    return float(stdtrit(freedom, (1 + CONFIDENCE) / 2)) * error
 
 
-def _judge(
-    metric: Metric, a: pd.DataFrame, b: pd.DataFrame, shifts: np.ndarray
-) -> tuple[Ratio, float | None]:
-    """The ratio over pairs whose readings are independent, and half the difference's interval."""
-    value = math.exp(float(shifts.mean()))
-    need, what = (MIN_SEEDS, "seeds") if metric.seeded else (MIN_REPEATS, "repeats")
-    fewest = int(min(a["n"].min(), b["n"].min()))
-    if fewest < need:
-        return Ratio(value, lack=f"needs {need} {what} a side, has {fewest}"), None
-    if not (a["log_variance"].any() or b["log_variance"].any()):
-        if metric.deterministic:
-            return Ratio(value, value, value, exact=True), 0.0
-        lack = "repeats equal to the last digit are not independent readings"
-        return Ratio(value, lack=lack), None
-    errors, freedom = _welch(a, b, "value_variance")
-    reach = _quantile(errors, freedom) * _error(errors)
-    return _pool(shifts, *_welch(a, b, "log_variance")), reach
-
-
-def _judge_seeds(pairs: pd.DataFrame, readings: pd.DataFrame) -> tuple[Ratio | None, float | None]:
-    """The ratio over seeds that every case of every pair ran: the mean over pairs is one reading.
-
-    One seed starts all cases from the same weights on the same images, so that their losses rise
-    and fall together: differences seed by seed are far less noisy, as `verdict.compare_seeds` says.
-
-    Returns:
-        Nothing where fewer than `MIN_SEEDS` are shared.
-    """
-    sides = [
-        readings.rename(columns={name: f"{name}_{side}" for name in ("cell", "value", "log")})
-        for side in "ab"
-    ]
-    both = pairs[["cell_a", "cell_b"]].merge(sides[0], on="cell_a")
-    both = both.merge(sides[1], on=["cell_b", "run_seed"])
-    shared = both.groupby("run_seed")["cell_a"].transform("size") == len(pairs)
-    apart = both[shared].assign(
-        value=both["value_b"] - both["value_a"], log=both["log_b"] - both["log_a"]
-    )
-    by_seed = apart.groupby("run_seed", as_index=False)[["value", "log"]].mean()
-    if len(by_seed) < MIN_SEEDS:
-        return None, None
-    found = _take_moments(by_seed.assign(all=0), "all")
-    shift, freedom = found["log"].to_numpy(), (found["n"] - 1).to_numpy()
-    errors, squares = ((found[f"{of}_variance"] / found["n"]).to_numpy() for of in ("log", "value"))
-    if not errors.any():
-        value = math.exp(float(shift[0]))
-        return Ratio(value, value, value, exact=True), 0.0
-    return _pool(shift, errors, freedom), _quantile(squares, freedom) * _error(squares)
-
-
-def _is_mixed(a: pd.DataFrame, b: pd.DataFrame, shifts: np.ndarray) -> bool:
-    """Whether some pairs are below the margin, within it or above it, and others are not."""
-    import numpy as np
-    from scipy.special import stdtrit
-
-    variances, freedom = _welch(a, b, "log_variance")
-    freedom = np.where(np.isfinite(freedom), freedom, 1e9)
-    reach = stdtrit(freedom, (1 + CONFIDENCE) / 2) * np.sqrt(variances)
-    low, high, limit = shifts - reach, shifts + reach, math.log1p(STEADY)
-    kinds = [high < -limit, (low >= -limit) & (high <= limit), low > limit]
-    return sum(bool(kind.any()) for kind in kinds) > 1
-
-
-def _welch(a: pd.DataFrame, b: pd.DataFrame, name: str) -> tuple[np.ndarray, np.ndarray]:
-    """Variance of each pair's difference, and its degrees of freedom (Welch 1947)."""
+def _judge_repeats(
+    metric: Metric, changes: Sequence[pd.DataFrame], readings: pd.DataFrame
+) -> list[Estimate | None]:
+    """Estimate what each change does to a time, a memory or an energy."""
     import numpy as np
 
-    parts = [(side[name] / side["n"]).to_numpy() for side in (a, b)]
-    counts = [side["n"].to_numpy() for side in (a, b)]
-    variances = parts[0] + parts[1]
-    with np.errstate(divide="ignore", invalid="ignore"):
-        shares = [part / variances for part in parts]  # squares of tiny variances would vanish
-        freedom = 1 / sum(s**2 / (n - 1) for s, n in zip(shares, counts, strict=True))
-    return variances, np.where(variances > 0, freedom, np.inf)
-
-
-def _error(variances: np.ndarray) -> float:
-    """Standard error of the mean over pairs."""
-    return math.sqrt(float(variances.sum())) / len(variances)
-
-
-def _freedom(variances: np.ndarray, freedom: np.ndarray) -> float:
-    """Satterthwaite's degrees of freedom of the mean over pairs."""
-    shares = variances / variances.sum()
-    return float(1 / (shares**2 / freedom).sum())
-
-
-def _quantile(variances: np.ndarray, freedom: np.ndarray) -> float:
-    from scipy.special import stdtrit
-
-    if not variances.any():
-        return 0.0
-    return float(stdtrit(_freedom(variances, freedom), (1 + CONFIDENCE) / 2))
-
-
-def _pool(shifts: np.ndarray, variances: np.ndarray, freedom: np.ndarray) -> Ratio:
-    """The geometric mean over pairs, with its interval and the p-value of no difference."""
-    from scipy.special import stdtr
-
-    shift, error = float(shifts.mean()), _error(variances)
-    reach = _quantile(variances, freedom) * error
-    p = min(1.0, 2 * float(stdtr(_freedom(variances, freedom), -abs(shift) / error)))
-    return Ratio(math.exp(shift), math.exp(shift - reach), math.exp(shift + reach), p, p)
-
-
-def _adjust(found: Sequence[Estimate | None]) -> Iterator[Estimate | None]:
-    """Adjust the p-values of one metric for being the smallest of many."""
-    p_values = [e.ratio.p for e in found if e is not None and e.ratio.p is not None]
+    grouped = readings.groupby("cell")["log"]
+    moments = grouped.agg(["size", "mean", "var", "min", "max"])
+    moments["value"] = readings.groupby("cell")["value"].mean()
+    still = moments["max"] - moments["min"] <= ROUNDING
+    moments["var"] = moments["var"].mask(still, 0.0)
+    samples: list[_Sample | None] = []
+    for pairs in changes:
+        if metric is MEMORY:
+            pairs = pairs[pairs["memory_measure_a"] == pairs["memory_measure_b"]]
+        known = pairs["cell_a"].isin(moments.index) & pairs["cell_b"].isin(moments.index)
+        pairs = pairs[known]
+        a, b = (moments.loc[pairs[f"cell_{side}"]] for side in "ab")
+        fewest = np.minimum(a["size"].to_numpy(), b["size"].to_numpy())
+        if not len(fewest):
+            samples.append(None)
+            continue
+        used = fewest >= MIN_REPEATS if (fewest >= MIN_REPEATS).any() else fewest > 0
+        moments_of = [
+            s[n].to_numpy()[used] for n in ("size", "mean", "var", "value") for s in (a, b)
+        ]
+        after = pairs["cell_b"].to_numpy()[used]
+        samples.append(_Sample(int(fewest[used].min()), after, *moments_of))
+    noises = [noise for sample in samples if sample for noise in sample.noises]
+    typical = math.exp(median(noises)) if noises else None
+    estimates = [sample.estimate(metric, typical) if sample else None for sample in samples]
+    p_values = [e.ratio.p for e in estimates if e and e.ratio.p is not None]
     adjusted = iter(adjust(p_values))
-    for estimate in found:
-        if estimate is None or estimate.ratio.p is None:
-            yield estimate
-        else:
-            yield replace(estimate, ratio=replace(estimate.ratio, p_adjusted=next(adjusted)))
+    return [
+        replace(e, ratio=replace(e.ratio, p_adjusted=next(adjusted)))
+        if e and e.ratio.p is not None
+        else e
+        for e in estimates
+    ]
+
+
+@dataclass(frozen=True)
+class _Sample:
+    """Readings of the pairs of one change, as arrays: of logarithms, and the mean of values."""
+
+    fewest: int
+    after: np.ndarray
+    n_a: np.ndarray
+    n_b: np.ndarray
+    mean_a: np.ndarray
+    mean_b: np.ndarray
+    variance_a: np.ndarray
+    variance_b: np.ndarray
+    value_a: np.ndarray
+    value_b: np.ndarray
+
+    @property
+    def noises(self) -> list[float]:
+        """The logarithm of each pair's ratio of variances, where both sides vary."""
+        import numpy as np
+
+        both = (self.variance_a > 0) & (self.variance_b > 0)
+        ratios: list[float] = np.log(self.variance_a[both] / self.variance_b[both]).tolist()
+        return ratios
+
+    @property
+    def errors(self) -> np.ndarray:
+        """Variance of each pair's difference."""
+        errors: np.ndarray = self.variance_a / self.n_a + self.variance_b / self.n_b
+        return errors
+
+    def freedom(self, noise: float | None = None) -> np.ndarray:
+        """Each pair's degrees of freedom (Welch 1947, Satterthwaite); infinite without spread.
+
+        Args:
+            noise: variance before over variance after; by default each pair's own.
+        """
+        import numpy as np
+
+        a, b = self.variance_a / self.n_a, self.variance_b / self.n_b
+        if noise is not None:
+            both = (self.variance_a > 0) & (self.variance_b > 0)
+            a, b = np.where(both, noise / self.n_a, a), np.where(both, 1 / self.n_b, b)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            shares = (a / (a + b), b / (a + b))  # squares of tiny variances would vanish
+            freedom = 1 / (shares[0] ** 2 / (self.n_a - 1) + shares[1] ** 2 / (self.n_b - 1))
+        return np.where(a + b > 0, freedom, np.inf)
+
+    def estimate(self, metric: Metric, typical: float | None) -> Estimate:
+        """Judge the mean over the pairs."""
+        import numpy as np
+
+        shifts = self.mean_b - self.mean_a
+        low, high = int(shifts.argmin()), int(shifts.argmax())
+        ratio, reach = self._judge(metric, shifts, typical)
+        return Estimate(
+            ratio,
+            len(shifts),
+            float(np.exp(shifts[low])),
+            float(np.exp(shifts[high])),
+            (int(self.after[low]), int(self.after[high])),
+            ratio.p is not None and self._is_mixed(shifts),
+            float((self.value_b - self.value_a).mean()),
+            reach,
+        )
+
+    def _judge(
+        self, metric: Metric, shifts: np.ndarray, typical: float | None
+    ) -> tuple[Ratio, float | None]:
+        from scipy.special import stdtr, stdtrit
+
+        shift = float(shifts.mean())
+        value = math.exp(shift)
+        if self.fewest < MIN_REPEATS:
+            return Ratio(value, lack=f"needs {MIN_REPEATS} repeats, has {self.fewest}"), None
+        errors = self.errors
+        if not errors.any():
+            if metric.deterministic:
+                return Ratio(value, value, value, exact=True), 0.0
+            lack = "repeats equal to the last digit are not independent readings"
+            return Ratio(value, lack=lack), None
+        error = math.sqrt(float(errors.sum())) / len(errors)
+        own, tested = (_pool(errors, self.freedom(noise)) for noise in (None, typical))
+        reach = float(stdtrit(own, (1 + CONFIDENCE) / 2)) * error
+        p = min(1.0, 2 * float(stdtr(tested, -abs(shift) / error)))
+        ratio = Ratio(value, math.exp(shift - reach), math.exp(shift + reach), p, p)
+        return ratio, reach * float(self.value_a.mean()) * value
+
+    def _is_mixed(self, shifts: np.ndarray) -> bool:
+        """Whether some pairs are below the margin, within it or above it, and others are not."""
+        import numpy as np
+        from scipy.special import stdtrit
+
+        freedom = np.minimum(self.freedom(), 1e9)
+        reach = stdtrit(freedom, (1 + CONFIDENCE) / 2) * np.sqrt(self.errors)
+        low, high, limit = shifts - reach, shifts + reach, math.log1p(STEADY)
+        kinds = [high < -limit, (low >= -limit) & (high <= limit), low > limit]
+        return sum(bool(kind.any()) for kind in kinds) > 1
+
+
+def _pool(errors: np.ndarray, freedom: np.ndarray) -> float:
+    """Satterthwaite's degrees of freedom of a mean over pairs, from the variance of each."""
+    shares = errors / errors.sum()
+    return float(1 / (shares**2 / freedom).sum())
 
 
 def _list_doubts(pairs: pd.DataFrame) -> Iterator[str]:

@@ -9,12 +9,21 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import TYPE_CHECKING
 
 from bench.limits import STEADY
-from bench.report.effects import LOSS, Effect, list_comparable, take_readings
+from bench.report.effects import LOSS, Effect, average_seeds, list_means, take_readings, take_seeds
 from bench.report.metrics import METRICS, Metric
-from bench.verdict import Equivalence, Seeded, judge_equivalences
+from bench.verdict import (
+    GUESSING,
+    Claim,
+    Equivalence,
+    Seeded,
+    judge_equivalences,
+    learnt_nothing,
+    take_back,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -27,11 +36,19 @@ LEARNT: tuple[Metric, ...] = (LOSS, METRICS["test_top1_error"])
 
 @dataclass(frozen=True)
 class Lesson:
-    """What a change of precision does to a loss or an error: over all its pairs, seed by seed."""
+    """What a change of precision does to a loss or an error: over its pairs, seed by seed.
+
+    Attributes:
+        pairs: how many pairs have readings on both sides, of ``of``.
+        remarks: what to know before believing it.
+    """
 
     effect: Effect
     metric: Metric
     equivalence: Equivalence
+    pairs: int
+    of: int
+    remarks: tuple[str, ...]
 
 
 def judge_learning(
@@ -43,27 +60,60 @@ def judge_learning(
         rows: the runs that count, of `summaries.latest`.
         cases: the same summarized.
     """
-    concerned = [effect for effect in effects if effect.axis == "precision"]
+    told = {row[0]: row[1:] for row in cases[["cell", *_TOLD]].itertuples(index=False)}
+    losses = take_seeds(take_readings(LOSS, rows))
     for metric in LEARNT:
-        readings = take_readings(metric, rows)
-        family = [(effect, _average(effect, readings, cases)) for effect in concerned]
-        family = [(effect, pair) for effect, pair in family if pair[0] and pair[1]]
-        found = judge_equivalences([pair for _, pair in family], MARGIN)
-        for (effect, _), equivalence in zip(family, found, strict=True):
-            yield Lesson(effect, metric, equivalence)
+        seeds = losses if metric is LOSS else take_seeds(take_readings(metric, rows))
+        concerned = []
+        for effect in effects:
+            pairs = [pair for pair in effect.pairs if told[pair[0]][:2] == told[pair[1]][:2]]
+            known = [(a, b) for a, b in pairs if a in seeds and b in seeds]
+            if effect.axis == "precision" and known:
+                concerned.append((effect, pairs, known))
+        family: list[Seeded] = []
+        for _, _, known in concerned:
+            a, b = (average_seeds(side, seeds) for side in zip(*known, strict=True))
+            family.append((list_means(a), list_means(b)))
+        found = judge_equivalences(family, MARGIN)
+        for (effect, pairs, known), equivalence in zip(concerned, found, strict=True):
+            ends = _find_ends(known, seeds)
+            if equivalence.verdict is Claim.EQUIVALENT and max(ends[1], 1 / ends[0]) > 1 + MARGIN:
+                equivalence = take_back(equivalence, "its cases differ, in opposite directions")
+            if all(_guesses(cell, losses) for pair in known for cell in pair):
+                equivalence = take_back(equivalence, GUESSING)
+            remarks = tuple(_list_remarks(equivalence, known, told, ends))
+            yield Lesson(effect, metric, equivalence, len(known), len(pairs), remarks)
 
 
-def _average(effect: Effect, readings: pd.DataFrame, cases: pd.DataFrame) -> Seeded:
-    """Before and after, by seed: the geometric mean over the pairs, of seeds that all of these ran.
+_TOLD = ("fraction", "dataset")
 
-    Pairs of one seed see the same images, and so are one reading.
-    """
-    pairs = list_comparable(effect, cases)
-    sides = []
-    for cells in zip(*pairs, strict=True):
-        theirs = readings[readings["cell"].isin(cells)]
-        by_seed = theirs.groupby("run_seed")["log"].agg(["size", "mean"])
-        whole = by_seed.loc[by_seed["size"] == len(pairs), "mean"]
-        means = zip(whole.index.tolist(), whole.tolist(), strict=True)
-        sides.append({seed: [math.exp(log)] for seed, log in means})
-    return (sides[0], sides[1]) if sides else ({}, {})
+_Seeds = dict[int, dict[int, tuple[float, float]]]
+
+
+def _find_ends(pairs: Sequence[tuple[int, int]], seeds: _Seeds) -> tuple[float, float]:
+    """The ratio of the pair where it is lowest, and where it is highest."""
+    logs = [[fmean(log for _, log in seeds[cell].values()) for cell in pair] for pair in pairs]
+    ratios = [math.exp(after - before) for before, after in logs]
+    return min(ratios), max(ratios)
+
+
+def _guesses(cell: int, losses: _Seeds) -> bool:
+    """Whether the loss of a case is still that of guessing; not, where it is unknown."""
+    logs = [log for _, log in losses.get(cell, {}).values()]
+    return bool(logs) and learnt_nothing(math.exp(fmean(logs)))
+
+
+def _list_remarks(
+    equivalence: Equivalence,
+    pairs: Sequence[tuple[int, int]],
+    told: dict[int, tuple[float, str]],
+    ends: tuple[float, float],
+) -> Iterator[str]:
+    if equivalence.lack:
+        yield equivalence.lack
+    elif len(pairs) > 1 and max(ends[1], 1 / ends[0]) > 1 + MARGIN:
+        yield f"from {ends[0]:.3f} to {ends[1]:.3f} over the cases"
+    if any(told[a][1] == "synthetic" for a, _ in pairs):
+        yield "synthetic"
+    if any(told[a][0] < 1 for a, _ in pairs):
+        yield "part of an epoch"

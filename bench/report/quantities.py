@@ -401,7 +401,7 @@ def describe_columns() -> dict[str, str]:
         "coverage": "how often they hold what they are for: the median of as many more runs, or "
         "the whole epoch within the run",
         "seeds": "how many seeds the repeats had",
-        "start_time_s": "process start to the end of warm-up, of the slowest repeat, in s",
+        "start_time_s": "set-up, and the slowest first steps of all repeats, in s",
     }
     described.update({q.name: q.help for q in QUANTITIES.values()})
     described.update({name: column.help for name, column in COLUMNS.items() if column.help})

@@ -27,6 +27,8 @@ PREPARING = ("compile", "cudnn_benchmark")
 class Price:
     """What a switch costs at the start of one case, and what it brings in each epoch, in s.
 
+    Both starts are of set-up and first steps, by `find_start`.
+
     Attributes:
         axis: one of `PREPARING`.
         off: the ``cell`` of the case without it; ``on`` of the case with it.
@@ -70,11 +72,18 @@ class Price:
 
 
 def find_start(rows: pd.DataFrame) -> pd.Series:
-    """Seconds before the first epoch of each cell, of the repeat that prepares everything."""
-    whole = rows[["setup_time_s", "warmup_time_s"]].astype(float).sum(axis=1, min_count=1)
-    first = rows["first_steps_time_s"].astype(float).fillna(0.0)  # unknown before schema 2
-    cell = rows["cell"]
-    return (whole - first).groupby(cell).median() + first.groupby(cell).max()
+    """Seconds of set-up and first steps of each cell, the latter of its slowest repeat.
+
+    The rest of the warm-up is left out: it goes on until steps are steady, however long that takes.
+    Records without first steps (before schema 2) have the whole warm-up instead.
+    """
+    rows = rows[rows["status"].isin(_TIMED)]
+    setup, first = rows["setup_time_s"].astype(float), rows["first_steps_time_s"].astype(float)
+    first = first.fillna(rows["warmup_time_s"].astype(float).fillna(0.0))
+    return setup.groupby(rows["cell"]).median() + first.groupby(rows["cell"]).max()
+
+
+_TIMED = (Status.OK.value, Status.DIVERGED.value)
 
 
 def find_prices(
@@ -89,7 +98,7 @@ def find_prices(
     pairs = [(e.axis, *pair) for e in effects if e.axis in PREPARING for pair in e.pairs]
     if not pairs:
         return
-    timed = rows[rows["status"].isin([Status.OK.value, Status.DIVERGED.value])]
+    timed = rows[rows["status"].isin(_TIMED)]
     times = timed.dropna(subset=[TIME.column]).groupby("cell")[TIME.column].apply(list)
     by_cell = cases.set_index("cell")
     ratios = compare([(times.get(off, []), times.get(on, [])) for _, off, on in pairs])

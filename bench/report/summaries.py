@@ -205,6 +205,7 @@ def _pair(cases: pd.DataFrame) -> pd.DataFrame:
     )
     other = sound & (cases["precision"] != "fp32")
     return cases.assign(
+        base_fraction=base["fraction"].reindex(partner).set_axis(cases.index).fillna(1.0),
         speedup=(time / positive(cases["epoch_time_s"])).where(other),
         memory_saved=(1 - cases["memory_bytes"] / positive(bytes)).where(other),
         tensors_saved=(1 - cases["peak_allocated_bytes"] / positive(tensors)).where(other),

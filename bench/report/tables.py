@@ -198,9 +198,9 @@ def _order_columns(cases: pd.DataFrame, varying: Sequence[str], by: str) -> tupl
     """
     order = [*([by] if by in varying else []), *(name for name in varying if name != by)]
     for name in SAME_QUESTION:
-        alike = number_groups(cases, [*summaries.SOURCE, *order, "environment", "kind"])
-        if order and MACHINE in order:
-            alike = number_groups(cases, [*summaries.SOURCE, *(o for o in order if o != MACHINE)])
+        axes_shown = [axis for axis in order if axis != MACHINE]
+        equal = [*summaries.SOURCE, *axes_shown, "environment", "kind"]
+        alike = number_groups(cases, equal)
         if (cases[name].groupby(alike).nunique() > 1).any():
             order.append(name)
     return tuple(order)
@@ -237,8 +237,8 @@ def _tabulate_cases(
         _quantity_part("overflow_steps", keep=6),
         _quantity_part("energy_per_epoch_j", keep=4),
         Part(
-            Head("start_time_s", "start-up (s)", "set-up and warm-up, from process start to the "
-                 "epoch, of the slowest repeat", True, "lower", 3),
+            Head("start_time_s", "start-up (s)", "set-up, and the slowest first steps of all "
+                 "repeats", True, "lower", 3),
             lambda row: number_cell(row.start_time_s if slow else math.nan),
             optional=True,
         ),
@@ -357,7 +357,10 @@ def _tabulate_machines(
         cell = _plain_time(row)
         if row.status in TIMED and (said := remarks(row, _said_below(cases))):
             cell = Cell(f"{cell.text} ({said})", cell.value)
-        line[row.sweep, row.machine] = cell
+        # two environments of one machine: which of them is meant, nobody can say
+        line[row.sweep, row.machine] = (
+            cell if (row.sweep, row.machine) not in line else Cell("several")
+        )
     shared = {key: line for key, line in lines.items() if len(line) > 1}
     heads = (
         *(_axis_part(axis, machines).head for axis in rest),
