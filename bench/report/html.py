@@ -186,9 +186,10 @@ _OTHERS = tuple(name for name in AXES if name not in NAMED)
 
 
 def _constants(rows: pd.DataFrame) -> str:
-    """The axes that are the same in every row, as one line."""
+    """The axes that have one value, the same in every row, as one line."""
     same = {name: rows[name].tolist()[0] for name in _OTHERS if rows[name].nunique() == 1}
-    return ", ".join(f"{name.replace('_', ' ')} {format_value(v)}" for name, v in same.items())
+    told = {name.replace("_", " "): format_value(value) for name, value in same.items()}
+    return ", ".join(f"{name} {value}" for name, value in told.items() if value)
 
 
 def _remarks(rows: pd.DataFrame) -> pd.Series:

@@ -78,17 +78,18 @@ class Way(StrEnum):
 
     ROUNDED = (
         "rounded",
-        "The gradients were computed in fp32 and then scaled and rounded, each once. What a format "
-        "loses in the forward pass, inside a layer's backward pass or in later layers is not "
-        "in these counts. The trainings round the gradient of every layer's output and weights on "
-        "the way, and compute in fp32.",
+        "The gradients were computed in fp32, then scaled and rounded once to the format. Rounding "
+        "in the forward pass, inside a layer's backward pass and from one layer to the next is not "
+        "counted. The trainings compute in fp32 and round the gradients of each layer's output and "
+        "weights.",
     )
     TRAINED = (
         "trained",
         "The gradients are those that the precision itself computed, at each scale, from the "
-        "weights of the fp32 training. A value counts as lost where it is zero here and not in "
-        "fp32; those that ReLU switches off here and not there are the same at every scale. After "
-        "an overflow, inf and NaN spread to other layers and count there too.",
+        "weights of the fp32 training. A value counts as flushed where it is zero here and not in "
+        "fp32. This includes values that ReLU sets to zero here and not in fp32; they are the same "
+        "at every scale. After an overflow, inf and NaN spread to other layers and are counted "
+        "there too.",
     )
 
 
@@ -353,8 +354,9 @@ def _summarize(case: ScaleCase, tolerance: float) -> str:
     window, told = find_window(case, tolerance), []
     if window.low is None or window.high is None or window.use is None:
         told.append(
-            f"no scale is safe: {write_scale(case.scales[0])}, the smallest tried, overflows at "
-            f"{_overflow(case, case.scales[0])}; give smaller ones with --scales, or use bf16-amp"
+            f"no scale is safe: {write_scale(case.scales[0])}, the smallest one tried, overflows "
+            f"at {_overflow(case, case.scales[0])}; try smaller scales with --scales, or use "
+            "bf16-amp"
         )
         return f"{case.label}: {told[0]}."
     span = (
@@ -364,7 +366,7 @@ def _summarize(case: ScaleCase, tolerance: float) -> str:
     )
     told.append(
         f"{span} safe: no overflow {_tell_seen(case)}, and at most "
-        f"{write_share(case.lost(window.low))} of the gradient values flushed to zero"
+        f"{write_share(case.lost(window.low))} of the gradient values are flushed to zero"
     )
     if not window.needed:
         told.append("No loss scale is needed")
@@ -376,16 +378,15 @@ def _summarize(case: ScaleCase, tolerance: float) -> str:
         told.append(f"Use {write_scale(window.use)}")
     if window.needed and 1.0 in case.scales and case.subnormal(1.0) > case.subnormal(window.use):
         told.append(
-            f"There {write_share(case.subnormal(window.use))} of the values are subnormal and keep "
-            f"only some digits, without a scale {write_share(case.subnormal(1.0))}"
+            f"At {write_scale(window.use)}, {write_share(case.subnormal(window.use))} of the "
+            "values are subnormal (kept with fewer digits); without a loss scale, "
+            f"{write_share(case.subnormal(1.0))} are"
         )
     below = [s for s in case.scales if s < window.low]
     shown = [s for s in dict.fromkeys((*below[:1], 128.0, *below[-1:])) if s in below]
-    losing = [f"{write_scale(s)} loses {write_share(case.lost(s))}" for s in sorted(shown)]
+    told += [f"Scale {write_scale(s)} flushes {write_share(case.lost(s))}" for s in sorted(shown)]
     if window.ceiling is not None:
-        losing.append(f"{write_scale(window.ceiling)} overflows at {_overflow(case)}")
-    if losing:
-        told.append("; ".join(losing))
+        told.append(f"Scale {write_scale(window.ceiling)} overflows at {_overflow(case)}")
     return f"{case.label}: " + ". ".join(told) + "."
 
 
@@ -394,7 +395,13 @@ def _tell_seen(case: ScaleCase) -> str:
     trained = {t.scales[0] for t in case.trainings if t.setting and not is_dynamic(t.setting)}
     if case.way is Way.ROUNDED or trained.issuperset(case.scales):
         return f"in {case.steps} steps"
-    return f"at step {', '.join(map(str, case.at))}"
+    return f"at {_name_steps(case.at)}"
+
+
+def _name_steps(steps: Sequence[int]) -> str:
+    """For people: ``step 1``, ``steps 1, 5 and 20``."""
+    *most, last = map(str, steps)
+    return f"steps {', '.join(most)} and {last}" if most else f"step {last}"
 
 
 def _overflow(case: ScaleCase, scale: float | None = None) -> str:
@@ -426,14 +433,14 @@ def _share_cell(share: float) -> Cell:
 def _tabulate_windows(scales: ScaleMap) -> Table:
     heads = (
         Head("precision", "precision", "number format", False),
-        Head("model", "model", "network", False),
-        Head("batch_size", "batch size", "images a step"),
+        Head("model", "model", "network", False, wrap=True),
+        Head("batch_size", "batch size", "images per step"),
         Head("low", "safe from", "smallest safe scale"),
-        Head("high", "to", "largest safe scale"),
+        Head("high", "safe to", "largest safe scale"),
         Head("use", "use", "recommended scale"),
-        Head("lost", "lost there", "share of gradient values flushed to zero at that scale"),
-        Head("lost_at_1", "lost at 1", "the same without a scale"),
-        Head("ceiling", "overflows from", "smallest scale tried that overflowed"),
+        Head("lost", "flushed at that scale", "share of gradient values rounded to zero", keep=4),
+        Head("lost_at_1", "flushed at scale 1", "the same without a loss scale", keep=3),
+        Head("ceiling", "overflows from", "smallest scale tried that overflowed", keep=5),
     )
     rows = []
     for case in scales.cases:
@@ -454,9 +461,10 @@ def _tabulate_windows(scales: ScaleMap) -> Table:
             )
         )
     notes = [
-        f"Safe: no overflow at this or a smaller scale in any step, and at most "
-        f"{write_share(scales.tolerance)} of the values lost beyond what the best scale loses. "
-        f"Use: the largest safe scale at which gradients {HEADROOM} times as large still fit.",
+        "Flushed: rounded to zero. Safe: this scale and all smaller ones never overflow, and it "
+        f"flushes at most {write_share(scales.tolerance)} more of the values than the best scale. "
+        f"Use: the largest safe scale at which gradients {HEADROOM} times as large would still "
+        "not overflow.",
         *dict.fromkeys(case.way.meaning for case in scales.cases),
     ]
     return Table("scales", "Safe loss scales", heads, tuple(rows), tuple(notes))
@@ -464,23 +472,23 @@ def _tabulate_windows(scales: ScaleMap) -> Table:
 
 def _judge(case: ScaleCase, window: Window, scale: float) -> str:
     if window.ceiling is not None and scale >= window.ceiling:
-        return "overflows" if scale in case.overflows else "above one that overflows"
+        return "overflows" if scale in case.overflows else "above an overflow"
     if window.low is None or window.high is None or not window.low <= scale <= window.high:
-        return "loses too much"
+        return "flushes too much"
     return "safe, use this" if scale == window.use and window.needed else "safe"
 
 
 def _tabulate_scales(case: ScaleCase, window: Window, name: str) -> Table:
     heads = (
         Head("scale", "scale", "loss scale"),
-        Head("output_lost", "outputs: lost", "share flushed to zero", better="lower"),
-        Head("output_subnormal", "subnormal", "share that keeps only some digits"),
-        Head("output_overflowed", "overflow", "share beyond the largest value"),
-        Head("weight_lost", "weights: lost", "share flushed to zero", better="lower"),
-        Head("weight_subnormal", "subnormal", "share that keeps only some digits"),
-        Head("weight_overflowed", "overflow", "share beyond the largest value"),
-        Head("first_overflow", "first overflow", "step, from 1"),
-        Head("judgement", "", "what the rule makes of it", False),
+        Head("output_lost", "outputs flushed", "share rounded to zero", better="lower"),
+        Head("output_subnormal", "outputs subnormal", "share kept with fewer digits", keep=5),
+        Head("output_overflowed", "outputs overflow", "share beyond the largest value", keep=7),
+        Head("weight_lost", "weights flushed", "share rounded to zero", better="lower"),
+        Head("weight_subnormal", "weights subnormal", "share kept with fewer digits", keep=3),
+        Head("weight_overflowed", "weights overflow", "share beyond the largest value", keep=7),
+        Head("first_overflow", "first overflow", "step, from 1", keep=4),
+        Head("judgement", "verdict", "what the rule makes of it", False, wrap=True),
     )
     fates = (Fate.FLUSHED, Fate.SUBNORMAL, Fate.OVERFLOWED)
     rows = []
@@ -494,11 +502,12 @@ def _tabulate_scales(case: ScaleCase, window: Window, name: str) -> Table:
                 Cell(_judge(case, window, scale)),
             )
         )
-    at = ", ".join(map(str, case.at))
+    most = " Each share is that of the step where it is largest." if len(case.at) > 1 else ""
     notes = [
-        f"Gradients of the layers' outputs and of their weights at step {at}; the step with the "
-        "largest share counts. Shares are of the values that are not zero by themselves.",
-        f"Overflows were looked for {_tell_seen(case)}. BatchNorm's parameters stay in fp32.",
+        "Share of the gradient values of all layers' outputs and of all layers' weights, at "
+        f"{_name_steps(case.at)}. Values that are zero before scaling are left out.{most}",
+        "Flushed: rounded to zero. Subnormal: kept with fewer digits. Overflow: beyond the largest "
+        f"finite value; checked {_tell_seen(case)}. BatchNorm's parameters stay in fp32.",
     ]
     return Table(
         f"scales-gradients{name}", f"Gradients by loss scale: {case.label}", heads, tuple(rows),
@@ -528,10 +537,10 @@ def _tabulate_trainings(case: ScaleCase, name: str) -> Table:
     heads = (
         Head("setting", "loss scale", "static, or the rule of a dynamic one", False),
         Head("loss", f"loss at step {case.steps}", "of that step's batch", better="lower"),
-        Head("difference", "against fp32", "difference of that loss"),
-        Head("overflows", "steps overflowed", "skipped under a dynamic scale"),
-        Head("first", "first overflow", "step, from 1"),
-        Head("trace", "scale through training", "where it changed", False),
+        Head("difference", "minus fp32", "difference of that loss from the one in fp32", keep=6),
+        Head("overflows", "steps with overflow", "skipped under a dynamic scale", keep=5),
+        Head("first", "first overflow", "step, from 1", keep=4),
+        Head("trace", "scale during training", "where it changed", False, wrap=True),
     )
     fp32 = case.training("")
     rows = []
@@ -552,8 +561,8 @@ def _tabulate_trainings(case: ScaleCase, name: str) -> Table:
             )
         )
     notes = (
-        "All start from the same weights and see the same batches. A static scale skips no step: "
-        "after an overflow the weights are inf or NaN.",
+        "All trainings start from the same weights and use the same batches. A static scale skips "
+        "no step: after an overflow the weights are inf or NaN.",
     )
     return Table(
         f"scales-trainings{name}", f"Training by loss scale: {case.label}", heads, tuple(rows),
@@ -572,7 +581,15 @@ def _tabulate_layers(case: ScaleCase, window: Window, name: str) -> Table:
     heads = (
         Head("layer", "layer", "its name in the network", False),
         Head("kind", "gradient", "of the layer's output or its weights", False),
-        *(Head(f"lost_{s:g}", f"lost at {write_scale(s)}", "flushed to zero") for s in shown),
+        *(
+            Head(
+                f"lost_{s:g}",
+                f"flushed at {write_scale(s)}",
+                "rounded to zero",
+                keep=9 if s == shown[-1] else 4,
+            )
+            for s in shown
+        ),
     )
     lost = {kind: case.by_layer(Fate.FLUSHED, kind) for kind in Kind}
     pairs = [
@@ -585,8 +602,14 @@ def _tabulate_layers(case: ScaleCase, window: Window, name: str) -> Table:
         (Cell(layer), Cell(kind.value), *(_share_cell(lost[kind][layer, s]) for s in shown))
         for layer, kind in worst
     )
-    notes = (f"{len(rows)} of {len(pairs)}: most at the scale on the right, then left of it.",)
-    return Table(f"scales-layers{name}", f"Layers that lose most: {case.label}", heads, rows, notes)
+    notes = (
+        f"The {len(rows)} of {len(pairs)} gradients with the largest shares in the last column; "
+        f"equal ones are sorted by the column before it. {GRADIENTS} has all.",
+    )
+    return Table(
+        f"scales-layers{name}", f"Layers with the most values flushed to zero: {case.label}",
+        heads, rows, notes,
+    )  # fmt: skip
 
 
 # -------------------------------------------------------------------------------------------- read
@@ -747,8 +770,8 @@ def _draw_case(part: Any, case: ScaleCase, window: Window) -> None:
     use = f"use {_scale_cell(window.use).text} (▼)" if window.needed else "none needed"
     part.suptitle(
         f"{case.label}: {span if window.use else 'no scale is safe'}"
-        f"{', ' + use if window.use else ''}\nColours: step {', '.join(map(str, case.at))}. "
-        f"Dashed: the safe scales, by overflows {_tell_seen(case)}.",
+        f"{', ' + use if window.use else ''}\nColours: {_name_steps(case.at)}. "
+        f"Between the dashed lines: the safe scales (overflows checked {_tell_seen(case)}).",
         fontsize=10, x=0.01, ha="left",
     )  # fmt: skip
     axes = part.subplots(1, len(Kind), sharey=True)
@@ -773,12 +796,12 @@ def _draw_case(part: Any, case: ScaleCase, window: Window) -> None:
         ax.set_facecolor(ABSENT)
         every = math.ceil(len(case.layers) / 45)
         shown = range(0, len(case.layers), every)
-        ax.set_yticks([i + 0.5 for i in shown], [case.layers[i] for i in shown], fontsize=6.5)
+        ax.set_yticks([i + 0.5 for i in shown], [case.layers[i] for i in shown], fontsize=8)
         apart = math.ceil(len(case.scales) / 13)
         columns = range(0, len(case.scales), apart)
         ax.set_xticks(
             [i + 0.5 for i in columns], [write_scale(case.scales[i]) for i in columns],
-            rotation=60, fontsize=7.5,
+            rotation=60, fontsize=8,
         )  # fmt: skip
         ax.set_xlabel("loss scale")
         ax.set_title(f"gradients of {kind.value}s", fontsize=9, pad=14)
@@ -787,7 +810,7 @@ def _draw_case(part: Any, case: ScaleCase, window: Window) -> None:
         Patch(color=OVERFLOW, label="some values overflow"),
         Patch(color=ABSENT, label="stays in fp32"),
     )
-    part.legend(handles=patches, fontsize=7.5, loc="outside lower left", ncols=2, frameon=False)
+    part.legend(handles=patches, fontsize=8.5, loc="outside lower left", ncols=2, frameon=False)
 
 
 def _mask(rows: Sequence[Sequence[bool]]) -> Any:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
-import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
+from typing import TYPE_CHECKING
 
 from bench.case import Case, check_batches
 from bench.data import load, prepare, progress_bar
@@ -18,16 +19,22 @@ from bench.flags import run_command
 from bench.precision import PRECISIONS
 from bench.report.model import Table
 from bench.report.scalemap import (
+    GRADIENTS,
     MAP,
+    TRAININGS,
     ScaleMap,
     Way,
     read_scale_map,
     scale_map_tables,
     summarize_scale_map,
 )
-from bench.scales.folder import FIGURE, SUMMARY, refuse_existing, write_map, write_pages
+from bench.report.text import WIDTH, _draw_table, _text, fit
+from bench.scales.folder import FIGURE, PICTURE, SUMMARY, refuse_existing, write_map, write_pages
 from bench.scales.options import Options, build_parser, read_options
 from bench.sweep.preflight import refuse_neighbours, refuse_unwritable
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -126,32 +133,40 @@ def say(text: str) -> None:
 
 
 def show(scales: ScaleMap) -> None:
-    """Print the sentences and the tables."""
+    """Print the tables and the sentences, as wide as the terminal or COLUMNS."""
+    from rich.console import Console
+
+    asked = sys.stdout.isatty() or os.environ.get("COLUMNS")
+    console = Console(width=None if asked else WIDTH)
     for table in scale_map_tables(scales):
-        print("\n".join(write_table(table)))
-        print()
-    for case in dict.fromkeys((c.dataset, c.device, c.way.value) for c in scales.cases):
-        print(f"images: {case[0]}; device: {case[1]}; gradients: {case[2]}")
-    print(summarize_scale_map(scales))
-    print(f"{scales.folder}: {SUMMARY}, {FIGURE}, and the counts as CSV")
-
-
-def write_table(table: Table) -> Iterable[str]:
-    """A table as lines of text."""
-    columns = zip(*([cell.text for cell in row] for row in table.rows), strict=True)
-    widths = [
-        max(len(head.label), *map(len, cells))
-        for head, cells in zip(table.heads, columns, strict=True)
+        draw_table(table, console)
+        console.print()
+    told = [
+        *(
+            f"Dataset: {dataset}. Device: {device}. Gradients: {way}."
+            for dataset, device, way in dict.fromkeys(
+                (case.dataset, case.device, case.way.value) for case in scales.cases
+            )
+        ),
+        *summarize_scale_map(scales).splitlines(),
+        f"In {scales.folder}: {', '.join((SUMMARY, FIGURE, PICTURE, GRADIENTS, TRAININGS))}.",
     ]
-    yield table.title
-    for texts in [[h.label for h in table.heads], *([c.text for c in row] for row in table.rows)]:
-        cells = (
-            text.rjust(width) if head.number else text.ljust(width)
-            for text, width, head in zip(texts, widths, table.heads, strict=True)
-        )
-        yield "  " + "  ".join(cells).rstrip()
-    for note in table.notes:
-        yield from textwrap.wrap(note, 100, initial_indent="  ", subsequent_indent="  ")
+    for line in told:
+        console.print(_text(line))
+
+
+def draw_table(table: Table, console: Console) -> None:
+    """Print a table as `bench.report.text` does."""
+    from rich.padding import Padding
+
+    shown = fit(table, console.width)
+    left = [head.label for head in table.heads if head not in shown.heads]
+    console.print(_text(table.title, "bold"))
+    for line in _draw_table(shown, console):
+        console.print(line, no_wrap=True, overflow="ignore", crop=False)
+    more = [f"Not shown at this width: {', '.join(left)}."] if left else []
+    for note in (*table.notes, *more):
+        console.print(Padding(_text(note, "dim"), (0, 0, 0, 2)))
 
 
 if __name__ == "__main__":

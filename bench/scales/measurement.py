@@ -190,7 +190,7 @@ class Session:
         columns = [peaks[:, i, KINDS.index(kind)] for i, kind in masks]
         table = torch.stack(columns, dim=1)
         values, indices = table.max(dim=1)
-        names = [f"{kind.value} gradient of {self.layers[i]}" for i, kind in masks]
+        names = [f"{kind.value} gradient of layer {self.layers[i]}" for i, kind in masks]
         return values.tolist(), [names[i] for i in indices.tolist()]
 
     def describe(self, precision: str, reference: ScaledTraining, seen: Observation) -> ScaleCase:

@@ -38,12 +38,21 @@ NARROW = tuple(
 )
 """Precisions and formats whose gradients can flush and overflow."""
 
+_DESCRIPTION = """\
+Find out which loss scales are safe: train for some steps, and count for each
+scale how many gradient values are flushed to zero and whether any overflow.
+"""
+
 _EPILOG = """\
-A precision is fp16, fp16-amp, bf16 or bf16-amp; e4m3 and e5m2, the fp8 formats, can be rounded to.
-On a GPU the gradients are those that the precision itself computes (--way trained). On a CPU they
-are computed in fp32, then scaled and rounded to the precision's format (--way rounded), which
-leaves out what is lost inside a layer. A scale that is no power of two is taken as float32, as
-torch takes it; its products are exact here all the same.
+ways:
+  trained  The precision itself computes the gradients. Default on a GPU.
+  rounded  The gradients are computed in fp32, then scaled and rounded to the
+           precision's format. Default on a CPU. What is lost inside a layer
+           is not counted.
+
+A precision is fp16, fp16-amp, bf16 or bf16-amp. With --way rounded, the fp8
+formats e4m3 and e5m2 can be given too. A scale is taken as float32, as torch
+takes it.
 """
 
 
@@ -89,8 +98,7 @@ def build_parser() -> Parser:
     """The command line."""
     parser = Parser(
         prog="python -m bench.scales",
-        description="Train for some steps and say which loss scales are safe: which share of the "
-        "gradient values each scale flushes to zero, and which scales overflow.",
+        description=_DESCRIPTION,
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -100,7 +108,7 @@ def build_parser() -> Parser:
         "--precision", nargs="+", default=["fp16"], metavar="NAME", help="number formats (fp16)"
     )
     what.add_argument(
-        "--batch-size", nargs="+", default=["128"], metavar="N", help="images a step (128)"
+        "--batch-size", nargs="+", default=["128"], metavar="N", help="images per step (128)"
     )
     what.add_argument(
         "--model", nargs="+", metavar="NAME", help="networks (dpn92 on a GPU, else dpn-small)"
@@ -115,25 +123,31 @@ def build_parser() -> Parser:
     what.add_argument("--steps", metavar="N", help="steps of each training (the last of --at)")
     what.add_argument(
         "--train", nargs="*", metavar="SCALE",
-        help="loss scales to train under for that long: numbers, 'dynamic' or 'recommended' "
+        help="loss scales to train with for --steps: numbers, 'dynamic' or 'recommended' "
         f"({' '.join(TRAIN)}; with --way trained, every scale)",
     )  # fmt: skip
     what.add_argument(
         "--tolerance", default=str(TOLERANCE), metavar="SHARE",
-        help=f"of the values a safe scale may lose beyond the best ({TOLERANCE:g})",
+        help="share of the values that a safe scale may flush to zero beyond the best scale "
+        f"({TOLERANCE:g})",
     )  # fmt: skip
-    what.add_argument("--lr", default=str(Case.lr), metavar="LR", help=f"({Case.lr:g})")
-    what.add_argument("--seed", default="0", metavar="N", help="of weights and batches (0)")
+    what.add_argument(
+        "--lr", default=str(Case.lr), metavar="LR", help=f"learning rate ({Case.lr:g})"
+    )
+    what.add_argument("--seed", default="0", metavar="N", help="seed of weights and batches (0)")
     how = parser.add_argument_group("how")
-    how.add_argument("--way", metavar="WAY", help="trained or rounded, see below")
-    how.add_argument("--device", metavar="NAME", help="cuda or cpu (cuda if any)")
+    how.add_argument("--way", metavar="WAY", help="how gradients are computed, see below")
+    how.add_argument("--device", metavar="NAME", help="cuda or cpu (cuda if there is one)")
     how.add_argument(
         "--dataset", metavar="NAME", help="cifar10 or synthetic (cifar10 if --data-dir holds it)"
     )
     how.add_argument("--data-dir", type=Path, metavar="DIR", help="where CIFAR-10 is (./data)")
-    how.add_argument("--allow-shared", action="store_true", help="run on a card others use")
-    how.add_argument("--out", type=Path, metavar="DIR", help="results/scales- and time by default")
-    how.add_argument("--show", type=Path, metavar="DIR", help="show a map that is there already")
+    how.add_argument("--allow-shared", action="store_true", help="run on a GPU that others use")
+    how.add_argument(
+        "--out", type=Path, metavar="DIR",
+        help="folder to write the map to (results/scales- and the time)",
+    )  # fmt: skip
+    how.add_argument("--show", type=Path, metavar="DIR", help="show the map of a folder, and end")
     return parser
 
 

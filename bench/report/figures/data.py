@@ -16,6 +16,7 @@ from bench.report.effects import Effect, Estimate
 from bench.report.figures.groups import Group, Steps, name_setting
 from bench.report.model import Report
 from bench.report.quantities import GIB, QUANTITIES, Quantity
+from bench.report.summaries import latest
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -176,14 +177,31 @@ def thin(data: pd.DataFrame, keep: pd.Series | None = None) -> pd.DataFrame:
 # ------------------------------------------------------------------------------ the steps of runs
 
 
-def _curve_cases(group: Group) -> pd.DataFrame:
-    """One measured run of each precision, all at the batch size that most precisions have."""
+def _curve_cases(group: Group, report: Report) -> pd.DataFrame:
+    """One measured run of each precision, all at the batch size that most precisions have.
+
+    Of a case's repeats, it is the one whose epoch time is the median, or the faster of the middle
+    two: it is the run that the tables tell of.
+    """
     rows = keep_main(group.cases)
     rows = rows[rows["status"].isin(TIMED)]
     if not len(rows):
         return rows
     held = rows.groupby("batch_size")["precision"].nunique()
-    return rows[rows["batch_size"] == held.idxmax()].drop_duplicates("precision")
+    rows = rows[rows["batch_size"] == held.idxmax()].drop_duplicates("precision")
+    runs = latest(report.records)
+    return rows.assign(record_id=[_find_median_run(row, runs) for row in iterate(rows)])
+
+
+def _find_median_run(case: Any, runs: pd.DataFrame) -> str:
+    """The record of the repeat of a case whose epoch time is the median."""
+    first = (runs["sweep"] == case.sweep) & (runs["record_id"] == case.record_id)
+    if not first.any():
+        return str(case.record_id)
+    cell = runs.loc[first, "cell"].iloc[0]
+    same = runs[(runs["cell"] == cell) & (runs["status"] == case.status)]
+    timed = same[same["epoch_time_s"].notna()].sort_values("epoch_time_s", kind="stable")
+    return str(timed["record_id"].iloc[(len(timed) - 1) // 2] if len(timed) else case.record_id)
 
 
 def _steps_of(rows: pd.DataFrame, steps: Steps) -> Iterator[tuple[Any, pd.DataFrame]]:
@@ -215,7 +233,7 @@ def take_curves(group: Group, report: Report, steps: Steps) -> pd.DataFrame:
     """Loss and accuracy through the epoch per precision, and the published curves that match."""
     import pandas as pd
 
-    rows = _curve_cases(group)
+    rows = _curve_cases(group, report)
     curves = []
 
     def add(run: str, row: Any, mine: pd.DataFrame, images: float) -> None:
@@ -240,7 +258,7 @@ def take_steps(group: Group, report: Report, steps: Steps) -> pd.DataFrame:
     import pandas as pd
 
     parts = []
-    for row, mine in _steps_of(_curve_cases(group), steps):
+    for row, mine in _steps_of(_curve_cases(group, report), steps):
         times = 1e3 * mine["time_s"].dropna()
         if len(times) >= 5:
             part = frame({"step time (ms)": times})

@@ -89,6 +89,9 @@ def set_log_ticks(ax: Axes, way: str, low: float, high: float, unit: str = "") -
         decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
         steps = (1, 2, 5) if high < 1e3 * low else (1,)
         ticks = [m * 10.0**d for d in decades for m in steps if low <= m * 10.0**d <= high]
+    if unit == "×":  # what a ratio is read against
+        near = 0.06 * math.log(high / low)  # labels nearer than this would touch
+        ticks = sorted([1.0, *(t for t in ticks if abs(math.log(t)) > near)])
     set_ticks = ax.set_xticks if way == "x" else ax.set_yticks
     set_ticks(ticks, [f"{tick:,.10g}{unit}" for tick in ticks])
     (ax.xaxis if way == "x" else ax.yaxis).minorticks_off()
@@ -251,12 +254,49 @@ def draw_trade(ax: Axes, data: pd.DataFrame, whole: pd.DataFrame) -> None:
     sns.scatterplot(data, x=TIME, y=MEMORY, ax=ax, **options, **tell_apart(whole))
     share(ax, "x", whole, TIME)
     share(ax, "y", whole, MEMORY)
-    names = [
-        f"{row[0]}, {row[1]}" if row[1] else f"{row[0]}"
-        for row in front[["batch size", "setting"]].itertuples(index=False)
-    ]
     name_points(ax, data[[TIME, MEMORY]].to_numpy().tolist(),
-                front[[TIME, MEMORY]].to_numpy().tolist(), names)  # fmt: skip
+                front[[TIME, MEMORY]].to_numpy().tolist(), name_front(front))  # fmt: skip
+
+
+def name_front(front: pd.DataFrame) -> list[str]:
+    """Name cases by batch size and setting, and what these leave alike by more, until they differ.
+
+    >>> import pandas as pd
+    >>> columns = ["batch size", "setting", "precision", "loss scale"]
+    >>> rows = [(64, "", "fp16", "128"), (64, "", "bf16", ""), (8, "compile", "fp16", "128")]
+    >>> name_front(pd.DataFrame(rows, columns=columns))
+    ['64, fp16', '64, bf16', '8, compile']
+    """
+    rows = [
+        (f"{size}", setting, precision, f"loss scale {scale}" if scale else "")
+        for size, setting, precision, scale in front[
+            ["batch size", "setting", "precision", "loss scale"]
+        ].itertuples(index=False)
+    ]
+    names = [", ".join(filter(None, row[:2])) for row in rows]
+    for more in (3, 4):
+        names = [
+            ", ".join(filter(None, row[:more])) if names.count(name) > 1 else name
+            for name, row in zip(names, rows, strict=True)
+        ]
+    return names
+
+
+Box = tuple[float, float, float, float]
+"""Left, bottom, right and top, in points on paper."""
+
+_BESIDE = (("left", 6, 5), ("right", -6, -5 - SMALL), ("left", 6, -5 - SMALL),
+           ("center", 0, 6), ("center", 0, -6 - SMALL), ("right", -6, 5))  # fmt: skip
+_APART = tuple(
+    (side, x, y)
+    for reach in (22, 36, 52, 70)
+    for side, x, y in (
+        ("left", 0.6 * reach, reach), ("center", 0, reach), ("right", -0.6 * reach, reach),
+        ("left", 0.6 * reach, -reach), ("center", 0, -reach), ("right", -0.6 * reach, -reach),
+        ("left", reach, 0.3 * reach), ("left", reach, -0.3 * reach),
+    )
+)  # fmt: skip
+"""Where a name may stand: which part of it is held, and how far that is from the point."""
 
 
 def name_points(
@@ -266,6 +306,8 @@ def name_points(
     names: Sequence[str],
 ) -> None:
     """Write names beside points, where they cover nothing drawn, no other name, and fit.
+
+    A name that would stand near another point too is written further off, with a line to its own.
 
     Args:
         points: all that are drawn.
@@ -278,31 +320,66 @@ def name_points(
         return scale * x, scale * y
 
     dots = [place_on_paper(point) for point in points]
-    line = list(_follow([place_on_paper(point) for point in named]))
+    drawn = list(_follow([place_on_paper(point) for point in named]))
     box = ax.get_window_extent()
-    left, bottom, right, top = (scale * v for v in (box.x0, box.y0, box.x1, box.y1))
-    taken: list[tuple[float, float, float, float]] = []
+    paper = (scale * box.x0, scale * box.y0, scale * box.x1, scale * box.y1)
+    taken: list[Box] = []
     for point, name in zip(named, names, strict=True):
         x, y = place_on_paper(point)
-        width, height = 0.58 * SMALL * len(name), SMALL
-        places = ((7, 5), (-7 - width, -5 - height), (7, -5 - height), (-width / 2, 8),
-                  (-width / 2, -8 - height), (-7 - width, 5))  # fmt: skip
-        for dx, dy in places:
-            x0, y0 = x + dx, y + dy
-            x1, y1 = x0 + width, y0 + height
-            if x0 < left or x1 > right or y0 < bottom or y1 > top:
+        others = [dot for dot in dots if math.dist(dot, (x, y)) > 1]
+        width = 0.58 * SMALL * len(name)
+        for apart, (side, dx, dy) in [(p in _APART, p) for p in (*_BESIDE, *_APART)]:
+            x0 = x + dx - width * {"left": 0, "center": 0.5, "right": 1}[side]
+            text = (x0, y + dy, x0 + width, y + dy + SMALL)
+            if not (paper[0] <= text[0] and text[2] <= paper[2]):
                 continue
-            if any(x0 - 4 < px < x1 + 4 and y0 - 4 < py < y1 + 4 for px, py in dots):
+            if not (paper[1] <= text[1] and text[3] <= paper[3]):
                 continue
-            if any(x0 < px < x1 and y0 < py < y1 for px, py in line):
+            if _holds(text, dots, 4) or (not apart and _holds(text, others, 9)):
                 continue
-            if any(x0 < b[2] and b[0] < x1 and y0 < b[3] and b[1] < y1 for b in taken):
+            if _holds(text, drawn) or any(_overlap(text, other) for other in taken):
                 continue
-            taken.append((x0, y0, x1, y1))
-            text = ax.annotate(name, (point[0], point[1]), xytext=(dx, dy), fontsize=SMALL,
-                               textcoords="offset points", va="bottom")  # fmt: skip
-            text.set_in_layout(False)
+            end = (x + dx, y + dy + (0 if dy > 0 else SMALL))
+            leader = [_between((x, y), end, i / 12) for i in range(13)] if apart else []
+            if any(math.dist(step, dot) < 5 for step in leader for dot in others):
+                continue
+            if any(_holds(other, leader) for other in taken):
+                continue
+            taken.append(text)
+            drawn += leader
+            line = {"arrowstyle": "-", "color": INK, "linewidth": 0.6, "shrinkA": 0, "shrinkB": 4}
+            written = ax.annotate(
+                name, (point[0], point[1]), xytext=(dx, dy), fontsize=SMALL, ha=side, va="bottom",
+                textcoords="offset points",
+            )  # fmt: skip
+            written.set_in_layout(False)
+            if apart:
+                tie = ax.annotate(
+                    "", (point[0], point[1]), xytext=(dx, end[1] - y), textcoords="offset points",
+                    arrowprops=line,
+                )  # fmt: skip
+                tie.set_in_layout(False)
             break
+
+
+def _holds(box: Box, points: Sequence[tuple[float, float]], margin: float = 0) -> bool:
+    """Whether any of some points lies within a box, or less than a margin outside."""
+    left, bottom, right, top = box
+    return any(
+        left - margin < x < right + margin and bottom - margin < y < top + margin for x, y in points
+    )
+
+
+def _overlap(one: Box, other: Box) -> bool:
+    return (
+        one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]
+    )  # fmt: skip
+
+
+def _between(
+    start: tuple[float, float], end: tuple[float, float], share: float
+) -> tuple[float, float]:
+    return start[0] + share * (end[0] - start[0]), start[1] + share * (end[1] - start[1])
 
 
 def _follow(points: Sequence[tuple[float, float]]) -> Iterator[tuple[float, float]]:
@@ -327,12 +404,13 @@ def draw_changes(ax: Axes, data: pd.DataFrame, whole: pd.DataFrame) -> None:
                label=f"±{100 * STEADY:.0f} %")  # fmt: skip
     ax.axvline(1, color=INK, linewidth=0.8, alpha=0.5, zorder=1)
     for place, row in enumerate(iterate(data)):
-        if row.pairs > 1:
-            ax.plot([row.lowest, row.highest], [place, place], color=INK, linewidth=1, marker="|",
-                    markersize=5, label="range of the pairs")  # fmt: skip
         if row.low == row.low:
             ax.plot([row.low, row.high], [place, place], color=ACCENT, linewidth=4,
                     solid_capstyle="butt", label="95 % interval")  # fmt: skip
+        if row.pairs > 1:
+            # over the interval's bar, and ticks that are longer than its width and the mean's dot
+            ax.plot([row.lowest, row.highest], [place, place], color=INK, linewidth=1, marker="|",
+                    markersize=10, markeredgewidth=1.2, label="range of the pairs")  # fmt: skip
         name = f"{row.change} ({row.pairs} pair{'s' if row.pairs > 1 else ''})"
         write_row(ax, place, name, write_ratio(row.ratio))
     sure = data["low"].notna()
@@ -382,7 +460,7 @@ def draw_pairs(ax: Axes, data: pd.DataFrame, whole: pd.DataFrame) -> None:
 def write_row(ax: Axes, place: int, left: str, right: str) -> None:
     """Write above a row: what it is, and its number at the right end."""
     for x, text, align in ((0.0, left, "left"), (1.0, right, "right")):
-        written = ax.text(x, place - 0.42, text, ha=align, va="center", fontsize=SMALL + 0.5,
+        written = ax.text(x, place - 0.45, text, ha=align, va="center", fontsize=SMALL + 0.5,
                           transform=ax.get_yaxis_transform())  # fmt: skip
         written.set_in_layout(False)
 
@@ -404,7 +482,7 @@ def find_height(whole: pd.DataFrame) -> float:
     """How high a panel must be, in inches."""
     rows = whole.groupby("panel").size().max()
     if is_in_rows(whole):
-        return float(0.75 + 0.38 * rows)
+        return float(0.75 + 0.46 * rows)
     if "step time (ms)" in whole or is_flat(whole):
         return 0.9 + 0.36 * len(list_series(whole))
     return 3.3

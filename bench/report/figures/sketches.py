@@ -134,10 +134,12 @@ def _take_switches(view: View) -> Parts:
 
 _OTHERS = "Each precision at its main loss scale"
 
+_ONE_RUN = "One run of each case: of its repeats, the one whose epoch time is the median."
+
 SKETCHES: tuple[Sketch, ...] = (
     Sketch(
         CHANGES,
-        "What each change does",
+        "The same as a picture: speed and memory of each change",
         "Ratio after the change to before, with everything else equal: the geometric mean of all "
         "pairs of cases that differ only in this.",
         "ratio",
@@ -196,7 +198,7 @@ SKETCHES: tuple[Sketch, ...] = (
     Sketch(
         "loss-curve",
         "Loss through the epoch",
-        "Mean cross-entropy of the images since the previous point.",
+        f"Mean cross-entropy of the images since the previous point. {_ONE_RUN}",
         "loss",
         each_run(take_curves),
         drawing.draw_curve("loss"),
@@ -204,7 +206,7 @@ SKETCHES: tuple[Sketch, ...] = (
     Sketch(
         "accuracy-curve",
         "Accuracy through the epoch",
-        "Share of the images since the previous point that were predicted correctly.",
+        f"Share of the images since the previous point that were predicted correctly. {_ONE_RUN}",
         "accuracy (%)",
         each_run(take_curves),
         drawing.draw_curve("accuracy (%)"),
@@ -222,7 +224,7 @@ SKETCHES: tuple[Sketch, ...] = (
         "Time against memory",
         "Lower left is better. All settings are shown. On the dashed line, the Pareto front, are "
         "the cases that no other case beats in both; where there is room, they are labelled with "
-        "their batch size.",
+        "their batch size and with what differs from the other settings.",
         TIME,
         _take_trades,
         drawing.draw_trade,
@@ -232,7 +234,7 @@ SKETCHES: tuple[Sketch, ...] = (
         "step-time",
         "Distribution of step times",
         "Box: quartiles and median. Whiskers: up to 1.5 times the interquartile range. Dots: "
-        "outliers.",
+        f"outliers. {_ONE_RUN}",
         "step time (ms)",
         each_run(take_steps),
         drawing.draw_steps,
