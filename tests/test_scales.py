@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -63,7 +64,7 @@ from bench.scales.gradients import (
     read_counts,
 )
 from bench.scales.measurement import Question, Session, measure
-from bench.scales.options import NARROW
+from bench.scales.options import NARROW, build_parser
 from bench.training.loop import Training
 
 CPU = torch.device("cpu")
@@ -344,7 +345,7 @@ def test_a_planted_window_is_found() -> None:
     # 8 x 0.9 x 2^-20 x 2^33 fits, and twice that does not
     assert HEADROOM == 8
     assert window.use == 2.0**33
-    assert case.overflows[2.0**37] == Overflow(1, "weight gradient of head")
+    assert case.overflows[2.0**37] == Overflow(1, "weight gradient of layer head")
     # of the outputs 0.9 / 4 x 2^-20 overflows two powers of two later
     assert case.share(Fate.OVERFLOWED, 2.0**38, Kind.OUTPUT) == 0.0
     assert case.share(Fate.OVERFLOWED, 2.0**39, Kind.OUTPUT) == 0.1
@@ -352,7 +353,8 @@ def test_a_planted_window_is_found() -> None:
     said = summarize_scale_map(make_map(case))
     assert "scales from 2 to 2^36 are safe" in said
     assert "Use 2^33." in said
-    assert "1 loses 90 %; 2^37 overflows at step 1 (weight gradient of head)." in said
+    assert "Scale 1 flushes 90 %. Scale 2^37 overflows at step 1" in said
+    assert "(weight gradient of layer head)." in said
 
 
 def test_a_window_moves_with_its_gradients() -> None:
@@ -625,7 +627,7 @@ def test_a_precision_without_a_scale_needs_none() -> None:
 
 def test_where_no_scale_is_safe_the_sentence_says_what_to_do() -> None:
     said = summarize_scale_map(make_map(make_case((0, 0), (0, 1))))
-    assert "no scale is safe: 1, the smallest tried, overflows at step 1" in said
+    assert "no scale is safe: 1, the smallest one tried, overflows at step 1" in said
     assert "--scales" in said
     assert "no scale is safe" in draw_scale_map(make_map(make_case((0, 0), (0, 1))))
 
@@ -634,7 +636,7 @@ def test_the_sentence_says_where_overflows_were_looked_for() -> None:
     case = make_case((500, 0, 0, 0, 0), ())
     assert "no overflow in 2 steps" in summarize_scale_map(make_map(case))
     trained = replace(case, way=Way.TRAINED, steps=9, at=(1, 5))
-    assert "no overflow at step 1, 5," in summarize_scale_map(make_map(trained))
+    assert "no overflow at steps 1 and 5," in summarize_scale_map(make_map(trained))
     every = [ScaledTraining(f"{s:g}", (1.0,), (s,), (False,)) for s in case.scales]
     whole = replace(trained, trainings=tuple(every))
     assert "no overflow in 9 steps" in summarize_scale_map(make_map(whole))
@@ -712,7 +714,7 @@ def test_the_command_makes_a_map_and_shows_it(
         *("--scales", "1", "100", "2^10", "2^24", "--train", "128", "recommended", "dynamic"),
     ]
     assert main([*flags, "--out", str(out)]) == 0
-    said = capsys.readouterr().out
+    said = " ".join(capsys.readouterr().out.split())
     assert sorted(p.name for p in out.iterdir()) == sorted(
         [MAP, GRADIENTS, TRAININGS, SUMMARY, FIGURE, PICTURE]
     )
@@ -721,7 +723,7 @@ def test_the_command_makes_a_map_and_shows_it(
     assert [(c.precision, c.batch_size) for c in scales.cases] == [
         (p, b) for b in (8, 16) for p in ("fp16", "bf16", "e5m2")
     ]
-    assert summarize_scale_map(scales) in said
+    assert " ".join(summarize_scale_map(scales).split()) in said
     assert scales.environment["torch"] == torch.__version__
     assert json.loads((out / MAP).read_text())["cases"][0]["way"] == "rounded"
     case = scales.cases[0]
@@ -729,12 +731,42 @@ def test_the_command_makes_a_map_and_shows_it(
     use = find_window(case).use
     assert [t.setting for t in case.trainings] == ["", "128", f"{use:g}", "dynamic"]
     assert "No loss scale is needed" in said
-    assert "computed in fp32 and then scaled and rounded" in said
+    assert "computed in fp32, then scaled and rounded" in said
 
     assert main(["--show", str(out)]) == 0
-    assert summarize_scale_map(scales) in capsys.readouterr().out
+    assert " ".join(capsys.readouterr().out.split()) in said
     assert main([*flags, "--out", str(out)]) == 2
     assert "already; choose another folder" in capsys.readouterr().err
+
+
+def test_a_map_fits_the_terminal_without_breaking_a_word(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    case = make_case((999, 20, 5, 1, 0, 0), (5,))
+    write_map(make_map(case, replace(case, precision="bf16"), folder=tmp_path))
+    shown = {}
+    for width in (80, 100):
+        monkeypatch.setenv("COLUMNS", str(width))
+        assert main(["--show", str(tmp_path)]) == 0
+        shown[width] = capsys.readouterr().out
+        lines = shown[width].splitlines()
+        assert max(map(len, lines)) <= width
+        assert {"subnormal", "overflow", "flushed"} <= set(shown[width].split())
+        assert sum("safe, use this" in line for line in lines) == 2, "not broken over lines"
+    assert "Not shown at this width: weights subnormal, first overflow." in shown[80]
+    assert "Not shown" not in shown[100]
+
+
+def test_help_fits_80_columns_and_has_words_for_each_flag(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    for action in build_parser()._actions:
+        assert re.match(r"[a-zA-Z]", action.help or ""), action.option_strings
 
 
 def test_showing_a_map_imports_nothing_heavy(tmp_path: Path) -> None:
