@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 import re
 import subprocess
 import sys
@@ -7,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from xml.etree import ElementTree
 
+import numpy as np
 import pandas as pd
 import pytest
 from made_up import (
@@ -16,6 +18,7 @@ from made_up import (
     ROOT,
     make_card,
     make_record,
+    make_steps,
     make_switches,
     measured,
     write_sweep,
@@ -26,6 +29,7 @@ from bench.case import Case
 from bench.precision import PRECISIONS
 from bench.report import figures
 from bench.report.figures import data, palette
+from bench.report.figures.drawing import find_height
 from bench.report.figures.groups import HELD, group_cases
 from bench.report.model import Report
 from bench.report.sweeps import read_sweep, read_sweeps
@@ -229,6 +233,89 @@ def test_names_of_the_front_cover_no_point(quick: Path) -> None:
         assert not any(one.overlaps(other) for other in boxes[:i])
 
 
+def test_crowded_names_are_tied_to_their_points() -> None:
+    """Where another point is as near, a line leads from the name to its own point."""
+    from matplotlib.figure import Figure
+
+    from bench.report.figures.drawing import name_points
+
+    canvas = Figure(figsize=(5, 3.3))
+    ax = canvas.add_subplot()
+    ax.set_xlim(0, 45)
+    ax.set_ylim(0, 116)
+    front = [(6.8, 14.7), (11.0, 14.0), (11.6, 13.7), (20.1, 4.1)]
+    points = [*front, (7.5, 14.1), (35.6, 107.0)]
+    name_points(ax, points, front, ["one", "two", "three", "four"])
+    written = {text.get_text(): text for text in ax.texts if text.get_text()}
+    tied = {tie.xy for tie in ax.texts if not tie.get_text()}
+    assert list(written) == ["one", "two", "three", "four"]
+    assert tied, "these points are too near for names beside all of them"
+    assert written["four"].xy not in tied
+    for name, text in written.items():
+        box = text.get_window_extent()
+        far = {
+            point: math.hypot(max(box.x0 - x, x - box.x1, 0), max(box.y0 - y, y - box.y1, 0))
+            for point in points
+            for x, y in [ax.transData.transform(point)]
+        }
+        assert text.xy in tied or min(far, key=lambda point: far[point]) == text.xy, name
+        assert far[text.xy] < 80 * canvas.dpi / 72, name
+
+
+def test_names_of_the_front_differ() -> None:
+    from bench.report.figures.drawing import name_front
+
+    columns = ["batch size", "setting", "precision", "loss scale"]
+    rows = [
+        (512, "compile", "fp16", "128"),
+        (512, "compile", "bf16-amp", ""),
+        (512, "", "fp16", "64"),
+        (512, "", "fp16", "128"),
+        (8, "", "fp32", ""),
+    ]
+    assert name_front(pd.DataFrame(rows, columns=columns)) == [
+        "512, compile, fp16",
+        "512, compile, bf16-amp",
+        "512, fp16, loss scale 64",
+        "512, fp16, loss scale 128",
+        "8",
+    ]
+
+
+@pytest.mark.parametrize("ratios", [(0.98, 1.01), (0.4, 3.7), (0.97, 1.3), (0.2, 30.0), (1.4, 1.7)])
+def test_changes_are_read_against_a_tick_at_1(ratios: tuple[float, ...]) -> None:
+    from matplotlib.figure import Figure
+
+    from bench.report.figures.drawing import draw_changes
+
+    data = pd.DataFrame(
+        {
+            "change": "compile: off → on", "ratio": ratios, "low": 0.99 * np.array(ratios),
+            "high": 1.01 * np.array(ratios), "lowest": 0.995 * np.array(ratios),
+            "highest": 1.005 * np.array(ratios), "pairs": 4,
+        }
+    )  # fmt: skip
+    canvas = Figure(figsize=(5, find_height(data.assign(panel=0))))
+    ax = canvas.add_subplot()
+    draw_changes(ax, data, data)
+    canvas.draw_without_rendering()
+    ticks = {label.get_text() for label in ax.get_xticklabels()}
+    assert "1×" in ticks
+    # the ends of the range are drawn over the bar of the interval, and are longer than it is wide
+    order = [line.get_label() for line in ax.lines]
+    assert order.index("95 % interval") < order.index("range of the pairs")
+    ends = next(line for line in ax.lines if line.get_label() == "range of the pairs")
+    bar = next(line for line in ax.lines if line.get_label() == "95 % interval")
+    assert ends.get_markersize() > 2 * bar.get_linewidth()
+    # no name of a row stands on a point
+    scale = canvas.dpi / 72
+    for text in ax.texts:
+        box = text.get_window_extent()
+        for place in range(len(data)):
+            y = ax.transData.transform((1, place))[1]
+            assert y + 5 * scale < box.y0 or y - 5 * scale > box.y1
+
+
 def test_the_front_holds_what_nothing_else_beats(cards: Report) -> None:
     frame = take(cards, "time-memory")[0][1]
     for _, row in frame.iterrows():
@@ -256,6 +343,27 @@ def test_curves_have_the_published_ones_beside(cards: Report) -> None:
     published = frame[frame["run"] == "2019"]
     assert set(published["precision"]) == {"fp32", "fp16"}
     assert published[published["precision"] == "fp32"]["loss"].iloc[0] == pytest.approx(2.436)
+
+
+def test_curves_are_of_the_repeat_of_the_median_time(tmp_path: Path) -> None:
+    """Three repeats of 10, 14 and 11 s, whose steps take as long: the third is drawn."""
+    rows = [
+        (
+            make_record(
+                Case(precision="fp32"), repeat=repeat,
+                **{**make_card("NVIDIA H200"), **measured(time, GIB)},
+            ),
+            make_steps(Case(precision="fp32"), time, 0.3),
+        )
+        for repeat, time in ((1, 10.0), (2, 14.0), (3, 11.0))
+    ]  # fmt: skip
+    report = build(read_sweeps([write_sweep(tmp_path / "s", rows)]))
+    drawn = take(report, "step-time")[0][1]["step time (ms)"]
+    expected = [1e3 * step.time_s for step in rows[2][1]]
+    assert drawn.tolist() == pytest.approx(expected, rel=1e-3)
+    told = {figure.name: figure.caption for figure in figures.draw_figures(report)}
+    for name in ("loss-curve", "accuracy-curve", "step-time"):
+        assert "of its repeats, the one whose epoch time is the median" in told[name]
 
 
 def test_invalid_cases_are_not_drawn(cards: Report) -> None:

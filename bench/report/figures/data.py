@@ -177,7 +177,7 @@ def thin(data: pd.DataFrame, keep: pd.Series | None = None) -> pd.DataFrame:
 # ------------------------------------------------------------------------------ the steps of runs
 
 
-def _curve_cases(group: Group, report: Report) -> pd.DataFrame:
+def _curve_cases(group: Group, report: Report, steps: Steps) -> pd.DataFrame:
     """One measured run of each precision, all at the batch size that most precisions have.
 
     Of a case's repeats, it is the one whose epoch time is the median, or the faster of the middle
@@ -190,17 +190,18 @@ def _curve_cases(group: Group, report: Report) -> pd.DataFrame:
     held = rows.groupby("batch_size")["precision"].nunique()
     rows = rows[rows["batch_size"] == held.idxmax()].drop_duplicates("precision")
     runs = latest(report.records)
-    return rows.assign(record_id=[_find_median_run(row, runs) for row in iterate(rows)])
+    return rows.assign(record_id=[_find_median_run(row, runs, steps) for row in iterate(rows)])
 
 
-def _find_median_run(case: Any, runs: pd.DataFrame) -> str:
-    """The record of the repeat of a case whose epoch time is the median."""
+def _find_median_run(case: Any, runs: pd.DataFrame, steps: Steps) -> str:
+    """The record of the repeat of a case whose epoch time is the median of those with steps."""
     first = (runs["sweep"] == case.sweep) & (runs["record_id"] == case.record_id)
     if not first.any():
         return str(case.record_id)
     cell = runs.loc[first, "cell"].iloc[0]
     same = runs[(runs["cell"] == cell) & (runs["status"] == case.status)]
-    timed = same[same["epoch_time_s"].notna()].sort_values("epoch_time_s", kind="stable")
+    stored = same["record_id"].isin(steps(str(case.sweep))["record_id"].unique())
+    timed = same[same["epoch_time_s"].notna() & stored].sort_values("epoch_time_s", kind="stable")
     return str(timed["record_id"].iloc[(len(timed) - 1) // 2] if len(timed) else case.record_id)
 
 
@@ -233,7 +234,7 @@ def take_curves(group: Group, report: Report, steps: Steps) -> pd.DataFrame:
     """Loss and accuracy through the epoch per precision, and the published curves that match."""
     import pandas as pd
 
-    rows = _curve_cases(group, report)
+    rows = _curve_cases(group, report, steps)
     curves = []
 
     def add(run: str, row: Any, mine: pd.DataFrame, images: float) -> None:
@@ -258,7 +259,7 @@ def take_steps(group: Group, report: Report, steps: Steps) -> pd.DataFrame:
     import pandas as pd
 
     parts = []
-    for row, mine in _steps_of(_curve_cases(group, report), steps):
+    for row, mine in _steps_of(_curve_cases(group, report, steps), steps):
         times = 1e3 * mine["time_s"].dropna()
         if len(times) >= 5:
             part = frame({"step time (ms)": times})

@@ -322,7 +322,7 @@ def name_points(
     dots = [place_on_paper(point) for point in points]
     drawn = list(_follow([place_on_paper(point) for point in named]))
     box = ax.get_window_extent()
-    paper = (scale * box.x0, scale * box.y0, scale * box.x1, scale * box.y1)
+    paper = (scale * box.x0, scale * box.y0 + 3, scale * box.x1, scale * box.y1)
     taken: list[Box] = []
     for point, name in zip(named, names, strict=True):
         x, y = place_on_paper(point)
@@ -341,7 +341,7 @@ def name_points(
                 continue
             end = (x + dx, y + dy + (0 if dy > 0 else SMALL))
             leader = [_between((x, y), end, i / 12) for i in range(13)] if apart else []
-            if any(math.dist(step, dot) < 5 for step in leader for dot in others):
+            if any(math.dist(step, dot) < 4 for step in leader[3:] for dot in others):
                 continue
             if any(_holds(other, leader) for other in taken):
                 continue
