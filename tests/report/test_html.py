@@ -13,6 +13,17 @@ import pytest
 from made_up import CARDS, REFERENCE, make_record, make_switches, measured, write_sweep
 
 from bench.case import Case
+from bench.report.scalemap import (
+    Gradients,
+    Kind,
+    Overflow,
+    ScaleCase,
+    ScaledTraining,
+    ScaleMap,
+    Tally,
+    Way,
+)
+from bench.scales.folder import write_map
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -49,11 +60,33 @@ def pages(
         "reference": [REFERENCE],
         "long": [write_sweep(folder / "400 records", rows, added)],
         "switches": [make_switches(folder)],
+        "noisy": [make_switches(folder / "noisy", noise=0.05)],
+        "scales": [make_scale_map(write_sweep(folder / "scales", rows[:40]))],
     }
     for name, paths in sweeps.items():
         out = folder / f"{name}.html"
         assert main([*map(str, paths), "--format", "html", "-o", str(out)]) == 0
     return {name: folder / f"{name}.html" for name in sweeps}
+
+
+def make_scale_map(folder: Path) -> Path:
+    """Add a loss-scale map, of 40 layers, to a sweep's folder."""
+    scales, layers = tuple(2.0**k for k in range(25)), tuple(f"layers.{i}" for i in range(40))
+    gradients = tuple(
+        Gradients(1, scale, layer, kind, Tally(7, max(0, 500 - 30 * i), 0, 500))
+        for i, scale in enumerate(scales)
+        for layer in layers
+        for kind in Kind
+    )
+    case = ScaleCase(
+        model="dpn-small", dataset="cifar10", precision="fp16", batch_size=128, lr=0.01, seed=0,
+        device="cpu", way=Way.ROUNDED, steps=2, at=(1,), layers=layers, scales=scales,
+        overflows={2.0**24: Overflow(1, "weight gradient of layer 11")}, peaks=(0.5, 0.5),
+        limit=65520.0, gradients=gradients,
+        trainings=(ScaledTraining("", (2.0, 1.5), (1.0, 1.0), (False, False)),),
+    )  # fmt: skip
+    write_map(ScaleMap(folder, "python -m bench.scales", "2026-11-21", 0.01, {}, (case,)))
+    return folder
 
 
 class Outline(HTMLParser):
@@ -213,6 +246,52 @@ def test_the_records_fit_until_all_columns_are_asked_for(
     assert "warm-up (s)" in many
     assert {len(column(page, head)) for head in ("precision", "warm-up (s)")} == {288}
     page.context.close()
+
+
+@pytest.mark.parametrize("name", ["reference", "switches", "noisy", "quick", "cards"])
+def test_the_overview_fits_with_its_remarks(
+    browser: Browser, pages: dict[str, Path], name: str
+) -> None:
+    page = open_page(browser, pages[name])
+    box = page.locator("[role=region][aria-label^=Overview]").first
+    assert box.evaluate("box => box.scrollWidth <= box.clientWidth")
+    if name == "noisy":
+        assert "remarks" in box.locator("thead th").all_inner_texts()
+        assert box.locator("thead th").count() >= 12
+    page.context.close()
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_the_map_of_scales_is_wide_and_legible(
+    browser: Browser, pages: dict[str, Path], width: int
+) -> None:
+    """It fills its own row, or scrolls in its box; its smallest text is 10 pixels or more."""
+    page = open_page(browser, pages["scales"], width)
+    box = page.locator(".map .drawing")
+    wide, room = box.evaluate("box => [box.querySelector('svg').clientWidth, box.clientWidth]")
+    assert wide >= 960
+    assert wide == room if width > 960 else wide > room
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    smallest = box.evaluate(
+        "box => Math.min(...[...box.querySelectorAll('text')].map(text => {"
+        " const {a, b} = text.getScreenCTM();"
+        " return parseFloat(getComputedStyle(text).fontSize) * Math.hypot(a, b) }))"
+    )
+    assert smallest >= 10
+    gap = page.evaluate(
+        "document.querySelector('.map').getBoundingClientRect().top - "
+        "document.querySelector('.figures').getBoundingClientRect().bottom"
+    )
+    assert gap >= 20, "the figure above does not touch its heading"
+    page.context.close()
+
+
+def test_what_has_no_value_is_not_told(pages: dict[str, Path]) -> None:
+    told = pages["quick"].read_text(encoding="utf-8").split("The same in every record: ")[1]
+    told = told[: told.index("</p>")]
+    assert "lr 0.01" in told
+    assert "opt level" not in told
+    assert " ," not in told
 
 
 def test_commands_are_pasted_line_by_line(browser: Browser, pages: dict[str, Path]) -> None:
