@@ -90,7 +90,7 @@ def set_log_ticks(ax: Axes, way: str, low: float, high: float, unit: str = "") -
         steps = (1, 2, 5) if high < 1e3 * low else (1,)
         ticks = [m * 10.0**d for d in decades for m in steps if low <= m * 10.0**d <= high]
     if unit == "×":  # what a ratio is read against
-        near = 0.06 * math.log(high / low)  # labels nearer than this would touch
+        near = 0.1 * math.log(high / low)  # labels nearer than this would touch
         ticks = sorted([1.0, *(t for t in ticks if abs(math.log(t)) > near)])
     set_ticks = ax.set_xticks if way == "x" else ax.set_yticks
     set_ticks(ticks, [f"{tick:,.10g}{unit}" for tick in ticks])
