@@ -78,7 +78,7 @@ def judge_learning(
         for (effect, pairs, known), equivalence in zip(concerned, found, strict=True):
             ends = _find_ends(known, seeds)
             if equivalence.verdict is Claim.EQUIVALENT and max(ends[1], 1 / ends[0]) > 1 + MARGIN:
-                equivalence = take_back(equivalence, "its cases differ, in opposite directions")
+                equivalence = take_back(equivalence, "not in every case")
             if all(_guesses(cell, losses) for pair in known for cell in pair):
                 equivalence = take_back(equivalence, GUESSING)
             remarks = tuple(_list_remarks(equivalence, known, told, ends))
@@ -111,7 +111,7 @@ def _list_remarks(
 ) -> Iterator[str]:
     if equivalence.lack:
         yield equivalence.lack
-    elif len(pairs) > 1 and max(ends[1], 1 / ends[0]) > 1 + MARGIN:
+    if ends[1] / ends[0] > 1 + MARGIN:
         yield f"from {ends[0]:.3f} to {ends[1]:.3f} over the cases"
     if any(told[a][1] == "synthetic" for a, _ in pairs):
         yield "synthetic"

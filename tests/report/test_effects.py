@@ -9,12 +9,14 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean, variance
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_up import EFFECTS, GIB, MODELS, make_record, measured, write_sweep
+from scipy import stats
 
 from bench import verdict
 from bench.case import Case
@@ -496,12 +498,179 @@ def test_where_nothing_asks_for_a_width_every_column_is_shown(switches: Path, re
     assert "Not shown" not in out
 
 
+# ------------------------------------------------------------------------------- what is no pair
+
+
+def test_the_mean_over_two_pairs_by_hand(tmp_path: Path) -> None:
+    """Pairs of unlike noise: the variances add, and Satterthwaite's freedom follows the noisier."""
+    samples = (
+        ((100.0, 101.0, 99.0), (50.0, 50.2, 49.9)),
+        ((80.0, 86.0, 75.0), (60.0, 63.0, 57.5)),
+    )
+    rows = []
+    for batch, (a, b) in zip((128, 256), samples, strict=True):
+        rows += [ran(replace(FP32, batch_size=batch), a), ran(replace(FP16, batch_size=batch), b)]
+    time = pick(report_of(tmp_path, *rows), "precision", "fp16").time
+    assert time is not None
+    logs = [[[math.log(x) for x in side] for side in pair] for pair in samples]
+    parts = [variance(side) / 3 for pair in logs for side in pair]
+    errors = [parts[0] + parts[1], parts[2] + parts[3]]
+    shift = sum(fmean(b) - fmean(a) for a, b in logs) / 2
+    error = math.sqrt(sum(errors)) / 2
+    freedoms = [
+        sum(pair) ** 2 / (pair[0] ** 2 / 2 + pair[1] ** 2 / 2) for pair in (parts[:2], parts[2:])
+    ]
+    freedom = sum(errors) ** 2 / sum(e**2 / f for e, f in zip(errors, freedoms, strict=True))
+    reach = stats.t.ppf(0.975, freedom) * error
+    assert time.ratio.low == pytest.approx(math.exp(shift - reach))
+    assert time.ratio.high == pytest.approx(math.exp(shift + reach))
+
+
+def test_environments_are_not_mixed(tmp_path: Path) -> None:
+    """Cases under another torch are no pair; nor are machines where it is open which is meant."""
+    other = {"torch": "2.12"}
+    apart = report_of(tmp_path / "a", ran(FP32, (100,)), ran(FP16, (50,), **other))
+    assert apart.effects == ()
+    mixed = write_sweep(
+        tmp_path / "b",
+        [
+            *ran(FP32, (200,), **other),
+            *ran(FP32, (100,), attempt=2),
+            *ran(FP32, (100,), gpu="B card"),
+        ],
+    )
+    assert build(read_sweeps([mixed])).effects == ()
+
+
+def test_what_was_not_measured_is_in_no_mean(tmp_path: Path) -> None:
+    """Published figures beside measured ones are compared with each other alone, or not at all."""
+    theirs = [replace(case, batch_size=256) for case in (FP32, FP16)]
+    published = [
+        ran(case, (time,), executor="published", gpu="Old card")
+        for case, time in zip(theirs, (200, 150), strict=True)
+    ]
+    both = report_of(tmp_path / "a", ran(FP32, (100,)), ran(FP16, (50,)), *published)
+    effect = pick(both, "precision", "fp16")
+    assert (len(effect.pairs), speed(effect)) == (1, pytest.approx(2))
+    alone = report_of(tmp_path / "b", *published)
+    assert speed(pick(alone, "precision", "fp16")) == pytest.approx(200 / 150)
+
+
+def test_numbers_are_compared_with_the_next_below_that_was_run(tmp_path: Path) -> None:
+    """One network at 64 and 256, the other at 128 and 512: two steps, a pair each."""
+    sizes = {"dpn92": (64, 256), "dpn26": (128, 512)}
+    rows = [
+        ran(Case(model=model, batch_size=batch), (100 if i == 0 else 80,))
+        for model, batches in sizes.items()
+        for i, batch in enumerate(batches)
+    ]
+    effects = [e for e in report_of(tmp_path, *rows).effects if e.axis == "batch_size"]
+    assert [(e.before, e.after, len(e.pairs)) for e in effects] == [
+        ("64", "256", 1),
+        ("128", "512", 1),
+    ]
+
+
+def test_equal_parts_of_an_epoch_are_preferred(tmp_path: Path) -> None:
+    """fp32 ran whole and in part, fp16 in part: the parts are compared, with their losses."""
+    part32, part16 = replace(FP32, fraction=0.1), replace(FP16, fraction=0.1)
+    report = report_of(
+        tmp_path,
+        ran(FP32, (110,), train_loss=1.5),
+        ran(part32, (100,), train_loss=2.2),
+        ran(part16, (50,), train_loss=2.1),
+    )
+    effect = pick(report, "precision", "fp16")
+    assert speed(effect) == pytest.approx(2)
+    assert effect.loss is not None
+    assert effect.loss.difference == pytest.approx(-0.1)
+
+
+def test_pairs_with_repeats_are_judged_without_the_others(tmp_path: Path) -> None:
+    rows = [ran(FP32, (100, 101, 99)), ran(FP16, (50, 51, 49))]
+    rows += [ran(replace(c, batch_size=256), (t, t)) for c, t in ((FP32, 90), (FP16, 90))]
+    report = report_of(tmp_path, *rows)
+    effect = pick(report, "precision", "fp16")
+    assert effect.time is not None
+    assert (effect.time.pairs, len(effect.pairs)) == (1, 2)
+    assert effect.time.ratio.judge(STEADY) is Verdict.LOWER
+    (table,) = [table for table in report.tables if table.name == "effects"]
+    assert "1 of 2" in [cell.text for cell in table.rows[0]]
+
+
+def test_memory_and_energy_of_whole_epochs(tmp_path: Path) -> None:
+    """A tenth of an epoch takes a tenth of the energy; memory that repeats exactly is exact."""
+    part = replace(FP16, fraction=0.1)
+    rows = [
+        ran(FP32, (100, 101, 99), 8, energy_j=1000.0, measured_images=50000),
+        ran(part, (50, 51, 49), 4, energy_j=50.0, measured_images=5000),
+    ]
+    effect = pick(report_of(tmp_path, *rows), "precision", "fp16")
+    assert effect.energy is not None
+    assert effect.energy.ratio.value == pytest.approx(0.5)
+    assert effect.energy.ratio.lack  # a meter that repeats to the last digit was not read again
+    assert effect.memory is not None
+    assert effect.memory.ratio.exact
+
+
 # ------------------------------------------------------------------------------------- learning
 
 
-def learnt_table(report: Report) -> list[list[str]]:
+def lessons(tmp_path: Path, losses: dict[Case, Sequence[float]], **values: Any) -> dict[str, str]:
+    rows = []
+    for case, of_seeds in losses.items():
+        part = ran(case, [100 + i for i in range(len(of_seeds))], **values)
+        for row, loss in zip(part, of_seeds, strict=True):
+            row.measurement.train_loss = loss
+        rows.append(part)
+    (found,) = learnt_table(report_of(tmp_path, *rows))
+    return found
+
+
+def test_equivalence_has_to_hold_in_every_case(tmp_path: Path) -> None:
+    """Ten per cent worse at one batch size and better at the other is no equivalence."""
+    seeds, large = (1.0, 1.1, 1.2, 1.3), replace(FP32, batch_size=256)
+    losses = {
+        FP32: seeds,
+        large: seeds,
+        FP16: [1.1 * x for x in seeds],
+        replace(FP16, batch_size=256): [x / 1.1 for x in seeds],
+    }
+    found = lessons(tmp_path, losses)
+    assert found["verdict"] == "cannot tell"
+    assert found["remarks"] == "not in every case, from 0.909 to 1.100 over the cases"
+
+
+def test_equal_losses_of_guessing_show_nothing(tmp_path: Path) -> None:
+    seeds = (2.309, 2.304, 2.311)
+    found = lessons(tmp_path, {FP32: seeds, FP16: seeds})
+    assert found["verdict"] == "cannot tell"
+    assert "guessing" in found["remarks"]
+
+
+def test_what_diverged_is_not_left_out_in_silence(tmp_path: Path) -> None:
+    seeds = (1.0, 1.1, 1.2)
+    rows = []
+    for case in (FP32, FP16):
+        for batch in (128, 256):
+            part = ran(replace(case, batch_size=batch), (100, 101, 102))
+            for row, loss in zip(part, seeds, strict=True):
+                row.measurement.train_loss = loss
+                if case is FP16 and batch == 256:
+                    row.status, row.reason = Status.DIVERGED, "the loss became NaN"
+            rows.append(part)
+    (found,) = learnt_table(report_of(tmp_path, *rows))
+    assert found["pairs"] == "1 of 2"
+
+
+def learnt_table(report: Report) -> list[dict[str, str]]:
+    """The rows of the table on learning, by the names of their heads."""
     tables = [table for table in report.tables if table.name == "learning"]
-    return [[cell.text for cell in row] for table in tables for row in table.rows]
+    return [
+        {head.name: cell.text for head, cell in zip(table.heads, row, strict=True)}
+        for table in tables
+        for row in table.rows
+    ]
 
 
 @pytest.mark.parametrize(
@@ -529,12 +698,12 @@ def test_whether_a_precision_learns_as_well(
                 row.measurement.test_accuracy = 0.5
             rows.append(part)
     found = learnt_table(report_of(tmp_path, *rows))
-    assert [row[:3] for row in found] == [
-        ["fp32 → fp16", "training loss", verdict],
-        ["fp32 → fp16", "test top-1 error", "equivalent"],
+    assert [(row["change"], row["metric"], row["verdict"]) for row in found] == [
+        ("fp32 → fp16", "training loss", verdict),
+        ("fp32 → fp16", "test top-1 error", "equivalent"),
     ]
-    assert found[0][5] == "5"
-    assert (found[0][6] != "–") is (verdict == "cannot tell")
+    assert found[0]["seeds"] == "5"
+    assert (found[0].get("needed", "–") != "–") is (verdict == "cannot tell")
 
 
 def test_one_seed_says_nothing_of_learning(tmp_path: Path) -> None:
