@@ -836,3 +836,116 @@ def test_counts_are_read_by_scale() -> None:
         for scale in scales:
             alone = Tally(**{f.value: n for f, n in count(values, name, scale).items()})
             assert read_counts(counts, cells, name, scale) == alone
+
+
+# ------------------------------------------------------------------------------- the worst layer
+
+
+def make_layers(*shares: tuple[Tally, ...], **settings: Any) -> ScaleCase:
+    """Scales 1, 2, 4, ..., and of each layer the tally of its outputs' gradients at each."""
+    scales = tuple(2.0**k for k in range(len(shares[0])))
+    names = ("stem", "head", "pool")[: len(shares)]
+    gradients = tuple(
+        Gradients(1, scale, name, Kind.OUTPUT, tally)
+        for name, tallies in zip(names, shares, strict=True)
+        for scale, tally in zip(scales, tallies, strict=True)
+    )
+    trainings = (ScaledTraining("", (2.0,), (1.0,), (False,)),)
+    case = make_case([0] * len(scales), (), layers=names, gradients=gradients, trainings=trainings)
+    return replace(case, **settings)
+
+
+def test_a_small_layer_that_loses_everything_is_not_hidden() -> None:
+    """Of ten million values of the stem none are lost, so 50,000 are half a per cent."""
+    stem, dead, alive = Tally(normal=10**7), Tally(flushed=50_000), Tally(normal=50_000)
+    case = make_layers((stem,) * 3, (dead, dead, alive))
+    assert case.lost(1.0) < 0.01
+    window = find_window(case)
+    assert (window.low, window.high) == (4.0, 4.0)
+    assert window.starved == {1.0: ("head", 1.0), 2.0: ("head", 1.0)}
+    said = summarize_scale_map(make_map(case))
+    assert "at 1, layer head loses 100 %; at 2, layer head loses 100 %." in said
+    judged = [row[-1].text for row in scale_map_tables(make_map(case))[1].rows]
+    assert judged == ["layer head loses too much", "layer head loses too much", "safe, use this"]
+
+
+def test_half_of_a_layer_may_be_lost_beyond_its_best() -> None:
+    stem, best = Tally(normal=10**7), Tally(flushed=300, normal=700)
+    half, more = Tally(flushed=800, normal=200), Tally(flushed=801, normal=199)
+    assert find_window(make_layers((stem,) * 2, (half, best))).low == 1.0
+    assert find_window(make_layers((stem,) * 2, (more, best))).low == 2.0
+    # the layer that is named is the one that loses most beyond its best, not most of all
+    other = Tally(flushed=900, normal=100)
+    case = make_layers((stem,) * 2, (more, best), (other, other))
+    assert find_window(case).starved == {1.0: ("head", 0.801)}
+
+
+def test_where_each_scale_starves_a_layer_no_scale_is_safe() -> None:
+    """In the trained way a layer may lose more at a larger scale."""
+    stem, dead, alive = Tally(normal=10**7), Tally(flushed=1000), Tally(normal=1000)
+    case = make_layers((stem,) * 2, (dead, alive), (alive, dead), way=Way.TRAINED)
+    assert find_window(case).low is None
+    said = summarize_scale_map(make_map(case))
+    assert "no scale is safe: at 1, layer head loses 100 %; give others with --scales" in said
+    assert scale_map_tables(make_map(case))
+
+
+def test_shares_just_above_the_tolerance_are_written_so() -> None:
+    assert write_share(0.0104, 0.01) == "1.04 %"
+    assert write_share(0.010003, 0.01) == "1.0003 %"
+    assert write_share(0.0096, 0.01) == "0.96 %"
+    assert write_share(0.0504, 0.05) == "5.04 %"
+    case = make_layers((Tally(flushed=104, normal=9896), Tally(normal=10_000)))
+    said = summarize_scale_map(make_map(case))
+    assert "1 loses 1.04 %" in said
+    judged = [row[-1].text for row in scale_map_tables(make_map(case))[1].rows]
+    assert judged == ["loses too much: 1.04 %", "safe, use this"]
+
+
+def test_gradients_lost_by_weights_alone_count() -> None:
+    kept = make_case((0, 0), ())
+    gradients = (
+        Gradients(1, 1.0, "conv", Kind.WEIGHT, Tally(flushed=500, normal=500)),
+        Gradients(1, 2.0, "conv", Kind.WEIGHT, Tally(normal=1000)),
+        *(g for g in kept.gradients if g.kind is Kind.OUTPUT),
+    )
+    case = replace(kept, gradients=gradients)
+    assert case.lost(1.0) == 0.5
+    assert find_window(case).low == 2.0
+
+
+def test_the_window_has_no_gap() -> None:
+    """What is below a scale that loses too much is not safe, however little it loses itself."""
+    window = find_window(make_case((0, 500, 0), ()))
+    assert (window.low, window.high) == (4.0, 4.0)
+
+
+# --------------------------------------------------------------------------------- fp32 diverges
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"trainings": (ScaledTraining("", (2.0, math.nan), (1.0, 1.0), (False, False)),)},
+        {"peaks": (0.5, math.nan)},
+        {"peaks": (0.5, math.inf)},
+    ],
+)
+def test_a_training_that_diverges_in_fp32_says_nothing_of_scales(change: dict[str, Any]) -> None:
+    case = make_case((0, 0), (0, 1), **change)
+    said = summarize_scale_map(make_map(case))
+    assert "training in fp32 itself diverged at step 2" in said
+    assert "use a smaller --lr." in said
+    assert "no scale is safe" not in said
+    # nor where it held at the steps that were looked at
+    assert find_window(replace(case, overflows={})).use is None
+    judged = [
+        row[-1].text for row in scale_map_tables(make_map(replace(case, overflows={})))[1].rows
+    ]
+    assert judged == ["fp32 itself diverged"] * 2
+
+
+def test_too_large_a_learning_rate_is_what_is_blamed() -> None:
+    question = replace(QUESTION, model="test_scales:network", lr=1e30, steps=6, at=(1,))
+    said = summarize_scale_map(make_map(answer(question, dataset(1))))
+    assert "training in fp32 itself diverged at step 2" in said

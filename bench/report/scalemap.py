@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from functools import cached_property
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,11 @@ TOLERANCE = 0.01
 best scale that does not overflow loses. It is a choice: half the values of a layer may lie below
 the range of fp16 without harm (Micikevicius et al. 2018, arXiv:1710.03740, figure 3), so the loss
 after the same steps stands beside it."""
+
+LAYER_TOLERANCE = 0.5
+"""A scale is large enough only where no layer loses more than this share of its values beyond what
+it loses at its best scale: over all layers, a large one hides a small one that loses everything.
+Half may be lost without harm (Micikevicius et al. 2018, figure 3)."""
 
 HEADROOM = 8
 """At the recommended scale, gradients this many times as large as any seen would not overflow.
@@ -196,6 +202,15 @@ class ScaleCase:
     trainings: tuple[ScaledTraining, ...] = field(repr=False)
 
     @property
+    def diverged(self) -> int | None:
+        """The first step, from 1, at which the fp32 training itself was not finite."""
+        fp32 = self.training("")
+        steps = zip_longest(fp32.losses if fp32 else (), self.peaks, fillvalue=0.0)
+        return next(
+            (i for i, pair in enumerate(steps, 1) if not all(map(math.isfinite, pair))), None
+        )
+
+    @property
     def label(self) -> str:
         """For people: ``fp16, dpn-small, batch size 128``."""
         images = ", synthetic images" if self.dataset == "synthetic" else ""
@@ -268,6 +283,8 @@ class Window:
         use: the recommended scale.
         narrow: whether ``use`` leaves less than `HEADROOM`.
         needed: whether a loss scale is needed at all.
+        enough: the largest share that a safe scale may lose.
+        starved: of each scale at which a layer loses too much, that layer and its share lost.
     """
 
     low: float | None = None
@@ -277,33 +294,39 @@ class Window:
     use: float | None = None
     narrow: bool = False
     needed: bool = True
+    enough: float = 0.0
+    starved: Mapping[float, tuple[str, float]] = field(default_factory=dict)
 
 
 def find_window(case: ScaleCase, tolerance: float = TOLERANCE) -> Window:
     """The safe window of scales.
 
     The rule: a scale is safe where neither it nor any smaller one overflowed in any step that was
-    looked at, and where neither it nor any larger one below the overflow loses more than
-    ``tolerance`` beyond the least share lost. To be used is the largest safe scale at which the
+    looked at, and where neither it nor any larger one below the overflow loses too much: more than
+    ``tolerance`` beyond the least share lost, or `LAYER_TOLERANCE` of one layer's gradients of a
+    kind beyond the least share that these lose. To be used is the largest safe scale at which the
     largest gradient would not overflow if it were `HEADROOM` times as large, and which is at least
     as far below any scale that overflowed. Where no safe scale leaves that room, it is the largest
     up to the window's geometric middle. No scale is needed where the precision has none and a
-    scale of 1 is safe.
+    scale of 1 is safe. Of a training that diverges in fp32 nothing is known.
     """
     ceiling = min(case.overflows, default=None)
     held = [s for s in case.scales if ceiling is None or s < ceiling]
-    if not held:
+    if not held or case.diverged:
         return Window(ceiling=ceiling)
     best = min(map(case.lost, held))
+    enough, starved = best + tolerance, _find_starved(case, held)
     safe: list[float] = []
     for scale in reversed(held):
-        if case.lost(scale) > best + tolerance:
+        if case.lost(scale) > enough or scale in starved:
             # where the largest loses more, what is below it may be better; in the rounded way the
             # share lost only falls
             if safe:
                 break
             continue
         safe.insert(0, scale)
+    if not safe:  # in the trained way, where each scale starves a layer of its own
+        return Window(ceiling=ceiling, best=best, enough=enough, starved=starved)
     largest = max(case.peaks, default=math.nan)
     roomy = [
         s
@@ -314,7 +337,24 @@ def find_window(case: ScaleCase, tolerance: float = TOLERANCE) -> Window:
     use = roomy[-1] if roomy else max(s for s in safe if s <= middle)
     precision = PRECISIONS.get(case.precision)
     needed = (precision is None or precision.scales_loss) or not safe[0] <= 1 <= safe[-1]
-    return Window(safe[0], safe[-1], ceiling, best, use, not roomy, needed)
+    return Window(safe[0], safe[-1], ceiling, best, use, not roomy, needed, enough, starved)
+
+
+def _find_starved(case: ScaleCase, held: Sequence[float]) -> dict[float, tuple[str, float]]:
+    """The layer that loses most beyond its best, of each scale where that is too much."""
+    starved: dict[float, tuple[str, float]] = {}
+    most = dict.fromkeys(held, LAYER_TOLERANCE)
+    for kind in Kind:
+        lost = case.by_layer(Fate.FLUSHED, kind)
+        # a step may have no gradient at all of a layer
+        known = [layer for layer in case.layers if any((layer, s) in lost for s in held)]
+        for layer in known:
+            shares = {s: lost.get((layer, s), 0.0) for s in held}
+            best = min(shares.values())
+            for scale, share in shares.items():
+                if share - best > most[scale]:
+                    most[scale], starved[scale] = share - best, (layer, share)
+    return starved
 
 
 # -------------------------------------------------------------------------------------------- told
@@ -332,17 +372,25 @@ def write_scale(scale: float) -> str:
     return repr(scale).removesuffix(".0")
 
 
-def write_share(share: float) -> str:
+def write_share(share: float, limit: float = 0.0) -> str:
     """A share in per cent; what is not quite 0 or 100 is not written so.
+
+    Args:
+        limit: what is above this is written with as many digits as it takes to show it.
 
     >>> write_share(0.0), write_share(1e-7), write_share(0.0312), write_share(0.99999)
     ('0 %', '< 0.01 %', '3.1 %', '> 99.9 %')
+    >>> write_share(0.0104), write_share(0.0104, 0.01)
+    ('1 %', '1.04 %')
     """
     if 0 < share < 1e-4:
         return "< 0.01 %"
     if 0.999 < share < 1:
         return "> 99.9 %"
-    return f"{100 * share:.{2 if share < 0.01 else 1}f}".rstrip("0").rstrip(".") + " %"
+    digits = 2 if share < 0.01 else 1
+    while share > limit and float(f"{100 * share:.{digits}f}") <= 100 * limit and digits < 6:
+        digits += 1
+    return f"{100 * share:.{digits}f}".rstrip("0").rstrip(".") + " %"
 
 
 def summarize_scale_map(scales: ScaleMap) -> str:
@@ -352,11 +400,18 @@ def summarize_scale_map(scales: ScaleMap) -> str:
 
 def _summarize(case: ScaleCase, tolerance: float) -> str:
     window, told = find_window(case, tolerance), []
+    if case.diverged:
+        return (
+            f"{case.label}: training in fp32 itself diverged at step {case.diverged}, so nothing "
+            "can be said of loss scales: use a smaller --lr."
+        )
     if window.low is None or window.high is None or window.use is None:
         told.append(
-            f"no scale is safe: {write_scale(case.scales[0])}, the smallest one tried, overflows "
-            f"at {_overflow(case, case.scales[0])}; try smaller scales with --scales, or use "
-            "bf16-amp"
+            f"no scale is safe: {write_scale(case.scales[0])}, the smallest one tried, overflows at "
+            f"{_overflow(case, case.scales[0])}; try smaller scales with --scales, or use bf16-amp"
+            if case.scales[0] in case.overflows
+            else f"no scale is safe: {_tell_lost(case, window, case.scales[0])}; try others with "
+            "--scales, or use bf16-amp"
         )
         return f"{case.label}: {told[0]}."
     span = (
@@ -384,10 +439,19 @@ def _summarize(case: ScaleCase, tolerance: float) -> str:
         )
     below = [s for s in case.scales if s < window.low]
     shown = [s for s in dict.fromkeys((*below[:1], 128.0, *below[-1:])) if s in below]
-    told += [f"Scale {write_scale(s)} flushes {write_share(case.lost(s))}" for s in sorted(shown)]
+    told += [_tell_lost(case, window, s) for s in sorted(shown)]
     if window.ceiling is not None:
         told.append(f"Scale {write_scale(window.ceiling)} overflows at {_overflow(case)}")
     return f"{case.label}: " + ". ".join(told) + "."
+
+
+def _tell_lost(case: ScaleCase, window: Window, scale: float) -> str:
+    """What a scale loses; of one layer, where that alone is too much."""
+    lost = case.lost(scale)
+    if lost <= window.enough and scale in window.starved:
+        layer, share = window.starved[scale]
+        return f"At {write_scale(scale)}, layer {layer} loses {write_share(share)}"
+    return f"Scale {write_scale(scale)} flushes {write_share(lost, window.enough)}"
 
 
 def _tell_seen(case: ScaleCase) -> str:
@@ -473,8 +537,15 @@ def _tabulate_windows(scales: ScaleMap) -> Table:
 def _judge(case: ScaleCase, window: Window, scale: float) -> str:
     if window.ceiling is not None and scale >= window.ceiling:
         return "overflows" if scale in case.overflows else "above an overflow"
+    if case.diverged:
+        return "fp32 itself diverged"
     if window.low is None or window.high is None or not window.low <= scale <= window.high:
-        return "flushes too much"
+        lost = case.lost(scale)
+        if lost <= window.enough and scale in window.starved:
+            return f"layer {window.starved[scale][0]} loses too much"
+        # the column beside it may round to the tolerance
+        exact = write_share(lost, window.enough)
+        return "flushes too much" + (f": {exact}" if exact != write_share(lost) else "")
     return "safe, use this" if scale == window.use and window.needed else "safe"
 
 
