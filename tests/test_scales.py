@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import random
 import re
 import subprocess
 import sys
@@ -949,3 +950,124 @@ def test_too_large_a_learning_rate_is_what_is_blamed() -> None:
     question = replace(QUESTION, model="test_scales:network", lr=1e30, steps=6, at=(1,))
     said = summarize_scale_map(make_map(answer(question, dataset(1))))
     assert "training in fp32 itself diverged at step 2" in said
+
+
+# -------------------------------------------------------------------------- a user's own network
+
+
+def network_of_seven_classes() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(3, 4, 3, stride=4), nn.Flatten(), nn.Linear(4 * 8 * 8, 7))
+
+
+def test_a_network_has_as_many_classes_as_its_images() -> None:
+    data = dataset(1)
+    data = replace(data, info=replace(data.info, classes=7), train_labels=data.train_labels % 7)
+    question = replace(QUESTION, model="test_scales:network_of_seven_classes", train=("1024",))
+    for way in Way:
+        case = answer(replace(question, way=way, scales=(1.0, 1024.0)), data)
+        assert all(map(math.isfinite, case.training("1024").losses))  # type: ignore[union-attr]
+
+
+class RandomDepth(Network):
+    """Leaves its convolution out by Python's random numbers, and starts by them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        nn.init.constant_(self.head.weight, random.random())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x * (random.random() < 0.5))
+
+
+def test_python_s_random_numbers_are_the_same_too() -> None:
+    question = replace(QUESTION, model="test_scales:RandomDepth", steps=4)
+    losses = set()
+    for state in (1, 2):
+        random.seed(state)
+        session = Session(question, dataset(1))
+        fp32, _ = session.observe(lambda text: None)
+        random.random()
+        assert session.train("fp16", "1024").losses == pytest.approx(fp32.losses, rel=1e-2)
+        losses.add(fp32.losses)
+    assert len(losses) == 1
+
+
+# ------------------------------------------------------------------------- probes of a precision
+
+TRAINED = replace(QUESTION, way=Way.TRAINED, scales=(1.0, 1024.0))
+
+
+def moderate_gradients() -> nn.Module:
+    return Planted(2.0**-12)
+
+
+def test_a_weight_s_gradient_has_lost_its_digits_before_it_is_fp32() -> None:
+    """Under autocast a weight in fp32 receives one that was rounded: 0.1 x 2^-12 is subnormal."""
+    question = replace(TRAINED, model="test_scales:moderate_gradients", precisions=("fp16-amp",))
+    case = answer(question)
+    assert case.share(Fate.SUBNORMAL, 1.0, Kind.WEIGHT) == 0.9
+    assert case.share(Fate.SUBNORMAL, 1024.0, Kind.WEIGHT) == 0.0
+
+
+def test_each_batch_is_compared_with_itself_in_fp32() -> None:
+    """ReLU zeroes other values of another batch: half of these would seem flushed."""
+    question = replace(TRAINED, model="test_scales:network", at=(1, 2), scales=(1024.0,))
+    case = answer(question, dataset(1))
+    assert case.share(Fate.FLUSHED, 1024.0, Kind.OUTPUT) < 0.02
+
+
+class Dropped(Planted):
+    """Half of the logits are dropped, and so are their gradients."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        ones = x.flatten(1)[:, :1] * 0 + 1
+        # of float32 in every precision, which draws the same values everywhere
+        return torch.dropout(self.head(ones).float(), 0.5, train=True)
+
+
+def dropped() -> nn.Module:
+    return Dropped(1.0)
+
+
+def test_each_pass_drops_what_the_fp32_pass_drops() -> None:
+    case = answer(replace(TRAINED, model="test_scales:dropped"))
+    zeros = [g.tally.zero for g in case.gradients if g.kind is Kind.OUTPUT]
+    assert all(0 < n < BATCH * 10 for n in zeros)
+    assert [case.lost(scale) for scale in case.scales] == [0.0, 0.0]
+
+
+def test_the_fp32_training_has_the_flags_of_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
+    import bench.scales.measurement as measurement
+    import bench.training.building as building
+
+    last, seen = [""], []
+    for module in (measurement, building):
+        monkeypatch.setattr(module, "set_flags", lambda formats: last.append(formats.name))
+    step = Training.step
+
+    def see(self: Training, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        seen.append((self.precision.name, last[-1]))
+        return step(self, x, y)
+
+    monkeypatch.setattr(Training, "step", see)
+    answer(replace(TRAINED, precisions=("fp16",), train=("1024",)))
+    assert [name for name, _ in seen] == [
+        *(["fp32", "fp16", "fp16", "fp32", "fp32", "fp16", "fp16"]),
+        *["fp16"] * 3,
+    ]
+    assert all(own == set_for for own, set_for in seen), seen
+
+
+def test_the_trained_way_counts_no_fp32_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "bucketize", lambda *_, **__: pytest.fail("counted"))
+    assert max(answer(TRAINED).peaks) > 0
+
+
+@pytest.mark.parametrize(
+    ("name", "limit"), [("fp16", 65520.0), ("e4m3", after(464.0)), ("e5m2", 61440.0)]
+)
+def test_the_first_value_that_overflows_becomes_infinite(name: str, limit: float) -> None:
+    rounding = Rounding(nn.Linear(1, 1), name, FORMATS[name])
+    values = torch.tensor([limit, -limit, after(limit, DOWN)])
+    largest = FORMATS[name].largest
+    assert rounding.round(values).tolist() == [math.inf, -math.inf, largest]

@@ -11,7 +11,7 @@ from itertools import chain, count, islice
 import torch
 from torch import Tensor
 
-from bench.case import Value, format_value, parse_value
+from bench.case import Case, Value, format_value, parse_value
 from bench.data import Dataset
 from bench.data.batches import Batches
 from bench.models import build_model
@@ -41,6 +41,7 @@ from bench.scales.gradients import (
     read_counts,
 )
 from bench.scales.options import RECOMMENDED, Question
+from bench.training.building import build_training, seed_all
 from bench.training.loop import Training
 from bench.training.loss_scale import build_loss_scale
 
@@ -85,7 +86,8 @@ class Session:
 
     def __init__(self, question: Question, data: Dataset) -> None:
         self.question, self.device = question, torch.device(question.device)
-        torch.manual_seed(question.seed)
+        self._data = data.info
+        seed_all(question.seed)
         self._start = build_model(question.model)
         self.layers = tuple(find_layers(self._start))
         self._batches = Batches(
@@ -98,18 +100,17 @@ class Session:
 
     def prepare(self, precision: str, loss_scale: Value = None) -> Training:
         """A training from the start, with the flags of its precision set."""
-        formats = PRECISIONS[precision]
-        set_flags(formats)
         assert loss_scale is None or isinstance(loss_scale, float | str)
-        model = copy.deepcopy(self._start)
-        return Training(model, formats, self.device, lr=self.question.lr, loss_scale=loss_scale)
+        q = self.question
+        case = Case(q.model, q.dataset, precision, loss_scale, lr=q.lr, seed=q.seed)
+        return build_training(case, self._data, self.device, copy.deepcopy(self._start))
 
     def batches(self) -> Iterator[tuple[int, Tensor, Tensor]]:
         """Steps from 1 and their batches; of dropout too each step draws the same every time."""
         full = len(self._batches.labels) // self.question.batch_size
         epochs = chain.from_iterable(self._batches.epoch(i, steps=full) for i in count())
         for step, (x, y) in enumerate(islice(epochs, self.question.steps), 1):
-            torch.manual_seed(self.question.seed + step)
+            seed_all(self.question.seed + step)
             yield step, x, y
 
     # ------------------------------------------------------------------------------- gradients
@@ -120,7 +121,9 @@ class Session:
         trained = q.way is Way.TRAINED
         formats = [] if trained else [choose_format(name).name for name in q.precisions]
         cells = Cells(list(dict.fromkeys(formats)), q.scales)
-        counter = Counter(len(self.layers), cells, q.steps, q.at, self.device)
+        # in the trained way the probes count, and what is asked of fp32 is the largest alone
+        at = () if trained else q.at
+        counter = Counter(len(self.layers), cells, q.steps, at, self.device)
         probes = {name: Probe(self, name) for name in q.precisions} if trained else {}
         losses: list[Tensor] = []
         attach(training.model, counter)
@@ -130,6 +133,7 @@ class Session:
             if probes and step in q.at:
                 weights = {n: v.clone() for n, v in training.model.state_dict().items()}
             ends = [attach(training.model, p.begin()) for p in probes.values() if weights]
+            set_flags(training.precision)  # building and running the probes set theirs
             losses.append(training.step(x, y)[0])
             for end in ends:
                 end()
@@ -137,7 +141,6 @@ class Session:
                 for name, probe in probes.items():
                     say(f"{name}: gradients at step {step}, {len(q.scales)} scales")
                     probe.look(weights, step, x, y)
-                set_flags(PRECISIONS["fp32"])
         # here, and not before, the host waits for the device
         reference = _read_training("", losses, [1.0] * q.steps, [])
         peaks = counter.peaks.cpu()
@@ -278,7 +281,7 @@ class Probe:
         for scale in q.scales:
             self.training.model.load_state_dict(weights)
             self.training.loss_scale = build_loss_scale(scale, self._session.device)
-            torch.manual_seed(q.seed + step)
+            seed_all(q.seed + step)
             self.comparison.begin()
             self.training.step(x, y)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import math
 import os
-import random
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -193,16 +192,10 @@ def set_up(case: Case, folder: str) -> tuple[Dataset, Batches, Training]:
 
     from bench.data import load
     from bench.data.batches import Batches
-    from bench.models import MODELS, build_model
-    from bench.precision import PRECISIONS, set_flags
-    from bench.training.loop import CLASSES, Training
+    from bench.training.building import build_training
     from bench.training.timing import synchronize
 
-    device = torch.device(case.device)
-    set_flags(PRECISIONS[case.precision])
-    torch.backends.cudnn.benchmark = case.cudnn_benchmark
-    _seed(case.seed)
-    data = load(folder)
+    device, data = torch.device(case.device), load(folder)
     batches = Batches(
         data.train_images,
         data.train_labels,
@@ -210,18 +203,9 @@ def set_up(case: Case, folder: str) -> tuple[Dataset, Batches, Training]:
         device=device,
         seed=case.seed,
     )
-    # a user's own model gives a logit for each class of the images; a built-in network has ten
-    classes = CLASSES if case.model in MODELS else data.info.classes
-    training = Training.of(case, build_model(case.model), device, classes)
+    training = build_training(case, data.info, device)
     synchronize(device)
     return data, batches, training
-
-
-def _seed(seed: int) -> None:
-    import torch
-
-    random.seed(seed)
-    torch.manual_seed(seed)
 
 
 def count_steps(case: Case, batches: Batches) -> int:
@@ -279,6 +263,7 @@ def start_over(training: Training, batches: Batches, case: Case) -> None:
     """Undo what warm-up did to weights, optimizer, random numbers and memory statistics."""
     import torch
 
+    from bench.training.building import seed_all
     from bench.training.timing import synchronize
 
     if training.device.type == "cuda":
@@ -291,7 +276,7 @@ def start_over(training: Training, batches: Batches, case: Case) -> None:
             training.step(x[:size], y[:size])
         del x, y
     training.reset()
-    _seed(case.seed)
+    seed_all(case.seed)
     synchronize(training.device)
     if training.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(training.device)
