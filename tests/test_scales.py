@@ -218,10 +218,65 @@ def test_precisions_have_the_formats_they_compute_in() -> None:
         "fp16": "fp16", "fp16-amp": "fp16", "bf16": "bf16", "bf16-amp": "bf16", "e4m3": "e4m3",
         "e5m2": "e5m2",
     }  # fmt: skip
-    assert keeps_fp32(nn.BatchNorm2d(4), "fp16")
-    assert keeps_fp32(nn.LayerNorm(4), "fp16-amp")
-    assert not keeps_fp32(nn.LayerNorm(4), "fp16")
-    assert not keeps_fp32(nn.Conv2d(1, 1, 1), "fp16-amp")
+
+
+class Position(nn.Module):
+    """Adds a parameter of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Parameter(torch.zeros(4))
+
+
+@pytest.mark.parametrize(
+    ("module", "precision", "kept"),
+    [
+        (nn.BatchNorm2d(4), "fp16", True),
+        (nn.BatchNorm2d(4), "fp16-amp", True),
+        (nn.BatchNorm2d(4), "e5m2", True),
+        (nn.LayerNorm(4), "fp16-amp", True),
+        (nn.GroupNorm(2, 4), "bf16-amp", True),
+        (nn.RMSNorm(4), "fp16-amp", True),
+        (nn.LayerNorm(4), "fp16", False),
+        (Position(), "fp16-amp", True),
+        (Position(), "fp16", False),
+        (nn.Embedding(2, 4), "fp16-amp", True),
+        (nn.Conv2d(1, 1, 1), "fp16-amp", False),
+        (nn.ConvTranspose1d(1, 1, 1), "fp16-amp", False),
+        (nn.Linear(1, 1), "bf16-amp", False),
+        (nn.MultiheadAttention(4, 2), "fp16-amp", False),
+        (nn.LSTM(1, 1), "fp16-amp", False),
+        (nn.PReLU(), "fp16-amp", False),
+    ],
+)
+def test_which_weights_gradients_stay_in_fp32(
+    module: nn.Module, precision: str, kept: bool
+) -> None:
+    assert keeps_fp32(module, precision) is kept
+
+
+def test_the_gradient_of_a_norm_s_output_is_rounded_behind_it() -> None:
+    """Under autocast the norm gives fp32, as here; the linear layer casts it and rounds on the way
+    back, so the gradient counts as rounded. What only the norm computes does not.
+    """
+    torch.manual_seed(0)
+    norm, head = nn.LayerNorm(8), nn.Linear(8, 4)
+    shift = nn.Parameter(torch.zeros(8))
+    normed = norm(torch.randn(16, 8) + shift)
+    normed.retain_grad()
+    with torch.autocast("cpu", torch.float16):
+        loss = head(normed).float().logsumexp(1).mean() * 1e-4
+    loss.backward()
+
+    def is_rounded(gradient: Tensor | None) -> bool:
+        assert gradient is not None
+        assert gradient.dtype is torch.float32
+        return gradient.half().float().equal(gradient)
+
+    assert is_rounded(normed.grad)
+    assert is_rounded(head.weight.grad)
+    assert not is_rounded(shift.grad)
+    assert not is_rounded(norm.weight.grad)
 
 
 # ------------------------------------------------------------------------------------ planted nets

@@ -87,7 +87,9 @@ class Way(StrEnum):
         "The gradients were computed in fp32, then scaled and rounded once to the format. Rounding "
         "in the forward pass, inside a layer's backward pass and from one layer to the next is not "
         "counted. The trainings compute in fp32 and round the gradients of each layer's output and "
-        "weights.",
+        "weights. Under autocast (fp16-amp, bf16-amp), the weight "
+        "gradients of convolutions, linear and recurrent layers, attention and PReLU are rounded, "
+        "judged by the class of the module; those of other modules stay in fp32.",
     )
     TRAINED = (
         "trained",
@@ -407,8 +409,8 @@ def _summarize(case: ScaleCase, tolerance: float) -> str:
         )
     if window.low is None or window.high is None or window.use is None:
         told.append(
-            f"no scale is safe: {write_scale(case.scales[0])}, the smallest one tried, overflows at "
-            f"{_overflow(case, case.scales[0])}; try smaller scales with --scales, or use bf16-amp"
+            f"no scale is safe: {write_scale(case.scales[0])}, the smallest one tried, overflows "
+            f"at {_overflow(case, case.scales[0])}; try smaller scales with --scales, or use bf16-amp"
             if case.scales[0] in case.overflows
             else f"no scale is safe: {_tell_lost(case, window, case.scales[0])}; try others with "
             "--scales, or use bf16-amp"

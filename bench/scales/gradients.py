@@ -32,6 +32,17 @@ Look = Callable[[Site, Tensor], Tensor | None]
 
 KINDS = tuple(Kind)
 
+_CAST = (
+    nn.modules.conv._ConvNd,
+    nn.Linear,
+    nn.MultiheadAttention,
+    nn.RNNBase,
+    nn.RNNCellBase,
+    nn.PReLU,
+)
+"""The modules whose own parameters autocast casts: of AT_FORALL_LOWER_PRECISION_FP in torch's
+ATen/autocast_mode.h, those that have a module."""
+
 _CHUNK = 1 << 24
 """Values counted at a time: a cell's index takes 8 bytes, and some gradients have 10^8 values."""
 
@@ -48,14 +59,16 @@ def find_layers(model: nn.Module) -> dict[str, nn.Module]:
 def keeps_fp32(module: nn.Module, precision: str) -> bool:
     """Whether the gradients of the module's own parameters stay in fp32.
 
-    Those of BatchNorm do in all precisions (see `bench.precision.cast`); under autocast, those of
-    the norms that it runs in fp32 too. A format by itself is taken as a network in that format.
+    Those of BatchNorm do in all precisions (see `bench.precision.cast`). Under autocast all do but
+    those of layers that it runs in the narrow format: a norm's, and a parameter that is added, such
+    as a position embedding, receive theirs in fp32. The gradient of an output is no such case: a
+    norm's output is fp32 there, but the layer behind it hands back a rounded gradient. A format by
+    itself is taken as a network in that format.
     """
-    if isinstance(module, nn.modules.batchnorm._BatchNorm):
-        return True
     known = PRECISIONS.get(precision)
-    cast = known is not None and known.autocast is not None
-    return cast and isinstance(module, nn.GroupNorm | nn.LayerNorm)
+    if known is not None and known.autocast is not None:
+        return not isinstance(module, _CAST)
+    return isinstance(module, nn.modules.batchnorm._BatchNorm)
 
 
 def attach(model: nn.Module, look: Look) -> Callable[[], None]:
