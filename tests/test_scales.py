@@ -920,7 +920,7 @@ def test_a_small_layer_that_loses_everything_is_not_hidden() -> None:
     assert (window.low, window.high) == (4.0, 4.0)
     assert window.starved == {1.0: ("head", 1.0), 2.0: ("head", 1.0)}
     said = summarize_scale_map(make_map(case))
-    assert "at 1, layer head loses 100 %; at 2, layer head loses 100 %." in said
+    assert ". At 1, layer head loses 100 %; at 2, layer head loses 100 %." in said
     judged = [row[-1].text for row in scale_map_tables(make_map(case))[1].rows]
     assert judged == ["layer head loses too much", "layer head loses too much", "safe, use this"]
 
@@ -1023,19 +1023,19 @@ def test_a_network_has_as_many_classes_as_its_images() -> None:
         assert all(map(math.isfinite, case.training("1024").losses))  # type: ignore[union-attr]
 
 
-class RandomDepth(Network):
-    """Leaves its convolution out by Python's random numbers, and starts by them."""
+class RandomNegative(Network):
+    """Turns its images into negatives by Python's random numbers, and starts by them."""
 
     def __init__(self) -> None:
         super().__init__()
         nn.init.constant_(self.head.weight, random.random())
 
     def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x * (random.random() < 0.5))
+        return super().forward(x if random.random() < 0.5 else -x)
 
 
 def test_python_s_random_numbers_are_the_same_too() -> None:
-    question = replace(QUESTION, model="test_scales:RandomDepth", steps=4)
+    question = replace(QUESTION, model="test_scales:RandomNegative", steps=4)
     losses = set()
     for state in (1, 2):
         random.seed(state)
@@ -1069,6 +1069,11 @@ def test_each_batch_is_compared_with_itself_in_fp32() -> None:
     question = replace(TRAINED, model="test_scales:network", at=(1, 2), scales=(1024.0,))
     case = answer(question, dataset(1))
     assert case.share(Fate.FLUSHED, 1024.0, Kind.OUTPUT) < 0.02
+
+
+def test_each_pass_draws_python_s_random_numbers_of_the_fp32_pass() -> None:
+    question = replace(TRAINED, model="test_scales:RandomNegative", steps=4, at=(1, 2, 3, 4))
+    assert answer(question, dataset(1)).share(Fate.FLUSHED, 1024.0, Kind.OUTPUT) < 0.02
 
 
 class Dropped(Planted):

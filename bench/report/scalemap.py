@@ -410,7 +410,8 @@ def _summarize(case: ScaleCase, tolerance: float) -> str:
     if window.low is None or window.high is None or window.use is None:
         told.append(
             f"no scale is safe: {write_scale(case.scales[0])}, the smallest one tried, overflows "
-            f"at {_overflow(case, case.scales[0])}; try smaller scales with --scales, or use bf16-amp"
+            f"at {_overflow(case, case.scales[0])}; try smaller scales with --scales, or use "
+            "bf16-amp"
             if case.scales[0] in case.overflows
             else f"no scale is safe: {_tell_lost(case, window, case.scales[0])}; try others with "
             "--scales, or use bf16-amp"
@@ -528,7 +529,8 @@ def _tabulate_windows(scales: ScaleMap) -> Table:
         )
     notes = [
         "Flushed: rounded to zero. Safe: this scale and all smaller ones never overflow, and it "
-        f"flushes at most {write_share(scales.tolerance)} more of the values than the best scale. "
+        f"flushes at most {write_share(scales.tolerance)} more of the values than the best scale, "
+        f"and of no single layer more than {write_share(LAYER_TOLERANCE)} beyond its best scale. "
         f"Use: the largest safe scale at which gradients {HEADROOM} times as large would still "
         "not overflow.",
         *dict.fromkeys(case.way.meaning for case in scales.cases),
