@@ -348,7 +348,7 @@ def _find_starved(case: ScaleCase, held: Sequence[float]) -> dict[float, tuple[s
     most = dict.fromkeys(held, LAYER_TOLERANCE)
     for kind in Kind:
         lost = case.by_layer(Fate.FLUSHED, kind)
-        # a step may have no gradient at all of a layer
+        # the weights' gradients of some stay in fp32
         known = [layer for layer in case.layers if any((layer, s) in lost for s in held)]
         for layer in known:
             shares = {s: lost.get((layer, s), 0.0) for s in held}
@@ -539,10 +539,10 @@ def _tabulate_windows(scales: ScaleMap) -> Table:
 
 
 def _judge(case: ScaleCase, window: Window, scale: float) -> str:
-    if window.ceiling is not None and scale >= window.ceiling:
-        return "overflows" if scale in case.overflows else "above an overflow"
     if case.diverged:
         return "fp32 itself diverged"
+    if window.ceiling is not None and scale >= window.ceiling:
+        return "overflows" if scale in case.overflows else "above an overflow"
     if window.low is None or window.high is None or not window.low <= scale <= window.high:
         lost = case.lost(scale)
         if lost <= window.enough and scale in window.starved:
