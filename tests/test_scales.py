@@ -920,7 +920,7 @@ def test_a_small_layer_that_loses_everything_is_not_hidden() -> None:
     assert (window.low, window.high) == (4.0, 4.0)
     assert window.starved == {1.0: ("head", 1.0), 2.0: ("head", 1.0)}
     said = summarize_scale_map(make_map(case))
-    assert ". At 1, layer head loses 100 %; at 2, layer head loses 100 %." in said
+    assert ". At scale 1, layer head loses 100 %. At scale 2, layer head loses 100 %." in said
     judged = [row[-1].text for row in scale_map_tables(make_map(case))[1].rows]
     assert judged == ["layer head loses too much", "layer head loses too much", "safe, use this"]
 
@@ -942,7 +942,7 @@ def test_where_each_scale_starves_a_layer_no_scale_is_safe() -> None:
     case = make_layers((stem,) * 2, (dead, alive), (alive, dead), way=Way.TRAINED)
     assert find_window(case).low is None
     said = summarize_scale_map(make_map(case))
-    assert "no scale is safe: at 1, layer head loses 100 %; give others with --scales" in said
+    assert "no scale is safe: at scale 1, layer head loses 100 %; try others with --scales" in said
     assert scale_map_tables(make_map(case))
 
 
@@ -953,7 +953,7 @@ def test_shares_just_above_the_tolerance_are_written_so() -> None:
     assert write_share(0.0504, 0.05) == "5.04 %"
     case = make_layers((Tally(flushed=104, normal=9896), Tally(normal=10_000)))
     said = summarize_scale_map(make_map(case))
-    assert "1 loses 1.04 %" in said
+    assert "Scale 1 flushes 1.04 %" in said
     judged = [row[-1].text for row in scale_map_tables(make_map(case))[1].rows]
     assert judged == ["loses too much: 1.04 %", "safe, use this"]
 

@@ -442,7 +442,8 @@ def _summarize(case: ScaleCase, tolerance: float) -> str:
         )
     below = [s for s in case.scales if s < window.low]
     shown = [s for s in dict.fromkeys((*below[:1], 128.0, *below[-1:])) if s in below]
-    told += [_tell_lost(case, window, s) for s in sorted(shown)]
+    losing = [_tell_lost(case, window, s) for s in sorted(shown)]
+    told += [text[0].upper() + text[1:] for text in losing]
     if window.ceiling is not None:
         told.append(f"Scale {write_scale(window.ceiling)} overflows at {_overflow(case)}")
     return f"{case.label}: " + ". ".join(told) + "."
@@ -453,8 +454,8 @@ def _tell_lost(case: ScaleCase, window: Window, scale: float) -> str:
     lost = case.lost(scale)
     if lost <= window.enough and scale in window.starved:
         layer, share = window.starved[scale]
-        return f"At {write_scale(scale)}, layer {layer} loses {write_share(share)}"
-    return f"Scale {write_scale(scale)} flushes {write_share(lost, window.enough)}"
+        return f"at scale {write_scale(scale)}, layer {layer} loses {write_share(share)}"
+    return f"scale {write_scale(scale)} flushes {write_share(lost, window.enough)}"
 
 
 def _tell_seen(case: ScaleCase) -> str:
