@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 from bench.precision import PRECISIONS, cast
 
 GENERATIONS: dict[str, dict[str, str]] = {
-    "2018": {"fp16_utils": "fp16_utils/fp16_optimizer.py"},
+    "2018": {"fp16_utils of 2018": "fp16_utils/fp16_optimizer.py"},
     "2019": {"fp16_utils": "fp16_utils/fp16_optimizer.py", "amp": "amp/frontend.py"},
     "today": {"contrib": "contrib/optimizers/fp16_optimizer.py"},
 }
@@ -26,6 +27,10 @@ GENERATIONS: dict[str, dict[str, str]] = {
 
 _CONTENTS = {
     "fp16_utils": ("fp16_utils", "from apex_for_tests import Fp16UtilsOptimizer as FP16_Optimizer"),
+    "fp16_utils of 2018": (
+        "fp16_utils",
+        "from apex_for_tests import FirstFp16UtilsOptimizer as FP16_Optimizer",
+    ),
     "amp": (
         "amp",
         "from apex_for_tests import initialize, load_state_dict, scale_loss, state_dict",
@@ -139,6 +144,21 @@ class Fp16UtilsOptimizer:
                     tensor.grad.zero_()
 
 
+class FirstFp16UtilsOptimizer(Fp16UtilsOptimizer):
+    """That of April to August 2018, which takes fewer arguments."""
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        static_loss_scale: float = 1.0,
+        dynamic_loss_scale: bool = False,
+    ) -> None:
+        super().__init__(optimizer, static_loss_scale, dynamic_loss_scale)
+
+    def zero_grad(self) -> None:  # type: ignore[override]
+        super().zero_grad()
+
+
 class FusedSGD(torch.optim.Optimizer):
     """Steps fp32 masters on gradients it is given, and writes the half weights, not the fp32."""
 
@@ -156,13 +176,26 @@ class FusedSGD(torch.optim.Optimizer):
     def step(  # type: ignore[override]
         self, closure: Any = None, *, grads: Any, output_params: Any, scale: float, grad_norms: Any
     ) -> None:
-        (group,) = self.param_groups
-        for master, weight, grad in zip(group["params"], output_params[0], grads[0], strict=True):
-            speed = self.state[master].setdefault("momentum_buffer", torch.zeros_like(master))
-            change = grad.float() / scale + group["weight_decay"] * master
-            master.sub_(group["lr"] * speed.mul_(group["momentum"]).add_(change))
-            if weight.dtype == torch.float16:
-                weight.copy_(master)
+        for group, weights, given in zip(self.param_groups, output_params, grads, strict=True):
+            for master, weight, grad in zip(group["params"], weights, given, strict=True):
+                speed = self.state[master].setdefault("momentum_buffer", torch.zeros_like(master))
+                change = grad.float() / scale + group["weight_decay"] * master
+                master.sub_(group["lr"] * speed.mul_(group["momentum"]).add_(change))
+                if weight.dtype == torch.float16:
+                    weight.copy_(master)
+
+
+def _multi_tensor_l2norm(overflow_buf: Tensor, tensors: list[Tensor]) -> None:
+    """Set ``overflow_buf`` where the norm is not finite, all tensors read as of the first's dtype.
+
+    As the kernel does, which is given addresses and lengths: of fp32 it reads the first half as
+    halves. Of halves read as fp32 it would read past the end.
+    """
+    kind = tensors[0].dtype
+    assert all(kind.itemsize <= t.dtype.itemsize for t in tensors)
+    read = [t.contiguous().flatten().view(kind)[: t.numel()].double() for t in tensors]
+    if not torch.isfinite(torch.cat(read).norm()):
+        overflow_buf.fill_(1)
 
 
 class ContribOptimizer:
@@ -177,9 +210,10 @@ class ContribOptimizer:
         verbose: bool = True,
     ) -> None:
         self.optimizer = init_optimizer
-        (group,) = init_optimizer.param_groups
-        self.weights = group["params"]
-        group["params"] = [w.detach().clone().float() for w in self.weights]
+        self.weights = [group["params"] for group in init_optimizer.param_groups]
+        for group in init_optimizer.param_groups:
+            group["params"] = [w.detach().clone().float() for w in group["params"]]
+        self.overflow_buf = torch.zeros(1, dtype=torch.int32)
         self.dynamic = dynamic_loss_scale
         self.cur_scale = 2.0**16 if dynamic_loss_scale else static_loss_scale
         self.good = 0
@@ -192,11 +226,14 @@ class ContribOptimizer:
         (loss.float() * self.cur_scale).backward()
 
     def step(self) -> None:
-        grads = [w.grad for w in self.weights]
-        overflowed = _bad(grads)
+        grads = [[w.grad for w in group] for group in self.weights]
+        self.overflow_buf.zero_()
+        for group in grads:
+            _multi_tensor_l2norm(self.overflow_buf, group)
+        overflowed = bool(self.overflow_buf.item())
         if not overflowed:
             self.optimizer.step(
-                grads=[grads], output_params=[self.weights], scale=self.cur_scale, grad_norms=[]
+                grads=grads, output_params=self.weights, scale=self.cur_scale, grad_norms=[]
             )
         self.good = 0 if overflowed else self.good + 1
         if self.dynamic and overflowed:
@@ -205,7 +242,7 @@ class ContribOptimizer:
             self.cur_scale *= 2
 
     def zero_grad(self, set_grads_to_None: bool = True) -> None:  # noqa: N803
-        for weight in self.weights:
+        for weight in chain.from_iterable(self.weights):
             weight.grad = None
 
 

@@ -29,7 +29,7 @@ from bench.sweep.__main__ import main as sweep
 from bench.training.loop import MOMENTUM, WEIGHT_DECAY, Training, train_epoch
 from bench.training.timing import StepClock
 
-WAYS = [("2018", None), ("today", None), *(("2019", level) for level in OPT_LEVELS)]
+WAYS = [("2018", None), ("2019", None), ("today", None), *(("2019", level) for level in OPT_LEVELS)]
 """A generation, and the opt level where it is amp that trains."""
 
 Start = Callable[[str, str | None, float | str], Training]
@@ -163,6 +163,21 @@ def test_a_large_gradient_in_fp16_is_no_overflow(start: Start) -> None:
     assert norms[0].dtype == torch.float16
     assert torch.isinf(norms[0])
     assert all(bool(torch.isfinite(p).all()) for p in ours.parameters)
+
+
+def test_a_step_that_apex_skips_is_told_though_no_gradient_overflowed(start: Start) -> None:
+    """Today's decides by a kernel that takes all gradients of a group for its first one's dtype."""
+    ours = start("today", None, 128.0)
+    mixed = list(ours.parameters)
+    wrapped = ours._recipe._optimizer  # type: ignore[attr-defined]
+    wrapped.weights = [mixed]
+    for p in mixed:
+        # of 1.00146 the lower half is that of an infinity, seen as fp16
+        value = torch.tensor(0x3F800000 | 0x7C00, dtype=torch.int32).view(torch.float32)
+        p.register_hook(lambda g, value=value: torch.ones_like(g) * value.to(g.dtype))
+    before = [master.detach().clone() for master in ours.masters]
+    assert bool(ours.step(*batch())[2])
+    assert all(map(torch.equal, before, ours.masters))
 
 
 def test_evaluation_runs_the_network_that_apex_made(start: Start) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from importlib import import_module
+from inspect import signature
 from typing import Any, Protocol
 
 import torch
@@ -28,8 +29,13 @@ class Recipe(Protocol):
     def backward(self, loss: Tensor) -> None:
         """Backpropagate the loss, float32 of shape (), times the scale."""
 
-    def step(self) -> None:
-        """Update the weights, or skip, and clear all gradients."""
+    def step(self) -> Tensor | None:
+        """Update the weights, or skip, and clear all gradients.
+
+        Returns:
+            Whether it skipped, of shape () or (1,) and 0 where it did not, if apex keeps that on
+            the device.
+        """
 
     def masters(self) -> list[Tensor]:
         """What the optimizer steps, in the order of the weights."""
@@ -65,16 +71,22 @@ class _Fp16Optimizer:
     ) -> None:
         self._wrap, self._scale_name, self._optimizers = wrap, scale_name, optimizers
         self._weights = weights
-        self._scaling: dict[str, Any] = (
+        self._arguments: dict[str, Any] = (
             {"dynamic_loss_scale": True}
             if is_dynamic(setting)
             else {"static_loss_scale": float(setting)}
         )
+        if "verbose" in signature(wrap).parameters:  # not yet in the first months, of 2018
+            self._arguments["verbose"] = False
         self.restart()
 
     def restart(self) -> None:
         """Wrap a new optimizer, which makes the masters from the weights."""
-        self._optimizer = self._wrap(self._optimizers(), **self._scaling, verbose=False)
+        optimizer = self._optimizers()
+        stepped = [id(weight) for weight in _masters(optimizer)]
+        self._optimizer = self._wrap(optimizer, **self._arguments)
+        made = dict(zip(stepped, _masters(self._optimizer), strict=True))
+        self._masters = [made[id(weight)] for weight in self._weights]
         # contrib's makes a master of each fp32 weight too, steps it and never copies it back
         pairs = zip(self.masters(), self._weights, strict=True)
         apart = [(m, w) for m, w in pairs if m is not w and w.dtype == torch.float32]
@@ -82,7 +94,7 @@ class _Fp16Optimizer:
 
     def masters(self) -> list[Tensor]:
         """What the optimizer steps, in the order of the weights."""
-        return _masters(self._optimizer)
+        return self._masters
 
     def scale(self) -> float:
         """The loss scale now."""
@@ -92,14 +104,18 @@ class _Fp16Optimizer:
         """Backpropagate the scaled loss."""
         self._optimizer.backward(loss)
 
-    def step(self) -> None:
+    def step(self) -> Tensor | None:
         """Step or skip, and clear all gradients, those of the masters too."""
         self._optimizer.step()
         masters, weights = self._apart
         if masters:
             with torch.no_grad():
                 torch._foreach_copy_(weights, masters)
-        self._optimizer.zero_grad(set_grads_to_None=True)
+        for tensor in (*self._weights, *self._masters):
+            tensor.grad = None
+        # contrib's flag: 0 at the start of a step, 1 for an overflow, after which it skips
+        skipped: Tensor | None = getattr(self._optimizer, "overflow_buf", None)
+        return skipped
 
 
 class _Amp:
@@ -144,10 +160,11 @@ class _Amp:
         with self._amp.scale_loss(loss, self._optimizer) as scaled:
             scaled.backward()
 
-    def step(self) -> None:
+    def step(self) -> Tensor | None:
         """Step or skip, and clear all gradients; apex itself clears those of the masters."""
         self._optimizer.step()
         self._model.zero_grad(set_to_none=True)
+        return None
 
 
 class ApexTraining(Training):
@@ -204,9 +221,14 @@ class ApexTraining(Training):
         sgd = import_module("apex.contrib.optimizers.fused_sgd").FusedSGD
 
         def apex_sgd() -> torch.optim.Optimizer:
-            optimizer: torch.optim.Optimizer = sgd(
-                self.parameters, lr, MOMENTUM, weight_decay=WEIGHT_DECAY
-            )
+            # one group a dtype: FP16_Optimizer looks for overflow with one multi_tensor_l2norm a
+            # group, whose kernel reads all tensors as of the first's dtype, and skips by what it
+            # read
+            alike = [
+                {"params": [p for p in self.parameters if p.dtype is dtype]}
+                for dtype in dict.fromkeys(p.dtype for p in self.parameters)
+            ]
+            optimizer: torch.optim.Optimizer = sgd(alike, lr, MOMENTUM, weight_decay=WEIGHT_DECAY)
             return optimizer
 
         return _Fp16Optimizer(wrap, "cur_scale", setting, apex_sgd, self.parameters)
@@ -224,11 +246,14 @@ class ApexTraining(Training):
         self._recipe.restart()
 
     def learn(self, loss: Tensor) -> Tensor:
-        """Backpropagate and update as apex does; whether the gradients overflowed: bool, ()."""
+        """Backpropagate and update as apex does; whether the gradients overflowed: bool, ().
+
+        A step that apex skips counts as one, whatever the gradients were.
+        """
         self._recipe.backward(loss)
         overflowed = _overflowed(self.parameters)
-        self._recipe.step()
-        return overflowed
+        skipped = self._recipe.step()
+        return overflowed if skipped is None else overflowed | skipped.ne(0).any()
 
     def current_scale(self) -> Tensor:
         """What the next loss is multiplied by, float32 of shape (), on the host as apex has it."""
