@@ -11,8 +11,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from importlib.machinery import PathFinder
+from importlib.machinery import ModuleSpec, PathFinder
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
 
 from bench.errors import UnsupportedError
@@ -64,16 +65,23 @@ _FILES = {
 
 
 def find_apex(path: Sequence[str] | None = None) -> Apex | None:
-    """Recognise the package `apex` on ``path`` (`sys.path` when None) by its files; None if none.
+    """Recognise the package `apex` by its files; None if there is none.
+
+    It is looked for on ``path``, or, when that is None, wherever `import` would find it.
 
     NVIDIA's has a sub-package ``optimizers``; the one on PyPI does not.
     """
-    spec = PathFinder.find_spec("apex", path)
+
+    def look(name: str) -> ModuleSpec | None:
+        # an editable install is found by a finder of its own, not on sys.path
+        return find_spec(name) if path is None else PathFinder.find_spec(name, path)
+
+    spec = look("apex")
     if spec is None or not spec.submodule_search_locations:
         return None
 
     def built(names: Sequence[str]) -> bool:
-        return any(PathFinder.find_spec(name, path) for name in names)
+        return any(look(name) for name in names)
 
     folders = [Path(folder) for folder in spec.submodule_search_locations]
 

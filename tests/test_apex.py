@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from importlib.machinery import PathFinder
 from pathlib import Path
 
 import pytest
@@ -240,6 +241,21 @@ def test_an_interface_is_chosen_by_what_is_there(
     found = find_apex([str(install(tmp_path, generation))])
     assert choose_interface(found, level) is interface
     assert refuse_apex(found, level, "cuda") == ""
+
+
+def test_an_editable_install_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is on no path: a finder of its own knows where it is."""
+    place = str(install(tmp_path, "today"))
+
+    class Finder:
+        @staticmethod
+        def find_spec(name: str, path: object = None, target: object = None) -> object:
+            return PathFinder.find_spec(name, [place])
+
+    for name in [n for n in sys.modules if n.split(".")[0] in ("apex", "amp_C")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(sys, "meta_path", [Finder, *sys.meta_path])
+    assert choose_interface(find_apex(), None) is Interface.CONTRIB
 
 
 def test_a_rule_that_apex_does_not_have(start: Start) -> None:
