@@ -6,6 +6,7 @@ import io
 import json
 import math
 import os
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,15 +16,16 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from apex_for_tests import install
 from torch import Tensor, nn
 
 import bench.training.loop
 from bench.case import Case
 from bench.check.__main__ import LEAST_STEPS, choose_cases, describe, explain, main, write_bounds
-from bench.check.checks import CHECKS, Answer, Check, Finding, Result, answer
+from bench.check.checks import CHECKS, Answer, Check, Finding, Result, answer, check_seed
 from bench.check.layers import Ledger, dead_share, spread
 from bench.check.pictures import draw_batch, draw_pictures
-from bench.check.subject import Subject
+from bench.check.subject import Retained, Subject
 from bench.data import DatasetInfo, load
 from bench.data.batches import Batches
 from bench.training.loop import Training
@@ -352,6 +354,29 @@ def test_a_loss_summed_behind_an_averaged_figure(
     assert failing(subject(data), "initial-loss", "averaging") == {"averaging"}
 
 
+@pytest.mark.parametrize("name", ["own-pixels", "gradients", "averaging", "activations"])
+def test_a_scale_that_starts_far_too_large(data: DatasetInfo, name: str) -> None:
+    """apex's first rule starts at 2^32: the first eighteen steps or so overflow."""
+    scaled = subject(data, precision="fp16", loss_scale="dynamic-apex")
+    assert failing(scaled, name) == set()
+
+
+def test_a_scale_that_only_a_whole_batch_bears(data: DatasetInfo) -> None:
+    """Of one sample's loss the scaled gradient would overflow."""
+    assert failing(subject(data, precision="fp16", loss_scale=2.0**17), "own-pixels") == set()
+
+
+@pytest.mark.parametrize("generation", ["2018", "2019", "today"])
+def test_apex_passes(
+    generation: str, data: DatasetInfo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a stand-in of each FP16_Optimizer."""
+    monkeypatch.syspath_prepend(str(install(tmp_path, generation)))
+    for name in [n for n in sys.modules if n.split(".")[0] == "apex"]:
+        monkeypatch.delitem(sys.modules, name)
+    assert failing(subject(data, precision="fp16-apex", loss_scale=128.0)) == set()
+
+
 def test_frozen_batchnorm(data: DatasetInfo) -> None:
     frozen = subject(data, "with_frozen_norm")
     assert failing(frozen, "batchnorm", "gradients") == {"batchnorm"}
@@ -671,6 +696,7 @@ def test_the_command_fails_where_a_check_does(
         (["--model", "dpn93"], "did you mean 'dpn92'?"),
         (["--precision", "fp61"], "did you mean 'fp16'?"),
         (["--device", "cpu", "cuda"], "give one"),
+        (["--precision", "fp16-apex", "--opt-level", "O1"], "check the precision without opt"),
         (["--precision", "tf32", "--dataset", "synthetic"], "needs an NVIDIA GPU"),
         (["--model", "test_check:three_classes", "--dataset", "synthetic"], "one logit for each"),
     ],

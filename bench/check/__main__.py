@@ -195,6 +195,12 @@ def choose_cases(axes: Mapping[str, list[Value]]) -> list[Case]:
     device = axes.get("device", ["cuda" if has_cuda() else "cpu"])
     if len(device) > 1:
         raise UsageError(f"--device {' '.join(map(str, device))}: give one")
+    if any(level is not None for level in axes.get("opt_level", [])):
+        # amp.initialize is for once in a process: at O1 it patches torch again each time
+        raise UsageError(
+            "--opt-level: apex's amp starts once in a process and the checks start many times; "
+            "leave it out, and check the precision without opt level"
+        )
     small: dict[str, list[Value]] = {"model": ["dpn-small"], "batch_size": [64]}
     return grid({**(small if device == ["cpu"] else {}), **axes, "device": device})
 

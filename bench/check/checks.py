@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from enum import StrEnum
-from itertools import islice
+from itertools import islice, repeat
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
@@ -201,11 +201,11 @@ def _first_step(subject: Subject, batch: Batch) -> float:
     """Length of the first step's change of all weights; steps that overflow are tried again."""
     import torch
 
+    from bench.check.subject import take_steps
+
     _, training = subject.start()
-    for _ in range(20):  # a dynamic scale halves each time, from 2^16
-        before = [master.detach().clone() for master in training.masters]
-        if not training.step(*batch)[2]:
-            break
+    before = [master.detach().clone() for master in training.masters]
+    take_steps(training, repeat(batch), 1)
     moved = torch._foreach_sub([m.detach() for m in training.masters], before)
     return float(torch.nn.utils.get_total_norm(moved))
 
@@ -220,21 +220,20 @@ def check_own_pixels(subject: Subject) -> Finding:
 
     A step is taken first: of a head that starts at zero, no loss depends on any pixel.
     """
-    import torch
     import torch.nn.functional as F
 
-    from bench.check.subject import evaluating
+    from bench.check.subject import evaluating, take_steps
 
     _, training = subject.start()
-    training.step(*subject.batch)
+    take_steps(training, repeat(subject.batch), 1)
+    scale = float(training.current_scale()) / len(subject.batch[0])  # as in the mean of a batch
     x, y = (tensor[:_SAMPLES] for tensor in subject.batch)
     wrong = []
     with evaluating(training.model):
         for i in range(len(x)):
             images = x.clone().requires_grad_()
             loss = F.cross_entropy(training.classify(images)[i : i + 1], y[i : i + 1])
-            # scaled as a step's, or in fp16 a small gradient would be none
-            (gradient,) = torch.autograd.grad(training.loss_scale.scale(loss), images)
+            gradient = _scaled_gradient(loss, images, scale)
             reached = gradient.flatten(1).ne(0).any(dim=1)  # NaN is not 0 either
             others = [str(j) for j in range(len(x)) if j != i and reached[j]]
             if not gradient.isfinite().all():
@@ -244,6 +243,17 @@ def check_own_pixels(subject: Subject) -> Finding:
             elif not reached[i]:
                 wrong.append(f"the loss of sample {i} does not depend on its image")
     return Finding(len(wrong), f"of {len(x)} samples at fault", high=0, named=tuple(wrong))
+
+
+def _scaled_gradient(loss: Tensor, images: Tensor, scale: float) -> Tensor:
+    """Scaled as a step's, or in fp16 a small one would be zero; less where it is not finite."""
+    import torch
+
+    while True:
+        (gradient,) = torch.autograd.grad(loss * scale, images, retain_graph=True)
+        if scale <= 1 or gradient.isfinite().all():
+            return gradient
+        scale /= 2
 
 
 # --------------------------------------------------------------------------------------- learning
@@ -347,7 +357,10 @@ _UNIT = {"float32": 2.0**-24, "tfloat32": 2.0**-11, "float16": 2.0**-11, "bfloat
 
 
 def check_gradients(subject: Subject) -> Finding:
-    """Which weights to be trained received no finite gradient other than zero in ten steps."""
+    """Which weights to be trained received no finite gradient other than zero in ten steps.
+
+    Steps that overflow are not counted.
+    """
     received = subject.first_steps.received
     _, training = subject.start()
     frozen = [n for n, p in training.model.named_parameters() if not p.requires_grad]

@@ -117,7 +117,7 @@ def dead_share(values: Tensor) -> float:
 def read_layers(training: Training, step: int, *, lr: float) -> Iterator[Reading]:
     """Read every layer and weight of the steps within, which are to be one."""
     reading = Reading(step)
-    scale = float(training.loss_scale.current())
+    scale = float(training.current_scale())
     handles = []
 
     def see(name: str, module: nn.Module, given: tuple[Any, ...], out: object) -> None:

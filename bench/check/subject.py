@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import gc
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from copy import copy
 from dataclasses import dataclass, field, replace
@@ -32,8 +32,12 @@ if TYPE_CHECKING:
     from bench.data.batches import Batch
 
 GRADIENT_STEPS = 10
-"""Steps in which a weight must receive a gradient once. Where a head or the last BatchNorm of a
-block starts at zero, what lies behind it receives none in the first step."""
+"""Steps without overflow in which a weight must receive a gradient once. Where a head or the last
+BatchNorm of a block starts at zero, what lies behind it receives none in the first step."""
+
+MOST_STEPS = 60
+"""Of those, with the ones that overflow: a dynamic scale starts at up to 2^32 and halves each time.
+"""
 
 GAIN = 0.02
 """Of ln(classes), 0.046 for ten: the least that learning must gain.
@@ -139,19 +143,22 @@ class Subject:
         losses: list[float] = []
         readings: list[Reading] = []
         moments, seen = [0], [predict(training, few[0])]
-        supply = stream(batches)
+        supply, good = stream(batches), 0
+        by_then: dict[str, Tensor] = {}
         with watch_gradients(training) as received:
             while len(losses) < PATIENCE * self.steps and not self.has_learnt(losses):
                 done, new = len(losses), list[Tensor]()
                 for index, (x, y) in enumerate(islice(supply, self.steps), done):
                     if index in (0, done + self.steps - 1):
                         with read_layers(training, index, lr=self.case.lr) as reading:
-                            new.append(training.step(x, y)[0])
+                            loss, _, overflowed = training.step(x, y)
                         readings[1:] = [reading] if readings else []
                         readings = readings or [reading]
                     else:
-                        new.append(training.step(x, y)[0])
-                    if index + 1 == GRADIENT_STEPS:
+                        loss, _, overflowed = training.step(x, y)
+                    new.append(loss)
+                    good += not overflowed
+                    if not by_then and (good == GRADIENT_STEPS or index + 1 == MOST_STEPS):
                         by_then = dict(received)
                     if (index + 1) % every == 0:
                         moments.append(index + 1)
@@ -162,7 +169,7 @@ class Subject:
         return FirstSteps(
             losses,
             readings,
-            {name: bool(usable) for name, usable in by_then.items()},
+            {name: bool(usable) for name, usable in (by_then or received).items()},
             Predictions(moments, *few, torch.stack(seen).cpu()),
         )
 
@@ -224,10 +231,26 @@ def last_third(losses: Sequence[float]) -> Sequence[float]:
     return losses[-(len(losses) // 3) :]
 
 
-def stream(batches: Batches) -> Iterator[Batch]:
-    """Whole batches without end, epoch after epoch."""
+def stream(batches: Batches, first: int = 0) -> Iterator[Batch]:
+    """Whole batches without end, epoch after epoch, from the epoch ``first``."""
     whole = len(batches.labels) // batches.batch_size
-    return chain.from_iterable(batches.epoch(index, steps=whole) for index in count())
+    return chain.from_iterable(batches.epoch(index, steps=whole) for index in count(first))
+
+
+def take_steps(training: Training, batches: Iterable[Batch], steps: int) -> Tensor:
+    """Take ``steps`` steps that do not overflow, in at most `MOST_STEPS`.
+
+    Returns:
+        The losses of all that were taken: float32 (taken,).
+    """
+    losses, good = [], 0
+    for x, y in islice(batches, MOST_STEPS):
+        loss, _, overflowed = training.step(x, y)
+        losses.append(loss)
+        good += not overflowed
+        if good == steps:
+            break
+    return torch.stack(losses)
 
 
 @contextmanager
