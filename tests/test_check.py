@@ -75,6 +75,13 @@ def with_dropout() -> nn.Module:
     return net
 
 
+def with_frozen_backbone() -> nn.Module:
+    """A linear head on fixed random features."""
+    net = Net().requires_grad_(False)
+    net.head.requires_grad_(True)
+    return net
+
+
 def without_norm() -> nn.Module:
     return Net(norm=nn.Identity)
 
@@ -352,6 +359,18 @@ def test_a_loss_summed_behind_an_averaged_figure(
 
     monkeypatch.setattr(Training, "step", step)
     assert failing(subject(data), "initial-loss", "averaging") == {"averaging"}
+
+
+def test_a_frozen_backbone(data: DatasetInfo) -> None:
+    """Its head cannot learn a batch by heart at this rate: it must halve the first loss."""
+    slow = subject(data, "with_frozen_backbone", lr=0.0005)
+    finding = CHECKS["overfit"].run(slow)
+    assert finding.passed
+    assert finding.high == finding.data["losses"][0] / 2 > finding.value > 0.1
+    assert "6 frozen" in finding.unit
+    stuck = subject(data, "with_frozen_backbone", lr=1e-7)
+    said = explain(answer(CHECKS["overfit"], stuck))
+    assert "6 weights are frozen; --skip overfit if that is intended" in said
 
 
 @pytest.mark.parametrize("name", ["own-pixels", "gradients", "averaging", "activations"])

@@ -265,20 +265,29 @@ def check_overfit(subject: Subject) -> Finding:
     """Steps on one small batch until its loss is near zero.
 
     0.1 gives each image's label 90 %. With dropout the training loss stays higher; that in
-    evaluation mode counts as well.
+    evaluation mode counts as well. Where weights are frozen, what is left may not be able to learn
+    a batch by heart: it must halve the first loss.
     """
     _, training = subject.start()
+    frozen = sum(not p.requires_grad for p in training.model.parameters())
+    bound = _OVERFIT_LOSS
     x, y = (tensor[:_OVERFIT_IMAGES] for tensor in subject.batch)
     losses: list[float] = []
     for _ in range(_OVERFIT_STEPS):
         losses.append(float(training.step(x, y)[0]))
-        if losses[-1] <= _OVERFIT_LOSS or not math.isfinite(losses[-1]):
+        if frozen and math.isfinite(losses[0]):
+            bound = max(_OVERFIT_LOSS, losses[0] / 2)
+        if losses[-1] <= bound or not math.isfinite(losses[-1]):
             break
     loss = losses[-1]
-    if math.isfinite(loss) and loss > _OVERFIT_LOSS:
+    if math.isfinite(loss) and loss > bound:
         loss = min(loss, training.evaluate([(x, y)])[0])
     unit = f"after {len(losses)} steps on {len(x)} images"
-    return Finding(loss, unit, high=_OVERFIT_LOSS, data={"losses": losses})
+    named: tuple[str, ...] = ()
+    if frozen:
+        unit = f"after {len(losses)} steps, {frozen} frozen"
+        named = (f"{frozen} weights are frozen; --skip overfit if that is intended",)
+    return Finding(loss, unit, high=bound, named=named, data={"losses": losses})
 
 
 def check_first_steps(subject: Subject) -> Finding:
