@@ -145,6 +145,19 @@ def keeping() -> nn.Module:
     return Keeping()
 
 
+class Recording(Net):
+    """Keeps the logits of every step, detached: ten numbers an image."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits = super().forward(x)
+        self.__dict__.setdefault("history", []).append(logits.detach())
+        return logits
+
+
+def recording() -> nn.Module:
+    return Recording()
+
+
 class Hoarding(Net):
     """Keeps the images of every step."""
 
@@ -443,6 +456,21 @@ def test_a_kept_graph(
 
 def test_a_network_that_keeps_its_logits(data: DatasetInfo) -> None:
     assert failing(subject(data, "keeping"), "memory", "graphs") == {"graphs"}
+
+
+def test_a_network_that_keeps_its_logits_detached(data: DatasetInfo) -> None:
+    recording = subject(data, "recording", batch_size=64)
+    assert failing(recording, "memory", "graphs") == {"memory"}
+    assert CHECKS["memory"].run(recording).value == pytest.approx(4 * 64 * 10, abs=64)
+
+
+def test_what_a_step_keeps_on_purpose_fits_a_card(data: DatasetInfo) -> None:
+    """Four tensors, each in a block of 512 bytes."""
+    plain = subject(data)
+    plain.__dict__["retained"] = Retained([2048 * step for step in range(10)], [0] * 10)
+    assert failing(plain, "memory") == {"memory"}
+    plain.device = torch.device("cuda")
+    assert failing(plain, "memory") == set()
 
 
 def test_a_network_that_keeps_its_images(data: DatasetInfo) -> None:
