@@ -75,6 +75,21 @@ def with_dropout() -> nn.Module:
     return net
 
 
+class Masking(Net):
+    """Dropout from a generator that starts anew in each process, not by the seed."""
+
+    masks = torch.Generator()
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            x = x * (torch.rand(x.shape, generator=self.masks) < 0.5)
+        return super().forward(x)
+
+
+def masking() -> nn.Module:
+    return Masking()
+
+
 def with_frozen_backbone() -> nn.Module:
     """A linear head on fixed random features."""
     net = Net().requires_grad_(False)
@@ -495,6 +510,40 @@ def test_dead_layers_are_named(data: DatasetInfo) -> None:
 
 def test_random_numbers_that_no_seed_reaches(data: DatasetInfo) -> None:
     assert failing(subject(data, "drawing"), "seed", "own-pixels") == {"seed"}
+
+
+def test_nearly_the_same_again(data: DatasetInfo, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on CUDA, where kernels add in no fixed order: not to the bit, and near all the same."""
+    update, noise = Training.update, torch.Generator()
+    assert CHECKS["seed"].run(subject(data)).passed
+    assert check_seed(subject(data), exact=False).value == 0
+
+    def waver(self: Training) -> Tensor:
+        for p in self.parameters:
+            p.grad *= 1 + 1e-6 * torch.randn(p.shape, generator=noise)
+        return update(self)
+
+    monkeypatch.setattr(Training, "update", waver)
+    assert failing(subject(data), "seed") == {"seed"}
+    near = check_seed(subject(data), exact=False)
+    assert near.passed
+    assert 0 < near.value < 1e-3 * near.high
+    assert "with other batches" in near.unit
+
+
+@pytest.mark.parametrize("model", ["drawing", "masking"])
+def test_random_numbers_that_no_seed_reaches_on_a_card(data: DatasetInfo, model: str) -> None:
+    """They make more than a tenth of what other batches make."""
+    found = check_seed(subject(data, model, precision="bf16-amp"), exact=False)
+    assert not found.passed
+    assert found.value < 1
+
+
+def test_a_training_that_stands_still_shows_nothing_of_a_seed(
+    data: DatasetInfo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Training, "update", lambda self: torch.zeros((), dtype=torch.bool))
+    assert not check_seed(subject(data), exact=False).passed
 
 
 def test_a_network_that_is_sure_already(data: DatasetInfo) -> None:
