@@ -75,6 +75,13 @@ def with_dropout() -> nn.Module:
     return net
 
 
+def with_more_dropout() -> nn.Module:
+    """So much of it that the training loss stays high."""
+    net = Net()
+    net.drop = nn.Dropout(0.95)
+    return net
+
+
 class Masking(Net):
     """Dropout from a generator that starts anew in each process, not by the seed."""
 
@@ -339,6 +346,20 @@ def test_labels_shuffled_on_disk(data: DatasetInfo, tmp_path: Path) -> None:
     assert {"baseline"} <= found <= {"baseline", "first-steps"}
 
 
+def test_labels_that_augmentation_shuffles(
+    data: DatasetInfo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without augmentation each image has its label."""
+    epoch = Batches.epoch
+
+    def shuffled(self: Batches, index: int = 0, steps: int | None = None) -> Iterator[object]:
+        for x, y in epoch(self, index, steps):
+            yield x, y.roll(1) if self.augment else y
+
+    monkeypatch.setattr(Batches, "epoch", shuffled)
+    assert failing(subject(data), "batch") == {"batch"}
+
+
 def test_samples_mixed_by_the_network(data: DatasetInfo) -> None:
     assert "own-pixels" in failing(subject(data, "mixing"), "own-pixels", "batch")
 
@@ -387,6 +408,31 @@ def test_a_loss_summed_behind_an_averaged_figure(
 
     monkeypatch.setattr(Training, "step", step)
     assert failing(subject(data), "initial-loss", "averaging") == {"averaging"}
+
+
+def test_a_loss_partly_summed(data: DatasetInfo, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twice the images make 1.5 times the step: more than noise, less than a sum."""
+    learn = Training.learn
+    monkeypatch.setattr(
+        Training, "learn", lambda self, loss: learn(self, loss * self.images ** math.log2(1.5))
+    )
+    classify = Training.classify
+
+    def count(self: Training, x: Tensor) -> Tensor:
+        self.images = len(x)  # type: ignore[attr-defined]
+        return classify(self, x)
+
+    monkeypatch.setattr(Training, "classify", count)
+    # without weight decay the step would be 1.5 times to the last digit
+    assert CHECKS["averaging"].run(subject(data)).value == pytest.approx(1.5, abs=0.02)
+    assert failing(subject(data), "averaging") == {"averaging"}
+
+
+def test_dropout_hides_what_was_learnt(data: DatasetInfo) -> None:
+    """The training loss stays high; that in evaluation mode tells."""
+    finding = CHECKS["overfit"].run(subject(data, "with_more_dropout"))
+    assert finding.passed
+    assert min(finding.data["losses"]) > finding.high
 
 
 def test_a_frozen_backbone(data: DatasetInfo) -> None:
