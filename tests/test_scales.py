@@ -955,7 +955,7 @@ def test_shares_just_above_the_tolerance_are_written_so() -> None:
     said = summarize_scale_map(make_map(case))
     assert "Scale 1 flushes 1.04 %" in said
     judged = [row[-1].text for row in scale_map_tables(make_map(case))[1].rows]
-    assert judged == ["loses too much: 1.04 %", "safe, use this"]
+    assert judged == ["flushes too much: 1.04 %", "safe, use this"]
 
 
 def test_gradients_lost_by_weights_alone_count() -> None:
