@@ -41,7 +41,10 @@ def test_cheap_parts_of_an_epoch_are_repeated_by_default(command: str, repeats: 
 
 def test_help_states_the_default_of_repeats() -> None:
     text = " ".join(build_parser().format_help().split())
-    assert "(default: 1; 3 where --fraction is at most 0.2)" in text
+    assert (
+        "(default: 1; 3 where --fraction is at most 0.2; a preset's own fraction does not count)"
+        in text
+    )
 
 
 def test_single_runs_are_the_cases() -> None:

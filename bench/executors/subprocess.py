@@ -87,7 +87,7 @@ class SubprocessExecutor:
         if self._worker:
             self._worker.kill()
 
-    def _choose_cache(self, job: Job) -> dict[str, str]:
+    def choose_cache(self, job: Job) -> dict[str, str]:
         """Where what torch.compile makes of this case is kept: a folder of its own, empty at first.
 
         In torch's own folder it would outlive the sweep, and serve other cases that have the same
@@ -119,7 +119,7 @@ class SubprocessExecutor:
                 return Outcome(fault.status, fault.reason), True
         oom_kills = count_oom_kills()
         with Monitor(device) as monitor:
-            self._worker = worker = Worker(job, self._choose_cache(job))
+            self._worker = worker = Worker(job, self.choose_cache(job))
             answer: Finished | None = None
             try:
                 monitor.watch(worker.pid)

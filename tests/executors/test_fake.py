@@ -59,7 +59,7 @@ def test_it_stops(monkeypatch: pytest.MonkeyPatch) -> None:
     ("rules", "message"),
     [
         ("oom", "no axis ''"),
-        ("batch=64:oom", "no axis 'batch'; right values: model"),
+        ("batch=64:oom", "no axis 'batch'; did you mean 'batch_size'?"),
         ("batch_siz=64:oom", "did you mean 'batch_size'?"),
         ("batch_size=64:om", "no status 'om'; did you mean 'oom'?"),
         ("batch_size=64", "no axis ''"),

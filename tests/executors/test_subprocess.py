@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -327,7 +327,7 @@ class Script:
     started = 0
     pid = os.getpid()
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Job, variables: Mapping[str, str]) -> None:
         script = self.scripts[Script.started]
         Script.started += 1
         if isinstance(script, Exception):
@@ -497,3 +497,21 @@ def test_a_long_log_of_short_words(tmp_path: Path) -> None:
     dropped = int(log.partition(b"\n[")[2].partition(b" bytes left out]")[0])
     note = len(b"\n[%d bytes left out]\n" % dropped)
     assert len(log) - note + dropped == 11 + 8 * 600_000
+
+
+def test_a_compiled_case_has_a_cache_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Its first repeat compiles; torch's own cache would hold what an earlier sweep made."""
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    executor = SubprocessExecutor(Settings())
+    plain, one, other = (
+        executor.choose_cache(Job(case, ""))
+        for case in (Case(), Case(compile=True), Case(compile=True, batch_size=64))
+    )
+    assert plain == {}
+    assert one.keys() == other.keys() == {"TORCHINDUCTOR_CACHE_DIR"}
+    assert one != other
+    assert executor.choose_cache(Job(Case(compile=True), "")) == one
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    assert executor.choose_cache(Job(Case(compile=True), "")) == {}
