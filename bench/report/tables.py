@@ -218,7 +218,7 @@ def _tabulate_cases(
     label = _add_unit(time.label, time.unit) + _name_spread(cases)
     seconds = cases["start_time_s"]
     slow = len(seconds.dropna()) and seconds.max() > max(2 * seconds.min(), seconds.min() + 1)
-    headings = _choose_headings(cases, order, by)
+    headings, below = _choose_headings(cases, order, by), _said_below(cases)
     columns = [axis for axis in order if axis not in headings] or ["precision", "batch_size"]
     parts = [
         *(_axis_part(axis, machines) for axis in columns),
@@ -244,7 +244,7 @@ def _tabulate_cases(
         ),
         Part(
             Head("remarks", "remarks", "what to know before believing the row", False, wrap=True),
-            lambda row: Cell(remarks(row, _said_below(cases))),
+            lambda row: Cell(remarks(row, below)),
             optional=True,
         ),
     ]  # fmt: skip
@@ -351,17 +351,24 @@ def _tabulate_machines(
     rest = [axis for axis in order if axis != MACHINE]
     if len(machines) < 2 or not rest:
         return
+    below = _said_below(cases)
     lines: dict[tuple[Any, ...], dict[tuple[str, str], Cell]] = {}
-    for row in iterate(sort_cases(cases, rest)):
-        line = lines.setdefault(tuple(getattr(row, axis) for axis in rest), {})
+    # only what several machines ran, and no more rows than are shown
+    question = number_groups(cases, rest)
+    places = number_groups(cases, summaries.SOURCE).groupby(question).transform("nunique")
+    shared = cases[places > 1]
+    for row in iterate(sort_cases(shared, rest)):
+        key = tuple(getattr(row, axis) for axis in rest)
+        if key not in lines and len(lines) == MOST_ROWS:
+            break
+        line = lines.setdefault(key, {})
         cell = _plain_time(row)
-        if row.status in TIMED and (said := remarks(row, _said_below(cases))):
+        if row.status in TIMED and (said := remarks(row, below)):
             cell = Cell(f"{cell.text} ({said})", cell.value)
         # two environments of one machine: which of them is meant, nobody can say
         line[row.sweep, row.machine] = (
             cell if (row.sweep, row.machine) not in line else Cell("several")
         )
-    shared = {key: line for key, line in lines.items() if len(line) > 1}
     heads = (
         *(_axis_part(axis, machines).head for axis in rest),
         *(Head(f"machine{i}", label) for i, label in enumerate(machines.values(), 1)),
@@ -371,7 +378,7 @@ def _tabulate_machines(
             *(Cell(name_value(a, v, machines), v) for a, v in zip(rest, key, strict=True)),
             *(line.get(pair, Cell(NOTHING)) for pair in machines),
         )
-        for key, line in list(shared.items())[:MOST_ROWS]
+        for key, line in lines.items()
     )
     yield Table("machines", "Epoch time (s) side by side", heads, rows, ())
 
