@@ -186,6 +186,8 @@ def free_axes(axis: str) -> tuple[str, ...]:
 def main_loss_scale(precision: str, scales: Iterable[str]) -> str:
     """The loss scale that stands for a precision: its default, or the commonest of ``scales``.
 
+    Of equally common ones it is the lowest; dynamic ones come last.
+
     Args:
         scales: of the cases or records of that precision, as `format_value` spells them; not empty.
 
@@ -194,7 +196,15 @@ def main_loss_scale(precision: str, scales: Iterable[str]) -> str:
     """
     counts = Counter(scales)
     default = format_value(PRECISIONS[precision].default_loss_scale)
-    return default if default in counts else min(counts, key=lambda text: (-counts[text], text))
+    return default if default in counts else min(counts, key=lambda t: (-counts[t], order_scale(t)))
+
+
+def order_scale(text: str) -> tuple[float, str]:
+    """A key that sorts loss scales as CSV spells them: none, numbers upwards, dynamic ones."""
+    try:
+        return float(text or 0), ""
+    except ValueError:
+        return math.inf, text
 
 
 def telling_axes(cases: Iterable[Case]) -> list[str]:

@@ -1278,3 +1278,22 @@ def test_a_closed_pipe_is_no_fault(write: Write) -> None:
         check=False,
     )
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_opt_levels_are_not_mixed(
+    write: Write, machine: Callable[..., Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of fp16-apex the runs without an opt level stand for it; the others are named."""
+    levels = [at(APEX, opt_level=level) for level in ("O2", "O1")]
+    rows = [*runs(levels[0], FASTER), *runs(APEX, BASE), *runs(levels[1], FASTER)]
+    chosen = [
+        write("sweep", [*runs(CASE, BASE), *rows]),
+        "--axis",
+        "precision",
+        "fp32",
+        "fp16-apex",
+    ]
+    assert verdicts(machine(*chosen)) == ["same"]
+    assert main(chosen) == 0
+    said = "fp16-apex: only opt level none is compared, O2, O1 left out; --axis opt_level compares"
+    assert said in " ".join(capsys.readouterr().out.split())

@@ -12,7 +12,7 @@ from itertools import zip_longest
 from typing import Any
 
 from bench import verdict
-from bench.case import AXES
+from bench.case import AXES, FOLLOWS
 from bench.compare import conditions
 from bench.compare.comparison import (
     Comparison,
@@ -54,12 +54,15 @@ def introduce(comparison: Comparison, margins: Margins) -> Iterator[str]:
         runs = _count(sum(map(len, side.rows.values())), "run")
         cases = _count(len(side.rows), "case")
         yield printable(f"{side.title} ({role}): {side.path}, {runs} of {cases}")
-        used, left = list_left_out(side)
-        if left:
-            yield printable(
-                f"{side.title}: only loss scale {' or '.join(used)} is compared, "
-                f"{', '.join(left)} left out; --axis loss_scale compares one with another"
-            )
+        for name in FOLLOWS.get(comparison.axis, ()):
+            used, left = list_left_out(side, name)
+            if used and left:
+                word = name.replace("_", " ")
+                kept, rest = ([value or "none" for value in part] for part in (used, left))
+                yield printable(
+                    f"{side.title}: only {word} {' or '.join(kept)} is compared, "
+                    f"{', '.join(rest)} left out; --axis {name} compares one with another"
+                )
     matched = comparison.matched
     if matched:
         both = f"with both values of {comparison.axis}" if comparison.axis else "in both"

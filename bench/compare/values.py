@@ -163,8 +163,15 @@ def _keep_main(cases: list[Case], usual: str) -> list[Case]:
     scales = {format_value(case.loss_scale) for case in cases}
     scale = usual if usual in scales else _main_scale(cases)
     kept = [case for case in cases if format_value(case.loss_scale) == scale]
-    skipping = all(case.skip_overflow for case in kept)
-    return [case for case in kept if case.skip_overflow == skipping]
+    for name in FOLLOWS["precision"][1:]:
+        first = min((getattr(case, name) for case in kept), key=_order_value)
+        kept = [case for case in kept if getattr(case, name) == first]
+    return kept
+
+
+def _order_value(value: Value) -> tuple[bool, str]:
+    """A key that sorts nothing and off before all else."""
+    return value not in (None, False), format_value(value)
 
 
 def _assign(side: Side, subjects: dict[Case, Subject]) -> Side:
@@ -175,12 +182,12 @@ def _assign(side: Side, subjects: dict[Case, Subject]) -> Side:
     return replace(side, rows=rows)
 
 
-def list_left_out(side: Side) -> tuple[list[str], list[str]]:
-    """The loss scales of a side that are compared, and those that are not."""
+def list_left_out(side: Side, name: str) -> tuple[list[str], list[str]]:
+    """The values of an axis that are compared on a side, and those that are not."""
     positions = [i for rows in side.rows.values() for i in rows]
-    used = dict.fromkeys(format_value(side.cases[i].loss_scale) for i in positions)
-    every = dict.fromkeys(format_value(case.loss_scale) for case in side.cases)
-    return list(used), [scale for scale in every if scale not in used]
+    used = dict.fromkeys(format_value(getattr(side.cases[i], name)) for i in positions)
+    every = dict.fromkeys(format_value(getattr(case, name)) for case in side.cases)
+    return list(used), [value for value in every if value not in used]
 
 
 def explain_unmatched(comparison: Comparison) -> str:

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from bench.case import AXES, FOLLOWS, SAME_QUESTION, Case, format_value, main_loss_scale
+from bench.case import (
+    AXES,
+    FOLLOWS,
+    SAME_QUESTION,
+    Case,
+    format_value,
+    main_loss_scale,
+    order_scale,
+)
 from bench.precision import PRECISIONS
 from bench.report.summaries import SOURCE
 
@@ -79,19 +86,12 @@ def order_values(axis: str, values: Iterable[Any]) -> list[Any]:
     if axis == "precision":
         return sorted(distinct, key=list(PRECISIONS).index)
     if axis == "loss_scale":
-        return sorted(distinct, key=lambda scale: (_scale_order(scale), str(scale)))
+        return sorted(distinct, key=order_scale)
+    if axis == "opt_level":
+        return sorted(distinct)
     if axis in AXES and isinstance(getattr(Case, axis), (bool, int, float)):
         return sorted(distinct)
     return distinct
-
-
-def _scale_order(scale: str) -> float:
-    if scale == "":
-        return 0.0
-    try:
-        return float(scale)
-    except ValueError:
-        return math.inf
 
 
 def rank(cases: pd.DataFrame, axis: str) -> pd.Series:
@@ -119,16 +119,28 @@ def sort_cases(cases: pd.DataFrame, axes: Sequence[str]) -> pd.DataFrame:
     return cases.assign(**keys).sort_values(list(keys), kind="stable").drop(columns=list(keys))
 
 
-def keep_main(cases: pd.DataFrame) -> pd.DataFrame:
-    """Of the cases of each precision, those at its main loss scale, overflows not skipped if any.
+def keep_main(cases: pd.DataFrame, equal: pd.Series | None = None) -> pd.DataFrame:
+    """Of the cases of each precision, those that stand for it where precisions are compared.
 
-    They stand for their precision where precisions are compared.
+    They are at its main loss scale and do not skip overflows, if any such ran, and so on for all
+    that follows from a precision.
+
+    Args:
+        equal: a number for cases that are equal in all else. Where none of these is at the main
+            loss scale of the whole sweep, those at the lowest stand for it.
     """
-    keep = cases["precision"].isin([])
-    for precision, part in cases.groupby("precision", sort=False):
-        main = part["loss_scale"] == main_loss_scale(str(precision), part["loss_scale"])
-        for follower in FOLLOWS["precision"]:
-            if follower != "loss_scale":
-                main &= part[follower] == order_values(follower, part.loc[main, follower])[0]
-        keep |= main.reindex(cases.index, fill_value=False)
-    return cases[keep]
+    import pandas as pd
+
+    usual = {
+        precision: main_loss_scale(str(precision), part["loss_scale"])
+        for precision, part in cases.groupby("precision", sort=False)
+    }
+    group = pd.Series(0, index=cases.index) if equal is None else equal
+    places = [rank(cases, follower) for follower in FOLLOWS["precision"]]
+    # the usual scale comes before all others
+    places[0] = places[0].mask(cases["loss_scale"] == cases["precision"].map(usual), -1)
+    for place in places:
+        by = [group[cases.index], cases["precision"]]
+        best = place[cases.index] == place[cases.index].groupby(by).transform("min")
+        cases = cases[best]
+    return cases

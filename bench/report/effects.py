@@ -193,8 +193,6 @@ def _find_changes(axis: str, cases: pd.DataFrame, machines: Machines) -> Iterato
     values with the baseline. Of cases that differ only in how much of an epoch was measured, those
     that measured equal parts are compared, else the ones that measured most.
     """
-    if axis in FOLLOWS:
-        cases = keep_main(cases)
     free = {*free_axes(axis), *SAME_QUESTION}
     equal = [name for name in AXES if name not in free]
     told_by = "device" if axis == MACHINE else axis
@@ -203,6 +201,8 @@ def _find_changes(axis: str, cases: pd.DataFrame, machines: Machines) -> Iterato
         equal.remove("device")
     else:
         equal += SOURCE
+    if axis in FOLLOWS:
+        cases = keep_main(cases, number_groups(cases, equal))
     columns = ["cell", "fraction", "dataset", "memory_measure", *DOUBTS]
     lines = cases[columns].assign(_key=number_groups(cases, equal), _rank=rank(cases, axis))
     # two environments of one machine: which of them is meant, nobody can say

@@ -709,3 +709,23 @@ def test_whether_a_precision_learns_as_well(
 def test_one_seed_says_nothing_of_learning(tmp_path: Path) -> None:
     rows = [ran(case, (100,), train_loss=2.0) for case in (FP32, FP16)]
     assert learnt_table(report_of(tmp_path, *rows)) == []
+
+
+def test_what_stands_for_a_precision_is_chosen_in_each_group(tmp_path: Path) -> None:
+    """The default scale where it ran, else the lowest; no skipped overflows; no opt level."""
+    apex = Case(precision="fp16-apex", loss_scale=128.0)
+    large = replace(FP32, batch_size=256)
+    report = report_of(
+        tmp_path,
+        ran(FP32, (100,)),
+        ran(large, (100,)),
+        ran(replace(FP16, skip_overflow=True), (10,)),
+        ran(FP16, (50,)),
+        ran(replace(FP16, batch_size=256, loss_scale=512.0), (10,)),
+        ran(replace(FP16, batch_size=256, loss_scale=64.0), (50,)),
+        ran(replace(apex, opt_level="O1"), (10,)),
+        ran(apex, (25,)),
+    )
+    fp16 = pick(report, "precision", "fp16")
+    assert (len(fp16.pairs), speed(fp16)) == (2, pytest.approx(2))
+    assert speed(pick(report, "precision", "fp16-apex")) == pytest.approx(4)
