@@ -709,3 +709,10 @@ def test_a_long_file_is_checked_for_long_lines(tmp_path: Path) -> None:
     rows = 1_500_000 // len(row)
     file.write_bytes(b"\n".join((header, *[row] * rows, b"")))
     assert len(read_records(tmp_path)) == rows
+
+
+def test_a_scale_that_sank_to_zero_is_a_reading(tmp_path: Path) -> None:
+    """After some 165 overflows in a row torch's scale is 0, which no axis may be."""
+    with Store(tmp_path) as store:
+        store.append(make_record(), [Step(0, 64, None, 0, 0.1, 0.0)])
+    assert read_steps(tmp_path)["loss_scale"].tolist() == [0.0]

@@ -276,7 +276,7 @@ def _suspects(column: Column, cells: pa.Array) -> list[str]:
     import numpy as np
     import pyarrow as pa
 
-    if column.name in AXES or column.name == "status" or column.type is bool:
+    if _is_axis(column) or column.name == "status" or column.type is bool:
         return cells.unique().to_pylist()  # type: ignore[no-any-return]
     if column.type is str:
         return []
@@ -290,10 +290,15 @@ def _suspects(column: Column, cells: pa.Array) -> list[str]:
     return cells.filter(pa.array(odd)).unique().to_pylist()  # type: ignore[no-any-return]
 
 
+def _is_axis(column: Column) -> bool:
+    """Whether a column holds values of an axis; that of steps named after one holds readings."""
+    return column.name in AXES and COLUMNS.get(column.name) is column
+
+
 def _wrong(column: Column, text: str) -> str:
     """Say what would be right for a cell that cannot be; empty where it can."""
     # an axis whose default is None is empty where it does not apply
-    if column.name in AXES and (text or AXES[column.name].default is not None):
+    if _is_axis(column) and (text or AXES[column.name].default is not None):
         try:
             parse_value(column.name, text.removeprefix("'"), "")
         except UsageError as error:

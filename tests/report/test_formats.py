@@ -290,7 +290,7 @@ def test_the_answer_names_the_fastest_that_can_be_trusted(tmp_path: Path) -> Non
     fp32[0].measurement.warmup_steady = False
     assert "(the fp32 times have warnings)" in answer_of(tmp_path / "c", [*fp32, *fp16])
     assert "no other precision was faster" not in answer_of(tmp_path / "d", fp16)
-    assert "no fp32 case was timed to compare it with" in answer_of(tmp_path / "e", fp16)
+    assert "there is no fp32 case here to compare it with" in answer_of(tmp_path / "e", fp16)
 
 
 FP16 = Case(precision="fp16", loss_scale=128.0)

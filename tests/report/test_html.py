@@ -257,7 +257,7 @@ def test_the_overview_fits_with_its_remarks(
     assert box.evaluate("box => box.scrollWidth <= box.clientWidth")
     if name == "noisy":
         assert "remarks" in box.locator("thead th").all_inner_texts()
-        assert box.locator("thead th").count() >= 12
+        assert box.locator("thead th").count() >= 11
     page.context.close()
 
 
