@@ -203,7 +203,8 @@ class Drawing(Net):
     """Draws from numpy's generator, which a case's seed does not reach."""
 
     def prepare(self, x: Tensor) -> Tensor:
-        return x + float(np.random.default_rng().normal()) if self.training else x
+        noise = torch.from_numpy(np.random.default_rng().normal(size=x.shape))
+        return x + noise.to(x) if self.training else x
 
 
 def drawing() -> nn.Module:
