@@ -1,6 +1,6 @@
 # make sweep   build the environment and run the main job
 # make test    build the same environment; lint, type-check and test
-# make test-fast   the tests of the inner loop, in under a minute on two cores
+# make test-fast   the tests of the inner loop, in about two minutes on two cores
 VENV   ?= .venv
 PYTHON ?= python3
 # the interpreter everything runs with: set BIN=python3 to use one that already has a GPU torch
