@@ -5,7 +5,7 @@ VENV   ?= .venv
 PYTHON ?= python3
 # the interpreter everything runs with: set BIN=python3 to use one that already has a GPU torch
 BIN    ?= $(VENV)/bin/python
-# tests of one file stay in one process, for what they share; two cores take 6 minutes in place of 10
+# tests of one file stay in one process, for what they share; two cores take 10 minutes in place of 18
 SPREAD  = -n logical --dist loadfile
 
 .PHONY: sweep test test-fast test-gpu card lint chaos publish clean

@@ -57,7 +57,7 @@ def build_parser() -> Parser:
     names = "".join(f"\n  {check.name:<14}{check.shows}" for check in CHECKS.values())
     parser = Parser(
         prog="python -m bench.check",
-        usage="%(prog)s [--model NAME] [--precision NAME …] [--AXIS VALUE …] [--out DIR] […]",
+        usage="%(prog)s [--precision NAME …] [--AXIS VALUE …] [--out DIR] […]",
         description=textwrap.fill(_SUMMARY, _WIDTH),
         epilog=f"checks:{names}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -80,8 +80,7 @@ def build_parser() -> Parser:
     parser.add_argument("--json", action="store_true", help="print JSON on standard output")
     add_axes(
         parser,
-        "each takes one value or several; on a CPU --model is dpn-small and --batch-size 64 by "
-        "default",
+        "one value or several; on a CPU the defaults are dpn-small and batch size 64",
     )
     return parser
 
