@@ -17,7 +17,9 @@ from typing import Any
 from bench.data import DATASETS
 from bench.errors import UsageError, nearest
 from bench.models import parse_model
+from bench.optimization import LR_SCALINGS, OPTIMIZERS, SCHEDULES
 from bench.precision import OPT_LEVELS, POLICIES, PRECISIONS, is_dynamic
+from bench.text import parse_bytes, write_bytes
 
 Value = str | int | float | bool | None
 
@@ -82,6 +84,46 @@ def _switch(text: str) -> bool:
     return switches[text.lower()]
 
 
+def _whole(what: str) -> Callable[[str], int]:
+    """Make the parser of an axis whose values are whole numbers from 1."""
+
+    def parse(text: str) -> int:
+        if not (text.isascii() and text.isdigit() and len(text) < 10 and int(text) >= 1):
+            raise ValueError(f"{what} is a whole number of at least 1")
+        return int(text)
+
+    return parse
+
+
+def _steps(text: str) -> int | None:
+    return None if text == "none" else _whole("a number of steps")(text)
+
+
+LEAST_LIMIT = 64 * 2**20
+"""Bytes; no process that imports torch is smaller."""
+
+
+def _memory_limit(text: str) -> str | None:
+    if text == "none":
+        return None
+    number = parse_bytes(text)
+    if number < LEAST_LIMIT:
+        raise ValueError(f"a memory limit is at least {write_bytes(LEAST_LIMIT)}, or 'none'")
+    return write_bytes(number)
+
+
+def _lr_warmup(text: str) -> str:
+    if text.isascii() and text.isdigit() and len(text) < 10:
+        return str(int(text))
+    try:
+        share = float(text.removesuffix("%")) if text.endswith("%") else math.nan
+    except ValueError:
+        share = math.nan
+    if not 0 <= share <= 100:
+        raise ValueError("a warm-up is a number of steps, or a part of them such as 5%")
+    return f"{share:.12g}%" if share else "0"
+
+
 def _seed(text: str) -> int:
     if not (text.isascii() and text.isdigit() and len(text) < 20 and int(text) < 2**31):
         raise ValueError("a seed is a whole number from 0 to 2147483647")
@@ -121,14 +163,63 @@ class Case:
         "opt level of apex.amp, O0 to O3, for fp16-apex (default: none, its FP16_Optimizer)",
         since=3,
     )
-    batch_size: int = describe_axis(128, _batch_size, "images per step")
-    # 0.1, pytorch-cifar's default, leaves DPN-92 at 11.5 % after one epoch; 0.01 reaches 29.1 %
-    # (H200, batch 128, fp32).
-    lr: float = describe_axis(0.01, parse_number("a learning rate", 0), "SGD learning rate")
+    batch_size: int = describe_axis(128, _batch_size, "images per step of the optimizer")
+    accumulate: int = describe_axis(
+        1,
+        _whole("a number of micro-batches"),
+        "micro-batches that a batch is computed in, their gradients summed",
+        since=4,
+    )
+    memory_limit: str | None = describe_axis(
+        None,
+        _memory_limit,
+        "memory that the process may use, such as 21GiB, as on a smaller GPU (default: none)",
+        since=4,
+    )
+    lr: float = describe_axis(
+        OPTIMIZERS["sgd"].lr,
+        parse_number("a learning rate", 0),
+        "learning rate (default: "
+        + ", ".join(f"{kind.lr:g} for {name}" for name, kind in OPTIMIZERS.items())
+        + ")",
+    )
+    optimizer: str = describe_axis(
+        "sgd", _one_of(OPTIMIZERS), "what steps the weights; --list describes them", since=4
+    )
+    lr_scaling: str = describe_axis(
+        "none",
+        _one_of(LR_SCALINGS),
+        "multiply the learning rate by batch size over --base-batch, or by its root",
+        since=4,
+    )
+    base_batch: int = describe_axis(
+        128, _whole("a batch size"), "batch size that the learning rate is given for", since=4
+    )
+    lr_warmup: str = describe_axis(
+        "0",
+        _lr_warmup,
+        "steps, or percent of all steps, over which the learning rate rises to its value",
+        since=4,
+    )
+    schedule: str = describe_axis(
+        "constant",
+        _one_of(SCHEDULES),
+        "how the learning rate goes on; --list describes them",
+        since=4,
+    )
+    epochs: int = describe_axis(
+        1, _whole("a number of epochs"), "epochs to train, each measured", since=4
+    )
     fraction: float = describe_axis(
         1.0,
         parse_number("a fraction", 0, 1),
         "part of the epoch to measure; the rest is extrapolated",
+    )
+    steps: int | None = describe_axis(
+        None,
+        _steps,
+        "measure this many steps at most, after one of each batch shape (default: all)",
+        since=4,
     )
     evaluate: bool = describe_axis(
         False, _switch, "measure loss and accuracy on the test images too"
@@ -165,10 +256,14 @@ class Case:
 
 AXES: dict[str, Field[Any]] = {axis.name: axis for axis in fields(Case)}
 
-FOLLOWS: dict[str, tuple[str, ...]] = {"precision": ("loss_scale", "skip_overflow", "opt_level")}
+FOLLOWS: dict[str, tuple[str, ...]] = {
+    "precision": ("loss_scale", "skip_overflow", "opt_level"),
+    "optimizer": ("lr",),
+    "lr_scaling": ("base_batch",),
+}
 """Axes that only some values of another axis have: where that one changes, so may these."""
 
-SAME_QUESTION = ("fraction",)
+SAME_QUESTION = ("fraction", "steps")
 """Axes that say how a case was measured; they never tell two questions apart."""
 
 BARE = ("model", "dataset", "precision", "device")
@@ -258,7 +353,10 @@ def grid(axes: Mapping[str, Sequence[Value]]) -> list[Case]:
     A loss scale applies to the precisions that scale a loss, skipping overflows to static loss
     scales of ours, and an opt level to apex, which itself decides what is skipped; where they do
     not apply, a case is planned once. Where no loss scale is given, each precision that needs one
-    takes its own default.
+    takes its own default, and so does each optimizer where no learning rate is.
+
+    Raises:
+        UsageError: settings do not go together.
     """
     order = sorted(axes, key=lambda name: (name == "batch_size", list(AXES).index(name)))
     cases: dict[Case, None] = {}
@@ -273,15 +371,51 @@ def grid(axes: Mapping[str, Sequence[Value]]) -> list[Case]:
             settings["skip_overflow"] = False
         if not precision.apex:
             settings["opt_level"] = None
-        cases[Case(**settings)] = None
+        if "lr" not in axes:
+            settings["lr"] = OPTIMIZERS[settings.get("optimizer", Case.optimizer)].lr
+        if settings.get("lr_scaling", Case.lr_scaling) == "none":
+            settings["base_batch"] = Case.base_batch
+        case = Case(**settings)
+        check_axes(case)
+        cases[case] = None
     return list(cases)
+
+
+def check_axes(case: Case) -> None:
+    """Refuse settings that do not go together.
+
+    Raises:
+        UsageError: it says which, and what to leave out.
+    """
+    if case.accumulate > case.batch_size:
+        raise UsageError(
+            f"a batch of {case.batch_size} cannot be computed in {case.accumulate} micro-batches; "
+            "lower --accumulate"
+        )
+    if case.epochs > 1 and (case.fraction < 1 or case.steps is not None):
+        raise UsageError(
+            f"--epochs {case.epochs} trains whole epochs; leave out --fraction and --steps"
+        )
+    if case.schedule == "onecycle" and case.lr_warmup != "0":
+        raise UsageError("--schedule onecycle has its own warm-up; leave out --lr-warmup")
+    if PRECISIONS[case.precision].apex and case.optimizer != "sgd":
+        raise UsageError(
+            f"--precision {case.precision} trains with SGD only; leave out --optimizer "
+            f"{case.optimizer}"
+        )
+
+
+def micro_batch(case: Case) -> int:
+    """Images of each micro-batch but the last of a batch, which may hold fewer."""
+    return -(-case.batch_size // case.accumulate)
 
 
 def check_batches(case: Case, train_images: int) -> None:
     """Refuse a batch size that does not fit the dataset.
 
     Raises:
-        UsageError: the batch is larger than the dataset, or its last batch holds one image.
+        UsageError: the batch is larger than the dataset, or a last batch or micro-batch holds one
+            image.
     """
     if case.batch_size > train_images:
         raise UsageError(
@@ -293,3 +427,13 @@ def check_batches(case: Case, train_images: int) -> None:
             f"batch size {case.batch_size} leaves a last batch of one image of {train_images}, and "
             f"BatchNorm needs two; {case.batch_size - 1} or {case.batch_size + 1} should work"
         )
+    size = micro_batch(case)
+    for images, what in (
+        (case.batch_size, "batch"),
+        (train_images % case.batch_size, "last batch"),
+    ):
+        if images % size == 1:
+            raise UsageError(
+                f"--accumulate {case.accumulate} leaves a micro-batch of one image in a {what} of "
+                f"{images}, and BatchNorm needs two; choose another number"
+            )

@@ -19,7 +19,9 @@ from bench.case import AXES, Case
 #               times; gradients in the proof; the model and more of what ran it
 #   3  2026-11  NVIDIA apex: its opt level and which of its interfaces ran; the loss scale of each
 #               step, in steps.csv; memory of the process before the first step
-SCHEMA = 3
+#   4  2026-11  memory limits, accumulation, optimizers, learning rates that change, several
+#               epochs (in epochs.csv) and probes of the largest batch
+SCHEMA = 4
 
 
 class Status(StrEnum):
@@ -130,6 +132,12 @@ class Measurement:
     baseline_device_bytes: int | None = quantity(
         int, "device memory in use before the worker started (NVML, raw)", "B"
     )
+    context_bytes: int | None = quantity(
+        int,
+        "memory of the process outside torch's allocator, which a memory limit on a GPU counts in",
+        "B",
+        since=4,
+    )
     alloc_retries: int | None = quantity(int, "allocations retried after freeing the cache")
     alloc_ooms: int | None = quantity(int, "allocations refused")
 
@@ -139,6 +147,7 @@ class Measurement:
     )
     test_loss: float | None = quantity(float, "mean cross-entropy over the test images")
     test_accuracy: float | None = quantity(float, "accuracy on the test images, as a fraction")
+    peak_lr: float | None = quantity(float, "highest learning rate of a measured step", since=4)
     first_bad_step: int | None = quantity(int, "first step whose loss was inf or NaN, from 0")
     overflow_steps: int | None = quantity(int, "steps with inf or NaN in the scaled gradients")
     final_loss_scale: float | None = quantity(float, "loss scale after the last step")
@@ -266,6 +275,21 @@ class Step:
     correct: int
     time_s: float | None
     loss_scale: float | None = None
+    lr: float | None = None
+
+
+@dataclass
+class EpochRow:
+    """One row of epochs.csv: an epoch of a case that trains several."""
+
+    epoch: int
+    time_s: float
+    train_loss: float | None
+    train_accuracy: float
+    test_loss: float | None = None
+    test_accuracy: float | None = None
+    eval_time_s: float | None = None
+    overflow_steps: int | None = None
 
 
 @dataclass
@@ -276,6 +300,7 @@ class Outcome:
     reason: str = ""
     measurement: Measurement = field(default_factory=Measurement)
     steps: list[Step] = field(default_factory=list)
+    epochs: list[EpochRow] = field(default_factory=list)
     retries: int = 0
     log: str = ""
 
@@ -289,6 +314,7 @@ class Record:
     repeat: int
     run_seed: int
     sentinel: bool
+    probe: bool
     attempt: int
     status: Status
     reason: str
@@ -324,6 +350,7 @@ _OUTCOME = (
         "run_seed", int, "", "the seed of this run: repeats differ in it, see --same-seed", since=2
     ),
     Column("sentinel", bool, "", "the first case run again at the end, to show drift"),
+    Column("probe", bool, "", "run to find the largest batch that fits", since=4),
     Column("attempt", int, "", "1, or more where an earlier attempt failed"),
     Column("status", str, "", "; ".join(f"{s}: {s.meaning}" for s in Status)),
     Column("reason", str, "", "one line on the status"),
@@ -371,6 +398,22 @@ STEP_COLUMNS: dict[str, Column] = {
         Column("correct", int, "", "how many of them were classified correctly"),
         Column("time_s", float, "s", "duration of the step", optional=True),
         Column("loss_scale", float, "", "what the loss was multiplied by", optional=True, since=3),
+        Column("lr", float, "", "learning rate of the step", optional=True, since=4),
+    )
+}
+
+EPOCH_COLUMNS: dict[str, Column] = {
+    column.name: column
+    for column in (
+        Column("record_id", str, "", "the record the epoch belongs to"),
+        Column("epoch", int, "", "from 0"),
+        Column("time_s", float, "s", "duration of the epoch"),
+        Column("train_loss", float, "", "mean cross-entropy; empty if not finite", optional=True),
+        Column("train_accuracy", float, "", "as a fraction"),
+        Column("test_loss", float, "", "mean cross-entropy, after the epoch", optional=True),
+        Column("test_accuracy", float, "", "as a fraction, after the epoch", optional=True),
+        Column("eval_time_s", float, "s", "evaluation on the test images", optional=True),
+        Column("overflow_steps", int, "", "steps that overflowed", optional=True),
     )
 }
 

@@ -30,3 +30,41 @@ def last_line(text: str) -> str:
 def count(number: int, thing: str) -> str:
     """Write a number of things: ``1 epoch``, ``1,200 epochs``."""
     return f"{number:,} {thing}" + ("s" if number != 1 else "")
+
+
+_UNITS = {
+    "GiB": 2**30,
+    "GB": 10**9,
+    "MiB": 2**20,
+    "MB": 10**6,
+    "KiB": 2**10,
+    "kB": 10**3,
+    "B": 1,
+}
+_SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?([a-zA-Z]+)")
+
+
+def parse_bytes(text: str) -> int:
+    """Read an amount of memory.
+
+    Raises:
+        ValueError: it is none, with what is right.
+
+    >>> parse_bytes("21GiB"), parse_bytes("1.5 GB")
+    (22548578304, 1500000000)
+    """
+    found = _SIZE.fullmatch(text)
+    units = {name.lower(): factor for name, factor in _UNITS.items()}
+    if not found or found[2].lower() not in units:
+        raise ValueError(f"give a number with a unit ({', '.join(_UNITS)}), such as 21GiB")
+    return round(float(found[1]) * units[found[2].lower()])
+
+
+def write_bytes(number: int) -> str:
+    """Write an amount of memory exactly, in the largest unit that holds it as a whole number.
+
+    >>> write_bytes(21 * 2**30), write_bytes(24 * 10**9), write_bytes(1536 * 2**20)
+    ('21GiB', '24GB', '1536MiB')
+    """
+    unit = next(name for name, factor in _UNITS.items() if number % factor == 0)
+    return f"{number // _UNITS[unit]}{unit}"

@@ -30,6 +30,7 @@ def make_record(case: Case | None = None, **values: Any) -> Record:
         "repeat": 1,
         "run_seed": values.get("repeat", 1) - 1,
         "sentinel": False,
+        "probe": False,
         "attempt": 1,
         "status": Status.OK,
         "reason": "",

@@ -127,6 +127,7 @@ ROWS = st.lists(
             attempt=attempt,
             gpu=gpu,
             sentinel=sentinel,
+            probe=False,
         ),
         st.sampled_from([8, 16]),
         st.integers(1, 2),

@@ -41,6 +41,7 @@ def record(case: Case, repeat: int, time_s: float | None = 10.0, **fields: Any) 
         "repeat": repeat,
         "run_seed": case.seed + repeat - 1,
         "sentinel": False,
+        "probe": False,
         "attempt": 1,
         "status": Status.OK,
         "reason": "",

@@ -58,4 +58,6 @@ MIGRATIONS: dict[str, Migration] = {
     "neighbours_drawing": Migration(_SAID, _told(_DRAWS)),
     "neighbours_late": Migration(_SAID, _told(_LATE)),
     "other_cores": Migration(("notes",), _other_cores),
+    # schema 4
+    "probe": Migration(("sentinel",), lambda sentinel: "off"),
 }

@@ -134,6 +134,7 @@ class Store:
                 s.correct,
                 _at_least_zero(s.time_s),
                 _at_least_zero(s.loss_scale),
+                _at_least_zero(s.lr),
             )
             for s in steps
         ]

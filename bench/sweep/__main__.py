@@ -148,6 +148,7 @@ class Loop:
                 repeat=repeat,
                 run_seed=seed,
                 sentinel=sentinel,
+                probe=False,
                 attempt=attempt,
                 status=outcome.status,
                 reason=outcome.reason,

@@ -173,7 +173,13 @@ def _steps(rows: Any) -> list[Step]:
 
 
 def _step(
-    step: Any, images: Any, loss: Any, correct: Any, time_s: Any, loss_scale: Any = None
+    step: Any,
+    images: Any,
+    loss: Any,
+    correct: Any,
+    time_s: Any,
+    loss_scale: Any = None,
+    lr: Any = None,
 ) -> Step:
     whole, real = _of(int), _of(float)
     return Step(
@@ -183,6 +189,7 @@ def _step(
         whole(correct),
         None if time_s is None else real(time_s),
         None if loss_scale is None else real(loss_scale),
+        None if lr is None else real(lr),
     )
 
 

@@ -36,6 +36,7 @@ def make_record(case: Case, **values: Any) -> Record:
         "record_id": f"{case.slug()}-r{repeat}-a{attempt}{'-s' if values.get('sentinel') else ''}",
         "run_seed": case.seed + repeat - 1,
         "sentinel": False,
+        "probe": False,
         "status": Status.OK,
         "reason": "",
         "inferred": False,
