@@ -130,9 +130,21 @@ def _seed(text: str) -> int:
     return int(text)
 
 
-def describe_axis(default: Value, parse: Callable[[str], Value], help: str, since: int = 1) -> Any:
-    """Describe an axis; ``since`` is the schema of records that brought it."""
-    return field(default=default, metadata={"parse": parse, "help": help, "since": since})
+def describe_axis(
+    default: Value,
+    parse: Callable[[str], Value],
+    help: str,
+    since: int = 1,
+    quiet: bool = False,
+) -> Any:
+    """Describe an axis.
+
+    Args:
+        since: the schema of records that brought it.
+        quiet: a case is not named by it where it has its default.
+    """
+    metadata = {"parse": parse, "help": help, "since": since, "quiet": quiet}
+    return field(default=default, metadata=metadata)
 
 
 @dataclass(frozen=True)
@@ -169,6 +181,7 @@ class Case:
         _whole("a number of micro-batches"),
         "micro-batches that a batch is computed in, their gradients summed",
         since=4,
+        quiet=True,
     )
     memory_limit: str | None = describe_axis(
         None,
@@ -184,31 +197,42 @@ class Case:
         + ")",
     )
     optimizer: str = describe_axis(
-        "sgd", _one_of(OPTIMIZERS), "what steps the weights; --list describes them", since=4
+        "sgd",
+        _one_of(OPTIMIZERS),
+        "what steps the weights; --list describes them",
+        since=4,
+        quiet=True,
     )
     lr_scaling: str = describe_axis(
         "none",
         _one_of(LR_SCALINGS),
         "multiply the learning rate by batch size over --base-batch, or by its root",
         since=4,
+        quiet=True,
     )
     base_batch: int = describe_axis(
-        128, _whole("a batch size"), "batch size that the learning rate is given for", since=4
+        128,
+        _whole("a batch size"),
+        "batch size that the learning rate is given for",
+        since=4,
+        quiet=True,
     )
     lr_warmup: str = describe_axis(
         "0",
         _lr_warmup,
         "steps, or percent of all steps, over which the learning rate rises to its value",
         since=4,
+        quiet=True,
     )
     schedule: str = describe_axis(
         "constant",
         _one_of(SCHEDULES),
         "how the learning rate goes on; --list describes them",
         since=4,
+        quiet=True,
     )
     epochs: int = describe_axis(
-        1, _whole("a number of epochs"), "epochs to train, each measured", since=4
+        1, _whole("a number of epochs"), "epochs to train, each measured", since=4, quiet=True
     )
     fraction: float = describe_axis(
         1.0,
@@ -273,6 +297,11 @@ NAMED = ("precision", "loss_scale", "batch_size")
 """The axes that name a case even where they do not vary."""
 
 
+def find_leader(axis: str) -> str:
+    """The axis that ``axis`` follows; empty for none."""
+    return next((leader for leader, followers in FOLLOWS.items() if axis in followers), "")
+
+
 def free_axes(axis: str) -> tuple[str, ...]:
     """The axes in which two cases may differ that differ in ``axis``: it, and what follows."""
     return (axis, *FOLLOWS.get(axis, ()))
@@ -309,7 +338,8 @@ def telling_axes(cases: Iterable[Case]) -> list[str]:
 
 
 def _name_value(name: str, value: Value) -> str | None:
-    if value is None or value is False:
+    quiet = AXES[name].metadata["quiet"] and value == AXES[name].default
+    if value is None or value is False or quiet:
         return None
     words = name.replace("_", " ")
     if value is True:
@@ -329,6 +359,15 @@ def format_value(value: Value) -> str:
         return "on" if value else "off"
     # every digit: a case read back from its row must be the case that wrote it
     return repr(value).removesuffix(".0") if isinstance(value, float) else str(value)
+
+
+def name_value(value: Value) -> str:
+    """Write an axis value as people and flags say it; None is none.
+
+    >>> name_value("21GiB"), name_value(None)
+    ('21GiB', 'none')
+    """
+    return format_value(value) or "none"
 
 
 def parse_value(name: str, value: object, where: str) -> Value:

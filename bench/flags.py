@@ -7,7 +7,7 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import NoReturn
 
 from bench.case import AXES, Value, parse_value
@@ -54,17 +54,21 @@ def axis_flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def add_axes(parser: argparse.ArgumentParser, description: str) -> None:
-    """Add a flag that takes one value or several for every axis."""
+def add_axes(
+    parser: argparse.ArgumentParser, description: str, without: Collection[str] = ()
+) -> None:
+    """Add a flag that takes one value or several for every axis but those of ``without``."""
     group = parser.add_argument_group("axes", description)
     for name, axis in AXES.items():
+        if name in without:
+            continue
         # an on/off flag needs no value: --evaluate is --evaluate on
         some = "*" if axis.default is False else "+"
         group.add_argument(axis_flag(name), nargs=some, metavar="VALUE", help=axis.metadata["help"])
 
 
-def read_axes(given: argparse.Namespace) -> dict[str, list[Value]]:
-    """The axes given as flags, parsed.
+def read_axes(given: argparse.Namespace, without: Collection[str] = ()) -> dict[str, list[Value]]:
+    """The axes given as flags of `add_axes`, parsed.
 
     Raises:
         UsageError: a value is not one its axis can take.
@@ -72,7 +76,7 @@ def read_axes(given: argparse.Namespace) -> dict[str, list[Value]]:
     return {
         name: [parse_value(name, text, axis_flag(name)) for text in texts or ["on"]]
         for name in AXES
-        if (texts := getattr(given, name)) is not None
+        if name not in without and (texts := getattr(given, name)) is not None
     }
 
 

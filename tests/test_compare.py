@@ -686,7 +686,21 @@ ANY_AXIS: dict[str, tuple[Case, Case, str, str]] = {
     "skip_overflow": (FP16, at(FP16, skip_overflow=True), "off", "on"),
     "opt_level": (at(APEX, opt_level="O1"), at(APEX, opt_level="O2"), "O1", "O2"),
     "batch_size": (CASE, SMALL, "128", "64"),
+    "accumulate": (CASE, at(CASE, accumulate=4), "1", "4"),
+    "memory_limit": (CASE, at(CASE, memory_limit="21GiB"), "none", "21GiB"),
     "lr": (CASE, at(CASE, lr=0.1), "0.01", "0.1"),
+    "optimizer": (CASE, at(CASE, optimizer="adamw", lr=0.001), "sgd", "adamw"),
+    "lr_scaling": (CASE, at(CASE, lr_scaling="linear", base_batch=64), "none", "linear"),
+    "base_batch": (
+        at(CASE, lr_scaling="sqrt"),
+        at(CASE, lr_scaling="sqrt", base_batch=64),
+        "128",
+        "64",
+    ),
+    "lr_warmup": (CASE, at(CASE, lr_warmup="5%"), "0", "5%"),
+    "schedule": (CASE, at(CASE, schedule="cosine"), "constant", "cosine"),
+    "epochs": (CASE, at(CASE, epochs=2), "1", "2"),
+    "steps": (CASE, at(CASE, steps=20), "none", "20"),
     "fraction": (CASE, at(CASE, fraction=0.1), "1", "0.1"),
     "evaluate": (CASE, at(CASE, evaluate=True), "off", "on"),
     "cudnn_benchmark": (CASE, at(CASE, cudnn_benchmark=True), "off", "on"),
@@ -704,7 +718,8 @@ def test_any_axis_is_compared_with_all_others_equal(
     """An axis without effect is the same; cases that differ elsewhere too stay unmatched."""
     assert set(ANY_AXIS) == set(AXES)
     one, two, *texts = ANY_AXIS[axis]
-    other = at(two, **({"lr": 0.5} if axis != "lr" else {"batch_size": 2}))
+    free = axis in ("lr", "optimizer")
+    other = at(two, **({"batch_size": 2} if free else {"lr": 0.5}))
     sweep = write("sweep", [r for case in (one, two, other) for r in runs(case, BASE)])
     document = machine(sweep, "--axis", axis, *texts)
     (finding,) = document["metrics"]["epoch_time_s"]

@@ -24,7 +24,23 @@ def record(status: Status = Status.OK, reason: str = "", executor: str = "subpro
         train_accuracy=0.2905 if measured else None,
     )
     return Record(
-        "id", CASE, 1, 0, False, 1, status, reason, False, executor, "", "", 0, "", m, Environment()
+        "id",
+        CASE,
+        1,
+        0,
+        False,
+        False,
+        1,
+        status,
+        reason,
+        False,
+        executor,
+        "",
+        "",
+        0,
+        "",
+        m,
+        Environment(),
     )
 
 

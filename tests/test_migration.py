@@ -110,7 +110,7 @@ def test_steps_of_an_older_schema_are_written_on(tmp_path: Path) -> None:
     with Store(tmp_path) as store:
         store.append(make_record(Case()), [Step(0, 8, 2.5, 1, 0.5, 64.0)])
     file = tmp_path / STEPS
-    older = [line.rpartition(",")[0] for line in file.read_text().splitlines()]
+    older = [line.rsplit(",", 2)[0] for line in file.read_text().splitlines()]
     file.write_text("\n".join(older) + "\n")
     assert read_steps(tmp_path)["loss_scale"].isna().all()
     with Store(tmp_path) as store:

@@ -21,7 +21,16 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from bench.apex import find_apex, refuse_apex
-from bench.case import AXES, Case, Value, check_batches, format_value, grid, telling_axes
+from bench.case import (
+    AXES,
+    SAME_QUESTION,
+    Case,
+    Value,
+    check_batches,
+    format_value,
+    grid,
+    telling_axes,
+)
 from bench.check.checks import CHECKS, Answer, Finding, Result, answer
 from bench.data import DatasetInfo, prepare, progress_bar
 from bench.environment import Platform, ask, has_cuda, refuse_missing, with_inputs
@@ -81,6 +90,7 @@ def build_parser() -> Parser:
     add_axes(
         parser,
         "one value or several; on a CPU the defaults are dpn-small and batch size 64",
+        without=SAME_QUESTION,  # how much is measured; a check trains steps of its own
     )
     return parser
 
@@ -96,7 +106,7 @@ def check(argv: Sequence[str]) -> int:
     for name in given.skip:
         if name not in CHECKS:
             raise UsageError(f"--skip {name!r}: {nearest(name, list(CHECKS))}")
-    cases = choose_cases(read_axes(given))
+    cases = choose_cases(read_axes(given, without=SAME_QUESTION))
     out = given.out or Path("results") / f"check-{datetime.now():%Y%m%d-%H%M%S}"
     screen = sys.stderr if given.json else sys.stdout
     refuse_missing(["torch", "numpy", "seaborn"])

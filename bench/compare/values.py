@@ -20,14 +20,17 @@ from typing import Any
 
 from bench.case import (
     AXES,
+    BARE,
     FOLLOWS,
     NAMED,
     SAME_QUESTION,
     Case,
     Value,
+    find_leader,
     format_value,
     free_axes,
     main_loss_scale,
+    name_value,
     parse_value,
 )
 from bench.compare.comparison import Comparison, Side, Subject
@@ -74,7 +77,7 @@ def take_values(a: Side, b: Side | None, axis: str, values: Sequence[Value]) -> 
         held_values = list_values(side, axis)
         if value not in held_values:
             raise UsageError(
-                f"no case with {axis} {format_value(value)} in {side.path}; "
+                f"no case with {axis} {name_value(value)} in {side.path}; "
                 f"it has {_write(held_values)}"
             )
     one, two = (_take(side, axis, value) for side, value in zip(sources, values, strict=True))
@@ -92,11 +95,11 @@ def _ask_for_values(sides: Sequence[Side], axis: str) -> str:
 def list_values(side: Side, axis: str) -> list[Value]:
     """The values of an axis in a sweep, in order; without that of cases it does not apply to."""
     values = dict.fromkeys(getattr(case, axis) for case in side.cases)
-    return [value for value in values if value is not None]
+    return [value for value in values if value is not None or not find_leader(axis)]
 
 
 def _write(values: Iterable[Value], most: int = 8) -> str:
-    texts = [format_value(value) for value in values]
+    texts = [name_value(value) for value in values]
     return ", ".join(texts[:most]) + (", …" if len(texts) > most else "") or "none"
 
 
@@ -106,10 +109,8 @@ def title_value(axis: str, value: Value) -> str:
     >>> title_value("precision", "fp32"), title_value("compile", False), title_value("lr", 0.1)
     ('fp32', 'compile off', 'lr 0.1')
     """
-    if isinstance(value, bool):
-        return f"{axis.replace('_', ' ')} {format_value(value)}"
-    settings: dict[str, Any] = {axis: value}
-    return Case(**settings).label([axis])
+    text = name_value(value)
+    return text if axis in BARE else f"{axis.replace('_', ' ')} {text}"
 
 
 def _take(side: Side, axis: str, value: Value) -> Side:
@@ -221,7 +222,7 @@ def suggest(a: Side, b: Side, axes: Iterable[str]) -> str:
 
 
 def _write_flag(axis: str, one: Value, two: Value) -> str:
-    return f"--axis {axis} {shlex.quote(format_value(one))} {shlex.quote(format_value(two))}"
+    return f"--axis {axis} {shlex.quote(name_value(one))} {shlex.quote(name_value(two))}"
 
 
 def explain_one_sweep(side: Side) -> str:

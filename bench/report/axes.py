@@ -10,6 +10,7 @@ from bench.case import (
     FOLLOWS,
     SAME_QUESTION,
     Case,
+    find_leader,
     format_value,
     main_loss_scale,
     order_scale,
@@ -50,18 +51,13 @@ def find_varying(cases: pd.DataFrame) -> tuple[str, ...]:
     for name in ORDER:
         if name == MACHINE:
             several = len(cases[list(SOURCE)].drop_duplicates()) > 1
-        elif leader := _leader(name):
+        elif leader := find_leader(name):
             several = bool((cases.groupby(leader)[name].nunique() > 1).any())
         else:
             several = cases[name].nunique() > 1
         if several:
             varying.append(name)
     return tuple(varying)
-
-
-def _leader(name: str) -> str:
-    """The axis that ``name`` follows; empty for none."""
-    return next((leader for leader, followers in FOLLOWS.items() if name in followers), "")
 
 
 def name_axis(axis: str) -> str:
