@@ -361,10 +361,10 @@ def format_value(value: Value) -> str:
     return repr(value).removesuffix(".0") if isinstance(value, float) else str(value)
 
 
-def name_value(value: Value) -> str:
+def spell_value(value: Value) -> str:
     """Write an axis value as people and flags say it; None is none.
 
-    >>> name_value("21GiB"), name_value(None)
+    >>> spell_value("21GiB"), spell_value(None)
     ('21GiB', 'none')
     """
     return format_value(value) or "none"

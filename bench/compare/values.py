@@ -30,8 +30,8 @@ from bench.case import (
     format_value,
     free_axes,
     main_loss_scale,
-    name_value,
     parse_value,
+    spell_value,
 )
 from bench.compare.comparison import Comparison, Side, Subject
 from bench.errors import UsageError, nearest
@@ -77,7 +77,7 @@ def take_values(a: Side, b: Side | None, axis: str, values: Sequence[Value]) -> 
         held_values = list_values(side, axis)
         if value not in held_values:
             raise UsageError(
-                f"no case with {axis} {name_value(value)} in {side.path}; "
+                f"no case with {axis} {spell_value(value)} in {side.path}; "
                 f"it has {_write(held_values)}"
             )
     one, two = (_take(side, axis, value) for side, value in zip(sources, values, strict=True))
@@ -99,7 +99,7 @@ def list_values(side: Side, axis: str) -> list[Value]:
 
 
 def _write(values: Iterable[Value], most: int = 8) -> str:
-    texts = [name_value(value) for value in values]
+    texts = [spell_value(value) for value in values]
     return ", ".join(texts[:most]) + (", …" if len(texts) > most else "") or "none"
 
 
@@ -109,7 +109,7 @@ def title_value(axis: str, value: Value) -> str:
     >>> title_value("precision", "fp32"), title_value("compile", False), title_value("lr", 0.1)
     ('fp32', 'compile off', 'lr 0.1')
     """
-    text = name_value(value)
+    text = spell_value(value)
     return text if axis in BARE else f"{axis.replace('_', ' ')} {text}"
 
 
@@ -222,7 +222,7 @@ def suggest(a: Side, b: Side, axes: Iterable[str]) -> str:
 
 
 def _write_flag(axis: str, one: Value, two: Value) -> str:
-    return f"--axis {axis} {shlex.quote(name_value(one))} {shlex.quote(name_value(two))}"
+    return f"--axis {axis} {shlex.quote(spell_value(one))} {shlex.quote(spell_value(two))}"
 
 
 def explain_one_sweep(side: Side) -> str:
