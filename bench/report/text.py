@@ -39,10 +39,8 @@ def render(report: Report) -> str:
 def draw(report: Report, console: Console) -> None:
     """Print the report on a console of rich's, as wide and as colourful as that is."""
 
-    from rich.padding import Padding
-
     def say(text: str, style: str = "") -> None:
-        console.print(_text(text, style))
+        console.print(style_text(text, style))
 
     say(report.title, "bold")
     for sentence in report.constants:
@@ -57,19 +55,26 @@ def draw(report: Report, console: Console) -> None:
     for warning in report.warnings:
         say(f"! {warning.label}: {warning.text}", "yellow")
     for table in report.tables:
-        shown = fit(table, console.width)
         console.print()
-        say(table.title, "bold")
-        for line in _draw_table(shown, console):
-            console.print(line, no_wrap=True, overflow="ignore", crop=False)
-        left = [head.label for head in table.heads if head not in shown.heads]
-        more = f"Not shown at this width: {', '.join(left)}."
-        for note in (*table.notes, *([more] if left else [])):
-            console.print(Padding(_text(note, "dim"), (0, 0, 0, 2)))
+        draw_table(table, console)
     console.print()
     for note in report.notes:
         say(note, "dim")
     say(report.outcomes)
+
+
+def draw_table(table: Table, console: Console) -> None:
+    """Print a table: its title, the columns there is room for, its notes, and what is left out."""
+    from rich.padding import Padding
+
+    shown = fit(table, console.width)
+    console.print(style_text(table.title, "bold"))
+    for line in _draw_lines(shown, console):
+        console.print(line, no_wrap=True, overflow="ignore", crop=False)
+    left = [head.label for head in table.heads if head not in shown.heads]
+    more = [f"Not shown at this width: {', '.join(left)}."] if left else []
+    for note in (*table.notes, *more):
+        console.print(Padding(style_text(note, "dim"), (0, 0, 0, 2)))
 
 
 def fit(table: Table, room: int) -> Table:
@@ -128,7 +133,7 @@ def _widths(table: Table, room: int) -> list[int]:
     return widths
 
 
-def _draw_table(table: Table, console: Console) -> Iterator[Text]:
+def _draw_lines(table: Table, console: Console) -> Iterator[Text]:
     """The lines of a table; what groups have in common stands above them, over all columns."""
     from rich.text import Text
 
@@ -141,9 +146,9 @@ def _draw_table(table: Table, console: Console) -> Iterator[Text]:
     for number, row in enumerate(table.rows):
         if number in table.groups:
             if number:
-                yield _text("")
+                yield style_text("")
             if heading := table.groups[number]:
-                yield Text(" ").append_text(_text(heading, "bold"))
+                yield Text(" ").append_text(style_text(heading, "bold"))
         yield from _draw_row([cell.text for cell in row], table, widths, console)
 
 
@@ -162,7 +167,7 @@ def _draw_row(
     from rich.text import Text
 
     broken = [
-        list(_text(cell).wrap(console, width, overflow="fold"))
+        list(style_text(cell).wrap(console, width, overflow="fold"))
         for cell, width in zip(cells, widths, strict=True)
     ]
     height = max(map(len, broken))
@@ -178,7 +183,7 @@ def _draw_row(
         yield line
 
 
-def _text(text: str, style: str = "") -> Text:
+def style_text(text: str, style: str = "") -> Text:
     """Text that rich prints as it stands: no markup in it is obeyed, no control code passed on."""
     from rich.text import Text
 

@@ -8,7 +8,6 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
 
 from bench.case import Case, check_batches
 from bench.data import load, prepare, progress_bar
@@ -17,7 +16,6 @@ from bench.errors import UsageError
 from bench.fingerprint import check_outputs
 from bench.flags import run_command
 from bench.precision import PRECISIONS
-from bench.report.model import Table
 from bench.report.scalemap import (
     GRADIENTS,
     MAP,
@@ -28,13 +26,10 @@ from bench.report.scalemap import (
     scale_map_tables,
     summarize_scale_map,
 )
-from bench.report.text import WIDTH, _draw_table, _text, fit
+from bench.report.text import WIDTH, draw_table, style_text
 from bench.scales.folder import FIGURE, PICTURE, SUMMARY, refuse_existing, write_map, write_pages
 from bench.scales.options import Options, build_parser, read_options
 from bench.sweep.preflight import refuse_neighbours, refuse_unwritable
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -152,21 +147,7 @@ def show(scales: ScaleMap) -> None:
         f"In {scales.folder}: {', '.join((SUMMARY, FIGURE, PICTURE, GRADIENTS, TRAININGS))}.",
     ]
     for line in told:
-        console.print(_text(line))
-
-
-def draw_table(table: Table, console: Console) -> None:
-    """Print a table as `bench.report.text` does."""
-    from rich.padding import Padding
-
-    shown = fit(table, console.width)
-    left = [head.label for head in table.heads if head not in shown.heads]
-    console.print(_text(table.title, "bold"))
-    for line in _draw_table(shown, console):
-        console.print(line, no_wrap=True, overflow="ignore", crop=False)
-    more = [f"Not shown at this width: {', '.join(left)}."] if left else []
-    for note in (*table.notes, *more):
-        console.print(Padding(_text(note, "dim"), (0, 0, 0, 2)))
+        console.print(style_text(line))
 
 
 if __name__ == "__main__":
