@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from bench.case import AXES
@@ -52,19 +53,18 @@ def tabulate_effects(effects: Sequence[Effect], cases: pd.DataFrame) -> Iterator
         Head("loss", "loss", "difference of the training loss", better="lower", keep=5),
         Head("doubts", "remarks", "what speaks against a case of these", False, keep=8, wrap=True),
     )
-    rows = [_write_effect(effect, cases) for effect in effects]
-    unsaid = ("", NOTHING, TIME.word(Verdict.NONE))
-    kept = [i for i in range(len(heads)) if any(row[i].text not in unsaid for row in rows)]
+    rows = tuple(_write_effect(effect, cases) for effect in effects)
     starts = [i for i in range(1, len(effects)) if effects[i].axis != effects[i - 1].axis]
     several = len(starts) + 1 < len(effects)
-    yield Table(
+    table = Table(
         "effects",
         "What each change does, all else equal",
-        tuple(heads[i] for i in kept),
-        tuple(tuple(row[i] for i in kept) for row in rows[:MOST_EFFECTS]),
+        heads,
+        rows,
         tuple(_note_effects(effects)),
         {start: "" for start in starts if several and start < MOST_EFFECTS},
-    )
+    ).drop_empty(("", NOTHING, TIME.word(Verdict.NONE)))
+    yield replace(table, rows=table.rows[:MOST_EFFECTS])
 
 
 def _write_effect(effect: Effect, cases: pd.DataFrame) -> tuple[Cell, ...]:
@@ -189,19 +189,17 @@ def tabulate_learning(lessons: Sequence[Lesson]) -> Iterator[Table]:
         Head("pairs", "pairs", "pairs of cases with this reading, of all", keep=6),
         Head("remarks", "remarks", "what to know before believing it", False, wrap=True),
     )
-    rows = [tuple(_write_lesson(lesson)) for lesson in told]
-    kept = [i for i in range(len(heads)) if any(row[i].text not in ("", NOTHING) for row in rows)]
     yield Table(
         "learning",
         f"Does it learn as well? Equivalence within {100 * MARGIN:.0f} %",
-        tuple(heads[i] for i in kept),
-        tuple(tuple(row[i] for i in kept) for row in rows),
+        heads,
+        tuple(tuple(_write_lesson(lesson)) for lesson in told),
         (
             "Equivalent: two one-sided tests at 5 % rule out a difference beyond the margin; worse "
             "or better: the difference is beyond it. Holm over all rows of a metric. Losses are "
             "compared seed by seed, each the mean over all pairs of the change.",
         ),
-    )
+    ).drop_empty()
 
 
 def _write_lesson(lesson: Lesson) -> Iterator[Cell]:

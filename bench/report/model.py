@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -62,6 +62,29 @@ class Table:
     rows: tuple[tuple[Cell, ...], ...]
     notes: tuple[str, ...]
     groups: Mapping[int, str] = field(default_factory=dict)
+
+    def take(self, columns: Iterable[int]) -> Table:
+        """The same table with these of its columns."""
+        kept = list(columns)
+        return replace(
+            self,
+            heads=tuple(self.heads[i] for i in kept),
+            rows=tuple(tuple(row[i] for i in kept) for row in self.rows),
+        )
+
+    def drop_empty(
+        self, empty: Collection[str] = ("", NOTHING), but: Collection[str] = ()
+    ) -> Table:
+        """The same table without the columns of which no cell says more than ``empty``.
+
+        Args:
+            but: the names of columns that stay all the same.
+        """
+        return self.take(
+            i
+            for i, head in enumerate(self.heads)
+            if head.name in but or any(row[i].text not in empty for row in self.rows)
+        )
 
 
 @dataclass(frozen=True)

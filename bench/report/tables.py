@@ -324,21 +324,13 @@ def _name_heading(axis: str, value: Any, machines: Machines) -> str:
 def _lay_out(name: str, title: str, parts: Sequence[Part], rows: pd.DataFrame) -> Table:
     """Fill a table; optional columns without any value are left out."""
     cut = rows.head(MOST_ROWS)
-    cells = [[part.cell(row) for part in parts] for row in iterate(cut)]
-    kept = [
-        i
-        for i, part in enumerate(parts)
-        if not part.optional or any(line[i].text not in (NOTHING, "", "0") for line in cells)
-    ]
+    cells = tuple(tuple(part.cell(row) for part in parts) for row in iterate(cut))
     left = len(rows) - len(cut)
     more = f"{left:,} more rows are left out; --where chooses, and --format csv has them all."
-    return Table(
-        name,
-        title,
-        tuple(parts[i].head for i in kept),
-        tuple(tuple(line[i] for i in kept) for line in cells),
-        (more,) if left else (),
-    )
+    heads = tuple(part.head for part in parts)
+    table = Table(name, title, heads, cells, (more,) if left else ())
+    required = [part.head.name for part in parts if not part.optional]
+    return table.drop_empty((NOTHING, "", "0"), but=required)
 
 
 # ---------------------------------------------------------------------------- beside other figures

@@ -29,7 +29,7 @@ def render(report: Report) -> str:
 
     buffer = io.StringIO()
     asked = os.environ.get("COLUMNS", "")
-    whole = max([WIDTH, *(sum(_need(table)) + _gaps(table) for table in report.tables)])
+    whole = max([WIDTH, *map(_need_whole, report.tables)])
     width = max(int(asked), 40) if asked.isdecimal() and int(asked) else whole
     draw(report, Console(file=buffer, width=width, color_system=None, force_terminal=False))
     lines = (line.rstrip() for line in buffer.getvalue().splitlines())
@@ -82,23 +82,17 @@ def fit(table: Table, room: int) -> Table:
 
     Those that ``keep`` least go first; of two that keep alike, the one further right.
     """
-    kept = list(range(len(table.heads)))
-    while sum(_need(_take(table, kept))) + _GAP * (len(kept) + 1) > room:
-        least = min((table.heads[i].keep, -i) for i in kept)
-        if least[0] == 9:
+    while _need_whole(table) > room:
+        places = range(len(table.heads))
+        least = min(places, key=lambda i: (table.heads[i].keep, -i))
+        if table.heads[least].keep == 9:
             break
-        kept.remove(-least[1])
-    return _take(table, kept)
+        table = table.take(i for i in places if i != least)
+    return table
 
 
-def _take(table: Table, columns: list[int]) -> Table:
-    from dataclasses import replace
-
-    return replace(
-        table,
-        heads=tuple(table.heads[i] for i in columns),
-        rows=tuple(tuple(row[i] for i in columns) for row in table.rows),
-    )
+def _need_whole(table: Table) -> int:
+    return sum(_need(table)) + _gaps(table)
 
 
 def _gaps(table: Table) -> int:
@@ -138,7 +132,7 @@ def _draw_lines(table: Table, console: Console) -> Iterator[Text]:
     from rich.text import Text
 
     widths = _widths(table, console.width)
-    if sum(_need(table)) + _gaps(table) > console.width:  # it is wider than the page all the same
+    if _need_whole(table) > console.width:  # it is wider than the page all the same
         widths = [max(width, 1) for width in _shrink(widths, console.width - _gaps(table))]
     heads = [head.label for head in table.heads]
     yield from _draw_row(heads, table, widths, console, upwards=True)
