@@ -51,6 +51,12 @@ class Status(StrEnum):
 MEASURED = frozenset({Status.OK, Status.DIVERGED, Status.INVALID})
 """Outcomes that carry an epoch time."""
 
+RELIABLE = frozenset({Status.OK, Status.DIVERGED})
+"""Outcomes whose time and memory can be compared: of `MEASURED`, those that nothing disturbed.
+
+A loss that became inf or NaN costs as much time and memory as any other; it is no loss to compare.
+"""
+
 
 def quantity(type: type, help: str, unit: str = "", **metadata: Any) -> Any:
     """Describe one column: its type, unit (SI, or empty) and meaning; it may stay empty.

@@ -17,7 +17,7 @@ from bench.case import AXES, Case, free_axes, telling_axes
 from bench.compare import conditions
 from bench.compare.conditions import CONDITIONS, TREND, Condition, Count, Summarized
 from bench.errors import UsageError
-from bench.record import COMPARABLE, MODEL_PARTS, Environment, Status
+from bench.record import COMPARABLE, MODEL_PARTS, RELIABLE, Environment, Status
 from bench.report.doubts import DOUBTS
 from bench.report.metrics import METRICS, Metric
 from bench.report.quantities import MEMORY
@@ -110,7 +110,7 @@ class Side:
     def readings(self, subject: Subject, metric: Metric) -> Readings:
         """What the subject's runs measured: seed and value of each repeat that has one."""
         values, statuses = self._columns[metric.column], self._columns["status"]
-        counted = {Status.OK, Status.DIVERGED} if metric.diverged else {Status.OK}
+        counted = RELIABLE if metric.diverged else {Status.OK}
         rows = [i for i in self.rows.get(subject, []) if statuses[i] in counted]
         seeds = self._columns["run_seed"]
         # NaN is empty
@@ -120,7 +120,7 @@ class Side:
         """What those of the subject's runs that were measured and are used know of a condition."""
         cells, statuses = self._columns[condition.column], self._columns["status"]
         known = self._columns[condition.known or condition.column]
-        rows = [i for i in self.rows[subject] if statuses[i] in {Status.OK, Status.DIVERGED}]
+        rows = [i for i in self.rows[subject] if statuses[i] in RELIABLE]
         return [cells[i] for i in rows if known[i] == known[i]]
 
     def outcomes(self, subject: Subject) -> dict[str, int]:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from bench.case import AXES, FOLLOWS, SAME_QUESTION, free_axes
 from bench.limits import MIN_REPEATS, STEADY
-from bench.record import COMPARABLE, Status
+from bench.record import COMPARABLE, RELIABLE, Status
 from bench.report import quantities
 from bench.report.axes import (
     MACHINE,
@@ -142,7 +142,7 @@ def find_effects(rows: pd.DataFrame, cases: pd.DataFrame, machines: Machines) ->
         rows: the runs that count, of `summaries.latest`, with the ``cell`` of each.
         cases: the same summarized; ``cell`` names their runs.
     """
-    ended = cases[cases["status"].isin([Status.OK.value, Status.DIVERGED.value])]
+    ended = cases[cases["status"].isin(RELIABLE)]
     kind = next((kind for kind in KINDS if (ended["kind"] == kind).any()), "")
     ended = ended[ended["kind"] == kind]
     changes = [
@@ -252,7 +252,7 @@ def take_readings(metric: Metric, rows: pd.DataFrame) -> pd.DataFrame:
     """
     import numpy as np
 
-    counted = {Status.OK.value, *([Status.DIVERGED.value] if metric.diverged else [])}
+    counted = RELIABLE if metric.diverged else {Status.OK}
     rows = rows[rows["status"].isin(counted) & rows[metric.column].notna()]
     values = rows[metric.column].astype(float)
     values = 1 - values if metric.error_of else values

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from bench.record import Status
+from bench.record import RELIABLE
 from bench.report.effects import TIME, Effect
 from bench.verdict import Ratio, compare
 
@@ -77,13 +77,10 @@ def find_start(rows: pd.DataFrame) -> pd.Series:
     The rest of the warm-up is left out: it goes on until steps are steady, however long that takes.
     Records without first steps (before schema 2) have the whole warm-up instead.
     """
-    rows = rows[rows["status"].isin(_TIMED)]
+    rows = rows[rows["status"].isin(RELIABLE)]
     setup, first = rows["setup_time_s"].astype(float), rows["first_steps_time_s"].astype(float)
     first = first.fillna(rows["warmup_time_s"].astype(float).fillna(0.0))
     return setup.groupby(rows["cell"]).median() + first.groupby(rows["cell"]).max()
-
-
-_TIMED = (Status.OK.value, Status.DIVERGED.value)
 
 
 def find_prices(
@@ -98,7 +95,7 @@ def find_prices(
     pairs = [(e.axis, *pair) for e in effects if e.axis in PREPARING for pair in e.pairs]
     if not pairs:
         return
-    timed = rows[rows["status"].isin(_TIMED)]
+    timed = rows[rows["status"].isin(RELIABLE)]
     times = timed.dropna(subset=[TIME.column]).groupby("cell")[TIME.column].apply(list)
     by_cell = cases.set_index("cell")
     ratios = compare([(times.get(off, []), times.get(on, [])) for _, off, on in pairs])

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from bench.case import AXES, SAME_QUESTION, free_axes
 from bench.limits import STEADY
-from bench.record import COMPARABLE, MEASURED, MODEL_PARTS, Status
+from bench.record import COMPARABLE, MEASURED, MODEL_PARTS, RELIABLE, Status
 from bench.report.doubts import DOUBTS
 from bench.report.quantities import ALSO_FILLED, QUANTITIES, choose_memory, positive, take_median
 from bench.report.spread import CONFIDENCE, ENOUGH, Spread, choose_depth, find_coverage, find_ends
@@ -193,7 +193,7 @@ def _pair(cases: pd.DataFrame) -> pd.DataFrame:
     free = (*free_axes("precision"), *SAME_QUESTION)
     equal = [name for name in AXES if name not in free]
     partner = number_groups(cases, [*SOURCE, *equal, "environment", "kind"])
-    sound = cases["status"].isin([Status.OK.value, Status.DIVERGED.value])
+    sound = cases["status"].isin(RELIABLE)
     # of fp32 cases that differ only in how they were measured, the one that measured most
     base = cases[(cases["precision"] == "fp32") & sound]
     base = base.sort_values("fraction", ascending=False, kind="stable")
