@@ -204,10 +204,11 @@ def _find_changes(axis: str, cases: pd.DataFrame, machines: Machines) -> Iterato
     if axis in FOLLOWS:
         cases = keep_main(cases, number_groups(cases, equal))
     columns = ["cell", "fraction", "dataset", "memory_measure", *DOUBTS]
-    lines = cases[columns].assign(_key=number_groups(cases, equal), _rank=rank(cases, axis))
+    places = rank(cases, axis)
+    lines = cases[columns].assign(_key=number_groups(cases, equal), _rank=places)
     # two environments of one machine: which of them is meant, nobody can say
     lines = lines.drop_duplicates(["_key", "_rank", "fraction"], keep=False)
-    values = dict(zip(rank(cases, axis), take_values(cases, axis), strict=True))
+    values = dict(zip(places, take_values(cases, axis), strict=True))
     steps = _list_steps(axis, lines, values)
     pairs = steps.merge(
         lines.add_suffix("_a"), left_on=["_key", "_from"], right_on=["_key_a", "_rank_a"]
@@ -273,9 +274,13 @@ def take_seeds(readings: pd.DataFrame) -> dict[int, dict[int, tuple[float, float
     return seeds
 
 
+SAME_LOSS = ("fraction", "dataset")
+"""What cases must agree on for their losses to be compared: as much of an epoch, the images."""
+
+
 def keep_comparable(pairs: pd.DataFrame) -> pd.DataFrame:
-    """The pairs whose losses are of the same images, and of as much of an epoch."""
-    for name in ("fraction", "dataset"):
+    """The pairs whose losses can be compared."""
+    for name in SAME_LOSS:
         pairs = pairs[pairs[f"{name}_a"] == pairs[f"{name}_b"]]
     return pairs
 
@@ -295,6 +300,11 @@ def average_seeds(
 def list_means(seeds: Mapping[int, tuple[float, float]]) -> dict[int, list[float]]:
     """Of `average_seeds`, as verdicts take them: by seed one reading, the geometric mean."""
     return {seed: [math.exp(log)] for seed, (_, log) in seeds.items()}
+
+
+def average_log(seeds: Mapping[int, tuple[float, float]]) -> float:
+    """Of one cell of `take_seeds`, or of `average_seeds`: the mean logarithm over seeds."""
+    return fmean(log for _, log in seeds.values())
 
 
 # ---------------------------------------------------------------------------------------- judging
@@ -318,13 +328,8 @@ def _judge_seeds(
             found.append(None)
             continue
         a, b = (average_seeds(side, seeds) for side in zip(*cells, strict=True))
-        family.append(
-            (
-                {s: [math.exp(x[1])] for s, x in a.items()},
-                {s: [math.exp(x[1])] for s, x in b.items()},
-            )
-        )
-        shifts = [_mean_log(seeds[y]) - _mean_log(seeds[x]) for x, y in cells]
+        family.append((list_means(a), list_means(b)))
+        shifts = [average_log(seeds[y]) - average_log(seeds[x]) for x, y in cells]
         low, high = (shifts.index(end(shifts)) for end in (min, max))
         apart = [
             fmean(v for v, _ in seeds[y].values()) - fmean(v for v, _ in seeds[x].values())
@@ -344,10 +349,6 @@ def _judge_seeds(
         )
     ratios = iter(compare_seeds(family))
     return [e and replace(e, ratio=next(ratios)) for e in found]
-
-
-def _mean_log(seeds: Mapping[int, tuple[float, float]]) -> float:
-    return fmean(log for _, log in seeds.values())
 
 
 def _reach(a: Mapping[int, float], b: Mapping[int, float]) -> float | None:

@@ -9,11 +9,19 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from statistics import fmean
 from typing import TYPE_CHECKING
 
 from bench.limits import STEADY
-from bench.report.effects import LOSS, Effect, average_seeds, list_means, take_readings, take_seeds
+from bench.report.effects import (
+    LOSS,
+    SAME_LOSS,
+    Effect,
+    average_log,
+    average_seeds,
+    list_means,
+    take_readings,
+    take_seeds,
+)
 from bench.report.metrics import METRICS, Metric
 from bench.verdict import (
     GUESSING,
@@ -60,13 +68,13 @@ def judge_learning(
         rows: the runs that count, of `summaries.latest`.
         cases: the same summarized.
     """
-    told = {row[0]: row[1:] for row in cases[["cell", *_TOLD]].itertuples(index=False)}
+    told = {row[0]: row[1:] for row in cases[["cell", *SAME_LOSS]].itertuples(index=False)}
     losses = take_seeds(take_readings(LOSS, rows))
     for metric in LEARNT:
         seeds = losses if metric is LOSS else take_seeds(take_readings(metric, rows))
         concerned = []
         for effect in effects:
-            pairs = [pair for pair in effect.pairs if told[pair[0]][:2] == told[pair[1]][:2]]
+            pairs = [pair for pair in effect.pairs if told[pair[0]] == told[pair[1]]]
             known = [(a, b) for a, b in pairs if a in seeds and b in seeds]
             if effect.axis == "precision" and known:
                 concerned.append((effect, pairs, known))
@@ -85,22 +93,18 @@ def judge_learning(
             yield Lesson(effect, metric, equivalence, len(known), len(pairs), remarks)
 
 
-_TOLD = ("fraction", "dataset")
-
 _Seeds = dict[int, dict[int, tuple[float, float]]]
 
 
 def _find_ends(pairs: Sequence[tuple[int, int]], seeds: _Seeds) -> tuple[float, float]:
     """The ratio of the pair where it is lowest, and where it is highest."""
-    logs = [[fmean(log for _, log in seeds[cell].values()) for cell in pair] for pair in pairs]
-    ratios = [math.exp(after - before) for before, after in logs]
+    ratios = [math.exp(average_log(seeds[b]) - average_log(seeds[a])) for a, b in pairs]
     return min(ratios), max(ratios)
 
 
 def _guesses(cell: int, losses: _Seeds) -> bool:
     """Whether the loss of a case is still that of guessing; not, where it is unknown."""
-    logs = [log for _, log in losses.get(cell, {}).values()]
-    return bool(logs) and learnt_nothing(math.exp(fmean(logs)))
+    return cell in losses and learnt_nothing(math.exp(average_log(losses[cell])))
 
 
 def _list_remarks(
@@ -113,7 +117,8 @@ def _list_remarks(
         yield equivalence.lack
     if ends[1] / ends[0] > 1 + MARGIN:
         yield f"from {ends[0]:.3f} to {ends[1]:.3f} over the cases"
-    if any(told[a][1] == "synthetic" for a, _ in pairs):
+    of = [told[before] for before, _ in pairs]
+    if any(dataset == "synthetic" for _, dataset in of):
         yield "synthetic"
-    if any(told[a][0] < 1 for a, _ in pairs):
+    if any(fraction < 1 for fraction, _ in of):
         yield "part of an epoch"
