@@ -10,7 +10,7 @@ from bench.limits import MIN_REPEATS, STEADY
 from bench.precision import PRECISIONS
 from bench.record import Status
 from bench.report import doubts, summaries
-from bench.report.axes import ORDER, Machines, name_axis
+from bench.report.axes import Machines, list_naming_axes, name_axis
 from bench.report.cells import (
     ESTIMATE,
     TIMED,
@@ -40,8 +40,7 @@ def answer(cases: pd.DataFrame, machines: Machines, varying: Collection[str]) ->
         varying: the axes in which cases differ; a case is named by what it has of them.
     """
     settings = ["model", "dataset"]
-    named = [name for name in ORDER if name in (*varying, "precision", "batch_size")]
-    named = [name for name in named if name not in settings]
+    named = [name for name in list_naming_axes(varying) if name not in settings]
     several = (cases["model"].nunique() > 1) or (cases["dataset"].nunique() > 1)
     for pair in list(machines)[:MOST_SECTIONS]:
         theirs = cases[(cases["sweep"] == pair[0]) & (cases["machine"] == pair[1])]

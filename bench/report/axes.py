@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from bench.case import (
@@ -58,6 +58,11 @@ def find_varying(cases: pd.DataFrame) -> tuple[str, ...]:
         if several:
             varying.append(name)
     return tuple(varying)
+
+
+def list_naming_axes(varying: Collection[str]) -> list[str]:
+    """The axes by which a sentence names a case: those that vary, and two that are always told."""
+    return [name for name in ORDER if name in (*varying, "precision", "batch_size")]
 
 
 def name_axis(axis: str) -> str:

@@ -29,13 +29,13 @@ def iterate(frame: pd.DataFrame) -> Iterator[Row]:
     return frame.itertuples(index=False)
 
 
-def quantity_cell(quantity: Quantity, row: Row, prefix: str = "") -> Cell:
+def quantity_cell(quantity: Quantity, row: Row, prefix: str = "", *, spread: bool = True) -> Cell:
     """Write one number of a case, the ends of its spread and an estimate's mark, without unit."""
     value = getattr(row, prefix + quantity.name)
     if not is_number(value):
         return Cell(NOTHING)
     text = quantity.write(value)
-    if not prefix and quantity.spread:
+    if spread and not prefix and quantity.spread:
         text += _write_spread(quantity, row, value)
     if not prefix and is_estimate(quantity, row):
         text = f"{ESTIMATE}{text}"
@@ -79,10 +79,10 @@ def outcome(status: str, reason: str = "", inferred: bool = False) -> str:
     return names.get(status, status) + (" (inferred)" if inferred else "")
 
 
-def time_cell(row: Row) -> Cell:
+def time_cell(row: Row, *, spread: bool = True) -> Cell:
     """Write a case's epoch time, or the outcome that left it without one."""
     if row.status in TIMED:
-        return quantity_cell(QUANTITIES["epoch_time_s"], row)
+        return quantity_cell(QUANTITIES["epoch_time_s"], row, spread=spread)
     return Cell(outcome(row.status, row.reason, bool(row.inferred)), row.status)
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from bench.case import AXES, Case
 from bench.record import Status
 from bench.report import summaries
-from bench.report.axes import ORDER
+from bench.report.axes import ORDER, list_naming_axes
 from bench.report.cells import ESTIMATE, iterate, name_case, outcome
 from bench.report.quantities import GIB, MEMORY, RSS, is_number
 from bench.report.spread import CONFIDENCE, Spread
@@ -72,7 +72,7 @@ def _outcomes(rows: pd.DataFrame, varying: Collection[str]) -> Iterator[str]:
     told = rows[(rows["reason"] != "") & (rows["status"] != Status.OK.value)]
     # that memory ran out is said in its row; what it was concluded from is not
     told = told[(told["status"] != Status.OOM.value) | told["inferred"].astype(bool)]
-    axes = [name for name in ORDER if name in (*varying, "precision", "batch_size")]
+    axes = list_naming_axes(varying)
     lines: dict[str, dict[str, None]] = {}
     for row in iterate(told):
         ended = f"{outcome(row.status, inferred=bool(row.inferred))}: {row.reason}"

@@ -14,7 +14,6 @@ from bench.report import axes, summaries
 from bench.report.answers import answer, summarize_effects
 from bench.report.axes import MACHINE, Machines, name_axis, name_value, sort_cases
 from bench.report.cells import (
-    ESTIMATE,
     TIMED,
     Row,
     iterate,
@@ -354,7 +353,7 @@ def _tabulate_machines(
         if key not in lines and len(lines) == MOST_ROWS:
             break
         line = lines.setdefault(key, {})
-        cell = _plain_time(row)
+        cell = time_cell(row, spread=False)
         if row.status in TIMED and (said := remarks(row, below)):
             cell = Cell(f"{cell.text} ({said})", cell.value)
         # two environments of one machine: which of them is meant, nobody can say
@@ -373,14 +372,6 @@ def _tabulate_machines(
         for key, line in lines.items()
     )
     yield Table("machines", "Epoch time (s) side by side", heads, rows, ())
-
-
-def _plain_time(row: Row) -> Cell:
-    """A case's epoch time without its spread, or its outcome."""
-    if row.status not in TIMED:
-        return time_cell(row)
-    mark = ESTIMATE if row.fraction < 1 else ""
-    return Cell(f"{mark}{QUANTITIES['epoch_time_s'].write(row.epoch_time_s)}", row.epoch_time_s)
 
 
 def _tabulate_published(cases: pd.DataFrame, machines: Machines) -> Iterator[Table]:
