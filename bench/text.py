@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 # also what a terminal obeys beyond ASCII (U+009B starts a sequence) and what turns text around
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]+")
@@ -19,6 +20,22 @@ def write_text(text: str) -> str:
     text = clean(text)
     # a spreadsheet runs a cell that starts like this; the apostrophe makes it text there
     return f"'{text}" if text.startswith((*_FORMULA, "'")) else text
+
+
+def replace_file(file: Path, content: str | bytes) -> None:
+    """Write a file whole or not at all: an interrupt leaves what was there before.
+
+    It does not wait for the disk, so a power cut may undo it.
+
+    Args:
+        content: text is written in UTF-8.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    temporary = file.with_name(f".{file.name}")
+    temporary.write_bytes(content.encode() if isinstance(content, str) else content)
+    temporary.replace(file)
 
 
 def last_line(text: str) -> str:

@@ -23,6 +23,7 @@ from bench.record import Status
 from bench.report.scalemap import GRADIENTS, MAP, TRAININGS
 from bench.store.cells import CONFIG, LOGS, RECORDS, STEPS
 from bench.store.reader import read_records
+from bench.text import replace_file
 
 STATE, CHECKS, LOG, PAGE = "card.json", "checks.json", "log.txt", "report.html"
 FIGURE, LOCK = "images-per-s.png", ".card.lock"
@@ -97,9 +98,8 @@ class Card:
         values = {"version": VERSION, **asdict(self)}
         del values["folder"]
         self.folder.mkdir(parents=True, exist_ok=True)
-        temporary = self.folder / f".{STATE}"
-        temporary.write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n")
-        temporary.replace(self.folder / STATE)
+        text = json.dumps(values, indent=2, ensure_ascii=False) + "\n"
+        replace_file(self.folder / STATE, text)
 
     @classmethod
     def read(cls, folder: Path) -> Card:

@@ -38,7 +38,7 @@ from bench.errors import UsageError, nearest
 from bench.fingerprint import check_outputs
 from bench.flags import Parser, add_axes, read_axes, run_command
 from bench.precision import PRECISIONS
-from bench.text import clean
+from bench.text import clean, replace_file
 
 FILE = "check.json"
 STEPS, LEAST_STEPS = 60, 20
@@ -344,9 +344,7 @@ def _simplify(value: Any) -> Any:
 
 def _write(report: Mapping[str, Any], out: Path) -> None:
     """Write the file whole or not at all, so that an interrupt leaves the checks that ended."""
-    partial = out / f"{FILE}.partial"
-    partial.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-    partial.replace(out / FILE)
+    replace_file(out / FILE, json.dumps(report, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ from bench.report.scalemap import (
     summarize_scale_map,
 )
 from bench.store.cells import write_lines
+from bench.text import replace_file
 
 SUMMARY, FIGURE, PICTURE = "scales.md", "scales.svg", "scales.png"
 
@@ -60,10 +61,10 @@ def write_map(scales: ScaleMap) -> None:
     try:
         scales.folder.mkdir(parents=True, exist_ok=True)
         # the head last: it names no case whose rows are not there
-        _replace(scales.folder / GRADIENTS, write_lines(_gradients(scales)))
-        _replace(scales.folder / TRAININGS, write_lines(_trainings(scales)))
+        replace_file(scales.folder / GRADIENTS, write_lines(_gradients(scales)))
+        replace_file(scales.folder / TRAININGS, write_lines(_trainings(scales)))
         text = json.dumps(head, indent=2, allow_nan=False) + "\n"
-        _replace(scales.folder / MAP, text.encode())
+        replace_file(scales.folder / MAP, text)
     except OSError as error:
         raise UsageError(f"--out {scales.folder}: {error.strerror}; choose another") from error
 
@@ -75,15 +76,9 @@ def write_pages(scales: ScaleMap) -> None:
         lines += [escape(line), ""]
     for table in scale_map_tables(scales):
         lines += table_lines(table)
-    _replace(scales.folder / SUMMARY, ("\n".join(lines) + "\n").encode())
-    _replace(scales.folder / FIGURE, draw_scale_map(scales).encode())
-    _replace(scales.folder / PICTURE, rasterize_scale_map(scales))
-
-
-def _replace(file: Path, data: bytes) -> None:
-    partial = file.with_name(file.name + ".partial")
-    partial.write_bytes(data)
-    partial.replace(file)
+    replace_file(scales.folder / SUMMARY, "\n".join(lines) + "\n")
+    replace_file(scales.folder / FIGURE, draw_scale_map(scales))
+    replace_file(scales.folder / PICTURE, rasterize_scale_map(scales))
 
 
 def _describe(case: Any) -> dict[str, Any]:

@@ -36,7 +36,7 @@ from bench.record import (
 )
 from bench.store.cells import CONFIG, LOGS, RECORDS, STEPS, write_lines
 from bench.store.reader import read_text
-from bench.text import clean
+from bench.text import clean, replace_file
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -157,10 +157,8 @@ class Store:
         Raises:
             StoreError: it cannot be written.
         """
-        temporary = self.folder / f".{CONFIG}"
         try:
-            temporary.write_text(json.dumps(config, indent=2) + "\n")
-            temporary.replace(self.folder / CONFIG)
+            replace_file(self.folder / CONFIG, json.dumps(config, indent=2) + "\n")
         except OSError as error:
             raise StoreError(f"{self.folder / CONFIG}: {error.strerror}") from error
 
