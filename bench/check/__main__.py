@@ -15,12 +15,12 @@ import textwrap
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, is_dataclass
+from dataclasses import asdict, is_dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any, TextIO
 
-from bench.apex import find_apex, refuse_apex
+from bench.apex import find_apex
 from bench.case import (
     AXES,
     SAME_QUESTION,
@@ -33,11 +33,12 @@ from bench.case import (
 )
 from bench.check.checks import CHECKS, Answer, Finding, Result, answer
 from bench.data import DatasetInfo, prepare, progress_bar
-from bench.environment import Platform, ask, has_cuda, refuse_missing, with_inputs
+from bench.environment import ask, has_cuda, refuse_missing
 from bench.errors import UsageError, nearest
 from bench.fingerprint import check_outputs
 from bench.flags import Parser, add_axes, read_axes, run_command
 from bench.precision import PRECISIONS
+from bench.sweep.preflight import Inputs
 from bench.text import clean, replace_file
 
 FILE = "check.json"
@@ -110,9 +111,9 @@ def check(argv: Sequence[str]) -> int:
     out = given.out or Path("results") / f"check-{datetime.now():%Y%m%d-%H%M%S}"
     screen = sys.stderr if given.json else sys.stdout
     refuse_missing(["torch", "numpy", "seaborn"])
-    platform, models, datasets = find_inputs(cases, given.data_dir, given.data_url)
+    inputs = find_inputs(cases, given.data_dir, given.data_url)
     for case in cases:
-        if why := platform.discourage(PRECISIONS[case.precision]):
+        if why := inputs.platforms[case.device].discourage(PRECISIONS[case.precision]):
             print(f"warning: {case.precision}: {why}, so it will be slow", file=sys.stderr)
     _make(out)
     findings: list[dict[str, Any]] = []
@@ -123,11 +124,10 @@ def check(argv: Sequence[str]) -> int:
     }
     failed = 0
     for case in cases:
-        data = datasets[case.dataset]
-        environment = with_inputs(platform.environment, data, models[case.model])
+        data = inputs.datasets[case.dataset]
         entry: dict[str, Any] = {
             "case": {name: format_value(getattr(case, name)) for name in AXES},
-            "environment": asdict(environment),
+            "environment": asdict(inputs.describe(case)),
             "checks": [],
         }
         findings.append(entry)
@@ -214,13 +214,8 @@ def choose_cases(axes: Mapping[str, list[Value]]) -> list[Case]:
     return grid({**(small if device == ["cpu"] else {}), **axes, "device": device})
 
 
-def find_inputs(
-    cases: Sequence[Case], data_dir: Path | None, data_url: str | None
-) -> tuple[Platform, dict[str, Any], dict[str, DatasetInfo]]:
+def find_inputs(cases: Sequence[Case], data_dir: Path | None, data_url: str | None) -> Inputs:
     """Examine device and models and decode the images, and refuse what cannot be trained.
-
-    Returns:
-        The device, the models' fingerprints and the datasets, by name.
 
     Raises:
         UsageError: torch cannot use the device, a precision cannot run there, a model is broken or
@@ -228,14 +223,11 @@ def find_inputs(
     """
     with _show_running("machine and model"):
         found = ask([cases[0].device], list(dict.fromkeys(case.model for case in cases)))
-    platform = found.platform(cases[0].device)
+    platforms = {cases[0].device: found.platform(cases[0].device)}
     models = {case.model: found.fingerprint(case.model) for case in cases}
+    inputs = Inputs(platforms, models, {}, apex=find_apex())
     for case in cases:
-        precision = PRECISIONS[case.precision]
-        why = platform.refuse(precision)
-        if precision.apex and not why:
-            why = refuse_apex(find_apex(), case.opt_level, case.device)
-        if why:
+        if why := inputs.refuse(case):
             raise UsageError(f"--precision {case.precision}: {why}; leave it out")
     with progress_bar() as progress:
         datasets = {
@@ -245,7 +237,7 @@ def find_inputs(
     for case in cases:
         check_batches(case, datasets[case.dataset].train_images)
         check_outputs(case.model, models[case.model], datasets[case.dataset].classes)
-    return platform, models, datasets
+    return replace(inputs, datasets=datasets)
 
 
 def _parse_steps(text: str) -> int:
