@@ -460,6 +460,7 @@ def test_a_scale_that_only_a_whole_batch_bears(data: DatasetInfo) -> None:
     assert failing(subject(data, precision="fp16", loss_scale=2.0**17), "own-pixels") == set()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("generation", ["2018", "2019", "today"])
 def test_apex_passes(
     generation: str, data: DatasetInfo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -503,6 +504,7 @@ def keep_the_graph(self: Training, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor
     return loss, (y == 0).sum(), self.update()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "caught"), [(keep_the_loss, {"graphs"}), (keep_the_graph, {"graphs", "memory"})]
 )

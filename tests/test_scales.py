@@ -758,6 +758,7 @@ def test_the_figure_shows_each_case(tmp_path: Path) -> None:
 # ----------------------------------------------------------------------------------------- command
 
 
+@pytest.mark.slow
 def test_the_command_makes_a_map_and_shows_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
