@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Batch = tuple[torch.Tensor, torch.Tensor]
+    Divided = tuple[Iterator[torch.Tensor], torch.Tensor]
 
 # Per channel, of pixels in 0..1: the constants pytorch-cifar normalises with.
 MEAN = (0.4914, 0.4822, 0.4465)
@@ -25,6 +26,9 @@ class Batches:
     With ``augment``, training batches are cropped at random from the padded image and flipped
     with probability 1/2. The order and every draw depend on ``seed`` and the epoch alone, not on
     the batch size; CPU and CUDA generators draw differently from the same seed.
+
+    Args:
+        micro_batch: images at a time that `divide` makes of a batch (default: the whole batch).
     """
 
     def __init__(
@@ -33,6 +37,7 @@ class Batches:
         labels: NDArray[np.integer],
         *,
         batch_size: int,
+        micro_batch: int | None = None,
         device: torch.device | str,
         seed: int,
         augment: bool = True,
@@ -40,6 +45,7 @@ class Batches:
         import torch
 
         self.batch_size = batch_size
+        self.micro_batch = micro_batch or batch_size
         self.seed = seed
         self.augment = augment
         # torch.tensor copies: from_numpy would warn of, and then write to, a read-only map
@@ -57,6 +63,18 @@ class Batches:
 
         The same ``index`` gives the same batches every time.
         """
+        for parts, y in self._divide(index, steps, self.batch_size):
+            yield next(parts), y
+
+    def divide(self, index: int = 0, steps: int | None = None) -> Iterator[Divided]:
+        """Yield the same batches, the images of each as its micro-batches.
+
+        A micro-batch is made when it is asked for, so that only one stands in float32 on the
+        device. The last one of a batch may be smaller, and a smaller last batch has fewer of them.
+        """
+        return self._divide(index, steps, self.micro_batch)
+
+    def _divide(self, index: int, steps: int | None, size: int) -> Iterator[Divided]:
         import torch
 
         n, device = len(self.images), self.images.device
@@ -65,14 +83,20 @@ class Batches:
         order = torch.randperm(n, generator=generator, device=device)
         corners = torch.randint(2 * PADDING + 1, (2, n), generator=generator, device=device)
         flips = torch.rand(n, generator=generator, device=device) < 0.5
-        augment = _Augmentation(self.batch_size, device) if self.augment else None
+        augment = _Augmentation(size, device) if self.augment else None
+
+        def make(first: int, end: int) -> Iterator[torch.Tensor]:
+            for start in range(first, end, size):
+                part = slice(start, min(start + size, end))
+                x = self.images.index_select(0, order[part])
+                if augment is not None:
+                    x = augment(x, corners[:, part], flips[part])
+                yield self._normalise(x)
+
         for step in range(len(self) if steps is None else min(steps, len(self))):
-            batch = slice(step * self.batch_size, (step + 1) * self.batch_size)
-            chosen = order[batch]
-            x = self.images.index_select(0, chosen)
-            if augment is not None:
-                x = augment(x, corners[:, batch], flips[batch])
-            yield self._normalise(x), self.labels.index_select(0, chosen)
+            first = step * self.batch_size
+            end = min(first + self.batch_size, n)
+            yield make(first, end), self.labels.index_select(0, order[first:end])
 
     def evaluation(self, batch_size: int | None = None) -> Iterator[Batch]:
         """Yield every image once, in order and as it is, ``batch_size`` at a time."""
