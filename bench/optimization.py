@@ -9,6 +9,8 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from bench.errors import UsageError
+
 
 @dataclass(frozen=True)
 class OptimizerKind:
@@ -63,9 +65,16 @@ def scale_lr(lr: float, rule: str, batch_size: int, base_batch: int) -> float:
 def count_warmup_steps(warmup: str, steps: int) -> int:
     """How many of ``steps`` training steps an axis value of ``lr_warmup`` is.
 
+    Raises:
+        UsageError: there are fewer steps than that.
+
     >>> count_warmup_steps("20", 391), count_warmup_steps("5%", 391)
     (20, 20)
     """
     if warmup.endswith("%"):
         return round(float(warmup[:-1]) / 100 * steps)
+    if int(warmup) > steps:
+        raise UsageError(
+            f"--lr-warmup {warmup} is longer than the training's {steps} steps; use at most {steps}"
+        )
     return int(warmup)

@@ -115,8 +115,10 @@ class Fp16UtilsOptimizer:
     def loss_scale(self) -> float:
         return self.scaler.scale
 
-    def backward(self, loss: Tensor) -> None:
+    def backward(self, loss: Tensor, update_master_grads: bool = True) -> None:
         (loss.float() * self.loss_scale).backward()
+        if not update_master_grads:
+            return
         scale = self.loss_scale
         used = [(m, w) for m, w in self.pairs if w.grad is not None]
         self.overflow = self.scaler.skips(_bad([w.grad for _, w in used]))  # type: ignore[misc]
@@ -249,7 +251,7 @@ class ContribOptimizer:
 class _Amp:
     scaler: _Scaler
     pairs: list[tuple[Tensor, Tensor]]
-    skip = False
+    skip = delayed = False
 
 
 def initialize(
@@ -263,6 +265,7 @@ def initialize(
     if {p.dtype for p in model.parameters()} != {torch.float32}:
         raise RuntimeError("the model is to be in fp32")
     _Amp.scaler, _Amp.pairs, _Amp.skip = _Scaler(loss_scale), [], False
+    _Amp.delayed = False
     forward, step = model.forward, optimizer.step
     if opt_level == "O1":
 
@@ -292,19 +295,32 @@ def initialize(
     return model, optimizer
 
 
-@contextmanager
-def scale_loss(loss: Tensor, optimizer: Any) -> Iterator[Tensor]:
-    """Give the scaled loss; unscale the gradients, into the masters where there are any."""
-    scaler = _Amp.scaler
+def _make_masters(optimizer: Any) -> None:
+    """At the first loss that is unscaled; the gradients that fp32 weights have by then are lost."""
     (group,) = optimizer.param_groups
     if optimizer.late:
         for i, weight in enumerate(group["params"]):
             if weight.dtype == torch.float16:
                 group["params"][i] = _copy_in_fp32(weight)
                 _Amp.pairs.append((group["params"][i], weight))
+            else:
+                weight.grad = None
         optimizer.late = False
+
+
+@contextmanager
+def scale_loss(loss: Tensor, optimizer: Any, delay_unscale: bool = False) -> Iterator[Tensor]:
+    """Give the scaled loss; unscale the gradients, into the masters where there are any."""
+    scaler = _Amp.scaler
+    (group,) = optimizer.param_groups
     scale = scaler.scale
+    if not delay_unscale and not _Amp.delayed:
+        _make_masters(optimizer)
     yield loss.float() * scale
+    _Amp.delayed = delay_unscale
+    if delay_unscale:
+        return
+    _make_masters(optimizer)
     weights = {id(master): weight for master, weight in _Amp.pairs}
     seen = [weights.get(id(p), p) for p in group["params"]]
     _Amp.skip = scaler.skips(_bad([w.grad for w in seen if w.grad is not None]))

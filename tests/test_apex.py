@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from apex_for_tests import install
 from torch import Tensor
-from training_for_tests import CPU, LR, batch, small, training
+from training_for_tests import CPU, LR, MOMENTUM, WEIGHT_DECAY, batch, small, training
 
 from bench.apex import Apex, Interface, choose_interface, find_apex, refuse_apex
 from bench.case import Case, grid
@@ -27,7 +27,7 @@ from bench.precision import OPT_LEVELS, find_formats, set_flags
 from bench.record import Status
 from bench.store.reader import read_records
 from bench.sweep.__main__ import main as sweep
-from bench.training.loop import MOMENTUM, WEIGHT_DECAY, Training, train_epoch
+from bench.training.loop import Training, train_epoch
 from bench.training.timing import StepClock
 
 WAYS = [("2018", None), ("2019", None), ("today", None), *(("2019", level) for level in OPT_LEVELS)]

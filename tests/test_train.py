@@ -16,7 +16,9 @@ from training_for_tests import (
     CPU,
     HALVES,
     LR,
+    MOMENTUM,
     OURS,
+    WEIGHT_DECAY,
     batch,
     curve,
     differing_masters,
@@ -36,7 +38,7 @@ from bench.data.batches import Batches
 from bench.gpu.recording import Replay
 from bench.models import build_model
 from bench.precision import POLICIES, PRECISIONS
-from bench.training.loop import MOMENTUM, WEIGHT_DECAY, Training, train_epoch
+from bench.training.loop import Training, train_epoch
 from bench.training.loss_scale import DynamicScale
 from bench.training.timing import StepClock
 

@@ -16,11 +16,13 @@ from torch import Tensor, nn
 from bench.gpu.device import Device
 from bench.gpu.monitor import Monitor, Observation
 from bench.models import build_model
+from bench.optimization import OPTIMIZERS
 from bench.precision import PRECISIONS, set_flags
-from bench.training.loop import MOMENTUM, WEIGHT_DECAY, Training
+from bench.training.loop import Training
 
 CPU = torch.device("cpu")
 LR = 0.05
+MOMENTUM, WEIGHT_DECAY = OPTIMIZERS["sgd"].momentum, OPTIMIZERS["sgd"].weight_decay
 OURS = [name for name, precision in PRECISIONS.items() if not precision.apex]
 
 

@@ -150,7 +150,7 @@ class Subject:
                 done, new = len(losses), list[Tensor]()
                 for index, (x, y) in enumerate(islice(supply, self.steps), done):
                     if index in (0, done + self.steps - 1):
-                        with read_layers(training, index, lr=self.case.lr) as reading:
+                        with read_layers(training, index, lr=training.lr) as reading:
                             loss, _, overflowed = training.step(x, y)
                         readings[1:] = [reading] if readings else []
                         readings = readings or [reading]

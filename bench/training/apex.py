@@ -17,17 +17,25 @@ from torch import Tensor, nn
 
 from bench.apex import Interface, choose_interface, find_apex
 from bench.errors import UnsupportedError
+from bench.optimization import OPTIMIZERS
 from bench.precision import cast, is_dynamic
-from bench.training.loop import MOMENTUM, WEIGHT_DECAY, Training
+from bench.training.loop import Training
 
 Optimizers = Callable[[], torch.optim.Optimizer]
+SGD = OPTIMIZERS["sgd"]
 
 
 class Recipe(Protocol):
     """What of apex stands between a loss and the weights."""
 
-    def backward(self, loss: Tensor) -> None:
-        """Backpropagate the loss, float32 of shape (), times the scale."""
+    def backward(self, loss: Tensor, last: bool) -> None:
+        """Backpropagate the loss, float32 of shape (), times the scale, and add to the gradients.
+
+        Only after the last micro-batch of a step are they unscaled and searched for overflow.
+        """
+
+    def set_lr(self, lr: float) -> None:
+        """Set the learning rate of the steps from here on."""
 
     def step(self) -> Tensor | None:
         """Update the weights, or skip, and clear all gradients.
@@ -49,6 +57,11 @@ class Recipe(Protocol):
 
 def _masters(optimizer: Any) -> list[Tensor]:
     return [p for group in optimizer.param_groups for p in group["params"]]
+
+
+def _set_lr(optimizer: Any, lr: float) -> None:
+    for group in optimizer.param_groups:
+        group["lr"] = lr
 
 
 class _Fp16Optimizer:
@@ -78,6 +91,8 @@ class _Fp16Optimizer:
         )
         if "verbose" in signature(wrap).parameters:  # not yet in the first months, of 2018
             self._arguments["verbose"] = False
+        # fp16_utils': whether backward is to copy and unscale; contrib's leaves both to the step
+        self._unscales = len(signature(wrap.backward).parameters) > 2
         self.restart()
 
     def restart(self) -> None:
@@ -100,9 +115,13 @@ class _Fp16Optimizer:
         """The loss scale now."""
         return float(getattr(self._optimizer, self._scale_name))
 
-    def backward(self, loss: Tensor) -> None:
-        """Backpropagate the scaled loss."""
-        self._optimizer.backward(loss)
+    def backward(self, loss: Tensor, last: bool) -> None:
+        """Backpropagate the scaled loss; gradients add up in the weights' ``.grad``."""
+        self._optimizer.backward(loss, *([last] if self._unscales else []))
+
+    def set_lr(self, lr: float) -> None:
+        """Set the learning rate of the steps from here on."""
+        _set_lr(self._optimizer, lr)
 
     def step(self) -> Tensor | None:
         """Step or skip, and clear all gradients, those of the masters too."""
@@ -135,9 +154,13 @@ class _Amp:
             model, optimizer, opt_level=opt_level, loss_scale=setting, verbosity=0
         )
         self._scaling = {name: dict(state) for name, state in amp.state_dict().items()}
+        # apex makes its masters with the first loss, and then clears the gradients of weights in
+        # fp32: after the first micro-batch of several that would lose them
+        with amp.scale_loss(torch.zeros((), device=weights[0].device), self._optimizer):
+            pass
 
     def restart(self) -> None:
-        """Copy the weights to the masters, if there are any yet, and go back to the first scale."""
+        """Copy the weights to the masters and go back to the first scale."""
         with torch.no_grad():
             for master, weight in zip(self.masters(), self._weights, strict=True):
                 master.copy_(weight)
@@ -148,17 +171,21 @@ class _Amp:
         self._amp.load_state_dict({name: dict(state) for name, state in self._scaling.items()})
 
     def masters(self) -> list[Tensor]:
-        """What the optimizer steps: the weights, until the first step at O2 makes masters."""
+        """What the optimizer steps: at O2 masters, else the weights."""
         return _masters(self._optimizer)
 
     def scale(self) -> float:
         """The loss scale now."""
         return float(self._amp.state_dict()["loss_scaler0"]["loss_scale"])
 
-    def backward(self, loss: Tensor) -> None:
-        """Backpropagate the scaled loss; apex unscales the gradients as the context closes."""
-        with self._amp.scale_loss(loss, self._optimizer) as scaled:
+    def backward(self, loss: Tensor, last: bool) -> None:
+        """Backpropagate the scaled loss; apex unscales the sum as the last context closes."""
+        with self._amp.scale_loss(loss, self._optimizer, delay_unscale=not last) as scaled:
             scaled.backward()
+
+    def set_lr(self, lr: float) -> None:
+        """Set the learning rate of the steps from here on."""
+        _set_lr(self._optimizer, lr)
 
     def step(self) -> Tensor | None:
         """Step or skip, and clear all gradients; apex itself clears those of the masters."""
@@ -174,7 +201,7 @@ class ApexTraining(Training):
         UnsupportedError: the apex that is installed cannot, or cannot be imported.
     """
 
-    def _equip(self, lr: float) -> None:
+    def _equip(self) -> None:
         """Hand network and optimizer to apex, which makes the masters.
 
         The optimizer is torch's fused SGD, as for our own precisions, but for contrib's
@@ -190,20 +217,20 @@ class ApexTraining(Training):
             )
         try:
             self.apex = f"{installed.version} {interface}".strip() if installed else None
-            self._recipe: Recipe = self._build(interface, setting, lr)
+            self._recipe: Recipe = self._build(interface, setting)
         except ImportError as error:
             raise UnsupportedError(
                 f"NVIDIA apex cannot be imported ({error}); build it for this torch"
             ) from error
 
-    def _build(self, interface: Interface, setting: float | str, lr: float) -> Recipe:
+    def _build(self, interface: Interface, setting: float | str) -> Recipe:
         # on a CPU torch 2.13's fused SGD steps fp16 weights wrongly, as O3 has them: 0.16 off after
         # one step of 216 weights from N(0, 1)
         fast = self.device.type == "cuda"
 
         def torch_sgd() -> torch.optim.Optimizer:
             return torch.optim.SGD(
-                self.parameters, lr, MOMENTUM, weight_decay=WEIGHT_DECAY, fused=fast
+                self.parameters, self.lr, SGD.momentum, weight_decay=SGD.weight_decay, fused=fast
             )
 
         if interface is Interface.AMP:
@@ -228,7 +255,9 @@ class ApexTraining(Training):
                 {"params": [p for p in self.parameters if p.dtype is dtype]}
                 for dtype in dict.fromkeys(p.dtype for p in self.parameters)
             ]
-            optimizer: torch.optim.Optimizer = sgd(alike, lr, MOMENTUM, weight_decay=WEIGHT_DECAY)
+            optimizer: torch.optim.Optimizer = sgd(
+                alike, self.lr, SGD.momentum, weight_decay=SGD.weight_decay
+            )
             return optimizer
 
         return _Fp16Optimizer(wrap, "cur_scale", setting, apex_sgd, self.parameters)
@@ -244,13 +273,21 @@ class ApexTraining(Training):
         self.model.load_state_dict(self._start)
         self.model.zero_grad(set_to_none=True)
         self._recipe.restart()
+        self.set_lr(self.lr)
 
-    def learn(self, loss: Tensor) -> Tensor:
-        """Backpropagate and update as apex does; whether the gradients overflowed: bool, ().
+    def set_lr(self, lr: float) -> None:
+        """Set the learning rate of the steps from here on."""
+        self._recipe.set_lr(lr)
+
+    def backward(self, loss: Tensor, last: bool = True) -> None:
+        """Backpropagate as apex does, and add to the gradients."""
+        self._recipe.backward(loss, last)
+
+    def update(self) -> Tensor:
+        """Update as apex does; whether the gradients overflowed: bool, ().
 
         A step that apex skips counts as one, whatever the gradients were.
         """
-        self._recipe.backward(loss)
         overflowed = _overflowed(self.parameters)
         skipped = self._recipe.step()
         return overflowed if skipped is None else overflowed | skipped.ne(0).any()

@@ -6,8 +6,9 @@ predictions and overflows stay there until the epoch ends.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from itertools import chain
 
 import torch
@@ -16,12 +17,13 @@ from torch import Tensor, nn
 
 from bench.case import Case
 from bench.errors import UsageError
+from bench.optimization import scale_lr
 from bench.precision import Precision, autocast, cast, find_formats
 from bench.training.loss_scale import build_loss_scale
+from bench.training.optimizers import build_optimizer, clear_state
 from bench.training.timing import StepClock
 
 CLASSES = 10
-MOMENTUM, WEIGHT_DECAY = 0.9, 5e-4  # pytorch-cifar's, as in 2019
 
 
 class Training:
@@ -29,6 +31,8 @@ class Training:
 
     Args:
         model: on the CPU, in float32.
+        lr: learning rate of every step, unless `set_lr` says otherwise.
+        optimizer: one of `OPTIMIZERS`.
         loss_scale: an axis value: None, a positive number or the name of one of `POLICIES`.
         opt_level: one of `OPT_LEVELS`, for apex.
         classes: logits that the model gives for an image.
@@ -44,6 +48,7 @@ class Training:
         device: torch.device,
         *,
         lr: float,
+        optimizer: str = "sgd",
         loss_scale: float | str | None = None,
         skip_overflow: bool = False,
         channels_last: bool = False,
@@ -55,12 +60,12 @@ class Training:
         # kept on the CPU, so that remembering the start costs no device memory
         self._start = {name: value.clone() for name, value in model.state_dict().items()}
         self._loss_scale_setting, self._skip_overflow = loss_scale, skip_overflow
-        self._opt_level = opt_level
-        self.precision, self.device = precision, device
+        self._opt_level, self._optimizer_name = opt_level, optimizer
+        self.lr, self.precision, self.device = lr, precision, device
         self.memory_format = torch.channels_last if channels_last else torch.contiguous_format
         self.model = model
         self.parameters = [p for p in model.parameters() if p.requires_grad]
-        self._equip(lr)
+        self._equip()
         # dynamic=False: the last, smaller batch compiles for itself during warm-up instead of
         # turning the full batch's code into the slower general one
         self.forward = torch.compile(model, dynamic=False) if compile else model
@@ -69,7 +74,7 @@ class Training:
     def _move(self) -> None:
         self.model.to(self.device, memory_format=self.memory_format)  # type: ignore[call-overload]
 
-    def _equip(self, lr: float) -> None:
+    def _equip(self) -> None:
         """Cast the network and move it, and make masters and optimizer."""
         cast(self.model, self.precision)
         self._move()
@@ -89,14 +94,7 @@ class Training:
             if master is not weight:
                 copied.setdefault(weight.dtype, []).append((master, weight))
         self._copied = list(copied.values())
-        # fused: one kernel, and a step is skipped inside it instead of by asking the device
-        self.optimizer = torch.optim.SGD(
-            self.masters, lr, MOMENTUM, weight_decay=WEIGHT_DECAY, fused=True
-        )
-        for parameter in self.masters:
-            # torch's fused SGD would make it with empty_like, and a first step that overflows and
-            # is skipped would leave it uninitialised; from zero the first step is the same
-            self.optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+        self.optimizer = build_optimizer(self._optimizer_name, self.masters, self.lr)
 
     @classmethod
     def of(
@@ -116,7 +114,8 @@ class Training:
             model,
             formats,
             device,
-            lr=case.lr,
+            lr=scale_lr(case.lr, case.lr_scaling, case.batch_size, case.base_batch),
+            optimizer=case.optimizer,
             loss_scale=case.loss_scale,
             skip_overflow=case.skip_overflow,
             channels_last=case.channels_last,
@@ -127,7 +126,7 @@ class Training:
 
     @torch.no_grad()
     def reset(self) -> None:
-        """Go back to the start: weights, BatchNorm statistics, optimizer and loss scale.
+        """Go back to the start: weights, BatchNorm statistics, optimizer, lr and loss scale.
 
         Warm-up steps train the model; without this, the epoch after them is not one from scratch.
         """
@@ -139,32 +138,58 @@ class Training:
                 master.copy_(start)
                 master.grad = None
         self.model.zero_grad(set_to_none=True)
-        for state in self.optimizer.state.values():
-            state["momentum_buffer"].zero_()
+        clear_state(self.optimizer)
+        self.set_lr(self.lr)
         self.loss_scale = build_loss_scale(
             self._loss_scale_setting, self.device, self._skip_overflow
         )
 
-    def step(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Train on one batch.
+    def set_lr(self, lr: float) -> None:
+        """Set the learning rate of the steps from here on."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+
+    def step(self, x: Tensor | Iterable[Tensor], y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Train on one batch, whole or in micro-batches, and update once.
+
+        The loss of a micro-batch of n images of N counts n / N, so that the gradients of all of
+        them sum to that of the mean loss over the batch. autograd sums them in the weight's
+        ``.grad``, in its dtype, as for apex and torch.amp: fp16 weights sum in fp16. BatchNorm
+        normalises each micro-batch by its own statistics, which makes the result another one.
 
         Args:
-            x: images, float32 (N, 3, 32, 32), on the device.
+            x: images, float32 (N, 3, 32, 32), on the device; or micro-batches of them, in order.
             y: labels, int64 (N,).
 
         Returns:
             Mean loss (float32), images predicted right (int64) and whether the scaled gradients
             overflowed (bool), each of shape () and still on the device.
         """
-        logits = self.classify(x)
-        loss = F.cross_entropy(logits, y)
-        overflowed = self.learn(loss)
-        correct = (logits.detach().argmax(dim=1) == y).sum()
-        return loss.detach(), correct, overflowed
+        losses, hits, done = [], [], 0
+        for part in (x,) if isinstance(x, Tensor) else x:
+            labels = y[done : done + len(part)]
+            done += len(part)
+            logits = self.classify(part)
+            loss = F.cross_entropy(logits, labels)
+            if len(part) < len(y):
+                loss = loss * (len(part) / len(y))
+            self.backward(loss, last=done == len(y))
+            losses.append(loss.detach())
+            hits.append((logits.detach().argmax(dim=1) == labels).sum())
+        overflowed = self.update()
+        return reduce(torch.add, losses), reduce(torch.add, hits), overflowed
+
+    def backward(self, loss: Tensor, last: bool = True) -> None:
+        """Backpropagate the scaled loss, float32 of shape (), and add to the gradients.
+
+        Args:
+            last: whether an update follows, rather than another micro-batch.
+        """
+        self.loss_scale.scale(loss).backward()
 
     def learn(self, loss: Tensor) -> Tensor:
         """Backpropagate the scaled loss and update; whether the gradients overflowed: bool, ()."""
-        self.loss_scale.scale(loss).backward()
+        self.backward(loss)
         return self.update()
 
     def current_scale(self) -> Tensor:
@@ -239,14 +264,18 @@ class Epoch:
 
 def train_epoch(
     training: Training,
-    batches: Iterable[tuple[Tensor, Tensor]],
+    batches: Iterable[tuple[Tensor | Iterable[Tensor], Tensor]],
     clock: StepClock,
     on_step: Callable[[int, Tensor], None],
+    rates: Sequence[float] | None = None,
 ) -> Callable[[], Epoch]:
     """Train on ``batches``; the epoch's readings are fetched from the device when asked for.
 
     Args:
+        batches: images and labels, as `Training.step` takes them.
         on_step: told each step's index and loss (float32, (), on the device).
+        rates: the learning rate of each step, at least as many as batches; by default all have
+            that of the training.
 
     Returns:
         A function that waits for the device and returns the `Epoch`, so that the caller decides
@@ -256,6 +285,8 @@ def train_epoch(
     results: list[tuple[Tensor, ...]] = []
     clock.tick()
     for index, (x, y) in enumerate(batches):
+        if rates is not None:
+            training.set_lr(rates[index])
         scale = training.current_scale()
         results.append((*training.step(x, y), scale))
         clock.tick()

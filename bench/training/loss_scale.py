@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from bench.precision import POLICIES, DynamicPolicy
+from bench.training.optimizers import skips_itself
 
 
 class LossScale(Protocol):
@@ -62,8 +63,8 @@ class StaticScale:
     the overflow is counted.
 
     Args:
-        skip: leave the weights as they are in a step whose gradients overflowed; the optimizer must
-            be fused, so that it can do so without asking the device.
+        skip: leave the weights as they are in a step whose gradients overflowed. A fused optimizer
+            does so without asking the device; for any other the step waits for the answer.
     """
 
     def __init__(self, value: float, device: torch.device, skip: bool = False) -> None:
@@ -77,8 +78,10 @@ class StaticScale:
     def step(self, optimizer: torch.optim.Optimizer, parameters: Sequence[Tensor]) -> Tensor:
         """Divide the gradients by the scale and step."""
         overflowed = _overflowed(parameters)
-        if self.skip:
+        if self.skip and skips_itself(optimizer):
             optimizer.found_inf = overflowed.float()  # type: ignore[attr-defined]
+        elif self.skip and overflowed:
+            return overflowed
         grads = [p.grad for p in parameters if p.grad is not None]
         torch._foreach_mul_(grads, 1 / self.value)
         optimizer.step()
@@ -95,7 +98,8 @@ class DynamicScale:
     The rules of apex are that of torch's GradScaler but for their constants and bounds: apex
     counted the steps since the last overflow and grew at every multiple of its window, and a count
     that starts anew at each multiple comes to the same. So GradScaler carries them all out. With a
-    fused optimizer it skips inside the kernel, and no step waits for the device.
+    fused optimizer it skips inside the kernel, and no step waits for the device; with any other
+    each step waits to be told whether to skip.
     """
 
     def __init__(self, device: torch.device, policy: DynamicPolicy = POLICIES["dynamic"]) -> None:

@@ -1,0 +1,100 @@
+"""The optimizers of `OPTIMIZERS`, their state made before the first step.
+
+torch's fused ones make the state of a weight in its first step, SGD's uninitialised: a first step
+that overflows and is skipped would leave it so. From zero the first step is the same, and memory
+does not grow in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bench.errors import UnsupportedError
+from bench.optimization import OPTIMIZERS
+
+
+def build_optimizer(name: str, parameters: Sequence[Tensor], lr: float) -> torch.optim.Optimizer:
+    """Make the optimizer ``name`` of `OPTIMIZERS` for ``parameters``.
+
+    SGD and AdamW are fused: one kernel, and a step is skipped inside it instead of by asking the
+    device. LARS has no such kernel: where steps may be skipped, each waits for the device.
+
+    Raises:
+        UnsupportedError: it needs a package that is not installed.
+    """
+    return _BUILDERS[name](parameters, lr)
+
+
+def skips_itself(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether a step reads ``found_inf`` on the device and is skipped there, as a fused one is."""
+    # what torch.amp.GradScaler asks
+    return getattr(optimizer, "_step_supports_amp_scaling", False)
+
+
+def clear_state(optimizer: torch.optim.Optimizer) -> None:
+    """Set the state of every weight to zero, as it was before the first step."""
+    for state in optimizer.state.values():
+        for value in state.values():
+            value.zero_()
+
+
+def _build_sgd(parameters: Sequence[Tensor], lr: float) -> torch.optim.Optimizer:
+    kind = OPTIMIZERS["sgd"]
+    optimizer = torch.optim.SGD(
+        parameters, lr, kind.momentum, weight_decay=kind.weight_decay, fused=True
+    )
+    for parameter in parameters:
+        optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+    return optimizer
+
+
+def _build_adamw(parameters: Sequence[Tensor], lr: float) -> torch.optim.Optimizer:
+    optimizer = torch.optim.AdamW(
+        parameters, lr, weight_decay=OPTIMIZERS["adamw"].weight_decay, fused=True
+    )
+    for parameter in parameters:
+        optimizer.state[parameter] = {
+            # a fused step counts on the device, so as not to count one that it skips
+            "step": torch.zeros((), device=parameter.device),
+            "exp_avg": torch.zeros_like(parameter),
+            "exp_avg_sq": torch.zeros_like(parameter),
+        }
+    return optimizer
+
+
+TRUST = 0.001
+"""LARS: the part of its norm by which a layer moves at a learning rate of 1, as in the paper."""
+
+
+def _build_lars(parameters: Sequence[Tensor], lr: float) -> torch.optim.Optimizer:
+    """LARS as You et al. have it, arXiv 1708.03888, algorithm 1, for weights of two dimensions up.
+
+    ``v = m v + TRUST |w| / (|g| + b |w|) (g + b w); w = w - lr v``. The paper has the learning rate
+    inside v, which is the same where it is constant. Biases and BatchNorm's weights get SGD with
+    momentum and neither this nor weight decay.
+    """
+    try:
+        from pytorch_optimizer import LARS
+    except ImportError as error:
+        raise UnsupportedError(
+            f"--optimizer lars cannot be imported ({error}): pip install 'pytorch-optimizer>=4.1'"
+        ) from error
+    kind = OPTIMIZERS["lars"]
+    made: Any = LARS(
+        parameters,
+        lr,
+        weight_decay=kind.weight_decay,
+        momentum=kind.momentum,
+        trust_coefficient=TRUST,
+    )
+    for parameter in parameters:
+        made.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+    optimizer: torch.optim.Optimizer = made
+    return optimizer
+
+
+_BUILDERS = {"sgd": _build_sgd, "adamw": _build_adamw, "lars": _build_lars}
