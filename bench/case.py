@@ -17,7 +17,7 @@ from typing import Any
 from bench.data import DATASETS
 from bench.errors import UsageError, nearest
 from bench.models import parse_model
-from bench.optimization import LR_SCALINGS, OPTIMIZERS, SCHEDULES
+from bench.optimization import LR_SCALINGS, OPTIMIZERS, SCHEDULES, count_warmup_steps
 from bench.precision import OPT_LEVELS, POLICIES, PRECISIONS, is_dynamic
 from bench.text import parse_bytes, write_bytes
 
@@ -450,11 +450,11 @@ def micro_batch(case: Case) -> int:
 
 
 def check_batches(case: Case, train_images: int) -> None:
-    """Refuse a batch size that does not fit the dataset.
+    """Refuse a batch size or a warm-up that does not fit the dataset.
 
     Raises:
-        UsageError: the batch is larger than the dataset, or a last batch or micro-batch holds one
-            image.
+        UsageError: the batch is larger than the dataset, a last batch or micro-batch holds one
+            image, or the learning rate's warm-up is longer than the training.
     """
     if case.batch_size > train_images:
         raise UsageError(
@@ -476,3 +476,4 @@ def check_batches(case: Case, train_images: int) -> None:
                 f"--accumulate {case.accumulate} leaves a micro-batch of one image in a {what} of "
                 f"{images}, and BatchNorm needs two; choose another number"
             )
+    count_warmup_steps(case.lr_warmup, case.epochs * math.ceil(train_images / case.batch_size))

@@ -137,8 +137,8 @@ def _train() -> None:
     warm_up_shapes(training, batches, case, lambda step, loss: None)
     start_over(training, batches, case)
     start = time.perf_counter()
-    for x, y in batches.epoch(0, steps):
-        training.step(x, y)
+    for batch in batches.divide(0, steps):
+        training.step(*batch)
     synchronize(device)
     print(time.perf_counter() - start)
 

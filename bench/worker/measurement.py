@@ -13,7 +13,7 @@ from itertools import chain, count
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from bench.case import Case
+from bench.case import Case, micro_batch
 from bench.record import Measurement, Step
 from bench.training.flop import count_flop
 from bench.worker.channel import Channel, Reporter
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import torch
 
     from bench.data import Dataset
-    from bench.data.batches import Batches
+    from bench.data.batches import Batches, Divided
     from bench.training.loop import Epoch, Training
     from bench.training.proof import Contradiction
     from bench.training.timing import Warmup
@@ -49,6 +49,7 @@ def measure(case: Case, folder: str, channel: Channel, started: float) -> Findin
 
     from bench.precision import read_flags
     from bench.training.loop import train_epoch
+    from bench.training.schedule import learning_rates
     from bench.training.timing import StepClock, synchronize
 
     found = Findings()
@@ -64,12 +65,12 @@ def measure(case: Case, folder: str, channel: Channel, started: float) -> Findin
     _read_memory(device, "warmup", found)
     start_over(training, batches, case)
 
-    steps = count_steps(case, batches)
+    steps, rates = count_steps(case, batches), learning_rates(case, case.epochs * len(batches))
     clock, report = StepClock(device), Reporter(channel, device, "epoch", steps)
     before, others = _count_allocator_troubles(device), OtherWork()
     channel.enter("epoch")
     start = time.perf_counter()
-    fetch = train_epoch(training, batches.epoch(0, steps=steps), clock, report)
+    fetch = train_epoch(training, batches.divide(0, steps=steps), clock, report, rates)
     synchronize(device)
     m.measured_time_s = time.perf_counter() - start
     channel.enter("evaluation")
@@ -80,11 +81,14 @@ def measure(case: Case, folder: str, channel: Channel, started: float) -> Findin
     epoch, times = fetch(), clock.read()
     _describe_time(found, case, epoch, times, batches)
     _describe_learning(found, case, epoch, training)
+    m.peak_lr = max(rates[: len(times)])
     scales = epoch.loss_scales if case.loss_scale is not None else [None] * len(times)
-    rows = zip(epoch.images, epoch.losses, epoch.correct, times, scales, strict=True)
+    rows = zip(
+        epoch.images, epoch.losses, epoch.correct, times, scales, rates[: len(times)], strict=True
+    )
     found.steps = [
-        Step(i, n, _finite(loss), hits, t, scale)
-        for i, (n, loss, hits, t, scale) in enumerate(rows)
+        Step(i, n, _finite(loss), hits, t, scale, lr)
+        for i, (n, loss, hits, t, scale, lr) in enumerate(rows)
     ]
 
     # what follows is not worth losing a measured epoch for
@@ -167,10 +171,10 @@ def _prove(training: Training, batches: Batches, case: Case, found: Findings) ->
     m, precision = found.measurement, training.precision
     # on a card as many as in a step, for which cuDNN has chosen its algorithms already: for two
     # it would choose, or with cudnn_benchmark time, those of every layer anew
-    looked = case.batch_size if training.device.type == "cuda" else 2
+    looked = micro_batch(case) if training.device.type == "cuda" else 2
     images = next(batches.evaluation(looked))[0]
     setting = Setting(
-        precision, training.device, case.batch_size, training.memory_format, case.compile
+        precision, training.device, micro_batch(case), training.memory_format, case.compile
     )
     proof = prove(setting, training.model, images)
     m.arithmetic = proof.arithmetic
@@ -200,6 +204,7 @@ def set_up(case: Case, folder: str) -> tuple[Dataset, Batches, Training]:
         data.train_images,
         data.train_labels,
         batch_size=case.batch_size,
+        micro_batch=micro_batch(case),
         device=device,
         seed=case.seed,
     )
@@ -226,7 +231,7 @@ _SMALLER_STEPS = 3  # of a shape that one step in an epoch has: one to tune, one
 def warm_up_shapes(
     training: Training, batches: Batches, case: Case, on_step: Callable[[int, torch.Tensor], None]
 ) -> Warmup:
-    """Warm each batch shape that is measured; say what it took.
+    """Warm each batch shape that is measured, with its micro-batches; say what it took.
 
     The smaller last batch stands in a whole epoch alone, for one step: three steps tune, compile
     and allocate for it. Where a part is measured it is not run at all;
@@ -235,7 +240,7 @@ def warm_up_shapes(
     from bench.training.timing import Warmup, synchronize, warm_up
 
     full = len(batches.labels) // case.batch_size
-    epochs = chain.from_iterable(batches.epoch(index, steps=full) for index in count(1))
+    epochs = chain.from_iterable(batches.divide(index, steps=full) for index in count(1))
     stream = enumerate(epochs)  # making batches is warmed up too
 
     def step() -> None:
@@ -244,10 +249,9 @@ def warm_up_shapes(
 
     warm = warm_up(step, training.device, count_steps(case, batches))
     for size in _measured_shapes(case, batches)[1:]:
-        _, (x, y) = next(stream)
         moments = [time.perf_counter()]
         for _ in range(_SMALLER_STEPS):
-            training.step(x[:size], y[:size])
+            training.step(*_shorten(next(stream)[1], size))
             synchronize(training.device)
             moments.append(time.perf_counter())
         warm = Warmup(
@@ -257,6 +261,20 @@ def warm_up_shapes(
             warm.steady,
         )
     return warm
+
+
+def _shorten(batch: Divided, images: int) -> Divided:
+    """The first ``images`` of a batch, in micro-batches as a smaller batch has them."""
+    parts, y = batch
+
+    def shortened() -> Iterator[torch.Tensor]:
+        left = images
+        while left > 0:
+            part = next(parts)[:left]
+            left -= len(part)
+            yield part
+
+    return shortened(), y[:images]
 
 
 def start_over(training: Training, batches: Batches, case: Case) -> None:
@@ -271,10 +289,8 @@ def start_over(training: Training, batches: Batches, case: Case) -> None:
         # would grow anew inside the epoch: so empty it, then grow it by a step of each shape
         gc.collect()
         torch.cuda.empty_cache()
-        x, y = next(batches.epoch(1, steps=1))
         for size in _measured_shapes(case, batches):
-            training.step(x[:size], y[:size])
-        del x, y
+            training.step(*_shorten(next(batches.divide(1, steps=1)), size))
     training.reset()
     seed_all(case.seed)
     synchronize(training.device)
@@ -354,14 +370,14 @@ def evaluate(training: Training, data: Dataset, case: Case, found: Findings) -> 
     batches = Batches(
         data.test_images,
         data.test_labels,
-        batch_size=case.batch_size,
+        batch_size=micro_batch(case),
         device=training.device,
         seed=case.seed,
         augment=False,
     )
     # evaluation mode is new to cuDNN and the compiler: a batch of each shape goes first, untimed
     x, y = next(batches.evaluation())
-    rest = len(batches.labels) % case.batch_size or len(x)
+    rest = len(batches.labels) % batches.batch_size or len(x)
     training.evaluate([(x, y), (x[:rest], y[:rest])])
     synchronize(training.device)
     start = time.perf_counter()
