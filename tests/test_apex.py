@@ -65,12 +65,13 @@ def rounded(generation: str, opt_level: str | None) -> list[Tensor]:
 # -------------------------------------------------------------------------------- the contract
 
 
+@pytest.mark.parametrize("sizes", [(16,), (7, 7, 2)], ids=["whole", "in parts"])
 @pytest.mark.parametrize("scale", [1.0, 128.0, "dynamic"])
 @pytest.mark.parametrize(("generation", "level"), WAYS)
 def test_a_step_is_the_rule_in_float64(
-    generation: str, level: str | None, scale: float | str, start: Start
+    generation: str, level: str | None, scale: float | str, sizes: tuple[int, ...], start: Start
 ) -> None:
-    """Given the scaled gradients that left the network: unscaled, on masters in fp32.
+    """Given the scaled gradients that the weights hold in the end: unscaled, on masters in fp32.
 
     O3 has no masters: its weights and momentum are rounded to fp16 at each step.
     """
@@ -78,13 +79,22 @@ def test_a_step_is_the_rule_in_float64(
     used = float(ours.current_scale())
     assert used == (2**16 if scale == "dynamic" else scale)
     grads: dict[int, Tensor] = {}
+    sums: dict[int, Tensor] = {}
     for i, p in enumerate(ours.parameters):
-        p.register_hook(lambda g, i=i: grads.__setitem__(i, g.double() / used))
+        p.register_hook(lambda g, i=i: sums.update({i: sums.get(i, 0) + g.double() / used}))
+        p.register_post_accumulate_grad_hook(
+            lambda p, i=i: grads.__setitem__(i, p.grad.double() / used)  # type: ignore[union-attr]
+        )
     exact = [p.double() for p in rounded(generation, level)]
     speed = [torch.zeros_like(e) for e in exact]
     for seed in range(5):
-        overflowed = ours.step(*batch(seed=seed))[2]
+        x, y = batch(seed=seed)
+        sums.clear()
+        overflowed = ours.step(x.split(sizes), y)[2]
         assert not overflowed
+        for i, p in enumerate(ours.parameters):
+            near = 4 * (2.0**-11 if p.dtype == torch.float16 else 2.0**-24)
+            assert float((grads[i] - sums[i]).norm()) <= near * float(sums[i].norm())
         for i, e in enumerate(exact):
             speed[i] = MOMENTUM * speed[i] + grads[i] + WEIGHT_DECAY * e
             exact[i] = e - LR * speed[i]
@@ -142,6 +152,52 @@ def test_an_overflow_with_a_dynamic_scale_skips_and_halves(
     assert epoch.loss_scales == [2**16, 2**15]
     assert float(ours.current_scale()) == 2**14
     assert all(map(torch.equal, before, ours.parameters))
+
+
+@pytest.mark.parametrize("bad", [0, 7, 15])
+@pytest.mark.parametrize("scale", [128.0, "dynamic"])
+@pytest.mark.parametrize(("generation", "level"), WAYS)
+def test_an_overflow_in_one_micro_batch_is_one_of_the_step(
+    generation: str, level: str | None, scale: float | str, bad: int, start: Start
+) -> None:
+    """Told once, whichever it is in; the scale falls once, and a skipped step leaves nothing."""
+    ours = start(generation, level, scale)
+    x, y = batch()
+    ours.step(x.split((7, 7, 2)), y)
+    before = [p.detach().clone() for p in ours.parameters]
+    used = float(ours.current_scale())
+    spoilt_x = x.clone()
+    spoilt_x[bad] = torch.inf
+    parts = [(spoilt_x.split((7, 7, 2)), y)]
+    epoch = train_epoch(ours, parts, StepClock(CPU), lambda step, loss: None)()
+    assert epoch.overflowed == [True]
+    assert float(ours.current_scale()) == (used / 2 if scale == "dynamic" else used)
+    skipped = scale == "dynamic" or generation == "today"
+    assert all(map(torch.equal, before, ours.parameters)) is skipped
+    if skipped:
+        assert not ours.step(x.split((7, 7, 2)), y)[2]
+        assert not all(map(torch.equal, before, ours.parameters))
+
+
+@pytest.mark.parametrize(("generation", "level"), WAYS)
+def test_each_step_has_its_learning_rate(generation: str, level: str | None, start: Start) -> None:
+    """A step at 0 moves nothing; after a reset it is the training's own again."""
+    ours = start(generation, level, 128.0)
+    before = [p.detach().clone() for p in ours.parameters]
+    rates = [0.0, LR]
+    seen: list[bool] = []
+    train_epoch(
+        ours,
+        [batch(seed=seed) for seed in range(2)],
+        StepClock(CPU),
+        lambda step, loss: seen.append(all(map(torch.equal, before, ours.parameters))),
+        rates,
+    )
+    assert seen == [True, False]
+    ours.set_lr(0.0)
+    ours.reset()
+    ours.step(*batch())
+    assert not all(map(torch.equal, before, ours.parameters))
 
 
 @pytest.mark.parametrize(("generation", "level"), [("2018", None), ("today", None), ("2019", "O2")])

@@ -1,0 +1,326 @@
+"""Accumulation: a batch in micro-batches is the batch, in every precision and on overflow too."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from training_for_tests import CPU, LR, batch, differing_masters, distance, small, training
+
+from bench.case import Case, micro_batch
+from bench.data import DatasetInfo, prepare
+from bench.data.batches import Batches
+from bench.precision import POLICIES, PRECISIONS
+from bench.training.loop import Training, train_epoch
+from bench.training.loss_scale import DynamicScale
+from bench.training.timing import StepClock
+from bench.worker.channel import Channel
+from bench.worker.measurement import measure, set_up, start_over, warm_up_shapes
+
+IMAGES, BATCH = 61, 22  # batches of 22, 22 and 17
+HALF_STEPS = [
+    ("fp16", 128.0),
+    ("fp16", "dynamic"),
+    ("fp16-amp", 128.0),
+    ("bf16", None),
+    ("bf16-amp", None),
+]
+
+
+def smooth(seed: int = 0) -> nn.Module:
+    """No BatchNorm and no kink, so that float64 tells a wrong weight from rounding."""
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Conv2d(3, 4, 5, 4), nn.Tanh(), nn.Flatten(), nn.Linear(196, 10))
+
+
+def few_batches(accumulate: int) -> Batches:
+    rng = np.random.default_rng(0)
+    return Batches(
+        rng.integers(0, 256, (IMAGES, 3, 32, 32), dtype=np.uint8),
+        rng.integers(0, 10, IMAGES),
+        batch_size=BATCH,
+        micro_batch=micro_batch(Case(batch_size=BATCH, accumulate=accumulate)),
+        device=CPU,
+        seed=3,
+    )
+
+
+class Double(Training):
+    """Trains in float64."""
+
+    def classify(self, x: Tensor) -> Tensor:
+        return self.forward(x.double())  # type: ignore[no-any-return]
+
+
+def train_double(accumulate: int, optimizer: str = "sgd", model: nn.Module | None = None) -> Double:
+    """Two epochs of three batches, the last one uneven."""
+    ours = Double((model or smooth()).double(), PRECISIONS["fp32"], CPU, lr=LR, optimizer=optimizer)
+    for epoch in range(2):
+        train_epoch(
+            ours, few_batches(accumulate).divide(epoch), StepClock(CPU), lambda step, loss: None
+        )()
+    return ours
+
+
+# --------------------------------------------------------------------------------- the large batch
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+@pytest.mark.parametrize("accumulate", [1, 2, 3, 4, 5])
+def test_micro_batches_are_the_large_batch_in_float64(accumulate: int, optimizer: str) -> None:
+    """Six steps with momentum; of 4 and 5 the last micro-batch of each batch is uneven.
+
+    The large batch is trained by a plain loop and torch's plain optimizer.
+    """
+    plain = smooth().double()
+    made = {
+        "sgd": lambda: torch.optim.SGD(plain.parameters(), LR, 0.9, weight_decay=5e-4),
+        "adamw": lambda: torch.optim.AdamW(plain.parameters(), LR, weight_decay=1e-2),
+    }[optimizer]()
+    for epoch in range(2):
+        for x, y in few_batches(1).epoch(epoch):
+            made.zero_grad()
+            F.cross_entropy(plain(x.double()), y).backward()
+            made.step()
+    ours = train_double(accumulate, optimizer)
+    assert distance(ours.model, plain) < 1e-12
+    assert distance(plain, smooth()) > 1e-2
+
+
+@pytest.mark.parametrize("accumulate", [1, 2, 3, 4, 5])
+def test_a_step_says_the_loss_and_the_hits_of_the_whole_batch(accumulate: int) -> None:
+    epochs = []
+    for n in (1, accumulate):
+        ours = Double(smooth().double(), PRECISIONS["fp32"], CPU, lr=LR)
+        fetch = train_epoch(ours, few_batches(n).divide(), StepClock(CPU), lambda step, loss: None)
+        epochs.append(fetch())
+    whole, parts = epochs
+    assert parts.images == whole.images == [22, 22, 17]
+    assert parts.losses == pytest.approx(whole.losses, rel=1e-12)
+    assert parts.correct == whole.correct
+
+
+def test_batch_norm_makes_it_another_training() -> None:
+    """It normalises by the statistics of the micro-batch: what is exact without it is not."""
+    whole, parts = (train_double(n, model=small()).model for n in (1, 4))
+    assert distance(whole, parts) > 1e-4
+    assert [int(m[1].num_batches_tracked) for m in (whole, parts)] == [2 * 3, 2 * (4 + 4 + 3)]  # type: ignore[index]
+
+
+# ------------------------------------------------------------------------------- masters, overflow
+
+
+def in_parts(x: Tensor, *sizes: int) -> Iterator[Tensor]:
+    return iter(x.split(sizes))
+
+
+def no_norm(precision: str, **settings: object) -> Training:
+    return training(precision, build=smooth, **settings)
+
+
+@pytest.mark.parametrize(("precision", "scale"), HALF_STEPS)
+def test_masters_get_exactly_the_accumulated_gradient(
+    precision: str, scale: float | str | None
+) -> None:
+    """Bitwise: what autograd sums in the weights, unscaled and stepped once, momentum included."""
+    ours, plain = (no_norm(precision, loss_scale=scale) for _ in range(2))
+    assert precision.endswith("amp") or ours.parameters[0].dtype != torch.float32
+    for seed in range(3):
+        x, y = batch(seed=seed)
+        ours.step(in_parts(x, 7, 7, 2), y)
+        for part, labels in zip(x.split([7, 7, 2]), y.split([7, 7, 2]), strict=True):
+            loss = F.cross_entropy(plain.classify(part), labels)
+            plain.loss_scale.scale(loss * (len(labels) / 16)).backward()
+        assert all(p.grad is not None and p.grad.dtype == p.dtype for p in plain.parameters)
+        plain.update()
+        assert all(map(torch.equal, ours.masters, plain.masters))
+        assert all(map(torch.equal, ours.parameters, plain.parameters))
+    assert differing_masters(ours) == []
+
+
+@pytest.mark.parametrize(("precision", "scale"), HALF_STEPS)
+def test_every_precision_is_near_the_large_batch(precision: str, scale: float | str | None) -> None:
+    """Within a hundred roundings of it, where equal weights for 7, 7 and 2 are far outside."""
+    ours, whole, equal = (no_norm(precision, loss_scale=scale) for _ in range(3))
+    for seed in range(3):
+        x, y = batch(seed=seed)
+        ours.step(in_parts(x, 7, 7, 2), y)
+        whole.step(x, y)
+        for part, labels in zip(x.split([7, 7, 2]), y.split([7, 7, 2]), strict=True):
+            equal.backward(F.cross_entropy(equal.classify(part), labels) / 3)
+        equal.update()
+    assert distance(ours.model, whole.model) < 2e-3 < distance(equal.model, whole.model)
+
+
+@pytest.mark.parametrize("bad", [0, 1, 2])
+@pytest.mark.parametrize(
+    ("settings", "skips"),
+    [
+        ({"loss_scale": 128.0, "skip_overflow": True}, True),
+        ({"loss_scale": "dynamic"}, True),
+        ({"loss_scale": 128.0}, False),
+    ],
+)
+@pytest.mark.parametrize("precision", ["fp16", "fp16-amp"])
+def test_overflow_in_one_micro_batch_is_that_of_the_step(
+    precision: str, settings: dict[str, object], skips: bool, bad: int
+) -> None:
+    """Whichever it is in: the whole step is skipped and counted once, or inf reaches the weights"""
+    ours = no_norm(precision, **settings)
+    x, y = batch()
+    ours.step(in_parts(x, 7, 7, 2), y)
+    before = [p.detach().clone() for p in ours.masters]
+    momentum = [s["momentum_buffer"].clone() for s in ours.optimizer.state.values()]
+    scale = float(ours.current_scale())
+    spoilt = x.clone()
+    spoilt[[0, 7, 14][bad]] = torch.inf
+    epoch = train_epoch(
+        ours, [(in_parts(spoilt, 7, 7, 2), y)], StepClock(CPU), lambda step, loss: None
+    )()
+    assert epoch.overflowed == [True]
+    assert float(ours.current_scale()) == (
+        scale / 2 if settings["loss_scale"] == "dynamic" else scale
+    )
+    if skips:
+        assert all(map(torch.equal, before, ours.masters))
+        held = [s["momentum_buffer"] for s in ours.optimizer.state.values()]
+        assert all(map(torch.equal, momentum, held))
+        assert not ours.step(in_parts(x, 7, 7, 2), y)[2], "nothing of it is left in the gradients"
+        assert not all(map(torch.equal, before, ours.masters))
+    else:
+        assert not all(bool(torch.isfinite(p).all()) for p in ours.parameters)
+
+
+def test_a_sum_past_the_format_overflows_though_no_part_does() -> None:
+    """fp16 gradients are summed in fp16: 40,000 twice is past 65,504, and is seen."""
+    ours = no_norm("fp16", loss_scale=DYNAMIC)
+    for p in ours.parameters:
+        p.register_hook(lambda g: torch.full_like(g, 40_000.0))
+    x, y = batch()
+    assert not ours.step(x, y)[2]
+    assert ours.step(in_parts(x, 8, 8), y)[2]
+
+
+DYNAMIC = next(iter(POLICIES))
+
+
+# ---------------------------------------------------------------------------------------- batches
+
+
+@settings(max_examples=30)
+@given(st.integers(2, 40), st.integers(1, 40), st.integers(0, 3))
+def test_micro_batches_are_the_batch_in_order(size: int, accumulate: int, epoch: int) -> None:
+    """Joined they are its images bitwise, crops and flips too; all but the last are full."""
+    rng = np.random.default_rng(0)
+    images = rng.integers(0, 256, (IMAGES, 3, 32, 32), dtype=np.uint8)
+    micro = micro_batch(Case(batch_size=size, accumulate=min(accumulate, size)))
+    made = Batches(
+        images, np.arange(IMAGES), batch_size=size, micro_batch=micro, device=CPU, seed=1
+    )
+    for (x, y), (parts, labels) in zip(made.epoch(epoch), made.divide(epoch), strict=True):
+        cut = list(parts)
+        assert {len(part) for part in cut[:-1]} <= {micro}
+        assert 1 <= len(cut[-1]) <= micro
+        assert torch.equal(torch.cat(cut), x)
+        assert torch.equal(labels, y)
+
+
+def test_only_one_micro_batch_is_made_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The gradients of one are there before the next is made."""
+    made = few_batches(4)
+    events: list[str] = []
+    normalise = made._normalise
+    monkeypatch.setattr(
+        made, "_normalise", lambda x: (events.append(f"made {len(x)}"), normalise(x))[1]
+    )
+    ours = training(build=smooth)
+    ours.parameters[0].register_hook(lambda grad: events.append("backward"))
+    parts, y = next(made.divide())
+    ours.step(parts, y)
+    assert events == [e for n in (6, 6, 6, 4) for e in (f"made {n}", "backward")]
+
+
+# -------------------------------------------------------------------------- warm-up and evaluation
+
+
+def tiny() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3, 4), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(512, 10)
+    )
+
+
+@pytest.fixture(scope="module")
+def data() -> DatasetInfo:
+    return prepare("synthetic", data_dir=None)
+
+
+def test_every_micro_batch_shape_is_warm_before_it_is_measured(data: DatasetInfo) -> None:
+    """Full, the uneven one of a full batch, and that of the epoch's last batch; and no other."""
+    case = Case(model=f"{__name__}:tiny", dataset="synthetic", device="cpu")
+    for batch_size, accumulate, expected in (
+        (199, 6, {34, 29}),  # the last batch is three times 34
+        (200, 6, {34, 30, 32}),  # and here twice 34, and 32
+        (200, 1, {200, 100}),
+    ):
+        case = replace(case, batch_size=batch_size, accumulate=accumulate)
+        _, batches, training = set_up(case, data.folder)
+        batches.images, batches.labels = batches.images[:500], batches.labels[:500]
+        seen: list[int] = []
+        training.model.register_forward_hook(lambda m, args, out: seen.append(len(args[0])))  # noqa: B023
+        warm_up_shapes(training, batches, case, lambda step, loss: None)
+        assert set(seen) == expected
+        start_over(training, batches, case)
+        seen.clear()
+        train_epoch(training, batches.divide(0), StepClock(CPU), lambda step, loss: None)()
+        assert set(seen) == expected
+
+
+def test_a_measurement_in_micro_batches(data: DatasetInfo) -> None:
+    """Its rows are of optimizer steps, and without BatchNorm its losses are the large batch's."""
+    rows = {}
+    for accumulate in (1, 3):
+        case = Case(
+            model=f"{__name__}:smooth",
+            dataset="synthetic",
+            device="cpu",
+            batch_size=512,
+            accumulate=accumulate,
+            fraction=0.06,
+            lr=0.1,
+            lr_scaling="linear",
+            lr_warmup="2",
+            schedule="linear",
+        )
+        found = measure(case, data.folder, Channel(), time.monotonic())
+        m, rows[accumulate] = found.measurement, found.steps
+        assert m.measured_steps == 6
+        assert m.measured_images == 6 * 512
+        assert m.peak_lr == pytest.approx(0.4)
+        assert m.arithmetic == "float32"
+        assert [step.images for step in found.steps] == [512] * 6
+        # of the whole epoch's 98 steps, of which two warm up
+        rates = [0.4 / 3, 0.8 / 3, 0.4, 0.4 * 95 / 96, 0.4 * 94 / 96, 0.4 * 93 / 96]
+        assert [step.lr for step in found.steps] == pytest.approx(rates)
+    whole, parts = ([step.loss for step in rows[n]] for n in (1, 3))
+    assert parts == pytest.approx(whole, rel=1e-4)
+    assert [s.correct for s in rows[1]] == pytest.approx([s.correct for s in rows[3]], abs=2)
+
+
+def test_a_dynamic_scale_counts_steps_and_not_micro_batches() -> None:
+    """Three good steps of three micro-batches each: the scale doubles once."""
+    ours = no_norm("fp16", loss_scale="dynamic")
+    ours.loss_scale = DynamicScale(CPU, replace(POLICIES["dynamic"], initial=8.0, window=3))
+    x, y = batch()
+    scales = []
+    for _ in range(3):
+        ours.step(in_parts(x, 7, 7, 2), y)
+        scales.append(float(ours.current_scale()))
+    assert scales == [8.0, 8.0, 16.0]

@@ -1,0 +1,182 @@
+"""Optimizers: their rules in float64, a fresh start after a warm-up, and steps that are skipped."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from training_for_tests import CPU, LR, batch, small, training
+
+from bench.case import Case, grid
+from bench.errors import UnsupportedError, UsageError
+from bench.optimization import OPTIMIZERS
+from bench.precision import POLICIES
+from bench.training.loop import Training
+from bench.training.loss_scale import DynamicScale, StaticScale
+from bench.training.optimizers import TRUST, build_optimizer
+
+NAMES = [
+    pytest.param(
+        name,
+        marks=pytest.mark.skipif(
+            name == "lars" and not __import__("importlib.util").util.find_spec("pytorch_optimizer"),
+            reason="pytorch-optimizer is not installed",
+        ),
+    )
+    for name in OPTIMIZERS
+]
+Rule = Callable[[Tensor, Tensor, dict[str, Tensor], int, float], Tensor]
+
+
+def sgd_rule(w: Tensor, g: Tensor, state: dict[str, Tensor], step: int, lr: float) -> Tensor:
+    kind = OPTIMIZERS["sgd"]
+    state["v"] = kind.momentum * state.get("v", torch.zeros_like(w)) + g + kind.weight_decay * w
+    return w - lr * state["v"]
+
+
+def adamw_rule(w: Tensor, g: Tensor, state: dict[str, Tensor], step: int, lr: float) -> Tensor:
+    """Loshchilov and Hutter, arXiv 1711.05101, algorithm 2, with torch's constants."""
+    m = state["m"] = 0.9 * state.get("m", torch.zeros_like(w)) + 0.1 * g
+    v = state["v"] = 0.999 * state.get("v", torch.zeros_like(w)) + 0.001 * g * g
+    change = (m / (1 - 0.9**step)) / ((v / (1 - 0.999**step)).sqrt() + 1e-8)
+    return w - lr * (change + OPTIMIZERS["adamw"].weight_decay * w)
+
+
+def lars_rule(w: Tensor, g: Tensor, state: dict[str, Tensor], step: int, lr: float) -> Tensor:
+    """You et al., arXiv 1708.03888, algorithm 1; vectors have plain SGD."""
+    kind = OPTIMIZERS["lars"]
+    local, decay = 1.0, 0.0
+    if w.ndim > 1:
+        decay = kind.weight_decay
+        local = TRUST * float(w.norm() / (g.norm() + decay * w.norm()))
+    before = state.get("v", torch.zeros_like(w))
+    state["v"] = kind.momentum * before + lr * local * (g + decay * w)
+    return w - state["v"]
+
+
+RULES: dict[str, Rule] = {"sgd": sgd_rule, "adamw": adamw_rule, "lars": lars_rule}
+
+
+@pytest.mark.parametrize(("precision", "scale"), [("fp32", None), ("fp16", 128.0), ("bf16", None)])
+@pytest.mark.parametrize("name", NAMES)
+def test_masters_follow_the_rule_in_float64(name: str, precision: str, scale: float | None) -> None:
+    """Given the gradients that the network made; some weights start at 0 for LARS's sake."""
+    ours = training(precision, optimizer=name, loss_scale=scale)
+    exact = [m.detach().double() for m in ours.masters]
+    begun = [e.clone() for e in exact]
+    states: list[dict[str, Tensor]] = [{} for _ in exact]
+    for step in range(1, 6):
+        x, y = batch(seed=step)
+        loss = F.cross_entropy(ours.classify(x), y)
+        ours.backward(loss)
+        grads = [p.grad.double() / (scale or 1) for p in ours.parameters if p.grad is not None]
+        assert not ours.update()
+        exact = [
+            RULES[name](e, g, state, step, LR)
+            for e, g, state in zip(exact, grads, states, strict=True)
+        ]
+        for master, weight, e, b in zip(ours.masters, ours.parameters, exact, begun, strict=True):
+            # AdamW's first steps divide by roots of tiny squares: some thousand roundings of fp32
+            far = 2.0**-12 * float((e - b).abs().max()) + 2.0**-22 * float(e.abs().max())
+            assert float((master.detach().double() - e).abs().max()) < far
+            assert torch.equal(weight, master.to(weight.dtype))
+            assert not torch.equal(e, b)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_reset_is_bitwise_a_fresh_start(name: str, precision: str) -> None:
+    """Weights, momentum, AdamW's count of steps: nothing is left, and nothing was missing."""
+    fresh, warmed = (training(precision, optimizer=name) for _ in range(2))
+    allocated = {k: v.shape for s in warmed.optimizer.state.values() for k, v in s.items()}
+    for seed in range(3):
+        warmed.step(*batch(seed=50 + seed))
+    assert {k: v.shape for s in warmed.optimizer.state.values() for k, v in s.items()} == allocated
+    assert any(bool(v.any()) for s in warmed.optimizer.state.values() for v in s.values())
+    warmed.reset()
+    for state in warmed.optimizer.state.values():
+        assert not any(bool(value.any()) for value in state.values())
+    for seed in range(3):
+        assert torch.equal(fresh.step(*batch(seed=seed))[0], warmed.step(*batch(seed=seed))[0])
+        assert all(map(torch.equal, fresh.masters, warmed.masters))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_state_made_in_advance_is_the_state_that_torch_makes(name: str) -> None:
+    """Three steps from it are bitwise three steps from none."""
+    weights = [[p.detach().clone() for p in small().parameters()] for _ in range(2)]
+    ours, plain = (build_optimizer(name, w, LR) for w in weights)
+    plain.state.clear()
+    for seed in range(3):
+        rng = torch.Generator().manual_seed(seed)
+        for a, b in zip(*weights, strict=True):
+            a.grad = torch.randn(a.shape, generator=rng)
+            b.grad = a.grad.clone()
+        ours.step()
+        plain.step()
+        assert all(map(torch.equal, *weights))
+    for a, b in zip(*weights, strict=True):
+        assert {k: (v.dtype, v.shape) for k, v in ours.state[a].items()} == {
+            k: (v.dtype, v.shape) for k, v in plain.state[b].items()
+        }
+
+
+@pytest.mark.parametrize("precision", ["fp16", "fp16-amp"])
+@pytest.mark.parametrize("kind", ["static", "dynamic"])
+@pytest.mark.parametrize("name", NAMES)
+def test_an_overflow_skips_the_step_and_leaves_no_trace(
+    name: str, kind: str, precision: str
+) -> None:
+    """The first step too: weights and state are bitwise what they were, and the next step is as
+    though it had not been.
+    """
+    ours, plain = (training(precision, optimizer=name) for _ in range(2))
+    for one in (ours, plain):
+        one.loss_scale = (
+            StaticScale(128.0, CPU, skip=True)
+            if kind == "static"
+            else DynamicScale(CPU, replace(POLICIES["dynamic"], initial=256.0))
+        )
+    if kind == "dynamic":
+        plain.loss_scale = DynamicScale(CPU, replace(POLICIES["dynamic"], initial=128.0))
+    statistics = {n: b.clone() for n, b in ours.model.named_buffers()}
+    for seed in range(2):
+        x, y = batch(seed=seed)
+        if seed == 0:
+            before = [m.detach().clone() for m in ours.masters]
+            assert bool(ours.step(torch.full_like(x, torch.inf), y)[2])
+            assert all(map(torch.equal, before, ours.masters))
+            assert not any(bool(v.any()) for s in ours.optimizer.state.values() for v in s.values())
+            for name_, buffer in ours.model.named_buffers():
+                buffer.copy_(statistics[name_])
+        assert not ours.step(x, y)[2]
+        plain.step(x, y)
+        assert all(map(torch.equal, ours.masters, plain.masters))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_without_skipping_an_overflow_reaches_the_weights(name: str) -> None:
+    ours = training("fp16", optimizer=name, loss_scale=128.0)
+    x, y = batch()
+    assert bool(ours.step(torch.full_like(x, torch.inf), y)[2])
+    assert not all(bool(torch.isfinite(p).all()) for p in ours.parameters)
+
+
+def test_lars_without_its_package_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pytorch_optimizer", None)
+    case = Case(optimizer="lars", precision="fp32", device="cpu")
+    with pytest.raises(UnsupportedError, match=r"pip install 'pytorch-optimizer>=") as raised:
+        Training.of(case, small(), CPU)
+    assert "\n" not in str(raised.value)
+
+
+def test_each_optimizer_takes_its_own_learning_rate() -> None:
+    cases = grid({"optimizer": [*OPTIMIZERS]})
+    assert {c.optimizer: c.lr for c in cases} == {n: k.lr for n, k in OPTIMIZERS.items()}
+    with pytest.raises(UsageError, match="trains with SGD only"):
+        grid({"optimizer": ["adamw"], "precision": ["fp16-apex"]})
