@@ -413,9 +413,11 @@ def test_a_loss_summed_behind_an_averaged_figure(
 
 def test_a_loss_partly_summed(data: DatasetInfo, monkeypatch: pytest.MonkeyPatch) -> None:
     """Twice the images make 1.5 times the step: more than noise, less than a sum."""
-    learn = Training.learn
+    made = Training.backward
     monkeypatch.setattr(
-        Training, "learn", lambda self, loss: learn(self, loss * self.images ** math.log2(1.5))
+        Training,
+        "backward",
+        lambda self, loss, last: made(self, loss * self.images ** math.log2(1.5), last),
     )
     classify = Training.classify
 

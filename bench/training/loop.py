@@ -187,11 +187,6 @@ class Training:
         """
         self.loss_scale.scale(loss).backward()
 
-    def learn(self, loss: Tensor) -> Tensor:
-        """Backpropagate the scaled loss and update; whether the gradients overflowed: bool, ()."""
-        self.backward(loss)
-        return self.update()
-
     def current_scale(self) -> Tensor:
         """What the next loss is multiplied by, float32 of shape ()."""
         return self.loss_scale.current()
@@ -215,11 +210,14 @@ class Training:
 
     @torch.no_grad()
     def update(self) -> Tensor:
-        """Step the optimizer, through the masters where there are any.
+        """Step the optimizer, through the masters where there are any, and clear all gradients.
 
         The rule, for each weight that has a gradient: copy the gradient to its master in fp32,
         step the master, and round the master to the weight's dtype. A weight in fp32 is its own
         master and is not copied. A weight without a gradient is left as it is, momentum included.
+
+        Returns:
+            Whether the scaled gradients overflowed: bool, of shape ().
         """
         for master, weight in chain.from_iterable(self._copied):
             if weight.grad is None:
