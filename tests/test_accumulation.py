@@ -19,6 +19,7 @@ from bench.case import Case, micro_batch
 from bench.data import DatasetInfo, prepare
 from bench.data.batches import Batches
 from bench.precision import POLICIES, PRECISIONS
+from bench.rehearsal.dispatch import Watch
 from bench.training.loop import Training, train_epoch
 from bench.training.loss_scale import DynamicScale
 from bench.training.timing import StepClock
@@ -312,6 +313,37 @@ def test_a_measurement_in_micro_batches(data: DatasetInfo) -> None:
     whole, parts = ([step.loss for step in rows[n]] for n in (1, 3))
     assert parts == pytest.approx(whole, rel=1e-4)
     assert [s.correct for s in rows[1]] == pytest.approx([s.correct for s in rows[3]], abs=2)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "precision", "settings"),
+    [
+        ("sgd", "fp32", {}),
+        ("sgd", "fp16", {"loss_scale": 128.0, "skip_overflow": True}),
+        ("sgd", "fp16-amp", {"loss_scale": "dynamic"}),
+        ("adamw", "fp16", {"loss_scale": 128.0, "skip_overflow": True}),
+        ("adamw", "bf16", {}),
+    ],
+)
+def test_nothing_in_a_step_of_micro_batches_waits_for_the_device(
+    optimizer: str, precision: str, settings: dict[str, object]
+) -> None:
+    """By the rules that a rehearsal applies; and a schedule's rate launches nothing."""
+    watch = Watch()
+    with watch:
+        ours = training(precision, optimizer=optimizer, **settings)
+        x, y = batch()
+    for parts in ((16,), (7, 7, 2)):
+        ours.step(x.split(parts), y)
+    launches = []
+    for rates in (None, [0.01]):
+        watch.judge()
+        with watch:
+            step = [(x.split((7, 7, 2)), y)]
+            train_epoch(ours, step, StepClock(CPU), lambda step, loss: None, rates)
+        assert watch.breaches == []
+        launches.append(watch.launches)
+    assert launches[0] == launches[1] > 0
 
 
 def test_a_dynamic_scale_counts_steps_and_not_micro_batches() -> None:

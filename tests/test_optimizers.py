@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from importlib.util import find_spec
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from bench.case import Case, grid
 from bench.errors import UnsupportedError, UsageError
 from bench.optimization import OPTIMIZERS
 from bench.precision import POLICIES
+from bench.rehearsal.dispatch import Rule, Watch
 from bench.training.loop import Training
 from bench.training.loss_scale import DynamicScale, StaticScale
 from bench.training.optimizers import TRUST, build_optimizer
@@ -24,13 +26,13 @@ NAMES = [
     pytest.param(
         name,
         marks=pytest.mark.skipif(
-            name == "lars" and not __import__("importlib.util").util.find_spec("pytorch_optimizer"),
+            name == "lars" and find_spec("pytorch_optimizer") is None,
             reason="pytorch-optimizer is not installed",
         ),
     )
     for name in OPTIMIZERS
 ]
-Rule = Callable[[Tensor, Tensor, dict[str, Tensor], int, float], Tensor]
+Formula = Callable[[Tensor, Tensor, dict[str, Tensor], int, float], Tensor]
 
 
 def sgd_rule(w: Tensor, g: Tensor, state: dict[str, Tensor], step: int, lr: float) -> Tensor:
@@ -59,7 +61,7 @@ def lars_rule(w: Tensor, g: Tensor, state: dict[str, Tensor], step: int, lr: flo
     return w - state["v"]
 
 
-RULES: dict[str, Rule] = {"sgd": sgd_rule, "adamw": adamw_rule, "lars": lars_rule}
+RULES: dict[str, Formula] = {"sgd": sgd_rule, "adamw": adamw_rule, "lars": lars_rule}
 
 
 @pytest.mark.parametrize(("precision", "scale"), [("fp32", None), ("fp16", 128.0), ("bf16", None)])
@@ -157,6 +159,21 @@ def test_an_overflow_skips_the_step_and_leaves_no_trace(
         assert not ours.step(x, y)[2]
         plain.step(x, y)
         assert all(map(torch.equal, ours.masters, plain.masters))
+
+
+@pytest.mark.parametrize("skip", [False, True])
+@pytest.mark.parametrize("name", NAMES)
+def test_only_lars_waits_for_the_device_and_only_to_skip(name: str, skip: bool) -> None:
+    watch = Watch()
+    with watch:
+        ours = training("fp16", optimizer=name, loss_scale=128.0, skip_overflow=skip)
+        x, y = batch()
+    ours.step(x, y)
+    watch.judge()
+    with watch:
+        ours.step(x, y)
+    read_back = {Rule.READ} if name == "lars" and skip else set()
+    assert {breach.rule for breach in watch.breaches} == read_back
 
 
 @pytest.mark.parametrize("name", NAMES)
