@@ -188,7 +188,7 @@ def _conclude(last: Finished, seen: Observation) -> Outcome:
         missing="; ".join(f"{name}: {why}" for name, why in missing.items()) or None,
         notes="; ".join(filter(None, notes)) or None,
     )
-    return Outcome(status, reason, m, last.steps)
+    return Outcome(status, reason, m, last.steps, last.epochs)
 
 
 class Worker:

@@ -92,6 +92,7 @@ def main() -> int:
             measurement=found.measurement,
             missing=found.missing,
             steps=found.steps,
+            epochs=found.epochs,
         )
     )
     return 0

@@ -35,10 +35,10 @@ class Channel:
             while line:  # a pipe takes part of a long one
                 line = line[self._out.write(line) :]
 
-    def enter(self, phase: Phase) -> None:
+    def enter(self, phase: Phase, epoch: int = 0) -> None:
         """Announce a phase and wait until the parent has taken its readings."""
         if self._out:
-            self.send(PhaseEntered(phase))
+            self.send(PhaseEntered(phase, epoch))
             sys.stdin.readline()
 
 

@@ -1,4 +1,4 @@
-"""Measure a case: set up, warm up, train the warm epoch, evaluate, check the precision."""
+"""Measure a case: set up, warm up, train the warm epochs, evaluate, check the precision."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import gc
 import math
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain, count
@@ -14,7 +14,8 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 from bench.case import Case, micro_batch
-from bench.record import Measurement, Step
+from bench.errors import UsageError
+from bench.record import EpochRow, Measurement, Step
 from bench.training.flop import count_flop
 from bench.worker.channel import Channel, Reporter
 
@@ -30,16 +31,20 @@ if TYPE_CHECKING:
 
 @dataclass
 class Findings:
-    """What a worker found: measurement, steps, why columns are empty, what belies its label."""
+    """What a worker found: measurement, steps, why columns are empty, what belies its label.
+
+    ``epochs`` is empty for a case of one epoch, which its measurement describes.
+    """
 
     measurement: Measurement = field(default_factory=Measurement)
     steps: list[Step] = field(default_factory=list)
+    epochs: list[EpochRow] = field(default_factory=list)
     missing: dict[str, str] = field(default_factory=dict)
     contradiction: Contradiction | None = None
 
 
 def measure(case: Case, folder: str, channel: Channel, started: float) -> Findings:
-    """Set up, warm up, train the warm epoch, evaluate: the whole life of a case.
+    """Set up, warm up, train each warm epoch and evaluate after it: the whole life of a case.
 
     Args:
         folder: where `bench.data.prepare` left the dataset.
@@ -48,9 +53,7 @@ def measure(case: Case, folder: str, channel: Channel, started: float) -> Findin
     import torch
 
     from bench.precision import read_flags
-    from bench.training.loop import train_epoch
     from bench.training.schedule import learning_rates
-    from bench.training.timing import StepClock, synchronize
 
     found = Findings()
     m, device = found.measurement, torch.device(case.device)
@@ -65,36 +68,34 @@ def measure(case: Case, folder: str, channel: Channel, started: float) -> Findin
     _read_memory(device, "warmup", found)
     start_over(training, batches, case)
 
-    steps, rates = count_steps(case, batches), learning_rates(case, case.epochs * len(batches))
-    clock, report = StepClock(device), Reporter(channel, device, "epoch", steps)
-    before, others = _count_allocator_troubles(device), OtherWork()
-    channel.enter("epoch")
-    start = time.perf_counter()
-    fetch = train_epoch(training, batches.divide(0, steps=steps), clock, report, rates)
-    synchronize(device)
-    m.measured_time_s = time.perf_counter() - start
-    channel.enter("evaluation")
-    _read_memory(device, "peak", found)
-    _note_allocator_troubles(before, device, found)
+    rates = learning_rates(case, case.epochs * len(batches))
+    done: list[TimedEpoch] = []
+    others = OtherWork()
+    for index in range(case.epochs):
+        _reset_peaks(device)  # of the evaluation before
+        before = _count_allocator_troubles(device)
+        channel.enter("epoch", index)
+        with others.watch():
+            fetch = _train(training, batches, case, index, rates, channel)
+        channel.enter("evaluation", index)
+        _read_memory(device, "peak", found)
+        _add_allocator_troubles(before, device, found)
+        done.append(fetch())
+        # what follows an epoch is not worth losing it for
+        if case.evaluate:
+            with forgive(found, *_TESTED):
+                done[-1].tested = evaluate(training, data, case)
     if device.type == "cpu":
         m.other_cores = others.cores()
-    epoch, times = fetch(), clock.read()
-    _describe_time(found, case, epoch, times, batches)
-    _describe_learning(found, case, epoch, training)
-    m.peak_lr = max(rates[: len(times)])
-    scales = epoch.loss_scales if case.loss_scale is not None else [None] * len(times)
-    rows = zip(
-        epoch.images, epoch.losses, epoch.correct, times, scales, rates[: len(times)], strict=True
-    )
-    found.steps = [
-        Step(i, n, _finite(loss), hits, t, scale, lr)
-        for i, (n, loss, hits, t, scale, lr) in enumerate(rows)
-    ]
+    if m.alloc_retries:
+        _note(
+            found, f"{m.alloc_retries} allocations retried within the epoch: memory was nearly full"
+        )
+    _describe_time(found, case, done, batches)
+    _describe_learning(found, case, done, training)
+    found.steps = _list_steps(case, done)
+    found.epochs = _list_epochs(case, done) if case.epochs > 1 else []
 
-    # what follows is not worth losing a measured epoch for
-    if case.evaluate:
-        with forgive(found, "test_loss", "test_accuracy", "eval_time_s"):
-            evaluate(training, data, case, found)
     m.flags = " ".join(f"{name}={value}" for name, value in read_flags().items())
     with forgive(found, *_PROVEN):
         _prove(training, batches, case, found)
@@ -102,6 +103,56 @@ def measure(case: Case, folder: str, channel: Channel, started: float) -> Findin
         m.flop_per_image = count_flop(case.model)
     return found
 
+
+@dataclass(frozen=True)
+class Tested:
+    """What an evaluation found on the test images, and how long it took."""
+
+    loss: float
+    accuracy: float
+    time_s: float
+
+
+@dataclass
+class TimedEpoch:
+    """A measured epoch: what its steps left behind, each one's time in s and learning rate."""
+
+    epoch: Epoch
+    times: list[float]
+    rates: Sequence[float]
+    time_s: float
+    tested: Tested | None = None
+
+
+def _train(
+    training: Training,
+    batches: Batches,
+    case: Case,
+    index: int,
+    rates: Sequence[float],
+    channel: Channel,
+) -> Callable[[], TimedEpoch]:
+    """Train epoch ``index`` between two device synchronisations; what it read is fetched later.
+
+    Args:
+        rates: the learning rate of each step of all epochs.
+    """
+    from bench.training.loop import train_epoch
+    from bench.training.timing import StepClock, synchronize
+
+    device, steps = training.device, count_steps(case, batches)
+    clock, report = StepClock(device), Reporter(channel, device, "epoch", steps)
+    first = index * len(batches)
+    own = rates[first : first + steps]
+    synchronize(device)
+    start = time.perf_counter()
+    fetch = train_epoch(training, batches.divide(index, steps=steps), clock, report, own)
+    synchronize(device)
+    time_s = time.perf_counter() - start
+    return lambda: TimedEpoch(fetch(), clock.read(), own, time_s)
+
+
+_TESTED = ("test_loss", "test_accuracy", "eval_time_s")
 
 _PROVEN = (
     "arithmetic",
@@ -118,24 +169,24 @@ def forgive(found: Findings, *columns: str) -> Iterator[None]:
     """Leave ``columns`` empty, saying why, where what fills them fails."""
     try:
         yield
+    except UsageError as error:
+        found.missing |= dict.fromkeys(columns, str(error))
     except Exception as error:
         found.missing |= dict.fromkeys(columns, f"{type(error).__name__}: {error}")
 
 
 def _describe_time(
-    found: Findings,
-    case: Case,
-    epoch: Epoch,
-    times: list[float],
-    batches: Batches,
+    found: Findings, case: Case, done: Sequence[TimedEpoch], batches: Batches
 ) -> None:
     from bench.training.timing import extrapolate, leave_out_first, summarize
 
-    m, spread = found.measurement, summarize(times)
-    assert m.measured_time_s is not None
+    m, times = found.measurement, [t for one in done for t in one.times]
+    images = [n for one in done for n in one.epoch.images]
+    spread = summarize(times)
+    m.measured_time_s = sum(one.time_s for one in done)
     m.measured_steps, m.steps_per_epoch = len(times), len(batches)
-    m.measured_images = sum(epoch.images)
-    m.epoch_time_s = m.measured_time_s
+    m.measured_images = sum(images)
+    m.epoch_time_s = m.measured_time_s / len(done)
     if len(times) < len(batches):
         whole = extrapolate(m.measured_time_s, times, len(batches.labels) / case.batch_size)
         m.epoch_time_s = whole.epoch_s
@@ -147,22 +198,69 @@ def _describe_time(
     m.step_time_median_s, m.step_time_p95_s = spread.median, spread.p95
     m.step_time_mad_s = spread.mad
     m.step_time_max_s, m.step_time_max_index = spread.slowest, spread.slowest_index
-    full = [t for t, n in zip(times, epoch.images, strict=True) if n == case.batch_size]
+    full = [t for t, n in zip(times, images, strict=True) if n == case.batch_size]
     level = leave_out_first(full)  # one slow first step of twenty would look like a trend
     quarter = math.ceil(len(level) / 4)
     m.step_time_first_s, m.step_time_last_s = fmean(level[:quarter]), fmean(level[-quarter:])
 
 
-def _describe_learning(found: Findings, case: Case, epoch: Epoch, training: Training) -> None:
-    m = found.measurement
+def _describe_learning(
+    found: Findings, case: Case, done: Sequence[TimedEpoch], training: Training
+) -> None:
+    m, last = found.measurement, done[-1]
+    m.peak_lr = max(rate for one in done for rate in one.rates)
     if case.loss_scale is not None:
-        m.overflow_steps = sum(epoch.overflowed)
+        m.overflow_steps = sum(sum(one.epoch.overflowed) for one in done)
         m.final_loss_scale = float(training.current_scale())
-    bad = (i for i, loss in enumerate(epoch.losses) if not math.isfinite(loss))
-    m.first_bad_step = next(bad, None)
+    losses = chain.from_iterable(one.epoch.losses for one in done)
+    m.first_bad_step = next((i for i, x in enumerate(losses) if not math.isfinite(x)), None)
+    loss, m.train_accuracy = _average(last.epoch)
+    m.train_loss = _finite(loss)
+    if last.tested is None:
+        return
+    for name in _TESTED:  # an evaluation before the last one may have failed
+        found.missing.pop(name, None)
+    m.test_loss, m.test_accuracy = _finite(last.tested.loss), last.tested.accuracy
+    m.eval_time_s = last.tested.time_s
+    if m.test_loss is None:
+        found.missing["test_loss"] = "it is inf or NaN"
+
+
+def _average(epoch: Epoch) -> tuple[float, float]:
+    """Mean loss and fraction right over the images of an epoch."""
     images = sum(epoch.images)
     total = sum(n * loss for n, loss in zip(epoch.images, epoch.losses, strict=True))
-    m.train_loss, m.train_accuracy = _finite(total / images), sum(epoch.correct) / images
+    return total / images, sum(epoch.correct) / images
+
+
+def _list_steps(case: Case, done: Sequence[TimedEpoch]) -> list[Step]:
+    """One row a step, counted on over the epochs."""
+    steps: list[Step] = []
+    for one in done:
+        epoch = one.epoch
+        scales = epoch.loss_scales if case.loss_scale is not None else [None] * len(one.times)
+        rows = zip(
+            epoch.images, epoch.losses, epoch.correct, one.times, scales, one.rates, strict=True
+        )
+        steps += [
+            Step(i, n, _finite(loss), hits, t, scale, lr)
+            for i, (n, loss, hits, t, scale, lr) in enumerate(rows, len(steps))
+        ]
+    return steps
+
+
+def _list_epochs(case: Case, done: Sequence[TimedEpoch]) -> list[EpochRow]:
+    rows = []
+    for index, one in enumerate(done):
+        loss, accuracy = _average(one.epoch)
+        row = EpochRow(index, one.time_s, _finite(loss), accuracy)
+        if one.tested is not None:
+            row.test_loss, row.test_accuracy = _finite(one.tested.loss), one.tested.accuracy
+            row.eval_time_s = one.tested.time_s
+        if case.loss_scale is not None:
+            row.overflow_steps = sum(one.epoch.overflowed)
+        rows.append(row)
+    return rows
 
 
 def _prove(training: Training, batches: Batches, case: Case, found: Findings) -> None:
@@ -298,13 +396,24 @@ def start_over(training: Training, batches: Batches, case: Case) -> None:
         torch.cuda.reset_peak_memory_stats(training.device)
 
 
-def _read_memory(device: torch.device, when: str, found: Findings) -> None:
+def _reset_peaks(device: torch.device) -> None:
     import torch
 
     if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+
+
+def _read_memory(device: torch.device, when: str, found: Findings) -> None:
+    """Note the allocator's peaks since they were last reset: of several epochs the highest."""
+    import torch
+
+    m = found.measurement
+    if device.type == "cuda":
         stats = torch.cuda.memory_stats(device)
-        setattr(found.measurement, f"{when}_allocated_bytes", stats["allocated_bytes.all.peak"])
-        setattr(found.measurement, f"{when}_reserved_bytes", stats["reserved_bytes.all.peak"])
+        for kind in ("allocated", "reserved"):
+            before = getattr(m, f"{when}_{kind}_bytes") or 0
+            peak = max(before, stats[f"{kind}_bytes.all.peak"])
+            setattr(m, f"{when}_{kind}_bytes", peak)
     else:
         names = (f"{when}_allocated_bytes", f"{when}_reserved_bytes", *_TROUBLES)
         found.missing |= dict.fromkeys(names, "torch does not report CPU memory")
@@ -320,14 +429,10 @@ def _count_allocator_troubles(device: torch.device) -> dict[str, int]:
     return {name: stats[key] for name, key in _TROUBLES.items() if key in stats}
 
 
-def _note_allocator_troubles(before: dict[str, int], device: torch.device, found: Findings) -> None:
+def _add_allocator_troubles(before: dict[str, int], device: torch.device, found: Findings) -> None:
     m = found.measurement
     for name, now in _count_allocator_troubles(device).items():
-        setattr(m, name, now - before[name])
-    if m.alloc_retries:
-        _note(
-            found, f"{m.alloc_retries} allocations retried within the epoch: memory was nearly full"
-        )
+        setattr(m, name, (getattr(m, name) or 0) + now - before[name])
 
 
 def _note(found: Findings, text: str) -> None:
@@ -339,12 +444,19 @@ class OtherWork:
     """How much of the machine's cores others use while this process works."""
 
     def __init__(self) -> None:
-        self._start = self._read()
+        self._busy = self._own = self._wall = 0.0
+
+    @contextmanager
+    def watch(self) -> Iterator[None]:
+        """Count what happens within; may be entered again."""
+        start = self._read()
+        yield
+        busy, own, wall = (b - a for a, b in zip(start, self._read(), strict=True))
+        self._busy, self._own, self._wall = self._busy + busy, self._own + own, self._wall + wall
 
     def cores(self) -> float:
         """Cores that others, the hypervisor's other guests among them, have used on average."""
-        busy, own, wall = (b - a for a, b in zip(self._start, self._read(), strict=True))
-        return max(0.0, busy - own) / wall if wall else 0.0
+        return max(0.0, self._busy - self._own) / self._wall if self._wall else 0.0
 
     @staticmethod
     def _read() -> tuple[float, float, float]:
@@ -357,16 +469,23 @@ class OtherWork:
         return busy, own.user + own.system, time.monotonic()
 
 
-def evaluate(training: Training, data: Dataset, case: Case, found: Findings) -> None:
-    """Measure loss and accuracy on the test images, and how long that takes."""
+def evaluate(training: Training, data: Dataset, case: Case) -> Tested:
+    """Measure loss and accuracy on the test images, and how long that takes.
+
+    Training goes on as if nothing had been evaluated: weights and BatchNorm's statistics stay,
+    and what a model draws at random meanwhile is put back.
+
+    Raises:
+        UsageError: the dataset has no test images.
+    """
+    import torch
+
     from bench.data.batches import Batches
     from bench.training.timing import synchronize
 
-    m = found.measurement
     if not len(data.test_images):
-        names = ("test_loss", "test_accuracy", "eval_time_s")
-        found.missing |= dict.fromkeys(names, "the dataset has no test images")
-        return
+        raise UsageError("the dataset has no test images")
+    # made anew each time: kept, they would stand in the next epoch's memory
     batches = Batches(
         data.test_images,
         data.test_labels,
@@ -375,17 +494,19 @@ def evaluate(training: Training, data: Dataset, case: Case, found: Findings) -> 
         seed=case.seed,
         augment=False,
     )
-    # evaluation mode is new to cuDNN and the compiler: a batch of each shape goes first, untimed
-    x, y = next(batches.evaluation())
-    rest = len(batches.labels) % batches.batch_size or len(x)
-    training.evaluate([(x, y), (x[:rest], y[:rest])])
-    synchronize(training.device)
-    start = time.perf_counter()
-    loss, m.test_accuracy = training.evaluate(batches.evaluation())
-    m.eval_time_s = time.perf_counter() - start
-    m.test_loss = _finite(loss)
-    if m.test_loss is None:
-        found.missing["test_loss"] = "it is inf or NaN"
+    cards = [training.device] if training.device.type == "cuda" else []
+    try:
+        with torch.random.fork_rng(cards):
+            # evaluation mode is new to cuDNN and the compiler: a batch of each shape first, untimed
+            x, y = next(batches.evaluation())
+            rest = len(batches.labels) % batches.batch_size or len(x)
+            training.evaluate([(x, y), (x[:rest], y[:rest])])
+            synchronize(training.device)
+            start = time.perf_counter()
+            loss, accuracy = training.evaluate(batches.evaluation())
+            return Tested(loss, accuracy, time.perf_counter() - start)
+    finally:
+        training.model.train()  # also where it failed half way: the next epoch trains
 
 
 def _finite(value: float) -> float | None:

@@ -12,10 +12,10 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal, get_args
 
 from bench.case import Case
-from bench.record import Measurement, Status, Step
+from bench.record import EpochRow, Measurement, Status, Step
 
 Phase = Literal["warmup", "epoch", "evaluation"]
-"""The phases that a worker announces, in this order."""
+"""The phases that a worker announces, in this order; the last two once for each epoch."""
 
 _SHOWN = 200  # characters of an unreadable line that an error repeats
 
@@ -42,9 +42,13 @@ class Assignment:
 
 @dataclass(frozen=True)
 class PhaseEntered:
-    """The worker stands before ``phase`` and waits for a line before it goes on."""
+    """The worker stands before ``phase`` and waits for a line before it goes on.
+
+    ``epoch`` counts from 0: the one that begins, or has just ended where it is evaluated.
+    """
 
     phase: Phase
+    epoch: int = 0
 
 
 @dataclass(frozen=True)
@@ -68,6 +72,7 @@ class Finished:
     measurement: Measurement = field(default_factory=Measurement)
     missing: dict[str, str] = field(default_factory=dict)
     steps: list[Step] = field(default_factory=list)
+    epochs: list[EpochRow] = field(default_factory=list)
 
 
 Message = PhaseEntered | StepTaken | Finished
@@ -88,6 +93,7 @@ def encode(message: Message) -> bytes:
         values["measurement"] = {name: value for name, value in measured if value is not None}
         # a whole epoch has thousands of steps: rows, without the names
         values["steps"] = [list(step.values()) for step in values["steps"]]
+        values["epochs"] = [list(epoch.values()) for epoch in values["epochs"]]
     return _line({"kind": _NAMES[type(message)], **values})
 
 
@@ -193,8 +199,36 @@ def _step(
     )
 
 
+def _epochs(rows: Any) -> list[EpochRow]:
+    return [_epoch(*_of(list)(row)) for row in _of(list)(rows)]
+
+
+def _epoch(
+    epoch: Any,
+    time_s: Any,
+    train_loss: Any,
+    train_accuracy: Any,
+    test_loss: Any,
+    test_accuracy: Any,
+    eval_time_s: Any,
+    overflow_steps: Any,
+) -> EpochRow:
+    whole, real = _of(int), _of(float)
+    return EpochRow(
+        whole(epoch),
+        real(time_s),
+        None if train_loss is None else real(train_loss),
+        real(train_accuracy),
+        None if test_loss is None else real(test_loss),
+        None if test_accuracy is None else real(test_accuracy),
+        None if eval_time_s is None else real(eval_time_s),
+        None if overflow_steps is None else whole(overflow_steps),
+    )
+
+
 _FIELDS: dict[str, Callable[[Any], Any]] = {
     "phase": _phase,
+    "epoch": _of(int),
     "step": _of(int),
     "total": _of(int),
     "loss": _of(float),
@@ -205,4 +239,5 @@ _FIELDS: dict[str, Callable[[Any], Any]] = {
     "measurement": _measurement,
     "missing": _missing,
     "steps": _steps,
+    "epochs": _epochs,
 }
