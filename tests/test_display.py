@@ -67,6 +67,38 @@ def test_plain_lines_where_there_is_no_terminal(
     ]
 
 
+def test_progress_says_which_of_several_epochs(capsys: pytest.CaptureFixture[str]) -> None:
+    with Display(Path("x"), 1, 0) as display:
+        display.begin(replace(CASE, epochs=3), 1, False)
+        for event in (
+            PhaseEntered("warmup"),
+            PhaseEntered("epoch", 1),
+            PhaseEntered("evaluation", 1),
+        ):
+            display.show(event)
+            display._due = 0.0  # as if the time for a plain line had come
+            display.show(StepTaken(event.phase, step=3, total=20, loss=2.25, memory_bytes=0))
+    said = [line.split(": ")[1] for line in capsys.readouterr().err.splitlines()[1:]]
+    assert [line.partition(" step ")[0] for line in said] == [
+        "warmup",
+        "epoch 2 of 3",
+        "evaluation after epoch 2 of 3",
+    ]
+
+
+def test_the_curve_begins_anew_with_each_epoch() -> None:
+    steps = [Step(i, 10, float(i), 5, None) for i in range(8)]
+    assert write_curve(steps, 4, every=2) == [
+        "Epoch: 0",
+        "0 4 Loss: 0.000 | Acc: 50.000% (5/10)",
+        "2 4 Loss: 1.000 | Acc: 50.000% (15/30)",
+        "Epoch: 1",
+        "0 4 Loss: 4.000 | Acc: 50.000% (5/10)",
+        "2 4 Loss: 5.000 | Acc: 50.000% (15/30)",
+    ]
+    assert len(write_curve(steps[:4], 4, every=2)) == 2
+
+
 def test_lines_name_every_axis_that_varies(capsys: pytest.CaptureFixture[str]) -> None:
     cases = [CASE, replace(CASE, compile=True), replace(CASE, model="dpn-small", lr=0.1)]
     with Display(Path("x"), 3, 0, telling_axes(cases)) as display:

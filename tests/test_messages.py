@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.case import Case
-from bench.record import Measurement, Status, Step
+from bench.record import EpochRow, Measurement, Status, Step
 from bench.worker.messages import (
     Assignment,
     Finished,
@@ -32,12 +32,19 @@ FINISHED = Finished(
     Measurement(epoch_time_s=3.0, measured_steps=2, warmup_steady=False, flags="matmul=ieee"),
     {"energy_j": "this is a\nCPU"},
     [Step(0, 128, 2.5, 9, 0.25, 65536.0), Step(1, 80, None, 0, None)],
+    [EpochRow(0, 1.5, 2.25, 0.25, 2.0, 0.5, 0.125, 3), EpochRow(1, 1.5, None, 0.25)],
 )
 
 
 @pytest.mark.parametrize(
     "message",
-    [PhaseEntered("warmup"), StepTaken("epoch", 3, 20, 2.25, 2**40), FINISHED, Finished(Status.OK)],
+    [
+        PhaseEntered("warmup"),
+        PhaseEntered("epoch", 2),
+        StepTaken("epoch", 3, 20, 2.25, 2**40),
+        FINISHED,
+        Finished(Status.OK),
+    ],
 )
 def test_a_message_comes_back_as_it_was_sent(message: Message) -> None:
     line = encode(message)
@@ -91,6 +98,13 @@ def edited(**changes: Any) -> bytes:
         (edited(steps=[[0, 128, 2.5, 9]]), "missing 1 required"),
         (edited(steps=[[0, 128, "2.5", 9, 0.1]]), "'2.5' is not of type float"),
         (edited(steps=3), "3 is not of type list"),
+        (edited(epochs=[[0, 1.5, 2.25]]), "missing 5 required"),
+        (edited(epochs=[[0.5, 1.5, 2.25, 0.5, None, None, None, None]]), "0.5 is not of type int"),
+        (
+            edited(epochs=[[0, None, 2.0, 0.5, None, None, None, None]]),
+            "None is not of type float",
+        ),
+        (b'{"kind": "phase", "phase": "epoch", "epoch": "2"}', "'2' is not of type int"),
     ],
 )
 def test_what_is_no_message(line: bytes, why: str) -> None:

@@ -263,9 +263,53 @@ def test_a_recording_that_breaks_off_leaves_the_rest_missing():
 
 def test_a_phase_is_entered_once():
     with Monitor(Unreadable("no driver")) as monitor:
+        monitor.enter("warmup")
         monitor.enter("epoch")
-        with pytest.raises(ValueError, match="second time"):
-            monitor.enter("epoch")
+        for phase in ("epoch", "warmup"):
+            with pytest.raises(ValueError, match="second time"):
+                monitor.enter(phase)
+
+
+TWICE = ("setup", "warmup", "epoch", "evaluation", "epoch", "evaluation")
+
+
+def test_several_epochs_are_one_without_the_evaluations_between():
+    seen = replay("two-epochs", phases=TWICE)
+    assert seen.values["energy_j"] == 2500 + 2000
+    assert seen.values["energy_source"] == "counter"
+    assert seen.values["mean_power_w"] == 4500 / 20
+    assert seen.values["peak_device_bytes"] == 7 * GB
+    assert seen.values["temperature_c"] == 76
+    assert seen.values["throttle_during"] == ""
+    assert seen.values["throttle_after"] == "hardware thermal slowdown"
+    assert seen.verdict == ""
+
+
+def test_quarters_of_several_epochs_are_of_the_time_within_them():
+    """The first 5 s lie in the first epoch, the last 5 s in the second."""
+    seen = replay("two-epochs", phases=TWICE)
+    assert seen.values["sm_clock_first_mhz"] == 1770  # of 1770, 1900 and 1770
+    assert seen.values["sm_clock_last_mhz"] == 1700  # of 1770, 1700 and 1700
+    assert seen.values["temperature_last_c"] == 75
+
+
+@pytest.mark.parametrize(
+    ("moment", "reads", "doubt"),
+    [
+        (60e9, None, "the counter was not read at both ends"),
+        (70e9, 5.0, "the energy counter went backwards"),
+    ],
+)
+def test_a_counter_that_fails_in_one_epoch_gives_way_to_power_in_all(moment, reads, doubt):
+    seen = replay(
+        "two-epochs", lambda r: r | {"energy_j": reads} if r["time_ns"] == moment else r, TWICE
+    )
+    assert (seen.values["energy_source"], seen.values["energy_j"]) == ("integrated", 250 * 20)
+    assert seen.notes == [f"energy integrated from 8 power readings: {doubt}"]
+
+
+def test_a_second_epoch_that_did_not_end_has_no_energy():
+    assert replay("two-epochs", phases=TWICE[:-1]).missing["energy_j"] == "epoch did not end"
 
 
 def test_a_card_that_warms_up_within_the_epoch_shows_in_its_quarters():

@@ -27,18 +27,27 @@ from bench.case import AXES, Case
 from bench.errors import UsageError
 from bench.record import (
     COLUMNS,
+    EPOCH_COLUMNS,
     SCHEMA,
     STEP_COLUMNS,
     Column,
     Environment,
+    EpochRow,
     Measurement,
     Status,
     Step,
     flatten,
 )
 from bench.store import reader, writer
-from bench.store.cells import RECORDS, STEPS
-from bench.store.reader import Past, read_cases, read_history, read_records, read_steps
+from bench.store.cells import EPOCHS, RECORDS, STEPS
+from bench.store.reader import (
+    Past,
+    read_cases,
+    read_epochs,
+    read_history,
+    read_records,
+    read_steps,
+)
 from bench.store.writer import Store, StoreError
 from bench.text import clean
 
@@ -191,6 +200,75 @@ def test_steps_are_read_back(tmp_path_factory: pytest.TempPathFactory, steps: li
             assert number == value if taken else math.isnan(number)
 
 
+OPTIONAL = st.none() | st.floats()
+
+
+@ONE_FOLDER
+@given(
+    st.lists(
+        st.builds(
+            EpochRow,
+            st.integers(0, 10**6),
+            st.floats(0, 10**6),
+            OPTIONAL,
+            st.floats(0, 1),
+            OPTIONAL,
+            st.none() | st.floats(0, 1),
+            st.none() | st.floats(0, 10**6),
+            st.none() | st.integers(0, 10**6),
+        )
+    )
+)
+def test_epochs_are_read_back(
+    tmp_path_factory: pytest.TempPathFactory, epochs: list[EpochRow]
+) -> None:
+    folder = tmp_path_factory.mktemp("epochs")
+    with Store(folder) as opened:
+        opened.append(make_record(), epochs=epochs)
+    frame = read_epochs(folder)
+    assert list(frame.columns) == list(EPOCH_COLUMNS)
+    assert len(frame) == len(epochs)
+    for read, epoch in zip(frame.itertuples(index=False), epochs, strict=True):
+        assert read.record_id == make_record().record_id
+        for name, value in asdict(epoch).items():
+            number = getattr(read, name)
+            taken = value is not None and 0 <= value < math.inf
+            assert number == value if taken else math.isnan(number)
+
+
+def test_epochs_have_a_file_only_where_a_case_trains_several(tmp_path: Path) -> None:
+    with Store(tmp_path) as opened:
+        opened.append(make_record(), [STEP])
+        assert not (tmp_path / EPOCHS).exists()
+        assert read_epochs(tmp_path).empty
+        opened.append(make_record(repeat=2), [STEP], [EpochRow(0, 1.0, 2.0, 0.5)])
+    with Store(tmp_path) as opened:
+        opened.append(make_record(repeat=3), [STEP], [EpochRow(0, 1.5, None, 0.5)])
+    assert read_epochs(tmp_path)["time_s"].tolist() == [1.0, 1.5]
+
+
+def test_a_torn_epoch_is_set_aside(tmp_path: Path) -> None:
+    file = tmp_path / EPOCHS
+    with Store(tmp_path) as opened:
+        opened.append(make_record(), [STEP], [EpochRow(0, 1.0, 2.0, 0.5)])
+    whole = file.read_bytes()
+    file.write_bytes(whole + b"a-record,1,2.")
+    assert len(read_epochs(tmp_path)) == 1
+    with Store(tmp_path) as opened:
+        (report,) = opened.set_aside
+        assert report.startswith(f"{EPOCHS}: ")
+        assert file.read_bytes() == whole
+
+
+def test_epochs_are_checked_like_records(tmp_path: Path) -> None:
+    with Store(tmp_path) as opened:
+        opened.append(make_record(), [STEP], [EpochRow(0, 1.25, 2.0, 0.5)])
+    file = tmp_path / EPOCHS
+    file.write_bytes(file.read_bytes().replace(b"1.25", b"-1"))
+    with pytest.raises(UsageError, match=r"epochs\.csv:2: column 'time_s': '-1': a finite number"):
+        read_epochs(tmp_path)
+
+
 def test_clean_text_stays_as_it_is() -> None:
     assert clean("  a\x00b\r\nc\u2028d\x85 ") == "a b c d"
     assert clean("\x1b[31m\x9b31m\u202etxt.exe") == "[31m 31m txt.exe"
@@ -246,8 +324,11 @@ def test_rows_are_on_disk_when_append_returns(
     with Store(tmp_path) as opened:
         assert str(tmp_path) in [name for name, _ in synced], "the names of new files too"
         synced.clear()
-        opened.append(make_record(), [STEP])
-        files = [tmp_path / STEPS, tmp_path / RECORDS]
+        opened.append(make_record(), [STEP], [EpochRow(0, 1.0, 2.0, 0.5)])
+        assert str(tmp_path) in [name for name, _ in synced], "the name of epochs.csv too"
+        synced = [pair for pair in synced if pair[0] != str(tmp_path)]
+        del synced[1]  # the header of epochs.csv
+        files = [tmp_path / STEPS, tmp_path / EPOCHS, tmp_path / RECORDS]
         sizes = [(str(file), file.stat().st_size) for file in files]
         assert synced == sizes, "the steps first: no row stands without its curve"
 

@@ -121,6 +121,7 @@ class SubprocessExecutor:
         with Monitor(device) as monitor:
             self._worker = worker = Worker(job, self.choose_cache(job))
             answer: Finished | None = None
+            done: int | None = None
             try:
                 monitor.watch(worker.pid)
                 for message in self._listen(worker, stopping):
@@ -129,6 +130,8 @@ class SubprocessExecutor:
                         break
                     if isinstance(message, PhaseEntered):
                         monitor.enter(message.phase)
+                        if message.phase != "warmup":
+                            done = message.epoch + (message.phase == "evaluation")
                         worker.acknowledge()
                     on_event(message)
             finally:
@@ -141,7 +144,10 @@ class SubprocessExecutor:
                 answer.measurement.warmup_reserved_bytes,
                 self._settings.allow_shared,
             )
-        return _conclude(answer, seen), answer.transient
+        outcome = _conclude(answer, seen)
+        if done is not None and job.case.epochs > 1 and outcome.status not in MEASURED:
+            outcome.reason += f"; after {done} of {job.case.epochs} epochs"
+        return outcome, answer.transient
 
     def _listen(self, worker: Worker, stopping: Callable[[], bool]) -> Iterator[Message]:
         """Yield the worker's messages; the last, if it is stopped or overruns a phase's deadline.

@@ -21,6 +21,9 @@ from bench.gpu.nvml import EFFECTS
 Phase = Literal["baseline", "setup", "warmup", "epoch", "evaluation"]
 """In this order. Evaluation is whatever follows the epoch, if only the worker's end."""
 
+_REPEATED = ("epoch", "evaluation")
+"""The phases that a worker enters again for each epoch; what is seen of one spans all of them."""
+
 
 def _union(seen: Sequence[tuple[str, ...]]) -> str:
     return "; ".join(dict.fromkeys(name for names in seen for name in names))
@@ -83,14 +86,38 @@ class Observation:
 
 
 @dataclass
-class _Window:
-    """A phase: the reading that opened it, and those up to the one that closed it."""
+class _Stay:
+    """One stay in a phase: the reading that opened it, and those up to the one that closed it."""
 
     opened: Reading | None = None
     readings: list[Reading] = field(default_factory=list)
-    peaks: dict[str, int] = field(default_factory=dict)
-    entered: bool = False
     ended: bool = False
+
+    @property
+    def all(self) -> list[Reading]:
+        return [self.opened, *self.readings] if self.opened else self.readings
+
+    @property
+    def ends(self) -> tuple[Reading, Reading] | None:
+        """The readings at both ends; None where it did not end, or one of them is missing."""
+        if not (self.ended and self.opened and self.readings):
+            return None
+        return self.opened, self.readings[-1]
+
+
+@dataclass
+class _Window:
+    """A phase: every stay in it, in order. A worker is in most of them once."""
+
+    stays: list[_Stay] = field(default_factory=list)
+    peaks: dict[str, int] = field(default_factory=dict)
+
+    def open(self, reading: Reading | None) -> None:
+        self.stays.append(_Stay(reading))
+
+    def close(self, readings: Sequence[Reading]) -> None:
+        self.add(readings, Depth.EDGE)
+        self.stays[-1].ended = True
 
     def add(self, readings: Sequence[Reading], depth: Depth) -> None:
         for reading in readings:
@@ -99,22 +126,30 @@ class _Window:
                 if value is not None:
                     self.peaks[quantity] = max(value, self.peaks.get(quantity, 0))
         if depth > Depth.FAST:  # memory 67 times a second, for hours, is kept as its peak alone
-            self.readings += readings
+            self.stays[-1].readings += readings
 
     @property
-    def all(self) -> list[Reading]:
-        return [self.opened, *self.readings] if self.opened else self.readings
+    def entered(self) -> bool:
+        return bool(self.stays)
+
+    @property
+    def readings(self) -> list[Reading]:
+        """All but those that opened a stay."""
+        return [reading for stay in self.stays for reading in stay.readings]
 
     def quarter(self, part: Part) -> list[Reading]:
-        """The readings of a quarter of the time between the first reading and the last."""
-        readings = self.all
-        if part == "whole" or not readings:
-            return readings
-        start, end = readings[0].time_ns, readings[-1].time_ns
-        bound = (end - start) / 4
+        """The readings of a quarter of the time in the phase; time between stays does not count."""
+        moments: list[tuple[int, Reading]] = []
+        passed = 0
+        for stay in filter(lambda stay: stay.all, self.stays):
+            start = stay.all[0].time_ns
+            moments += [(passed + r.time_ns - start, r) for r in stay.all]
+            passed = moments[-1][0]
         if part == "first":
-            return [r for r in readings if r.time_ns - start <= bound]
-        return [r for r in readings if end - r.time_ns <= bound]
+            return [r for moment, r in moments if moment <= passed / 4]
+        if part == "last":
+            return [r for moment, r in moments if passed - moment <= passed / 4]
+        return [r for _, r in moments]
 
     def values(self, quantity: str, part: Part = "whole") -> list[Any]:
         # memory at the opening edge is still what the phase before left behind
@@ -143,7 +178,7 @@ class Monitor:
         self._stop = threading.Event()
         self._windows: dict[str, _Window] = {phase: _Window() for phase in get_args(Phase)}
         self._phase: str = "baseline"
-        self._windows["baseline"].entered = True
+        self._windows["baseline"].open(None)
         self._windows["baseline"].add(device.read(Depth.EDGE), Depth.EDGE)
         self._closed = False
         self._fault = ""
@@ -159,19 +194,18 @@ class Monitor:
     def enter(self, phase: Phase) -> None:
         """End the phase under way and enter the next, with a full reading in between.
 
+        The epoch and its evaluation may be entered again, after each other, for the next epoch.
         Warm-up should end after its memory was given back, the epoch right after its last
         synchronisation: memory at the boundary counts for the phase that ends.
         """
-        if self._windows[phase].entered:
+        entered = self._windows[phase].entered
+        if entered and (phase == self._phase or phase not in _REPEATED):
             raise ValueError(f"phase {phase!r} is entered a second time")
         with self._lock:
             readings = self._device.read(Depth.EDGE)
-            self._windows[self._phase].add(readings, Depth.EDGE)
-            self._windows[self._phase].ended = True
+            self._windows[self._phase].close(readings)
             self._phase = phase
-            window = self._windows[phase]
-            window.entered = True
-            window.opened = readings[-1] if readings else None
+            self._windows[phase].open(readings[-1] if readings else None)
 
     def close(
         self,
@@ -277,28 +311,39 @@ class Monitor:
             )
 
     def _energy(self, seen: Observation) -> None:
+        """Fill the columns, summed over the stays in the epoch."""
         epoch = self._windows["epoch"]
-        if not (epoch.ended and epoch.opened and epoch.readings):
+        ends = [stay.ends for stay in epoch.stays]
+        known = [pair for pair in ends if pair]
+        if not known or len(known) < len(ends):
             reason = "epoch did not end" if epoch.entered else "epoch was not reached"
             seen.missing |= dict.fromkeys(_ENERGY, reason)
             return
-        first, last = epoch.opened, epoch.readings[-1]
-        seconds = (last.time_ns - first.time_ns) / 1e9
+        seconds = sum(last.time_ns - first.time_ns for first, last in known) / 1e9
+        counted = [(first.energy_j, last.energy_j) for first, last in known]
+        gains = [b - a for a, b in counted if a is not None and b is not None]
         energy, source, doubt = None, "counter", ""
-        if first.energy_j is None or last.energy_j is None:
+        if len(gains) < len(counted):
             doubt = self._device.why("energy_j") or "the counter was not read at both ends"
-        elif last.energy_j == first.energy_j:
-            doubt = f"the energy counter did not move in {seconds:.3g} s"
-        elif last.energy_j < first.energy_j:
+        elif min(gains) < 0:
             doubt = "the energy counter went backwards"
+        elif not sum(gains):
+            doubt = f"the energy counter did not move in {seconds:.3g} s"
         else:
-            energy = last.energy_j - first.energy_j
+            energy = sum(gains)
         if doubt:
-            powers = [(r.time_ns / 1e9, r.power_w) for r in epoch.all if r.power_w is not None]
-            if len(powers) > 1 and any(power for _, power in powers):
-                energy = integrate(powers, first.time_ns / 1e9, last.time_ns / 1e9)
+            powers = [
+                [(r.time_ns / 1e9, r.power_w) for r in stay.all if r.power_w is not None]
+                for stay in epoch.stays
+            ]
+            number = sum(map(len, powers))
+            if all(powers) and number > 1 and any(power for part in powers for _, power in part):
+                energy = sum(
+                    integrate(part, first.time_ns / 1e9, last.time_ns / 1e9)
+                    for part, (first, last) in zip(powers, known, strict=True)
+                )
                 source = "integrated"
-                seen.notes.append(f"energy integrated from {len(powers)} power readings: {doubt}")
+                seen.notes.append(f"energy integrated from {number} power readings: {doubt}")
         if energy is None or seconds <= 0:
             seen.missing |= dict.fromkeys(_ENERGY, doubt or "the epoch took no time")
         else:

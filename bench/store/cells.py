@@ -10,7 +10,8 @@ from typing import Any
 from bench.case import format_value
 from bench.text import write_text
 
-RECORDS, STEPS, CONFIG, LOGS = "records.csv", "steps.csv", "config.json", "logs"
+RECORDS, STEPS, EPOCHS = "records.csv", "steps.csv", "epochs.csv"
+CONFIG, LOGS = "config.json", "logs"
 
 
 def _write_cell(value: Any) -> str:

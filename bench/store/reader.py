@@ -1,4 +1,4 @@
-"""Read a sweep's folder: records and steps, checked and typed.
+"""Read a sweep's folder: records, steps and epochs, checked and typed.
 
 Every cell is checked. An impossible value is refused with file, line and column. An incomplete
 last line, left by a power cut, is never parsed.
@@ -19,13 +19,14 @@ from bench.case import AXES, Case, format_value, parse_value
 from bench.errors import UsageError
 from bench.record import (
     COLUMNS,
+    EPOCH_COLUMNS,
     SCHEMA,
     STEP_COLUMNS,
     Column,
     Status,
 )
 from bench.store.attempts import keep_latest
-from bench.store.cells import RECORDS, STEPS, write_lines
+from bench.store.cells import EPOCHS, RECORDS, STEPS, write_lines
 from bench.store.migration import MIGRATIONS
 from bench.text import clean
 
@@ -95,6 +96,19 @@ def read_steps(path: Path) -> pd.DataFrame:
     file = records.with_name(name)
     table = read_text(file, STEP_COLUMNS) if file.is_file() else _empty(STEP_COLUMNS)
     return _type(file, table, STEP_COLUMNS)
+
+
+def read_epochs(path: Path) -> pd.DataFrame:
+    """Read the epochs beside a sweep's records: the columns of `EPOCH_COLUMNS`, maybe no row.
+
+    Only cases that train several epochs have rows there.
+
+    Raises:
+        UsageError: as `read_records`.
+    """
+    file = records_file(path).with_name(EPOCHS)
+    table = read_text(file, EPOCH_COLUMNS) if file.is_file() else _empty(EPOCH_COLUMNS)
+    return _type(file, table, EPOCH_COLUMNS)
 
 
 def _empty(columns: Iterable[str]) -> pa.Table:

@@ -2,6 +2,8 @@
 
     records.csv    one row per case and repeat, appended and fsynced as each ends
     steps.csv      one row per training step, joined by record_id
+    epochs.csv     one row per epoch of cases that train several, joined by record_id; only where
+                   there are such cases
     config.json    the resolved configuration
     logs/          what each worker printed
 
@@ -27,14 +29,16 @@ from typing import TYPE_CHECKING, Any
 from bench.errors import UsageError
 from bench.record import (
     COLUMNS,
+    EPOCH_COLUMNS,
     SCHEMA,
     STEP_COLUMNS,
     Column,
+    EpochRow,
     Record,
     Step,
     flatten,
 )
-from bench.store.cells import CONFIG, LOGS, RECORDS, STEPS, write_lines
+from bench.store.cells import CONFIG, EPOCHS, LOGS, RECORDS, STEPS, write_lines
 from bench.store.reader import read_text
 from bench.text import clean, replace_file
 
@@ -97,6 +101,8 @@ class Store:
             self._holder.write_text(f"pid {os.getpid()} on {socket.gethostname()}")
             for name, columns in ((RECORDS, COLUMNS), (STEPS, STEP_COLUMNS)):
                 self._files[name] = self._open(name, columns)
+            if (folder / EPOCHS).exists():
+                self._files[EPOCHS] = self._open(EPOCHS, EPOCH_COLUMNS)
         except (OSError, NotImplementedError) as error:  # filelock's word for no locks there
             self._close()
             why = getattr(error, "strerror", None) or error
@@ -117,10 +123,12 @@ class Store:
         """Release the folder to other writers."""
         self._close()
 
-    def append(self, record: Record, steps: Sequence[Step] = ()) -> None:
-        """Write a record and its steps, durably: once this returns, a power cut leaves them.
+    def append(
+        self, record: Record, steps: Sequence[Step] = (), epochs: Sequence[EpochRow] = ()
+    ) -> None:
+        """Write a record with its steps and epochs, durably: a power cut after this leaves them.
 
-        The steps go first, so that a row never stands without its curve.
+        Steps and epochs go first, so that a row never stands without its curves.
 
         Raises:
             StoreError: the disk is full or the file cannot be written; earlier rows are intact.
@@ -140,8 +148,32 @@ class Store:
         ]
         if rows:
             _append(self._files[STEPS], write_lines(rows))
+        if epochs:
+            self._append_epochs(record.record_id, epochs)
         row = _leave_out_impossible(flatten(record))
         _append(self._files[RECORDS], write_lines([row.values()]))
+
+    def _append_epochs(self, record_id: str, epochs: Sequence[EpochRow]) -> None:
+        if EPOCHS not in self._files:
+            try:
+                self._files[EPOCHS] = self._open(EPOCHS, EPOCH_COLUMNS)
+            except OSError as error:
+                raise StoreError(f"{self.folder / EPOCHS}: {error.strerror}") from error
+        rows = [
+            (
+                record_id,
+                e.epoch,
+                e.time_s,
+                _at_least_zero(e.train_loss),
+                e.train_accuracy,
+                _at_least_zero(e.test_loss),
+                e.test_accuracy,
+                e.eval_time_s,
+                e.overflow_steps,
+            )
+            for e in epochs
+        ]
+        _append(self._files[EPOCHS], write_lines(rows))
 
     def read_config(self) -> dict[str, Any]:
         """The configuration already there; empty if none can be read."""

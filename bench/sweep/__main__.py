@@ -185,7 +185,7 @@ class Loop:
 
     def _keep(self, record: Record, outcome: Outcome) -> None:
         try:
-            self.store.append(record, outcome.steps)
+            self.store.append(record, outcome.steps, outcome.epochs)
         except StoreError:
             # the disk is full, the terminal is not: what was measured is not lost
             row = {name: v for name, v in flatten(record).items() if v not in (None, "")}

@@ -36,7 +36,7 @@ class Display:
     def __init__(self, out: Path, runs: int, done: int, axes: Sequence[str] | None = None) -> None:
         self._out, self._runs, self._done, self._axes = out, runs, done, axes
         self._index = 0
-        self._name = ""
+        self._name, self._phase, self._epochs = "", "", 1
         self._live: Progress | None = None
         self._due = 0.0
 
@@ -71,21 +71,23 @@ class Display:
         self._index += 1
         again = "sentinel" if sentinel else f"repeat {repeat}" if repeat > 1 else ""
         self._name = " · ".join(filter(None, [case.label(self._axes), again]))
+        self._phase, self._epochs = "set-up", case.epochs
         self._due = time.monotonic() + _PLAIN_EVERY_S
-        self._show(total=None, completed=0, phase="set-up", now="")
+        self._show(total=None, completed=0, now="")
 
     def show(self, event: Event) -> None:
         """Show what the running case said."""
         if isinstance(event, PhaseEntered):
-            self._show(total=None, completed=0, phase=event.phase, now="")
+            self._phase = self._name_phase(event)
+            self._show(total=None, completed=0, now="")
             return
         now = f"loss {event.loss:.3f}  {event.memory_bytes / GIB:.2f} GiB"
         total = event.total or None
-        self._show(total=total, completed=event.step + 1, phase=event.phase, now=now)
+        self._show(total=total, completed=event.step + 1, now=now)
         if self._live is None and time.monotonic() >= self._due:
             self._due = time.monotonic() + _PLAIN_EVERY_S
             of = f" of {total}" if total else ""
-            self.say(f"  {self._name}: {event.phase} step {event.step + 1}{of}, {now}")
+            self.say(f"  {self._name}: {self._phase} step {event.step + 1}{of}, {now}")
 
     def end(self, record: Record) -> None:
         """Print the run's line."""
@@ -93,9 +95,15 @@ class Display:
         if self._live:
             self._live.update(self._all, advance=1)
 
+    def _name_phase(self, event: PhaseEntered) -> str:
+        if self._epochs == 1 or event.phase == "warmup":
+            return event.phase
+        place = f"epoch {event.epoch + 1} of {self._epochs}"
+        return place if event.phase == "epoch" else f"{event.phase} after {place}"
+
     def _show(self, **fields: Any) -> None:
         if self._live:
-            self._live.update(self._task, description=self._name, **fields)
+            self._live.update(self._task, description=self._name, phase=self._phase, **fields)
 
 
 def _build_progress() -> Progress:
@@ -151,14 +159,22 @@ def write_curve(steps: Sequence[Step], steps_per_epoch: int | None, every: int =
     """Write running means over images every ``every`` steps, in the form of the page of 2019.
 
     ``50 391 Loss: 2.351 | Acc: 14.982% (978/6528)``
+
+    Each of several epochs begins anew, under its number from 0.
     """
     lines, images, total, correct = [], 0, 0.0, 0
+    length = steps_per_epoch or math.inf
+    several = bool(steps) and steps[-1].step >= length
     for step in steps:
+        index = int(step.step % length)
+        if several and index == 0:
+            lines.append(f"Epoch: {int(step.step // length)}")
+            images, total, correct = 0, 0.0, 0
         images, correct = images + step.images, correct + step.correct
         total += step.images * (math.nan if step.loss is None else step.loss)
-        if step.step % every == 0:
+        if index % every == 0:
             lines.append(
-                f"{step.step} {steps_per_epoch} Loss: {total / images:.3f} | "
+                f"{index} {steps_per_epoch} Loss: {total / images:.3f} | "
                 f"Acc: {100 * correct / images:.3f}% ({correct}/{images})"
             )
     return lines

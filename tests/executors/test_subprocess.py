@@ -24,7 +24,7 @@ from bench.executors import subprocess as room
 from bench.executors.subprocess import SubprocessExecutor
 from bench.gpu.device import Host, Unreadable
 from bench.gpu.monitor import Observation
-from bench.record import Measurement, Outcome, Status
+from bench.record import EpochRow, Measurement, Outcome, Status
 from bench.store.reader import read_records
 from bench.sweep import __main__ as sweep
 from bench.worker.messages import Finished, Message, PhaseEntered, StepTaken
@@ -351,11 +351,13 @@ def says(status: Status, transient: bool = False, **values: Any) -> list[Message
 
 @pytest.fixture
 def scripted(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Outcome]:
-    def run(*scripts: list[Message] | Exception, stopping: bool = False) -> Outcome:
+    def run(
+        *scripts: list[Message] | Exception, stopping: bool = False, epochs: int = 1
+    ) -> Outcome:
         monkeypatch.setattr(room, "Worker", Script)
         monkeypatch.setattr(room, "_BACK_OFF_S", 0.001)
         Script.scripts, Script.started = list(scripts), 0
-        job = Job(Case(device="cpu"), "nowhere")
+        job = Job(Case(device="cpu", epochs=epochs), "nowhere")
         return SubprocessExecutor(Settings()).run(job, lambda event: None, lambda: stopping)
 
     return run
@@ -407,6 +409,55 @@ def test_a_phase_twice_is_an_outcome(scripted: Callable[..., Outcome]) -> None:
     outcome = scripted([PhaseEntered("epoch"), PhaseEntered("epoch")])
     assert outcome.status is Status.ERROR
     assert "entered a second time" in outcome.reason
+
+
+EPOCHS: list[Message] = [
+    PhaseEntered("warmup"),
+    PhaseEntered("epoch", 0),
+    PhaseEntered("evaluation", 0),
+    PhaseEntered("epoch", 1),
+]
+
+
+@pytest.mark.parametrize(("seen", "done"), [(2, 0), (3, 1), (4, 1)])
+def test_what_stops_between_epochs_says_after_how_many(
+    scripted: Callable[..., Outcome], seen: int, done: int
+) -> None:
+    outcome = scripted([*EPOCHS[:seen], *says(Status.OOM)], epochs=3)
+    assert outcome.reason == f"so it is; after {done} of 3 epochs"
+    for script, epochs in ((EPOCHS[:3], 1), (EPOCHS[:1], 3)):
+        assert scripted([*script, *says(Status.OOM)], epochs=epochs).reason == "so it is"
+
+
+def test_the_epochs_are_passed_on(scripted: Callable[..., Outcome]) -> None:
+    rows = [EpochRow(i, 2.0, 2.25, 0.25) for i in range(2)]
+    outcome = scripted([*EPOCHS, Finished(Status.OK, epochs=rows)], epochs=2)
+    assert (outcome.status, outcome.reason, outcome.epochs) == (Status.OK, "", rows)
+
+
+def test_each_epoch_has_the_time_limit_for_itself(
+    scripted: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 3600 s: phases of 2000 s each go on; 4000 s within the second epoch do not."""
+    now = 0.0
+    monkeypatch.setattr(room.time, "monotonic", lambda: now)
+
+    def pass_time(message: Message, seconds: float) -> Iterator[Message]:
+        nonlocal now
+        now += seconds
+        yield message
+
+    def script(last_s: float) -> Any:
+        for message in EPOCHS:
+            yield from pass_time(message, 2000)
+        yield from pass_time(*says(Status.OK), last_s)
+
+    assert scripted(script(2000), epochs=2).status is Status.OK
+    now = 0.0
+    outcome = scripted(script(4000), epochs=2)
+    assert outcome.status is Status.TIMEOUT
+    assert outcome.reason.startswith("epoch took longer than 3600 s")
+    assert outcome.reason.endswith("; after 1 of 2 epochs")
 
 
 def test_nothing_after_the_end_is_heard(scripted: Callable[..., Outcome]) -> None:
