@@ -15,7 +15,8 @@ import torch
 from torch import nn
 
 from bench.case import Case
-from bench.data import DatasetInfo, prepare
+from bench.data import DatasetInfo, load, prepare
+from bench.data.batches import Batches
 from bench.errors import UsageError
 from bench.precision import Arithmetic
 from bench.record import Measurement, Status, Step
@@ -49,17 +50,36 @@ def dropping() -> nn.Module:
     return nn.Sequential(nn.Dropout(0.2), tiny())
 
 
-class Bad(nn.Module):
-    """Its loss is NaN from its fifth training step after a reset."""
+class Drawing(nn.Module):
+    """Draws random numbers in each forward pass, also where it is evaluated."""
 
     def __init__(self) -> None:
         super().__init__()
         self.net = tiny()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.net(x + 0.1 * torch.randn_like(x))
+
+
+def drawing() -> nn.Module:
+    return Drawing()
+
+
+class Bad(nn.Module):
+    """Its loss is NaN in training after ``good`` steps from a reset."""
+
+    def __init__(self, good: int = 4) -> None:
+        super().__init__()
+        self.net, self.good = tiny(), good
         self.register_buffer("steps", torch.zeros(()))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.steps += 1
-        return self.net(x) * torch.where(self.steps > 4, torch.nan, 1.0)
+        self.steps += self.training
+        return self.net(x) * torch.where(self.steps > self.good, torch.nan, 1.0)
+
+
+def bad_later() -> nn.Module:
+    return Bad(6)
 
 
 def bad() -> nn.Module:
@@ -148,6 +168,136 @@ def test_one_slow_first_step_is_no_trend(
     )
     m, _, _ = run(replace(CASE, fraction=1.0), data)
     assert m.step_time_first_s == m.step_time_last_s == pytest.approx(0.1)
+
+
+@pytest.fixture
+def few(data: DatasetInfo, monkeypatch: pytest.MonkeyPatch) -> DatasetInfo:
+    monkeypatch.setattr("bench.data.load", load_few)
+    return data
+
+
+def load_few(folder: str, load: Any = load) -> Any:
+    whole = load(folder)
+    return replace(
+        whole,
+        train_images=whole.train_images[:1100],
+        train_labels=whole.train_labels[:1100],
+        test_images=whole.test_images[:600],
+        test_labels=whole.test_labels[:600],
+    )
+
+
+THREE = replace(
+    CASE, model=f"{__name__}:drawing", fraction=1.0, batch_size=256, epochs=3, evaluate=True
+)
+
+
+def test_three_epochs_are_three_by_hand(few: DatasetInfo) -> None:
+    """Bit for bit: the images of epochs 0, 1 and 2, one after the other, from scratch."""
+    case = replace(THREE, model=f"{__name__}:dropping")
+    found = measure(case, few.folder, Channel(), time.monotonic())
+    data, batches, training = set_up(case, few.folder)
+    start_over(training, batches, case)
+    tests = Batches(
+        data.test_images, data.test_labels, batch_size=256, device="cpu", seed=0, augment=False
+    )
+    losses, hits, tested = [], [], []
+    for index in range(3):
+        for x, y in batches.epoch(index):
+            loss, correct, _ = training.step(x, y)
+            losses.append(float(loss))
+            hits.append(int(correct))
+        tested.append(training.evaluate(tests.evaluation()))
+    assert [step.loss for step in found.steps] == losses
+    assert [step.correct for step in found.steps] == hits
+    assert [step.step for step in found.steps] == list(range(15))
+    assert [step.images for step in found.steps] == [256, 256, 256, 256, 76] * 3
+    assert len(set(losses[::5])) == 3, "each epoch has its own order and weights"
+    m, rows = found.measurement, found.epochs
+    assert [row.epoch for row in rows] == [0, 1, 2]
+    assert [(row.test_loss, row.test_accuracy) for row in rows] == tested
+    assert (m.test_loss, m.test_accuracy) == tested[-1]
+    for row, start in zip(rows, (0, 5, 10), strict=True):
+        parts = found.steps[start : start + 5]
+        total = sum(step.images * (step.loss or math.nan) for step in parts)
+        assert row.train_loss == pytest.approx(total / 1100)
+        assert row.train_accuracy == sum(step.correct for step in parts) / 1100
+        assert row.time_s >= sum(step.time_s or 0 for step in parts)
+        assert row.overflow_steps is None
+    assert (m.train_loss, m.train_accuracy) == (rows[-1].train_loss, rows[-1].train_accuracy)
+    assert m.eval_time_s == rows[-1].eval_time_s
+    assert (m.measured_steps, m.steps_per_epoch, m.measured_images) == (15, 5, 3300)
+    assert m.measured_time_s == sum(row.time_s for row in rows)
+    assert m.epoch_time_s == m.measured_time_s / 3
+    assert m.images_per_s == pytest.approx(3300 / m.measured_time_s)
+
+
+def test_evaluation_leaves_no_trace_in_training(few: DatasetInfo) -> None:
+    """Also where a model draws random numbers while it is evaluated, as this one does."""
+    losses = [
+        [step.loss for step in run(replace(THREE, evaluate=evaluate), few)[1]]
+        for evaluate in (True, False)
+    ]
+    assert losses[0] == losses[1]
+
+
+def test_an_evaluation_that_failed_is_left_behind(
+    few: DatasetInfo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half way through the first: the second epoch trains all the same, and is evaluated."""
+    evaluated, calls = Training.evaluate, 0
+
+    def fail_once(self: Training, batches: Any) -> tuple[float, float]:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            self.model.eval()
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return evaluated(self, batches)
+
+    sound = measure(THREE, few.folder, Channel(), time.monotonic())
+    monkeypatch.setattr(Training, "evaluate", fail_once)
+    found = measure(THREE, few.folder, Channel(), time.monotonic())
+    assert found.epochs[0].test_loss is None
+    assert [row.test_loss for row in found.epochs[1:]] == [r.test_loss for r in sound.epochs[1:]]
+    assert found.measurement.test_loss == sound.measurement.test_loss
+    assert "test_loss" not in found.missing
+    assert [step.loss for step in found.steps] == [step.loss for step in sound.steps]
+
+
+def test_overflows_and_divergence_count_over_all_epochs(few: DatasetInfo) -> None:
+    case = replace(
+        THREE,
+        model=f"{__name__}:bad_later",
+        precision="fp16",
+        loss_scale=2.0**40,
+        skip_overflow=True,
+    )
+    m, _, _ = run(replace(case, evaluate=False), few)
+    assert m.first_bad_step == 6
+    assert m.overflow_steps == 15
+    found = measure(case, few.folder, Channel(), time.monotonic())
+    assert [row.overflow_steps for row in found.epochs] == [5, 5, 5]
+    assert [row.train_loss is None for row in found.epochs] == [False, True, True]
+    assert conclude(found)[1].endswith("the loss was inf or NaN from step 6 of 15")
+
+
+def test_one_epoch_is_its_record_alone(few: DatasetInfo) -> None:
+    found = measure(replace(THREE, epochs=1), few.folder, Channel(), time.monotonic())
+    assert found.epochs == []
+    assert found.measurement.test_loss is not None
+
+
+def test_a_dataset_without_test_images_says_so(
+    data: DatasetInfo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load(folder: str) -> Any:
+        few = load_few(folder)
+        return replace(few, test_images=few.test_images[:0], test_labels=few.test_labels[:0])
+
+    monkeypatch.setattr("bench.data.load", load)
+    _, _, missing = run(THREE, data)
+    assert missing["test_accuracy"] == "the dataset has no test images"
 
 
 def test_too_short_for_an_interval_says_what_to_do(data: DatasetInfo) -> None:
@@ -331,6 +481,23 @@ def test_phases_wait_for_the_parent(data: DatasetInfo, tmp_path: Path) -> None:
     steps = [m for m in said if isinstance(m, StepTaken) and m.phase == "epoch"]
     assert steps
     assert all(m.total == 10 and m.memory_bytes > 2**20 for m in steps)
+
+
+def test_each_epoch_and_its_evaluation_is_a_phase(
+    few: DatasetInfo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entered: list[tuple[str, int]] = []
+    monkeypatch.setattr(
+        Channel, "enter", lambda self, phase, epoch=0: entered.append((phase, epoch))
+    )
+    measure(replace(THREE, epochs=2), few.folder, Channel(), time.monotonic())
+    assert entered == [
+        ("warmup", 0),
+        ("epoch", 0),
+        ("evaluation", 0),
+        ("epoch", 1),
+        ("evaluation", 1),
+    ]
 
 
 def test_reporter_is_sparing(monkeypatch: pytest.MonkeyPatch) -> None:
