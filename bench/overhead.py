@@ -137,8 +137,9 @@ def _train() -> None:
     warm_up_shapes(training, batches, case, lambda step, loss: None)
     start_over(training, batches, case)
     start = time.perf_counter()
-    for batch in batches.divide(0, steps):
-        training.step(*batch)
+    for index in range(case.epochs):
+        for batch in batches.divide(index, steps):
+            training.step(*batch)
     synchronize(device)
     print(time.perf_counter() - start)
 

@@ -72,6 +72,8 @@ class Measurement:
 
     The phases: set-up (process start to first step), warm-up (steps thrown away), epoch (the warm
     epoch, between two device synchronisations), evaluation. Only the epoch is in `epoch_time_s`.
+    Where a case trains several epochs, each is followed by its evaluation, and "epoch" below means
+    all of them together, without the evaluations between; `EpochRow` has each by itself.
     """
 
     setup_time_s: float | None = quantity(float, "process start to the first step", "s")
@@ -87,7 +89,9 @@ class Measurement:
     warmup_steps: int | None = quantity(int, "steps of the warm-up")
     warmup_steady: bool | None = quantity(bool, "step times were steady when warm-up ended")
     epoch_time_s: float | None = quantity(
-        float, "one warm epoch; extrapolated where fraction is below 1", "s"
+        float,
+        "one warm epoch, the mean of several; extrapolated where fraction is below 1",
+        "s",
     )
     epoch_time_low_s: float | None = quantity(
         float,
@@ -96,8 +100,10 @@ class Measurement:
         since=2,
     )
     epoch_time_high_s: float | None = quantity(float, "upper end of that interval", "s", since=2)
-    measured_time_s: float | None = quantity(float, "wall time of the measured steps", "s")
-    measured_steps: int | None = quantity(int, "steps measured")
+    measured_time_s: float | None = quantity(
+        float, "wall time of the measured steps, of all epochs", "s"
+    )
+    measured_steps: int | None = quantity(int, "steps measured, of all epochs")
     measured_images: int | None = quantity(int, "images in the measured steps")
     steps_per_epoch: int | None = quantity(int, "steps of a whole epoch")
     images_per_s: float | None = quantity(float, "images of an epoch over epoch_time_s", "1/s")
@@ -113,7 +119,7 @@ class Measurement:
         since=2,
     )
     step_time_last_s: float | None = quantity(float, "mean step of the last quarter", "s", since=2)
-    eval_time_s: float | None = quantity(float, "evaluation on the test images", "s")
+    eval_time_s: float | None = quantity(float, "last evaluation on the test images", "s")
 
     setup_process_bytes: int | None = quantity(
         int,
@@ -147,14 +153,22 @@ class Measurement:
     alloc_retries: int | None = quantity(int, "allocations retried after freeing the cache")
     alloc_ooms: int | None = quantity(int, "allocations refused")
 
-    train_loss: float | None = quantity(float, "mean cross-entropy over the measured steps")
-    train_accuracy: float | None = quantity(
-        float, "accuracy over the measured steps, as a fraction"
+    train_loss: float | None = quantity(
+        float, "mean cross-entropy over the measured steps, of the last epoch"
     )
-    test_loss: float | None = quantity(float, "mean cross-entropy over the test images")
-    test_accuracy: float | None = quantity(float, "accuracy on the test images, as a fraction")
+    train_accuracy: float | None = quantity(
+        float, "accuracy over the measured steps, of the last epoch, as a fraction"
+    )
+    test_loss: float | None = quantity(
+        float, "mean cross-entropy over the test images, after the last epoch"
+    )
+    test_accuracy: float | None = quantity(
+        float, "accuracy on the test images, after the last epoch, as a fraction"
+    )
     peak_lr: float | None = quantity(float, "highest learning rate of a measured step", since=4)
-    first_bad_step: int | None = quantity(int, "first step whose loss was inf or NaN, from 0")
+    first_bad_step: int | None = quantity(
+        int, "first step whose loss was inf or NaN, from 0, counted over all epochs"
+    )
     overflow_steps: int | None = quantity(int, "steps with inf or NaN in the scaled gradients")
     final_loss_scale: float | None = quantity(float, "loss scale after the last step")
 
@@ -398,7 +412,7 @@ STEP_COLUMNS: dict[str, Column] = {
     column.name: column
     for column in (
         Column("record_id", str, "", "the record the step belongs to"),
-        Column("step", int, "", "from 0"),
+        Column("step", int, "", "from 0; goes on over the epochs"),
         Column("images", int, "", "images since the row before"),
         Column("loss", float, "", "mean cross-entropy; empty if not finite", optional=True),
         Column("correct", int, "", "how many of them were classified correctly"),

@@ -232,7 +232,7 @@ DOUBTS: dict[str, Doubt] = {
         Doubt(
             "trend",
             "trend",
-            "Speed changed between the first and the last quarter of the epoch",
+            "Speed changed between the first and the last quarter of the measured steps",
             "Use a larger --fraction, or --repeats 5 or more.",
             _follow(TRENDS),
             detail=_describe(TRENDS),
@@ -287,7 +287,8 @@ DOUBTS: dict[str, Doubt] = {
             f"Energy was measured over less than {SHORT_ENERGY_S:.0f} s, too short for the "
             "resolution of the sensor",
             "Use a larger --fraction.",
-            lambda r: r["energy_j"].notna() & (r["measured_time_s"] < SHORT_ENERGY_S),
+            # of each epoch: the sensor is read at both ends of each
+            lambda r: r["energy_j"].notna() & (r["measured_time_s"] < SHORT_ENERGY_S * r["epochs"]),
             fatal=False,
         ),
         Doubt(

@@ -146,6 +146,9 @@ def _epoch_note(rows: pd.DataFrame) -> str:
             "Epochs: whole, each the cold first of a process."
             if cold
             else "Epochs: whole, timed warm."
+            if rows["epochs"].max() == 1
+            else "Epochs: whole, timed warm. Of cases of several epochs the time is the mean "
+            "epoch's, and loss and accuracy are of the last."
         )
     ends = dict.fromkeys(f"{100 * f:.4g}" for f in (fractions[0], fractions[-1]))
     part = f"{' to '.join(ends)} %"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from bench.record import STEP_COLUMNS
 from bench.store.cells import CONFIG, STEPS
-from bench.store.reader import read_records, read_steps, records_file
+from bench.store.reader import read_epochs, read_records, read_steps, records_file
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -37,6 +37,10 @@ class Sweep:
 
             return pd.DataFrame({name: [] for name in STEP_COLUMNS})
         return read_steps(self.file)
+
+    def read_epochs(self) -> pd.DataFrame:
+        """The epochs of its records that have several, the columns of `EPOCH_COLUMNS`."""
+        return read_epochs(self.file)
 
 
 def read_sweep(path: Path, name: str = "") -> Sweep:

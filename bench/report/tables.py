@@ -27,6 +27,7 @@ from bench.report.cells import (
 from bench.report.changes import tabulate_effects, tabulate_learning, tabulate_prices
 from bench.report.doubts import SAID_BELOW
 from bench.report.effects import Effect, find_effects
+from bench.report.epochs import collect_epochs, tabulate_epochs
 from bench.report.filters import Filter, select
 from bench.report.learning import judge_learning
 from bench.report.model import MOST_SECTIONS, NOTHING, Answer, Cell, Head, Report, Table
@@ -94,6 +95,7 @@ def build(
         *tabulate_effects(effects, cases),
         *tabulate_learning(list(judge_learning(rows, cases, effects))),
         *tabulate_prices(cases, list(find_prices(rows, cases, effects))),
+        *tabulate_epochs(cases, collect_epochs(rows, cases, sweeps), order, machines),
         *_tabulate_machines(cases, order, machines),
         *_tabulate_published(cases, machines),
     ]

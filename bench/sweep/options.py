@@ -176,8 +176,11 @@ def choose_cases(options: Options) -> list[Case]:
     Raises:
         UsageError: a loss scale is given that no chosen precision uses.
     """
-    device = "cuda" if has_cuda() else "cpu"
-    return options.preset.cases(options.axes, {"device": [device]})
+    device, axes = "cuda" if has_cuda() else "cpu", options.axes
+    if any(isinstance(number, int) and number > 1 for number in axes.get("epochs", [])):
+        # several epochs are whole ones, also where the preset measures a part of one
+        axes = {"fraction": [Case.fraction], "steps": [Case.steps], **axes}
+    return options.preset.cases(axes, {"device": [device]})
 
 
 def print_registries() -> int:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.case import Case
-from bench.record import Environment, Measurement, Record, Status, Step
+from bench.record import Environment, EpochRow, Measurement, Record, Status, Step
 from bench.store.writer import Store
 
 GIB = 2**30
@@ -53,10 +53,12 @@ def make_record(case: Case, **values: Any) -> Record:
 
 def write_sweep(
     folder: Path,
-    records: Iterable[Record | tuple[Record, list[Step]]],
+    records: Iterable[
+        Record | tuple[Record, list[Step]] | tuple[Record, list[Step], list[EpochRow]]
+    ],
     command: str | None = None,
 ) -> Path:
-    """Write records, and steps where they come with some, as a sweep's folder."""
+    """Write records, and steps and epochs where they come with some, as a sweep's folder."""
     with Store(folder) as store:
         for record in records:
             store.append(*(record if isinstance(record, tuple) else (record,)))

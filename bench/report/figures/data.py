@@ -214,7 +214,7 @@ def _steps_of(rows: pd.DataFrame, steps: Steps) -> Iterator[tuple[Any, pd.DataFr
 
 
 def thin_steps(steps: pd.DataFrame, images: float, points: int = 40) -> pd.DataFrame:
-    """Steps as at most ``points`` means over images, by share of an epoch."""
+    """Steps as at most ``points`` means over images, by share of an epoch; several pass 100 %."""
     steps = steps[steps["images"] > 0]
     seen = steps["images"].cumsum()
     bin = ((seen - 1) * points // max(float(seen.max()), 1)).astype(int)
@@ -239,7 +239,8 @@ def take_curves(group: Group, report: Report, steps: Steps) -> pd.DataFrame:
 
     def add(run: str, row: Any, mine: pd.DataFrame, images: float) -> None:
         named = {"precision": row.precision, "run": run, "batch size": row.batch_size}
-        curves.append(thin_steps(mine, images).assign(**named))
+        points = 40 * int(row.epochs)
+        curves.append(thin_steps(mine, images, points).assign(**named))
 
     for row, mine in _steps_of(rows, steps):
         images = row.train_images if row.train_images > 0 else mine["images"].sum()

@@ -1,0 +1,152 @@
+"""Epoch by epoch: time, loss and accuracy of each epoch of the cases that train several."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from bench.limits import STEADY
+from bench.report.axes import MACHINE, Machines
+from bench.report.cells import TIMED, Row, iterate, name_case
+from bench.report.model import NOTHING, Cell, Head, Table
+from bench.report.quantities import QUANTITIES, is_number
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from bench.report.sweeps import Sweep
+
+MOST_ROWS = 400
+"""Rows of the table; more would not be read."""
+
+MEASURES = {
+    "epoch_time_s": "time_s",
+    "train_loss": "train_loss",
+    "train_accuracy": "train_accuracy",
+    "test_loss": "test_loss",
+    "test_accuracy": "test_accuracy",
+}
+"""The quantities that are shown of each epoch, and their columns in epochs.csv."""
+
+OPTIONAL = ("test_loss", "test_accuracy")
+"""Those of `MEASURES` that only an evaluation fills."""
+
+
+def collect_epochs(
+    rows: pd.DataFrame, cases: pd.DataFrame, sweeps: Sequence[Sweep]
+) -> pd.DataFrame:
+    """One row for each epoch of a case: ``cell``, ``epoch`` from 0, and `MEASURES`.
+
+    Numbers are medians over the repeats that ended as their case is said to have.
+
+    Args:
+        rows: the runs that count, of `summaries.latest`.
+        cases: the same summarized.
+    """
+    import pandas as pd
+
+    known = cases[(cases["epochs"] > 1) & cases["status"].isin(TIMED)]
+    timed = rows[rows["status"] == rows["cell"].map(known.set_index("cell")["status"])]
+    parts = []
+    for sweep in sweeps:
+        mine = timed.loc[timed["sweep"] == sweep.name, ["record_id", "cell"]]
+        if len(mine):
+            parts.append(sweep.read_epochs().merge(mine, on="record_id"))
+    names = {column: name for name, column in MEASURES.items()}
+    if not parts:
+        return pd.DataFrame({name: [] for name in ("cell", "epoch", *MEASURES)})
+    every = pd.concat(parts, ignore_index=True).rename(columns=names)
+    numbers = every.groupby(["cell", "epoch"])[list(MEASURES)].median()
+    return numbers.reset_index()
+
+
+@dataclass(frozen=True)
+class Trend:
+    """How times went: ``change`` is that of the last epoch over that of the first, less 1."""
+
+    change: float
+
+    @property
+    def steady(self) -> bool:
+        """Whether that is no more than `STEADY`."""
+        return abs(self.change) <= STEADY
+
+    def __str__(self) -> str:
+        """In words: ``3.1 % longer than the first``; nothing where it is steady."""
+        word = "longer" if self.change > 0 else "shorter"
+        return "" if self.steady else f"{100 * abs(self.change):.1f} % {word} than the first"
+
+
+def find_trends(epochs: pd.DataFrame) -> dict[int, Trend]:
+    """The trend of each cell.
+
+    Args:
+        epochs: of `collect_epochs`.
+    """
+    times = epochs.sort_values("epoch").groupby("cell")["epoch_time_s"]
+    changes = times.last() / times.first() - 1
+    cells = changes.index.astype(int).tolist()
+    return {cell: Trend(change) for cell, change in zip(cells, changes.tolist(), strict=True)}
+
+
+def _write(name: str, value: float) -> Cell:
+    return Cell(QUANTITIES[name].write(value), value) if is_number(value) else Cell(NOTHING)
+
+
+def _name(row: Row, axes: Sequence[str], machines: Machines) -> str:
+    where = [machines[row.sweep, row.machine]] if MACHINE in axes else []
+    return " · ".join([*where, name_case(row, axes)])
+
+
+def tabulate_epochs(
+    cases: pd.DataFrame, epochs: pd.DataFrame, axes: Sequence[str], machines: Machines
+) -> Iterator[Table]:
+    """One row for each epoch, the cases in the order of the overview; nothing without epochs.
+
+    Args:
+        cases: of `summarize`, sorted.
+        epochs: of `collect_epochs`.
+        axes: those that tell the cases apart.
+    """
+    shown = epochs.merge(cases[["cell"]].assign(place=range(len(cases))), on="cell")
+    if not len(shown):
+        return
+    shown = shown.sort_values(["place", "epoch"], kind="stable")
+    cut = shown.head(MOST_ROWS)
+    trends = find_trends(shown)
+    names = [n for n in MEASURES if n not in OPTIONAL or shown[n].notna().any()]
+    heads = [Head("epoch", "epoch", "from 1")]
+    for quantity in (QUANTITIES[name] for name in names):
+        label = quantity.label + (f" ({quantity.unit})" if quantity.unit else "")
+        heads.append(Head(quantity.name, label, quantity.help, True, quantity.better))
+    told = any(str(trend) for trend in trends.values())
+    if told:
+        help = f"of the last epoch, where that is more than {100 * STEADY:.0f} %"
+        heads.append(Head("trend", "trend of the time", help, False, wrap=True))
+    by_cell = {row.cell: row for row in iterate(cases)}
+    lines: list[tuple[Cell, ...]] = []
+    groups: dict[int, str] = {}
+    last = shown.groupby("cell")["epoch"].max()
+    for number, row in enumerate(iterate(cut)):
+        if row.epoch == 0:
+            groups[number] = _name(by_cell[row.cell], axes, machines)
+        cells = [Cell(str(int(row.epoch) + 1), int(row.epoch) + 1)]
+        cells += [_write(name, getattr(row, name)) for name in names]
+        if told:
+            trend = trends.get(row.cell) if row.epoch == last[row.cell] else None
+            cells.append(Cell(str(trend) if trend else "", trend.change if trend else None))
+        lines.append(tuple(cells))
+    notes = []
+    if told:
+        notes.append(
+            f"The last epoch of a case took more than {100 * STEADY:.0f} % longer or shorter than "
+            "its first; the overview has the mean. Close other programs, or use --repeats 5 or "
+            "more."
+        )
+    if len(shown) > len(cut):
+        notes.append(
+            f"{len(shown) - len(cut):,} more rows are left out; --where chooses, and epochs.csv "
+            "has them all."
+        )
+    yield Table("epochs", "Epoch by epoch", tuple(heads), tuple(lines), tuple(notes), groups)
