@@ -35,7 +35,7 @@ from bench.fingerprint import Fingerprint, examine_in_fork
 from bench.gpu.cards import Card, find_card, find_cards
 from bench.precision import Precision
 from bench.record import Environment
-from bench.text import last_line
+from bench.text import last_line, parse_bytes
 
 _ROOT = Path(__file__).parent
 
@@ -62,6 +62,27 @@ class Platform:
             # a step of fp16 DPN takes about 100 times as long as fp32
             return "this CPU has no fp16 arithmetic"
         return ""
+
+    def refuse_limit(self, limit: str | None) -> str:
+        """Say why no memory limit can be set here; empty where it can, or ``limit`` is None."""
+        if limit is None or self.environment.gpu is not None or sys.platform == "linux":
+            return ""
+        return "a memory limit on a CPU needs Linux; leave out --memory-limit"
+
+    def check_limit(self, limit: str | None) -> None:
+        """Refuse a memory limit above what the device has: it would limit nothing.
+
+        Raises:
+            UsageError: it says how much there is.
+        """
+        if limit is None:
+            return
+        total = self.environment.gpu_memory_bytes or _host_memory_bytes()
+        if parse_bytes(limit) > total:
+            raise UsageError(
+                f"--memory-limit {limit} is above the {total / 2**30:.1f} GiB of {self.name}; "
+                "give less, or leave it out"
+            )
 
     @property
     def name(self) -> str:
@@ -321,6 +342,12 @@ def usable_cpus() -> Sequence[int]:
     if hasattr(os, "sched_getaffinity"):
         return sorted(os.sched_getaffinity(0))
     return range(os.cpu_count() or 1)
+
+
+def _host_memory_bytes() -> int:
+    import psutil
+
+    return int(psutil.virtual_memory().total)
 
 
 def _cpu_model() -> str:

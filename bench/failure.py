@@ -7,6 +7,7 @@ import signal
 from dataclasses import dataclass
 from pathlib import Path
 
+from bench.case import Case
 from bench.record import Status
 from bench.text import clean
 
@@ -20,13 +21,15 @@ class Rule:
 
     ``kind`` is a class name anywhere among the exception's ancestors, or empty for any;
     ``message`` a regular expression searched for in its text. ``when_full`` rules hold only while
-    device memory is nearly full; ``transient`` ones are worth another try.
+    device memory is nearly full, ``when_limited`` ones under a memory limit on a CPU;
+    ``transient`` ones are worth another try.
     """
 
     status: Status
     kind: str
     message: str
     when_full: bool = False
+    when_limited: bool = False
     transient: bool = False
 
 
@@ -44,6 +47,14 @@ RULES: tuple[Rule, ...] = (
     Rule(Status.OOM, "", r"CUDNN_STATUS_\w*ALLOCATION_FAILED"),  # cuDNN 9
     Rule(Status.OOM, "", r"DefaultCPUAllocator: (?:can't|not enough).*memory"),
     Rule(Status.OOM, "", r"std::bad_alloc|Cannot allocate memory"),
+    # libraries that do not say why the memory that they asked for was refused
+    Rule(
+        Status.OOM,
+        "",
+        r"could not (?:create|execute) a (?:memory|primitive)|can't start new thread"
+        r"|failed to map segment from shared object|cannot (?:map|allocate memory)",
+        when_limited=True,
+    ),
     Rule(
         Status.OOM_SUSPECTED,
         "",
@@ -85,40 +96,58 @@ class Fault:
     transient: bool = False
 
 
-def classify(kinds: list[str], message: str, free_share: float | None = None) -> Fault:
+def classify(
+    kinds: list[str], message: str, free_share: float | None = None, case: Case | None = None
+) -> Fault:
     """Say what an exception means.
 
     Args:
         kinds: names of the exception's class and its ancestors, nearest first.
         message: its text; the reason is its first line.
         free_share: free share of device memory when it was caught, if known.
+        case: what was run; its memory limit is named where memory ran out.
     """
     first = next(filter(None, map(clean, message.splitlines())), "")
     reason = f"{kinds[0]}: {first[:300]}" if first else kinds[0]
+    limit = case.memory_limit if case else None
+    on_host = case is not None and case.device == "cpu"
     for rule in RULES:
         if rule.kind and rule.kind not in kinds:
             continue
         if rule.when_full and (free_share is None or free_share > NEARLY_FULL):
             continue
+        if rule.when_limited and not (limit and on_host):
+            continue
         if re.search(rule.message, message, re.DOTALL):
+            if limit and rule.status is Status.OOM:
+                memory = "host memory" if on_host else "GPU memory"
+                reason = f"{memory}: {reason}; the limit is {limit}"
             return Fault(rule.status, reason, rule.transient)
     return Fault(Status.ERROR, reason)
 
 
-def classify_death(returncode: int, oom_kills: int) -> Fault:
+def classify_death(returncode: int, oom_kills: int, limit: str | None = None) -> Fault:
     """Say what it means that a worker ended without reporting a result.
 
     Args:
         returncode: as subprocess has it: negative for a signal.
         oom_kills: processes the kernel's OOM killer ended meanwhile, see `count_oom_kills`.
+        limit: the memory limit that it ran under. A library that does not check an allocation, or
+            a thread that cannot be started, ends the process: that proves nothing of the batch.
     """
     if returncode == -signal.SIGKILL and oom_kills > 0:
         return Fault(Status.KILLED, "SIGKILL by the host's out-of-memory killer (host memory)")
     if returncode in (-signal.SIGKILL, -signal.SIGTERM):
         return Fault(Status.KILLED, f"{signal.Signals(-returncode).name} from outside the sweep")
     if returncode < 0:
-        return Fault(Status.ERROR, f"the worker crashed with {name_signal(-returncode)}")
-    return Fault(Status.ERROR, f"the worker exited with code {returncode} and reported no result")
+        fault = Fault(Status.ERROR, f"the worker crashed with {name_signal(-returncode)}")
+    else:
+        how = f"exited with code {returncode} and reported no result"
+        fault = Fault(Status.ERROR, f"the worker {how}")
+    if limit and returncode:
+        why = f"{fault.reason}, under a memory limit of {limit}; the log may say why"
+        return Fault(Status.OOM_SUSPECTED, why)
+    return fault
 
 
 def name_signal(number: int) -> str:

@@ -38,7 +38,10 @@ class Status(StrEnum):
 
     OK = "ok", "measured"
     OOM = "oom", "out of memory"
-    OOM_SUSPECTED = "oom_suspected", "a CUDA library failed while memory was nearly full"
+    OOM_SUSPECTED = (
+        "oom_suspected",
+        "a CUDA library failed while memory was nearly full, or the worker crashed under a limit",
+    )
     DIVERGED = "diverged", "the loss became inf or NaN; speed and memory are still measured"
     UNSUPPORTED = "unsupported", "this device or build cannot run the case"
     INVALID = "invalid", "measured, but not reliable: throttled, shared or mislabelled"

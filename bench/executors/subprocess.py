@@ -138,7 +138,8 @@ class SubprocessExecutor:
                 returncode = worker.end(patiently=not answer or answer.status not in _CUT_SHORT)
                 self._worker = None
             if answer is None:
-                answer = _finish(classify_death(returncode, count_oom_kills() - oom_kills))
+                oom_kills = count_oom_kills() - oom_kills
+                answer = _finish(classify_death(returncode, oom_kills, job.case.memory_limit))
             seen = monitor.close(
                 answer.measurement.peak_reserved_bytes,
                 answer.measurement.warmup_reserved_bytes,
@@ -223,7 +224,9 @@ class Worker:
             target=_keep_log, args=(self._process.stdout, job.log), daemon=True
         )
         self._log.start()
-        assignment = Assignment(job.case, job.folder, write, os.getpid(), time.monotonic())
+        assignment = Assignment(
+            job.case, job.folder, write, os.getpid(), time.monotonic(), job.gpu_uuid
+        )
         self._tell(encode_assignment(assignment))
 
     def messages(self) -> Iterator[Message | None]:

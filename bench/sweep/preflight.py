@@ -59,7 +59,8 @@ class Inputs:
     def refuse(self, case: Case) -> str:
         """Say why the case cannot be run here at all, and what to do; empty where it can."""
         precision = PRECISIONS[case.precision]
-        if reason := self.platforms[case.device].refuse(precision):
+        platform = self.platforms[case.device]
+        if reason := platform.refuse(precision) or platform.refuse_limit(case.memory_limit):
             return reason
         return refuse_apex(self.apex, case.opt_level, case.device) if precision.apex else ""
 
@@ -73,8 +74,9 @@ def find_inputs(cases: Sequence[Case], options: Options) -> Inputs:
     """Examine devices and models, decode the images, and refuse what cannot be trained.
 
     Raises:
-        UsageError: torch cannot use a device; a precision given as a flag cannot run there; others
-            use the card and --allow-shared is not given; a model or dataset is broken or not there.
+        UsageError: torch cannot use a device, or it has less memory than a memory limit; a
+            precision given as a flag cannot run there; others use the card and --allow-shared is
+            not given; a model or dataset is broken or not there.
     """
     names = _names(cases, "model")
     devices = _names(cases, "device")
@@ -99,6 +101,8 @@ def find_inputs(cases: Sequence[Case], options: Options) -> Inputs:
         reason = platforms[case.device].refuse(PRECISIONS[case.precision])
         if reason and "precision" in options.axes:
             raise UsageError(f"--precision {case.precision}: {reason}; leave it out")
+    for case in cases:
+        platforms[case.device].check_limit(case.memory_limit)
     _check_outputs(cases, models, options)
     for platform in platforms.values():
         uuid = platform.environment.gpu_uuid

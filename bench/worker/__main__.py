@@ -18,6 +18,7 @@ from bench.errors import UnsupportedError, UsageError
 from bench.failure import Fault, classify
 from bench.record import Status
 from bench.worker.channel import Channel
+from bench.worker.limit import lift_host_limit
 from bench.worker.measurement import Findings, measure
 from bench.worker.messages import (
     Finished,
@@ -60,6 +61,8 @@ def _report_failure(channel: Channel, case: Case, error: BaseException) -> None:
     """Send what ended the case; its traceback goes to the log."""
     import traceback
 
+    if case.memory_limit is not None:
+        lift_host_limit()
     traceback.print_exception(error)
     if isinstance(error, UsageError):
         fault = Fault(Status.ERROR, str(error))
@@ -67,7 +70,7 @@ def _report_failure(channel: Channel, case: Case, error: BaseException) -> None:
         fault = Fault(Status.UNSUPPORTED, str(error))
     else:
         kinds = [kind.__name__ for kind in type(error).__mro__]
-        fault = classify(kinds, str(error), _free_share(case))
+        fault = classify(kinds, str(error), _free_share(case), case)
     channel.send(Finished(fault.status, fault.reason, fault.transient))
 
 
@@ -80,7 +83,7 @@ def main() -> int:
     _die_with_parent(given.parent)
     channel = Channel(given.descriptor)
     try:
-        found = measure(given.case, given.folder, channel, given.started)
+        found = measure(given.case, given.folder, channel, given.started, given.gpu_uuid)
     except BaseException as error:
         _report_failure(channel, given.case, error)
         return 1

@@ -18,6 +18,7 @@ from bench.errors import UsageError
 from bench.record import EpochRow, Measurement, Step
 from bench.training.flop import count_flop
 from bench.worker.channel import Channel, Reporter
+from bench.worker.limit import Limit, build_limit
 
 if TYPE_CHECKING:
     import torch
@@ -43,12 +44,15 @@ class Findings:
     contradiction: Contradiction | None = None
 
 
-def measure(case: Case, folder: str, channel: Channel, started: float) -> Findings:
+def measure(
+    case: Case, folder: str, channel: Channel, started: float, gpu_uuid: str | None = None
+) -> Findings:
     """Set up, warm up, train each warm epoch and evaluate after it: the whole life of a case.
 
     Args:
         folder: where `bench.data.prepare` left the dataset.
         started: time.monotonic() when the process was asked for.
+        gpu_uuid: the GPU that it trains on, as NVML knows it.
     """
     import torch
 
@@ -57,6 +61,8 @@ def measure(case: Case, folder: str, channel: Channel, started: float) -> Findin
 
     found = Findings()
     m, device = found.measurement, torch.device(case.device)
+    limit = build_limit(case, gpu_uuid)
+    limit.impose()
     data, batches, training = set_up(case, folder)
     m.setup_time_s = time.monotonic() - started
     m.apex = training.apex
@@ -66,6 +72,8 @@ def measure(case: Case, folder: str, channel: Channel, started: float) -> Findin
     m.warmup_steps, m.warmup_time_s, m.warmup_steady = warm.steps, warm.time_s, warm.steady
     m.first_steps_time_s = warm.first_s
     _read_memory(device, "warmup", found)
+    limit.adjust()
+    _describe_context(limit, found)
     start_over(training, batches, case)
 
     rates = learning_rates(case, case.epochs * len(batches))
@@ -87,6 +95,7 @@ def measure(case: Case, folder: str, channel: Channel, started: float) -> Findin
                 done[-1].tested = evaluate(training, data, case)
     if device.type == "cpu":
         m.other_cores = others.cores()
+    limit.lift()
     if m.alloc_retries:
         _note(
             found, f"{m.alloc_retries} allocations retried within the epoch: memory was nearly full"
@@ -192,7 +201,8 @@ def _describe_time(
         m.epoch_time_s = whole.epoch_s
         m.epoch_time_low_s, m.epoch_time_high_s = whole.low_s, whole.high_s
         if whole.low_s is None:
-            reason = f"{len(times)} steps are too few for an interval; raise --fraction"
+            flag = "--fraction" if case.steps is None else "--steps"
+            reason = f"{len(times)} steps are too few for an interval; raise {flag}"
             found.missing |= dict.fromkeys(("epoch_time_low_s", "epoch_time_high_s"), reason)
     m.images_per_s = len(batches.labels) / m.epoch_time_s
     m.step_time_median_s, m.step_time_p95_s = spread.median, spread.p95
@@ -313,13 +323,18 @@ def set_up(case: Case, folder: str) -> tuple[Dataset, Batches, Training]:
 
 def count_steps(case: Case, batches: Batches) -> int:
     """How many of an epoch's steps ``case`` measures."""
-    return math.ceil(case.fraction * len(batches))
+    steps = math.ceil(case.fraction * len(batches))
+    return steps if case.steps is None else min(steps, case.steps)
 
 
 def _measured_shapes(case: Case, batches: Batches) -> list[int]:
-    """The batch sizes that ``case`` measures: the last, smaller one only in a whole epoch."""
+    """The batch sizes that ``case`` trains on: the last, smaller one in a whole epoch.
+
+    And with ``--steps``, whose few steps are to tell whether an epoch would fit.
+    """
     rest = len(batches.labels) % case.batch_size
-    smaller = [rest] if rest and count_steps(case, batches) == len(batches) else []
+    whole = count_steps(case, batches) == len(batches)
+    smaller = [rest] if rest and (whole or case.steps is not None) else []
     return [case.batch_size, *smaller]
 
 
@@ -332,8 +347,9 @@ def warm_up_shapes(
     """Warm each batch shape that is measured, with its micro-batches; say what it took.
 
     The smaller last batch stands in a whole epoch alone, for one step: three steps tune, compile
-    and allocate for it. Where a part is measured it is not run at all;
-    `bench.training.timing.extrapolate` says what that may cost.
+    and allocate for it. Where a ``--fraction`` is measured it is not run at all;
+    `bench.training.timing.extrapolate` says what that may cost. With ``--steps`` it runs here, as
+    often as full batches are measured, and is not measured.
     """
     from bench.training.timing import Warmup, synchronize, warm_up
 
@@ -346,14 +362,15 @@ def warm_up_shapes(
         on_step(index, training.step(*batch)[0])
 
     warm = warm_up(step, training.device, count_steps(case, batches))
+    smaller_steps = min(_SMALLER_STEPS, case.steps or _SMALLER_STEPS)
     for size in _measured_shapes(case, batches)[1:]:
         moments = [time.perf_counter()]
-        for _ in range(_SMALLER_STEPS):
+        for _ in range(smaller_steps):
             training.step(*_shorten(next(stream)[1], size))
             synchronize(training.device)
             moments.append(time.perf_counter())
         warm = Warmup(
-            warm.steps + _SMALLER_STEPS,
+            warm.steps + smaller_steps,
             warm.time_s + moments[-1] - moments[0],
             warm.first_s + moments[1] - moments[0],
             warm.steady,
@@ -417,6 +434,14 @@ def _read_memory(device: torch.device, when: str, found: Findings) -> None:
     else:
         names = (f"{when}_allocated_bytes", f"{when}_reserved_bytes", *_TROUBLES)
         found.missing |= dict.fromkeys(names, "torch does not report CPU memory")
+
+
+def _describe_context(limit: Limit, found: Findings) -> None:
+    found.measurement.context_bytes = limit.context_bytes
+    if limit.note:
+        _note(found, limit.note)
+    if limit.context_bytes is None:
+        found.missing["context_bytes"] = "the case ran on a CPU"
 
 
 _TROUBLES = {"alloc_retries": "num_alloc_retries", "alloc_ooms": "num_ooms"}

@@ -30,7 +30,7 @@ class Assignment:
 
     ``folder`` is where `bench.data.prepare` left the dataset, ``descriptor`` the file descriptor
     to write messages to, ``parent`` the process to die with, ``started`` the time.monotonic() at
-    which the worker was asked for, in s.
+    which the worker was asked for, in s, ``gpu_uuid`` the GPU as NVML knows it.
     """
 
     case: Case
@@ -38,6 +38,7 @@ class Assignment:
     descriptor: int
     parent: int
     started: float
+    gpu_uuid: str | None = None
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,254 @@
+"""The memory limit of a case: a smaller GPU on a larger one, or a smaller host.
+
+A limit counts all memory of the process. On a GPU torch's allocator is capped at the limit less the
+context: what the driver, the kernels and the libraries take outside it, which is measured. On a CPU
+the kernel refuses the process more private memory (RLIMIT_DATA) once its resident set would pass
+the limit.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from bench.case import Case
+from bench.errors import UnsupportedError
+from bench.gpu.device import Depth, Device, Reading
+from bench.gpu.nvml import open_device
+from bench.text import parse_bytes
+
+_MIB = 2**20
+
+
+class MemoryLimitError(MemoryError):
+    """The process needs more than its limit before it holds an image or a weight."""
+
+
+class Limit(Protocol):
+    """The limit of a case, or none; then it only tells the size of the context."""
+
+    context_bytes: int | None
+    note: str
+    """What a reader of ``context_bytes`` should know: its source, where it is not the best one."""
+
+    def impose(self) -> None:
+        """Set it, before the network and the images are on the device.
+
+        Raises:
+            MemoryLimitError: the process alone needs more.
+        """
+
+    def adjust(self) -> None:
+        """Set it anew after warm-up, when kernels and libraries are loaded: now it is exact.
+
+        Raises:
+            MemoryLimitError: the process alone needs more.
+        """
+
+    def lift(self) -> None:
+        """Let the process use all there is."""
+
+
+def build_limit(case: Case, gpu_uuid: str | None) -> Limit:
+    """The limit that ``case`` names; open it before CUDA is used, so that it knows what was there.
+
+    Raises:
+        UnsupportedError: this system cannot limit a process.
+    """
+    limit = None if case.memory_limit is None else parse_bytes(case.memory_limit)
+    return GpuLimit(limit, open_device(gpu_uuid)) if case.device == "cuda" else HostLimit(limit)
+
+
+# ------------------------------------------------------------------------------------ on a GPU
+
+
+@dataclass(frozen=True)
+class Context:
+    """Memory of the process outside torch's allocator, in bytes, and how it was told."""
+
+    bytes: int
+    source: str = ""
+
+
+def tell_context(before: Reading, now: Reading, reserved_bytes: int, used_bytes: int) -> Context:
+    """Tell the context from the best of three sources.
+
+    NVML's memory of this process; where the driver does not tell it (WDDM, some containers), what
+    the device holds more than ``before`` CUDA was used; where NVML is missing, all that the device
+    holds, other processes included, so that the cap is rather too low than too high.
+
+    Args:
+        reserved_bytes: what torch's allocator holds now.
+        used_bytes: what CUDA says that the device holds now (total less free).
+    """
+    if now.process_bytes is not None:
+        return Context(max(0, now.process_bytes - reserved_bytes))
+    if now.device_bytes is not None and before.device_bytes is not None:
+        grown = now.device_bytes - before.device_bytes
+        return Context(
+            max(0, grown - reserved_bytes),
+            "context_bytes: what the device holds more than before the worker used it, because "
+            "NVML does not tell the memory of this process",
+        )
+    return Context(
+        max(0, used_bytes - reserved_bytes),
+        "context_bytes: all that the device holds outside torch's allocator, other processes "
+        "included, because NVML tells nothing",
+    )
+
+
+class GpuLimit:
+    """A cap on torch's CUDA allocator: the limit less the context."""
+
+    context_bytes: int | None = None
+    note = ""
+
+    def __init__(self, limit_bytes: int | None, device: Device) -> None:
+        self._limit, self._device = limit_bytes, device
+        # read before it is watched: a process of another pid namespace is told by having joined
+        self._before = device.read(Depth.SLOW)[-1]
+        device.watch(os.getpid())
+
+    def impose(self) -> None:
+        """Initialise CUDA and set the cap."""
+        if self._limit is not None:
+            self.adjust()
+
+    def adjust(self) -> None:
+        """Measure the context and set the cap."""
+        import torch
+
+        free, total = torch.cuda.mem_get_info()  # makes the context, if it is not there
+        now, reserved = self._device.read(Depth.SLOW)[-1], torch.cuda.memory_reserved()
+        context = tell_context(self._before, now, reserved, total - free)
+        self.context_bytes, self.note = context.bytes, context.source
+        if self._limit is not None:
+            share = share_of_device(self._limit, context.bytes, total)
+            torch.cuda.set_per_process_memory_fraction(share)
+
+    def lift(self) -> None:
+        """Remove the cap and close NVML."""
+        import torch
+
+        if self._limit is not None:
+            torch.cuda.set_per_process_memory_fraction(1.0)
+        self._device.close()
+
+
+def share_of_device(limit_bytes: int, context_bytes: int, total_bytes: int) -> float:
+    """The part of the device's memory that torch's allocator may hold, above 0 and at most 1.
+
+    torch multiplies it by the total again and cuts off the fraction of a byte; its allocator takes
+    memory in blocks of 2 MiB.
+
+    Raises:
+        MemoryLimitError: the context alone is as large as the limit.
+    """
+    if context_bytes >= limit_bytes:
+        raise MemoryLimitError(
+            f"the CUDA context alone takes {_write_mib(context_bytes)} of GPU memory"
+        )
+    return min(1.0, (limit_bytes - context_bytes) / total_bytes)
+
+
+# ------------------------------------------------------------------------------------ on a CPU
+
+
+MAPPED_BYTES = _MIB
+"""Blocks of at least this size are mapped on their own under a limit, and given back when freed.
+
+glibc would keep them, in pieces: dpn-small in fp32 at batch 256 peaked at 1416, 1425, 1427 and
+1431 MiB in four runs, and at 1107 MiB in each with this. So a batch size always ends alike. The
+pages are mapped anew in each step, which takes time.
+"""
+
+ALLOWANCE_BYTES = 256 * _MIB
+"""How much looser the limit is until warm-up is over.
+
+oneDNN maps code buffers that it hardly touches (51 MiB for dpn-small), and RLIMIT_DATA counts what
+is mapped. After warm-up it is known how much that is.
+"""
+
+
+class HostLimit:
+    """A limit on the private memory of the process, set so that its resident set meets it."""
+
+    context_bytes: int | None = None
+    note = ""
+
+    def __init__(self, limit_bytes: int | None) -> None:
+        self._limit = limit_bytes
+        if limit_bytes is not None and sys.platform != "linux":
+            raise UnsupportedError("a memory limit on a CPU needs Linux; leave out --memory-limit")
+
+    def impose(self) -> None:
+        """Set the limit, `ALLOWANCE_BYTES` too loose."""
+        if self._limit is None:
+            return
+        import torch
+
+        # a thread that cannot be started ends the process, so all of them are started here
+        torch.ones(1 << 20).add_(1.0)
+        _map_blocks()
+        self._set(ALLOWANCE_BYTES)
+
+    def adjust(self) -> None:
+        """Set the limit exactly."""
+        if self._limit is not None:
+            self._set(0)
+
+    def lift(self) -> None:
+        """Remove it."""
+        if self._limit is not None:
+            lift_host_limit()
+
+    def _set(self, allowance: int) -> None:
+        import resource
+
+        assert self._limit is not None
+        resident, private = _read_status("VmRSS", "VmData")
+        if resident >= self._limit:
+            raise MemoryLimitError(
+                f"the process alone takes {_write_mib(resident)}, with torch and the network loaded"
+                if not allowance
+                else f"the process alone takes {_write_mib(resident)} once torch is imported"
+            )
+        hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
+        soft = private + self._limit - resident + allowance
+        if hard != resource.RLIM_INFINITY:
+            soft = min(soft, hard)
+        resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
+
+
+def lift_host_limit() -> None:
+    """Let the process map what it may again; a failure is then reported without another one."""
+    if sys.platform == "linux":
+        import resource
+
+        hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
+        resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
+
+
+def _map_blocks() -> None:
+    """Have glibc map each large block on its own, from one arena; other C libraries stay as is."""
+    import ctypes
+
+    mmap_threshold, arena_max = -3, -8  # malloc.h: M_MMAP_THRESHOLD, M_ARENA_MAX
+    if mallopt := getattr(ctypes.CDLL(None), "mallopt", None):
+        mallopt(arena_max, 1)
+        mallopt(mmap_threshold, MAPPED_BYTES)
+
+
+def _read_status(*names: str) -> tuple[int, ...]:
+    """Fields of /proc/self/status, in bytes."""
+    text = Path("/proc/self/status").read_text()
+    found = dict(re.findall(r"^(\w+):\s+(\d+) kB$", text, re.MULTILINE))
+    return tuple(int(found[name]) * 1024 for name in names)
+
+
+def _write_mib(number: int) -> str:
+    return f"{number / _MIB:.0f} MiB"
