@@ -120,6 +120,19 @@ def allocates_bytes() -> nn.Module:
     return Tiny(behave)
 
 
+def fills() -> nn.Module:
+    """Until a limit refuses; on a machine without one, 1.5 GiB."""
+    held = []
+
+    def behave(logits: Tensor) -> Tensor:
+        for _ in range(24):
+            held.append(torch.ones(2**24))
+        held.clear()
+        return logits
+
+    return Tiny(behave)
+
+
 def babbles() -> nn.Module:
     """100 MB to standard error, in lines, then trains well."""
     said = False

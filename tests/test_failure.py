@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench import failure
+from bench.case import Case
 from bench.failure import NEARLY_FULL, RULES, classify, classify_death, count_oom_kills
 from bench.record import Status
 
@@ -74,6 +76,14 @@ OOM = [
     MemoryError(),
     MemoryError("std::bad_alloc"),
 ]
+
+LIMITED = [
+    RuntimeError("could not create a memory object"),
+    RuntimeError("could not create a primitive"),
+    RuntimeError("can't start new thread"),
+    ImportError("libx.so: failed to map segment from shared object"),
+]
+"""What libraries say of a refused allocation; without a limit they say it of other things too."""
 
 SUSPECTED = [
     RuntimeError("cuDNN error: CUDNN_STATUS_NOT_INITIALIZED"),
@@ -135,6 +145,33 @@ def test_out_of_memory(error: BaseException) -> None:
         assert (fault.status, fault.transient) == (Status.OOM, False)
 
 
+LIMIT = Case(device="cpu", memory_limit="900MiB")
+
+
+@pytest.mark.parametrize("error", LIMITED, ids=str)
+def test_a_library_under_a_limit_ran_out_of_memory(error: Exception) -> None:
+    fault = classify(kinds(error), str(error), None, LIMIT)
+    assert fault.status is Status.OOM
+    assert fault.reason == f"host memory: {type(error).__name__}: {error}; the limit is 900MiB"
+    for case in (None, replace(LIMIT, memory_limit=None), replace(LIMIT, device="cuda")):
+        assert classify(kinds(error), str(error), None, case).status is Status.ERROR
+
+
+@pytest.mark.parametrize("error", OOM, ids=str)
+def test_out_of_memory_names_the_limit(error: BaseException) -> None:
+    fault = classify(kinds(error), str(error), None, replace(LIMIT, device="cuda"))
+    assert fault.reason.startswith(f"GPU memory: {type(error).__name__}")
+    assert fault.reason.endswith("; the limit is 900MiB")
+    unlimited = classify(kinds(error), str(error), None, Case())
+    assert unlimited == classify(kinds(error), str(error))
+    assert "limit" not in unlimited.reason
+
+
+@pytest.mark.parametrize("error", [*ERRORS, *UNSUPPORTED], ids=str)
+def test_a_limit_explains_nothing_else(error: BaseException) -> None:
+    assert classify(kinds(error), str(error), None, LIMIT) == classify(kinds(error), str(error))
+
+
 @pytest.mark.parametrize("error", SUSPECTED, ids=str)
 def test_suspected_while_memory_is_nearly_full_and_an_error_otherwise(error: Exception) -> None:
     assert classify(kinds(error), str(error), FULL).status is Status.OOM_SUSPECTED
@@ -164,13 +201,13 @@ def test_errors(error: BaseException) -> None:
 
 def test_every_rule_has_its_exception() -> None:
     """A rule that none of the exceptions above needs is one nobody has seen."""
-    cases = [*OOM, *SUSPECTED, *UNSUPPORTED, *TRANSIENT]
-    outcomes = [classify(kinds(e), str(e), FULL) for e in cases]
+    cases = [*OOM, *LIMITED, *SUSPECTED, *UNSUPPORTED, *TRANSIENT]
+    outcomes = [classify(kinds(e), str(e), FULL, LIMIT) for e in cases]
     for rule in RULES:
         rest = tuple(other for other in RULES if other is not rule)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(failure, "RULES", rest)
-            assert outcomes != [classify(kinds(e), str(e), FULL) for e in cases], rule
+            assert outcomes != [classify(kinds(e), str(e), FULL, LIMIT) for e in cases], rule
 
 
 @pytest.mark.filterwarnings("ignore:ComplexHalf")
@@ -229,6 +266,12 @@ def test_deaths(ends: str, oom_kills: int, status: Status, reason: str) -> None:
     assert fault.status is status
     assert reason in fault.reason
     assert not fault.transient
+    limited = classify_death(returncode, oom_kills, "900MiB")
+    if status is Status.ERROR and returncode:
+        assert limited.status is Status.OOM_SUSPECTED, "a crash proves nothing of the batch"
+        assert limited.reason.startswith(f"{fault.reason}, under a memory limit of 900MiB")
+    else:
+        assert limited == fault
 
 
 def test_the_kernel_says_how_many_it_killed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -307,6 +307,16 @@ def test_too_short_for_an_interval_says_what_to_do(data: DatasetInfo) -> None:
     assert missing["epoch_time_low_s"] == "1 steps are too few for an interval; raise --fraction"
 
 
+def test_a_few_steps_are_extrapolated_too(data: DatasetInfo) -> None:
+    m, steps, missing = run(replace(CASE, fraction=1.0, steps=3), data)
+    assert (m.measured_steps, m.steps_per_epoch, len(steps)) == (3, 98, 3)
+    assert m.epoch_time_s is not None
+    assert m.measured_time_s is not None
+    assert m.epoch_time_s > 10 * m.measured_time_s
+    assert missing["epoch_time_low_s"] == "3 steps are too few for an interval; raise --steps"
+    assert run(replace(CASE, fraction=0.02, steps=9), data)[0].measured_steps == 2
+
+
 def shapes(case: Case, data: DatasetInfo) -> list[int]:
     """The batch sizes of each step that the case takes before its epoch."""
     _, batches, training = set_up(case, data.folder)
@@ -324,6 +334,9 @@ def test_the_smaller_batch_is_warmed_only_where_it_is_measured(data: DatasetInfo
     assert shapes(CASE, data).count(rest) == 0
     assert shapes(replace(CASE, fraction=0.99), data).count(rest) == 3  # rounded up to the whole
     assert set(shapes(replace(CASE, batch_size=500, fraction=1.0), data)) == {500}
+    few = shapes(replace(CASE, fraction=1.0, steps=1), data)
+    assert (few.count(rest), set(few)) == (1, {512, rest}), "a few steps try each shape"
+    assert len(few) <= 1 + 5 + 1
 
 
 @pytest.mark.slow

@@ -37,6 +37,7 @@ from bench.gpu.nvml import open_device
 from bench.models import build_model
 from bench.precision import OPT_LEVELS, PRECISIONS, cast, set_flags
 from bench.record import Outcome, Status
+from bench.text import write_bytes
 from bench.training.loop import train_epoch
 from bench.training.proof import Setting, prove
 from bench.training.timing import StepClock
@@ -222,6 +223,22 @@ def test_out_of_memory_is_a_row(  # type: ignore[no-untyped-def]
     assert outcome.status is Status.OOM, outcome.reason
     assert "OutOfMemoryError" in outcome.reason
     assert run(CASE).status is Status.OK  # and the card is free again
+
+
+def test_a_memory_limit_counts_the_context_in(run) -> None:  # type: ignore[no-untyped-def]
+    """What a case needs by its own columns is a limit that it fits; half of it is not."""
+    free = run(replace(CASE, steps=2)).measurement
+    assert free.context_bytes > 2**27
+    need = free.peak_reserved_bytes + free.context_bytes
+    ample = run(replace(CASE, steps=2, memory_limit=write_bytes(round(1.1 * need))))
+    assert ample.status is Status.OK, ample.reason
+    m = ample.measurement
+    assert m.peak_reserved_bytes + m.context_bytes <= 1.1 * need
+    for limit in (write_bytes(round(0.5 * need)), "128MiB"):
+        outcome = run(replace(CASE, steps=2, memory_limit=limit))
+        assert outcome.status is Status.OOM, outcome.reason
+        assert outcome.reason.startswith("GPU memory: ")
+        assert outcome.reason.endswith(f"; the limit is {limit}")
 
 
 @pytest.mark.parametrize("level", [None, *OPT_LEVELS])

@@ -1,0 +1,277 @@
+"""A memory limit: where it stands on a CPU, what the context is on a GPU, what is refused before.
+
+Real processes run into real limits; a GPU's memory is told by readings.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import models_for_tests
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bench.case import Case
+from bench.data import DatasetInfo, prepare
+from bench.environment import Platform
+from bench.errors import UnsupportedError, UsageError
+from bench.executors import Job, Settings
+from bench.executors.subprocess import SubprocessExecutor
+from bench.gpu.device import Depth, Reading, Unreadable
+from bench.record import Environment, Outcome, Status
+from bench.sweep import __main__ as sweep
+from bench.sweep.preflight import Inputs
+from bench.sweep.schedule import OomSkips
+from bench.worker.limit import (
+    GpuLimit,
+    HostLimit,
+    MemoryLimitError,
+    build_limit,
+    share_of_device,
+    tell_context,
+)
+
+MIB, GIB = 2**20, 2**30
+linux = pytest.mark.skipif(sys.platform != "linux", reason="RLIMIT_DATA limits mappings on Linux")
+
+
+# ------------------------------------------------------------------------------------ on a CPU
+
+TO_THE_WALL = """
+import sys
+import torch
+from bench.worker.limit import HostLimit, _read_status
+
+limit = HostLimit(int(sys.argv[1]))
+limit.impose()
+limit.adjust()
+held, peak = [], 0
+try:
+    while True:
+        held.append(torch.ones(2**18 * int(sys.argv[2])))
+        peak = max(peak, *_read_status("VmRSS"))
+except RuntimeError as error:
+    limit.lift()
+    held.append(torch.ones(2**25))
+    print(peak, str(error).splitlines()[0])
+"""
+
+
+@linux
+@pytest.mark.parametrize("block_mib", [1, 8])
+def test_the_resident_set_ends_at_the_limit(block_mib: int) -> None:
+    """Within a block, and 8 MiB that mappings hold and do not touch."""
+    limit = 600 * MIB
+    command = [sys.executable, "-c", TO_THE_WALL, str(limit), str(block_mib)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    peak, _, reason = done.stdout.partition(" ")
+    assert limit - (block_mib + 8) * MIB < int(peak) <= limit + MIB
+    assert "DefaultCPUAllocator: can't allocate memory" in reason
+
+
+@linux
+def test_a_limit_below_the_process_is_named_at_once() -> None:
+    with pytest.raises(MemoryLimitError, match=r"the process alone takes \d+ MiB once torch is"):
+        HostLimit(64 * MIB).impose()
+
+
+def test_no_limit_changes_nothing() -> None:
+    resource = pytest.importorskip("resource")
+    before = resource.getrlimit(resource.RLIMIT_DATA)
+    limit = build_limit(Case(device="cpu"), None)
+    limit.impose()
+    limit.adjust()
+    assert resource.getrlimit(resource.RLIMIT_DATA) == before
+    assert limit.context_bytes is None
+
+
+def test_another_system_is_unsupported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "darwin")
+    with pytest.raises(UnsupportedError, match="needs Linux; leave out --memory-limit"):
+        build_limit(Case(device="cpu", memory_limit="1GiB"), None)
+    case = Case(device="cpu", memory_limit="1GiB")
+    inputs = Inputs({"cpu": Platform(Environment())}, {}, {})
+    assert inputs.refuse(case) == "a memory limit on a CPU needs Linux; leave out --memory-limit"
+    assert inputs.refuse(replace(case, memory_limit=None)) == ""
+
+
+@pytest.fixture(scope="module")
+def data() -> DatasetInfo:
+    return prepare("synthetic", data_dir=None)
+
+
+def execute(data: DatasetInfo, model: str, **axes: Any) -> Outcome:
+    settings = {"dataset": "synthetic", "device": "cpu", "batch_size": 32, "steps": 1, **axes}
+    with pytest.MonkeyPatch.context() as patch:
+        tests = Path(models_for_tests.__file__).parent
+        patch.setenv("PYTHONPATH", os.pathsep.join([str(tests.parent), str(tests)]))
+        patch.setenv("OMP_NUM_THREADS", "1")
+        executor = SubprocessExecutor(Settings(300))
+        job = Job(Case(model=model, **settings), data.folder)
+        return executor.run(job, lambda event: None, lambda: False)
+
+
+@linux
+@pytest.mark.slow
+def test_every_way_to_run_into_a_limit(data: DatasetInfo) -> None:
+    """Out of memory is a row with its reason, at any size; a crash under a limit is suspected."""
+    limit = "1300MiB"
+    fits = execute(data, "models_for_tests:good", memory_limit=limit)
+    assert fits.status is Status.OK, fits.reason
+    assert fits.measurement.peak_process_bytes is not None
+    assert fits.measurement.peak_process_bytes < 1300 * MIB
+    full = execute(data, "models_for_tests:fills", memory_limit=limit)
+    assert full.status is Status.OOM, full.reason
+    assert full.reason.startswith("host memory: RuntimeError: ")
+    assert full.reason.endswith(f"; the limit is {limit}")
+    hopeless = execute(data, "models_for_tests:good", memory_limit="64MiB")
+    assert hopeless.status is Status.OOM
+    assert "the process alone takes" in hopeless.reason
+    assert hopeless.reason.endswith("; the limit is 64MiB")
+    crashed = execute(data, "models_for_tests:crashes", memory_limit=limit)
+    assert crashed.status is Status.OOM_SUSPECTED
+    assert f"crashed with SIGSEGV, under a memory limit of {limit}" in crashed.reason
+
+
+@linux
+@pytest.mark.slow
+def test_memory_that_one_step_lacks_and_a_half_one_does_not(data: DatasetInfo) -> None:
+    """A batch of 256 needs 400 MiB more than one of 64, and repeats of each end alike."""
+    outcomes = [
+        execute(data, "dpn-small", batch_size=size, memory_limit="900MiB").status
+        for size in (64, 256, 64, 256)
+    ]
+    assert outcomes == [Status.OK, Status.OOM, Status.OK, Status.OOM]
+
+
+# ------------------------------------------------------------------------------------ on a GPU
+
+
+@dataclass
+class Card:
+    """A GPU whose readings are given, one after the other; the last one stays."""
+
+    readings: list[Reading]
+    pids: list[int] = field(default_factory=list)
+    closed: bool = False
+    total_bytes: int | None = 80 * GIB
+    notes: tuple[str, ...] = ()
+
+    def watch(self, pid: int) -> None:
+        self.pids.append(pid)
+
+    def read(self, depth: Depth) -> tuple[Reading, ...]:
+        return (self.readings.pop(0) if len(self.readings) > 1 else self.readings[0],)
+
+    def why(self, quantity: str) -> str:
+        return ""
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "context", "source"),
+    [
+        (Reading(0, 3 * GIB), Reading(1, 9 * GIB, 2 * GIB), 1 * GIB, ""),
+        (Reading(0, 3 * GIB), Reading(1, 6 * GIB), 2 * GIB, "more than before"),
+        (Reading(0), Reading(1, 6 * GIB), 4 * GIB, "other processes included"),
+        (Reading(0, 3 * GIB), Reading(1), 4 * GIB, "other processes included"),
+        (Reading(0, 5 * GIB), Reading(1, 4 * GIB), 0, "more than before"),  # a neighbour ended
+    ],
+    ids=["process", "device", "no baseline", "no NVML", "shrunk"],
+)
+def test_the_context_is_told_by_the_best_source(
+    before: Reading, now: Reading, context: int, source: str
+) -> None:
+    told = tell_context(before, now, reserved_bytes=GIB, used_bytes=5 * GIB)
+    assert told.bytes == context
+    assert source in told.source
+    assert bool(told.source) == bool(source)
+
+
+@given(
+    total=st.integers(GIB, 200 * GIB), limit=st.floats(0.01, 1), context=st.integers(0, 200 * GIB)
+)
+def test_the_cap_is_the_limit_less_the_context(total: int, limit: float, context: int) -> None:
+    limit_bytes = int(total * limit)
+    if context >= limit_bytes:
+        with pytest.raises(MemoryLimitError, match="the CUDA context alone takes"):
+            share_of_device(limit_bytes, context, total)
+        return
+    share = share_of_device(limit_bytes, context, total)
+    assert 0 < share <= 1
+    assert abs(int(share * total) - (limit_bytes - context)) <= 1, "torch cuts off the fraction"
+
+
+@pytest.fixture
+def caps(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    caps: list[float] = []
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (70 * GIB, 80 * GIB))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 1 * GIB)
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", caps.append)
+    return caps
+
+
+def test_the_cap_is_set_anew_when_the_kernels_are_loaded(caps: list[float]) -> None:
+    card = Card([Reading(0), Reading(1, process_bytes=2 * GIB), Reading(2, process_bytes=5 * GIB)])
+    limit = GpuLimit(21 * GIB, card)
+    assert card.pids == [os.getpid()]
+    limit.impose()
+    assert limit.context_bytes == 1 * GIB
+    limit.adjust()
+    assert limit.context_bytes == 4 * GIB
+    limit.lift()
+    assert [share * 80 for share in caps] == pytest.approx([20, 17, 80])
+    assert card.closed
+
+
+def test_without_a_limit_the_context_is_told_and_nothing_capped(caps: list[float]) -> None:
+    limit = GpuLimit(None, Unreadable("no NVIDIA driver"))
+    limit.impose()
+    assert limit.context_bytes is None
+    limit.adjust()
+    limit.lift()
+    assert (limit.context_bytes, caps) == (9 * GIB, [])
+    assert "NVML tells nothing" in limit.note
+
+
+# ----------------------------------------------------------------------- before and after a case
+
+
+def test_a_limit_above_the_device_is_refused() -> None:
+    card = Platform(Environment(gpu="NVIDIA Card", gpu_memory_bytes=24 * GIB))
+    card.check_limit(None)
+    card.check_limit("24GiB")
+    with pytest.raises(UsageError, match=r"24577MiB is above the 24\.0 GiB of NVIDIA Card; give"):
+        card.check_limit("24577MiB")
+    Platform(Environment()).check_limit("64MiB")
+    assert card.refuse_limit("21GiB") == ""
+
+
+def test_a_sweep_refuses_it_before_it_trains(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = "--device cpu --dataset synthetic --model dpn-small --memory-limit 64MiB 900000GiB"
+    assert sweep.main([*flags.split(), "--out", str(tmp_path / "out")]) == 2
+    error = capsys.readouterr().err
+    assert "--memory-limit 900000GiB is above the" in error
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_batch_too_large_for_one_limit_says_nothing_of_another() -> None:
+    small, large = Case(memory_limit="8GiB"), Case(memory_limit="24GiB")
+    skips = OomSkips({})
+    skips.note(replace(small, batch_size=256), Status.OOM)
+    assert skips.blocks(replace(small, batch_size=512)) == 256
+    assert skips.blocks(replace(large, batch_size=512)) is None
+    assert skips.blocks(Case(batch_size=512)) is None
+    skips.note(replace(large, batch_size=256), Status.OOM_SUSPECTED)
+    assert skips.blocks(replace(large, batch_size=512)) is None
