@@ -1,0 +1,93 @@
+"""What a search found, from its probes alone: the wall, and which batch size to use."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from bench.wall.line import MemoryLine
+from bench.wall.search import MARGIN, Ending, Goal, Probe, Standing, decide
+
+
+@dataclass(frozen=True)
+class Wall:
+    """The answer on cases alike in all but the batch size; memory in bytes, margin as a share.
+
+    Attributes:
+        largest: batch size that trains; none above it did.
+        smallest_failing: batch size that does not; all between the two are not known.
+        thrashes_from: smallest batch size that trains only by freeing the allocator's cache.
+        recommended: batch size whose predicted memory leaves ``margin`` free; at most what a
+            longer run confirmed, and below ``thrashes_from``.
+        predicted: where the first line put the wall.
+        line: the memory of a batch near the wall.
+        probes: how many runs it took, failed ones included.
+        ending: None while the search has not ended.
+    """
+
+    largest: int | None
+    smallest_failing: int | None
+    thrashes_from: int | None
+    recommended: int | None
+    predicted: int | None
+    line: MemoryLine | None
+    available_bytes: float | None
+    margin: float
+    probes: int
+    ending: Ending | None
+
+    @property
+    def off(self) -> int | None:
+        """Images by which the first prediction lay above the largest batch that trains.
+
+        None where no wall was found, because then nothing says where it is.
+        """
+        if self.predicted is None or self.largest is None or self.smallest_failing is None:
+            return None
+        return self.predicted - self.largest
+
+
+def conclude(probes: Sequence[Probe], goal: Goal, margin: float = MARGIN) -> Wall:
+    """Say what the probes show, in the order in which they were made."""
+    standing = Standing(probes, goal)
+    asked = decide(probes, goal)
+    retried = (p.batch_size for p in probes if p.trained and p.alloc_retries)
+    thrashes_from = min(retried, default=None)
+    return Wall(
+        largest=standing.largest,
+        smallest_failing=standing.smallest_refused,
+        thrashes_from=thrashes_from,
+        recommended=_recommend(standing, goal, margin, thrashes_from),
+        predicted=_predict_first(probes, goal),
+        line=standing.line,
+        available_bytes=goal.available_bytes,
+        margin=margin,
+        probes=len(probes),
+        ending=asked if isinstance(asked, Ending) else None,
+    )
+
+
+def _recommend(
+    standing: Standing, goal: Goal, margin: float, thrashes_from: int | None
+) -> int | None:
+    confirmed, available = standing.confirmed, goal.available_bytes
+    if confirmed is None:
+        return None
+
+    def leaves_margin(size: int) -> bool:
+        if available is None or not standing.points:
+            return size <= (1 - margin) * confirmed
+        used = standing.line.predict(size) if standing.line else standing.points.get(size)
+        return used is not None and used <= (1 - margin) * available
+
+    sizes = (n for n in goal.sizes if n <= confirmed and n < (thrashes_from or n + 1))
+    return max(filter(leaves_margin, sizes), default=None)
+
+
+def _predict_first(probes: Sequence[Probe], goal: Goal) -> int | None:
+    """Where the wall was predicted as soon as two batch sizes had trained."""
+    for count in range(2, len(probes) + 1):
+        wall = Standing(probes[:count], goal).predict_wall()
+        if wall is not None:
+            return max((size for size in goal.sizes if size <= wall), default=0)
+    return None

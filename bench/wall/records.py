@@ -1,0 +1,154 @@
+"""Searches in a sweep's records: the probes of each family of cases, and the wall they found."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import reduce
+from typing import TYPE_CHECKING, Any
+
+from bench.case import Case
+from bench.optimization import OPTIMIZERS
+from bench.record import Status
+from bench.store.attempts import fill_unknown, number_groups
+from bench.store.reader import read_cases
+from bench.text import parse_bytes
+from bench.wall.answer import Wall, conclude
+from bench.wall.search import MARGIN, STEP, Goal, Probe, start_search
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+SHORT_STEPS, LONG_STEPS = 4, 16
+"""Steps of a probe after its warm-up, and of the longer run that confirms the answer. An allocator
+reaches its peak within the warm-up; what grows later than 16 steps a sweep shows."""
+
+_LEARNING = ("lr_scaling", "base_batch", "lr_warmup", "schedule", "seed", "epochs", "evaluate")
+"""Axes that do not change how large a batch fits."""
+
+
+def name_family(case: Case) -> Case:
+    """What stands for all cases that are searched together: ``case`` without what is searched.
+
+    Its batch size says nothing. The learning rate is the optimizer's own.
+    """
+    plain = {name: getattr(Case, name) for name in (*_LEARNING, "fraction", "steps")}
+    lr = OPTIMIZERS[case.optimizer].lr
+    return replace(case, **plain, lr=lr, batch_size=Case.batch_size * case.accumulate)
+
+
+def make_probe(family: Case, batch_size: int, long: bool) -> Case:
+    """The case that a batch size is tried with."""
+    steps = LONG_STEPS if long else SHORT_STEPS
+    return replace(family, batch_size=batch_size, steps=steps)
+
+
+@dataclass
+class Trial:
+    """The probes of a family so far, in order, and what their rows say of the machine.
+
+    ``train_images`` is None where no row knows it.
+    """
+
+    family: Case
+    probes: list[Probe] = field(default_factory=list)
+    card_bytes: float | None = None
+    baseline_bytes: float | None = None
+    train_images: int | None = None
+
+    def add(self, row: Mapping[Any, Any]) -> None:
+        """Add a row of the records, by the names of its columns; one that was stopped is none."""
+        self.card_bytes = self.card_bytes or _number(row, "gpu_memory_bytes")
+        if self.baseline_bytes is None:
+            self.baseline_bytes = _number(row, "baseline_device_bytes")
+        if images := _number(row, "train_images"):
+            self.train_images = int(images)
+        if row["status"] == Status.INTERRUPTED:
+            return
+        retries = _number(row, "alloc_retries")
+        self.probes.append(
+            Probe(
+                batch_size=int(row["batch_size"]),
+                status=Status(row["status"]),
+                used_bytes=_read_peak(row),
+                alloc_retries=None if retries is None else int(retries),
+                long=(_number(row, "steps") or math.inf) > SHORT_STEPS,
+                setup_bytes=_number(row, "setup_process_bytes"),
+            )
+        )
+
+    @property
+    def available_bytes(self) -> float | None:
+        """The memory that there is: of the limit and the card the smaller, if any is known."""
+        limit = self.family.memory_limit
+        card = self.card_bytes - (self.baseline_bytes or 0) if self.card_bytes else None
+        known = [*([parse_bytes(limit)] if limit else []), *([card] if card else [])]
+        return min(known, default=None)
+
+    def aim(self, images: int, step: int) -> Goal:
+        """The goal of the search on so many training images."""
+        return start_search(self.family, images, self.available_bytes, step)
+
+
+def _number(row: Mapping[Any, Any], name: str) -> float | None:
+    value = row[name]
+    return None if value in (None, "") or math.isnan(float(value)) else float(value)
+
+
+def _read_peak(row: Mapping[Any, Any]) -> float | None:
+    """The memory that counts against what is available: the process's, else the device's."""
+    for owner in ("process", "device"):
+        peaks = (_number(row, f"{phase}_{owner}_bytes") for phase in ("warmup", "peak"))
+        if known := [peak for peak in peaks if peak is not None]:
+            return max(known)
+    return None
+
+
+def read_trials(frame: pd.DataFrame) -> list[Trial]:
+    """The searches in a table of `bench.store.reader.read_records`, in order.
+
+    What other environments measured, as with ``--mix``, is a search of its own.
+    """
+    rows = frame[frame["probe"]]
+    if rows.empty:
+        return []
+    families = [name_family(case) for case in read_cases(rows)]
+    numbers = {family: number for number, family in enumerate(dict.fromkeys(families))}
+    import pandas as pd
+
+    number = pd.Series([numbers[family] for family in families], index=rows.index)
+    environment = fill_unknown(rows, number).assign(family=number)
+    group = number_groups(environment, environment.columns)
+    trials: dict[int, Trial] = {}
+    for key, family, row in zip(group, families, rows.to_dict("records"), strict=True):
+        trials.setdefault(key, Trial(family)).add(row)
+    return list(trials.values())
+
+
+def read_walls(
+    frame: pd.DataFrame, step: int | None = None, margin: float = MARGIN
+) -> list[tuple[Case, Wall]]:
+    """What the searches in a table of records found, each with its family of `name_family`.
+
+    Args:
+        frame: of `bench.store.reader.read_records`.
+        step: images to which the wall was to be found; by default what divides all batch sizes
+            that were tried.
+        margin: share of memory that the recommended batch leaves free.
+    """
+    return [
+        (trial.family, conclude_trial(trial, step or common_step(trial.probes), margin))
+        for trial in read_trials(frame)
+    ]
+
+
+def conclude_trial(trial: Trial, step: int, margin: float = MARGIN) -> Wall:
+    """What a family's probes found."""
+    largest = max((probe.batch_size for probe in trial.probes), default=step)
+    return conclude(trial.probes, trial.aim(trial.train_images or largest, step), margin)
+
+
+def common_step(probes: Iterable[Probe]) -> int:
+    """The largest number that divides every batch size tried."""
+    return reduce(math.gcd, (probe.batch_size for probe in probes), 0) or STEP

@@ -1,0 +1,322 @@
+"""The search for the largest batch that fits: which batch size to try next, given what came so far.
+
+Nothing here trains or reads a file, and nothing is remembered between calls: the next question and
+the answer follow from the probes alone, so that a search goes on wherever its records end.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, bisect_right
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from functools import cache, cached_property
+
+from bench.case import Case, check_batches
+from bench.errors import UsageError
+from bench.record import MEASURED, Status
+from bench.wall.line import MemoryLine, fit_line
+
+STEP = 8
+"""Images to which the wall is found. Kernels prefer multiples of 8, so nobody asks for less."""
+
+MARGIN = 0.05
+"""Share of memory that the recommended batch leaves free."""
+
+ATTEMPTS = 3
+"""How often a batch size is tried whose runs end without saying anything about memory."""
+
+_REFUSED = frozenset({Status.OOM, Status.OOM_SUSPECTED})
+
+_DOUBTED = 0.95
+"""An `oom` at a batch predicted to take less than this share of memory is run once more before it
+is believed. Closer to the wall a second run would cost more than it could move: lines through
+probes that near are right within 2 %, and an allocator's cache takes the rest."""
+
+_START = 32
+"""Images of a first micro-batch."""
+
+_FAR = 3.0
+"""By how many times a line may be continued beyond its last probe: from a third of the wall,
+readings that are wrong by 1 % put the wall wrong by up to 4 %."""
+
+_REACH = 16
+"""By how many times a probe may exceed the largest batch that trained: where most of the memory
+does not depend on the batch, two small batches may say anything of what each image takes."""
+
+_NEAR = 0.8
+"""A line through batches closer to each other than this would follow their noise."""
+
+_FOLLOWED = 12
+"""Probes after which halving takes over from predictions, where memory is no line at all."""
+
+
+@dataclass(frozen=True)
+class Probe:
+    """What came of one batch size; memory in bytes, None where it is not known.
+
+    ``setup_bytes`` is what the process held before its first step; ``long`` says that it was a
+    longer run.
+    """
+
+    batch_size: int
+    status: Status
+    used_bytes: float | None = None
+    alloc_retries: int | None = None
+    long: bool = False
+    setup_bytes: float | None = None
+
+    @property
+    def trained(self) -> bool:
+        """Whether it fitted. What its loss or its clocks did is another matter."""
+        return self.status in MEASURED
+
+    @property
+    def refused(self) -> bool:
+        """Whether it ran out of memory."""
+        return self.status in _REFUSED
+
+
+@dataclass(frozen=True)
+class Goal:
+    """What is searched: ``sizes`` that may be tried, upwards, in ``available_bytes`` if known.
+
+    ``start`` is about the first batch size to try.
+    """
+
+    sizes: Sequence[int]
+    available_bytes: float | None = None
+    start: int = _START
+
+
+@dataclass(frozen=True)
+class Ask:
+    """The batch size to try next, and whether in a longer run."""
+
+    batch_size: int
+    long: bool = False
+
+
+class Ending(StrEnum):
+    """How a search ended. Reports show each member's ``meaning``."""
+
+    meaning: str
+
+    def __new__(cls, value: str, meaning: str = "") -> Ending:
+        """Make a member from its spelling and its meaning."""
+        member = str.__new__(cls, value)
+        member._value_ = value
+        member.meaning = meaning
+        return member
+
+    FOUND = "found", "the largest batch that trains was confirmed by a longer run"
+    NO_WALL = "no_wall", "every batch up to the whole dataset trains"
+    NOTHING_FITS = "nothing_fits", "not even the smallest batch trains"
+    UNSUPPORTED = "unsupported", "this device or build cannot run the case"
+    GAVE_UP = "gave_up", f"a run failed {ATTEMPTS} times for other reasons than memory"
+
+
+@cache
+def list_sizes(case: Case, images: int, step: int = STEP) -> tuple[int, ...]:
+    """The multiples of ``step`` that ``case`` can train on so many images, upwards.
+
+    Left out are those with a last batch, or micro-batch, of one image.
+    """
+
+    def fits(size: int) -> bool:
+        try:
+            check_batches(replace(case, batch_size=size), images)
+        except UsageError:
+            return False
+        return True
+
+    first = -(-max(2, case.accumulate) // step) * step
+    return tuple(size for size in range(first, images + 1, step) if fits(size))
+
+
+def start_search(case: Case, images: int, available: float | None, step: int = STEP) -> Goal:
+    """The goal of the search among cases that are like ``case`` in all but the batch size."""
+    return Goal(list_sizes(case, images, step), available, _START * case.accumulate)
+
+
+def fit_near(points: dict[int, float]) -> MemoryLine | None:
+    """Fit the line that memory follows near the largest of the batch sizes.
+
+    It goes through that one, those within a fifth of it, and the nearest below these.
+    """
+    top = max(points, default=0)
+    below = max((size for size in points if size <= _NEAR * top), default=0)
+    near = [(size, used) for size, used in points.items() if size >= below]
+    return fit_line(near) or fit_line(list(points.items()))
+
+
+def decide(probes: Sequence[Probe], goal: Goal) -> Ask | Ending:
+    """Say which batch size to try next, or how the search ended.
+
+    Memory that is a line within a quarter of a step takes at most 8 probes. Whatever it does, no
+    more than ``12 + 4 * ceil(log2(n + 1)) + 2`` probes are made that say something of memory, n
+    being the number of `Goal.sizes`, and each at most twice more for runs that say nothing.
+    """
+    if not goal.sizes:
+        return Ending.NOTHING_FITS
+    if any(probe.status is Status.UNSUPPORTED for probe in probes):
+        return Ending.UNSUPPORTED
+    asked = Standing(probes, goal).ask()
+    if isinstance(asked, Ending):
+        return asked
+    silent = Counter(Ask(p.batch_size, p.long) for p in probes if not (p.trained or p.refused))
+    return Ending.GAVE_UP if silent[asked] >= ATTEMPTS else asked
+
+
+class Standing:
+    """What the probes so far have shown.
+
+    A batch of which a longer run was refused does not train, even if a short one did. From then on
+    only longer runs count.
+    """
+
+    def __init__(self, probes: Sequence[Probe], goal: Goal) -> None:
+        self._goal, self._sizes = goal, goal.sizes
+        self._told = [p for p in probes if p.trained or p.refused]
+        self._long_trained = {p.batch_size for p in self._told if p.trained and p.long}
+        self._trained = {p.batch_size for p in self._told if p.trained}
+        long_refused = self._refusals(self._long_trained, long=True)
+        self._long_only = any(map(self._believe, long_refused.items()))
+        if not self._long_only:
+            self._refused = long_refused + self._refusals(self._trained, long=False)
+            self._fitting = self._trained
+        else:
+            self._refused = long_refused + self._refusals(self._long_trained, long=False)
+            self._fitting = self._long_trained
+        self._doubted_long = set(long_refused)
+
+    def _refusals(self, trained: set[int], long: bool) -> Counter[int]:
+        """How often each batch was refused; one below a batch that trained was no matter of size.
+
+        Only runs of one length speak of each other: a short run that trains does not overrule a
+        longer one.
+        """
+        top = max(trained, default=0)
+        return Counter(
+            p.batch_size for p in self._told if p.refused and p.long == long and p.batch_size > top
+        )
+
+    def _believe(self, refusals: tuple[int, int]) -> bool:
+        size, times = refusals
+        return times > 1 or self._predict_share(size) >= _DOUBTED
+
+    def _predict_share(self, size: int) -> float:
+        """The part of memory that a batch should take; 0 where nothing is known of it."""
+        available = self._goal.available_bytes
+        return self.line.predict(size) / available if self.line and available else 0.0
+
+    @cached_property
+    def points(self) -> dict[int, float]:
+        """Memory by batch size, where the allocator was not short of it."""
+        points: dict[int, float] = {}
+        for p in self._told:
+            if p.trained and p.used_bytes and not p.alloc_retries:
+                points[p.batch_size] = max(points.get(p.batch_size, 0.0), p.used_bytes)
+        return points
+
+    @cached_property
+    def line(self) -> MemoryLine | None:
+        """The line that memory follows near the wall."""
+        return fit_near(self.points)
+
+    @cached_property
+    def largest(self) -> int | None:
+        """The largest batch that trains, as far as is known."""
+        return max(self._fitting, default=None)
+
+    @cached_property
+    def smallest_refused(self) -> int | None:
+        """The smallest batch above it that does not, and is believed."""
+        return min((n for n, *_ in filter(self._believe, self._refused.items())), default=None)
+
+    @property
+    def confirmed(self) -> int | None:
+        """The largest batch that a longer run trained."""
+        return max(self._long_trained, default=None)
+
+    def predict_wall(self) -> float | None:
+        """The batch size at which the line meets the memory there is, as a fraction of images."""
+        available = self._goal.available_bytes
+        if self.line is None or available is None:
+            return None
+        return (available - self.line.fixed_bytes) / self.line.bytes_per_image
+
+    def ask(self) -> Ask | Ending:
+        """The next batch size, or the end."""
+        low, high = self._bracket()
+        # a refusal that is not believed matters while it lies in the bracket
+        doubted = [n for n in self._refused if low < self._index(n) < high]
+        if doubted:
+            size = min(doubted)
+            return Ask(size, size in self._doubted_long)
+        if high - low > 1:
+            index = min(max(self._choose(low, high), low + 1), high - 1)
+            return Ask(self._sizes[index], self._long_only)
+        if low < 0:
+            return Ending.NOTHING_FITS
+        if self._sizes[low] not in self._long_trained:
+            return Ask(self._sizes[low], long=True)
+        return Ending.NO_WALL if high == len(self._sizes) else Ending.FOUND
+
+    def _bracket(self) -> tuple[int, int]:
+        """Indices of the largest size that trains, -1 for none, and the smallest that does not."""
+        low = -1 if self.largest is None else self._at_most(self.largest)
+        refused = self.smallest_refused
+        return low, len(self._sizes) if refused is None else self._index(refused)
+
+    def _index(self, size: int) -> int:
+        return bisect_left(self._sizes, size)
+
+    def _at_most(self, size: float) -> int:
+        return bisect_right(self._sizes, size) - 1
+
+    def _choose(self, low: int, high: int) -> int:
+        """The index to try between two; the caller keeps it between them."""
+        middle, open_above = (low + high) // 2, high == len(self._sizes)
+        if not self._told:
+            return min(self._index(self._goal.start), high - 1)
+        if len(self._told) >= _FOLLOWED and not open_above:
+            return middle
+        if self._long_only:
+            return max(high - (1 << len(self._refused) - 1), middle)
+        if low < 0:
+            return middle
+        top = self._sizes[low]
+        if len(self._trained) == 1:
+            return self._choose_second(top) if open_above else min(self._at_most(2 * top), middle)
+        wall = self.predict_wall()
+        if wall is None:
+            return self._at_most(2 * top) if open_above else middle
+        within = min(wall, self._sizes[-1])
+        at = self._at_most(wall)
+        if open_above and top * _FAR < within:
+            return self._at_most(min(within / 2, _REACH * top))
+        if not open_above and self._predict_share(self._sizes[high]) < _DOUBTED:
+            # the line is none: a batch well below its end was refused
+            return self._at_most(math.sqrt(top * self._sizes[high]))
+        if at >= high:
+            beyond = sum(self._index(size) <= at for size in self._refused)
+            return max(high - (1 << beyond - 1), middle)
+        # several trained this near to each other: the line ends too low, so go on in larger steps
+        beyond = sum(size > _DOUBTED * top for size in self._trained)
+        ahead = max(at, low + (1 << max(beyond - 2, 0)))
+        return ahead if open_above else min(ahead, max(at, middle))
+
+    def _choose_second(self, first: int) -> int:
+        """Half way to where memory would end if it grew from the start as over the first batch.
+
+        The first step also brings gradients and the optimizer's state, so that it would end later.
+        """
+        probe = next(p for p in self._told if p.trained)
+        available, setup, used = self._goal.available_bytes, probe.setup_bytes, probe.used_bytes
+        if not (available and setup and used and used > setup):
+            return self._at_most(2 * first)
+        wall = (available - setup) / (used - setup) * first
+        return self._at_most(min(max((first + wall) / 2, 1.5 * first), _REACH * first))
