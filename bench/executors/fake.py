@@ -5,27 +5,99 @@ Its rows carry ``executor=fake``, and every report says that they are not measur
 
 from __future__ import annotations
 
+import math
 import os
+import random
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from bench.case import AXES, Case, Value, parse_value
 from bench.errors import UsageError, nearest
 from bench.executors import Event, Job, Settings
 from bench.record import MEASURED, Measurement, Outcome, Status
+from bench.text import parse_bytes
 
 ANSWERS = "BENCH_FAKE_ANSWERS"
 """Environment variable: rules ``axis=value:status`` separated by spaces, the first match counts."""
 
 
+MEMORY = "BENCH_FAKE_MEMORY"
+"""Environment variable: a model of memory, ``name=value`` separated by spaces, see `Memory`."""
+
+
+@dataclass
+class Memory:
+    """What a batch takes, in bytes, and which runs fail at random.
+
+    fixed + image * batch + square * batch², rounded up to a multiple of ``block``, and ``jump`` on
+    top from batch size ``jump_at`` on. What depends on the batch is multiplied by ``low`` for
+    precisions other than fp32 and tf32. Above the memory limit of the case, or ``capacity``, a
+    case is out of memory; from the share ``retry`` of it on the allocator retries. ``fail`` is the
+    share of runs that fail at random, by ``seed``.
+    """
+
+    fixed: float = 0.0
+    image: float = 0.0
+    square: float = 0.0
+    block: float = 1.0
+    jump: float = 0.0
+    jump_at: float = math.inf
+    low: float = 1.0
+    capacity: float = math.inf
+    retry: float = math.inf
+    fail: float = 0.0
+    seed: float = 0.0
+
+    @classmethod
+    def parse(cls, text: str) -> Memory:
+        """Read a model.
+
+        Raises:
+            UsageError: a part of it is none.
+        """
+        values = {}
+        for part in text.split():
+            name, _, value = part.partition("=")
+            if name not in cls.__annotations__:
+                raise UsageError(f"{MEMORY} {part!r}: {nearest(name, list(cls.__annotations__))}")
+            try:
+                values[name] = float(value) if _is_number(value) else float(parse_bytes(value))
+            except ValueError as error:
+                raise UsageError(f"{MEMORY} {part!r}: {error}") from None
+        return cls(**values)
+
+    def take(self, case: Case) -> int:
+        """The memory of ``case``, in bytes."""
+        size = case.batch_size
+        scale = 1.0 if case.precision in ("fp32", "tf32") else self.low
+        used = self.fixed + scale * (self.image * size + self.square * size**2)
+        jump = self.jump if size >= self.jump_at else 0.0
+        return round(math.ceil(used / self.block) * self.block + jump)
+
+    def limit(self, case: Case) -> float:
+        """The memory that there is for ``case``, in bytes."""
+        limit = parse_bytes(case.memory_limit) if case.memory_limit else math.inf
+        return min(limit, self.capacity)
+
+
+def _is_number(text: str) -> bool:
+    return text.replace(".", "", 1).isdigit()
+
+
 class FakeExecutor:
     """Answers each case at once: ok, or the status the rules in `ANSWERS` give it.
 
+    Where `MEMORY` is set, a case that takes more than there is is out of memory.
+
     Raises:
-        UsageError: a rule is none.
+        UsageError: a rule is none, or the model of memory.
     """
 
     def __init__(self, settings: Settings) -> None:
         self._rules = [_parse_rule(rule) for rule in os.environ.get(ANSWERS, "").split()]
+        memory = os.environ.get(MEMORY)
+        self._memory = None if memory is None else Memory.parse(memory)
+        self._chance = random.Random(self._memory.seed if self._memory else 0)
 
     def run(
         self, job: Job, on_event: Callable[[Event], None], stopping: Callable[[], bool]
@@ -34,10 +106,21 @@ class FakeExecutor:
         if stopping():
             return Outcome(Status.INTERRUPTED, "the sweep was stopped")
         status, m = self._find_answer(job.case), Measurement()
+        if self._memory and self._chance.random() < self._memory.fail:
+            silent = (Status.ERROR, Status.TIMEOUT, Status.KILLED)
+            return Outcome(self._chance.choice(silent), "at random, as the fake was told")
+        if self._memory and status in MEASURED:
+            used, limit = self._memory.take(job.case), self._memory.limit(job.case)
+            if used > limit:
+                return Outcome(Status.OOM, f"{used} bytes are above {limit:.0f}")
+            # the columns that a worker on a CPU fills
+            m.setup_process_bytes, m.peak_process_bytes = round(self._memory.fixed), used
+            m.alloc_retries = int(used > self._memory.retry * limit)
         if status in MEASURED:
             m.epoch_time_s = m.measured_time_s = 10 + 1000 / job.case.batch_size
             m.images_per_s = 50_000 / m.epoch_time_s
-            m.peak_device_bytes = job.case.batch_size * 2**20
+            if not self._memory:
+                m.peak_device_bytes = job.case.batch_size * 2**20
             m.train_loss = 2.0 if status is not Status.DIVERGED else None
             m.first_bad_step = 0 if status is Status.DIVERGED else None
         return Outcome(status, "" if status is Status.OK else "as the fake was told", m)
