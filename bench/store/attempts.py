@@ -67,9 +67,9 @@ def fill_unknown(rows: pd.DataFrame, group: pd.Series) -> pd.DataFrame:
 def keep_latest(records: pd.DataFrame) -> pd.DataFrame:
     """The rows that count: of each run, the last attempt under each environment.
 
-    A run is a case, a repeat and whether it is the sentinel; two environments are one where they
-    agree on `COMPARABLE`, as far as both are known. Rows that another GPU or another torch measured
-    (``--mix``) are no attempts at the same run.
+    A run is a case, a repeat and whether it is the sentinel or a probe; two environments are one
+    where they agree on `COMPARABLE`, as far as both are known. Rows that another GPU or another
+    torch measured (``--mix``) are no attempts at the same run.
 
     Args:
         records: of `bench.store.reader.read_records`; where several sweeps stand under each other,
@@ -80,7 +80,7 @@ def keep_latest(records: pd.DataFrame) -> pd.DataFrame:
     """
     where = ["sweep"] if "sweep" in records else []
     rows = records.sort_values("attempt", kind="stable")
-    run = number_groups(rows, [*where, *AXES, "repeat", "sentinel"])
+    run = number_groups(rows, [*where, *AXES, "repeat", "sentinel", "probe"])
     attempts = fill_unknown(rows, run).assign(run=run)
     group = number_groups(attempts, attempts.columns)
     return rows[~group.duplicated(keep="last")].sort_index()

@@ -372,10 +372,10 @@ def read_cases(frame: pd.DataFrame) -> list[Case]:
 
 
 def read_history(frame: pd.DataFrame) -> dict[Run, Past]:
-    """The latest attempt at every run in a records table."""
+    """The latest attempt at every run in a records table, the probes of searches left out."""
     names = ("repeat", "sentinel", "status", "attempt", "inferred", "run_seed")
     history: dict[Run, Past] = {}
-    rows = keep_latest(frame)
+    rows = keep_latest(frame[~frame["probe"]])
     for case, repeat, sentinel, *past in zip(
         read_cases(rows), *(rows[name] for name in names), strict=True
     ):
