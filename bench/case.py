@@ -7,8 +7,9 @@ key, the CSV column and the asv parameter.
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields
 from hashlib import sha256
 from itertools import product
@@ -41,6 +42,39 @@ def _batch_size(text: str) -> int:
     if value < 2:
         raise ValueError("a batch size is a whole number, at least 2 (BatchNorm needs two images)")
     return value
+
+
+AUTO = "auto"
+"""The batch size that is yet to be found: the largest that fits, less a margin."""
+
+_RANGE = re.compile(r"([0-9]{1,9})\.\.([0-9]{1,9}|auto)")
+
+
+def _batch_range(low: int, high: str) -> list[Value]:
+    """The powers of two of ``32..1024``; ``32..auto`` stays as it is."""
+    if low < 2 or low & (low - 1):
+        raise ValueError("a range is of powers of two and starts with one, such as 32..1024")
+    if high == AUTO:
+        return [f"{low}..{AUTO}"]
+    if int(high) < low:
+        raise ValueError("a range goes upwards, such as 32..1024")
+    return list(_double(low, int(high)))
+
+
+def _double(low: int, high: int) -> Iterator[int]:
+    while low <= high:
+        yield low
+        low *= 2
+
+
+def fill_auto(text: str, largest: int, recommended: int) -> list[int]:
+    """The batch sizes that ``auto`` or ``32..auto`` stands for once the largest is known.
+
+    >>> fill_auto("auto", 600, 560), fill_auto("128..auto", 600, 560)
+    ([560], [128, 256, 512, 560])
+    """
+    low, dots, _ = text.rpartition("..")
+    return sorted({*(_double(int(low), largest) if dots else ()), recommended})
 
 
 def parse_number(what: str, low: float, high: float = math.inf) -> Callable[[str], float]:
@@ -386,7 +420,46 @@ def parse_value(name: str, value: object, where: str) -> Value:
         raise UsageError(f"{where} {text[:60]!r}: {error}") from None
 
 
-def grid(axes: Mapping[str, Sequence[Value]]) -> list[Case]:
+def parse_values(name: str, value: object, where: str) -> list[Value]:
+    """Read what a flag or a preset gives for axis ``name``: a value, or for batch sizes several.
+
+    ``32..1024`` is the powers of two between; ``auto`` and ``32..auto`` are left to be found.
+
+    Raises:
+        UsageError: as `parse_value`.
+    """
+    if name == "batch_size" and value == AUTO:
+        return [AUTO]
+    if name == "batch_size" and (found := _RANGE.fullmatch(str(value))):
+        try:
+            return _batch_range(int(found[1]), found[2])
+        except ValueError as error:
+            raise UsageError(f"{where} {value!r}: {error}") from None
+    return [parse_value(name, value, where)]
+
+
+MICRO_BATCH = "micro_batch"
+"""A key of `grid` beside the axes: the most images of a micro-batch, which gives `accumulate`."""
+
+parse_micro_batch = _whole("a micro-batch")
+
+
+def refuse_auto(family: Case, text: str) -> list[int]:
+    """What a command makes of ``auto`` that does not look for the largest batch.
+
+    Raises:
+        UsageError: always.
+    """
+    raise UsageError(
+        f"--batch-size {text}: only bench.sweep looks for the largest batch; give a number, such "
+        "as one that bench.fit recommends"
+    )
+
+
+def grid(
+    axes: Mapping[str, Sequence[Value]],
+    find: Callable[[Case, str], Sequence[int]] = refuse_auto,
+) -> list[Case]:
     """Every combination of ``axes``, in order, the batch size varying fastest.
 
     A loss scale applies to the precisions that scale a loss, skipping overflows to static loss
@@ -394,12 +467,20 @@ def grid(axes: Mapping[str, Sequence[Value]]) -> list[Case]:
     not apply, a case is planned once. Where no loss scale is given, each precision that needs one
     takes its own default, and so does each optimizer where no learning rate is.
 
+    Args:
+        axes: the values of each; `MICRO_BATCH` may be among them.
+        find: given the other settings and ``auto`` or ``32..auto``, the batch sizes meant.
+
     Raises:
         UsageError: settings do not go together.
     """
+    axes = dict(axes)
+    micro: Any = axes.pop(MICRO_BATCH, [None])
+    if micro != [None] and "accumulate" in axes:
+        raise UsageError("--micro-batch and --accumulate are both given; use one")
     order = sorted(axes, key=lambda name: (name == "batch_size", list(AXES).index(name)))
     cases: dict[Case, None] = {}
-    for values in product(*(axes[name] for name in order)):
+    for limit, *values in product(micro, *(axes[name] for name in order)):
         settings: dict[str, Any] = dict(zip(order, values, strict=True))
         precision = PRECISIONS[settings.get("precision", Case.precision)]
         if not precision.scales_loss:
@@ -414,9 +495,23 @@ def grid(axes: Mapping[str, Sequence[Value]]) -> list[Case]:
             settings["lr"] = OPTIMIZERS[settings.get("optimizer", Case.optimizer)].lr
         if settings.get("lr_scaling", Case.lr_scaling) == "none":
             settings["base_batch"] = Case.base_batch
-        case = Case(**settings)
-        check_axes(case)
-        cases[case] = None
+        sizes: Sequence[int] = [settings.pop("batch_size", Case.batch_size)]
+        if isinstance(text := sizes[0], str):
+            if limit is not None:
+                raise UsageError(
+                    f"--batch-size {text} and --micro-batch are both given: in micro-batches of "
+                    "one size every batch fits; give batch sizes as numbers"
+                )
+            size = Case.batch_size * settings.get("accumulate", Case.accumulate)
+            family = Case(**settings, batch_size=size)
+            check_axes(family)
+            sizes = find(family, text)
+        for size in sizes:
+            if limit is not None:
+                settings["accumulate"] = -(-size // limit)
+            case = Case(**settings, batch_size=size)
+            check_axes(case)
+            cases[case] = None
     return list(cases)
 
 

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Collection, Sequence
 from typing import NoReturn
 
-from bench.case import AXES, Value, parse_value
+from bench.case import AXES, Value, parse_values
 from bench.errors import UsageError, nearest
 from bench.text import clean
 
@@ -74,7 +74,9 @@ def read_axes(given: argparse.Namespace, without: Collection[str] = ()) -> dict[
         UsageError: a value is not one its axis can take.
     """
     return {
-        name: [parse_value(name, text, axis_flag(name)) for text in texts or ["on"]]
+        name: [
+            value for text in texts or ["on"] for value in parse_values(name, text, axis_flag(name))
+        ]
         for name in AXES
         if name not in without and (texts := getattr(given, name)) is not None
     }

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 
-from bench.case import AXES, Case, Value, grid, parse_value
+from bench.case import (
+    AXES,
+    MICRO_BATCH,
+    Case,
+    Value,
+    grid,
+    parse_micro_batch,
+    parse_values,
+    refuse_auto,
+)
 from bench.errors import UsageError, nearest
 from bench.precision import PRECISIONS
 
@@ -28,25 +37,48 @@ class Preset:
     grids: tuple[Mapping[str, Sequence[Value]], ...]
 
     def cases(
-        self, flags: Mapping[str, Sequence[Value]], defaults: Mapping[str, Sequence[Value]]
+        self,
+        flags: Mapping[str, Sequence[Value]],
+        defaults: Mapping[str, Sequence[Value]],
+        find: Callable[[Case, str], Sequence[int]] = refuse_auto,
     ) -> list[Case]:
         """Expand to cases; ``flags`` override the grids, ``defaults`` fill what neither names.
+
+        Args:
+            flags: values by axis.
+            defaults: values by axis.
+            find: see `bench.case.grid`.
 
         Raises:
             UsageError: a loss scale or opt level is asked for and no chosen precision uses one.
         """
-        blocks = [{**defaults, **block, **flags} for block in self.grids]
-        cases = list(dict.fromkeys(case for block in blocks for case in grid(block)))
+        blocks = [{**defaults, **_leave_out_other(block, flags), **flags} for block in self.grids]
+        families: list[Case] = []
+
+        def note(family: Case, text: str) -> Sequence[int]:
+            families.append(family)
+            return find(family, text)
+
+        cases = list(dict.fromkeys(case for block in blocks for case in grid(block, note)))
         for axis, what, attribute in _USED:
             using = [name for name, p in PRECISIONS.items() if getattr(p, attribute)]
             asked = any(axis in block for block in blocks)
-            if asked and not any(case.precision in using for case in cases):
-                chosen = ", ".join(dict.fromkeys(case.precision for case in cases))
+            planned = [case.precision for case in [*cases, *families]]
+            if asked and not any(precision in using for precision in planned):
+                chosen = ", ".join(dict.fromkeys(planned))
                 raise UsageError(
                     f"{what} is given, but none of the precisions measured uses one ({chosen}); "
                     f"add --precision {' or '.join(using)}"
                 )
         return cases
+
+
+def _leave_out_other(
+    block: Mapping[str, Sequence[Value]], flags: Mapping[str, Sequence[Value]]
+) -> dict[str, Sequence[Value]]:
+    """A grid without what a flag decides in another way: micro-batches by their size or number."""
+    pair = {MICRO_BATCH: "accumulate", "accumulate": MICRO_BATCH}
+    return {name: values for name, values in block.items() if pair.get(name) not in flags}
 
 
 def preset_names() -> list[str]:
@@ -100,14 +132,33 @@ def parse_preset(data: bytes, name: str) -> Preset:
 
 
 def _parse_grid(block: Mapping[str, object], where: str) -> dict[str, list[Value]]:
-    _refuse_unknown(block, list(AXES), where)
-    axes = {}
+    _refuse_unknown(block, [*AXES, MICRO_BATCH], where)
+    axes: dict[str, list[Value]] = {}
     for axis, given in block.items():
         values = given if isinstance(given, list) else [given]
         if not values or any(isinstance(value, (list, dict)) for value in values):
             raise UsageError(f"{where}: {axis}: give one value or a list of values")
-        axes[axis] = [parse_value(axis, value, f"{where}: {axis}") for value in values]
+        spot = f"{where}: {axis}"
+        if axis == MICRO_BATCH:
+            axes[axis] = [read_micro_batch(values[0] if len(values) == 1 else values, spot)]
+        else:
+            axes[axis] = [parsed for value in values for parsed in parse_values(axis, value, spot)]
     return axes
+
+
+def read_micro_batch(value: object, where: str) -> int:
+    """Read the most images that a micro-batch may hold.
+
+    Raises:
+        UsageError: it is no whole number from 2.
+    """
+    try:
+        number = parse_micro_batch(str(value))
+    except ValueError as error:
+        raise UsageError(f"{where} {value!r}: {error}") from None
+    if number < 2:
+        raise UsageError(f"{where} {value!r}: BatchNorm needs two images; give at least 2")
+    return number
 
 
 def _refuse_unknown(table: Mapping[str, object], right: list[str], where: str) -> None:

@@ -32,8 +32,11 @@ from bench.record import Status
 from bench.report.scalemap import read_scale_map, summarize_scale_map
 from bench.store.cells import LOGS, RECORDS
 from bench.store.reader import read_history, read_records
-from bench.sweep.options import choose_cases, parse_arguments
+from bench.sweep.options import parse_arguments, plan_cases
 from bench.sweep.schedule import REPEATED, plan_runs
+from bench.text import count
+from bench.wall.records import read_walls
+from bench.wall.search import STEP
 
 ROOT = Path(__file__).parents[2]
 GPU_TESTS = ("tests/gpu", "tests/data/test_batches.py")
@@ -219,16 +222,20 @@ class _Tally:
 def count_runs(folder: Path, arguments: Sequence[str]) -> _Tally:
     """Tally the runs of a sweep that its folder holds already."""
     options = parse_arguments(arguments)
-    plan = plan_runs(choose_cases(options), options.repeats)
-    history = {}
+    history, walls = {}, {}
     if (folder / RECORDS).is_file():
-        history = read_history(read_records(folder))
+        records = read_records(folder)
+        history, walls = read_history(records), dict(read_walls(records, STEP))
+    cases = plan_cases(options, walls)
+    plan = plan_runs(cases.cases, options.repeats)
     statuses_of = [history[run].status if run in history else None for run in plan]
     done = [status for status in statuses_of if status and status not in REPEATED]
     statuses = ", ".join(f"{n} {status}" for status, n in Counter(done).items())
     runs = "runs" if options.repeats > 1 else "cases"
     line = f"{len(done)} of {len(plan)} {runs}" + (f": {statuses}" if statuses else "")
-    return _Tally(len(plan) - len(done), sum(status in FAILURES for status in done), line)
+    line += f", {count(len(cases.unknown), 'largest batch size')} to find" if cases.unknown else ""
+    left = len(plan) - len(done) + len(cases.unknown)
+    return _Tally(left, sum(status in FAILURES for status in done), line)
 
 
 def _doctor(card: Card, scale: Scale, children: Children) -> Entry:

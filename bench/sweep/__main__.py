@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 from uuid import uuid4
 
 from bench.case import Case, telling_axes
@@ -19,13 +21,14 @@ from bench.flags import run_command
 from bench.precision import PRECISIONS
 from bench.record import Outcome, Record, Status, flatten
 from bench.store.cells import LOGS
-from bench.store.reader import Past, Run
+from bench.store.reader import Past, Run, read_cases, read_history
 from bench.store.writer import Store, StoreError
 from bench.sweep.display import Display, write_curve
 from bench.sweep.options import (
     Options,
-    choose_cases,
+    Plan,
     parse_arguments,
+    plan_cases,
     print_cases,
     print_registries,
 )
@@ -35,12 +38,19 @@ from bench.sweep.preflight import (
     describe_config,
     find_inputs,
     read_past,
+    refuse_batches,
     refuse_other_seeds,
     refuse_unwritable,
     try_models,
 )
 from bench.sweep.schedule import OomSkips, choose_seed, plan_runs, remaining_runs
-from bench.text import clean
+from bench.text import clean, count
+from bench.wall.answer import Wall, conclude
+from bench.wall.records import Trial, make_probe, read_trials
+from bench.wall.search import MARGIN, STEP, Ending, decide
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -62,46 +72,57 @@ def sweep(argv: Sequence[str]) -> int:
     options = parse_arguments(argv)
     if options.list:
         return print_registries()
-    cases = choose_cases(options)
+    plan = plan_cases(options, {})
     if options.dry_run:
-        try_models(cases, options)
-        return print_cases(cases, options.repeats)
+        try_models([*plan.cases, *plan.families], options)
+        return print_cases(plan, options.repeats)
     try:
-        return run_sweep(cases, options)
+        return run_sweep(plan, options)
     except StoreError as error:
         print(f"error: {clean(str(error))}", file=sys.stderr)
         return 1
 
 
-def run_sweep(cases: list[Case], options: Options) -> int:
+def run_sweep(asked: Plan, options: Options) -> int:
     """Measure the cases into --out and print the table; the return code."""
     refuse_unwritable(options.out)
     refuse_missing(name for name in PACKAGES if name != "nvidia-ml-py")  # whose lack is noted
-    inputs = find_inputs(cases, options)
+    families = asked.families
+    inputs = find_inputs(asked.cases, options, families)
     out = options.out or default_out(inputs.platforms)
     with Store(out, options.wait_s, say_waiting) as store:
-        done, before = read_past(out, cases, options, inputs)
+        comparable, frame = read_past(out, [*asked.cases, *families], options, inputs)
+        done, before = read_history(comparable), read_history(frame)
         earlier = str(store.read_config().get("command", "")).splitlines()
-        store.write_config(describe_config(cases, options, inputs, earlier))
-        plan = plan_runs(cases, options.repeats)
-        refuse_other_seeds(out, plan, done, options.same_seed)
-        runs = remaining_runs(plan, done, options.retry, options.no_skip)
-        skips = None if options.no_skip else OomSkips({r: done[r] for r in done.keys() - set(runs)})
+        store.write_config(describe_config(asked.cases, options, inputs, earlier))
         executor = build_executor(
             options.executor, Settings(options.timeout_s, options.allow_shared)
         )
-        axes = telling_axes(case for case, _, _ in [*plan, *before])
-        display = Display(out, len(runs), len(plan) - len(runs), axes)
-        with display, stop_signals(executor) as stopped:
-            for line in [*inputs.warnings, *store.set_aside]:
-                display.say(line)
-            loop = Loop(store, executor, display, inputs, options)
-            measured = loop.run(runs, before, skips, stopped)
+        with stop_signals(executor) as stopped:
+            notes = [*inputs.warnings, *store.set_aside]
+            loop = Loop(store, executor, inputs, options, notes)
+            cases, measured = asked.cases, False
+            if families:
+                walls = find_walls(loop, families, comparable, stopped)
+                cases = plan_cases(options, walls).cases
+                refuse_batches(cases, inputs.datasets)
+                store.write_config(describe_config(cases, options, inputs, earlier))
+                measured = any(wall.largest is not None for wall in walls.values())
+            plan = plan_runs(cases, options.repeats)
+            refuse_other_seeds(out, plan, done, options.same_seed)
+            runs = remaining_runs(plan, done, options.retry, options.no_skip)
+            skips = (
+                None if options.no_skip else OomSkips({r: done[r] for r in done.keys() - set(runs)})
+            )
+            axes = telling_axes(case for case, _, _ in [*plan, *before])
+            with Display(out, len(runs), len(plan) - len(runs), axes) as display:
+                loop.show_on(display)
+                measured |= loop.run(runs, before, skips, stopped)
     print_report(out)
     if stopped():
         print(f"stopped; run the same command with --out {out} to continue", file=sys.stderr)
         return 128 + stopped()
-    return 0 if measured or not runs else 1
+    return 0 if measured or not (runs or families) else 1
 
 
 @dataclass
@@ -110,9 +131,17 @@ class Loop:
 
     store: Store
     executor: Executor
-    display: Display
     inputs: Inputs
     options: Options
+    notes: list[str] = field(default_factory=list)
+    display: Display = field(init=False)
+
+    def show_on(self, display: Display) -> None:
+        """Show runs on ``display`` from now on; first, once, the notes."""
+        self.display = display
+        for line in self.notes:
+            display.say(line)
+        self.notes = []
 
     def run(
         self,
@@ -131,45 +160,64 @@ class Loop:
         for run in runs:
             if stopped():
                 break
-            case, repeat, sentinel = run
-            seed = choose_seed(run, self.options.same_seed)
-            self.display.begin(case, repeat, sentinel)
-            started = _now()
+            case = run[0]
             smaller = skips.blocks(case) if skips else None
             attempt = before[run].attempt + 1 if run in before else 1
-            log = f"{LOGS}/{case.slug()}-{'s' if sentinel else repeat}-{attempt}.log"
-            if smaller is not None:
-                outcome = Outcome(Status.OOM, f"batch size {smaller} already ran out of memory")
-            else:
-                outcome = self._answer(replace(case, seed=seed), self.store.folder / log, stopped)
-            record = Record(
-                record_id=uuid4().hex[:16],
-                case=case,
-                repeat=repeat,
-                run_seed=seed,
-                sentinel=sentinel,
-                probe=False,
-                attempt=attempt,
-                status=outcome.status,
-                reason=outcome.reason,
-                inferred=smaller is not None,
-                executor=self.options.executor,
-                started_at=started,
-                finished_at=_now(),
-                retries=outcome.retries,
-                log=log if (self.store.folder / log).exists() else "",
-                measurement=outcome.measurement,
-                environment=self.inputs.describe(case),
-            )
-            self._keep(record, outcome)
-            self.display.end(record)
-            if self.options.verbose:
-                for line in write_curve(outcome.steps, outcome.measurement.steps_per_epoch):
-                    self.display.say(line)
+            record = self.measure(run, attempt, stopped, smaller)
             if skips and smaller is None:
-                skips.note(case, outcome.status)
-            measured |= outcome.status not in (Status.ERROR, Status.KILLED, Status.TIMEOUT)
+                skips.note(case, record.status)
+            measured |= record.status not in (Status.ERROR, Status.KILLED, Status.TIMEOUT)
         return measured
+
+    def measure(
+        self,
+        run: Run,
+        attempt: int,
+        stopped: Callable[[], int],
+        smaller: int | None = None,
+        probe: bool = False,
+    ) -> Record:
+        """Make one run, write its record and show it.
+
+        Args:
+            smaller: the batch size of which it is concluded that this one runs out of memory.
+            probe: whether it is a step of a search.
+        """
+        case, repeat, sentinel = run
+        seed = choose_seed(run, self.options.same_seed)
+        self.display.begin(case, repeat, sentinel)
+        started = _now()
+        which = "s" if sentinel else "p" if probe else repeat
+        log = f"{LOGS}/{case.slug()}-{which}-{attempt}.log"
+        if smaller is not None:
+            outcome = Outcome(Status.OOM, f"batch size {smaller} already ran out of memory")
+        else:
+            outcome = self._answer(replace(case, seed=seed), self.store.folder / log, stopped)
+        record = Record(
+            record_id=uuid4().hex[:16],
+            case=case,
+            repeat=repeat,
+            run_seed=seed,
+            sentinel=sentinel,
+            probe=probe,
+            attempt=attempt,
+            status=outcome.status,
+            reason=outcome.reason,
+            inferred=smaller is not None,
+            executor=self.options.executor,
+            started_at=started,
+            finished_at=_now(),
+            retries=outcome.retries,
+            log=log if (self.store.folder / log).exists() else "",
+            measurement=outcome.measurement,
+            environment=self.inputs.describe(case),
+        )
+        self._keep(record, outcome)
+        self.display.end(record)
+        if self.options.verbose:
+            for line in write_curve(outcome.steps, outcome.measurement.steps_per_epoch):
+                self.display.say(line)
+        return record
 
     def _answer(self, case: Case, log: Path, stopped: Callable[[], int]) -> Outcome:
         platform, precision = self.inputs.platforms[case.device], PRECISIONS[case.precision]
@@ -191,6 +239,66 @@ class Loop:
             row = {name: v for name, v in flatten(record).items() if v not in (None, "")}
             self.display.say(f"not written: {row}")
             raise
+
+
+def find_walls(
+    loop: Loop,
+    families: Sequence[Case],
+    frame: pd.DataFrame,
+    stopped: Callable[[], int],
+    step: int = STEP,
+    margin: float = MARGIN,
+) -> dict[Case, Wall]:
+    """Find the largest batch of each family, going on from the probes that ``frame`` holds.
+
+    Args:
+        loop: what makes and keeps each probe.
+        families: as `bench.wall.records.name_family` names them.
+        frame: the rows that new ones can be compared with.
+        stopped: the number of the signal that asks to stop, or 0.
+        step: images to which the walls are found.
+        margin: share of memory that the recommended batches leave free.
+    """
+    # rows that are to be tried again count no more, but their attempts are numbered on
+    trials = {
+        trial.family: trial
+        for trial in read_trials(frame[~frame["status"].isin(loop.options.retry)])
+    }
+    there = Counter(read_cases(frame[frame["probe"]]))
+    known = sum(len(trials[family].probes) for family in families if family in trials)
+    axes = [name for name in telling_axes(families) if name != "batch_size"]
+    walls = {}
+    with Display(loop.store.folder, None, known, [*axes, "batch_size", "steps"]) as display:
+        loop.show_on(display)
+        for family in families:
+            trial = trials.get(family) or Trial(family)
+            images = loop.inputs.datasets[family.dataset].train_images
+            while not stopped():
+                asked = decide(trial.probes, trial.aim(images, step))
+                if isinstance(asked, Ending):
+                    break
+                case = make_probe(family, asked.batch_size, asked.long)
+                there[case] += 1
+                run = (case, 1, False)
+                trial.add(flatten(loop.measure(run, there[case], stopped, probe=True)))
+            walls[family] = wall = conclude(trial.probes, trial.aim(images, step), margin)
+            name = family.label(axes) if axes else family.precision
+            display.say(f"{name}: {describe_wall(wall)}")
+    return walls
+
+
+def describe_wall(wall: Wall) -> str:
+    """What a search found, in one line."""
+    if wall.ending is None:
+        return "not found yet"
+    words = [f"batch size {wall.largest} trains"] if wall.largest else []
+    if wall.smallest_failing is not None:
+        words.append(f"{wall.smallest_failing} does not")
+    if wall.recommended:
+        words.append(f"{wall.recommended} leaves {100 * wall.margin:g} % of memory free")
+    if wall.ending not in (Ending.FOUND, Ending.NO_WALL):
+        words.append(wall.ending.meaning)
+    return ", ".join(words) + f" ({count(wall.probes, 'probe')})"
 
 
 def say_waiting(who: str) -> None:

@@ -28,12 +28,14 @@ class Display:
     """Shows which case runs, its phase, step, running loss, memory, and when all is done.
 
     Args:
-        runs: how many are to be made now.
+        runs: how many are to be made now; None where each decides on the next, as in a search.
         done: how many of those asked for need not be made again.
         axes: what each case is named by, see `bench.case.telling_axes`.
     """
 
-    def __init__(self, out: Path, runs: int, done: int, axes: Sequence[str] | None = None) -> None:
+    def __init__(
+        self, out: Path, runs: int | None, done: int, axes: Sequence[str] | None = None
+    ) -> None:
         self._out, self._runs, self._done, self._axes = out, runs, done, axes
         self._index = 0
         self._name, self._phase, self._epochs = "", "", 1
@@ -43,8 +45,9 @@ class Display:
     def __enter__(self) -> Display:
         """Start the live line, where there is a terminal."""
         kept = f", {self._done} already there" if self._done else ""
-        self.say(f"{self._runs} to run{kept}, into {self._out}")
-        if sys.stderr.isatty() and self._runs:
+        what = "looking for the largest batch" if self._runs is None else f"{self._runs} to run"
+        self.say(f"{what}{kept}, into {self._out}")
+        if sys.stderr.isatty() and self._runs != 0:
             self._live = _build_progress()
             self._live.start()
             self._all = self._live.add_task("all", total=self._runs, phase="", now="")
@@ -91,7 +94,8 @@ class Display:
 
     def end(self, record: Record) -> None:
         """Print the run's line."""
-        self.say(f"[{self._index}/{self._runs}] {self._name}: {_describe(record)}")
+        of = "" if self._runs is None else f"/{self._runs}"
+        self.say(f"[{self._index}{of}] {self._name}: {_describe(record)}")
         if self._live:
             self._live.update(self._all, advance=1)
 
@@ -133,7 +137,7 @@ def _describe(record: Record) -> str:
     if record.status not in MEASURED:
         return f"{record.status}: {record.reason}"
     if m.epoch_time_s is not None:
-        about = "≈" if record.case.fraction < 1 else ""
+        about = "≈" if record.case.fraction < 1 or record.case.steps is not None else ""
         words.append(f"{about}{write_number(m.epoch_time_s)} s an epoch")
     memory = m.peak_device_bytes if m.peak_device_bytes is not None else m.peak_process_bytes
     if memory is not None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from bench.case import AXES, Case, Value, format_value
+from bench.case import AXES, MICRO_BATCH, Case, Value, fill_auto, format_value
 from bench.data import DATASETS
 from bench.environment import has_cuda
 from bench.errors import UsageError, nearest
@@ -16,9 +16,11 @@ from bench.executors import EXECUTORS
 from bench.flags import Parser, add_axes, read_axes
 from bench.models import MODELS
 from bench.precision import OPT_LEVELS, POLICIES, PRECISIONS
-from bench.preset import Preset, load_config, load_preset, preset_names
+from bench.preset import Preset, load_config, load_preset, preset_names, read_micro_batch
 from bench.record import Status
 from bench.sweep.schedule import CHEAP_FRACTION, CHEAP_REPEATS, default_repeats, plan_runs
+from bench.wall.answer import Wall
+from bench.wall.records import name_family
 
 
 @dataclass
@@ -71,7 +73,17 @@ def build_parser() -> Parser:
         action="store_true",
         help="give all repeats one seed, to check determinism (default: seed, seed + 1, …)",
     )
-    add_axes(parser, "each takes one value or several, and overrides the preset's")
+    add_axes(
+        parser,
+        "each takes one value or several, and overrides the preset's; a batch size may be a range "
+        "of powers of two, 32..1024, or auto, the largest that fits in memory less a margin, or "
+        "32..auto",
+    )
+    what.add_argument(
+        "--micro-batch",
+        metavar="M",
+        help="compute each batch in as few micro-batches as hold at most M images each",
+    )
     data = parser.add_argument_group("images")
     data.add_argument("--data-dir", metavar="DIR", type=Path, help="where CIFAR-10 is (./data)")
     data.add_argument("--data-url", metavar="URL", help="a mirror of the CIFAR-10 archive")
@@ -123,6 +135,8 @@ def parse_arguments(argv: Sequence[str]) -> Options:
     if given.executor not in EXECUTORS:
         raise UsageError(f"--executor {given.executor!r}; {nearest(given.executor, [*EXECUTORS])}")
     axes = read_axes(given)
+    if given.micro_batch:
+        axes[MICRO_BATCH] = [read_micro_batch(given.micro_batch, "--micro-batch")]
     default = "rtx-titan" if "cuda" in axes.get("device", []) or _cuda_by_default(axes) else "quick"
     preset = load_config(given.config) if given.config else load_preset(given.preset or default)
     return Options(
@@ -173,14 +187,67 @@ def _parse_status(text: str) -> Status:
 def choose_cases(options: Options) -> list[Case]:
     """Expand preset and flags to cases; the device is the GPU where there is one.
 
+    Cases whose batch size is yet to be found are not among them, see `plan_cases`.
+
     Raises:
         UsageError: a loss scale is given that no chosen precision uses.
     """
+    return plan_cases(options, {}).cases
+
+
+@dataclass
+class Plan:
+    """The cases of a sweep as far as they are known.
+
+    ``searched`` are the families whose largest batch is asked for, each with ``auto`` or
+    ``32..auto`` as it was given; ``unknown`` those of them that no search has ended for.
+    """
+
+    cases: list[Case] = field(default_factory=list)
+    searched: list[tuple[Case, str]] = field(default_factory=list)
+    unknown: list[Case] = field(default_factory=list)
+
+    @property
+    def families(self) -> list[Case]:
+        """What is searched, each once."""
+        return list(dict.fromkeys(name_family(case) for case, _ in self.searched))
+
+
+def plan_cases(options: Options, walls: Mapping[Case, Wall]) -> Plan:
+    """Expand preset and flags to cases, with the largest batches that are known.
+
+    Args:
+        options: of the sweep.
+        walls: what searches found, by `bench.wall.records.name_family`.
+
+    Raises:
+        UsageError: settings do not go together, or nothing can be searched on a CPU because there
+            is no memory limit.
+    """
+    plan = Plan()
+
+    def find(case: Case, text: str) -> Sequence[int]:
+        if case.device == "cpu" and case.memory_limit is None:
+            raise UsageError(
+                f"--batch-size {text}: without a limit a CPU's memory ends by killing processes; "
+                "give --memory-limit, such as --memory-limit 2GiB"
+            )
+        plan.searched.append((case, text))
+        family = name_family(case)
+        wall = walls.get(family)
+        if wall is None or wall.ending is None:
+            plan.unknown.append(family)
+            return []
+        if wall.largest is None or wall.recommended is None:
+            return []
+        return fill_auto(text, wall.largest, wall.recommended)
+
     device, axes = "cuda" if has_cuda() else "cpu", options.axes
     if any(isinstance(number, int) and number > 1 for number in axes.get("epochs", [])):
         # several epochs are whole ones, also where the preset measures a part of one
         axes = {"fraction": [Case.fraction], "steps": [Case.steps], **axes}
-    return options.preset.cases(axes, {"device": [device]})
+    plan.cases = options.preset.cases(axes, {"device": [device]}, find)
+    return plan
 
 
 def print_registries() -> int:
@@ -200,15 +267,33 @@ def print_registries() -> int:
     return 0
 
 
-def print_cases(cases: Sequence[Case], repeats: int) -> int:
-    """Print what varies, a line a case; then what all share, and how many runs they take."""
-    varies = [n for n in AXES if len({getattr(case, n) for case in cases}) > 1]
+def print_cases(plan: Plan, repeats: int) -> int:
+    """Print what varies, a line a case; then what all share, and how many runs they take.
+
+    A batch size that is yet to be found stands as it was asked for.
+    """
+    cases = [*plan.cases, *(case for case, _ in plan.searched)]
+    varies = [
+        n
+        for n in AXES
+        if len({getattr(case, n) for case in cases}) > 1 and (plan.cases or n != "batch_size")
+    ]
     shared = [n for n in AXES if n not in varies]
-    for index, case in enumerate(cases, 1):
+    for index, case in enumerate(plan.cases, 1):
         print(f"{index:>4}  {case.label(varies)}")
+    others = [n for n in varies if n != "batch_size"]
+    for case, text in plan.searched:
+        print(
+            "   ?  " + " · ".join([*([case.label(others)] if others else []), f"batch size {text}"])
+        )
     settings = ((name, format_value(getattr(cases[0], name))) for name in shared)
-    print("all:  " + ", ".join(f"{name} {text}" for name, text in settings if text))
-    if repeats > 1:
-        runs = len(plan_runs(cases, repeats))
+    known = (
+        f"{name} {text}" for name, text in settings if text and (plan.cases or name != "batch_size")
+    )
+    print("all:  " + ", ".join(known))
+    if plan.searched:
+        print("auto: found before the cases run, by a search that tries about eight batch sizes")
+    elif repeats > 1:
+        runs = len(plan_runs(plan.cases, repeats))
         print(f"runs: {runs}: each case {repeats} times, and the first once more at the end")
     return 0

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bench.apex import Apex, find_apex, refuse_apex
 from bench.case import AXES, Case, check_batches, format_value
@@ -21,10 +21,13 @@ from bench.gpu.nvml import find_neighbours
 from bench.models import MODELS, check_model
 from bench.precision import PRECISIONS
 from bench.record import COMPARABLE, MODEL_PARTS, Environment
-from bench.store.reader import Past, Run, read_history, read_records
+from bench.store.reader import Past, Run, read_records
 from bench.sweep.options import Options
 from bench.sweep.schedule import choose_seed
 from bench.text import clean
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 def refuse_unwritable(out: Path | None) -> None:
@@ -70,23 +73,29 @@ class Inputs:
         return with_inputs(environment, self.datasets[case.dataset], self.models[case.model])
 
 
-def find_inputs(cases: Sequence[Case], options: Options) -> Inputs:
+def find_inputs(cases: Sequence[Case], options: Options, families: Sequence[Case] = ()) -> Inputs:
     """Examine devices and models, decode the images, and refuse what cannot be trained.
+
+    Args:
+        cases: those that are known.
+        options: of the sweep.
+        families: those whose batch size is yet to be found.
 
     Raises:
         UsageError: torch cannot use a device, or it has less memory than a memory limit; a
             precision given as a flag cannot run there; others use the card and --allow-shared is
             not given; a model or dataset is broken or not there.
     """
+    known, cases = cases, [*cases, *families]
     names = _names(cases, "model")
     devices = _names(cases, "device")
     if options.executor == "fake":
         for model in names:
             check_model(model)
         platforms = {device: Platform(describe_host()) for device in devices}
-        return Inputs(
-            platforms, dict.fromkeys(names), prepare_datasets(cases, options), apex=find_apex()
-        )
+        datasets = prepare_datasets(cases, options)
+        refuse_batches(known, datasets)
+        return Inputs(platforms, dict.fromkeys(names), datasets, apex=find_apex())
     machine, answer = examine_machine(
         devices,
         names,
@@ -109,6 +118,7 @@ def find_inputs(cases: Sequence[Case], options: Options) -> Inputs:
         if uuid and not options.allow_shared:
             refuse_neighbours(uuid)
     datasets = prepare_datasets(cases, options)
+    refuse_batches(known, datasets)
     return Inputs(platforms, models, datasets, write_warnings(machine), machine.apex)
 
 
@@ -152,19 +162,26 @@ def refuse_neighbours(uuid: str) -> None:
 
 
 def prepare_datasets(cases: Sequence[Case], options: Options) -> dict[str, DatasetInfo]:
-    """Decode every dataset the cases name, once, and check the batch sizes against it.
+    """Decode every dataset the cases name, once.
 
     Raises:
-        UsageError: a dataset cannot be had or read, or a batch size does not fit it.
+        UsageError: a dataset cannot be had or read.
     """
     with progress_bar() as progress:
-        datasets = {
+        return {
             name: prepare(name, data_dir=options.data_dir, url=options.data_url, progress=progress)
             for name in _names(cases, "dataset")
         }
+
+
+def refuse_batches(cases: Sequence[Case], datasets: Mapping[str, DatasetInfo]) -> None:
+    """Check the batch sizes against the images.
+
+    Raises:
+        UsageError: one does not fit its dataset.
+    """
     for case in cases:
         check_batches(case, datasets[case.dataset].train_images)
-    return datasets
 
 
 def default_out(platforms: Mapping[str, Platform]) -> Path:
@@ -176,8 +193,8 @@ def default_out(platforms: Mapping[str, Platform]) -> Path:
 
 def read_past(
     out: Path, cases: Sequence[Case], options: Options, inputs: Inputs
-) -> tuple[dict[Run, Past], dict[Run, Past]]:
-    """What the records hold: the runs whose rows this sweep's can be compared with, and all.
+) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """What the records hold: the rows that this sweep's can be compared with, and all.
 
     Raises:
         UsageError: some cannot be compared, and --mix is not given; it says in which respects.
@@ -207,8 +224,7 @@ def read_past(
             f"--out {out}: has rows that would not be comparable: {'; '.join(differing)}; "
             "choose another --out, or add to them with --mix"
         )
-    past = read_history(frame)
-    return (read_history(frame[comparable]) if differing else past), past
+    return frame[comparable], frame
 
 
 def refuse_other_seeds(

@@ -41,7 +41,7 @@ def plan_runs(cases: Sequence[Case], repeats: int) -> list[Run]:
     first runs is the drift.
     """
     runs = [(case, repeat, False) for repeat in range(1, repeats + 1) for case in cases]
-    return [*runs, (cases[0], 1, True)] if repeats > 1 else runs
+    return [*runs, (cases[0], 1, True)] if repeats > 1 and cases else runs
 
 
 def choose_seed(run: Run, same_seed: bool) -> int:
