@@ -20,7 +20,7 @@ def test_those_that_come_with_the_harness() -> None:
         assert preset.name == name
         assert preset.description
         assert "\n" not in preset.description
-        assert preset.cases({}, CPU)
+        assert preset.cases({}, CPU, lambda family, text: [64])
 
 
 def test_the_2019_page_has_its_grid() -> None:

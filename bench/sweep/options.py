@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from bench.case import AXES, MICRO_BATCH, Case, Value, fill_auto, format_value
@@ -33,18 +33,18 @@ class Options:
     data_dir: Path | None
     data_url: str | None
     repeats: int
-    same_seed: bool
     timeout_s: float
     wait_s: float
     retry: list[Status]
     executor: str
     mix: bool
-    no_skip: bool
-    verbose: bool
     allow_shared: bool
-    dry_run: bool
-    list: bool
     command: str
+    same_seed: bool = False
+    no_skip: bool = False
+    verbose: bool = False
+    dry_run: bool = False
+    list: bool = False
 
 
 def build_parser() -> Parser:
@@ -84,9 +84,26 @@ def build_parser() -> Parser:
         metavar="M",
         help="compute each batch in as few micro-batches as hold at most M images each",
     )
+    add_images(parser)
+    how = add_running(parser)
+    how.add_argument(
+        "--no-skip", action="store_true", help="run batch sizes above one that ran out of memory"
+    )
+    how.add_argument("--verbose", action="store_true", help="print each case's curve, as in 2019")
+    how.add_argument("--dry-run", action="store_true", help="print the cases and check the models")
+    how.add_argument("--list", action="store_true", help="print presets, precisions, models, …")
+    return parser
+
+
+def add_images(parser: Parser) -> None:
+    """Add the flags that say where images are."""
     data = parser.add_argument_group("images")
     data.add_argument("--data-dir", metavar="DIR", type=Path, help="where CIFAR-10 is (./data)")
     data.add_argument("--data-url", metavar="URL", help="a mirror of the CIFAR-10 archive")
+
+
+def add_running(parser: Parser) -> argparse._ArgumentGroup:
+    """Add the flags that say how runs are made and kept; the group that they are in."""
     how = parser.add_argument_group("how to measure")
     how.add_argument(
         "--out",
@@ -111,16 +128,10 @@ def build_parser() -> Parser:
         "--mix", action="store_true", help="add to rows of another GPU, version or model"
     )
     how.add_argument(
-        "--no-skip", action="store_true", help="run batch sizes above one that ran out of memory"
-    )
-    how.add_argument(
         "--allow-shared", action="store_true", help="measure on a GPU that other processes use"
     )
-    how.add_argument("--verbose", action="store_true", help="print each case's curve, as in 2019")
     how.add_argument("--executor", default="subprocess", help=argparse.SUPPRESS)
-    how.add_argument("--dry-run", action="store_true", help="print the cases and check the models")
-    how.add_argument("--list", action="store_true", help="print presets, precisions, models, …")
-    return parser
+    return how
 
 
 def parse_arguments(argv: Sequence[str]) -> Options:
@@ -132,34 +143,51 @@ def parse_arguments(argv: Sequence[str]) -> Options:
     given = build_parser().parse(argv)
     if given.preset and given.config:
         raise UsageError("--preset and --config are both given; use one")
-    if given.executor not in EXECUTORS:
-        raise UsageError(f"--executor {given.executor!r}; {nearest(given.executor, [*EXECUTORS])}")
     axes = read_axes(given)
     if given.micro_batch:
         axes[MICRO_BATCH] = [read_micro_batch(given.micro_batch, "--micro-batch")]
     default = "rtx-titan" if "cuda" in axes.get("device", []) or _cuda_by_default(axes) else "quick"
     preset = load_config(given.config) if given.config else load_preset(given.preset or default)
+    repeats = (
+        int(_parse_number("--repeats", given.repeats, whole=True))
+        if given.repeats
+        else default_repeats(axes.get("fraction", []))
+    )
+    return replace(
+        read_running(given, axes, preset, shlex.join(["python", "-m", "bench.sweep", *argv])),
+        repeats=repeats,
+        same_seed=given.same_seed,
+        no_skip=given.no_skip,
+        verbose=given.verbose,
+        dry_run=given.dry_run,
+        list=given.list,
+    )
+
+
+def read_running(
+    given: argparse.Namespace, axes: dict[str, list[Value]], preset: Preset, command: str
+) -> Options:
+    """The options that the flags of `add_images` and `add_running` give, each case run once.
+
+    Raises:
+        UsageError: a value is wrong.
+    """
+    if given.executor not in EXECUTORS:
+        raise UsageError(f"--executor {given.executor!r}; {nearest(given.executor, [*EXECUTORS])}")
     return Options(
         axes=axes,
         preset=preset,
         out=given.out,
         data_dir=given.data_dir,
         data_url=given.data_url,
-        repeats=int(_parse_number("--repeats", given.repeats, whole=True))
-        if given.repeats
-        else default_repeats(axes.get("fraction", [])),
-        same_seed=given.same_seed,
+        repeats=1,
         timeout_s=_parse_number("--timeout", given.timeout),
         wait_s=_parse_number("--wait", given.wait, low=0),
         retry=[_parse_status(text) for text in given.retry],
         executor=given.executor,
         mix=given.mix,
-        no_skip=given.no_skip,
-        verbose=given.verbose,
         allow_shared=given.allow_shared,
-        dry_run=given.dry_run,
-        list=given.list,
-        command=shlex.join(["python", "-m", "bench.sweep", *argv]),
+        command=command,
     )
 
 
@@ -229,8 +257,8 @@ def plan_cases(options: Options, walls: Mapping[Case, Wall]) -> Plan:
     def find(case: Case, text: str) -> Sequence[int]:
         if case.device == "cpu" and case.memory_limit is None:
             raise UsageError(
-                f"--batch-size {text}: without a limit a CPU's memory ends by killing processes; "
-                "give --memory-limit, such as --memory-limit 2GiB"
+                "the largest batch is not looked for on a CPU without a limit, because its system "
+                "kills what takes too much; give one, such as --memory-limit 2GiB"
             )
         plan.searched.append((case, text))
         family = name_family(case)

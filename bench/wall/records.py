@@ -24,8 +24,11 @@ SHORT_STEPS, LONG_STEPS = 4, 16
 """Steps of a probe after its warm-up, and of the longer run that confirms the answer. An allocator
 reaches its peak within the warm-up; what grows later than 16 steps a sweep shows."""
 
-_LEARNING = ("lr_scaling", "base_batch", "lr_warmup", "schedule", "seed", "epochs", "evaluate")
-"""Axes that do not change how large a batch fits."""
+APART: tuple[str, ...] = (
+    *("lr", "lr_scaling", "base_batch", "lr_warmup", "schedule"),
+    *("epochs", "fraction", "steps", "evaluate", "seed"),
+)
+"""Axes that do not change how large a batch fits: no family has a value of its own."""
 
 
 def name_family(case: Case) -> Case:
@@ -33,9 +36,9 @@ def name_family(case: Case) -> Case:
 
     Its batch size says nothing. The learning rate is the optimizer's own.
     """
-    plain = {name: getattr(Case, name) for name in (*_LEARNING, "fraction", "steps")}
-    lr = OPTIMIZERS[case.optimizer].lr
-    return replace(case, **plain, lr=lr, batch_size=Case.batch_size * case.accumulate)
+    plain = {name: getattr(Case, name) for name in APART}
+    plain |= {"lr": OPTIMIZERS[case.optimizer].lr, "batch_size": Case.batch_size * case.accumulate}
+    return replace(case, **plain)
 
 
 def make_probe(family: Case, batch_size: int, long: bool) -> Case:
@@ -97,11 +100,16 @@ def _number(row: Mapping[Any, Any], name: str) -> float | None:
 
 
 def _read_peak(row: Mapping[Any, Any]) -> float | None:
-    """The memory that counts against what is available: the process's, else the device's."""
-    for owner in ("process", "device"):
+    """The memory that counts against what is available.
+
+    A limit on a GPU counts what torch's allocator reserves, and the context. Otherwise it is the
+    process's memory, or the device's over its baseline where the process's is not known.
+    """
+    context = _number(row, "context_bytes") if row["memory_limit"] else None
+    for owner, more in (("reserved", context), ("process", 0.0), ("device", 0.0)):
         peaks = (_number(row, f"{phase}_{owner}_bytes") for phase in ("warmup", "peak"))
-        if known := [peak for peak in peaks if peak is not None]:
-            return max(known)
+        if more is not None and (known := [peak for peak in peaks if peak is not None]):
+            return max(known) + more
     return None
 
 

@@ -32,8 +32,9 @@ _REFUSED = frozenset({Status.OOM, Status.OOM_SUSPECTED})
 
 _DOUBTED = 0.95
 """An `oom` at a batch predicted to take less than this share of memory is run once more before it
-is believed. Closer to the wall a second run would cost more than it could move: lines through
-probes that near are right within 2 %, and an allocator's cache takes the rest."""
+is believed, and so is every `oom_suspected`. Closer to the wall a second run would cost more than
+it could move: lines through probes that near are right within 2 %, and an allocator's cache takes
+the rest."""
 
 _START = 32
 """Images of a first micro-batch."""
@@ -115,7 +116,13 @@ class Ending(StrEnum):
     NO_WALL = "no_wall", "every batch up to the whole dataset trains"
     NOTHING_FITS = "nothing_fits", "not even the smallest batch trains"
     UNSUPPORTED = "unsupported", "this device or build cannot run the case"
-    GAVE_UP = "gave_up", f"a run failed {ATTEMPTS} times for other reasons than memory"
+    GAVE_UP = (
+        "gave_up",
+        (
+            f"a run failed {ATTEMPTS} times for other reasons than memory; see its log, then go on "
+            "with --retry error timeout killed"
+        ),
+    )
 
 
 @cache
@@ -205,7 +212,9 @@ class Standing:
 
     def _believe(self, refusals: tuple[int, int]) -> bool:
         size, times = refusals
-        return times > 1 or self._predict_share(size) >= _DOUBTED
+        # where a library failed for want of memory, as it seemed, nothing near the wall is certain
+        certain = any(p.status is Status.OOM for p in self._told if p.batch_size == size)
+        return times > 1 or (certain and self._predict_share(size) >= _DOUBTED)
 
     def _predict_share(self, size: int) -> float:
         """The part of memory that a batch should take; 0 where nothing is known of it."""

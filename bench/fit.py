@@ -1,0 +1,246 @@
+"""`python -m bench.fit`: find the largest batch size that fits in memory.
+
+Few batch sizes are tried, each in a process of its own and a record like any other; see
+`bench.wall.search`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from bench.case import Case, Value, format_value, telling_axes
+from bench.compare.gates import parse_percent
+from bench.environment import PACKAGES, has_cuda, refuse_missing
+from bench.errors import UsageError
+from bench.executors import Settings, build_executor
+from bench.flags import Parser, add_axes, describe, read_axes, run_command
+from bench.preset import Preset
+from bench.report.model import NOTHING, Cell, Head, Table
+from bench.report.text import draw_table
+from bench.store.writer import Store, StoreError
+from bench.sweep.__main__ import Loop, say_waiting, stop_signals
+from bench.sweep.options import Options, add_images, add_running, plan_cases, read_running
+from bench.sweep.preflight import (
+    default_out,
+    describe_config,
+    find_inputs,
+    read_past,
+    refuse_unwritable,
+)
+from bench.sweep.probing import find_walls
+from bench.text import clean
+from bench.wall.answer import Wall
+from bench.wall.records import APART, LONG_STEPS
+from bench.wall.search import MARGIN, STEP, Ending
+
+PRECISIONS = {"cuda": ["fp32", "fp16", "bf16-amp"], "cpu": ["fp32", "bf16-amp"]}
+"""Those that are tried where none is given."""
+
+_WITHOUT = ("batch_size", *APART)
+_MIB = 2**20
+_WIDTH = 140  # columns where there is no terminal to ask and COLUMNS is not set
+
+
+def build_parser() -> Parser:
+    """The command line: the axes that change how large a batch fits, and what is not an axis."""
+    parser = Parser(
+        prog="python -m bench.fit",
+        usage="%(prog)s [--precision NAME …] [--memory-limit SIZE] [--out DIR] […]",
+        description=describe(__doc__),
+        allow_abbrev=False,
+    )
+    what = parser.add_argument_group("what to find")
+    what.add_argument(
+        "--step",
+        default=str(STEP),
+        metavar="N",
+        help=f"find the largest batch size to N images ({STEP})",
+    )
+    what.add_argument(
+        "--margin",
+        default=f"{100 * MARGIN:g}%",
+        metavar="P%",
+        help=f"recommend a batch size that leaves so much memory free ({100 * MARGIN:g}%%)",
+    )
+    what.add_argument("--json", action="store_true", help="print JSON on standard output")
+    names = {device: " ".join(known) for device, known in PRECISIONS.items()}
+    add_axes(
+        parser,
+        "each takes one value or several, and each combination is searched; default precisions: "
+        f"{names['cuda']} on a GPU, {names['cpu']} on a CPU",
+        _WITHOUT,
+    )
+    add_images(parser)
+    add_running(parser)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Find the largest batch sizes.
+
+    Returns:
+        0; 1 where none was found or the disk is full; 2 for a usage error; 130 or 143 where it was
+        stopped.
+    """
+    return run_command(fit, argv)
+
+
+def fit(argv: Sequence[str]) -> int:
+    """Do what the command line says; the return code.
+
+    Raises:
+        UsageError: it cannot be done.
+    """
+    given = build_parser().parse(argv)
+    step, margin = _read_step(given.step), _read_margin(given.margin)
+    options = _read_options(given, shlex.join(["python", "-m", "bench.fit", *argv]))
+    try:
+        walls, stopped, options.out = find(options, step, margin)
+    except StoreError as error:
+        print(f"error: {clean(str(error))}", file=sys.stderr)
+        return 1
+    if given.json:
+        print(json.dumps(describe_walls(walls, step), indent=2))
+    else:
+        print_walls(walls, step)
+    if stopped:
+        print(f"stopped; run the same command with --out {options.out} to go on", file=sys.stderr)
+        return 128 + stopped
+    return 0 if any(wall.largest is not None for wall in walls.values()) else 1
+
+
+def _read_step(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and 1 <= int(text[:9]) <= 10_000):
+        raise UsageError(f"--step {text[:40]!r}: give a whole number of images, from 1 to 10000")
+    return int(text)
+
+
+def _read_margin(text: str) -> float:
+    margin = parse_percent(f"--margin {text!r}", text)
+    if margin >= 1:
+        raise UsageError(f"--margin {text!r}: nothing fits then; give less than 100%")
+    return margin
+
+
+def _read_options(given: argparse.Namespace, command: str) -> Options:
+    axes = read_axes(given, _WITHOUT)
+    axes.setdefault("device", ["cuda" if has_cuda() else "cpu"])
+    known: list[Value] = [*dict.fromkeys(n for d in axes["device"] for n in PRECISIONS[str(d)])]
+    auto: list[Value] = ["auto"]
+    axes = {**axes, "precision": axes.get("precision", known), "batch_size": auto}
+    return read_running(given, axes, Preset("fit", "", ({},)), command)
+
+
+def find(options: Options, step: int, margin: float) -> tuple[dict[Case, Wall], int, Any]:
+    """Find the largest batch of each family, into --out or a new folder.
+
+    Returns:
+        What was found, the number of the signal that stopped it or 0, and the folder.
+    """
+    families = plan_cases(options, {}).families
+    refuse_unwritable(options.out)
+    refuse_missing(name for name in PACKAGES if name != "nvidia-ml-py")  # whose lack is noted
+    inputs = find_inputs([], options, families)
+    out = options.out or default_out(inputs.platforms)
+    with Store(out, options.wait_s, say_waiting) as store:
+        comparable, _ = read_past(out, families, options, inputs)
+        before = store.read_config()
+        earlier = str(before.get("command", "")).splitlines()
+        # of a sweep that is there already the cases stay
+        config = {**describe_config([], options, inputs, earlier), "cases": before.get("cases", [])}
+        store.write_config(config)
+        executor = build_executor(
+            options.executor, Settings(options.timeout_s, options.allow_shared)
+        )
+        with stop_signals(executor) as stopped:
+            loop = Loop(store, executor, inputs, options, [*inputs.warnings, *store.set_aside])
+            walls = find_walls(loop, families, comparable, stopped, step, margin)
+    return walls, stopped(), out
+
+
+def describe_walls(walls: Mapping[Case, Wall], step: int) -> list[dict[str, Any]]:
+    """What was found, as JSON: memory in bytes, batch sizes in images."""
+    axes = [name for name in telling_axes(walls) if name != "batch_size"]
+    return [
+        {name: text for name in axes if (text := format_value(getattr(family, name)))}
+        | asdict(wall)
+        | {"off": wall.off, "step": step}
+        for family, wall in walls.items()
+    ]
+
+
+def print_walls(walls: Mapping[Case, Wall], step: int) -> None:
+    """Print what was found, a row for each family."""
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    if not (console.is_terminal or os.environ.get("COLUMNS")):
+        console.width = _WIDTH
+    draw_table(tabulate(walls, step), console)
+
+
+def tabulate(walls: Mapping[Case, Wall], step: int) -> Table:
+    """Lay out what was found, a row for each family."""
+    axes = [name for name in telling_axes(walls) if name != "batch_size"]
+    known = [n for n in axes if any(getattr(family, n) is not None for family in walls)]
+    margins = {wall.margin for wall in walls.values()} or {MARGIN}
+    heads = (
+        *(Head(name, name.replace("_", " "), number=False) for name in known),
+        Head("largest", "largest that trains"),
+        Head("smallest_failing", "smallest that does not"),
+        Head("thrashes_from", "allocator retries from", keep=5),
+        Head("recommended", f"leaves {100 * min(margins):g} % free"),
+        Head("fixed", "fixed memory (MiB)", keep=3),
+        Head("per_image", "MiB per image", keep=4),
+        Head("probes", "probes", keep=2),
+        Head("predicted", "first prediction", keep=1),
+        Head("off", "off by", keep=1),
+        Head("ending", "remarks", number=False, keep=6, wrap=True),
+    )
+    rows = tuple(_write_row(family, wall, known) for family, wall in walls.items())
+    empty = {
+        at
+        for at, head in enumerate(heads)
+        if head.name in ("ending", "thrashes_from") and all(row[at].value is None for row in rows)
+    }
+    return Table(
+        "fit",
+        f"Largest batch size, in steps of {step}",
+        tuple(head for at, head in enumerate(heads) if at not in empty),
+        tuple(tuple(cell for at, cell in enumerate(row) if at not in empty) for row in rows),
+        (f"The largest that trains was confirmed by a run of {LONG_STEPS} steps.",),
+    )
+
+
+def _write_row(family: Case, wall: Wall, axes: Sequence[str]) -> tuple[Cell, ...]:
+    line, ending = wall.line, wall.ending
+    told = ending is Ending.FOUND
+    remark = "not found yet" if ending is None else "" if told else ending.meaning
+    return (
+        *(Cell(format_value(getattr(family, name)) or NOTHING) for name in axes),
+        _write_images(wall.largest),
+        _write_images(wall.smallest_failing),
+        _write_images(wall.thrashes_from),
+        _write_images(wall.recommended),
+        Cell(f"{line.fixed_bytes / _MIB:,.0f}", line.fixed_bytes) if line else Cell(NOTHING),
+        Cell(f"{line.bytes_per_image / _MIB:.3g}", line.bytes_per_image) if line else Cell(NOTHING),
+        Cell(str(wall.probes), wall.probes),
+        _write_images(wall.predicted),
+        Cell(NOTHING if wall.off is None else f"{wall.off:+d}" if wall.off else "0", wall.off),
+        Cell(remark, remark or None),
+    )
+
+
+def _write_images(number: int | None) -> Cell:
+    return Cell(NOTHING if number is None else str(number), number)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,350 @@
+"""`bench.fit` and `--batch-size auto`: searches by the fake executor, and one by real training."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from bench import fit
+from bench.card.phases import count_runs
+from bench.case import Case, grid, parse_values
+from bench.errors import UsageError
+from bench.executors import fake
+from bench.executors.fake import FakeExecutor, Memory
+from bench.record import Outcome, Status
+from bench.store.reader import read_history, read_records
+from bench.sweep import __main__ as sweep
+from bench.wall.records import read_walls
+from tests.test_sweep import rows
+
+FAKE = ["--executor", "fake", "--device", "cpu", "--dataset", "synthetic", "--model", "dpn-small"]
+LIMIT = ["--memory-limit", "1GiB"]
+LINE = "fixed=300MiB image=1MiB low=0.6"
+
+
+@pytest.fixture
+def memory(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Tell the fake what a batch takes."""
+    monkeypatch.delenv(fake.ANSWERS, raising=False)
+    return lambda model: monkeypatch.setenv(fake.MEMORY, model)
+
+
+def run_fit(out: Path, *flags: str, rc: int = 0) -> pd.DataFrame:
+    assert fit.main([*FAKE, *flags, "--out", str(out)]) == rc
+    return read_records(out)
+
+
+def run_sweep(out: Path, *flags: str, rc: int = 0) -> pd.DataFrame:
+    """Run a sweep in this process, without its report; its records."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sweep, "print_report", lambda out: None)
+        assert sweep.main([*FAKE, *flags, "--out", str(out)]) == rc
+    return read_records(out)
+
+
+def scan(model: str, case: Case, step: int = 8) -> int:
+    """The brute-force answer."""
+    planted = Memory.parse(model)
+    return max(n for n in range(step, 50_001, step) if _fits(planted, case, n))
+
+
+def _fits(planted: Memory, case: Case, size: int) -> bool:
+    from dataclasses import replace
+
+    sized = replace(case, batch_size=size)
+    return planted.take(sized) <= planted.limit(sized)
+
+
+# ------------------------------------------------------------------------------------ the command
+
+
+def test_every_probe_is_a_record_and_the_table_says_what_they_show(
+    tmp_path: Path, memory: Callable[[str], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    memory(LINE)
+    frame = run_fit(tmp_path, *LIMIT)
+    assert frame["probe"].all()
+    assert set(frame["steps"]) == {"4", "16"}
+    for family, wall in read_walls(frame):
+        assert wall.largest == scan(LINE, family)
+        assert wall.probes <= 8
+    said = capsys.readouterr()
+    assert [family.precision for family, _ in read_walls(frame)] == ["fp32", "bf16-amp"]
+    lines = said.out.splitlines()
+    assert next(line for line in lines if line.startswith(" fp32")).split()[:4] == [
+        *("fp32", "720", "728", "672"),
+    ]
+    assert next(line for line in lines if line.startswith(" bf16-amp")).split()[1] == "1200"
+    assert "[5] fp32 · batch size 720 · steps 16" in said.err
+    assert "fp32: batch size 720 trains, 728 does not, 672 leaves 5 % of memory free" in said.err
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        "fixed=200MiB image=100000B square=1kB",
+        "fixed=300MiB image=1MiB block=90MiB",
+        "fixed=100MiB image=1MiB jump_at=600 jump=300MiB",
+        "fixed=300MiB image=1MiB fail=0.25 seed=3",
+        "fixed=300MiB image=10MiB",
+    ],
+)
+def test_the_wall_is_where_a_scan_has_it(
+    tmp_path: Path, memory: Callable[[str], None], model: str
+) -> None:
+    """Memory that is no line, and runs that fail at random."""
+    memory(model)
+    ((family, wall),) = read_walls(run_fit(tmp_path, *LIMIT, "--precision", "fp32"))
+    assert wall.largest == scan(model, family)
+    assert wall.smallest_failing == wall.largest + 8
+
+
+def test_the_same_command_goes_on_where_it_was_stopped(
+    tmp_path: Path, memory: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory(LINE)
+    whole = run_fit(tmp_path / "whole", *LIMIT)
+    real, runs = FakeExecutor.run, 0
+
+    def stop_third(self: FakeExecutor, *args: object) -> Outcome:
+        nonlocal runs
+        runs += 1
+        if runs == 3:
+            raise KeyboardInterrupt
+        return real(self, *args)  # type: ignore[arg-type]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(FakeExecutor, "run", stop_third)
+        run_fit(tmp_path / "cut", *LIMIT, rc=130)
+    assert len(read_records(tmp_path / "cut")) == 2
+    names = ("precision", "batch_size", "steps", "status", "attempt")
+    assert rows(run_fit(tmp_path / "cut", *LIMIT), *names) == rows(whole, *names)
+    assert len(run_fit(tmp_path / "cut", *LIMIT)) == len(whole), "nothing is left to do"
+
+
+def test_what_fails_three_times_is_given_up_and_tried_again_on_request(
+    tmp_path: Path,
+    memory: Callable[[str], None],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    memory(LINE)
+    monkeypatch.setenv(fake.ANSWERS, "precision=fp32:killed")
+    frame = run_fit(tmp_path, *LIMIT)
+    assert rows(frame[frame["precision"] == "fp32"], "batch_size", "status", "attempt") == [
+        (32, "killed", attempt) for attempt in (1, 2, 3)
+    ]
+    assert "a run failed 3 times" in capsys.readouterr().out.replace("\n", " ")
+    assert len(run_fit(tmp_path, *LIMIT, "--precision", "fp32", rc=1)) == len(frame)
+    monkeypatch.delenv(fake.ANSWERS)
+    frame = run_fit(tmp_path, *LIMIT, "--precision", "fp32", "--retry", "killed")
+    again = frame[(frame["precision"] == "fp32") & (frame["batch_size"] == 32)]
+    assert rows(again, "status", "attempt") == [
+        *(("killed", attempt) for attempt in (1, 2, 3)),
+        ("ok", 4),
+    ]
+    assert dict(read_walls(frame)).popitem()[1].largest is not None
+
+
+def test_json(
+    tmp_path: Path, memory: Callable[[str], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    memory(LINE)
+    run_fit(tmp_path, *LIMIT, "--json", "--step", "16", "--margin", "20%", "--precision", "fp32")
+    (found,) = json.loads(capsys.readouterr().out)
+    assert found["largest"] == 720
+    assert found["smallest_failing"] == 736
+    assert found["recommended"] == 512, "300 + 512 <= 0.8 * 1024 < 300 + 528"
+    assert (found["step"], found["margin"], found["ending"]) == (16, 0.2, "found")
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ([], "--memory-limit 2GiB"),
+        ([*LIMIT, "--step", "0"], "--step '0'"),
+        ([*LIMIT, "--margin", "5"], "such as 2%"),
+        ([*LIMIT, "--margin", "100%"], "less than 100%"),
+        ([*LIMIT, "--batch-size", "64"], "unknown argument '--batch-size'"),
+    ],
+)
+def test_usage(
+    tmp_path: Path, flags: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert fit.main([*FAKE, *flags, "--out", str(tmp_path / "out")]) == 2
+    error = capsys.readouterr().err
+    assert words in error
+    assert error.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+# ------------------------------------------------------------------------------- --batch-size auto
+
+
+def test_a_sweep_finds_the_largest_batch_then_measures(
+    tmp_path: Path, memory: Callable[[str], None]
+) -> None:
+    memory(LINE)
+    flags = [*LIMIT, "--precision", "fp32", "bf16-amp", "--batch-size", "256..auto"]
+    frame = run_sweep(tmp_path, *flags)
+    measured = frame[~frame["probe"]]
+    assert rows(measured, "precision", "batch_size", "status") == [
+        *(("fp32", n, "ok") for n in (256, 512, 672)),
+        *(("bf16-amp", n, "ok") for n in (256, 512, 1024, 1120)),
+    ]
+    assert set(measured["steps"]) == {""}
+    assert frame["probe"].tolist() == sorted(frame["probe"], reverse=True), "probes come first"
+    assert len(run_sweep(tmp_path, *flags)) == len(frame), "all is there"
+    cases = json.loads((tmp_path / "config.json").read_text())["cases"]
+    assert len(cases) == len(measured)
+
+
+def test_what_fit_found_a_sweep_need_not_find(
+    tmp_path: Path, memory: Callable[[str], None]
+) -> None:
+    memory(LINE)
+    probes = run_fit(tmp_path, *LIMIT, "--precision", "fp32")
+    flags = [*LIMIT, "--precision", "fp32", "--batch-size", "auto", "--lr", "0.1", "0.2"]
+    frame = run_sweep(tmp_path, *flags)
+    assert rows(frame[len(probes) :], "lr", "batch_size", "probe") == [
+        (0.1, 672, False),
+        (0.2, 672, False),
+    ]
+
+
+def test_probes_are_no_runs_of_their_case(tmp_path: Path, memory: Callable[[str], None]) -> None:
+    """A case of four steps is measured though a probe was the very same."""
+    memory(LINE)
+    probes = run_fit(tmp_path, *LIMIT, "--precision", "fp32")
+    assert read_history(probes) == {}
+    flags = [*LIMIT, "--precision", "fp32", "--steps", "4", "--batch-size", "32", "728"]
+    frame = run_sweep(tmp_path, *flags)
+    assert rows(frame[~frame["probe"]], "batch_size", "status", "inferred", "attempt") == [
+        (32, "ok", False, 1),
+        (728, "oom", False, 1),
+    ]
+
+
+def test_where_nothing_fits_nothing_is_measured(
+    tmp_path: Path, memory: Callable[[str], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    memory("fixed=2GiB image=1MiB")
+    frame = run_sweep(tmp_path, *LIMIT, "--precision", "fp32", "--batch-size", "auto", rc=1)
+    assert set(frame["status"]) == {Status.OOM}
+    assert frame["probe"].all()
+    assert "not even the smallest batch trains" in capsys.readouterr().err
+
+
+def test_the_card_counts_searches_that_have_not_ended(
+    tmp_path: Path, memory: Callable[[str], None]
+) -> None:
+    memory(LINE)
+    flags = [*FAKE, *LIMIT, "--precision", "fp32", "bf16-amp", "--batch-size", "256..auto"]
+    before = count_runs(tmp_path, flags)
+    assert (before.left, before.line) == (2, "0 of 0 cases, 2 largest batch sizes to find")
+    run_fit(tmp_path, *LIMIT, "--precision", "fp32")
+    assert count_runs(tmp_path, flags).left == 3 + 1
+    run_sweep(tmp_path, *flags[len(FAKE) :])
+    assert (count_runs(tmp_path, flags).left, count_runs(tmp_path, flags).failed) == (0, 0)
+
+
+def test_a_dry_run_shows_what_is_yet_to_be_found(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = [*FAKE, *LIMIT, "--precision", "fp32", "bf16", "--batch-size", "64", "256..auto"]
+    assert sweep.main([*flags, "--dry-run"]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert said[:4] == [
+        "   1  fp32 · batch size 64",
+        "   2  bf16 · batch size 64",
+        "   ?  fp32 · batch size 256..auto",
+        "   ?  bf16 · batch size 256..auto",
+    ]
+    assert sweep.main([*FAKE, *LIMIT, "--batch-size", "auto", "--dry-run"]) == 0
+    assert "batch_size 128" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("text", "sizes"),
+    [
+        ("64", [64]),
+        ("32..32", [32]),
+        ("32..1024", [32, 64, 128, 256, 512, 1024]),
+        ("32..1000", [32, 64, 128, 256, 512]),
+        ("auto", ["auto"]),
+        ("32..auto", ["32..auto"]),
+    ],
+)
+def test_what_a_batch_size_may_be(text: str, sizes: list[object]) -> None:
+    assert parse_values("batch_size", text, "--batch-size") == sizes
+
+
+@pytest.mark.parametrize("text", ["48..128", "64..32", "1..8", "..auto", "auto..64", "Auto", "2.."])
+def test_what_it_may_not_be(text: str) -> None:
+    with pytest.raises(UsageError, match="--batch-size"):
+        parse_values("batch_size", text, "--batch-size")
+
+
+def test_only_a_sweep_looks_for_the_largest_batch() -> None:
+    with pytest.raises(UsageError, match="looks for the largest batch"):
+        grid({"batch_size": ["auto"]})
+
+
+# ---------------------------------------------------------------------------------- --micro-batch
+
+
+def test_as_many_micro_batches_as_are_needed() -> None:
+    cases = grid({"batch_size": [32, 64, 65, 256], "micro_batch": [64]})
+    assert [(case.batch_size, case.accumulate) for case in cases] == [
+        *((32, 1), (64, 1), (65, 2), (256, 4)),
+    ]
+
+
+def test_micro_batch_is_a_flag_and_a_key(tmp_path: Path, memory: Callable[[str], None]) -> None:
+    memory(LINE)
+    config = tmp_path / "mine.toml"
+    config.write_text(
+        'description = "x"\n[[grid]]\nbatch_size = [64, 128]\nmicro_batch = 32\nprecision="fp32"\n'
+    )
+    flags = ["--config", str(config)]
+    frame = run_sweep(tmp_path / "key", *flags)
+    assert rows(frame, "batch_size", "accumulate") == [(64, 2), (128, 4)]
+    frame = run_sweep(tmp_path / "flag", *flags, "--micro-batch", "64")
+    assert rows(frame, "batch_size", "accumulate") == [(64, 1), (128, 2)]
+    frame = run_sweep(tmp_path / "other", *flags, "--accumulate", "8")
+    assert rows(frame, "batch_size", "accumulate") == [(64, 8), (128, 8)]
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--accumulate", "2"], "use one"),
+        (["--batch-size", "auto", *LIMIT], "give batch sizes as numbers"),
+        (["--micro-batch", "1"], "at least 2"),
+        (["--micro-batch", "many"], "whole number"),
+    ],
+)
+def test_what_does_not_go_with_it(
+    flags: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert sweep.main([*FAKE, "--micro-batch", "32", *flags, "--dry-run"]) == 2
+    assert words in capsys.readouterr().err
+
+
+# ------------------------------------------------------------------------------- the planted model
+
+
+@pytest.mark.parametrize("text", ["fixd=3", "fixed=many", "image"])
+def test_a_model_of_memory_is_checked(text: str) -> None:
+    with pytest.raises(UsageError, match=fake.MEMORY):
+        Memory.parse(text)
+
+
+def test_a_model_of_memory() -> None:
+    planted = Memory.parse("fixed=1kB image=3 square=2 block=100 jump=5 jump_at=20 low=0.5")
+    assert planted.take(Case(batch_size=10)) == 1300, "1000 + 30 + 200, in blocks of 100"
+    assert planted.take(Case(batch_size=10, precision="bf16")) == 1200
+    assert planted.take(Case(batch_size=20)) == 1905
+    assert planted.limit(Case(memory_limit="64MiB")) == 64 * 2**20

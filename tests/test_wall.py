@@ -1,0 +1,336 @@
+"""The search for the largest batch, driven by made-up memory, and what it says in the end."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bench.case import Case
+from bench.record import Status
+from bench.store.reader import read_records
+from bench.store.writer import Store
+from bench.wall.answer import Wall, conclude
+from bench.wall.line import MemoryLine
+from bench.wall.records import make_probe, name_family, read_trials, read_walls
+from bench.wall.search import Ask, Ending, Goal, Probe, decide, list_sizes
+from tests.records_for_tests import make_record
+
+SIZES = range(8, 50_001, 8)
+SILENT = (Status.ERROR, Status.TIMEOUT, Status.KILLED)
+Answer = Callable[[Ask], Probe]
+
+
+def search(answer: Answer, goal: Goal, most: int = 120) -> tuple[list[Probe], Wall]:
+    """Ask until the search ends; the probes and what they show."""
+    probes: list[Probe] = []
+    while isinstance(asked := decide(probes, goal), Ask):
+        assert asked.batch_size in goal.sizes
+        probes.append(answer(asked))
+        assert len(probes) <= most
+    return probes, conclude(probes, goal)
+
+
+def remember(
+    memory: Callable[[int], float],
+    available: float,
+    noise: Callable[[], float] = lambda: 0.0,
+    setup: float | None = None,
+) -> Answer:
+    """Answer by a model of memory, readings being wrong by ``noise``."""
+
+    def answer(ask: Ask) -> Probe:
+        used = memory(ask.batch_size)
+        if used > available:
+            return Probe(ask.batch_size, Status.OOM, long=ask.long)
+        return Probe(ask.batch_size, Status.OK, used + noise(), 0, ask.long, setup)
+
+    return answer
+
+
+def largest(memory: Callable[[int], float], available: float) -> int | None:
+    """The brute-force answer."""
+    return max((size for size in SIZES if memory(size) <= available), default=None)
+
+
+def check(wall: Wall, truth: int | None) -> None:
+    """The wall is where a scan of all batch sizes has it."""
+    assert wall.largest == truth
+    if truth is None:
+        assert (wall.ending, wall.smallest_failing) == (Ending.NOTHING_FITS, SIZES[0])
+    elif truth == SIZES[-1]:
+        assert (wall.ending, wall.smallest_failing) == (Ending.NO_WALL, None)
+    else:
+        assert (wall.ending, wall.smallest_failing) == (Ending.FOUND, truth + 8)
+
+
+walls = st.floats(5, 13).map(lambda x: 2**x)
+shares = st.floats(0, 1.5)
+seeds = st.integers(0, 2**32)
+
+
+@given(walls, shares, st.floats(0.3, 1), st.floats(0, 2), seeds)
+def test_a_line_with_noise_takes_at_most_eight_probes(
+    wall: float, share: float, setup: float, noise: float, seed: int
+) -> None:
+    """Readings may be wrong by a quarter of a step; whether a batch fits does not depend on it."""
+    fixed, chance = share * wall, random.Random(seed)
+
+    def memory(size: int) -> float:
+        return fixed + size
+
+    answer = remember(memory, fixed + wall, lambda: chance.uniform(-noise, noise), setup * fixed)
+    probes, found = search(answer, Goal(SIZES, fixed + wall))
+    check(found, largest(memory, fixed + wall))
+    assert len(probes) <= 8, [(p.batch_size, p.status) for p in probes]
+    assert probes[-1] == replace(probes[-1], batch_size=found.largest, long=True)
+
+
+@st.composite
+def models(draw: st.DrawFn) -> Callable[[int], float]:
+    """Memory that grows with the batch, but is no line."""
+    kind = draw(st.sampled_from(["square", "root", "blocks", "jump"]))
+    fixed, block = draw(st.floats(0, 5000)), draw(st.integers(1, 3000))
+    where, height = draw(st.integers(8, 8000)), draw(st.floats(0, 20_000))
+    return {
+        "square": lambda n: fixed + n + n * n / where,
+        "root": lambda n: fixed + 50 * math.sqrt(n) + n / 10,
+        "blocks": lambda n: fixed + math.ceil(n / block) * block,
+        "jump": lambda n: fixed + n + (height if n >= where else 0),
+    }[kind]
+
+
+BOUND = 12 + 4 * math.ceil(math.log2(len(SIZES) + 1)) + 2
+
+
+@given(models(), st.floats(10, 60_000))
+def test_memory_that_is_no_line_is_bracketed_all_the_same(
+    memory: Callable[[int], float], available: float
+) -> None:
+    probes, found = search(remember(memory, available), Goal(SIZES, available))
+    check(found, largest(memory, available))
+    assert len(probes) <= BOUND
+
+
+@given(models(), st.floats(10, 60_000))
+def test_without_readings_it_halves(memory: Callable[[int], float], available: float) -> None:
+    """On a card that NVML cannot read, only what fits is known."""
+
+    def answer(ask: Ask) -> Probe:
+        return replace(remember(memory, available)(ask), used_bytes=None)
+
+    probes, found = search(answer, Goal(SIZES))
+    check(found, largest(memory, available))
+    assert len(probes) <= BOUND
+
+
+@given(models(), st.floats(10, 60_000), seeds)
+def test_random_failures_do_not_move_the_wall(
+    memory: Callable[[int], float], available: float, seed: int
+) -> None:
+    """Whatever a run's failure is that says nothing of memory, it is made again."""
+    chance, failed, plain = random.Random(seed), dict[Ask, int](), remember(memory, available)
+
+    def answer(ask: Ask) -> Probe:
+        if chance.random() < 0.3 and failed.get(ask, 0) < 2:
+            failed[ask] = failed.get(ask, 0) + 1
+            return Probe(ask.batch_size, chance.choice(SILENT), long=ask.long)
+        return plain(ask)
+
+    _, found = search(answer, Goal(SIZES, available), most=3 * BOUND)
+    check(found, largest(memory, available))
+
+
+@given(walls, shares, seeds, st.sampled_from([Status.OOM, Status.OOM_SUSPECTED]))
+def test_one_refusal_far_below_the_wall_is_not_believed(
+    wall: float, share: float, seed: int, status: Status
+) -> None:
+    """Such as where another process had taken the memory for a moment."""
+    fixed, chance, planted = share * wall, random.Random(seed), set[int]()
+    plain = remember(lambda size: fixed + size, fixed + wall)
+
+    def answer(ask: Ask) -> Probe:
+        far = fixed + ask.batch_size < 0.9 * (fixed + wall)
+        if far and ask.batch_size not in planted and chance.random() < 0.5:
+            planted.add(ask.batch_size)
+            return Probe(ask.batch_size, status, long=ask.long)
+        return plain(ask)
+
+    _, found = search(answer, Goal(SIZES, fixed + wall))
+    check(found, largest(lambda size: fixed + size, fixed + wall))
+
+
+def test_a_suspected_oom_is_run_again_even_at_the_wall() -> None:
+    """A worker that crashes near its limit may have crashed for another reason."""
+    asked: list[Ask] = []
+
+    def answer(ask: Ask) -> Probe:
+        asked.append(ask)
+        if ask.batch_size > 512 or (asked.count(ask) == 1 and ask.batch_size == 512):
+            return Probe(ask.batch_size, Status.OOM_SUSPECTED, long=ask.long)
+        return Probe(ask.batch_size, Status.OK, 100 + ask.batch_size, 0, ask.long)
+
+    _, found = search(answer, Goal(SIZES, 612 + 4))
+    check(found, 512)
+
+
+def test_a_longer_run_that_fails_moves_the_wall_down() -> None:
+    """Memory that grows over the steps: four fit where sixteen do not."""
+    memory = remember(lambda size: 100 + size, 612)
+
+    def answer(ask: Ask) -> Probe:
+        if ask.long and ask.batch_size > 440:
+            return Probe(ask.batch_size, Status.OOM, long=True)
+        return memory(ask)
+
+    probes, found = search(answer, Goal(SIZES, 612))
+    check(found, 440)
+    assert [p.batch_size for p in probes if p.long and p.trained][-1] <= 440
+    assert Probe(440, Status.OK, 540, 0, True) in probes
+
+
+def test_a_run_that_never_succeeds_ends_its_search() -> None:
+    def answer(ask: Ask) -> Probe:
+        if ask.batch_size > 200:
+            return Probe(ask.batch_size, Status.KILLED, long=ask.long)
+        return Probe(ask.batch_size, Status.OK, ask.batch_size, 0, ask.long)
+
+    probes, found = search(answer, Goal(SIZES, 1000))
+    assert found.ending is Ending.GAVE_UP
+    assert [p.status for p in probes[-3:]] == [Status.KILLED] * 3
+    assert found.largest == max(p.batch_size for p in probes if p.trained)
+    assert found.recommended is None, "no longer run confirmed anything"
+
+
+def test_what_cannot_run_at_all_is_not_searched() -> None:
+    probes, found = search(lambda ask: Probe(ask.batch_size, Status.UNSUPPORTED), Goal(SIZES, 1e9))
+    assert (len(probes), found.ending, found.largest) == (1, Ending.UNSUPPORTED, None)
+
+
+def test_a_loss_that_diverges_says_nothing_of_memory() -> None:
+    plain = remember(lambda size: 100 + size, 612)
+
+    def answer(ask: Ask) -> Probe:
+        probe = plain(ask)
+        return replace(probe, status=Status.DIVERGED) if probe.trained else probe
+
+    check(search(answer, Goal(SIZES, 612))[1], 512)
+
+
+def test_the_recommended_batch_leaves_the_margin() -> None:
+    plain = remember(lambda size: 1000 + size, 2000)
+    probes, found = search(plain, Goal(SIZES, 2000))
+    assert (found.largest, found.recommended) == (1000, 896), "1000 + 896 <= 0.95 * 2000 < 1904"
+    assert found.line is not None
+    assert found.line.fixed_bytes == pytest.approx(1000)
+    assert found.line.bytes_per_image == pytest.approx(1)
+    assert (found.predicted, found.off, found.probes) == (1000, 0, len(probes))
+    assert conclude(probes, Goal(SIZES, 2000), margin=0.2).recommended == 600
+    assert conclude(probes, Goal(SIZES, 2000), margin=0.0).recommended == 1000
+    assert conclude(probes[:-1], Goal(SIZES, 2000)).recommended is None, "not confirmed yet"
+
+
+def test_the_recommended_batch_is_below_where_the_allocator_retries() -> None:
+    plain = remember(lambda size: 1000 + size, 2000)
+
+    def answer(ask: Ask) -> Probe:
+        probe = plain(ask)
+        retries = 3 if probe.trained and ask.batch_size > 640 else 0
+        return replace(probe, alloc_retries=retries)
+
+    probes, found = search(answer, Goal(SIZES, 2000))
+    check(found, 1000)
+    retried = [p.batch_size for p in probes if p.alloc_retries]
+    assert found.thrashes_from == min(retried)
+    assert found.recommended is not None
+    assert found.recommended < min(retried)
+
+
+def test_a_prediction_that_was_wrong_says_by_how_much() -> None:
+    def memory(size: int) -> float:
+        return 100 + size + size * size / 1000
+
+    _, found = search(remember(memory, 2000, setup=50), Goal(SIZES, 2000))
+    assert found.largest == largest(memory, 2000)
+    assert found.predicted is not None
+    assert found.off == found.predicted - found.largest
+    assert found.off > 0
+
+
+def test_sizes_leave_no_batch_of_one_image() -> None:
+    assert list_sizes(Case(), 65) == (24, 40, 48, 56), "65 = 8 * 8 + 1 = 4 * 16 + 1 = 2 * 32 + 1"
+    assert list_sizes(Case(accumulate=4), 64) == tuple(range(8, 65, 8))
+    assert 9 not in list_sizes(Case(accumulate=8), 90, 1), "9 images in 8 micro-batches: 2 and 1"
+    assert list_sizes(Case(), 7) == ()
+
+
+# ------------------------------------------------------------------------------------- its records
+
+
+FAMILY = name_family(Case(precision="bf16-amp", memory_limit="1GiB", device="cpu"))
+MIB = 2**20
+
+
+def write_search(folder: Path, probes: list[Probe], **environment: object) -> None:
+    """Write probes as records, as a sweep does."""
+    with Store(folder) as store:
+        for number, probe in enumerate(probes):
+            store.append(
+                make_record(
+                    make_probe(FAMILY, probe.batch_size, probe.long),
+                    record_id=f"{number:016x}",
+                    probe=True,
+                    status=probe.status,
+                    peak_process_bytes=None if probe.used_bytes is None else int(probe.used_bytes),
+                    setup_process_bytes=None if not probe.trained else 250 * MIB,
+                    alloc_retries=probe.alloc_retries,
+                    **environment,
+                )
+            )
+
+
+def test_the_wall_is_read_from_the_records_alone(tmp_path: Path) -> None:
+    goal = Goal(SIZES, 1024 * MIB)
+    memory = remember(lambda size: (300 + 2 * size) * MIB, 1024 * MIB, setup=250 * MIB)
+    probes, found = search(memory, goal)
+    write_search(tmp_path, probes)
+    frame = read_records(tmp_path)
+    (trial,) = read_trials(frame)
+    assert trial.probes == [
+        replace(p, setup_bytes=250 * MIB if p.trained else None) for p in probes
+    ]
+    ((family, wall),) = read_walls(frame)
+    assert (family, wall) == (FAMILY, found)
+    assert wall.largest == 360
+    assert wall.line == MemoryLine(pytest.approx(300 * MIB), pytest.approx(2 * MIB))
+
+
+def test_on_a_card_there_is_what_others_leave(tmp_path: Path) -> None:
+    write_search(
+        tmp_path,
+        [Probe(32, Status.OK, 64 * MIB, 0)],
+        gpu_memory_bytes=900 * MIB,
+        baseline_device_bytes=100 * MIB,
+    )
+    (trial,) = read_trials(read_records(tmp_path))
+    assert trial.available_bytes == 800 * MIB, "less than the limit of 1 GiB"
+
+
+def test_a_family_is_what_takes_the_same_memory() -> None:
+    case = Case(precision="fp16", loss_scale=128.0, batch_size=64, accumulate=2)
+    same = replace(case, batch_size=256, lr=0.5, seed=3, steps=9, evaluate=True, schedule="cosine")
+    assert name_family(case) == name_family(same)
+    assert name_family(name_family(case)) == name_family(case)
+    for other in (
+        replace(case, accumulate=4),
+        replace(case, memory_limit="1GiB"),
+        replace(case, optimizer="adamw"),
+        replace(case, channels_last=True),
+    ):
+        assert name_family(other) != name_family(case)
