@@ -34,7 +34,7 @@ from bench.errors import UsageError
 from bench.flags import Parser, describe, run_command
 from bench.preset import load_config as load_preset_file
 from bench.preset import load_preset
-from bench.store.attempts import find_mixed, keep_latest
+from bench.store.attempts import find_mixed, keep_cases, keep_latest
 from bench.store.cells import CONFIG
 from bench.store.reader import read_cases, read_records
 
@@ -116,14 +116,14 @@ def import_sweep(folder: Path, config: Any) -> list[Path]:
 
 
 def read_measured(folder: Path) -> pd.DataFrame:
-    """The rows of a sweep that become results: the attempt that counts of each run, no sentinels.
+    """The rows of a sweep that become results: the attempt that counts of each run of its cases.
 
     Raises:
         UsageError: there are none, they are no measurements, or rows that asv would take for one
             result were made under different environments.
     """
     frame = read_records(folder)
-    frame = keep_latest(frame[~frame["sentinel"]])
+    frame = keep_latest(keep_cases(frame))
     if frame.empty:
         raise UsageError(f"{folder}: has no records yet")
     if (frame["executor"] == "fake").any():

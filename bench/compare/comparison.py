@@ -21,7 +21,7 @@ from bench.record import COMPARABLE, MODEL_PARTS, RELIABLE, Environment, Status
 from bench.report.doubts import DOUBTS
 from bench.report.metrics import METRICS, Metric
 from bench.report.quantities import MEMORY
-from bench.store.attempts import fill_unknown, keep_latest, number_groups
+from bench.store.attempts import fill_unknown, keep_cases, keep_latest, number_groups
 from bench.store.reader import read_cases, read_records
 from bench.text import clean
 from bench.verdict import Claim, Equivalence, Ratio
@@ -168,7 +168,7 @@ def read_side(name: str, path: Path) -> Side:
         UsageError: it has no records, or they cannot be read.
     """
     records = read_records(path)
-    records = records[~records["sentinel"]]
+    records = keep_cases(records)
     if not len(records):
         raise UsageError(f"{path}: no records yet; compare sweeps that have run")
     records = keep_latest(records).reset_index(drop=True)

@@ -15,7 +15,7 @@ from bench.limits import STEADY
 from bench.record import MEASURED
 from bench.report.spread import CONFIDENCE
 from bench.report.summaries import SOURCE
-from bench.store.attempts import keep_latest, number_groups
+from bench.store.attempts import keep_cases, keep_latest, number_groups
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -70,7 +70,7 @@ def find_drifts(records: pd.DataFrame) -> dict[tuple[str, str], list[Drift]]:
     if not sentinel.any():
         return drifts
     group = number_groups(timed, [*SOURCE, *AXES, "environment", "kind"])
-    counting = keep_latest(records[~records["sentinel"].astype(bool)])  # whether timed or not
+    counting = keep_latest(keep_cases(records))  # whether timed or not
     runs = timed[timed.index.isin(counting.index)]
     for number, closing in timed[sentinel].groupby(group[sentinel], sort=False):
         times = runs.loc[group[runs.index] == number, "epoch_time_s"].astype(float)

@@ -195,11 +195,12 @@ def _constants(rows: pd.DataFrame) -> str:
 def _remarks(rows: pd.DataFrame) -> pd.Series:
     counted = latest(rows).index
     remarks = rows["status"].map(lambda _: "")
-    sentinel = rows["sentinel"].astype(bool)
+    sentinel, probe = rows["sentinel"].astype(bool), rows["probe"].astype(bool)
     facts = {doubt.remark: rows[doubt.name] for doubt in DOUBTS.values()}
     facts["inferred"] = rows["inferred"].astype(bool)
-    facts["sentinel"] = sentinel
-    facts["superseded by a later attempt"] = ~rows.index.to_series().isin(counted) & ~sentinel
+    facts["sentinel"], facts["probe"] = sentinel, probe
+    superseded = ~rows.index.to_series().isin(counted) & ~sentinel & ~probe
+    facts["superseded by a later attempt"] = superseded
     for remark, holds in facts.items():
         apart = remarks.where(remarks == "", remarks + ", ")
         remarks = remarks.where(~holds, apart + remark)

@@ -3,7 +3,7 @@
 A frame of records goes through three steps::
 
     read()       rows of several sweeps, each with its machine, quantities and doubts
-    latest()     the attempt that counts of each run; sentinels left out
+    latest()     the attempt that counts of each run; sentinels and probes left out
     summarize()  one row a case: medians over repeats, then what needs a partner (speed-up, …)
 
 Everything is vectorised: 100,000 records take about a second.
@@ -20,7 +20,7 @@ from bench.record import COMPARABLE, MEASURED, MODEL_PARTS, RELIABLE, Status
 from bench.report.doubts import DOUBTS
 from bench.report.quantities import ALSO_FILLED, QUANTITIES, choose_memory, positive, take_median
 from bench.report.spread import CONFIDENCE, ENOUGH, Spread, choose_depth, find_coverage, find_ends
-from bench.store.attempts import keep_latest, number_groups
+from bench.store.attempts import keep_cases, keep_latest, number_groups
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -77,12 +77,12 @@ def _machine(records: pd.DataFrame) -> pd.Series:
 
 
 def latest(records: pd.DataFrame) -> pd.DataFrame:
-    """The rows that count: the last attempt at each run; no sentinels.
+    """The rows that count: the last attempt at each run; no sentinels, no probes.
 
     Added is ``cell``, a number for each case on its machine: its repeats share it. Repeats under
     different `COMPARABLE` environments are cases of their own.
     """
-    rows = keep_latest(records[~records["sentinel"].astype(bool)])
+    rows = keep_latest(keep_cases(records))
     return rows.assign(cell=number_groups(rows, [*SOURCE, *AXES, "environment", "kind"]))
 
 

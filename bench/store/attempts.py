@@ -29,6 +29,14 @@ def number_groups(frame: pd.DataFrame, names: Iterable[str]) -> pd.Series:
     return pd.Series(codes, index=frame.index)
 
 
+def keep_cases(records: pd.DataFrame) -> pd.DataFrame:
+    """The rows that measure a case: no sentinels, and no probes of the largest batch.
+
+    A probe trains a few steps to see whether a batch fits; its time says nothing.
+    """
+    return records[~records["sentinel"].astype(bool) & ~records["probe"].astype(bool)]
+
+
 def find_unknown(rows: pd.DataFrame, name: str) -> pd.Series:
     """Which rows did not get to know a column of `COMPARABLE`.
 
