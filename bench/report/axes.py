@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from bench.case import (
@@ -17,6 +18,7 @@ from bench.case import (
 )
 from bench.precision import PRECISIONS
 from bench.report.summaries import SOURCE
+from bench.text import parse_bytes
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -80,19 +82,32 @@ def name_value(axis: str, value: Any, machines: Machines) -> str:
 def order_values(axis: str, values: Iterable[Any]) -> list[Any]:
     """The distinct values of an axis as a reader expects them.
 
-    Precisions in the order of `PRECISIONS`, numbers upwards, dynamic loss scales last, off before
-    on, anything else as it first ran.
+    Precisions in the order of `PRECISIONS`, numbers and amounts of memory upwards, dynamic loss
+    scales and no limit last, off before on, anything else as it first ran.
     """
     distinct = list(dict.fromkeys(values))
     if axis == "precision":
         return sorted(distinct, key=list(PRECISIONS).index)
-    if axis == "loss_scale":
-        return sorted(distinct, key=order_scale)
-    if axis == "opt_level":
-        return sorted(distinct)
+    if axis in _KEYS:
+        return sorted(distinct, key=_KEYS[axis])
     if axis in AXES and isinstance(getattr(Case, axis), (bool, int, float)):
         return sorted(distinct)
     return distinct
+
+
+def _order_share(text: str) -> tuple[bool, float]:
+    """A key that sorts warm-ups: steps, then shares of all steps."""
+    return text.endswith("%"), float(text.removesuffix("%"))
+
+
+_KEYS: Mapping[str, Callable[[str], Any]] = {
+    "loss_scale": order_scale,
+    "opt_level": str,
+    "memory_limit": lambda text: parse_bytes(text) if text else math.inf,
+    "steps": lambda text: int(text) if text else math.inf,
+    "lr_warmup": _order_share,
+}
+"""By what values that are text, as CSV spells them, are sorted; without a limit comes last."""
 
 
 def rank(cases: pd.DataFrame, axis: str) -> pd.Series:
