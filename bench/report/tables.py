@@ -13,6 +13,7 @@ from bench.record import Status
 from bench.report import axes, summaries
 from bench.report.answers import answer, summarize_effects
 from bench.report.axes import MACHINE, Machines, name_axis, name_value, sort_cases
+from bench.report.batches import tabulate_batches
 from bench.report.cells import (
     TIMED,
     Row,
@@ -40,6 +41,7 @@ from bench.report.scalemap import (
     scale_map_tables,
     summarize_scale_map,
 )
+from bench.report.scaling import find_families
 from bench.report.spread import Spread
 from bench.report.startup import find_prices, find_start
 from bench.store.attempts import number_groups
@@ -84,6 +86,7 @@ def build(
     cases = summaries.set_beside(cases, summaries.summarize(published))
     cases, records = select(cases, where), select(everything, where)
     rows = rows[rows["cell"].isin(cases["cell"])]
+    probes = records[records["probe"].astype(bool)]
     machines = label_machines(cases)
     varying = axes.find_varying(cases)
     order = _order_columns(cases, varying, by)
@@ -96,6 +99,7 @@ def build(
         *tabulate_learning(list(judge_learning(rows, cases, effects))),
         *tabulate_prices(cases, list(find_prices(rows, cases, effects))),
         *tabulate_epochs(cases, collect_epochs(rows, cases, sweeps), order, machines),
+        *tabulate_batches(find_families(cases, probes), cases, machines, _said_below(cases)),
         *_tabulate_machines(cases, order, machines),
         *_tabulate_published(cases, machines),
     ]

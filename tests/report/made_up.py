@@ -305,3 +305,59 @@ def make_switches(folder: Path, noise: float = 0.002, batches: int = 2, repeats:
         values |= {"setup_time_s": 2.0, "warmup_time_s": 30.0 if compiled else 3.0}
         rows.append(make_record(case, repeat=repeat, **{**_keep(card, values), **values}))
     return write_sweep(folder / "switches", rows, "python -m bench.sweep --preset mine")
+
+
+SPEEDS = {
+    "fp32": {32: 400, 64: 700, 128: 960, 256: 1000, 257: 800, 512: 1010, 1024: 1005},
+    "fp16": {32: 500, 64: 950, 128: 1700, 256: 2400, 512: 3000, 1024: 3500, 2048: 4000},
+}
+"""Images/s by batch size of `make_scaling`: fp32 has a knee at 128 and a cliff after 256, fp16
+goes on rising."""
+
+LINES = {"fp32": (1.5 * GIB, 40 * 2**20), "fp16": (1.25 * GIB, 22 * 2**20)}
+"""Bytes that no batch size changes, and bytes an image, of `make_scaling`."""
+
+
+def make_scaling(
+    folder: Path, repeats: int = 3, noise: float = 0.004, more: Iterable[Record] = ()
+) -> Path:
+    """Two precisions over batch sizes on a card of 48 GiB, up to what does not fit.
+
+    Repeats wobble by ``noise`` around `SPEEDS` in turn, so that medians are exact; memory is
+    exactly on `LINES`.
+    """
+    card = {**make_card("NVIDIA RTX 6000 Ada"), "gpu_memory_bytes": 48 * GIB}
+    rows: list[Record | tuple[Record, list[Step]]] = []
+    for precision, speeds in SPEEDS.items():
+        fixed, image = LINES[precision]
+        for batch, speed in speeds.items():
+            case = make_scaled_case(precision, batch)
+            for repeat in range(1, repeats + 1):
+                values = measured(
+                    50000 / speed / (1 + noise * (repeat - (repeats + 1) / 2)),
+                    fixed + image * batch,
+                    train_loss=2.0 + batch / 2000,
+                )
+                rows.append(make_record(case, repeat=repeat, **{**card, **values}))
+        full = make_scaled_case(precision, 2 * max(speeds))
+        rows.append(make_record(full, status=Status.OOM, reason="OutOfMemoryError", **card))
+    return write_sweep(folder / "scaling", [*rows, *more], "python -m bench.sweep")
+
+
+def make_scaled_case(precision: str, batch: int, **axes: Any) -> Case:
+    """A case of `make_scaling`."""
+    scale = 128.0 if precision == "fp16" else None
+    return Case(precision=precision, loss_scale=scale, batch_size=batch, **axes)
+
+
+def make_probe(
+    precision: str, batch: int, status: Status = Status.OK, retries: int = 0, **values: Any
+) -> Record:
+    """A probe of the largest batch, beside `make_scaling`; its epoch time is nonsense."""
+    fixed, image = LINES[precision]
+    card = {**make_card("NVIDIA RTX 6000 Ada"), "gpu_memory_bytes": 48 * GIB}
+    if status is Status.OK:
+        ended = measured(1.0, fixed + image * batch, alloc_retries=retries, **values)
+        values = {**ended, "setup_process_bytes": int(fixed)}
+    case = make_scaled_case(precision, batch, steps=4)
+    return make_record(case, probe=True, status=status, **{**card, **values})

@@ -223,7 +223,7 @@ def test_names_of_the_front_cover_no_point(quick: Path) -> None:
     points = [(x, y) for x in range(1, 6) for y in range(1, 6)]
     ax.set_xlim(0, 6)
     ax.set_ylim(0, 6)
-    name_points(ax, points, points, [f"{x}{y}" for x, y in points])
+    name_points(ax, points, points, [f"{x}{y}" for x, y in points], [])
     assert len(ax.texts) > 5
     boxes = [text.get_window_extent() for text in ax.texts]
     for box in boxes:
@@ -246,7 +246,8 @@ def test_crowded_names_are_tied_to_their_points() -> None:
     ax.set_ylim(0, 116)
     front = [(6.8, 14.7), (11.0, 14.0), (11.6, 13.7), (20.1, 4.1)]
     points = [*front, (7.5, 14.1), (35.6, 107.0)]
-    name_points(ax, points, front, ["one", "two", "three", "four"])
+    steps = [(6.8, 14.7), (11.0, 14.7), (11.0, 14.0), (11.6, 14.0), (11.6, 13.7), (20.1, 4.1)]
+    name_points(ax, points, front, ["one", "two", "three", "four"], [steps])
     written = {text.get_text(): text for text in ax.texts if text.get_text()}
     tied = {tie.xy for tie in ax.texts if not tie.get_text()}
     assert list(written) == ["one", "two", "three", "four"]

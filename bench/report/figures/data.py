@@ -8,15 +8,25 @@ from typing import TYPE_CHECKING, Any
 
 from bench.case import FOLLOWS
 from bench.precision import PRECISIONS
-from bench.record import Status
+from bench.record import RELIABLE, Status
 from bench.report import quantities
-from bench.report.axes import MACHINE, keep_main, name_axis, order_values
+from bench.report.axes import MACHINE, keep_main, name_axis, order_values, sort_cases
 from bench.report.cells import TIMED, iterate
 from bench.report.effects import Effect, Estimate
 from bench.report.figures.groups import Group, Steps, name_setting
 from bench.report.model import Report
 from bench.report.quantities import GIB, QUANTITIES, Quantity
+from bench.report.scaling import (
+    ROUGH,
+    Shape,
+    find_cliffs,
+    find_families,
+    find_knee,
+    fit_growth,
+    list_speeds,
+)
 from bench.report.summaries import latest
+from bench.text import parse_bytes
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -35,6 +45,17 @@ MOST_CHARACTERS = 54
 
 START = "before the first step (GiB)"
 CARD = "card (GiB)"
+LIMIT = "memory limit (GiB)"
+MARK, KNEE = "mark", "knee"
+FITS, FULL, PREDICTED = "fits", "out of memory", "predicted"
+LINE = "largest miss of the line (%)"
+LR, SERIES = "learning rate", "series"
+
+MOST_SERIES = 8
+"""Learning rates of one panel."""
+
+LEARNING = ("optimizer", "lr", "lr_scaling", "base_batch", "lr_warmup", "schedule", "epochs")
+"""Axes that a learning rate follows from; the batch size too, where it is scaled by that."""
 
 
 def name_quantity(quantity: Quantity) -> str:
@@ -73,31 +94,71 @@ def by_batch(quantity: Quantity) -> Callable[[Group], pd.DataFrame]:
     return take
 
 
+def take_speeds(group: Group) -> pd.DataFrame:
+    """Images/s by batch size; ``mark`` says where a knee is, and how far a cliff falls."""
+    data = by_batch(QUANTITIES["images_per_s"])(group)
+    rows = keep_main(group.cases)
+    data[MARK] = ""
+    for precision, part in rows[rows["status"].isin(RELIABLE)].groupby("precision"):
+        speeds = list_speeds(list(iterate(part)))
+        knee = find_knee(speeds)
+        found = [(cliff.after.batch_size, f"-{100 * cliff.lost:.0f} %")
+                 for cliff in find_cliffs(speeds)]  # fmt: skip
+        if knee and knee.shape is Shape.KNEE:
+            found.append((knee.batch_size, f"{KNEE} {knee.batch_size}"))
+        for size, mark in found:
+            data.loc[(data["precision"] == precision) & (data["batch size"] == size), MARK] = mark
+    return data if (data[MARK] != "").any() else data.drop(columns=MARK)
+
+
 def take_memory(group: Group) -> pd.DataFrame:
-    """Memory by batch size; what ran out of memory stands at the card's size.
+    """Memory by batch size; what ran out of memory stands at the card's size, or at the limit.
 
     `START` is what the process took before the first step, the median of the cases: no batch size
-    changes it.
+    changes it. Where memory is a line, it goes on to batch sizes that are `PREDICTED`.
     """
     import pandas as pd
 
     rows = keep_main(group.cases)
-    data = by_batch(QUANTITIES["memory_bytes"])(group).assign(outcome="fits")
+    data = by_batch(QUANTITIES["memory_bytes"])(group).assign(outcome=FITS)
     if not len(data):
         return data
-    card = group.cases["gpu_memory_bytes"].dropna()
-    if len(card) and (rows["device"] == "cuda").all():
-        data[CARD] = float(card.iloc[0]) / GIB
+    limit, card = rows["memory_limit"].iloc[0], rows["gpu_memory_bytes"].dropna()
+    level = LIMIT if limit else CARD
+    ahead = _predict_memory(rows)
+    if limit or (len(card) and (rows["device"] == "cuda").all()):
+        data[level] = (parse_bytes(limit) if limit else float(card.iloc[0])) / GIB
         full = rows[rows["status"].isin([Status.OOM.value, Status.OOM_SUSPECTED.value])]
         lost = frame({"batch size": full["batch_size"], "precision": full["precision"]})
-        lost[MEMORY] = lost[CARD] = data[CARD].iloc[0]
-        lost["outcome"] = "out of memory"
+        lost[MEMORY] = lost[level] = data[level].iloc[0]
+        lost["outcome"] = FULL
         data = pd.concat([data, lost], ignore_index=True)
+    data = pd.concat([data, *ahead], ignore_index=True)
     start = rows["setup_process_bytes"].astype(float).median()
     of_process = rows["memory_measure"].isin(["peak_device_bytes", "peak_process_bytes"])
     if start > 0 and of_process.all():  # tensors alone do not hold the process
         data[START] = start / GIB
     return data
+
+
+def _predict_memory(rows: pd.DataFrame) -> Iterator[pd.DataFrame]:
+    """Where each precision's line goes beyond the batch sizes that ran, up to the predicted wall.
+
+    It ends there, or at the next power of two where the wall is far: the figure is about what ran.
+    """
+    for family in find_families(rows, rows.head(0)):
+        growth = fit_growth(family)
+        if growth is None or growth.miss > ROUGH:
+            continue
+        top = growth.sizes[-1]
+        near = growth.largest if growth.largest and top < growth.largest <= 4 * top else None
+        sizes = [size for size in growth.predicted if near or size <= 2 * top]
+        sizes += [near] if near and near not in sizes else []
+        if sizes:
+            bytes = [growth.line.predict(size) for size in sizes]
+            ahead = frame({"batch size": sizes, "precision": family.first.precision})
+            ahead[MEMORY], ahead[LINE] = [b / GIB for b in bytes], 100 * growth.miss
+            yield ahead.assign(outcome=PREDICTED)
 
 
 def take_scales(group: Group) -> pd.DataFrame:
@@ -269,6 +330,36 @@ def take_steps(group: Group, report: Report, steps: Steps) -> pd.DataFrame:
     return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
 
 
+def take_rates(group: Group, report: Report, steps: Steps) -> pd.DataFrame:
+    """The learning rate of each step, a series for each way in which it goes.
+
+    Empty where it is the same in every step of every case.
+    """
+    import pandas as pd
+
+    rows = group.all[group.all["status"].isin(TIMED)]
+    axes = [axis for axis in LEARNING if rows[axis].nunique() > 1]
+    if (rows["lr_scaling"] != "none").any() and rows["batch_size"].nunique() > 1:
+        axes.append("batch_size")
+    order = [*axes, "precision"]
+    rows = sort_cases(rows, order).drop_duplicates(axes) if axes else rows.head(1)
+    parts = []
+    for row, mine in _steps_of(rows.head(MOST_SERIES), steps):
+        mine = mine[mine["lr"].notna()]
+        images = row.train_images if row.train_images > 0 else mine["images"].sum()
+        part = frame({"epoch (%)": 100 * mine["images"].cumsum() / images, LR: mine["lr"]})
+        if len(part) > MOST_POINTS:
+            told = part.index.isin([part.index[-1], part[LR].idxmax(), part[LR].idxmin()])
+            part = thin(part, keep=pd.Series(told, part.index))
+        parts.append(part.assign(**{SERIES: _name_series(row, axes)}))
+    data = pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
+    return data if len(data) and data[LR].nunique() > 1 else data.head(0)
+
+
+def _name_series(row: Any, axes: Sequence[str]) -> str:
+    return " · ".join(name_setting(axis, getattr(row, axis)) for axis in axes) or "every case"
+
+
 # -------------------------------------------------------------------------------------- of changes
 
 
@@ -365,8 +456,11 @@ def describe(data: pd.DataFrame, value: str) -> str:
     if "change" in data:
         return "; ".join(f"{row.change} {write(row.ratio)}×" for row in iterate(data))
     said = []
-    order = [name for name in PRECISIONS if (data["precision"] == name).any()]
-    for precision in order:
-        part = data.loc[data["precision"] == precision, value]
-        said.append(f"{precision} from {write(part.min())} to {write(part.max())}")
+    if "outcome" in data:
+        data = data[data["outcome"] != PREDICTED]
+    by = SERIES if SERIES in data else "precision"
+    order = [name for name in PRECISIONS if (data[by] == name).any()] or list(data[by].unique())
+    for name in order:
+        part = data.loc[data[by] == name, value]
+        said.append(f"{name} from {write(part.min())} to {write(part.max())}")
     return f"{value}: {'; '.join(said)}"

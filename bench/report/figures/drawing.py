@@ -14,8 +14,21 @@ from typing import TYPE_CHECKING, Any
 from bench.limits import STEADY
 from bench.precision import PRECISIONS
 from bench.report.cells import iterate
-from bench.report.figures.data import CARD, MEMORY, START, TIME
-from bench.report.figures.palette import ACCENT, COLOURS, GRID, INK, MARKERS
+from bench.report.figures.data import (
+    CARD,
+    FITS,
+    FULL,
+    KNEE,
+    LIMIT,
+    LR,
+    MARK,
+    MEMORY,
+    PREDICTED,
+    SERIES,
+    START,
+    TIME,
+)
+from bench.report.figures.palette import ACCENT, COLOURS, GRID, INK, MARKERS, PALETTE
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -137,6 +150,40 @@ def draw_batches(ax: Axes, data: pd.DataFrame, whole: pd.DataFrame) -> None:
     share(ax, "y", whole, y)
 
 
+def draw_speeds(ax: Axes, data: pd.DataFrame, whole: pd.DataFrame) -> None:
+    """Images/s by batch size, with a ring around each knee and a band along each cliff."""
+    draw_batches(ax, data, whole)
+    if MARK not in data or is_flat(whole):
+        return
+    x, y, order = "batch size", data.columns[2], list_series(data)
+    lines = {name: data[data["precision"] == name].sort_values(x) for name in order}
+    places, names = [], []
+    for precision, line in lines.items():
+        colour = COLOURS[precision][0]
+        spots = line[[x, y]].to_numpy().tolist()
+        for i, mark in enumerate(line[MARK]):
+            if not isinstance(mark, str) or not mark:
+                continue
+            if mark.startswith(KNEE):
+                ax.plot(*spots[i], marker="o", markersize=14, markerfacecolor="none",
+                        markeredgecolor=colour, markeredgewidth=1.6)  # fmt: skip
+                places.append(spots[i])
+            else:
+                ax.plot(*zip(*spots[i - 1 : i + 1], strict=True), color=colour, linewidth=7,
+                        alpha=0.3, solid_capstyle="round")  # fmt: skip
+                places.append([math.sqrt(spots[i - 1][0] * spots[i][0]),
+                               (spots[i - 1][1] + spots[i][1]) / 2])  # fmt: skip
+            names.append(mark)
+    marks = whole[MARK].dropna().astype(str)
+    if marks.str.startswith(KNEE).any():
+        ax.plot([], [], linestyle="", marker="o", markersize=11, markerfacecolor="none",
+                markeredgecolor=INK, markeredgewidth=1.4, label=KNEE)  # fmt: skip
+    if marks.str.startswith("-").any():
+        ax.plot([], [], color=INK, linewidth=6, alpha=0.3, label="cliff")
+    drawn = [line[[x, y]].to_numpy().tolist() for line in lines.values()]
+    name_points(ax, data[[x, y]].to_numpy().tolist(), places, names, drawn)
+
+
 def draw_dots(ax: Axes, data: pd.DataFrame, whole: pd.DataFrame) -> None:
     """A dot a precision, at the one batch size there is."""
     import seaborn as sns
@@ -151,18 +198,29 @@ def draw_dots(ax: Axes, data: pd.DataFrame, whole: pd.DataFrame) -> None:
 
 
 def draw_memory(ax: Axes, data: pd.DataFrame, whole: pd.DataFrame) -> None:
-    """Memory by batch size, with the card's size and what the process took at its start."""
+    """Memory by batch size, with where it ends and what the process took at its start."""
     if is_flat(whole):
-        fits = data[data["outcome"] == "fits"]
-        draw_dots(ax, fits, whole[whole["outcome"] == "fits"])
+        fits = data[data["outcome"] == FITS]
+        draw_dots(ax, fits, whole[whole["outcome"] == FITS])
         return
-    fits, full = data[data["outcome"] == "fits"], data[data["outcome"] != "fits"]
+    fits, full, ahead = (data[data["outcome"] == name] for name in (FITS, FULL, PREDICTED))
     draw_batches(ax, fits, whole)
-    card = data[CARD].iloc[0] if CARD in data else math.nan
+    level = LIMIT if LIMIT in data and data[LIMIT].notna().any() else CARD
+    card: float = data[level].dropna().iloc[0] if level in data else math.nan
     # a card far above all that was used would press the lines to the floor
     if len(full) or data[MEMORY].max() > card / 3:
-        mark_level(ax, card, f"card: {card:.1f} GiB")
-        share(ax, "y", whole, MEMORY, reach=1.06 * card)
+        mark_level(ax, card, f"{level.removesuffix(' (GiB)')}: {card:.4g} GiB")
+        share(ax, "y", whole, MEMORY, reach=1.06 * float(card))
+    for precision, part in ahead.groupby("precision"):
+        own = fits[fits["precision"] == precision].nlargest(1, "batch size")
+        sizes, bytes = (
+            [*own[column], *part.sort_values("batch size")[column]]
+            for column in ("batch size", MEMORY)
+        )
+        colour = COLOURS[str(precision)][0]
+        ax.plot(sizes, bytes, color=colour, linewidth=1, linestyle=_DASHED)
+    if len(ahead):
+        ax.plot([], [], color=INK, linewidth=1, linestyle=_DASHED, label=PREDICTED)
     if START in data and math.isfinite(start := data[START].iloc[0]):
         ax.axhspan(0, start, facecolor=GRID, edgecolor="none", alpha=0.6, zorder=0,
                    label="before the first step")  # fmt: skip
@@ -226,6 +284,20 @@ def draw_curve(y: str) -> Callable[[Axes, pd.DataFrame, pd.DataFrame], None]:
     return draw
 
 
+def draw_rates(ax: Axes, data: pd.DataFrame, whole: pd.DataFrame) -> None:
+    """A line a way in which the learning rate goes, by colour and by dashes."""
+    order = list(dict.fromkeys(whole[SERIES]))
+    for name, line in data.groupby(SERIES, sort=False):
+        place = order.index(str(name))
+        ax.plot(line["epoch (%)"], line[LR], label=name, linewidth=1.8,
+                color=PALETTE[place % len(PALETTE)][0],
+                linestyle=("-", "--", "-.", ":")[place % 4])  # fmt: skip
+    ax.set_xlabel("epoch (%)")
+    ax.set_ylabel(LR)
+    ax.set_xlim(0, 1.02 * whole["epoch (%)"].max())
+    share(ax, "y", whole, LR)
+
+
 def draw_steps(ax: Axes, data: pd.DataFrame, whole: pd.DataFrame) -> None:
     """A box of step times a precision."""
     import seaborn as sns
@@ -254,8 +326,10 @@ def draw_trade(ax: Axes, data: pd.DataFrame, whole: pd.DataFrame) -> None:
     sns.scatterplot(data, x=TIME, y=MEMORY, ax=ax, **options, **tell_apart(whole))
     share(ax, "x", whole, TIME)
     share(ax, "y", whole, MEMORY)
-    name_points(ax, data[[TIME, MEMORY]].to_numpy().tolist(),
-                front[[TIME, MEMORY]].to_numpy().tolist(), name_front(front))  # fmt: skip
+    spots = front[[TIME, MEMORY]].to_numpy().tolist()
+    corners = [[b[0], a[1]] for a, b in pairwise(spots)]
+    stairs = [spot for pair in zip(spots, [*corners, spots[-1]], strict=True) for spot in pair]
+    name_points(ax, data[[TIME, MEMORY]].to_numpy().tolist(), spots, name_front(front), [stairs])
 
 
 def name_front(front: pd.DataFrame) -> list[str]:
@@ -304,6 +378,7 @@ def name_points(
     points: Sequence[Sequence[float]],
     named: Sequence[Sequence[float]],
     names: Sequence[str],
+    lines: Sequence[Sequence[Sequence[float]]],
 ) -> None:
     """Write names beside points, where they cover nothing drawn, no other name, and fit.
 
@@ -311,7 +386,8 @@ def name_points(
 
     Args:
         points: all that are drawn.
-        named: some of them, joined by a line in steps, in the order of their names.
+        named: where the names belong, in their order.
+        lines: what else is drawn, each as the points that it joins.
     """
     scale = 72 / ax.figure.dpi
 
@@ -320,7 +396,7 @@ def name_points(
         return scale * x, scale * y
 
     dots = [place_on_paper(point) for point in points]
-    drawn = list(_follow([place_on_paper(point) for point in named]))
+    drawn = [spot for line in lines for spot in _follow([place_on_paper(p) for p in line])]
     box = ax.get_window_extent()
     paper = (scale * box.x0, scale * box.y0 + 3, scale * box.x1, scale * box.y1)
     taken: list[Box] = []
@@ -383,10 +459,10 @@ def _between(
 
 
 def _follow(points: Sequence[tuple[float, float]]) -> Iterator[tuple[float, float]]:
-    """Points 4 apart along steps that go across, then down."""
-    for (x0, y0), (x1, y1) in pairwise(points):
-        yield from ((x, y0) for x in range(int(x0), int(x1), 4))
-        yield from ((x1, y) for y in range(int(y1), int(y0), 4))
+    """Points at most 4 apart along a line."""
+    for start, end in pairwise(points):
+        parts = math.ceil(math.dist(start, end) / 4)
+        yield from (_between(start, end, i / parts) for i in range(parts))
 
 
 # ---------------------------------------------------------------------------------------- changes
@@ -485,4 +561,6 @@ def find_height(whole: pd.DataFrame) -> float:
         return float(0.75 + 0.46 * rows)
     if "step time (ms)" in whole or is_flat(whole):
         return 0.9 + 0.36 * len(list_series(whole))
+    if SERIES in whole:
+        return 2.6 + 0.2 * whole[SERIES].nunique()  # a line of the legend each
     return 3.3

@@ -10,6 +10,10 @@ from bench.case import AXES, Case
 from bench.report.figures import drawing
 from bench.report.figures.data import (
     CARD,
+    LIMIT,
+    LINE,
+    LR,
+    MARK,
     MEMORY,
     START,
     TIME,
@@ -17,7 +21,9 @@ from bench.report.figures.data import (
     take_changes,
     take_curves,
     take_memory,
+    take_rates,
     take_scales,
+    take_speeds,
     take_steps,
     take_switch,
     take_trade,
@@ -25,6 +31,7 @@ from bench.report.figures.data import (
 from bench.report.figures.groups import Group, Grouping, Steps, group_cases, read_steps
 from bench.report.model import Report
 from bench.report.quantities import QUANTITIES
+from bench.report.scaling import DROP, NEAR
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -111,6 +118,11 @@ def _take_trades(view: View) -> Parts:
         yield group.place, take_trade(group)
 
 
+def _take_rates(view: View) -> Parts:
+    for group in view.grouping.groups:
+        yield group.place, take_rates(group, view.report, view.steps)
+
+
 def _take_scales(view: View) -> Parts:
     for group in view.grouping.groups:
         data = take_scales(group)
@@ -170,8 +182,12 @@ SKETCHES: tuple[Sketch, ...] = (
         "Images per second",
         f"Higher is better. {_OTHERS}.",
         "images/s",
-        each_group(by_batch(QUANTITIES["images_per_s"]), 2),
-        drawing.draw_batches,
+        each_group(take_speeds, 2),
+        drawing.draw_speeds,
+        explain={
+            MARK: f"A ring marks the knee, the smallest batch size within {100 * NEAR:.0f} % of "
+            f"the best; a wide band marks a cliff, a drop of more than {100 * DROP:.0f} %.",
+        },
     ),
     Sketch(
         "memory",
@@ -184,6 +200,9 @@ SKETCHES: tuple[Sketch, ...] = (
             START: "The grey band is what the process needs before the first step: Python, torch "
             "and its libraries, the network and the dataset.",
             CARD: "A cross below the size of the card marks a batch that ran out of memory.",
+            LIMIT: "A cross below the memory limit marks a batch that ran out of memory.",
+            LINE: "Where memory is a line, it goes on dashed to batch sizes that did not run, up "
+            "to where it is predicted to end.",
         },
     ),
     Sketch(
@@ -210,6 +229,15 @@ SKETCHES: tuple[Sketch, ...] = (
         "accuracy (%)",
         each_run(take_curves),
         drawing.draw_curve("accuracy (%)"),
+    ),
+    Sketch(
+        "learning-rate",
+        "Learning rate of each step",
+        "The cases with different learning rates, at all their settings.",
+        LR,
+        _take_rates,
+        drawing.draw_rates,
+        baseline=False,
     ),
     Sketch(
         "loss-by-scale",

@@ -1,0 +1,468 @@
+"""The tables of batch sizes: speed, memory, precisions at equal and at largest batch, accumulation.
+
+None appears unless what it is about varies.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import replace
+from itertools import islice
+from typing import TYPE_CHECKING
+
+from bench.case import AXES, SAME_QUESTION, micro_batch
+from bench.limits import MIN_REPEATS
+from bench.record import RELIABLE
+from bench.report.axes import MACHINE, Machines, find_varying, name_axis, name_value
+from bench.report.cells import ESTIMATE, Row, is_estimate, quantity_cell, time_cell, write_ratio
+from bench.report.doubts import DOUBTS
+from bench.report.model import NOTHING, Cell, Head, Table
+from bench.report.quantities import GIB, QUANTITIES, is_number, write_number
+from bench.report.scaling import (
+    DROP,
+    MOST_FAMILIES,
+    NEAR,
+    ROUGH,
+    STEP,
+    Bounds,
+    Cliff,
+    Family,
+    Growth,
+    Knee,
+    Match,
+    Shape,
+    divide,
+    find_bounds,
+    find_cliffs,
+    find_knee,
+    find_largest,
+    fit_growth,
+    list_accumulated,
+    list_rivals,
+    list_speeds,
+    match_sizes,
+)
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+MIB = 2**20
+
+MOST_ROWS = 100
+"""Rows of one of these tables."""
+
+
+def tabulate_batches(
+    families: Sequence[Family], cases: pd.DataFrame, machines: Machines, below: Collection[str]
+) -> Iterator[Table]:
+    """Every table of batch sizes that there is something to say in.
+
+    Args:
+        families: of `find_families`.
+        below: doubts that are said elsewhere.
+    """
+    tables = (
+        _tabulate_speeds(families, machines, below),
+        _tabulate_growth(families, machines),
+        _tabulate_matches(families, machines),
+        _tabulate_largest(families, machines),
+        _tabulate_accumulated(cases, machines),
+    )
+    more = f"Only the first {MOST_FAMILIES} settings are looked at; --where chooses others."
+    for table in tables:
+        if table.rows:
+            cut = len(families) == MOST_FAMILIES and table.name != "accumulation"
+            notes = (*table.notes, more) if cut else table.notes
+            yield replace(table, rows=table.rows[:MOST_ROWS], notes=notes)
+
+
+# ------------------------------------------------------------------------------------------- axes
+
+Key = tuple[Head, Callable[[Row], Cell]]
+"""A column that tells rows apart, and how one fills it."""
+
+
+def _list_keys(
+    rows: Sequence[Row], machines: Machines, but: Collection[str] = (), always: str = ""
+) -> list[Key]:
+    """The axes in which rows differ, as columns.
+
+    Args:
+        but: axes that have columns of their own.
+        always: an axis that has a column even where it does not vary.
+    """
+    import pandas as pd
+
+    names = ["sweep", "machine", *AXES]
+    frame = pd.DataFrame({name: [getattr(row, name) for row in rows] for name in names})
+    varying = find_varying(frame)
+    shown = [always] if always and always not in varying else []
+    shown += [axis for axis in varying if axis not in (*but, *SAME_QUESTION)]
+    return [_make_key(axis, machines) for axis in shown]
+
+
+def _make_key(axis: str, machines: Machines) -> Key:
+    help = "where it ran" if axis == MACHINE else AXES[axis].metadata["help"]
+
+    def fill(row: Row) -> Cell:
+        value = (row.sweep, row.machine) if axis == MACHINE else getattr(row, axis)
+        return Cell(name_value(axis, value, machines))
+
+    return Head(axis, name_axis(axis), help, False, wrap=axis in (MACHINE, "model")), fill
+
+
+def _lay_out(
+    name: str,
+    title: str,
+    keys: Sequence[Key],
+    heads: Sequence[Head],
+    lines: Iterable[tuple[Row, Sequence[Cell]]],
+    notes: Sequence[str] = (),
+    keep: Collection[str] = (),
+) -> Table:
+    """Put each line behind the cells that tell it apart; columns that say nothing are left out."""
+    rows = tuple((*(fill(row) for _, fill in keys), *cells) for row, cells in lines)
+    table = Table(name, title, (*(head for head, _ in keys), *heads), rows, tuple(notes))
+    return table.drop_empty(but=(*(head.name for head, _ in keys), *keep))
+
+
+def _write_sizes(sizes: Sequence[int]) -> str:
+    """Batch sizes as their range: ``32 to 512 (5)``."""
+    return f"{sizes[0]} to {sizes[-1]} ({len(sizes)})"
+
+
+def _write_signed(value: float, unit: str = " %", decimals: int = 1) -> Cell:
+    """A difference with its sign; of shares in percent."""
+    if not is_number(value):
+        return Cell(NOTHING)
+    text = f"{100 * value if unit else value:+.{decimals}f}"
+    return Cell((text if float(text) else text[1:]) + unit, value)
+
+
+# ------------------------------------------------------------------------------------------ speed
+
+
+def _tabulate_speeds(
+    families: Sequence[Family], machines: Machines, below: Collection[str]
+) -> Table:
+    """One row a family: where images/s stop rising, and where they fall."""
+    told = []
+    for family in families:
+        speeds = list_speeds(family.ended)
+        knee = find_knee(speeds)
+        if knee:
+            told.append((family, knee, find_cliffs(speeds), [s.batch_size for s in speeds]))
+    heads = (
+        Head("knee", "knee", f"the smallest batch within {100 * NEAR:.0f} % of the best", False),
+        Head("knee_speed", "images/s there", "at the knee", better="higher", keep=7),
+        Head("best", "most images/s", "and the batch size that has them", better="higher"),
+        Head("cliffs", "cliffs", f"where images/s drop by more than {100 * DROP:.0f} %", False,
+             wrap=True),
+        Head("sizes", "batch sizes", "that were timed, and how many they are", False, keep=5),
+        Head("remarks", "remarks", "on the rows that these rest on", False, keep=8, wrap=True),
+    )  # fmt: skip
+    notes = [
+        f"Knee: the smallest batch size within {100 * NEAR:.0f} % of the most images/s. Still "
+        f"rising: the largest is the best, by more than {100 * NEAR:.0f} % over half of it. Cliff: "
+        f"more than {100 * DROP:.0f} % fewer images/s than at the batch size before, and more than "
+        "the spread of the runs explains."
+    ]
+    few = [
+        cliff
+        for family, _, cliffs, _ in told
+        for row in family.ended
+        for cliff in cliffs
+        if row.repeats < MIN_REPEATS and row.batch_size in _sizes_of(cliff)
+    ]
+    if few:
+        notes.append(
+            f"With fewer than {MIN_REPEATS} repeats a cliff may be chance; use --repeats "
+            f"{MIN_REPEATS}."
+        )
+    return _lay_out(
+        "batch-speed",
+        "Speed by batch size: knees and cliffs",
+        _list_keys([family.first for family in families], machines, ("batch_size",), "precision"),
+        heads,
+        (
+            (family.first, tuple(_write_speed(family, knee, cliffs, sizes, below)))
+            for family, knee, cliffs, sizes in told
+        ),
+        notes,
+        keep=("cliffs",),
+    )
+
+
+def _write_speed(
+    family: Family,
+    knee: Knee,
+    cliffs: Sequence[Cliff],
+    sizes: Sequence[int],
+    below: Collection[str],
+) -> Iterator[Cell]:
+    rows = {int(row.batch_size): row for row in family.ended}
+    quantity = QUANTITIES["images_per_s"]
+    best = quantity_cell(quantity, rows[knee.best])
+    if knee.shape is Shape.KNEE:
+        either = f" (perhaps {knee.unsure[0]})" if knee.unsure else ""
+        yield Cell(f"{knee.batch_size}{either}", knee.batch_size)
+        yield quantity_cell(quantity, rows[knee.batch_size])
+    else:
+        rising = knee.shape is Shape.RISING
+        yield Cell(f"still rising at {knee.batch_size}" if rising else f"{sizes[0]} or below")
+        yield Cell(NOTHING)
+    yield Cell(f"{best.text} at {knee.best}", best.value)
+    yield Cell("; ".join(map(write_cliff, cliffs)) or "none")
+    yield Cell(_write_sizes(sizes))
+    rested = {knee.best, knee.batch_size, *(size for c in cliffs for size in _sizes_of(c))}
+    yield Cell(_write_doubts([rows[size] for size in sorted(rested)], below))
+
+
+def write_cliff(cliff: Cliff) -> str:
+    """``256 → 257: -23 %, 257 is no multiple of 8``."""
+    before, after = _sizes_of(cliff)
+    return f"{before} → {after}: -{100 * cliff.lost:.0f} %, {cliff.alignment}"
+
+
+def _sizes_of(cliff: Cliff) -> tuple[int, int]:
+    return cliff.before.batch_size, cliff.after.batch_size
+
+
+def _write_doubts(rows: Sequence[Row], below: Collection[str]) -> str:
+    """What speaks against any of the rows."""
+    told = [doubt for doubt in DOUBTS.values() if doubt.name not in below]
+    return ", ".join(d.remark for d in told if any(getattr(row, d.name) for row in rows))
+
+
+# ----------------------------------------------------------------------------------------- memory
+
+
+def _tabulate_growth(families: Sequence[Family], machines: Machines) -> Table:
+    """One row a family: memory as a line, and what it predicts."""
+    grown = [(family, growth) for family in families if (growth := fit_growth(family))]
+    heads = (
+        Head("fixed", "fixed (GiB)", "what no batch size changes: weights, context, libraries"),
+        Head("image", "an image (MiB)", "memory that each image of a batch adds"),
+        Head("miss", "largest miss (%)", "of a batch size that ran, from the line", keep=7),
+        Head("predicted", "predicted (GiB)", "for batch sizes that did not run", False, wrap=True,
+             keep=8),
+        Head("available", "available (GiB)", "up to the end of the card or the limit", keep=6),
+        Head("largest", "predicted to fit", f"the largest multiple of {STEP}"),
+        Head("wall", "measured", "the largest batch that fits, where it was found", False),
+        Head("sizes", "fitted to", "batch sizes, and how many they are", False, keep=5),
+    )  # fmt: skip
+    notes = [
+        "Memory as a line over the batch size: least squares through the batch sizes that ran. "
+        "What is predicted was not measured."
+    ]
+    if any(growth.miss > ROUGH for _, growth in grown):
+        notes.append(
+            f"Where the line misses by more than {100 * ROUGH:.0f} %, memory is no line (cuDNN "
+            "takes other algorithms at other batch sizes), and predictions are rough; python -m "
+            "bench.fit measures the largest batch."
+        )
+    return _lay_out(
+        "batch-memory",
+        "Memory by batch size, as a line",
+        _list_keys([family.first for family in families], machines, ("batch_size",), "precision"),
+        heads,
+        ((family.first, tuple(_write_growth(family, growth))) for family, growth in grown),
+        notes,
+    )
+
+
+def _write_growth(family: Family, growth: Growth) -> Iterator[Cell]:
+    line = growth.line
+    yield Cell(f"{line.fixed_bytes / GIB:.2f}", line.fixed_bytes)
+    yield Cell(write_number(line.bytes_per_image / MIB), line.bytes_per_image)
+    yield Cell(f"{100 * growth.miss:.1f}", growth.miss)
+    said = [f"{size}: {bytes / GIB:.2f}" for size, bytes in growth.predicted.items()]
+    yield Cell("; ".join(said) or NOTHING)
+    if growth.available is None:
+        yield Cell(NOTHING)
+        yield Cell(NOTHING)
+    else:
+        yield Cell(f"{growth.available / GIB:.2f}", growth.available)
+        yield Cell(str(growth.largest) if growth.largest else "none", growth.largest)
+    yield Cell(write_bounds(find_bounds(family)))
+    yield Cell(_write_sizes(growth.sizes))
+
+
+def write_bounds(bounds: Bounds) -> str:
+    """``512 fits, 640 does not``; empty where nothing ran out of memory."""
+    if bounds.fails is None:
+        return ""
+    if bounds.fits is None:
+        return f"not even {bounds.fails} fits"
+    return f"{bounds.fits} fits, {bounds.fails} does not"
+
+
+# ------------------------------------------------------------------------------ between precisions
+
+
+def _tabulate_matches(families: Sequence[Family], machines: Machines) -> Table:
+    """One row a batch size and precision: against the baseline at the same batch size."""
+    matches = [
+        match
+        for base, others in list_rivals(families)
+        for other in others
+        for match in match_sizes(base, other)
+    ]
+    heads = (
+        Head("batch_size", "batch size", "of both", keep=9),
+        Head("speed", "speed", "epoch time of the baseline over this one's", better="higher"),
+        Head("memory", "memory change", "of the peak", better="lower", keep=8),
+        Head("loss", "loss difference", "of the training loss", better="lower", keep=8),
+    )
+    starts = {i for i in range(1, len(matches)) if _begins(matches[i - 1], matches[i])}
+    table = _lay_out(
+        "matched",
+        f"At the same batch size: each precision against {_name_baselines(matches)}",
+        _list_keys([m.after for m in matches], machines, ("batch_size",), "precision"),
+        heads,
+        (
+            (match.after, (Cell(str(match.after.batch_size), match.after.batch_size),
+                           *_write_match(match)))
+            for match in matches
+        ),
+        _note_losses(matches),
+    )  # fmt: skip
+    return replace(table, groups={start: "" for start in starts if start < MOST_ROWS})
+
+
+def _begins(previous: Match, match: Match) -> bool:
+    """Whether another family begins: batch sizes go upwards within one."""
+    same = previous.after.precision == match.after.precision
+    return not same or match.after.batch_size <= previous.after.batch_size
+
+
+def _name_baselines(matches: Sequence[Match]) -> str:
+    return " or ".join(dict.fromkeys(str(match.before.precision) for match in matches))
+
+
+def _write_match(match: Match) -> tuple[Cell, Cell, Cell]:
+    mark = ESTIMATE if min(match.before.fraction, match.after.fraction) < 1 else ""
+    speed = Cell(NOTHING)
+    if is_number(match.speed):
+        speed = Cell(f"{mark}{write_ratio(match.speed)}×", match.speed)
+    return speed, _write_signed(match.memory - 1), _write_signed(match.loss, "", 3)
+
+
+def _note_losses(matches: Sequence[Match]) -> list[str]:
+    few = any(is_number(match.loss) and match.after.seeds < MIN_REPEATS for match in matches)
+    return [
+        "A difference of loss of one batch size may be chance; the effects have its mean over all."
+    ] * few
+
+
+def _tabulate_largest(families: Sequence[Family], machines: Machines) -> Table:
+    """One row a precision: its largest batch, against the baseline at the baseline's largest."""
+    lines: list[tuple[Family, Row, Match | None]] = []
+    for base, others in list_rivals(families):
+        first = find_largest(base)
+        for family in (base, *others):
+            row = find_largest(family)
+            if row is not None:
+                other = first is not None and family is not base
+                lines.append((family, row, Match(first, row) if other else None))
+    matches = [match for _, _, match in lines if match]
+    heads = (
+        Head("batch_size", "largest batch", "the largest that ran and ended well"),
+        Head("bound", "next", "what is known of larger batches", False, keep=7),
+        Head("epoch_time_s", "epoch time (s)", "one training epoch", better="lower"),
+        Head("images_per_s", "images/s", "at that batch size", better="higher", keep=6),
+        Head("memory_bytes", "memory (GiB)", "peak of the epoch", better="lower", keep=7),
+        Head("train_loss", "loss", "mean cross-entropy over the epoch", better="lower", keep=8),
+        Head("speed", "speed", "epoch time of the baseline over this one's", better="higher"),
+        Head("memory", "memory change", "of the peak", better="lower", keep=5),
+        Head("loss", "loss difference", "of the training loss", better="lower", keep=8),
+    )
+    baselines = _name_baselines(matches)
+    return _lay_out(
+        "largest",
+        f"Each precision at its own largest batch, against {baselines} at its largest",
+        _list_keys([row for _, row, _ in lines], machines, ("batch_size",), "precision"),
+        heads,
+        (
+            (row, (*_write_largest(family, row), *_write_against(match)))
+            for family, row, match in lines
+            if matches
+        ),
+        (
+            "Another question than the same batch size: what a precision gains by a larger batch "
+            "is in it, and what a larger batch costs in loss.",
+        ),
+    )
+
+
+def _write_largest(family: Family, row: Row) -> Iterator[Cell]:
+    bounds = find_bounds(family)
+    yield Cell(str(row.batch_size), int(row.batch_size))
+    yield Cell("largest that ran" if bounds.fails is None else f"{bounds.fails} does not fit")
+    for name in ("epoch_time_s", "images_per_s", "memory_bytes", "train_loss"):
+        yield _plain_cell(name, row)
+
+
+def _plain_cell(name: str, row: Row) -> Cell:
+    """A number of a case without its spread, which the overview has."""
+    quantity, value = QUANTITIES[name], getattr(row, name)
+    if not is_number(value):
+        return Cell(NOTHING)
+    mark = ESTIMATE if is_estimate(quantity, row) else ""
+    return Cell(mark + quantity.write(value), value)
+
+
+def _write_against(match: Match | None) -> tuple[Cell, Cell, Cell]:
+    return _write_match(match) if match else (Cell(NOTHING),) * 3
+
+
+# ----------------------------------------------------------------------------------- accumulation
+
+
+def _tabulate_accumulated(cases: pd.DataFrame, machines: Machines) -> Table:
+    """One row a case: a batch in one piece, and the same batch in micro-batches."""
+    sets = list(islice(list_accumulated(cases), MOST_ROWS))
+    rows = [row for rows in sets for row in rows]
+    heads = (
+        Head("batch_size", "batch size", "images per step of the optimizer"),
+        Head("micro", "computed as", "micro-batches times their size", False),
+        Head("epoch_time_s", "epoch time (s)", "one training epoch", better="lower"),
+        Head("time", "time change", "from the plain batch", better="lower"),
+        Head("memory_bytes", "memory (GiB)", "peak of the epoch", better="lower", keep=7),
+        Head("memory", "memory change", "from the plain batch", better="lower", keep=8),
+        Head("train_loss", "loss", "mean cross-entropy over the epoch", better="lower", keep=6),
+        Head("loss", "loss difference", "from the plain batch", better="lower", keep=7),
+    )
+    starts = [sum(map(len, sets[:i])) for i in range(1, len(sets))]
+    table = _lay_out(
+        "accumulation",
+        "Accumulation: a batch in one piece, and in micro-batches",
+        _list_keys(rows, machines, ("batch_size", "accumulate"), "precision"),
+        heads,
+        ((row, tuple(_write_accumulated(rows[0], row))) for rows in sets for row in rows),
+        (
+            "Networks with BatchNorm see each micro-batch's own statistics, so their loss differs "
+            "from that of the plain batch.",
+        ),
+    )
+    return replace(table, groups={start: "" for start in starts if start < MOST_ROWS})
+
+
+def _write_accumulated(plain: Row, row: Row) -> Iterator[Cell]:
+    """The cells of one case; changes are from the batch in one piece, where it was trained."""
+    beside = Match(plain, row)
+    known = plain.accumulate == 1 != row.accumulate and plain.status in RELIABLE
+    size = micro_batch(row)
+    yield Cell(str(row.batch_size), int(row.batch_size))
+    yield Cell("one piece" if row.accumulate == 1 else f"{row.accumulate} × {size}")
+    time = time_cell(row)
+    yield _plain_cell("epoch_time_s", row) if is_number(row.epoch_time_s) else time
+    mark = ESTIMATE if min(plain.fraction, row.fraction) < 1 else ""
+    change = divide(row.epoch_time_s, plain.epoch_time_s) - 1 if known else math.nan
+    written = _write_signed(change)
+    yield replace(written, text=mark + written.text) if is_number(change) else written
+    yield _plain_cell("memory_bytes", row)
+    yield _write_signed(beside.memory - 1 if known else math.nan)
+    yield _plain_cell("train_loss", row)
+    yield _write_signed(beside.loss if known else math.nan, "", 3)

@@ -1,0 +1,448 @@
+"""How speed and memory go with the batch size: knees, cliffs, memory as a line, the largest batch.
+
+All of it is of a family: cases that differ in nothing but their batch size. Probes of the largest
+batch are no measurements of speed, but tell of memory as much as cases do.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from bench.case import AXES, SAME_QUESTION, free_axes
+from bench.precision import PRECISIONS
+from bench.record import RELIABLE, Status
+from bench.report.axes import keep_main
+from bench.report.cells import TIMED, Row, iterate
+from bench.report.effects import BASELINES
+from bench.report.quantities import is_number
+from bench.report.summaries import SOURCE
+from bench.store.attempts import number_groups
+from bench.text import parse_bytes
+from bench.wall.line import MemoryLine, fit_line
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+LEAST_SIZES = 3
+"""Batch sizes that a knee or a line needs: two points lie on a line whatever they are."""
+
+NEAR = 0.05
+"""Images/s within this share of the best are as good as it."""
+
+DROP = 0.10
+"""A larger share of images/s lost from one batch size to the next is a cliff."""
+
+ROUGH = 0.05
+"""Where a batch size misses the line by more, memory is no line."""
+
+STEP = 8
+"""Predicted largest batches are multiples of this, which tensor cores work best with."""
+
+MOST_DOUBLINGS = 3
+"""Powers of two beyond the largest batch that ran for which memory is predicted."""
+
+MOST_FAMILIES = 60
+"""Families that a report looks at; more would not be read."""
+
+OUT_OF_MEMORY = {Status.OOM.value, Status.OOM_SUSPECTED.value}
+
+_EQUAL = (
+    *SOURCE,
+    *(name for name in AXES if name not in ("batch_size", *SAME_QUESTION)),
+    "environment",
+    "kind",
+)
+
+
+NO_MEMORY = (
+    "lr",
+    "lr_scaling",
+    "base_batch",
+    "lr_warmup",
+    "schedule",
+    "epochs",
+    "seed",
+    "evaluate",
+)
+"""Axes that change nothing about how large a batch fits: a probe has its own values of these."""
+
+
+@dataclass(frozen=True)
+class Family:
+    """Cases of one precision that differ in nothing but their batch size.
+
+    Attributes:
+        first: any of its rows, for the settings that all share.
+        cases: one row a batch size, upwards.
+        probes: the records of probes that take as much memory, in the order in which they ran.
+        group: a number that it shares with families that differ from it in precision only.
+    """
+
+    first: Row
+    cases: pd.DataFrame
+    probes: pd.DataFrame
+    group: int
+
+    @property
+    def ended(self) -> list[Row]:
+        """The cases with a time that can be compared, by batch size."""
+        return [row for row in iterate(self.cases) if row.status in RELIABLE]
+
+
+def find_families(cases: pd.DataFrame, probes: pd.DataFrame) -> list[Family]:
+    """Gather families, in the order of the overview; each precision at its main loss scale.
+
+    Left out are families whose group has only one batch size, and those after the first
+    `MOST_FAMILIES`.
+
+    Args:
+        cases: of `summaries.summarize`.
+        probes: records of `summaries.read`.
+    """
+    import pandas as pd
+
+    if not len(cases):
+        return []
+    alike = [name for name in _EQUAL if name not in free_axes("precision")]
+    cases = keep_main(cases, number_groups(cases, alike))
+    memory = [name for name in _EQUAL if name not in NO_MEMORY]
+    both = pd.concat([part[memory] for part in (cases, probes)], ignore_index=True)
+    numbers = number_groups(both, memory).to_numpy()
+    probes = probes.assign(_memory=numbers[len(cases) :])
+    cases = cases.assign(
+        _family=number_groups(cases, _EQUAL),
+        _group=number_groups(cases, alike),
+        _memory=numbers[: len(cases)],
+    )
+    cases = cases[cases.groupby("_group")["batch_size"].transform("nunique") > 1]
+    first = cases["_family"].drop_duplicates()[:MOST_FAMILIES]
+    cases = _keep_one(cases[cases["_family"].isin(first)], "batch_size")
+    parts = {int(part["_family"].iloc[0]): part for _, part in cases.groupby("_family")}
+    return [
+        Family(
+            next(iterate(part)),
+            part,
+            probes[probes["_memory"] == part["_memory"].iloc[0]],
+            int(part["_group"].iloc[0]),
+        )
+        for part in (parts[number] for number in first)
+    ]
+
+
+def _keep_one(cases: pd.DataFrame, axis: str) -> pd.DataFrame:
+    """Of cases that differ only in how they were measured, the one that measured most.
+
+    Args:
+        axis: what the cases of a ``_family`` differ in, by which they are sorted.
+    """
+    order = cases.assign(_lost=~cases["status"].isin(TIMED), _cut=cases["steps"] != "")
+    by = [axis, "_lost", "_cut", "fraction"]
+    order = order.sort_values(by, ascending=[True, True, True, False], kind="stable")
+    return order.drop_duplicates(["_family", axis]).drop(columns=["_lost", "_cut"])
+
+
+# ------------------------------------------------------------------------------------------ speed
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Images/s at a batch size, with the ends of their spread where it is known."""
+
+    batch_size: int
+    images_per_s: float
+    low: float | None = None
+    high: float | None = None
+
+
+class Shape(StrEnum):
+    """How images/s go on with the batch size."""
+
+    KNEE = "knee"
+    RISING = "rising"
+    BELOW = "below"
+
+
+@dataclass(frozen=True)
+class Knee:
+    """Where larger batches stop being faster.
+
+    Attributes:
+        shape: whether there is a knee.
+        batch_size: the smallest within `NEAR` of the best; if rising, the largest that ran; if
+            below, the smallest that ran.
+        best: the batch size with the most images/s.
+        unsure: smaller batch sizes whose spread reaches within `NEAR` of the best too.
+    """
+
+    shape: Shape
+    batch_size: int
+    best: int
+    unsure: tuple[int, ...] = ()
+
+
+def list_speeds(rows: Sequence[Row]) -> list[Speed]:
+    """The speeds of rows of the frame of cases, upwards by batch size."""
+    speeds = []
+    for row in rows:
+        if is_number(row.images_per_s):
+            low, high = row.images_per_s_low, row.images_per_s_high
+            ends = (low, high) if is_number(low) and is_number(high) else (None, None)
+            speeds.append(Speed(int(row.batch_size), row.images_per_s, *ends))
+    return sorted(speeds, key=lambda speed: speed.batch_size)
+
+
+def find_knee(speeds: Sequence[Speed]) -> Knee | None:
+    """Find the smallest batch within `NEAR` of the best images/s.
+
+    There is none where images/s still rise: where the largest batch is the best, and better by
+    more than `NEAR` than half of it. There is none either where the smallest batch that ran is
+    within `NEAR`, by its median or by the spread of its repeats: then it lies there or below.
+
+    Args:
+        speeds: upwards by batch size.
+
+    Returns:
+        None where there are fewer than `LEAST_SIZES` batch sizes.
+    """
+    if len(speeds) < LEAST_SIZES:
+        return None
+    best = max(speeds, key=lambda speed: speed.images_per_s)
+    enough = (1 - NEAR) * best.images_per_s
+    first = next(speed for speed in speeds if speed.images_per_s >= enough)
+    unsure = tuple(
+        speed.batch_size
+        for speed in speeds
+        if speed.batch_size < first.batch_size and speed.high is not None and speed.high >= enough
+    )
+    if best is speeds[-1] and _interpolate(speeds, best.batch_size / 2) < enough:
+        return Knee(Shape.RISING, best.batch_size, best.batch_size)
+    if speeds[0] is first or speeds[0].batch_size in unsure:
+        return Knee(Shape.BELOW, speeds[0].batch_size, best.batch_size)
+    return Knee(Shape.KNEE, first.batch_size, best.batch_size, unsure)
+
+
+def _interpolate(speeds: Sequence[Speed], batch_size: float) -> float:
+    """Images/s between the batch sizes that ran, linear in the logarithm of the batch size."""
+    for a, b in pairwise(speeds):
+        if a.batch_size <= batch_size <= b.batch_size:
+            share = math.log(batch_size / a.batch_size) / math.log(b.batch_size / a.batch_size)
+            return a.images_per_s + share * (b.images_per_s - a.images_per_s)
+    return speeds[0].images_per_s  # all that ran lie within a factor of two
+
+
+@dataclass(frozen=True)
+class Cliff:
+    """Two neighbouring batch sizes, of which the larger is slower by more than `DROP`."""
+
+    before: Speed
+    after: Speed
+
+    @property
+    def lost(self) -> float:
+        """The share of images/s that is lost."""
+        return 1 - self.after.images_per_s / self.before.images_per_s
+
+    @property
+    def alignment(self) -> str:
+        """What the batch size after it is a multiple of."""
+        size = self.after.batch_size
+        multiple = next((of for of in (64, 8) if size % of == 0), 0)
+        return f"{size} is a multiple of {multiple}" if multiple else f"{size} is no multiple of 8"
+
+
+def find_cliffs(speeds: Sequence[Speed]) -> list[Cliff]:
+    """Find the cliffs that the spread of the runs does not explain.
+
+    Args:
+        speeds: upwards by batch size.
+    """
+    cliffs = [Cliff(a, b) for a, b in pairwise(speeds)]
+    return [cliff for cliff in cliffs if cliff.lost > DROP and not _overlap(cliff)]
+
+
+def _overlap(cliff: Cliff) -> bool:
+    low = cliff.before.images_per_s if cliff.before.low is None else cliff.before.low
+    high = cliff.after.images_per_s if cliff.after.high is None else cliff.after.high
+    return high >= low
+
+
+# ----------------------------------------------------------------------------------------- memory
+
+
+@dataclass(frozen=True)
+class Growth:
+    """Memory of a family as a line over its batch sizes, and what it predicts.
+
+    Attributes:
+        miss: the largest deviation of a batch size from the line, as a share of its memory.
+        sizes: the batch sizes that the line was fitted to, upwards.
+        available: bytes up to the end of the card or the memory limit; None if unknown.
+        largest: the largest multiple of `STEP` predicted to fit; None where `available` is.
+        predicted: batch sizes that did not run, the next powers of two that fit -> bytes.
+    """
+
+    line: MemoryLine
+    miss: float
+    sizes: tuple[int, ...]
+    available: float | None
+    largest: int | None
+    predicted: dict[int, float]
+
+
+def fit_growth(family: Family) -> Growth | None:
+    """Fit memory over the batch size; None for fewer than `LEAST_SIZES`, or where it does not grow.
+
+    What made the allocator retry is left out: there memory is as large as it could be.
+    """
+    points = {
+        int(row.batch_size): float(row.memory_bytes)
+        for row in (*iterate(family.probes), *iterate(family.cases))
+        if row.status in RELIABLE and is_number(row.memory_bytes) and not _retried(row)
+    }
+    line = fit_line(list(points.items()))
+    if len(points) < LEAST_SIZES or line is None:
+        return None
+    miss = max(abs(line.predict(size) / bytes - 1) for size, bytes in points.items())
+    available = find_available(family)
+    largest = None if available is None else line.find_largest(available, STEP)
+    top = max(points)
+    powers = [2 ** (top.bit_length() + more) for more in range(MOST_DOUBLINGS)]
+    fit = [size for size in powers if largest is None or size <= largest]
+    predicted = {size: line.predict(size) for size in fit if size not in _list_failed(family)}
+    return Growth(line, miss, tuple(sorted(points)), available, largest, predicted)
+
+
+def _retried(row: Row) -> bool:
+    return is_number(row.alloc_retries) and row.alloc_retries > 0
+
+
+def _list_failed(family: Family) -> set[int]:
+    rows = (*iterate(family.probes), *iterate(family.cases))
+    return {int(row.batch_size) for row in rows if row.status in OUT_OF_MEMORY}
+
+
+def find_available(family: Family) -> float | None:
+    """Bytes that a family's memory may come to, by the measure it is read in; None if unknown.
+
+    That is its memory limit, or the card less what others had of it. Torch's allocator does not
+    hold the CUDA context, which then is subtracted too, as far as it is known.
+    """
+    import pandas as pd
+
+    columns = ["gpu_memory_bytes", "baseline_device_bytes", "context_bytes"]
+    rows = pd.concat([part[columns] for part in (family.cases, family.probes)]).astype(float)
+    card, others, context = (rows[name].median() for name in columns)
+    if family.first.memory_limit:
+        total = float(parse_bytes(family.first.memory_limit))
+    elif family.first.device == "cuda" and card > 0:
+        total = card - (others if others > 0 else 0)
+    else:
+        return None
+    measures = {*family.cases["memory_measure"], *family.probes["memory_measure"]}
+    of_allocator = measures & {"peak_reserved_bytes", "peak_allocated_bytes"}
+    return total - (context if of_allocator and context > 0 else 0)
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """Between which batch sizes memory ends, as far as a family shows.
+
+    Attributes:
+        fits: the largest batch that was trained; None for none.
+        fails: the smallest above it that ran out of memory; None for none.
+    """
+
+    fits: int | None
+    fails: int | None
+
+
+def find_bounds(family: Family) -> Bounds:
+    """The largest batch that was trained, and the smallest that was not; cases and probes alike."""
+    rows = (*iterate(family.cases), *iterate(family.probes))
+    fits = max((int(row.batch_size) for row in rows if row.status in TIMED), default=None)
+    failed = [size for size in _list_failed(family) if size > (fits or 0)]
+    return Bounds(fits, min(failed, default=None))
+
+
+# ------------------------------------------------------------------------------ between precisions
+
+
+@dataclass(frozen=True)
+class Match:
+    """A case beside another of another precision; at one batch size, or each at its largest."""
+
+    before: Row
+    after: Row
+
+    @property
+    def speed(self) -> float:
+        """How many times as fast the second is; NaN where a time is unknown."""
+        return divide(self.before.epoch_time_s, self.after.epoch_time_s)
+
+    @property
+    def memory(self) -> float:
+        """Its memory over that of the first; NaN where one is unknown."""
+        return divide(self.after.memory_bytes, self.before.memory_bytes)
+
+    @property
+    def loss(self) -> float:
+        """Its training loss less that of the first; NaN where one is unknown."""
+        return float(self.after.train_loss - self.before.train_loss)
+
+
+def divide(a: float, b: float) -> float:
+    """A ratio of two numbers of cases; NaN where one is missing, or nothing can be divided by."""
+    return a / b if is_number(a) and is_number(b) and b > 0 else math.nan
+
+
+def list_rivals(families: Sequence[Family]) -> Iterator[tuple[Family, list[Family]]]:
+    """Each group of families that differ in precision only: the baseline, and the others.
+
+    The baseline is that of the effects, fp32, where it ended anywhere; else the first that did.
+    """
+    groups: dict[int, list[Family]] = {}
+    for family in families:
+        if family.ended:
+            groups.setdefault(family.group, []).append(family)
+    for group in groups.values():
+        # where the overview is ordered by batch size first, families come as they first ran
+        ordered = sorted(group, key=lambda family: list(PRECISIONS).index(family.first.precision))
+        usual = BASELINES["precision"]
+        ordered.sort(key=lambda family: family.first.precision != usual)
+        sizes = {row.batch_size for family in group for row in family.ended}
+        if len(ordered) > 1 and len(sizes) > 1:
+            yield ordered[0], ordered[1:]
+
+
+def match_sizes(base: Family, other: Family) -> list[Match]:
+    """The pairs of two families at each batch size that both ran, upwards."""
+    by_size = {row.batch_size: row for row in base.ended}
+    return [Match(by_size[r.batch_size], r) for r in other.ended if r.batch_size in by_size]
+
+
+def find_largest(family: Family) -> Row | None:
+    """The case at the largest batch size that was measured and ended well."""
+    fine = [row for row in family.ended if row.status == Status.OK.value]
+    return fine[-1] if fine else None
+
+
+# ----------------------------------------------------------------------------------- accumulation
+
+
+def list_accumulated(cases: pd.DataFrame) -> Iterator[list[Row]]:
+    """Cases that differ only in how many micro-batches make their batch, the fewest first.
+
+    Where the plain batch did not fit, its row says so.
+    """
+    equal = [name for name in (*_EQUAL, "batch_size") if name != "accumulate"]
+    numbers = number_groups(cases, equal)
+    several = cases.groupby(numbers)["accumulate"].transform("nunique") > 1
+    order = cases.assign(_family=numbers)[several]
+    order = order.sort_values(["_family", "accumulate"], kind="stable")
+    for _, part in order.groupby("_family", sort=False):
+        yield list(iterate(_keep_one(part, "accumulate")))
