@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from statistics import geometric_mean
 from typing import TYPE_CHECKING
 
 from bench.case import AXES, SAME_QUESTION, format_value, free_axes
@@ -10,7 +11,7 @@ from bench.limits import MIN_REPEATS, STEADY
 from bench.precision import PRECISIONS
 from bench.record import Status
 from bench.report import doubts, summaries
-from bench.report.axes import Machines, list_naming_axes, name_axis
+from bench.report.axes import Machines, list_naming_axes, name_axis, order_values
 from bench.report.cells import (
     ESTIMATE,
     TIMED,
@@ -25,6 +26,14 @@ from bench.report.cells import (
 from bench.report.doubts import DOUBTS
 from bench.report.model import MOST_SECTIONS, Answer
 from bench.report.quantities import QUANTITIES, is_number
+from bench.report.scaling import (
+    Family,
+    Match,
+    find_bounds,
+    find_largest,
+    list_rivals,
+    match_sizes,
+)
 from bench.verdict import Verdict
 
 if TYPE_CHECKING:
@@ -33,11 +42,19 @@ if TYPE_CHECKING:
     from bench.report.effects import Effect
 
 
-def answer(cases: pd.DataFrame, machines: Machines, varying: Collection[str]) -> Iterator[Answer]:
+def answer(
+    cases: pd.DataFrame,
+    machines: Machines,
+    varying: Collection[str],
+    probes: pd.DataFrame,
+    families: Sequence[Family],
+) -> Iterator[Answer]:
     """Per machine and workload: the fastest case to be trusted, and the largest batch that fits.
 
     Args:
         varying: the axes in which cases differ; a case is named by what it has of them.
+        probes: records of the search for the largest batch.
+        families: of `find_families`, of these.
     """
     settings = ["model", "dataset"]
     named = [name for name in list_naming_axes(varying) if name not in settings]
@@ -46,9 +63,14 @@ def answer(cases: pd.DataFrame, machines: Machines, varying: Collection[str]) ->
         theirs = cases[(cases["sweep"] == pair[0]) & (cases["machine"] == pair[1])]
         for (model, dataset), rows in list(theirs.groupby(settings, sort=False))[:MOST_SECTIONS]:
             about = machines[pair] + (f", {model} on {dataset}" if several else "")
-            said = (_fastest(rows, named), _largest(rows))
+            place = (*pair, model, dataset)
+            probed = probes[(probes[list(_PLACE)] == list(place)).all(axis=1)]
+            here = [f for f in families if tuple(getattr(f.first, n) for n in _PLACE) == place]
+            said = (_fastest(rows, named), _largest(rows, probed), _compare_largest(here))
             yield Answer(about, tuple(filter(None, said)))
 
+
+_PLACE = (*summaries.SOURCE, "model", "dataset")
 
 MOST_EFFECTS = 6
 """Changes that are said in a sentence."""
@@ -243,28 +265,84 @@ def _against_other_fp32(row: Row, others: pd.DataFrame, settings: Sequence[str])
     return f", {about}{speedup:.2f}× as fast as the nearest fp32 case ({what}){doubt}"
 
 
-def _largest(cases: pd.DataFrame) -> str:
-    """Name the largest batch that fits each precision, where any ran out of memory."""
-    ended = cases[["precision", "status", "batch_size"]]
+def _largest(cases: pd.DataFrame, probes: pd.DataFrame) -> str:
+    """Name the largest batch that fits each precision, where any ran out of memory.
+
+    Micro-batches take less memory, so batches in one piece are told of, where there are any.
+    """
+    import pandas as pd
+
+    columns = ["precision", "status", "batch_size", "memory_limit", "accumulate"]
+    ended = pd.concat([part[columns] for part in (cases, probes)])
+    ended = ended[ended["accumulate"] == ended["accumulate"].min()]
     full = ended[ended["status"].isin([Status.OOM.value, Status.OOM_SUSPECTED.value])]
     fits = ended[ended["status"].isin(TIMED)]
     if not len(full):
         largest = ended["batch_size"].max() == fits["batch_size"].max()
         several = fits["batch_size"].nunique() > 1 and largest
         return f"Every batch size fits, up to {fits['batch_size'].max()}." if several else ""
+    limits = order_values("memory_limit", ended["memory_limit"])
     said = []
+    for limit in limits:
+        under = f" under {limit}" if limit else " without a limit"
+        theirs = (part[part["memory_limit"] == limit] for part in (fits, full))
+        said.append(f"{under if len(limits) > 1 else ''}: {', '.join(_list_largest(*theirs))}")
+    fake = " (not measured)" if (cases["kind"] == "fake").all() else ""
+    return f"Largest batch size that fits{fake}{';'.join(said)}."
+
+
+def _list_largest(fits: pd.DataFrame, full: pd.DataFrame) -> Iterator[str]:
+    """Each precision with its largest batch and the next above that does not fit."""
     for precision in PRECISIONS:
         theirs, beyond = (
             part.loc[part["precision"] == precision, "batch_size"] for part in (fits, full)
         )
         if len(theirs):
             larger = beyond[beyond > theirs.max()]
-            said.append(
+            yield (
                 f"{precision} {theirs.max()} ({larger.min()} does not)"
                 if len(larger)
                 else f"{precision} at least {theirs.max()}"
             )
         elif len(beyond):
-            said.append(f"{precision} none (not even {beyond.min()})")
-    fake = " (not measured)" if (cases["kind"] == "fake").all() else ""
-    return f"Largest batch size that fits{fake}: {', '.join(said)}."
+            yield f"{precision} none (not even {beyond.min()})"
+
+
+def _compare_largest(families: Sequence[Family]) -> str:
+    """Compare precisions each at its own largest batch, and say how that differs from equal ones.
+
+    Nothing, where the baseline's largest batch is not known or where the others' are the same; and
+    where several settings ran, because then the tables tell.
+    """
+    rivals = list(list_rivals(families))
+    if len(rivals) != 1 or rivals[0][0].first.kind == "fake":
+        return ""
+    base, others = rivals[0]
+    first = find_largest(base)
+    if first is None or find_bounds(base).fails is None:
+        return ""
+    said = []
+    for other in others[:MOST_EFFECTS]:
+        row = find_largest(other)
+        if row is not None and row.batch_size != first.batch_size:
+            said.append(_tell_largest(Match(first, row), match_sizes(base, other)))
+    return f"Each at its largest batch that was measured, {'; '.join(said)}." if said else ""
+
+
+def _tell_largest(largest: Match, equal: Sequence[Match]) -> str:
+    """``fp16 (512) is 1.52× as fast as fp32 (256), and 1.45× at the same batch size``."""
+    before, after = largest.before, largest.after
+    about = ESTIMATE if min(before.fraction, after.fraction) < 1 else ""
+    said = (
+        f"{after.precision} ({after.batch_size}) is {about}{write_ratio(largest.speed)}× as fast "
+        f"as {before.precision} ({before.batch_size})"
+    )
+    if is_number(largest.loss) and after.dataset != "synthetic":
+        higher = "higher" if largest.loss > 0 else "lower"
+        same = f"{abs(largest.loss):.3f}" == "0.000"
+        said += ", with the same loss" if same else f", with a loss {higher} by "
+        said += "" if same else f"{abs(largest.loss):.3f}"
+    speeds = [match.speed for match in equal if is_number(match.speed)]
+    if speeds:
+        said += f", and {about}{write_ratio(geometric_mean(speeds))}× at the same batch size"
+    return said

@@ -9,9 +9,10 @@ import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
-from bench.case import AXES, SAME_QUESTION, micro_batch
+from bench.case import AXES, SAME_QUESTION, Case, micro_batch
 from bench.limits import MIN_REPEATS
 from bench.record import RELIABLE
 from bench.report.axes import MACHINE, Machines, find_varying, name_axis, name_value
@@ -43,6 +44,10 @@ from bench.report.scaling import (
     list_speeds,
     match_sizes,
 )
+from bench.report.summaries import SOURCE
+from bench.wall.answer import Wall
+from bench.wall.records import read_walls
+from bench.wall.search import MARGIN, Ending
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -54,15 +59,21 @@ MOST_ROWS = 100
 
 
 def tabulate_batches(
-    families: Sequence[Family], cases: pd.DataFrame, machines: Machines, below: Collection[str]
+    families: Sequence[Family],
+    cases: pd.DataFrame,
+    probes: pd.DataFrame,
+    machines: Machines,
+    below: Collection[str],
 ) -> Iterator[Table]:
     """Every table of batch sizes that there is something to say in.
 
     Args:
         families: of `find_families`.
+        probes: records of the search for the largest batch.
         below: doubts that are said elsewhere.
     """
     tables = (
+        _tabulate_walls(probes, machines),
         _tabulate_speeds(families, machines, below),
         _tabulate_growth(families, machines),
         _tabulate_matches(families, machines),
@@ -72,7 +83,7 @@ def tabulate_batches(
     more = f"Only the first {MOST_FAMILIES} settings are looked at; --where chooses others."
     for table in tables:
         if table.rows:
-            cut = len(families) == MOST_FAMILIES and table.name != "accumulation"
+            cut = len(families) == MOST_FAMILIES and table.name not in ("walls", "accumulation")
             notes = (*table.notes, more) if cut else table.notes
             yield replace(table, rows=table.rows[:MOST_ROWS], notes=notes)
 
@@ -138,6 +149,57 @@ def _write_signed(value: float, unit: str = " %", decimals: int = 1) -> Cell:
         return Cell(NOTHING)
     text = f"{100 * value if unit else value:+.{decimals}f}"
     return Cell((text if float(text) else text[1:]) + unit, value)
+
+
+# ------------------------------------------------------------------------------------------- wall
+
+
+def _tabulate_walls(probes: pd.DataFrame, machines: Machines) -> Table:
+    """One row a search for the largest batch."""
+    found = [
+        (_describe_search(sweep, machine, family), wall)
+        for (sweep, machine), part in probes.groupby(list(SOURCE), sort=False)
+        for family, wall in read_walls(part)
+    ]
+    heads = (
+        Head("largest", "largest batch", "that was trained", better="higher"),
+        Head("refused", "does not fit", "the smallest batch above it that ran out of memory"),
+        Head("thrashes", "thrashes from", "the allocator frees its cache and tries again", keep=8),
+        Head("recommended", "recommended", "its memory leaves a margin free"),
+        Head("probes", "probes", "short runs that the search took", better="lower", keep=6),
+        Head("predicted", "first prediction", "of the largest, from two small batches", keep=7),
+        Head("off", "off by", "images that the prediction was too high", keep=7),
+        Head("ending", "ended", "how the search ended", False, keep=8, wrap=True),
+    )
+    fine = all(wall.ending is Ending.FOUND for _, wall in found)
+    return _lay_out(
+        "walls",
+        "Largest batch that fits, by probes of a few steps",
+        _list_keys([row for row, _ in found], machines, ("batch_size",), "precision"),
+        heads,
+        ((row, tuple(_write_wall(wall, fine))) for row, wall in found),
+        (
+            f"Recommended: by the line of memory, {100 * MARGIN:.0f} % of it stays free. The next "
+            "run, another driver or a neighbour may take that much.",
+        ),
+    )
+
+
+def _describe_search(sweep: Any, machine: Any, family: Case) -> Row:
+    """The settings of a search as a row of the frame of cases has them."""
+    axes = {name: getattr(family, name) for name in AXES}
+    spelled = {name: "" if value is None else value for name, value in axes.items()}
+    return SimpleNamespace(sweep=sweep, machine=machine, **spelled)
+
+
+def _write_wall(wall: Wall, fine: bool) -> Iterator[Cell]:
+    sizes = (wall.largest, wall.smallest_failing, wall.thrashes_from, wall.recommended)
+    for number in (*sizes, wall.probes, wall.predicted):
+        yield Cell(NOTHING) if number is None else Cell(str(number), number)
+    off = wall.off
+    yield Cell(NOTHING) if off is None else Cell(f"{off:+d}" if off else "0", off)
+    ending = wall.ending.meaning if wall.ending else "not yet; run the same command again"
+    yield Cell("" if fine else ending)
 
 
 # ------------------------------------------------------------------------------------------ speed

@@ -93,13 +93,14 @@ def build(
     cases = sort_cases(cases, order).reset_index(drop=True)
     cases["start_time_s"] = cases["cell"].map(find_start(rows))
     effects = find_effects(rows, cases, machines)
+    families = find_families(cases, probes)
     tables = [
         _tabulate_cases(cases, order, by, machines),
         *tabulate_effects(effects, cases),
         *tabulate_learning(list(judge_learning(rows, cases, effects))),
         *tabulate_prices(cases, list(find_prices(rows, cases, effects))),
         *tabulate_epochs(cases, collect_epochs(rows, cases, sweeps), order, machines),
-        *tabulate_batches(find_families(cases, probes), cases, machines, _said_below(cases)),
+        *tabulate_batches(families, cases, probes, machines, _said_below(cases)),
         *_tabulate_machines(cases, order, machines),
         *_tabulate_published(cases, machines),
     ]
@@ -107,6 +108,7 @@ def build(
     for scales in filter(None, scale_maps):
         tables += _tabulate_scales(scales)
     notices = warn(records, cases, everything)
+    answered = answer(cases, machines, varying, probes, families)
     return Report(
         title=_title(sweeps),
         sweeps=sweeps,
@@ -116,7 +118,7 @@ def build(
         machines=machines,
         axes=varying,
         constants=tuple(describe_constants(cases, varying)),
-        answers=tuple(_answer(cases, machines, varying, effects)),
+        answers=tuple(_answer(list(answered), effects)),
         warnings=tuple(notice for notice in notices if not notice.good),
         effects=tuple(effects),
         tables=tuple(table for table in tables if table.rows),
@@ -131,11 +133,8 @@ def build(
     )
 
 
-def _answer(
-    cases: pd.DataFrame, machines: Machines, varying: Sequence[str], effects: Sequence[Effect]
-) -> Iterator[Answer]:
+def _answer(answers: Sequence[Answer], effects: Sequence[Effect]) -> Iterator[Answer]:
     """The answers on each machine, and what each change does in all of them together."""
-    answers = list(answer(cases, machines, varying))
     summary = summarize_effects(effects)
     if summary and len(answers) == 1:
         yield replace(answers[0], sentences=(summary, *answers[0].sentences))

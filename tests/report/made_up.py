@@ -351,7 +351,12 @@ def make_scaled_case(precision: str, batch: int, **axes: Any) -> Case:
 
 
 def make_probe(
-    precision: str, batch: int, status: Status = Status.OK, retries: int = 0, **values: Any
+    precision: str,
+    batch: int,
+    status: Status = Status.OK,
+    retries: int = 0,
+    steps: int = 4,
+    **values: Any,
 ) -> Record:
     """A probe of the largest batch, beside `make_scaling`; its epoch time is nonsense."""
     fixed, image = LINES[precision]
@@ -359,5 +364,5 @@ def make_probe(
     if status is Status.OK:
         ended = measured(1.0, fixed + image * batch, alloc_retries=retries, **values)
         values = {**ended, "setup_process_bytes": int(fixed)}
-    case = make_scaled_case(precision, batch, steps=4)
+    case = make_scaled_case(precision, batch, steps=steps)
     return make_record(case, probe=True, status=status, **{**card, **values})

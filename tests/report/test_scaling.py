@@ -1,0 +1,504 @@
+"""What is said of batch sizes: found exactly where it was planted, and not where nothing is."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from made_up import (
+    GIB,
+    LINES,
+    SPEEDS,
+    make_card,
+    make_probe,
+    make_record,
+    make_scaled_case,
+    make_scaling,
+    measured,
+    write_sweep,
+)
+
+from bench.case import Case
+from bench.record import Record, Status, Step
+from bench.report import figures
+from bench.report.axes import order_values
+from bench.report.figures.data import LR, MARK, SERIES
+from bench.report.model import Report, Table
+from bench.report.scaling import (
+    NEAR,
+    Knee,
+    Shape,
+    Speed,
+    find_cliffs,
+    find_families,
+    find_knee,
+    fit_growth,
+    list_speeds,
+)
+from bench.report.sweeps import read_sweeps
+from bench.report.tables import build
+
+Run = Callable[..., tuple[int, str, str]]
+
+MIB = 2**20
+
+
+def list_planted(speeds: dict[int, float]) -> list[Speed]:
+    return [Speed(size, value) for size, value in speeds.items()]
+
+
+def read(*folders: Path) -> Report:
+    return build(read_sweeps(folders))
+
+
+@pytest.fixture(scope="module")
+def scaling(tmp_path_factory: pytest.TempPathFactory) -> Report:
+    return read(make_scaling(tmp_path_factory.mktemp("scaling")))
+
+
+PROBES = [
+    make_probe("fp32", 32),
+    make_probe("fp32", 512),
+    make_probe("fp32", 1192, Status.OOM),
+    make_probe("fp32", 1184, retries=3),
+    make_probe("fp32", 1184, retries=3, steps=16),
+]
+"""A search that ends at 1184."""
+
+
+@pytest.fixture(scope="module")
+def probed(tmp_path_factory: pytest.TempPathFactory) -> Report:
+    return read(make_scaling(tmp_path_factory.mktemp("probed"), more=PROBES))
+
+
+def find_table(report: Report, name: str) -> Table:
+    (table,) = [table for table in report.tables if table.name == name]
+    return table
+
+
+def read_table(report: Report, name: str) -> list[dict[str, str]]:
+    """The rows of a table as text, by the names of its columns."""
+    table = find_table(report, name)
+    heads = [head.name for head in table.heads]
+    return [dict(zip(heads, (cell.text for cell in row), strict=True)) for row in table.rows]
+
+
+def names(report: Report) -> list[str]:
+    return [table.name for table in report.tables]
+
+
+def take(report: Report, name: str) -> list[tuple[str, pd.DataFrame]]:
+    """The panels of a figure that have data: title, data."""
+    sketch = next(sketch for sketch in figures.SKETCHES if sketch.name == name)
+    parts = sketch.take(figures.view_report(report))
+    return [(title, data) for title, data in parts if len(data)]
+
+
+# ------------------------------------------------------------------------------------------ knees
+
+
+@pytest.mark.parametrize(
+    ("speeds", "knee"),
+    [
+        ({32: 50, 64: 90, 128: 95, 256: 100}, Knee(Shape.KNEE, 128, 256)),
+        ({32: 50, 64: 90, 128: 94.9, 256: 100}, Knee(Shape.RISING, 256, 256)),
+        ({32: 50, 64: 90, 128: 94.9, 256: 100, 512: 99}, Knee(Shape.KNEE, 256, 256)),
+        ({32: 96, 64: 100, 128: 98}, Knee(Shape.BELOW, 32, 64)),
+        ({32: 100, 64: 80, 128: 60}, Knee(Shape.BELOW, 32, 32)),
+        # close to each other none is 5 % over its neighbour; half of the largest tells
+        ({224: 88, 240: 92, 256: 96, 480: 98, 512: 104}, Knee(Shape.RISING, 512, 512)),
+        ({32: 50, 64: 100}, None),
+    ],
+)
+def test_knee(speeds: dict[int, float], knee: Knee | None) -> None:
+    assert find_knee(list_planted(speeds)) == knee
+
+
+def test_a_knee_that_the_spread_hides_is_not_certain() -> None:
+    speeds = [Speed(32, 50, 49, 51), Speed(64, 92, 88, 96), Speed(128, 97, 96, 98)]
+    knee = find_knee([*speeds, Speed(256, 100, 99, 101), Speed(512, 100, 99, 101)])
+    assert knee == Knee(Shape.KNEE, 128, 256, (64,))
+    wide = [Speed(s.batch_size, s.images_per_s, 40, 120) for s in speeds]
+    assert find_knee([*wide, Speed(256, 97, 40, 120)]) == Knee(Shape.BELOW, 32, 128)
+
+
+@given(st.lists(st.floats(1, 1e6), min_size=3, max_size=12))
+def test_nothing_before_a_knee_is_as_fast(values: list[float]) -> None:
+    speeds = [Speed(2**place, value) for place, value in enumerate(values, 3)]
+    knee = find_knee(speeds)
+    assert knee is not None
+    enough = (1 - NEAR) * max(values)
+    for speed in speeds:
+        if speed.batch_size < knee.batch_size:
+            assert speed.images_per_s < enough
+        if speed.batch_size == knee.batch_size:
+            assert speed.images_per_s >= enough
+
+
+# ----------------------------------------------------------------------------------------- cliffs
+
+
+def tell_cliffs(speeds: Sequence[Speed]) -> list[tuple[int, int, float, str]]:
+    return [
+        (c.before.batch_size, c.after.batch_size, round(c.lost, 3), c.alignment)
+        for c in find_cliffs(speeds)
+    ]
+
+
+def test_cliffs() -> None:
+    planted = {32: 50, 64: 100, 65: 89, 72: 80, 128: 120, 192: 108, 200: 97, 256: 97}
+    assert tell_cliffs(list_planted(planted)) == [
+        (64, 65, 0.11, "65 is no multiple of 8"),
+        (65, 72, 0.101, "72 is a multiple of 8"),
+        (192, 200, 0.102, "200 is a multiple of 8"),
+    ]
+    assert tell_cliffs(list_planted({64: 100, 128: 80}))[0][3] == "128 is a multiple of 64"
+    assert not tell_cliffs(list_planted({64: 100, 128: 90, 256: 100}))
+
+
+def test_a_drop_within_the_spread_is_no_cliff() -> None:
+    before, after = Speed(64, 100, 95, 105), Speed(65, 85, 80, 94)
+    assert find_cliffs([before, after])
+    assert not find_cliffs([before, replace(after, high=95.0)])
+    assert not find_cliffs([replace(before, low=94.0), after])
+
+
+def test_planted_shapes_are_told(scaling: Report) -> None:
+    fp32, fp16 = read_table(scaling, "batch-speed")
+    assert (fp32["precision"], fp32["knee"], fp32["knee_speed"]) == ("fp32", "128", "960.0")
+    assert fp32["cliffs"] == "256 → 257: -20 %, 257 is no multiple of 8"
+    assert fp32["best"] == "1,010 at 512"
+    assert (fp16["precision"], fp16["knee"]) == ("fp16", "still rising at 2048")
+    assert fp16["cliffs"] == "none"
+    assert not any("may be chance" in note for note in find_table(scaling, "batch-speed").notes)
+
+
+def test_noise_is_no_cliff_and_single_runs_say_so(tmp_path: Path) -> None:
+    noisy = read(make_scaling(tmp_path / "noisy", noise=0.25))
+    assert read_table(noisy, "batch-speed")[0]["cliffs"] == "none"
+    assert "noisy" in read_table(noisy, "batch-speed")[0]["remarks"]
+    single = find_table(read(make_scaling(tmp_path / "single", repeats=1)), "batch-speed")
+    assert any("may be chance; use --repeats 3" in note for note in single.notes)
+
+
+def test_knees_and_cliffs_are_marked_in_the_figure(scaling: Report) -> None:
+    ((_, data),) = take(scaling, "images-per-s")
+    marks = data[data[MARK] != ""]
+    assert marks[["precision", "batch size", MARK]].to_numpy().tolist() == [
+        ["fp32", 128, "knee 128"],
+        ["fp32", 257, "-20 %"],
+    ]
+    drawn = {figure.name: figure for figure in figures.draw_figures(scaling)}
+    figure = drawn["images-per-s"]
+    assert "A ring marks the knee" in figure.caption
+    assert all(f">{word}<" in figure.panels[0].svg for word in ("knee 128", "-20 %", "cliff"))
+    assert "knee" not in drawn["epoch-time"].panels[0].svg
+
+
+# ----------------------------------------------------------------------------------------- memory
+
+
+def test_planted_lines_are_found(scaling: Report) -> None:
+    families = find_families(scaling.cases, scaling.records.head(0))
+    for family in families:
+        fixed, image = LINES[family.first.precision]
+        growth = fit_growth(family)
+        assert growth is not None
+        assert growth.line.fixed_bytes == pytest.approx(fixed)
+        assert growth.line.bytes_per_image == pytest.approx(image)
+        assert growth.miss < 1e-9
+        assert growth.largest == (48 * GIB - fixed) // image // 8 * 8
+    fp32, fp16 = read_table(scaling, "batch-memory")
+    assert (fp32["fixed"], fp32["image"], fp32["miss"]) == ("1.50", "40.00", "0.0")
+    assert (fp32["largest"], fp32["wall"]) == ("1184", "1024 fits, 2048 does not")
+    assert (fp16["fixed"], fp16["image"], fp16["largest"]) == ("1.25", "22.00", "2176")
+
+
+def make_line(folder: Path, sizes: Sequence[int], bend: float = 0, **axes: object) -> Report:
+    """One precision whose memory is 1 GiB and 16 MiB an image; the largest misses by ``bend``."""
+    rows = []
+    for size in sizes:
+        memory = (GIB + 16 * MIB * size) * (1 + bend * (size == sizes[-1]))
+        case = Case(batch_size=size, **axes)  # type: ignore[arg-type]
+        values = {**make_card("NVIDIA RTX 6000 Ada"), **measured(50.0, memory)}
+        rows.append(make_record(case, **{**values, "gpu_memory_bytes": 24 * GIB}))
+    return read(write_sweep(folder / "line", rows))
+
+
+def test_memory_is_predicted_up_to_where_it_ends(tmp_path: Path) -> None:
+    (row,) = read_table(make_line(tmp_path / "card", (64, 128, 256)), "batch-memory")
+    # (24 - 1) GiB / 16 MiB = 1472
+    assert (row["predicted"], row["largest"]) == ("512: 9.00; 1024: 17.00", "1472")
+    limited = make_line(tmp_path / "limit", (64, 128, 256), memory_limit="12GiB")
+    (row,) = read_table(limited, "batch-memory")
+    assert (row["predicted"], row["largest"], row["available"]) == ("512: 9.00", "704", "12.00")
+    assert "batch-memory" not in names(make_line(tmp_path / "two", (64, 128)))
+
+
+def test_the_figure_goes_on_where_memory_is_a_line(tmp_path: Path) -> None:
+    ((_, data),) = take(make_line(tmp_path / "line", (64, 128, 256, 512)), "memory")
+    ahead = data[data["outcome"] == "predicted"]
+    assert ahead["batch size"].tolist() == [1024, 1472]
+    assert ahead["memory (GiB)"].tolist() == pytest.approx([17, 24])
+    bent = make_line(tmp_path / "bent", (64, 128, 256, 512), bend=0.3)
+    ((_, data),) = take(bent, "memory")
+    assert set(data["outcome"]) == {"fits"}
+    assert any("memory is no line" in note for note in find_table(bent, "batch-memory").notes)
+
+
+def test_the_figure_of_a_limited_case_ends_at_the_limit(tmp_path: Path) -> None:
+    report = make_line(tmp_path, (64, 128, 256), memory_limit="12GiB")
+    ((_, data),) = take(report, "memory")
+    assert data["memory limit (GiB)"].dropna().unique().tolist() == [12]
+    assert "card (GiB)" not in data
+
+
+# ----------------------------------------------------------------------------------------- probes
+
+
+def test_probes_say_nothing_of_speed(scaling: Report, probed: Report) -> None:
+    """Their epoch times are absurd; nothing but the wall and the memory may know them."""
+    assert len(probed.records) == len(scaling.records) + len(PROBES)
+    told = ["record_id", "epoch_time_s", "memory_bytes", "repeats", "runs"]
+    pd.testing.assert_frame_equal(probed.cases[told], scaling.cases[told])
+    assert (probed.outcomes, probed.axes) == (scaling.outcomes, scaling.axes)
+    assert probed.warnings == scaling.warnings
+    assert [e.time for e in probed.effects] == [e.time for e in scaling.effects]
+    for name in ("overview", "effects", "batch-speed", "matched"):
+        assert read_table(probed, name) == read_table(scaling, name)
+    for name in ("images-per-s", "epoch-time", "time-memory"):
+        ((_, before),), ((_, after),) = take(scaling, name), take(probed, name)
+        pd.testing.assert_frame_equal(before, after)
+
+
+def test_probes_of_the_very_same_case_supersede_nothing(tmp_path: Path) -> None:
+    """A later attempt at a run counts instead of it; a probe is none, and no drift."""
+    case = Case(batch_size=64, device="cpu")
+    rows = [make_record(case, repeat=r, **measured(40 + 0.1 * r, GIB)) for r in (1, 2, 3)]
+    rows.append(make_record(case, sentinel=True, **measured(40.2, GIB)))
+    alone = read(write_sweep(tmp_path / "alone", rows))
+    probe = make_record(case, probe=True, attempt=7, **measured(1.0, GIB))
+    beside = read(write_sweep(tmp_path / "beside", [*rows, probe]))
+    assert beside.cases["epoch_time_s"].tolist() == alone.cases["epoch_time_s"].tolist() == [40.2]
+    assert beside.cases["runs"].tolist() == [3]
+    said = [notice.text.replace("beside", "alone") for notice in beside.warnings]
+    assert said == [notice.text for notice in alone.warnings]
+
+
+def test_the_wall_is_told_from_probes(probed: Report) -> None:
+    (row,) = read_table(probed, "walls")
+    assert {name: row[name] for name in ("largest", "refused", "thrashes", "probes")} == {
+        "largest": "1184",
+        "refused": "1192",
+        "thrashes": "1184",
+        "probes": "5",
+    }
+    assert (row["predicted"], row["off"]) == ("1184", "0")
+    # 95 % of 48 GiB less 1.5 GiB hold 1128.96 images of 40 MiB
+    assert row["recommended"] == "1128"
+    assert "ending" not in row  # it was found
+    assert read_table(probed, "batch-memory")[0]["wall"] == "1184 fits, 1192 does not"
+    (answer,) = probed.answers
+    assert any("fp32 1184 (1192 does not)" in sentence for sentence in answer.sentences)
+
+
+def test_a_search_alone_is_a_report(tmp_path: Path, report: Run) -> None:
+    folder = write_sweep(tmp_path / "fit", PROBES[:-1])
+    for format in ("text", "md", "latex", "html", "csv", "json"):
+        assert report(folder, "--format", format)[0] == 0
+    row = read_table(read(folder), "walls")[0]
+    assert row["largest"] == "1184"
+    assert row["ending"].startswith("not yet")
+
+
+def test_probes_with_other_learning_belong_to_the_cases_they_are_for(tmp_path: Path) -> None:
+    """How large a batch fits does not depend on the schedule: the search ran without it."""
+    card = {**make_card("NVIDIA RTX 6000 Ada"), "gpu_memory_bytes": 48 * GIB}
+    rows = [
+        make_record(
+            make_scaled_case("fp32", size, schedule="cosine", evaluate=True),
+            **{**card, **measured(50.0, LINES["fp32"][0] + LINES["fp32"][1] * size)},
+        )
+        for size in (32, 64, 128)
+    ]
+    (row,) = read_table(read(write_sweep(tmp_path / "s", [*rows, *PROBES])), "batch-memory")
+    assert row["wall"] == "1184 fits, 1192 does not"
+
+
+def test_what_made_the_allocator_retry_is_not_on_the_line(tmp_path: Path) -> None:
+    full = make_probe("fp32", 1184, retries=2)
+    full.measurement.peak_device_bytes = 40 * GIB
+    (row, _) = read_table(read(make_scaling(tmp_path, more=[full])), "batch-memory")
+    assert row["miss"] == "0.0"
+
+
+# ------------------------------------------------------------------------------ between precisions
+
+
+def test_equal_and_largest_batches_are_told_apart(scaling: Report) -> None:
+    rows = read_table(scaling, "matched")
+    assert [row["batch_size"] for row in rows] == ["32", "64", "128", "256", "512", "1024"]
+    for row in rows:
+        size = int(row["batch_size"])
+        assert row["speed"] == f"{SPEEDS['fp16'][size] / SPEEDS['fp32'][size]:.2f}×"
+        assert row["loss"] == "0.000"
+    assert rows[0]["memory"] == f"{100 * (1.9375 / 2.75 - 1):+.1f} %"
+    fp32, fp16 = read_table(scaling, "largest")
+    assert (fp32["batch_size"], fp32["bound"], fp32["speed"]) == ("1024", "2048 does not fit", "–")
+    assert (fp16["batch_size"], fp16["bound"]) == ("2048", "4096 does not fit")
+    assert fp16["speed"] == f"{4000 / 1005:.2f}×"
+    assert (fp16["memory"], fp16["loss"]) == ("+9.0 %", "+0.512")
+    (answer,) = scaling.answers
+    shared = [SPEEDS["fp16"][size] / SPEEDS["fp32"][size] for size in (32, 64, 128, 256, 512, 1024)]
+    mean = math.prod(shared) ** (1 / len(shared))
+    assert answer.sentences[-1] == (
+        "Each at its largest batch that was measured, fp16 (2048) is 3.98× as fast as fp32 (1024), "
+        f"with a loss higher by 0.512, and {mean:.2f}× at the same batch size."
+    )
+
+
+def test_the_largest_batches_are_compared_only_where_one_ended(tmp_path: Path) -> None:
+    """Where everything fits, the largest that ran is nobody's largest."""
+    rows = [
+        make_record(Case(precision=precision, batch_size=size), **measured(50.0, GIB))
+        for precision, sizes in (("fp32", (64, 128)), ("bf16", (64, 128, 256)))
+        for size in sizes
+    ]
+    (answer,) = read(write_sweep(tmp_path / "s", rows)).answers
+    assert not any("Each at its largest" in sentence for sentence in answer.sentences)
+    assert any("Every batch size fits" in sentence for sentence in answer.sentences)
+
+
+def test_nothing_appears_unless_it_varies(tmp_path: Path) -> None:
+    rows = [
+        make_record(Case(precision=precision, batch_size=64), **measured(50.0, GIB))
+        for precision in ("fp32", "bf16")
+    ]
+    told = {"walls", "batch-speed", "batch-memory", "matched", "largest", "accumulation"}
+    assert not told & set(names(read(write_sweep(tmp_path / "precisions", rows))))
+    rows = [make_record(Case(batch_size=size), **measured(50.0, GIB)) for size in (64, 128)]
+    assert not told & set(names(read(write_sweep(tmp_path / "sizes", rows))))
+
+
+def test_a_largest_batch_belongs_to_its_limit(tmp_path: Path) -> None:
+    rows: list[Record] = []
+    for limit, fits in ((None, 512), ("9GiB", 256), ("21GiB", 512)):
+        for size in (256, 512, 1024):
+            case = Case(batch_size=size, memory_limit=limit)
+            ended = measured(50.0, GIB) if size <= fits else {"status": Status.OOM}
+            rows.append(make_record(case, **ended))
+    report = read(write_sweep(tmp_path / "s", rows))
+    (answer,) = report.answers
+    assert answer.sentences[-1] == (
+        "Largest batch size that fits under 9GiB: fp32 256 (512 does not); under 21GiB: "
+        "fp32 512 (1024 does not); without a limit: fp32 512 (1024 does not)."
+    )
+    column = [head.name for head in find_table(report, "overview").heads].index("memory_limit")
+    shown = [row[column].text for row in find_table(report, "overview").rows]
+    assert list(dict.fromkeys(shown)) == ["9GiB", "21GiB", "none"]
+
+
+# ----------------------------------------------------------------------------------- accumulation
+
+
+def test_accumulated_batches_stand_beside_the_plain_one(tmp_path: Path) -> None:
+    plan = [  # batch size, micro-batches, epoch time, GiB, loss
+        (256, 1, 50.0, 10.0, 2.0),
+        (256, 4, 55.0, 4.0, 2.1),
+        (1000, 3, 52.0, 14.0, 2.3),
+    ]
+    rows = [
+        make_record(
+            Case(batch_size=size, accumulate=parts),
+            **measured(time, memory * GIB, train_loss=loss),
+        )
+        for size, parts, time, memory, loss in plan
+    ]
+    rows.append(make_record(Case(batch_size=1000), status=Status.OOM))
+    report = read(write_sweep(tmp_path / "s", rows))
+    plain, split, lost, saved = read_table(report, "accumulation")
+    assert (plain["micro"], plain["time"], plain["memory"]) == ("one piece", "–", "–")
+    assert (split["micro"], split["time"], split["memory"]) == ("4 × 64", "+10.0 %", "-60.0 %")
+    assert split["loss"] == "+0.100"
+    assert (lost["micro"], lost["epoch_time_s"]) == ("one piece", "out of memory")
+    assert (saved["micro"], saved["epoch_time_s"], saved["time"]) == ("3 × 334", "52.00", "–")
+    assert find_table(report, "accumulation").groups == {2: ""}
+    (answer,) = report.answers  # micro-batches do not make 1000 fit
+    assert any("fp32 256 (1000 does not)" in sentence for sentence in answer.sentences)
+
+
+# ---------------------------------------------------------------------------------- learning rate
+
+
+def rates(folder: Path, plan: dict[Case, Callable[[float], float]]) -> list[pd.DataFrame]:
+    """The data of the figure of learning rates over 20 steps of 100 images."""
+    rows = []
+    for case, rate in plan.items():
+        steps = [Step(i, 100, 2.0, 25, 0.1, None, rate(i / 19)) for i in range(20)]
+        rows.append((make_record(case, **measured(50.0, GIB, images=2000)), steps))
+    report = read(write_sweep(folder, rows))
+    return [data for _, data in take(report, "learning-rate")]
+
+
+def test_learning_rates_are_shown_where_they_vary(tmp_path: Path) -> None:
+    def rise(share: float) -> float:
+        return 0.1 * share
+
+    def keep(share: float) -> float:
+        return 0.1
+
+    (data,) = rates(tmp_path / "one", {Case(schedule="linear"): rise})
+    assert data[LR].tolist() == pytest.approx([0.1 * i / 19 for i in range(20)])
+    assert data["epoch (%)"].tolist() == pytest.approx([5 * i for i in range(1, 21)])
+    plan = {Case(schedule="linear"): rise, Case(): keep, Case(precision="bf16"): keep}
+    (data,) = rates(tmp_path / "two", plan)
+    assert data.groupby(SERIES, sort=False).size().to_dict() == {
+        "schedule linear": 20,
+        "schedule constant": 20,
+    }
+    scaled = {Case(batch_size=b, lr_scaling="linear"): (lambda _, b=b: b / 1280) for b in (64, 128)}
+    (data,) = rates(tmp_path / "three", scaled)
+    assert data.groupby(SERIES)[LR].max().to_dict() == {
+        "batch size 128": 0.1,
+        "batch size 64": 0.05,
+    }
+    assert not rates(tmp_path / "four", {Case(): keep, Case(precision="bf16"): keep})
+
+
+# ------------------------------------------------------------------------------------------ files
+
+
+def test_every_format_has_the_tables(tmp_path: Path, report: Run) -> None:
+    folder = make_scaling(tmp_path, more=PROBES)
+    titles = {table.name: table.title for table in read(folder).tables}
+    shown = ("walls", "batch-speed", "batch-memory", "matched", "largest")
+    for format in ("text", "md", "latex", "html"):
+        _, out, _ = report(folder, "--format", format)
+        assert all(titles[name] in out for name in shown), format
+    document = json.loads(report(folder, "--format", "json")[1])
+    tables = {table["name"]: table for table in document["tables"]}
+    heads = [head["name"] for head in tables["batch-memory"]["heads"]]
+    values = dict(zip(heads, (c["value"] for c in tables["batch-memory"]["rows"][0]), strict=True))
+    assert values["image"] == pytest.approx(40 * MIB)
+    assert values["largest"] == 1184
+
+
+def test_amounts_and_shares_are_ordered_by_what_they_are() -> None:
+    limits = ["", "21GiB", "9GiB", "24GB", "1536MiB"]
+    assert order_values("memory_limit", limits) == ["1536MiB", "9GiB", "21GiB", "24GB", ""]
+    assert order_values("steps", ["", "100", "20"]) == ["20", "100", ""]
+    assert order_values("lr_warmup", ["5%", "100", "0", "12.5%"]) == ["0", "100", "5%", "12.5%"]
+
+
+def test_speeds_come_from_rows_in_any_order(scaling: Report) -> None:
+    rows = list(scaling.cases[scaling.cases["precision"] == "fp32"].itertuples(index=False))
+    speeds = list_speeds(rows[::-1])
+    assert [s.batch_size for s in speeds] == sorted(SPEEDS["fp32"])
+    assert all(s.low is not None and s.low < s.images_per_s < (s.high or 0) for s in speeds)
