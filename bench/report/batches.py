@@ -429,6 +429,9 @@ def _tabulate_largest(families: Sequence[Family], machines: Machines) -> Table:
                 other = first is not None and family is not base
                 lines.append((family, row, Match(first, row) if other else None))
     matches = [match for _, _, match in lines if match]
+    sizes = {row.batch_size for _, row, _ in lines}
+    if len(sizes) == 1 and all(find_bounds(family).fails is None for family, _, _ in lines):
+        matches = []  # nothing ended anywhere: the largest of the equal batches says the same
     heads = (
         Head("batch_size", "largest batch", "the largest that ran and ended well"),
         Head("bound", "next", "what is known of larger batches", False, keep=7),

@@ -283,7 +283,8 @@ class Growth:
         sizes: the batch sizes that the line was fitted to, upwards.
         available: bytes up to the end of the card or the memory limit; None if unknown.
         largest: the largest multiple of `STEP` predicted to fit; None where `available` is.
-        predicted: batch sizes that did not run, the next powers of two that fit -> bytes.
+        predicted: batch sizes that did not run -> bytes: the next powers of two, up to what is
+            predicted not to fit, or was found not to.
     """
 
     line: MemoryLine
@@ -312,8 +313,9 @@ def fit_growth(family: Family) -> Growth | None:
     largest = None if available is None else line.find_largest(available, STEP)
     top = max(points)
     powers = [2 ** (top.bit_length() + more) for more in range(MOST_DOUBLINGS)]
-    fit = [size for size in powers if largest is None or size <= largest]
-    predicted = {size: line.predict(size) for size in fit if size not in _list_failed(family)}
+    fails = find_bounds(family).fails or math.inf
+    fit = [size for size in powers if size < fails and (largest is None or size <= largest)]
+    predicted = {size: line.predict(size) for size in fit}
     return Growth(line, miss, tuple(sorted(points)), available, largest, predicted)
 
 
@@ -329,7 +331,7 @@ def _list_failed(family: Family) -> set[int]:
 def find_available(family: Family) -> float | None:
     """Bytes that a family's memory may come to, by the measure it is read in; None if unknown.
 
-    That is its memory limit, or the card less what others had of it. Torch's allocator does not
+    That is its memory limit, or the card less what others had of it if that is less. Torch's allocator does not
     hold the CUDA context, which then is subtracted too, as far as it is known.
     """
     import pandas as pd
@@ -337,15 +339,16 @@ def find_available(family: Family) -> float | None:
     columns = ["gpu_memory_bytes", "baseline_device_bytes", "context_bytes"]
     rows = pd.concat([part[columns] for part in (family.cases, family.probes)]).astype(float)
     card, others, context = (rows[name].median() for name in columns)
+    ends = []
     if family.first.memory_limit:
-        total = float(parse_bytes(family.first.memory_limit))
-    elif family.first.device == "cuda" and card > 0:
-        total = card - (others if others > 0 else 0)
-    else:
+        ends.append(float(parse_bytes(family.first.memory_limit)))
+    if family.first.device == "cuda" and card > 0:
+        ends.append(card - (others if others > 0 else 0))
+    if not ends:
         return None
     measures = {*family.cases["memory_measure"], *family.probes["memory_measure"]}
     of_allocator = measures & {"peak_reserved_bytes", "peak_allocated_bytes"}
-    return total - (context if of_allocator and context > 0 else 0)
+    return min(ends) - (context if of_allocator and context > 0 else 0)
 
 
 @dataclass(frozen=True)

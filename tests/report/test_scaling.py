@@ -242,6 +242,20 @@ def test_memory_is_predicted_up_to_where_it_ends(tmp_path: Path) -> None:
     assert "batch-memory" not in names(make_line(tmp_path / "two", (64, 128)))
 
 
+def test_nothing_is_predicted_beyond_what_did_not_fit(tmp_path: Path) -> None:
+    card = {**make_card("NVIDIA RTX 6000 Ada"), "gpu_memory_bytes": 24 * GIB}
+    rows = [
+        make_record(Case(batch_size=size), **{**card, **measured(50.0, GIB + 16 * MIB * size)})
+        for size in (64, 128, 256)
+    ]
+    rows.append(make_record(Case(batch_size=768), status=Status.OOM, **card))
+    report = read(write_sweep(tmp_path / "s", rows))
+    (row,) = read_table(report, "batch-memory")
+    assert (row["predicted"], row["wall"]) == ("512: 9.00", "256 fits, 768 does not")
+    ((_, data),) = take(report, "memory")
+    assert data.loc[data["outcome"] == "predicted", "batch size"].tolist() == [512]
+
+
 def test_the_figure_goes_on_where_memory_is_a_line(tmp_path: Path) -> None:
     ((_, data),) = take(make_line(tmp_path / "line", (64, 128, 256, 512)), "memory")
     ahead = data[data["outcome"] == "predicted"]

@@ -19,6 +19,7 @@ from bench.report.quantities import GIB, QUANTITIES, Quantity
 from bench.report.scaling import (
     ROUGH,
     Shape,
+    find_bounds,
     find_cliffs,
     find_families,
     find_knee,
@@ -151,9 +152,10 @@ def _predict_memory(rows: pd.DataFrame) -> Iterator[pd.DataFrame]:
         if growth is None or growth.miss > ROUGH:
             continue
         top = growth.sizes[-1]
-        near = growth.largest if growth.largest and top < growth.largest <= 4 * top else None
-        sizes = [size for size in growth.predicted if near or size <= 2 * top]
-        sizes += [near] if near and near not in sizes else []
+        fails = find_bounds(family).fails or math.inf
+        wall = growth.largest or 0
+        near = [wall] if top < wall <= 4 * top and wall < fails else []
+        sizes = sorted({*near, *(size for size in growth.predicted if near or size <= 2 * top)})
         if sizes:
             bytes = [growth.line.predict(size) for size in sizes]
             ahead = frame({"batch size": sizes, "precision": family.first.precision})
