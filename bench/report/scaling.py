@@ -331,8 +331,8 @@ def _list_failed(family: Family) -> set[int]:
 def find_available(family: Family) -> float | None:
     """Bytes that a family's memory may come to, by the measure it is read in; None if unknown.
 
-    That is its memory limit, or the card less what others had of it if that is less. Torch's allocator does not
-    hold the CUDA context, which then is subtracted too, as far as it is known.
+    That is its memory limit, or the card less what others had of it if that is less. Torch's
+    allocator does not hold the CUDA context, which then is subtracted too, as far as it is known.
     """
     import pandas as pd
 
