@@ -54,8 +54,8 @@ if TYPE_CHECKING:
 
 MIB = 2**20
 
-MOST_ROWS = 100
-"""Rows of one of these tables."""
+MOST_ROWS = 40
+"""Rows of one of these tables; more would not be read."""
 
 
 def tabulate_batches(
@@ -80,12 +80,19 @@ def tabulate_batches(
         _tabulate_largest(families, machines),
         _tabulate_accumulated(cases, machines),
     )
-    more = f"Only the first {MOST_FAMILIES} settings are looked at; --where chooses others."
     for table in tables:
         if table.rows:
-            cut = len(families) == MOST_FAMILIES and table.name not in ("walls", "accumulation")
-            notes = (*table.notes, more) if cut else table.notes
-            yield replace(table, rows=table.rows[:MOST_ROWS], notes=notes)
+            notes = [*table.notes, *_note_left(table, len(families))]
+            yield replace(table, rows=table.rows[:MOST_ROWS], notes=tuple(notes))
+
+
+def _note_left(table: Table, families: int) -> Iterator[str]:
+    """What a table does not show."""
+    left = len(table.rows) - MOST_ROWS
+    if left > 0:
+        yield f"{left:,} more rows are left out; --where chooses."
+    if families == MOST_FAMILIES and table.name not in ("walls", "accumulation"):
+        yield f"Only the first {MOST_FAMILIES} settings are looked at; --where chooses others."
 
 
 # ------------------------------------------------------------------------------------------- axes
@@ -487,7 +494,7 @@ def _write_against(match: Match | None) -> tuple[Cell, Cell, Cell]:
 
 def _tabulate_accumulated(cases: pd.DataFrame, machines: Machines) -> Table:
     """One row a case: a batch in one piece, and the same batch in micro-batches."""
-    sets = list(islice(list_accumulated(cases), MOST_ROWS))
+    sets = list(islice(list_accumulated(cases), 10 * MOST_ROWS))
     rows = [row for rows in sets for row in rows]
     heads = (
         Head("batch_size", "batch size", "images per step of the optimizer"),
