@@ -16,7 +16,7 @@ from bench.case import AXES, SAME_QUESTION, Case, micro_batch
 from bench.limits import MIN_REPEATS
 from bench.record import RELIABLE
 from bench.report.axes import MACHINE, Machines, find_varying, name_axis, name_value
-from bench.report.cells import ESTIMATE, Row, is_estimate, quantity_cell, time_cell, write_ratio
+from bench.report.cells import ESTIMATE, Row, quantity_cell, time_cell, write_ratio
 from bench.report.doubts import DOUBTS
 from bench.report.model import NOTHING, Cell, Head, Table
 from bench.report.quantities import GIB, QUANTITIES, is_number, write_number
@@ -473,16 +473,7 @@ def _write_largest(family: Family, row: Row) -> Iterator[Cell]:
     yield Cell(str(row.batch_size), int(row.batch_size))
     yield Cell("largest that ran" if bounds.fails is None else f"{bounds.fails} does not fit")
     for name in ("epoch_time_s", "images_per_s", "memory_bytes", "train_loss"):
-        yield _plain_cell(name, row)
-
-
-def _plain_cell(name: str, row: Row) -> Cell:
-    """A number of a case without its spread, which the overview has."""
-    quantity, value = QUANTITIES[name], getattr(row, name)
-    if not is_number(value):
-        return Cell(NOTHING)
-    mark = ESTIMATE if is_estimate(quantity, row) else ""
-    return Cell(mark + quantity.write(value), value)
+        yield quantity_cell(QUANTITIES[name], row, spread=False)
 
 
 def _write_against(match: Match | None) -> tuple[Cell, Cell, Cell]:
@@ -528,13 +519,12 @@ def _write_accumulated(plain: Row, row: Row) -> Iterator[Cell]:
     size = micro_batch(row)
     yield Cell(str(row.batch_size), int(row.batch_size))
     yield Cell("one piece" if row.accumulate == 1 else f"{row.accumulate} × {size}")
-    time = time_cell(row)
-    yield _plain_cell("epoch_time_s", row) if is_number(row.epoch_time_s) else time
+    yield time_cell(row, spread=False)
     mark = ESTIMATE if min(plain.fraction, row.fraction) < 1 else ""
     change = divide(row.epoch_time_s, plain.epoch_time_s) - 1 if known else math.nan
     written = _write_signed(change)
     yield replace(written, text=mark + written.text) if is_number(change) else written
-    yield _plain_cell("memory_bytes", row)
+    yield quantity_cell(QUANTITIES["memory_bytes"], row, spread=False)
     yield _write_signed(beside.memory - 1 if known else math.nan)
-    yield _plain_cell("train_loss", row)
+    yield quantity_cell(QUANTITIES["train_loss"], row, spread=False)
     yield _write_signed(beside.loss if known else math.nan, "", 3)
