@@ -56,17 +56,22 @@ def answer(
         probes: records of the search for the largest batch.
         families: of `find_families`, of these.
     """
-    settings = ["model", "dataset"]
-    named = [name for name in list_naming_axes(varying) if name not in settings]
-    several = (cases["model"].nunique() > 1) or (cases["dataset"].nunique() > 1)
+    named = [n for n in list_naming_axes(varying) if n not in ("model", "dataset")]
+    measured, probed = (
+        dict(list(part.groupby(list(_PLACE), sort=False))) for part in (cases, probes)
+    )
+    places = list(dict.fromkeys([*measured, *probed]))
+    several = len({place[2:] for place in places}) > 1
     for pair in list(machines)[:MOST_SECTIONS]:
-        theirs = cases[(cases["sweep"] == pair[0]) & (cases["machine"] == pair[1])]
-        for (model, dataset), rows in list(theirs.groupby(settings, sort=False))[:MOST_SECTIONS]:
-            about = machines[pair] + (f", {model} on {dataset}" if several else "")
-            place = (*pair, model, dataset)
-            probed = probes[(probes[list(_PLACE)] == list(place)).all(axis=1)]
+        for place in [place for place in places if place[:2] == pair][:MOST_SECTIONS]:
+            rows, searched = measured.get(place), probed.get(place, probes.head(0))
             here = [f for f in families if tuple(getattr(f.first, n) for n in _PLACE) == place]
-            said = (_fastest(rows, named), _largest(rows, probed), _compare_largest(here))
+            said = (
+                "" if rows is None else _fastest(rows, named),
+                _largest(cases.head(0) if rows is None else rows, searched),
+                _compare_largest(here),
+            )
+            about = machines[pair] + (f", {place[2]} on {place[3]}" if several else "")
             yield Answer(about, tuple(filter(None, said)))
 
 
@@ -272,7 +277,7 @@ def _largest(cases: pd.DataFrame, probes: pd.DataFrame) -> str:
     """
     import pandas as pd
 
-    columns = ["precision", "status", "batch_size", "memory_limit", "accumulate"]
+    columns = ["precision", "status", "batch_size", "memory_limit", "accumulate", "kind"]
     ended = pd.concat([part[columns] for part in (cases, probes)])
     ended = ended[ended["accumulate"] == ended["accumulate"].min()]
     full = ended[ended["status"].isin([Status.OOM.value, Status.OOM_SUSPECTED.value])]
@@ -287,7 +292,7 @@ def _largest(cases: pd.DataFrame, probes: pd.DataFrame) -> str:
         under = f" under {limit}" if limit else " without a limit"
         theirs = (part[part["memory_limit"] == limit] for part in (fits, full))
         said.append(f"{under if len(limits) > 1 else ''}: {', '.join(_list_largest(*theirs))}")
-    fake = " (not measured)" if (cases["kind"] == "fake").all() else ""
+    fake = " (not measured)" if (ended["kind"] == "fake").all() else ""
     return f"Largest batch size that fits{fake}{';'.join(said)}."
 
 

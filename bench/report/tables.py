@@ -79,6 +79,8 @@ def build(
         where: which cases it is about; all of them by default.
         by: the axis by which the overview is grouped, if it varies.
     """
+    import pandas as pd
+
     everything = summaries.read(sweeps)
     rows = summaries.latest(everything)
     cases = summaries.summarize(rows)
@@ -87,7 +89,7 @@ def build(
     cases, records = select(cases, where), select(everything, where)
     rows = rows[rows["cell"].isin(cases["cell"])]
     probes = records[records["probe"].astype(bool)]
-    machines = label_machines(cases)
+    machines = label_machines(pd.concat([p[list(summaries.SOURCE)] for p in (cases, probes)]))
     varying = axes.find_varying(cases)
     order = _order_columns(cases, varying, by)
     cases = sort_cases(cases, order).reset_index(drop=True)

@@ -327,9 +327,14 @@ def test_a_search_alone_is_a_report(tmp_path: Path, report: Run) -> None:
     folder = write_sweep(tmp_path / "fit", PROBES[:-1])
     for format in ("text", "md", "latex", "html", "csv", "json"):
         assert report(folder, "--format", format)[0] == 0
-    row = read_table(read(folder), "walls")[0]
+    alone = read(folder)
+    row = read_table(alone, "walls")[0]
     assert row["largest"] == "1184"
     assert row["ending"].startswith("not yet")
+    (answer,) = alone.answers
+    assert answer.sentences == ("Largest batch size that fits: fp32 1184 (1192 does not).",)
+    beside = read(folder, make_scaling(tmp_path / "more"))
+    assert "NVIDIA RTX 6000 Ada · fit" in [answer.about for answer in beside.answers]
 
 
 def test_probes_with_other_learning_belong_to_the_cases_they_are_for(tmp_path: Path) -> None:
