@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from importlib.util import find_spec
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -190,6 +191,15 @@ def test_lars_without_its_package_says_what_to_install(monkeypatch: pytest.Monke
     with pytest.raises(UnsupportedError, match=r"pip install 'pytorch-optimizer>=") as raised:
         Training.of(case, small(), CPU)
     assert "\n" not in str(raised.value)
+
+
+def test_a_lars_that_was_not_compared_with_the_paper_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "pytorch_optimizer", SimpleNamespace(LARS=None))
+    monkeypatch.setattr("bench.training.optimizers.version", lambda name: "3.10.0")
+    with pytest.raises(UnsupportedError, match=r"3\.10\.0 .*: pip install"):
+        build_optimizer("lars", [], LR)
 
 
 def test_each_optimizer_takes_its_own_learning_rate() -> None:

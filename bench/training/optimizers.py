@@ -8,6 +8,7 @@ does not grow in it.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib.metadata import version
 from typing import Any
 
 import torch
@@ -70,6 +71,10 @@ TRUST = 0.001
 """LARS: the part of its norm by which a layer moves at a learning rate of 1, as in the paper."""
 
 
+_TESTED = 4, 1
+"""The first version of pytorch-optimizer whose LARS was compared with the paper's."""
+
+
 def _build_lars(parameters: Sequence[Tensor], lr: float) -> torch.optim.Optimizer:
     """LARS as You et al. have it, arXiv 1708.03888, algorithm 1, for weights of two dimensions up.
 
@@ -81,8 +86,15 @@ def _build_lars(parameters: Sequence[Tensor], lr: float) -> torch.optim.Optimize
         from pytorch_optimizer import LARS
     except ImportError as error:
         raise UnsupportedError(
-            f"--optimizer lars cannot be imported ({error}): pip install 'pytorch-optimizer>=4.1'"
+            f"--optimizer lars needs another package ({error}): "
+            "pip install 'pytorch-optimizer>=4.1'"
         ) from error
+    found = version("pytorch_optimizer")
+    if tuple(int(part) for part in found.split(".")[:2]) < _TESTED:
+        raise UnsupportedError(
+            f"--optimizer lars of pytorch-optimizer {found} is not known to have the paper's rule: "
+            "pip install 'pytorch-optimizer>=4.1'"
+        )
     kind = OPTIMIZERS["lars"]
     made: Any = LARS(
         parameters,
