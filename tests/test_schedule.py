@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.case import Case, grid
+from bench.errors import UsageError
 from bench.record import Status
 from bench.store.reader import Past, Run
 from bench.sweep.options import build_parser, choose_cases, parse_arguments
@@ -37,6 +38,14 @@ def test_cheap_parts_of_an_epoch_are_repeated_by_default(command: str, repeats: 
     assert options.repeats == repeats
     cases = choose_cases(options)
     assert len(plan_runs(cases, options.repeats)) == len(cases) * repeats + (repeats > 1)
+
+
+def test_several_epochs_are_whole_where_the_preset_measures_a_part() -> None:
+    for flags, fractions in (("--epochs 3", {1.0}), ("--epochs 1", {0.02})):
+        options = parse_arguments(["--preset", "quick", *flags.split(), "--device", "cpu"])
+        assert {case.fraction for case in choose_cases(options)} == fractions
+    with pytest.raises(UsageError, match="leave out --fraction"):
+        choose_cases(parse_arguments(["--epochs", "3", "--fraction", "0.5", "--device", "cpu"]))
 
 
 def test_help_states_the_default_of_repeats() -> None:

@@ -311,6 +311,28 @@ def test_phases_and_steps_are_told(data: DatasetInfo) -> None:
     assert [(s.step, s.images) for s in outcome.steps] == [(0, 32), (1, 32)]
 
 
+@pytest.mark.slow
+def test_the_epochs_of_a_worker_come_back(data: DatasetInfo) -> None:
+    """Through a real process: each epoch is entered, seen by the monitor, and has its row."""
+    case = Case(model=model("good"), dataset="synthetic", batch_size=5000, epochs=2, device="cpu")
+    events: list[Event] = []
+    executor = SubprocessExecutor(Settings(timeout_s=120))
+    outcome = executor.run(Job(case, data.folder), events.append, lambda: False)
+    assert (outcome.status, outcome.reason) == (Status.OK, "")
+    entered = [(e.phase, e.epoch) for e in events if isinstance(e, PhaseEntered)]
+    assert entered == [
+        ("warmup", 0),
+        ("epoch", 0),
+        ("evaluation", 0),
+        ("epoch", 1),
+        ("evaluation", 1),
+    ]
+    assert [row.epoch for row in outcome.epochs] == [0, 1]
+    assert outcome.measurement.measured_time_s == sum(row.time_s for row in outcome.epochs)
+    assert outcome.measurement.peak_process_bytes
+    assert len(outcome.steps) == 20
+
+
 def test_a_worker_that_cannot_even_start_in_time(data: DatasetInfo, tmp_path: Path) -> None:
     outcome = execute(data, "good", timeout_s=0.05)
     assert outcome.status is Status.TIMEOUT
