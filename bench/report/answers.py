@@ -144,7 +144,7 @@ def _fastest(cases: pd.DataFrame, named: Sequence[str]) -> str:
     if row.repeats == 1:
         claim = "Lowest single time"
     among = " of the rows without warnings" if len(faster) else ""
-    part = f", extrapolated from {100 * row.fraction:.4g} % of one" if row.fraction < 1 else ""
+    part = f", extrapolated from {100 * row.part:.4g} % of one" if row.part < 1 else ""
     said = (
         f"{claim}{among}: {name_case(row, named)}, "
         f"{write_quantity(QUANTITIES['epoch_time_s'], row)} an epoch "
@@ -225,7 +225,7 @@ def _against_fp32(row: Row, timed: pd.DataFrame) -> str:
         same &= timed[name] == getattr(row, name)
     if not same.any():
         return _against_other_fp32(row, timed[theirs], settings)
-    about = ESTIMATE if row.fraction < 1 else ""
+    about = ESTIMATE if row.part < 1 else ""
     doubt = "" if (trusted & same).any() else " (the fp32 times have warnings)"
     # one in doubt is named only where none is better
     best = next(iterate(timed[same & trusted] if (same & trusted).any() else timed[same]))
@@ -265,7 +265,7 @@ def _against_other_fp32(row: Row, others: pd.DataFrame, settings: Sequence[str])
         if getattr(other, name) != getattr(row, name)
     ]
     what = ", ".join(differs) or "other versions"
-    about = ESTIMATE if min(row.fraction, other.fraction) < 1 else ""
+    about = ESTIMATE if min(row.part, other.part) < 1 else ""
     speedup = other.epoch_time_s / row.epoch_time_s
     return f", {about}{speedup:.2f}× as fast as the nearest fp32 case ({what}){doubt}"
 

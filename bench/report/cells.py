@@ -70,7 +70,7 @@ def _write_spread(quantity: Quantity, row: Row, value: float) -> str:
 def is_estimate(quantity: Quantity, row: Row) -> bool:
     """Whether this number of a case was extrapolated."""
     other = row.base_fraction if quantity.name == "speedup" else 1.0
-    return bool(quantity.whole and min(row.fraction, other) < 1)
+    return bool(quantity.whole and min(row.part, other) < 1)
 
 
 def outcome(status: str, reason: str = "", inferred: bool = False) -> str:

@@ -298,7 +298,7 @@ def _is_unclear(price: Price) -> bool:
 
 def _mark(price: Price, by_cell: dict[int, Row]) -> str:
     """What stands before a number of this pair that was extrapolated."""
-    return ESTIMATE if min(by_cell[price.off].fraction, by_cell[price.on].fraction) < 1 else ""
+    return ESTIMATE if min(by_cell[price.off].part, by_cell[price.on].part) < 1 else ""
 
 
 def _write_epochs(price: Price, mark: str) -> Cell:

@@ -250,8 +250,8 @@ DOUBTS: dict[str, Doubt] = {
             "few",
             "few steps",
             f"Fewer than {FEW_STEPS} steps were measured, too few to estimate noise",
-            "Use a larger --fraction.",
-            lambda r: (r["measured_steps"] < FEW_STEPS) & (r["fraction"] < 1),
+            "Use a larger --fraction or --steps.",
+            lambda r: (r["measured_steps"] < FEW_STEPS) & (r["part"] < 1),
         ),
         Doubt(
             "unclear",
@@ -296,7 +296,7 @@ DOUBTS: dict[str, Doubt] = {
             "extrapolated",
             "Only part of an epoch was measured; numbers marked ≈ are extrapolated",
             "Use --fraction 1 to measure whole epochs.",
-            lambda r: (r["fraction"] < 1) & r["epoch_time_s"].notna(),
+            lambda r: (r["part"] < 1) & r["epoch_time_s"].notna(),
             fatal=False,
         ),
         Doubt(

@@ -130,7 +130,7 @@ def _records(report: Report) -> list[dict[str, Any]]:
                 "cells": codes.tolist(),
             }
         )
-    estimated = rows["fraction"] < 1
+    estimated = rows["part"] < 1
     numbers = [
         {
             "label": _name(q),

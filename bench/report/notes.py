@@ -139,7 +139,7 @@ def _dataset_note(rows: pd.DataFrame) -> str:
 
 
 def _epoch_note(rows: pd.DataFrame) -> str:
-    fractions = sorted(rows.loc[rows["fraction"] < 1, "fraction"].unique())
+    fractions = sorted(rows.loc[rows["part"] < 1, "part"].unique())
     if not fractions:
         cold = (rows["kind"] == "published").all()
         return (

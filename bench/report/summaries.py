@@ -36,7 +36,8 @@ def read(sweeps: Sequence[Sweep]) -> pd.DataFrame:
 
     Added to the columns of `COLUMNS`: ``sweep``, ``machine`` (the GPU, or the CPU), ``kind``
     (measured, fake or published), ``environment`` (a number: rows that agree on `COMPARABLE`),
-    ``memory_measure``, each of `QUANTITIES` that has a ``derive`` and each of `DOUBTS`.
+    ``part`` (of an epoch that was measured; the rest is extrapolated), ``memory_measure``, each of
+    `QUANTITIES` that has a ``derive`` and each of `DOUBTS`.
     """
     import pandas as pd
 
@@ -49,6 +50,7 @@ def read(sweeps: Sequence[Sweep]) -> pd.DataFrame:
         "machine": _machine(records),
         "kind": records["executor"].map(kinds).fillna("measured"),
         "environment": number_groups(records, COMPARABLE),
+        "part": _measured_part(records),
     }
     records = records.assign(**added)
     records["memory_measure"] = choose_memory(records)
@@ -68,6 +70,16 @@ def _fill_environment(records: pd.DataFrame) -> None:
             if cells.nunique() == 1:
                 same = (records["sweep"] == sweep) & (records[axis] == value)
                 records.loc[empty & same, name] = cells.iloc[0]
+
+
+def _measured_part(records: pd.DataFrame) -> pd.Series:
+    """The part of an epoch that a case measures: its fraction, or less with ``--steps``."""
+    share = records["measured_steps"] / positive(records["steps_per_epoch"])
+    part = records["fraction"].where(
+        records["steps"] == "", share.fillna(1.0).clip(upper=records["fraction"])
+    )
+    # a run that failed has no steps: it is of the case that its repeats measured
+    return part.groupby(number_groups(records, [*SOURCE[:1], *AXES])).transform("min")
 
 
 def _machine(records: pd.DataFrame) -> pd.Series:
@@ -196,7 +208,7 @@ def _pair(cases: pd.DataFrame) -> pd.DataFrame:
     sound = cases["status"].isin(RELIABLE)
     # of fp32 cases that differ only in how they were measured, the one that measured most
     base = cases[(cases["precision"] == "fp32") & sound]
-    base = base.sort_values("fraction", ascending=False, kind="stable")
+    base = base.sort_values("part", ascending=False, kind="stable")
     base = base.set_index(partner[base.index])
     base = base[~base.index.duplicated()]
     time, bytes, tensors = (
@@ -205,7 +217,7 @@ def _pair(cases: pd.DataFrame) -> pd.DataFrame:
     )
     other = sound & (cases["precision"] != "fp32")
     return cases.assign(
-        base_fraction=base["fraction"].reindex(partner).set_axis(cases.index).fillna(1.0),
+        base_fraction=base["part"].reindex(partner).set_axis(cases.index).fillna(1.0),
         speedup=(time / positive(cases["epoch_time_s"])).where(other),
         memory_saved=(1 - cases["memory_bytes"] / positive(bytes)).where(other),
         tensors_saved=(1 - cases["peak_allocated_bytes"] / positive(tensors)).where(other),

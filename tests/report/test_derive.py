@@ -14,7 +14,9 @@ from made_up import GIB, REFERENCE, make_record, measured, write_sweep
 from bench.case import Case
 from bench.record import Record, Status
 from bench.report import doubts, quantities, summaries
+from bench.report.cells import is_estimate
 from bench.report.notices import warn
+from bench.report.quantities import QUANTITIES
 from bench.report.sweeps import Sweep, read_sweep, read_sweeps
 from bench.store.attempts import number_groups
 
@@ -353,6 +355,27 @@ def test_part_epochs_and_synthetic_images_are_doubted(tmp_path: Path) -> None:
     row = pick(cases_of(tmp_path, ran(case, 10)), case)
     assert row["extrapolated"]
     assert row["synthetic"]
+
+
+def test_a_few_steps_of_an_epoch_are_a_part_of_it(tmp_path: Path) -> None:
+    """As far as they are: --steps above the epoch measures all of it, and a failed run nothing."""
+    few, all_of_it = Case(steps=2), Case(steps=500, batch_size=256)
+    counts = {"measured_steps": 2, "steps_per_epoch": 391}
+    frame = cases_of(
+        tmp_path,
+        ran(few, 10, repeat=1, **counts),
+        make_record(few, repeat=2, status=Status.OOM, gpu="A card", torch="2.13"),
+        ran(all_of_it, 10, measured_steps=196, steps_per_epoch=196),
+    )
+    row, whole = pick(frame, few), pick(frame, all_of_it)
+    assert row["part"] == pytest.approx(2 / 391)
+    assert (row["runs"], row["repeats"]) == (2, 1)
+    assert row["extrapolated"]
+    assert row["few"]
+    assert is_estimate(QUANTITIES["epoch_time_s"], row)
+    assert whole["part"] == 1
+    assert not whole["extrapolated"]
+    assert not is_estimate(QUANTITIES["epoch_time_s"], whole)
 
 
 def test_mixed_environments_are_said(tmp_path: Path) -> None:
