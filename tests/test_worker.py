@@ -232,6 +232,12 @@ def test_three_epochs_are_three_by_hand(few: DatasetInfo) -> None:
     assert m.images_per_s == pytest.approx(3300 / m.measured_time_s)
 
 
+def test_a_schedule_goes_on_over_the_epochs(few: DatasetInfo) -> None:
+    m, steps, _ = run(replace(THREE, lr=0.3, schedule="linear", evaluate=False), few)
+    assert [step.lr for step in steps] == pytest.approx([0.3 * (1 - i / 15) for i in range(15)])
+    assert m.peak_lr == 0.3
+
+
 def test_evaluation_leaves_no_trace_in_training(few: DatasetInfo) -> None:
     """Also where a model draws random numbers while it is evaluated, as this one does."""
     losses = [
