@@ -97,6 +97,8 @@ class Scale:
         *("--scales", "1", "128", "2^16", "2^24"),
         *("--train", "1", "128", "2^16", "2^24", "dynamic"),
     )
+    walls: tuple[str, ...] = ("--model", "dpn92", "--precision", "fp32", "fp16", "bf16-amp")
+    limit: str = "21GiB"
 
     def sweep_flags(self) -> list[str]:
         """What every sweep is told beside its preset."""
@@ -139,6 +141,8 @@ def rehearse(fraction: float | None) -> Scale:
             "--train",
             "128",
         ),
+        walls=("--model", "dpn-small", "--precision", "fp32", "--step", "64"),
+        limit="600MiB",
     )
 
 
@@ -379,6 +383,34 @@ def _map_scales(card: Card, scale: Scale, children: Children) -> Entry:
     return Entry(State.DONE, returncode=0, line=" ".join(summarize_scale_map(found).splitlines()))
 
 
+def _find_walls(limited: bool) -> Run:
+    def run(card: Card, scale: Scale, children: Children) -> Entry:
+        if not limited and scale.device == "cpu":
+            return Entry(State.ABSENT, line="a CPU has no largest batch without a memory limit")
+        command = [sys.executable, "-m", "bench.fit", *scale.walls, "--json"]
+        command += ["--memory-limit", scale.limit] if limited else []
+        command += ["--device", scale.device, "--dataset", scale.dataset]
+        command += ["--out", str(card.folder), "--retry", *map(str, FAILURES)]
+        command += ["--data-dir", str(scale.data_dir)] if scale.data_dir else []
+        command += ["--allow-shared"] if scale.allow_shared else []
+        ended = children.run(command, watch_time(card.folder / RECORDS, children), quiet=True)
+        if ended.returncode == 2:
+            return Entry(State.FAILED, returncode=2, line=ended.last)
+        if ended.stopped:
+            state = State.INTERRUPTED if children.interrupted else State.CUT
+            return Entry(state, returncode=ended.returncode, line="goes on from its probes")
+        walls = json.loads(ended.stdout)
+        line = "; ".join(
+            f"{wall['precision']}: {wall['largest']} trains, {wall['smallest_failing']} does not, "
+            f"{wall['probes']} probes"
+            for wall in walls
+        )
+        state = State.DONE if ended.returncode == 0 else State.FAILED
+        return Entry(state, returncode=ended.returncode, line=line)
+
+    return run
+
+
 def _repeats(scale: Scale) -> str:
     return str(scale.repeats)
 
@@ -419,6 +451,16 @@ PHASES: dict[str, Phase] = {
             14,
             _check("crosscheck", _describe_crosscheck),
         ),
+        Phase(
+            "wall-limit",
+            "the largest batch that fits in 21 GiB, as on the card of 2019",
+            25,
+            8,
+            _find_walls(limited=True),
+        ),
+        Phase(
+            "wall", "the largest batch that fits on this card", 25, 1, _find_walls(limited=False)
+        ),
         Phase("scales", "which loss scales are safe for DPN-92", 60, 14, _map_scales),
         Phase(
             "repeats",
@@ -439,14 +481,18 @@ AGENDA: tuple[tuple[str, float], ...] = (
     ("apex", 1),
     ("overhead", 1),
     ("crosscheck", 1),
+    ("wall-limit", 0.3),
     ("scales", 1),
     ("tests", 1),
+    ("wall", 1),
+    ("wall-limit", 1),
     ("repeats", 1),
 )
 """Turns in order of priority, each with the share of the whole time it may take at most.
 
 In three minutes: the headline, the in-process GPU tests, three or four more cases. In nine: all of
-it once; the tests that train in workers come after everything that is measured.
+it once, but for the largest batches, which go on next time; the tests that train in workers come
+after everything that is measured.
 """
 
 CLOSING_S, CLOSING_REHEARSAL_S = 20.0, 12.0
