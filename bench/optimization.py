@@ -31,7 +31,9 @@ OPTIMIZERS: Mapping[str, OptimizerKind] = {
     "sgd": OptimizerKind("SGD with momentum 0.9, fused", 0.01, 5e-4, 0.9),
     # torch's own defaults
     "adamw": OptimizerKind("AdamW, fused", 1e-3, 1e-2),
-    # You, Gitman and Ginsburg, arXiv 1708.03888: each layer's step is a fixed part of its norm
+    # You, Gitman and Ginsburg, arXiv 1708.03888: each layer's step is a fixed part of its norm.
+    # dpn-small on CIFAR-10, batch 32, loss of the last 10 of 26 steps: 2.27 at both seeds tried,
+    # between SGD's 2.24 and the 2.28 of lr 0.1; 0.3 gives 2.25 and 2.29, 3 gives 2.31, 10 diverges
     "lars": OptimizerKind("LARS, of the package pytorch-optimizer", 1.0, 5e-4, 0.9),
 }
 
