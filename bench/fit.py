@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from bench.case import Case, Value, format_value, telling_axes
+from bench.case import AUTO, Case, format_value, telling_axes
 from bench.compare.gates import parse_percent
 from bench.environment import PACKAGES, has_cuda, refuse_missing
 from bench.errors import UsageError
@@ -131,11 +131,11 @@ def _read_margin(text: str) -> float:
 
 def _read_options(given: argparse.Namespace, command: str) -> Options:
     axes = read_axes(given, _WITHOUT)
-    axes.setdefault("device", ["cuda" if has_cuda() else "cpu"])
-    known: list[Value] = [*dict.fromkeys(n for d in axes["device"] for n in PRECISIONS[str(d)])]
-    auto: list[Value] = ["auto"]
-    axes = {**axes, "precision": axes.get("precision", known), "batch_size": auto}
-    return read_running(given, axes, Preset("fit", "", ({},)), command)
+    devices = axes.get("device", ["cuda" if has_cuda() else "cpu"])
+    known = dict.fromkeys(name for device in devices for name in PRECISIONS[str(device)])
+    # not as if they were given as flags: what this machine cannot run is then a row that says so
+    defaults = Preset("fit", "", ({"precision": [*known], "batch_size": [AUTO]},))
+    return read_running(given, axes, defaults, command)
 
 
 def find(options: Options, step: int, margin: float) -> tuple[dict[Case, Wall], int, Any]:

@@ -73,9 +73,11 @@ def describe_wall(wall: Wall) -> str:
         return "not found yet"
     words = [f"batch size {wall.largest} trains"] if wall.largest else []
     if wall.smallest_failing is not None:
-        words.append(f"{wall.smallest_failing} does not")
+        words.append(f"{'' if words else 'batch size '}{wall.smallest_failing} does not")
     if wall.recommended:
         words.append(f"{wall.recommended} leaves {100 * wall.margin:g} % of memory free")
+    elif wall.largest and wall.ending in (Ending.FOUND, Ending.NO_WALL):
+        words.append(f"none leaves {100 * wall.margin:g} % of memory free")
     if wall.ending not in (Ending.FOUND, Ending.NO_WALL):
         words.append(wall.ending.meaning)
     return ", ".join(words) + f" ({count(wall.probes, 'probe')})"
