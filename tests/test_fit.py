@@ -12,6 +12,7 @@ import pytest
 from bench import fit
 from bench.card.phases import count_runs
 from bench.case import Case, grid, parse_values
+from bench.compare.comparison import read_side
 from bench.errors import UsageError
 from bench.executors import fake
 from bench.executors.fake import FakeExecutor, Memory
@@ -227,6 +228,16 @@ def test_probes_are_no_runs_of_their_case(tmp_path: Path, memory: Callable[[str]
         (32, "ok", False, 1),
         (728, "oom", False, 1),
     ]
+
+
+def test_probes_are_not_compared(tmp_path: Path, memory: Callable[[str], None]) -> None:
+    """Four steps to see whether a batch fits say nothing of its speed."""
+    memory(LINE)
+    run_fit(tmp_path, *LIMIT, "--precision", "fp32")
+    with pytest.raises(UsageError, match="no records yet"):
+        read_side("A", tmp_path)
+    run_sweep(tmp_path, *LIMIT, "--precision", "fp32", "--batch-size", "auto")
+    assert [case.batch_size for case in read_side("A", tmp_path).cases] == [672]
 
 
 def test_where_nothing_fits_nothing_is_measured(
