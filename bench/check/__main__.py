@@ -53,6 +53,19 @@ _SUMMARY = (
 )
 
 
+_WITHOUT = (
+    *SAME_QUESTION,
+    "accumulate",
+    "memory_limit",
+    "lr_scaling",
+    "base_batch",
+    "lr_warmup",
+    "schedule",
+    "epochs",
+)
+"""Axes without a flag here: a check trains a few steps of whole batches, all at --lr."""
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Check.
 
@@ -91,7 +104,7 @@ def build_parser() -> Parser:
     add_axes(
         parser,
         "one value or several; on a CPU the defaults are dpn-small and batch size 64",
-        without=SAME_QUESTION,  # how much is measured; a check trains steps of its own
+        without=_WITHOUT,
     )
     return parser
 
@@ -107,7 +120,7 @@ def check(argv: Sequence[str]) -> int:
     for name in given.skip:
         if name not in CHECKS:
             raise UsageError(f"--skip {name!r}: {nearest(name, list(CHECKS))}")
-    cases = choose_cases(read_axes(given, without=SAME_QUESTION))
+    cases = choose_cases(read_axes(given, without=_WITHOUT))
     out = given.out or Path("results") / f"check-{datetime.now():%Y%m%d-%H%M%S}"
     screen = sys.stderr if given.json else sys.stdout
     refuse_missing(["torch", "numpy", "seaborn"])

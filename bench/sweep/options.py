@@ -15,6 +15,7 @@ from bench.errors import UsageError, nearest
 from bench.executors import EXECUTORS
 from bench.flags import Parser, add_axes, read_axes
 from bench.models import MODELS
+from bench.optimization import OPTIMIZERS, SCHEDULES
 from bench.precision import OPT_LEVELS, POLICIES, PRECISIONS
 from bench.preset import Preset, load_config, load_preset, preset_names, read_micro_batch
 from bench.record import Status
@@ -285,6 +286,8 @@ def print_registries() -> int:
         "precisions": {name: precision.help for name, precision in PRECISIONS.items()},
         "dynamic loss scales": {name: policy.help for name, policy in POLICIES.items()},
         "opt levels of fp16-apex": {name: level.help for name, level in OPT_LEVELS.items()},
+        "optimizers": {name: kind.help for name, kind in OPTIMIZERS.items()},
+        "schedules": SCHEDULES,
         "models": {**MODELS, "package.module:factory": "your own torch.nn.Module"},
         "datasets": DATASETS,
     }
