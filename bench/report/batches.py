@@ -327,9 +327,9 @@ def _tabulate_growth(families: Sequence[Family], machines: Machines) -> Table:
     ]
     if any(growth.miss > ROUGH for _, growth in grown):
         notes.append(
-            f"Where the line misses by more than {100 * ROUGH:.0f} %, memory is no line (cuDNN "
-            "takes other algorithms at other batch sizes), and predictions are rough; python -m "
-            "bench.fit measures the largest batch."
+            f"Where the line misses by more than {100 * ROUGH:.0f} %, memory is no line "
+            "(algorithms and allocators change with the batch size), and predictions are rough; "
+            "python -m bench.fit measures the largest batch."
         )
     return _lay_out(
         "batch-memory",
