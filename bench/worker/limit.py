@@ -164,7 +164,7 @@ MAPPED_BYTES = 64 * 2**10
 
 glibc would keep them, in pieces: dpn-small in fp32 at batch 256 peaked at 1416, 1425, 1427 and
 1431 MiB in four runs, and at 1102 MiB in both runs with this. Blocks of 1 MiB and more alone are
-too few: at the wall batch 22 trained once and ran out of memory three times. The pages are mapped
+too few: at the wall batch 22 trained once and ran out of memory twice. The pages are mapped
 anew in each step, which takes time.
 """
 
