@@ -337,7 +337,7 @@ def _compare_largest(families: Sequence[Family]) -> str:
 def _tell_largest(largest: Match, equal: Sequence[Match]) -> str:
     """``fp16 (512) is 1.52× as fast as fp32 (256), and 1.45× at the same batch size``."""
     before, after = largest.before, largest.after
-    about = ESTIMATE if min(before.fraction, after.fraction) < 1 else ""
+    about = ESTIMATE if min(before.part, after.part) < 1 else ""
     said = (
         f"{after.precision} ({after.batch_size}) is {about}{write_ratio(largest.speed)}× as fast "
         f"as {before.precision} ({before.batch_size})"

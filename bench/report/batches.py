@@ -411,7 +411,7 @@ def _name_baselines(matches: Sequence[Match]) -> str:
 
 
 def _write_match(match: Match) -> tuple[Cell, Cell, Cell]:
-    mark = ESTIMATE if min(match.before.fraction, match.after.fraction) < 1 else ""
+    mark = ESTIMATE if min(match.before.part, match.after.part) < 1 else ""
     speed = Cell(NOTHING)
     if is_number(match.speed):
         speed = Cell(f"{mark}{write_ratio(match.speed)}×", match.speed)
@@ -520,7 +520,7 @@ def _write_accumulated(plain: Row, row: Row) -> Iterator[Cell]:
     yield Cell(str(row.batch_size), int(row.batch_size))
     yield Cell("one piece" if row.accumulate == 1 else f"{row.accumulate} × {size}")
     yield time_cell(row, spread=False)
-    mark = ESTIMATE if min(plain.fraction, row.fraction) < 1 else ""
+    mark = ESTIMATE if min(plain.part, row.part) < 1 else ""
     change = divide(row.epoch_time_s, plain.epoch_time_s) - 1 if known else math.nan
     written = _write_signed(change)
     yield replace(written, text=mark + written.text) if is_number(change) else written

@@ -140,10 +140,10 @@ def _keep_one(cases: pd.DataFrame, axis: str) -> pd.DataFrame:
     Args:
         axis: what the cases of a ``_family`` differ in, by which they are sorted.
     """
-    order = cases.assign(_lost=~cases["status"].isin(TIMED), _cut=cases["steps"] != "")
-    by = [axis, "_lost", "_cut", "fraction"]
-    order = order.sort_values(by, ascending=[True, True, True, False], kind="stable")
-    return order.drop_duplicates(["_family", axis]).drop(columns=["_lost", "_cut"])
+    order = cases.assign(_lost=~cases["status"].isin(TIMED))
+    by = [axis, "_lost", "part"]
+    order = order.sort_values(by, ascending=[True, True, False], kind="stable")
+    return order.drop_duplicates(["_family", axis]).drop(columns="_lost")
 
 
 # ------------------------------------------------------------------------------------------ speed

@@ -383,6 +383,23 @@ def test_equal_and_largest_batches_are_told_apart(scaling: Report) -> None:
     )
 
 
+def test_a_few_steps_are_an_estimate_and_whole_epochs_stand_for_them(tmp_path: Path) -> None:
+    few = {"measured_steps": 20, "steps_per_epoch": 200}
+    rows = [
+        make_record(Case(precision=p, batch_size=b, steps=20), **measured(time, GIB, **few))
+        for p, time in (("fp32", 50.0), ("bf16", 25.0))
+        for b in (64, 128)
+    ]
+    report = read(write_sweep(tmp_path / "few", rows))
+    assert [row["speed"] for row in read_table(report, "matched")] == ["≈2.00×", "≈2.00×"]
+    whole = [
+        make_record(Case(precision=p, batch_size=64), **measured(time, GIB))
+        for p, time in (("fp32", 60.0), ("bf16", 20.0))
+    ]
+    report = read(write_sweep(tmp_path / "whole", [*rows, *whole]))
+    assert [row["speed"] for row in read_table(report, "matched")] == ["3.00×", "≈2.00×"]
+
+
 def test_the_largest_batches_are_compared_only_where_one_ended(tmp_path: Path) -> None:
     """Where everything fits, the largest that ran is nobody's largest."""
     rows = [
