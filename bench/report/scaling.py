@@ -219,7 +219,8 @@ def find_knee(speeds: Sequence[Speed]) -> Knee | None:
         for speed in speeds
         if speed.batch_size < first.batch_size and speed.high is not None and speed.high >= enough
     )
-    if best is speeds[-1] and _interpolate(speeds, best.batch_size / 2) < enough:
+    half = best.batch_size / 2
+    if best is speeds[-1] and first.batch_size > half and _interpolate(speeds, half) < enough:
         return Knee(Shape.RISING, best.batch_size, best.batch_size)
     if speeds[0] is first or speeds[0].batch_size in unsure:
         return Knee(Shape.BELOW, speeds[0].batch_size, best.batch_size)
