@@ -119,6 +119,17 @@ def test_memory_that_is_no_line_is_bracketed_all_the_same(
     assert len(probes) <= BOUND
 
 
+def test_where_predictions_creep_halving_takes_over() -> None:
+    """Each line ends a little below the wall: by predictions alone it takes 40 probes."""
+
+    def memory(size: int) -> float:
+        return 2872 + size / 10 + 2123 * (size / 6109) ** 4
+
+    probes, found = search(remember(memory, 5816), Goal(SIZES, 5816))
+    check(found, largest(memory, 5816))
+    assert len(probes) <= 30
+
+
 @given(models(), st.floats(10, 60_000))
 def test_without_readings_it_halves(memory: Callable[[int], float], available: float) -> None:
     """On a card that NVML cannot read, only what fits is known."""
