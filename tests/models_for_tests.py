@@ -42,6 +42,12 @@ def good() -> nn.Module:
     return Tiny()
 
 
+def wide() -> nn.Module:
+    """Few weights, a few hundred KiB of activations for each image."""
+    conv = nn.Conv2d(3, 64, 3, padding=1)
+    return nn.Sequential(conv, nn.ReLU(), nn.AvgPool2d(8), nn.Flatten(), nn.Linear(64 * 16, 10))
+
+
 def raises() -> nn.Module:
     def behave(logits: Tensor) -> Tensor:
         raise RuntimeError("no such <luck> | =1+1\nnor a second line")

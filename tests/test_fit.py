@@ -183,6 +183,26 @@ def test_usage(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
+def test_a_real_wall_is_where_a_scan_has_it(tmp_path: Path) -> None:
+    """Real training under a real limit; a step of 32 images is 40 times what memory varies by."""
+    case = ["--model", "tests.models_for_tests:wide", "--dataset", "synthetic", "--device", "cpu"]
+    case += ["--precision", "fp32", "--memory-limit", "1GiB", "--out", str(tmp_path)]
+    assert fit.main([*case, "--step", "32"]) == 0
+    ((_, wall),) = read_walls(read_records(tmp_path), step=32)
+    assert wall.largest is not None
+    assert wall.probes <= 8
+    sizes = range(wall.largest - 32, wall.largest + 97, 32)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sweep, "print_report", lambda out: None)
+        flags = [*case, "--steps", "4", "--no-skip", "--batch-size", *map(str, sizes)]
+        assert sweep.main(flags) == 0
+    frame = read_records(tmp_path)
+    scanned = frame[~frame["probe"]]
+    trained = scanned.loc[scanned["status"] == "ok", "batch_size"].max()
+    assert abs(trained - wall.largest) <= 32, rows(scanned, "batch_size", "status", "reason")
+
+
 # ------------------------------------------------------------------------------- --batch-size auto
 
 
