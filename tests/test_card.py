@@ -252,7 +252,7 @@ def test_three_minutes_show_the_headline_and_tests(
     said = "\n".join(summarize(card, Entry(State.DONE), [], seconds, "3"))
     assert "overhead    cut              –  needs about 65 s, " in said
     left = (
-        "tests, rtx-titan, precision, apex, overhead, crosscheck, wall-limit, scales, wall, repeats"
+        "tests, rtx-titan, precision, apex, overhead, crosscheck, wall-limit, wall, scales, repeats"
     )
     assert f"to continue with {left}" in said
 

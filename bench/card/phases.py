@@ -481,11 +481,10 @@ AGENDA: tuple[tuple[str, float], ...] = (
     ("apex", 1),
     ("overhead", 1),
     ("crosscheck", 1),
-    ("wall-limit", 0.3),
+    ("wall-limit", 0.4),
     ("scales", 1),
     ("tests", 1),
     ("wall", 1),
-    ("wall-limit", 1),
     ("repeats", 1),
 )
 """Turns in order of priority, each with the share of the whole time it may take at most.
