@@ -33,8 +33,7 @@ _REFUSED = frozenset({Status.OOM, Status.OOM_SUSPECTED})
 _DOUBTED = 0.95
 """An `oom` at a batch predicted to take less than this share of memory is run once more before it
 is believed, and so is every `oom_suspected`. Closer to the wall a second run would cost more than
-it could move: lines through probes that near are right within 2 %, and an allocator's cache takes
-the rest."""
+it could move."""
 
 _START = 32
 """Images of a first micro-batch."""
@@ -49,6 +48,9 @@ does not depend on the batch, two small batches may say anything of what each im
 
 _NEAR = 0.8
 """A line through batches closer to each other than this would follow their noise."""
+
+_STRAIGHT = 0.005
+"""By how much readings may miss a line that they are said to lie on."""
 
 _FOLLOWED = 12
 """Probes after which halving takes over from predictions, where memory is no line at all."""
@@ -151,12 +153,16 @@ def start_search(case: Case, images: int, available: float | None, step: int = S
 def fit_near(points: dict[int, float]) -> MemoryLine | None:
     """Fit the line that memory follows near the largest of the batch sizes.
 
-    It goes through that one, those within a fifth of it, and the nearest below these.
+    It is that of all of them where they lie on one. Else it goes through the largest, those within
+    a fifth of it, and the nearest below these.
     """
+    whole = fit_line(list(points.items()))
+    if whole and all(abs(whole.predict(n) / used - 1) <= _STRAIGHT for n, used in points.items()):
+        return whole
     top = max(points, default=0)
     below = max((size for size in points if size <= _NEAR * top), default=0)
     near = [(size, used) for size, used in points.items() if size >= below]
-    return fit_line(near) or fit_line(list(points.items()))
+    return fit_line(near) or whole
 
 
 def decide(probes: Sequence[Probe], goal: Goal) -> Ask | Ending:
@@ -190,7 +196,10 @@ class Standing:
         self._long_trained = {p.batch_size for p in self._told if p.trained and p.long}
         self._trained = {p.batch_size for p in self._told if p.trained}
         long_refused = self._refusals(self._long_trained, long=True)
-        self._long_only = any(map(self._believe, long_refused.items()))
+        short = max((p.batch_size for p in self._told if p.trained and not p.long), default=0)
+        self._long_only = any(
+            size <= short and self._believe((size, times)) for size, times in long_refused.items()
+        )
         if not self._long_only:
             self._refused = long_refused + self._refusals(self._trained, long=False)
             self._fitting = self._trained
@@ -267,7 +276,9 @@ class Standing:
             return Ask(size, size in self._doubted_long)
         if high - low > 1:
             index = min(max(self._choose(low, high), low + 1), high - 1)
-            return Ask(self._sizes[index], self._long_only)
+            # just below the wall: if it trains, the longer run confirms it without another probe
+            last = index + 1 == high < len(self._sizes)
+            return Ask(self._sizes[index], self._long_only or last)
         if low < 0:
             return Ending.NOTHING_FITS
         if self._sizes[low] not in self._long_trained:
