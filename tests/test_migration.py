@@ -103,6 +103,7 @@ def test_the_committed_sweep_is_read() -> None:
     assert {case.opt_level for case in read_cases(frame)} == {None}
     assert len(steps) > 19
     assert steps["loss_scale"].isna().all()
+    assert steps["lr"].isna().all(), "the axis's default is no reading"
 
 
 def test_steps_of_an_older_schema_are_written_on(tmp_path: Path) -> None:

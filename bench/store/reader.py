@@ -146,16 +146,16 @@ def read_text(path: Path, columns: dict[str, Column]) -> pa.Table:
         if name not in header:
             if column.since <= oldest:
                 raise UsageError(f"{path}:1: column {name!r} is missing; restore it")
-            table = table.append_column(name, pa.array(_fill_in(name, table), pa.string()))
+            table = table.append_column(name, pa.array(_fill_in(column, table), pa.string()))
     return table.select(list(columns))
 
 
-def _fill_in(name: str, table: pa.Table) -> list[str]:
+def _fill_in(column: Column, table: pa.Table) -> list[str]:
     """The cells of a column that an older file lacks: migrated, the axis's default, or empty."""
-    if migrate := MIGRATIONS.get(name):
+    if migrate := MIGRATIONS.get(column.name):
         columns = (table[needed].to_pylist() for needed in migrate.needs)
         return [migrate.fill(*cells) for cells in zip(*columns, strict=True)]
-    default = format_value(getattr(Case, name)) if name in AXES else ""
+    default = format_value(getattr(Case, column.name)) if _is_axis(column) else ""
     return [default] * len(table)
 
 
