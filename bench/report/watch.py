@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import NoReturn
 
 from bench.report.model import Report
 from bench.store.reader import records_file
@@ -13,7 +12,23 @@ from bench.store.reader import records_file
 POLL_S = 1.0
 
 
-def watch(build: Callable[[], Report], paths: Sequence[Path]) -> NoReturn:
+def follow(paths: Sequence[Path]) -> Iterator[None]:
+    """Yield at once, and again whenever a records file has changed.
+
+    Raises:
+        UsageError: there are no records, or they are gone.
+    """
+    seen = None
+    while True:
+        files = [records_file(path).stat() for path in paths]
+        stamps = [(file.st_mtime_ns, file.st_size) for file in files]
+        if stamps != seen:
+            seen = stamps
+            yield
+        time.sleep(POLL_S)
+
+
+def watch(build: Callable[[], Report], paths: Sequence[Path]) -> None:
     """Draw the report whenever a records file has changed, until interrupted.
 
     Raises:
@@ -24,13 +39,9 @@ def watch(build: Callable[[], Report], paths: Sequence[Path]) -> NoReturn:
 
     from bench.report.text import draw
 
-    console, drawn = Console(), None
-    while True:
-        stamps = [records_file(path).stat().st_mtime_ns for path in paths]
-        if stamps != drawn:
-            report = build()
-            console.clear()  # only once the new one is ready: no blank screen in between
-            draw(report, console)
-            console.print(f"records: {len(report.records):,}; Ctrl-C ends", style="dim")
-            drawn = stamps
-        time.sleep(POLL_S)
+    console = Console()
+    for _ in follow(paths):
+        report = build()
+        console.clear()  # only once the new one is ready: no blank screen in between
+        draw(report, console)
+        console.print(f"records: {len(report.records):,}; Ctrl-C ends", style="dim")
