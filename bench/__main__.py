@@ -19,7 +19,7 @@ COMMANDS = {
     "Read the results": ("report", "compare"),
     "Check the machine and the training": ("doctor", "check"),
     "Check the harness": ("crosscheck", "overhead", "rehearsal"),
-    "Publish": ("asv_import", "publish"),
+    "Publish": ("asv_import", "export", "publish"),
 }
 """The commands that people run, by what they are for. To add one, add the name of its module."""
 

@@ -1,0 +1,1 @@
+"""Records for experiment trackers: TensorBoard, Weights & Biases and MLflow."""

@@ -1,0 +1,204 @@
+"""`python -m bench.export SWEEP --to TRACKER`: give records to an experiment tracker."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Protocol
+
+from bench.errors import UsageError, nearest
+from bench.export.runs import Run, read_runs
+from bench.flags import Parser, describe, run_command
+from bench.report.sweeps import read_sweeps
+from bench.report.watch import follow
+from bench.store.reader import records_file
+from bench.text import clean, count
+
+PROJECT = "gpu-precision-bench"
+OUT = Path("trackers")
+_PROJECT = re.compile(r"[0-9A-Za-z][0-9A-Za-z._-]{0,63}")
+
+
+class Tracker(Protocol):
+    """Where runs go. A run that is there and whole is never written again.
+
+    ``errors`` are the tracker's own exceptions that say what is wrong, and ``hint`` is the command
+    that shows the runs, or uploads them.
+    """
+
+    errors: tuple[type[Exception], ...]
+    hint: str
+
+    def find_exported(self) -> set[str]:
+        """The ids of the records that are there and whole."""
+
+    def export(self, run: Run) -> None:
+        """Write a run; one that was left unfinished is written again."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A tracker: its module, what it writes, and the packages it needs by their import's name."""
+
+    module: str
+    help: str
+    packages: dict[str, str]
+
+
+TRACKERS = {
+    "tensorboard": Kind(
+        "bench.export.tensorboard",
+        "event files, one folder per record",
+        {"tensorboard": "tensorboard"},
+    ),
+    "wandb": Kind(
+        "bench.export.wandb",
+        "Weights & Biases, offline; wandb sync uploads",
+        {"wandb": "wandb"},
+    ),
+    "mlflow": Kind(
+        "bench.export.mlflow",
+        "MLflow, in a SQLite file, without a server",
+        {"mlflow": "mlflow-skinny", "sqlalchemy": "sqlalchemy", "alembic": "alembic"},
+    ),
+}
+"""Each a module whose ``open_tracker(folder, project)`` returns a `Tracker`."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; return its exit code."""
+    return run_command(lambda argv: _run(_parser().parse(argv)), arguments)
+
+
+def _parser() -> Parser:
+    lines = "\n".join(f"  {name:13}{kind.help}" for name, kind in TRACKERS.items())
+    parser = Parser(
+        prog="python -m bench.export",
+        description=describe(__doc__) + " A record that is\nthere already is left as it is.",
+        epilog=f"trackers:\n{lines}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("sweeps", nargs="+", type=Path, metavar="SWEEP", help="a sweep's folder or records file")
+    add("--to", required=True, metavar="TRACKER", help="see below")
+    add(
+        "--out",
+        type=Path,
+        metavar="DIR",
+        help=f"folder to write to (default: {OUT}/TRACKER)",
+    )
+    add(
+        "--project",
+        default=PROJECT,
+        metavar="NAME",
+        help=f"project, or experiment, that the runs are put in (default: {PROJECT})",
+    )
+    add("--watch", action="store_true", help="follow a running sweep, until Ctrl-C")
+    return parser
+
+
+def _run(given: argparse.Namespace) -> int:
+    if given.to not in TRACKERS:
+        raise UsageError(f"--to {given.to!r}: {nearest(given.to, list(TRACKERS))}")
+    if not _PROJECT.fullmatch(given.project):
+        raise UsageError(
+            f"--project {given.project[:70]!r}: a name is at most 64 letters, digits and ._- "
+            "and starts with a letter or a digit"
+        )
+    for path in given.sweeps:
+        records_file(path)
+    _check_packages(given.to, TRACKERS[given.to])
+    folder = given.out or OUT / given.to
+    with _hold(folder), _errors_of(given.to, folder, ()):
+        tracker = _open(given.to, folder, given.project)
+        with _errors_of(given.to, folder, tracker.errors):
+            known = tracker.find_exported()
+            there = len(known)
+            new = _export(given.sweeps, tracker, known)
+            print(f"{count(new, 'record')} exported to {folder}, which had {there:,} before")
+            print(f"to see them: {tracker.hint}", flush=True)
+            if given.watch:
+                print("waiting for more records; Ctrl-C ends", flush=True)
+                for _ in follow(given.sweeps):
+                    _export(given.sweeps, tracker, known, tell=True)
+    return 0
+
+
+def _check_packages(name: str, kind: Kind) -> None:
+    if missing := [package for package in kind.packages if find_spec(package) is None]:
+        raise UsageError(
+            f"--to {name}: {' and '.join(missing)} not installed; "
+            f"pip install {' '.join(kind.packages.values())}"
+        )
+
+
+def _open(name: str, folder: Path, project: str) -> Tracker:
+    module = import_module(TRACKERS[name].module)
+    tracker: Tracker = module.open_tracker(folder, project)
+    return tracker
+
+
+def _export(paths: Sequence[Path], tracker: Tracker, known: set[str], tell: bool = False) -> int:
+    """Export what is not ``known`` yet, and know it; return how many records that were."""
+    new = 0
+    for sweep in read_sweeps(paths):
+        for run in read_runs(sweep, known):
+            tracker.export(run)
+            known.add(run.record_id)
+            new += 1
+            if tell:
+                print(f"exported: {run.name}", flush=True)
+    return new
+
+
+@contextmanager
+def _hold(folder: Path) -> Iterator[None]:
+    """Keep other exports out of the folder: two at once would write each record twice."""
+    from filelock import FileLock, Timeout
+
+    with _errors_of("", folder, ()):
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(folder / ".lock")
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            raise UsageError(
+                f"--out {folder}: another export writes there; end it, or choose another --out"
+            ) from None
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+@contextmanager
+def _errors_of(name: str, folder: Path, errors: tuple[type[Exception], ...]) -> Iterator[None]:
+    """Say what went wrong with the folder, or in the tracker, in one line.
+
+    Raises:
+        UsageError: in place of an `OSError`, or of one of the tracker's ``errors``.
+    """
+    try:
+        yield
+    except BrokenPipeError:  # of what is printed
+        raise
+    except errors as error:
+        raise UsageError(
+            f"--to {name}: {clean(str(error))[:300]}; check {folder}, or choose another --out"
+        ) from error
+    except OSError as error:
+        raise UsageError(
+            f"--out {folder}: cannot be written ({error.strerror or error}); "
+            "choose a folder that can"
+        ) from error
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,104 @@
+"""MLflow: one run per record in a SQLite store, without a server.
+
+A run is found by its tag ``bench.record_id``. It is running until it is whole; one that an
+interrupted export left so is written again over itself, which doubles nothing, because each metric
+has the time of its record.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from shlex import quote
+
+os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"  # read as mlflow is imported
+
+from mlflow.entities import Metric, Param, RunTag
+from mlflow.exceptions import MlflowException
+from mlflow.tracking import MlflowClient
+from sqlalchemy.exc import SQLAlchemyError
+
+from bench.export.runs import Point, Run, write_axes, write_facts
+from bench.record import Status
+
+_KEY = "bench.record_id"
+_AT_ONCE = {"metrics": 1000, "params": 100, "tags": 100}  # what MLflow takes in one call
+_KILLED = frozenset({Status.KILLED, Status.INTERRUPTED, Status.TIMEOUT})
+
+
+class SqliteStore:
+    """A store in one file, which ``mlflow ui`` shows."""
+
+    errors: tuple[type[Exception], ...] = (MlflowException, SQLAlchemyError)
+
+    def __init__(self, folder: Path, project: str) -> None:
+        for name in ("mlflow", "alembic"):
+            logging.getLogger(name).setLevel(logging.WARNING)
+        folder.mkdir(parents=True, exist_ok=True)
+        store = f"sqlite:///{(folder / 'mlflow.db').resolve()}"
+        self.hint = "mlflow ui --backend-store-uri " + quote(f"sqlite:///{folder / 'mlflow.db'}")
+        self._client = MlflowClient(tracking_uri=store)
+        found = self._client.get_experiment_by_name(project)
+        self._experiment = (
+            found.experiment_id
+            if found
+            else self._client.create_experiment(
+                project, artifact_location=(folder / "artifacts").resolve().as_uri()
+            )
+        )
+        self._unfinished: dict[str, str] = {}
+
+    def find_exported(self) -> set[str]:
+        """The ids of the records that are there and whole."""
+        exported: set[str] = set()
+        token: str | None = None
+        while True:
+            page = self._client.search_runs([self._experiment], page_token=token)
+            for run in page:
+                if _KEY not in run.data.tags:  # of another program
+                    continue
+                if run.info.status == "RUNNING":
+                    self._unfinished[run.data.tags[_KEY]] = run.info.run_id
+                else:
+                    exported.add(run.data.tags[_KEY])
+            token = page.token
+            if not token:
+                return exported
+
+    def export(self, run: Run) -> None:
+        """Write the run of a record."""
+        start, end = _milliseconds(run.started_s), _milliseconds(run.finished_s)
+        run_id = self._unfinished.pop(run.record_id, "")
+        if not run_id:
+            tags = {_KEY: run.record_id}
+            made = self._client.create_run(self._experiment, start, tags, run.name)
+            run_id = made.info.run_id
+        facts = {**run.outcome, **run.readings, **run.environment}
+        given = {
+            "params": (Param(name, text) for name, text in write_axes(run).items()),
+            "tags": (RunTag(f"bench.{name}", text) for name, text in write_facts(facts).items()),
+            "metrics": _list_metrics(run),
+        }
+        for kind, items in given.items():
+            while some := list(islice(items, _AT_ONCE[kind])):
+                self._client.log_batch(run_id, **{kind: some})
+        ending = "FINISHED" if run.measured else "KILLED" if run.status in _KILLED else "FAILED"
+        self._client.set_terminated(run_id, ending, end)
+
+
+def _list_metrics(run: Run) -> Iterator[Metric]:
+    for point in (*run.steps, *run.epochs, Point(0, run.finished_s, run.results)):
+        for name, value in point.values.items():
+            yield Metric(name, value, _milliseconds(point.at_s), point.number)
+
+
+def _milliseconds(seconds: float) -> int:
+    return round(1000 * seconds)
+
+
+def open_tracker(folder: Path, project: str) -> SqliteStore:
+    """The tracker that writes into ``folder``."""
+    return SqliteStore(folder, project)

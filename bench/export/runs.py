@@ -1,0 +1,227 @@
+"""What a tracker is given: one run per record, whatever the tracker."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass, fields, replace
+from datetime import UTC, datetime
+from math import isfinite
+from typing import TYPE_CHECKING, Any
+
+from bench.case import AXES, NAMED, Case, Value, spell_value
+from bench.errors import UsageError
+from bench.record import COLUMNS, EPOCH_COLUMNS, MEASURED, Environment, Measurement, Record, Status
+from bench.report.doubts import DOUBTS
+from bench.report.summaries import read
+from bench.store.reader import read_cases
+from bench.text import clean
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from bench.report.sweeps import Sweep
+
+Fact = str | int | bool
+
+_ID = re.compile(r"[0-9A-Za-z][0-9A-Za-z_-]{0,63}")  # it becomes part of the name of a file
+_LONGEST_NAME = 128  # characters; Weights & Biases takes no more
+_LONGEST_TEXT = 5000  # characters; MLflow's tags hold 8000, its older ones 5000
+
+_IDENTITY = [
+    f.name
+    for f in fields(Record)
+    if f.name not in ("record_id", "case", "measurement", "environment")
+]
+_TEXT = [f.name for f in fields(Measurement) if f.metadata["type"] in (str, bool)]
+_EPOCH = [name for name in EPOCH_COLUMNS if name not in ("record_id", "epoch")]
+_NUMBERS = [f.name for f in fields(Measurement) if f.metadata["type"] in (int, float)]
+
+
+@dataclass(frozen=True)
+class Point:
+    """The values of one step or epoch, at a time in seconds since 1970."""
+
+    number: int
+    at_s: float
+    values: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Run:
+    """One record, as trackers take it. What a record lacks is left out, and never zero.
+
+    ``name`` says the case and, so that no figure is seen without it, how the case ended if not
+    well and each doubt of it. ``outcome`` is the record's own columns, the sweep, and the doubts;
+    ``readings`` what was read as text. The numbers of ``results``, ``steps`` and ``epochs`` are
+    finite, in SI units, under the names of our columns behind ``result/``, ``step/`` and
+    ``epoch/``; ``step/accuracy`` is a fraction.
+    """
+
+    record_id: str
+    name: str
+    status: Status
+    doubts: tuple[str, ...]
+    axes: dict[str, Value]
+    outcome: dict[str, Fact]
+    readings: dict[str, Fact]
+    environment: dict[str, Fact]
+    results: dict[str, float]
+    steps: list[Point]
+    epochs: list[Point]
+    started_s: float
+    finished_s: float
+
+    @property
+    def measured(self) -> bool:
+        """Whether it ended with an epoch time."""
+        return self.status in MEASURED
+
+    @property
+    def flags(self) -> list[str]:
+        """What a reader should know at first sight: the status, the kind of row, its doubts."""
+        kinds = [kind for kind in ("sentinel", "probe", "inferred") if self.outcome[kind]]
+        return list(dict.fromkeys([self.status.value, *kinds, *self.doubts]))
+
+
+def read_runs(sweep: Sweep, known: Collection[str]) -> Iterator[Run]:
+    """The runs of a sweep's records, in order, but those whose ids are ``known``.
+
+    Raises:
+        UsageError: a record's id is none that a sweep writes, or a file cannot be read.
+    """
+    records = sweep.records[~sweep.records["record_id"].isin(list(known))]
+    records = records.drop_duplicates("record_id").reset_index(drop=True)
+    if records.empty:
+        return
+    for text in records["record_id"]:
+        if not _ID.fullmatch(text):
+            raise UsageError(
+                f"{sweep.file}: record_id {clean(text)[:40]!r}: an id is letters, digits, - and _, "
+                "at most 64; correct it"
+            )
+    # after the records: a sweep writes the steps of a record before it, so that these are all there
+    steps = _group(sweep.read_steps(), records["record_id"])
+    epochs = _group(sweep.read_epochs(), records["record_id"])
+    judged = read([replace(sweep, records=records)])
+    rows = records.to_dict("records")
+    for at, (row, case) in enumerate(zip(rows, read_cases(records), strict=True)):
+        doubts = {name: _warn(name, judged[at : at + 1]) for name in DOUBTS if judged[name][at]}
+        yield _make_run(sweep.name, row, case, doubts, steps, epochs)
+
+
+def _group(table: pd.DataFrame, ids: pd.Series) -> dict[str, pd.DataFrame]:
+    mine = table[table["record_id"].isin(ids)]
+    return {str(record_id): rows for record_id, rows in mine.groupby("record_id", sort=False)}
+
+
+def _make_run(
+    sweep: str,
+    row: dict[Any, Any],
+    case: Case,
+    doubts: dict[str, str],
+    steps: dict[str, pd.DataFrame],
+    epochs: dict[str, pd.DataFrame],
+) -> Run:
+    record_id, status = row["record_id"], Status(row["status"])
+    started = _read_time(row["started_at"])
+    remarks = tuple(DOUBTS[name].remark for name in doubts)
+    outcome: dict[str, Fact] = {
+        "sweep": sweep,
+        **_take_facts(row, _IDENTITY),
+        "doubts": "; ".join(remarks),
+        "warnings": " ".join(doubts.values())[:_LONGEST_TEXT],
+    }
+    return Run(
+        record_id=record_id,
+        name=_name(case, row, status, remarks),
+        status=status,
+        doubts=remarks,
+        axes={name: getattr(case, name) for name in AXES},
+        outcome={name: fact for name, fact in outcome.items() if fact != ""},
+        # a switch that may be empty is read as off, so that only on is known
+        readings={n: f for n, f in _take_facts(row, _TEXT).items() if f is not False},
+        environment=_take_facts(row, [f.name for f in fields(Environment)]),
+        results={f"result/{name}": value for name, value in _take_numbers(row, _NUMBERS)},
+        steps=list(_list_steps(steps.get(record_id), started)),
+        epochs=list(_list_epochs(epochs.get(record_id), started)),
+        started_s=started,
+        finished_s=max(_read_time(row["finished_at"]), started),
+    )
+
+
+def _name(case: Case, row: dict[Any, Any], status: Status, remarks: Iterable[str]) -> str:
+    told = [n for n, axis in AXES.items() if n in NAMED or getattr(case, n) != axis.default]
+    words = [f"repeat {row['repeat']}"]
+    words += [f"attempt {row['attempt']}"] if row["attempt"] > 1 else []
+    words += [kind for kind in ("sentinel", "probe", "inferred") if row[kind]]
+    words += [status.value] if status is not Status.OK else []
+    ending = " · ".join(dict.fromkeys([*words, *remarks]))
+    label = clean(case.label(told))
+    room = max(_LONGEST_NAME - len(ending) - 3, 16)
+    return f"{label if len(label) <= room else label[: room - 1] + '…'} · {ending}"[:_LONGEST_NAME]
+
+
+def _warn(name: str, rows: pd.DataFrame) -> str:
+    doubt = DOUBTS[name]
+    detail = clean(doubt.detail(rows)) if doubt.detail else ""
+    return f"{doubt.warning}{f' ({detail})' if detail else ''}. {doubt.fix}"
+
+
+def _take_facts(row: dict[Any, Any], names: Iterable[str]) -> dict[str, Fact]:
+    facts: dict[str, Fact] = {}
+    for name in names:
+        value, kind = row[name], COLUMNS[name].type
+        if kind is str:
+            if text := clean(value)[:_LONGEST_TEXT]:
+                facts[name] = text
+        elif isfinite(value):
+            facts[name] = kind(value)
+    return facts
+
+
+def _take_numbers(row: dict[Any, Any], names: Iterable[str]) -> Iterator[tuple[str, float]]:
+    for name in names:
+        if isfinite(row[name]):
+            yield name, float(row[name])
+
+
+def _list_steps(rows: pd.DataFrame | None, started_s: float) -> Iterator[Point]:
+    if rows is None:
+        return
+    at = started_s
+    for row in rows.to_dict("records"):
+        at += row["time_s"] if isfinite(row["time_s"]) else 0.0
+        values = dict(_take_numbers(row, ("loss", "time_s", "loss_scale", "lr")))
+        if row["images"]:
+            values["accuracy"] = row["correct"] / row["images"]
+        yield Point(row["step"], at, {f"step/{name}": value for name, value in values.items()})
+
+
+def _list_epochs(rows: pd.DataFrame | None, started_s: float) -> Iterator[Point]:
+    if rows is None:
+        return
+    at = started_s
+    for row in rows.to_dict("records"):
+        at += row["time_s"]
+        values = {f"epoch/{name}": value for name, value in _take_numbers(row, _EPOCH)}
+        yield Point(row["epoch"], at, values)
+
+
+def _read_time(text: str) -> float:
+    """Seconds since 1970; 0 where the text is no time, as in a file edited by hand."""
+    try:
+        time = datetime.fromisoformat(text)
+    except ValueError:
+        return 0.0
+    return max((time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp(), 0.0)
+
+
+def write_axes(run: Run) -> dict[str, str]:
+    """The axes as flags spell them; one that does not apply is none."""
+    return {name: spell_value(value) for name, value in run.axes.items()}
+
+
+def write_facts(facts: dict[str, Fact]) -> dict[str, str]:
+    """Facts as text, switches as on and off."""
+    return {name: spell_value(fact) for name, fact in facts.items()}
