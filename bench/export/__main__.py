@@ -29,11 +29,9 @@ _PROJECT = re.compile(r"[0-9A-Za-z][0-9A-Za-z._-]{0,63}")
 class Tracker(Protocol):
     """Where runs go. A run that is there and whole is never written again.
 
-    ``errors`` are the tracker's own exceptions that say what is wrong, and ``hint`` is the command
-    that shows the runs, or uploads them.
+    ``hint`` is the command that shows the runs, or uploads them.
     """
 
-    errors: tuple[type[Exception], ...]
     hint: str
 
     def find_exported(self) -> set[str]:
@@ -116,18 +114,29 @@ def _run(given: argparse.Namespace) -> int:
         records_file(path)
     _check_packages(given.to, TRACKERS[given.to])
     folder = given.out or OUT / given.to
-    with _hold(folder), _errors_of(given.to, folder, ()):
-        tracker = _open(given.to, folder, given.project)
-        with _errors_of(given.to, folder, tracker.errors):
+    with _hold(folder):
+        with _say_errors(given.to, folder):
+            module = import_module(TRACKERS[given.to].module)
+            tracker: Tracker = module.open_tracker(folder, given.project)
             known = tracker.find_exported()
-            there = len(known)
-            new = _export(given.sweeps, tracker, known)
-            print(f"{count(new, 'record')} exported to {folder}, which had {there:,} before")
-            print(f"to see them: {tracker.hint}", flush=True)
-            if given.watch:
-                print("waiting for more records; Ctrl-C ends", flush=True)
-                for _ in follow(given.sweeps):
-                    _export(given.sweeps, tracker, known, tell=True)
+
+        def export() -> Iterator[Run]:
+            for sweep in read_sweeps(given.sweeps):
+                for run in read_runs(sweep, known):
+                    with _say_errors(given.to, folder):
+                        tracker.export(run)
+                    known.add(run.record_id)
+                    yield run
+
+        there = len(known)
+        new = len(list(export()))
+        print(f"{count(new, 'record')} exported to {folder}, which had {there:,} before")
+        print(f"to see them: {tracker.hint}", flush=True)
+        if given.watch:
+            print("waiting for more records; Ctrl-C ends", flush=True)
+            for _ in follow(given.sweeps):
+                for run in export():
+                    print(f"exported: {run.name}", flush=True)
     return 0
 
 
@@ -139,31 +148,12 @@ def _check_packages(name: str, kind: Kind) -> None:
         )
 
 
-def _open(name: str, folder: Path, project: str) -> Tracker:
-    module = import_module(TRACKERS[name].module)
-    tracker: Tracker = module.open_tracker(folder, project)
-    return tracker
-
-
-def _export(paths: Sequence[Path], tracker: Tracker, known: set[str], tell: bool = False) -> int:
-    """Export what is not ``known`` yet, and know it; return how many records that were."""
-    new = 0
-    for sweep in read_sweeps(paths):
-        for run in read_runs(sweep, known):
-            tracker.export(run)
-            known.add(run.record_id)
-            new += 1
-            if tell:
-                print(f"exported: {run.name}", flush=True)
-    return new
-
-
 @contextmanager
 def _hold(folder: Path) -> Iterator[None]:
     """Keep other exports out of the folder: two at once would write each record twice."""
     from filelock import FileLock, Timeout
 
-    with _errors_of("", folder, ()):
+    with _say_errors("", folder):
         folder.mkdir(parents=True, exist_ok=True)
         lock = FileLock(folder / ".lock")
         try:
@@ -179,24 +169,25 @@ def _hold(folder: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _errors_of(name: str, folder: Path, errors: tuple[type[Exception], ...]) -> Iterator[None]:
-    """Say what went wrong with the folder, or in the tracker, in one line.
+def _say_errors(name: str, folder: Path) -> Iterator[None]:
+    """Say in one line what went wrong with the folder, or in the tracker.
 
     Raises:
-        UsageError: in place of an `OSError`, or of one of the tracker's ``errors``.
+        UsageError: in place of any exception: of most that trackers raise, they tell nobody.
     """
     try:
         yield
-    except BrokenPipeError:  # of what is printed
+    except UsageError:
         raise
-    except errors as error:
-        raise UsageError(
-            f"--to {name}: {clean(str(error))[:300]}; check {folder}, or choose another --out"
-        ) from error
     except OSError as error:
         raise UsageError(
             f"--out {folder}: cannot be written ({error.strerror or error}); "
             "choose a folder that can"
+        ) from error
+    except Exception as error:
+        raise UsageError(
+            f"--to {name}: {type(error).__name__}: {clean(str(error))[:300]}; check {folder}, or "
+            "choose another --out"
         ) from error
 
 

@@ -17,9 +17,7 @@ from shlex import quote
 os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"  # read as mlflow is imported
 
 from mlflow.entities import Metric, Param, RunTag
-from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
-from sqlalchemy.exc import SQLAlchemyError
 
 from bench.export.runs import Point, Run, write_axes, write_facts
 from bench.record import Status
@@ -31,8 +29,6 @@ _KILLED = frozenset({Status.KILLED, Status.INTERRUPTED, Status.TIMEOUT})
 
 class SqliteStore:
     """A store in one file, which ``mlflow ui`` shows."""
-
-    errors: tuple[type[Exception], ...] = (MlflowException, SQLAlchemyError)
 
     def __init__(self, folder: Path, project: str) -> None:
         for name in ("mlflow", "alembic"):

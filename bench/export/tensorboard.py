@@ -34,8 +34,6 @@ _PARTIAL = ".partial"
 class Folder:
     """A folder that ``tensorboard --logdir`` shows, a run for each record."""
 
-    errors: tuple[type[Exception], ...] = ()
-
     def __init__(self, folder: Path, project: str) -> None:
         self._folder = folder / project
         self.hint = f"tensorboard --logdir {quote(str(self._folder))}"

@@ -24,8 +24,6 @@ _PARTIAL = ".partial"
 class Offline:
     """A folder of offline runs, which no network sees until ``wandb sync``."""
 
-    errors: tuple[type[Exception], ...] = (wandb.Error,)
-
     def __init__(self, folder: Path, project: str) -> None:
         self._folder, self._project = folder / project, project
         self._place = self._folder / "wandb"

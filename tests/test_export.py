@@ -1,0 +1,678 @@
+"""bench.export: what arrives, read back with each tracker's own API; nothing twice or torn."""
+
+from __future__ import annotations
+
+import ast
+import json
+import math
+import os
+import re
+import shutil
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+from records_for_tests import make_record
+
+from bench.case import AXES, Case
+from bench.export import __main__ as command
+from bench.export.runs import Run, read_runs
+from bench.record import MEASURED, EpochRow, Record, Status, Step
+from bench.report import watch
+from bench.report.sweeps import read_sweep
+from bench.store.cells import RECORDS, STEPS
+from bench.store.writer import Store
+
+ROOT = Path(__file__).parents[1]
+EXTRAPOLATED = Case(fraction=0.5, dataset="synthetic", model="dpn-small", device="cpu")
+STEP_COUNT = 4
+
+
+@dataclass
+class Seen:
+    """A run as its tracker tells it: everything as text but the numbers."""
+
+    name: str
+    well: bool
+    axes: dict[str, str] = field(default_factory=dict)
+    facts: dict[str, str] = field(default_factory=dict)
+    results: dict[str, float] = field(default_factory=dict)
+    curves: dict[str, list[tuple[int, float]]] = field(default_factory=dict)
+    text: str = ""
+
+
+def read_tensorboard(out: Path) -> dict[str, Seen]:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from tensorboard.plugins.hparams import metadata
+    from tensorboard.plugins.hparams.api_pb2 import STATUS_SUCCESS
+
+    seen: dict[str, Seen] = {}
+    for file in out.glob("*/*/*tfevents*"):
+        events = EventAccumulator(str(file.parent), size_guidance={"scalars": 0})
+        events.Reload()
+
+        def about(tag: str, events: Any = events) -> bytes:
+            content: bytes = events.SummaryMetadata(tag).plugin_data.content
+            return content
+
+        start = metadata.parse_session_start_info_plugin_data(
+            about(metadata.SESSION_START_INFO_TAG)
+        )
+        end = metadata.parse_session_end_info_plugin_data(about(metadata.SESSION_END_INFO_TAG))
+        given = {
+            name: spell(getattr(value, value.WhichOneof("kind")))
+            for name, value in start.hparams.items()
+        }
+        scalars = {
+            tag: [(e.step, e.value) for e in events.Scalars(tag)]
+            for tag in events.Tags()["scalars"]
+        }
+        record_id = file.parent.name.rpartition(".")[2]
+        assert record_id not in seen, "a record has two event files"
+        seen[record_id] = Seen(
+            name=file.parent.name,
+            well=end.status == STATUS_SUCCESS,
+            axes={name: text for name, text in given.items() if name in AXES},
+            facts={name: text for name, text in given.items() if name not in AXES},
+            results={t: p[0][1] for t, p in scalars.items() if t.startswith("result/")},
+            curves={t: p for t, p in scalars.items() if not t.startswith("result/")},
+            text=events.Tensors("record")[0].tensor_proto.string_val[0].decode(),
+        )
+    return seen
+
+
+def spell(value: object) -> str:
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def read_messages(file: Path) -> Iterator[Any]:
+    """The messages in wandb's log: blocks of 32 KiB, as LevelDB's. wandb's reader is not Python."""
+    from wandb.proto.wandb_internal_pb2 import Record as Message
+
+    data, at, message = file.read_bytes(), 7, b""
+    while at + 7 <= len(data):
+        if 32768 - at % 32768 < 7:
+            at += 32768 - at % 32768
+            continue
+        _, length, kind = struct.unpack_from("<IHB", data, at)
+        message += data[at + 7 : at + 7 + length]
+        at += 7 + length
+        if kind in (1, 4):  # a whole one, or the last part of one
+            yield Message.FromString(message)
+            message = b""
+
+
+def read_wandb(out: Path) -> dict[str, Seen]:
+    seen: dict[str, Seen] = {}
+    for file in out.glob("*/wandb/offline-run-*/*.wandb"):
+        run = Seen("", False)
+        for message in read_messages(file):
+            if message.WhichOneof("record_type") == "run":
+                run.name = message.run.display_name
+                config = {i.key: json.loads(i.value_json) for i in message.run.config.update}
+                run.axes = {n: spell(config[n]) for n in AXES if n in config}
+                for group in ("outcome", "readings", "environment"):
+                    run.facts |= {n: spell(v) for n, v in config.get(group, {}).items()}
+                run.text = f"{message.run.notes} {sorted(message.run.tags)}"
+                assert file.name == f"run-{message.run.run_id}.wandb"
+                record_id = message.run.run_id
+            elif message.WhichOneof("record_type") == "history":
+                row = {
+                    i.key or "/".join(i.nested_key): json.loads(i.value_json)
+                    for i in message.history.item
+                }
+                for name, value in row.items():
+                    axis = name.partition("/")[0]
+                    if f"{axis}/number" in row and not name.endswith("/number"):
+                        points = run.curves.setdefault(name, [])
+                        points.append((row[f"{axis}/number"], value))
+            elif message.WhichOneof("record_type") == "summary":
+                for item in message.summary.update:
+                    if item.key.startswith("result/"):
+                        run.results[item.key] = json.loads(item.value_json)
+            elif message.WhichOneof("record_type") == "exit":
+                run.well = message.exit.exit_code == 0
+        assert record_id not in seen, "a record has two offline runs"
+        seen[record_id] = run
+    return seen
+
+
+def read_mlflow(out: Path) -> dict[str, Seen]:
+    from mlflow.tracking import MlflowClient
+
+    client = MlflowClient(tracking_uri=f"sqlite:///{out / 'mlflow.db'}")
+    seen: dict[str, Seen] = {}
+    experiments = [e.experiment_id for e in client.search_experiments()]
+    for run in client.search_runs(experiments):
+        record_id = run.data.tags["bench.record_id"]
+        assert record_id not in seen, "a record has two runs"
+        assert run.info.status in ("FINISHED", "FAILED", "KILLED")
+        metrics = {
+            name: [(m.step, m.value) for m in client.get_metric_history(run.info.run_id, name)]
+            for name in run.data.metrics
+        }
+        seen[record_id] = Seen(
+            name=run.info.run_name,
+            well=run.info.status == "FINISHED",
+            axes=dict(run.data.params),
+            facts={n.removeprefix("bench."): t for n, t in run.data.tags.items()},
+            results={n: p[0][1] for n, p in metrics.items() if n.startswith("result/")},
+            curves={n: sorted(p) for n, p in metrics.items() if not n.startswith("result/")},
+        )
+    return seen
+
+
+READERS: dict[str, Callable[[Path], dict[str, Seen]]] = {
+    "tensorboard": read_tensorboard,
+    "wandb": read_wandb,
+    "mlflow": read_mlflow,
+}
+
+
+@pytest.fixture(scope="session")
+def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """MLflow's tables, which take it two seconds to create."""
+    folder = tmp_path_factory.mktemp("mlflow")
+    import_module("bench.export.mlflow").open_tracker(folder, "other")
+    return folder / "mlflow.db"
+
+
+@dataclass
+class Place:
+    """A tracker, and an empty folder for it to write to."""
+
+    tracker: str
+    out: Path
+
+    def export(self, *sweeps: Path, flags: Sequence[str] = ()) -> int:
+        words = [*map(str, sweeps), "--to", self.tracker, "--out", str(self.out), *flags]
+        return command.main(words)
+
+    def read(self) -> dict[str, Seen]:
+        return READERS[self.tracker](self.out)
+
+
+# MLflow needs a second and more to be imported, and two to create its tables
+@pytest.fixture(params=["tensorboard", "wandb", pytest.param("mlflow", marks=pytest.mark.slow)])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+    tracker: str = request.param
+    for package in command.TRACKERS[tracker].packages:
+        pytest.importorskip(package)
+    out = tmp_path / "out"
+    out.mkdir()
+    if tracker == "mlflow":
+        shutil.copy(request.getfixturevalue("empty_store"), out)
+    return Place(tracker, out)
+
+
+def make_steps(count: int = STEP_COUNT) -> list[Step]:
+    return [Step(i, 8, 2.5 - i / 8, i + 1, 0.25, 64.0, 0.125) for i in range(count)]
+
+
+def measure(record_id: str, **values: Any) -> Record:
+    """A record with a time, by its id."""
+    given = {"case": EXTRAPOLATED, "epoch_time_s": 12.5, "measured_steps": STEP_COUNT}
+    given |= {"peak_process_bytes": 2**31, "warmup_steady": True, "warmup_steps": 3}
+    given |= {"step_time_median_s": 0.25, "step_time_mad_s": 0.001}
+    return make_record(**{**given, **values, "record_id": record_id})
+
+
+def write_sweep(folder: Path, *records: Record) -> Path:
+    """Append records to a sweep's folder, those that were measured with steps."""
+    with Store(folder) as store:
+        for record in records:
+            store.append(record, make_steps() if record.measurement.epoch_time_s else [])
+    return folder
+
+
+def test_what_arrives(place: Place, tmp_path: Path) -> None:
+    sweep = write_sweep(tmp_path / "sweep", measure("a1", test_loss=math.nan))
+    assert place.export(sweep) == 0
+    (run,) = place.read().values()
+    assert set(run.axes) == set(AXES)
+    assert run.axes["fraction"] == "0.5"
+    assert (run.axes["batch_size"], run.axes["loss_scale"]) == ("128", "none")
+    assert run.axes["compile"] == "off"
+    assert run.facts["status"] == "ok"
+    assert run.facts["gpu"] == "NVIDIA Imaginary"
+    assert run.facts["torch"] == "2.13.0"
+    assert (run.facts["sweep"], run.facts["probe"], run.facts["repeat"]) == ("sweep", "off", "1")
+    assert run.well
+    assert run.results["result/epoch_time_s"] == 12.5
+    assert run.results["result/peak_process_bytes"] == 2**31
+    assert not {"result/test_loss", "result/energy_j"} & set(run.results), "missing is not zero"
+    assert {name: points[1] for name, points in run.curves.items()} == {
+        "step/loss": (1, 2.375),
+        "step/accuracy": (1, 0.25),
+        "step/time_s": (1, 0.25),
+        "step/loss_scale": (1, 64),
+        "step/lr": (1, 0.125),
+    }
+    assert {len(points) for points in run.curves.values()} == {STEP_COUNT}
+
+
+def test_no_figure_travels_without_its_doubts(place: Place, tmp_path: Path) -> None:
+    """In the run's name, which trackers show beside every figure, and among its facts."""
+    place.export(write_sweep(tmp_path / "sweep", measure("a1")))
+    (run,) = place.read().values()
+    assert run.facts["doubts"] == "extrapolated; synthetic images"
+    assert "Use --fraction 1 to measure whole epochs." in run.facts["warnings"]
+    name = re.sub("[^a-z]+", " ", run.name)
+    assert "extrapolated" in name
+    assert "synthetic images" in name
+    if place.tracker == "wandb":
+        assert "'extrapolated'" in run.text
+    if place.tracker == "tensorboard":
+        assert "  doubts: extrapolated; synthetic images\n" in run.text
+
+
+def test_every_outcome_arrives(place: Place, tmp_path: Path) -> None:
+    records = [
+        measure(status.value, status=status, reason=f"why {status}", repeat=number)
+        if status in MEASURED
+        else make_record(
+            EXTRAPOLATED, record_id=status.value, status=status, reason=f"why {status}"
+        )
+        for number, status in enumerate(Status, 1)
+    ]
+    records += [measure("last", sentinel=True), measure("search", probe=True)]
+    place.export(write_sweep(tmp_path / "sweep", *records))
+    runs = place.read()
+    assert set(runs) == {*Status, "last", "search"}
+    for status in Status:
+        run = runs[status]
+        assert (run.facts["status"], run.facts["reason"]) == (status, f"why {status}")
+        assert run.well == (status in MEASURED)
+        assert ("result/epoch_time_s" in run.results) == (status in MEASURED)
+        assert bool(run.curves) == (status in MEASURED)
+        assert status is Status.OK or status.value in run.name
+    assert runs["last"].facts["sentinel"] == "on"
+    assert "sentinel" in runs["last"].name
+    assert runs["search"].facts["probe"] == "on"
+    assert "probe" in runs["search"].name
+
+
+def list_files(folder: Path) -> dict[str, tuple[int, int]]:
+    files = (file for file in folder.rglob("*") if file.is_file() and file.name != ".lock")
+    return {str(f): (f.stat().st_mtime_ns, f.stat().st_size) for f in files}
+
+
+def test_again_nothing_is_doubled_or_rewritten(
+    place: Place, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sweep = write_sweep(tmp_path / "sweep", measure("a1"), measure("b-2_", repeat=2))
+    assert place.export(sweep) == 0
+    before, files = place.read(), list_files(place.out)
+    capsys.readouterr()
+    assert place.export(sweep) == 0
+    assert "0 records exported" in capsys.readouterr().out
+    assert place.read() == before
+    if place.tracker != "mlflow":  # a database may write its log anew
+        assert list_files(place.out) == files
+    write_sweep(sweep, measure("c3", repeat=3))
+    assert place.export(sweep) == 0
+    after = place.read()
+    assert set(after) == {"a1", "b-2_", "c3"}
+    assert {name: after[name] for name in before} == before
+    # the same records from elsewhere are the same records
+    assert place.export(Path(shutil.copytree(sweep, tmp_path / "copy")), sweep) == 0
+    assert set(place.read()) == {"a1", "b-2_", "c3"}
+
+
+DEADLY = """
+import os, signal, sys
+from dataclasses import replace
+from bench.export import __main__ as command
+class Deadly(list):
+    def __iter__(self):
+        for at, point in enumerate(list.__iter__(self)):
+            if at == 2:
+                os.kill(os.getpid(), signal.SIGKILL)
+            yield point
+whole = command.read_runs
+def read_runs(sweep, known):
+    for run in whole(sweep, known):
+        yield replace(run, steps=Deadly(run.steps)) if run.record_id == "b2" else run
+command.read_runs = read_runs
+command.main()
+"""
+
+
+def run_python(code: str, *words: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment.pop("WANDB_SERVICE", None)  # a process of its own, as a user's
+    return subprocess.run(
+        [sys.executable, "-c", code, *words],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.slow
+def test_killed_within_a_record_it_is_mended(place: Place, tmp_path: Path) -> None:
+    records = [measure(name, repeat=n) for n, name in enumerate(("a1", "b2", "c3"), 1)]
+    sweep = write_sweep(tmp_path / "sweep", *records)
+    killed = run_python(DEADLY, str(sweep), "--to", place.tracker, "--out", str(place.out))
+    assert killed.returncode == -9, killed.stderr
+    assert place.export(sweep) == 0
+    runs = place.read()
+    assert set(runs) == {"a1", "b2", "c3"}
+    assert runs["b2"].curves == runs["a1"].curves
+    assert [step for step, _ in runs["b2"].curves["step/loss"]] == list(range(STEP_COUNT))
+    assert runs["b2"].results == runs["a1"].results
+    assert not list(place.out.rglob(".partial*"))
+
+
+def test_a_sweep_that_goes_on_is_followed(
+    place: Place,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A record is exported as it ends; half a line is no record yet."""
+    sweep = write_sweep(tmp_path / "sweep", measure("a1"))
+    other = write_sweep(tmp_path / "other", measure("c3", repeat=3))
+    line = (other / RECORDS).read_bytes().splitlines(keepends=True)[-1]
+    seen: list[set[str]] = []
+
+    def append(file: str, data: bytes) -> None:
+        with (sweep / file).open("ab") as stream:
+            stream.write(data)
+
+    steps = (other / STEPS).read_bytes().splitlines(keepends=True)[1:]
+    happens: Iterator[Callable[[], object]] = iter(
+        (
+            lambda: write_sweep(sweep, measure("b2", repeat=2)),
+            lambda: append(STEPS, b"".join(steps)),
+            lambda: append(RECORDS, line[:200]),
+            lambda: append(RECORDS, line[200:]),
+        )
+    )
+
+    def sleep(_: float) -> None:
+        seen.append(set(place.read()))
+        try:
+            next(happens)()
+        except StopIteration:
+            raise KeyboardInterrupt from None
+
+    monkeypatch.setattr(watch, "time", type("Clock", (), {"sleep": staticmethod(sleep)}))
+    assert place.export(sweep, flags=["--watch"]) == 130
+    assert seen == [{"a1"}, {"a1", "b2"}, {"a1", "b2"}, {"a1", "b2"}, {"a1", "b2", "c3"}]
+    assert place.read()["c3"].curves == place.read()["a1"].curves
+    out = capsys.readouterr().out.splitlines()
+    assert sum(text.startswith("exported: ") for text in out) == 2
+
+
+HOSTILE = "<script>alert(1)</script> ![x](http://x/) | `a` \u202e\x1b[31m ☃ '\"; DROP TABLE runs;--"
+
+
+def test_hostile_text(place: Place, tmp_path: Path) -> None:
+    """It arrives as text: on one line, in nobody's markup, and of a bounded length."""
+    long = "x" * 20_000
+    folder = tmp_path / f"{HOSTILE[:8]} 'sweep' $(x)"
+    records = [
+        make_record(
+            EXTRAPOLATED,
+            record_id="a1",
+            status=Status.ERROR,
+            reason=HOSTILE,
+            neighbours=HOSTILE,
+            neighbours_computing=1,
+            notes=long,
+            cpu="=cmd()",
+        )
+    ]
+    write_sweep(folder, *records)
+    assert place.export(folder) == 0
+    (run,) = place.read().values()
+    assert run.facts["reason"].startswith("<script>alert(1)</script> ![x](http://x/) | `a`")
+    assert "DROP TABLE" in run.facts["reason"]
+    assert not {"\x1b", "\u202e", "\n"} & set(run.facts["reason"])
+    assert run.facts["cpu"] == "=cmd()"
+    assert len(run.facts.get("notes", "")) <= 5000
+    if place.tracker == "tensorboard":
+        assert all(line.startswith("    ") for line in run.text.splitlines()), "one block of code"
+
+
+ALONE = """
+import sys
+reached = []
+def listen(event, arguments):
+    if event == "socket.getaddrinfo":
+        reached.append(arguments[0])
+    if event == "socket.connect" and isinstance(arguments[1], tuple):
+        reached.append(arguments[1][0])
+sys.addaudithook(listen)
+from bench.export.__main__ import main
+code = main()
+loaded = {"torch", "tensorflow", "bench.worker", "bench.training"} & set(sys.modules)
+beyond = {host for host in reached if host not in ("127.0.0.1", "localhost", "::1")}
+sys.exit(f"loaded {loaded}, reached {beyond}" if loaded or beyond or code else 0)
+"""
+
+
+@pytest.mark.slow
+def test_it_is_silent_and_alone(place: Place, tmp_path: Path) -> None:
+    """Two lines of ours on the terminal, no torch, nobody called over the network."""
+    sweep = write_sweep(tmp_path / "sweep", measure("a1"))
+    shutil.rmtree(place.out)  # MLflow creates its tables here, which it likes to tell
+    done = run_python(ALONE, str(sweep), "--to", place.tracker, "--out", str(place.out))
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = done.stdout.splitlines()
+    assert lines[0] == f"1 record exported to {place.out}, which had 0 before"
+    assert lines[1].startswith("to see them: ")
+    assert len(lines) == 2
+
+
+def test_wandb_finds_what_is_to_upload(tmp_path: Path) -> None:
+    """`wandb sync`, as its user would call it, but for the upload."""
+    pytest.importorskip("wandb")
+    place = Place("wandb", tmp_path / "out")
+    place.export(write_sweep(tmp_path / "sweep", measure("a1"), measure("b2", repeat=2)))
+    folders = [str(f) for f in place.out.glob("*/wandb/offline-run-*")]
+    done = subprocess.run(
+        [sys.executable, "-m", "wandb", "sync", "--dry-run", *folders],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "WANDB_MODE": "offline", "WANDB_SILENT": "false"},
+    )
+    said = done.stdout + done.stderr
+    assert "2 run(s)" in said
+    assert "run-a1.wandb" in said
+    assert "run-b2.wandb" in said
+
+
+def test_tensorboards_hparams_plugin_lists_the_records(tmp_path: Path) -> None:
+    """What the HPARAMS tab asks for: a row a record, its axes and outcome, its numbers."""
+    pytest.importorskip("tensorboard")
+    from tensorboard import context
+    from tensorboard.backend.event_processing.data_provider import MultiplexerDataProvider
+    from tensorboard.backend.event_processing.plugin_event_multiplexer import EventMultiplexer
+    from tensorboard.plugins.base_plugin import TBContext
+    from tensorboard.plugins.hparams import api_pb2, backend_context, list_session_groups
+
+    place = Place("tensorboard", tmp_path / "out")
+    oom = make_record(EXTRAPOLATED, record_id="b2", status=Status.OOM, reason="no room")
+    place.export(write_sweep(tmp_path / "sweep", measure("a1"), oom))
+    runs = EventMultiplexer().AddRunsFromDirectory(str(place.out))
+    runs.Reload()
+    provider = MultiplexerDataProvider(runs, str(place.out))
+    asked = api_pb2.ListSessionGroupsRequest(slice_size=9, allowed_statuses=[0, 1, 2, 3])
+    asked.col_params.add().metric.tag = "result/epoch_time_s"
+    answer = list_session_groups.Handler(
+        context.RequestContext(),
+        backend_context.Context(TBContext(data_provider=provider)),
+        "",
+        asked,
+    ).run()
+    rows = {
+        group.hparams["status"].string_value: (
+            group.hparams["batch_size"].number_value,
+            [m.value for m in group.metric_values if m.name.tag == "result/epoch_time_s"],
+            [session.status for session in group.sessions],
+        )
+        for group in answer.session_groups
+    }
+    assert rows == {
+        "ok": (128, [12.5], [api_pb2.STATUS_SUCCESS]),
+        "oom": (128, [], [api_pb2.STATUS_FAILURE]),
+    }
+
+
+def test_epochs_arrive(place: Place, tmp_path: Path) -> None:
+    rows = [EpochRow(0, 1.5, 2.5, 0.25, 2.25, 0.375, 0.5, 1), EpochRow(1, 1.25, 2.0, 0.5)]
+    with Store(tmp_path / "sweep") as store:
+        store.append(measure("a1", case=Case(epochs=2)), make_steps(), rows)
+    place.export(tmp_path / "sweep")
+    (run,) = place.read().values()
+    epochs = {n: points for n, points in run.curves.items() if n.startswith("epoch/")}
+    assert epochs["epoch/train_loss"] == [(0, 2.5), (1, 2.0)]
+    assert epochs["epoch/time_s"] == [(0, 1.5), (1, 1.25)]
+    assert epochs["epoch/test_accuracy"] == [(0, 0.375)], "missing is not zero"
+    assert len(epochs) == 7
+    assert len(run.curves["step/loss"]) == STEP_COUNT
+
+
+# what needs no tracker
+
+
+def read(sweep: Path) -> list[Run]:
+    return list(read_runs(read_sweep(sweep), set()))
+
+
+def test_the_name_is_short_and_keeps_its_doubts(tmp_path: Path) -> None:
+    case = Case(
+        model="a_package.with_a_long_name.and_a_module_with_a_longer_one:and_its_factory",
+        dataset="synthetic",
+        precision="fp16",
+        loss_scale=128.0,
+        fraction=0.5,
+        compile=True,
+        channels_last=True,
+        cudnn_benchmark=True,
+        evaluate=True,
+    )
+    (run,) = read(write_sweep(tmp_path, measure("a1", case=case, attempt=2)))
+    assert len(run.name) <= 128
+    assert run.name.endswith("… · repeat 1 · attempt 2 · extrapolated · synthetic images")
+
+
+def test_times_of_points_follow_the_steps(tmp_path: Path) -> None:
+    (run,) = read(write_sweep(tmp_path, measure("a1")))
+    assert [point.at_s - run.started_s for point in run.steps] == [0.25, 0.5, 0.75, 1.0]
+    assert run.finished_s - run.started_s == 60
+    assert time.gmtime(run.started_s)[:4] == (2026, 11, 20, 10)
+
+
+def test_a_switch_that_was_not_read_is_left_out(tmp_path: Path) -> None:
+    failed = make_record(EXTRAPOLATED, record_id="b2", status=Status.OOM)
+    known, unknown = read(write_sweep(tmp_path, measure("a1"), failed))
+    assert known.readings["warmup_steady"] is True
+    assert "warmup_steady" not in unknown.readings
+
+
+@pytest.fixture
+def sweep(tmp_path: Path) -> Path:
+    return write_sweep(tmp_path / "sweep", measure("a1"))
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--to", "tensorbord"], "--to 'tensorbord': did you mean 'tensorboard'?"),
+        (["--to", "comet"], "right values: tensorboard, wandb, mlflow"),
+        ([], "the following arguments are required: --to"),
+        (["nowhere", "--to", "wandb"], "nowhere: no records there"),
+        (["--to", "wandb", "--project", "../x"], "--project '../x': a name is at most 64"),
+        (["--to", "wandb", "--watsch"], "did you mean '--watch'?"),
+    ],
+)
+def test_what_cannot_be_is_one_line(
+    words: list[str], said: str, sweep: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command.main([str(sweep), *words]) == 2
+    err = capsys.readouterr().err
+    assert said in err
+    assert err.count("\n") == 1
+
+
+def test_a_missing_package_is_named_with_the_command_that_installs_it(
+    sweep: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        command, "find_spec", lambda name: None if name == "sqlalchemy" else find_spec("json")
+    )
+    assert command.main([str(sweep), "--to", "mlflow"]) == 2
+    assert capsys.readouterr().err == (
+        "error: --to mlflow: sqlalchemy not installed; "
+        "pip install mlflow-skinny sqlalchemy alembic\n"
+    )
+
+
+def test_a_folder_that_cannot_be_written(
+    place: Place, sweep: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    place.out = tmp_path / "file" / "below"
+    assert place.export(sweep) == 2
+    assert "cannot be written (Not a directory)" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_store_that_is_none(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for package in command.TRACKERS["mlflow"].packages:
+        pytest.importorskip(package)
+    (sweep / "mlflow.db").write_text("this is no database\n" * 100)
+    assert Place("mlflow", sweep).export(sweep) == 2
+    err = capsys.readouterr().err
+    assert "file is not a database" in err
+    assert err.count("\n") == 1
+
+
+def test_one_export_at_a_time(
+    place: Place, sweep: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from filelock import FileLock
+
+    with FileLock(place.out / ".lock"):
+        assert place.export(sweep) == 2
+    assert "another export writes there" in capsys.readouterr().err
+
+
+def test_an_id_that_leads_elsewhere_is_refused(
+    place: Place, sweep: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = sweep / RECORDS
+    file.write_text(file.read_text().replace(",a1,", ",../../a1,"))
+    assert place.export(sweep) == 2
+    assert "record_id '../../a1': an id is letters, digits" in capsys.readouterr().err
+
+
+def test_trackers_are_imported_by_their_own_files_alone() -> None:
+    """No process that measures may import one, nor what imports one."""
+    packages = {package for kind in command.TRACKERS.values() for package in kind.packages}
+    own = {ROOT / "bench" / "export" / f"{name}.py" for name in command.TRACKERS}
+    for file in (ROOT / "bench").rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom):
+                names = [str(node.module)]
+            for name in names:
+                assert name.split(".")[0] not in packages or file in own, file
+                assert not name.startswith("bench.export") or "export" in file.parts, file
