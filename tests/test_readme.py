@@ -22,6 +22,7 @@ import pytest
 from bench.card.folder import FIGURE, Card, find_published
 from bench.card.phases import PUBLISHED
 from bench.case import AXES, Case, format_value
+from bench.export.__main__ import TRACKERS
 from bench.flags import axis_flag
 from bench.record import Status
 
@@ -293,6 +294,9 @@ def test_commands_run(command: str, checkout: Path) -> None:
         name = "bench.publish" if command == "make publish" else f'"{command.split()[1]}"'
         assert name in (ROOT / "tests" / "test_asv_site.py").read_text()
         return
+    if "bench.export" in command:
+        for package in TRACKERS[command.partition("--to ")[2].split()[0]].packages:
+            pytest.importorskip(package)
     python = shlex.quote(sys.executable)
     line = stand_in(command).replace("BIN=python", f"BIN={python}")
     line = re.sub(r"^python ", f"{python} ", re.sub(r"^pip ", f"{python} -m pip ", line))
