@@ -43,28 +43,28 @@ class Tracker(Protocol):
 
 @dataclass(frozen=True)
 class Kind:
-    """A tracker: its module, what it writes, and the packages it needs by their import's name."""
+    """A tracker: its module, what it writes, and what it imports, the package to install first."""
 
     module: str
     help: str
-    packages: dict[str, str]
+    packages: tuple[str, ...]
 
 
 TRACKERS = {
     "tensorboard": Kind(
         "bench.export.tensorboard",
         "event files, one folder per record",
-        {"tensorboard": "tensorboard"},
+        ("tensorboard",),
     ),
     "wandb": Kind(
         "bench.export.wandb",
         "Weights & Biases, offline; wandb sync uploads",
-        {"wandb": "wandb"},
+        ("wandb",),
     ),
     "mlflow": Kind(
         "bench.export.mlflow",
         "MLflow, in a SQLite file, without a server",
-        {"mlflow": "mlflow-skinny", "sqlalchemy": "sqlalchemy", "alembic": "alembic"},
+        ("mlflow", "sqlalchemy", "alembic"),
     ),
 }
 """Each a module whose ``open_tracker(folder, project)`` returns a `Tracker`."""
@@ -143,8 +143,7 @@ def _run(given: argparse.Namespace) -> int:
 def _check_packages(name: str, kind: Kind) -> None:
     if missing := [package for package in kind.packages if find_spec(package) is None]:
         raise UsageError(
-            f"--to {name}: {' and '.join(missing)} not installed; "
-            f"pip install {' '.join(kind.packages.values())}"
+            f"--to {name}: {' and '.join(missing)} not installed; pip install {kind.packages[0]}"
         )
 
 

@@ -65,7 +65,6 @@ class Offline:
             dir=partial,
             project=self._project,
             id=run.record_id,
-            resume="allow",
             name=run.name,
             notes=str(run.outcome.get("warnings", "")),
             tags=run.flags,
