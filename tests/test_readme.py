@@ -267,7 +267,7 @@ def stand_in(command: str) -> str:
     for start, other in STAND_INS.items():
         if command.startswith(start):
             return other
-    if "bench.sweep" in command and "--list" not in command:
+    if ("bench.sweep" in command and "--list" not in command) or "bench.fit" in command:
         return f"{command} --executor fake"
     if "bench.scales" in command and "--show" not in command:
         # a few steps of a small network; tests/test_scales.py maps in earnest
@@ -300,8 +300,15 @@ def test_commands_run(command: str, checkout: Path) -> None:
     python = shlex.quote(sys.executable)
     line = stand_in(command).replace("BIN=python", f"BIN={python}")
     line = re.sub(r"^python ", f"{python} ", re.sub(r"^pip ", f"{python} -m pip ", line))
+    memory = {"BENCH_FAKE_MEMORY": "fixed=300MiB image=4MiB low=0.6"}
     done = subprocess.run(
-        line, shell=True, cwd=checkout, capture_output=True, text=True, check=False
+        line,
+        shell=True,
+        cwd=checkout,
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | memory,
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout or {"-o", "--figures", ">"} & set(command.split())
