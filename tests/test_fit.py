@@ -243,11 +243,26 @@ def test_probes_are_no_runs_of_their_case(tmp_path: Path, memory: Callable[[str]
     probes = run_fit(tmp_path, *LIMIT, "--precision", "fp32")
     assert read_history(probes) == {}
     flags = [*LIMIT, "--precision", "fp32", "--steps", "4", "--batch-size", "32", "728"]
-    frame = run_sweep(tmp_path, *flags)
+    frame = run_sweep(tmp_path, *flags, "--repeats", "1")
     assert rows(frame[~frame["probe"]], "batch_size", "status", "inferred", "attempt") == [
         (32, "ok", False, 1),
         (728, "oom", False, 1),
     ]
+
+
+def test_a_few_steps_are_repeated_and_their_probes_are_not(
+    tmp_path: Path, memory: Callable[[str], None]
+) -> None:
+    memory(LINE)
+    flags = [*LIMIT, "--precision", "fp32", "--steps", "4", "--batch-size", "auto"]
+    frame = run_sweep(tmp_path, *flags)
+    assert rows(frame[~frame["probe"]], "repeat", "sentinel") == [
+        *((repeat, False) for repeat in (1, 2, 3)),
+        (1, True),
+    ]
+    probes = frame[frame["probe"]]
+    assert set(probes["repeat"]) == {1}
+    assert not probes.duplicated(["batch_size", "steps"]).any()
 
 
 def test_probes_are_not_compared(tmp_path: Path, memory: Callable[[str], None]) -> None:

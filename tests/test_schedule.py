@@ -31,6 +31,12 @@ SMALL, MIDDLE, LARGE = CASES[:3]
         ("--preset precision --fraction 1", 1),
         ("--preset precision --fraction 0.1 --repeats 1", 1),
         ("--preset precision --fraction 0.5 --repeats 5", 5),
+        ("--preset precision --steps 20", 3),
+        ("--preset precision --steps 20 --fraction 0.5", 3),
+        ("--preset precision --steps 200 --fraction 0.1", 3),
+        ("--preset precision --steps 21", 1),
+        ("--preset precision --steps 5 none", 1),  # whole epochs are among them
+        ("--preset precision --steps 5 --repeats 1", 1),
     ],
 )
 def test_cheap_parts_of_an_epoch_are_repeated_by_default(command: str, repeats: int) -> None:
@@ -51,8 +57,8 @@ def test_several_epochs_are_whole_where_the_preset_measures_a_part() -> None:
 def test_help_states_the_default_of_repeats() -> None:
     text = " ".join(build_parser().format_help().split())
     assert (
-        "(default: 1; 3 where --fraction is at most 0.2; a preset's own fraction does not count)"
-        in text
+        "(default: 1; 3 where --fraction is at most 0.2 or --steps at most 20; a preset's own "
+        "fraction or steps do not count)" in text
     )
 
 

@@ -19,7 +19,13 @@ from bench.optimization import OPTIMIZERS, SCHEDULES
 from bench.precision import OPT_LEVELS, POLICIES, PRECISIONS
 from bench.preset import Preset, load_config, load_preset, preset_names, read_micro_batch
 from bench.record import Status
-from bench.sweep.schedule import CHEAP_FRACTION, CHEAP_REPEATS, default_repeats, plan_runs
+from bench.sweep.schedule import (
+    CHEAP_FRACTION,
+    CHEAP_REPEATS,
+    CHEAP_STEPS,
+    default_repeats,
+    plan_runs,
+)
 from bench.wall.answer import Wall
 from bench.wall.records import name_family
 
@@ -66,8 +72,8 @@ def build_parser() -> Parser:
         "--repeats",
         metavar="N",
         help="fresh processes per case, spread over the sweep (default: 1; "
-        f"{CHEAP_REPEATS} where --fraction is at most {CHEAP_FRACTION:g}; a preset's own "
-        "fraction does not count)",
+        f"{CHEAP_REPEATS} where --fraction is at most {CHEAP_FRACTION:g} or --steps at most "
+        f"{CHEAP_STEPS}; a preset's own fraction or steps do not count)",
     )
     what.add_argument(
         "--same-seed",
@@ -152,7 +158,7 @@ def parse_arguments(argv: Sequence[str]) -> Options:
     repeats = (
         int(_parse_number("--repeats", given.repeats, whole=True))
         if given.repeats
-        else default_repeats(axes.get("fraction", []))
+        else default_repeats(axes.get("fraction", []), axes.get("steps", []))
     )
     return replace(
         read_running(given, axes, preset, shlex.join(["python", "-m", "bench.sweep", *argv])),

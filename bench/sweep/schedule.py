@@ -15,10 +15,13 @@ REPEATED = frozenset({Status.INTERRUPTED})
 CHEAP_FRACTION = 0.2
 """Cases of at most this part of an epoch are repeated without being asked to."""
 
+CHEAP_STEPS = 20
+"""Cases of at most so many steps are too: about a fifth of an epoch of 50,000 at batch size 512."""
+
 CHEAP_REPEATS = 3
 
 
-def default_repeats(fractions: Sequence[Value]) -> int:
+def default_repeats(fractions: Sequence[Value], steps: Sequence[Value]) -> int:
     """How often each case runs where ``--repeats`` is not given.
 
     A part of an epoch says how a whole one would go on within the same run. A shared machine
@@ -29,9 +32,15 @@ def default_repeats(fractions: Sequence[Value]) -> int:
     Args:
         fractions: those that ``--fraction`` names, none where it is not given. A preset that sets
             its own is left as it is: ``quick`` promises to be done in a minute.
+        steps: those that ``--steps`` names, likewise; None is all steps.
     """
-    numbers = [value for value in fractions if isinstance(value, float)]
-    return CHEAP_REPEATS if numbers and max(numbers) <= CHEAP_FRACTION else 1
+    cheap = _all_below(fractions, CHEAP_FRACTION) or _all_below(steps, CHEAP_STEPS)
+    return CHEAP_REPEATS if cheap else 1
+
+
+def _all_below(values: Sequence[Value], most: float) -> bool:
+    """Whether there are values and each is a number of at most ``most``."""
+    return bool(values) and all(isinstance(v, (int, float)) and v <= most for v in values)
 
 
 def plan_runs(cases: Sequence[Case], repeats: int) -> list[Run]:
