@@ -357,7 +357,7 @@ def learnt_nothing(loss: float) -> bool:
     return not loss < (1 - LEAST_GAIN) * math.log(CLASSES)
 
 
-GUESSING = "the loss is still that of guessing; measure more steps (--fraction)"
+GUESSING = "the loss is still that of guessing; train longer (--fraction, --steps or --epochs)"
 """Why there is no verdict where nothing was learnt."""
 
 

@@ -152,21 +152,68 @@ def _quote(column: str) -> Callable[[pd.DataFrame], str]:
     return quote
 
 
+def _cut_by_steps(records: pd.DataFrame) -> pd.Series:
+    """Whether ``--steps`` is what keeps a row from having measured more."""
+    return records["part"] < records["fraction"]
+
+
+def _name_longer(rows: pd.DataFrame, whole: str = "--epochs") -> str:
+    """The flags that make such rows measure longer: ``--fraction``, or ``--steps or --epochs``.
+
+    Args:
+        rows: of `bench.report.summaries.read`.
+        whole: the flag where whole epochs were measured; empty for none.
+    """
+    by_steps = _cut_by_steps(rows)
+    said = {
+        "--fraction": (~by_steps & (rows["part"] < 1)).any(),
+        "--steps": by_steps.any(),
+        whole: (rows["part"] == 1).any(),
+    }
+    return " or ".join(flag for flag, needed in said.items() if flag and needed)
+
+
+def _measure_longer(before: str, after: str) -> Callable[[pd.DataFrame], str]:
+    return lambda rows: f"{before} a larger {_name_longer(rows)}{after}"
+
+
+def _lengthen_for_energy(rows: pd.DataFrame) -> str:
+    # the sensor is read at both ends of each epoch, so that more of them are as short
+    longer = _name_longer(rows, whole="")
+    said = [f"a larger {longer}"] if longer else []
+    if (rows["part"] == 1).any():
+        said.append("--repeats 5 or more, which show the error of whole epochs")
+    return f"Use {', or '.join(said)}."
+
+
+def _measure_whole(rows: pd.DataFrame) -> str:
+    said = {
+        "--fraction 1": (rows["fraction"] < 1).any(),
+        "--steps none": _cut_by_steps(rows).any(),
+    }
+    flags = " and ".join(flag for flag, needed in said.items() if needed)
+    return f"Use {flags} to measure whole epochs."
+
+
 @dataclass(frozen=True)
 class Doubt:
     """A reason not to take a row at its word.
 
     ``fatal`` ones keep a case from being called the fastest; ``fix`` is a sentence with the flag or
-    command that helps, and ``detail`` says more of the rows that have it.
+    command that helps, or makes one for the rows that have it; ``detail`` says more of these rows.
     """
 
     name: str
     remark: str  # beside the row
     warning: str  # at the top
-    fix: str
+    fix: str | Callable[[pd.DataFrame], str]
     find: Callable[[pd.DataFrame], pd.Series]
     fatal: bool = True
     detail: Callable[[pd.DataFrame], str] | None = None
+
+    def advise(self, rows: pd.DataFrame) -> str:
+        """What helps these rows, all of which have this doubt."""
+        return self.fix if isinstance(self.fix, str) else self.fix(rows)
 
 
 DOUBTS: dict[str, Doubt] = {
@@ -233,7 +280,7 @@ DOUBTS: dict[str, Doubt] = {
             "trend",
             "trend",
             "Speed changed between the first and the last quarter of the measured steps",
-            "Use a larger --fraction, or --repeats 5 or more.",
+            _measure_longer("Use", ", or --repeats 5 or more."),
             _follow(TRENDS),
             detail=_describe(TRENDS),
         ),
@@ -241,7 +288,7 @@ DOUBTS: dict[str, Doubt] = {
             "warming",
             "warming",
             "The GPU was still warming up, and its clocks fall as it does",
-            "Use a larger --fraction, or --repeats 5 or more.",
+            _measure_longer("Use", ", or --repeats 5 or more."),
             _follow(WARMING),
             fatal=False,
             detail=_describe(WARMING),
@@ -250,7 +297,7 @@ DOUBTS: dict[str, Doubt] = {
             "few",
             "few steps",
             f"Fewer than {FEW_STEPS} steps were measured, too few to estimate noise",
-            "Use a larger --fraction or --steps.",
+            _measure_longer("Use", "."),
             lambda r: (r["measured_steps"] < FEW_STEPS) & (r["part"] < 1),
         ),
         Doubt(
@@ -277,7 +324,7 @@ DOUBTS: dict[str, Doubt] = {
             "steps skipped",
             f"More than {100 * MOST_SKIPPED:.0f} % of the steps were skipped because their "
             "gradients overflowed, so that less was learnt",
-            "Use a smaller static --loss-scale, or a larger --fraction: a dynamic scale settles.",
+            _measure_longer("Use a smaller static --loss-scale, or", ": a dynamic scale settles."),
             _skipped,
             fatal=False,
         ),
@@ -286,7 +333,7 @@ DOUBTS: dict[str, Doubt] = {
             "short energy",
             f"Energy was measured over less than {SHORT_ENERGY_S:.0f} s, too short for the "
             "resolution of the sensor",
-            "Use a larger --fraction.",
+            _lengthen_for_energy,
             # of each epoch: the sensor is read at both ends of each
             lambda r: r["energy_j"].notna() & (r["measured_time_s"] < SHORT_ENERGY_S * r["epochs"]),
             fatal=False,
@@ -295,7 +342,7 @@ DOUBTS: dict[str, Doubt] = {
             "extrapolated",
             "extrapolated",
             "Only part of an epoch was measured; numbers marked ≈ are extrapolated",
-            "Use --fraction 1 to measure whole epochs.",
+            _measure_whole,
             lambda r: (r["part"] < 1) & r["epoch_time_s"].notna(),
             fatal=False,
         ),

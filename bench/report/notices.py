@@ -48,7 +48,7 @@ def warn(
             said = doubt.detail(hit) if doubt.detail else ""
             detail = f" ({said})" if said else ""
             label = doubt.remark[0].upper() + doubt.remark[1:]
-            text = f"{_count(hit, rows)}. {doubt.warning}{detail}. {doubt.fix}"
+            text = f"{_count(hit, rows)}. {doubt.warning}{detail}. {doubt.advise(hit)}"
             notices.append(Notice(label, text))
     wide = find_wide(cases)
     if wide.any():

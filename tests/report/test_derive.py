@@ -296,7 +296,7 @@ def test_each_doubt_is_found_and_said(tmp_path: Path, doubt: str, values: dict[s
     label = doubts.DOUBTS[doubt].remark.capitalize()
     notices = warn(frame, cases)
     assert [notice.label for notice in notices] == [label]
-    assert notices[0].text.endswith(doubts.DOUBTS[doubt].fix)
+    assert notices[0].text.endswith(doubts.DOUBTS[doubt].advise(frame))
     assert doubts.trusted(cases).iloc[0] == (not doubts.DOUBTS[doubt].fatal)
 
 
@@ -376,6 +376,52 @@ def test_a_few_steps_of_an_epoch_are_a_part_of_it(tmp_path: Path) -> None:
     assert whole["part"] == 1
     assert not whole["extrapolated"]
     assert not is_estimate(QUANTITIES["epoch_time_s"], whole)
+
+
+FEW = {"measured_steps": 20, "steps_per_epoch": 400}
+RISING = {"step_time_first_s": 0.1, "step_time_last_s": 0.2}
+
+
+@pytest.mark.parametrize(
+    ("cases", "values", "label", "fix"),
+    [
+        ([Case(fraction=0.1)], RISING, "Trend", "Use a larger --fraction, or"),
+        ([Case(steps=20)], {**FEW, **RISING}, "Trend", "Use a larger --steps, or"),
+        ([Case(epochs=2)], RISING, "Trend", "Use a larger --epochs, or"),
+        (
+            [Case(fraction=0.02), Case(steps=20)],
+            {**FEW, **RISING},
+            "Trend",
+            "Use a larger --fraction or --steps, or",
+        ),
+        ([Case(fraction=0.1)], {}, "Extrapolated", "Use --fraction 1 to"),
+        ([Case(steps=20)], FEW, "Extrapolated", "Use --steps none to"),
+        (
+            [Case(fraction=0.5, steps=20)],
+            FEW,
+            "Extrapolated",
+            "Use --fraction 1 and --steps none to",
+        ),
+        (
+            [Case(steps=20)],
+            {**FEW, "energy_j": 9.0, "measured_time_s": 1.0},
+            "Short energy",
+            "Use a larger --steps.",
+        ),
+        (
+            [Case(epochs=2)],
+            {"energy_j": 9.0, "measured_time_s": 1.0},
+            "Short energy",
+            "Use --repeats 5 or more, which",
+        ),
+    ],
+)
+def test_advice_names_the_flag_that_was_used(
+    tmp_path: Path, cases: list[Case], values: dict[str, Any], label: str, fix: str
+) -> None:
+    frame = summaries.read([sweep_of(tmp_path, [ran(case, 10, **values) for case in cases])])
+    notices = {n.label: n.text for n in warn(frame, summaries.summarize(summaries.latest(frame)))}
+    assert fix in notices[label]
 
 
 def test_mixed_environments_are_said(tmp_path: Path) -> None:
