@@ -216,7 +216,7 @@ SKETCHES: tuple[Sketch, ...] = (
     ),
     Sketch(
         "loss-curve",
-        "Loss through the epoch",
+        "Loss during training",
         f"Mean cross-entropy of the images since the previous point. {_ONE_RUN}",
         "loss",
         each_run(take_curves),
@@ -224,7 +224,7 @@ SKETCHES: tuple[Sketch, ...] = (
     ),
     Sketch(
         "accuracy-curve",
-        "Accuracy through the epoch",
+        "Accuracy during training",
         f"Share of the images since the previous point that were predicted correctly. {_ONE_RUN}",
         "accuracy (%)",
         each_run(take_curves),
