@@ -165,7 +165,7 @@ def find_effects(rows: pd.DataFrame, cases: pd.DataFrame, machines: Machines) ->
             change.after,
             tuple(zip(change.pairs["cell_a"], change.pairs["cell_b"], strict=True)),
             estimates,
-            bool((change.pairs[["fraction_a", "fraction_b"]] < 1).any(axis=None)),
+            bool((change.pairs[["part_a", "part_b"]] < 1).any(axis=None)),
             tuple(_list_doubts(change.pairs)),
         )
         for change, estimates in zip(changes, found, strict=True)
@@ -203,11 +203,11 @@ def _find_changes(axis: str, cases: pd.DataFrame, machines: Machines) -> Iterato
         equal += SOURCE
     if axis in FOLLOWS:
         cases = keep_main(cases, number_groups(cases, equal))
-    columns = ["cell", "fraction", "dataset", "memory_measure", *DOUBTS]
+    columns = ["cell", *SAME_QUESTION, "part", "dataset", "memory_measure", *DOUBTS]
     places = rank(cases, axis)
     lines = cases[columns].assign(_key=number_groups(cases, equal), _rank=places)
     # two environments of one machine: which of them is meant, nobody can say
-    lines = lines.drop_duplicates(["_key", "_rank", "fraction"], keep=False)
+    lines = lines.drop_duplicates(["_key", "_rank", *SAME_QUESTION], keep=False)
     values = dict(zip(places, take_values(cases, axis), strict=True))
     steps = _list_steps(axis, lines, values)
     pairs = steps.merge(
@@ -216,8 +216,8 @@ def _find_changes(axis: str, cases: pd.DataFrame, machines: Machines) -> Iterato
     pairs = pairs.merge(
         lines.add_suffix("_b"), left_on=["_key", "_to"], right_on=["_key_b", "_rank_b"]
     )
-    pairs = pairs.assign(_equal=pairs["fraction_a"] == pairs["fraction_b"])
-    order = ["_equal", "fraction_a", "fraction_b"]
+    pairs = pairs.assign(_equal=pairs["part_a"] == pairs["part_b"])
+    order = ["_equal", "part_a", "part_b"]
     pairs = pairs.sort_values(order, ascending=False, kind="stable")
     pairs = pairs.drop_duplicates(["_key", "_from", "_to"]).sort_values(["_from", "_to", "_key"])
     for (before, after), part in pairs.groupby(["_from", "_to"]):
@@ -274,7 +274,7 @@ def take_seeds(readings: pd.DataFrame) -> dict[int, dict[int, tuple[float, float
     return seeds
 
 
-SAME_LOSS = ("fraction", "dataset")
+SAME_LOSS = ("part", "dataset")
 """What cases must agree on for their losses to be compared: as much of an epoch, the images."""
 
 

@@ -120,5 +120,5 @@ def _list_remarks(
     of = [told[before] for before, _ in pairs]
     if any(dataset == "synthetic" for _, dataset in of):
         yield "synthetic"
-    if any(fraction < 1 for fraction, _ in of):
+    if any(part < 1 for part, _ in of):
         yield "part of an epoch"

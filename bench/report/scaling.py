@@ -140,10 +140,10 @@ def _keep_one(cases: pd.DataFrame, axis: str) -> pd.DataFrame:
     Args:
         axis: what the cases of a ``_family`` differ in, by which they are sorted.
     """
-    order = cases.assign(_lost=~cases["status"].isin(TIMED))
-    by = [axis, "_lost", "part"]
-    order = order.sort_values(by, ascending=[True, True, False], kind="stable")
-    return order.drop_duplicates(["_family", axis]).drop(columns="_lost")
+    order = cases.assign(_lost=~cases["status"].isin(TIMED), _cut=cases["steps"] != "")
+    by = [axis, "_lost", "_cut", "part"]
+    order = order.sort_values(by, ascending=[True, True, True, False], kind="stable")
+    return order.drop_duplicates(["_family", axis]).drop(columns=["_lost", "_cut"])
 
 
 # ------------------------------------------------------------------------------------------ speed
@@ -395,8 +395,12 @@ class Match:
 
     @property
     def loss(self) -> float:
-        """Its training loss less that of the first; NaN where one is unknown."""
-        return float(self.after.train_loss - self.before.train_loss)
+        """Its training loss less that of the first; NaN where one is unknown.
+
+        And where they are not of equal parts of an epoch.
+        """
+        same = self.before.part == self.after.part
+        return float(self.after.train_loss - self.before.train_loss) if same else math.nan
 
 
 def divide(a: float, b: float) -> float:

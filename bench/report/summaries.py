@@ -50,7 +50,7 @@ def read(sweeps: Sequence[Sweep]) -> pd.DataFrame:
         "machine": _machine(records),
         "kind": records["executor"].map(kinds).fillna("measured"),
         "environment": number_groups(records, COMPARABLE),
-        "part": _measured_part(records),
+        "part": measure_part(records, SOURCE[:1]),
     }
     records = records.assign(**added)
     records["memory_measure"] = choose_memory(records)
@@ -72,14 +72,19 @@ def _fill_environment(records: pd.DataFrame) -> None:
                 records.loc[empty & same, name] = cells.iloc[0]
 
 
-def _measured_part(records: pd.DataFrame) -> pd.Series:
-    """The part of an epoch that a case measures: its fraction, or less with ``--steps``."""
+def measure_part(records: pd.DataFrame, where: Sequence[str] = ()) -> pd.Series:
+    """The part of an epoch that a case measures: its fraction, or less with ``--steps``.
+
+    Args:
+        records: any rows; all of one case have the same part.
+        where: columns beside the axes that tell cases apart.
+    """
     share = records["measured_steps"] / positive(records["steps_per_epoch"])
     part = records["fraction"].where(
         records["steps"] == "", share.fillna(1.0).clip(upper=records["fraction"])
     )
     # a run that failed has no steps: it is of the case that its repeats measured
-    return part.groupby(number_groups(records, [*SOURCE[:1], *AXES])).transform("min")
+    return part.groupby(number_groups(records, [*where, *AXES])).transform("min")
 
 
 def _machine(records: pd.DataFrame) -> pd.Series:

@@ -586,6 +586,51 @@ def test_equal_parts_of_an_epoch_are_preferred(tmp_path: Path) -> None:
     assert effect.loss.difference == pytest.approx(-0.1)
 
 
+def some_steps(case: Case, steps: int, of: int, time_s: float, **values: Any) -> list[Record]:
+    counts = {"measured_steps": steps, "steps_per_epoch": of}
+    return ran(replace(case, steps=steps), (time_s,), **counts, **values)
+
+
+def test_losses_of_a_few_steps_are_compared_over_equal_parts_of_an_epoch(tmp_path: Path) -> None:
+    """20 steps at batch size 256 are of twice as many images as at 128; 10 are of as many."""
+    large = replace(FP32, batch_size=256)
+    unequal = report_of(
+        tmp_path / "unequal",
+        some_steps(FP32, 20, 400, 100, train_loss=2.2),
+        some_steps(large, 20, 200, 50, train_loss=2.0),
+    )
+    effect = pick(unequal, "batch_size", "256")
+    assert speed(effect) == pytest.approx(2)
+    assert effect.estimated
+    assert effect.loss is None
+    equal = report_of(
+        tmp_path / "equal",
+        some_steps(FP32, 20, 400, 100, train_loss=2.2),
+        some_steps(large, 20, 200, 50, train_loss=2.0),
+        some_steps(large, 10, 200, 40, train_loss=2.1),
+    )
+    effect = pick(equal, "batch_size", "256")
+    assert speed(effect) == pytest.approx(2.5)
+    assert effect.loss is not None
+    assert effect.loss.difference == pytest.approx(-0.1)
+
+
+def test_cases_that_differ_only_in_their_steps_are_compared_all_the_same(tmp_path: Path) -> None:
+    """They are no two environments of which none is meant: whole epochs go first."""
+    report = report_of(
+        tmp_path,
+        ran(FP32, (100,), train_loss=1.5),
+        some_steps(FP32, 20, 400, 90, train_loss=2.2),
+        ran(FP16, (50,), train_loss=1.4),
+        some_steps(FP16, 20, 400, 45, train_loss=2.0),
+    )
+    effect = pick(report, "precision", "fp16")
+    assert (len(effect.pairs), speed(effect)) == (1, pytest.approx(2))
+    assert not effect.estimated
+    assert effect.loss is not None
+    assert effect.loss.difference == pytest.approx(-0.1)
+
+
 def test_pairs_with_repeats_are_judged_without_the_others(tmp_path: Path) -> None:
     rows = [ran(FP32, (100, 101, 99)), ran(FP16, (50, 51, 49))]
     rows += [ran(replace(c, batch_size=256), (t, t)) for c, t in ((FP32, 90), (FP16, 90))]
@@ -646,6 +691,15 @@ def test_equal_losses_of_guessing_show_nothing(tmp_path: Path) -> None:
     found = lessons(tmp_path, {FP32: seeds, FP16: seeds})
     assert found["verdict"] == "cannot tell"
     assert "guessing" in found["remarks"]
+
+
+def test_what_was_learnt_in_a_few_steps_is_of_part_of_an_epoch(tmp_path: Path) -> None:
+    seeds, counts = (1.0, 1.1, 1.2, 1.3), {"measured_steps": 20, "steps_per_epoch": 400}
+    few = {replace(case, steps=20): seeds for case in (FP32, FP16)}
+    assert lessons(tmp_path / "few", few, **counts)["remarks"] == "part of an epoch"
+    whole = {replace(case, steps=500): seeds for case in (FP32, FP16)}
+    counts["measured_steps"] = 400
+    assert "remarks" not in lessons(tmp_path / "whole", whole, **counts)  # there are none
 
 
 def test_what_diverged_is_not_left_out_in_silence(tmp_path: Path) -> None:

@@ -414,6 +414,25 @@ def test_the_largest_batches_are_compared_only_where_one_ended(tmp_path: Path) -
     assert any("Every batch size fits" in sentence for sentence in answer.sentences)
 
 
+def test_a_few_steps_are_marked_and_their_losses_not_held_against_others(tmp_path: Path) -> None:
+    """At 256 both trained 20 steps; at 128 one of them trained the whole epoch."""
+
+    def ran(precision: str, size: int, loss: float, steps: int | None) -> Record:
+        counts = {"measured_steps": 20, "steps_per_epoch": 50_000 // size} if steps else {}
+        values = {**measured(50.0, GIB), **counts, "train_loss": loss}
+        return make_record(Case(precision=precision, batch_size=size, steps=steps), **values)
+
+    rows = [
+        ran("fp32", 128, 1.5, None),
+        ran("bf16", 128, 2.0, 20),
+        ran("fp32", 256, 2.1, 20),
+        ran("bf16", 256, 2.2, 20),
+    ]
+    small, large = read_table(read(write_sweep(tmp_path / "s", rows)), "matched")
+    assert (small["batch_size"], small["speed"], small["loss"]) == ("128", "≈1.00×", "–")
+    assert (large["batch_size"], large["speed"], large["loss"]) == ("256", "≈1.00×", "+0.100")
+
+
 def test_nothing_appears_unless_it_varies(tmp_path: Path) -> None:
     rows = [
         make_record(Case(precision=precision, batch_size=64), **measured(50.0, GIB))
