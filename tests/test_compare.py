@@ -810,6 +810,80 @@ def test_a_fraction_need_not_match_for_times_but_for_losses_and_energy(
     assert [case["fraction"] for case in document["only_in_a"]] == [1.0]
 
 
+def trained(case: Case, steps: int, of: int, times: Sequence[float]) -> list[Record]:
+    """Runs with --steps, of an epoch of so many."""
+    rows = measured_on(at(case, steps=steps), 1.0, times)
+    for row in rows:
+        row.measurement.measured_steps, row.measurement.steps_per_epoch = min(steps, of), of
+    return rows
+
+
+def test_a_few_steps_are_part_of_an_epoch(write: Write, machine: Callable[..., Any]) -> None:
+    sweep = write("sweep", [*measured_on(CASE, 1.0, BASE), *trained(BF16, 20, 400, FASTER)])
+    found = {n: f[0] for n, f in machine(sweep, "--axis", "precision")["metrics"].items()}
+    assert found["epoch_time_s"]["verdict"] == "faster"
+    assert "extrapolated: 20 steps in bf16-amp" in found["epoch_time_s"]["remarks"]
+    lack = "fraction 1 of an epoch and 20 steps (0.05 of an epoch): not comparable"
+    assert (found["train_loss"]["verdict"], found["train_loss"]["lack"]) == ("no verdict", lack)
+    # two sweeps of one case: marked too
+    a = write("a", trained(CASE, 20, 400, BASE))
+    (finding,) = machine(a, a)["metrics"]["epoch_time_s"]
+    assert "extrapolated" in finding["remarks"]
+    # more steps than there are: a whole epoch
+    b = write("b", [*trained(CASE, 500, 400, BASE), *measured_on(BF16, 1.0, FASTER)])
+    document = machine(b, "--axis", "precision")
+    assert verdicts(document, "train_loss") == ["same"]
+    assert document["metrics"]["epoch_time_s"][0]["remarks"] == ["synthetic", "fake"]
+
+
+def test_equal_parts_are_matched_and_not_equal_numbers_of_steps(
+    write: Write, machine: Callable[..., Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """40 steps at batch size 64 are of as many images as 20 at 128."""
+    rows = [*trained(CASE, 20, 400, BASE), *trained(CASE, 30, 400, BASE)]
+    sweep = write("sweep", [*rows, *trained(SMALL, 20, 800, BASE), *trained(SMALL, 40, 800, BASE)])
+    chosen = [sweep, "--axis", "batch_size", "128", "64"]
+    document = machine(*chosen)
+    (finding,) = document["metrics"]["train_loss"]
+    assert (finding["case_a"]["steps"], finding["case_b"]["steps"]) == (20, 40)
+    assert (finding["verdict"], finding["n_a"], finding["n_b"]) == ("same", 5, 5)
+    assert [case["steps"] for case in document["only_in_a"]] == [30]
+    assert [case["steps"] for case in document["only_in_b"]] == [20]
+    assert main(chosen) == 0
+    assert "Only in batch size 64\n  case\n  fp32 · steps 20\n" in capsys.readouterr().out
+    # none is equal: the largest, whose losses are not compared
+    sweep = write("other", [*rows, *trained(SMALL, 20, 800, BASE)])
+    (finding,) = machine(sweep, *chosen[1:])["metrics"]["train_loss"]
+    lack = "30 steps (0.075 of an epoch) and 20 steps (0.025 of an epoch): not comparable"
+    assert finding["lack"] == lack
+
+
+def test_cases_that_differ_only_in_steps_are_each_compared(
+    write: Write, machine: Callable[..., Any]
+) -> None:
+    """Whole epochs, a few steps, and more steps than there are; some ran out of memory."""
+    rows = [
+        row
+        for case, times in ((CASE, BASE), (BF16, FASTER))
+        for row in (
+            *measured_on(case, 1.0, times),
+            *trained(case, 20, 400, times),
+            *trained(case, 500, 400, times),
+        )
+    ]
+    full = at(CASE, steps=30), at(BF16, steps=30)
+    rows += [*trained(full[0], 30, 400, BASE), record(full[1], 1, None, status=Status.OOM)]
+    document = machine(write("sweep", rows), "--axis", "precision")
+    found = document["metrics"]["train_loss"]
+    asked = [(f["case_a"]["steps"], f["case_b"]["steps"]) for f in found]
+    assert sorted(asked, key=str) == [(20, 20), (30, 30), (500, 500), (None, None)]
+    lacks = {f["case"]["steps"]: f["lack"] for f in found}
+    assert [lacks[n] for n in (20, 500, None)] == ["", "", ""]
+    assert "comparable" not in lacks[30]
+    changes = {row["case"]["steps"]: row["change"] for row in document["outcomes"]}
+    assert changes == {None: "", 20: "", 500: "", 30: "broken"}
+
+
 def test_values_run_on_several_machines_are_matched_by_machine(
     write: Write, machine: Callable[..., Any]
 ) -> None:
@@ -976,7 +1050,7 @@ def test_equal_losses_of_networks_that_guess_show_nothing(
         *with_losses(at(BF16, batch_size=32), [x - 0.1 for x in guessing]),
     ]
     chosen = [write("sweep", rows), "--axis", "precision"]
-    lack = "the loss is still that of guessing; measure more steps (--fraction)"
+    lack = "the loss is still that of guessing; train longer (--fraction, --steps or --epochs)"
     document = machine(*chosen)
     for metric in document["equivalence"]:
         first, second, _ = document["metrics"][metric]

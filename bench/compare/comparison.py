@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bench import verdict
-from bench.case import AXES, Case, free_axes, telling_axes
+from bench.case import AXES, SAME_QUESTION, Case, free_axes, telling_axes
 from bench.compare import conditions
 from bench.compare.conditions import CONDITIONS, TREND, Condition, Count, Summarized
 from bench.errors import UsageError
@@ -21,6 +21,7 @@ from bench.record import COMPARABLE, MODEL_PARTS, RELIABLE, Environment, Status
 from bench.report.doubts import DOUBTS
 from bench.report.metrics import METRICS, Metric
 from bench.report.quantities import MEMORY
+from bench.report.summaries import measure_part
 from bench.store.attempts import fill_unknown, keep_cases, keep_latest, number_groups
 from bench.store.reader import read_cases, read_records
 from bench.text import clean
@@ -41,7 +42,7 @@ def choose_metrics(a: Side, b: Side) -> list[Metric]:
     return [METRICS[c] for c in ("epoch_time_s", memory, "train_loss", "energy_j")] + errors
 
 
-def depends_on_fraction(metric: Metric) -> bool:
+def depends_on_part(metric: Metric) -> bool:
     """Whether a metric is of the measured part of an epoch, and not extrapolated to all of it.
 
     Times are per epoch or per step, and memory is a peak. Losses and errors come from the measured
@@ -51,16 +52,37 @@ def depends_on_fraction(metric: Metric) -> bool:
 
 
 @dataclass(frozen=True)
+class Part:
+    """How much of an epoch a side measured of a case.
+
+    Attributes:
+        share: of an epoch: at most the case's fraction.
+        steps: those that ``--steps`` allowed, where they are what made it less; else None.
+        known: false for steps none of which was measured; ``share`` is then the fraction.
+    """
+
+    share: float
+    steps: int | None = None
+    known: bool = True
+
+    def __str__(self) -> str:
+        """As it was asked for: ``fraction 0.25`` or ``20 steps``."""
+        return f"fraction {self.share:.3g}" if self.steps is None else f"{self.steps} steps"
+
+
+@dataclass(frozen=True)
 class Subject:
     """What is compared: a case and, where a side ran it in several environments, which of them.
 
     Where two values of an axis are compared, the case has the default of that axis and of those
     that follow from it; `Side.case` is the case that ran. ``environment`` has columns of
-    `COMPARABLE` and their values; usually it is empty.
+    `COMPARABLE` and their values; usually it is empty. ``share`` tells cases of two values apart
+    that have the same number of steps and so measured different parts of an epoch.
     """
 
     case: Case
     environment: tuple[tuple[str, str], ...] = ()
+    share: float = 1.0
 
     def label(self, axes: Iterable[str]) -> str:
         """Name it by ``axes`` of the case, and by its environment."""
@@ -98,6 +120,20 @@ class Side:
         """The columns of `COMPARABLE`; what a run did not get to know is its case's."""
         filled = fill_unknown(self.records, number_groups(self.records, AXES))
         return {name: filled[name].tolist() for name in COMPARABLE}
+
+    @cached_property
+    def parts(self) -> dict[Case, Part]:
+        """How much of an epoch was measured of each case."""
+        shares, steps = (self.records[name].tolist() for name in ("part", "measured_steps"))
+        ran = {case for case, n in zip(self.cases, steps, strict=True) if n == n}
+        return {
+            case: Part(
+                share,
+                case.steps if share < case.fraction else None,
+                case.steps is None or case in ran,
+            )
+            for case, share in zip(self.cases, shares, strict=True)
+        }
 
     def case(self, subject: Subject) -> Case:
         """The case that this side ran for a subject."""
@@ -173,6 +209,7 @@ def read_side(name: str, path: Path) -> Side:
         raise UsageError(f"{path}: no records yet; compare sweeps that have run")
     records = keep_latest(records).reset_index(drop=True)
     records[TREND] = DOUBTS[TREND].find(records)
+    records["part"] = measure_part(records)
     cases = list(read_cases(records))
     rows: dict[Subject, list[int]] = {}
     for position, case in enumerate(cases):
@@ -250,12 +287,12 @@ class Comparison:
 
     @property
     def free(self) -> tuple[str, ...]:
-        """The axes in which matched cases may differ, but for the fraction."""
+        """The axes in which matched cases may differ, but for how much was measured."""
         return free_axes(self.axis) if self.axis else ()
 
-    def fractions(self, subject: Subject) -> tuple[float, float]:
+    def parts(self, subject: Subject) -> tuple[Part, Part]:
         """Which part of an epoch each side measured of a matched subject."""
-        return self.a.case(subject).fraction, self.b.case(subject).fraction
+        return self.a.parts[self.a.case(subject)], self.b.parts[self.b.case(subject)]
 
     @property
     def matched(self) -> list[Subject]:
@@ -346,10 +383,13 @@ class Comparison:
         cases = {subject.case for side in (self.a, self.b) for subject in side.rows}
         if not self.axis:
             return telling_axes(cases)
-        whole = {replace(case, fraction=1.0) for case in cases}
+        neutral: dict[str, Any] = {name: AXES[name].default for name in SAME_QUESTION}
+        whole = {replace(case, **neutral) for case in cases}
         names = [name for name in telling_axes(whole) if name not in self.free]
-        # the fraction names a case only where the sides ran one case at several
-        return [*names, "fraction"] if len(whole) < len(cases) else names
+        if len(whole) == len(cases):
+            return names
+        # how it was measured names a case only where the sides measured one in several ways
+        return [*names, *(n for n in SAME_QUESTION if len({getattr(c, n) for c in cases}) > 1)]
 
     def judge_equivalence(self, metric: Metric, margin: float) -> list[tuple[Finding, Equivalence]]:
         """Whether B's loss or error is equivalent to A's, of each case that has it on both sides.
@@ -380,8 +420,8 @@ def compare(a: Side, b: Side, metrics: Sequence[Metric], axis: str = "") -> Comp
 
     Args:
         axis: whose values the sides are, after `bench.compare.values.take_values`. Cases may then
-            have been measured on different fractions of an epoch, and metrics that depend on that
-            are not compared.
+            have been measured on different parts of an epoch, and metrics that depend on that are
+            not compared.
     """
     a, b = part(a, b)
     comparison = Comparison(a, b, {}, axis)
@@ -410,9 +450,17 @@ def _doubt_ratio(comparison: Comparison, finding: Finding) -> Finding:
 
 
 def _refuse(comparison: Comparison, metric: Metric, subject: Subject) -> str:
-    one, two = comparison.fractions(subject)
-    differs = one != two and depends_on_fraction(metric)
-    return f"fractions {one:g} and {two:g} of an epoch: not comparable" if differs else ""
+    one, two = comparison.parts(subject)
+    known = one.known and two.known
+    if one.share == two.share or not known or not depends_on_part(metric):
+        return ""
+    if one.steps is None and two.steps is None:
+        return f"fractions {one.share:g} and {two.share:g} of an epoch: not comparable"
+    return f"{_say_share(one)} and {_say_share(two)}: not comparable"
+
+
+def _say_share(part: Part) -> str:
+    return f"{part} of an epoch" if part.steps is None else f"{part} ({part.share:.3g} of an epoch)"
 
 
 def _judge(

@@ -12,7 +12,7 @@ from itertools import zip_longest
 from typing import Any
 
 from bench import verdict
-from bench.case import AXES, FOLLOWS
+from bench.case import AXES, FOLLOWS, SAME_QUESTION
 from bench.compare import conditions
 from bench.compare.comparison import (
     Comparison,
@@ -103,8 +103,8 @@ def _write_common(comparison: Comparison) -> str:
     """What all matched cases have in common."""
     subjects = comparison.matched
     hidden = {*comparison.telling, *comparison.free}
-    if len({f for subject in subjects for f in comparison.fractions(subject)}) > 1:
-        hidden.add("fraction")
+    ran = [side.case(subject) for side in (comparison.a, comparison.b) for subject in subjects]
+    hidden |= {name for name in SAME_QUESTION if len({getattr(case, name) for case in ran}) > 1}
     return subjects[0].case.label(name for name in AXES if name not in hidden)
 
 
@@ -304,8 +304,8 @@ def _write_ratio(ratio: Ratio) -> tuple[str, str, str]:
 def describe_runs(comparison: Comparison, metric: Metric, subject: Subject) -> Iterator[str]:
     """What kind of runs a finding is of: of part of an epoch, of synthetic images, not measured."""
     sides = (comparison.a, comparison.b)
-    if min(comparison.fractions(subject)) < 1:
-        yield _write_fractions(comparison, metric, subject)
+    if min(part.share for part in comparison.parts(subject)) < 1:
+        yield _write_parts(comparison, metric, subject)
     kinds = {"synthetic": [s.name for s in sides if s.case(subject).dataset == "synthetic"]}
     for kind in ("fake", "published"):
         kinds[kind] = [s.name for s in sides if kind in s.executors(subject)]
@@ -335,14 +335,14 @@ def remarks(
         yield why
 
 
-def _write_fractions(comparison: Comparison, metric: Metric, subject: Subject) -> str:
+def _write_parts(comparison: Comparison, metric: Metric, subject: Subject) -> str:
     """Say that less than an epoch was measured, and on which side where only one did."""
     what = "extrapolated" if metric.name == "epoch_time_s" else "part of an epoch"
-    one, two = comparison.fractions(subject)
-    if one == two:
+    one, two = comparison.parts(subject)
+    if one.share == two.share:
         return what
     named = zip(comparison.names, (one, two), strict=True)
-    return f"{what}: " + ", ".join(f"fraction {f:.3g} in {name}" for name, f in named if f < 1)
+    return f"{what}: " + ", ".join(f"{part} in {name}" for name, part in named if part.share < 1)
 
 
 def render_text(comparison: Comparison, margins: Margins, results: Sequence[Result]) -> str:

@@ -5,15 +5,15 @@ for these:
 
 - axes that follow from the compared one (`FOLLOWS`): a precision that scales its loss has a loss
   scale, and fp32 has none. Of several loss scales, each precision's main one is taken;
-- ``fraction``, which is how a case was measured. Where both values ran an equal fraction, these are
-  matched; else the largest fraction of each. What depends on it is then not compared, see
-  `bench.compare.comparison.compare`.
+- ``fraction`` and ``steps``, which are how a case was measured. Where both values measured an equal
+  part of an epoch, these are matched; else the largest part of each. What depends on it is then not
+  compared, see `bench.compare.comparison.compare`.
 """
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice, product
 from typing import Any
@@ -33,7 +33,7 @@ from bench.case import (
     parse_value,
     spell_value,
 )
-from bench.compare.comparison import Comparison, Side, Subject
+from bench.compare.comparison import Comparison, Part, Side, Subject
 from bench.errors import UsageError, nearest
 
 
@@ -131,14 +131,44 @@ def match(a: Side, b: Side, axis: str) -> tuple[Side, Side]:
     ours, theirs = (_group_main(side, axis) for side in (a, b))
     subjects: tuple[dict[Case, Subject], dict[Case, Subject]] = ({}, {})
     for key in dict.fromkeys([*ours, *theirs]):
-        fractions = [{case.fraction: case for case in side.get(key, [])} for side in (ours, theirs)]
-        for cases, of_side in zip(fractions, subjects, strict=True):
-            for fraction, case in cases.items():
-                of_side[case] = Subject(replace(key, fraction=fraction))
-        if all(fractions) and not fractions[0].keys() & fractions[1].keys():
-            one, two = (cases[max(cases)] for cases in fractions)
+        parts = [
+            # of cases that follow from the axis, such as two learning rates, the last is taken
+            {case: side.parts[case] for case in {_ask(case): case for case in held}.values()}
+            for side, held in ((a, ours.get(key, [])), (b, theirs.get(key, [])))
+        ]
+        for cases, of_side in zip(parts, subjects, strict=True):
+            for case, part in cases.items():
+                asked = {name: getattr(case, name) for name in SAME_QUESTION}
+                of_side[case] = Subject(replace(key, **asked), share=part.share)
+        for one, two in _match_parts(*parts):
             subjects[1][two] = subjects[0][one]
     return _assign(a, subjects[0]), _assign(b, subjects[1])
+
+
+def _ask(case: Case) -> tuple[Value, ...]:
+    """How a case was to be measured."""
+    return tuple(getattr(case, name) for name in SAME_QUESTION)
+
+
+def _match_parts(ours: Mapping[Case, Part], theirs: Mapping[Case, Part]) -> list[tuple[Case, Case]]:
+    """Pairs of cases that measured equal parts of an epoch; else the largest of each side.
+
+    Of several with one part, those are matched first that were asked for alike, and so is one that
+    failed before its part was known.
+    """
+    if not ours or not theirs:
+        return []
+    pairs: dict[Case, Case] = {}
+    order = sorted(product(ours, theirs), key=lambda pair: _ask(pair[0]) != _ask(pair[1]))
+    for one, two in order:
+        x, y = ours[one], theirs[two]
+        failed = _ask(one) == _ask(two) and not (x.known and y.known)
+        if (x.share == y.share or failed) and one not in pairs and two not in pairs.values():
+            pairs[one] = two
+    if pairs:
+        return list(pairs.items())
+    one, two = (max(side, key=lambda case: side[case].share) for side in (ours, theirs))
+    return [(one, two)]
 
 
 def _group_main(side: Side, axis: str) -> dict[Case, list[Case]]:
@@ -160,7 +190,7 @@ def _main_scale(cases: Sequence[Case]) -> str:
 
 
 def _keep_main(cases: list[Case], usual: str) -> list[Case]:
-    """Of cases that differ in what follows from precision, and in fraction, those of the main."""
+    """Of cases that differ in what follows, or in how they were measured, those of the main."""
     scales = {format_value(case.loss_scale) for case in cases}
     scale = usual if usual in scales else _main_scale(cases)
     kept = [case for case in cases if format_value(case.loss_scale) == scale]
@@ -202,7 +232,7 @@ def explain_unmatched(comparison: Comparison) -> str:
         name
         for name in AXES
         if not {getattr(case, name) for case in a} & {getattr(case, name) for case in b}
-        and not (comparison.axis and name == "fraction")
+        and not (comparison.axis and name in SAME_QUESTION)
     ]
     why = f"they share no value of {', '.join(parted)}" if parted else "no combination is shared"
     command = "" if comparison.axis else suggest(one, two, parted)
