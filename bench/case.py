@@ -40,7 +40,10 @@ def _batch_size(text: str) -> int:
     except ValueError:
         value = 0
     if value < 2:
-        raise ValueError("a batch size is a whole number, at least 2 (BatchNorm needs two images)")
+        raise ValueError(
+            "a batch size is a whole number, at least 2 (BatchNorm needs two images), auto, or a "
+            "range of powers of two such as 32..1024 or 32..auto"
+        )
     return value
 
 
@@ -143,7 +146,8 @@ def _memory_limit(text: str) -> str | None:
     number = parse_bytes(text)
     if number < LEAST_LIMIT:
         raise ValueError(f"a memory limit is at least {write_bytes(LEAST_LIMIT)}, or 'none'")
-    return write_bytes(number)
+    # 0.8GiB is 858993459.2 bytes, which nobody would recognise
+    return write_bytes(number if number % 10**6 == 0 else number - number % 2**20)
 
 
 def _lr_warmup(text: str) -> str:

@@ -70,6 +70,12 @@ class Preset:
                     f"{what} is given, but none of the precisions measured uses one ({chosen}); "
                     f"add --precision {' or '.join(using)}"
                 )
+        scaled = any(case.lr_scaling != "none" for case in [*cases, *families])
+        if any("base_batch" in block for block in blocks) and not scaled:
+            raise UsageError(
+                "a base batch is given, but no learning rate is scaled by it; "
+                "add --lr-scaling linear or sqrt"
+            )
         return cases
 
 

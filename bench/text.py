@@ -50,6 +50,8 @@ def count(number: int, thing: str) -> str:
 
 
 _UNITS = {
+    "TiB": 2**40,
+    "TB": 10**12,
     "GiB": 2**30,
     "GB": 10**9,
     "MiB": 2**20,

@@ -47,14 +47,15 @@ Machines = Mapping[tuple[str, str], str]
 def find_varying(cases: pd.DataFrame) -> tuple[str, ...]:
     """The axes of `ORDER` in which cases differ.
 
-    A loss scale (and what else only some precisions have) varies if it does within one precision.
+    A loss scale (and what else only some precisions have) varies if it does within one precision;
+    a learning rate also where each optimizer has its own.
     """
     varying = []
     for name in ORDER:
         if name == MACHINE:
             several = len(cases[list(SOURCE)].drop_duplicates()) > 1
-        elif leader := find_leader(name):
-            several = bool((cases.groupby(leader)[name].nunique() > 1).any())
+        elif find_leader(name) == "precision":
+            several = bool((cases.groupby("precision")[name].nunique() > 1).any())
         else:
             several = cases[name].nunique() > 1
         if several:

@@ -41,9 +41,11 @@ from bench.sweep.preflight import (
     refuse_unwritable,
     try_models,
 )
-from bench.sweep.probing import find_walls
+from bench.sweep.probing import describe_wall, find_walls
 from bench.sweep.schedule import OomSkips, choose_seed, plan_runs, remaining_runs
 from bench.text import clean
+from bench.wall.answer import Wall
+from bench.wall.search import Ending
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -94,7 +96,7 @@ def run_sweep(asked: Plan, options: Options) -> int:
         with stop_signals(executor) as stopped:
             notes = [*inputs.warnings, *store.set_aside]
             loop = Loop(store, executor, inputs, options, notes)
-            cases, measured = asked.cases, False
+            cases, measured, walls = asked.cases, False, dict[Case, Wall]()
             if families:
                 walls = find_walls(loop, families, comparable, stopped)
                 cases = plan_cases(options, walls).cases
@@ -112,10 +114,15 @@ def run_sweep(asked: Plan, options: Options) -> int:
                 loop.show_on(display)
                 measured |= loop.run(runs, before, skips, stopped)
     print_report(out)
+    lost = {family: wall for family, wall in walls.items() if wall.ending and not wall.recommended}
+    for family, wall in lost.items():
+        name = family.label(n for n in telling_axes(families) if n != "batch_size")
+        print(f"warning: no batch size for {name}: {describe_wall(wall)}", file=sys.stderr)
     if stopped():
         print(f"stopped; run the same command with --out {out} to continue", file=sys.stderr)
         return 128 + stopped()
-    return 0 if measured or not (runs or families) else 1
+    failed = any(wall.ending is not Ending.UNSUPPORTED for wall in lost.values())
+    return 1 if failed or ((runs or families) and not measured) else 0
 
 
 @dataclass
