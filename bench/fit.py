@@ -1,7 +1,7 @@
 """`python -m bench.fit`: find the largest batch size that fits in memory.
 
 Few batch sizes are tried, each in a process of its own and a record like any other; see
-`bench.wall.search`.
+docs/batch-size.md.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from bench.compare.gates import parse_percent
 from bench.environment import PACKAGES, has_cuda, refuse_missing
 from bench.errors import UsageError
 from bench.executors import Settings, build_executor
-from bench.flags import Parser, add_axes, describe, read_axes, run_command
+from bench.flags import Parser, add_axes, axis_flag, describe, read_axes, run_command
 from bench.preset import Preset
 from bench.report.model import NOTHING, Cell, Head, Table
 from bench.report.text import draw_table
@@ -98,6 +98,9 @@ def fit(argv: Sequence[str]) -> int:
     Raises:
         UsageError: it cannot be done.
     """
+    for flag in map(axis_flag, _WITHOUT):
+        if any(word.partition("=")[0] == flag for word in argv):
+            raise UsageError(f"{flag}: bench.fit chooses what its runs measure; leave it out")
     given = build_parser().parse(argv)
     step, margin = _read_step(given.step), _read_margin(given.margin)
     options = _read_options(given, shlex.join(["python", "-m", "bench.fit", *argv]))

@@ -44,7 +44,8 @@ class Parser(argparse.ArgumentParser):
         """
         given, unknown = self.parse_known_args(argv)
         if unknown:
-            flags = [flag for action in self._actions for flag in action.option_strings]
+            shown = (action for action in self._actions if action.help != argparse.SUPPRESS)
+            flags = [flag for action in shown for flag in action.option_strings]
             raise UsageError(f"unknown argument {unknown[0]!r}; {nearest(unknown[0], flags)}")
         return given
 

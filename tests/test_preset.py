@@ -130,3 +130,11 @@ def test_a_misspelt_name() -> None:
         load_preset("quik")
     with pytest.raises(UsageError, match="--preset"):
         load_preset("../presets/quick")
+
+
+def test_a_base_batch_that_scales_nothing_is_refused() -> None:
+    preset = parse_preset(b"[[grid]]\nbatch_size = 8\n", "mine")
+    with pytest.raises(UsageError, match="add --lr-scaling"):
+        preset.cases({"base_batch": [64]}, {})
+    (case,) = preset.cases({"base_batch": [64], "lr_scaling": ["sqrt"]}, {})
+    assert case.base_batch == 64

@@ -204,7 +204,10 @@ def read_side(name: str, path: Path) -> Side:
         UsageError: it has no records, or they cannot be read.
     """
     records = read_records(path)
-    records = keep_cases(records)
+    kept = keep_cases(records)
+    if len(records) and not len(kept):
+        raise UsageError(f"{path}: has only probes of bench.fit; compare sweeps")
+    records = kept
     if not len(records):
         raise UsageError(f"{path}: no records yet; compare sweeps that have run")
     records = keep_latest(records).reset_index(drop=True)
