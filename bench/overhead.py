@@ -139,7 +139,7 @@ def _train() -> None:
     start = time.perf_counter()
     for index in range(case.epochs):
         for batch in batches.divide(index, steps):
-            training.step(*batch)
+            training.step(batch)
     synchronize(device)
     print(time.perf_counter() - start)
 

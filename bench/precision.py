@@ -5,10 +5,11 @@ Reading this module costs nothing; torch is imported by the functions that act o
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
@@ -218,20 +219,55 @@ def read_flags() -> dict[str, str]:
     }
 
 
-def cast(model: nn.Module, precision: Precision) -> nn.Module:
-    """Cast ``model`` in place to the precision's weights; affine BatchNorm stays in fp32.
+def is_affine_batchnorm(module: nn.Module) -> bool:
+    """Whether ``module`` is what apex ``fp16_utils.network_to_half`` of 2019 left in fp32.
 
-    The rule is apex ``fp16_utils.network_to_half``'s of 2019: running statistics and affine
-    parameters of BatchNorm lose too much in half precision.
+    Running statistics and affine parameters of BatchNorm lose too much in half precision.
+    """
+    from torch.nn.modules.batchnorm import _BatchNorm
+
+    return isinstance(module, _BatchNorm) and module.affine
+
+
+def cast(
+    model: nn.Module,
+    precision: Precision,
+    keeps_fp32: Callable[[nn.Module], bool] = is_affine_batchnorm,
+) -> nn.Module:
+    """Cast ``model`` in place to the precision's weights.
+
+    Args:
+        keeps_fp32: which modules stay in fp32, children included. BatchNorm takes inputs in half
+            precision beside fp32 weights; any other is given its inputs in fp32, and its outputs
+            are cast back.
     """
     import torch
+    from torch.nn.modules.batchnorm import _BatchNorm
 
     if precision.masters:
-        model.to(getattr(torch, precision.weights))
-        for module in model.modules():
-            if isinstance(module, torch.nn.modules.batchnorm._BatchNorm) and module.affine:
-                module.float()
+        dtype = getattr(torch, precision.weights)
+        model.to(dtype)
+        for module in filter(keeps_fp32, model.modules()):
+            module.float()
+            if not isinstance(module, _BatchNorm):
+                _surround(module, dtype)
     return model
+
+
+def _surround(module: nn.Module, dtype: torch.dtype) -> None:
+    """Give ``module`` its floating-point inputs in fp32, and hand on its outputs in ``dtype``."""
+    import torch
+    from torch.utils._pytree import tree_map_only
+
+    def to(wanted: torch.dtype, values: Any) -> Any:
+        return tree_map_only(
+            torch.Tensor, lambda t: t.to(wanted) if t.is_floating_point() else t, values
+        )
+
+    module.register_forward_pre_hook(
+        lambda _, args, named: to(torch.float32, (args, named)), with_kwargs=True
+    )
+    module.register_forward_hook(lambda _, args, out: to(dtype, out))
 
 
 def autocast(precision: Precision, device: torch.device) -> AbstractContextManager[object]:

@@ -295,7 +295,7 @@ class Step:
     step: int
     images: int
     loss: float | None
-    correct: int
+    correct: int | None
     time_s: float | None
     loss_scale: float | None = None
     lr: float | None = None
@@ -308,7 +308,7 @@ class EpochRow:
     epoch: int
     time_s: float
     train_loss: float | None
-    train_accuracy: float
+    train_accuracy: float | None
     test_loss: float | None = None
     test_accuracy: float | None = None
     eval_time_s: float | None = None
@@ -418,7 +418,7 @@ STEP_COLUMNS: dict[str, Column] = {
         Column("step", int, "", "from 0; goes on over the epochs"),
         Column("images", int, "", "images since the row before"),
         Column("loss", float, "", "mean cross-entropy; empty if not finite", optional=True),
-        Column("correct", int, "", "how many of them were classified correctly"),
+        Column("correct", int, "", "how many of them were predicted right", optional=True),
         Column("time_s", float, "s", "duration of the step", optional=True),
         Column("loss_scale", float, "", "what the loss was multiplied by", optional=True, since=3),
         Column("lr", float, "", "learning rate of the step", optional=True, since=4),
@@ -432,7 +432,7 @@ EPOCH_COLUMNS: dict[str, Column] = {
         Column("epoch", int, "", "from 0"),
         Column("time_s", float, "s", "duration of the epoch"),
         Column("train_loss", float, "", "mean cross-entropy; empty if not finite", optional=True),
-        Column("train_accuracy", float, "", "as a fraction"),
+        Column("train_accuracy", float, "", "as a fraction", optional=True),
         Column("test_loss", float, "", "mean cross-entropy, after the epoch", optional=True),
         Column("test_accuracy", float, "", "as a fraction, after the epoch", optional=True),
         Column("eval_time_s", float, "s", "evaluation on the test images", optional=True),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -13,7 +12,16 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
-from training_for_tests import CPU, LR, batch, differing_masters, distance, small, training
+from training_for_tests import (
+    CPU,
+    LR,
+    batch,
+    differing_masters,
+    distance,
+    in_parts,
+    small,
+    training,
+)
 
 from bench.case import Case, micro_batch
 from bench.data import DatasetInfo, prepare
@@ -57,7 +65,7 @@ def few_batches(accumulate: int) -> Batches:
 class Double(Training):
     """Trains in float64."""
 
-    def classify(self, x: Tensor) -> Tensor:
+    def compute(self, x: Tensor) -> Tensor:
         return self.forward(x.double())  # type: ignore[no-any-return]
 
 
@@ -119,10 +127,6 @@ def test_batch_norm_makes_it_another_training() -> None:
 # ------------------------------------------------------------------------------- masters, overflow
 
 
-def in_parts(x: Tensor, *sizes: int) -> Iterator[Tensor]:
-    return iter(x.split(sizes))
-
-
 def no_norm(precision: str, **settings: object) -> Training:
     return training(precision, build=smooth, **settings)
 
@@ -136,9 +140,9 @@ def test_masters_get_exactly_the_accumulated_gradient(
     assert precision.endswith("amp") or ours.parameters[0].dtype != torch.float32
     for seed in range(3):
         x, y = batch(seed=seed)
-        ours.step(in_parts(x, 7, 7, 2), y)
+        ours.step(in_parts(x, y, 7, 7, 2))
         for part, labels in zip(x.split([7, 7, 2]), y.split([7, 7, 2]), strict=True):
-            loss = F.cross_entropy(plain.classify(part), labels)
+            loss = F.cross_entropy(plain.compute(part), labels)
             plain.loss_scale.scale(loss * (len(labels) / 16)).backward()
         assert all(p.grad is not None and p.grad.dtype == p.dtype for p in plain.parameters)
         plain.update()
@@ -153,10 +157,10 @@ def test_every_precision_is_near_the_large_batch(precision: str, scale: float | 
     ours, whole, equal = (no_norm(precision, loss_scale=scale) for _ in range(3))
     for seed in range(3):
         x, y = batch(seed=seed)
-        ours.step(in_parts(x, 7, 7, 2), y)
-        whole.step(x, y)
+        ours.step(in_parts(x, y, 7, 7, 2))
+        whole.step((x, y))
         for part, labels in zip(x.split([7, 7, 2]), y.split([7, 7, 2]), strict=True):
-            equal.backward(F.cross_entropy(equal.classify(part), labels) / 3)
+            equal.backward(F.cross_entropy(equal.compute(part), labels) / 3)
         equal.update()
     assert distance(ours.model, whole.model) < 2e-3 < distance(equal.model, whole.model)
 
@@ -177,14 +181,14 @@ def test_overflow_in_one_micro_batch_is_that_of_the_step(
     """Whichever it is in: the whole step is skipped and counted once, or inf reaches the weights"""
     ours = no_norm(precision, **settings)
     x, y = batch()
-    ours.step(in_parts(x, 7, 7, 2), y)
+    ours.step(in_parts(x, y, 7, 7, 2))
     before = [p.detach().clone() for p in ours.masters]
     momentum = [s["momentum_buffer"].clone() for s in ours.optimizer.state.values()]
     scale = float(ours.current_scale())
     spoilt = x.clone()
     spoilt[[0, 7, 14][bad]] = torch.inf
     epoch = train_epoch(
-        ours, [(in_parts(spoilt, 7, 7, 2), y)], StepClock(CPU), lambda step, loss: None
+        ours, [in_parts(spoilt, y, 7, 7, 2)], StepClock(CPU), lambda step, loss: None
     )()
     assert epoch.overflowed == [True]
     assert float(ours.current_scale()) == (
@@ -194,7 +198,7 @@ def test_overflow_in_one_micro_batch_is_that_of_the_step(
         assert all(map(torch.equal, before, ours.masters))
         held = [s["momentum_buffer"] for s in ours.optimizer.state.values()]
         assert all(map(torch.equal, momentum, held))
-        assert not ours.step(in_parts(x, 7, 7, 2), y)[2], "nothing of it is left in the gradients"
+        assert not ours.step(in_parts(x, y, 7, 7, 2))[2], "nothing of it is left in the gradients"
         assert not all(map(torch.equal, before, ours.masters))
     else:
         assert not all(bool(torch.isfinite(p).all()) for p in ours.parameters)
@@ -206,8 +210,8 @@ def test_a_sum_past_the_format_overflows_though_no_part_does() -> None:
     for p in ours.parameters:
         p.register_hook(lambda g: torch.full_like(g, 40_000.0))
     x, y = batch()
-    assert not ours.step(x, y)[2]
-    assert ours.step(in_parts(x, 8, 8), y)[2]
+    assert not ours.step((x, y))[2]
+    assert ours.step(in_parts(x, y, 8, 8))[2]
 
 
 DYNAMIC = next(iter(POLICIES))
@@ -226,12 +230,13 @@ def test_micro_batches_are_the_batch_in_order(size: int, accumulate: int, epoch:
     made = Batches(
         images, np.arange(IMAGES), batch_size=size, micro_batch=micro, device=CPU, seed=1
     )
-    for (x, y), (parts, labels) in zip(made.epoch(epoch), made.divide(epoch), strict=True):
-        cut = list(parts)
+    for (x, y), divided in zip(made.epoch(epoch), made.divide(epoch), strict=True):
+        cut, labels = zip(*divided.parts, strict=True)
         assert {len(part) for part in cut[:-1]} <= {micro}
         assert 1 <= len(cut[-1]) <= micro
         assert torch.equal(torch.cat(cut), x)
-        assert torch.equal(labels, y)
+        assert torch.equal(torch.cat(labels), y)
+        assert divided.size == len(y)
 
 
 def test_only_one_micro_batch_is_made_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -244,8 +249,7 @@ def test_only_one_micro_batch_is_made_at_a_time(monkeypatch: pytest.MonkeyPatch)
     )
     ours = training(build=smooth)
     ours.parameters[0].register_hook(lambda grad: events.append("backward"))
-    parts, y = next(made.divide())
-    ours.step(parts, y)
+    ours.step(next(made.divide()))
     assert events == [e for n in (6, 6, 6, 4) for e in (f"made {n}", "backward")]
 
 
@@ -334,12 +338,12 @@ def test_nothing_in_a_step_of_micro_batches_waits_for_the_device(
         ours = training(precision, optimizer=optimizer, **settings)
         x, y = batch()
     for parts in ((16,), (7, 7, 2)):
-        ours.step(x.split(parts), y)
+        ours.step(in_parts(x, y, *parts))
     launches = []
     for rates in (None, [0.01]):
         watch.judge()
         with watch:
-            step = [(x.split((7, 7, 2)), y)]
+            step = [in_parts(x, y, 7, 7, 2)]
             train_epoch(ours, step, StepClock(CPU), lambda step, loss: None, rates)
         assert watch.breaches == []
         launches.append(watch.launches)
@@ -353,6 +357,6 @@ def test_a_dynamic_scale_counts_steps_and_not_micro_batches() -> None:
     x, y = batch()
     scales = []
     for _ in range(3):
-        ours.step(in_parts(x, 7, 7, 2), y)
+        ours.step(in_parts(x, y, 7, 7, 2))
         scales.append(float(ours.current_scale()))
     assert scales == [8.0, 8.0, 16.0]

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from apex_for_tests import install
 from torch import Tensor
-from training_for_tests import CPU, LR, MOMENTUM, WEIGHT_DECAY, batch, small, training
+from training_for_tests import CPU, LR, MOMENTUM, WEIGHT_DECAY, batch, in_parts, small, training
 
 from bench.apex import Apex, Interface, choose_interface, find_apex, refuse_apex
 from bench.case import Case, grid
@@ -90,7 +90,7 @@ def test_a_step_is_the_rule_in_float64(
     for seed in range(5):
         x, y = batch(seed=seed)
         sums.clear()
-        overflowed = ours.step(x.split(sizes), y)[2]
+        overflowed = ours.step(in_parts(x, y, *sizes))[2]
         assert not overflowed
         for i, p in enumerate(ours.parameters):
             near = 4 * (2.0**-11 if p.dtype == torch.float16 else 2.0**-24)
@@ -114,13 +114,13 @@ def test_masters_start_from_the_weights_as_they_were_cast(
 ) -> None:
     """And again after a warm-up, with momentum and scale: the same losses come out."""
     ours = start(generation, level, "dynamic")
-    first = [float(ours.step(*batch(seed=seed))[0]) for seed in range(3)]
-    assert bool(ours.step(*spoilt())[2])
+    first = [float(ours.step(batch(seed=seed))[0]) for seed in range(3)]
+    assert bool(ours.step(spoilt())[2])
     ours.reset()
     assert float(ours.current_scale()) == 2**16
     for master, e in zip(ours.masters, rounded(generation, level), strict=True):
         assert torch.equal(master.float(), e)
-    assert [float(ours.step(*batch(seed=seed))[0]) for seed in range(3)] == first
+    assert [float(ours.step(batch(seed=seed))[0]) for seed in range(3)] == first
 
 
 def spoilt() -> tuple[Tensor, Tensor]:
@@ -134,7 +134,7 @@ def test_an_overflow_with_a_static_scale(generation: str, level: str | None, sta
     """It reaches the weights, as in 2019; today's interface skips. Either way it is told."""
     ours = start(generation, level, 128.0)
     before = [p.detach().clone() for p in ours.parameters]
-    assert bool(ours.step(*spoilt())[2])
+    assert bool(ours.step(spoilt())[2])
     same = all(map(torch.equal, before, ours.parameters))
     finite = all(bool(torch.isfinite(p).all()) for p in ours.parameters)
     assert (same, finite) == ((True, True) if generation == "today" else (False, False))
@@ -163,19 +163,19 @@ def test_an_overflow_in_one_micro_batch_is_one_of_the_step(
     """Told once, whichever it is in; the scale falls once, and a skipped step leaves nothing."""
     ours = start(generation, level, scale)
     x, y = batch()
-    ours.step(x.split((7, 7, 2)), y)
+    ours.step(in_parts(x, y, 7, 7, 2))
     before = [p.detach().clone() for p in ours.parameters]
     used = float(ours.current_scale())
     spoilt_x = x.clone()
     spoilt_x[bad] = torch.inf
-    parts = [(spoilt_x.split((7, 7, 2)), y)]
+    parts = [in_parts(spoilt_x, y, 7, 7, 2)]
     epoch = train_epoch(ours, parts, StepClock(CPU), lambda step, loss: None)()
     assert epoch.overflowed == [True]
     assert float(ours.current_scale()) == (used / 2 if scale == "dynamic" else used)
     skipped = scale == "dynamic" or generation == "today"
     assert all(map(torch.equal, before, ours.parameters)) is skipped
     if skipped:
-        assert not ours.step(x.split((7, 7, 2)), y)[2]
+        assert not ours.step(in_parts(x, y, 7, 7, 2))[2]
         assert not all(map(torch.equal, before, ours.parameters))
 
 
@@ -196,7 +196,7 @@ def test_each_step_has_its_learning_rate(generation: str, level: str | None, sta
     assert seen == [True, False]
     ours.set_lr(0.0)
     ours.reset()
-    ours.step(*batch())
+    ours.step(batch())
     assert not all(map(torch.equal, before, ours.parameters))
 
 
@@ -205,7 +205,7 @@ def test_our_fp16_takes_the_same_steps(generation: str, level: str | None, start
     """From the same start: the real fp16_utils and O2 agreed bitwise over twelve steps."""
     ours, theirs = training("fp16", loss_scale=128.0), start(generation, level, 128.0)
     for seed in range(5):
-        a, b = ours.step(*batch(seed=seed)), theirs.step(*batch(seed=seed))
+        a, b = ours.step(batch(seed=seed)), theirs.step(batch(seed=seed))
         assert float(a[0]) == pytest.approx(float(b[0]), abs=2e-3)
     for mine, other in zip(ours.masters, theirs.masters, strict=True):
         torch.testing.assert_close(mine, other, rtol=0, atol=2e-4)
@@ -216,7 +216,7 @@ def test_a_large_gradient_in_fp16_is_no_overflow(start: Start) -> None:
     ours = start("2018", None, 1.0)
     norms: list[Tensor] = []
     ours.parameters[-2].register_hook(lambda g: norms.append(g.norm()))
-    ours.backward(ours.classify(batch()[0]).sum() * 1e3)
+    ours.backward(ours.compute(batch()[0]).sum() * 1e3)
     assert not bool(ours.update())
     assert norms[0].dtype == torch.float16
     assert torch.isinf(norms[0])
@@ -234,7 +234,7 @@ def test_a_step_that_apex_skips_is_told_though_no_gradient_overflowed(start: Sta
         value = torch.tensor(0x3F800000 | 0x7C00, dtype=torch.int32).view(torch.float32)
         p.register_hook(lambda g, value=value: torch.ones_like(g) * value.to(g.dtype))
     before = [master.detach().clone() for master in ours.masters]
-    assert bool(ours.step(*batch())[2])
+    assert bool(ours.step(batch())[2])
     assert all(map(torch.equal, before, ours.masters))
 
 

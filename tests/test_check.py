@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +19,6 @@ import torch.nn.functional as F
 from apex_for_tests import install
 from torch import Tensor, nn
 
-import bench.training.loop
 from bench.case import Case
 from bench.check.__main__ import LEAST_STEPS, choose_cases, describe, explain, main, write_bounds
 from bench.check.checks import CHECKS, Answer, Check, Finding, Result, answer, check_seed
@@ -387,10 +386,8 @@ def test_a_crop_of_another_image(data: DatasetInfo, monkeypatch: pytest.MonkeyPa
 
 
 def test_a_summed_loss(data: DatasetInfo, monkeypatch: pytest.MonkeyPatch) -> None:
-    summed = SimpleNamespace(
-        cross_entropy=lambda logits, y, **_: F.cross_entropy(logits, y, reduction="sum")
-    )
-    monkeypatch.setattr(bench.training.loop, "F", summed)
+    made = F.cross_entropy
+    monkeypatch.setattr(F, "cross_entropy", lambda logits, y, **_: made(logits, y, reduction="sum"))
     assert failing(subject(data), "initial-loss", "averaging") == {"initial-loss", "averaging"}
 
 
@@ -400,10 +397,10 @@ def test_a_loss_summed_behind_an_averaged_figure(
     """What is reported is right, what is differentiated is not."""
     made = Training.step
 
-    def step(self: Training, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def step(self: Training, batch: Any) -> tuple[Tensor, Tensor, Tensor]:
         scale = self.loss_scale.scale
-        self.loss_scale.scale = lambda loss: scale(loss) * len(x)  # type: ignore[method-assign]
-        result = made(self, x, y)
+        self.loss_scale.scale = lambda loss: scale(loss) * len(batch[0])  # type: ignore[method-assign]
+        result = made(self, batch)
         self.loss_scale.scale = scale  # type: ignore[method-assign]
         return result
 
@@ -419,13 +416,13 @@ def test_a_loss_partly_summed(data: DatasetInfo, monkeypatch: pytest.MonkeyPatch
         "backward",
         lambda self, loss, last: made(self, loss * self.images ** math.log2(1.5), last),
     )
-    classify = Training.classify
+    compute = Training.compute
 
     def count(self: Training, x: Tensor) -> Tensor:
         self.images = len(x)  # type: ignore[attr-defined]
-        return classify(self, x)
+        return compute(self, x)
 
-    monkeypatch.setattr(Training, "classify", count)
+    monkeypatch.setattr(Training, "compute", count)
     # without weight decay the step would be 1.5 times to the last digit
     assert CHECKS["averaging"].run(subject(data)).value == pytest.approx(1.5, abs=0.02)
     assert failing(subject(data), "averaging") == {"averaging"}
@@ -492,16 +489,18 @@ def test_a_vanishing_learning_rate(data: DatasetInfo) -> None:
     assert found == {"overfit", "first-steps", "baseline"}
 
 
-def keep_the_loss(self: Training, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def keep_the_loss(self: Training, batch: Any) -> tuple[Tensor, Tensor, Tensor]:
     """The classic: the loss that the loop collects is not detached."""
-    loss = F.cross_entropy(self.classify(x), y)
+    x, y = batch
+    loss = F.cross_entropy(self.compute(x), y)
     self.loss_scale.scale(loss).backward()
     return loss, (y == 0).sum(), self.update()
 
 
-def keep_the_graph(self: Training, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def keep_the_graph(self: Training, batch: Any) -> tuple[Tensor, Tensor, Tensor]:
     """And backward does not free what the graph has saved."""
-    loss = F.cross_entropy(self.classify(x), y)
+    x, y = batch
+    loss = F.cross_entropy(self.compute(x), y)
     self.loss_scale.scale(loss).backward(retain_graph=True)
     return loss, (y == 0).sum(), self.update()
 
@@ -604,14 +603,14 @@ def test_a_network_that_is_sure_already(data: DatasetInfo) -> None:
 def evaluate_with_a_graph(self: Training, batches: object) -> tuple[float, float]:
     self.model.eval()
     with torch.enable_grad():
-        losses = [F.cross_entropy(self.classify(x), y) for x, y in batches]  # type: ignore[attr-defined]
+        losses = [F.cross_entropy(self.compute(x), y) for x, y in batches]  # type: ignore[attr-defined]
     self.model.train()
     return float(torch.stack(losses).detach().mean()), 0.0
 
 
 @torch.no_grad()
 def evaluate_while_training(self: Training, batches: object) -> tuple[float, float]:
-    losses = [F.cross_entropy(self.classify(x), y) for x, y in batches]  # type: ignore[attr-defined]
+    losses = [F.cross_entropy(self.compute(x), y) for x, y in batches]  # type: ignore[attr-defined]
     return float(torch.stack(losses).detach().mean()), 0.0
 
 
@@ -670,7 +669,7 @@ def test_watching_leaves_the_training_as_it_is(data: DatasetInfo) -> None:
     """The losses of the watched steps are those of the same steps unwatched, dropout included."""
     watched = subject(data, "with_dropout")
     batches, training = watched.start()
-    plain = [float(training.step(*batch)[0]) for batch in list(batches.epoch(0))[:STEPS]]
+    plain = [float(training.step(batch)[0]) for batch in list(batches.epoch(0))[:STEPS]]
     assert watched.first_steps.losses[:STEPS] == plain
 
 

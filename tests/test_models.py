@@ -17,6 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from bench.errors import UsageError
 from bench.models import build_model, check_model, dpn, parse_model
 from bench.training.flop import count_flop
+from bench.workloads.images import Images
 
 ROOT = Path(__file__).parents[1]
 
@@ -59,7 +60,7 @@ def test_flop_by_hand(name: str) -> None:
             if isinstance(layer, (nn.Conv2d, nn.Linear)):
                 layer.register_forward_hook(count)
         model(torch.empty(1, 3, 32, 32))
-    flop = count_flop(name)
+    flop = count_flop(Images(name))
     assert flop == 2 * (3 * sum(products) - products[0])
     said = {"dpn92": dpn.dpn92, "dpn26": dpn.dpn26, "dpn-small": dpn.dpn_small}[name].__doc__
     assert f"{flop / 1e9:.2f} GFLOP" in (said or "")
@@ -69,7 +70,7 @@ def test_the_h200_reference_is_counted_as_the_harness_counts() -> None:
     file = Path(__file__).parents[1] / "results" / "reference" / "h200-lab.csv"
     with file.open(encoding="utf-8", newline="") as lines:
         rows = list(csv.DictReader(lines))
-    assert {float(row["flop_per_image"]) for row in rows} == {count_flop("dpn92")}
+    assert {float(row["flop_per_image"]) for row in rows} == {count_flop(Images("dpn92"))}
 
 
 def test_dual_paths_add_and_append() -> None:

@@ -75,7 +75,7 @@ def test_masters_follow_the_rule_in_float64(name: str, precision: str, scale: fl
     states: list[dict[str, Tensor]] = [{} for _ in exact]
     for step in range(1, 6):
         x, y = batch(seed=step)
-        loss = F.cross_entropy(ours.classify(x), y)
+        loss = F.cross_entropy(ours.compute(x), y)
         ours.backward(loss)
         grads = [p.grad.double() / (scale or 1) for p in ours.parameters if p.grad is not None]
         assert not ours.update()
@@ -98,14 +98,14 @@ def test_a_reset_is_bitwise_a_fresh_start(name: str, precision: str) -> None:
     fresh, warmed = (training(precision, optimizer=name) for _ in range(2))
     allocated = {k: v.shape for s in warmed.optimizer.state.values() for k, v in s.items()}
     for seed in range(3):
-        warmed.step(*batch(seed=50 + seed))
+        warmed.step(batch(seed=50 + seed))
     assert {k: v.shape for s in warmed.optimizer.state.values() for k, v in s.items()} == allocated
     assert any(bool(v.any()) for s in warmed.optimizer.state.values() for v in s.values())
     warmed.reset()
     for state in warmed.optimizer.state.values():
         assert not any(bool(value.any()) for value in state.values())
     for seed in range(3):
-        assert torch.equal(fresh.step(*batch(seed=seed))[0], warmed.step(*batch(seed=seed))[0])
+        assert torch.equal(fresh.step(batch(seed=seed))[0], warmed.step(batch(seed=seed))[0])
         assert all(map(torch.equal, fresh.masters, warmed.masters))
 
 
@@ -152,13 +152,13 @@ def test_an_overflow_skips_the_step_and_leaves_no_trace(
         x, y = batch(seed=seed)
         if seed == 0:
             before = [m.detach().clone() for m in ours.masters]
-            assert bool(ours.step(torch.full_like(x, torch.inf), y)[2])
+            assert bool(ours.step((torch.full_like(x, torch.inf), y))[2])
             assert all(map(torch.equal, before, ours.masters))
             assert not any(bool(v.any()) for s in ours.optimizer.state.values() for v in s.values())
             for name_, buffer in ours.model.named_buffers():
                 buffer.copy_(statistics[name_])
-        assert not ours.step(x, y)[2]
-        plain.step(x, y)
+        assert not ours.step((x, y))[2]
+        plain.step((x, y))
         assert all(map(torch.equal, ours.masters, plain.masters))
 
 
@@ -169,10 +169,10 @@ def test_only_lars_waits_for_the_device_and_only_to_skip(name: str, skip: bool) 
     with watch:
         ours = training("fp16", optimizer=name, loss_scale=128.0, skip_overflow=skip)
         x, y = batch()
-    ours.step(x, y)
+    ours.step((x, y))
     watch.judge()
     with watch:
-        ours.step(x, y)
+        ours.step((x, y))
     read_back = {Rule.READ} if name == "lars" and skip else set()
     assert {breach.rule for breach in watch.breaches} == read_back
 
@@ -181,7 +181,7 @@ def test_only_lars_waits_for_the_device_and_only_to_skip(name: str, skip: bool) 
 def test_without_skipping_an_overflow_reaches_the_weights(name: str) -> None:
     ours = training("fp16", optimizer=name, loss_scale=128.0)
     x, y = batch()
-    assert bool(ours.step(torch.full_like(x, torch.inf), y)[2])
+    assert bool(ours.step((torch.full_like(x, torch.inf), y))[2])
     assert not all(bool(torch.isfinite(p).all()) for p in ours.parameters)
 
 

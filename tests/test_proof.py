@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from bench.models import build_model
 from bench.precision import PRECISIONS, Arithmetic, Precision, autocast, cast, set_flags
 from bench.training import proof as proof_module
+from bench.training.loop import Training
 from bench.training.proof import (
     DENSE,
     Finding,
@@ -266,7 +268,14 @@ def prove_model(
     memory = torch.channels_last if channels_last else torch.contiguous_format
     precision = PRECISIONS[name]
     setting = Setting(precision, CPU, 32, memory, compile)
-    return prove(setting, cast(model, precision), IMAGES)
+    images = IMAGES.to(getattr(torch, precision.weights))
+    cast(model, precision)
+
+    def compute() -> None:
+        with autocast(precision, CPU):
+            model(images)
+
+    return prove(setting, compute, len(IMAGES))
 
 
 @pytest.mark.slow
@@ -286,7 +295,8 @@ def test_what_ran_is_found(name: str) -> None:
 def test_a_lie_is_found() -> None:
     """fp32 by its label, bf16 by what it does, gradients included."""
     liar = Precision("fp32", "", autocast="bfloat16")
-    found = prove(Setting(liar, CPU, 8), build_model("dpn-small"), IMAGES)
+    training = Training(build_model("dpn-small"), liar, CPU, lr=0.1)
+    found = prove(Setting(liar, CPU, 8), lambda: training.compute(IMAGES), len(IMAGES))
     contradiction = found.contradicts(PRECISIONS["fp32"])
     assert contradiction
     assert len(contradiction.findings) == 8  # dense as well
@@ -378,20 +388,20 @@ def test_the_most_expensive_is_taken_of_each() -> None:
     model = nn.Sequential(
         nn.Conv2d(3, 32, 3), nn.Conv2d(32, 16, 3), nn.Conv2d(16, 16, 3, groups=4), nn.Flatten()
     )
-    layers = find_layers(model, IMAGES, PRECISIONS["fp32"])
+    layers = find_layers(lambda: model(IMAGES), len(IMAGES))
     assert [(layer.weight, layer.groups) for layer in layers] == [
         ((16, 32, 3, 3), 1),
         ((16, 4, 3, 3), 4),
     ]
-    only = find_layers(nn.Conv2d(3, 30, 3, groups=3), IMAGES, PRECISIONS["fp32"])
+    only = find_layers(lambda: nn.Conv2d(3, 30, 3, groups=3)(IMAGES), len(IMAGES))
     assert len(only) == 1, "a grouped one that is the most expensive is probed once"
 
 
 @pytest.mark.parametrize("layer", MODELS)
 def test_a_layer_is_the_same_however_many_images_are_looked_at(layer: str) -> None:
     model, many = MODELS[layer](), IMAGES.repeat(3, 1, 1, 1)
-    fp32 = PRECISIONS["fp32"]
-    assert find_layers(model, many, fp32) == find_layers(model, IMAGES, fp32)
+    few, more = (find_layers(partial(model, x), len(x)) for x in (IMAGES, many))
+    assert few == more
 
 
 def test_a_network_that_cannot_be_looked_into_is_probed_all_the_same() -> None:
@@ -419,7 +429,8 @@ def test_the_dense_convolution_is_large_enough_at_any_batch(
 
     monkeypatch.setattr(Layer, "compute", compute)
     monkeypatch.setitem(proof_module._FLOP, "cpu", 1e10)
-    found = prove(Setting(PRECISIONS["tf32"], CPU, 1), nn.Conv2d(3, 8, 3, padding=1), IMAGES)
+    model = nn.Conv2d(3, 8, 3, padding=1)
+    found = prove(Setting(PRECISIONS["tf32"], CPU, 1), partial(model, IMAGES), len(IMAGES))
     assert found.dense is not None
     assert found.dense.arithmetic == "tfloat32"
     assert found.layers[0].forward.arithmetic == "float32"

@@ -573,11 +573,11 @@ def test_nothing_is_read_back_while_gradients_are_looked_at(what: str) -> None:
         seen.append((site.layer, site.kind))
         return look(site, gradient)
 
-    training.step(x, y)
+    training.step((x, y))
     attach(training.model, see)
     watch.judge()
     with watch:
-        training.step(x, y)
+        training.step((x, y))
     assert len(set(seen)) == 2 * layers, "outputs and weights of all"
     assert [b for b in watch.breaches if b.rule in (Rule.READ, Rule.COPY)] == []
 
@@ -1105,9 +1105,9 @@ def test_the_fp32_training_has_the_flags_of_fp32(monkeypatch: pytest.MonkeyPatch
         monkeypatch.setattr(module, "set_flags", lambda formats: last.append(formats.name))
     step = Training.step
 
-    def see(self: Training, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def see(self: Training, batch: Any) -> tuple[Tensor, Tensor, Tensor]:
         seen.append((self.precision.name, last[-1]))
-        return step(self, x, y)
+        return step(self, batch)
 
     monkeypatch.setattr(Training, "step", see)
     answer(replace(TRAINED, precisions=("fp16",), train=("1024",)))

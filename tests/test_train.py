@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import pytest
 import torch
@@ -60,7 +60,7 @@ def plain_epoch(steps: int, dtype: torch.dtype = torch.float32) -> tuple[nn.Modu
 
 def test_fp32_is_the_plain_loop() -> None:
     ours = training()
-    losses = [float(ours.step(*batch(seed=seed))[0]) for seed in range(5)]
+    losses = [float(ours.step(batch(seed=seed))[0]) for seed in range(5)]
     model, expected = plain_epoch(5)
     assert losses == pytest.approx(expected, rel=1e-5)
     assert distance(ours.model, model) < 1e-6
@@ -84,7 +84,7 @@ def test_every_precision_follows_float64(
     """Five steps stay as near to a float64 run as the format's rounding allows."""
     ours = training(precision, loss_scale=scale)
     for seed in range(5):
-        ours.step(*batch(seed=seed))
+        ours.step(batch(seed=seed))
     model, _ = plain_epoch(5, torch.float64)
     start = small()
     moved = distance(start, model)
@@ -98,7 +98,7 @@ def test_masters_keep_what_half_precision_drops() -> None:
     ours = Training(model, PRECISIONS["fp16"], CPU, lr=1e-5, loss_scale=128.0)
     x, y = batch(4)
     for _ in range(20):
-        ours.step(x, y)
+        ours.step((x, y))
     (master,), (weight,) = ours.masters, ours.parameters
     assert master.dtype == torch.float32
     assert (master != 1).float().mean() > 0.9
@@ -167,7 +167,7 @@ def test_update_is_bitwise_the_rule(
         for one in (ours, plain):
             if isinstance(one.model, Awkward):
                 one.model.uses_all = seed != 1
-        a, b = (one.step(*batch(seed=seed)) for one in (ours, plain))
+        a, b = (one.step(batch(seed=seed)) for one in (ours, plain))
         assert all(map(torch.equal, a, b))
         # weights that have no gradient yet are bitwise as they were too
         for mine, master, theirs in zip(ours.parameters, ours.masters, masters, strict=True):
@@ -183,12 +183,12 @@ def test_reset_restores_every_master() -> None:
     )
     assert {w.dtype for w in ours.parameters} == {torch.float16, torch.bfloat16, torch.float32}
     for seed in range(2):
-        ours.step(*batch(seed=seed))
+        ours.step(batch(seed=seed))
     ours.reset()
     assert all(map(torch.equal, fresh.masters, ours.masters))
     assert differing_masters(ours) == []
     for seed in range(2):
-        assert fresh.step(*batch(seed=seed))[0] == ours.step(*batch(seed=seed))[0]
+        assert fresh.step(batch(seed=seed))[0] == ours.step(batch(seed=seed))[0]
     assert all(map(torch.equal, fresh.masters, ours.masters))
 
 
@@ -197,10 +197,10 @@ def test_a_weight_without_a_gradient_is_left_alone() -> None:
     ours = Training(Awkward(), PRECISIONS["fp16"], CPU, lr=LR, loss_scale=128.0)
     model = cast("Awkward", ours.model)
     at = next(i for i, p in enumerate(ours.parameters) if p is model.sometimes)
-    ours.step(*batch())
+    ours.step(batch())
     after_one = ours.masters[at].detach().clone()
     model.uses_all = False
-    ours.step(*batch(seed=2))
+    ours.step(batch(seed=2))
     assert torch.equal(ours.masters[at], after_one)
     assert not torch.equal(after_one, torch.ones(10))
 
@@ -214,11 +214,11 @@ def test_static_scale_lets_inf_through_and_dynamic_skips() -> None:
     """The 2019 recipe never skips a step: an overflow reaches the weights."""
     x, y = batch()
     static, dynamic = training("fp16", loss_scale=2.0**24), training("fp16", loss_scale="dynamic")
-    assert bool(static.step(x, y)[2])
+    assert bool(static.step((x, y))[2])
     assert not all(torch.isfinite(p).all() for p in static.parameters)
     dynamic.loss_scale = start_at(2.0**24)
     before = [p.clone() for p in dynamic.parameters]
-    assert bool(dynamic.step(x, y)[2])
+    assert bool(dynamic.step((x, y))[2])
     assert all(map(torch.equal, before, dynamic.parameters))
     assert float(dynamic.loss_scale.current()) == 2.0**23
 
@@ -228,14 +228,14 @@ def test_a_skipped_first_step_leaves_no_rubbish_in_the_momentum() -> None:
     x, y = batch()
     ours, plain = (training("fp16-amp", loss_scale=s) for s in ("dynamic", 128.0))
     ours.loss_scale = start_at(2.0**126)
-    assert bool(ours.step(x, y)[2])
+    assert bool(ours.step((x, y))[2])
     for state in ours.optimizer.state.values():
         assert not state["momentum_buffer"].any()
     ours.loss_scale = start_at(128.0)
     ours.model.load_state_dict(plain._start)
     for seed in range(3):
-        ours.step(*batch(seed=seed))
-        plain.step(*batch(seed=seed))
+        ours.step(batch(seed=seed))
+        plain.step(batch(seed=seed))
     assert distance(ours.model, plain.model) < 1e-6
 
 
@@ -244,13 +244,13 @@ def test_reset_forgets_the_warm_up(precision: str, scale: float | None) -> None:
     """Weights, momentum, BatchNorm statistics: the epoch after is one from scratch."""
     fresh, warmed = training(precision, loss_scale=scale), training(precision, loss_scale=scale)
     for seed in range(3):
-        warmed.step(*batch(seed=50 + seed))
+        warmed.step(batch(seed=50 + seed))
     assert distance(warmed.model, fresh.model) > 0
     warmed.reset()
     for name, value in fresh.model.state_dict().items():
         assert torch.equal(value, warmed.model.state_dict()[name]), name
     for seed in range(3):
-        assert fresh.step(*batch(seed=seed))[0] == warmed.step(*batch(seed=seed))[0]
+        assert fresh.step(batch(seed=seed))[0] == warmed.step(batch(seed=seed))[0]
 
 
 def test_step_says_loss_and_hits() -> None:
@@ -258,7 +258,7 @@ def test_step_says_loss_and_hits() -> None:
     x, y = batch(32)
     with torch.no_grad():
         logits = small()(x)
-    loss, correct, overflowed = ours.step(x, y)
+    loss, correct, overflowed = ours.step((x, y))
     assert float(loss) == pytest.approx(float(F.cross_entropy(logits, y)), rel=1e-5)
     assert int(correct) == int((logits.argmax(1) == y).sum())
     assert not overflowed
@@ -266,7 +266,7 @@ def test_step_says_loss_and_hits() -> None:
 
 def test_evaluation_changes_nothing() -> None:
     ours = training()
-    ours.step(*batch())
+    ours.step(batch())
     before = {name: value.clone() for name, value in ours.model.state_dict().items()}
     batches = [batch(16), batch(7, seed=2)]
     loss, accuracy = ours.evaluate(batches)
@@ -282,7 +282,7 @@ def test_evaluation_changes_nothing() -> None:
 def test_channels_last_trains_alike() -> None:
     plain, last = training(), training(channels_last=True)
     for seed in range(3):
-        a, b = plain.step(*batch(seed=seed)), last.step(*batch(seed=seed))
+        a, b = plain.step(batch(seed=seed)), last.step(batch(seed=seed))
         assert float(a[0]) == pytest.approx(float(b[0]), rel=1e-4)
     assert next(last.model.parameters()).is_contiguous(memory_format=torch.channels_last)
 
@@ -336,7 +336,7 @@ def test_masters_follow_the_rule_in_float64(precision: str, scale: float | None)
     moved = 0.0
     for seed in range(8):
         x, y = batch(seed=seed)
-        loss = F.cross_entropy(ours.classify(x), y)
+        loss = F.cross_entropy(ours.compute(x), y)
         ours.loss_scale.scale(loss).backward()
         grads = [p.grad.double() / (scale or 1) for p in ours.parameters if p.grad is not None]
         assert not ours.update()
@@ -364,7 +364,7 @@ def test_fp16_starts_from_rounded_weights_as_apex_did() -> None:
         ours = training(precision)
         for again in (False, True):
             if again:
-                ours.step(*batch())
+                ours.step(batch())
                 ours.reset()
             for master, weight, before in zip(ours.masters, ours.parameters, start, strict=True):
                 kept = before if weight.dtype == torch.float32 else before.to(dtype).float()
@@ -378,7 +378,7 @@ def test_fp16_starts_from_rounded_weights_as_apex_did() -> None:
 def test_every_weight_is_its_master(precision: str) -> None:
     ours = training(precision)
     for seed in range(3):
-        ours.step(*batch(seed=seed))
+        ours.step(batch(seed=seed))
     assert differing_masters(ours) == []
 
 
@@ -401,8 +401,8 @@ def test_the_bounds_tell_formats_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     assert step_error("bf16-amp") > step_error("fp16-amp") > step_bound("fp32")
     made = Training.step
 
-    def spoilt(self: Training, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        result = made(self, x, y)
+    def spoilt(self: Training, batch: Any) -> tuple[Tensor, Tensor, Tensor]:
+        result = made(self, batch)
         spoil_batch_norm(self)
         return result
 

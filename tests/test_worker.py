@@ -16,7 +16,6 @@ from torch import nn
 
 from bench.case import Case
 from bench.data import DatasetInfo, load, prepare
-from bench.data.batches import Batches
 from bench.errors import UsageError
 from bench.precision import Arithmetic
 from bench.record import Measurement, Status, Step
@@ -34,6 +33,7 @@ from bench.worker.measurement import (
     warm_up_shapes,
 )
 from bench.worker.messages import Message, PhaseEntered, StepTaken, decode
+from bench.workloads.images import Images
 
 TINY = f"{__name__}:tiny"
 CASE = Case(model=TINY, dataset="synthetic", device="cpu", batch_size=512, fraction=0.1)
@@ -196,15 +196,13 @@ def test_three_epochs_are_three_by_hand(few: DatasetInfo) -> None:
     """Bit for bit: the images of epochs 0, 1 and 2, one after the other, from scratch."""
     case = replace(THREE, model=f"{__name__}:dropping")
     found = measure(case, few.folder, Channel(), time.monotonic())
-    data, batches, training = set_up(case, few.folder)
+    workload, batches, training = set_up(case, few.folder)
     start_over(training, batches, case)
-    tests = Batches(
-        data.test_images, data.test_labels, batch_size=256, device="cpu", seed=0, augment=False
-    )
+    tests = workload.open_tests(batch_size=256, device=torch.device("cpu"))
     losses, hits, tested = [], [], []
     for index in range(3):
         for x, y in batches.epoch(index):
-            loss, correct, _ = training.step(x, y)
+            loss, correct, _ = training.step((x, y))
             losses.append(float(loss))
             hits.append(int(correct))
         tested.append(training.evaluate(tests.evaluation()))
@@ -371,7 +369,7 @@ def test_divergence_is_measured_and_located(data: DatasetInfo) -> None:
 def test_uncountable_models_are_no_loss() -> None:
     found = Findings()
     with forgive(found, "flop_per_image"):
-        count_flop(f"{__name__}:uncountable")
+        count_flop(Images(f"{__name__}:uncountable"))
     assert "meta tensor" in found.missing["flop_per_image"].lower()
 
 

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from bench.data.batches import Divided
 from bench.gpu.device import Device
 from bench.gpu.monitor import Monitor, Observation
 from bench.models import build_model
@@ -42,6 +43,11 @@ def batch(size: int = 16, seed: int = 1, device: torch.device = CPU) -> tuple[Te
     rng = torch.Generator().manual_seed(seed)
     x = torch.randn(size, 3, 32, 32, generator=rng)
     return x.to(device), torch.randint(10, (size,), generator=rng).to(device)
+
+
+def in_parts(x: Tensor, y: Tensor, *sizes: int) -> Divided:
+    """A batch in micro-batches of these sizes."""
+    return Divided(len(x), zip(x.split(sizes), y.split(sizes), strict=True))
 
 
 def training(
@@ -124,7 +130,7 @@ def step_error(precision: str, device: torch.device = CPU) -> float:
     x, y = batch()
     F.cross_entropy(exact(x.double()), y).backward()
     optimizer.step()
-    ours.step(x.to(device), y.to(device))
+    ours.step((x.to(device), y.to(device)))
     updates = [
         (master.detach().cpu().double() - begin, end.detach() - start)
         for master, begin, start, end in zip(
@@ -150,7 +156,7 @@ def learnable(seed: int, device: torch.device = CPU) -> tuple[Tensor, Tensor]:
 
 def curve(ours: Training, seed: int = 0) -> Tensor:
     """Mean loss of each window of ten steps, of the 50 batches of a seed: float64 (5,)."""
-    losses = [ours.step(*learnable(1000 * seed + i, ours.device))[0] for i in range(STEPS)]
+    losses = [ours.step(learnable(1000 * seed + i, ours.device))[0] for i in range(STEPS)]
     return torch.stack(losses).double().cpu().view(-1, WINDOW).mean(dim=1)
 
 

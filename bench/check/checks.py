@@ -176,7 +176,7 @@ def check_initial_loss(subject: Subject) -> Finding:
     losses = []
     for batch in islice(stream(batches), -(-_AT_LEAST // batches.batch_size)):
         training.reset()
-        losses.append(training.step(*batch)[0])
+        losses.append(training.step(batch)[0])
     loss, guess = float(torch.stack(losses).mean()), math.log(subject.classes)
     unit = f"(ln {subject.classes} = {guess:.3f})"
     return Finding(loss, unit, guess - _INITIAL, guess + _INITIAL, data={"guess": guess})
@@ -232,7 +232,7 @@ def check_own_pixels(subject: Subject) -> Finding:
     with evaluating(training.model):
         for i in range(len(x)):
             images = x.clone().requires_grad_()
-            loss = F.cross_entropy(training.classify(images)[i : i + 1], y[i : i + 1])
+            loss = F.cross_entropy(training.compute(images)[i : i + 1], y[i : i + 1])
             gradient = _scaled_gradient(loss, images, scale)
             reached = gradient.flatten(1).ne(0).any(dim=1)  # NaN is not 0 either
             others = [str(j) for j in range(len(x)) if j != i and reached[j]]
@@ -274,7 +274,7 @@ def check_overfit(subject: Subject) -> Finding:
     x, y = (tensor[:_OVERFIT_IMAGES] for tensor in subject.batch)
     losses: list[float] = []
     for _ in range(_OVERFIT_STEPS):
-        losses.append(float(training.step(x, y)[0]))
+        losses.append(float(training.step((x, y))[0]))
         if frozen and math.isfinite(losses[0]):
             bound = max(_OVERFIT_LOSS, losses[0] / 2)
         if losses[-1] <= bound or not math.isfinite(losses[-1]):
@@ -450,7 +450,7 @@ def check_batchnorm(subject: Subject) -> Finding:
         }
 
     before = read()
-    training.step(*subject.batch)
+    training.step(subject.batch)
     after = read()
     still = tuple(
         name
@@ -504,7 +504,7 @@ def check_evaluation(subject: Subject) -> Finding:
     import torch
 
     batches, training = subject.start(compiled=False)
-    training.step(*subject.batch)
+    training.step(subject.batch)
     before = {name: t.clone() for name, t in training.model.state_dict().items()}
     seen: list[tuple[bool, bool]] = []
     handle = training.model.register_forward_hook(

@@ -27,6 +27,7 @@ from bench.data.batches import Batches
 from bench.training.loop import Training, train_epoch
 from bench.training.timing import StepClock
 from bench.worker.measurement import set_up
+from bench.workloads.images import Images
 
 if TYPE_CHECKING:
     from bench.data.batches import Batch
@@ -117,7 +118,10 @@ class Subject:
         """
         case = self.case if compiled else replace(self.case, compile=False)
         self.data: Dataset
-        self.data, batches, training = set_up(case, self.folder)
+        workload, batches, training = set_up(case, self.folder)
+        assert isinstance(workload, Images), "checks are of a network on images"
+        assert isinstance(batches, Batches)
+        self.data = workload.data
         return batches, training
 
     @cached_property
@@ -130,7 +134,7 @@ class Subject:
         """Classes that the network tells apart."""
         _, training = self.start()
         with torch.no_grad():
-            return training.classify(self.batch[0]).shape[1]
+            return int(training.compute(self.batch[0]).shape[1])
 
     @cached_property
     def first_steps(self) -> FirstSteps:
@@ -151,11 +155,11 @@ class Subject:
                 for index, (x, y) in enumerate(islice(supply, self.steps), done):
                     if index in (0, done + self.steps - 1):
                         with read_layers(training, index, lr=training.lr) as reading:
-                            loss, _, overflowed = training.step(x, y)
+                            loss, _, overflowed = training.step((x, y))
                         readings[1:] = [reading] if readings else []
                         readings = readings or [reading]
                     else:
-                        loss, _, overflowed = training.step(x, y)
+                        loss, _, overflowed = training.step((x, y))
                     new.append(loss)
                     good += not overflowed
                     if not by_then and (good == GRADIENT_STEPS or index + 1 == MOST_STEPS):
@@ -184,7 +188,7 @@ class Subject:
         steps = len(self.first_steps.losses)
         with torch.no_grad():
             losses = [
-                F.cross_entropy(training.classify(x), y)
+                F.cross_entropy(training.compute(x), y)
                 for x, y in islice(stream(batches), steps - steps // 3, steps)
             ]
         return torch.stack(losses).tolist()
@@ -194,7 +198,7 @@ class Subject:
         """The same steps with the same labels, every image blank."""
         batches, training = self.start()
         steps = islice(stream(batches), len(self.first_steps.losses))
-        losses = [training.step(torch.zeros_like(x), y)[0] for x, y in steps]
+        losses = [training.step((torch.zeros_like(x), y))[0] for x, y in steps]
         return FirstSteps(torch.stack(losses).tolist())
 
     @cached_property
@@ -245,7 +249,7 @@ def take_steps(training: Training, batches: Iterable[Batch], steps: int) -> Tens
     """
     losses, good = [], 0
     for x, y in islice(batches, MOST_STEPS):
-        loss, _, overflowed = training.step(x, y)
+        loss, _, overflowed = training.step((x, y))
         losses.append(loss)
         good += not overflowed
         if good == steps:
@@ -269,4 +273,4 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 def predict(training: Training, images: Tensor) -> Tensor:
     """Probabilities in evaluation mode, float32 (N, classes); training is left as it was."""
     with evaluating(training.model):
-        return F.softmax(training.classify(images), dim=1)
+        return F.softmax(training.compute(images), dim=1)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     import numpy as np
@@ -11,12 +12,61 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Batch = tuple[torch.Tensor, torch.Tensor]
-    Divided = tuple[Iterator[torch.Tensor], torch.Tensor]
 
 # Per channel, of pixels in 0..1: the constants pytorch-cifar normalises with.
 MEAN = (0.4914, 0.4822, 0.4465)
 STD = (0.2023, 0.1994, 0.2010)
 PADDING = 4  # zero pixels on each side before the crop, as there
+
+
+@dataclass(frozen=True)
+class Divided:
+    """A batch of ``size`` items in micro-batches, each made when it is asked for."""
+
+    size: int
+    parts: Iterator[Any]
+
+
+def count_items(batch: Any) -> int:
+    """Items of a batch: of a `Divided` its size, else its first tensor's first dimension.
+
+    Raises:
+        ValueError: it holds no tensor, or one without dimensions first.
+    """
+    from torch import Tensor
+    from torch.utils._pytree import tree_leaves
+
+    if isinstance(batch, Divided):
+        return batch.size
+    first = next((leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)), None)
+    if first is None or not first.dim():
+        raise ValueError("a batch holds tensors, the first of them of shape (items, ...)")
+    return len(first)
+
+
+class Supply(Protocol):
+    """The batches of a workload's data, made on the device."""
+
+    batch_size: int
+
+    @property
+    def samples(self) -> int:
+        """Items of the data."""
+
+    def __len__(self) -> int:
+        """Steps in an epoch; the last batch may be smaller."""
+
+    def divide(
+        self, index: int = 0, steps: int | None = None, size: int | None = None
+    ) -> Iterator[Divided]:
+        """Yield the batches of epoch ``index`` in micro-batches, at most ``steps`` of them.
+
+        Args:
+            size: of each batch, at most ``batch_size``, which is the default.
+        """
+
+    def evaluation(self, batch_size: int | None = None) -> Iterator[Any]:
+        """Yield every item once, in order, ``batch_size`` at a time."""
 
 
 class Batches:
@@ -58,23 +108,33 @@ class Batches:
         """Steps in an epoch; the last batch may be smaller."""
         return -(-len(self.images) // self.batch_size)
 
+    @property
+    def samples(self) -> int:
+        """Images of the split."""
+        return len(self.images)
+
     def epoch(self, index: int = 0, steps: int | None = None) -> Iterator[Batch]:
         """Yield the batches of epoch ``index`` in its random order, at most ``steps`` of them.
 
         The same ``index`` gives the same batches every time.
         """
-        for parts, y in self._divide(index, steps, self.batch_size):
-            yield next(parts), y
+        for batch in self._divide(index, steps, self.batch_size, self.batch_size):
+            yield next(batch.parts)
 
-    def divide(self, index: int = 0, steps: int | None = None) -> Iterator[Divided]:
-        """Yield the same batches, the images of each as its micro-batches.
+    def divide(
+        self, index: int = 0, steps: int | None = None, size: int | None = None
+    ) -> Iterator[Divided]:
+        """Yield the same batches in micro-batches, each (x, y).
 
         A micro-batch is made when it is asked for, so that only one stands in float32 on the
         device. The last one of a batch may be smaller, and a smaller last batch has fewer of them.
-        """
-        return self._divide(index, steps, self.micro_batch)
 
-    def _divide(self, index: int, steps: int | None, size: int) -> Iterator[Divided]:
+        Args:
+            size: of each batch, where only its first images are to be taken.
+        """
+        return self._divide(index, steps, size or self.batch_size, self.micro_batch)
+
+    def _divide(self, index: int, steps: int | None, size: int, micro: int) -> Iterator[Divided]:
         import torch
 
         n, device = len(self.images), self.images.device
@@ -83,20 +143,21 @@ class Batches:
         order = torch.randperm(n, generator=generator, device=device)
         corners = torch.randint(2 * PADDING + 1, (2, n), generator=generator, device=device)
         flips = torch.rand(n, generator=generator, device=device) < 0.5
-        augment = _Augmentation(size, device) if self.augment else None
+        augment = _Augmentation(micro, device) if self.augment else None
 
-        def make(first: int, end: int) -> Iterator[torch.Tensor]:
-            for start in range(first, end, size):
-                part = slice(start, min(start + size, end))
+        def make(first: int, end: int) -> Iterator[Batch]:
+            labels = self.labels.index_select(0, order[first:end])
+            for start in range(first, end, micro):
+                part = slice(start, min(start + micro, end))
                 x = self.images.index_select(0, order[part])
                 if augment is not None:
                     x = augment(x, corners[:, part], flips[part])
-                yield self._normalise(x)
+                yield self._normalise(x), labels[part.start - first : part.stop - first]
 
         for step in range(len(self) if steps is None else min(steps, len(self))):
             first = step * self.batch_size
-            end = min(first + self.batch_size, n)
-            yield make(first, end), self.labels.index_select(0, order[first:end])
+            end = min(first + size, first + self.batch_size, n)
+            yield Divided(end - first, make(first, end))
 
     def evaluation(self, batch_size: int | None = None) -> Iterator[Batch]:
         """Yield every image once, in order and as it is, ``batch_size`` at a time."""
@@ -136,8 +197,68 @@ class _Augmentation:
         return torch.where(flips.view(-1, 1, 1, 1), x.flip(-1), x)
 
 
-def _mix(seed: int, index: int) -> int:
-    """One generator seed per (seed, epoch): torch's CPU generator reads only its low 32 bits."""
+class MadeBatches:
+    """Batches that a function makes anew, from a generator or from a place in the data.
+
+    Args:
+        make: the batch of so many items on a device from a generator, which is seeded by
+            ``seed``, epoch, step and micro-batch: each of these changes what is drawn.
+        samples: items of an epoch.
+        make_in_order: the batch of so many items on a device from an item on; without it
+            `evaluation` draws its batches as well.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[int, torch.device, torch.Generator], Any],
+        samples: int,
+        *,
+        batch_size: int,
+        micro_batch: int,
+        device: torch.device,
+        seed: int,
+        make_in_order: Callable[[int, torch.device, int], Any] | None = None,
+    ) -> None:
+        self._make, self._make_in_order = make, make_in_order
+        self.samples, self.batch_size, self.micro_batch = samples, batch_size, micro_batch
+        self.device, self.seed = device, seed
+
+    def __len__(self) -> int:
+        """Steps in an epoch; the last batch may be smaller."""
+        return -(-self.samples // self.batch_size)
+
+    def divide(
+        self, index: int = 0, steps: int | None = None, size: int | None = None
+    ) -> Iterator[Divided]:
+        """Yield the batches of epoch ``index``, the same every time, at most ``steps`` of them."""
+        for step in range(len(self) if steps is None else min(steps, len(self))):
+            whole = min(self.batch_size, self.samples - step * self.batch_size)
+            items = min(size or whole, whole)
+            yield Divided(items, self._parts(index, step, items))
+
+    def _parts(self, index: int, step: int, items: int) -> Iterator[Any]:
+        for part in range(-(-items // self.micro_batch)):
+            size = min(self.micro_batch, items - part * self.micro_batch)
+            yield self._make(size, self.device, self._seeded(index, step, part))
+
+    def evaluation(self, batch_size: int | None = None) -> Iterator[Any]:
+        """Yield every item once, in order, ``batch_size`` at a time."""
+        size = batch_size or self.batch_size
+        for step, first in enumerate(range(0, self.samples, size)):
+            items = min(size, self.samples - first)
+            if self._make_in_order is not None:
+                yield self._make_in_order(items, self.device, first)
+            else:
+                yield self._make(items, self.device, self._seeded(0, step, 0))
+
+    def _seeded(self, *place: int) -> torch.Generator:
+        import torch
+
+        return torch.Generator(self.device).manual_seed(_mix(self.seed, *place))
+
+
+def _mix(*numbers: int) -> int:
+    """One generator seed per seed and epoch: torch's CPU generator reads only its low 32 bits."""
     import numpy as np
 
-    return int(np.random.SeedSequence((seed, index)).generate_state(1)[0])
+    return int(np.random.SeedSequence(numbers).generate_state(1)[0])

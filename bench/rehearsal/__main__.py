@@ -147,27 +147,26 @@ def _rehearse(
 ) -> Iterable[Rehearsal]:
     import torch
 
-    from bench.models import build_model
     from bench.rehearsal.dispatch import Breach, Rule, Watch
-    from bench.training.loop import CLASSES, Training
+    from bench.training.loop import Training
     from bench.training.loss_scale import build_loss_scale
+    from bench.workloads.images import Images
 
-    device = torch.device("cpu")
+    device, workload = torch.device("cpu"), Images(model)
     watch = Watch()
     with watch:  # from the start, to follow what is made in host memory and what is moved
-        training = Training(build_model(model), precision, device, lr=0.01)
-        x = torch.randn(batch_size, 3, 32, 32, device=device)
-        y = torch.randint(CLASSES, (batch_size,), device=device)
+        training = Training(workload.build_model(), precision, device, lr=0.01, workload=workload)
+        batch = workload.make_batch(batch_size, device, torch.Generator())
     if compiled:
         torch._dynamo.reset()
         traced = torch.compile(training.model, backend="aot_eager", dynamic=False)
         training.forward = watch.without_calls(traced)
-    training.step(x, y)  # a first step compiles, and makes the masters' gradients
+    training.step(batch)  # a first step compiles, and makes the masters' gradients
     for policy in policies(precision):
         training.loss_scale = build_loss_scale(policy.loss_scale, device, policy.skip_overflow)
         watch.judge()
         with watch:
-            training.step(x, y)
+            training.step(batch)
         budget = BUDGETS.get((model, compiled), {}).get(precision.name)
         breaches = list(watch.breaches)
         if budget is not None and watch.launches > budget:

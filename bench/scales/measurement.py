@@ -13,8 +13,6 @@ from torch import Tensor
 
 from bench.case import Case, Value, format_value, parse_value
 from bench.data import Dataset
-from bench.data.batches import Batches
-from bench.models import build_model
 from bench.precision import PRECISIONS, is_dynamic, set_flags
 from bench.report.scalemap import (
     Fate,
@@ -44,6 +42,7 @@ from bench.scales.options import RECOMMENDED, Question
 from bench.training.building import build_training, seed_all
 from bench.training.loop import Training
 from bench.training.loss_scale import build_loss_scale
+from bench.workloads.images import Images
 
 Say = Callable[[str], None]
 
@@ -86,14 +85,13 @@ class Session:
 
     def __init__(self, question: Question, data: Dataset) -> None:
         self.question, self.device = question, torch.device(question.device)
-        self._data = data.info
+        self._workload = Images(question.model, data)
         seed_all(question.seed)
-        self._start = build_model(question.model)
+        self._start = self._workload.build_model()
         self.layers = tuple(find_layers(self._start))
-        self._batches = Batches(
-            data.train_images,
-            data.train_labels,
+        self._batches = self._workload.open_batches(
             batch_size=question.batch_size,
+            micro_batch=question.batch_size,
             device=self.device,
             seed=question.seed,
         )
@@ -103,7 +101,7 @@ class Session:
         assert loss_scale is None or isinstance(loss_scale, float | str)
         q = self.question
         case = Case(q.model, q.dataset, precision, loss_scale, lr=q.lr, seed=q.seed)
-        return build_training(case, self._data, self.device, copy.deepcopy(self._start))
+        return build_training(case, self._workload, self.device, copy.deepcopy(self._start))
 
     def batches(self) -> Iterator[tuple[int, Tensor, Tensor]]:
         """Steps from 1 and their batches; of dropout too each step draws the same every time."""
@@ -134,7 +132,7 @@ class Session:
                 weights = {n: v.clone() for n, v in training.model.state_dict().items()}
             ends = [attach(training.model, p.begin()) for p in probes.values() if weights]
             set_flags(training.precision)  # building and running the probes set theirs
-            losses.append(training.step(x, y)[0])
+            losses.append(training.step((x, y))[0])
             for end in ends:
                 end()
             if weights is not None:
@@ -237,7 +235,7 @@ class Session:
         losses, scales, overflowed = [], [], []
         for _, x, y in self.batches():
             scales.append(training.loss_scale.current().clone())
-            loss, _, bad = training.step(x, y)
+            loss, _, bad = training.step((x, y))
             losses.append(loss)
             overflowed.append(bad)
         return _read_training(
@@ -283,7 +281,7 @@ class Probe:
             self.training.loss_scale = build_loss_scale(scale, self._session.device)
             seed_all(q.seed + step)
             self.comparison.begin()
-            self.training.step(x, y)
+            self.training.step((x, y))
 
     def read(self, peaks: Tensor) -> Observation:
         """Fetch what was counted."""

@@ -174,11 +174,11 @@ def write_curve(steps: Sequence[Step], steps_per_epoch: int | None, every: int =
         if several and index == 0:
             lines.append(f"Epoch: {int(step.step // length)}")
             images, total, correct = 0, 0.0, 0
-        images, correct = images + step.images, correct + step.correct
+        images, correct = images + step.images, correct + (step.correct or 0)
         total += step.images * (math.nan if step.loss is None else step.loss)
         if index % every == 0:
-            lines.append(
-                f"{index} {steps_per_epoch} Loss: {total / images:.3f} | "
-                f"Acc: {100 * correct / images:.3f}% ({correct}/{images})"
-            )
+            line = f"{index} {steps_per_epoch} Loss: {total / images:.3f}"
+            if step.correct is not None:
+                line += f" | Acc: {100 * correct / images:.3f}% ({correct}/{images})"
+            lines.append(line)
     return lines

@@ -239,7 +239,7 @@ class ApexTraining(Training):
             level = str(self._opt_level)
             return _Amp(amp, self.model, level, setting, torch_sgd(), self.parameters)
         # the rule of fp16_utils.network_to_half; contrib's documentation would halve BatchNorm too
-        cast(self.model, self.precision)
+        cast(self.model, self.precision, self.workload.keeps_fp32)
         self._move()
         if interface is Interface.FP16_UTILS:
             wrap = import_module("apex.fp16_utils").FP16_Optimizer

@@ -8,19 +8,30 @@ import torch
 from torch import nn
 
 from bench.case import Case
-from bench.data import DatasetInfo
-from bench.models import MODELS, build_model
 from bench.precision import PRECISIONS, set_flags
-from bench.training.loop import CLASSES, Training
+from bench.training.loop import Training
+from bench.workloads import Workload
+from bench.workloads.images import Images
+
+
+def open_workload(case: Case, folder: str) -> Workload:
+    """What ``case`` trains.
+
+    Args:
+        folder: where `bench.data.prepare` left the dataset.
+    """
+    from bench.data import load
+
+    return Images(case.model, load(folder))
 
 
 def build_training(
-    case: Case, data: DatasetInfo, device: torch.device, model: nn.Module | None = None
+    case: Case, workload: Workload, device: torch.device, model: nn.Module | None = None
 ) -> Training:
     """Set the flags, seed the random numbers and build the network: ready to train.
 
     Args:
-        model: trained in place of a new one of ``case.model``; on the CPU, in float32.
+        model: trained in place of a new one of the workload; on the CPU, in float32.
 
     Raises:
         UsageError: the model cannot be built.
@@ -29,9 +40,7 @@ def build_training(
     set_flags(PRECISIONS[case.precision])
     torch.backends.cudnn.benchmark = case.cudnn_benchmark
     seed_all(case.seed)
-    # a user's own model gives a logit for each class of the images; a built-in network has ten
-    classes = CLASSES if case.model in MODELS else data.classes
-    return Training.of(case, model or build_model(case.model), device, classes)
+    return Training.of(case, model or workload.build_model(), device, workload)
 
 
 def seed_all(seed: int) -> None:

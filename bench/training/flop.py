@@ -1,23 +1,25 @@
-"""FLOP per image, counted on shapes alone."""
+"""FLOP per image or other unit, counted on shapes alone."""
 
 from __future__ import annotations
 
 import math
 from typing import Any
 
+from bench.workloads import Workload
 
-def count_flop(model: str) -> float:
-    """FLOP per image, forward and backward, counted on shapes alone, without computing.
+
+def count_flop(workload: Workload) -> float:
+    """FLOP per unit, forward and backward, counted on shapes alone, without computing.
 
     torch's counter, with one correction: up to 2.13 it counts the weight gradient of a grouped
     convolution as if it were not grouped, ``groups`` times too much. For DPN-92 that makes 17.19
     GFLOP of 12.25.
     """
     import torch
-    import torch.nn.functional as F
+    from torch.utils._pytree import tree_map_only
     from torch.utils.flop_counter import FlopCounterMode
 
-    from bench.models import build_model
+    from bench.workloads import Loss
 
     def backward(grad: Any, x: Any, w: Any, *rest: Any, **_: Any) -> int:
         transposed, needed = rest[4], rest[7]
@@ -26,10 +28,12 @@ def count_flop(model: str) -> float:
         products = math.prod(x if transposed else grad) * math.prod(w[1:])
         return int(2 * products * (int(needed[0]) + int(needed[1])))
 
+    made = workload.make_batch(2, torch.device("cpu"), torch.Generator().manual_seed(0))
     with torch.device("meta"):
-        network = build_model(model)
-        x, y = torch.empty(2, 3, 32, 32), torch.empty(2, dtype=torch.long)
+        network = workload.build_model()
+        batch = tree_map_only(torch.Tensor, lambda t: t.to("meta"), made)
         mapping = {torch.ops.aten.convolution_backward: backward}
         with FlopCounterMode(display=False, custom_mapping=mapping) as counter:
-            F.cross_entropy(network(x), y).backward()
-    return float(counter.get_total_flops() / 2)
+            found = workload.compute_loss(network, batch)
+            (found.loss if isinstance(found, Loss) else found).backward()
+    return float(counter.get_total_flops() / workload.count_units(2))

@@ -8,22 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import reduce
+from functools import partial, reduce
 from itertools import chain
+from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 from bench.case import Case
-from bench.errors import UsageError
+from bench.data.batches import Divided, count_items
 from bench.optimization import scale_lr
 from bench.precision import Precision, autocast, cast, find_formats
 from bench.training.loss_scale import build_loss_scale
 from bench.training.optimizers import build_optimizer, clear_state
 from bench.training.timing import StepClock
-
-CLASSES = 10
+from bench.workloads import Loss, Network, Workload
 
 
 class Training:
@@ -35,7 +35,7 @@ class Training:
         optimizer: one of `OPTIMIZERS`.
         loss_scale: an axis value: None, a positive number or the name of one of `POLICIES`.
         opt_level: one of `OPT_LEVELS`, for apex.
-        classes: logits that the model gives for an image.
+        workload: its loss, and what of it stays in fp32; by default of ten classes of images.
     """
 
     apex: str | None = None
@@ -54,9 +54,9 @@ class Training:
         channels_last: bool = False,
         compile: bool = False,
         opt_level: str | None = None,
-        classes: int = CLASSES,
+        workload: Workload | None = None,
     ) -> None:
-        self._classes = classes
+        self.workload = workload or Workload()
         # kept on the CPU, so that remembering the start costs no device memory
         self._start = {name: value.clone() for name, value in model.state_dict().items()}
         self._loss_scale_setting, self._skip_overflow = loss_scale, skip_overflow
@@ -76,7 +76,7 @@ class Training:
 
     def _equip(self) -> None:
         """Cast the network and move it, and make masters and optimizer."""
-        cast(self.model, self.precision)
+        cast(self.model, self.precision, self.workload.keeps_fp32)
         self._move()
         # the masters are what the optimizer steps: fp32 copies, or the weights themselves where the
         # precision has none or where the cast left them in fp32 (affine BatchNorm)
@@ -94,11 +94,12 @@ class Training:
             if master is not weight:
                 copied.setdefault(weight.dtype, []).append((master, weight))
         self._copied = list(copied.values())
-        self.optimizer = build_optimizer(self._optimizer_name, self.masters, self.lr)
+        own = self.workload.build_optimizer(self.masters, self.lr)
+        self.optimizer = own or build_optimizer(self._optimizer_name, self.masters, self.lr)
 
     @classmethod
     def of(
-        cls, case: Case, model: nn.Module, device: torch.device, classes: int = CLASSES
+        cls, case: Case, model: nn.Module, device: torch.device, workload: Workload | None = None
     ) -> Training:
         """The training that ``case`` asks for.
 
@@ -121,7 +122,7 @@ class Training:
             channels_last=case.channels_last,
             compile=case.compile,
             opt_level=case.opt_level,
-            classes=classes,
+            workload=workload,
         )
 
     @torch.no_grad()
@@ -149,35 +150,33 @@ class Training:
         for group in self.optimizer.param_groups:
             group["lr"] = lr
 
-    def step(self, x: Tensor | Iterable[Tensor], y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def step(self, batch: Any) -> tuple[Tensor, Tensor | None, Tensor]:
         """Train on one batch, whole or in micro-batches, and update once.
 
-        The loss of a micro-batch of n images of N counts n / N, so that the gradients of all of
+        The loss of a micro-batch of n items of N counts n / N, so that the gradients of all of
         them sum to that of the mean loss over the batch. autograd sums them in the weight's
         ``.grad``, in its dtype, as for apex and torch.amp: fp16 weights sum in fp16. BatchNorm
         normalises each micro-batch by its own statistics, which makes the result another one.
 
         Args:
-            x: images, float32 (N, 3, 32, 32), on the device; or micro-batches of them, in order.
-            y: labels, int64 (N,).
+            batch: what the workload computes a loss of, on the device; or a `Divided` one.
 
         Returns:
-            Mean loss (float32), images predicted right (int64) and whether the scaled gradients
-            overflowed (bool), each of shape () and still on the device.
+            Mean loss (float32), units predicted right (int64, or None where the workload does not
+            say) and whether the scaled gradients overflowed (bool), each of shape () and still on
+            the device.
         """
+        size, parts = count_items(batch), batch.parts if isinstance(batch, Divided) else [batch]
         losses, hits, done = [], [], 0
-        for part in (x,) if isinstance(x, Tensor) else x:
-            labels = y[done : done + len(part)]
-            done += len(part)
-            logits = self.classify(part)
-            loss = F.cross_entropy(logits, labels)
-            if len(part) < len(y):
-                loss = loss * (len(part) / len(y))
-            self.backward(loss, last=done == len(y))
+        for part in parts:
+            done += (items := count_items(part))
+            found = self.compute_loss(part)
+            loss = found.loss if items == size else found.loss * (items / size)
+            self.backward(loss, last=done == size)
             losses.append(loss.detach())
-            hits.append((logits.detach().argmax(dim=1) == labels).sum())
+            hits.append(found.correct)
         overflowed = self.update()
-        return reduce(torch.add, losses), reduce(torch.add, hits), overflowed
+        return reduce(torch.add, losses), _sum(hits), overflowed
 
     def backward(self, loss: Tensor, last: bool = True) -> None:
         """Backpropagate the scaled loss, float32 of shape (), and add to the gradients.
@@ -191,22 +190,32 @@ class Training:
         """What the next loss is multiplied by, float32 of shape ()."""
         return self.loss_scale.current()
 
-    def classify(self, x: Tensor) -> Tensor:
-        """Logits of images as a step computes them: (N, 3, 32, 32) to (N, classes), float32.
+    def compute(self, *inputs: Any, **named: Any) -> Any:
+        """What the network makes of its inputs, as a step computes it; a `Network`."""
+        return self._run(self.forward, *inputs, **named)
 
-        Raises:
-            UsageError: the model returns another shape.
+    def compute_loss(self, batch: Any, compiled: bool = True) -> Loss:
+        """The workload's loss of a batch, float32 of shape ().
+
+        Args:
+            compiled: False runs the network as written, op by op.
         """
-        if self.precision.masters:
-            x = x.to(getattr(torch, self.precision.weights))
+        network: Network = self.compute if compiled else partial(self._run, self.model)
+        found = self.workload.compute_loss(network, batch)
+        return found if isinstance(found, Loss) else Loss(found)
+
+    def _run(self, forward: Network, *inputs: Any, **named: Any) -> Any:
+        """Cast inputs as 2019's recipe does before the network, and outputs to fp32 behind it."""
+
+        def prepare(x: Tensor) -> Tensor:
+            if self.precision.masters and x.is_floating_point():
+                x = x.to(getattr(torch, self.precision.weights))
+            return x.contiguous(memory_format=self.memory_format) if x.dim() == 4 else x
+
+        inputs, named = tree_map_only(Tensor, prepare, (inputs, named))
         with autocast(self.precision, self.device):
-            logits: Tensor = self.forward(x.contiguous(memory_format=self.memory_format))
-        if logits.shape != (len(x), self._classes):
-            raise UsageError(
-                f"the model returned {tuple(logits.shape)} for {len(x)} images; "
-                f"it must return ({len(x)}, {self._classes})"
-            )
-        return logits.float()
+            outputs = forward(*inputs, **named)
+        return tree_map_only(Tensor, lambda x: x.float() if x.is_floating_point() else x, outputs)
 
     @torch.no_grad()
     def update(self) -> Tensor:
@@ -236,22 +245,37 @@ class Training:
         return overflowed
 
     @torch.no_grad()
-    def evaluate(self, batches: Iterable[tuple[Tensor, Tensor]]) -> tuple[float, float]:
-        """Mean loss and fraction right over ``batches``, in evaluation mode."""
+    def evaluate(self, batches: Iterable[Any]) -> tuple[float, float | None]:
+        """Mean loss and fraction right over ``batches``, in evaluation mode.
+
+        The fraction is None where the workload does not say what is right.
+        """
         self.model.eval()
-        losses, hits, images = [], [], 0
-        for x, y in batches:
-            logits = self.classify(x)
-            losses.append(F.cross_entropy(logits, y, reduction="sum"))
-            hits.append((logits.argmax(dim=1) == y).sum())
-            images += len(y)
+        losses, hits, items = [], [], 0
+        for batch in batches:
+            found, size = self.compute_loss(batch), count_items(batch)
+            losses.append(found.loss.double() * size)
+            hits.append(found.correct)
+            items += size
         self.model.train()
-        return float(torch.stack(losses).sum()) / images, int(torch.stack(hits).sum()) / images
+        correct = _sum(hits)
+        return (
+            float(torch.stack(losses).sum()) / items,
+            None if correct is None else int(correct) / self.workload.count_units(items),
+        )
+
+
+def _sum(parts: list[Tensor | None]) -> Tensor | None:
+    known = [part for part in parts if part is not None]
+    return reduce(torch.add, known) if len(known) == len(parts) else None
 
 
 @dataclass(frozen=True)
 class Epoch:
-    """What the steps of an epoch left behind, one value a step."""
+    """What the steps of an epoch left behind, one value a step.
+
+    ``images`` are the workload's units, and ``correct`` is empty where it does not say.
+    """
 
     images: list[int]
     losses: list[float]
@@ -262,7 +286,7 @@ class Epoch:
 
 def train_epoch(
     training: Training,
-    batches: Iterable[tuple[Tensor | Iterable[Tensor], Tensor]],
+    batches: Iterable[Any],
     clock: StepClock,
     on_step: Callable[[int, Tensor], None],
     rates: Sequence[float] | None = None,
@@ -270,7 +294,7 @@ def train_epoch(
     """Train on ``batches``; the epoch's readings are fetched from the device when asked for.
 
     Args:
-        batches: images and labels, as `Training.step` takes them.
+        batches: as `Training.step` takes them.
         on_step: told each step's index and loss (float32, (), on the device).
         rates: the learning rate of each step, at least as many as batches; by default all have
             that of the training.
@@ -280,20 +304,23 @@ def train_epoch(
         what its clock sees.
     """
     images: list[int] = []
-    results: list[tuple[Tensor, ...]] = []
+    results: list[tuple[Tensor | None, ...]] = []
     clock.tick()
-    for index, (x, y) in enumerate(batches):
+    for index, batch in enumerate(batches):
         if rates is not None:
             training.set_lr(rates[index])
         scale = training.current_scale()
-        results.append((*training.step(x, y), scale))
+        loss, *rest = training.step(batch)
+        results.append((loss, *rest, scale))
         clock.tick()
-        images.append(len(y))
-        on_step(index, results[-1][0])
+        images.append(training.workload.count_units(count_items(batch)))
+        on_step(index, loss)
 
     def fetch() -> Epoch:
-        columns = zip(*results, strict=True)
-        losses, correct, overflowed, scales = (torch.stack(c).tolist() for c in columns)
+        columns = [[t for t in column if t is not None] for column in zip(*results, strict=True)]
+        losses, correct, overflowed, scales = (
+            torch.stack(column).tolist() if column else [] for column in columns
+        )
         return Epoch(images, losses, correct, overflowed, scales)
 
     return fetch

@@ -46,7 +46,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from bench.precision import Arithmetic, Precision, autocast
@@ -160,7 +160,7 @@ class Layer:
     """A convolution or linear layer of a network, as one of its forward passes called it.
 
     ``image`` is the input's shape and ``out`` the output's, without the batch; ``batch`` how many
-    such inputs one image of the dataset makes. A linear layer has no ``stride``.
+    such inputs one item of a batch makes. A linear layer has no ``stride``.
     """
 
     image: tuple[int, ...]
@@ -239,11 +239,11 @@ _DENSE_IMAGES = 16
 
 
 class _Recorder(TorchDispatchMode):
-    """Notes each convolution and matmul of a forward pass of so many ``images``."""
+    """Notes each convolution and matmul of a forward pass of so many ``items``."""
 
-    def __init__(self, images: int) -> None:
+    def __init__(self, items: int) -> None:
         super().__init__()
-        self._images = images
+        self._items = items
         self.layers: set[Layer] = set()
 
     def __torch_dispatch__(
@@ -266,29 +266,28 @@ class _Recorder(TorchDispatchMode):
                         groups=groups,
                         transposed=transposed,
                         output_padding=tuple(output_padding),
-                        batch=max(1, len(x) // self._images),
+                        batch=max(1, len(x) // self._items),
                     )
                 )
         elif func in (torch.ops.aten.mm.default, torch.ops.aten.addmm.default):
             x, w = args[-2:]
             into, features = w.shape
-            batch = max(1, len(x) // self._images)
+            batch = max(1, len(x) // self._items)
             self.layers.add(Layer((into,), (features, into), (features,), batch=batch))
         return out
 
 
-def find_layers(model: nn.Module, images: Tensor, precision: Precision) -> list[Layer]:
+def find_layers(compute: Callable[[], object], items: int) -> list[Layer]:
     """The layers to probe: the most expensive convolution, and grouped one if that is another.
 
     Where there is no convolution, the largest linear layer; or nothing.
 
     Args:
-        images: (N, 3, 32, 32), float32, on the model's device, at least two, since BatchNorm
-            needs them. They go through the model, as in training, without gradients.
+        compute: runs the network forward on a batch, as in training.
+        items: of that batch, at least two, since BatchNorm needs them.
     """
-    x = images.to(getattr(torch, precision.weights))
-    with torch.no_grad(), _Recorder(len(x)) as seen, autocast(precision, images.device):
-        model(x)
+    with torch.no_grad(), _Recorder(items) as seen:
+        compute()
     convolutions = [layer for layer in seen.layers if not layer.linear]
     grouped = [layer for layer in convolutions if layer.groups > 1]
     chosen = [_most_expensive(layers) for layers in (convolutions or seen.layers, grouped)]
@@ -389,18 +388,18 @@ class Setting:
     compile: bool = False
 
 
-def prove(setting: Setting, model: nn.Module, images: Tensor) -> Proof:
-    """Probe ``model``'s layers and a matmul as ``setting`` runs them.
+def prove(setting: Setting, compute: Callable[[], object], items: int) -> Proof:
+    """Probe a network's layers and a matmul as ``setting`` runs them.
 
     Args:
-        model: the network as it was trained, on the device.
-        images: (N, 3, 32, 32), float32, at least two, on the device.
+        compute: runs the network as it was trained, forward and not compiled, on a batch.
+        items: of that batch, at least two.
     """
     notes: list[str] = []
     layers: list[Layer] = []
     try:
-        layers = find_layers(model, images, setting.precision)
-    except Exception as error:  # a model for whom two images are too few is probed all the same
+        layers = find_layers(compute, items)
+    except Exception as error:  # a network for which two items are too few is probed all the same
         notes.append(f"the network's layers could not be listed: {_first_line(error)}")
     proofs = tuple(probe(layer, setting, notes) for layer in layers or [DENSE])
     wanted = setting.precision.arithmetic

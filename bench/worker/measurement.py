@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import chain, count
+from itertools import chain, count, islice
 from statistics import fmean
 from typing import TYPE_CHECKING
 
@@ -23,11 +23,11 @@ from bench.worker.limit import Limit, build_limit
 if TYPE_CHECKING:
     import torch
 
-    from bench.data import Dataset
-    from bench.data.batches import Batches, Divided
+    from bench.data.batches import Divided, Supply
     from bench.training.loop import Epoch, Training
     from bench.training.proof import Contradiction
     from bench.training.timing import Warmup
+    from bench.workloads import Workload
 
 
 @dataclass
@@ -63,7 +63,7 @@ def measure(
     m, device = found.measurement, torch.device(case.device)
     limit = build_limit(case, gpu_uuid)
     limit.impose()
-    data, batches, training = set_up(case, folder)
+    workload, batches, training = set_up(case, folder)
     m.setup_time_s = time.monotonic() - started
     m.apex = training.apex
 
@@ -92,7 +92,7 @@ def measure(
         # what follows an epoch is not worth losing it for
         if case.evaluate:
             with forgive(found, *_TESTED):
-                done[-1].tested = evaluate(training, data, case)
+                done[-1].tested = evaluate(training, workload, case)
     if device.type == "cpu":
         m.other_cores = others.cores()
     limit.lift()
@@ -100,7 +100,7 @@ def measure(
         _note(
             found, f"{m.alloc_retries} allocations retried within the epoch: memory was nearly full"
         )
-    _describe_time(found, case, done, batches)
+    _describe_time(found, case, done, batches, workload)
     _describe_learning(found, case, done, training)
     found.steps = _list_steps(case, done)
     found.epochs = _list_epochs(case, done) if case.epochs > 1 else []
@@ -109,16 +109,16 @@ def measure(
     with forgive(found, *_PROVEN):
         _prove(training, batches, case, found)
     with forgive(found, "flop_per_image"):
-        m.flop_per_image = count_flop(case.model)
+        m.flop_per_image = count_flop(workload)
     return found
 
 
 @dataclass(frozen=True)
 class Tested:
-    """What an evaluation found on the test images, and how long it took."""
+    """What an evaluation found on the test data, and how long it took."""
 
     loss: float
-    accuracy: float
+    accuracy: float | None
     time_s: float
 
 
@@ -135,7 +135,7 @@ class TimedEpoch:
 
 def _train(
     training: Training,
-    batches: Batches,
+    batches: Supply,
     case: Case,
     index: int,
     rates: Sequence[float],
@@ -185,7 +185,11 @@ def forgive(found: Findings, *columns: str) -> Iterator[None]:
 
 
 def _describe_time(
-    found: Findings, case: Case, done: Sequence[TimedEpoch], batches: Batches
+    found: Findings,
+    case: Case,
+    done: Sequence[TimedEpoch],
+    batches: Supply,
+    workload: Workload,
 ) -> None:
     from bench.training.timing import extrapolate, leave_out_first, summarize
 
@@ -197,18 +201,19 @@ def _describe_time(
     m.measured_images = sum(images)
     m.epoch_time_s = m.measured_time_s / len(done)
     if len(times) < len(batches):
-        whole = extrapolate(m.measured_time_s, times, len(batches.labels) / case.batch_size)
+        whole = extrapolate(m.measured_time_s, times, batches.samples / case.batch_size)
         m.epoch_time_s = whole.epoch_s
         m.epoch_time_low_s, m.epoch_time_high_s = whole.low_s, whole.high_s
         if whole.low_s is None:
             flag = "--fraction" if case.steps is None else "--steps"
             reason = f"{len(times)} steps are too few for an interval; raise {flag}"
             found.missing |= dict.fromkeys(("epoch_time_low_s", "epoch_time_high_s"), reason)
-    m.images_per_s = len(batches.labels) / m.epoch_time_s
+    m.images_per_s = workload.count_units(batches.samples) / m.epoch_time_s
     m.step_time_median_s, m.step_time_p95_s = spread.median, spread.p95
     m.step_time_mad_s = spread.mad
     m.step_time_max_s, m.step_time_max_index = spread.slowest, spread.slowest_index
-    full = [t for t, n in zip(times, images, strict=True) if n == case.batch_size]
+    units = workload.count_units(case.batch_size)
+    full = [t for t, n in zip(times, images, strict=True) if n == units]
     level = leave_out_first(full)  # one slow first step of twenty would look like a trend
     quarter = math.ceil(len(level) / 4)
     m.step_time_first_s, m.step_time_last_s = fmean(level[:quarter]), fmean(level[-quarter:])
@@ -226,6 +231,8 @@ def _describe_learning(
     m.first_bad_step = next((i for i, x in enumerate(losses) if not math.isfinite(x)), None)
     loss, m.train_accuracy = _average(last.epoch)
     m.train_loss = _finite(loss)
+    if m.train_accuracy is None:
+        found.missing["train_accuracy"] = _UNCOUNTED
     if last.tested is None:
         return
     for name in _TESTED:  # an evaluation before the last one may have failed
@@ -234,13 +241,18 @@ def _describe_learning(
     m.eval_time_s = last.tested.time_s
     if m.test_loss is None:
         found.missing["test_loss"] = "it is inf or NaN"
+    if m.test_accuracy is None:
+        found.missing["test_accuracy"] = _UNCOUNTED
 
 
-def _average(epoch: Epoch) -> tuple[float, float]:
-    """Mean loss and fraction right over the images of an epoch."""
+_UNCOUNTED = "the workload does not say what is predicted right"
+
+
+def _average(epoch: Epoch) -> tuple[float, float | None]:
+    """Mean loss and fraction right, if it is known, over the units of an epoch."""
     images = sum(epoch.images)
     total = sum(n * loss for n, loss in zip(epoch.images, epoch.losses, strict=True))
-    return total / images, sum(epoch.correct) / images
+    return total / images, sum(epoch.correct) / images if epoch.correct else None
 
 
 def _list_steps(case: Case, done: Sequence[TimedEpoch]) -> list[Step]:
@@ -249,9 +261,8 @@ def _list_steps(case: Case, done: Sequence[TimedEpoch]) -> list[Step]:
     for one in done:
         epoch = one.epoch
         scales = epoch.loss_scales if case.loss_scale is not None else [None] * len(one.times)
-        rows = zip(
-            epoch.images, epoch.losses, epoch.correct, one.times, scales, one.rates, strict=True
-        )
+        correct: Sequence[int | None] = epoch.correct or [None] * len(one.times)
+        rows = zip(epoch.images, epoch.losses, correct, one.times, scales, one.rates, strict=True)
         steps += [
             Step(i, n, _finite(loss), hits, t, scale, lr)
             for i, (n, loss, hits, t, scale, lr) in enumerate(rows, len(steps))
@@ -273,18 +284,19 @@ def _list_epochs(case: Case, done: Sequence[TimedEpoch]) -> list[EpochRow]:
     return rows
 
 
-def _prove(training: Training, batches: Batches, case: Case, found: Findings) -> None:
+def _prove(training: Training, batches: Supply, case: Case, found: Findings) -> None:
+    from bench.data.batches import count_items
     from bench.training.proof import Setting, prove
 
     m, precision = found.measurement, training.precision
     # on a card as many as in a step, for which cuDNN has chosen its algorithms already: for two
     # it would choose, or with cudnn_benchmark time, those of every layer anew
     looked = micro_batch(case) if training.device.type == "cuda" else 2
-    images = next(batches.evaluation(looked))[0]
+    batch = next(batches.evaluation(looked))
     setting = Setting(
         precision, training.device, micro_batch(case), training.memory_format, case.compile
     )
-    proof = prove(setting, training.model, images)
+    proof = prove(setting, lambda: training.compute_loss(batch, compiled=False), count_items(batch))
     m.arithmetic = proof.arithmetic
     m.proof_layer = "; ".join(str(p.layer) for p in proof.layers)
     # of two layers the larger error: it is the one to look at
@@ -298,41 +310,34 @@ def _prove(training: Training, batches: Batches, case: Case, found: Findings) ->
             _note(found, remark)
 
 
-def set_up(case: Case, folder: str) -> tuple[Dataset, Batches, Training]:
-    """Set the flags, bring the images to the device and build the network: ready to train."""
+def set_up(case: Case, folder: str) -> tuple[Workload, Supply, Training]:
+    """Set the flags, bring the data to the device and build the network: ready to train."""
     import torch
 
-    from bench.data import load
-    from bench.data.batches import Batches
-    from bench.training.building import build_training
+    from bench.training.building import build_training, open_workload
     from bench.training.timing import synchronize
 
-    device, data = torch.device(case.device), load(folder)
-    batches = Batches(
-        data.train_images,
-        data.train_labels,
-        batch_size=case.batch_size,
-        micro_batch=micro_batch(case),
-        device=device,
-        seed=case.seed,
+    device, workload = torch.device(case.device), open_workload(case, folder)
+    batches = workload.open_batches(
+        batch_size=case.batch_size, micro_batch=micro_batch(case), device=device, seed=case.seed
     )
-    training = build_training(case, data.info, device)
+    training = build_training(case, workload, device)
     synchronize(device)
-    return data, batches, training
+    return workload, batches, training
 
 
-def count_steps(case: Case, batches: Batches) -> int:
+def count_steps(case: Case, batches: Supply) -> int:
     """How many of an epoch's steps ``case`` measures."""
     steps = math.ceil(case.fraction * len(batches))
     return steps if case.steps is None else min(steps, case.steps)
 
 
-def _measured_shapes(case: Case, batches: Batches) -> list[int]:
+def _measured_shapes(case: Case, batches: Supply) -> list[int]:
     """The batch sizes that ``case`` trains on: the last, smaller one in a whole epoch.
 
     And with ``--steps``, whose few steps are to tell whether an epoch would fit.
     """
-    rest = len(batches.labels) % case.batch_size
+    rest = batches.samples % case.batch_size
     whole = count_steps(case, batches) == len(batches)
     smaller = [rest] if rest and (whole or case.steps is not None) else []
     return [case.batch_size, *smaller]
@@ -342,7 +347,7 @@ _SMALLER_STEPS = 3  # of a shape that one step in an epoch has: one to tune, one
 
 
 def warm_up_shapes(
-    training: Training, batches: Batches, case: Case, on_step: Callable[[int, torch.Tensor], None]
+    training: Training, batches: Supply, case: Case, on_step: Callable[[int, torch.Tensor], None]
 ) -> Warmup:
     """Warm each batch shape that is measured, with its micro-batches; say what it took.
 
@@ -353,20 +358,24 @@ def warm_up_shapes(
     """
     from bench.training.timing import Warmup, synchronize, warm_up
 
-    full = len(batches.labels) // case.batch_size
-    epochs = chain.from_iterable(batches.divide(index, steps=full) for index in count(1))
-    stream = enumerate(epochs)  # making batches is warmed up too
+    full = batches.samples // case.batch_size
+
+    def supply(size: int) -> Iterator[Divided]:
+        return chain.from_iterable(batches.divide(i, steps=full, size=size) for i in count(1))
+
+    stream = enumerate(supply(case.batch_size))  # making batches is warmed up too
 
     def step() -> None:
         index, batch = next(stream)
-        on_step(index, training.step(*batch)[0])
+        on_step(index, training.step(batch)[0])
 
     warm = warm_up(step, training.device, count_steps(case, batches))
     smaller_steps = min(_SMALLER_STEPS, case.steps or _SMALLER_STEPS)
     for size in _measured_shapes(case, batches)[1:]:
+        smaller = list(islice(supply(size), smaller_steps))  # the epoch's order is drawn here
         moments = [time.perf_counter()]
-        for _ in range(smaller_steps):
-            training.step(*_shorten(next(stream)[1], size))
+        for batch in smaller:
+            training.step(batch)
             synchronize(training.device)
             moments.append(time.perf_counter())
         warm = Warmup(
@@ -378,21 +387,7 @@ def warm_up_shapes(
     return warm
 
 
-def _shorten(batch: Divided, images: int) -> Divided:
-    """The first ``images`` of a batch, in micro-batches as a smaller batch has them."""
-    parts, y = batch
-
-    def shortened() -> Iterator[torch.Tensor]:
-        left = images
-        while left > 0:
-            part = next(parts)[:left]
-            left -= len(part)
-            yield part
-
-    return shortened(), y[:images]
-
-
-def start_over(training: Training, batches: Batches, case: Case) -> None:
+def start_over(training: Training, batches: Supply, case: Case) -> None:
     """Undo what warm-up did to weights, optimizer, random numbers and memory statistics."""
     import torch
 
@@ -405,7 +400,7 @@ def start_over(training: Training, batches: Batches, case: Case) -> None:
         gc.collect()
         torch.cuda.empty_cache()
         for size in _measured_shapes(case, batches):
-            training.step(*_shorten(next(batches.divide(1, steps=1)), size))
+            training.step(next(batches.divide(1, steps=1, size=size)))
     training.reset()
     seed_all(case.seed)
     synchronize(training.device)
@@ -494,38 +489,28 @@ class OtherWork:
         return busy, own.user + own.system, time.monotonic()
 
 
-def evaluate(training: Training, data: Dataset, case: Case) -> Tested:
-    """Measure loss and accuracy on the test images, and how long that takes.
+def evaluate(training: Training, workload: Workload, case: Case) -> Tested:
+    """Measure loss and accuracy on the test data, and how long that takes.
 
     Training goes on as if nothing had been evaluated: weights and BatchNorm's statistics stay,
     and what a model draws at random meanwhile is put back.
 
     Raises:
-        UsageError: the dataset has no test images.
+        UsageError: there is no test data.
     """
     import torch
 
-    from bench.data.batches import Batches
     from bench.training.timing import synchronize
 
-    if not len(data.test_images):
-        raise UsageError("the dataset has no test images")
     # made anew each time: kept, they would stand in the next epoch's memory
-    batches = Batches(
-        data.test_images,
-        data.test_labels,
-        batch_size=micro_batch(case),
-        device=training.device,
-        seed=case.seed,
-        augment=False,
-    )
+    batches = workload.open_tests(batch_size=micro_batch(case), device=training.device)
     cards = [training.device] if training.device.type == "cuda" else []
     try:
         with torch.random.fork_rng(cards):
             # evaluation mode is new to cuDNN and the compiler: a batch of each shape first, untimed
-            x, y = next(batches.evaluation())
-            rest = len(batches.labels) % batches.batch_size or len(x)
-            training.evaluate([(x, y), (x[:rest], y[:rest])])
+            size = min(batches.batch_size, batches.samples)
+            rest = batches.samples % size or size
+            training.evaluate(next(batches.evaluation(n)) for n in (size, rest))
             synchronize(training.device)
             start = time.perf_counter()
             loss, accuracy = training.evaluate(batches.evaluation())

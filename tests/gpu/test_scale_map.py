@@ -66,14 +66,14 @@ def test_the_device_is_never_waited_for() -> None:
     attach(training.model, counter)
     end = attach(training.model, comparison.remember)
     counter.step = 1
-    training.step(x, y)
+    training.step((x, y))
     end()
     attach(training.model, comparison.look)
     comparison.begin()
     counter.step = 2
     torch.cuda.set_sync_debug_mode("error")
     try:
-        training.step(x, y)
+        training.step((x, y))
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert int(counter.counts.sum()) > 0

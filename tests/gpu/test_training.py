@@ -35,10 +35,10 @@ from bench.executors import Job, Settings
 from bench.executors.subprocess import SubprocessExecutor
 from bench.gpu.nvml import open_device
 from bench.models import build_model
-from bench.precision import OPT_LEVELS, PRECISIONS, cast, set_flags
+from bench.precision import OPT_LEVELS, PRECISIONS, set_flags
 from bench.record import Outcome, Status
 from bench.text import write_bytes
-from bench.training.loop import train_epoch
+from bench.training.loop import Training, train_epoch
 from bench.training.proof import Setting, prove
 from bench.training.timing import StepClock
 from bench.worker.channel import Channel, Reporter
@@ -124,8 +124,9 @@ def test_proof(name: str, platform: Platform) -> None:
     skip_unless_native(platform, name)
     set_flags(PRECISIONS[name])
     precision, device = PRECISIONS[name], torch.device("cuda")
-    model = cast(build_model("dpn26"), precision).to(device)
-    proof = prove(Setting(precision, device, 512), model, torch.randn(2, 3, 32, 32, device=device))
+    training = Training(build_model("dpn26"), precision, device, lr=0.1)
+    images = torch.randn(2, 3, 32, 32, device=device)
+    proof = prove(Setting(precision, device, 512), lambda: training.compute(images), 2)
     print(*proof.findings, sep="\n")
     assert proof.contradicts(precision) is None
 
@@ -135,7 +136,7 @@ def test_tf32_left_on_under_an_fp32_label_is_caught(platform: Platform) -> None:
     set_flags(PRECISIONS["tf32"])
     device = torch.device("cuda")
     model, images = build_model("dpn26").to(device), torch.randn(2, 3, 32, 32, device=device)
-    proof = prove(Setting(PRECISIONS["fp32"], device, 512), model, images)
+    proof = prove(Setting(PRECISIONS["fp32"], device, 512), lambda: model(images), 2)
     set_flags(PRECISIONS["fp32"])
     assert "labelled fp32" in str(proof.contradicts(PRECISIONS["fp32"]))
 
@@ -182,7 +183,7 @@ def test_every_weight_is_its_master(name: str, build, platform: Platform) -> Non
     skip_unless_native(platform, name)
     ours = training(name, torch.device("cuda"), build=build)
     for seed in range(5):
-        ours.step(*batch(seed=seed, device=ours.device))
+        ours.step(batch(seed=seed, device=ours.device))
     assert differing_masters(ours) == []
 
 
