@@ -21,6 +21,7 @@ from bench.models import parse_model
 from bench.optimization import LR_SCALINGS, OPTIMIZERS, SCHEDULES, count_warmup_steps
 from bench.precision import OPT_LEVELS, POLICIES, PRECISIONS, is_dynamic
 from bench.text import parse_bytes, write_bytes
+from bench.workloads import IMAGES, OWN, parse_workload
 
 Value = str | int | float | bool | None
 
@@ -194,7 +195,7 @@ class Case:
     """
 
     model: str = describe_axis("dpn92", parse_model, "network, by name or package.module:factory")
-    dataset: str = describe_axis("cifar10", _one_of(DATASETS), "images to train on")
+    dataset: str = describe_axis("cifar10", _one_of([*DATASETS, OWN]), "images to train on")
     precision: str = describe_axis(
         "fp32", _one_of(PRECISIONS), "number formats; --list describes them"
     )
@@ -291,6 +292,14 @@ class Case:
     )
     compile: bool = describe_axis(False, _switch, "torch.compile the network during warm-up")
     channels_last: bool = describe_axis(False, _switch, "NHWC memory layout")
+    workload: str = describe_axis(
+        IMAGES,
+        parse_workload,
+        "what to train, package.module:factory; it brings its network, data and loss (default: "
+        "--model on the images of --dataset)",
+        since=4,
+        quiet=True,
+    )
     seed: int = describe_axis(0, _seed, "seed of weights, order and augmentation")
     device: str = describe_axis(
         "cuda", _one_of(("cuda", "cpu")), "where to train (default: cuda if there is a GPU)"
@@ -319,6 +328,7 @@ class Case:
 AXES: dict[str, Field[Any]] = {axis.name: axis for axis in fields(Case)}
 
 FOLLOWS: dict[str, tuple[str, ...]] = {
+    "model": ("workload",),  # which names the model, too
     "precision": ("loss_scale", "skip_overflow", "opt_level"),
     "optimizer": ("lr",),
     "lr_scaling": ("base_batch",),
@@ -370,9 +380,13 @@ def order_scale(text: str) -> tuple[float, str]:
 
 
 def telling_axes(cases: Iterable[Case]) -> list[str]:
-    """The axes to name each of ``cases`` by: `NAMED`, and whatever else varies among them."""
+    """The axes to name each of ``cases`` by: `NAMED`, and whatever else varies among them.
+
+    A workload is named by its model.
+    """
     known = set(cases)
-    return [n for n in AXES if n in NAMED or len({getattr(case, n) for case in known}) > 1]
+    varying = (n for n in AXES if n in NAMED or len({getattr(case, n) for case in known}) > 1)
+    return [name for name in varying if name != "workload"]
 
 
 def _name_value(name: str, value: Value) -> str | None:
@@ -468,7 +482,8 @@ def grid(
 
     A loss scale applies to the precisions that scale a loss, skipping overflows to static loss
     scales of ours, and an opt level to apex, which itself decides what is skipped; where they do
-    not apply, a case is planned once. Where no loss scale is given, each precision that needs one
+    not apply, a case is planned once. A user's workload has no dataset of ours, and its name for a
+    model. Where no loss scale is given, each precision that needs one
     takes its own default, and so does each optimizer where no learning rate is.
 
     Args:
@@ -497,6 +512,8 @@ def grid(
             settings["opt_level"] = None
         if "lr" not in axes:
             settings["lr"] = OPTIMIZERS[settings.get("optimizer", Case.optimizer)].lr
+        if settings.get("workload", IMAGES) != IMAGES:
+            settings |= {"model": settings["workload"], "dataset": OWN}
         if settings.get("lr_scaling", Case.lr_scaling) == "none":
             settings["base_batch"] = Case.base_batch
         sizes: Sequence[int] = [settings.pop("batch_size", Case.batch_size)]
@@ -534,6 +551,8 @@ def check_axes(case: Case) -> None:
         raise UsageError(
             f"--epochs {case.epochs} trains whole epochs; leave out --fraction and --steps"
         )
+    if case.dataset == OWN and case.workload == IMAGES:
+        raise UsageError(f"--dataset {OWN} is that of a --workload; give one, or another dataset")
     if case.schedule == "onecycle" and case.lr_warmup != "0":
         raise UsageError("--schedule onecycle has its own warm-up; leave out --lr-warmup")
     if PRECISIONS[case.precision].apex and case.optimizer != "sgd":

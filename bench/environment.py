@@ -31,7 +31,7 @@ from typing import Any
 
 from bench.data import DatasetInfo
 from bench.errors import UsageError
-from bench.fingerprint import Fingerprint, examine_in_fork
+from bench.fingerprint import WORKLOAD, Fingerprint, examine_in_fork, read_fingerprint
 from bench.gpu.cards import Card, find_card, find_cards
 from bench.precision import Precision
 from bench.record import Environment
@@ -152,6 +152,7 @@ def ask(
     """Ask a fresh process about devices ("cuda" or "cpu") and models.
 
     Args:
+        models: by name; a workload's behind `WORKLOAD`.
         timeout_s: how long it may take, the user's models included.
         look: called with the answer and the process's id while it still holds the devices.
     """
@@ -188,7 +189,7 @@ def ask(
     if answer is not None:
         return answer
     if late and models:
-        what = ", ".join(models)
+        what = ", ".join(name.removeprefix(WORKLOAD) for name in models)
         return Answer(f"model {what}: not built and run within {timeout_s:g} s; raise --timeout")
     return Answer(f"torch cannot be asked about the device: {last_line(said)}; install torch>=2.9")
 
@@ -201,7 +202,7 @@ def _read_answer(line: bytes) -> Answer | None:
     return Answer(
         devices={name: DeviceAnswer(**device) for name, device in found["devices"].items()},
         models={
-            name: model.get("error") or Fingerprint(**model)
+            name: model.get("error") or read_fingerprint(model)
             for name, model in found["models"].items()
         },
     )
@@ -231,6 +232,10 @@ def with_inputs(
         inputs.model_parameters = model.parameters
         inputs.model_structure = model.structure
         inputs.model_source = model.source
+        if model.workload is not None:
+            inputs.train_images = model.workload.units
+            inputs.test_images = model.workload.test_units
+            inputs.unit = model.workload.unit
     return inputs
 
 
@@ -504,7 +509,7 @@ def _main(names: Sequence[str]) -> None:
     models = [name for name in names if name not in devices]
     # models first: a fork of a process that has used CUDA cannot use it
     found = {
-        "models": {name: examine_in_fork(name) for name in models},
+        "models": {name.removeprefix(WORKLOAD): examine_in_fork(name) for name in models},
         "devices": {name: vars(_describe_device(name)) for name in devices},
     }
     print(json.dumps(found), file=answers, flush=True)

@@ -14,20 +14,22 @@ import signal
 import sys
 import sysconfig
 import traceback
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass
 from hashlib import sha256
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from bench.errors import UsageError
-from bench.models import MODELS, build_model, split_model
+from bench.models import MODELS, build_model, load_factory, split_model
+from bench.workloads import Loss, Workload, check_workload, count_items
 
 if TYPE_CHECKING:
+    import torch
     from torch import nn
 
-IMAGES = (2, 3, 32, 32)
+INPUT = (2, 3, 32, 32)
 """The input a user's model is tried on: float32, (N, C, H, W)."""
 
 
@@ -38,21 +40,50 @@ class Fingerprint:
     ``parameters`` is over name, shape and dtype of every parameter and buffer, ``structure`` over
     the printed module without memory addresses, ``source`` over the files that build it.
     ``outputs`` is the number of classes it tells apart; None for a built-in network, which is not
-    run.
+    run, and for a workload, whose network need not.
     """
 
     parameters: str
     structure: str
     source: str
     outputs: int | None = None
+    workload: WorkloadFacts | None = None
 
 
-def examine(name: str) -> Fingerprint:
+@dataclass(frozen=True)
+class WorkloadFacts:
+    """What is known of a user's workload once it was examined.
+
+    ``samples`` are the items of its training data; ``units`` how many units these are, of its
+    ``unit``, and ``test_units`` those of its test data.
+    """
+
+    samples: int
+    units: int
+    test_units: int
+    unit: str
+
+
+def read_fingerprint(values: Mapping[str, Any]) -> Fingerprint:
+    """Make one of its fields, as `examine_in_fork` gives them."""
+    facts = values["workload"]
+    return Fingerprint(**{**values, "workload": facts and WorkloadFacts(**facts)})
+
+
+WORKLOAD = "workload:"
+"""Before the name of a workload, where names are given to be examined; no model's begins so."""
+
+
+def examine(name: str, kind: str = "model") -> Fingerprint:
     """Import and build ``name``, run a user's own once, and say what it is.
 
-    A user's model takes a training step's forward pass on `IMAGES`, on the device that it puts
-    itself on. A built-in network is built without memory (torch's meta device) and not run:
-    DPN-92 would take 2 s.
+    Args:
+        name: of a model or workload.
+        kind: which of both, ``model`` or ``workload``.
+
+    A workload is tried by `try_workload`. A user's model takes a training step's forward pass on
+    `INPUT`, on the device that it puts itself on. A built-in network is built without memory
+    (torch's meta device) and not run: DPN-92 would take 2 s.
 
     Call it in a process that has imported torch, and no model before.
 
@@ -63,13 +94,19 @@ def examine(name: str) -> Fingerprint:
 
     before = set(sys.modules)
     torch.manual_seed(0)  # as a worker does before it builds: a factory may draw its layers
+    outputs = facts = None
     if name in MODELS:
         with torch.device("meta"):
             model = build_model(name)
-        outputs = None
     else:
-        model = _build(name)
-        outputs = _run(name, model)
+        made = _try(f"{kind} {name!r} cannot be built", lambda: load_factory(name, f"--{kind}")())
+        if kind == "workload":
+            workload = check_workload(name, made)
+            model = build_network(name, workload)
+            facts = try_workload(name, workload, model)
+        else:
+            model = _check_network(name, made)
+            outputs = _run(name, model)
     module, _ = split_model(name)
     files = {other: sys.modules[other] for other in set(sys.modules) - before}
     own = {other: found for other, found in files.items() if _is_own(found)}
@@ -80,11 +117,19 @@ def examine(name: str) -> Fingerprint:
         _hash([re.sub(r"0x[0-9a-fA-F]+", "", repr(model)).encode()]),
         _hash(text for name in sorted(own) for text in (name.encode(), _read(own[name]))),
         outputs,
+        facts,
     )
 
 
-def _build(name: str) -> nn.Module:
-    model: nn.Module = _try(f"model {name!r} cannot be built", lambda: build_model(name))
+def _check_network(name: str, model: object) -> nn.Module:
+    from torch import nn
+
+    if isinstance(model, Workload):
+        raise UsageError(f"model {name!r} returned a workload; give it as --workload")
+    if not isinstance(model, nn.Module):
+        raise UsageError(
+            f"model {name!r} returned {type(model).__name__}; a factory returns a torch.nn.Module"
+        )
     if not list(model.parameters()):
         raise UsageError(f"model {name!r} has no parameters; there is nothing to train")
     return model
@@ -94,18 +139,18 @@ def _run(name: str, model: nn.Module) -> int:
     import torch
 
     device = next(model.parameters()).device
-    images = torch.zeros(IMAGES, device=device)
+    images = torch.zeros(INPUT, device=device)
     model.train()
-    logits = _try(f"model {name!r} fails on {IMAGES} images", lambda: model(images))
+    logits = _try(f"model {name!r} fails on {INPUT} images", lambda: model(images))
     if not isinstance(logits, torch.Tensor):
         raise UsageError(
             f"model {name!r} returns {type(logits).__name__}; forward returns a tensor of logits, "
             "(N, classes)"
         )
-    if logits.ndim != 2 or len(logits) != IMAGES[0]:
+    if logits.ndim != 2 or len(logits) != INPUT[0]:
         raise UsageError(
-            f"model {name!r} gives {tuple(logits.shape)} for {IMAGES[0]} images; forward returns "
-            f"logits of shape ({IMAGES[0]}, classes)"
+            f"model {name!r} gives {tuple(logits.shape)} for {INPUT[0]} images; forward returns "
+            f"logits of shape ({INPUT[0]}, classes)"
         )
     return int(logits.shape[1])
 
@@ -122,6 +167,142 @@ def _try(what: str, action: Callable[[], Any]) -> Any:
         place = f" ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else ""
         message = " ".join(str(error).split())[:300]
         raise UsageError(f"{what}: {type(error).__name__}: {message}{place}") from error
+
+
+def build_network(name: str, workload: Workload) -> nn.Module:
+    """Build a workload's network.
+
+    Raises:
+        UsageError: it cannot be built, or there is nothing in it to train.
+    """
+    from torch import nn
+
+    model = _try(f"workload {name!r}: build_model fails", workload.build_model)
+    if not isinstance(model, nn.Module):
+        raise UsageError(
+            f"workload {name!r}: build_model returned {type(model).__name__}; it returns a "
+            "torch.nn.Module"
+        )
+    if not any(p.requires_grad for p in model.parameters()):
+        raise UsageError(f"workload {name!r}: its network has no parameters to train")
+    return model
+
+
+def try_workload(name: str, workload: Workload, model: nn.Module) -> WorkloadFacts:
+    """Take the loss of a batch of two and its gradients, on the CPU, and look at everything.
+
+    Raises:
+        UsageError: it breaks the protocol of `Workload`; one line says how.
+    """
+    import torch
+    from torch.utils._pytree import tree_leaves
+
+    def refuse(what: str) -> UsageError:
+        return UsageError(f"workload {name!r}: {what}")
+
+    def attempt(method: str, action: Callable[[], Any]) -> Any:
+        return _try(f"workload {name!r}: {method} fails", action)
+
+    if not (isinstance(workload.unit, str) and workload.unit.strip()):
+        raise refuse("its unit is empty; name what is counted, such as 'tokens'")
+    counts = {"samples": (workload.samples, 2), "test_samples": (workload.test_samples, 0)}
+    for what, (number, least) in counts.items():
+        if type(number) is not int or number < least:
+            raise refuse(f"{what} is {number!r}; it is a whole number of at least {least}")
+    units = attempt("count_units", lambda: workload.count_units(2))
+    if type(units) is not int or units < 1:
+        raise refuse(f"count_units(2) is {units!r}; it is a whole number of at least 1")
+
+    cpu = torch.device("cpu")
+
+    def check_batch(method: str, batch: Any) -> list[torch.Tensor]:
+        tensors = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor)]
+        try:
+            items = count_items(batch)
+        except ValueError as error:
+            raise refuse(f"{method} returned no batch: {error}") from error
+        if items != 2:
+            raise refuse(f"{method} made {items} items where 2 were asked for: {_shapes(tensors)}")
+        for tensor in tensors:
+            if tensor.device != cpu:
+                raise refuse(f"{method} made a tensor on {tensor.device} where cpu was asked for")
+            if tensor.requires_grad:
+                raise refuse(f"{method} made a tensor that requires a gradient; detach it")
+        return tensors
+
+    def make() -> Any:
+        generator = torch.Generator().manual_seed(0)
+        return attempt("make_batch", lambda: workload.make_batch(2, cpu, generator))
+
+    batch = make()
+    first, again = (check_batch("make_batch", b) for b in (batch, make()))
+    if not all(map(torch.equal, first, again)):
+        raise refuse("make_batch made two batches from one seed; draw from its generator alone")
+    if workload.test_samples >= 2:
+        tested = attempt("make_test_batch", lambda: workload.make_test_batch(0, 2, cpu))
+        check_batch("make_test_batch", tested)
+
+    model.train()
+    made = attempt("compute_loss", lambda: workload.compute_loss(model, batch))
+    loss, correct = (made.loss, made.correct) if isinstance(made, Loss) else (made, None)
+    if not isinstance(loss, torch.Tensor):
+        raise refuse(f"compute_loss returned {type(loss).__name__}; it returns a tensor or a Loss")
+    if loss.shape != () or loss.dtype != torch.float32:
+        raise refuse(
+            f"compute_loss returned {loss.dtype} of shape {tuple(loss.shape)}; the loss is "
+            "float32 of shape (), the mean over the batch"
+        )
+    if not loss.isfinite():
+        raise refuse(f"compute_loss returned {float(loss.detach())} for the first batch")
+    if correct is not None and not (
+        isinstance(correct, torch.Tensor)
+        and correct.shape == ()
+        and not correct.is_floating_point()
+        and 0 <= int(correct) <= units
+    ):
+        shown = correct.tolist() if isinstance(correct, torch.Tensor) else correct
+        raise refuse(
+            f"correct is {shown!r}; it is a whole number of shape (), from 0 to count_units, which "
+            f"is {units} here"
+        )
+    if not loss.requires_grad:
+        raise refuse("the loss does not depend on the network's weights")
+    attempt("the backward pass", loss.backward)
+    if all(p.grad is None for p in model.parameters()):
+        raise refuse("no weight of the network receives a gradient")
+    _try_optimizer(workload, model, attempt, refuse)
+    return WorkloadFacts(
+        workload.samples,
+        workload.count_units(workload.samples),
+        workload.count_units(workload.test_samples) if workload.test_samples else 0,
+        workload.unit.strip(),
+    )
+
+
+def _try_optimizer(
+    workload: Workload,
+    model: nn.Module,
+    attempt: Callable[[str, Callable[[], Any]], Any],
+    refuse: Callable[[str], UsageError],
+) -> None:
+    import torch
+
+    parameters: list[torch.Tensor] = [p for p in model.parameters() if p.requires_grad]
+    made = attempt("build_optimizer", lambda: workload.build_optimizer(parameters, 1e-3))
+    if made is None:
+        return
+    if not isinstance(made, torch.optim.Optimizer):
+        raise refuse(
+            f"build_optimizer returned {type(made).__name__}; it returns a torch.optim.Optimizer, "
+            "or None"
+        )
+    stepped = {id(p) for group in made.param_groups for p in group["params"]}
+    if not stepped <= {id(p) for p in parameters}:
+        raise refuse("build_optimizer steps other tensors than it was given")
+
+
+def _shapes(tensors: Iterable[torch.Tensor]) -> str:
+    return ", ".join(str(tuple(tensor.shape)) for tensor in tensors)
 
 
 _LIBRARIES = tuple(
@@ -161,18 +342,24 @@ def _hash(parts: Iterable[bytes]) -> str:
 
 
 def examine_in_fork(name: str) -> dict[str, Any]:
-    """`examine` in a fork of this process: the fields of `Fingerprint`, or {"error": one line}."""
+    """`examine` in a fork of this process: the fields of `Fingerprint`, or {"error": one line}.
+
+    Args:
+        name: of a model; or of a workload, behind `WORKLOAD`.
+    """
+    kind = "workload" if name.startswith(WORKLOAD) else "model"
+    name = name.removeprefix(WORKLOAD)
     reader, writer = os.pipe()
     pid = os.fork()
     if not pid:
         os.close(reader)
         answer: dict[str, Any]
         try:
-            answer = vars(examine(name))
+            answer = asdict(examine(name, kind))
         except UsageError as error:
             answer = {"error": str(error)}
         except BaseException as error:
-            answer = {"error": f"model {name!r} cannot be examined: {error!r}"}
+            answer = {"error": f"{kind} {name!r} cannot be examined: {error!r}"}
         with os.fdopen(writer, "w") as file:
             json.dump(answer, file)
         os._exit(0)
@@ -185,7 +372,7 @@ def examine_in_fork(name: str) -> dict[str, Any]:
         return found
     code = os.waitstatus_to_exitcode(status)
     end = f"with return code {code}" if code >= 0 else f"by {signal.Signals(-code).name}"
-    return {"error": f"model {name!r} ends its process {end} when it is built and run once"}
+    return {"error": f"{kind} {name!r} ends its process {end} when it is built and run once"}
 
 
 def check_outputs(name: str, found: Fingerprint, classes: int) -> None:
@@ -196,6 +383,6 @@ def check_outputs(name: str, found: Fingerprint, classes: int) -> None:
     """
     if found.outputs not in (None, classes):
         raise UsageError(
-            f"model {name!r} gives {(IMAGES[0], found.outputs)} for {IMAGES[0]} images; it must "
-            f"give {(IMAGES[0], classes)}, one logit for each class"
+            f"model {name!r} gives {(INPUT[0], found.outputs)} for {INPUT[0]} images; it must "
+            f"give {(INPUT[0], classes)}, one logit for each class"
         )

@@ -13,6 +13,7 @@ from typing import NoReturn
 from bench.case import AXES, Value, parse_values
 from bench.errors import UsageError, nearest
 from bench.text import clean
+from bench.workloads import IMAGES
 
 
 def describe(docstring: str | None) -> str:
@@ -72,15 +73,22 @@ def read_axes(given: argparse.Namespace, without: Collection[str] = ()) -> dict[
     """The axes given as flags of `add_axes`, parsed.
 
     Raises:
-        UsageError: a value is not one its axis can take.
+        UsageError: a value is not one its axis can take, or axes do not go together.
     """
-    return {
+    axes: dict[str, list[Value]] = {
         name: [
             value for text in texts or ["on"] for value in parse_values(name, text, axis_flag(name))
         ]
         for name in AXES
         if name not in without and (texts := getattr(given, name)) is not None
     }
+    if any(name != IMAGES for name in axes.get("workload", [])):
+        for name in ("model", "dataset"):
+            if name in axes:
+                raise UsageError(
+                    f"--workload brings its own {name}; leave out {axis_flag(name)}, or --workload"
+                )
+    return axes
 
 
 def run_command(command: Callable[[Sequence[str]], int], argv: Sequence[str] | None) -> int:

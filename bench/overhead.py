@@ -42,7 +42,7 @@ def compare(argv: Sequence[str]) -> int:
     parser.add_argument("--pairs", type=int, default=5, metavar="N", help="pairs to measure (5)")
     parser.add_argument("--data-dir", type=Path, metavar="DIR", help="where CIFAR-10 is")
     parser.add_argument("--json", action="store_true", help="print JSON on standard output")
-    add_axes(parser, "of the case; default on a GPU: dpn92, fp16, batch 512")
+    add_axes(parser, "of the case; default on a GPU: dpn92, fp16, batch 512", without=("workload",))
     given = parser.parse(argv)
     if given.pairs < 1:
         raise UsageError(f"--pairs {given.pairs}: give a whole number of at least 1")
@@ -52,7 +52,7 @@ def compare(argv: Sequence[str]) -> int:
         if cuda
         else {"device": ["cpu"], "model": ["dpn-small"], "fraction": [0.1]}
     )
-    cases = grid({**defaults, "dataset": ["synthetic"], **read_axes(given)})
+    cases = grid({**defaults, "dataset": ["synthetic"], **read_axes(given, without=("workload",))})
     if len(cases) > 1:
         raise UsageError(f"{len(cases)} cases are given; give one value for each axis")
     (case,) = cases

@@ -284,8 +284,11 @@ class Environment:
     mig: str | None = quantity(str, "MIG mode of the GPU: on or off", since=2)
     pcie: str | None = quantity(str, "PCIe link: generation and width in use, and at most", since=2)
     dataset_source: str | None = quantity(str, "layout the images came from")
-    train_images: int | None = quantity(int, "training images in the dataset")
-    test_images: int | None = quantity(int, "test images in the dataset")
+    train_images: int | None = quantity(int, "training images in the dataset, or units")
+    test_images: int | None = quantity(int, "test images in the dataset, or units")
+    unit: str | None = quantity(
+        str, "what a workload counts: 'images' in this table are these; empty for images", since=4
+    )
 
 
 @dataclass

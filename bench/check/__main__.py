@@ -54,6 +54,7 @@ _SUMMARY = (
 
 
 _WITHOUT = (
+    "workload",
     *SAME_QUESTION,
     "accumulate",
     "memory_limit",

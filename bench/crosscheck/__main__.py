@@ -152,11 +152,15 @@ def crosscheck(argv: Sequence[str]) -> int:
     )
     parser.add_argument("--pairs", type=int, default=3, metavar="N", help="pairs to measure (3)")
     parser.add_argument("--json", action="store_true", help="print JSON on standard output")
-    add_axes(parser, "of the case; default on a GPU: dpn92, bf16-amp, batch 256, fraction 0.2")
+    add_axes(
+        parser,
+        "of the case; default on a GPU: dpn92, bf16-amp, batch 256, fraction 0.2",
+        without=("workload",),
+    )
     given = parser.parse(argv)
     if given.pairs < 1:
         raise UsageError(f"--pairs {given.pairs}: give a whole number of at least 1")
-    axes = read_axes(given)
+    axes = read_axes(given, without=("workload",))
     platform = probe(
         "cuda" if axes.get("device", ["cuda" if has_cuda() else "cpu"])[0] == "cuda" else "cpu"
     )

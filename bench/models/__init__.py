@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,12 +25,17 @@ def parse_model(text: str) -> str:
     Raises:
         ValueError: neither a registered name nor of the form ``package.module:factory``.
     """
-    module, colon, factory = text.partition(":")
-    if text in MODELS or (
-        colon and factory.isidentifier() and all(p.isidentifier() for p in module.split("."))
-    ):
+    if text in MODELS or is_factory(text):
         return text
     raise ValueError(f"{nearest(text, list(MODELS))} (or package.module:factory for your own)")
+
+
+def is_factory(text: str) -> bool:
+    """Whether a name is of the form ``package.module:factory``."""
+    module, colon, factory = text.partition(":")
+    return bool(
+        colon and factory.isidentifier() and all(p.isidentifier() for p in module.split("."))
+    )
 
 
 def split_model(name: str) -> tuple[str, str]:
@@ -38,8 +44,11 @@ def split_model(name: str) -> tuple[str, str]:
     return module, factory
 
 
-def check_model(name: str) -> None:
+def check_model(name: str, flag: str = "--model") -> None:
     """Check that the module of a user's own model is there, without importing it.
+
+    Args:
+        flag: what the name was given as, for the message.
 
     Raises:
         UsageError: it is not.
@@ -51,9 +60,9 @@ def check_model(name: str) -> None:
     try:
         found = find_spec(module)
     except (ImportError, ValueError) as error:
-        raise UsageError(f"--model {name!r}: {error}; give package.module:factory") from error
+        raise UsageError(f"{flag} {name!r}: {error}; give package.module:factory") from error
     if found is None:
-        raise UsageError(_no_module(name, module))
+        raise UsageError(_no_module(name, module, flag))
 
 
 def build_model(name: str) -> nn.Module:
@@ -63,9 +72,26 @@ def build_model(name: str) -> nn.Module:
         UsageError: the module cannot be imported, has no such factory, or that factory
             does not return an ``nn.Module``.
     """
-    from importlib import import_module
-
     from torch import nn
+
+    model = load_factory(name)()
+    if not isinstance(model, nn.Module):
+        raise UsageError(
+            f"model {name!r} returned {type(model).__name__}; a factory returns a torch.nn.Module"
+        )
+    return model
+
+
+def load_factory(name: str, flag: str = "--model") -> Callable[[], object]:
+    """Import what ``name`` names.
+
+    Args:
+        flag: what the name was given as, for the message.
+
+    Raises:
+        UsageError: the module cannot be imported, or has no such function.
+    """
+    from importlib import import_module
 
     module_name, factory_name = split_model(name)
     _add_current_folder()
@@ -74,10 +100,10 @@ def build_model(name: str) -> nn.Module:
     except ModuleNotFoundError as error:
         # the user's module may be there and miss another
         if error.name and f"{module_name}.".startswith(f"{error.name}."):
-            raise UsageError(_no_module(name, error.name)) from error
-        raise UsageError(f"model {name!r} cannot be imported: {error}") from error
+            raise UsageError(_no_module(name, error.name, flag)) from error
+        raise UsageError(f"{flag[2:]} {name!r} cannot be imported: {error}") from error
     except ImportError as error:
-        raise UsageError(f"model {name!r} cannot be imported: {error}") from error
+        raise UsageError(f"{flag[2:]} {name!r} cannot be imported: {error}") from error
     factory = getattr(module, factory_name, None)
     if not callable(factory):
         there = [
@@ -86,15 +112,11 @@ def build_model(name: str) -> nn.Module:
             if getattr(value, "__module__", "") == module_name and callable(value) and key[0] != "_"
         ]
         raise UsageError(
-            f"--model {name!r}: module {module_name!r} has no function {factory_name!r}; "
+            f"{flag} {name!r}: module {module_name!r} has no function {factory_name!r}; "
             + (nearest(factory_name, there) if there else "define it there")
         )
-    model = factory()
-    if not isinstance(model, nn.Module):
-        raise UsageError(
-            f"model {name!r} returned {type(model).__name__}; a factory returns a torch.nn.Module"
-        )
-    return model
+    made: Callable[[], object] = factory
+    return made
 
 
 def _add_current_folder() -> None:
@@ -107,8 +129,8 @@ def _add_current_folder() -> None:
         sys.path.append(here)
 
 
-def _no_module(name: str, module: str) -> str:
+def _no_module(name: str, module: str, flag: str) -> str:
     return (
-        f"--model {name!r}: there is no module {module!r}; it is looked for in the current folder "
+        f"{flag} {name!r}: there is no module {module!r}; it is looked for in the current folder "
         "and on Python's path"
     )

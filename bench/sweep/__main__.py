@@ -100,7 +100,7 @@ def run_sweep(asked: Plan, options: Options) -> int:
             if families:
                 walls = find_walls(loop, families, comparable, stopped)
                 cases = plan_cases(options, walls).cases
-                refuse_batches(cases, inputs.datasets)
+                refuse_batches(cases, inputs)
                 store.write_config(describe_config(cases, options, inputs, earlier))
                 measured = any(wall.largest is not None for wall in walls.values())
             plan = plan_runs(cases, options.repeats)
@@ -227,7 +227,7 @@ class Loop:
             reason = f"{emulated}; --precision {precision.name} measures it anyway"
         if reason:
             return Outcome(Status.UNSUPPORTED, reason)
-        folder, uuid = self.inputs.datasets[case.dataset].folder, platform.environment.gpu_uuid
+        folder, uuid = self.inputs.data(case).folder, platform.environment.gpu_uuid
         job = Job(case, folder, uuid, log)
         return self.executor.run(job, self.display.show, lambda: bool(stopped()))
 

@@ -296,6 +296,10 @@ def print_registries() -> int:
         "schedules": SCHEDULES,
         "models": {**MODELS, "package.module:factory": "your own torch.nn.Module"},
         "datasets": DATASETS,
+        "workloads": {
+            "images": "the network of --model on the images of --dataset",
+            "package.module:factory": "your own bench.workloads.Workload",
+        },
     }
     for title, entries in sections.items():
         print(f"{title}:")

@@ -16,7 +16,7 @@ from bench.doctor.__main__ import write_warnings
 from bench.doctor.machine import examine_machine
 from bench.environment import Platform, ask, describe_host, with_inputs
 from bench.errors import UsageError
-from bench.fingerprint import Fingerprint, check_outputs
+from bench.fingerprint import WORKLOAD, Fingerprint, check_outputs
 from bench.gpu.nvml import find_neighbours
 from bench.models import MODELS, check_model
 from bench.precision import PRECISIONS
@@ -25,6 +25,7 @@ from bench.store.reader import Past, Run, read_records
 from bench.sweep.options import Options
 from bench.sweep.schedule import choose_seed
 from bench.text import clean
+from bench.workloads import IMAGES, OWN, Workload
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -67,10 +68,19 @@ class Inputs:
             return reason
         return refuse_apex(self.apex, case.opt_level, case.device) if precision.apex else ""
 
+    def data(self, case: Case) -> DatasetInfo:
+        """The images that the case trains on, or as much as is known of a workload's data."""
+        if case.workload == IMAGES:
+            return self.datasets[case.dataset]
+        model = self.models[case.model]
+        facts = model.workload if model else None
+        samples = facts.samples if facts else Workload.samples  # where it was not examined
+        return DatasetInfo(OWN, "", samples, 0, 0, "", "")
+
     def describe(self, case: Case) -> Environment:
         """What runs the case: the machine, its images and its model."""
         environment = self.platforms[case.device].environment
-        return with_inputs(environment, self.datasets[case.dataset], self.models[case.model])
+        return with_inputs(environment, self.data(case), self.models[case.model])
 
 
 def find_inputs(cases: Sequence[Case], options: Options, families: Sequence[Case] = ()) -> Inputs:
@@ -90,15 +100,16 @@ def find_inputs(cases: Sequence[Case], options: Options, families: Sequence[Case
     names = _names(cases, "model")
     devices = _names(cases, "device")
     if options.executor == "fake":
-        for model in names:
-            check_model(model)
+        check_models(cases)
         platforms = {device: Platform(describe_host()) for device in devices}
-        datasets = prepare_datasets(cases, options)
-        refuse_batches(known, datasets)
-        return Inputs(platforms, dict.fromkeys(names), datasets, apex=find_apex())
+        unseen = Inputs(
+            platforms, dict.fromkeys(names), prepare_datasets(cases, options), apex=find_apex()
+        )
+        refuse_batches(known, unseen)
+        return unseen
     machine, answer = examine_machine(
         devices,
-        names,
+        list_examined(cases),
         data_dir=options.data_dir,
         out=options.out,
         timeout_s=options.timeout_s,
@@ -117,9 +128,31 @@ def find_inputs(cases: Sequence[Case], options: Options, families: Sequence[Case
         uuid = platform.environment.gpu_uuid
         if uuid and not options.allow_shared:
             refuse_neighbours(uuid)
-    datasets = prepare_datasets(cases, options)
-    refuse_batches(known, datasets)
-    return Inputs(platforms, models, datasets, write_warnings(machine), machine.apex)
+    inputs = Inputs(
+        platforms,
+        models,
+        prepare_datasets(cases, options),
+        write_warnings(machine),
+        machine.apex,
+    )
+    refuse_batches(known, inputs)
+    return inputs
+
+
+def list_examined(cases: Sequence[Case]) -> list[str]:
+    """The models and workloads of ``cases``, as `bench.environment.ask` takes their names."""
+    kinds = dict.fromkeys((case.workload, case.model) for case in cases)
+    return [model if workload == IMAGES else WORKLOAD + model for workload, model in kinds]
+
+
+def check_models(cases: Sequence[Case]) -> None:
+    """Check that the modules of models and workloads are there, without importing them.
+
+    Raises:
+        UsageError: one is not.
+    """
+    for name, workload in dict.fromkeys((case.model, case.workload) for case in cases):
+        check_model(name, "--model" if workload == IMAGES else "--workload")
 
 
 def try_models(cases: Sequence[Case], options: Options) -> None:
@@ -130,18 +163,21 @@ def try_models(cases: Sequence[Case], options: Options) -> None:
     """
     names = [name for name in _names(cases, "model") if name not in MODELS]
     if options.executor == "fake":
-        for name in names:
-            check_model(name)
+        check_models([case for case in cases if case.model in names])
     elif names:
-        answer = ask([], names, timeout_s=options.timeout_s)
+        own = [case for case in cases if case.model in names]
+        answer = ask([], list_examined(own), timeout_s=options.timeout_s)
         _check_outputs(cases, {name: answer.fingerprint(name) for name in names}, options)
 
 
 def _check_outputs(
     cases: Sequence[Case], models: Mapping[str, Fingerprint], options: Options
 ) -> None:
-    for model, dataset in dict.fromkeys((case.model, case.dataset) for case in cases):
-        if model in models:
+    asked = dict.fromkeys((case.model, case.dataset, case.workload) for case in cases)
+    for model, dataset, workload in asked:
+        if model not in models:
+            continue
+        if workload == IMAGES:
             check_outputs(model, models[model], count_classes(dataset, options.data_dir))
 
 
@@ -171,17 +207,18 @@ def prepare_datasets(cases: Sequence[Case], options: Options) -> dict[str, Datas
         return {
             name: prepare(name, data_dir=options.data_dir, url=options.data_url, progress=progress)
             for name in _names(cases, "dataset")
+            if name != OWN
         }
 
 
-def refuse_batches(cases: Sequence[Case], datasets: Mapping[str, DatasetInfo]) -> None:
-    """Check the batch sizes against the images.
+def refuse_batches(cases: Sequence[Case], inputs: Inputs) -> None:
+    """Check the batch sizes against the data.
 
     Raises:
         UsageError: one does not fit its dataset.
     """
     for case in cases:
-        check_batches(case, datasets[case.dataset].train_images)
+        check_batches(case, inputs.data(case).train_images)
 
 
 def default_out(platforms: Mapping[str, Platform]) -> Path:

@@ -52,7 +52,7 @@ def find_walls(
         loop.show_on(display)
         for family in families:
             trial = trials.get(family) or Trial(family)
-            images = loop.inputs.datasets[family.dataset].train_images
+            images = loop.inputs.data(family).train_images
             while not stopped():
                 asked = decide(trial.probes, trial.aim(images, step))
                 if isinstance(asked, Ending):

@@ -10,7 +10,7 @@ from torch import nn
 from bench.case import Case
 from bench.precision import PRECISIONS, set_flags
 from bench.training.loop import Training
-from bench.workloads import Workload
+from bench.workloads import IMAGES, Workload, load_workload
 from bench.workloads.images import Images
 
 
@@ -18,10 +18,15 @@ def open_workload(case: Case, folder: str) -> Workload:
     """What ``case`` trains.
 
     Args:
-        folder: where `bench.data.prepare` left the dataset.
+        folder: where `bench.data.prepare` left the dataset; a user's workload needs none.
+
+    Raises:
+        UsageError: the workload cannot be made.
     """
     from bench.data import load
 
+    if case.workload != IMAGES:
+        return load_workload(case.workload)
     return Images(case.model, load(folder))
 
 

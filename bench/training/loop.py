@@ -41,6 +41,9 @@ class Training:
     apex: str | None = None
     """What of NVIDIA apex trains: its version and interface; None where it does not."""
 
+    brings_optimizer = False
+    """Whether the optimizer is the workload's own."""
+
     def __init__(
         self,
         model: nn.Module,
@@ -95,6 +98,7 @@ class Training:
                 copied.setdefault(weight.dtype, []).append((master, weight))
         self._copied = list(copied.values())
         own = self.workload.build_optimizer(self.masters, self.lr)
+        self.brings_optimizer = own is not None
         self.optimizer = own or build_optimizer(self._optimizer_name, self.masters, self.lr)
 
     @classmethod

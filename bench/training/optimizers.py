@@ -39,8 +39,8 @@ def skips_itself(optimizer: torch.optim.Optimizer) -> bool:
 def clear_state(optimizer: torch.optim.Optimizer) -> None:
     """Set the state of every weight to zero, as it was before the first step."""
     for state in optimizer.state.values():
-        for value in state.values():
-            value.zero_()
+        for name, value in state.items():
+            state[name] = value.zero_() if isinstance(value, Tensor) else type(value)()
 
 
 def _build_sgd(parameters: Sequence[Tensor], lr: float) -> torch.optim.Optimizer:

@@ -66,6 +66,9 @@ def measure(
     workload, batches, training = set_up(case, folder)
     m.setup_time_s = time.monotonic() - started
     m.apex = training.apex
+    if training.brings_optimizer:
+        name = type(training.optimizer).__name__
+        _note(found, f"{name}, the workload's own optimizer, steps instead of {case.optimizer}")
 
     channel.enter("warmup")
     warm = warm_up_shapes(training, batches, case, Reporter(channel, device, "warmup", 0))

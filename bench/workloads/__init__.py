@@ -13,13 +13,65 @@ from typing import TYPE_CHECKING, Any
 
 from bench.data.batches import MadeBatches, Supply, count_items
 from bench.errors import UsageError
+from bench.models import is_factory, load_factory
 from bench.precision import is_affine_batchnorm
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
-__all__ = ["Loss", "Network", "Workload", "count_items"]
+__all__ = [
+    "IMAGES",
+    "OWN",
+    "Loss",
+    "Network",
+    "Workload",
+    "check_workload",
+    "count_items",
+    "load_workload",
+    "parse_workload",
+]
+
+IMAGES = "images"
+"""The axis value of the harness's own workload: the network and the dataset are axes."""
+
+OWN = "own"
+"""The axis value of ``dataset`` for a user's workload, which brings its data."""
+
+
+def parse_workload(text: str) -> str:
+    """Check a workload's name without importing it.
+
+    Raises:
+        ValueError: neither `IMAGES` nor of the form ``package.module:factory``.
+    """
+    if text == IMAGES or is_factory(text):
+        return text
+    raise ValueError(f"give package.module:factory of your own, or {IMAGES!r}")
+
+
+def load_workload(name: str) -> Workload:
+    """Make the user's workload ``name``.
+
+    Raises:
+        UsageError: it cannot be imported, or is none.
+    """
+    return check_workload(name, load_factory(name, "--workload")())
+
+
+def check_workload(name: str, made: object) -> Workload:
+    """Check what the factory ``name`` made.
+
+    Raises:
+        UsageError: it is no workload.
+    """
+    if not isinstance(made, Workload):
+        raise UsageError(
+            f"workload {name!r} returned {type(made).__name__}; its factory returns a "
+            "bench.workloads.Workload"
+        )
+    return made
+
 
 Network = Callable[..., Any]
 """The network as a step calls it: in the case's precision and memory format, perhaps compiled.

@@ -1,0 +1,414 @@
+"""What a user brings to be trained: ten ways to break the protocol, and three ways to keep it."""
+
+from __future__ import annotations
+
+import csv
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bench.case import grid, parse_value, telling_axes
+from bench.data.batches import MadeBatches, count_items
+from bench.errors import UsageError
+from bench.fingerprint import WorkloadFacts, build_network, examine, try_workload
+from bench.precision import PRECISIONS
+from bench.report.__main__ import main as report
+from bench.sweep.__main__ import main as sweep
+from bench.training.flop import count_flop
+from bench.training.loop import Training
+from bench.worker.channel import Channel
+from bench.worker.measurement import Findings, measure
+from bench.workloads import IMAGES, OWN, Loss, Network, Workload, load_workload
+from examples import transformer
+
+CPU = torch.device("cpu")
+TRANSFORMER, TWO, RESNET = (
+    "examples.transformer:tiny",
+    "examples.two_losses:tiny",
+    "examples.resnet:tiny",
+)
+
+
+class Right(Workload):
+    """Numbers to two classes; each test breaks something of it."""
+
+    unit = "rows"
+    samples = 40
+
+    def build_model(self) -> nn.Module:
+        return nn.Linear(3, 2)
+
+    def make_batch(self, size: int, device: torch.device, generator: torch.Generator) -> Any:
+        x = torch.randn(size, 3, device=device, generator=generator)
+        return {"x": x, "y": (x[:, 0] > 0).long()}
+
+    def compute_loss(self, network: Network, batch: Any) -> Tensor | Loss:
+        logits = network(batch["x"])
+        return Loss(F.cross_entropy(logits, batch["y"]), (logits.argmax(1) == batch["y"]).sum())
+
+
+def right() -> Workload:
+    return Right()
+
+
+def network() -> nn.Module:
+    return nn.Linear(3, 2)
+
+
+def number() -> int:
+    return 3
+
+
+def look(workload: Workload) -> WorkloadFacts:
+    return try_workload("m:f", workload, build_network("m:f", workload))
+
+
+def broken(**parts: Any) -> Workload:
+    return type("Broken", (Right,), parts)()  # type: ignore[no-any-return]
+
+
+def with_loss(change: Callable[[Loss], Any]) -> Workload:
+    def compute_loss(self: Right, network: Network, batch: Any) -> Any:
+        found = Right.compute_loss(self, network, batch)
+        assert isinstance(found, Loss)
+        return change(found)
+
+    return broken(compute_loss=compute_loss)
+
+
+def raising(*_: object) -> None:
+    raise ValueError("no\nluck")
+
+
+def test_what_keeps_the_protocol_is_known() -> None:
+    assert look(Right()) == WorkloadFacts(samples=40, units=40, test_units=0, unit="rows")
+    assert look(transformer.tiny()) == WorkloadFacts(320, 320 * 32, 24 * 32, "tokens")
+
+
+BROKEN: dict[str, tuple[Workload, str]] = {
+    "unit": (broken(unit=" "), "its unit is empty; name what is counted, such as 'tokens'"),
+    "samples": (broken(samples=1), "samples is 1; it is a whole number of at least 2"),
+    "no network": (
+        broken(build_model=lambda self: 3),
+        "build_model returned int; it returns a torch.nn.Module",
+    ),
+    "no method": (Workload(), "build_model fails: NotImplementedError: a workload has a method"),
+    "nothing to train": (
+        broken(build_model=lambda self: nn.Flatten()),
+        "its network has no parameters to train",
+    ),
+    "exception": (
+        broken(make_batch=raising),
+        "make_batch fails: ValueError: no luck (test_workload.py, line ",
+    ),
+    "no tensor": (
+        broken(make_batch=lambda *_: "text"),
+        "make_batch returned no batch: a batch holds tensors",
+    ),
+    "items": (
+        broken(make_batch=lambda self, size, device, generator: torch.zeros(3, 3)),
+        "make_batch made 3 items where 2 were asked for: (3, 3)",
+    ),
+    "device": (
+        broken(make_batch=lambda self, size, *_: torch.zeros(size, 3, device="meta")),
+        "make_batch made a tensor on meta where cpu was asked for",
+    ),
+    "graph": (
+        broken(make_batch=lambda self, size, *_: torch.zeros(size, 3, requires_grad=True)),
+        "make_batch made a tensor that requires a gradient; detach it",
+    ),
+    "own random numbers": (
+        broken(make_batch=lambda self, size, *_: torch.randn(size, 3)),
+        "make_batch made two batches from one seed; draw from its generator alone",
+    ),
+    "shape": (
+        with_loss(lambda found: found.loss.expand(2)),
+        "compute_loss returned torch.float32 of shape (2,); the loss is float32 of shape (), the",
+    ),
+    "dtype": (with_loss(lambda found: found.loss.half()), "returned torch.float16 of shape ()"),
+    "no loss": (
+        with_loss(lambda found: float(found.loss.detach())),
+        "compute_loss returned float; it returns a tensor or a Loss",
+    ),
+    "not finite": (with_loss(lambda f: f.loss * torch.inf), "returned inf for the first batch"),
+    "detached": (
+        with_loss(lambda found: found.loss.detach()),
+        "the loss does not depend on the network's weights",
+    ),
+    "correct": (
+        with_loss(lambda found: Loss(found.loss, torch.tensor(5))),
+        "correct is 5; it is a whole number of shape (), from 0 to count_units, which is 2 here",
+    ),
+    "optimizer": (
+        broken(build_optimizer=lambda *_: "adam"),
+        "build_optimizer returned str; it returns a torch.optim.Optimizer, or None",
+    ),
+    "other weights": (
+        broken(build_optimizer=lambda *_: torch.optim.SGD([torch.zeros(2)])),
+        "build_optimizer steps other tensors than it was given",
+    ),
+}
+
+
+@pytest.mark.parametrize("way", BROKEN)
+def test_a_broken_workload_is_told_how(way: str) -> None:
+    workload, message = BROKEN[way]
+    with pytest.raises(UsageError) as raised:
+        look(workload)
+    (line,) = str(raised.value).splitlines()
+    assert line.startswith("workload 'm:f': ")
+    assert message in line
+
+
+@pytest.mark.parametrize(
+    ("kind", "factory", "message"),
+    [
+        ("workload", "network", "returned Linear; its factory returns a bench.workloads.Workload"),
+        ("workload", "number", "returned int; its factory returns a bench.workloads.Workload"),
+        ("workload", "wright", "module 'test_workload' has no function 'wright'; did you mean"),
+        ("model", "right", "returned a workload; give it as --workload"),
+    ],
+)
+def test_a_workload_is_no_network(kind: str, factory: str, message: str) -> None:
+    with pytest.raises(UsageError) as raised:
+        examine(f"{__name__}:{factory}", kind)
+    assert message in str(raised.value)
+
+
+def test_a_workload_is_identified_by_its_network_and_its_files() -> None:
+    one, other = (examine(f"{__name__}:right", "workload") for _ in range(2))
+    assert one == other
+    assert one.workload == look(Right())
+    assert examine(TWO, "workload").parameters != one.parameters
+
+
+# ------------------------------------------------------------------------------------- the axis
+
+
+def test_a_workload_has_no_model_and_no_dataset_of_ours() -> None:
+    """One case however many of these a preset has; it is named by its model."""
+    cases = grid({"workload": [TRANSFORMER, IMAGES], "model": ["dpn92", "dpn26"]})
+    own = [case for case in cases if case.workload != IMAGES]
+    assert [(case.model, case.dataset) for case in own] == [(TRANSFORMER, OWN)]
+    assert [case.model for case in cases if case.workload == IMAGES] == ["dpn92", "dpn26"]
+    assert TRANSFORMER in own[0].label(telling_axes(cases))
+    assert "workload" not in telling_axes(cases)
+    with pytest.raises(UsageError, match="--dataset own is that of a --workload"):
+        grid({"dataset": [OWN]})
+    with pytest.raises(UsageError, match=r"give package\.module:factory of your own"):
+        parse_value("workload", "transformer", "--workload")
+
+
+# --------------------------------------------------------------------------------- the batches
+
+
+def numbers(size: int, device: torch.device, generator: torch.Generator) -> Tensor:
+    return torch.rand(size, 2, generator=generator, device=device)
+
+
+def made(micro_batch: int = 4, seed: int = 0) -> MadeBatches:
+    return MadeBatches(numbers, 10, batch_size=4, micro_batch=micro_batch, device=CPU, seed=seed)
+
+
+def draw(batches: MadeBatches, epoch: int = 0, **settings: Any) -> list[list[Tensor]]:
+    return [list(batch.parts) for batch in batches.divide(epoch, **settings)]
+
+
+def test_batches_are_made_by_seed_epoch_step_and_micro_batch() -> None:
+    whole = draw(made())
+    assert [[len(part) for part in parts] for parts in whole] == [[4], [4], [2]]
+    assert [[len(p) for p in parts] for parts in draw(made(3))] == [[3, 1], [3, 1], [2]]
+    assert [batch.size for batch in made(3).divide()] == [4, 4, 2]
+    again = draw(made())
+    assert all(torch.equal(a[0], b[0]) for a, b in zip(whole, again, strict=True))
+    different = [whole[0][0], whole[1][0], draw(made(), 1)[0][0], draw(made(seed=1))[0][0]]
+    assert len({tuple(t.flatten().tolist()) for t in different}) == 4
+    assert len(draw(made(), steps=1)) == 1
+    assert [len(parts[0]) for parts in draw(made(), steps=1, size=2)] == [2]
+    assert [len(batch) for batch in made().evaluation(3)] == [3, 3, 3, 1]
+
+
+def test_items_are_counted_by_the_first_tensor() -> None:
+    assert count_items({"text": "a", "x": (torch.zeros(3, 2), torch.zeros(1))}) == 3
+    for nothing in ({}, "text", torch.zeros(())):
+        with pytest.raises(ValueError, match="a batch holds tensors"):
+            count_items(nothing)
+
+
+# -------------------------------------------------------------------------------- the training
+
+
+def run(workload: str, **settings: Any) -> Findings:
+    (case,) = grid({"workload": [workload], "device": ["cpu"], "batch_size": [16]})
+    return measure(replace(case, **settings), "", Channel(), time.monotonic())
+
+
+def plain_transformer(steps: int) -> list[float]:
+    """The same by hand: seeds, batches and AdamW, in fp32."""
+    torch.manual_seed(0)
+    workload = transformer.tiny()
+    model = workload.build_model()
+    optimizer = workload.build_optimizer(list(model.parameters()), 0.01)
+    batches = workload.open_batches(batch_size=16, micro_batch=16, device=CPU, seed=0)
+    losses = []
+    for batch in batches.divide(0, steps=steps):
+        optimizer.zero_grad()
+        found = workload.compute_loss(model, next(batch.parts))
+        found.loss.backward()
+        optimizer.step()
+        losses.append(float(found.loss))
+    return losses
+
+
+def test_a_transformer_is_measured_in_tokens() -> None:
+    found = run(TRANSFORMER, evaluate=True)
+    m = found.measurement
+    assert [step.loss for step in found.steps] == plain_transformer(20)
+    assert [step.images for step in found.steps] == [16 * 32] * 20
+    assert m.measured_images == 320 * 32
+    assert m.images_per_s == pytest.approx(320 * 32 / m.epoch_time_s)
+    assert m.train_accuracy == sum(step.correct for step in found.steps) / (320 * 32)
+    assert 0 < m.test_accuracy < 1
+    assert m.test_loss < m.train_loss, "the next token can be learnt"
+    assert m.proof_layer == "linear layer, 32 to 128 features"
+    assert m.arithmetic == "float32"
+    assert m.notes == "AdamW, the workload's own optimizer, steps instead of sgd"
+    # 12 w² of a block, twice, and the head; two FLOP each, three times with the backward pass; what
+    # is left is attention
+    products = 2 * 12 * 32**2 + 32 * 16
+    assert m.flop_per_image == pytest.approx(6 * products, rel=0.25)
+    assert m.flop_per_image > 6 * products
+
+
+@pytest.mark.parametrize("precision", ["bf16-amp", "bf16", "fp16", "fp16-amp"])
+@pytest.mark.parametrize("workload", [TRANSFORMER, TWO])
+def test_every_precision_trains_it(precision: str, workload: str) -> None:
+    kind = PRECISIONS[precision]
+    found = run(workload, precision=precision, loss_scale=kind.default_loss_scale, accumulate=2)
+    losses = [step.loss for step in found.steps]
+    assert sum(losses[-3:]) < sum(losses[:3])
+    assert found.contradiction is None
+    assert found.measurement.arithmetic == kind.arithmetic
+
+
+def test_what_a_workload_keeps_in_fp32_stays_there() -> None:
+    workload = transformer.tiny()
+    ours = Training(workload.build_model(), PRECISIONS["bf16"], CPU, lr=0.01, workload=workload)
+    kept = {
+        type(m).__name__
+        for m in ours.model.modules()
+        for p in m.parameters(recurse=False)
+        if p.dtype == torch.float32
+    }
+    assert kept == {"LayerNorm"}
+    assert ours.model.head.weight is ours.model.tokens.weight
+    batch = workload.make_batch(2, CPU, torch.Generator())
+    seen: list[tuple[torch.dtype, torch.dtype]] = []
+    ours.model.norm.register_forward_hook(
+        lambda module, args, out: seen.append((args[0].dtype, out.dtype))
+    )
+    ours.step(batch)
+    assert seen == [(torch.float32, torch.bfloat16)]
+
+
+def test_what_is_frozen_stays_and_nothing_is_said_to_be_right() -> None:
+    found = run(TWO, evaluate=True)
+    m = found.measurement
+    assert [step.correct for step in found.steps] == [None] * 7
+    assert m.train_loss is not None
+    assert m.train_accuracy is None
+    assert found.missing["train_accuracy"] == "the workload does not say what is predicted right"
+    assert found.missing["test_loss"] == "the workload has no test data"
+    workload = load_workload(TWO)
+    ours = Training(workload.build_model(), PRECISIONS["fp32"], CPU, lr=0.1, workload=workload)
+    start = [p.clone() for p in ours.model.parameters()]
+    ours.step(workload.make_batch(4, CPU, torch.Generator()))
+    still = [
+        name
+        for (name, p), before in zip(ours.model.named_parameters(), start, strict=True)
+        if torch.equal(p, before)
+    ]
+    assert still == [n for n, _ in ours.model.named_parameters() if n.startswith("backbone")]
+
+
+def test_flop_of_what_is_frozen_are_not_counted() -> None:
+    """Of its convolutions only the forward pass is, and no gradient reaches them."""
+    workload = load_workload(TWO)
+
+    class Thawed(type(workload)):  # type: ignore[misc]
+        def build_model(self) -> nn.Module:
+            return super().build_model().requires_grad_()
+
+    assert count_flop(workload) < 0.7 * count_flop(Thawed(side=32, width=8))
+
+
+# ------------------------------------------------------------------------------------ a sweep
+
+
+def sweep_example(out: Path, workload: str, *arguments: str) -> list[dict[str, str]]:
+    given = ["--workload", workload, "--device", "cpu", "--out", str(out), *arguments]
+    assert sweep(given) == 0
+    with (out / "records.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+def test_a_transformer_is_swept_and_reported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Precision by batch size, each in a process of its own."""
+    rows = sweep_example(
+        tmp_path / "out", TRANSFORMER, "--precision", "fp32", "bf16-amp", "--batch-size", "8", "16"
+    )
+    assert [row["status"] for row in rows] == ["ok"] * 4
+    assert {(row["unit"], row["train_images"], row["model"], row["workload"]) for row in rows} == {
+        ("tokens", str(320 * 32), TRANSFORMER, TRANSFORMER)
+    }
+    assert all(row["model_source"] and row["train_loss"] for row in rows)
+    capsys.readouterr()
+    assert report([str(tmp_path / "out")]) == 0
+    said = capsys.readouterr().out
+    assert "tokens/s" in said
+    assert "images/s" not in said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workload", [TRANSFORMER, TWO, RESNET])
+def test_the_examples_over_precision_batch_size_and_compile(workload: str, tmp_path: Path) -> None:
+    rows = sweep_example(
+        tmp_path / "out",
+        workload,
+        *("--precision", "fp32", "bf16-amp", "--batch-size", "8", "16", "--compile", "off", "on"),
+    )
+    assert [row["status"] for row in rows] == ["ok"] * 8
+    assert {(row["precision"], row["batch_size"], row["compile"]) for row in rows} == {
+        (p, b, c) for p in ("fp32", "bf16-amp") for b in ("8", "16") for c in ("off", "on")
+    }
+    assert (
+        report([str(tmp_path / "out"), "--format", "html", "--out", str(tmp_path / "x.html")]) == 0
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--workload", "no.such:f"], "--workload 'no.such:f': there is no module 'no'"),
+        (["--workload", f"{__name__}:network"], "returned Linear; its factory returns a bench"),
+        (["--workload", TWO, "--model", "dpn92"], "--workload brings its own model; leave out"),
+        (["--workload", TWO, "--dataset", "cifar10"], "--workload brings its own dataset; leave"),
+        (["--workload", TWO, "--batch-size", "101"], "batch size 101 is above the dataset's 100"),
+    ],
+)
+def test_what_cannot_be_trained_is_refused_before_any_case(
+    arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert sweep(["--device", "cpu", "--out", str(tmp_path / "out"), *arguments]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert message in line
+    assert not (tmp_path / "out").exists()
