@@ -328,7 +328,6 @@ class Case:
 AXES: dict[str, Field[Any]] = {axis.name: axis for axis in fields(Case)}
 
 FOLLOWS: dict[str, tuple[str, ...]] = {
-    "model": ("workload",),  # which names the model, too
     "precision": ("loss_scale", "skip_overflow", "opt_level"),
     "optimizer": ("lr",),
     "lr_scaling": ("base_batch",),
@@ -393,6 +392,8 @@ def _name_value(name: str, value: Value) -> str | None:
     quiet = AXES[name].metadata["quiet"] and value == AXES[name].default
     if value is None or value is False or quiet:
         return None
+    if name == "workload" or value == OWN:
+        return None  # its model says it
     words = name.replace("_", " ")
     if value is True:
         return words

@@ -263,7 +263,7 @@ def plain_transformer(steps: int) -> list[float]:
         found = workload.compute_loss(model, next(batch.parts))
         found.loss.backward()
         optimizer.step()
-        losses.append(float(found.loss))
+        losses.append(float(found.loss.detach()))
     return losses
 
 

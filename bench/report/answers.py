@@ -35,6 +35,7 @@ from bench.report.scaling import (
     match_sizes,
 )
 from bench.verdict import Verdict
+from bench.workloads import IMAGES, OWN
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -71,7 +72,8 @@ def answer(
                 _largest(cases.head(0) if rows is None else rows, searched),
                 _compare_largest(here),
             )
-            about = machines[pair] + (f", {place[2]} on {place[3]}" if several else "")
+            data = "" if place[3] == OWN else f" on {place[3]}"
+            about = machines[pair] + (f", {place[2]}{data}" if several else "")
             yield Answer(about, tuple(filter(None, said)))
 
 
@@ -148,7 +150,7 @@ def _fastest(cases: pd.DataFrame, named: Sequence[str]) -> str:
     said = (
         f"{claim}{among}: {name_case(row, named)}, "
         f"{write_quantity(QUANTITIES['epoch_time_s'], row)} an epoch "
-        f"({write_quantity(QUANTITIES['images_per_s'], row)} images/s{part})"
+        f"({write_quantity(QUANTITIES['images_per_s'], row)} {row.unit or IMAGES}/s{part})"
         f"{_against_fp32(row, timed)}"
     )
     if row.repeats == 1:

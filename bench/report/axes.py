@@ -31,9 +31,10 @@ _FIRST = ("model", "dataset", "precision", "loss_scale", "skip_overflow", "batch
 ORDER = (
     MACHINE,
     *_FIRST,
-    *(name for name in AXES if name not in (*_FIRST, *SAME_QUESTION, "device")),
+    *(name for name in AXES if name not in (*_FIRST, *SAME_QUESTION, "device", "workload")),
 )
-"""Every axis a table may have a column for. ``device`` is told by the machine."""
+"""Every axis a table may have a column for. ``device`` is told by the machine, a workload by the
+model."""
 
 NUMBERS = frozenset(
     name for name in AXES if name == "loss_scale" or type(getattr(Case, name)) in (int, float)

@@ -18,6 +18,7 @@ from bench.report.model import Report
 from bench.report.quantities import QUANTITIES, Quantity, is_number
 from bench.report.scalemap import draw_scale_map, summarize_scale_map
 from bench.report.summaries import latest
+from bench.report.units import count_in, find_units
 from bench.text import clean
 
 if TYPE_CHECKING:
@@ -130,13 +131,13 @@ def _records(report: Report) -> list[dict[str, Any]]:
                 "cells": codes.tolist(),
             }
         )
-    estimated = rows["part"] < 1
+    estimated, units = rows["part"] < 1, find_units(rows)
     numbers = [
         {
-            "label": _name(q),
+            "label": count_in(_name(q), units),
             "number": True,
             "more": name in _MORE,
-            "help": q.help,
+            "help": count_in(q.help, units),
             "cells": _write(rows[name], q, estimated),
         }
         for name in (*_SHOWN, *_MORE)

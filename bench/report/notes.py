@@ -13,6 +13,8 @@ from bench.report.axes import ORDER, list_naming_axes
 from bench.report.cells import ESTIMATE, iterate, name_case, outcome
 from bench.report.quantities import GIB, MEMORY, RSS, is_number
 from bench.report.spread import CONFIDENCE, Spread
+from bench.report.units import describe_units
+from bench.workloads import OWN
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -124,6 +126,8 @@ def describe_machine(machine: str, rows: pd.DataFrame) -> str:
 def _dataset_note(rows: pd.DataFrame) -> str:
     said = []
     for dataset, part in rows.groupby("dataset", sort=False):
+        if dataset == OWN:
+            continue
         images = " or ".join(list_values(part, "train_images")) or "an unknown number of"
         if dataset == "synthetic":
             said.append(
@@ -135,6 +139,11 @@ def _dataset_note(rows: pd.DataFrame) -> str:
             # anybody's class folders are taken as CIFAR-10; whether they are is for them to say
             source = " from class folders" if (part["dataset_source"] == "folders").any() else ""
             said.append(f"Dataset: {name}{source}, {images} training images.")
+    for (model, unit), part in rows[rows["dataset"] == OWN].groupby(["model", "unit"], sort=False):
+        number = " or ".join(list_values(part, "train_images")) or "an unknown number of"
+        said.append(f"Data: that of {model}, {number} {unit} an epoch.")
+    if told := describe_units(rows):
+        said.append(told)
     return " ".join(said)
 
 

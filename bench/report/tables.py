@@ -44,14 +44,14 @@ from bench.report.scalemap import (
 from bench.report.scaling import find_families
 from bench.report.spread import Spread
 from bench.report.startup import find_prices, find_start
+from bench.report.units import count_table_in, find_units
 from bench.store.attempts import number_groups
 from bench.text import count
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from bench.report.sweeps import Sweep
-
+from bench.report.sweeps import Sweep
 
 FEW_AXES = 3
 """Up to so many columns of axes, the overview has room for what is saved as well."""
@@ -111,6 +111,7 @@ def build(
         tables += _tabulate_scales(scales)
     notices = warn(records, cases, everything)
     answered = answer(cases, machines, varying, probes, families)
+    units = find_units(cases)
     return Report(
         title=_title(sweeps),
         sweeps=sweeps,
@@ -123,7 +124,7 @@ def build(
         answers=tuple(_answer(list(answered), effects)),
         warnings=tuple(notice for notice in notices if not notice.good),
         effects=tuple(effects),
-        tables=tuple(table for table in tables if table.rows),
+        tables=tuple(count_table_in(table, units) for table in tables if table.rows),
         notes=(
             *write_notes(cases, varying),
             *(f"{notice.label}: {notice.text}" for notice in notices if notice.good),

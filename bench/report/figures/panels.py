@@ -8,7 +8,7 @@ import re
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,7 @@ from bench.report.figures.drawing import find_height, is_in_rows
 from bench.report.figures.palette import COLOURS, GRID, INK
 from bench.report.figures.sketches import SKETCHES, Sketch, view_report
 from bench.report.model import Cell, Head, Report, Table
+from bench.report.units import count_in, find_units
 from bench.text import clean
 
 if TYPE_CHECKING:
@@ -94,11 +95,18 @@ def _plan(report: Report) -> Iterator[_Plan]:
     import pandas as pd
 
     view = view_report(report)
-    grouping = view.grouping
-    for sketch in SKETCHES:
-        parts = [(title, data) for title, data in sketch.take(view) if len(data)]
+    grouping, units = view.grouping, find_units(report.cases)
+    for plain in SKETCHES:
+        parts = [(title, data) for title, data in plain.take(view) if len(data)]
+        sketch = replace(
+            plain,
+            title=count_in(plain.title, units),
+            caption=count_in(plain.caption, units),
+            value=count_in(plain.value, units),
+        )
         if parts:
             titles, frames = (list(column) for column in zip(*parts, strict=True))
+            frames = [data.rename(columns=lambda name: count_in(name, units)) for data in frames]
             whole = pd.concat(frames, keys=range(len(frames)), names=["panel"])
             whole = whole.reset_index("panel").reset_index(drop=True)
             told = grouping.place[:1].upper() + grouping.place[1:]

@@ -1,0 +1,57 @@
+"""What the cases of a report count: images, or the units of a user's workload."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from bench.workloads import IMAGES
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from bench.report.model import Table
+
+SEVERAL = "units"
+"""The word for several kinds at once; the notes say which model has which."""
+
+
+def find_units(cases: pd.DataFrame) -> str:
+    """The word for what ``cases`` count."""
+    found = set(cases["unit"].fillna("").replace("", IMAGES))
+    return found.pop() if len(found) == 1 else SEVERAL if found else IMAGES
+
+
+def count_in(text: str, units: str) -> str:
+    """Say ``units`` in a text of ours that says images: a label, a help, a caption.
+
+    >>> count_in("images/s", "tokens"), count_in("Images per second", "tokens")
+    ('tokens/s', 'Tokens per second')
+    """
+
+    def name(match: re.Match[str]) -> str:
+        word = units if match[0].endswith("s") else units.removesuffix("s")
+        return word.capitalize() if match[0][0].isupper() else word
+
+    return text if units == IMAGES else re.sub(r"\b[iI]mages?\b", name, text)
+
+
+def count_table_in(table: Table, units: str) -> Table:
+    """The same table, its heads and notes saying ``units``."""
+    if units == IMAGES:
+        return table
+    heads = tuple(
+        replace(head, label=count_in(head.label, units), help=count_in(head.help, units))
+        for head in table.heads
+    )
+    return replace(table, heads=heads, notes=tuple(count_in(note, units) for note in table.notes))
+
+
+def describe_units(cases: pd.DataFrame) -> str:
+    """Which model counts what, where they differ; empty where they do not."""
+    if find_units(cases) != SEVERAL:
+        return ""
+    pairs = cases[["model", "unit"]].drop_duplicates()
+    words = (f"{unit or IMAGES} of {model}" for model, unit in pairs.itertuples(index=False))
+    return f"Units are {', '.join(words)}."
