@@ -707,6 +707,7 @@ ANY_AXIS: dict[str, tuple[Case, Case, str, str]] = {
     "compile": (CASE, at(CASE, compile=True), "off", "on"),
     "channels_last": (CASE, at(CASE, channels_last=True), "off", "on"),
     "seed": (CASE, at(CASE, seed=7), "0", "7"),
+    "workload": (CASE, at(CASE, workload="mine:net"), "images", "mine:net"),
     "device": (CASE, at(CASE, device="cuda"), "cpu", "cuda"),
 }
 

@@ -205,7 +205,15 @@ def test_the_parts_of_a_card_name_its_folder(tmp_path: Path) -> None:
 def checkout(tmp_path_factory: pytest.TempPathFactory, cifar10: Path) -> Path:
     """A folder with the repository's files in it, real images in data/, and no results but ours."""
     folder = tmp_path_factory.mktemp("checkout")
-    for name in ("bench", "benchmarks", "tests", "Makefile", "pyproject.toml", "constraints.txt"):
+    for name in (
+        "bench",
+        "benchmarks",
+        "examples",
+        "tests",
+        "Makefile",
+        "pyproject.toml",
+        "constraints.txt",
+    ):
         (folder / name).symlink_to(ROOT / name)
     for name in ("README.md", "LICENSE", "asv.conf.json"):
         shutil.copy(ROOT / name, folder)
@@ -216,8 +224,9 @@ def checkout(tmp_path_factory: pytest.TempPathFactory, cifar10: Path) -> Path:
         "from torch import nn\n"
         "def factory(): return nn.Sequential(nn.Flatten(), nn.Linear(3072, 10))\n"
     )
-    (mynet,) = re.findall(r"```python\n(.*?)```", (DOCS / "own-model.md").read_text(), re.DOTALL)
-    (folder / "mynet.py").write_text(mynet)
+    files = re.findall(r"```python\n(.*?)```", (DOCS / "own-model.md").read_text(), re.DOTALL)
+    for name, text in zip(("mynet.py", "mywork.py"), files, strict=True):
+        (folder / name).write_text(text)
     (folder / "results").mkdir()
     (folder / "results" / "reference").symlink_to(ROOT / "results" / "reference")
     (folder / "data").symlink_to(cifar10)

@@ -6,6 +6,7 @@ import json
 import os
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -40,7 +41,7 @@ def render(report: Report) -> str:
         lstrip_blocks=True,
     )
     templates.filters |= {"clean": clean, "keep_flags": keep_flags}
-    figures = draw_figures(report)
+    figures, units = draw_figures(report), find_units(report.cases)
     shown = [_show(figure) for figure in figures]
     return templates.get_template("page.html").render(
         report=report,
@@ -55,7 +56,11 @@ def render(report: Report) -> str:
         records=_embed(_records(report)),
         links=[(sweep.name, _link(sweep.file, report.home)) for sweep in report.sweeps],
         colours=COLOURS,
-        glossary=[q for q in QUANTITIES.values() if q.help != q.label],
+        glossary=[
+            replace(q, unit=count_in(q.unit, units), help=count_in(q.help, units))
+            for q in QUANTITIES.values()
+            if q.help != q.label
+        ],
     )
 
 
