@@ -194,7 +194,9 @@ class Case:
     precision scales no loss, `opt_level` where apex.amp does not train.
     """
 
-    model: str = describe_axis("dpn92", parse_model, "network, by name or package.module:factory")
+    model: str = describe_axis(
+        "dpn92", parse_model, "network, by name, package.module:factory or timm:NAME"
+    )
     dataset: str = describe_axis("cifar10", _one_of([*DATASETS, OWN]), "images to train on")
     precision: str = describe_axis(
         "fp32", _one_of(PRECISIONS), "number formats; --list describes them"

@@ -16,13 +16,14 @@ import sysconfig
 import traceback
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from bench.errors import UsageError
-from bench.models import MODELS, build_model, load_factory, split_model
+from bench.models import MODELS, build_model, is_timm, load_factory, split_model
 from bench.workloads import Loss, Workload, check_workload, count_items
 
 if TYPE_CHECKING:
@@ -99,7 +100,8 @@ def examine(name: str, kind: str = "model") -> Fingerprint:
         with torch.device("meta"):
             model = build_model(name)
     else:
-        made = _try(f"{kind} {name!r} cannot be built", lambda: load_factory(name, f"--{kind}")())
+        make = partial(build_model, name) if is_timm(name) else partial(_make, name, kind)
+        made = _try(f"{kind} {name!r} cannot be built", make)
         if kind == "workload":
             workload = check_workload(name, made)
             model = build_network(name, workload)
@@ -107,18 +109,27 @@ def examine(name: str, kind: str = "model") -> Fingerprint:
         else:
             model = _check_network(name, made)
             outputs = _run(name, model)
+            if is_timm(name):
+                outputs = None  # its head is made for as many classes as the images have
     module, _ = split_model(name)
     files = {other: sys.modules[other] for other in set(sys.modules) - before}
     own = {other: found for other, found in files.items() if _is_own(found)}
     own[module] = sys.modules[module]
+    texts = [text for other in sorted(own) for text in (other.encode(), _read(own[other]))]
+    if is_timm(name):
+        texts.append(sys.modules[module].__version__.encode())
     tensors = [*model.named_parameters(), *model.named_buffers()]
     return Fingerprint(
         _hash(f"{key} {tuple(t.shape)} {t.dtype}".encode() for key, t in tensors),
         _hash([re.sub(r"0x[0-9a-fA-F]+", "", repr(model)).encode()]),
-        _hash(text for name in sorted(own) for text in (name.encode(), _read(own[name]))),
+        _hash(texts),
         outputs,
         facts,
     )
+
+
+def _make(name: str, kind: str) -> object:
+    return load_factory(name, f"--{kind}")()
 
 
 def _check_network(name: str, model: object) -> nn.Module:

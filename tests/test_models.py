@@ -6,6 +6,8 @@ import csv
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from importlib import invalidate_caches
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from bench.errors import UsageError
+from bench.fingerprint import examine
 from bench.models import build_model, check_model, dpn, parse_model
 from bench.training.flop import count_flop
 from bench.workloads.images import Images
@@ -165,3 +168,49 @@ def test_own_model_of_the_current_folder_is_trained(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert ",ok," in (tmp_path / "out" / "records.csv").read_text()
+
+
+TIMM = """
+from torch import nn
+__version__ = "1.0.22"
+def list_models(): return ["resnet18", "vit_tiny"]
+def is_model(name): return name in list_models()
+def create_model(name, pretrained, num_classes):
+    assert pretrained is False
+    return nn.Sequential(nn.Conv2d(3, 4, 8, 8), nn.Flatten(), nn.Linear(64, num_classes))
+"""
+
+
+@pytest.fixture
+def timm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A stand-in for timm with the three functions that are used of it."""
+    (tmp_path / "timm.py").write_text(TIMM)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "timm", raising=False)
+    yield tmp_path
+    sys.modules.pop("timm", None)
+
+
+def test_a_network_of_timm_has_a_head_for_the_classes(timm: Path) -> None:
+    """Its name, its classes, random weights; and a hash that tells versions apart."""
+    assert parse_model("timm:resnet18") == "timm:resnet18"
+    images = torch.zeros(2, 3, 32, 32)
+    assert build_model("timm:resnet18")(images).shape == (2, 10)
+    assert build_model("timm:resnet18", 100)(images).shape == (2, 100)
+    found = examine("timm:resnet18")
+    assert found.outputs is None
+    (timm / "timm.py").write_text(TIMM.replace("1.0.22", "1.0.23"))
+    del sys.modules["timm"]
+    sys.modules.pop("timm", None)
+    invalidate_caches()
+    newer = examine("timm:resnet18")
+    assert newer.source != found.source
+    assert newer.parameters == found.parameters
+    with pytest.raises(UsageError, match=r"timm 1\.0\.23 has no such network; did you mean"):
+        build_model("timm:resnet81")
+
+
+def test_without_timm_it_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "timm", None)
+    with pytest.raises(UsageError, match=r"timm cannot be imported .* pip install timm"):
+        build_model("timm:resnet18")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -19,15 +20,25 @@ MODELS: dict[str, str] = {
 }
 
 
+TIMM = "timm:"
+
+
 def parse_model(text: str) -> str:
     """Check a model's name without importing it.
 
     Raises:
         ValueError: neither a registered name nor of the form ``package.module:factory``.
     """
-    if text in MODELS or is_factory(text):
+    if text in MODELS or is_factory(text) or is_timm(text):
         return text
-    raise ValueError(f"{nearest(text, list(MODELS))} (or package.module:factory for your own)")
+    raise ValueError(
+        f"{nearest(text, list(MODELS))} (or package.module:factory for your own, or timm:NAME)"
+    )
+
+
+def is_timm(name: str) -> bool:
+    """Whether a name is ``timm:NAME``: a network of the package timm."""
+    return name.startswith(TIMM) and re.fullmatch(r"[A-Za-z0-9_.-]+", name[len(TIMM) :]) is not None
 
 
 def is_factory(text: str) -> bool:
@@ -39,7 +50,10 @@ def is_factory(text: str) -> bool:
 
 
 def split_model(name: str) -> tuple[str, str]:
-    """The module and the factory of a model: ``("bench.models.dpn", "dpn92")`` of ``dpn92``."""
+    """The module and the factory of a model: ``("bench.models.dpn", "dpn92")`` of ``dpn92``.
+
+    Of a network of timm the module is timm.
+    """
     module, _, factory = MODELS.get(name, name).partition(":")
     return module, factory
 
@@ -65,8 +79,11 @@ def check_model(name: str, flag: str = "--model") -> None:
         raise UsageError(_no_module(name, module, flag))
 
 
-def build_model(name: str) -> nn.Module:
+def build_model(name: str, classes: int = 10) -> nn.Module:
     """Build the network ``name``: (N, 3, 32, 32) float images to (N, classes) logits.
+
+    Args:
+        classes: of a network of timm, whose head is made for them. Others have their own.
 
     Raises:
         UsageError: the module cannot be imported, has no such factory, or that factory
@@ -74,11 +91,32 @@ def build_model(name: str) -> nn.Module:
     """
     from torch import nn
 
+    if is_timm(name):
+        return _build_timm(name, classes)
     model = load_factory(name)()
     if not isinstance(model, nn.Module):
         raise UsageError(
             f"model {name!r} returned {type(model).__name__}; a factory returns a torch.nn.Module"
         )
+    return model
+
+
+def _build_timm(name: str, classes: int) -> nn.Module:
+    try:
+        import timm
+    except (ImportError, RuntimeError) as error:  # torchvision raises either for another torch
+        why = " ".join(str(error).split())[:200]
+        raise UsageError(
+            f"--model {name!r}: timm cannot be imported ({why}); pip install timm, with the "
+            "torchvision that belongs to this torch"
+        ) from error
+    known = name[len(TIMM) :]
+    if not timm.is_model(known):
+        raise UsageError(
+            f"--model {name!r}: timm {timm.__version__} has no such network; "
+            f"{nearest(known, timm.list_models())}"
+        )
+    model: nn.Module = timm.create_model(known, pretrained=False, num_classes=classes)
     return model
 
 

@@ -294,7 +294,11 @@ def print_registries() -> int:
         "opt levels of fp16-apex": {name: level.help for name, level in OPT_LEVELS.items()},
         "optimizers": {name: kind.help for name, kind in OPTIMIZERS.items()},
         "schedules": SCHEDULES,
-        "models": {**MODELS, "package.module:factory": "your own torch.nn.Module"},
+        "models": {
+            **MODELS,
+            "package.module:factory": "your own torch.nn.Module",
+            "timm:NAME": "a network of the package timm",
+        },
         "datasets": DATASETS,
         "workloads": {
             "images": "the network of --model on the images of --dataset",

@@ -39,7 +39,7 @@ class Images(Workload):
         Raises:
             UsageError: it cannot be built.
         """
-        return build_model(self.model)
+        return build_model(self.model, self.classes)
 
     def open_batches(
         self, *, batch_size: int, micro_batch: int, device: torch.device, seed: int
