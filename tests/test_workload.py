@@ -230,6 +230,8 @@ def test_batches_are_made_by_seed_epoch_step_and_micro_batch() -> None:
     assert all(torch.equal(a[0], b[0]) for a, b in zip(whole, again, strict=True))
     different = [whole[0][0], whole[1][0], draw(made(), 1)[0][0], draw(made(seed=1))[0][0]]
     assert len({tuple(t.flatten().tolist()) for t in different}) == 4
+    first, second = draw(made(2))[0]
+    assert not torch.equal(first, second)
     assert len(draw(made(), steps=1)) == 1
     assert [len(parts[0]) for parts in draw(made(), steps=1, size=2)] == [2]
     assert [len(batch) for batch in made().evaluation(3)] == [3, 3, 3, 1]
