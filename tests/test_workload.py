@@ -381,6 +381,7 @@ def test_a_transformer_is_swept_and_reported(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)  # four compilations, each by a process of its own
 @pytest.mark.parametrize("workload", [TRANSFORMER, TWO, RESNET])
 def test_the_examples_over_precision_batch_size_and_compile(workload: str, tmp_path: Path) -> None:
     rows = sweep_example(
