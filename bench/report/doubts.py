@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from bench.case import Case
 from bench.gpu.nvml import EFFECTS
 from bench.limits import BUSY_CORES, STEADY
 from bench.precision import Arithmetic, is_dynamic
@@ -299,6 +300,18 @@ DOUBTS: dict[str, Doubt] = {
             f"Fewer than {FEW_STEPS} steps were measured, too few to estimate noise",
             _measure_longer("Use", "."),
             lambda r: (r["measured_steps"] < FEW_STEPS) & (r["part"] < 1),
+        ),
+        Doubt(
+            "unscheduled",
+            "schedule cut",
+            "Only the beginning of the learning rate's schedule ran; what it does to the loss cannot "
+            "be judged",
+            "Use --fraction 1 without --steps.",
+            lambda r: (
+                (r["part"] < 1)
+                & ((r["schedule"] != Case.schedule) | (r["lr_warmup"] != Case.lr_warmup))
+            ),
+            fatal=False,
         ),
         Doubt(
             "unclear",

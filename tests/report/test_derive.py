@@ -256,6 +256,21 @@ def test_the_peak_is_that_of_the_most_expensive_forward_pass(
     assert row["peak_share"] == pytest.approx(8.5e12 / peak, nan_ok=True)
 
 
+def test_a_schedule_of_which_only_the_beginning_ran_is_doubted(tmp_path: Path) -> None:
+    part, whole = (Case(schedule="cosine", fraction=share) for share in (0.1, 1.0))
+    cases = cases_of(
+        tmp_path, ran(part, 10), ran(whole, 10), ran(replace(part, schedule="constant"), 9)
+    )
+    told = dict(
+        zip(
+            zip(cases["schedule"], cases["fraction"], strict=True),
+            cases["unscheduled"],
+            strict=True,
+        )
+    )
+    assert told == {("cosine", 0.1): True, ("cosine", 1.0): False, ("constant", 0.1): False}
+
+
 def test_memory_is_read_by_one_measure_a_machine(tmp_path: Path) -> None:
     bare = {"peak_device_bytes": None}
     cases = cases_of(tmp_path, ran(FP32, 10, 4 * GIB, **bare), ran(FP16, 10, 4 * GIB, **bare))
