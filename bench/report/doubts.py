@@ -304,8 +304,8 @@ DOUBTS: dict[str, Doubt] = {
         Doubt(
             "unscheduled",
             "schedule cut",
-            "Only the beginning of the learning rate's schedule ran; what it does to the loss cannot "
-            "be judged",
+            "Only the beginning of the learning rate's schedule ran, so its effect on the loss is "
+            "not known",
             "Use --fraction 1 without --steps.",
             lambda r: (
                 (r["part"] < 1)
