@@ -155,10 +155,10 @@ def find(options: Options, step: int, margin: float) -> tuple[dict[Case, Wall], 
     with Store(out, options.wait_s, say_waiting) as store:
         comparable, _ = read_past(out, families, options, inputs)
         before = store.read_config()
-        earlier = str(before.get("command", "")).splitlines()
+        search = {"step": step, "margin": margin}
+        config = describe_config([], options, inputs, before, search)
         # of a sweep that is there already the cases stay
-        config = {**describe_config([], options, inputs, earlier), "cases": before.get("cases", [])}
-        store.write_config(config)
+        store.write_config({**config, "cases": before.get("cases", [])})
         executor = build_executor(
             options.executor, Settings(options.timeout_s, options.allow_shared)
         )
@@ -198,8 +198,8 @@ def tabulate(walls: Mapping[Case, Wall], step: int) -> Table:
         *(Head(name, name.replace("_", " "), number=False) for name in known),
         Head("largest", "largest that trains"),
         Head("smallest_failing", "smallest that does not"),
-        Head("thrashes_from", "allocator retries from", keep=5),
-        Head("recommended", f"leaves {100 * min(margins):g} % free"),
+        Head("thrashes_from", "retries from", keep=5),
+        Head("recommended", f"recommended ({100 * min(margins):g} % free)"),
         Head("fixed", "fixed memory (MiB)", keep=3),
         Head("per_image", "MiB per image", keep=4),
         Head("probes", "probes", keep=2),
@@ -208,6 +208,7 @@ def tabulate(walls: Mapping[Case, Wall], step: int) -> Table:
         Head("ending", "remarks", number=False, keep=6, wrap=True),
     )
     rows = tuple(_write_row(family, wall, known) for family, wall in walls.items())
+    sure = all(wall.confirmed for wall in walls.values())
     empty = {
         at
         for at, head in enumerate(heads)
@@ -218,7 +219,7 @@ def tabulate(walls: Mapping[Case, Wall], step: int) -> Table:
         f"Largest batch size, in steps of {step}",
         tuple(head for at, head in enumerate(heads) if at not in empty),
         tuple(tuple(cell for at, cell in enumerate(row) if at not in empty) for row in rows),
-        (f"The largest that trains was confirmed by a run of {LONG_STEPS} steps.",),
+        (f"The largest that trains was confirmed by a run of {LONG_STEPS} steps.",) * sure,
     )
 
 
@@ -226,6 +227,8 @@ def _write_row(family: Case, wall: Wall, axes: Sequence[str]) -> tuple[Cell, ...
     line, ending = wall.line, wall.ending
     told = ending is Ending.FOUND
     remark = "not found yet" if ending is None else "" if told else ending.meaning
+    if wall.largest is not None and not wall.confirmed:
+        remark = f"not confirmed: {remark}"
     return (
         *(Cell(format_value(getattr(family, name)) or NOTHING) for name in axes),
         _write_images(wall.largest),

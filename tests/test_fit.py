@@ -17,6 +17,9 @@ from bench.errors import UsageError
 from bench.executors import fake
 from bench.executors.fake import FakeExecutor, Memory
 from bench.record import Outcome, Status
+from bench.report import summaries
+from bench.report.scaling import find_searches
+from bench.report.sweeps import read_sweeps
 from bench.store.reader import read_history, read_records
 from bench.sweep import __main__ as sweep
 from bench.wall.records import read_walls
@@ -76,6 +79,7 @@ def test_every_probe_is_a_record_and_the_table_says_what_they_show(
     said = capsys.readouterr()
     assert [family.precision for family, _ in read_walls(frame)] == ["fp32", "bf16-amp"]
     lines = said.out.splitlines()
+    assert lines[-1].strip() == "The largest that trains was confirmed by a run of 16 steps."
     assert next(line for line in lines if line.startswith(" fp32")).split()[:4] == [
         *("fp32", "720", "728", "672"),
     ]
@@ -105,10 +109,14 @@ def test_the_wall_is_where_a_scan_has_it(
 
 
 def test_the_same_command_goes_on_where_it_was_stopped(
-    tmp_path: Path, memory: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    memory: Callable[[str], None],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     memory(LINE)
     whole = run_fit(tmp_path / "whole", *LIMIT)
+    capsys.readouterr()
     real, runs = FakeExecutor.run, 0
 
     def stop_third(self: FakeExecutor, *args: object) -> Outcome:
@@ -121,6 +129,9 @@ def test_the_same_command_goes_on_where_it_was_stopped(
     with monkeypatch.context() as patch:
         patch.setattr(FakeExecutor, "run", stop_third)
         run_fit(tmp_path / "cut", *LIMIT, rc=130)
+    said = " ".join(capsys.readouterr().out.split())
+    assert "not confirmed: not found yet" in said
+    assert "was confirmed by a run" not in said
     assert len(read_records(tmp_path / "cut")) == 2
     names = ("precision", "batch_size", "steps", "status", "attempt")
     assert rows(run_fit(tmp_path / "cut", *LIMIT), *names) == rows(whole, *names)
@@ -161,6 +172,18 @@ def test_json(
     assert found["smallest_failing"] == 736
     assert found["recommended"] == 512, "300 + 512 <= 0.8 * 1024 < 300 + 528"
     assert (found["step"], found["margin"], found["ending"]) == (16, 0.2, "found")
+
+
+def test_the_report_and_a_later_sweep_keep_the_margin(
+    tmp_path: Path, memory: Callable[[str], None]
+) -> None:
+    memory(LINE)
+    run_fit(tmp_path, *LIMIT, "--step", "16", "--margin", "20%", "--precision", "fp32")
+    run_sweep(tmp_path, *LIMIT, "--precision", "fp32", "--batch-size", "64")
+    (read,) = read_sweeps([tmp_path])
+    assert (read.step, read.margin) == (16, 0.2)
+    (found,) = find_searches(summaries.read([read]), [read])
+    assert found.wall.recommended == 512
 
 
 @pytest.mark.parametrize(

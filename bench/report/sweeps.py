@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from bench.record import STEP_COLUMNS
 from bench.store.cells import CONFIG, STEPS
 from bench.store.reader import read_epochs, read_records, read_steps, records_file
+from bench.wall.search import MARGIN
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -22,12 +23,19 @@ REFERENCE = Path(__file__).parents[2] / "results" / "reference" / "rtx-titan-201
 
 @dataclass(frozen=True)
 class Sweep:
-    """One sweep: its records, and what stands beside them."""
+    """One sweep: its records, and what stands beside them.
+
+    Attributes:
+        step: images to which the largest batch was searched; None where it is not known.
+        margin: share of memory that the recommended batch was to leave free.
+    """
 
     name: str
     file: Path
     records: pd.DataFrame
     command: str = ""
+    step: int | None = None
+    margin: float = MARGIN
 
     def read_steps(self, most_bytes: float = math.inf) -> pd.DataFrame:
         """The steps of its records, the columns of `STEP_COLUMNS`; none if the file is larger."""
@@ -50,7 +58,17 @@ def read_sweep(path: Path, name: str = "") -> Sweep:
         UsageError: there are no records, or they are not records.
     """
     file = records_file(path)
-    return Sweep(name or _name(path), file, read_records(file), _read_command(file))
+    records, config = read_records(file), _read_config(file)
+    command, search = config.get("command"), config.get("search")
+    told = search if isinstance(search, dict) else {}
+    return Sweep(
+        name or _name(path),
+        file,
+        records,
+        command if isinstance(command, str) else "",
+        step if isinstance(step := told.get("step"), int) and step > 0 else None,
+        margin if isinstance(margin := told.get("margin"), float) and 0 <= margin < 1 else MARGIN,
+    )
 
 
 def read_sweeps(paths: Sequence[Path]) -> list[Sweep]:
@@ -74,10 +92,9 @@ def _name(path: Path) -> str:
     return path.name.removesuffix(".csv")
 
 
-def _read_command(file: Path) -> str:
+def _read_config(file: Path) -> dict[str, Any]:
     try:
         config: Any = json.loads(file.with_name(CONFIG).read_text(encoding="utf-8"))
     except (OSError, ValueError):  # a report does without it
-        return ""
-    command = config.get("command") if isinstance(config, dict) else None
-    return command if isinstance(command, str) else ""
+        return {}
+    return config if isinstance(config, dict) else {}

@@ -45,7 +45,7 @@ from bench.sweep.probing import describe_wall, find_walls
 from bench.sweep.schedule import OomSkips, choose_seed, plan_runs, remaining_runs
 from bench.text import clean
 from bench.wall.answer import Wall
-from bench.wall.search import Ending
+from bench.wall.search import MARGIN, STEP, Ending
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -88,8 +88,9 @@ def run_sweep(asked: Plan, options: Options) -> int:
     with Store(out, options.wait_s, say_waiting) as store:
         comparable, frame = read_past(out, [*asked.cases, *families], options, inputs)
         done, before = read_history(comparable), read_history(frame)
-        earlier = str(store.read_config().get("command", "")).splitlines()
-        store.write_config(describe_config(asked.cases, options, inputs, earlier))
+        earlier = store.read_config()
+        search = {"step": STEP, "margin": MARGIN} if families else None
+        store.write_config(describe_config(asked.cases, options, inputs, earlier, search))
         executor = build_executor(
             options.executor, Settings(options.timeout_s, options.allow_shared)
         )
@@ -101,7 +102,7 @@ def run_sweep(asked: Plan, options: Options) -> int:
                 walls = find_walls(loop, families, comparable, stopped)
                 cases = plan_cases(options, walls).cases
                 refuse_batches(cases, inputs)
-                store.write_config(describe_config(cases, options, inputs, earlier))
+                store.write_config(describe_config(cases, options, inputs, earlier, search))
                 measured = any(wall.largest is not None for wall in walls.values())
             plan = plan_runs(cases, options.repeats)
             refuse_other_seeds(out, plan, done, options.same_seed)

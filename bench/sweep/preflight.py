@@ -286,13 +286,17 @@ def describe_config(
     cases: Sequence[Case],
     options: Options,
     inputs: Inputs,
-    earlier: Sequence[str],
+    before: Mapping[str, Any],
+    search: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """The resolved configuration: what was asked for, by which commands, on what.
 
     Args:
-        earlier: the commands that made the rows already there.
+        before: what was there before, of which the commands and the last search stay.
+        search: ``step`` and ``margin`` of the search for the largest batch; None for none.
     """
+    earlier = str(before.get("command", "")).splitlines()
+    last = search or before.get("search")
     return {
         "command": "\n".join(dict.fromkeys([*earlier, options.command])),
         "preset": options.preset.name,
@@ -305,6 +309,7 @@ def describe_config(
             name: {k: v for k, v in asdict(info).items() if k != "folder"}
             for name, info in inputs.datasets.items()
         },
+        **({"search": last} if last else {}),
     }
 
 

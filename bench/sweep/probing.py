@@ -61,7 +61,8 @@ def find_walls(
                 there[case] += 1
                 run = (case, 1, False)
                 trial.add(flatten(loop.measure(run, there[case], stopped, probe=True)))
-            walls[family] = wall = conclude(trial.probes, trial.aim(images, step), margin)
+            goal = trial.aim(images, step)
+            walls[family] = wall = conclude(trial.probes, goal, margin, trial.retried)
             name = family.label(axes) if axes else family.precision
             display.say(f"{name}: {describe_wall(wall)}")
     return walls

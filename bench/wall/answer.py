@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from bench.wall.line import MemoryLine
@@ -16,7 +16,8 @@ class Wall:
     Attributes:
         largest: batch size that trains; none above it did.
         smallest_failing: batch size that does not; all between the two are not known.
-        thrashes_from: smallest batch size that trains only by freeing the allocator's cache.
+        thrashes_from: smallest batch size that trains only by freeing the allocator's cache, in a
+            probe or in a whole epoch.
         recommended: batch size whose predicted memory leaves ``margin`` free; at most what a
             longer run confirmed, and below ``thrashes_from``.
         predicted: where the first line put the wall.
@@ -37,6 +38,11 @@ class Wall:
     ending: Ending | None
 
     @property
+    def confirmed(self) -> bool:
+        """Whether the search ended with a longer run of the largest batch that trains."""
+        return self.ending in (Ending.FOUND, Ending.NO_WALL)
+
+    @property
     def off(self) -> int | None:
         """Images by which the first prediction lay above the largest batch that trains.
 
@@ -47,12 +53,18 @@ class Wall:
         return self.predicted - self.largest
 
 
-def conclude(probes: Sequence[Probe], goal: Goal, margin: float = MARGIN) -> Wall:
-    """Say what the probes show, in the order in which they were made."""
+def conclude(
+    probes: Sequence[Probe], goal: Goal, margin: float = MARGIN, retried: Collection[int] = ()
+) -> Wall:
+    """Say what the probes show, in the order in which they were made.
+
+    Args:
+        retried: batch sizes at which whole epochs made the allocator retry.
+    """
     standing = Standing(probes, goal)
     asked = decide(probes, goal)
-    retried = (p.batch_size for p in probes if p.trained and p.alloc_retries)
-    thrashes_from = min(retried, default=None)
+    of_probes = (p.batch_size for p in probes if p.trained and p.alloc_retries)
+    thrashes_from = min([*of_probes, *retried], default=None)
     return Wall(
         largest=standing.largest,
         smallest_failing=standing.smallest_refused,

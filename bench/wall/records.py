@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from bench.case import Case
 from bench.optimization import OPTIMIZERS
-from bench.record import Status
+from bench.record import MEASURED, Status
 from bench.store.attempts import fill_unknown, number_groups
 from bench.store.reader import read_cases
 from bench.text import parse_bytes
@@ -51,7 +51,8 @@ def make_probe(family: Case, batch_size: int, long: bool) -> Case:
 class Trial:
     """The probes of a family so far, in order, and what their rows say of the machine.
 
-    ``train_images`` is None where no row knows it.
+    ``train_images`` is None where no row knows it. ``retried`` are the batch sizes of cases, which
+    are no probes, that made the allocator retry.
     """
 
     family: Case
@@ -59,6 +60,7 @@ class Trial:
     card_bytes: float | None = None
     baseline_bytes: float | None = None
     train_images: int | None = None
+    retried: set[int] = field(default_factory=set)
 
     def add(self, row: Mapping[Any, Any]) -> None:
         """Add a row of the records, by the names of its columns; one that was stopped is none."""
@@ -118,7 +120,7 @@ def read_trials(frame: pd.DataFrame) -> list[Trial]:
 
     What other environments measured, as with ``--mix``, is a search of its own.
     """
-    rows = frame[frame["probe"]]
+    rows = frame[frame["probe"].astype(bool)]
     if rows.empty:
         return []
     families = [name_family(case) for case in read_cases(rows)]
@@ -131,6 +133,11 @@ def read_trials(frame: pd.DataFrame) -> list[Trial]:
     trials: dict[int, Trial] = {}
     for key, family, row in zip(group, families, rows.to_dict("records"), strict=True):
         trials.setdefault(key, Trial(family)).add(row)
+    cases = frame[~frame["probe"].astype(bool) & frame["status"].isin(MEASURED)]
+    for case in read_cases(cases[cases["alloc_retries"].astype(float) > 0]):
+        for trial in trials.values():
+            if trial.family == name_family(case):
+                trial.retried.add(case.batch_size)
     return list(trials.values())
 
 
@@ -154,7 +161,8 @@ def read_walls(
 def conclude_trial(trial: Trial, step: int, margin: float = MARGIN) -> Wall:
     """What a family's probes found."""
     largest = max((probe.batch_size for probe in trial.probes), default=step)
-    return conclude(trial.probes, trial.aim(trial.train_images or largest, step), margin)
+    goal = trial.aim(trial.train_images or largest, step)
+    return conclude(trial.probes, goal, margin, trial.retried)
 
 
 def common_step(probes: Iterable[Probe]) -> int:
