@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from statistics import geometric_mean
 from typing import TYPE_CHECKING
 
 from bench.case import AXES, SAME_QUESTION, format_value, free_axes
@@ -29,10 +28,7 @@ from bench.report.quantities import QUANTITIES, is_number
 from bench.report.scaling import (
     Family,
     Match,
-    find_bounds,
-    find_largest,
-    list_rivals,
-    match_sizes,
+    list_contests,
 )
 from bench.verdict import Verdict
 from bench.workloads import IMAGES, OWN
@@ -318,26 +314,28 @@ def _list_largest(fits: pd.DataFrame, full: pd.DataFrame) -> Iterator[str]:
 def _compare_largest(families: Sequence[Family]) -> str:
     """Compare precisions each at its own largest batch, and say how that differs from equal ones.
 
-    Nothing, where the baseline's largest batch is not known or where the others' are the same; and
-    where several settings ran, because then the tables tell.
+    Nothing, where fewer than two are known or all are at one batch size; and where several settings
+    ran, because then the tables tell.
     """
-    rivals = list(list_rivals(families))
-    if len(rivals) != 1 or rivals[0][0].first.kind == "fake":
+    contests = list(list_contests(families))
+    if len(contests) != 1 or not contests[0].ends or families[0].first.kind == "fake":
         return ""
-    base, others = rivals[0]
-    first = find_largest(base)
-    if first is None or find_bounds(base).fails is None:
+    (_, first), *others = contests[0].ends
+    shown = [(f, row) for f, row in others if row.batch_size != first.batch_size][:MOST_EFFECTS]
+    if not shown:
         return ""
-    said = []
-    for other in others[:MOST_EFFECTS]:
-        row = find_largest(other)
-        if row is not None and row.batch_size != first.batch_size:
-            said.append(_tell_largest(Match(first, row), match_sizes(base, other)))
-    return f"Each at its largest batch that was measured, {'; '.join(said)}." if said else ""
+    said = "; ".join(_tell_largest(Match(first, row), family) for family, row in shown)
+    few = min(row.repeats for row in (first, *(row for _, row in shown))) < MIN_REPEATS
+    more = f" With fewer than {MIN_REPEATS} repeats this is not certain." if few else ""
+    return f"Each at its largest batch that was timed, {said}.{more}"
 
 
-def _tell_largest(largest: Match, equal: Sequence[Match]) -> str:
-    """``fp16 (512) is 1.52× as fast as fp32 (256), and 1.45× at the same batch size``."""
+def _tell_largest(largest: Match, family: Family) -> str:
+    """``fp16 (512) is 1.52× as fast as fp32 (256), and 1.45× with both at 256``.
+
+    Args:
+        family: that of the second case.
+    """
     before, after = largest.before, largest.after
     about = ESTIMATE if min(before.part, after.part) < 1 else ""
     said = (
@@ -349,7 +347,9 @@ def _tell_largest(largest: Match, equal: Sequence[Match]) -> str:
         same = f"{abs(largest.loss):.3f}" == "0.000"
         said += ", with the same loss" if same else f", with a loss {higher} by "
         said += "" if same else f"{abs(largest.loss):.3f}"
-    speeds = [match.speed for match in equal if is_number(match.speed)]
-    if speeds:
-        said += f", and {about}{write_ratio(geometric_mean(speeds))}× at the same batch size"
+    for row in family.ended:
+        equal = Match(before, row)
+        if row.batch_size == before.batch_size and is_number(equal.speed):
+            about = ESTIMATE if min(before.part, row.part) < 1 else ""
+            said += f", and {about}{write_ratio(equal.speed)}× with both at {before.batch_size}"
     return said

@@ -10,13 +10,20 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from bench.case import AXES, SAME_QUESTION, Case, micro_batch
+from bench.case import AXES, SAME_QUESTION, micro_batch
 from bench.limits import MIN_REPEATS
 from bench.record import RELIABLE
 from bench.report.axes import MACHINE, Machines, find_varying, name_axis, name_value
-from bench.report.cells import ESTIMATE, Row, quantity_cell, time_cell, write_ratio
+from bench.report.cells import (
+    ESTIMATE,
+    Row,
+    name_case,
+    quantity_cell,
+    time_cell,
+    write_ratio,
+)
 from bench.report.doubts import DOUBTS
 from bench.report.model import NOTHING, Cell, Head, Table
 from bench.report.quantities import GIB, QUANTITIES, is_number, write_number
@@ -28,10 +35,12 @@ from bench.report.scaling import (
     STEP,
     Bounds,
     Cliff,
+    Contest,
     Family,
     Growth,
     Knee,
     Match,
+    Search,
     Shape,
     divide,
     find_bounds,
@@ -40,14 +49,13 @@ from bench.report.scaling import (
     find_largest,
     fit_growth,
     list_accumulated,
+    list_contests,
     list_rivals,
     list_speeds,
     match_sizes,
 )
-from bench.report.summaries import SOURCE
 from bench.wall.answer import Wall
-from bench.wall.records import read_walls
-from bench.wall.search import MARGIN, Ending
+from bench.wall.search import Ending
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -61,7 +69,7 @@ MOST_ROWS = 40
 def tabulate_batches(
     families: Sequence[Family],
     cases: pd.DataFrame,
-    probes: pd.DataFrame,
+    searches: Sequence[Search],
     machines: Machines,
     below: Collection[str],
 ) -> Iterator[Table]:
@@ -69,15 +77,23 @@ def tabulate_batches(
 
     Args:
         families: of `find_families`.
-        probes: records of the search for the largest batch.
+        searches: of `find_searches`.
         below: doubts that are said elsewhere.
     """
+    contests = list(list_contests(families))
+    matched = _tabulate_matches(families, machines)
+    largest = _tabulate_largest([contest for contest in contests if contest.ends], machines)
+    unended = _note_unended(families, contests)
+    if largest.rows:
+        largest = replace(largest, notes=(*largest.notes, *unended))
+    else:
+        matched = replace(matched, notes=(*matched.notes, *unended))
     tables = (
-        _tabulate_walls(probes, machines),
+        _tabulate_walls(searches, machines),
         _tabulate_speeds(families, machines, below),
         _tabulate_growth(families, machines),
-        _tabulate_matches(families, machines),
-        _tabulate_largest(families, machines),
+        matched,
+        largest,
         _tabulate_accumulated(cases, machines),
     )
     for table in tables:
@@ -161,17 +177,13 @@ def _write_signed(value: float, unit: str = " %", decimals: int = 1) -> Cell:
 # ------------------------------------------------------------------------------------------- wall
 
 
-def _tabulate_walls(probes: pd.DataFrame, machines: Machines) -> Table:
+def _tabulate_walls(searches: Sequence[Search], machines: Machines) -> Table:
     """One row a search for the largest batch."""
-    found = [
-        (_describe_search(sweep, machine, family), wall)
-        for (sweep, machine), part in probes.groupby(list(SOURCE), sort=False)
-        for family, wall in read_walls(part)
-    ]
+    found = [(_describe_search(search), search.wall) for search in searches]
     heads = (
         Head("largest", "largest batch", "that was trained", better="higher"),
         Head("refused", "does not fit", "the smallest batch above it that ran out of memory"),
-        Head("thrashes", "thrashes from", "the allocator frees its cache and tries again", keep=8),
+        Head("thrashes", "retries from", "the allocator frees its cache and tries again", keep=8),
         Head("recommended", "recommended", "its memory leaves a margin free"),
         Head("probes", "probes", "short runs that the search took", better="lower", keep=6),
         Head("predicted", "first prediction", "of the largest, from two small batches", keep=7),
@@ -179,6 +191,7 @@ def _tabulate_walls(probes: pd.DataFrame, machines: Machines) -> Table:
         Head("ending", "ended", "how the search ended", False, keep=8, wrap=True),
     )
     fine = all(wall.ending is Ending.FOUND for _, wall in found)
+    margins = " or ".join(sorted({f"{100 * wall.margin:g} %" for _, wall in found}))
     return _lay_out(
         "walls",
         "Largest batch that fits, by probes of a few steps",
@@ -186,17 +199,17 @@ def _tabulate_walls(probes: pd.DataFrame, machines: Machines) -> Table:
         heads,
         ((row, tuple(_write_wall(wall, fine))) for row, wall in found),
         (
-            f"Recommended: by the line of memory, {100 * MARGIN:.0f} % of it stays free. The next "
+            f"Recommended: by the line of memory, {margins} of it stays free. The next "
             "run, another driver or a neighbour may take that much.",
         ),
     )
 
 
-def _describe_search(sweep: Any, machine: Any, family: Case) -> Row:
+def _describe_search(search: Search) -> Row:
     """The settings of a search as a row of the frame of cases has them."""
-    axes = {name: getattr(family, name) for name in AXES}
+    axes = {name: getattr(search.family, name) for name in AXES}
     spelled = {name: "" if value is None else value for name, value in axes.items()}
-    return SimpleNamespace(sweep=sweep, machine=machine, **spelled)
+    return SimpleNamespace(sweep=search.sweep, machine=search.machine, **spelled)
 
 
 def _write_wall(wall: Wall, fine: bool) -> Iterator[Cell]:
@@ -425,23 +438,14 @@ def _note_losses(matches: Sequence[Match]) -> list[str]:
     ] * few
 
 
-def _tabulate_largest(families: Sequence[Family], machines: Machines) -> Table:
+def _tabulate_largest(contests: Sequence[Contest], machines: Machines) -> Table:
     """One row a precision: its largest batch, against the baseline at the baseline's largest."""
-    lines: list[tuple[Family, Row, Match | None]] = []
-    for base, others in list_rivals(families):
-        first = find_largest(base)
-        for family in (base, *others):
-            row = find_largest(family)
-            if row is not None:
-                other = first is not None and family is not base
-                lines.append((family, row, Match(first, row) if other else None))
-    matches = [match for _, _, match in lines if match]
-    sizes = {row.batch_size for _, row, _ in lines}
-    if len(sizes) == 1 and all(find_bounds(family).fails is None for family, _, _ in lines):
-        matches = []  # nothing ended anywhere: the largest of the equal batches says the same
+    lines = [(family, row, contest) for contest in contests for family, row in contest.ends]
+    matches = [Match(c.ends[0][1], row) for _, row, c in lines if row is not c.ends[0][1]]
+    starts = [sum(len(c.ends) for c in contests[:i]) for i in range(1, len(contests))]
     heads = (
-        Head("batch_size", "largest batch", "the largest that ran and ended well"),
-        Head("bound", "next", "what is known of larger batches", False, keep=7),
+        Head("batch_size", "timed at", "the largest batch size that was timed and ended well"),
+        Head("bound", "does not fit", "the smallest batch size above it that ran out of memory"),
         Head("epoch_time_s", "epoch time (s)", "one training epoch", better="lower"),
         Head("images_per_s", "images/s", "at that batch size", better="higher", keep=6),
         Head("memory_bytes", "memory (GiB)", "peak of the epoch", better="lower", keep=7),
@@ -450,34 +454,66 @@ def _tabulate_largest(families: Sequence[Family], machines: Machines) -> Table:
         Head("memory", "memory change", "of the peak", better="lower", keep=5),
         Head("loss", "loss difference", "of the training loss", better="lower", keep=8),
     )
-    baselines = _name_baselines(matches)
-    return _lay_out(
+    rough = [
+        f"{family.first.precision}: memory ends between {row.batch_size} and {bounds.fails}"
+        for family, row, _ in lines
+        if (bounds := find_bounds(family)).fails and not (family.wall and family.wall.confirmed)
+    ]
+    notes = [
+        "Another question than the same batch size: what a precision gains by a larger batch "
+        "is in it, and what a larger batch costs in loss."
+    ]
+    if rough:
+        notes.append(f"{'; '.join(dict.fromkeys(rough))}. {_AUTO} finds where.")
+    table = _lay_out(
         "largest",
-        f"Each precision at its own largest batch, against {baselines} at its largest",
+        f"Each precision at its own largest batch, against {_name_baselines(matches)} at its "
+        "largest",
         _list_keys([row for _, row, _ in lines], machines, ("batch_size",), "precision"),
         heads,
         (
-            (row, (*_write_largest(family, row), *_write_against(match)))
-            for family, row, match in lines
-            if matches
+            (row, (*_write_largest(family, row), *_write_against(contest.ends[0][1], row)))
+            for family, row, contest in lines
         ),
-        (
-            "Another question than the same batch size: what a precision gains by a larger batch "
-            "is in it, and what a larger batch costs in loss.",
-        ),
+        notes,
     )
+    return replace(table, groups=dict.fromkeys(starts, ""))
+
+
+_AUTO = "python -m bench.sweep --batch-size auto"
+
+
+def _note_unended(families: Sequence[Family], contests: Sequence[Contest]) -> list[str]:
+    """Which precisions are not compared at their own largest batch, and what would tell."""
+    left = [family for contest in contests for family in contest.left]
+    if not left or not any(find_bounds(family).fails for family in families):
+        return []
+    limits = {family.first.memory_limit for family in left}
+    axes = ["precision", *(["memory_limit"] if len(limits) > 1 else [])]
+    told = "; ".join(f"{name_case(f.first, axes)}: {_describe_end(f)}" for f in left)
+    return [f"Not compared each at its largest batch: {told}. {_AUTO} measures it."]
+
+
+def _describe_end(family: Family) -> str:
+    bounds, row = find_bounds(family), find_largest(family)
+    if row is None:
+        return "none was timed"
+    timed = f"timed up to {row.batch_size}"
+    if bounds.fits is not None and bounds.fits > row.batch_size:
+        return f"{bounds.fits} fits, {timed}"
+    return f"{bounds.fails} does not fit, {timed}" if bounds.fails else f"nothing failed, {timed}"
 
 
 def _write_largest(family: Family, row: Row) -> Iterator[Cell]:
-    bounds = find_bounds(family)
+    fails = find_bounds(family).fails
     yield Cell(str(row.batch_size), int(row.batch_size))
-    yield Cell("largest that ran" if bounds.fails is None else f"{bounds.fails} does not fit")
+    yield Cell(NOTHING if fails is None else str(fails), fails)
     for name in ("epoch_time_s", "images_per_s", "memory_bytes", "train_loss"):
         yield quantity_cell(QUANTITIES[name], row, spread=False)
 
 
-def _write_against(match: Match | None) -> tuple[Cell, Cell, Cell]:
-    return _write_match(match) if match else (Cell(NOTHING),) * 3
+def _write_against(first: Row, row: Row) -> tuple[Cell, Cell, Cell]:
+    return (Cell(NOTHING),) * 3 if row is first else _write_match(Match(first, row))
 
 
 # ----------------------------------------------------------------------------------- accumulation

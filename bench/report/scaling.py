@@ -13,20 +13,24 @@ from enum import StrEnum
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from bench.case import AXES, SAME_QUESTION, free_axes
+from bench.case import AXES, SAME_QUESTION, Case, free_axes
 from bench.precision import PRECISIONS
 from bench.record import RELIABLE, Status
 from bench.report.axes import keep_main
 from bench.report.cells import TIMED, Row, iterate
-from bench.report.effects import BASELINES
 from bench.report.quantities import is_number
 from bench.report.summaries import SOURCE
 from bench.store.attempts import number_groups
+from bench.store.reader import read_cases
 from bench.text import parse_bytes
+from bench.wall.answer import Wall
 from bench.wall.line import MemoryLine, fit_line
+from bench.wall.records import name_family, read_walls
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from bench.report.sweeps import Sweep
 
 LEAST_SIZES = 3
 """Batch sizes that a knee or a line needs: two points lie on a line whatever they are."""
@@ -42,6 +46,9 @@ ROUGH = 0.05
 
 STEP = 8
 """Predicted largest batches are multiples of this, which tensor cores work best with."""
+
+CLOSE = 0.9
+"""A batch of this share of the largest that trained stands for it."""
 
 MOST_DOUBLINGS = 3
 """Powers of two beyond the largest batch that ran for which memory is predicted."""
@@ -81,12 +88,14 @@ class Family:
         cases: one row a batch size, upwards.
         probes: the records of probes that take as much memory, in the order in which they ran.
         group: a number that it shares with families that differ from it in precision only.
+        wall: what a search for its largest batch found; None where there was none.
     """
 
     first: Row
     cases: pd.DataFrame
     probes: pd.DataFrame
     group: int
+    wall: Wall | None = None
 
     @property
     def ended(self) -> list[Row]:
@@ -94,7 +103,33 @@ class Family:
         return [row for row in iterate(self.cases) if row.status in RELIABLE]
 
 
-def find_families(cases: pd.DataFrame, probes: pd.DataFrame) -> list[Family]:
+@dataclass(frozen=True)
+class Search:
+    """A search for the largest batch: where it ran, for which cases, and what it found."""
+
+    sweep: str
+    machine: str
+    family: Case
+    wall: Wall
+
+
+def find_searches(records: pd.DataFrame, sweeps: Sequence[Sweep]) -> list[Search]:
+    """The searches in records, each to the step and with the margin of its sweep.
+
+    Args:
+        records: of `summaries.read`: the probes, and the cases that may have retried.
+    """
+    asked = {sweep.name: sweep for sweep in sweeps}
+    return [
+        Search(str(sweep), str(machine), *found)
+        for (sweep, machine), part in records.groupby(list(SOURCE), sort=False)
+        for found in read_walls(part, asked[str(sweep)].step, asked[str(sweep)].margin)
+    ]
+
+
+def find_families(
+    cases: pd.DataFrame, probes: pd.DataFrame, searches: Sequence[Search] = ()
+) -> list[Family]:
     """Gather families, in the order of the overview; each precision at its main loss scale.
 
     Left out are families whose group has only one batch size, and those after the first
@@ -103,6 +138,7 @@ def find_families(cases: pd.DataFrame, probes: pd.DataFrame) -> list[Family]:
     Args:
         cases: of `summaries.summarize`.
         probes: records of `summaries.read`.
+        searches: of `find_searches`.
     """
     import pandas as pd
 
@@ -129,9 +165,17 @@ def find_families(cases: pd.DataFrame, probes: pd.DataFrame) -> list[Family]:
             part,
             probes[probes["_memory"] == part["_memory"].iloc[0]],
             int(part["_group"].iloc[0]),
+            _find_wall(part, searches),
         )
         for part in (parts[number] for number in first)
     ]
+
+
+def _find_wall(cases: pd.DataFrame, searches: Sequence[Search]) -> Wall | None:
+    first = next(iterate(cases))
+    mine = [s for s in searches if (s.sweep, s.machine) == (first.sweep, first.machine)]
+    family = name_family(read_cases(cases.head(1))[0]) if mine else None
+    return next((search.wall for search in mine if search.family == family), None)
 
 
 def _keep_one(cases: pd.DataFrame, axis: str) -> pd.DataFrame:
@@ -411,7 +455,7 @@ def divide(a: float, b: float) -> float:
 def list_rivals(families: Sequence[Family]) -> Iterator[tuple[Family, list[Family]]]:
     """Each group of families that differ in precision only: the baseline, and the others.
 
-    The baseline is that of the effects, fp32, where it ended anywhere; else the first that did.
+    The baseline is the first of `PRECISIONS` that ended anywhere: fp32, where it did.
     """
     groups: dict[int, list[Family]] = {}
     for family in families:
@@ -420,8 +464,6 @@ def list_rivals(families: Sequence[Family]) -> Iterator[tuple[Family, list[Famil
     for group in groups.values():
         # where the overview is ordered by batch size first, families come as they first ran
         ordered = sorted(group, key=lambda family: list(PRECISIONS).index(family.first.precision))
-        usual = BASELINES["precision"]
-        ordered.sort(key=lambda family: family.first.precision != usual)
         sizes = {row.batch_size for family in group for row in family.ended}
         if len(ordered) > 1 and len(sizes) > 1:
             yield ordered[0], ordered[1:]
@@ -437,6 +479,47 @@ def find_largest(family: Family) -> Row | None:
     """The case at the largest batch size that was measured and ended well."""
     fine = [row for row in family.ended if row.status == Status.OK.value]
     return fine[-1] if fine else None
+
+
+def find_end(family: Family) -> Row | None:
+    """The case of `find_largest`, where that is about the largest batch that fits.
+
+    It is if memory is known to end there: by a search that ended, or by a batch of at most twice
+    its size that ran out of memory. And if nothing much larger trained: it has `CLOSE` of the
+    largest batch that did, or is the one that the search recommends.
+    """
+    row, bounds, wall = find_largest(family), find_bounds(family), family.wall
+    if row is None or bounds.fits is None:
+        return None
+    size, searched = int(row.batch_size), wall is not None and wall.confirmed
+    ends = searched or (bounds.fails is not None and bounds.fails <= 2 * size)
+    recommended = wall.recommended if wall is not None and searched else None
+    close = size >= CLOSE * bounds.fits or (recommended is not None and size >= recommended)
+    return row if ends and close else None
+
+
+@dataclass(frozen=True)
+class Contest:
+    """Families that differ in precision only, each with its case of `find_end`.
+
+    Attributes:
+        ends: those that have one, the baseline first; none where all are at one batch size, or
+            only one has one.
+        left: the others.
+    """
+
+    ends: tuple[tuple[Family, Row], ...]
+    left: tuple[Family, ...]
+
+
+def list_contests(families: Sequence[Family]) -> Iterator[Contest]:
+    """The precisions that can be compared each at its own largest batch."""
+    for base, others in list_rivals(families):
+        found = [(family, find_end(family)) for family in (base, *others)]
+        ends = tuple((family, row) for family, row in found if row is not None)
+        left = tuple(family for family, row in found if row is None)
+        several = len({row.batch_size for _, row in ends}) > 1
+        yield Contest(ends if several else (), left)
 
 
 # ----------------------------------------------------------------------------------- accumulation

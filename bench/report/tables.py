@@ -41,7 +41,7 @@ from bench.report.scalemap import (
     scale_map_tables,
     summarize_scale_map,
 )
-from bench.report.scaling import find_families
+from bench.report.scaling import find_families, find_searches
 from bench.report.spread import Spread
 from bench.report.startup import find_prices, find_start
 from bench.report.units import count_table_in, find_units
@@ -95,14 +95,15 @@ def build(
     cases = sort_cases(cases, order).reset_index(drop=True)
     cases["start_time_s"] = cases["cell"].map(find_start(rows))
     effects = find_effects(rows, cases, machines)
-    families = find_families(cases, probes)
+    searches = find_searches(records, sweeps)
+    families = find_families(cases, probes, searches)
     tables = [
         _tabulate_cases(cases, order, by, machines),
         *tabulate_effects(effects, cases),
         *tabulate_learning(list(judge_learning(rows, cases, effects))),
         *tabulate_prices(cases, list(find_prices(rows, cases, effects))),
+        *tabulate_batches(families, cases, searches, machines, _said_below(cases)),
         *tabulate_epochs(cases, collect_epochs(rows, cases, sweeps), order, machines),
-        *tabulate_batches(families, cases, probes, machines, _said_below(cases)),
         *_tabulate_machines(cases, order, machines),
         *_tabulate_published(cases, machines),
     ]

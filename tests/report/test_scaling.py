@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -39,7 +38,9 @@ from bench.report.scaling import (
     find_cliffs,
     find_families,
     find_knee,
+    find_largest,
     fit_growth,
+    list_rivals,
     list_speeds,
 )
 from bench.report.sweeps import read_sweeps
@@ -344,7 +345,7 @@ def test_probes_with_other_learning_belong_to_the_cases_they_are_for(tmp_path: P
     card = {**make_card("NVIDIA RTX 6000 Ada"), "gpu_memory_bytes": 48 * GIB}
     rows = [
         make_record(
-            make_scaled_case("fp32", size, schedule="cosine", evaluate=True),
+            make_scaled_case("fp32", size, schedule="cosine", evaluate=True, epochs=3),
             **{**card, **measured(50.0, LINES["fp32"][0] + LINES["fp32"][1] * size)},
         )
         for size in (32, 64, 128)
@@ -372,17 +373,150 @@ def test_equal_and_largest_batches_are_told_apart(scaling: Report) -> None:
         assert row["loss"] == "0.000"
     assert rows[0]["memory"] == f"{100 * (1.9375 / 2.75 - 1):+.1f} %"
     fp32, fp16 = read_table(scaling, "largest")
-    assert (fp32["batch_size"], fp32["bound"], fp32["speed"]) == ("1024", "2048 does not fit", "–")
-    assert (fp16["batch_size"], fp16["bound"]) == ("2048", "4096 does not fit")
+    assert (fp32["batch_size"], fp32["bound"], fp32["speed"]) == ("1024", "2048", "–")
+    assert (fp16["batch_size"], fp16["bound"]) == ("2048", "4096")
+    assert (
+        find_table(scaling, "largest")
+        .notes[1]
+        .startswith(
+            "fp32: memory ends between 1024 and 2048; fp16: memory ends between 2048 and 4096."
+        )
+    )
     assert fp16["speed"] == f"{4000 / 1005:.2f}×"
     assert (fp16["memory"], fp16["loss"]) == ("+9.0 %", "+0.512")
     (answer,) = scaling.answers
-    shared = [SPEEDS["fp16"][size] / SPEEDS["fp32"][size] for size in (32, 64, 128, 256, 512, 1024)]
-    mean = math.prod(shared) ** (1 / len(shared))
     assert answer.sentences[-1] == (
-        "Each at its largest batch that was measured, fp16 (2048) is 3.98× as fast as fp32 (1024), "
-        f"with a loss higher by 0.512, and {mean:.2f}× at the same batch size."
+        "Each at its largest batch that was timed, fp16 (2048) is 3.98× as fast as fp32 (1024), "
+        "with a loss higher by 0.512, and 3.48× with both at 1024."
     )
+
+
+def make_ends(folder: Path, ends: dict[str, tuple[int, int | None]], *more: Record) -> Report:
+    """Precisions timed once at 64 and at a largest batch, with the batch that does not fit."""
+    rows = []
+    for precision, (top, fails) in ends.items():
+        for size in (64, top):
+            case = Case(precision=precision, batch_size=size)
+            values = measured(50.0 - size / 100, GIB + 16 * MIB * size, train_loss=2.0)
+            rows.append(make_record(case, **{**make_card("NVIDIA RTX 6000 Ada"), **values}))
+        if fails:
+            case = Case(precision=precision, batch_size=fails)
+            rows.append(make_record(case, status=Status.OOM))
+    return read(write_sweep(folder / "ends", [*rows, *more]))
+
+
+def test_only_precisions_whose_end_is_known_are_at_their_largest(tmp_path: Path) -> None:
+    ends = {"fp32": (256, 512), "bf16": (512, 1024), "tf32": (512, 1032), "bf16-amp": (512, None)}
+    report = make_ends(tmp_path, ends)
+    assert [row["precision"] for row in read_table(report, "largest")] == ["fp32", "bf16"]
+    assert (
+        find_table(report, "largest")
+        .notes[2]
+        .startswith(
+            "Not compared each at its largest batch: tf32: 1032 does not fit, timed up to 512; "
+            "bf16-amp: nothing failed, timed up to 512. python -m bench.sweep --batch-size auto"
+        )
+    )
+    (answer,) = report.answers
+    assert answer.sentences[-1].endswith("With fewer than 3 repeats this is not certain.")
+    alone = make_ends(tmp_path / "alone", {"fp32": (256, 512), "bf16": (512, None)})
+    assert "largest" not in names(alone)
+    assert "bf16: nothing failed" in find_table(alone, "matched").notes[-1]
+    same = make_ends(tmp_path / "same", {"fp32": (256, 512), "bf16": (256, 512)})
+    assert "largest" not in names(same)
+    none = make_ends(tmp_path / "none", {"fp32": (256, None), "bf16": (512, None)})
+    assert "largest" not in names(none)
+    assert not any("Not compared" in note for note in find_table(none, "matched").notes)
+
+
+def search_bf16(largest: int) -> list[Record]:
+    """A search of bf16 that ends at a batch size; 32 and 64 MiB an image predicted it."""
+    card = make_card("NVIDIA RTX 6000 Ada")
+
+    def probe(size: int, status: Status = Status.OK, steps: int = 4) -> Record:
+        values = measured(1.0, GIB + 16 * MIB * size) if status is Status.OK else {}
+        case = Case(precision="bf16", batch_size=size, steps=steps)
+        limit = {"gpu_memory_bytes": GIB + 16 * MIB * (largest + 4)}
+        return make_record(case, probe=True, status=status, **{**card, **values, **limit})
+
+    first = [probe(32), probe(96), probe(largest), probe(largest + 8, Status.OOM)]
+    return [*first, probe(largest, steps=16)]
+
+
+@pytest.mark.parametrize(("largest", "told"), [(568, True), (576, False)])
+def test_a_batch_well_below_the_largest_does_not_stand_for_it(
+    tmp_path: Path, largest: int, told: bool
+) -> None:
+    """512 is 90 % of 568, not of 576, whose recommended batch is 544."""
+    ends = {"fp32": (256, 512), "bf16": (512, None)}
+    report = make_ends(tmp_path, ends, *search_bf16(largest))
+    assert read_table(report, "walls")[0]["largest"] == str(largest)
+    assert ("largest" in names(report)) is told
+    if not told:
+        assert "bf16: 576 fits, timed up to 512" in find_table(report, "matched").notes[-1]
+
+
+def test_the_recommended_batch_stands_for_the_largest(tmp_path: Path) -> None:
+    ends = {"fp32": (256, 512), "bf16": (512, None)}
+    make_ends(tmp_path, ends, *search_bf16(576))
+    (tmp_path / "ends" / "config.json").write_text('{"search": {"step": 8, "margin": 0.1}}')
+    report = read(tmp_path / "ends")
+    assert read_table(report, "walls")[0]["recommended"] == "512"
+    assert "10 % of it stays free" in find_table(report, "walls").notes[0]
+    assert [row["batch_size"] for row in read_table(report, "largest")] == ["256", "512"]
+
+
+def test_a_case_that_retried_lowers_what_is_recommended(tmp_path: Path) -> None:
+    case = make_scaled_case("fp32", 1128)
+    full = make_record(case, **measured(40.0, 40 * GIB, alloc_retries=2))
+    (row,) = read_table(read(make_scaling(tmp_path, more=[*PROBES, full])), "walls")
+    assert (row["thrashes"], row["recommended"]) == ("1128", "1120")
+
+
+def test_what_diverged_is_no_largest_batch(tmp_path: Path) -> None:
+    """It fitted, but its time is not that of a training."""
+    lost = make_record(
+        make_scaled_case("fp32", 1536), status=Status.DIVERGED, **measured(30.0, 40 * GIB)
+    )
+    report = read(make_scaling(tmp_path, more=[lost]))
+    families = find_families(report.cases, report.records.head(0))
+    row = find_largest(families[0])
+    assert row is not None
+    assert row.batch_size == 1024
+    assert "fp32: 1536 fits, timed up to 1024" in find_table(report, "matched").notes[-1]
+
+
+def test_fp32_is_the_baseline_wherever_it_ran(tmp_path: Path) -> None:
+    rows = [
+        make_record(Case(precision=precision, batch_size=size), **measured(50.0, GIB))
+        for precision in ("bf16", "fp16", "fp32", "tf32")
+        for size in (64, 128)
+    ]
+    report = read(write_sweep(tmp_path / "s", rows))
+    families = find_families(report.cases, report.records.head(0))
+    ((base, others),) = list_rivals(families[::-1])
+    ran = [family.first.precision for family in (base, *others)]
+    assert ran == ["fp32", "tf32", "fp16", "bf16"]
+
+
+def test_losses_of_unequal_parts_are_not_compared_at_the_largest_batches(tmp_path: Path) -> None:
+    """A batch of 512 trains on twice as many images in 20 steps."""
+
+    def ran(precision: str, size: int) -> Record:
+        counts = {"measured_steps": 20, "steps_per_epoch": 50_000 // size}
+        values = {**measured(50.0, GIB, train_loss=2.0 + size / 1000), **counts}
+        return make_record(Case(precision=precision, batch_size=size, steps=20), **values)
+
+    rows = [ran("fp32", 256), ran("fp32", 128), ran("bf16", 256), ran("bf16", 512)]
+    for precision, size in (("fp32", 512), ("bf16", 1024)):
+        case = Case(precision=precision, batch_size=size, steps=20)
+        rows.append(make_record(case, status=Status.OOM))
+    report = read(write_sweep(tmp_path / "s", rows))
+    fp32, bf16 = read_table(report, "largest")
+    assert (fp32["batch_size"], bf16["batch_size"]) == ("256", "512")
+    assert (bf16["speed"], bf16.get("loss", "–")) == ("≈1.00×", "–")
+    (answer,) = report.answers
+    assert not any("loss" in sentence for sentence in answer.sentences if "Each at" in sentence)
 
 
 def test_a_few_steps_are_an_estimate_and_whole_epochs_stand_for_them(tmp_path: Path) -> None:
@@ -533,7 +667,9 @@ def test_learning_rates_are_shown_where_they_vary(tmp_path: Path) -> None:
 
 
 def test_every_format_has_the_tables(tmp_path: Path, report: Run) -> None:
-    folder = make_scaling(tmp_path, more=PROBES)
+    recommended = make_scaled_case("fp32", 1128)
+    timed = make_record(recommended, **measured(50.0, LINES["fp32"][0] + LINES["fp32"][1] * 1128))
+    folder = make_scaling(tmp_path, more=[*PROBES, timed])
     titles = {table.name: table.title for table in read(folder).tables}
     shown = ("walls", "batch-speed", "batch-memory", "matched", "largest")
     for format in ("text", "md", "latex", "html"):
