@@ -109,14 +109,10 @@ def test_the_wall_is_where_a_scan_has_it(
 
 
 def test_the_same_command_goes_on_where_it_was_stopped(
-    tmp_path: Path,
-    memory: Callable[[str], None],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path, memory: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     memory(LINE)
     whole = run_fit(tmp_path / "whole", *LIMIT)
-    capsys.readouterr()
     real, runs = FakeExecutor.run, 0
 
     def stop_third(self: FakeExecutor, *args: object) -> Outcome:
@@ -129,9 +125,9 @@ def test_the_same_command_goes_on_where_it_was_stopped(
     with monkeypatch.context() as patch:
         patch.setattr(FakeExecutor, "run", stop_third)
         run_fit(tmp_path / "cut", *LIMIT, rc=130)
-    said = " ".join(capsys.readouterr().out.split())
-    assert "not confirmed: not found yet" in said
-    assert "was confirmed by a run" not in said
+    table = fit.tabulate(dict(read_walls(read_records(tmp_path / "cut"))), 8)
+    assert table.rows[0][-1].text == "not confirmed: not found yet"
+    assert not table.notes
     assert len(read_records(tmp_path / "cut")) == 2
     names = ("precision", "batch_size", "steps", "status", "attempt")
     assert rows(run_fit(tmp_path / "cut", *LIMIT), *names) == rows(whole, *names)
