@@ -53,6 +53,7 @@ from bench.report.scaling import (
     list_rivals,
     list_speeds,
     match_sizes,
+    write_drop,
 )
 from bench.wall.answer import Wall
 from bench.wall.search import Ending
@@ -235,8 +236,10 @@ def _tabulate_speeds(
         knee = find_knee(speeds)
         if knee:
             told.append((family, knee, find_cliffs(speeds), [s.batch_size for s in speeds]))
+    near = f"{100 * NEAR:.0f} %"
     heads = (
-        Head("knee", "knee", f"the smallest batch within {100 * NEAR:.0f} % of the best", False),
+        Head("knee", "knee", f"the smallest batch size that ran within {near} of the best", False,
+             wrap=True),
         Head("knee_speed", "images/s there", "at the knee", better="higher", keep=7),
         Head("best", "most images/s", "and the batch size that has them", better="higher"),
         Head("cliffs", "cliffs", f"where images/s drop by more than {100 * DROP:.0f} %", False,
@@ -245,22 +248,15 @@ def _tabulate_speeds(
         Head("remarks", "remarks", "on the rows that these rest on", False, keep=8, wrap=True),
     )  # fmt: skip
     notes = [
-        f"Knee: the smallest batch size within {100 * NEAR:.0f} % of the most images/s. Still "
-        f"rising: the largest is the best, by more than {100 * NEAR:.0f} % over half of it. Cliff: "
-        f"more than {100 * DROP:.0f} % fewer images/s than at the batch size before, and more than "
-        "the spread of the runs explains."
+        f"Knee: the smallest batch size that ran within {near} of the most images/s; two batch "
+        "sizes where the spread of the runs leaves it between them. Still rising: the largest is "
+        f"the best, by more than {near} over half of it. Cliff: more than {100 * DROP:.0f} % fewer "
+        "images/s than at the batch size before, and more than the spread of the runs explains."
     ]
-    few = [
-        cliff
-        for family, _, cliffs, _ in told
-        for row in family.ended
-        for cliff in cliffs
-        if row.repeats < MIN_REPEATS and row.batch_size in _sizes_of(cliff)
-    ]
-    if few:
+    if any(row.repeats < MIN_REPEATS for family, *_ in told for row in family.ended):
         notes.append(
-            f"With fewer than {MIN_REPEATS} repeats a cliff may be chance; use --repeats "
-            f"{MIN_REPEATS}."
+            f"With fewer than {MIN_REPEATS} repeats, knees and cliffs are as uncertain as the "
+            f"runs, and may be chance; use --repeats {MIN_REPEATS}."
         )
     return _lay_out(
         "batch-speed",
@@ -286,14 +282,10 @@ def _write_speed(
     rows = {int(row.batch_size): row for row in family.ended}
     quantity = QUANTITIES["images_per_s"]
     best = quantity_cell(quantity, rows[knee.best])
-    if knee.shape is Shape.KNEE:
-        either = f" (perhaps {knee.unsure[0]})" if knee.unsure else ""
-        yield Cell(f"{knee.batch_size}{either}", knee.batch_size)
-        yield quantity_cell(quantity, rows[knee.batch_size])
-    else:
-        rising = knee.shape is Shape.RISING
-        yield Cell(f"still rising at {knee.batch_size}" if rising else f"{sizes[0]} or below")
-        yield Cell(NOTHING)
+    certain = knee.shape is Shape.KNEE and knee.ends is None
+    told = write_knee(knee, find_bounds(family).fails)
+    yield Cell(told, knee.batch_size if certain else None)
+    yield quantity_cell(quantity, rows[knee.batch_size]) if certain else Cell(NOTHING)
     yield Cell(f"{best.text} at {knee.best}", best.value)
     yield Cell("; ".join(map(write_cliff, cliffs)) or "none")
     yield Cell(_write_sizes(sizes))
@@ -301,10 +293,27 @@ def _write_speed(
     yield Cell(_write_doubts([rows[size] for size in sorted(rested)], below))
 
 
+def write_knee(knee: Knee, fails: int | None) -> str:
+    """``128``, ``64 to 256``, ``64 or below``, ``still rising at 512 (640 does not fit)``.
+
+    Args:
+        fails: the smallest batch size that does not fit, where one is known.
+    """
+    first, last = knee.ends or (knee.batch_size, knee.batch_size)
+    if knee.shape is Shape.RISING:
+        beyond = f" ({fails} does not fit)" if fails else ""
+        perhaps = f"{first} or later, or " if first < last else ""
+        return f"{perhaps}still rising at {last}{beyond}"
+    if knee.shape is Shape.BELOW:
+        return f"{last} or below"
+    return f"{first} to {last}" if knee.ends else str(first)
+
+
 def write_cliff(cliff: Cliff) -> str:
-    """``256 → 257: -23 %, 257 is no multiple of 8``."""
+    """``256 → 257: 23 % slower, 257 is no multiple of 8``."""
     before, after = _sizes_of(cliff)
-    return f"{before} → {after}: -{100 * cliff.lost:.0f} %, {cliff.alignment}"
+    said = f"{before} → {after}: {write_drop(cliff)}"
+    return ", ".join(filter(None, (said, cliff.misalignment)))
 
 
 def _sizes_of(cliff: Cliff) -> tuple[int, int]:

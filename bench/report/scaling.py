@@ -202,6 +202,16 @@ class Speed:
     low: float | None = None
     high: float | None = None
 
+    @property
+    def lowest(self) -> float:
+        """The lower end of its spread, or itself."""
+        return self.images_per_s if self.low is None else self.low
+
+    @property
+    def highest(self) -> float:
+        """The upper end of its spread, or itself."""
+        return self.images_per_s if self.high is None else self.high
+
 
 class Shape(StrEnum):
     """How images/s go on with the batch size."""
@@ -217,16 +227,16 @@ class Knee:
 
     Attributes:
         shape: whether there is a knee.
-        batch_size: the smallest within `NEAR` of the best; if rising, the largest that ran; if
-            below, the smallest that ran.
+        batch_size: the smallest within `NEAR` of the best; if rising, the largest that ran.
         best: the batch size with the most images/s.
-        unsure: smaller batch sizes whose spread reaches within `NEAR` of the best too.
+        ends: between which batch sizes it lies, as far as the spread of the runs tells; None where
+            it is certain.
     """
 
     shape: Shape
     batch_size: int
     best: int
-    unsure: tuple[int, ...] = ()
+    ends: tuple[int, int] | None = None
 
 
 def list_speeds(rows: Sequence[Row]) -> list[Speed]:
@@ -245,7 +255,10 @@ def find_knee(speeds: Sequence[Speed]) -> Knee | None:
 
     There is none where images/s still rise: where the largest batch is the best, and better by
     more than `NEAR` than half of it. There is none either where the smallest batch that ran is
-    within `NEAR`, by its median or by the spread of its repeats: then it lies there or below.
+    within `NEAR`, by its median or by the spread of its repeats: then it may lie below.
+
+    It is certain where no smaller batch's highest reaches within `NEAR` of the best's lowest, and
+    its own lowest is within `NEAR` of the best's highest.
 
     Args:
         speeds: upwards by batch size.
@@ -258,17 +271,15 @@ def find_knee(speeds: Sequence[Speed]) -> Knee | None:
     best = max(speeds, key=lambda speed: speed.images_per_s)
     enough = (1 - NEAR) * best.images_per_s
     first = next(speed for speed in speeds if speed.images_per_s >= enough)
-    unsure = tuple(
-        speed.batch_size
-        for speed in speeds
-        if speed.batch_size < first.batch_size and speed.high is not None and speed.high >= enough
-    )
+    earliest = next(s for s in speeds if s.highest >= (1 - NEAR) * best.lowest)
+    sure = (s for s in speeds if s.lowest >= (1 - NEAR) * best.highest)
+    latest = max(first, next(sure, best), key=lambda speed: speed.batch_size)
+    ends = None if earliest is latest else (earliest.batch_size, latest.batch_size)
     half = best.batch_size / 2
     if best is speeds[-1] and first.batch_size > half and _interpolate(speeds, half) < enough:
-        return Knee(Shape.RISING, best.batch_size, best.batch_size)
-    if speeds[0] is first or speeds[0].batch_size in unsure:
-        return Knee(Shape.BELOW, speeds[0].batch_size, best.batch_size)
-    return Knee(Shape.KNEE, first.batch_size, best.batch_size, unsure)
+        return Knee(Shape.RISING, best.batch_size, best.batch_size, ends)
+    shape = Shape.BELOW if earliest is speeds[0] else Shape.KNEE
+    return Knee(shape, first.batch_size, best.batch_size, ends)
 
 
 def _interpolate(speeds: Sequence[Speed], batch_size: float) -> float:
@@ -293,11 +304,16 @@ class Cliff:
         return 1 - self.after.images_per_s / self.before.images_per_s
 
     @property
-    def alignment(self) -> str:
-        """What the batch size after it is a multiple of."""
-        size = self.after.batch_size
-        multiple = next((of for of in (64, 8) if size % of == 0), 0)
-        return f"{size} is a multiple of {multiple}" if multiple else f"{size} is no multiple of 8"
+    def misalignment(self) -> str:
+        """What the batch size is a multiple of before it, and not after it; empty for neither."""
+        before, after = self.before.batch_size, self.after.batch_size
+        lost = next((of for of in (8, 64) if after % of and not before % of), 0)
+        return f"{after} is no multiple of {lost}" if lost else ""
+
+
+def write_drop(cliff: Cliff) -> str:
+    """``23 % slower``, of images/s."""
+    return f"{100 * cliff.lost:.0f} % slower"
 
 
 def find_cliffs(speeds: Sequence[Speed]) -> list[Cliff]:
@@ -307,13 +323,7 @@ def find_cliffs(speeds: Sequence[Speed]) -> list[Cliff]:
         speeds: upwards by batch size.
     """
     cliffs = [Cliff(a, b) for a, b in pairwise(speeds)]
-    return [cliff for cliff in cliffs if cliff.lost > DROP and not _overlap(cliff)]
-
-
-def _overlap(cliff: Cliff) -> bool:
-    low = cliff.before.images_per_s if cliff.before.low is None else cliff.before.low
-    high = cliff.after.images_per_s if cliff.after.high is None else cliff.after.high
-    return high >= low
+    return [c for c in cliffs if c.lost > DROP and c.after.highest < c.before.lowest]
 
 
 # ----------------------------------------------------------------------------------------- memory

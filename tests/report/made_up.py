@@ -308,7 +308,7 @@ def make_switches(folder: Path, noise: float = 0.002, batches: int = 2, repeats:
 
 
 SPEEDS = {
-    "fp32": {32: 400, 64: 700, 128: 960, 256: 1000, 257: 800, 512: 1010, 1024: 1005},
+    "fp32": {32: 400, 64: 700, 128: 975, 256: 1000, 257: 800, 512: 1010, 1024: 1005},
     "fp16": {32: 500, 64: 950, 128: 1700, 256: 2400, 512: 3000, 1024: 3500, 2048: 4000},
 }
 """Images/s by batch size of `make_scaling`: fp32 has a knee at 128 and a cliff after 256, fp16

@@ -28,6 +28,7 @@ from bench.case import Case
 from bench.record import Record, Status, Step
 from bench.report import figures
 from bench.report.axes import order_values
+from bench.report.batches import write_knee
 from bench.report.figures.data import LR, MARK, SERIES
 from bench.report.model import Report, Table
 from bench.report.scaling import (
@@ -124,12 +125,42 @@ def test_knee(speeds: dict[int, float], knee: Knee | None) -> None:
     assert find_knee(list_planted(speeds)) == knee
 
 
-def test_a_knee_that_the_spread_hides_is_not_certain() -> None:
+def test_a_knee_that_the_spread_hides_is_a_range() -> None:
     speeds = [Speed(32, 50, 49, 51), Speed(64, 92, 88, 96), Speed(128, 97, 96, 98)]
     knee = find_knee([*speeds, Speed(256, 100, 99, 101), Speed(512, 100, 99, 101)])
-    assert knee == Knee(Shape.KNEE, 128, 256, (64,))
+    assert knee == Knee(Shape.KNEE, 128, 256, (64, 128))
+    # 95 reaches 95 % of 100, but not of 101
+    low = [speeds[0], Speed(128, 97, 95.5, 98), Speed(256, 100, 99, 101), Speed(512, 99, 98, 100)]
+    assert find_knee(low) == Knee(Shape.KNEE, 128, 256, (128, 256))
+    assert find_knee([low[0], replace(low[1], low=96.0), *low[2:]]) == Knee(Shape.KNEE, 128, 256)
     wide = [Speed(s.batch_size, s.images_per_s, 40, 120) for s in speeds]
-    assert find_knee([*wide, Speed(256, 97, 40, 120)]) == Knee(Shape.BELOW, 32, 128)
+    assert find_knee([*wide, Speed(256, 97, 40, 120)]) == Knee(Shape.BELOW, 128, 128, (32, 128))
+
+
+def test_half_of_the_largest_is_between_batch_sizes_that_ran() -> None:
+    """At 256, half way from 128 to 512 in doublings, images/s are interpolated."""
+    risen = {128: 80, 512: 100}
+    knee = find_knee(list_planted({32: 40, 64: 60, **risen}))
+    assert knee == Knee(Shape.RISING, 512, 512)
+    # 96 at half: within 5 %, so that the largest is not better than half of it
+    knee = find_knee(list_planted({32: 40, 64: 60, 224: 94.5, 288: 94.9, 512: 99.5}))
+    assert knee == Knee(Shape.KNEE, 288, 512)
+
+
+@pytest.mark.parametrize(
+    ("knee", "fails", "told"),
+    [
+        (Knee(Shape.KNEE, 128, 256), None, "128"),
+        (Knee(Shape.KNEE, 128, 256, (64, 256)), 1024, "64 to 256"),
+        (Knee(Shape.BELOW, 32, 64), None, "32 or below"),
+        (Knee(Shape.BELOW, 64, 64, (32, 128)), None, "128 or below"),
+        (Knee(Shape.RISING, 512, 512), None, "still rising at 512"),
+        (Knee(Shape.RISING, 512, 512), 640, "still rising at 512 (640 does not fit)"),
+        (Knee(Shape.RISING, 512, 512, (128, 512)), None, "128 or later, or still rising at 512"),
+    ],
+)
+def test_knees_in_words(knee: Knee, fails: int | None, told: str) -> None:
+    assert write_knee(knee, fails) == told
 
 
 @given(st.lists(st.floats(1, 1e6), min_size=3, max_size=12))
@@ -150,7 +181,7 @@ def test_nothing_before_a_knee_is_as_fast(values: list[float]) -> None:
 
 def tell_cliffs(speeds: Sequence[Speed]) -> list[tuple[int, int, float, str]]:
     return [
-        (c.before.batch_size, c.after.batch_size, round(c.lost, 3), c.alignment)
+        (c.before.batch_size, c.after.batch_size, round(c.lost, 3), c.misalignment)
         for c in find_cliffs(speeds)
     ]
 
@@ -159,10 +190,10 @@ def test_cliffs() -> None:
     planted = {32: 50, 64: 100, 65: 89, 72: 80, 128: 120, 192: 108, 200: 97, 256: 97}
     assert tell_cliffs(list_planted(planted)) == [
         (64, 65, 0.11, "65 is no multiple of 8"),
-        (65, 72, 0.101, "72 is a multiple of 8"),
-        (192, 200, 0.102, "200 is a multiple of 8"),
+        (65, 72, 0.101, ""),
+        (192, 200, 0.102, "200 is no multiple of 64"),
     ]
-    assert tell_cliffs(list_planted({64: 100, 128: 80}))[0][3] == "128 is a multiple of 64"
+    assert tell_cliffs(list_planted({64: 100, 128: 80}))[0][3] == ""
     assert not tell_cliffs(list_planted({64: 100, 128: 90, 256: 100}))
 
 
@@ -175,10 +206,10 @@ def test_a_drop_within_the_spread_is_no_cliff() -> None:
 
 def test_planted_shapes_are_told(scaling: Report) -> None:
     fp32, fp16 = read_table(scaling, "batch-speed")
-    assert (fp32["precision"], fp32["knee"], fp32["knee_speed"]) == ("fp32", "128", "960.0")
-    assert fp32["cliffs"] == "256 → 257: -20 %, 257 is no multiple of 8"
+    assert (fp32["precision"], fp32["knee"], fp32["knee_speed"]) == ("fp32", "128", "975.0")
+    assert fp32["cliffs"] == "256 → 257: 20 % slower, 257 is no multiple of 8"
     assert fp32["best"] == "1,010 at 512"
-    assert (fp16["precision"], fp16["knee"]) == ("fp16", "still rising at 2048")
+    assert (fp16["precision"], fp16["knee"]) == ("fp16", "still rising at 2048 (4096 does not fit)")
     assert fp16["cliffs"] == "none"
     assert not any("may be chance" in note for note in find_table(scaling, "batch-speed").notes)
 
@@ -196,12 +227,12 @@ def test_knees_and_cliffs_are_marked_in_the_figure(scaling: Report) -> None:
     marks = data[data[MARK] != ""]
     assert marks[["precision", "batch size", MARK]].to_numpy().tolist() == [
         ["fp32", 128, "knee 128"],
-        ["fp32", 257, "-20 %"],
+        ["fp32", 257, "20 % slower"],
     ]
     drawn = {figure.name: figure for figure in figures.draw_figures(scaling)}
     figure = drawn["images-per-s"]
     assert "A ring marks the knee" in figure.caption
-    assert all(f">{word}<" in figure.panels[0].svg for word in ("knee 128", "-20 %", "cliff"))
+    assert all(f">{word}<" in figure.panels[0].svg for word in ("knee 128", "20 % slower", "cliff"))
     assert "knee" not in drawn["epoch-time"].panels[0].svg
 
 

@@ -25,6 +25,7 @@ from bench.report.scaling import (
     find_knee,
     fit_growth,
     list_speeds,
+    write_drop,
 )
 from bench.report.summaries import latest
 from bench.text import parse_bytes
@@ -103,9 +104,8 @@ def take_speeds(group: Group) -> pd.DataFrame:
     for precision, part in rows[rows["status"].isin(RELIABLE)].groupby("precision"):
         speeds = list_speeds(list(iterate(part)))
         knee = find_knee(speeds)
-        found = [(cliff.after.batch_size, f"-{100 * cliff.lost:.0f} %")
-                 for cliff in find_cliffs(speeds)]  # fmt: skip
-        if knee and knee.shape is Shape.KNEE:
+        found = [(cliff.after.batch_size, write_drop(cliff)) for cliff in find_cliffs(speeds)]
+        if knee and knee.shape is Shape.KNEE and knee.ends is None:
             found.append((knee.batch_size, f"{KNEE} {knee.batch_size}"))
         for size, mark in found:
             data.loc[(data["precision"] == precision) & (data["batch size"] == size), MARK] = mark

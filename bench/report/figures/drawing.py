@@ -178,7 +178,7 @@ def draw_speeds(ax: Axes, data: pd.DataFrame, whole: pd.DataFrame) -> None:
     if marks.str.startswith(KNEE).any():
         ax.plot([], [], linestyle="", marker="o", markersize=11, markerfacecolor="none",
                 markeredgecolor=INK, markeredgewidth=1.4, label=KNEE)  # fmt: skip
-    if marks.str.startswith("-").any():
+    if ((marks != "") & ~marks.str.startswith(KNEE)).any():
         ax.plot([], [], color=INK, linewidth=6, alpha=0.3, label="cliff")
     drawn = [line[[x, y]].to_numpy().tolist() for line in lines.values()]
     name_points(ax, data[[x, y]].to_numpy().tolist(), places, names, drawn)
