@@ -29,6 +29,7 @@ from bench.report.model import NOTHING, Cell, Head, Table
 from bench.report.quantities import GIB, QUANTITIES, is_number, write_number
 from bench.report.scaling import (
     DROP,
+    FARTHEST,
     MOST_FAMILIES,
     NEAR,
     ROUGH,
@@ -335,11 +336,12 @@ def _tabulate_growth(families: Sequence[Family], machines: Machines) -> Table:
     heads = (
         Head("fixed", "fixed (GiB)", "what no batch size changes: weights, context, libraries"),
         Head("image", "an image (MiB)", "memory that each image of a batch adds"),
-        Head("miss", "largest miss (%)", "of a batch size that ran, from the line", keep=7),
-        Head("predicted", "predicted (GiB)", "for batch sizes that did not run", False, wrap=True,
-             keep=8),
+        Head("miss", "largest miss (%)", "of a batch size that ran, from the line; of the largest, "
+             "also from the line through the others", keep=7),
+        Head("predicted", "predicted (GiB)", "for the next power of two", False, keep=8),
         Head("available", "available (GiB)", "up to the end of the card or the limit", keep=6),
-        Head("largest", "predicted to fit", f"the largest multiple of {STEP}"),
+        Head("largest", "predicted to fit", f"the largest multiple of {STEP}, at most "
+             f"{FARTHEST} times the largest that ran", wrap=True),
         Head("wall", "measured", "the largest batch that fits, where it was found", False),
         Head("sizes", "fitted to", "batch sizes, and how many they are", False, keep=5),
     )  # fmt: skip
@@ -347,11 +349,12 @@ def _tabulate_growth(families: Sequence[Family], machines: Machines) -> Table:
         "Memory as a line over the batch size: least squares through the batch sizes that ran. "
         "What is predicted was not measured."
     ]
-    if any(growth.miss > ROUGH for _, growth in grown):
+    if any(growth.miss > ROUGH or not growth.holds for _, growth in grown):
         notes.append(
-            f"Where the line misses by more than {100 * ROUGH:.0f} %, memory is no line "
-            "(algorithms and allocators change with the batch size), and predictions are rough; "
-            "python -m bench.fit measures the largest batch."
+            f"Where the line misses by more than {100 * ROUGH:.0f} %, or where what was measured "
+            "of the largest batch contradicts it, memory is no line (algorithms and allocators "
+            "change with the batch size), and nothing is predicted; python -m bench.fit measures "
+            "the largest batch."
         )
     return _lay_out(
         "batch-memory",
@@ -375,9 +378,17 @@ def _write_growth(family: Family, growth: Growth) -> Iterator[Cell]:
         yield Cell(NOTHING)
     else:
         yield Cell(f"{growth.available / GIB:.2f}", growth.available)
-        yield Cell(str(growth.largest) if growth.largest else "none", growth.largest)
+        yield Cell(_write_fitting(growth), growth.largest)
     yield Cell(write_bounds(find_bounds(family)))
     yield Cell(_write_sizes(growth.sizes))
+
+
+def _write_fitting(growth: Growth) -> str:
+    if not growth.holds:
+        return "does not hold"
+    if growth.largest is None:
+        return NOTHING
+    return f"{growth.largest} or more" if growth.more else str(growth.largest or "none")
 
 
 def write_bounds(bounds: Bounds) -> str:

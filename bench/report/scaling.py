@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -50,8 +50,8 @@ STEP = 8
 CLOSE = 0.9
 """A batch of this share of the largest that trained stands for it."""
 
-MOST_DOUBLINGS = 3
-"""Powers of two beyond the largest batch that ran for which memory is predicted."""
+FARTHEST = 2
+"""Times the largest batch that ran up to which memory is predicted."""
 
 MOST_FAMILIES = 60
 """Families that a report looks at; more would not be read."""
@@ -334,12 +334,16 @@ class Growth:
     """Memory of a family as a line over its batch sizes, and what it predicts.
 
     Attributes:
-        miss: the largest deviation of a batch size from the line, as a share of its memory.
+        miss: the largest deviation of a batch size from the line, or of the largest from the line
+            through the others if that is more, as a share of its memory.
         sizes: the batch sizes that the line was fitted to, upwards.
         available: bytes up to the end of the card or the memory limit; None if unknown.
-        largest: the largest multiple of `STEP` predicted to fit; None where `available` is.
-        predicted: batch sizes that did not run -> bytes: the next powers of two, up to what is
+        largest: the largest multiple of `STEP` predicted to fit, at most `FARTHEST` times the
+            largest that ran; None where `available` is, or nothing is predicted.
+        more: whether larger ones may fit too, beyond what is predicted.
+        predicted: batch sizes that did not run -> bytes: the next power of two, unless it is
             predicted not to fit, or was found not to.
+        holds: whether what was found of the largest batch is within `ROUGH` of the prediction.
     """
 
     line: MemoryLine
@@ -347,11 +351,16 @@ class Growth:
     sizes: tuple[int, ...]
     available: float | None
     largest: int | None
+    more: bool
     predicted: dict[int, float]
+    holds: bool = True
 
 
 def fit_growth(family: Family) -> Growth | None:
     """Fit memory over the batch size; None for fewer than `LEAST_SIZES`, or where it does not grow.
+
+    A line that misses by more than `ROUGH` predicts nothing, nor does one that what was found of
+    the largest batch contradicts.
 
     What made the allocator retry is left out: there memory is as large as it could be.
     """
@@ -363,15 +372,37 @@ def fit_growth(family: Family) -> Growth | None:
     line = fit_line(list(points.items()))
     if len(points) < LEAST_SIZES or line is None:
         return None
-    miss = max(abs(line.predict(size) / bytes - 1) for size, bytes in points.items())
-    available = find_available(family)
-    largest = None if available is None else line.find_largest(available, STEP)
-    top = max(points)
-    powers = [2 ** (top.bit_length() + more) for more in range(MOST_DOUBLINGS)]
-    fails = find_bounds(family).fails or math.inf
-    fit = [size for size in powers if size < fails and (largest is None or size <= largest)]
-    predicted = {size: line.predict(size) for size in fit}
-    return Growth(line, miss, tuple(sorted(points)), available, largest, predicted)
+    sizes, available, bounds = tuple(sorted(points)), find_available(family), find_bounds(family)
+    top = sizes[-1]
+    misses = [abs(line.predict(size) / bytes - 1) for size, bytes in points.items()]
+    others = fit_line([point for point in points.items() if point[0] != top])
+    misses.append(abs(others.predict(top) / points[top] - 1) if others else math.inf)
+    growth = Growth(line, max(misses), sizes, available, None, False, {})
+    if growth.miss > ROUGH:
+        return growth
+    if available is not None and _contradict(bounds, line, available):
+        return replace(growth, holds=False)
+    ends = math.inf if available is None else line.find_largest(available, STEP)
+    power = 2 ** top.bit_length()
+    fits = power <= ends and power < (bounds.fails or math.inf)
+    more = ends > FARTHEST * top
+    known = available is not None and not (more and bounds.fails)
+    return replace(
+        growth,
+        largest=int(min(ends, FARTHEST * top)) if known else None,
+        more=more,
+        predicted={power: line.predict(power)} if fits else {},
+    )
+
+
+def _contradict(bounds: Bounds, line: MemoryLine, available: float) -> bool:
+    """Whether a batch trained that should take more than there is, or one failed that should fit.
+
+    Of the memory that they should take, `ROUGH` is allowed either way.
+    """
+    too_low = bounds.fails is not None and line.predict(bounds.fails) < (1 - ROUGH) * available
+    too_high = bounds.fits is not None and line.predict(bounds.fits) > (1 + ROUGH) * available
+    return too_low or too_high
 
 
 def _retried(row: Row) -> bool:

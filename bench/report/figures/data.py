@@ -17,7 +17,6 @@ from bench.report.figures.groups import Group, Steps, name_setting
 from bench.report.model import Report
 from bench.report.quantities import GIB, QUANTITIES, Quantity
 from bench.report.scaling import (
-    ROUGH,
     Shape,
     find_bounds,
     find_cliffs,
@@ -143,19 +142,15 @@ def take_memory(group: Group) -> pd.DataFrame:
 
 
 def _predict_memory(rows: pd.DataFrame) -> Iterator[pd.DataFrame]:
-    """Where each precision's line goes beyond the batch sizes that ran, up to the predicted wall.
-
-    It ends there, or at the next power of two where the wall is far: the figure is about what ran.
-    """
+    """Where each precision's line goes beyond the batch sizes that ran, up to its end."""
     for family in find_families(rows, rows.head(0)):
         growth = fit_growth(family)
-        if growth is None or growth.miss > ROUGH:
+        if growth is None:
             continue
-        top = growth.sizes[-1]
         fails = find_bounds(family).fails or math.inf
-        wall = growth.largest or 0
-        near = [wall] if top < wall <= 4 * top and wall < fails else []
-        sizes = sorted({*near, *(size for size in growth.predicted if near or size <= 2 * top)})
+        ends = growth.largest if growth.largest and not growth.more else 0
+        near = [ends] if growth.sizes[-1] < ends < fails else []
+        sizes = sorted({*near, *growth.predicted})
         if sizes:
             bytes = [growth.line.predict(size) for size in sizes]
             ahead = frame({"batch size": sizes, "precision": family.first.precision})
