@@ -100,13 +100,22 @@ def tabulate_batches(
     )
     for table in tables:
         if table.rows:
-            notes = [*table.notes, *_note_left(table, len(families))]
-            yield replace(table, rows=table.rows[:MOST_ROWS], notes=tuple(notes))
+            cut = _cut(table)
+            left = _note_left(table, len(table.rows) - len(cut.rows), len(families))
+            yield replace(cut, notes=(*table.notes, *left))
 
 
-def _note_left(table: Table, families: int) -> Iterator[str]:
-    """What a table does not show."""
-    left = len(table.rows) - MOST_ROWS
+def _cut(table: Table) -> Table:
+    """The first rows of a table, up to where one of its groups ends."""
+    if len(table.rows) <= MOST_ROWS:
+        return table
+    end = max((start for start in table.groups if start <= MOST_ROWS), default=0) or MOST_ROWS
+    groups = {start: text for start, text in table.groups.items() if start < end}
+    return replace(table, rows=table.rows[:end], groups=groups)
+
+
+def _note_left(table: Table, left: int, families: int) -> Iterator[str]:
+    """What a table does not show, of which ``left`` are rows."""
     if left > 0:
         yield f"{left:,} more rows are left out; --where chooses."
     if families == MOST_FAMILIES and table.name not in ("walls", "accumulation"):
@@ -409,8 +418,11 @@ def _tabulate_matches(families: Sequence[Family], machines: Machines) -> Table:
         match
         for base, others in list_rivals(families)
         for other in others
-        for match in match_sizes(base, other)
+        for match in _choose_matches(match_sizes(base, other), base)
     ]
+    lossless = not any(is_number(match.loss) for match in matches)
+    if lossless and all(is_number(match.after.speedup) for match in matches):
+        matches = []  # the overview has it all
     heads = (
         Head("batch_size", "batch size", "of both", keep=9),
         Head("speed", "speed", "epoch time of the baseline over this one's", better="higher"),
@@ -428,9 +440,20 @@ def _tabulate_matches(families: Sequence[Family], machines: Machines) -> Table:
                            *_write_match(match)))
             for match in matches
         ),
-        _note_losses(matches),
+        [_CHOSEN, *_note_losses(matches)],
     )  # fmt: skip
-    return replace(table, groups={start: "" for start in starts if start < MOST_ROWS})
+    return replace(table, groups=dict.fromkeys(starts, ""))
+
+
+_CHOSEN = "At the smallest batch size, the baseline's knee and the largest that both ran."
+
+
+def _choose_matches(matches: Sequence[Match], base: Family) -> list[Match]:
+    """Those at the smallest batch size, the knee of the baseline and the largest."""
+    knee = find_knee(list_speeds(base.ended))
+    at_knee = knee.batch_size if knee and knee.shape is Shape.KNEE else None
+    ends = (matches[0], matches[-1]) if matches else ()
+    return [m for m in matches if m in ends or m.before.batch_size == at_knee]
 
 
 def _begins(previous: Match, match: Match) -> bool:
@@ -565,7 +588,7 @@ def _tabulate_accumulated(cases: pd.DataFrame, machines: Machines) -> Table:
             "from that of the plain batch.",
         ),
     )
-    return replace(table, groups={start: "" for start in starts if start < MOST_ROWS})
+    return replace(table, groups=dict.fromkeys(starts, ""))
 
 
 def _write_accumulated(plain: Row, row: Row) -> Iterator[Cell]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from statistics import fmean, linear_regression
 from typing import TYPE_CHECKING
 
 from bench.limits import STEADY
@@ -11,13 +13,14 @@ from bench.report.axes import MACHINE, Machines
 from bench.report.cells import TIMED, Row, iterate, name_case
 from bench.report.model import NOTHING, Cell, Head, Table
 from bench.report.quantities import QUANTITIES, is_number
+from bench.report.spread import CONFIDENCE
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from bench.report.sweeps import Sweep
 
-MOST_ROWS = 400
+MOST_ROWS = 40
 """Rows of the table; more would not be read."""
 
 MEASURES = {
@@ -28,6 +31,9 @@ MEASURES = {
     "test_accuracy": "test_accuracy",
 }
 """The quantities that are shown of each epoch, and their columns in epochs.csv."""
+
+LEAST_EPOCHS = 3
+"""Epochs that a trend needs."""
 
 OPTIONAL = ("test_loss", "test_accuracy")
 """Those of `MEASURES` that only an evaluation fills."""
@@ -63,7 +69,7 @@ def collect_epochs(
 
 @dataclass(frozen=True)
 class Trend:
-    """How times went: ``change`` is that of the last epoch over that of the first, less 1."""
+    """How times went: ``change`` is by how much they rose from first to last along their slope."""
 
     change: float
 
@@ -73,21 +79,41 @@ class Trend:
         return abs(self.change) <= STEADY
 
     def __str__(self) -> str:
-        """In words: ``3.1 % longer than the first``; nothing where it is steady."""
-        word = "longer" if self.change > 0 else "shorter"
-        return "" if self.steady else f"{100 * abs(self.change):.1f} % {word} than the first"
+        """In words: ``3.1 % slower from first to last``; nothing where it is steady."""
+        word = "slower" if self.change > 0 else "faster"
+        return "" if self.steady else f"{100 * abs(self.change):.1f} % {word} from first to last"
 
 
 def find_trends(epochs: pd.DataFrame) -> dict[int, Trend]:
-    """The trend of each cell.
+    """The trend of each cell that has one.
+
+    That is the least-squares slope of the times over the epochs, where its 95 % interval (Student's
+    t of the residuals) leaves out 0. Two epochs show none.
 
     Args:
         epochs: of `collect_epochs`.
     """
-    times = epochs.sort_values("epoch").groupby("cell")["epoch_time_s"]
-    changes = times.last() / times.first() - 1
-    cells = changes.index.astype(int).tolist()
-    return {cell: Trend(change) for cell, change in zip(cells, changes.tolist(), strict=True)}
+    trends = {}
+    for cell, part in epochs.dropna(subset=["epoch_time_s"]).groupby("cell"):
+        change = _find_change(part["epoch"].tolist(), part["epoch_time_s"].tolist())
+        if change is not None:
+            trends[int(cell)] = Trend(change)  # type: ignore[arg-type]
+    return trends
+
+
+def _find_change(epochs: Sequence[float], times: Sequence[float]) -> float | None:
+    from scipy.special import stdtrit
+
+    if len(times) < LEAST_EPOCHS:
+        return None
+    slope, start = linear_regression(epochs, times)
+    fitted = [start + slope * epoch for epoch in epochs]
+    freedom = len(times) - 2
+    squares = sum((time - at) ** 2 for time, at in zip(times, fitted, strict=True)) / freedom
+    around = sum((epoch - fmean(epochs)) ** 2 for epoch in epochs)
+    reach = float(stdtrit(freedom, (1 + CONFIDENCE) / 2)) * math.sqrt(squares / around)
+    rise = slope * (max(epochs) - min(epochs))
+    return rise / (start + slope * min(epochs)) if abs(slope) > reach else None
 
 
 def _write(name: str, value: float) -> Cell:
@@ -97,6 +123,13 @@ def _write(name: str, value: float) -> Cell:
 def _name(row: Row, axes: Sequence[str], machines: Machines) -> str:
     where = [machines[row.sweep, row.machine]] if MACHINE in axes else []
     return " · ".join([*where, name_case(row, axes)])
+
+
+def _count_rows(cells: Sequence[int]) -> int:
+    """How many rows are shown: whole cases, unless the first alone has more than `MOST_ROWS`."""
+    if len(cells) <= MOST_ROWS:
+        return len(cells)
+    return cells.index(cells[MOST_ROWS]) or MOST_ROWS
 
 
 def tabulate_epochs(
@@ -113,7 +146,7 @@ def tabulate_epochs(
     if not len(shown):
         return
     shown = shown.sort_values(["place", "epoch"], kind="stable")
-    cut = shown.head(MOST_ROWS)
+    cut = shown.head(_count_rows(shown["cell"].tolist()))
     trends = find_trends(shown)
     names = [n for n in MEASURES if n not in OPTIONAL or shown[n].notna().any()]
     heads = [Head("epoch", "epoch", "from 1")]
@@ -122,12 +155,12 @@ def tabulate_epochs(
         heads.append(Head(quantity.name, label, quantity.help, True, quantity.better))
     told = any(str(trend) for trend in trends.values())
     if told:
-        help = f"of the last epoch, where that is more than {100 * STEADY:.0f} %"
+        help = f"by the slope over epochs, where that is more than {100 * STEADY:.0f} %"
         heads.append(Head("trend", "trend of the time", help, False, wrap=True))
     by_cell = {row.cell: row for row in iterate(cases)}
     lines: list[tuple[Cell, ...]] = []
     groups: dict[int, str] = {}
-    last = shown.groupby("cell")["epoch"].max()
+    last = cut.groupby("cell")["epoch"].max()
     for number, row in enumerate(iterate(cut)):
         if row.epoch == 0:
             groups[number] = _name(by_cell[row.cell], axes, machines)
@@ -140,9 +173,9 @@ def tabulate_epochs(
     notes = []
     if told:
         notes.append(
-            f"The last epoch of a case took more than {100 * STEADY:.0f} % longer or shorter than "
-            "its first; the overview has the mean. Close other programs, or use --repeats 5 or "
-            "more."
+            f"The epochs of a case became slower or faster by more than {100 * STEADY:.0f} %, by "
+            "their least-squares slope, whose 95 % interval leaves out 0; the overview has the "
+            "mean. Close other programs, or use --repeats 5 or more."
         )
     if len(shown) > len(cut):
         notes.append(

@@ -66,11 +66,30 @@ def test_each_epoch_has_a_row_under_its_case(tmp_path: Path) -> None:
 
 
 def test_a_trend_above_what_counts_as_steady_is_said(tmp_path: Path) -> None:
-    other = replace(CASE, batch_size=256)
-    table = find(report(tmp_path, run(CASE, [10, 11, 12.5]), run(other, [8, 8.5, 7])))
+    case = replace(CASE, epochs=4)
+    rising = run(case, [10, 10.5, 11, 11.5])
+    falling = run(replace(case, batch_size=256), [8, 7.4, 7.1, 6.5])
+    noisy = run(replace(case, batch_size=512), [8, 9.5, 7.9, 9])
+    table = find(report(tmp_path, rising, falling, noisy))
     said = [row[-1].text for row in table.rows]
-    assert said == ["", "", "25.0 % longer than the first", "", "", "12.5 % shorter than the first"]
+    assert said[3] == "15.0 % slower from first to last"
+    assert said[7] == "18.1 % faster from first to last"
+    assert not any(text for i, text in enumerate(said) if i not in (3, 7))
     assert "--repeats" in table.notes[0]
+
+
+def test_two_epochs_are_no_trend(tmp_path: Path) -> None:
+    table = find(report(tmp_path, run(replace(CASE, epochs=2), [10, 20])))
+    assert "trend" not in [head.name for head in table.heads]
+
+
+def test_a_table_too_long_ends_between_cases(tmp_path: Path) -> None:
+    cases = [replace(CASE, epochs=15, batch_size=size) for size in (64, 128, 256)]
+    table = find(report(tmp_path / "a", *(run(case, [10] * 15) for case in cases)))
+    assert (len(table.rows), list(table.groups)) == (30, [0, 15])
+    assert table.notes[-1].startswith("15 more rows are left out")
+    table = find(report(tmp_path / "b", run(replace(CASE, epochs=50), [10] * 50)))
+    assert len(table.rows) == 40
 
 
 @pytest.mark.parametrize(("change", "said"), [(STEADY, False), (-STEADY, False), (0.03, True)])

@@ -459,7 +459,7 @@ def test_what_made_the_allocator_retry_is_not_on_the_line(tmp_path: Path) -> Non
 
 def test_equal_and_largest_batches_are_told_apart(scaling: Report) -> None:
     rows = read_table(scaling, "matched")
-    assert [row["batch_size"] for row in rows] == ["32", "64", "128", "256", "512", "1024"]
+    assert [row["batch_size"] for row in rows] == ["32", "128", "1024"]
     for row in rows:
         size = int(row["batch_size"])
         assert row["speed"] == f"{SPEEDS['fp16'][size] / SPEEDS['fp32'][size]:.2f}×"
@@ -613,7 +613,7 @@ def test_losses_of_unequal_parts_are_not_compared_at_the_largest_batches(tmp_pat
 
 
 def test_a_few_steps_are_an_estimate_and_whole_epochs_stand_for_them(tmp_path: Path) -> None:
-    few = {"measured_steps": 20, "steps_per_epoch": 200}
+    few = {"measured_steps": 20, "steps_per_epoch": 200, "train_loss": 2.0}
     rows = [
         make_record(Case(precision=p, batch_size=b, steps=20), **measured(time, GIB, **few))
         for p, time in (("fp32", 50.0), ("bf16", 25.0))
@@ -622,7 +622,7 @@ def test_a_few_steps_are_an_estimate_and_whole_epochs_stand_for_them(tmp_path: P
     report = read(write_sweep(tmp_path / "few", rows))
     assert [row["speed"] for row in read_table(report, "matched")] == ["≈2.00×", "≈2.00×"]
     whole = [
-        make_record(Case(precision=p, batch_size=64), **measured(time, GIB))
+        make_record(Case(precision=p, batch_size=64), **measured(time, GIB, train_loss=2.0))
         for p, time in (("fp32", 60.0), ("bf16", 20.0))
     ]
     report = read(write_sweep(tmp_path / "whole", [*rows, *whole]))
@@ -658,6 +658,32 @@ def test_a_few_steps_are_marked_and_their_losses_not_held_against_others(tmp_pat
     small, large = read_table(read(write_sweep(tmp_path / "s", rows)), "matched")
     assert (small["batch_size"], small["speed"], small["loss"]) == ("128", "≈1.00×", "–")
     assert (large["batch_size"], large["speed"], large["loss"]) == ("256", "≈1.00×", "+0.100")
+
+
+def test_equal_batches_repeat_nothing_of_the_overview(tmp_path: Path) -> None:
+    """Without losses, there is only the speed-up over fp32, which the overview has."""
+
+    def run(*precisions: str) -> Report:
+        rows = [
+            make_record(Case(precision=precision, batch_size=size), **measured(50.0, GIB))
+            for precision in precisions
+            for size in (64, 128)
+        ]
+        return read(write_sweep(tmp_path / precisions[0], rows))
+
+    assert "matched" not in names(run("fp32", "bf16"))
+    assert "matched" in names(run("tf32", "bf16"))
+
+
+def test_a_long_table_ends_between_batches(tmp_path: Path) -> None:
+    rows = [
+        make_record(Case(batch_size=128 * size, accumulate=parts), **measured(50.0, GIB))
+        for size in range(1, 16)
+        for parts in (1, 2, 4)
+    ]
+    table = find_table(read(write_sweep(tmp_path / "s", rows)), "accumulation")
+    assert (len(table.rows), max(table.groups)) == (39, 36)
+    assert table.notes[-1] == "6 more rows are left out; --where chooses."
 
 
 def test_nothing_appears_unless_it_varies(tmp_path: Path) -> None:
