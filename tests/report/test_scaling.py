@@ -744,6 +744,23 @@ def test_accumulated_batches_stand_beside_the_plain_one(tmp_path: Path) -> None:
     assert any("fp32 256 (1000 does not)" in sentence for sentence in answer.sentences)
 
 
+def test_figures_by_batch_size_show_plain_batches_where_there_are_some(tmp_path: Path) -> None:
+    """Micro-batches and limits were run more often, but are another question."""
+    rows = [
+        make_record(Case(batch_size=size, accumulate=parts, memory_limit=limit), **ended)
+        for parts, limit, sizes in (
+            (1, None, (64, 128)),
+            (2, None, (64, 128, 256)),
+            (1, "21GiB", (64, 128, 256)),
+            (2, "21GiB", (64, 128, 256, 512)),
+        )
+        for size in sizes
+        for ended in [measured(40.0 + parts + size / 1000, GIB)]
+    ]
+    ((_, data),) = take(read(write_sweep(tmp_path / "s", rows)), "epoch-time")
+    assert data["epoch time (s)"].tolist() == [41.064, 41.128]
+
+
 # ---------------------------------------------------------------------------------- learning rate
 
 

@@ -43,6 +43,9 @@ FAR = 6
 SMALL = 8.5
 """Font size of what is written within the axes, in points."""
 
+_CROSS = 9
+"""Points from one cross to the next of another precision, beside each other on one line."""
+
 _DASHED: tuple[int, tuple[int, int]] = (0, (4, 3))
 
 # seaborn edges markers in white, which stands out on a dark page
@@ -110,11 +113,16 @@ def set_log_ticks(ax: Axes, way: str, low: float, high: float, unit: str = "") -
     (ax.xaxis if way == "x" else ax.yaxis).minorticks_off()
 
 
-def set_doublings(ax: Axes, values: pd.Series) -> None:
-    """Give the x axis the scale of batch sizes, ticked at those that were run."""
+def set_doublings(ax: Axes, values: pd.Series, extent: pd.Series | None = None) -> None:
+    """Give the x axis the scale of batch sizes, ticked at those that were run.
+
+    Args:
+        extent: all that is drawn, where that is more than ``values``.
+    """
     ax.set_xscale("log", base=2)
     ticks = sorted(values.unique())
-    ax.set_xlim(ticks[0] / 1.15, ticks[-1] * 1.15)
+    reach = sorted(values.unique() if extent is None else extent.unique())
+    ax.set_xlim(reach[0] / 1.15, reach[-1] * 1.15)
     # labels nearer than a third of an octave would overlap
     shown = [t for i, t in enumerate(ticks) if i == 0 or t / ticks[i - 1] > 1.25]
     shown = shown[:: math.ceil(len(shown) / 8)]
@@ -199,12 +207,16 @@ def draw_dots(ax: Axes, data: pd.DataFrame, whole: pd.DataFrame) -> None:
 
 def draw_memory(ax: Axes, data: pd.DataFrame, whole: pd.DataFrame) -> None:
     """Memory by batch size, with where it ends and what the process took at its start."""
+    from matplotlib.transforms import ScaledTranslation
+
     if is_flat(whole):
         fits = data[data["outcome"] == FITS]
         draw_dots(ax, fits, whole[whole["outcome"] == FITS])
         return
     fits, full, ahead = (data[data["outcome"] == name] for name in (FITS, FULL, PREDICTED))
     draw_batches(ax, fits, whole)
+    measured = whole.loc[whole["outcome"] != PREDICTED, "batch size"]
+    set_doublings(ax, measured, whole["batch size"])
     level = LIMIT if LIMIT in data and data[LIMIT].notna().any() else CARD
     card: float = data[level].dropna().iloc[0] if level in data else math.nan
     # a card far above all that was used would press the lines to the floor
@@ -224,13 +236,13 @@ def draw_memory(ax: Axes, data: pd.DataFrame, whole: pd.DataFrame) -> None:
     if START in data and math.isfinite(start := data[START].iloc[0]):
         ax.axhspan(0, start, facecolor=GRID, edgecolor="none", alpha=0.6, zorder=0,
                    label="before the first step")  # fmt: skip
-    order = list_series(data)
+    order = list_series(full)
     for precision, part in full.groupby("precision"):
         colour = COLOURS[str(precision)][0]
-        below = 0.04 * ax.get_ylim()[1] * (1 + order.index(str(precision)))
-        y = max(card - below, 0)  # below each other, not over
-        ax.plot(part["batch size"], [y] * len(part), linestyle="", marker="x", markersize=7,
-                markeredgewidth=2, color=colour)  # fmt: skip
+        beside = _CROSS * (order.index(str(precision)) - (len(order) - 1) / 2)
+        place = ax.transData + ScaledTranslation(beside / 72, 0, ax.figure.dpi_scale_trans)
+        ax.plot(part["batch size"], [card] * len(part), linestyle="", marker="x", markersize=6,
+                markeredgewidth=2, color=colour, transform=place, clip_on=False)  # fmt: skip
         if not (fits["precision"] == precision).any():
             ax.plot([], [], marker=MARKERS[str(precision)], markeredgewidth=0, color=colour,
                     label=precision)  # fmt: skip

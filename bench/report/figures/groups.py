@@ -111,13 +111,26 @@ def _drop_shorter(cases: pd.DataFrame) -> pd.DataFrame:
 
 
 def keep_baseline(cases: pd.DataFrame) -> pd.DataFrame:
-    """The cases at the commonest values of `HELD`; of equally common ones, the defaults."""
+    """The cases at the commonest values of `HELD`; of equally common ones, the defaults.
+
+    Batches in one piece, and without a memory limit, come first where they were timed at several
+    batch sizes.
+    """
     settings = number_groups(cases, HELD)
-    timed = settings[cases["status"].isin(TIMED)].value_counts()
+    measured = cases["status"].isin(TIMED)
+    timed = settings[measured].value_counts()
+    sizes = cases["batch_size"][measured].groupby(settings[measured]).nunique()
+    plain = (cases["accumulate"] == 1) * 2 + (cases["memory_limit"] == "") * 1
     defaults = sum((cases[name] == getattr(Case, name)).astype(int) for name in HELD)
     best = max(
         settings.unique(),
-        key=lambda number: (timed.get(number, 0), defaults[settings == number].iloc[0], -number),
+        key=lambda number: (
+            min(sizes.get(number, 0), 2),
+            plain[settings == number].iloc[0],
+            timed.get(number, 0),
+            defaults[settings == number].iloc[0],
+            -number,
+        ),
     )
     at_best: pd.DataFrame = cases[settings == best]
     return at_best

@@ -199,8 +199,8 @@ SKETCHES: tuple[Sketch, ...] = (
         explain={
             START: "The grey band is what the process needs before the first step: Python, torch "
             "and its libraries, the network and the dataset.",
-            CARD: "A cross below the size of the card marks a batch that ran out of memory.",
-            LIMIT: "A cross below the memory limit marks a batch that ran out of memory.",
+            CARD: "A cross on the line of the card marks a batch that ran out of memory.",
+            LIMIT: "A cross on the line of the memory limit marks a batch that ran out of memory.",
             LINE: "Where memory is a line, it goes on dashed to batch sizes that did not run, up "
             "to where it is predicted to end.",
         },
