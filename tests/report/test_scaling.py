@@ -787,16 +787,37 @@ def test_learning_rates_are_shown_where_they_vary(tmp_path: Path) -> None:
     plan = {Case(schedule="linear"): rise, Case(): keep, Case(precision="bf16"): keep}
     (data,) = rates(tmp_path / "two", plan)
     assert data.groupby(SERIES, sort=False).size().to_dict() == {
-        "schedule linear": 20,
-        "schedule constant": 20,
+        "linear": 20,
+        "constant": 20,
     }
     scaled = {Case(batch_size=b, lr_scaling="linear"): (lambda _, b=b: b / 1280) for b in (64, 128)}
     (data,) = rates(tmp_path / "three", scaled)
     assert data.groupby(SERIES)[LR].max().to_dict() == {
-        "batch size 128": 0.1,
-        "batch size 64": 0.05,
+        "128": 0.1,
+        "64": 0.05,
     }
     assert not rates(tmp_path / "four", {Case(): keep, Case(precision="bf16"): keep})
+
+
+def test_learning_rates_are_merged_and_spread_over_the_axes(tmp_path: Path) -> None:
+    """Without scaling the batch size changes nothing; each schedule is shown before a second."""
+    shapes = {"constant": 0.0, "linear": 1.0, "polynomial": 2.0, "cosine": 3.0}
+    rows = []
+    for batch in (128, 256, 512):
+        for scaling in ("none", "linear"):
+            for schedule, power in shapes.items():
+                case = Case(batch_size=batch, schedule=schedule, lr_scaling=scaling)
+                top = 0.1 * (batch / 128 if scaling == "linear" else 1)
+                steps = [
+                    Step(i, 100, 2.0, 25, 0.1, None, top * (1 - i / 20) ** power) for i in range(20)
+                ]
+                rows.append((make_record(case, **measured(50.0, GIB, images=2000)), steps))
+    ((title, data),) = take(read(write_sweep(tmp_path / "s", rows)), "learning-rate")
+    assert title.endswith("8 of 12 curves")
+    names = data[SERIES].unique().tolist()
+    assert len(names) == 8
+    for value in (*shapes, "none", "linear"):
+        assert any(value in name.split(" · ") for name in names)
 
 
 # ------------------------------------------------------------------------------------------ files

@@ -10,7 +10,7 @@ from bench.case import FOLLOWS
 from bench.precision import PRECISIONS
 from bench.record import RELIABLE, Status
 from bench.report import quantities
-from bench.report.axes import MACHINE, keep_main, name_axis, order_values, sort_cases
+from bench.report.axes import MACHINE, keep_main, name_axis, name_value, order_values, sort_cases
 from bench.report.cells import TIMED, iterate
 from bench.report.effects import Effect, Estimate
 from bench.report.figures.groups import Group, Steps, name_setting
@@ -54,6 +54,9 @@ LR, SERIES = "learning rate", "series"
 
 MOST_SERIES = 8
 """Learning rates of one panel."""
+
+MOST_CURVES = 60
+"""Learning rates that are looked at for them."""
 
 LEARNING = ("optimizer", "lr", "lr_scaling", "base_batch", "lr_warmup", "schedule", "epochs")
 """Axes that a learning rate follows from; the batch size too, where it is scaled by that."""
@@ -327,10 +330,11 @@ def take_steps(group: Group, report: Report, steps: Steps) -> pd.DataFrame:
     return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
 
 
-def take_rates(group: Group, report: Report, steps: Steps) -> pd.DataFrame:
-    """The learning rate of each step, a series for each way in which it goes.
+def take_rates(group: Group, report: Report, steps: Steps) -> tuple[pd.DataFrame, str]:
+    """The learning rate of each step, a series for each way in which it goes, and its heading.
 
-    Empty where it is the same in every step of every case.
+    Empty where it is the same in every step of every case. The heading names the axes whose values
+    name the series, and how many of all are shown. Of series that look alike, the first is shown.
     """
     import pandas as pd
 
@@ -340,21 +344,55 @@ def take_rates(group: Group, report: Report, steps: Steps) -> pd.DataFrame:
         axes.append("batch_size")
     order = [*axes, "precision"]
     rows = sort_cases(rows, order).drop_duplicates(axes) if axes else rows.head(1)
-    parts = []
-    for row, mine in _steps_of(rows.head(MOST_SERIES), steps):
+    curves: list[tuple[Any, pd.DataFrame]] = []
+    for row, mine in _steps_of(rows.head(MOST_CURVES), steps):
         mine = mine[mine["lr"].notna()]
         images = row.train_images if row.train_images > 0 else mine["images"].sum()
         part = frame({"epoch (%)": 100 * mine["images"].cumsum() / images, LR: mine["lr"]})
+        if len(part) and not any(_look_alike(part, other) for _, other in curves):
+            curves.append((row, part))
+    parts = []
+    for row, part in _spread_out(curves, axes):
         if len(part) > MOST_POINTS:
             told = part.index.isin([part.index[-1], part[LR].idxmax(), part[LR].idxmin()])
             part = thin(part, keep=pd.Series(told, part.index))
         parts.append(part.assign(**{SERIES: _name_series(row, axes)}))
     data = pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
-    return data if len(data) and data[LR].nunique() > 1 else data.head(0)
+    heading = " · ".join(name_axis(axis) for axis in axes)
+    left = f", {MOST_SERIES} of {len(curves)} curves" if len(curves) > MOST_SERIES else ""
+    return (data if len(data) and data[LR].nunique() > 1 else data.head(0)), heading + left
+
+
+def _look_alike(a: pd.DataFrame, b: pd.DataFrame) -> bool:
+    """Whether two learning rates go alike: nowhere more than 1 % of the highest apart."""
+    import numpy as np
+
+    ends = [float(part["epoch (%)"].iloc[-1]) for part in (a, b)]
+    if not math.isclose(*ends, rel_tol=0.01):
+        return False
+    places = np.linspace(0, min(ends), 200)
+    of_a, of_b = (np.interp(places, part["epoch (%)"], part[LR]) for part in (a, b))
+    return bool((abs(of_a - of_b) <= 0.01 * max(of_a.max(), of_b.max())).all())
+
+
+def _spread_out(
+    curves: Sequence[tuple[Any, pd.DataFrame]], axes: Sequence[str]
+) -> list[tuple[Any, pd.DataFrame]]:
+    """At most `MOST_SERIES`: every value of the other axes before a second batch size."""
+    left, chosen = list(curves), list(curves[:0])
+    seen: set[tuple[str, Any]] = set()
+    others = [axis for axis in axes if axis != "batch_size"]
+    while left and len(chosen) < MOST_SERIES:
+        best = max(left, key=lambda c: sum((axis, getattr(c[0], axis)) not in seen
+                                           for axis in others))  # fmt: skip
+        seen |= {(axis, getattr(best[0], axis)) for axis in others}
+        chosen.append(best)
+        left = [curve for curve in left if curve is not best]
+    return chosen
 
 
 def _name_series(row: Any, axes: Sequence[str]) -> str:
-    return " · ".join(name_setting(axis, getattr(row, axis)) for axis in axes) or "every case"
+    return " · ".join(name_value(axis, getattr(row, axis), {}) for axis in axes) or "every case"
 
 
 # -------------------------------------------------------------------------------------- of changes

@@ -120,7 +120,8 @@ def _take_trades(view: View) -> Parts:
 
 def _take_rates(view: View) -> Parts:
     for group in view.grouping.groups:
-        yield group.place, take_rates(group, view.report, view.steps)
+        data, heading = take_rates(group, view.report, view.steps)
+        yield " · ".join(filter(None, (group.place, heading))), data
 
 
 def _take_scales(view: View) -> Parts:
@@ -233,7 +234,8 @@ SKETCHES: tuple[Sketch, ...] = (
     Sketch(
         "learning-rate",
         "Learning rate of each step",
-        "The cases with different learning rates, at all their settings.",
+        "The cases with different learning rates, at all their settings, named by the values of "
+        "what the heading says. Of learning rates that look alike, the first is shown.",
         LR,
         _take_rates,
         drawing.draw_rates,
