@@ -104,7 +104,8 @@ def classify(
     Args:
         kinds: names of the exception's class and its ancestors, nearest first.
         message: its text; the reason is its first line.
-        free_share: free share of device memory when it was caught, if known.
+        free_share: free share of device memory when it was caught, if known; 0 also where the
+            allocator has refused some.
         case: what was run; its memory limit is named where memory ran out.
     """
     first = next(filter(None, map(clean, message.splitlines())), "")

@@ -20,6 +20,7 @@ from bench import failure
 from bench.case import Case
 from bench.failure import NEARLY_FULL, RULES, classify, classify_death, count_oom_kills
 from bench.record import Status
+from bench.worker.__main__ import read_free_share
 
 FULL, ROOMY = NEARLY_FULL / 2, 0.5
 
@@ -178,6 +179,48 @@ def test_suspected_while_memory_is_nearly_full_and_an_error_otherwise(error: Exc
     for share in (None, ROOMY, NEARLY_FULL * 1.01):
         assert classify(kinds(error), str(error), share).status is Status.ERROR
     assert not classify(kinds(error), str(error), FULL).transient
+
+
+NO_ENGINE = "GET was unable to find an engine to execute this computation"
+
+
+@pytest.mark.parametrize(
+    ("free_gib", "cap", "reserved_gib", "refused", "status"),
+    [
+        (90, 1.0, 20.0, 0, Status.ERROR),
+        (90, 0.25, 20.0, 0, Status.ERROR),
+        (90, 0.25, 24.5, 0, Status.OOM_SUSPECTED),
+        (1, 1.0, 20.0, 0, Status.OOM_SUSPECTED),
+        (90, 0.25, 10.0, 1, Status.OOM_SUSPECTED),
+        (90, 1.0, 10.0, 1, Status.OOM_SUSPECTED),
+    ],
+    ids=["roomy", "roomy cap", "full cap", "full card", "refused, cap", "refused"],
+)
+def test_a_smaller_card_may_be_full_where_the_card_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+    free_gib: int,
+    cap: float,
+    reserved_gib: float,
+    refused: int,
+    status: Status,
+) -> None:
+    """A card of 100 GiB, whose allocator is capped where there is a memory limit."""
+    gib = 2**30
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (free_gib * gib, 100 * gib))
+    monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda: cap)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: int(reserved_gib * gib))
+    monkeypatch.setattr(torch.cuda, "memory_stats", lambda: {"num_ooms": refused})
+    share = read_free_share(Case(device="cuda"))
+    assert classify(["RuntimeError"], NO_ENGINE, share).status is status
+    assert read_free_share(Case(device="cpu")) is None
+
+
+def test_a_device_that_answers_nothing_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> dict[str, int]:
+        raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(torch.cuda, "memory_stats", refuse)
+    assert read_free_share(Case(device="cuda")) is None
 
 
 @pytest.mark.parametrize("error", UNSUPPORTED, ids=str)

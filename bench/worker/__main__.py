@@ -26,13 +26,22 @@ from bench.worker.messages import (
 )
 
 
-def _free_share(case: Case) -> float | None:
+def read_free_share(case: Case) -> float | None:
+    """Free share of the device memory that this process may use, for `classify`; None on a CPU.
+
+    Of the card's and of the cap that a memory limit sets, the smaller. It is 0 once torch's
+    allocator has refused anything: a cuDNN that is refused its workspace for each of its algorithms
+    says only that it found none, and what it had taken for others is free again by then.
+    """
     torch = sys.modules.get("torch")
     if case.device != "cuda" or torch is None:
         return None
     with suppress(Exception):  # after a sticky CUDA error the device answers nothing
+        if torch.cuda.memory_stats().get("num_ooms", 0):  # which asks the allocator alone
+            return 0.0
         free, total = torch.cuda.mem_get_info()
-        return float(free / total)
+        cap = torch.cuda.get_per_process_memory_fraction() * total
+        return float(min(free / total, (cap - torch.cuda.memory_reserved()) / cap))
     return None
 
 
@@ -70,7 +79,7 @@ def _report_failure(channel: Channel, case: Case, error: BaseException) -> None:
         fault = Fault(Status.UNSUPPORTED, str(error))
     else:
         kinds = [kind.__name__ for kind in type(error).__mro__]
-        fault = classify(kinds, str(error), _free_share(case), case)
+        fault = classify(kinds, str(error), read_free_share(case), case)
     channel.send(Finished(fault.status, fault.reason, fault.transient))
 
 
