@@ -54,6 +54,9 @@ class Status(StrEnum):
 MEASURED = frozenset({Status.OK, Status.DIVERGED, Status.INVALID})
 """Outcomes that carry an epoch time."""
 
+REFUSED = frozenset({Status.OOM, Status.OOM_SUSPECTED})
+"""Outcomes of a case that did not get the memory that it asked for."""
+
 RELIABLE = frozenset({Status.OK, Status.DIVERGED})
 """Outcomes whose time and memory can be compared: of `MEASURED`, those that nothing disturbed.
 

@@ -7,18 +7,26 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.case import Case
-from bench.record import Status
+from bench.record import Status, flatten
 from bench.store.reader import read_records
 from bench.store.writer import Store
 from bench.wall.answer import Wall, conclude
 from bench.wall.line import MemoryLine
-from bench.wall.records import make_probe, name_family, read_trials, read_walls
+from bench.wall.records import (
+    Trial,
+    conclude_trial,
+    make_probe,
+    name_family,
+    read_trials,
+    read_walls,
+)
 from bench.wall.search import Ask, Ending, Goal, Probe, decide, list_sizes
 from tests.records_for_tests import make_record
 
@@ -303,7 +311,7 @@ def test_sizes_leave_no_batch_of_one_image() -> None:
 
 
 FAMILY = name_family(Case(precision="bf16-amp", memory_limit="1GiB", device="cpu"))
-MIB = 2**20
+MIB, GIB = 2**20, 2**30
 
 
 def write_search(folder: Path, probes: list[Probe], **environment: object) -> None:
@@ -332,7 +340,8 @@ def test_the_wall_is_read_from_the_records_alone(tmp_path: Path) -> None:
     frame = read_records(tmp_path)
     (trial,) = read_trials(frame)
     assert trial.probes == [
-        replace(p, setup_bytes=250 * MIB if p.trained else None) for p in probes
+        replace(p, setup_bytes=250 * MIB if p.trained else None, room_bytes=1024 * MIB)
+        for p in probes
     ]
     ((family, wall),) = read_walls(frame)
     assert (family, wall) == (FAMILY, found)
@@ -349,6 +358,72 @@ def test_on_a_card_there_is_what_others_leave(tmp_path: Path) -> None:
     )
     (trial,) = read_trials(read_records(tmp_path))
     assert trial.available_bytes == 800 * MIB, "less than the limit of 1 GiB"
+
+
+CARD = name_family(Case(precision="bf16-amp", device="cuda"))
+
+
+def read_rows(family: Case, *rows: dict[str, Any]) -> Trial:
+    """The search that rows of probes are, each with its batch size and columns; ok by default."""
+    trial = Trial(family)
+    for columns in map(dict, rows):
+        size, status = columns.pop("batch_size"), columns.pop("status", Status.OK)
+        case = make_probe(family, size, columns.pop("long", False))
+        columns = {"gpu_memory_bytes": 100 * GIB, "train_images": 50_000, **columns}
+        trial.add(flatten(make_record(case, status=status, probe=True, **columns)))
+    return trial
+
+
+def test_others_that_came_later_leave_less_to_recommend() -> None:
+    """60 of 100 GiB are another's since the second probe, in this session or the next."""
+    rows = [
+        {
+            "batch_size": size,
+            "long": long,
+            "baseline_device_bytes": baseline * GIB,
+            "peak_process_bytes": (4 + size // 8) * GIB,
+        }
+        for size, long, baseline in ((64, False, 0), (128, False, 60), (256, True, 60))
+    ]
+    trial = read_rows(CARD, *rows)
+    assert trial.available_bytes == 40 * GIB
+    wall = conclude_trial(trial, 8)
+    assert wall.recommended == 256, "4 + 32 <= 0.95 * 40"
+    assert conclude_trial(trial, 8, margin=0.2).recommended == 224, "4 + 28 <= 0.8 * 40"
+    assert trial.describe_others() == (
+        "others on the GPU left between 40.0 and 100.0 GiB during the search; what is recommended "
+        "fits in 40.0 GiB"
+    )
+    assert read_rows(CARD, *rows[1:]).describe_others() == ""
+
+
+@pytest.mark.parametrize("status", [Status.OOM, Status.OOM_SUSPECTED])
+def test_a_refusal_beside_more_of_others_is_none(status: Status) -> None:
+    """Three times it is tried; then the search says who may have had the memory."""
+    fits = {"batch_size": 32, "baseline_device_bytes": 0, "peak_process_bytes": 20 * GIB}
+    full = {"batch_size": 64, "baseline_device_bytes": 60 * GIB, "status": status}
+    for count in (1, 2):
+        trial = read_rows(CARD, fits, *(full for _ in range(count)))
+        wall = conclude_trial(trial, 8)
+        assert (wall.ending, wall.smallest_failing) == (None, None)
+        assert trial.available_bytes == 100 * GIB, "what was not believed says nothing"
+    asked = decide(trial.probes, trial.aim(50_000, 8))
+    assert isinstance(asked, Ask)
+    failed = [{**full, "batch_size": asked.batch_size} for _ in range(3)]
+    wall = conclude_trial(read_rows(CARD, fits, *failed), 8)
+    assert (wall.ending, wall.largest, wall.smallest_failing) == (Ending.CROWDED, 32, None)
+    assert "--allow-shared" in Ending.CROWDED.meaning
+    steady = [{**row, "baseline_device_bytes": 60 * GIB} for row in (fits, full, full)]
+    assert conclude_trial(read_rows(CARD, *steady), 8).smallest_failing == 64, "as from the start"
+
+
+def test_failures_beside_others_are_told_from_failures() -> None:
+    """Where others computed and that is not allowed, a lack of memory is an error."""
+    failed = {"batch_size": 32, "status": Status.ERROR}
+    alone = read_rows(CARD, *(failed for _ in range(3)))
+    assert conclude_trial(alone, 8).ending is Ending.GAVE_UP
+    beside = read_rows(CARD, *({**failed, "neighbours_computing": 1} for _ in range(3)))
+    assert conclude_trial(beside, 8).ending is Ending.CROWDED
 
 
 def test_a_family_is_what_takes_the_same_memory() -> None:

@@ -28,7 +28,7 @@ from bench.failure import Fault, classify, classify_death, count_oom_kills
 from bench.gpu.device import Unreadable
 from bench.gpu.monitor import Monitor, Observation
 from bench.gpu.nvml import open_device
-from bench.record import MEASURED, Outcome, Status
+from bench.record import MEASURED, REFUSED, Outcome, Status
 from bench.worker.messages import (
     Assignment,
     Finished,
@@ -145,7 +145,7 @@ class SubprocessExecutor:
                 answer.measurement.warmup_reserved_bytes,
                 self._settings.allow_shared,
             )
-        outcome = _conclude(answer, seen)
+        outcome = _conclude(answer, seen, self._settings.allow_shared)
         if done is not None and job.case.epochs > 1 and outcome.status not in MEASURED:
             outcome.reason += f"; after {done} of {job.case.epochs} epochs"
         return outcome, answer.transient
@@ -179,9 +179,16 @@ def _finish(fault: Fault) -> Finished:
     return Finished(fault.status, fault.reason, fault.transient)
 
 
-def _conclude(last: Finished, seen: Observation) -> Outcome:
-    """Put together what the worker measured and what was seen of the card meanwhile."""
+def _conclude(last: Finished, seen: Observation, allow_shared: bool) -> Outcome:
+    """Put together what the worker measured and what was seen of the card meanwhile.
+
+    Where others computed on the card and that is not allowed, a lack of memory is an error: they
+    may have had it, and a smaller batch would be as unlucky.
+    """
     status, reason = last.status, last.reason
+    if status in REFUSED and seen.values.get("neighbours_computing") and not allow_shared:
+        status = Status.ERROR
+        reason = f"out of memory while others used the GPU; see python -m bench.doctor; {reason}"
     notes = [last.measurement.notes, *seen.notes]
     if seen.verdict and status in MEASURED:
         # not to be believed comes before what it would have shown

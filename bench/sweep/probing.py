@@ -65,6 +65,8 @@ def find_walls(
             walls[family] = wall = conclude(trial.probes, goal, margin, trial.retried)
             name = family.label(axes) if axes else family.precision
             display.say(f"{name}: {describe_wall(wall)}")
+            if others := trial.describe_others():
+                display.say(f"{name}: {others}")
     return walls
 
 

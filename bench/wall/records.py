@@ -24,6 +24,9 @@ SHORT_STEPS, LONG_STEPS = 4, 16
 """Steps of a probe after its warm-up, and of the longer run that confirms the answer. An allocator
 reaches its peak within the warm-up; what grows later than 16 steps a sweep shows."""
 
+_LESS = 0.05
+"""Part of a card's memory by which what others leave may differ from probe to probe."""
+
 APART: tuple[str, ...] = (
     *("lr", "lr_scaling", "base_batch", "lr_warmup", "schedule"),
     *("epochs", "fraction", "steps", "evaluate", "seed"),
@@ -56,40 +59,65 @@ class Trial:
     """
 
     family: Case
-    probes: list[Probe] = field(default_factory=list)
-    card_bytes: float | None = None
-    baseline_bytes: float | None = None
+    rows: list[Probe] = field(default_factory=list)
     train_images: int | None = None
     retried: set[int] = field(default_factory=set)
 
     def add(self, row: Mapping[Any, Any]) -> None:
         """Add a row of the records, by the names of its columns; one that was stopped is none."""
-        self.card_bytes = self.card_bytes or _number(row, "gpu_memory_bytes")
-        if self.baseline_bytes is None:
-            self.baseline_bytes = _number(row, "baseline_device_bytes")
         if images := _number(row, "train_images"):
             self.train_images = int(images)
         if row["status"] == Status.INTERRUPTED:
             return
         retries = _number(row, "alloc_retries")
-        self.probes.append(
+        status = Status(row["status"])
+        limit, card = self.family.memory_limit, _number(row, "gpu_memory_bytes")
+        left = card - (_number(row, "baseline_device_bytes") or 0) if card else None
+        known = [*([parse_bytes(limit)] if limit else []), *([left] if left else [])]
+        self.rows.append(
             Probe(
                 batch_size=int(row["batch_size"]),
-                status=Status(row["status"]),
+                status=status,
                 used_bytes=_read_peak(row),
                 alloc_retries=None if retries is None else int(retries),
                 long=(_number(row, "steps") or math.inf) > SHORT_STEPS,
                 setup_bytes=_number(row, "setup_process_bytes"),
+                room_bytes=min(known, default=None),
+                # where that is not allowed, a lack of memory is an error
+                crowded=status is Status.ERROR and bool(_number(row, "neighbours_computing")),
             )
         )
 
     @property
+    def probes(self) -> list[Probe]:
+        """What came of each; a refusal is doubted where others had clearly more of the card."""
+        most = max((p.room_bytes for p in self.rows if p.room_bytes), default=0.0)
+        return [
+            replace(p, crowded=True)
+            if p.refused and p.room_bytes and p.room_bytes < (1 - _LESS) * most
+            else p
+            for p in self.rows
+        ]
+
+    @property
+    def rooms(self) -> list[float]:
+        """The memory that each probe had which says something of it, if known."""
+        return [p.room_bytes for p in self.probes if p.room_bytes and (p.trained or p.refused)]
+
+    @property
     def available_bytes(self) -> float | None:
-        """The memory that there is: of the limit and the card the smaller, if any is known."""
-        limit = self.family.memory_limit
-        card = self.card_bytes - (self.baseline_bytes or 0) if self.card_bytes else None
-        known = [*([parse_bytes(limit)] if limit else []), *([card] if card else [])]
-        return min(known, default=None)
+        """The memory that there is: the least that any probe had which says something of it."""
+        return min(self.rooms, default=None)
+
+    def describe_others(self) -> str:
+        """Say what others on the card changed while it was searched; empty where nothing."""
+        low, high = min(self.rooms, default=0.0), max(self.rooms, default=0.0)
+        if low >= (1 - _LESS) * high:
+            return ""
+        return (
+            f"others on the GPU left between {low / 2**30:.1f} and {high / 2**30:.1f} GiB during "
+            f"the search; what is recommended fits in {low / 2**30:.1f} GiB"
+        )
 
     def aim(self, images: int, step: int) -> Goal:
         """The goal of the search on so many training images."""

@@ -16,7 +16,7 @@ from functools import cache, cached_property
 
 from bench.case import Case, check_batches
 from bench.errors import UsageError
-from bench.record import MEASURED, Status
+from bench.record import MEASURED, REFUSED, Status
 from bench.wall.line import MemoryLine, fit_line
 
 STEP = 8
@@ -27,8 +27,6 @@ MARGIN = 0.05
 
 ATTEMPTS = 3
 """How often a batch size is tried whose runs end without saying anything about memory."""
-
-_REFUSED = frozenset({Status.OOM, Status.OOM_SUSPECTED})
 
 _DOUBTED = 0.95
 """An `oom` at a batch predicted to take less than this share of memory is run once more before it
@@ -60,8 +58,9 @@ _FOLLOWED = 12
 class Probe:
     """What came of one batch size; memory in bytes, None where it is not known.
 
-    ``setup_bytes`` is what the process held before its first step; ``long`` says that it was a
-    longer run.
+    ``setup_bytes`` is what the process held before its first step, ``room_bytes`` what others had
+    left on the card or a limit allows; ``long`` says that it was a longer run; ``crowded`` that
+    others used the GPU, and may have had the memory that it lacked.
     """
 
     batch_size: int
@@ -70,6 +69,8 @@ class Probe:
     alloc_retries: int | None = None
     long: bool = False
     setup_bytes: float | None = None
+    room_bytes: float | None = None
+    crowded: bool = False
 
     @property
     def trained(self) -> bool:
@@ -78,8 +79,8 @@ class Probe:
 
     @property
     def refused(self) -> bool:
-        """Whether it ran out of memory."""
-        return self.status in _REFUSED
+        """Whether it ran out of memory, and nobody else can have had it."""
+        return self.status in REFUSED and not self.crowded
 
 
 @dataclass(frozen=True)
@@ -123,6 +124,14 @@ class Ending(StrEnum):
         (
             f"a run failed {ATTEMPTS} times for other reasons than memory; see its log, then go on "
             "with --retry error timeout killed"
+        ),
+    )
+    CROWDED = (
+        "crowded",
+        (
+            f"a run failed {ATTEMPTS} times while others used the GPU; see python -m "
+            "bench.doctor, then go on with --retry error oom oom_suspected, on a GPU without them "
+            "or with --allow-shared"
         ),
     )
 
@@ -179,8 +188,12 @@ def decide(probes: Sequence[Probe], goal: Goal) -> Ask | Ending:
     asked = Standing(probes, goal).ask()
     if isinstance(asked, Ending):
         return asked
-    silent = Counter(Ask(p.batch_size, p.long) for p in probes if not (p.trained or p.refused))
-    return Ending.GAVE_UP if silent[asked] >= ATTEMPTS else asked
+    silent = [
+        p for p in probes if Ask(p.batch_size, p.long) == asked and not (p.trained or p.refused)
+    ]
+    if len(silent) < ATTEMPTS:
+        return asked
+    return Ending.CROWDED if all(p.crowded for p in silent) else Ending.GAVE_UP
 
 
 class Standing:

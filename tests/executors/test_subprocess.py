@@ -374,13 +374,16 @@ def says(status: Status, transient: bool = False, **values: Any) -> list[Message
 @pytest.fixture
 def scripted(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Outcome]:
     def run(
-        *scripts: list[Message] | Exception, stopping: bool = False, epochs: int = 1
+        *scripts: list[Message] | Exception,
+        stopping: bool = False,
+        epochs: int = 1,
+        settings: Settings = Settings(),  # noqa: B008
     ) -> Outcome:
         monkeypatch.setattr(room, "Worker", Script)
         monkeypatch.setattr(room, "_BACK_OFF_S", 0.001)
         Script.scripts, Script.started = list(scripts), 0
         job = Job(Case(device="cpu", epochs=epochs), "nowhere")
-        return SubprocessExecutor(Settings()).run(job, lambda event: None, lambda: stopping)
+        return SubprocessExecutor(settings).run(job, lambda event: None, lambda: stopping)
 
     return run
 
@@ -527,6 +530,23 @@ def test_what_speaks_against_the_card_is_kept(
     assert "throttled: too hot" in f"{outcome.reason} {outcome.measurement.notes}"
     assert outcome.measurement.notes is not None
     assert outcome.measurement.notes.startswith("mine; and shared")
+
+
+@pytest.mark.parametrize("status", [Status.OOM, Status.OOM_SUSPECTED])
+@pytest.mark.parametrize(("computing", "allowed"), [(0, False), (1, False), (1, True)])
+def test_a_lack_of_memory_beside_others_is_an_error_unless_they_are_allowed(
+    scripted: Callable[..., Outcome],
+    monkeypatch: pytest.MonkeyPatch,
+    status: Status,
+    computing: int,
+    allowed: bool,
+) -> None:
+    seen = Observation(values={"neighbours_computing": computing})
+    monkeypatch.setattr(room.Monitor, "close", lambda self, *arguments: seen)
+    outcome = scripted(says(status), settings=Settings(allow_shared=allowed))
+    believed = allowed or not computing
+    assert outcome.status is (status if believed else Status.ERROR)
+    assert ("bench.doctor; so it is" in outcome.reason) != believed
 
 
 # ------------------------------------------------------------------------------------- the log
