@@ -127,14 +127,18 @@ def classify(
     return Fault(Status.ERROR, reason)
 
 
-def classify_death(returncode: int, oom_kills: int, limit: str | None = None) -> Fault:
+def classify_death(
+    returncode: int, oom_kills: int, case: Case | None = None, trained: bool = False
+) -> Fault:
     """Say what it means that a worker ended without reporting a result.
 
     Args:
         returncode: as subprocess has it: negative for a signal.
         oom_kills: processes the kernel's OOM killer ended meanwhile, see `count_oom_kills`.
-        limit: the memory limit that it ran under. A library that does not check an allocation, or
-            a thread that cannot be started, ends the process: that proves nothing of the batch.
+        case: what was run. Under a memory limit on a CPU a library that does not check an
+            allocation, or a thread that cannot be started, ends the process; that proves nothing of
+            the batch. On a GPU the limit is the allocator's own, which raises an exception.
+        trained: whether it had begun to warm up. Before that no batch takes memory.
     """
     if returncode == -signal.SIGKILL and oom_kills > 0:
         return Fault(Status.KILLED, "SIGKILL by the host's out-of-memory killer (host memory)")
@@ -145,8 +149,8 @@ def classify_death(returncode: int, oom_kills: int, limit: str | None = None) ->
     else:
         how = f"exited with code {returncode} and reported no result"
         fault = Fault(Status.ERROR, f"the worker {how}")
-    if limit and returncode:
-        why = f"{fault.reason}, under a memory limit of {limit}; the log may say why"
+    if case and case.memory_limit and case.device == "cpu" and trained and returncode:
+        why = f"{fault.reason}, under a memory limit of {case.memory_limit}; the log may say why"
         return Fault(Status.OOM_SUSPECTED, why)
     return fault
 

@@ -40,7 +40,8 @@ class Status(StrEnum):
     OOM = "oom", "out of memory"
     OOM_SUSPECTED = (
         "oom_suspected",
-        "a CUDA library failed while memory was nearly full, or the worker crashed under a limit",
+        "a CUDA library failed while memory was nearly full, or the worker crashed under a limit "
+        "on a CPU",
     )
     DIVERGED = "diverged", "the loss became inf or NaN; speed and memory are still measured"
     UNSUPPORTED = "unsupported", "this device or build cannot run the case"

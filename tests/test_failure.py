@@ -309,7 +309,9 @@ def test_deaths(ends: str, oom_kills: int, status: Status, reason: str) -> None:
     assert fault.status is status
     assert reason in fault.reason
     assert not fault.transient
-    limited = classify_death(returncode, oom_kills, "900MiB")
+    for case, trained in ((LIMIT, False), (replace(LIMIT, device="cuda"), True), (Case(), True)):
+        assert classify_death(returncode, oom_kills, case, trained) == fault
+    limited = classify_death(returncode, oom_kills, LIMIT, trained=True)
     if status is Status.ERROR and returncode:
         assert limited.status is Status.OOM_SUSPECTED, "a crash proves nothing of the batch"
         assert limited.reason.startswith(f"{fault.reason}, under a memory limit of 900MiB")

@@ -200,6 +200,19 @@ def test_a_suspected_oom_is_run_again_even_at_the_wall() -> None:
     check(found, 512)
 
 
+def test_what_crashes_at_every_size_is_not_said_to_lack_memory() -> None:
+    """A network that crashes whatever the batch; with one certain refusal it is too large."""
+    crash = lambda ask: Probe(ask.batch_size, Status.OOM_SUSPECTED, long=ask.long)  # noqa: E731
+    probes, found = search(crash, Goal(SIZES, 1000))
+    assert found.ending is Ending.GAVE_UP
+    assert [p.batch_size for p in probes].count(SIZES[0]) == 3
+
+    def answer(ask: Ask) -> Probe:
+        return replace(crash(ask), status=Status.OOM) if ask.batch_size == SIZES[0] else crash(ask)
+
+    assert search(answer, Goal(SIZES, 1000))[1].ending is Ending.NOTHING_FITS
+
+
 def test_a_longer_run_that_fails_moves_the_wall_down() -> None:
     """Memory that grows over the steps: four fit where sixteen do not."""
     memory = remember(lambda size: 100 + size, 612)

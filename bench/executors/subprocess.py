@@ -122,6 +122,7 @@ class SubprocessExecutor:
             self._worker = worker = Worker(job, self.choose_cache(job))
             answer: Finished | None = None
             done: int | None = None
+            trained = False
             try:
                 monitor.watch(worker.pid)
                 for message in self._listen(worker, stopping):
@@ -130,6 +131,7 @@ class SubprocessExecutor:
                         break
                     if isinstance(message, PhaseEntered):
                         monitor.enter(message.phase)
+                        trained = True  # or is about to
                         if message.phase != "warmup":
                             done = message.epoch + (message.phase == "evaluation")
                         worker.acknowledge()
@@ -139,7 +141,7 @@ class SubprocessExecutor:
                 self._worker = None
             if answer is None:
                 oom_kills = count_oom_kills() - oom_kills
-                answer = _finish(classify_death(returncode, oom_kills, job.case.memory_limit))
+                answer = _finish(classify_death(returncode, oom_kills, job.case, trained))
             seen = monitor.close(
                 answer.measurement.peak_reserved_bytes,
                 answer.measurement.warmup_reserved_bytes,

@@ -122,8 +122,8 @@ class Ending(StrEnum):
     GAVE_UP = (
         "gave_up",
         (
-            f"a run failed {ATTEMPTS} times for other reasons than memory; see its log, then go on "
-            "with --retry error timeout killed"
+            f"a run failed {ATTEMPTS} times, and not for certain for want of memory; see its log, "
+            "then go on with --retry error timeout killed oom_suspected"
         ),
     )
     CROWDED = (
@@ -293,10 +293,17 @@ class Standing:
             last = index + 1 == high < len(self._sizes)
             return Ask(self._sizes[index], self._long_only or last)
         if low < 0:
-            return Ending.NOTHING_FITS
+            return self._end_low()
         if self._sizes[low] not in self._long_trained:
             return Ask(self._sizes[low], long=True)
         return Ending.NO_WALL if high == len(self._sizes) else Ending.FOUND
+
+    def _end_low(self) -> Ask | Ending:
+        """The end where the smallest batch does not train: what only ever crashed may be broken."""
+        if any(p.status is Status.OOM for p in self._told):
+            return Ending.NOTHING_FITS
+        tried = self._refused[self._sizes[0]]
+        return Ask(self._sizes[0]) if tried < ATTEMPTS else Ending.GAVE_UP
 
     def _bracket(self) -> tuple[int, int]:
         """Indices of the largest size that trains, -1 for none, and the smallest that does not."""

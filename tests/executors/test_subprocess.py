@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -377,12 +378,13 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Outcome]:
         *scripts: list[Message] | Exception,
         stopping: bool = False,
         epochs: int = 1,
+        case: Case = Case(device="cpu"),  # noqa: B008
         settings: Settings = Settings(),  # noqa: B008
     ) -> Outcome:
         monkeypatch.setattr(room, "Worker", Script)
         monkeypatch.setattr(room, "_BACK_OFF_S", 0.001)
         Script.scripts, Script.started = list(scripts), 0
-        job = Job(Case(device="cpu", epochs=epochs), "nowhere")
+        job = Job(replace(case, epochs=epochs), "nowhere")
         return SubprocessExecutor(settings).run(job, lambda event: None, lambda: stopping)
 
     return run
@@ -530,6 +532,19 @@ def test_what_speaks_against_the_card_is_kept(
     assert "throttled: too hot" in f"{outcome.reason} {outcome.measurement.notes}"
     assert outcome.measurement.notes is not None
     assert outcome.measurement.notes.startswith("mine; and shared")
+
+
+@pytest.mark.parametrize(
+    ("script", "status"),
+    [([], Status.ERROR), ([PhaseEntered("warmup")], Status.OOM_SUSPECTED)],
+    ids=["while set up", "in warm-up"],
+)
+def test_a_crash_under_a_limit_is_suspected_once_batches_take_memory(
+    scripted: Callable[..., Outcome], script: list[Message], status: Status
+) -> None:
+    case = Case(device="cpu", memory_limit="900MiB")
+    assert scripted(script, case=case).status is status
+    assert scripted(script, case=Case(device="cpu")).status is Status.ERROR
 
 
 @pytest.mark.parametrize("status", [Status.OOM, Status.OOM_SUSPECTED])
