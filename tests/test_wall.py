@@ -324,6 +324,7 @@ def test_sizes_leave_no_batch_of_one_image() -> None:
 
 
 FAMILY = name_family(Case(precision="bf16-amp", memory_limit="1GiB", device="cpu"))
+PHASES = ("warmup", "peak")
 MIB, GIB = 2**20, 2**30
 
 
@@ -437,6 +438,31 @@ def test_failures_beside_others_are_told_from_failures() -> None:
     assert conclude_trial(alone, 8).ending is Ending.GAVE_UP
     beside = read_rows(CARD, *({**failed, "neighbours_computing": 1} for _ in range(3)))
     assert conclude_trial(beside, 8).ending is Ending.CROWDED
+
+
+@pytest.mark.parametrize(
+    ("limit", "columns", "used"),
+    [
+        ("21GiB", {}, 12),
+        (None, {}, 14),
+        (None, {"warmup_process_bytes": None, "peak_process_bytes": None}, 15),
+        ("21GiB", {"context_bytes": None}, 14),
+        (
+            None,
+            {f"{when}_{of}_bytes": None for when in PHASES for of in ("process", "device")},
+            12,
+        ),
+    ],
+    ids=["limit", "process", "device", "limit without context", "no NVML"],
+)
+def test_which_memory_counts(limit: str | None, columns: dict[str, Any], used: int) -> None:
+    """A limit counts the allocator's 11 GiB and the context's 1; a spike in warm-up counts too."""
+    peaks = {"reserved": 11, "process": 14, "device": 15}
+    row = {f"warmup_{of}_bytes": number * GIB for of, number in peaks.items()}
+    row |= {f"peak_{of}_bytes": (number - 1) * GIB for of, number in peaks.items()}
+    row |= {"batch_size": 32, "context_bytes": GIB, **columns}
+    (probe,) = read_rows(replace(CARD, memory_limit=limit), row).probes
+    assert probe.used_bytes == used * GIB
 
 
 def test_a_family_is_what_takes_the_same_memory() -> None:

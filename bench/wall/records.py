@@ -133,14 +133,23 @@ def _read_peak(row: Mapping[Any, Any]) -> float | None:
     """The memory that counts against what is available.
 
     A limit on a GPU counts what torch's allocator reserves, and the context. Otherwise it is the
-    process's memory, or the device's over its baseline where the process's is not known.
+    process's memory, or the device's over its baseline where the process's is not known; where NVML
+    tells neither, what a limit would count.
     """
-    context = _number(row, "context_bytes") if row["memory_limit"] else None
-    for owner, more in (("reserved", context), ("process", 0.0), ("device", 0.0)):
-        peaks = (_number(row, f"{phase}_{owner}_bytes") for phase in ("warmup", "peak"))
-        if more is not None and (known := [peak for peak in peaks if peak is not None]):
-            return max(known) + more
-    return None
+    counted, seen = [_read_reserved(row)], [_peak(row, "process"), _peak(row, "device")]
+    readings = [*counted, *seen] if row["memory_limit"] else [*seen, *counted]
+    return next((reading for reading in readings if reading is not None), None)
+
+
+def _read_reserved(row: Mapping[Any, Any]) -> float | None:
+    """What torch's allocator held at most, and the context: all of the process, on a GPU."""
+    reserved, context = _peak(row, "reserved"), _number(row, "context_bytes")
+    return None if reserved is None or context is None else reserved + context
+
+
+def _peak(row: Mapping[Any, Any], owner: str) -> float | None:
+    peaks = (_number(row, f"{phase}_{owner}_bytes") for phase in ("warmup", "peak"))
+    return max((peak for peak in peaks if peak is not None), default=None)
 
 
 def read_trials(frame: pd.DataFrame) -> list[Trial]:
