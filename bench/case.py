@@ -10,7 +10,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import Field, dataclass, field, fields
+from dataclasses import Field, dataclass, field, fields, replace
 from hashlib import sha256
 from itertools import product
 from typing import Any
@@ -529,7 +529,7 @@ def grid(
             size = Case.batch_size * settings.get("accumulate", Case.accumulate)
             family = Case(**settings, batch_size=size)
             check_axes(family)
-            sizes = find(family, text)
+            sizes = [n for n in find(family, text) if _goes(replace(family, batch_size=n))]
         for size in sizes:
             if limit is not None:
                 settings["accumulate"] = -(-size // limit)
@@ -537,6 +537,15 @@ def grid(
             check_axes(case)
             cases[case] = None
     return list(cases)
+
+
+def _goes(case: Case) -> bool:
+    """Whether the settings of a case go together, as a batch size of a range may not."""
+    try:
+        check_axes(case)
+    except UsageError:
+        return False
+    return True
 
 
 def check_axes(case: Case) -> None:

@@ -13,6 +13,7 @@ from bench import fit
 from bench.card.phases import count_runs
 from bench.case import Case, grid, parse_values
 from bench.compare.comparison import read_side
+from bench.data import prepare
 from bench.errors import UsageError
 from bench.executors import fake
 from bench.executors.fake import FakeExecutor, Memory
@@ -241,6 +242,43 @@ def test_a_sweep_finds_the_largest_batch_then_measures(
     assert len(run_sweep(tmp_path, *flags)) == len(frame), "all is there"
     cases = json.loads((tmp_path / "config.json").read_text())["cases"]
     assert len(cases) == len(measured)
+
+
+def test_a_range_begins_at_what_accumulate_allows(
+    tmp_path: Path, memory: Callable[[str], None]
+) -> None:
+    """Not after all probes: 32 images cannot be 64 micro-batches."""
+    memory("fixed=300MiB image=1MiB")
+    flags = [*LIMIT, "--precision", "fp32", "--accumulate", "64", "--batch-size", "32..auto"]
+    measured = (frame := run_sweep(tmp_path, *flags))[~frame["probe"]]
+    sizes = measured["batch_size"].tolist()
+    assert sizes[:3] == [64, 128, 256]
+    assert min(frame["batch_size"]) >= 64
+
+
+@pytest.mark.parametrize("size", ["auto", "32..auto"])
+def test_a_warm_up_that_is_too_long_at_any_size_is_refused_before_the_search(
+    tmp_path: Path, memory: Callable[[str], None], size: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    memory(LINE)
+    flags = [*LIMIT, "--precision", "fp32", "--batch-size", size, "--lr-warmup", "900000"]
+    assert sweep.main([*FAKE, *flags, "--out", str(tmp_path / "out")]) == 2
+    assert "--lr-warmup 900000 is longer" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_warm_up_that_is_too_long_at_the_size_found_leaves_that_case_out(
+    tmp_path: Path, memory: Callable[[str], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    memory(LINE)
+    flags = [*LIMIT, "--precision", "fp32", "--batch-size", "256..auto", "--lr-warmup", "WARM"]
+    images = prepare("synthetic", data_dir=None).train_images
+    flags[-1] = str(-(-images // 512))
+    frame = run_sweep(tmp_path, *flags)
+    assert frame[~frame["probe"]]["batch_size"].tolist() == [256, 512]
+    said = capsys.readouterr().err
+    assert said.count("left out: fp32 · batch size 672: --lr-warmup") == 1
+    assert len(json.loads((tmp_path / "config.json").read_text())["cases"]) == 2
 
 
 def test_what_fit_found_a_sweep_need_not_find(

@@ -35,9 +35,10 @@ from bench.sweep.preflight import (
     default_out,
     describe_config,
     find_inputs,
+    leave_out_batches,
     read_past,
-    refuse_batches,
     refuse_other_seeds,
+    refuse_searches,
     refuse_unwritable,
     try_models,
 )
@@ -84,6 +85,7 @@ def run_sweep(asked: Plan, options: Options) -> int:
     refuse_missing(name for name in PACKAGES if name != "nvidia-ml-py")  # whose lack is noted
     families = asked.families
     inputs = find_inputs(asked.cases, options, families)
+    refuse_searches(asked.searched, inputs)
     out = options.out or default_out(inputs.platforms)
     with Store(out, options.wait_s, say_waiting) as store:
         comparable, frame = read_past(out, [*asked.cases, *families], options, inputs)
@@ -100,8 +102,8 @@ def run_sweep(asked: Plan, options: Options) -> int:
             cases, measured, walls = asked.cases, False, dict[Case, Wall]()
             if families:
                 walls = find_walls(loop, families, comparable, stopped)
-                cases = plan_cases(options, walls).cases
-                refuse_batches(cases, inputs)
+                cases, left_out = leave_out_batches(plan_cases(options, walls).cases, inputs)
+                loop.notes += left_out
                 store.write_config(describe_config(cases, options, inputs, earlier, search))
                 measured = any(wall.largest is not None for wall in walls.values())
             plan = plan_runs(cases, options.repeats)

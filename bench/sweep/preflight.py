@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bench.apex import Apex, find_apex, refuse_apex
-from bench.case import AXES, Case, check_batches, format_value
+from bench.case import AXES, Case, check_batches, format_value, telling_axes
 from bench.data import DatasetInfo, count_classes, prepare, progress_bar
 from bench.doctor.__main__ import write_warnings
 from bench.doctor.machine import examine_machine
@@ -19,12 +20,15 @@ from bench.errors import UsageError
 from bench.fingerprint import WORKLOAD, Fingerprint, check_outputs
 from bench.gpu.nvml import find_neighbours
 from bench.models import MODELS, check_model
+from bench.optimization import count_warmup_steps
 from bench.precision import PRECISIONS
 from bench.record import COMPARABLE, MODEL_PARTS, Environment
 from bench.store.reader import Past, Run, read_records
 from bench.sweep.options import Options
 from bench.sweep.schedule import choose_seed
 from bench.text import clean
+from bench.wall.records import name_family
+from bench.wall.search import list_sizes
 from bench.workloads import IMAGES, OWN, Workload
 
 if TYPE_CHECKING:
@@ -219,6 +223,36 @@ def refuse_batches(cases: Sequence[Case], inputs: Inputs) -> None:
     """
     for case in cases:
         check_batches(case, inputs.data(case).train_images)
+
+
+def leave_out_batches(cases: Sequence[Case], inputs: Inputs) -> tuple[list[Case], list[str]]:
+    """Leave out the cases whose batch size, only just found, does not go with other settings.
+
+    Returns:
+        The other cases, and a line on each that is left out.
+    """
+    kept, lines, axes = [], [], telling_axes(cases)
+    for case in cases:
+        try:
+            check_batches(case, inputs.data(case).train_images)
+        except UsageError as error:
+            lines.append(f"left out: {case.label(axes)}: {error}")
+        else:
+            kept.append(case)
+    return kept, lines
+
+
+def refuse_searches(searched: Sequence[tuple[Case, str]], inputs: Inputs) -> None:
+    """Check what can be checked of cases before their batch sizes, such as ``32..auto``, are found.
+
+    Raises:
+        UsageError: the warm-up is longer than the training even at the smallest batch size.
+    """
+    for case, text in searched:
+        images = inputs.data(case).train_images
+        smallest = list_sizes(name_family(case), images)[:1]
+        low = max([*smallest, int(text.rpartition("..")[0] or 1)])
+        count_warmup_steps(case.lr_warmup, case.epochs * math.ceil(images / low))
 
 
 def default_out(platforms: Mapping[str, Platform]) -> Path:
