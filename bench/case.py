@@ -559,6 +559,15 @@ def check_axes(case: Case) -> None:
             f"a batch of {case.batch_size} cannot be computed in {case.accumulate} micro-batches; "
             "lower --accumulate"
         )
+    made = -(-case.batch_size // micro_batch(case))
+    if made != case.accumulate:
+        # as many as are needed for micro-batches of one size always come out
+        smaller = micro_batch(case) - 1
+        works = [made, *([-(-case.batch_size // smaller)] if smaller > 1 else [])]
+        raise UsageError(
+            f"a batch of {case.batch_size} cannot be computed in {case.accumulate} micro-batches, "
+            f"all but the last of one size; give --accumulate {' or '.join(map(str, works))}"
+        )
     if case.epochs > 1 and (case.fraction < 1 or case.steps is not None):
         raise UsageError(
             f"--epochs {case.epochs} trains whole epochs; leave out --fraction and --steps"

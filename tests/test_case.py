@@ -13,9 +13,11 @@ from bench.case import (
     AXES,
     NAMED,
     Case,
+    check_axes,
     check_batches,
     format_value,
     grid,
+    micro_batch,
     parse_value,
     telling_axes,
 )
@@ -213,3 +215,28 @@ def test_labels_leave_out_what_is_not_set() -> None:
     assert case.label() == "fp16 · loss scale 128 · batch size 512"
     assert replace(case, evaluate=True).label(["evaluate", "compile"]) == "evaluate"
     assert math.isclose(float(format_value(0.1 + 0.2)), 0.1 + 0.2, rel_tol=0)
+
+
+@given(st.integers(2, 3000), st.data())
+def test_as_many_micro_batches_as_were_asked_for(batch_size: int, data: st.DataObject) -> None:
+    """What is refused names numbers that work, and a size of micro-batch always gives one."""
+    number = data.draw(st.integers(1, batch_size))
+    case = Case(batch_size=batch_size, accumulate=number)
+    made = len(range(0, batch_size, micro_batch(case)))
+    if made == number:
+        check_axes(case)
+    else:
+        with pytest.raises(UsageError, match="give --accumulate") as refused:
+            check_axes(case)
+        works = [int(n) for n in str(refused.value).rpartition("--accumulate ")[2].split(" or ")]
+        assert works[0] < number < max([*works[1:], batch_size])
+        for other in works:
+            check_axes(replace(case, accumulate=other))
+    most = data.draw(st.integers(2, 4000))
+    (found,) = grid({"batch_size": [batch_size], "micro_batch": [most]})
+    assert micro_batch(found) <= most
+
+
+def test_a_hundred_micro_batches_of_512_images() -> None:
+    with pytest.raises(UsageError, match=r"of one size; give --accumulate 86 or 103$"):
+        grid({"batch_size": [512], "accumulate": [100]})

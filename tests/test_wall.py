@@ -317,6 +317,7 @@ def test_sizes_leave_no_batch_of_one_image() -> None:
     assert list_sizes(Case(), 65) == (24, 40, 48, 56), "65 = 8 * 8 + 1 = 4 * 16 + 1 = 2 * 32 + 1"
     assert list_sizes(Case(accumulate=4), 64) == tuple(range(8, 65, 8))
     assert 9 not in list_sizes(Case(accumulate=8), 90, 1), "9 images in 8 micro-batches: 2 and 1"
+    assert list_sizes(Case(accumulate=60), 400) == (120, 240, 360), "128 in threes are 43"
     assert list_sizes(Case(), 7) == ()
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cache, cached_property
 
-from bench.case import Case, check_batches
+from bench.case import Case, check_axes, check_batches
 from bench.errors import UsageError
 from bench.record import MEASURED, REFUSED, Status
 from bench.wall.line import MemoryLine, fit_line
@@ -140,12 +140,14 @@ class Ending(StrEnum):
 def list_sizes(case: Case, images: int, step: int = STEP) -> tuple[int, ...]:
     """The multiples of ``step`` that ``case`` can train on so many images, upwards.
 
-    Left out are those with a last batch, or micro-batch, of one image.
+    Left out are those with a last batch, or micro-batch, of one image, and those that so many
+    micro-batches of one size do not make.
     """
 
     def fits(size: int) -> bool:
         try:
-            check_batches(replace(case, batch_size=size), images)
+            check_axes(sized := replace(case, batch_size=size))
+            check_batches(sized, images)
         except UsageError:
             return False
         return True
