@@ -38,7 +38,7 @@ from bench.sweep.probing import find_walls
 from bench.text import clean
 from bench.wall.answer import Wall
 from bench.wall.records import APART, LONG_STEPS
-from bench.wall.search import MARGIN, STEP, Ending
+from bench.wall.search import ANSWERED, MARGIN, STEP, Ending
 
 PRECISIONS = {"cuda": ["fp32", "fp16", "bf16-amp"], "cpu": ["fp32", "bf16-amp"]}
 """Those that are tried where none is given."""
@@ -86,8 +86,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Find the largest batch sizes.
 
     Returns:
-        0; 1 where none was found or the disk is full; 2 for a usage error; 130 or 143 where it was
-        stopped.
+        0; 1 where none was found, a search ended without an answer or the disk is full; 2 for a
+        usage error; 130 or 143 where it was stopped.
     """
     return run_command(fit, argv)
 
@@ -116,7 +116,8 @@ def fit(argv: Sequence[str]) -> int:
     if stopped:
         print(f"stopped; run the same command with --out {options.out} to go on", file=sys.stderr)
         return 128 + stopped
-    return 0 if any(wall.largest is not None for wall in walls.values()) else 1
+    found = any(wall.largest is not None for wall in walls.values())
+    return 0 if found and all(wall.ending in ANSWERED for wall in walls.values()) else 1
 
 
 def _read_step(text: str) -> int:

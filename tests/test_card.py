@@ -10,7 +10,7 @@ import sys
 import time
 from collections import Counter
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import psutil
@@ -55,6 +55,7 @@ from bench.store.cells import LOGS, RECORDS
 from bench.store.reader import read_records
 from bench.sweep.options import choose_cases, parse_arguments
 from bench.sweep.schedule import plan_runs
+from bench.wall.search import Ending
 
 ROOT = Path(__file__).parents[1]
 IDENTITY = {"gpu": "NVIDIA H200", "torch": "2.11", "code": "abc", "dataset": "cifar10"}
@@ -660,3 +661,40 @@ def test_synthetic_images_are_said_in_the_summary(
 def test_rehearsals_are_small() -> None:
     assert rehearse(None).fraction < 0.01
     assert rehearse(0.5).fraction == 0.5
+
+
+@dataclass
+class Answers:
+    """Children that have ended already, each alike."""
+
+    ended: Ended
+    until: float = 1e12
+    interrupted: bool = False
+
+    def run(self, *arguments: object, **more: object) -> Ended:
+        return self.ended
+
+
+@pytest.mark.parametrize(
+    ("stdout", "state", "words"),
+    [
+        ([Ending.FOUND, Ending.UNSUPPORTED], State.DONE, "(unsupported)"),
+        ([Ending.FOUND, Ending.NO_WALL], State.DONE, "(no_wall)"),
+        ([Ending.FOUND, Ending.GAVE_UP], State.FAILED, "(gave_up)"),
+        ([Ending.FOUND, Ending.CROWDED], State.FAILED, "(crowded)"),
+        ([Ending.FOUND, None], State.FAILED, "(None)"),
+        ([], State.FAILED, ""),
+        (None, State.FAILED, "error: no space left on device"),
+    ],
+)
+def test_searches_are_done_when_each_has_its_answer(
+    card: Card, stdout: list[Ending | None] | None, state: State, words: str
+) -> None:
+    """One wall that was found does not speak for the others; a full disk prints no answer."""
+    numbers = {"precision": "fp32", "largest": 64, "smallest_failing": 72, "probes": 5}
+    walls = None if stdout is None else [{**numbers, "ending": ending} for ending in stdout]
+    printed = "" if walls is None else json.dumps(walls)
+    ended = Ended(1, 3.0, False, printed, "error: no space left on device")
+    entry = PHASES["wall-limit"].run(card, FAKE, Answers(ended))
+    assert entry.state is state
+    assert words in entry.line

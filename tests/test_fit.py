@@ -143,7 +143,8 @@ def test_what_fails_three_times_is_given_up_and_tried_again_on_request(
 ) -> None:
     memory(LINE)
     monkeypatch.setenv(fake.ANSWERS, "precision=fp32:killed")
-    frame = run_fit(tmp_path, *LIMIT)
+    frame = run_fit(tmp_path, *LIMIT, rc=1)
+    assert dict(read_walls(frame)).popitem()[1].largest is not None, "bf16-amp's was found"
     assert rows(frame[frame["precision"] == "fp32"], "batch_size", "status", "attempt") == [
         (32, "killed", attempt) for attempt in (1, 2, 3)
     ]

@@ -36,7 +36,7 @@ from bench.sweep.options import parse_arguments, plan_cases
 from bench.sweep.schedule import REPEATED, plan_runs
 from bench.text import count
 from bench.wall.records import read_walls
-from bench.wall.search import STEP
+from bench.wall.search import ANSWERED, STEP, Ending
 
 ROOT = Path(__file__).parents[2]
 GPU_TESTS = ("tests/gpu", "tests/data/test_batches.py")
@@ -399,13 +399,19 @@ def _find_walls(limited: bool) -> Run:
         if ended.stopped:
             state = State.INTERRUPTED if children.interrupted else State.CUT
             return Entry(state, returncode=ended.returncode, line="goes on from its probes")
-        walls = json.loads(ended.stdout)
+        try:
+            walls = json.loads(ended.stdout)
+        except ValueError:
+            line = ended.last or "no answer"
+            return Entry(State.FAILED, returncode=ended.returncode, line=line)
         line = "; ".join(
             f"{wall['precision']}: {wall['largest']} trains, {wall['smallest_failing']} does not, "
             f"{wall['probes']} probes"
+            + (f" ({wall['ending']})" if wall["ending"] != Ending.FOUND else "")
             for wall in walls
         )
-        state = State.DONE if ended.returncode == 0 else State.FAILED
+        answered = all(wall["ending"] in ANSWERED for wall in walls)
+        state = State.DONE if walls and answered else State.FAILED
         return Entry(state, returncode=ended.returncode, line=line)
 
     return run

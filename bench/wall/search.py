@@ -136,6 +136,10 @@ class Ending(StrEnum):
     )
 
 
+ANSWERED = frozenset({Ending.FOUND, Ending.NO_WALL, Ending.UNSUPPORTED})
+"""Endings of a search after which nothing is left to find out."""
+
+
 @cache
 def list_sizes(case: Case, images: int, step: int = STEP) -> tuple[int, ...]:
     """The multiples of ``step`` that ``case`` can train on so many images, upwards.
