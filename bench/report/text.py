@@ -154,6 +154,10 @@ def _shrink(widths: list[int], room: int) -> list[int]:
     return widths
 
 
+_JOINED = "\ue000%"
+"""Stands for `` %`` while lines are broken: rich breaks them at spaces of every kind."""
+
+
 def _draw_row(
     cells: list[str], table: Table, widths: list[int], console: Console, upwards: bool = False
 ) -> Iterator[Text]:
@@ -161,7 +165,7 @@ def _draw_row(
     from rich.text import Text
 
     broken = [
-        list(style_text(cell).wrap(console, width, overflow="fold"))
+        list(Text(_printable(cell).replace(" %", _JOINED)).wrap(console, width, overflow="fold"))
         for cell, width in zip(cells, widths, strict=True)
     ]
     height = max(map(len, broken))
@@ -171,6 +175,7 @@ def _draw_row(
             place = at - (height - len(lines) if upwards else 0)
             piece = lines[place].copy() if 0 <= place < len(lines) else Text("")
             piece.rstrip()
+            piece.plain = piece.plain.replace(_JOINED, " %")
             piece.align("right" if head.number else "left", width)
             line.append_text(piece).append(" " * _GAP)
         line.rstrip()

@@ -477,3 +477,20 @@ def test_class_folders_are_not_passed_off_as_the_archive(tmp_path: Path) -> None
 
     said = markdown.render(build(read_sweeps([write_sweep(tmp_path / "s", [record])])))
     assert "Dataset: CIFAR-10 from class folders, 300 training images." in said
+
+
+def test_a_number_is_not_parted_from_its_percent_sign() -> None:
+    from rich.console import Console
+
+    from bench.report.model import Cell, Head, Table
+    from bench.report.text import draw_table
+
+    console = Console(width=20, file=io.StringIO())
+    heads = (Head("a", "a", number=False, wrap=True), Head("b", "b"))
+    cell = Cell("64 → 65: it is 23 % slower")
+    for width in range(14, 30):
+        console.width = width
+        draw_table(Table("t", "t", heads, ((cell, Cell("1")),), ()), console)
+    drawn = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "23 %" in drawn
+    assert not re.search(r"^ *%", drawn, re.MULTILINE)
