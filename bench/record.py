@@ -157,6 +157,9 @@ class Measurement:
         "B",
         since=4,
     )
+    warmup_alloc_retries: int | None = quantity(
+        int, "allocations retried after freeing the cache, before the epoch", since=4
+    )
     alloc_retries: int | None = quantity(int, "allocations retried after freeing the cache")
     alloc_ooms: int | None = quantity(int, "allocations refused")
 

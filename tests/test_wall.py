@@ -466,6 +466,21 @@ def test_which_memory_counts(limit: str | None, columns: dict[str, Any], used: i
     assert probe.used_bytes == used * GIB
 
 
+def test_retries_in_warm_up_count_and_take_the_probe_off_the_line() -> None:
+    """Clipped at 30 GiB, 256 images seem to take less than the line has."""
+    fits = [
+        {"batch_size": size, "alloc_retries": 0, "peak_process_bytes": (4 + size // 8) * GIB}
+        for size in (64, 128)
+    ]
+    clipped = {"batch_size": 256, "alloc_retries": 0, "peak_process_bytes": 30 * GIB}
+    for retries, per_image in ((0, None), (2, GIB / 8)):
+        trial = read_rows(CARD, *fits, {**clipped, "warmup_alloc_retries": retries})
+        wall = conclude_trial(trial, 8)
+        assert wall.thrashes_from == (256 if retries else None)
+        assert wall.line is not None
+        assert (wall.line.bytes_per_image == pytest.approx(GIB / 8)) == bool(per_image)
+
+
 def test_a_family_is_what_takes_the_same_memory() -> None:
     case = Case(precision="fp16", loss_scale=128.0, batch_size=64, accumulate=2)
     same = replace(case, batch_size=256, lr=0.5, seed=3, steps=9, evaluate=True, schedule="cosine")

@@ -22,6 +22,7 @@ from bench.record import Measurement, Status, Step
 from bench.training.flop import count_flop
 from bench.training.loop import Training
 from bench.training.proof import DENSE, Finding, LayerProof, Proof
+from bench.worker import measurement
 from bench.worker.__main__ import conclude
 from bench.worker.channel import Channel, Reporter
 from bench.worker.measurement import (
@@ -333,6 +334,24 @@ def shapes(case: Case, data: DatasetInfo) -> list[int]:
 
 
 @pytest.mark.slow
+def test_retries_before_the_epoch_are_counted_apart(
+    data: DatasetInfo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two since the process started, three more within the epoch; a CPU counts none."""
+    counts = iter([2, 2, 5])
+    monkeypatch.setattr(
+        measurement,
+        "_count_allocator_troubles",
+        lambda device: {"alloc_retries": next(counts), "alloc_ooms": 0},
+    )
+    m, _, _ = run(replace(CASE, steps=1), data)
+    assert (m.warmup_alloc_retries, m.alloc_retries) == (2, 3)
+    monkeypatch.undo()
+    m, _, missing = run(replace(CASE, steps=1), data)
+    assert m.warmup_alloc_retries is None
+    assert missing["warmup_alloc_retries"] == "torch does not report CPU memory"
+
+
 def test_the_smaller_batch_is_warmed_only_where_it_is_measured(data: DatasetInfo) -> None:
     rest = 50_000 % 512
     assert shapes(CASE, data).count(rest) == 0

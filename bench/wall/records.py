@@ -69,7 +69,9 @@ class Trial:
             self.train_images = int(images)
         if row["status"] == Status.INTERRUPTED:
             return
-        retries = _number(row, "alloc_retries")
+        # a peak that was clipped in warm-up is on no line either
+        counts = [_number(row, name) for name in ("warmup_alloc_retries", "alloc_retries")]
+        retries = [int(count) for count in counts if count is not None]
         status = Status(row["status"])
         limit, card = self.family.memory_limit, _number(row, "gpu_memory_bytes")
         left = card - (_number(row, "baseline_device_bytes") or 0) if card else None
@@ -79,7 +81,7 @@ class Trial:
                 batch_size=int(row["batch_size"]),
                 status=status,
                 used_bytes=_read_peak(row),
-                alloc_retries=None if retries is None else int(retries),
+                alloc_retries=sum(retries) if retries else None,
                 long=(_number(row, "steps") or math.inf) > SHORT_STEPS,
                 setup_bytes=_number(row, "setup_process_bytes"),
                 room_bytes=min(known, default=None),

@@ -78,6 +78,7 @@ def measure(
     limit.adjust()
     _describe_context(limit, found)
     start_over(training, batches, case)
+    m.warmup_alloc_retries = _count_allocator_troubles(device).get("alloc_retries")
 
     rates = learning_rates(case, case.epochs * len(batches))
     done: list[TimedEpoch] = []
@@ -430,7 +431,10 @@ def _read_memory(device: torch.device, when: str, found: Findings) -> None:
             peak = max(before, stats[f"{kind}_bytes.all.peak"])
             setattr(m, f"{when}_{kind}_bytes", peak)
     else:
-        names = (f"{when}_allocated_bytes", f"{when}_reserved_bytes", *_TROUBLES)
+        names = (
+            *(f"{when}_{kind}_bytes" for kind in ("allocated", "reserved")),
+            *("warmup_alloc_retries", *_TROUBLES),
+        )
         found.missing |= dict.fromkeys(names, "torch does not report CPU memory")
 
 
