@@ -466,6 +466,15 @@ def test_which_memory_counts(limit: str | None, columns: dict[str, Any], used: i
     assert probe.used_bytes == used * GIB
 
 
+def test_what_a_driver_moved_to_the_host_does_not_fit() -> None:
+    """On Windows and in WSL a batch trains beyond the card's 100 GiB, of which others hold 2."""
+    row = {"batch_size": 64, "baseline_device_bytes": 2 * GIB, "context_bytes": GIB}
+    for reserved, status in ((97, Status.OK), (98, Status.OOM)):
+        trial = read_rows(CARD, {**row, "peak_reserved_bytes": reserved * GIB})
+        assert [p.status for p in trial.probes] == [status]
+        assert trial.spilled == (status is Status.OOM)
+
+
 def test_retries_in_warm_up_count_and_take_the_probe_off_the_line() -> None:
     """Clipped at 30 GiB, 256 images seem to take less than the line has."""
     fits = [

@@ -65,6 +65,11 @@ def find_walls(
             walls[family] = wall = conclude(trial.probes, goal, margin, trial.retried)
             name = family.label(axes) if axes else family.precision
             display.say(f"{name}: {describe_wall(wall)}")
+            if trial.spilled:
+                display.say(
+                    f"{name}: the driver moved memory to the host; batch sizes that took more than "
+                    "the GPU had free count as ones that do not fit"
+                )
             if others := trial.describe_others():
                 display.say(f"{name}: {others}")
     return walls

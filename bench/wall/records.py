@@ -55,13 +55,15 @@ class Trial:
     """The probes of a family so far, in order, and what their rows say of the machine.
 
     ``train_images`` is None where no row knows it. ``retried`` are the batch sizes of cases, which
-    are no probes, that made the allocator retry.
+    are no probes, that made the allocator retry. ``spilled`` says that a driver put on the host
+    what the card had no room for, as it does on Windows and in WSL: such a batch does not fit.
     """
 
     family: Case
     rows: list[Probe] = field(default_factory=list)
     train_images: int | None = None
     retried: set[int] = field(default_factory=set)
+    spilled: bool = False
 
     def add(self, row: Mapping[Any, Any]) -> None:
         """Add a row of the records, by the names of its columns; one that was stopped is none."""
@@ -75,6 +77,9 @@ class Trial:
         status = Status(row["status"])
         limit, card = self.family.memory_limit, _number(row, "gpu_memory_bytes")
         left = card - (_number(row, "baseline_device_bytes") or 0) if card else None
+        used = _read_reserved(row)
+        if status in MEASURED and not limit and used and left and used > left:
+            status, self.spilled = Status.OOM, True
         known = [*([parse_bytes(limit)] if limit else []), *([left] if left else [])]
         self.rows.append(
             Probe(
