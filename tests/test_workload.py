@@ -320,6 +320,44 @@ def test_what_a_workload_keeps_in_fp32_stays_there() -> None:
     assert seen == [(torch.float32, torch.bfloat16)]
 
 
+def with_optimizer(build: Callable[[list[Tensor], float], torch.optim.Optimizer]) -> Training:
+    workload = broken(build_optimizer=lambda self, parameters, lr: build(parameters, lr))
+    torch.manual_seed(0)
+    return Training(workload.build_model(), PRECISIONS["bf16"], CPU, lr=0.1, workload=workload)
+
+
+def test_groups_of_a_workloads_optimizer_keep_their_ratio() -> None:
+    ours = with_optimizer(
+        lambda parameters, lr: torch.optim.SGD(
+            [{"params": parameters[:1], "lr": lr / 4}, {"params": parameters[1:]}], lr
+        )
+    )
+    assert [group["lr"] for group in ours.optimizer.param_groups] == [0.025, 0.1]
+    ours.set_lr(0.4)
+    assert [group["lr"] for group in ours.optimizer.param_groups] == [0.1, 0.4]
+    ours.reset()
+    assert [group["lr"] for group in ours.optimizer.param_groups] == [0.025, 0.1]
+
+
+@pytest.mark.parametrize(
+    "build",
+    [torch.optim.NAdam, lambda p, lr: torch.optim.SGD(p, lr, momentum=0.9, dampening=0.5)],
+    ids=["NAdam", "SGD with dampening"],
+)
+def test_a_reset_of_a_workloads_optimizer_is_bitwise_a_fresh_start(
+    build: Callable[[list[Tensor], float], torch.optim.Optimizer],
+) -> None:
+    """The state of these does not start at zero."""
+    fresh, warmed = with_optimizer(build), with_optimizer(build)
+    batches = [Right().make_batch(8, CPU, torch.Generator().manual_seed(s)) for s in range(3)]
+    for batch in batches:
+        warmed.step(batch)
+    warmed.reset()
+    for batch in batches:
+        assert torch.equal(fresh.step(batch)[0], warmed.step(batch)[0])
+        assert all(map(torch.equal, fresh.masters, warmed.masters))
+
+
 def test_what_is_frozen_stays_and_nothing_is_said_to_be_right() -> None:
     found = run(TWO, evaluate=True)
     m = found.measurement

@@ -97,9 +97,17 @@ class Training:
             if master is not weight:
                 copied.setdefault(weight.dtype, []).append((master, weight))
         self._copied = list(copied.values())
+        self._make_optimizer()
+
+    def _make_optimizer(self) -> None:
         own = self.workload.build_optimizer(self.masters, self.lr)
         self.brings_optimizer = own is not None
         self.optimizer = own or build_optimizer(self._optimizer_name, self.masters, self.lr)
+        # a workload's own may have groups with learning rates of their own, such as a tenth
+        self._ratios = [
+            1.0 if own is None else float(group["lr"]) / self.lr
+            for group in self.optimizer.param_groups
+        ]
 
     @classmethod
     def of(
@@ -143,16 +151,22 @@ class Training:
                 master.copy_(start)
                 master.grad = None
         self.model.zero_grad(set_to_none=True)
-        clear_state(self.optimizer)
+        if self.brings_optimizer:
+            self._make_optimizer()  # its state need not start at zero: NAdam's is not
+        else:
+            clear_state(self.optimizer)
         self.set_lr(self.lr)
         self.loss_scale = build_loss_scale(
             self._loss_scale_setting, self.device, self._skip_overflow
         )
 
     def set_lr(self, lr: float) -> None:
-        """Set the learning rate of the steps from here on."""
-        for group in self.optimizer.param_groups:
-            group["lr"] = lr
+        """Set the learning rate of the steps from here on.
+
+        Groups of a workload's own optimizer keep their ratio to it.
+        """
+        for group, ratio in zip(self.optimizer.param_groups, self._ratios, strict=True):
+            group["lr"] = lr * ratio
 
     def step(self, batch: Any) -> tuple[Tensor, Tensor | None, Tensor]:
         """Train on one batch, whole or in micro-batches, and update once.
