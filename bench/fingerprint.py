@@ -254,7 +254,19 @@ def try_workload(name: str, workload: Workload, model: nn.Module) -> WorkloadFac
         check_batch("make_test_batch", tested)
 
     model.train()
-    made = attempt("compute_loss", lambda: workload.compute_loss(model, batch))
+    calls = 0
+
+    def network(*inputs: Any, **named: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        return model(*inputs, **named)
+
+    made = attempt("compute_loss", lambda: workload.compute_loss(network, batch))
+    if not calls:
+        raise refuse(
+            "compute_loss does not call the network that it is given, which alone computes in the "
+            "case's precision"
+        )
     loss, correct = (made.loss, made.correct) if isinstance(made, Loss) else (made, None)
     if not isinstance(loss, torch.Tensor):
         raise refuse(f"compute_loss returned {type(loss).__name__}; it returns a tensor or a Loss")

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from bench.case import grid, parse_value, telling_axes
 from bench.data.batches import MadeBatches, count_items
-from bench.errors import UsageError
+from bench.errors import UnsupportedError, UsageError
 from bench.fingerprint import WorkloadFacts, build_network, examine, try_workload
 from bench.precision import PRECISIONS
 from bench.report.__main__ import main as report
@@ -138,6 +138,20 @@ BROKEN: dict[str, tuple[Workload, str]] = {
         "compute_loss returned float; it returns a tensor or a Loss",
     ),
     "not finite": (with_loss(lambda f: f.loss * torch.inf), "returned inf for the first batch"),
+    "another network": (
+        broken(
+            own=nn.Linear(3, 2),
+            build_model=lambda self: self.own,
+            compute_loss=lambda self, network, batch: self.own(batch["x"]).sum(),
+        ),
+        "compute_loss does not call the network that it is given, which alone computes in the",
+    ),
+    "module": (
+        broken(
+            compute_loss=lambda self, network, batch: sum(map(Tensor.sum, network.parameters()))
+        ),
+        "compute_loss fails: AttributeError: 'function' object has no attribute 'parameters' (test",
+    ),
     "detached": (
         with_loss(lambda found: found.loss.detach()),
         "the loss does not depend on the network's weights",
@@ -235,6 +249,23 @@ def test_batches_are_made_by_seed_epoch_step_and_micro_batch() -> None:
     assert len(draw(made(), steps=1)) == 1
     assert [len(parts[0]) for parts in draw(made(), steps=1, size=2)] == [2]
     assert [len(batch) for batch in made().evaluation(3)] == [3, 3, 3, 1]
+
+
+def test_a_batch_of_another_size_than_asked_for_is_refused() -> None:
+    def at_most_three(size: int, device: torch.device, _: Any) -> Tensor:
+        return torch.zeros(min(size, 3), 2, device=device)
+
+    wrong = MadeBatches(at_most_three, 10, batch_size=4, micro_batch=4, device=CPU, seed=0)
+    tested = MadeBatches(
+        numbers, 10, batch_size=4, micro_batch=4, device=CPU, seed=0, make_in_order=at_most_three
+    )
+    for use in (
+        lambda: draw(wrong),
+        lambda: list(wrong.evaluation()),
+        tested.evaluation().__next__,
+    ):
+        with pytest.raises(UsageError, match="made a batch of 3 items where 4 were asked for"):
+            use()
 
 
 def test_items_are_counted_by_the_first_tensor() -> None:
@@ -356,6 +387,13 @@ def test_a_reset_of_a_workloads_optimizer_is_bitwise_a_fresh_start(
     for batch in batches:
         assert torch.equal(fresh.step(batch)[0], warmed.step(batch)[0])
         assert all(map(torch.equal, fresh.masters, warmed.masters))
+
+
+def test_apex_does_not_train_with_a_workloads_optimizer() -> None:
+    (case,) = grid({"precision": ["fp16-apex"]})
+    workload = broken(build_optimizer=lambda self, parameters, lr: torch.optim.Adam(parameters, lr))
+    with pytest.raises(UnsupportedError, match="the workload brings its own optimizer: choose"):
+        Training.of(case, workload.build_model(), CPU, workload)
 
 
 def test_what_is_frozen_stays_and_nothing_is_said_to_be_right() -> None:

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from bench.errors import UsageError
+
 if TYPE_CHECKING:
     import numpy as np
     import torch
@@ -206,6 +208,9 @@ class MadeBatches:
         samples: items of an epoch.
         make_in_order: the batch of so many items on a device from an item on; without it
             `evaluation` draws its batches as well.
+
+    Raises:
+        UsageError: a batch has another number of items than was asked for.
     """
 
     def __init__(
@@ -239,7 +244,7 @@ class MadeBatches:
     def _parts(self, index: int, step: int, items: int) -> Iterator[Any]:
         for part in range(-(-items // self.micro_batch)):
             size = min(self.micro_batch, items - part * self.micro_batch)
-            yield self._make(size, self.device, self._seeded(index, step, part))
+            yield _check(self._make(size, self.device, self._seeded(index, step, part)), size)
 
     def evaluation(self, batch_size: int | None = None) -> Iterator[Any]:
         """Yield every item once, in order, ``batch_size`` at a time."""
@@ -247,14 +252,25 @@ class MadeBatches:
         for step, first in enumerate(range(0, self.samples, size)):
             items = min(size, self.samples - first)
             if self._make_in_order is not None:
-                yield self._make_in_order(items, self.device, first)
+                batch = self._make_in_order(items, self.device, first)
             else:
-                yield self._make(items, self.device, self._seeded(0, step, 0))
+                batch = self._make(items, self.device, self._seeded(0, step, 0))
+            yield _check(batch, items)
 
     def _seeded(self, *place: int) -> torch.Generator:
         import torch
 
         return torch.Generator(self.device).manual_seed(_mix(self.seed, *place))
+
+
+def _check(batch: Any, size: int) -> Any:
+    # shapes are known on the host: this does not wait for the device
+    if (made := count_items(batch)) != size:
+        raise UsageError(
+            f"the workload made a batch of {made} items where {size} were asked for; make_batch "
+            "and make_test_batch return as many as they are asked for"
+        )
+    return batch
 
 
 def _mix(*numbers: int) -> int:
