@@ -588,31 +588,35 @@ def micro_batch(case: Case) -> int:
     return -(-case.batch_size // case.accumulate)
 
 
-def check_batches(case: Case, train_images: int) -> None:
+def check_batches(case: Case, train_images: int, batchnorm: bool = True) -> None:
     """Refuse a batch size or a warm-up that does not fit the dataset.
+
+    Args:
+        case: what is trained.
+        train_images: of the dataset; for a workload, the items of its data.
+        batchnorm: whether the network may have BatchNorm, which needs two images in a batch.
 
     Raises:
         UsageError: the batch is larger than the dataset, a last batch or micro-batch holds one
-            image, or the learning rate's warm-up is longer than the training.
+            image and there may be BatchNorm, or the learning rate's warm-up is longer than the
+            training.
     """
+    item = "image" if case.workload == IMAGES else "item"
     if case.batch_size > train_images:
         raise UsageError(
-            f"batch size {case.batch_size} is above the dataset's {train_images} images; "
+            f"batch size {case.batch_size} is above the dataset's {train_images} {item}s; "
             f"use at most {train_images}"
         )
-    if train_images % case.batch_size == 1:
+    last, size = train_images % case.batch_size, micro_batch(case)
+    if batchnorm and last == 1:
         raise UsageError(
-            f"batch size {case.batch_size} leaves a last batch of one image of {train_images}, and "
-            f"BatchNorm needs two; {case.batch_size - 1} or {case.batch_size + 1} should work"
+            f"batch size {case.batch_size} leaves a last batch of one {item} of {train_images}, "
+            f"and BatchNorm needs two; {case.batch_size - 1} or {case.batch_size + 1} should work"
         )
-    size = micro_batch(case)
-    for images, what in (
-        (case.batch_size, "batch"),
-        (train_images % case.batch_size, "last batch"),
-    ):
-        if images % size == 1:
+    for items, what in ((case.batch_size, "batch"), (last, "last batch")):
+        if batchnorm and items % size == 1:
             raise UsageError(
-                f"--accumulate {case.accumulate} leaves a micro-batch of one image in a {what} of "
-                f"{images}, and BatchNorm needs two; choose another number"
+                f"--accumulate {case.accumulate} leaves a micro-batch of one {item} in a {what} of "
+                f"{items}, and BatchNorm needs two; choose another number"
             )
     count_warmup_steps(case.lr_warmup, case.epochs * math.ceil(train_images / case.batch_size))

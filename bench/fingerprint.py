@@ -56,13 +56,16 @@ class WorkloadFacts:
     """What is known of a user's workload once it was examined.
 
     ``samples`` are the items of its training data; ``units`` how many units these are, of its
-    ``unit``, and ``test_units`` those of its test data.
+    ``unit``, and ``test_units`` those of its test data. ``optimizer`` is the class of its own,
+    empty where it takes that of the case; ``batchnorm`` whether its network has BatchNorm.
     """
 
     samples: int
     units: int
     test_units: int
     unit: str
+    optimizer: str = ""
+    batchnorm: bool = False
 
 
 def read_fingerprint(values: Mapping[str, Any]) -> Fingerprint:
@@ -293,12 +296,16 @@ def try_workload(name: str, workload: Workload, model: nn.Module) -> WorkloadFac
     attempt("the backward pass", loss.backward)
     if all(p.grad is None for p in model.parameters()):
         raise refuse("no weight of the network receives a gradient")
-    _try_optimizer(workload, model, attempt, refuse)
+    optimizer = _try_optimizer(workload, model, attempt, refuse)
     return WorkloadFacts(
         workload.samples,
         workload.count_units(workload.samples),
         workload.count_units(workload.test_samples) if workload.test_samples else 0,
         workload.unit.strip(),
+        optimizer,
+        any(
+            isinstance(module, torch.nn.modules.batchnorm._BatchNorm) for module in model.modules()
+        ),
     )
 
 
@@ -307,13 +314,13 @@ def _try_optimizer(
     model: nn.Module,
     attempt: Callable[[str, Callable[[], Any]], Any],
     refuse: Callable[[str], UsageError],
-) -> None:
+) -> str:
     import torch
 
     parameters: list[torch.Tensor] = [p for p in model.parameters() if p.requires_grad]
     made = attempt("build_optimizer", lambda: workload.build_optimizer(parameters, 1e-3))
     if made is None:
-        return
+        return ""
     if not isinstance(made, torch.optim.Optimizer):
         raise refuse(
             f"build_optimizer returned {type(made).__name__}; it returns a torch.optim.Optimizer, "
@@ -322,6 +329,7 @@ def _try_optimizer(
     stepped = {id(p) for group in made.param_groups for p in group["params"]}
     if not stepped <= {id(p) for p in parameters}:
         raise refuse("build_optimizer steps other tensors than it was given")
+    return type(made).__name__
 
 
 def _shapes(tensors: Iterable[torch.Tensor]) -> str:

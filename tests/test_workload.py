@@ -89,7 +89,11 @@ def raising(*_: object) -> None:
 
 def test_what_keeps_the_protocol_is_known() -> None:
     assert look(Right()) == WorkloadFacts(samples=40, units=40, test_units=0, unit="rows")
-    assert look(transformer.tiny()) == WorkloadFacts(320, 320 * 32, 24 * 32, "tokens")
+    assert look(transformer.tiny()) == WorkloadFacts(
+        320, 320 * 32, 24 * 32, "tokens", optimizer="AdamW"
+    )
+    normalised = broken(build_model=lambda self: nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 2)))
+    assert look(normalised).batchnorm
 
 
 BROKEN: dict[str, tuple[Workload, str]] = {
@@ -456,6 +460,12 @@ def test_a_transformer_is_swept_and_reported(
     assert "images/s" not in said
 
 
+def test_a_last_batch_of_one_item_is_trained_where_no_batchnorm_is(tmp_path: Path) -> None:
+    """100 items are 11 times 9 and one."""
+    (row,) = sweep_example(tmp_path / "out", TWO, "--precision", "fp32", "--batch-size", "9")
+    assert row["status"] == "ok"
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)  # four compilations, each by a process of its own
 @pytest.mark.parametrize("workload", [TRANSFORMER, TWO, RESNET])
@@ -481,7 +491,18 @@ def test_the_examples_over_precision_batch_size_and_compile(workload: str, tmp_p
         (["--workload", f"{__name__}:network"], "returned Linear; its factory returns a bench"),
         (["--workload", TWO, "--model", "dpn92"], "--workload brings its own model; leave out"),
         (["--workload", TWO, "--dataset", "cifar10"], "--workload brings its own dataset; leave"),
-        (["--workload", TWO, "--batch-size", "101"], "batch size 101 is above the dataset's 100"),
+        (
+            ["--workload", TWO, "--batch-size", "101"],
+            "batch size 101 is above the dataset's 100 items",
+        ),
+        (
+            ["--workload", TRANSFORMER, "--optimizer", "adamw"],
+            f"--workload {TRANSFORMER} brings its own optimizer, AdamW; leave out --optimizer",
+        ),
+        (
+            ["--workload", RESNET, "--batch-size", "9"],
+            "leaves a last batch of one item of",
+        ),
     ],
 )
 def test_what_cannot_be_trained_is_refused_before_any_case(

@@ -81,6 +81,18 @@ class Inputs:
         samples = facts.samples if facts else Workload.samples  # where it was not examined
         return DatasetInfo(OWN, "", samples, 0, 0, "", "")
 
+    def check_batches(self, case: Case) -> None:
+        """Check the batch size of a case against its data.
+
+        Raises:
+            UsageError: it does not fit.
+        """
+        model = self.models[case.model]
+        facts = model.workload if model else None
+        # where it is not known whether there is BatchNorm, there may be
+        batchnorm = facts is None or facts.batchnorm
+        check_batches(case, self.data(case).train_images, batchnorm=batchnorm)
+
     def describe(self, case: Case) -> Environment:
         """What runs the case: the machine, its images and its model."""
         environment = self.platforms[case.device].environment
@@ -127,7 +139,7 @@ def find_inputs(cases: Sequence[Case], options: Options, families: Sequence[Case
             raise UsageError(f"--precision {case.precision}: {reason}; leave it out")
     for case in cases:
         platforms[case.device].check_limit(case.memory_limit)
-    _check_outputs(cases, models, options)
+    _check_examined(cases, models, options)
     for platform in platforms.values():
         uuid = platform.environment.gpu_uuid
         if uuid and not options.allow_shared:
@@ -171,10 +183,10 @@ def try_models(cases: Sequence[Case], options: Options) -> None:
     elif names:
         own = [case for case in cases if case.model in names]
         answer = ask([], list_examined(own), timeout_s=options.timeout_s)
-        _check_outputs(cases, {name: answer.fingerprint(name) for name in names}, options)
+        _check_examined(cases, {name: answer.fingerprint(name) for name in names}, options)
 
 
-def _check_outputs(
+def _check_examined(
     cases: Sequence[Case], models: Mapping[str, Fingerprint], options: Options
 ) -> None:
     asked = dict.fromkeys((case.model, case.dataset, case.workload) for case in cases)
@@ -183,6 +195,11 @@ def _check_outputs(
             continue
         if workload == IMAGES:
             check_outputs(model, models[model], count_classes(dataset, options.data_dir))
+        elif (facts := models[model].workload) and facts.optimizer and "optimizer" in options.axes:
+            raise UsageError(
+                f"--workload {model} brings its own optimizer, {facts.optimizer}; leave out "
+                "--optimizer"
+            )
 
 
 def _names(cases: Sequence[Case], axis: str) -> list[str]:
@@ -222,7 +239,7 @@ def refuse_batches(cases: Sequence[Case], inputs: Inputs) -> None:
         UsageError: one does not fit its dataset.
     """
     for case in cases:
-        check_batches(case, inputs.data(case).train_images)
+        inputs.check_batches(case)
 
 
 def leave_out_batches(cases: Sequence[Case], inputs: Inputs) -> tuple[list[Case], list[str]]:
@@ -234,7 +251,7 @@ def leave_out_batches(cases: Sequence[Case], inputs: Inputs) -> tuple[list[Case]
     kept, lines, axes = [], [], telling_axes(cases)
     for case in cases:
         try:
-            check_batches(case, inputs.data(case).train_images)
+            inputs.check_batches(case)
         except UsageError as error:
             lines.append(f"left out: {case.label(axes)}: {error}")
         else:
