@@ -207,7 +207,7 @@ class ApexTraining(Training):
         The optimizer is torch's fused SGD, as for our own precisions, but for contrib's
         FP16_Optimizer, which steps apex's alone.
         """
-        if self.workload.build_optimizer([*self.parameters], self.lr) is not None:
+        if self.workload.build_optimizer(self.parameters, self.lr) is not None:
             raise UnsupportedError(
                 "NVIDIA apex trains with SGD only, and the workload brings its own optimizer: "
                 "choose another --precision"

@@ -67,7 +67,7 @@ class Training:
         self.lr, self.precision, self.device = lr, precision, device
         self.memory_format = torch.channels_last if channels_last else torch.contiguous_format
         self.model = model
-        self.parameters = [p for p in model.parameters() if p.requires_grad]
+        self.parameters: list[Tensor] = [p for p in model.parameters() if p.requires_grad]
         self._equip()
         # dynamic=False: the last, smaller batch compiles for itself during warm-up instead of
         # turning the full batch's code into the slower general one
