@@ -18,12 +18,14 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
 from hashlib import sha256
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from bench.errors import UsageError
 from bench.models import MODELS, build_model, is_timm, load_factory, split_model
+from bench.precision import PRECISIONS
 from bench.workloads import Loss, Workload, check_workload, count_items
 
 if TYPE_CHECKING:
@@ -95,6 +97,10 @@ def examine(name: str, kind: str = "model") -> Fingerprint:
         UsageError: it cannot be imported, built or run, or is no network for images; one line.
     """
     import torch
+
+    if kind == "workload":
+        # what examines it is not the user's: its files are not to be hashed
+        import_module("bench.training.loop")
 
     before = set(sys.modules)
     torch.manual_seed(0)  # as a worker does before it builds: a factory may draw its layers
@@ -205,6 +211,8 @@ def build_network(name: str, workload: Workload) -> nn.Module:
 def try_workload(name: str, workload: Workload, model: nn.Module) -> WorkloadFacts:
     """Take the loss of a batch of two and its gradients, on the CPU, and look at everything.
 
+    Then take a training step of the batch in fp32 and in bf16.
+
     Raises:
         UsageError: it breaks the protocol of `Workload`; one line says how.
     """
@@ -297,6 +305,7 @@ def try_workload(name: str, workload: Workload, model: nn.Module) -> WorkloadFac
     if all(p.grad is None for p in model.parameters()):
         raise refuse("no weight of the network receives a gradient")
     optimizer = _try_optimizer(workload, model, attempt, refuse)
+    _try_steps(name, workload, batch, attempt)
     return WorkloadFacts(
         workload.samples,
         workload.count_units(workload.samples),
@@ -330,6 +339,23 @@ def _try_optimizer(
     if not stepped <= {id(p) for p in parameters}:
         raise refuse("build_optimizer steps other tensors than it was given")
     return type(made).__name__
+
+
+def _try_steps(
+    name: str, workload: Workload, batch: Any, attempt: Callable[[str, Callable[[], Any]], Any]
+) -> None:
+    """Step once as a case does: where weights stay in fp32, and where they are cast to half."""
+    import torch
+
+    from bench.training.loop import Training
+
+    for precision in ("fp32", "bf16"):
+        kind, model = PRECISIONS[precision], build_network(name, workload)
+        training = attempt(
+            f"a training in {precision}",
+            partial(Training, model, kind, torch.device("cpu"), lr=1e-3, workload=workload),
+        )
+        attempt(f"a training step in {precision}", partial(training.step, batch))
 
 
 def _shapes(tensors: Iterable[torch.Tensor]) -> str:

@@ -172,6 +172,25 @@ BROKEN: dict[str, tuple[Workload, str]] = {
         broken(build_optimizer=lambda *_: torch.optim.SGD([torch.zeros(2)])),
         "build_optimizer steps other tensors than it was given",
     ),
+    "closure": (
+        broken(build_optimizer=lambda self, parameters, lr: torch.optim.LBFGS(parameters, lr)),
+        "a training step in fp32 fails: TypeError: ",
+    ),
+    "lazy layer": (
+        broken(build_model=lambda self: nn.LazyLinear(2)),
+        "a training in fp32 fails: ",
+    ),
+    "sparse gradients": (
+        broken(
+            build_model=lambda self: nn.EmbeddingBag(4, 2, sparse=True),
+            make_batch=lambda self, size, *_: {
+                "x": torch.ones(size, 3, dtype=torch.long),
+                "y": torch.ones(size, dtype=torch.long),
+            },
+        ),
+        "a training step in fp32 fails: ",
+    ),
+    "keeps_fp32": (broken(keeps_fp32=raising), "a training in bf16 fails: ValueError: no luck"),
 }
 
 
