@@ -90,8 +90,11 @@ class NextToken(Workload):
         return torch.where(kept, texts, noise)
 
     def make_test_batch(self, first: int, size: int, device: torch.device) -> Tensor:
-        generator = torch.Generator(device).manual_seed(2**31 + first)
-        return self.make_batch(size, device, generator)
+        # a generator for each text: what a batch holds must not depend on its size
+        generators = (
+            torch.Generator(device).manual_seed(2**31 + item) for item in range(first, first + size)
+        )
+        return torch.cat([self.make_batch(1, device, generator) for generator in generators])
 
     def compute_loss(self, network: Network, batch: Tensor) -> Loss:
         logits, right = network(batch[:, :-1]), batch[:, 1:]

@@ -419,6 +419,14 @@ def test_apex_does_not_train_with_a_workloads_optimizer() -> None:
         Training.of(case, workload.build_model(), CPU, workload)
 
 
+def test_test_texts_of_the_example_do_not_depend_on_the_batch_size() -> None:
+    workload = transformer.tiny()
+    (alone,) = workload.make_test_batch(1, 1, CPU)
+    first, second = workload.make_test_batch(0, 2, CPU)
+    assert torch.equal(second, alone)
+    assert not torch.equal(first, second)
+
+
 def test_what_is_frozen_stays_and_nothing_is_said_to_be_right() -> None:
     found = run(TWO, evaluate=True)
     m = found.measurement
