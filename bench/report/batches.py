@@ -58,6 +58,7 @@ from bench.report.scaling import (
 )
 from bench.wall.answer import Wall
 from bench.wall.search import Ending
+from bench.workloads import IMAGES
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -198,7 +199,7 @@ def _tabulate_walls(searches: Sequence[Search], machines: Machines) -> Table:
         Head("recommended", "recommended", "its memory leaves a margin free"),
         Head("probes", "probes", "short runs that the search took", better="lower", keep=6),
         Head("predicted", "first prediction", "of the largest, from two small batches", keep=7),
-        Head("off", "off by", "images that the prediction was too high", keep=7),
+        Head("off", "off by", "items that the prediction was too high", keep=7),
         Head("ending", "ended", "how the search ended", False, keep=8, wrap=True),
     )
     fine = all(wall.ending is Ending.FOUND for _, wall in found)
@@ -344,7 +345,7 @@ def _tabulate_growth(families: Sequence[Family], machines: Machines) -> Table:
     grown = [(family, growth) for family in families if (growth := fit_growth(family))]
     heads = (
         Head("fixed", "fixed (GiB)", "what no batch size changes: weights, context, libraries"),
-        Head("image", "an image (MiB)", "memory that each image of a batch adds"),
+        Head("image", "an item (MiB)", "memory that each item of a batch adds"),
         Head("miss", "largest miss (%)", "of a batch size that ran, from the line; of the largest, "
              "also from the line through the others", keep=7),
         Head("predicted", "predicted (GiB)", "for the next power of two", False, keep=8),
@@ -563,11 +564,11 @@ def _write_against(first: Row, row: Row) -> tuple[Cell, Cell, Cell]:
 
 
 def _tabulate_accumulated(cases: pd.DataFrame, machines: Machines) -> Table:
-    """One row a case: a batch in one piece, and the same batch in micro-batches."""
+    """One row a case: a batch in one piece, and one of the same size in micro-batches."""
     sets = list(islice(list_accumulated(cases), 10 * MOST_ROWS))
     rows = [row for rows in sets for row in rows]
     heads = (
-        Head("batch_size", "batch size", "images per step of the optimizer"),
+        Head("batch_size", "batch size", "items per step of the optimizer"),
         Head("micro", "computed as", "micro-batches times their size", False),
         Head("epoch_time_s", "epoch time (s)", "one training epoch", better="lower"),
         Head("time", "time change", "from the plain batch", better="lower"),
@@ -577,16 +578,20 @@ def _tabulate_accumulated(cases: pd.DataFrame, machines: Machines) -> Table:
         Head("loss", "loss difference", "from the plain batch", better="lower", keep=7),
     )
     starts = [sum(map(len, sets[:i])) for i in range(1, len(sets))]
+    same = {row.workload == IMAGES for row in rows}
+    notes = {
+        "Networks with BatchNorm see each micro-batch's own statistics, so their loss differs "
+        "from that of the plain batch.": True in same,
+        "A workload of your own draws each micro-batch by itself: the data of the plain batch are "
+        "others, and the losses are not compared.": False in same,
+    }
     table = _lay_out(
         "accumulation",
         "Accumulation: a batch in one piece, and in micro-batches",
         _list_keys(rows, machines, ("batch_size", "accumulate"), "precision"),
         heads,
         ((row, tuple(_write_accumulated(rows[0], row))) for rows in sets for row in rows),
-        (
-            "Networks with BatchNorm see each micro-batch's own statistics, so their loss differs "
-            "from that of the plain batch.",
-        ),
+        [note for note, told in notes.items() if told],
     )
     return replace(table, groups=dict.fromkeys(starts, ""))
 
@@ -606,4 +611,4 @@ def _write_accumulated(plain: Row, row: Row) -> Iterator[Cell]:
     yield quantity_cell(QUANTITIES["memory_bytes"], row, spread=False)
     yield _write_signed(beside.memory - 1 if known else math.nan)
     yield quantity_cell(QUANTITIES["train_loss"], row, spread=False)
-    yield _write_signed(beside.loss if known else math.nan, "", 3)
+    yield _write_signed(beside.loss if known and row.workload == IMAGES else math.nan, "", 3)

@@ -38,6 +38,7 @@ from bench.report.metrics import METRICS
 from bench.report.summaries import SOURCE
 from bench.store.attempts import number_groups
 from bench.verdict import CONFIDENCE, MIN_SEEDS, ROUNDING, Ratio, adjust, compare_seeds
+from bench.workloads import IMAGES
 
 if TYPE_CHECKING:
     import numpy as np
@@ -203,7 +204,8 @@ def _find_changes(axis: str, cases: pd.DataFrame, machines: Machines) -> Iterato
         equal += SOURCE
     if axis in FOLLOWS:
         cases = keep_main(cases, number_groups(cases, equal))
-    columns = ["cell", *SAME_QUESTION, "part", "dataset", "memory_measure", *DOUBTS]
+    told = ("part", "dataset", "workload", "accumulate", "memory_measure")
+    columns = ["cell", *SAME_QUESTION, *told, *DOUBTS]
     places = rank(cases, axis)
     lines = cases[columns].assign(_key=number_groups(cases, equal), _rank=places)
     # two environments of one machine: which of them is meant, nobody can say
@@ -279,7 +281,12 @@ SAME_LOSS = ("part", "dataset")
 
 
 def keep_comparable(pairs: pd.DataFrame) -> pd.DataFrame:
-    """The pairs whose losses can be compared."""
+    """The pairs whose losses can be compared.
+
+    Not those of a user's workload that differ in their micro-batches, which draw their own data.
+    """
+    own = pairs["workload_a"] != IMAGES
+    pairs = pairs[~own | (pairs["accumulate_a"] == pairs["accumulate_b"])]
     for name in SAME_LOSS:
         pairs = pairs[pairs[f"{name}_a"] == pairs[f"{name}_b"]]
     return pairs

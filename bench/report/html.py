@@ -47,7 +47,7 @@ def render(report: Report) -> str:
         report=report,
         changes=[figure for figure in shown if figure["name"] == CHANGES],
         figures=[figure for figure in shown if figure["name"] != CHANGES],
-        undrawn=undrawn(figures),
+        undrawn=[count_in(title, units) for title in undrawn(figures)],
         maps=[
             (inline(draw_scale_map(scales)), summarize_scale_map(scales))
             for scales in report.scale_maps
@@ -57,7 +57,12 @@ def render(report: Report) -> str:
         links=[(sweep.name, _link(sweep.file, report.home)) for sweep in report.sweeps],
         colours=COLOURS,
         glossary=[
-            replace(q, unit=count_in(q.unit, units), help=count_in(q.help, units))
+            replace(
+                q,
+                label=count_in(q.label, units),
+                unit=count_in(q.unit, units),
+                help=count_in(q.help, units),
+            )
             for q in QUANTITIES.values()
             if q.help != q.label
         ],

@@ -315,7 +315,7 @@ QUANTITIES: dict[str, Quantity] = {
             "achieved_flops",
             "achieved",
             "TFLOP/s",
-            "FLOP of an image, forward and backward, times images/s",
+            "FLOP per image, forward and backward, times images/s",
             "higher",
             achieved_flops,
             scale=1e12,

@@ -188,7 +188,9 @@ def _add_unit(label: str, unit: str) -> str:
 
 
 def _axis_part(axis: str, machines: Machines) -> Part:
-    help = "where it ran" if axis == MACHINE else AXES[axis].metadata["help"]
+    # on the command line the help of an axis says images, and means items
+    told = "where it ran" if axis == MACHINE else AXES[axis].metadata["help"]
+    help = told.replace("images", "items")
     number = axis in axes.NUMBERS
 
     def cell(row: Row) -> Cell:

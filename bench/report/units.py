@@ -26,21 +26,25 @@ def find_units(cases: pd.DataFrame) -> str:
 def count_in(text: str, units: str) -> str:
     """Say ``units`` in a text of ours that says images: a label, a help, a caption.
 
+    Items, of which batches consist, may have several units each: a text of ours says items where it
+    means them, and they are called images where images are counted.
+
     >>> count_in("images/s", "tokens"), count_in("Images per second", "tokens")
     ('tokens/s', 'Tokens per second')
+    >>> count_in("items per step", "tokens"), count_in("items per step", "images")
+    ('items per step', 'images per step')
     """
+    said = "item" if units == IMAGES else "image"
 
     def name(match: re.Match[str]) -> str:
         word = units if match[0].endswith("s") else units.removesuffix("s")
         return word.capitalize() if match[0][0].isupper() else word
 
-    return text if units == IMAGES else re.sub(r"\b[iI]mages?\b", name, text)
+    return re.sub(rf"\b{said}s?\b", name, text, flags=re.IGNORECASE)
 
 
 def count_table_in(table: Table, units: str) -> Table:
     """The same table, its heads and notes saying ``units``."""
-    if units == IMAGES:
-        return table
     heads = tuple(
         replace(head, label=count_in(head.label, units), help=count_in(head.help, units))
         for head in table.heads
