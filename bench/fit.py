@@ -39,6 +39,7 @@ from bench.text import clean
 from bench.wall.answer import Wall
 from bench.wall.records import APART, LONG_STEPS
 from bench.wall.search import ANSWERED, MARGIN, STEP, Ending
+from bench.workloads import IMAGES
 
 PRECISIONS = {"cuda": ["fp32", "fp16", "bf16-amp"], "cpu": ["fp32", "bf16-amp"]}
 """Those that are tried where none is given."""
@@ -61,7 +62,7 @@ def build_parser() -> Parser:
         "--step",
         default=str(STEP),
         metavar="N",
-        help=f"find the largest batch size to N images ({STEP})",
+        help=f"find the largest batch size to N images, or items of a --workload ({STEP})",
     )
     what.add_argument(
         "--margin",
@@ -122,7 +123,7 @@ def fit(argv: Sequence[str]) -> int:
 
 def _read_step(text: str) -> int:
     if not (text.isascii() and text.isdigit() and 1 <= int(text[:9]) <= 10_000):
-        raise UsageError(f"--step {text[:40]!r}: give a whole number of images, from 1 to 10000")
+        raise UsageError(f"--step {text[:40]!r}: give a whole number, from 1 to 10000")
     return int(text)
 
 
@@ -170,7 +171,7 @@ def find(options: Options, step: int, margin: float) -> tuple[dict[Case, Wall], 
 
 
 def describe_walls(walls: Mapping[Case, Wall], step: int) -> list[dict[str, Any]]:
-    """What was found, as JSON: memory in bytes, batch sizes in images."""
+    """What was found, as JSON: memory in bytes, batch sizes in images or items."""
     axes = [name for name in telling_axes(walls) if name != "batch_size"]
     return [
         {name: text for name in axes if (text := format_value(getattr(family, name)))}
@@ -195,6 +196,7 @@ def tabulate(walls: Mapping[Case, Wall], step: int) -> Table:
     axes = [name for name in telling_axes(walls) if name != "batch_size"]
     known = [n for n in axes if any(getattr(family, n) is not None for family in walls)]
     margins = {wall.margin for wall in walls.values()} or {MARGIN}
+    item = "item" if any(family.workload != IMAGES for family in walls) else "image"
     heads = (
         *(Head(name, name.replace("_", " "), number=False) for name in known),
         Head("largest", "largest that trains"),
@@ -202,7 +204,7 @@ def tabulate(walls: Mapping[Case, Wall], step: int) -> Table:
         Head("thrashes_from", "retries from", keep=5),
         Head("recommended", f"recommended ({100 * min(margins):g} % free)"),
         Head("fixed", "fixed memory (MiB)", keep=3),
-        Head("per_image", "MiB per image", keep=4),
+        Head("per_image", f"MiB per {item}", keep=4),
         Head("probes", "probes", keep=2),
         Head("predicted", "first prediction", keep=1),
         Head("off", "off by", keep=1),
