@@ -30,6 +30,7 @@ from bench.report import figures
 from bench.report.axes import order_values
 from bench.report.batches import write_knee
 from bench.report.figures.data import LR, MARK, SERIES
+from bench.report.html import render
 from bench.report.model import Report, Table
 from bench.report.scaling import (
     NEAR,
@@ -742,6 +743,42 @@ def test_accumulated_batches_stand_beside_the_plain_one(tmp_path: Path) -> None:
     assert find_table(report, "accumulation").groups == {2: ""}
     (answer,) = report.answers  # micro-batches do not make 1000 fit
     assert any("fp32 256 (1000 does not)" in sentence for sentence in answer.sentences)
+
+
+def test_micro_batches_of_a_workload_are_not_the_plain_batch(tmp_path: Path) -> None:
+    """They are other texts, so no loss is compared; and a batch is of texts, not of tokens."""
+    cases = [
+        Case(batch_size=256, accumulate=parts, dataset=OWN, model="m:f", workload="m:f")
+        for parts in (1, 4)
+    ]
+    rows = [
+        make_record(case, **measured(50.0 + case.accumulate, GIB, train_loss=2.0), unit="tokens")
+        for case in cases
+    ]
+    report = read(write_sweep(tmp_path / "s", rows))
+    _, split = read_table(report, "accumulation")
+    assert (split["time"], split["train_loss"]) == ("+5.9 %", "2.000")
+    assert "loss" not in split
+    table = find_table(report, "accumulation")
+    assert [note for note in table.notes if "BatchNorm" in note] == []
+    assert "draws each micro-batch by itself" in table.notes[0]
+    (size,) = [head.help for head in table.heads if head.name == "batch_size"]
+    assert size == "items per step of the optimizer"
+    (effect,) = [effect for effect in report.effects if effect.axis == "accumulate"]
+    assert "epoch_time_s" in effect.estimates
+    assert "train_loss" not in effect.estimates
+
+
+def test_a_page_counts_in_the_unit_everywhere(tmp_path: Path) -> None:
+    """Also in what its columns mean, and in the figures that it has no data for."""
+    case = Case(batch_size=256, dataset=OWN, model="m:f", workload="m:f")
+    rows = [make_record(case, **measured(50.0, GIB), unit="tokens")]
+    page = render(read(write_sweep(tmp_path / "s", rows)))
+    undrawn, meaning = page.split("Not drawn")[1].split("</p>")[0], page.split('id="meaning"')[1]
+    assert "Tokens per second" in undrawn
+    assert "<dt>tokens/s" in meaning
+    assert "images/s" not in page
+    assert "Images per second" not in page
 
 
 def test_figures_by_batch_size_show_plain_batches_where_there_are_some(tmp_path: Path) -> None:
