@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import csv
+import os
 import time
 from collections.abc import Callable
 from dataclasses import replace
