@@ -48,6 +48,7 @@ from bench.report.scaling import (
 )
 from bench.report.sweeps import read_sweeps
 from bench.report.tables import build
+from bench.workloads import OWN
 
 Run = Callable[..., tuple[int, str, str]]
 
