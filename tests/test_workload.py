@@ -333,7 +333,7 @@ def test_a_transformer_is_measured_in_tokens() -> None:
     assert m.images_per_s == pytest.approx(320 * 32 / m.epoch_time_s)
     assert m.train_accuracy == sum(step.correct for step in found.steps) / (320 * 32)
     assert 0 < m.test_accuracy < 1
-    assert m.test_loss < found.steps[0].loss, "the next token can be learnt"
+    assert m.test_loss == pytest.approx(m.train_loss, rel=0.02)
     assert m.proof_layer == "linear layer, 32 to 128 features"
     assert m.arithmetic == "float32"
     assert m.notes == "AdamW, the workload's own optimizer, steps instead of sgd"
@@ -342,6 +342,13 @@ def test_a_transformer_is_measured_in_tokens() -> None:
     products = 2 * 12 * 32**2 + 32 * 16
     assert m.flop_per_image == pytest.approx(6 * products, rel=0.25)
     assert m.flop_per_image > 6 * products
+
+
+def test_the_next_token_can_be_learnt() -> None:
+    """20 steps do not leave the loss of a guess among 16, log 16 = 2.77; 160 reach 2.40."""
+    m = run(TRANSFORMER, evaluate=True, epochs=8).measurement
+    assert m.test_loss is not None
+    assert m.test_loss < 2.6
 
 
 @pytest.mark.parametrize("precision", ["bf16-amp", "bf16", "fp16", "fp16-amp"])
