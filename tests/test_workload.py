@@ -502,21 +502,23 @@ def test_a_last_batch_of_one_item_is_trained_where_no_batchnorm_is(tmp_path: Pat
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)  # four compilations, each by a process of its own
 @pytest.mark.parametrize("workload", [TRANSFORMER, TWO, RESNET])
-def test_the_examples_over_precision_batch_size_and_compile(workload: str, tmp_path: Path) -> None:
-    rows = sweep_example(
-        tmp_path / "out",
-        workload,
-        *("--precision", "fp32", "bf16-amp", "--batch-size", "8", "16", "--compile", "off", "on"),
-    )
-    assert [row["status"] for row in rows] == ["ok"] * 8
-    assert {(row["precision"], row["batch_size"], row["compile"]) for row in rows} == {
-        (p, b, c) for p in ("fp32", "bf16-amp") for b in ("8", "16") for c in ("off", "on")
+def test_the_examples_over_precision_and_batch_size(workload: str, tmp_path: Path) -> None:
+    flags = ["--precision", "fp32", "bf16-amp", "--batch-size", "8", "16"]
+    rows = sweep_example(tmp_path / "out", workload, *flags)
+    assert [row["status"] for row in rows] == ["ok"] * 4
+    assert {(row["precision"], row["batch_size"]) for row in rows} == {
+        (p, b) for p in ("fp32", "bf16-amp") for b in ("8", "16")
     }
-    assert (
-        report([str(tmp_path / "out"), "--format", "html", "--out", str(tmp_path / "x.html")]) == 0
-    )
+    assert report([str(tmp_path / "out"), "--format", "html", "-o", str(tmp_path / "x.html")]) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)  # a compilation took over a minute on a busy machine
+def test_an_example_is_compiled(tmp_path: Path) -> None:
+    flags = ["--precision", "bf16-amp", "--batch-size", "8", "--compile", "on"]
+    (row,) = sweep_example(tmp_path / "out", TRANSFORMER, *flags)
+    assert (row["status"], row["compile"]) == ("ok", "on")
 
 
 @pytest.mark.parametrize(
