@@ -142,7 +142,7 @@ def rehearse(fraction: float | None) -> Scale:
             "128",
         ),
         walls=("--model", "dpn-small", "--precision", "fp32", "--step", "64"),
-        limit="600MiB",
+        limit="900MiB",
     )
 
 
