@@ -27,6 +27,7 @@ from bench.training.loop import Training
 from bench.worker.channel import Channel
 from bench.worker.measurement import Findings, measure
 from bench.workloads import IMAGES, OWN, Loss, Network, Workload, load_workload
+from bench.workloads.images import Images
 from examples import transformer
 
 CPU = torch.device("cpu")
@@ -555,3 +556,15 @@ def test_what_cannot_be_trained_is_refused_before_any_case(
     (line,) = capsys.readouterr().err.splitlines()
     assert message in line
     assert not (tmp_path / "out").exists()
+
+
+def test_the_head_of_a_network_is_its_last_layer_with_weights() -> None:
+    images, tokens = Images("dpn-small"), transformer.tiny()
+    network = images.build_model()
+    head = images.find_head(network)
+    assert isinstance(head, nn.Linear)
+    assert head.out_features == 10
+    decoder = tokens.build_model()
+    assert tokens.find_head(decoder) is decoder.head
+    with pytest.raises(UsageError, match="no layer of the network has weights"):
+        tokens.find_head(nn.ReLU())

@@ -163,6 +163,17 @@ class Workload:
         """
         return is_affine_batchnorm(module)
 
+    def find_head(self, model: nn.Module) -> nn.Module:
+        """The layer of ``model`` that gives its outputs: by default the last with weights.
+
+        Raises:
+            UsageError: no layer has weights.
+        """
+        for module in reversed(list(model.modules())):
+            if any(True for _ in module.parameters(recurse=False)):
+                return module
+        raise UsageError("no layer of the network has weights")
+
     def build_optimizer(self, parameters: list[Tensor], lr: float) -> torch.optim.Optimizer | None:
         """Make the optimizer of the float32 ``parameters``; None for that of ``--optimizer``."""
         return None
