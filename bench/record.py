@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import Field, dataclass, field, fields
-from enum import StrEnum
 from typing import Any
 
 from bench.case import AXES, Case
+from bench.text import Explained
 
 # History of the schema; a reader migrates what is older and refuses what is newer.
 #   1  2026-11  the first
@@ -24,17 +24,8 @@ from bench.case import AXES, Case
 SCHEMA = 4
 
 
-class Status(StrEnum):
-    """How a case ended. Reports show each member's ``meaning``."""
-
-    meaning: str
-
-    def __new__(cls, value: str, meaning: str = "") -> Status:
-        """Make a member from its spelling in CSV and its meaning."""
-        member = str.__new__(cls, value)
-        member._value_ = value
-        member.meaning = meaning
-        return member
+class Status(Explained):
+    """How a case ended."""
 
     OK = "ok", "measured"
     OOM = "oom", "out of memory"

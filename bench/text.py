@@ -3,11 +3,26 @@
 from __future__ import annotations
 
 import re
+from enum import StrEnum
 from pathlib import Path
+from typing import Self
 
 # also what a terminal obeys beyond ASCII (U+009B starts a sequence) and what turns text around
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]+")
 _FORMULA = tuple("=+-@＝＋－＠")  # the wide ones too: some spreadsheets read them alike
+
+
+class Explained(StrEnum):
+    """Words of a fixed set, as files spell them; each has a ``meaning`` that readers are shown."""
+
+    meaning: str
+
+    def __new__(cls, value: str, meaning: str = "") -> Self:
+        """Make a member from its spelling and its meaning."""
+        member = str.__new__(cls, value)
+        member._value_ = value
+        member.meaning = meaning
+        return member
 
 
 def clean(text: str) -> str:

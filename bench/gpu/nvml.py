@@ -9,11 +9,11 @@ import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from enum import StrEnum
 from importlib import import_module
 from typing import Any
 
 from bench.gpu.device import Depth, Device, Host, Process, ProcessTree, Reading, Unreadable
+from bench.text import Explained
 
 THROTTLES: Mapping[int, tuple[str, str]] = {
     0x001: ("idle", "idle"),
@@ -112,17 +112,8 @@ _LACKS = frozenset(
 )
 
 
-class Lack(StrEnum):
+class Lack(Explained):
     """Why NVML cannot be used at all."""
-
-    meaning: str
-
-    def __new__(cls, value: str, meaning: str) -> Lack:
-        """Make a member from its spelling in JSON and its meaning."""
-        member = str.__new__(cls, value)
-        member._value_ = value
-        member.meaning = meaning
-        return member
 
     NOT_INSTALLED = "not installed", "nvidia-ml-py is not installed"
     NO_DRIVER = "no driver", "no NVIDIA driver (libnvidia-ml is not there)"

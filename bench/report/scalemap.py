@@ -21,6 +21,7 @@ from typing import Any
 from bench.errors import UsageError
 from bench.precision import PRECISIONS, is_dynamic
 from bench.report.model import NOTHING, Cell, Head, Table
+from bench.text import Explained
 
 MAP, GRADIENTS, TRAININGS = "scales.json", "gradients.csv", "trainings.csv"
 """The files of a map: what was asked for and what ran it; counts of gradient values; losses."""
@@ -70,17 +71,8 @@ class Kind(StrEnum):
     WEIGHT = "weight"
 
 
-class Way(StrEnum):
-    """Where the figures come from. Each member's ``meaning`` is what a reader is told."""
-
-    meaning: str
-
-    def __new__(cls, value: str, meaning: str = "") -> Way:
-        """Make a member from its spelling and its meaning."""
-        member = str.__new__(cls, value)
-        member._value_ = value
-        member.meaning = meaning
-        return member
+class Way(Explained):
+    """Where the figures come from."""
 
     ROUNDED = (
         "rounded",

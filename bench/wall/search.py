@@ -11,12 +11,12 @@ from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from functools import cache, cached_property
 
 from bench.case import Case, check_axes, check_batches
 from bench.errors import UsageError
 from bench.record import MEASURED, REFUSED, Status
+from bench.text import Explained
 from bench.wall.line import MemoryLine, fit_line
 
 STEP = 8
@@ -103,17 +103,8 @@ class Ask:
     long: bool = False
 
 
-class Ending(StrEnum):
-    """How a search ended. Reports show each member's ``meaning``."""
-
-    meaning: str
-
-    def __new__(cls, value: str, meaning: str = "") -> Ending:
-        """Make a member from its spelling and its meaning."""
-        member = str.__new__(cls, value)
-        member._value_ = value
-        member.meaning = meaning
-        return member
+class Ending(Explained):
+    """How a search ended."""
 
     FOUND = "found", "the largest batch that trains was confirmed by a longer run"
     NO_WALL = "no_wall", "every batch up to the whole dataset trains"
