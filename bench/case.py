@@ -380,14 +380,17 @@ def order_scale(text: str) -> tuple[float, str]:
         return math.inf, text
 
 
-def telling_axes(cases: Iterable[Case]) -> list[str]:
+def telling_axes(cases: Iterable[Case], but: str = "") -> list[str]:
     """The axes to name each of ``cases`` by: `NAMED`, and whatever else varies among them.
 
     A workload is named by its model.
+
+    Args:
+        but: an axis that names nothing here.
     """
     known = set(cases)
     varying = (n for n in AXES if n in NAMED or len({getattr(case, n) for case in known}) > 1)
-    return [name for name in varying if name != "workload"]
+    return [name for name in varying if name not in ("workload", but)]
 
 
 def _name_value(name: str, value: Value) -> str | None:

@@ -22,6 +22,7 @@ from bench.errors import UsageError
 from bench.executors import Settings, build_executor
 from bench.flags import Parser, add_axes, axis_flag, describe, read_axes, run_command
 from bench.preset import Preset
+from bench.report.cells import whole_cell
 from bench.report.model import NOTHING, Cell, Head, Table
 from bench.report.text import draw_table
 from bench.store.writer import Store, StoreError
@@ -172,7 +173,7 @@ def find(options: Options, step: int, margin: float) -> tuple[dict[Case, Wall], 
 
 def describe_walls(walls: Mapping[Case, Wall], step: int) -> list[dict[str, Any]]:
     """What was found, as JSON: memory in bytes, batch sizes in images or items."""
-    axes = [name for name in telling_axes(walls) if name != "batch_size"]
+    axes = telling_axes(walls, but="batch_size")
     return [
         {name: text for name in axes if (text := format_value(getattr(family, name)))}
         | asdict(wall)
@@ -193,7 +194,7 @@ def print_walls(walls: Mapping[Case, Wall], step: int) -> None:
 
 def tabulate(walls: Mapping[Case, Wall], step: int) -> Table:
     """Lay out what was found, a row for each family."""
-    axes = [name for name in telling_axes(walls) if name != "batch_size"]
+    axes = telling_axes(walls, but="batch_size")
     known = [n for n in axes if any(getattr(family, n) is not None for family in walls)]
     margins = {wall.margin for wall in walls.values()} or {MARGIN}
     item = "item" if any(family.workload != IMAGES for family in walls) else "image"
@@ -212,17 +213,10 @@ def tabulate(walls: Mapping[Case, Wall], step: int) -> Table:
     )
     rows = tuple(_write_row(family, wall, known) for family, wall in walls.items())
     sure = all(wall.confirmed for wall in walls.values())
-    empty = {
-        at
-        for at, head in enumerate(heads)
-        if head.name in ("ending", "thrashes_from") and all(row[at].value is None for row in rows)
-    }
-    return Table(
-        "fit",
-        f"Largest batch size, in steps of {step}",
-        tuple(head for at, head in enumerate(heads) if at not in empty),
-        tuple(tuple(cell for at, cell in enumerate(row) if at not in empty) for row in rows),
-        (f"The largest that trains was confirmed by a run of {LONG_STEPS} steps.",) * sure,
+    note = (f"The largest that trains was confirmed by a run of {LONG_STEPS} steps.",) * sure
+    table = Table("fit", f"Largest batch size, in steps of {step}", heads, rows, note)
+    return table.drop_empty(
+        but=[head.name for head in heads if head.name not in ("ending", "thrashes_from")]
     )
 
 
@@ -234,21 +228,17 @@ def _write_row(family: Case, wall: Wall, axes: Sequence[str]) -> tuple[Cell, ...
         remark = f"not confirmed: {remark}"
     return (
         *(Cell(format_value(getattr(family, name)) or NOTHING) for name in axes),
-        _write_images(wall.largest),
-        _write_images(wall.smallest_failing),
-        _write_images(wall.thrashes_from),
-        _write_images(wall.recommended),
+        whole_cell(wall.largest),
+        whole_cell(wall.smallest_failing),
+        whole_cell(wall.thrashes_from),
+        whole_cell(wall.recommended),
         Cell(f"{line.fixed_bytes / _MIB:,.0f}", line.fixed_bytes) if line else Cell(NOTHING),
         Cell(f"{line.bytes_per_image / _MIB:.3g}", line.bytes_per_image) if line else Cell(NOTHING),
-        Cell(str(wall.probes), wall.probes),
-        _write_images(wall.predicted),
-        Cell(NOTHING if wall.off is None else f"{wall.off:+d}" if wall.off else "0", wall.off),
+        whole_cell(wall.probes),
+        whole_cell(wall.predicted),
+        whole_cell(wall.off, sign=True),
         Cell(remark, remark or None),
     )
-
-
-def _write_images(number: int | None) -> Cell:
-    return Cell(NOTHING if number is None else str(number), number)
 
 
 if __name__ == "__main__":

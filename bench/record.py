@@ -401,45 +401,40 @@ def _columns(kind: type) -> Iterator[Column]:
         yield Column(f.name, about["type"], about["unit"], about["help"], True, since)
 
 
-COLUMNS: dict[str, Column] = {
-    column.name: column
-    for column in (
-        *_IDENTITY,
-        *map(make_axis_column, AXES.values()),
-        *_OUTCOME,
-        *_columns(Measurement),
-        *_columns(Environment),
-    )
-}
+def _by_name(*columns: Column) -> dict[str, Column]:
+    return {column.name: column for column in columns}
 
-STEP_COLUMNS: dict[str, Column] = {
-    column.name: column
-    for column in (
-        Column("record_id", str, "", "the record the step belongs to"),
-        Column("step", int, "", "from 0; goes on over the epochs"),
-        Column("images", int, "", "images since the row before"),
-        Column("loss", float, "", "mean cross-entropy; empty if not finite", optional=True),
-        Column("correct", int, "", "how many of them were predicted right", optional=True),
-        Column("time_s", float, "s", "duration of the step", optional=True),
-        Column("loss_scale", float, "", "what the loss was multiplied by", optional=True, since=3),
-        Column("lr", float, "", "learning rate of the step", optional=True, since=4),
-    )
-}
 
-EPOCH_COLUMNS: dict[str, Column] = {
-    column.name: column
-    for column in (
-        Column("record_id", str, "", "the record the epoch belongs to"),
-        Column("epoch", int, "", "from 0"),
-        Column("time_s", float, "s", "duration of the epoch"),
-        Column("train_loss", float, "", "mean cross-entropy; empty if not finite", optional=True),
-        Column("train_accuracy", float, "", "as a fraction", optional=True),
-        Column("test_loss", float, "", "mean cross-entropy, after the epoch", optional=True),
-        Column("test_accuracy", float, "", "as a fraction, after the epoch", optional=True),
-        Column("eval_time_s", float, "s", "evaluation on the test images", optional=True),
-        Column("overflow_steps", int, "", "steps that overflowed", optional=True),
-    )
-}
+COLUMNS: dict[str, Column] = _by_name(
+    *_IDENTITY,
+    *map(make_axis_column, AXES.values()),
+    *_OUTCOME,
+    *_columns(Measurement),
+    *_columns(Environment),
+)
+
+STEP_COLUMNS: dict[str, Column] = _by_name(
+    Column("record_id", str, "", "the record the step belongs to"),
+    Column("step", int, "", "from 0; goes on over the epochs"),
+    Column("images", int, "", "images since the row before"),
+    Column("loss", float, "", "mean cross-entropy; empty if not finite", optional=True),
+    Column("correct", int, "", "how many of them were predicted right", optional=True),
+    Column("time_s", float, "s", "duration of the step", optional=True),
+    Column("loss_scale", float, "", "what the loss was multiplied by", optional=True, since=3),
+    Column("lr", float, "", "learning rate of the step", optional=True, since=4),
+)
+
+EPOCH_COLUMNS: dict[str, Column] = _by_name(
+    Column("record_id", str, "", "the record the epoch belongs to"),
+    Column("epoch", int, "", "from 0"),
+    Column("time_s", float, "s", "duration of the epoch"),
+    Column("train_loss", float, "", "mean cross-entropy; empty if not finite", optional=True),
+    Column("train_accuracy", float, "", "as a fraction", optional=True),
+    Column("test_loss", float, "", "mean cross-entropy, after the epoch", optional=True),
+    Column("test_accuracy", float, "", "as a fraction, after the epoch", optional=True),
+    Column("eval_time_s", float, "s", "evaluation on the test images", optional=True),
+    Column("overflow_steps", int, "", "steps that overflowed", optional=True),
+)
 
 COMPARABLE: dict[str, str] = {
     f.name: f.metadata["comparable"] for f in fields(Environment) if "comparable" in f.metadata

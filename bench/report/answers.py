@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from bench.case import AXES, SAME_QUESTION, format_value, free_axes
 from bench.limits import MIN_REPEATS, STEADY
 from bench.precision import PRECISIONS
-from bench.record import Status
+from bench.record import REFUSED
 from bench.report import doubts, summaries
 from bench.report.axes import Machines, list_naming_axes, name_axis, order_values
 from bench.report.cells import (
@@ -278,7 +278,7 @@ def _largest(cases: pd.DataFrame, probes: pd.DataFrame) -> str:
     columns = ["precision", "status", "batch_size", "memory_limit", "accumulate", "kind"]
     ended = pd.concat([part[columns] for part in (cases, probes)])
     ended = ended[ended["accumulate"] == ended["accumulate"].min()]
-    full = ended[ended["status"].isin([Status.OOM.value, Status.OOM_SUSPECTED.value])]
+    full = ended[ended["status"].isin(REFUSED)]
     fits = ended[ended["status"].isin(TIMED)]
     if not len(full):
         largest = ended["batch_size"].max() == fits["batch_size"].max()

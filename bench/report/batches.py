@@ -22,6 +22,7 @@ from bench.report.cells import (
     name_case,
     quantity_cell,
     time_cell,
+    whole_cell,
     write_ratio,
 )
 from bench.report.doubts import DOUBTS
@@ -33,7 +34,6 @@ from bench.report.scaling import (
     MOST_FAMILIES,
     NEAR,
     ROUGH,
-    STEP,
     Bounds,
     Cliff,
     Contest,
@@ -57,7 +57,7 @@ from bench.report.scaling import (
     write_drop,
 )
 from bench.wall.answer import Wall
-from bench.wall.search import Ending
+from bench.wall.search import STEP, Ending
 from bench.workloads import IMAGES
 
 if TYPE_CHECKING:
@@ -226,10 +226,8 @@ def _describe_search(search: Search) -> Row:
 
 def _write_wall(wall: Wall, fine: bool) -> Iterator[Cell]:
     sizes = (wall.largest, wall.smallest_failing, wall.thrashes_from, wall.recommended)
-    for number in (*sizes, wall.probes, wall.predicted):
-        yield Cell(NOTHING) if number is None else Cell(str(number), number)
-    off = wall.off
-    yield Cell(NOTHING) if off is None else Cell(f"{off:+d}" if off else "0", off)
+    yield from map(whole_cell, (*sizes, wall.probes, wall.predicted))
+    yield whole_cell(wall.off, sign=True)
     ending = wall.ending.meaning if wall.ending else "not yet; run the same command again"
     yield Cell("" if fine else ending)
 

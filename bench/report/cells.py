@@ -52,6 +52,13 @@ def number_cell(value: float) -> Cell:
     return Cell(write_number(value), value) if is_number(value) else Cell(NOTHING)
 
 
+def whole_cell(number: int | None, sign: bool = False) -> Cell:
+    """Write a whole number, with ``+`` before a gain where it is a difference."""
+    if number is None:
+        return Cell(NOTHING)
+    return Cell(f"{number:+d}" if sign and number else str(number), number)
+
+
 def write_ratio(value: float) -> str:
     """Two decimals, or two digits below a tenth."""
     return f"{value:.2f}" if value >= 0.1 else f"{value:.2g}"

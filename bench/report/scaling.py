@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from bench.case import AXES, SAME_QUESTION, Case, free_axes
 from bench.precision import PRECISIONS
-from bench.record import RELIABLE, Status
+from bench.record import REFUSED, RELIABLE, Status
 from bench.report.axes import keep_main
 from bench.report.cells import TIMED, Row, iterate
 from bench.report.quantities import is_number
@@ -25,7 +25,8 @@ from bench.store.reader import read_cases
 from bench.text import parse_bytes
 from bench.wall.answer import Wall
 from bench.wall.line import MemoryLine, fit_line
-from bench.wall.records import name_family, read_walls
+from bench.wall.records import APART, name_family, read_walls
+from bench.wall.search import STEP
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -44,9 +45,6 @@ DROP = 0.10
 ROUGH = 0.05
 """Where a batch size misses the line by more, memory is no line."""
 
-STEP = 8
-"""Predicted largest batches are multiples of this, which tensor cores work best with."""
-
 CLOSE = 0.9
 """A batch of this share of the largest that trained stands for it."""
 
@@ -56,27 +54,12 @@ FARTHEST = 2
 MOST_FAMILIES = 60
 """Families that a report looks at; more would not be read."""
 
-OUT_OF_MEMORY = {Status.OOM.value, Status.OOM_SUSPECTED.value}
-
 _EQUAL = (
     *SOURCE,
     *(name for name in AXES if name not in ("batch_size", *SAME_QUESTION)),
     "environment",
     "kind",
 )
-
-
-NO_MEMORY = (
-    "lr",
-    "lr_scaling",
-    "base_batch",
-    "lr_warmup",
-    "schedule",
-    "epochs",
-    "seed",
-    "evaluate",
-)
-"""Axes that change nothing about how large a batch fits: a probe has its own values of these."""
 
 
 @dataclass(frozen=True)
@@ -146,7 +129,7 @@ def find_families(
         return []
     alike = [name for name in _EQUAL if name not in free_axes("precision")]
     cases = keep_main(cases, number_groups(cases, alike))
-    memory = [name for name in _EQUAL if name not in NO_MEMORY]
+    memory = [name for name in _EQUAL if name not in APART]
     both = pd.concat([part[memory] for part in (cases, probes)], ignore_index=True)
     numbers = number_groups(both, memory).to_numpy()
     probes = probes.assign(_memory=numbers[len(cases) :])
@@ -411,7 +394,7 @@ def _retried(row: Row) -> bool:
 
 def _list_failed(family: Family) -> set[int]:
     rows = (*iterate(family.probes), *iterate(family.cases))
-    return {int(row.batch_size) for row in rows if row.status in OUT_OF_MEMORY}
+    return {int(row.batch_size) for row in rows if row.status in REFUSED}
 
 
 def find_available(family: Family) -> float | None:

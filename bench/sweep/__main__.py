@@ -119,7 +119,7 @@ def run_sweep(asked: Plan, options: Options) -> int:
     print_report(out)
     lost = {family: wall for family, wall in walls.items() if wall.ending and not wall.recommended}
     for family, wall in lost.items():
-        name = family.label(n for n in telling_axes(families) if n != "batch_size")
+        name = family.label(telling_axes(families, but="batch_size"))
         print(f"warning: no batch size for {name}: {describe_wall(wall)}", file=sys.stderr)
     if stopped():
         print(f"stopped; run the same command with --out {out} to continue", file=sys.stderr)

@@ -46,7 +46,7 @@ def find_walls(
     }
     there = Counter(read_cases(frame[frame["probe"]]))
     known = sum(len(trials[family].probes) for family in families if family in trials)
-    axes = [name for name in telling_axes(families) if name != "batch_size"]
+    axes = telling_axes(families, but="batch_size")
     walls = {}
     with Display(loop.store.folder, None, known, [*axes, "batch_size", "steps"]) as display:
         loop.show_on(display)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from bench.case import FOLLOWS
 from bench.precision import PRECISIONS
-from bench.record import RELIABLE, Status
+from bench.record import REFUSED, RELIABLE
 from bench.report import quantities
 from bench.report.axes import MACHINE, keep_main, name_axis, name_value, order_values, sort_cases
 from bench.report.cells import TIMED, iterate
@@ -131,7 +131,7 @@ def take_memory(group: Group) -> pd.DataFrame:
     ahead = _predict_memory(rows)
     if limit or (len(card) and (rows["device"] == "cuda").all()):
         data[level] = (parse_bytes(limit) if limit else float(card.iloc[0])) / GIB
-        full = rows[rows["status"].isin([Status.OOM.value, Status.OOM_SUSPECTED.value])]
+        full = rows[rows["status"].isin(REFUSED)]
         lost = frame({"batch size": full["batch_size"], "precision": full["precision"]})
         lost[MEMORY] = lost[level] = data[level].iloc[0]
         lost["outcome"] = FULL
