@@ -10,7 +10,9 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import cached_property
 from itertools import pairwise
+from statistics import median
 from typing import TYPE_CHECKING
 
 from bench.case import AXES, SAME_QUESTION, Case, free_axes
@@ -66,24 +68,34 @@ _EQUAL = (
 class Family:
     """Cases of one precision that differ in nothing but their batch size.
 
+    Rows, not frames: each is looked at many times, and a frame takes a millisecond to give one.
+
     Attributes:
-        first: any of its rows, for the settings that all share.
-        cases: one row a batch size, upwards.
+        cases: one row a batch size, upwards; at least one.
         probes: the records of probes that take as much memory, in the order in which they ran.
         group: a number that it shares with families that differ from it in precision only.
         wall: what a search for its largest batch found; None where there was none.
     """
 
-    first: Row
-    cases: pd.DataFrame
-    probes: pd.DataFrame
+    cases: tuple[Row, ...]
+    probes: tuple[Row, ...]
     group: int
     wall: Wall | None = None
 
     @property
+    def first(self) -> Row:
+        """Any of its cases, for the settings that all share."""
+        return self.cases[0]
+
+    @property
+    def rows(self) -> tuple[Row, ...]:
+        """Probes and cases alike."""
+        return (*self.probes, *self.cases)
+
+    @cached_property
     def ended(self) -> list[Row]:
         """The cases with a time that can be compared, by batch size."""
-        return [row for row in iterate(self.cases) if row.status in RELIABLE]
+        return [row for row in self.cases if row.status in RELIABLE]
 
 
 @dataclass(frozen=True)
@@ -132,7 +144,9 @@ def find_families(
     memory = [name for name in _EQUAL if name not in APART]
     both = pd.concat([part[memory] for part in (cases, probes)], ignore_index=True)
     numbers = number_groups(both, memory).to_numpy()
-    probes = probes.assign(_memory=numbers[len(cases) :])
+    probed: dict[int, list[Row]] = {}
+    for number, row in zip(numbers[len(cases) :], iterate(probes), strict=True):
+        probed.setdefault(number, []).append(row)
     cases = cases.assign(
         _family=number_groups(cases, _EQUAL),
         _group=number_groups(cases, alike),
@@ -141,23 +155,25 @@ def find_families(
     cases = cases[cases.groupby("_group")["batch_size"].transform("nunique") > 1]
     first = cases["_family"].drop_duplicates()[:MOST_FAMILIES]
     cases = _keep_one(cases[cases["_family"].isin(first)], "batch_size")
-    parts = {int(part["_family"].iloc[0]): part for _, part in cases.groupby("_family")}
+    rows = list(iterate(cases))
+    # of each family its places in the frame, upwards by batch size
+    places = {number: list(part) for number, part in cases.groupby("_family").indices.items()}
     return [
         Family(
-            next(iterate(part)),
-            part,
-            probes[probes["_memory"] == part["_memory"].iloc[0]],
-            int(part["_group"].iloc[0]),
-            _find_wall(part, searches),
+            tuple(rows[at] for at in places[number]),
+            tuple(probed.get(cases["_memory"].iloc[places[number][0]], ())),
+            int(cases["_group"].iloc[places[number][0]]),
+            _find_wall(cases.iloc[places[number][:1]], searches),
         )
-        for part in (parts[number] for number in first)
+        for number in first
     ]
 
 
-def _find_wall(cases: pd.DataFrame, searches: Sequence[Search]) -> Wall | None:
-    first = next(iterate(cases))
-    mine = [s for s in searches if (s.sweep, s.machine) == (first.sweep, first.machine)]
-    family = name_family(read_cases(cases.head(1))[0]) if mine else None
+def _find_wall(case: pd.DataFrame, searches: Sequence[Search]) -> Wall | None:
+    """The wall that was found for the family of the only row of ``case``."""
+    (sweep,), (machine,) = (case[name] for name in SOURCE)
+    mine = [search for search in searches if (search.sweep, search.machine) == (sweep, machine)]
+    family = name_family(read_cases(case)[0]) if mine else None
     return next((search.wall for search in mine if search.family == family), None)
 
 
@@ -349,7 +365,7 @@ def fit_growth(family: Family) -> Growth | None:
     """
     points = {
         int(row.batch_size): float(row.memory_bytes)
-        for row in (*iterate(family.probes), *iterate(family.cases))
+        for row in family.rows
         if row.status in RELIABLE and is_number(row.memory_bytes) and not _retried(row)
     }
     line = fit_line(list(points.items()))
@@ -393,8 +409,7 @@ def _retried(row: Row) -> bool:
 
 
 def _list_failed(family: Family) -> set[int]:
-    rows = (*iterate(family.probes), *iterate(family.cases))
-    return {int(row.batch_size) for row in rows if row.status in REFUSED}
+    return {int(row.batch_size) for row in family.rows if row.status in REFUSED}
 
 
 def find_available(family: Family) -> float | None:
@@ -403,11 +418,13 @@ def find_available(family: Family) -> float | None:
     That is its memory limit, or the card less what others had of it if that is less. Torch's
     allocator does not hold the CUDA context, which then is subtracted too, as far as it is known.
     """
-    import pandas as pd
 
-    columns = ["gpu_memory_bytes", "baseline_device_bytes", "context_bytes"]
-    rows = pd.concat([part[columns] for part in (family.cases, family.probes)]).astype(float)
-    card, others, context = (rows[name].median() for name in columns)
+    def middle(name: str) -> float:
+        known = [float(v) for row in family.rows if is_number(v := getattr(row, name))]
+        return median(known) if known else math.nan
+
+    card, others = middle("gpu_memory_bytes"), middle("baseline_device_bytes")
+    context = middle("context_bytes")
     ends = []
     if family.first.memory_limit:
         ends.append(float(parse_bytes(family.first.memory_limit)))
@@ -415,7 +432,7 @@ def find_available(family: Family) -> float | None:
         ends.append(card - (others if others > 0 else 0))
     if not ends:
         return None
-    measures = {*family.cases["memory_measure"], *family.probes["memory_measure"]}
+    measures = {row.memory_measure for row in family.rows}
     of_allocator = measures & {"peak_reserved_bytes", "peak_allocated_bytes"}
     return min(ends) - (context if of_allocator and context > 0 else 0)
 
@@ -435,8 +452,7 @@ class Bounds:
 
 def find_bounds(family: Family) -> Bounds:
     """The largest batch that was trained, and the smallest that was not; cases and probes alike."""
-    rows = (*iterate(family.cases), *iterate(family.probes))
-    fits = max((int(row.batch_size) for row in rows if row.status in TIMED), default=None)
+    fits = max((int(row.batch_size) for row in family.rows if row.status in TIMED), default=None)
     failed = [size for size in _list_failed(family) if size > (fits or 0)]
     return Bounds(fits, min(failed, default=None))
 
