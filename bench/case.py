@@ -18,6 +18,8 @@ from typing import Any
 from bench.data import DATASETS
 from bench.errors import UsageError, nearest
 from bench.models import parse_model
+from bench.models.freezing import NONE, parse_freeze
+from bench.models.weights import parse_start
 from bench.optimization import LR_SCALINGS, OPTIMIZERS, SCHEDULES, count_warmup_steps
 from bench.precision import OPT_LEVELS, POLICIES, PRECISIONS, is_dynamic
 from bench.text import parse_bytes, write_bytes
@@ -294,6 +296,20 @@ class Case:
     )
     compile: bool = describe_axis(False, _switch, "torch.compile the network during warm-up")
     channels_last: bool = describe_axis(False, _switch, "NHWC memory layout")
+    freeze: str = describe_axis(
+        NONE,
+        parse_freeze,
+        "weights that are not trained: backbone, bn, or layers by name; --list describes them",
+        since=4,
+        quiet=True,
+    )
+    start: str | None = describe_axis(
+        None,
+        parse_start,
+        "file of the weights to start from, .safetensors or of torch.save (default: none)",
+        since=4,
+        quiet=True,
+    )
     workload: str = describe_axis(
         IMAGES,
         parse_workload,

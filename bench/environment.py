@@ -31,7 +31,7 @@ from typing import Any
 
 from bench.data import DatasetInfo
 from bench.errors import UsageError
-from bench.fingerprint import WORKLOAD, Fingerprint, examine_in_fork, read_fingerprint
+from bench.fingerprint import Fingerprint, examine_in_fork, parse_asked, read_fingerprint
 from bench.gpu.cards import Card, find_card, find_cards
 from bench.precision import Precision
 from bench.record import Environment
@@ -152,7 +152,7 @@ def ask(
     """Ask a fresh process about devices ("cuda" or "cpu") and models.
 
     Args:
-        models: by name; a workload's behind `WORKLOAD`.
+        models: by name; or as `bench.fingerprint.Asked` writes them.
         timeout_s: how long it may take, the user's models included.
         look: called with the answer and the process's id while it still holds the devices.
     """
@@ -189,7 +189,7 @@ def ask(
     if answer is not None:
         return answer
     if late and models:
-        what = ", ".join(name.removeprefix(WORKLOAD) for name in models)
+        what = ", ".join(parse_asked(text).name for text in models)
         return Answer(f"model {what}: not built and run within {timeout_s:g} s; raise --timeout")
     return Answer(f"torch cannot be asked about the device: {last_line(said)}; install torch>=2.9")
 
@@ -509,7 +509,7 @@ def _main(names: Sequence[str]) -> None:
     models = [name for name in names if name not in devices]
     # models first: a fork of a process that has used CUDA cannot use it
     found = {
-        "models": {name.removeprefix(WORKLOAD): examine_in_fork(name) for name in models},
+        "models": {parse_asked(text).name: examine_in_fork(text) for text in models},
         "devices": {name: vars(_describe_device(name)) for name in devices},
     }
     print(json.dumps(found), file=answers, flush=True)

@@ -14,7 +14,7 @@ import signal
 import sys
 import sysconfig
 import traceback
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from hashlib import sha256
@@ -25,6 +25,8 @@ from typing import TYPE_CHECKING, Any
 
 from bench.errors import UsageError
 from bench.models import MODELS, build_model, is_timm, load_factory, split_model
+from bench.models.freezing import NONE, freeze
+from bench.models.weights import fit_weights
 from bench.precision import PRECISIONS
 from bench.workloads import Loss, Workload, check_workload, count_items
 
@@ -76,16 +78,51 @@ def read_fingerprint(values: Mapping[str, Any]) -> Fingerprint:
     return Fingerprint(**{**values, "workload": facts and WorkloadFacts(**facts)})
 
 
-WORKLOAD = "workload:"
+_WORKLOAD = "workload:"
 """Before the name of a workload, where names are given to be examined; no model's begins so."""
 
 
-def examine(name: str, kind: str = "model") -> Fingerprint:
+@dataclass(frozen=True)
+class Asked:
+    """A model or workload that is to be examined.
+
+    ``kind`` is which of both. ``freezes`` and ``starts`` are values of the axes `freeze` and
+    `start` that it is to be trained with.
+    """
+
+    name: str
+    kind: str = "model"
+    freezes: tuple[str, ...] = ()
+    starts: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        """One argument of a command line: of a model without more, its name."""
+        name = _WORKLOAD + self.name if self.kind == "workload" else self.name
+        tuned = bool(self.freezes or self.starts)
+        return f"{name} {json.dumps([self.freezes, self.starts])}" if tuned else name
+
+
+def parse_asked(text: str) -> Asked:
+    """Read what `Asked` was written as."""
+    name, _, tuned = text.partition(" ")  # no name has a space
+    freezes, starts = json.loads(tuned) if tuned else ((), ())
+    kind = "workload" if name.startswith(_WORKLOAD) else "model"
+    return Asked(name.removeprefix(_WORKLOAD), kind, tuple(freezes), tuple(starts))
+
+
+def examine(
+    name: str, kind: str = "model", freezes: Sequence[str] = (), starts: Sequence[str] = ()
+) -> Fingerprint:
     """Import and build ``name``, run a user's own once, and say what it is.
+
+    What it is does not depend on what is frozen or where it starts; that this can be done is
+    checked.
 
     Args:
         name: of a model or workload.
         kind: which of both, ``model`` or ``workload``.
+        freezes: as `bench.models.freezing.freeze` takes them.
+        starts: files, as `bench.models.weights.load_weights` takes them.
 
     A workload is tried by `try_workload`. A user's model takes a training step's forward pass on
     `INPUT`, on the device that it puts itself on. A built-in network is built without memory
@@ -94,7 +131,8 @@ def examine(name: str, kind: str = "model") -> Fingerprint:
     Call it in a process that has imported torch, and no model before.
 
     Raises:
-        UsageError: it cannot be imported, built or run, or is no network for images; one line.
+        UsageError: it cannot be imported, built or run, or is no network for images; or the others
+            do not go with it; one line.
     """
     import torch
 
@@ -108,15 +146,18 @@ def examine(name: str, kind: str = "model") -> Fingerprint:
     if name in MODELS:
         with torch.device("meta"):
             model = build_model(name)
+        check_tuning(f"model {name!r}", model, Workload(), freezes, starts)
     else:
         make = partial(build_model, name) if is_timm(name) else partial(_make, name, kind)
         made = _try(f"{kind} {name!r} cannot be built", make)
         if kind == "workload":
             workload = check_workload(name, made)
             model = build_network(name, workload)
-            facts = try_workload(name, workload, model)
+            check_tuning(f"workload {name!r}", model, workload, freezes, starts)
+            facts = try_workload(name, workload, model, freezes)
         else:
             model = _check_network(name, made)
+            check_tuning(f"model {name!r}", model, Workload(), freezes, starts)
             outputs = _run(name, model)
             if is_timm(name):
                 outputs = None  # its head is made for as many classes as the images have
@@ -135,6 +176,29 @@ def examine(name: str, kind: str = "model") -> Fingerprint:
         outputs,
         facts,
     )
+
+
+def check_tuning(
+    what: str, model: nn.Module, workload: Workload, freezes: Sequence[str], starts: Sequence[str]
+) -> None:
+    """Check that a network can start from files and be frozen, and leave it as it is.
+
+    Args:
+        what: the network, for the message.
+
+    Raises:
+        UsageError: it cannot.
+    """
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    try:
+        for path in starts:
+            _try(f"--start {path}", partial(fit_weights, model, path, workload.find_head))
+        for setting in freezes:
+            _try(f"--freeze {setting}", partial(freeze, model, setting, workload.find_head))
+            for parameter in trained:
+                parameter.requires_grad_()
+    except UsageError as error:
+        raise UsageError(f"{what}: {error}") from error
 
 
 def _make(name: str, kind: str) -> object:
@@ -208,10 +272,12 @@ def build_network(name: str, workload: Workload) -> nn.Module:
     return model
 
 
-def try_workload(name: str, workload: Workload, model: nn.Module) -> WorkloadFacts:
+def try_workload(
+    name: str, workload: Workload, model: nn.Module, freezes: Sequence[str] = ()
+) -> WorkloadFacts:
     """Take the loss of a batch of two and its gradients, on the CPU, and look at everything.
 
-    Then take a training step of the batch in fp32 and in bf16.
+    Then take a training step of the batch in fp32 and in bf16, and one with each of ``freezes``.
 
     Raises:
         UsageError: it breaks the protocol of `Workload`; one line says how.
@@ -305,7 +371,7 @@ def try_workload(name: str, workload: Workload, model: nn.Module) -> WorkloadFac
     if all(p.grad is None for p in model.parameters()):
         raise refuse("no weight of the network receives a gradient")
     optimizer = _try_optimizer(workload, model, attempt, refuse)
-    _try_steps(name, workload, batch, attempt)
+    _try_steps(name, workload, batch, attempt, freezes)
     return WorkloadFacts(
         workload.samples,
         workload.count_units(workload.samples),
@@ -342,20 +408,35 @@ def _try_optimizer(
 
 
 def _try_steps(
-    name: str, workload: Workload, batch: Any, attempt: Callable[[str, Callable[[], Any]], Any]
+    name: str,
+    workload: Workload,
+    batch: Any,
+    attempt: Callable[[str, Callable[[], Any]], Any],
+    freezes: Sequence[str],
 ) -> None:
-    """Step once as a case does: where weights stay in fp32, and where they are cast to half."""
+    """Step once as a case does: where weights stay in fp32, where they are cast, with each freeze.
+
+    A freeze may leave an optimizer or a loss without what it needs.
+    """
     import torch
 
     from bench.training.loop import Training
 
-    for precision in ("fp32", "bf16"):
+    plain = [("fp32", NONE), ("bf16", NONE)]
+    for precision, frozen in [*plain, *(("fp32", frozen) for frozen in freezes)]:
         kind, model = PRECISIONS[precision], build_network(name, workload)
-        training = attempt(
-            f"a training in {precision}",
-            partial(Training, model, kind, torch.device("cpu"), lr=1e-3, workload=workload),
+        where = f"{precision} with --freeze {frozen}" if frozen != NONE else precision
+        make = partial(
+            Training,
+            model,
+            kind,
+            torch.device("cpu"),
+            lr=1e-3,
+            frozen=frozen,
+            workload=workload,
         )
-        attempt(f"a training step in {precision}", partial(training.step, batch))
+        training = attempt(f"a training in {where}", make)
+        attempt(f"a training step in {where}", partial(training.step, batch))
 
 
 def _shapes(tensors: Iterable[torch.Tensor]) -> str:
@@ -398,21 +479,21 @@ def _hash(parts: Iterable[bytes]) -> str:
     return digest.hexdigest()[:12]
 
 
-def examine_in_fork(name: str) -> dict[str, Any]:
+def examine_in_fork(text: str) -> dict[str, Any]:
     """`examine` in a fork of this process: the fields of `Fingerprint`, or {"error": one line}.
 
     Args:
-        name: of a model; or of a workload, behind `WORKLOAD`.
+        text: what is `Asked`.
     """
-    kind = "workload" if name.startswith(WORKLOAD) else "model"
-    name = name.removeprefix(WORKLOAD)
+    asked = parse_asked(text)
+    name, kind = asked.name, asked.kind
     reader, writer = os.pipe()
     pid = os.fork()
     if not pid:
         os.close(reader)
         answer: dict[str, Any]
         try:
-            answer = asdict(examine(name, kind))
+            answer = asdict(examine(name, kind, asked.freezes, asked.starts))
         except UsageError as error:
             answer = {"error": str(error)}
         except BaseException as error:

@@ -266,6 +266,9 @@ class Environment:
     model_source: str | None = quantity(
         str, "hash of the source files that build the model", comparable="model", since=2
     )
+    start_fingerprint: str | None = quantity(
+        str, "hash of the file of --start", comparable="start", since=4
+    )
     variables: str | None = quantity(
         str,
         "environment variables that change results, those that are set",
@@ -446,6 +449,7 @@ MODEL_PARTS: dict[str, str] = {
     "model_parameters": "parameters",
     "model_structure": "layers",
     "model_source": "source files",
+    "start_fingerprint": "starting weights",
 }
 """Environment columns that say which network a model's name stood for, and what each is of."""
 

@@ -63,8 +63,11 @@ _WITHOUT = (
     "lr_warmup",
     "schedule",
     "epochs",
+    "freeze",
+    "start",
 )
-"""Axes without a flag here: a check trains a few steps of whole batches, all at --lr."""
+"""Axes without a flag here: a check trains a few steps of whole batches, all at --lr, of a whole
+network from scratch."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:

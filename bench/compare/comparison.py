@@ -321,7 +321,7 @@ class Comparison:
 
     def _is_asked(self, name: str) -> bool:
         """Whether an environment column says nothing but the value of the compared axis."""
-        return self.axis in ("model", "dataset") and COMPARABLE.get(name) == self.axis
+        return self.axis in ("model", "dataset", "start") and COMPARABLE.get(name) == self.axis
 
     @cached_property
     def conditions(self) -> list[tuple[Condition, Summarized, Summarized]]:
@@ -355,10 +355,11 @@ class Comparison:
     def changed_models(self) -> Iterator[tuple[Subject, str]]:
         """Matched subjects whose networks differ, and in which columns; unknown ones do not.
 
-        Two models are different networks on purpose.
+        Two models are different networks on purpose, and two files to start from are two files.
         """
-        for subject in () if self.axis == "model" else self.matched:
-            for name in MODEL_PARTS:
+        names = [name for name in MODEL_PARTS if COMPARABLE[name] != self.axis]
+        for subject in self.matched:
+            for name in names:
                 a, b = (
                     {value for ((_, value),) in side.ran_on(side.rows[subject], [name]) if value}
                     for side in (self.a, self.b)

@@ -59,7 +59,7 @@ JUDGED = (TIME, MEMORY, ENERGY, LOSS)
 NO_QUESTION = ("seed",)
 """Axes that are varied to see a spread, not for what they do."""
 
-BASELINES = {"precision": "fp32", "memory_limit": ""}
+BASELINES = {"precision": "fp32", "memory_limit": "", "freeze": "none", "start": ""}
 """What the other values of an axis are compared with, where it ran; else the first value.
 
 Of numbers, each is compared with the next below it.

@@ -70,7 +70,7 @@ def sweep(argv: Sequence[str]) -> int:
         return print_registries()
     plan = plan_cases(options, {})
     if options.dry_run:
-        try_models([*plan.cases, *plan.families], options)
+        try_models([*plan.cases, *plan.unsized], options)
         return print_cases(plan, options.repeats)
     try:
         return run_sweep(plan, options)
@@ -84,11 +84,11 @@ def run_sweep(asked: Plan, options: Options) -> int:
     refuse_unwritable(options.out)
     refuse_missing(name for name in PACKAGES if name != "nvidia-ml-py")  # whose lack is noted
     families = asked.families
-    inputs = find_inputs(asked.cases, options, families)
+    inputs = find_inputs(asked.cases, options, asked.unsized)
     refuse_searches(asked.searched, inputs)
     out = options.out or default_out(inputs.platforms)
     with Store(out, options.wait_s, say_waiting) as store:
-        comparable, frame = read_past(out, [*asked.cases, *families], options, inputs)
+        comparable, frame = read_past(out, [*asked.cases, *asked.unsized], options, inputs)
         done, before = read_history(comparable), read_history(frame)
         earlier = store.read_config()
         search = {"step": STEP, "margin": MARGIN} if families else None

@@ -15,6 +15,7 @@ from bench.errors import UsageError, nearest
 from bench.executors import EXECUTORS
 from bench.flags import Parser, add_axes, read_axes
 from bench.models import MODELS
+from bench.models.freezing import FREEZES
 from bench.optimization import OPTIMIZERS, SCHEDULES
 from bench.precision import OPT_LEVELS, POLICIES, PRECISIONS
 from bench.preset import Preset, load_config, load_preset, preset_names, read_micro_batch
@@ -247,6 +248,11 @@ class Plan:
         """What is searched, each once."""
         return list(dict.fromkeys(name_family(case) for case, _ in self.searched))
 
+    @property
+    def unsized(self) -> list[Case]:
+        """What is searched, and the cases that are measured then, but for their batch size."""
+        return [*self.families, *(case for case, _ in self.searched)]
+
 
 def plan_cases(options: Options, walls: Mapping[Case, Wall]) -> Plan:
     """Expand preset and flags to cases, with the largest batches that are known.
@@ -294,6 +300,7 @@ def print_registries() -> int:
         "opt levels of fp16-apex": {name: level.help for name, level in OPT_LEVELS.items()},
         "optimizers": {name: kind.help for name, kind in OPTIMIZERS.items()},
         "schedules": SCHEDULES,
+        "what --freeze takes": FREEZES,
         "models": {
             **MODELS,
             "package.module:factory": "your own torch.nn.Module",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,9 +17,10 @@ from bench.doctor.__main__ import write_warnings
 from bench.doctor.machine import examine_machine
 from bench.environment import Platform, ask, describe_host, with_inputs
 from bench.errors import UsageError
-from bench.fingerprint import WORKLOAD, Fingerprint, check_outputs
+from bench.fingerprint import Asked, Fingerprint, check_outputs
 from bench.gpu.nvml import find_neighbours
 from bench.models import MODELS, check_model
+from bench.models.weights import hash_weights
 from bench.optimization import count_warmup_steps
 from bench.precision import PRECISIONS
 from bench.record import COMPARABLE, MODEL_PARTS, Environment
@@ -55,7 +56,8 @@ class Inputs:
     """What the cases need, determined once: devices, models and images, each by its name.
 
     A model is None where it was not examined, as with the fake executor. ``warnings`` are what the
-    examination found of this machine that matters, a line each.
+    examination found of this machine that matters, a line each. ``starts`` are the hashes of the
+    files that cases start from.
     """
 
     platforms: Mapping[str, Platform]
@@ -63,6 +65,7 @@ class Inputs:
     datasets: Mapping[str, DatasetInfo]
     warnings: Sequence[str] = ()
     apex: Apex | None = None
+    starts: Mapping[str | None, str] = field(default_factory=dict)
 
     def refuse(self, case: Case) -> str:
         """Say why the case cannot be run here at all, and what to do; empty where it can."""
@@ -94,9 +97,10 @@ class Inputs:
         check_batches(case, self.data(case).train_images, batchnorm=batchnorm)
 
     def describe(self, case: Case) -> Environment:
-        """What runs the case: the machine, its images and its model."""
+        """What runs the case: the machine, its images, its model and the weights at its start."""
         environment = self.platforms[case.device].environment
-        return with_inputs(environment, self.data(case), self.models[case.model])
+        environment = with_inputs(environment, self.data(case), self.models[case.model])
+        return replace(environment, start_fingerprint=self.starts.get(case.start))
 
 
 def find_inputs(cases: Sequence[Case], options: Options, families: Sequence[Case] = ()) -> Inputs:
@@ -110,16 +114,22 @@ def find_inputs(cases: Sequence[Case], options: Options, families: Sequence[Case
     Raises:
         UsageError: torch cannot use a device, or it has less memory than a memory limit; a
             precision given as a flag cannot run there; others use the card and --allow-shared is
-            not given; a model or dataset is broken or not there.
+            not given; a model or dataset is broken or not there; a model has nothing that is to be
+            frozen, or cannot start from the weights that are given.
     """
     known, cases = cases, [*cases, *families]
+    starts = hash_starts(cases)
     names = _names(cases, "model")
     devices = _names(cases, "device")
     if options.executor == "fake":
         check_models(cases)
         platforms = {device: Platform(describe_host()) for device in devices}
         unseen = Inputs(
-            platforms, dict.fromkeys(names), prepare_datasets(cases, options), apex=find_apex()
+            platforms,
+            dict.fromkeys(names),
+            prepare_datasets(cases, options),
+            apex=find_apex(),
+            starts=starts,
         )
         refuse_batches(known, unseen)
         return unseen
@@ -150,15 +160,37 @@ def find_inputs(cases: Sequence[Case], options: Options, families: Sequence[Case
         prepare_datasets(cases, options),
         write_warnings(machine),
         machine.apex,
+        starts,
     )
     refuse_batches(known, inputs)
     return inputs
 
 
+def hash_starts(cases: Sequence[Case]) -> dict[str | None, str]:
+    """The hashes of the files that ``cases`` start from, by name.
+
+    Raises:
+        UsageError: one cannot be read.
+    """
+    return {name: hash_weights(name) for name in dict.fromkeys(c.start for c in cases) if name}
+
+
 def list_examined(cases: Sequence[Case]) -> list[str]:
-    """The models and workloads of ``cases``, as `bench.environment.ask` takes their names."""
-    kinds = dict.fromkeys((case.workload, case.model) for case in cases)
-    return [model if workload == IMAGES else WORKLOAD + model for workload, model in kinds]
+    """The models and workloads of ``cases``, as `bench.environment.ask` takes them."""
+    kinds: dict[tuple[str, str], list[Case]] = {}
+    for case in cases:
+        kinds.setdefault((case.workload, case.model), []).append(case)
+    return [
+        str(
+            Asked(
+                model,
+                "model" if workload == IMAGES else "workload",
+                tuple(dict.fromkeys(case.freeze for case in of if case.freeze != Case.freeze)),
+                tuple(dict.fromkeys(case.start for case in of if case.start is not None)),
+            )
+        )
+        for (workload, model), of in kinds.items()
+    ]
 
 
 def check_models(cases: Sequence[Case]) -> None:
@@ -174,10 +206,14 @@ def check_models(cases: Sequence[Case]) -> None:
 def try_models(cases: Sequence[Case], options: Options) -> None:
     """Import, build and run once the user's own models, as a sweep does before its first case.
 
+    Those that come with the harness are built only where some of their weights are given or frozen.
+
     Raises:
-        UsageError: one is broken or not there.
+        UsageError: one is broken or not there, or as `find_inputs` has it of weights.
     """
-    names = [name for name in _names(cases, "model") if name not in MODELS]
+    hash_starts(cases)
+    tuned = [case for case in cases if case.start is not None or case.freeze != Case.freeze]
+    names = [n for n in _names(cases, "model") if n not in MODELS or n in _names(tuned, "model")]
     if options.executor == "fake":
         check_models([case for case in cases if case.model in names])
     elif names:
@@ -289,14 +325,15 @@ def read_past(
     """
     frame = read_records(out)
     comparable, differing = frame["repeat"] >= 0, dict[str, None]()
-    for case in {(c.device, c.dataset, c.model): c for c in cases}.values():
+    for case in {(c.device, c.dataset, c.model, c.start): c for c in cases}.values():
         environment = inputs.describe(case)
         here = (frame["device"] == case.device) & (frame["dataset"] == case.dataset)
         changed: list[str] = []
         for name in COMPARABLE:
             now = clean(getattr(environment, name) or "")
-            # of what a model is, only its own rows speak
-            rows = here & (frame["model"] == case.model) if name in MODEL_PARTS else here
+            # of what a model or a file is, only its own rows speak
+            axis = COMPARABLE[name]
+            rows = here & (frame[axis] == format_value(getattr(case, axis)))
             unlike = rows & (frame[name] != now)
             comparable &= ~unlike
             if name in MODEL_PARTS:

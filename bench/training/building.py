@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from bench.case import Case
+from bench.models.weights import load_weights
 from bench.precision import PRECISIONS, set_flags
 from bench.training.loop import Training
 from bench.workloads import IMAGES, Workload, load_workload
@@ -39,13 +40,21 @@ def build_training(
         model: trained in place of a new one of the workload; on the CPU, in float32.
 
     Raises:
-        UsageError: the model cannot be built.
+        UsageError: the model cannot be built, the weights that it is to start from cannot be read
+            or do not fit it, or what is to be frozen is not in it.
         UnsupportedError: the case needs what is not installed.
     """
     set_flags(PRECISIONS[case.precision])
     torch.backends.cudnn.benchmark = case.cudnn_benchmark
     seed_all(case.seed)
-    return Training.of(case, model or workload.build_model(), device, workload)
+    note = ""
+    if model is None:
+        model = workload.build_model()
+        if case.start is not None:
+            note = load_weights(model, case.start, workload.find_head)
+    training = Training.of(case, model, device, workload)
+    training.start_note = note
+    return training
 
 
 def seed_all(seed: int) -> None:

@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_map_only
 
 from bench.case import Case
 from bench.data.batches import Divided, count_items
+from bench.models.freezing import NONE, freeze
 from bench.optimization import scale_lr
 from bench.precision import Precision, autocast, cast, find_formats
 from bench.training.loss_scale import build_loss_scale
@@ -35,6 +36,7 @@ class Training:
         optimizer: one of `OPTIMIZERS`.
         loss_scale: an axis value: None, a positive number or the name of one of `POLICIES`.
         opt_level: one of `OPT_LEVELS`, for apex.
+        frozen: what is not trained, as `bench.models.freezing.freeze` takes it.
         workload: its loss, and what of it stays in fp32; by default of ten classes of images.
     """
 
@@ -43,6 +45,9 @@ class Training:
 
     brings_optimizer = False
     """Whether the optimizer is the workload's own."""
+
+    start_note = ""
+    """What a reader should know of the weights that it starts from."""
 
     def __init__(
         self,
@@ -57,9 +62,11 @@ class Training:
         channels_last: bool = False,
         compile: bool = False,
         opt_level: str | None = None,
+        frozen: str = NONE,
         workload: Workload | None = None,
     ) -> None:
         self.workload = workload or Workload()
+        self._still = freeze(model, frozen, self.workload.find_head)
         # kept on the CPU, so that remembering the start costs no device memory
         self._start = {name: value.clone() for name, value in model.state_dict().items()}
         self._loss_scale_setting, self._skip_overflow = loss_scale, skip_overflow
@@ -134,6 +141,7 @@ class Training:
             channels_last=case.channels_last,
             compile=case.compile,
             opt_level=case.opt_level,
+            frozen=case.freeze,
             workload=workload,
         )
 
@@ -262,6 +270,15 @@ class Training:
         self.model.zero_grad(set_to_none=True)
         return overflowed
 
+    def resume(self) -> None:
+        """Put the network in training mode, as it was before an evaluation.
+
+        BatchNorm layers that are frozen stay in evaluation mode.
+        """
+        self.model.train()
+        for layer in self._still:
+            layer.eval()
+
     @torch.no_grad()
     def evaluate(self, batches: Iterable[Any]) -> tuple[float, float | None]:
         """Mean loss and fraction right over ``batches``, in evaluation mode.
@@ -275,7 +292,7 @@ class Training:
             losses.append(found.loss.double() * size)
             hits.append(found.correct)
             items += size
-        self.model.train()
+        self.resume()
         correct = _sum(hits)
         return (
             float(torch.stack(losses).sum()) / items,

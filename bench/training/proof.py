@@ -2,7 +2,8 @@
 
 A flag says what may happen, an output's dtype what came out; only the error says what was computed.
 Probed are the network's most expensive convolution and its most expensive grouped one, forward and
-both gradients, in the shapes, memory format and compilation of the case; and a matmul.
+both gradients, in the shapes, memory format and compilation of the case; and a matmul. Of a network
+with frozen weights, gradients that training does not compute are not probed, and are no expense.
 
 Where the bounds come from
 --------------------------
@@ -160,7 +161,8 @@ class Layer:
     """A convolution or linear layer of a network, as one of its forward passes called it.
 
     ``image`` is the input's shape and ``out`` the output's, without the batch; ``batch`` how many
-    such inputs one item of a batch makes. A linear layer has no ``stride``.
+    such inputs one item of a batch makes. A linear layer has no ``stride``. ``input_grad`` and
+    ``weight_grad`` say whether training computes these.
     """
 
     image: tuple[int, ...]
@@ -173,6 +175,8 @@ class Layer:
     transposed: bool = False
     output_padding: tuple[int, ...] = ()
     batch: int = 1
+    input_grad: bool = True
+    weight_grad: bool = True
 
     @property
     def linear(self) -> bool:
@@ -189,6 +193,11 @@ class Layer:
         """FLOP of the forward pass of one input; each gradient takes as many."""
         elements = self.image if self.transposed else self.out
         return 2 * math.prod(elements) * math.prod(self.weight[1:])
+
+    @property
+    def passes(self) -> int:
+        """The forward pass, and each gradient that is computed."""
+        return 1 + self.input_grad + self.weight_grad
 
     @property
     def products(self) -> tuple[int, int, int]:
@@ -216,6 +225,12 @@ class Layer:
         grouped = f", {self.groups} groups" if self.groups > 1 else ""
         return f"{size} {kind}, {into} to {out} channels{grouped}, on {on}"
 
+    def require(self, x: Tensor, weight: Tensor) -> list[Tensor]:
+        """Have autograd compute the gradients that training does; of what."""
+        x.requires_grad_(self.input_grad)
+        weight.requires_grad_(self.weight_grad)
+        return [tensor for tensor in (x, weight) if tensor.requires_grad]
+
     def compute(self, x: Tensor, weight: Tensor) -> Tensor:
         """Run it on ``x`` (N, *image) and ``weight``; (N, *out)."""
         if self.linear:
@@ -239,11 +254,15 @@ _DENSE_IMAGES = 16
 
 
 class _Recorder(TorchDispatchMode):
-    """Notes each convolution and matmul of a forward pass of so many ``items``."""
+    """Notes each convolution and matmul of a forward pass of so many ``items``.
 
-    def __init__(self, items: int) -> None:
+    Args:
+        frozen: whether some weights are. Then it is to see a graph, which says who has gradients.
+    """
+
+    def __init__(self, items: int, frozen: bool) -> None:
         super().__init__()
-        self._items = items
+        self._items, self._frozen = items, frozen
         self.layers: set[Layer] = set()
 
     def __torch_dispatch__(
@@ -267,17 +286,32 @@ class _Recorder(TorchDispatchMode):
                         transposed=transposed,
                         output_padding=tuple(output_padding),
                         batch=max(1, len(x) // self._items),
+                        input_grad=self._has_gradient(x, w),
+                        weight_grad=self._has_gradient(w),
                     )
                 )
         elif func in (torch.ops.aten.mm.default, torch.ops.aten.addmm.default):
             x, w = args[-2:]
             into, features = w.shape
             batch = max(1, len(x) // self._items)
-            self.layers.add(Layer((into,), (features, into), (features,), batch=batch))
+            self.layers.add(
+                Layer(
+                    image=(into,),
+                    weight=(features, into),
+                    out=(features,),
+                    batch=batch,
+                    # the first layer that trains is probed as the first of a network: with both
+                    input_grad=self._has_gradient(x, w),
+                    weight_grad=self._has_gradient(w),
+                )
+            )
         return out
 
+    def _has_gradient(self, *tensors: Tensor) -> bool:
+        return not self._frozen or any(tensor.requires_grad for tensor in tensors)
 
-def find_layers(compute: Callable[[], object], items: int) -> list[Layer]:
+
+def find_layers(compute: Callable[[], object], items: int, frozen: bool = False) -> list[Layer]:
     """The layers to probe: the most expensive convolution, and grouped one if that is another.
 
     Where there is no convolution, the largest linear layer; or nothing.
@@ -285,8 +319,9 @@ def find_layers(compute: Callable[[], object], items: int) -> list[Layer]:
     Args:
         compute: runs the network forward on a batch, as in training.
         items: of that batch, at least two, since BatchNorm needs them.
+        frozen: whether some weights are.
     """
-    with torch.no_grad(), _Recorder(items) as seen:
+    with torch.set_grad_enabled(frozen), _Recorder(items, frozen) as seen:
         compute()
     convolutions = [layer for layer in seen.layers if not layer.linear]
     grouped = [layer for layer in convolutions if layer.groups > 1]
@@ -295,22 +330,26 @@ def find_layers(compute: Callable[[], object], items: int) -> list[Layer]:
 
 
 def _most_expensive(layers: Sequence[Layer] | set[Layer]) -> Layer | None:
-    return max(layers, key=lambda layer: (layer.flop * layer.batch, str(layer)), default=None)
+    return max(
+        layers,
+        key=lambda layer: (layer.flop * layer.passes * layer.batch, str(layer)),
+        default=None,
+    )
 
 
 @dataclass(frozen=True)
 class LayerProof:
-    """What a layer's forward pass and both gradients ran in."""
+    """What a layer's forward pass ran in, and its gradients, those that training computes."""
 
     layer: Layer
     forward: Finding
-    input_grad: Finding
-    weight_grad: Finding
+    input_grad: Finding | None
+    weight_grad: Finding | None
 
     @property
-    def findings(self) -> tuple[Finding, Finding, Finding]:
-        """All three."""
-        return self.forward, self.input_grad, self.weight_grad
+    def findings(self) -> tuple[Finding, ...]:
+        """All of them."""
+        return tuple(f for f in (self.forward, self.input_grad, self.weight_grad) if f)
 
 
 @dataclass(frozen=True)
@@ -379,13 +418,14 @@ _EXACT_IMAGES = 8
 
 @dataclass(frozen=True)
 class Setting:
-    """How a case runs its layers."""
+    """How a case runs its layers; ``frozen`` says whether some of the weights are."""
 
     precision: Precision
     device: torch.device
     batch_size: int
     memory_format: torch.memory_format = torch.contiguous_format
     compile: bool = False
+    frozen: bool = False
 
 
 def prove(setting: Setting, compute: Callable[[], object], items: int) -> Proof:
@@ -398,7 +438,7 @@ def prove(setting: Setting, compute: Callable[[], object], items: int) -> Proof:
     notes: list[str] = []
     layers: list[Layer] = []
     try:
-        layers = find_layers(compute, items)
+        layers = find_layers(compute, items, setting.frozen)
     except Exception as error:  # a network for which two items are too few is probed all the same
         notes.append(f"the network's layers could not be listed: {_first_line(error)}")
     proofs = tuple(probe(layer, setting, notes) for layer in layers or [DENSE])
@@ -413,12 +453,14 @@ def prove(setting: Setting, compute: Callable[[], object], items: int) -> Proof:
 def probe(layer: Layer, setting: Setting, notes: list[str]) -> LayerProof:
     """Run a layer forward and backward at the case's batch, and look at its first images' errors.
 
+    Only the gradients that training computes are.
+
     Images do not mix in a forward pass and an input gradient; for the weight gradient, the
     gradient behind all other images is zero. So float64 computes those few alone, on the CPU.
     Why a compilation failed is added to ``notes``, and the layer is run without.
     """
     device, dtype = setting.device, getattr(torch, setting.precision.weights)
-    cost = 3 * layer.flop
+    cost = layer.passes * layer.flop
     exact = int(max(1, min(_EXACT_IMAGES, setting.batch_size, _EXACT_FLOP // cost)))
     batch = layer.batch * setting.batch_size
     batch = int(max(exact, min(batch, _FLOP[device.type] // cost)))
@@ -431,18 +473,18 @@ def probe(layer: Layer, setting: Setting, notes: list[str]) -> LayerProof:
 
     def ready(tensor: Tensor) -> Tensor:
         memory_format = setting.memory_format if tensor.dim() == 4 else torch.contiguous_format
-        return tensor.contiguous(memory_format=memory_format).requires_grad_()
+        return tensor.contiguous(memory_format=memory_format)
 
-    def run(compute: Callable[[Tensor, Tensor], Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    def run(compute: Callable[[Tensor, Tensor], Tensor]) -> list[Tensor]:
         few = x.to(device, dtype)
         many = few.repeat(-(-batch // exact), *[1] * len(layer.image))[:batch]
         a, w = ready(many), ready(weight.to(device, dtype))
+        wanted = layer.require(a, w)
         with autocast(setting.precision, device):
             out = compute(a, w)
         behind = torch.zeros_like(out)
         behind[:exact] = grad.to(out)
-        a_grad, w_grad = torch.autograd.grad(out, (a, w), behind)
-        return out.detach(), a_grad, w_grad
+        return [out.detach(), *(torch.autograd.grad(out, wanted, behind) if wanted else ())]
 
     try:
         got = run(torch.compile(layer.compute, dynamic=False) if setting.compile else layer.compute)
@@ -451,24 +493,26 @@ def probe(layer: Layer, setting: Setting, notes: list[str]) -> LayerProof:
             raise
         notes.append(f"the probe could not be compiled and ran without: {_first_line(error)}")
         got = run(layer.compute)
-    a, w = x.double().requires_grad_(), weight.double().requires_grad_()
+    a, w = x.double(), weight.double()
+    wanted = layer.require(a, w)
     out = layer.compute(a, w)
-    right = (out.detach(), *torch.autograd.grad(out, (a, w), grad.double()))
+    right = [out.detach(), *(torch.autograd.grad(out, wanted, grad.double()) if wanted else ())]
     ahead, back, places = layer.products
-    forward, input_grad, weight_grad = (
-        name_arithmetic(operation, error, got[0].dtype, products, layer.winograd)
-        for operation, error, products in zip(
-            (str(layer), f"input gradient of the {layer}", f"weight gradient of the {layer}"),
-            (
-                _error(got[0][:exact], right[0]),
-                _error(got[1][:exact], right[1]),
-                _error(got[2], right[2]),
-            ),
-            (ahead, back, exact * places),
-            strict=True,
-        )
+    pairs = zip(got, right, strict=True)
+
+    def judge(operation: str, products: int, images: int | None) -> Finding:
+        one, exactly = next(pairs)
+        error = _error(one[:images], exactly)
+        return name_arithmetic(operation, error, got[0].dtype, products, layer.winograd)
+
+    return LayerProof(
+        layer,
+        judge(str(layer), ahead, exact),
+        judge(f"input gradient of the {layer}", back, exact) if layer.input_grad else None,
+        judge(f"weight gradient of the {layer}", exact * places, None)
+        if layer.weight_grad
+        else None,
     )
-    return LayerProof(layer, forward, input_grad, weight_grad)
 
 
 def _multiply(setting: Setting) -> Finding:

@@ -66,6 +66,8 @@ def measure(
     workload, batches, training = set_up(case, folder)
     m.setup_time_s = time.monotonic() - started
     m.apex = training.apex
+    if training.start_note:
+        _note(found, training.start_note)
     if training.brings_optimizer:
         name = type(training.optimizer).__name__
         _note(found, f"{name}, the workload's own optimizer, steps instead of {case.optimizer}")
@@ -113,7 +115,7 @@ def measure(
     with forgive(found, *_PROVEN):
         _prove(training, batches, case, found)
     with forgive(found, "flop_per_image"):
-        m.flop_per_image = count_flop(workload)
+        m.flop_per_image = count_flop(workload, case.freeze)
     return found
 
 
@@ -298,15 +300,28 @@ def _prove(training: Training, batches: Supply, case: Case, found: Findings) -> 
     looked = micro_batch(case) if training.device.type == "cuda" else 2
     batch = next(batches.evaluation(looked))
     setting = Setting(
-        precision, training.device, micro_batch(case), training.memory_format, case.compile
+        precision,
+        training.device,
+        micro_batch(case),
+        training.memory_format,
+        case.compile,
+        frozen=not all(p.requires_grad for p in training.model.parameters()),
     )
     proof = prove(setting, lambda: training.compute_loss(batch, compiled=False), count_items(batch))
     m.arithmetic = proof.arithmetic
     m.proof_layer = "; ".join(str(p.layer) for p in proof.layers)
     # of two layers the larger error: it is the one to look at
     m.conv_error = _finite(max(p.forward.error for p in proof.layers))
-    m.input_grad_error = _finite(max(p.input_grad.error for p in proof.layers))
-    m.weight_grad_error = _finite(max(p.weight_grad.error for p in proof.layers))
+    inputs = [p.input_grad.error for p in proof.layers if p.input_grad]
+    weights = [p.weight_grad.error for p in proof.layers if p.weight_grad]
+    if inputs:
+        m.input_grad_error = _finite(max(inputs))
+    else:
+        found.missing["input_grad_error"] = "what was probed is frozen, and all before it too"
+    if weights:
+        m.weight_grad_error = _finite(max(weights))
+    else:
+        found.missing["weight_grad_error"] = "what was probed is frozen"
     m.matmul_error = _finite(proof.matmul.error)
     found.contradiction = proof.contradicts(precision)
     if found.contradiction is None:
@@ -523,7 +538,7 @@ def evaluate(training: Training, workload: Workload, case: Case) -> Tested:
             loss, accuracy = training.evaluate(batches.evaluation())
             return Tested(loss, accuracy, time.perf_counter() - start)
     finally:
-        training.model.train()  # also where it failed half way: the next epoch trains
+        training.resume()  # also where it failed half way: the next epoch trains
 
 
 def _finite(value: float) -> float | None:

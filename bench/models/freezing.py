@@ -1,0 +1,144 @@
+"""Freezing: which weights of a network ``--freeze`` leaves as they are.
+
+One rule for BatchNorm: a layer whose weights are frozen runs in evaluation mode, so its running
+statistics stay too. The others go on as in any training.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING
+
+from bench.errors import UsageError
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+NONE, BACKBONE, BATCHNORM = "none", "backbone", "bn"
+
+FREEZES: dict[str, str] = {
+    NONE: "nothing; all weights are trained",
+    BACKBONE: "all but the head, the layer that gives the outputs",
+    BATCHNORM: "all BatchNorm layers",
+    "PATTERN": "layers or weights by name, such as layer1 or 'stages.*' or '*.bias'",
+}
+"""What can be frozen; of these and of patterns several may be given, separated by commas."""
+
+_SHOWN = 3  # names that an error shows
+
+
+def parse_freeze(text: str) -> str:
+    """Check what is to be frozen, without knowing the network.
+
+    Raises:
+        ValueError: it is neither `NONE` nor names separated by commas.
+    """
+    parts = [part.strip() for part in text.split(",")]
+    if parts == [NONE]:
+        return NONE
+    if NONE in parts or not all(part.isprintable() and part.split() == [part] for part in parts):
+        raise ValueError(
+            f"give {NONE}, {BACKBONE}, {BATCHNORM} or names of layers or weights, such as layer1 "
+            "or '*.bias', separated by commas"
+        )
+    return ",".join(parts)
+
+
+def freeze(
+    model: nn.Module, setting: str, find_head: Callable[[nn.Module], nn.Module]
+) -> list[nn.Module]:
+    """Freeze what ``setting`` names, and put BatchNorm layers that are frozen in evaluation mode.
+
+    Weights under a pattern are those whose name it matches, or that are inside a layer whose name
+    it matches. Frozen weights require no gradient. What the network's own code has frozen stays so.
+
+    Args:
+        setting: of `parse_freeze`.
+        find_head: gives the layer that `BACKBONE` leaves.
+
+    Returns:
+        The BatchNorm layers. ``model.train()`` ends their evaluation mode.
+
+    Raises:
+        UsageError: a part of the setting freezes nothing, or nothing is left to train.
+    """
+    if setting == NONE:
+        return []
+    tensors = {
+        **dict(model.named_parameters(remove_duplicate=False)),
+        **dict(model.named_buffers(remove_duplicate=False)),
+    }
+    trained = {id(p) for p in model.parameters() if p.requires_grad}
+    chosen = {
+        part: {id(tensors[name]) for name in _choose(model, part, tensors, find_head)}
+        for part in setting.split(",")
+    }
+    every = set().union(*chosen.values())
+    for parameter in model.parameters():
+        if id(parameter) in every:
+            parameter.requires_grad_(False)
+    layers = [layer for layer in _list_batchnorm(model) if _is_frozen(layer, every)]
+    held = {id(t) for layer in layers for t in (*layer.parameters(), *layer.buffers())}
+    for part, ids in chosen.items():
+        if not ids & (trained | held):
+            raise UsageError(f"--freeze {part}: {_explain(model, part)}")
+    if not any(p.requires_grad for p in model.parameters()):
+        raise UsageError(f"--freeze {setting}: nothing is left to train; freeze less")
+    for layer in layers:
+        layer.eval()
+    return layers
+
+
+def _choose(
+    model: nn.Module,
+    part: str,
+    tensors: Mapping[str, Tensor],
+    find_head: Callable[[nn.Module], nn.Module],
+) -> list[str]:
+    """The names of the tensors that one part of a setting means."""
+    if part == BACKBONE:
+        head = find_head(model)
+        kept = {id(t) for t in (*head.parameters(), *head.buffers())}
+        return [name for name, tensor in tensors.items() if id(tensor) not in kept]
+    if part == BATCHNORM:
+        layers = _list_batchnorm(model)
+        inside = {id(t) for layer in layers for t in (*layer.parameters(), *layer.buffers())}
+        return [name for name, tensor in tensors.items() if id(tensor) in inside]
+    return [n for n in tensors if fnmatchcase(n, part) or fnmatchcase(n, f"{part}.*")]
+
+
+def _list_batchnorm(model: nn.Module) -> list[nn.Module]:
+    from torch.nn.modules.batchnorm import _BatchNorm
+
+    return [module for module in model.modules() if isinstance(module, _BatchNorm)]
+
+
+def _is_frozen(layer: nn.Module, chosen: set[int]) -> bool:
+    """Whether a BatchNorm layer was chosen, and has no weights left that train."""
+    named = any(id(t) in chosen for t in (*layer.parameters(), *layer.buffers()))
+    return named and not any(p.requires_grad for p in layer.parameters())
+
+
+def _explain(model: nn.Module, part: str) -> str:
+    if part == BACKBONE:
+        return "the network has no weights to train but those of its head"
+    if part == BATCHNORM:
+        return "the network has no BatchNorm layer to train; leave it out"
+    weights = [name for name, p in model.named_parameters()]
+    layers = [name for name, _ in model.named_modules() if name]
+    if any(fnmatchcase(n, part) or fnmatchcase(n, f"{part}.*") for n in weights):
+        return "what it names does not train anyway; leave it out"
+    return f"no layer or weight of the network has such a name; {_suggest(part, layers, weights)}"
+
+
+def _suggest(part: str, layers: Sequence[str], weights: Sequence[str]) -> str:
+    from difflib import get_close_matches
+
+    plain = part[:100].rstrip(".*")
+    right = list(dict.fromkeys([BACKBONE, BATCHNORM, *layers, *weights]))
+    if close := get_close_matches(plain, right, n=_SHOWN, cutoff=0.6):
+        return f"did you mean {' or '.join(close)}?"
+    top = dict.fromkeys(name.partition(".")[0] for name in weights)
+    shown = ", ".join([*top][: 3 * _SHOWN])
+    return f"its parts are {shown}{', …' if len(top) > 3 * _SHOWN else ''}"

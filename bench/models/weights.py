@@ -1,0 +1,197 @@
+"""The weights that a training starts from: read from the file of ``--start``, and fitted."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bench.errors import UsageError
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+_WRAPPERS = ("state_dict", "model_state_dict", "model")
+"""Keys under which checkpoints keep the weights, beside the optimizer's state and others."""
+
+_PREFIXES = ("module.", "_orig_mod.")
+"""What DistributedDataParallel and torch.compile put before each name."""
+
+_SHOWN = 3  # tensors that an error names
+
+_SAVE = "save the network's state_dict() alone, with torch.save or safetensors"
+
+
+def parse_start(text: str) -> str | None:
+    """Check the name of a file of weights, without reading it; None for ``none``.
+
+    Raises:
+        ValueError: it cannot be the name of a file.
+    """
+    if text == "none":
+        return None
+    if not text.strip() or not text.isprintable():
+        raise ValueError("give a file of weights, or 'none'")
+    return str(Path(text).expanduser())
+
+
+def hash_weights(path: str) -> str:
+    """First 12 hex digits of the SHA-256 of a file.
+
+    Raises:
+        UsageError: it cannot be read.
+    """
+    digest = sha256()
+    try:
+        with Path(path).open("rb") as file:
+            while block := file.read(2**20):
+                digest.update(block)
+    except OSError as error:
+        raise UsageError(f"--start {path}: {error.strerror}; give a file of weights") from error
+    return digest.hexdigest()[:12]
+
+
+def read_weights(path: str) -> dict[str, Tensor]:
+    """Read a file of weights on the CPU, without executing anything that it may contain.
+
+    Files whose name ends in ``.safetensors`` need that package. All others are read by torch with
+    ``weights_only=True``: a state_dict, alone or as an entry of `_WRAPPERS`.
+
+    Returns:
+        Tensors by name; a prefix of `_PREFIXES` that all names have is taken off.
+
+    Raises:
+        UsageError: it cannot be read, or holds anything but weights.
+    """
+    import torch
+
+    try:
+        if path.endswith(".safetensors"):
+            found: Any = _read_safetensors(path)
+        else:
+            found = torch.load(path, map_location="cpu", weights_only=True)
+    except OSError as error:
+        why = error.strerror or " ".join(str(error).split())[:200]
+        raise UsageError(f"--start {path}: {why}; give a file of weights") from error
+    except UsageError:
+        raise
+    except Exception as error:  # a damaged file makes torch raise almost anything
+        raise UsageError(f"--start {path}: {_explain(error)}; {_SAVE}") from error
+    if isinstance(found, Mapping):
+        inner = (found[key] for key in _WRAPPERS if isinstance(found.get(key), Mapping))
+        found = next(inner, found)
+    if not isinstance(found, Mapping) or not found:
+        raise UsageError(f"--start {path}: holds {_name_kind(found)}, and no weights; {_SAVE}")
+    for name, value in found.items():
+        if not (isinstance(name, str) and isinstance(value, torch.Tensor)):
+            raise UsageError(
+                f"--start {path}: holds {_name_kind(value)} as {str(name)[:60]!r} among or in "
+                f"place of weights; {_SAVE}"
+            )
+    weights: dict[str, Tensor] = dict(found)
+    for prefix in _PREFIXES:
+        if all(name.startswith(prefix) for name in weights):
+            weights = {name.removeprefix(prefix): value for name, value in weights.items()}
+    return weights
+
+
+def _read_safetensors(path: str) -> dict[str, Tensor]:
+    try:
+        from safetensors.torch import load_file
+    except ImportError as error:
+        raise UsageError(
+            f"--start {path}: the package safetensors is not installed; pip install safetensors"
+        ) from error
+    loaded: dict[str, Tensor] = load_file(path)
+    return loaded
+
+
+def _explain(error: Exception) -> str:
+    """Say in a few words why torch did not load a file; its own text has a page of advice."""
+    if found := re.search(r"GLOBAL ([\w.]+)", str(error)):
+        return (
+            f"holds {found[1]}, which loading would execute; only weights are loaded, and nothing "
+            "was executed"
+        )
+    if "TorchScript" in str(error):
+        return "is a TorchScript program, and only weights are loaded"
+    return "is no file of weights, or it is damaged"
+
+
+def _name_kind(value: object) -> str:
+    return "nothing" if isinstance(value, Mapping) and not value else type(value).__name__
+
+
+def fit_weights(
+    model: nn.Module, path: str, find_head: Callable[[nn.Module], nn.Module]
+) -> tuple[dict[str, Tensor], str]:
+    """Read a file, and find what of it goes into ``model``, which may be on torch's meta device.
+
+    All names and shapes must be the network's own, except in the head: where that one differs, it
+    starts as it was built. A BatchNorm layer may lack ``num_batches_tracked``, as those saved
+    before torch 0.4.1 do; nothing is computed with it.
+
+    Returns:
+        The weights to load, and a note for the reader where the head is not among them, else "".
+
+    Raises:
+        UsageError: as `read_weights`; or they do not fit: the tensors and both shapes are named.
+    """
+    import torch
+
+    weights = read_weights(path)
+    state = model.state_dict(keep_vars=True)  # which hands out tied weights as one tensor
+    own = {name: t for name, t in state.items() if isinstance(t, torch.Tensor)}
+    there = {id(own[name]) for name in weights if name in own}
+    head = find_head(model)
+    place = next(name for name, module in model.named_modules() if module is head)
+
+    def in_head(name: str) -> bool:
+        return bool(place) and name.startswith(f"{place}.")
+
+    shapes = [
+        f"{name} is {tuple(weights[name].shape)} in the file and {tuple(t.shape)} in the network"
+        for name, t in own.items()
+        if name in weights and weights[name].shape != t.shape
+    ]
+    lacking = [
+        name
+        for name, tensor in own.items()
+        if id(tensor) not in there and not name.endswith("num_batches_tracked")
+    ]
+    unknown = [name for name in weights if name not in own]
+    note = ""
+    said = {"": shapes, "the file lacks ": lacking, "the network lacks ": unknown}
+    if differing := [
+        what + text for what, texts in said.items() for text in texts if in_head(text)
+    ]:
+        note = f"the head starts as it was built: {_list(differing)}"
+    others = {what: [text for text in texts if not in_head(text)] for what, texts in said.items()}
+    wrong = [what + _list(texts) for what, texts in others.items() if texts]
+    fitting = {n: t for n, t in weights.items() if n in own and not (note and in_head(n))}
+    if wrong or not fitting:
+        why = "; ".join(wrong) or "the file has nothing but weights of the head"
+        raise UsageError(f"--start {path} does not fit the network: {why}")
+    return fitting, note
+
+
+def _list(texts: Iterable[str]) -> str:
+    texts = list(texts)
+    more = f" and {len(texts) - _SHOWN} more" if len(texts) > _SHOWN else ""
+    return ", ".join(texts[:_SHOWN]) + more
+
+
+def load_weights(model: nn.Module, path: str, find_head: Callable[[nn.Module], nn.Module]) -> str:
+    """Load what of a file `fit_weights` finds into ``model``, which is on the CPU.
+
+    Returns:
+        Its note for the reader, or "".
+
+    Raises:
+        UsageError: as `fit_weights`.
+    """
+    fitting, note = fit_weights(model, path, find_head)
+    model.load_state_dict(fitting, strict=False)
+    return note
