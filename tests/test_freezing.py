@@ -1,0 +1,366 @@
+"""Frozen weights: what is frozen, what is not kept of it, and what goes on as before."""
+
+from __future__ import annotations
+
+import copy
+import math
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from apex_for_tests import install
+from torch import Tensor, nn
+from training_for_tests import CPU, LR, MOMENTUM, WEIGHT_DECAY, batch, in_parts, small, training
+
+from bench.case import Case, grid, parse_value
+from bench.errors import UsageError
+from bench.fingerprint import examine
+from bench.models import build_model
+from bench.models.freezing import freeze
+from bench.precision import PRECISIONS, find_formats, set_flags
+from bench.training.flop import count_flop
+from bench.training.loop import Training
+from bench.training.proof import find_layers
+from bench.worker.channel import Channel
+from bench.worker.measurement import Findings, evaluate, measure
+from bench.workloads import Workload, load_workload
+from bench.workloads.images import Images
+
+TWO, TRANSFORMER = "examples.two_losses:tiny", "examples.transformer:tiny"
+find_head = Workload().find_head
+
+
+class Fine(Workload):
+    """Small images, a network with BatchNorm, and test images too."""
+
+    shape, samples, test_samples = (3, 8, 8), 32, 16
+
+    def build_model(self) -> nn.Module:
+        return nn.Sequential(
+            nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(),
+            nn.Conv2d(4, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(),
+            nn.Flatten(), nn.Linear(512, 10),
+        )  # fmt: skip
+
+    def make_test_batch(self, first: int, size: int, device: torch.device) -> Any:
+        return self.make_batch(size, device, torch.Generator(device).manual_seed(first))
+
+
+def fine() -> Workload:
+    return Fine()
+
+
+def trained(model: nn.Module) -> list[str]:
+    return [name for name, p in model.named_parameters() if p.requires_grad]
+
+
+def run(frozen: str, precision: str = "fp32", workload: str = f"{__name__}:fine") -> Findings:
+    (case,) = grid({"workload": [workload], "device": ["cpu"], "precision": [precision]})
+    case = replace(case, batch_size=8, freeze=frozen, evaluate=True)
+    return measure(case, "", Channel(), time.monotonic())
+
+
+# --------------------------------------------------------------------------------- what is frozen
+
+
+@pytest.mark.parametrize(
+    ("setting", "left", "still"),
+    [
+        ("none", ["0.weight", "0.bias", "1.weight", "1.bias", "4.weight", "4.bias"], []),
+        ("backbone", ["4.weight", "4.bias"], ["1"]),
+        ("bn", ["0.weight", "0.bias", "4.weight", "4.bias"], ["1"]),
+        ("0", ["1.weight", "1.bias", "4.weight", "4.bias"], []),
+        ("[01].*", ["4.weight", "4.bias"], ["1"]),
+        ("*.bias", ["0.weight", "1.weight", "4.weight"], []),  # its BatchNorm still trains
+        ("4,1", ["0.weight", "0.bias"], ["1"]),
+    ],
+)
+def test_a_setting_names_weights_and_the_batchnorm_among_them(
+    setting: str, left: list[str], still: list[str]
+) -> None:
+    model = small()
+    layers = freeze(model, setting, find_head)
+    assert trained(model) == left
+    assert [name for name, module in model.named_modules() if not module.training] == still
+    assert layers == [model.get_submodule(name) for name in still]
+
+
+def test_batchnorm_without_weights_is_frozen_by_its_statistics() -> None:
+    def build() -> nn.Module:
+        return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4, affine=False), nn.Linear(4, 2))
+
+    for setting in ("bn", "backbone", "1"):
+        model = build()
+        assert freeze(model, setting, find_head) == [model[1]]  # type: ignore[index]
+    assert freeze(build(), "0", find_head) == []
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("O", "no layer or weight of the network has such a name; its parts are 0, 1, 4"),
+        ("bn,5", "--freeze 5: no layer or weight"),
+        ("backbon", "did you mean backbone?"),
+        ("1.wieght", "did you mean 1.weight"),
+        ("*", "--freeze *: nothing is left to train; freeze less"),
+        ("*.running_mean", "no layer or weight of the network has such a name"),
+    ],
+)
+def test_what_freezes_nothing_or_all_is_refused(setting: str, message: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        freeze(small(), setting, find_head)
+    assert message in str(refused.value)
+
+
+def test_a_network_without_what_a_word_names_is_refused() -> None:
+    with pytest.raises(UsageError, match="has no BatchNorm layer to train"):
+        freeze(nn.Linear(3, 2), "bn", find_head)
+    with pytest.raises(UsageError, match="no weights to train but those of its head"):
+        freeze(nn.Linear(3, 2), "backbone", find_head)
+    own = load_workload(TWO).build_model()
+    with pytest.raises(UsageError, match="what it names does not train anyway"):
+        freeze(own, "backbone.*", find_head)  # which here is the name of a layer
+
+
+@pytest.mark.parametrize("text", ["none,bn", "", "a,", "a b", "a\nb"])
+def test_what_cannot_be_a_setting_is_refused_at_once(text: str) -> None:
+    with pytest.raises(UsageError, match="give none, backbone, bn or names of layers or weights"):
+        parse_value("freeze", text, "--freeze")
+    assert parse_value("freeze", "bn, 4.*", "--freeze") == "bn,4.*"
+
+
+def test_tied_weights_are_one() -> None:
+    """The head of a transformer is its embedding: that is left to train, by either name."""
+    model = load_workload(TRANSFORMER).build_model()
+    freeze(model, "backbone", load_workload(TRANSFORMER).find_head)
+    (left,) = (p for p in model.parameters() if p.requires_grad)
+    assert left is find_head(model).weight
+
+
+# ----------------------------------------------------------------------- what training does with it
+
+
+@pytest.mark.parametrize("sizes", [(16,), (7, 7, 2)], ids=["whole", "in parts"])
+@pytest.mark.parametrize("setting", ["bn", "backbone", "0"])
+def test_steps_are_those_of_a_plain_loop(setting: str, sizes: tuple[int, ...]) -> None:
+    """In float64, by torch's own SGD, on a network frozen by hand."""
+    torch.manual_seed(0)
+    ours = Training(small().double(), PRECISIONS["fp32"], CPU, lr=LR, frozen=setting)
+    plain = small().double()
+    fixed = {"bn": [1], "backbone": [0, 1], "0": [0]}[setting]
+    for index in fixed:
+        plain[index].requires_grad_(False)  # type: ignore[index]
+        if index == 1:
+            plain[index].eval()  # type: ignore[index]
+    left = [p for p in plain.parameters() if p.requires_grad]
+    optimizer = torch.optim.SGD(left, LR, MOMENTUM, weight_decay=WEIGHT_DECAY)
+    for seed in range(3):
+        x, y = batch(seed=seed)
+        x = x.double()
+        ours.step(in_parts(x, y, *sizes) if len(sizes) > 1 else (x, y))
+        for a, b in zip(x.split(sizes), y.split(sizes), strict=True):
+            # the loss is float32, as is what the network gives to it
+            (F.cross_entropy(plain(a).float(), b) * len(a) / len(x)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    for (name, one), (_, other) in zip(
+        ours.model.state_dict().items(), plain.state_dict().items(), strict=True
+    ):
+        assert torch.allclose(one.double(), other.double(), rtol=1e-9, atol=1e-12), name
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16", "fp16-amp", "bf16-amp"])
+def test_frozen_weights_have_no_masters_gradients_or_momentum(precision: str) -> None:
+    """The bytes of the three, counted while gradients are there, are those of what is left."""
+
+    def count(setting: str) -> tuple[int, int, int]:
+        ours = training(precision, build=lambda seed: Fine().build_model(), frozen=setting)
+        x = torch.randn(8, 3, 8, 8)
+        ours.backward(ours.compute_loss((x, torch.arange(8))).loss)
+        weights = list(ours.model.parameters())
+        masters = [m for m in ours.masters if not any(m is w for w in weights)]
+        gradients = [w.grad for w in weights if w.grad is not None]
+        momentum = [
+            value
+            for state in ours.optimizer.state.values()
+            for value in state.values()
+            if isinstance(value, Tensor)
+        ]
+        a, b, c = (sum(t.nbytes for t in of) for of in (masters, gradients, momentum))
+        return a, b, c
+
+    head, half = 512 * 10 + 10, 2 if PRECISIONS[precision].masters else 4
+    assert count("backbone") == (4 * head if half == 2 else 0, half * head, 4 * head)
+    norms, other = 2 * (4 + 8), (27 * 4 + 4) + (36 * 8 + 8) + head
+    assert count("none") == (
+        4 * other if half == 2 else 0,
+        half * other + 4 * norms,
+        4 * (other + norms),
+    )
+    assert count("bn") == (4 * other if half == 2 else 0, half * other, 4 * other)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16", "bf16-amp"])
+@pytest.mark.parametrize("setting", ["bn", "backbone", "0"])
+def test_frozen_weights_and_statistics_stay_and_the_others_go_on(
+    setting: str, precision: str
+) -> None:
+    ours = training(precision, frozen=setting)
+    before = copy.deepcopy(ours.model.state_dict())
+    case = Case(batch_size=16, device="cpu", freeze=setting)
+
+    class Tested(Workload):
+        test_samples = 16
+
+        def make_test_batch(self, first: int, size: int, device: torch.device) -> Any:
+            return batch(size)
+
+    for _ in range(2):
+        ours.step(batch())
+        ours.evaluate([batch()])
+        evaluate(ours, Tested(), case)
+        ours.step(batch())
+    moved = {
+        name.partition(".")[0] + ("s" if "running" in name else "")
+        for name, value in ours.model.state_dict().items()
+        if not torch.equal(value, before[name])
+        and (value.is_floating_point() and "batches" not in name)
+    }
+    assert moved == {"bn": {"0", "4"}, "backbone": {"4"}, "0": {"1", "1s", "4"}}[setting]
+    ours.reset()
+    for name, value in ours.model.state_dict().items():
+        assert torch.equal(value, before[name]), name
+
+
+@pytest.mark.parametrize(
+    ("generation", "level"), [("2018", None), ("2019", "O1"), ("2019", "O2"), ("today", None)]
+)
+def test_apex_trains_what_is_left(
+    generation: str, level: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import sys
+
+    monkeypatch.syspath_prepend(str(install(tmp_path, generation)))
+    for name in [n for n in sys.modules if n.split(".")[0] == "apex"]:
+        monkeypatch.delitem(sys.modules, name)
+    case = Case(precision="fp16-apex", loss_scale=128.0, opt_level=level, device="cpu")
+    set_flags(find_formats(case.precision, case.opt_level))
+    ours = Training.of(replace(case, freeze="backbone"), small(), CPU)
+    before = copy.deepcopy(ours.model.state_dict())
+    ours.step(batch())
+    assert len(ours.masters) == 2
+    after = ours.model.state_dict()
+    assert {n for n in after if not torch.equal(after[n], before[n])} == {"4.weight", "4.bias"}
+
+
+def test_a_workload_that_freezes_by_itself_freezes_more() -> None:
+    workload = load_workload(TWO)
+    ours = Training(
+        workload.build_model(), PRECISIONS["fp32"], CPU, lr=LR, frozen="neck", workload=workload
+    )
+    assert trained(ours.model) == ["what.weight", "what.bias", "where.weight", "where.bias"]
+
+
+@pytest.mark.slow
+def test_compiled_in_channels_last_it_is_the_same() -> None:
+    """Also after an evaluation, whose end puts the network in training mode."""
+    plain, compiled = (
+        training("fp32", frozen="bn", compile=compile, channels_last=compile)
+        for compile in (False, True)
+    )
+    for ours in (plain, compiled):
+        for seed in range(2):
+            ours.step(batch(seed=seed))
+            ours.evaluate([batch(seed=seed)])
+    for (name, one), (_, other) in zip(
+        plain.model.named_parameters(), compiled.model.named_parameters(), strict=True
+    ):
+        assert torch.allclose(one, other, rtol=1e-4, atol=1e-6), name
+    assert torch.equal(compiled.model[1].running_mean, torch.zeros(8))  # type: ignore[index]
+
+
+# ----------------------------------------------------------------------------- FLOP and the proof
+
+
+def test_flop_by_hand() -> None:
+    """Of 2 FLOP a product: forward for all layers, and the gradients that autograd computes."""
+    first, second, head = 2 * 64 * 4 * 27, 2 * 64 * 8 * 36, 2 * 512 * 10
+    every = first + second + head
+    assert count_flop(Fine(), "none") == every + first + 2 * (second + head)
+    assert count_flop(Fine(), "backbone") == every + head
+    assert count_flop(Fine(), "0,1") == every + second + 2 * head  # the first that trains: weights
+    assert count_flop(Fine(), "3,4") == every + first + second + 2 * head
+    assert count_flop(Fine(), "bn") == count_flop(Fine(), "none")
+
+
+def test_flop_of_a_dpn_whose_head_alone_trains() -> None:
+    """Forward, a third of all but the first convolution's missing input gradient; and the head."""
+    images = Images("dpn-small")
+    head = find_head(build_model("dpn-small"))
+    assert isinstance(head, nn.Linear)
+    stem = 2 * 32 * 32 * 16 * 27
+    forward = (count_flop(images) + stem) / 3
+    assert count_flop(images, "backbone") == forward + 2 * head.in_features * head.out_features
+
+
+def layers_of(setting: str) -> list[tuple[int, bool, bool]]:
+    """Input channels of the layers to probe, and their gradients."""
+    ours = training("fp32", build=lambda seed: Fine().build_model(), frozen=setting)
+    x = torch.randn(2, 3, 8, 8), torch.arange(2)
+    found = find_layers(lambda: ours.compute_loss(x), 2, frozen=setting != "none")
+    return [(layer.image[0], layer.input_grad, layer.weight_grad) for layer in found]
+
+
+def test_gradients_that_are_not_computed_are_not_probed() -> None:
+    assert layers_of("none") == [(4, True, True)]
+    assert layers_of("backbone") == [(4, False, False)]
+    assert layers_of("3,4") == [(4, True, False)]
+    # the second costs most forward, but here the first alone trains, and its gradients cost more
+    assert layers_of("0,1") == [(4, True, True)]
+
+
+# -------------------------------------------------------------------------------- a measured case
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16-amp", "bf16"])
+def test_a_case_says_what_was_not_computed(precision: str) -> None:
+    found = run("backbone", precision)
+    m = found.measurement
+    assert found.contradiction is None
+    assert m.flop_per_image == count_flop(Fine(), "backbone")
+    assert m.conv_error is not None
+    assert m.input_grad_error is m.weight_grad_error is None
+    assert found.missing["weight_grad_error"] == "what was probed is frozen"
+    assert "all before it too" in found.missing["input_grad_error"]
+    assert m.test_loss is not None
+    assert math.isfinite(m.test_loss)
+
+
+def test_a_network_is_the_same_network_when_it_is_frozen() -> None:
+    name = f"{__name__}:fine"
+    found = examine(name, "workload", ["backbone", "bn", "3"])
+    assert found == examine(name, "workload")
+    assert found.parameters == examine(name, "workload", ["0"]).parameters
+
+
+class Needy(Fine):
+    """Its optimizer wants weights of the first convolution."""
+
+    def build_optimizer(self, parameters: list[Tensor], lr: float) -> torch.optim.Optimizer:
+        return torch.optim.SGD([p for p in parameters if p.shape[1:] == (3, 3, 3)], lr)
+
+
+def needy() -> Workload:
+    return Needy()
+
+
+def test_a_freeze_is_tried_before_any_case() -> None:
+    examine(f"{__name__}:needy", "workload", ["bn"])
+    with pytest.raises(UsageError, match="in fp32 with --freeze 0 fails: ValueError: optimizer"):
+        examine(f"{__name__}:needy", "workload", ["0"])
+    with pytest.raises(UsageError, match=r"model 'dpn26': --freeze stme: no layer .* stem"):
+        examine("dpn26", freezes=["stme"])
