@@ -20,7 +20,7 @@ from bench.text import Explained
 #   3  2026-11  NVIDIA apex: its opt level and which of its interfaces ran; the loss scale of each
 #               step, in steps.csv; memory of the process before the first step
 #   4  2026-11  memory limits, accumulation, optimizers, learning rates that change, several
-#               epochs (in epochs.csv), probes of the largest batch, and workloads
+#               epochs (in epochs.csv), probes of the largest batch, workloads, and fine-tuning
 SCHEMA = 4
 
 

@@ -91,9 +91,8 @@ def read_weights(path: str) -> dict[str, Tensor]:
                 f"place of weights; {_SAVE}"
             )
     weights: dict[str, Tensor] = dict(found)
-    for prefix in _PREFIXES:
-        if all(name.startswith(prefix) for name in weights):
-            weights = {name.removeprefix(prefix): value for name, value in weights.items()}
+    while prefix := next((p for p in _PREFIXES if all(name.startswith(p) for name in weights)), ""):
+        weights = {name.removeprefix(prefix): value for name, value in weights.items()}
     return weights
 
 

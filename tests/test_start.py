@@ -1,0 +1,301 @@
+"""Weights to start from: read without being executed, fitted by name and shape, and told apart."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from training_for_tests import CPU, small
+
+from bench.case import Case, parse_value
+from bench.compare.__main__ import main as compare
+from bench.errors import UsageError
+from bench.fingerprint import Asked, parse_asked
+from bench.models.weights import fit_weights, hash_weights, load_weights, read_weights
+from bench.report.__main__ import main as report
+from bench.store.reader import read_records
+from bench.sweep.__main__ import main as sweep
+from bench.training.building import build_training
+from bench.workloads import Workload
+
+find_head = Workload().find_head
+ROOT = Path(__file__).parents[1]
+
+
+def save(path: Path, value: Any) -> str:
+    torch.save(value, path)
+    return str(path)
+
+
+class Trap:
+    """A pickle that makes a file when it is loaded as pickle does."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> Any:
+        return os.system, (f"touch {self.mark}",)
+
+
+# ------------------------------------------------------------------------------------ reading
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda state: state,
+        lambda state: {"state_dict": state, "epoch": 3, "optimizer": {"lr": 0.1}},
+        lambda state: {"model": state, "best": 0.9},
+        lambda state: {"model_state_dict": state},
+        lambda state: {f"module.{name}": value for name, value in state.items()},
+        lambda state: {f"_orig_mod.module.{name}": value for name, value in state.items()},
+        lambda state: {name: value.half().float() for name, value in state.items()},
+    ],
+    ids=["plain", "state_dict", "model", "model_state_dict", "parallel", "compiled", "older"],
+)
+def test_the_usual_files_are_read(wrap: Any, tmp_path: Path) -> None:
+    state = {name: v.half().float() for name, v in small(1).state_dict().items()}
+    found = read_weights(save(tmp_path / "w.pt", wrap(state)))
+    assert list(found) == list(state)
+    assert all(torch.equal(found[name], value) for name, value in state.items())
+
+
+def test_a_prefix_stays_where_not_all_have_it(tmp_path: Path) -> None:
+    state = {"module.a": torch.zeros(1), "b": torch.zeros(1)}
+    assert list(read_weights(save(tmp_path / "w.pt", state))) == list(state)
+
+
+def test_safetensors_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    safetensors = pytest.importorskip("safetensors.torch")
+    path = tmp_path / "w.safetensors"
+    safetensors.save_file(small(1).state_dict(), path)
+    found = read_weights(str(path))
+    assert all(torch.equal(found[name], value) for name, value in small(1).state_dict().items())
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(UsageError, match="is no file of weights, or it is damaged"):
+        read_weights(str(path))
+    monkeypatch.setitem(__import__("sys").modules, "safetensors.torch", None)
+    with pytest.raises(UsageError, match="pip install safetensors"):
+        read_weights(str(path))
+
+
+@pytest.mark.parametrize(
+    ("write", "message"),
+    [
+        (lambda p: p.write_bytes(pickle.dumps(Trap(p.with_name("m")))), "is no file of weights"),
+        (lambda p: save(p, {"a": Trap(p.with_name("m"))}), "holds posix.system, which loading"),
+        (lambda p: save(p, small()), r"holds torch\S+, which loading would execute"),
+        (lambda p: p.write_text("hello"), "is no file of weights, or it is damaged"),
+        (lambda p: p.write_bytes(b""), "is no file of weights, or it is damaged"),
+        (lambda p: p.mkdir(), "Is a directory"),
+        (lambda p: None, "No such file"),
+        (lambda p: save(p, [1, 2]), "holds list, and no weights"),
+        (lambda p: save(p, {}), "holds nothing, and no weights"),
+        (lambda p: save(p, {"model": {"a": torch.zeros(1), "lr": 0.1}}), "holds float as 'lr'"),
+    ],
+)
+def test_what_is_no_file_of_weights_is_refused_and_not_executed(
+    write: Any, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # even where the user's shell has torch load whatever a file holds
+    monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")
+    path = tmp_path / "w.pt"
+    write(path)
+    with pytest.raises(UsageError, match=message) as refused:
+        read_weights(str(path))
+    assert "\n" not in str(refused.value)
+    assert not (tmp_path / "m").exists()
+
+
+def test_the_trap_would_spring(tmp_path: Path) -> None:
+    path = save(tmp_path / "w.pt", {"a": Trap(tmp_path / "m")})
+    torch.load(path, weights_only=False)
+    assert (tmp_path / "m").exists()
+
+
+# ------------------------------------------------------------------------------------ fitting
+
+
+def fit(tmp_path: Path, state: dict[str, Tensor], model: nn.Module) -> tuple[list[str], str]:
+    fitting, note = fit_weights(model, save(tmp_path / "w.pt", state), find_head)
+    return list(fitting), note
+
+
+def test_a_head_of_another_size_starts_as_built(tmp_path: Path) -> None:
+    state = small(1).state_dict()
+    rest = [name for name in state if not name.startswith("4.")]
+    other = {**state, "4.weight": torch.zeros(100, 1800), "4.bias": torch.zeros(100)}
+    kept, note = fit(tmp_path, other, small())
+    assert kept == rest
+    assert note == (
+        "the head starts as it was built: 4.weight is (100, 1800) in the file and (10, 1800) in "
+        "the network, 4.bias is (100,) in the file and (10,) in the network"
+    )
+    bare = {name: state[name] for name in rest}
+    assert fit(tmp_path, bare, small()) == (
+        rest,
+        "the head starts as it was built: the file lacks 4.weight, the file lacks 4.bias",
+    )
+    assert fit(tmp_path, state, small()) == (list(state), "")
+    with torch.device("meta"):
+        assert fit(tmp_path, state, small()) == (list(state), "")
+
+
+def test_what_does_not_fit_is_named(tmp_path: Path) -> None:
+    state = small(1).state_dict()
+    wrong = {**state, "0.weight": torch.zeros(8, 3, 5, 5), "fc.weight": torch.zeros(1)}
+    del wrong["1.bias"]
+    with pytest.raises(UsageError) as refused:
+        fit(tmp_path, wrong, small())
+    assert str(refused.value).endswith(
+        "w.pt does not fit the network: 0.weight is (8, 3, 5, 5) in the file and (8, 3, 3, 3) in "
+        "the network; the file lacks 1.bias; the network lacks fc.weight"
+    )
+    many = {f"x{i}": torch.zeros(1) for i in range(9)}
+    with pytest.raises(UsageError, match="the network lacks x0, x1, x2 and 6 more"):
+        fit(tmp_path, {**state, **many}, small())
+    with pytest.raises(UsageError, match=r"weight is \(3, 5\) in the file and \(2, 5\)"):
+        fit(tmp_path, nn.Linear(5, 3).state_dict(), nn.Linear(5, 2))  # all head: nothing is left
+    with pytest.raises(UsageError, match=r"the file lacks 0\.weight"):
+        fit(tmp_path, {"4.weight": state["4.weight"]}, small())
+
+
+def test_older_batchnorm_and_weights_saved_once_fit(tmp_path: Path) -> None:
+    state = small(1).state_dict()
+    del state["1.num_batches_tracked"]
+    model = small()
+    note = load_weights(model, save(tmp_path / "w.pt", state), find_head)
+    assert note == ""
+    assert all(torch.equal(model.state_dict()[name], value) for name, value in state.items())
+
+    def tied() -> nn.Module:
+        model = nn.Sequential(nn.Embedding(5, 3), nn.Linear(3, 5, bias=False))
+        model[1].weight = model[0].weight
+        return model
+
+    one, other = tied(), tied()
+    saved = {"0.weight": one.state_dict()["0.weight"]}
+    assert load_weights(other, save(tmp_path / "w.pt", saved), find_head) == ""
+    assert torch.equal(other[1].weight, one[1].weight)  # type: ignore[index]
+
+
+def test_a_training_starts_from_them_and_comes_back_to_them(tmp_path: Path) -> None:
+    class Own(Workload):
+        def build_model(self) -> nn.Module:
+            return small()
+
+    state = small(7).state_dict()
+    state["1.running_mean"] += 3
+    path = save(tmp_path / "w.pt", state)
+    for precision in ("fp32", "bf16"):
+        ours = build_training(Case(precision=precision, start=path, device="cpu"), Own(), CPU)
+        ours.step((torch.randn(4, 3, 32, 32), torch.arange(4)))
+        ours.reset()
+        for name, value in ours.model.state_dict().items():
+            assert torch.equal(value, state[name].to(value.dtype)), (precision, name)
+        masters = {
+            n: m for (n, _), m in zip(ours.model.named_parameters(), ours.masters, strict=True)
+        }
+        assert all(torch.equal(master, state[name]) for name, master in masters.items())
+
+
+# ------------------------------------------------------------------------------------ the axis
+
+
+def test_the_axis_is_a_file_name() -> None:
+    assert parse_value("start", "none", "--start") is None
+    assert parse_value("start", "./a/w.pt", "--start") == "a/w.pt"
+    assert parse_value("start", "~/w.pt", "--start") == str(Path.home() / "w.pt")
+    for text in ("", " ", "a\nb"):
+        with pytest.raises(UsageError, match="give a file of weights, or 'none'"):
+            parse_value("start", text, "--start")
+    for asked in (
+        Asked("a:b"),
+        Asked("a:b", "workload"),
+        Asked("a:b", "workload", ("bn", "x,y"), ("/a b/w.pt", "ü.pt")),
+    ):
+        assert parse_asked(str(asked)) == asked
+
+
+NET = """
+from torch import nn
+
+def build():
+    first = nn.Conv2d(3, 4, 3, 4), nn.BatchNorm2d(4), nn.ReLU()
+    return nn.Sequential(*first, nn.Flatten(), nn.Linear(256, 10))
+"""
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with the user's network, and weights of one that tells 100 classes apart."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    Path("net.py").write_text(NET)
+    save_network("w.pt", 0.0)
+    return tmp_path
+
+
+def save_network(path: str, shift: float) -> None:
+    torch.manual_seed(3)
+    conv, norm, head = nn.Conv2d(3, 4, 3, 4), nn.BatchNorm2d(4), nn.Linear(256, 100)
+    state = nn.Sequential(conv, norm, nn.ReLU(), nn.Flatten(), head).state_dict()
+    torch.save({"state_dict": {n: v + shift for n, v in state.items()}}, path)
+
+
+ASKED = ["--model", "net:build", "--device", "cpu", "--dataset", "synthetic", "--batch-size", "100"]
+
+
+@pytest.mark.slow
+def test_a_sweep_over_starts_and_freezes(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = [*ASKED, "--precision", "bf16-amp", "--steps", "5", "--repeats", "1", "--out", "out"]
+    assert sweep([*flags, "--start", "none", "w.pt", "--freeze", "backbone"]) == 0
+    assert sweep([*flags, "--start", "none"]) == 0
+    rows = {(r.start, r.freeze): r for r in read_records(here / "out").itertuples()}
+    assert list(rows) == [("", "backbone"), ("w.pt", "backbone"), ("", "none")]
+    assert {row.status for row in rows.values()} == {"ok"}
+    tuned = rows["w.pt", "backbone"]
+    assert tuned.start_fingerprint == hash_weights("w.pt")
+    assert rows["", "backbone"].start_fingerprint == ""
+    assert "the head starts as it was built: 4.weight is (100, 256)" in tuned.notes
+    assert len({row.model_parameters + row.model_structure for row in rows.values()}) == 1
+    assert rows["", "none"].flop_per_image > 1.5 * tuned.flop_per_image
+
+    capsys.readouterr()
+    assert report(["out"]) == 0
+    shown = capsys.readouterr().out
+    assert "start: none → w.pt" in shown
+    assert "freeze: none → backbone" in shown
+    assert compare(["out", "--axis", "freeze"]) in (0, 1)
+    assert re.search(r"freeze none .* freeze backbone|none .* backbone", capsys.readouterr().out)
+
+    # a file that changed is another start
+    save_network("w.pt", 1.0)
+    assert sweep([*flags, "--start", "w.pt", "--freeze", "backbone"]) == 2
+    assert capsys.readouterr().err == (
+        "error: --out out: has rows that would not be comparable: model net:build: its starting "
+        "weights changed since they were measured; choose another --out, or add to them with "
+        "--mix\n"
+    )
+
+
+@pytest.mark.slow
+def test_what_cannot_start_is_refused_before_any_case(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    torch.save({"a": Trap(here / "m")}, "evil.pt")
+    flags = [*ASKED, "--precision", "fp32", "--out", "out"]
+    assert sweep([*flags, "--start", "w.pt", "evil.pt"]) == 2
+    error = capsys.readouterr().err
+    assert "model 'net:build': --start evil.pt: holds posix.system" in error
+    assert sweep([*flags, "--start", "gone.pt"]) == 2
+    assert "--start gone.pt: No such file or directory; give a file" in capsys.readouterr().err
+    assert not (here / "m").exists()
+    assert not (here / "out").exists()
