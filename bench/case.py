@@ -291,6 +291,14 @@ class Case:
     evaluate: bool = describe_axis(
         False, _switch, "measure loss and accuracy on the test images too"
     )
+    checkpoint: bool = describe_axis(
+        False,
+        _switch,
+        "measure what a checkpoint takes and whether training goes on from it bit for bit; with "
+        "several --epochs, keep the last and the best",
+        since=4,
+        quiet=True,
+    )
     cudnn_benchmark: bool = describe_axis(
         False, _switch, "let cuDNN time its algorithms during warm-up"
     )

@@ -20,7 +20,8 @@ from bench.text import Explained
 #   3  2026-11  NVIDIA apex: its opt level and which of its interfaces ran; the loss scale of each
 #               step, in steps.csv; memory of the process before the first step
 #   4  2026-11  memory limits, accumulation, optimizers, learning rates that change, several
-#               epochs (in epochs.csv), probes of the largest batch, workloads, and fine-tuning
+#               epochs (in epochs.csv), probes of the largest batch, workloads, fine-tuning, and
+#               checkpoints
 SCHEMA = 4
 
 
@@ -172,6 +173,35 @@ class Measurement:
     )
     overflow_steps: int | None = quantity(int, "steps with inf or NaN in the scaled gradients")
     final_loss_scale: float | None = quantity(float, "loss scale after the last step")
+
+    checkpoint_bytes: int | None = quantity(int, "size of a checkpoint's file", "B", since=4)
+    checkpoint_save_s: float | None = quantity(
+        float,
+        "median time to save a checkpoint, until the disk has it, outside the epochs",
+        "s",
+        since=4,
+    )
+    checkpoint_load_s: float | None = quantity(
+        float,
+        "time from a checkpoint's file, out of the system's cache where it can be dropped, to a "
+        "training on the device that is ready to step",
+        "s",
+        since=4,
+    )
+    resume_exact: bool | None = quantity(
+        bool,
+        "training resumed in a new network from the checkpoint takes the same next steps, bit for "
+        "bit",
+        since=4,
+    )
+    resume_difference: str | None = quantity(
+        str, "what differs first between the steps after a resume and those without", since=4
+    )
+    resumed_epochs: int | None = quantity(
+        int,
+        "epochs that an earlier process, which was interrupted, had trained: they are in the row",
+        since=4,
+    )
 
     energy_j: float | None = quantity(float, "energy of the measured steps", "J")
     energy_source: str | None = quantity(str, "counter, or integrated from power readings")

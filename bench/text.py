@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
-from typing import Self
+from typing import IO, Self
 
 # also what a terminal obeys beyond ASCII (U+009B starts a sequence) and what turns text around
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]+")
@@ -51,6 +54,37 @@ def replace_file(file: Path, content: str | bytes) -> None:
     temporary = file.with_name(f".{file.name}")
     temporary.write_bytes(content.encode() if isinstance(content, str) else content)
     temporary.replace(file)
+
+
+@contextmanager
+def replace_durably(file: Path) -> Iterator[IO[bytes]]:
+    """Open a file to be written whole or not at all, in a way that a power cut does not undo.
+
+    What was there before stands until all is on the disk; where writing fails, it stands on.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    temporary = file.with_name(f".{file.name}")
+    try:
+        with temporary.open("wb") as opened:
+            yield opened
+            opened.flush()
+            os.fsync(opened.fileno())
+        temporary.replace(file)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    sync_folder(file.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make names just created in ``folder`` survive a power cut too."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def last_line(text: str) -> str:

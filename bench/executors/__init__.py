@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 from typing import Protocol
@@ -31,15 +31,18 @@ class Settings:
 
 @dataclass(frozen=True)
 class Job:
-    """One case to run: on which images and card, and where its log goes.
+    """One case to run: on which images and card, and where its log and checkpoints go.
 
     ``folder`` is where `bench.data.prepare` left the dataset; ``gpu_uuid`` is None on a CPU.
+    A checkpoint that lies in ``checkpoints`` is resumed if it is of ``identity``.
     """
 
     case: Case
     folder: str
     gpu_uuid: str | None = None
     log: Path | None = None
+    checkpoints: Path | None = None
+    identity: dict[str, str] = field(default_factory=dict)
 
 
 class Executor(Protocol):

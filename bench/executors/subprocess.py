@@ -26,7 +26,7 @@ from tenacity import Retrying, retry_if_result, stop_after_attempt, wait_exponen
 from bench.executors import Event, Job, Settings
 from bench.failure import Fault, classify, classify_death, count_oom_kills
 from bench.gpu.device import Unreadable
-from bench.gpu.monitor import Monitor, Observation
+from bench.gpu.monitor import ENERGY, Monitor, Observation
 from bench.gpu.nvml import open_device
 from bench.record import MEASURED, REFUSED, Outcome, Status
 from bench.worker.messages import (
@@ -197,10 +197,15 @@ def _conclude(last: Finished, seen: Observation, allow_shared: bool) -> Outcome:
         status, reason = Status.INVALID, "; ".join(filter(None, [seen.verdict, reason]))
     elif seen.verdict:
         notes.append(seen.verdict)
-    missing = {**seen.missing, **last.missing}
+    missing, values = {**seen.missing, **last.missing}, dict(seen.values)
+    if last.measurement.resumed_epochs:
+        # that of an earlier process is not known, and the row's steps and images are of both
+        for name in ENERGY:
+            if values.pop(name, None) is not None:
+                missing[name] = "another process trained the first epochs"
     m = replace(
         last.measurement,
-        **seen.values,
+        **values,
         missing="; ".join(f"{name}: {why}" for name, why in missing.items()) or None,
         notes="; ".join(filter(None, notes)) or None,
     )
@@ -234,7 +239,14 @@ class Worker:
         )
         self._log.start()
         assignment = Assignment(
-            job.case, job.folder, write, os.getpid(), time.monotonic(), job.gpu_uuid
+            job.case,
+            job.folder,
+            write,
+            os.getpid(),
+            time.monotonic(),
+            job.gpu_uuid,
+            str(job.checkpoints.absolute()) if job.checkpoints else "",
+            job.identity,
         )
         self._tell(encode_assignment(assignment))
 

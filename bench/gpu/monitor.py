@@ -62,9 +62,9 @@ _COLUMNS = {
     "throttle_during": _Column("throttle", "epoch", _union),
     "throttle_after": _Column("throttle", "evaluation", _union),
 }
-_ENERGY = ("energy_j", "energy_source", "mean_power_w")
+ENERGY = ("energy_j", "energy_source", "mean_power_w")
 _NEIGHBOURS = ("neighbours", "neighbours_computing", "neighbours_drawing", "neighbours_late")
-MONITORED = (*_COLUMNS, *_ENERGY, *_NEIGHBOURS)
+MONITORED = (*_COLUMNS, *ENERGY, *_NEIGHBOURS)
 """The fields of `Measurement` a monitor fills."""
 
 _MEMORY = ("device_bytes", "process_bytes")
@@ -317,7 +317,7 @@ class Monitor:
         known = [pair for pair in ends if pair]
         if not known or len(known) < len(ends):
             reason = "epoch did not end" if epoch.entered else "epoch was not reached"
-            seen.missing |= dict.fromkeys(_ENERGY, reason)
+            seen.missing |= dict.fromkeys(ENERGY, reason)
             return
         seconds = sum(last.time_ns - first.time_ns for first, last in known) / 1e9
         counted = [(first.energy_j, last.energy_j) for first, last in known]
@@ -345,9 +345,9 @@ class Monitor:
                 source = "integrated"
                 seen.notes.append(f"energy integrated from {number} power readings: {doubt}")
         if energy is None or seconds <= 0:
-            seen.missing |= dict.fromkeys(_ENERGY, doubt or "the epoch took no time")
+            seen.missing |= dict.fromkeys(ENERGY, doubt or "the epoch took no time")
         else:
-            seen.values |= dict(zip(_ENERGY, (energy, source, energy / seconds), strict=True))
+            seen.values |= dict(zip(ENERGY, (energy, source, energy / seconds), strict=True))
 
     def _throttling(self, seen: Observation) -> list[str]:
         readings = self._windows["epoch"].values("throttle")

@@ -11,7 +11,7 @@ from bench.case import format_value
 from bench.text import write_text
 
 RECORDS, STEPS, EPOCHS = "records.csv", "steps.csv", "epochs.csv"
-CONFIG, LOGS = "config.json", "logs"
+CONFIG, LOGS, CHECKPOINTS = "config.json", "logs", "checkpoints"
 
 
 def _write_cell(value: Any) -> str:

@@ -6,6 +6,7 @@
                    there are such cases
     config.json    the resolved configuration
     logs/          what each worker printed
+    checkpoints/   with --checkpoint and several epochs, the last and the best of each run
 
 One writer at a time holds a lock on the folder. An incomplete last line, left by a power cut, is
 set aside and never parsed.
@@ -40,7 +41,7 @@ from bench.record import (
 )
 from bench.store.cells import CONFIG, EPOCHS, LOGS, RECORDS, STEPS, write_lines
 from bench.store.reader import read_text
-from bench.text import clean, replace_file
+from bench.text import clean, replace_file, sync_folder
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -236,7 +237,7 @@ class Store:
         file = io.FileIO(path, "a")
         if not file.seek(0, os.SEEK_END):
             _append(file, write_lines([columns]))
-            _sync_folder(self.folder)
+            sync_folder(self.folder)
         return file
 
 
@@ -271,16 +272,7 @@ def _rewrite(path: Path, table: pa.Table) -> None:
         file.flush()
         os.fsync(file.fileno())
     temporary.replace(path)
-    _sync_folder(path.parent)
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make names just created in ``folder`` survive a power cut too."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    sync_folder(path.parent)
 
 
 def _torn_tail(path: Path) -> bytes:

@@ -18,9 +18,10 @@ from bench.executors import Executor, Job, Settings, build_executor
 from bench.flags import run_command
 from bench.precision import PRECISIONS
 from bench.record import Outcome, Record, Status, flatten
-from bench.store.cells import LOGS
+from bench.store.cells import CHECKPOINTS, LOGS
 from bench.store.reader import Past, Run, read_history
 from bench.store.writer import Store, StoreError
+from bench.sweep.checkpoints import KeptRun
 from bench.sweep.display import Display, write_curve
 from bench.sweep.options import (
     Options,
@@ -192,10 +193,11 @@ class Loop:
         started = _now()
         which = "s" if sentinel else "p" if probe else repeat
         log = f"{LOGS}/{case.slug()}-{which}-{attempt}.log"
+        kept = KeptRun(self.store.folder / CHECKPOINTS / f"{case.slug()}-{which}", str(which))
         if smaller is not None:
             outcome = Outcome(Status.OOM, f"batch size {smaller} already ran out of memory")
         else:
-            outcome = self._answer(replace(case, seed=seed), self.store.folder / log, stopped)
+            outcome = self._answer(replace(case, seed=seed), self.store.folder / log, kept, stopped)
         record = Record(
             record_id=uuid4().hex[:16],
             case=case,
@@ -216,13 +218,14 @@ class Loop:
             environment=self.inputs.describe(case),
         )
         self._keep(record, outcome)
+        kept.finish(record)
         self.display.end(record)
         if self.options.verbose:
             for line in write_curve(outcome.steps, outcome.measurement.steps_per_epoch):
                 self.display.say(line)
         return record
 
-    def _answer(self, case: Case, log: Path, stopped: Callable[[], int]) -> Outcome:
+    def _answer(self, case: Case, log: Path, kept: KeptRun, stopped: Callable[[], int]) -> Outcome:
         platform, precision = self.inputs.platforms[case.device], PRECISIONS[case.precision]
         reason = self.inputs.refuse(case)
         emulated = "" if "precision" in self.options.axes else platform.discourage(precision)
@@ -232,6 +235,10 @@ class Loop:
             return Outcome(Status.UNSUPPORTED, reason)
         folder, uuid = self.inputs.data(case).folder, platform.environment.gpu_uuid
         job = Job(case, folder, uuid, log)
+        if case.checkpoint:
+            kept.open()
+            identity = kept.identify(case, self.inputs.describe(case))
+            job = replace(job, checkpoints=kept.folder, identity=identity)
         return self.executor.run(job, self.display.show, lambda: bool(stopped()))
 
     def _keep(self, record: Record, outcome: Outcome) -> None:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from bench.apex import Interface, choose_interface, find_apex
-from bench.errors import UnsupportedError
+from bench.errors import UnsupportedError, UsageError
 from bench.optimization import OPTIMIZERS
 from bench.precision import cast, is_dynamic
 from bench.training.loop import Training
@@ -279,6 +279,20 @@ class ApexTraining(Training):
         self.model.zero_grad(set_to_none=True)
         self._recipe.restart()
         self.set_lr(self.lr)
+
+    def state(self) -> dict[str, Any]:
+        """Refuse: apex keeps masters and loss scale in objects of its own.
+
+        ``fp16_utils.FP16_Optimizer.state_dict`` holds its loss scaler as a Python object, which
+        would be read back by running code, and amp is made once in a process.
+
+        Raises:
+            UsageError: always.
+        """
+        raise UsageError(
+            "NVIDIA apex keeps its state in objects that no checkpoint holds; --precision fp16 "
+            "trains by the same recipe with checkpoints"
+        )
 
     def set_lr(self, lr: float) -> None:
         """Set the learning rate of the steps from here on."""

@@ -168,6 +168,36 @@ class Training:
             self._loss_scale_setting, self.device, self._skip_overflow
         )
 
+    def state(self) -> dict[str, Any]:
+        """All that steps change: tensors, as they are on the device, in plain containers.
+
+        Masters that are the weights themselves are not there twice.
+
+        Raises:
+            UsageError: what trains keeps a state that is not known.
+        """
+        return {
+            "model": self.model.state_dict(),
+            "masters": [master.detach() for master, _ in chain.from_iterable(self._copied)],
+            "optimizer": self.optimizer.state_dict(),
+            "loss_scale": self.loss_scale.state(),
+        }
+
+    @torch.no_grad()
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from what `state` gave in a training of the same settings.
+
+        The optimizer may keep tensors of ``state`` and write to them.
+        """
+        self.model.load_state_dict(state["model"])
+        apart = [master for master, _ in chain.from_iterable(self._copied)]
+        for master, kept in zip(apart, state["masters"], strict=True):
+            master.copy_(kept)
+            master.grad = None
+        self.model.zero_grad(set_to_none=True)
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.loss_scale.restore(state["loss_scale"])
+
     def set_lr(self, lr: float) -> None:
         """Set the learning rate of the steps from here on.
 

@@ -7,7 +7,7 @@ gradient, is multiplied by a scale first; too large a scale overflows to inf.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -27,6 +27,12 @@ class LossScale(Protocol):
 
     def current(self) -> Tensor:
         """The scale now, float32 of shape (), on the device."""
+
+    def state(self) -> dict[str, Any]:
+        """What steps change, as plain numbers; asking waits for the device."""
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from what `state` gave."""
 
 
 class Unscaled:
@@ -48,6 +54,13 @@ class Unscaled:
     def current(self) -> Tensor:
         """One, float32 of shape ()."""
         return self._one
+
+    def state(self) -> dict[str, Any]:
+        """Nothing changes."""
+        return {}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Nothing is to be restored."""
 
 
 def _overflowed(parameters: Sequence[Tensor]) -> Tensor:
@@ -91,6 +104,13 @@ class StaticScale:
         """The scale, float32 of shape ()."""
         return self._current
 
+    def state(self) -> dict[str, Any]:
+        """Nothing changes."""
+        return {}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Nothing is to be restored."""
+
 
 class DynamicScale:
     """A scale that follows a `DynamicPolicy`: it falls on overflow and skips the step.
@@ -129,6 +149,15 @@ class DynamicScale:
     def current(self) -> Tensor:
         """The scale now, float32 of shape ()."""
         return self._current
+
+    def state(self) -> dict[str, Any]:
+        """The scale, its rule, and how many steps it has stood."""
+        return self._scaler.state_dict()
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from that scale, after as many steps."""
+        self._scaler.load_state_dict(state)
+        self._current = self._scaler.scale(self._one)
 
 
 def build_loss_scale(

@@ -29,7 +29,7 @@ _LESS = 0.05
 
 APART: tuple[str, ...] = (
     *("lr", "lr_scaling", "base_batch", "lr_warmup", "schedule"),
-    *("epochs", "fraction", "steps", "evaluate", "seed", "start"),
+    *("epochs", "fraction", "steps", "evaluate", "checkpoint", "seed", "start"),
 )
 """Axes that do not change how large a batch fits: no family has a value of its own."""
 

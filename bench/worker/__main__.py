@@ -92,7 +92,15 @@ def main() -> int:
     _die_with_parent(given.parent)
     channel = Channel(given.descriptor)
     try:
-        found = measure(given.case, given.folder, channel, given.started, given.gpu_uuid)
+        found = measure(
+            given.case,
+            given.folder,
+            channel,
+            given.started,
+            given.gpu_uuid,
+            given.checkpoints,
+            given.identity,
+        )
     except BaseException as error:
         _report_failure(channel, given.case, error)
         return 1

@@ -6,18 +6,19 @@ import gc
 import math
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import chain, count, islice
 from statistics import fmean
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from bench.case import Case, micro_batch
 from bench.errors import UsageError
 from bench.record import EpochRow, Measurement, Step
 from bench.training.flop import count_flop
 from bench.worker.channel import Channel, Reporter
+from bench.worker.checkpoints import NOT_REPEATABLE, STEPS, Checkpoints, compare_resumed
 from bench.worker.limit import Limit, build_limit
 
 if TYPE_CHECKING:
@@ -45,7 +46,13 @@ class Findings:
 
 
 def measure(
-    case: Case, folder: str, channel: Channel, started: float, gpu_uuid: str | None = None
+    case: Case,
+    folder: str,
+    channel: Channel,
+    started: float,
+    gpu_uuid: str | None = None,
+    checkpoints: str = "",
+    identity: Mapping[str, str] | None = None,
 ) -> Findings:
     """Set up, warm up, train each warm epoch and evaluate after it: the whole life of a case.
 
@@ -53,6 +60,8 @@ def measure(
         folder: where `bench.data.prepare` left the dataset.
         started: time.monotonic() when the process was asked for.
         gpu_uuid: the GPU that it trains on, as NVML knows it.
+        checkpoints: the folder of its checkpoints; empty where none are to stay.
+        identity: what a checkpoint must be of to be resumed.
     """
     import torch
 
@@ -83,9 +92,9 @@ def measure(
     m.warmup_alloc_retries = _count_allocator_troubles(device).get("alloc_retries")
 
     rates = learning_rates(case, case.epochs * len(batches))
-    done: list[TimedEpoch] = []
-    others = OtherWork()
-    for index in range(case.epochs):
+    files = Checkpoints(case, checkpoints, identity or {})
+    done, others = _resume(files, training, case, found)
+    for index in range(len(done), case.epochs):
         _reset_peaks(device)  # of the evaluation before
         before = _count_allocator_troubles(device)
         channel.enter("epoch", index)
@@ -99,6 +108,7 @@ def measure(
         if case.evaluate:
             with forgive(found, *_TESTED):
                 done[-1].tested = evaluate(training, workload, case)
+        files.save(training, _list_epochs(case, done), _pack(done, others, m))
     if device.type == "cpu":
         m.other_cores = others.cores()
     limit.lift()
@@ -110,6 +120,8 @@ def measure(
     _describe_learning(found, case, done, training)
     found.steps = _list_steps(case, done)
     found.epochs = _list_epochs(case, done) if case.epochs > 1 else []
+    if case.checkpoint:
+        _measure_checkpoint(files, training, batches, case, folder, found)
 
     m.flags = " ".join(f"{name}={value}" for name, value in read_flags().items())
     with forgive(found, *_PROVEN):
@@ -137,6 +149,14 @@ class TimedEpoch:
     rates: Sequence[float]
     time_s: float
     tested: Tested | None = None
+
+    @classmethod
+    def unpack(cls, kept: Mapping[str, Any]) -> TimedEpoch:
+        """Make again what `dataclasses.asdict` took apart."""
+        from bench.training.loop import Epoch
+
+        tested = kept["tested"] and Tested(**kept["tested"])
+        return cls(**{**kept, "epoch": Epoch(**kept["epoch"]), "tested": tested})
 
 
 def _train(
@@ -166,6 +186,96 @@ def _train(
     time_s = time.perf_counter() - start
     return lambda: TimedEpoch(fetch(), clock.read(), own, time_s)
 
+
+def _pack(done: Sequence[TimedEpoch], others: OtherWork, m: Measurement) -> dict[str, Any]:
+    """What a process that resumes needs to know of the epochs so far, in plain containers."""
+    return {
+        "epochs": [asdict(one) for one in done],
+        "others": others.sums,
+        "memory": {name: getattr(m, name) for name in _SPANNING},
+    }
+
+
+def _resume(
+    files: Checkpoints, training: Training, case: Case, found: Findings
+) -> tuple[list[TimedEpoch], OtherWork]:
+    """Go on from the last checkpoint of this run, if there is one: the epochs that it has."""
+    progress, m = files.resume(training), found.measurement
+    done = [TimedEpoch.unpack(one) for one in progress["epochs"]] if progress else []
+    m.resumed_epochs = len(done) if files.stay else None
+    if progress is None:
+        return [], OtherWork()
+    for name, value in progress["memory"].items():
+        setattr(m, name, value)
+    files.keep_best(_list_epochs(case, done))  # which an interruption may have prevented
+    which = f"{len(done)} of {case.epochs} epochs were"
+    _note(
+        found,
+        f"{which} trained by an earlier process that was interrupted; what is sampled (memory of "
+        "process and device, clocks, temperature, others on the GPU) is of this process alone",
+    )
+    if len(done) == case.epochs:
+        reason = "an earlier process trained all epochs"
+        found.missing |= {name: reason for name in _SPANNING if getattr(m, name) is None}
+    return done, OtherWork(*progress["others"])
+
+
+def _measure_checkpoint(
+    files: Checkpoints,
+    training: Training,
+    batches: Supply,
+    case: Case,
+    folder: str,
+    found: Findings,
+) -> None:
+    """Load the last checkpoint into a new network and compare the next steps; time the load.
+
+    The new network comes from another seed, and its data are opened anew: nothing is left over
+    that could help.
+    """
+    import torch
+
+    from bench.training.building import build_training, open_workload
+    from bench.training.checkpoint import trace
+
+    m = found.measurement
+    with forgive(found, *_SAVED):
+        files.describe(m)
+        live = trace(training, batches.divide(case.epochs, steps=STEPS))
+        workload = open_workload(case, folder)
+        other = replace(case, seed=(case.seed + 1) % 2**31)
+        resumed = build_training(other, workload, training.device)
+
+        def resume() -> dict[str, str]:
+            kept, seconds = files.load_into(resumed)
+            m.checkpoint_load_s = m.checkpoint_load_s or seconds
+            supply = workload.open_batches(
+                batch_size=case.batch_size,
+                micro_batch=micro_batch(case),
+                device=training.device,
+                seed=kept["seed"],
+            )
+            return trace(resumed, supply.divide(kept["epoch"], steps=STEPS))
+
+        difference, repeats = compare_resumed(live, resume)
+        if repeats:
+            m.resume_exact, m.resume_difference = not difference, difference or None
+        else:
+            found.missing["resume_exact"] = NOT_REPEATABLE
+    for name in _SAVED:
+        if getattr(m, name) is not None:
+            found.missing.pop(name, None)
+    if m.checkpoint_bytes and m.checkpoint_save_s is None:
+        found.missing["checkpoint_save_s"] = "an earlier process saved it"
+    files.close()
+    for note in files.notes:
+        _note(found, note)
+    gc.collect()
+    if training.device.type == "cuda":
+        torch.cuda.empty_cache()  # the proof is to find the memory that the new network had
+
+
+_SAVED = ("checkpoint_bytes", "checkpoint_save_s", "checkpoint_load_s", "resume_exact")
 
 _TESTED = ("test_loss", "test_accuracy", "eval_time_s")
 
@@ -463,6 +573,9 @@ def _describe_context(limit: Limit, found: Findings) -> None:
 
 _TROUBLES = {"alloc_retries": "num_alloc_retries", "alloc_ooms": "num_ooms"}
 
+_SPANNING = ("peak_allocated_bytes", "peak_reserved_bytes", *_TROUBLES)
+"""Columns that are noted epoch by epoch, those of earlier processes included."""
+
 
 def _count_allocator_troubles(device: torch.device) -> dict[str, int]:
     import torch
@@ -485,8 +598,14 @@ def _note(found: Findings, text: str) -> None:
 class OtherWork:
     """How much of the machine's cores others use while this process works."""
 
-    def __init__(self) -> None:
-        self._busy = self._own = self._wall = 0.0
+    def __init__(self, busy: float = 0.0, own: float = 0.0, wall: float = 0.0) -> None:
+        """Go on from `sums`, in s of cores and of the clock."""
+        self._busy, self._own, self._wall = busy, own, wall
+
+    @property
+    def sums(self) -> tuple[float, float, float]:
+        """What was counted so far."""
+        return self._busy, self._own, self._wall
 
     @contextmanager
     def watch(self) -> Iterator[None]:

@@ -30,7 +30,8 @@ class Assignment:
 
     ``folder`` is where `bench.data.prepare` left the dataset, ``descriptor`` the file descriptor
     to write messages to, ``parent`` the process to die with, ``started`` the time.monotonic() at
-    which the worker was asked for, in s, ``gpu_uuid`` the GPU as NVML knows it.
+    which the worker was asked for, in s, ``gpu_uuid`` the GPU as NVML knows it, ``checkpoints`` the
+    folder of the run's checkpoints and ``identity`` what one must be of to be resumed.
     """
 
     case: Case
@@ -39,6 +40,8 @@ class Assignment:
     parent: int
     started: float
     gpu_uuid: str | None = None
+    checkpoints: str = ""
+    identity: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

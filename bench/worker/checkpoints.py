@@ -1,0 +1,238 @@
+"""The checkpoints of one run: kept after each epoch, gone on from, and measured."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from bench.case import Case
+from bench.errors import UsageError
+from bench.text import clean, sync_folder
+
+if TYPE_CHECKING:
+    from bench.record import EpochRow, Measurement
+    from bench.training.loop import Training
+
+LAST, BEST = "last.pt", "best.pt"
+
+STEPS = 3
+"""Steps that are compared: in the second the optimizer's state counts, in the third what the second
+made of it."""
+
+NOT_REPEATABLE = "this device does not repeat a step bitwise, with or without a checkpoint"
+
+
+@dataclass
+class Checkpoints:
+    """The files of a run, in ``folder``; only those of several epochs stay there.
+
+    Args:
+        case: as it is trained; without its switch nothing is kept.
+        folder: made with the first file; empty for one that is removed at the end.
+        identity: what a checkpoint is of, by name: one that is of anything else is not resumed.
+    """
+
+    case: Case
+    folder: str
+    identity: Mapping[str, str]
+    notes: list[str] = field(default_factory=list)
+    stay: bool = field(init=False)  # for later processes
+    _failure: str = "no epoch was saved"
+    _bytes: int = 0
+    _times: list[float] = field(default_factory=list)
+    _scratch: tempfile.TemporaryDirectory[str] | None = None
+
+    def __post_init__(self) -> None:
+        """Decide whether files stay."""
+        self.stay = self.case.checkpoint and self.case.epochs > 1 and bool(self.folder)
+
+    def resume(self, training: Training) -> dict[str, Any] | None:
+        """Go on from the last checkpoint, where there is one of this run.
+
+        Returns:
+            The ``progress`` that was saved; None where training starts anew.
+        """
+        from bench.training.checkpoint import (
+            CheckpointError,
+            load_checkpoint,
+            restore_checkpoint,
+        )
+
+        if not self.stay:
+            return None
+        try:
+            kept = load_checkpoint(self._place(LAST))
+            if other := self._find_other(kept["identity"]):
+                raise CheckpointError(f"it is of another run: {other}")
+        except FileNotFoundError:
+            return None
+            restore_checkpoint(kept, training)
+        except Exception as error:
+            why = str(error) if isinstance(error, CheckpointError) else _word(error)
+            self.notes.append(f"an earlier checkpoint was not resumed: {why}")
+            training.reset()
+            return None
+        self._failure = ""
+        self._bytes = self._place(LAST).stat().st_size
+        progress: dict[str, Any] = kept["progress"]
+        return progress
+
+    def save(
+        self, training: Training, epochs: Sequence[EpochRow], progress: Mapping[str, Any]
+    ) -> None:
+        """Save the last checkpoint, and note the reason where that fails: training goes on.
+
+        Args:
+            epochs: those trained, by which the best is found.
+            progress: what a process that resumes needs of them, in plain containers.
+        """
+        from bench.training.checkpoint import save_checkpoint
+
+        if not self.case.checkpoint:
+            return
+        try:
+            file = self._place(LAST)
+            file.parent.mkdir(parents=True, exist_ok=True)
+            start = time.perf_counter()
+            self._bytes = save_checkpoint(
+                file,
+                training,
+                identity=dict(self.identity),
+                seed=self.case.seed,
+                epoch=len(epochs),
+                progress=dict(progress),
+            )
+            self._times.append(time.perf_counter() - start)
+            self._failure = ""
+        except Exception as error:
+            self._failure = _word(error)
+            if self.stay:
+                self.notes.append(
+                    f"no checkpoint was saved after epoch {len(epochs)}: {self._failure}"
+                )
+        else:
+            self.keep_best(epochs)
+
+    def keep_best(self, epochs: Sequence[EpochRow]) -> None:
+        """Keep the last checkpoint as the best too, if its epoch is: by a link, in no time."""
+        if not self.stay or find_best(epochs) != len(epochs) - 1:
+            return
+        last, best = self._place(LAST), self._place(BEST)
+        temporary = best.with_name(f".{BEST}")
+        try:
+            temporary.unlink(missing_ok=True)
+            try:
+                os.link(last, temporary)
+            except OSError:  # a file system without links
+                _copy(last, temporary)
+            temporary.replace(best)
+            temporary.unlink(missing_ok=True)  # which stays where both were one file already
+            sync_folder(best.parent)
+        except OSError as error:
+            self.notes.append(f"epoch {len(epochs)} was not kept as the best: {_word(error)}")
+
+    def describe(self, m: Measurement) -> None:
+        """Fill in what saving took.
+
+        Raises:
+            UsageError: nothing could be saved; says why.
+        """
+        if self._failure:
+            raise UsageError(self._failure)
+        m.checkpoint_bytes = self._bytes
+        m.checkpoint_save_s = median(self._times) if self._times else None
+
+    def load_into(self, training: Training) -> tuple[dict[str, Any], float]:
+        """Have a training go on from the last checkpoint; what it holds, and the seconds taken."""
+        from bench.training.checkpoint import drop_cache, load_checkpoint, restore_checkpoint
+
+        drop_cache(self._place(LAST))
+        start = time.perf_counter()
+        kept = load_checkpoint(self._place(LAST))
+        restore_checkpoint(kept, training)
+        return kept, time.perf_counter() - start
+
+    def close(self) -> None:
+        """Remove what does not stay."""
+        if self._scratch is not None:
+            self._scratch.cleanup()
+        elif not self.stay and self.folder:
+            self._place(LAST).unlink(missing_ok=True)
+            with suppress(OSError):
+                Path(self.folder).rmdir()
+
+    def _place(self, name: str) -> Path:
+        if not self.folder:
+            self._scratch = tempfile.TemporaryDirectory(prefix="bench-checkpoint-")
+            self.folder = self._scratch.name
+        return Path(self.folder) / name
+
+    def _find_other(self, identity: Mapping[str, str]) -> str:
+        """What a checkpoint of that identity is not of; empty where it is of this run."""
+        for name in dict.fromkeys([*self.identity, *identity]):
+            was, now = identity.get(name, ""), self.identity.get(name, "")
+            if was != now:
+                return f"{name.replace('_', ' ')} was {was or 'none'}, now {now or 'none'}"
+        return ""
+
+
+def _copy(source: Path, target: Path) -> None:
+    import shutil
+
+    shutil.copyfile(source, target)
+    with target.open("rb") as file:
+        os.fsync(file.fileno())
+
+
+def find_best(epochs: Sequence[EpochRow]) -> int | None:
+    """The epoch of the highest test accuracy, of the lowest loss where there is none.
+
+    Of several as good it is the first; None where no epoch has a finite loss.
+    """
+    ranks: tuple[Callable[[EpochRow], float | None], ...] = (
+        lambda e: None if e.test_accuracy is None else -e.test_accuracy,
+        lambda e: e.test_loss,
+        lambda e: e.train_loss,
+    )
+    for rank in ranks:
+        known = [(value, e.epoch) for e in epochs if (value := rank(e)) is not None]
+        if known:
+            return min(known)[1]
+    return None
+
+
+def compare_resumed(
+    live: Mapping[str, str], resume: Callable[[], Mapping[str, str]]
+) -> tuple[str, bool]:
+    """What differs first between the steps of a training and those after a resume.
+
+    Where something does, two resumes are compared, which start from the same bits.
+
+    Args:
+        live: the trace without a resume.
+        resume: resumes and makes the same steps; called once or twice.
+
+    Returns:
+        What differs, empty for nothing, and whether the device repeats a step at all.
+    """
+    from bench.training.checkpoint import find_difference
+
+    first = resume()
+    if not (difference := find_difference(live, first)):
+        return "", True
+    return difference, not find_difference(first, resume())
+
+
+def _word(error: Exception) -> str:
+    if isinstance(error, UsageError):
+        return str(error)
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return f"{type(error).__name__}: {clean(str(error))[:200]}"
