@@ -342,6 +342,17 @@ DOUBTS: dict[str, Doubt] = {
             fatal=False,
         ),
         Doubt(
+            "inexact",
+            "resume differs",
+            "Training that is resumed from a checkpoint does not go on bit for bit, although the "
+            "device repeats its steps",
+            "Keep in the network's buffers what its steps change, and draw random numbers from the "
+            "generator that a workload is given or from torch's own.",
+            lambda r: r["resume_difference"] != "",
+            fatal=False,
+            detail=_quote("resume_difference"),
+        ),
+        Doubt(
             "energy",
             "short energy",
             f"Energy was measured over less than {SHORT_ENERGY_S:.0f} s, too short for the "

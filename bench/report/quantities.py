@@ -133,6 +133,11 @@ def step_noise(records: pd.DataFrame) -> pd.Series:
     return records["step_time_mad_s"] / positive(records["step_time_median_s"])
 
 
+def checkpoint_share(records: pd.DataFrame) -> pd.Series:
+    """Time to save a checkpoint over that of an epoch."""
+    return records["checkpoint_save_s"] / positive(records["epoch_time_s"])
+
+
 def positive(values: pd.Series) -> pd.Series:
     """Values above zero; NaN for the others, which nothing can be divided by."""
     return values.where(values > 0)
@@ -378,6 +383,43 @@ QUANTITIES: dict[str, Quantity] = {
             "steps thrown away before the epoch",
             "lower",
             _column("warmup_time_s"),
+        ),
+        Quantity(
+            "checkpoint_bytes",
+            "checkpoint",
+            "MiB",
+            "file with all that training needs to go on",
+            "lower",
+            _column("checkpoint_bytes"),
+            scale=2**20,
+            spread=False,  # its size repeats
+        ),
+        Quantity(
+            "checkpoint_save_s",
+            "save",
+            "s",
+            "saving a checkpoint, until the disk has it",
+            "lower",
+            _column("checkpoint_save_s"),
+        ),
+        Quantity(
+            "checkpoint_share",
+            "save, of an epoch",
+            "%",
+            "time to save a checkpoint over that of an epoch",
+            "lower",
+            checkpoint_share,
+            scale=0.01,
+            whole=True,
+            spread=False,  # the times show it
+        ),
+        Quantity(
+            "checkpoint_load_s",
+            "load",
+            "s",
+            "from a checkpoint's file to a training on the device",
+            "lower",
+            _column("checkpoint_load_s"),
         ),
     )
 }

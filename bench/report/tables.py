@@ -26,6 +26,7 @@ from bench.report.cells import (
     time_cell,
 )
 from bench.report.changes import tabulate_effects, tabulate_learning, tabulate_prices
+from bench.report.checkpoints import tabulate_checkpoints
 from bench.report.doubts import SAID_BELOW
 from bench.report.effects import Effect, find_effects
 from bench.report.epochs import collect_epochs, tabulate_epochs
@@ -104,6 +105,7 @@ def build(
         *tabulate_prices(cases, list(find_prices(rows, cases, effects))),
         *tabulate_batches(families, cases, searches, machines, _said_below(cases)),
         *tabulate_epochs(cases, collect_epochs(rows, cases, sweeps), order, machines),
+        *tabulate_checkpoints(rows, cases, order, machines),
         *_tabulate_machines(cases, order, machines),
         *_tabulate_published(cases, machines),
     ]

@@ -48,3 +48,5 @@ class KeptRun:
         if record.status in MEASURED and self.folder.is_dir():
             with suppress(OSError):
                 replace_file(self.folder / ENDED, record.record_id + "\n")
+        with suppress(OSError):
+            self.folder.parent.rmdir()  # where no run keeps anything

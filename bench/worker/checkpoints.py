@@ -59,11 +59,7 @@ class Checkpoints:
         Returns:
             The ``progress`` that was saved; None where training starts anew.
         """
-        from bench.training.checkpoint import (
-            CheckpointError,
-            load_checkpoint,
-            restore_checkpoint,
-        )
+        from bench.training.checkpoint import CheckpointError, load_checkpoint, restore_checkpoint
 
         if not self.stay:
             return None
@@ -71,9 +67,9 @@ class Checkpoints:
             kept = load_checkpoint(self._place(LAST))
             if other := self._find_other(kept["identity"]):
                 raise CheckpointError(f"it is of another run: {other}")
+            restore_checkpoint(kept, training)
         except FileNotFoundError:
             return None
-            restore_checkpoint(kept, training)
         except Exception as error:
             why = str(error) if isinstance(error, CheckpointError) else _word(error)
             self.notes.append(f"an earlier checkpoint was not resumed: {why}")
@@ -95,8 +91,6 @@ class Checkpoints:
         """
         from bench.training.checkpoint import save_checkpoint
 
-        if not self.case.checkpoint:
-            return
         try:
             file = self._place(LAST)
             file.parent.mkdir(parents=True, exist_ok=True)

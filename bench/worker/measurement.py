@@ -108,7 +108,8 @@ def measure(
         if case.evaluate:
             with forgive(found, *_TESTED):
                 done[-1].tested = evaluate(training, workload, case)
-        files.save(training, _list_epochs(case, done), _pack(done, others, m))
+        if case.checkpoint:
+            files.save(training, _list_epochs(case, done), _pack(done, others, m))
     if device.type == "cpu":
         m.other_cores = others.cores()
     limit.lift()
@@ -242,11 +243,11 @@ def _measure_checkpoint(
     with forgive(found, *_SAVED):
         files.describe(m)
         live = trace(training, batches.divide(case.epochs, steps=STEPS))
-        workload = open_workload(case, folder)
         other = replace(case, seed=(case.seed + 1) % 2**31)
-        resumed = build_training(other, workload, training.device)
 
         def resume() -> dict[str, str]:
+            workload = open_workload(case, folder)
+            resumed = build_training(other, workload, training.device)
             kept, seconds = files.load_into(resumed)
             m.checkpoint_load_s = m.checkpoint_load_s or seconds
             supply = workload.open_batches(

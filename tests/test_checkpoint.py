@@ -1,0 +1,674 @@
+"""Training resumed from a checkpoint goes on bit for bit; a file that is not whole is never read.
+
+The exactness is shown with small networks here, and by the case itself wherever it runs.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from apex_for_tests import install
+from torch import Tensor, nn
+from training_for_tests import CPU, OURS, batch, in_parts, training
+
+from bench.case import Case, grid
+from bench.executors import Event, Job, Settings
+from bench.executors.subprocess import SubprocessExecutor
+from bench.precision import PRECISIONS
+from bench.record import EpochRow, Status
+from bench.store.reader import read_epochs, read_records, read_steps
+from bench.training.checkpoint import (
+    CheckpointError,
+    find_difference,
+    load_checkpoint,
+    restore_checkpoint,
+    save_checkpoint,
+    trace,
+)
+from bench.training.loop import Training
+from bench.worker.channel import Channel
+from bench.worker.checkpoints import BEST, LAST, NOT_REPEATABLE, Checkpoints, find_best
+from bench.worker.measurement import Findings, measure
+from bench.worker.messages import PhaseEntered
+from bench.workloads import Loss, Network, Workload
+
+HERE = Path(__file__).parent
+
+
+@pytest.fixture(scope="module", autouse=True)
+def restore_torch() -> Iterator[None]:
+    state = torch.get_rng_state()
+    yield
+    torch.set_rng_state(state)
+
+
+# ------------------------------------------------------------------------------- bitwise exactness
+
+
+def dropping(seed: int) -> nn.Module:
+    """BatchNorm, which counts, and dropout, which draws."""
+    torch.manual_seed(seed)
+    return nn.Sequential(
+        nn.Conv2d(3, 4, 3, 4),
+        nn.BatchNorm2d(4),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Dropout(0.3),
+        nn.Linear(256, 10),
+    )
+
+
+WAYS = [
+    *((name, {}) for name in OURS),
+    *((name, {"optimizer": "adamw"}) for name in OURS),
+    ("fp16", {"loss_scale": "dynamic"}),
+    ("fp16", {"loss_scale": "dynamic-apex-amp", "optimizer": "adamw"}),
+    ("fp16", {"loss_scale": 2.0**40, "skip_overflow": True}),
+    ("fp16-amp", {"loss_scale": 128.0}),
+    ("fp32", {"optimizer": "lars"}),
+    ("bf16", {"channels_last": True}),
+]
+
+
+def batches(first: int, steps: int) -> Iterator[Any]:
+    return (in_parts(*batch(8, seed), 5, 3) for seed in range(first, first + steps))
+
+
+def train_and_save(file: Path, precision: str = "fp16", **settings: Any) -> Training:
+    torch.manual_seed(0)
+    ours = training(precision, build=dropping, **settings)
+    for each in batches(0, 4):
+        ours.step(each)
+    save_checkpoint(file, ours)
+    return ours
+
+
+def resume(file: Path, precision: str = "fp16", **settings: Any) -> dict[str, str]:
+    """The trace of a network of another seed that goes on from the file."""
+    torch.manual_seed(99)
+    random.seed(99)
+    other = training(precision, seed=7, build=dropping, **settings)
+    for each in batches(50, 2):
+        other.step(each)
+    restore_checkpoint(load_checkpoint(file), other)
+    return trace(other, batches(4, 3))
+
+
+@pytest.mark.parametrize(
+    ("precision", "settings"), WAYS, ids=[f"{n} {'-'.join(map(str, s.values()))}" for n, s in WAYS]
+)
+def test_resumed_steps_are_those_without_bit_for_bit(
+    precision: str, settings: dict[str, Any], tmp_path: Path
+) -> None:
+    if settings.get("optimizer") == "lars":
+        pytest.importorskip("pytorch_optimizer")
+    live = train_and_save(tmp_path / LAST, precision, **settings)
+    expected = trace(live, batches(4, 3))
+    found = resume(tmp_path / LAST, precision, **settings)
+    assert find_difference(expected, found) == ""
+    assert expected == found
+    untouched = trace(training(precision, build=dropping, **settings), batches(4, 3))
+    assert untouched != expected, "a comparison that sees nothing"
+
+
+PARTS: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
+    "weights": (lambda c: c["training"]["model"]["0.weight"].view(-1)[0].mul_(2), "loss of step 1"),
+    "buffers": (lambda c: c["training"]["model"]["1.running_mean"].add_(1e-3), "model.1.running_"),
+    "masters": (lambda c: c["training"]["masters"][0].mul_(1 + 1e-6), "masters.0"),
+    "momentum": (
+        lambda c: c["training"]["optimizer"]["state"][4]["momentum_buffer"].zero_(),
+        "loss of step 2",
+    ),
+    "loss scale": (
+        lambda c: c["training"]["loss_scale"].update(scale=2.0),
+        "loss scale of step 1",
+    ),
+    "growth": (
+        lambda c: c["training"]["loss_scale"].update(_growth_tracker=0),
+        "loss_scale._growth_tracker",
+    ),
+    "random": (lambda c: c["random"].update(cpu=torch.get_rng_state()), "loss of step 1"),
+}
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_whatever_a_checkpoint_lacked_is_named(part: str, tmp_path: Path) -> None:
+    """fp16 with a dynamic scale: each part of the state is spoilt in turn, and shows."""
+    settings = {"loss_scale": "dynamic"}
+    expected = trace(train_and_save(tmp_path / LAST, **settings), batches(4, 3))
+    spoil, named = PARTS[part]
+    content = load_checkpoint(tmp_path / LAST)
+    spoil(content)
+    other = training("fp16", seed=7, build=dropping, **settings)
+    restore_checkpoint(content, other)
+    assert find_difference(expected, trace(other, batches(4, 3))).startswith(named)
+
+
+def test_the_random_numbers_of_python_go_on_too(tmp_path: Path) -> None:
+    random.seed(3)
+    random.gauss()  # leaves a second one to be given
+    save_checkpoint(tmp_path / LAST, training())
+    expected = [random.gauss(), random.random(), float(torch.rand(()))]
+    random.seed(4)
+    restore_checkpoint(load_checkpoint(tmp_path / LAST), training())
+    assert [random.gauss(), random.random(), float(torch.rand(()))] == expected
+
+
+# ---------------------------------------------------------------------------------- files are whole
+
+
+def test_a_torn_file_is_never_read(tmp_path: Path) -> None:
+    """Cut off anywhere, with a page of zeros, or with one bit turned."""
+    file = tmp_path / LAST
+    train_and_save(file, "fp32")
+    whole, rng = file.read_bytes(), random.Random(0)
+    sound = load_checkpoint(file)
+
+    def read(data: bytes) -> dict[str, Any] | None:
+        file.write_bytes(data)
+        try:
+            return load_checkpoint(file)
+        except CheckpointError:
+            return None
+
+    assert not any(read(whole[:end]) for end in range(0, len(whole), len(whole) // 100))
+    assert read(whole[:4096] + bytes(4096) + whole[8192:]) is None
+    read_all_the_same = 0
+    for _ in range(300):
+        place = rng.randrange(len(whole))
+        turned = bytes([whole[place] ^ 1 << rng.randrange(8)])
+        found = read(whole[:place] + turned + whole[place + 1 :])
+        if found is not None:  # a bit between the records, which nobody reads
+            read_all_the_same += 1
+            for name, value in sound["training"]["model"].items():
+                assert torch.equal(found["training"]["model"][name], value)
+    assert read_all_the_same < 150
+
+
+def test_a_file_of_another_format_or_with_code_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / LAST
+    torch.save({"format": 0}, file)
+    with pytest.raises(CheckpointError, match="of another format than 1"):
+        load_checkpoint(file)
+    torch.save({"format": 1, "evil": os.system}, file)
+    with pytest.raises(CheckpointError, match=r"last.pt cannot be read as a whole .*[Ww]eights"):
+        load_checkpoint(file)
+    with pytest.raises(FileNotFoundError):
+        load_checkpoint(tmp_path / "none.pt")
+
+
+def test_on_a_full_disk_the_earlier_file_stands(tmp_path: Path) -> None:
+    file = tmp_path / LAST
+    save_checkpoint(file, training(), number=1)
+    (tmp_path / f".{LAST}").symlink_to("/dev/full")
+    with pytest.raises(OSError, match="No space left on device"):
+        save_checkpoint(file, training(), number=2)
+    assert load_checkpoint(file)["number"] == 1
+    assert [f.name for f in tmp_path.iterdir()] == [LAST], "and nothing lies beside it"
+    save_checkpoint(file, training(), number=3)
+    assert load_checkpoint(file)["number"] == 3
+
+
+@pytest.mark.slow
+def test_killed_while_saving_the_earlier_file_stands(tmp_path: Path) -> None:
+    """SIGKILL at random moments of one save after the other; after each, a whole file is there."""
+    answer = subprocess.run(
+        [sys.executable, HERE / "killed_saves.py", tmp_path, "25"],
+        env={**os.environ, "PYTHONPATH": str(HERE.parent), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert answer.returncode == 0, answer.stderr
+    saved, torn = map(int, answer.stdout.split())
+    assert torn, "no kill came while a file was written"
+    print(f"25 kills, {torn} within a file, the last of {saved} files stands")
+
+
+# ------------------------------------------------------------------------------------ a whole case
+
+
+class Rows(Workload):
+    """Numbers to two classes: four steps an epoch at batch size 16."""
+
+    unit = "rows"
+    samples, test_samples = 60, 32
+
+    def build_model(self) -> nn.Module:
+        return nn.Sequential(
+            nn.Linear(6, 12), nn.BatchNorm1d(12), nn.ReLU(), nn.Dropout(0.2), nn.Linear(12, 2)
+        )
+
+    def make_batch(self, size: int, device: torch.device, generator: torch.Generator) -> Any:
+        x = torch.randn(size, 6, device=device, generator=generator)
+        return x, (x[:, 0] > 0).long()
+
+    def make_test_batch(self, first: int, size: int, device: torch.device) -> Any:
+        return self.make_batch(size, device, torch.Generator(device).manual_seed(first))
+
+    def compute_loss(self, network: Network, batch: Any) -> Tensor | Loss:
+        x, y = batch
+        logits = network(x)
+        return Loss(F.cross_entropy(logits, y), (logits.argmax(1) == y).sum())
+
+
+def rows() -> Workload:
+    return Rows()
+
+
+class Own(Rows):
+    """With an optimizer whose state does not start at zero, and a buffer of its own."""
+
+    def build_model(self) -> nn.Module:
+        class Net(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.net = Rows().build_model()
+                self.register_buffer("mean", torch.zeros(6))
+
+            def forward(self, x: Tensor) -> Tensor:
+                if self.training:
+                    self.mean.lerp_(x.detach().float().mean(0).to(self.mean.dtype), 0.1)
+                return self.net(x - self.mean)
+
+        return Net()
+
+    def build_optimizer(self, parameters: list[Tensor], lr: float) -> torch.optim.Optimizer:
+        half = len(parameters) // 2
+        groups = [{"params": parameters[:half]}, {"params": parameters[half:], "lr": lr / 10}]
+        return torch.optim.NAdam(groups, lr)
+
+
+def own() -> Workload:
+    return Own()
+
+
+class Forgetful(Rows):
+    """Counts its steps in an attribute, which no checkpoint holds."""
+
+    def __init__(self) -> None:
+        self.taken = 0
+
+    def compute_loss(self, network: Network, batch: Any) -> Tensor | Loss:
+        found = super().compute_loss(network, batch)
+        assert isinstance(found, Loss)
+        self.taken += 1
+        return Loss(found.loss * (1 + self.taken / 100), found.correct)
+
+
+def forgetful() -> Workload:
+    return Forgetful()
+
+
+class Restless(Rows):
+    """Never takes the same step twice, as a device whose sums come in any order."""
+
+    def compute_loss(self, network: Network, batch: Any) -> Tensor | Loss:
+        found = super().compute_loss(network, batch)
+        assert isinstance(found, Loss)
+        return Loss(found.loss * (1 + os.urandom(1)[0] / 1e5 + os.urandom(1)[0] / 1e6))
+
+
+def restless() -> Workload:
+    return Restless()
+
+
+WAIT = "BENCH_TEST_WAIT"
+"""Environment variable: a folder; once a checkpoint is in it, or below, `waiting` trains no step
+more."""
+
+
+class Waiting(Rows):
+    def compute_loss(self, network: Network, batch: Any) -> Tensor | Loss:
+        while WAIT in os.environ and any(Path(os.environ[WAIT]).rglob(LAST)):
+            time.sleep(0.05)
+        return super().compute_loss(network, batch)
+
+
+def waiting() -> Workload:
+    return Waiting()
+
+
+def make_case(name: str = "rows", **settings: Any) -> Case:
+    axes = {"workload": [f"{__name__}:{name}"], "device": ["cpu"], "batch_size": [16]}
+    (case,) = grid({**axes, "lr": [0.3], **{k: [v] for k, v in settings.items()}})
+    return replace(case, checkpoint=True)
+
+
+THREE = {"epochs": 3, "evaluate": True, "schedule": "cosine"}
+
+
+def run(case: Case, folder: Path | str = "", **identity: str) -> Findings:
+    return measure(case, "", Channel(), time.monotonic(), None, str(folder), identity)
+
+
+def learnt(found: Findings) -> tuple[Any, ...]:
+    """What was learnt, without times."""
+    steps = [replace(step, time_s=None) for step in found.steps]
+    epochs = [asdict(row) | {"time_s": 0, "eval_time_s": 0} for row in found.epochs]
+    m = found.measurement
+    return steps, epochs, m.train_loss, m.test_accuracy, m.final_loss_scale, m.overflow_steps
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [*({"precision": name} for name in OURS), {"precision": "fp16", "loss_scale": "dynamic"}],
+    ids=lambda s: "-".join(s.values()),
+)
+def test_a_case_says_what_its_checkpoint_takes(settings: dict[str, Any], tmp_path: Path) -> None:
+    found = run(make_case(**settings), tmp_path / "run")
+    m = found.measurement
+    assert m.resume_exact is True
+    assert m.resume_difference is None
+    assert m.checkpoint_bytes is not None
+    assert m.checkpoint_save_s
+    assert m.checkpoint_load_s
+    assert m.resumed_epochs is None
+    assert not {name for name in found.missing if name.startswith(("checkpoint", "resume"))}
+    assert list(tmp_path.iterdir()) == [], "of one epoch no file stays"
+    held = PRECISIONS[settings["precision"]]
+    weights = 6 * 12 + 12 + 2 * 12 + 12 * 2 + 2
+    # fp32 weights and momentum; or halves, with masters of all but BatchNorm's
+    halves = weights - 2 * 12
+    least = 8 * weights if not held.masters else (2 + 4) * halves + 4 * 24 + 4 * weights
+    assert m.checkpoint_bytes > least
+
+
+def test_without_the_switch_nothing_is_saved(tmp_path: Path) -> None:
+    m = run(replace(make_case(), checkpoint=False, epochs=2), tmp_path).measurement
+    assert (m.checkpoint_bytes, m.resume_exact, m.resumed_epochs) == (None, None, None)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_optimizer_and_buffers_of_ones_own_resume_exactly() -> None:
+    m = run(make_case("own", precision="bf16")).measurement
+    assert m.resume_exact is True
+
+
+def test_what_a_checkpoint_cannot_hold_is_found_and_named() -> None:
+    m = run(make_case("forgetful")).measurement
+    assert m.resume_exact is False
+    assert m.resume_difference == "loss of step 1"
+
+
+def test_a_device_that_never_repeats_a_step_is_not_the_checkpoints_fault() -> None:
+    found = run(make_case("restless"))
+    assert found.measurement.resume_exact is None
+    assert found.measurement.resume_difference is None
+    assert found.missing["resume_exact"] == NOT_REPEATABLE
+    assert found.measurement.checkpoint_load_s
+
+
+def test_saving_is_in_no_epoch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from bench.training import checkpoint
+
+    saved = checkpoint.save_checkpoint
+
+    def slowly(*args: Any, **named: Any) -> int:
+        time.sleep(0.5)
+        return saved(*args, **named)
+
+    monkeypatch.setattr(checkpoint, "save_checkpoint", slowly)
+    m = run(make_case(epochs=2), tmp_path).measurement
+    assert m.checkpoint_save_s is not None
+    assert m.checkpoint_save_s > 0.5
+    assert m.measured_time_s is not None
+    steps = run(make_case(epochs=2), tmp_path / "other").measurement.measured_steps
+    assert steps == 8
+    assert m.measured_time_s < 0.5, "eight steps of a few numbers"
+
+
+class Interrupted(BaseException):
+    """As a Ctrl-C comes: nothing that a worker forgives."""
+
+
+def interrupt(case: Case, folder: Path, epoch: int, **identity: str) -> None:
+    """Train until ``epoch``, from 0, has begun, and be cut short."""
+
+    class Ear(Channel):
+        def enter(self, phase: Any, entered: int = 0) -> None:
+            if (phase, entered) == ("epoch", epoch):
+                raise Interrupted
+
+    with pytest.raises(Interrupted):
+        measure(case, "", Ear(), time.monotonic(), None, str(folder), identity)
+
+
+@pytest.mark.parametrize("precision", OURS)
+def test_an_interrupted_case_ends_as_if_it_had_not_been(precision: str, tmp_path: Path) -> None:
+    scale = {"loss_scale": "dynamic"} if precision == "fp16" else {}
+    case = make_case(precision=precision, **scale, **THREE)
+    whole = run(case, tmp_path / "whole")
+    for epoch in (1, 2):  # twice: the second process resumes, and is interrupted as well
+        interrupt(case, tmp_path / "parts", epoch)
+    found = run(case, tmp_path / "parts")
+    assert learnt(found) == learnt(whole)
+    m = found.measurement
+    assert (m.resumed_epochs, whole.measurement.resumed_epochs) == (2, 0)
+    assert (m.measured_steps, len(found.steps), len(found.epochs)) == (12, 12, 3)
+    assert m.epoch_time_s == pytest.approx(sum(row.time_s for row in found.epochs) / 3)
+    assert "2 of 3 epochs were trained by an earlier process" in (m.notes or "")
+    assert m.resume_exact is True
+
+
+def test_interrupted_after_its_last_epoch_nothing_is_trained_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = make_case(**THREE)
+    whole = run(case, tmp_path / "whole")
+
+    def cut(*_: object) -> None:
+        raise Interrupted
+
+    with monkeypatch.context() as patch:
+        patch.setattr("bench.worker.measurement._describe_time", cut)
+        with pytest.raises(Interrupted):
+            run(case, tmp_path / "run")
+    found = run(case, tmp_path / "run")
+    assert learnt(found) == learnt(whole)
+    assert found.measurement.resumed_epochs == 3
+    assert found.measurement.checkpoint_save_s is None
+    assert found.missing["checkpoint_save_s"] == "an earlier process saved it"
+    assert found.measurement.checkpoint_load_s
+
+
+def test_the_last_and_the_best_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By test accuracy, of which the second epoch has the highest here."""
+    from bench.worker import measurement
+
+    scores = iter([0.5, 0.75, 0.625])
+    evaluated = measurement.evaluate
+    monkeypatch.setattr(
+        measurement, "evaluate", lambda *args: replace(evaluated(*args), accuracy=next(scores))
+    )
+    found = run(make_case(**THREE), tmp_path)
+    assert sorted(file.name for file in tmp_path.iterdir()) == [BEST, LAST]
+    last, best = (load_checkpoint(tmp_path / name) for name in (LAST, BEST))
+    assert (last["epoch"], best["epoch"]) == (3, 2)
+    assert [row.test_accuracy for row in found.epochs] == [0.5, 0.75, 0.625]
+    other = Training.of(make_case(**THREE), Rows().build_model(), CPU, Rows())
+    restore_checkpoint(best, other)
+    assert other.evaluate(Rows().open_tests(batch_size=16, device=CPU).evaluation())[0] == (
+        pytest.approx(found.epochs[1].test_loss)
+    )
+
+
+def row(epoch: int, loss: float | None, test: float | None, right: float | None) -> EpochRow:
+    return EpochRow(epoch, 1.0, loss, 0.5, test, right)
+
+
+def test_the_best_epoch() -> None:
+    assert find_best([]) is None
+    assert find_best([row(0, 1.0, None, None), row(1, None, None, None)]) == 0
+    assert find_best([row(0, 1.0, None, None), row(1, 0.5, None, None)]) == 1
+    assert find_best([row(0, 1.0, 2.0, None), row(1, 0.5, 3.0, None)]) == 0
+    assert find_best([row(0, 1.0, 2.0, 0.5), row(1, 0.5, 1.0, 0.25), row(2, 1, 1, 0.5)]) == 0
+    assert find_best([row(0, None, None, None)]) is None
+
+
+def test_a_checkpoint_of_anything_else_is_not_resumed(tmp_path: Path) -> None:
+    case = make_case(**THREE)
+    whole = run(case, tmp_path / "whole")
+    interrupt(case, tmp_path / "run", 2, code="1", torch="2.12")
+    found = run(case, tmp_path / "run", code="1", torch="2.13")
+    assert learnt(found) == learnt(whole)
+    assert found.measurement.resumed_epochs == 0
+    assert (
+        found.measurement.notes
+        == "an earlier checkpoint was not resumed: it is of another run: torch was 2.12, now 2.13"
+    )
+
+
+def test_a_damaged_checkpoint_is_not_resumed(tmp_path: Path) -> None:
+    case = make_case(**THREE)
+    interrupt(case, tmp_path, 2)
+    whole = (tmp_path / LAST).read_bytes()
+    (tmp_path / LAST).write_bytes(whole[: len(whole) // 2])
+    m = run(case, tmp_path).measurement
+    assert m.resumed_epochs == 0
+    assert "last.pt cannot be read as a whole" in (m.notes or "")
+
+
+def test_where_nothing_can_be_saved_the_row_is_not_lost(tmp_path: Path) -> None:
+    case = make_case(**THREE)
+    whole = run(replace(case, checkpoint=False))
+    (tmp_path / "file").write_text("")
+    found = run(case, tmp_path / "file")
+    assert learnt(found) == learnt(whole)
+    assert found.missing["checkpoint_bytes"] == found.missing["resume_exact"] == "File exists"
+    assert "no checkpoint was saved after epoch 1: File exists" in (found.measurement.notes or "")
+
+
+def test_a_full_disk_leaves_what_was_saved_before(tmp_path: Path) -> None:
+    """From the second epoch on nothing more can be written; the first is gone on from."""
+    case = make_case(**THREE)
+    whole = run(case, tmp_path / "whole")
+
+    class Ear(Channel):
+        def enter(self, phase: Any, entered: int = 0) -> None:
+            if (phase, entered) == ("epoch", 1):
+                (tmp_path / "run" / f".{LAST}").symlink_to("/dev/full")
+            if (phase, entered) == ("epoch", 2):
+                raise Interrupted
+
+    with pytest.raises(Interrupted):
+        measure(case, "", Ear(), time.monotonic(), None, str(tmp_path / "run"), {})
+    found = run(case, tmp_path / "run")
+    assert found.measurement.resumed_epochs == 1
+    assert learnt(found) == learnt(whole)
+
+
+def test_what_fails_after_the_epochs_spoils_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(Checkpoints, "load_into", fail)
+    found = run(make_case())
+    m = found.measurement
+    assert m.epoch_time_s
+    assert m.checkpoint_bytes
+    assert m.checkpoint_save_s
+    assert m.resume_exact is None
+    reason = "OutOfMemoryError: CUDA out of memory"
+    assert found.missing["checkpoint_load_s"] == found.missing["resume_exact"] == reason
+
+
+def test_apex_says_why_it_has_no_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(install(tmp_path, "2019")))
+    for name in [n for n in sys.modules if n.split(".")[0] == "apex"]:
+        monkeypatch.delitem(sys.modules, name)
+    found = run(make_case(precision="fp16-apex", epochs=2), tmp_path / "run")
+    assert found.measurement.epoch_time_s
+    assert found.missing["checkpoint_bytes"].startswith("NVIDIA apex keeps its state in objects")
+    assert found.measurement.resume_exact is None
+
+
+# ------------------------------------------------------------------------------ through processes
+
+
+@pytest.fixture
+def workers_find_this(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(HERE.parent), str(HERE)]))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+
+@pytest.mark.slow
+def test_a_stopped_worker_is_gone_on_from(tmp_path: Path, workers_find_this: None) -> None:
+    """As Ctrl-C stops it, within the second epoch."""
+    case = make_case(**THREE)
+    executor, entered = SubprocessExecutor(Settings(timeout_s=300)), [0]
+
+    def look(event: Event) -> None:
+        if isinstance(event, PhaseEntered) and event.phase == "epoch":
+            entered.append(event.epoch)
+
+    job = Job(case, "", checkpoints=tmp_path / "run", identity={"run": "1"})
+    stopped = executor.run(job, look, lambda: entered[-1] == 1)
+    assert (stopped.status, stopped.reason) == (
+        Status.INTERRUPTED,
+        "the sweep was stopped; after 1 of 3 epochs",
+    )
+    outcome = executor.run(job, lambda event: None, lambda: False)
+    assert outcome.status is Status.OK, outcome.reason
+    assert outcome.measurement.resumed_epochs == 1
+    whole = run(case, tmp_path / "whole")
+    assert [step.loss for step in outcome.steps] == [step.loss for step in whole.steps]
+    assert len(outcome.epochs) == 3
+
+
+@pytest.mark.slow
+def test_a_sweep_killed_between_two_epochs_is_continued(
+    tmp_path: Path, workers_find_this: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By SIGKILL, to the sweep itself; the same command then ends with the same losses."""
+    out = tmp_path / "out"
+    flags = f"--workload {__name__}:waiting --device cpu --batch-size 16 --lr 0.3 --epochs 3"
+    flags += " --evaluate --schedule cosine --checkpoint --precision bf16 --fraction 1"
+    command = [sys.executable, "-m", "bench.sweep", *flags.split(), "--out", str(out)]
+    with (tmp_path / "log").open("wb") as log:
+        sweep = subprocess.Popen(
+            command, stdout=log, stderr=log, env={**os.environ, WAIT: str(out)}
+        )
+        while not any(out.rglob(LAST)):
+            assert sweep.poll() is None, (tmp_path / "log").read_text()
+            time.sleep(0.02)
+        sweep.send_signal(signal.SIGKILL)
+        sweep.wait()
+    assert len(read_records(out)) == 0
+    answer = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert answer.returncode == 0, answer.stderr
+    (found,) = read_records(out).to_dict("records")
+    assert (found["status"], found["resumed_epochs"], found["resume_exact"]) == ("ok", 1, True)
+    case = make_case("waiting", precision="bf16", **THREE)
+    whole = run(case, tmp_path / "whole")
+    steps, epochs = read_steps(out), read_epochs(out)
+    assert steps["loss"].tolist() == [step.loss for step in whole.steps]
+    assert steps["lr"].tolist() == [step.lr for step in whole.steps]
+    assert epochs["test_accuracy"].tolist() == [row.test_accuracy for row in whole.epochs]
+    assert found["measured_steps"] == 12
+    assert found["epoch_time_s"] == pytest.approx(epochs["time_s"].mean())
+    (kept,) = (out / "checkpoints").iterdir()
+    assert sorted(file.name for file in kept.iterdir()) == [BEST, LAST, "record_id"]
+    assert (kept / "record_id").read_text().strip() == found["record_id"]
+    assert "exact" in answer.stdout
+    # asked for once more, it is trained once more
+    again = subprocess.run([*command, "--retry", "ok"], capture_output=True, text=True, check=False)
+    assert again.returncode == 0, again.stderr
+    last = read_records(out).iloc[-1]
+    assert (last["attempt"], last["resumed_epochs"]) == (2, 0)
+    assert math.isclose(last["train_loss"], found["train_loss"], rel_tol=0, abs_tol=0)
