@@ -5,7 +5,6 @@ The exactness is shown with small networks here, and by the case itself wherever
 
 from __future__ import annotations
 
-import math
 import os
 import random
 import signal
@@ -21,6 +20,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from apex_for_tests import install
+from records_for_tests import make_record
 from torch import Tensor, nn
 from training_for_tests import CPU, OURS, batch, in_parts, training
 
@@ -28,8 +28,9 @@ from bench.case import Case, grid
 from bench.executors import Event, Job, Settings
 from bench.executors.subprocess import SubprocessExecutor
 from bench.precision import PRECISIONS
-from bench.record import EpochRow, Status
+from bench.record import Environment, EpochRow, Status
 from bench.store.reader import read_epochs, read_records, read_steps
+from bench.sweep.checkpoints import KeptRun
 from bench.training.checkpoint import (
     CheckpointError,
     find_difference,
@@ -413,22 +414,30 @@ def test_a_device_that_never_repeats_a_step_is_not_the_checkpoints_fault() -> No
 
 
 def test_saving_is_in_no_epoch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from bench.training import checkpoint
+    """Each save comes after its epoch's last step was taken off the clock."""
+    from bench.training import checkpoint, loop, timing
 
-    saved = checkpoint.save_checkpoint
+    saved, trained, synchronized = (
+        checkpoint.save_checkpoint,
+        loop.train_epoch,
+        timing.synchronize,
+    )
+    order: list[str] = []
 
-    def slowly(*args: Any, **named: Any) -> int:
-        time.sleep(0.5)
-        return saved(*args, **named)
+    def tell(what: str, does: Callable[..., Any]) -> Callable[..., Any]:
+        def told(*args: Any, **named: Any) -> Any:
+            order.append(what)
+            return does(*args, **named)
 
-    monkeypatch.setattr(checkpoint, "save_checkpoint", slowly)
-    m = run(make_case(epochs=2), tmp_path).measurement
-    assert m.checkpoint_save_s is not None
-    assert m.checkpoint_save_s > 0.5
-    assert m.measured_time_s is not None
-    steps = run(make_case(epochs=2), tmp_path / "other").measurement.measured_steps
-    assert steps == 8
-    assert m.measured_time_s < 0.5, "eight steps of a few numbers"
+        return told
+
+    monkeypatch.setattr(checkpoint, "save_checkpoint", tell("save", saved))
+    monkeypatch.setattr(loop, "train_epoch", tell("epoch", trained))
+    monkeypatch.setattr(timing, "synchronize", tell("clock", synchronized))
+    run(make_case(epochs=2), tmp_path)
+    first = order.index("epoch")
+    once = ["epoch", "clock", "save"]
+    assert order[first : first + 7] == [*once, "clock", *once]
 
 
 class Interrupted(BaseException):
@@ -623,12 +632,9 @@ def test_a_stopped_worker_is_gone_on_from(tmp_path: Path, workers_find_this: Non
         Status.INTERRUPTED,
         "the sweep was stopped; after 1 of 3 epochs",
     )
-    outcome = executor.run(job, lambda event: None, lambda: False)
-    assert outcome.status is Status.OK, outcome.reason
-    assert outcome.measurement.resumed_epochs == 1
-    whole = run(case, tmp_path / "whole")
-    assert [step.loss for step in outcome.steps] == [step.loss for step in whole.steps]
-    assert len(outcome.epochs) == 3
+    found = run(case, tmp_path / "run", run="1")
+    assert found.measurement.resumed_epochs == 1
+    assert learnt(found) == learnt(run(case, tmp_path / "whole"))
 
 
 @pytest.mark.slow
@@ -666,9 +672,30 @@ def test_a_sweep_killed_between_two_epochs_is_continued(
     assert sorted(file.name for file in kept.iterdir()) == [BEST, LAST, "record_id"]
     assert (kept / "record_id").read_text().strip() == found["record_id"]
     assert "exact" in answer.stdout
-    # asked for once more, it is trained once more
-    again = subprocess.run([*command, "--retry", "ok"], capture_output=True, text=True, check=False)
-    assert again.returncode == 0, again.stderr
-    last = read_records(out).iloc[-1]
-    assert (last["attempt"], last["resumed_epochs"]) == (2, 0)
-    assert math.isclose(last["train_loss"], found["train_loss"], rel_tol=0, abs_tol=0)
+
+
+def test_a_run_that_has_its_row_starts_anew(tmp_path: Path) -> None:
+    """One that was cut short is gone on from; asked for with --retry, it is trained again."""
+    case, kept = make_case(**THREE), KeptRun(tmp_path / "checkpoints" / "run", "1")
+    identity = kept.identify(case, Environment(torch="2.13"))
+    assert identity["torch"] == "2.13"
+    assert identity["precision"] == "fp32"
+    interrupt(case, kept.folder, 2, **identity)
+    kept.finish(make_record(case, status=Status.INTERRUPTED))
+    kept.open()
+    assert (kept.folder / LAST).exists()
+    assert run(case, kept.folder, **identity).measurement.resumed_epochs == 2
+    record = make_record(case)
+    kept.finish(record)
+    assert (kept.folder / "record_id").read_text() == record.record_id + "\n"
+    kept.open()
+    assert list(kept.folder.iterdir()) == []
+    assert run(case, kept.folder, **identity).measurement.resumed_epochs == 0
+
+
+def test_the_folder_of_checkpoints_is_there_only_where_some_are(tmp_path: Path) -> None:
+    kept = KeptRun(tmp_path / "checkpoints" / "run", "1")
+    kept.folder.mkdir(parents=True)
+    kept.folder.rmdir()
+    kept.finish(make_record(make_case()))
+    assert list(tmp_path.iterdir()) == []

@@ -271,9 +271,10 @@ def _measure_checkpoint(
     files.close()
     for note in files.notes:
         _note(found, note)
-    gc.collect()
     if training.device.type == "cuda":
-        torch.cuda.empty_cache()  # the proof is to find the memory that the new network had
+        # the proof is to find the memory that the new network had
+        gc.collect()
+        torch.cuda.empty_cache()
 
 
 _SAVED = ("checkpoint_bytes", "checkpoint_save_s", "checkpoint_load_s", "resume_exact")
