@@ -525,7 +525,8 @@ def test_the_best_epoch() -> None:
     assert find_best([row(0, 1.0, None, None), row(1, 0.5, None, None)]) == 1
     assert find_best([row(0, 1.0, 2.0, None), row(1, 0.5, 3.0, None)]) == 0
     assert find_best([row(0, 1.0, 2.0, 0.5), row(1, 0.5, 1.0, 0.25), row(2, 1, 1, 0.5)]) == 0
-    assert find_best([row(0, None, None, None)]) is None
+    assert find_best([row(0, 1.0, 2.0, 0.5), row(1, None, None, 0.75)]) == 0
+    assert find_best([row(0, None, None, 0.5)]) is None
 
 
 def test_a_checkpoint_of_anything_else_is_not_resumed(tmp_path: Path) -> None:
@@ -549,6 +550,16 @@ def test_a_damaged_checkpoint_is_not_resumed(tmp_path: Path) -> None:
     m = run(case, tmp_path).measurement
     assert m.resumed_epochs == 0
     assert "last.pt cannot be read as a whole" in (m.notes or "")
+    assert load_checkpoint(tmp_path / BEST)["epoch"] in (1, 2, 3)
+
+
+def test_the_best_of_another_run_goes_with_its_last(tmp_path: Path) -> None:
+    """A run without a finite loss has no best epoch, and is not to be left with another's."""
+    case = make_case(**THREE)
+    interrupt(case, tmp_path, 2, code="1")
+    assert (tmp_path / BEST).exists()
+    run(replace(case, lr=1e30), tmp_path, code="2")
+    assert [file.name for file in tmp_path.iterdir()] == [LAST]
 
 
 def test_where_nothing_can_be_saved_the_row_is_not_lost(tmp_path: Path) -> None:

@@ -67,7 +67,7 @@ def test_a_whole_number_is_a_float_where_one_is_due() -> None:
 
 def test_an_assignment_comes_back() -> None:
     case = Case(precision="fp16", loss_scale="dynamic", compile=True)
-    given = Assignment(case, "a folder", 7, 42, 1.5)
+    given = Assignment(case, "a folder", 7, 42, 1.5, None, "/checkpoints", {"code": "1"})
     assert decode_assignment(encode_assignment(given).decode()) == given
 
 

@@ -73,6 +73,8 @@ class Checkpoints:
         except Exception as error:
             why = str(error) if isinstance(error, CheckpointError) else _word(error)
             self.notes.append(f"an earlier checkpoint was not resumed: {why}")
+            with suppress(OSError):
+                self._place(BEST).unlink(missing_ok=True)  # nor is it the best of this run
             training.reset()
             return None
         self._failure = ""
@@ -191,7 +193,8 @@ def find_best(epochs: Sequence[EpochRow]) -> int | None:
     Of several as good it is the first; None where no epoch has a finite loss.
     """
     ranks: tuple[Callable[[EpochRow], float | None], ...] = (
-        lambda e: None if e.test_accuracy is None else -e.test_accuracy,
+        # where the loss is NaN, some class is still called the likeliest, and may be right
+        lambda e: None if e.test_accuracy is None or e.test_loss is None else -e.test_accuracy,
         lambda e: e.test_loss,
         lambda e: e.train_loss,
     )

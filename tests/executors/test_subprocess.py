@@ -534,6 +534,22 @@ def test_what_speaks_against_the_card_is_kept(
     assert outcome.measurement.notes.startswith("mine; and shared")
 
 
+@pytest.mark.parametrize("resumed", [0, 2])
+def test_energy_of_some_epochs_is_not_that_of_all(
+    scripted: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch, resumed: int
+) -> None:
+    """The counter was read by the process that resumed; the row's steps are of both."""
+    read = {"energy_j": 900.0, "energy_source": "counter", "mean_power_w": 300.0}
+    seen = Observation(values={**read, "temperature_c": 50.0})
+    monkeypatch.setattr(room.Monitor, "close", lambda self, *arguments: seen)
+    m = scripted(says(Status.OK, resumed_epochs=resumed)).measurement
+    assert m.temperature_c == 50.0
+    assert m.energy_j == (None if resumed else 900.0)
+    assert m.mean_power_w == (None if resumed else 300.0)
+    why = "energy_j: another process trained the first epochs"
+    assert (why in (m.missing or "")) == bool(resumed)
+
+
 @pytest.mark.parametrize(
     ("script", "status"),
     [([], Status.ERROR), ([PhaseEntered("warmup")], Status.OOM_SUSPECTED)],

@@ -299,6 +299,7 @@ def test_memory_is_read_by_one_measure_a_machine(tmp_path: Path) -> None:
         ("unclear", {"arithmetic": "unclear"}),
         ("unclear", {"arithmetic": "float16/unclear"}),
         ("unproven", {"flags": "conv=ieee matmul=ieee"}),
+        ("inexact", {"resume_exact": False, "resume_difference": "loss of step 1"}),
         ("energy", {"energy_j": 900.0, "measured_time_s": 1.9}),
     ],
 )
