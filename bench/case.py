@@ -21,7 +21,7 @@ from bench.models import parse_model
 from bench.models.freezing import NONE, parse_freeze
 from bench.models.weights import parse_start
 from bench.optimization import LR_SCALINGS, OPTIMIZERS, SCHEDULES, count_warmup_steps
-from bench.precision import OPT_LEVELS, POLICIES, PRECISIONS, is_dynamic
+from bench.precision import FP8_RECIPES, OPT_LEVELS, POLICIES, PRECISIONS, is_dynamic
 from bench.text import parse_bytes, write_bytes
 from bench.workloads import IMAGES, OWN, parse_workload
 
@@ -218,6 +218,13 @@ class Case:
         "opt level of apex.amp, O0 to O3, for fp16-apex (default: none, its FP16_Optimizer)",
         since=3,
     )
+    fp8_recipe: str = describe_axis(
+        "tensorwise",
+        _one_of(FP8_RECIPES),
+        "how torchao scales what fp8 rounds; --list describes them",
+        since=4,
+        quiet=True,
+    )
     batch_size: int = describe_axis(128, _batch_size, "images per step of the optimizer")
     accumulate: int = describe_axis(
         1,
@@ -354,7 +361,7 @@ class Case:
 AXES: dict[str, Field[Any]] = {axis.name: axis for axis in fields(Case)}
 
 FOLLOWS: dict[str, tuple[str, ...]] = {
-    "precision": ("loss_scale", "skip_overflow", "opt_level"),
+    "precision": ("loss_scale", "skip_overflow", "opt_level", "fp8_recipe"),
     "optimizer": ("lr",),
     "lr_scaling": ("base_batch",),
 }
@@ -511,10 +518,10 @@ def grid(
     """Every combination of ``axes``, in order, the batch size varying fastest.
 
     A loss scale applies to the precisions that scale a loss, skipping overflows to static loss
-    scales of ours, and an opt level to apex, which itself decides what is skipped; where they do
-    not apply, a case is planned once. A user's workload has no dataset of ours, and its name for a
-    model. Where no loss scale is given, each precision that needs one
-    takes its own default, and so does each optimizer where no learning rate is.
+    scales of ours, an opt level to apex, which itself decides what is skipped, and a recipe to fp8;
+    where they do not apply, a case is planned once. A user's workload has no dataset of ours, and
+    its name for a model. Where no loss scale is given, each precision that needs one takes its own
+    default, and so does each optimizer where no learning rate is.
 
     Args:
         axes: the values of each; `MICRO_BATCH` may be among them.
@@ -540,6 +547,8 @@ def grid(
             settings["skip_overflow"] = False
         if not precision.apex:
             settings["opt_level"] = None
+        if not precision.float8:
+            settings["fp8_recipe"] = Case.fp8_recipe
         if "lr" not in axes:
             settings["lr"] = OPTIMIZERS[settings.get("optimizer", Case.optimizer)].lr
         if settings.get("workload", IMAGES) != IMAGES:
@@ -613,6 +622,17 @@ def check_axes(case: Case) -> None:
 def micro_batch(case: Case) -> int:
     """Images of each micro-batch but the last of a batch, which may hold fewer."""
     return -(-case.batch_size // case.accumulate)
+
+
+def list_micro_batches(case: Case, samples: int) -> list[int]:
+    """The sizes of the micro-batches in an epoch of so many items, each once.
+
+    >>> list_micro_batches(Case(batch_size=100, accumulate=3), 450)
+    [16, 32, 34]
+    """
+    size, rest = micro_batch(case), samples % case.batch_size
+    sizes = {n for items in (case.batch_size, rest) for n in (min(items, size), items % size)}
+    return sorted(sizes - {0})
 
 
 def check_batches(case: Case, train_images: int, batchnorm: bool = True) -> None:

@@ -33,7 +33,7 @@ from bench.data import DatasetInfo
 from bench.errors import UsageError
 from bench.fingerprint import Fingerprint, examine_in_fork, parse_asked, read_fingerprint
 from bench.gpu.cards import Card, find_card, find_cards
-from bench.precision import Precision
+from bench.precision import EMULATE_FP8, Precision, emulates_fp8
 from bench.record import Environment
 from bench.text import last_line, parse_bytes
 
@@ -49,8 +49,15 @@ class Platform:
 
     def refuse(self, precision: Precision) -> str:
         """Say why the device cannot run ``precision`` at all; empty where it can."""
-        if precision.arithmetic == "tfloat32" and self._capability < precision.min_capability:
+        old = self._capability < precision.min_capability
+        if precision.arithmetic == "tfloat32" and old:
             return f"{precision.name} needs an NVIDIA GPU of Ampere or later; this is {self.name}"
+        if precision.float8 and old and not (self.environment.gpu is None and emulates_fp8()):
+            least = ".".join(map(str, precision.min_capability))
+            return (
+                f"{precision.name} needs an NVIDIA GPU of compute capability {least} or later; "
+                f"this is {self.name}"
+            )
         return ""
 
     def discourage(self, precision: Precision) -> str:
@@ -61,6 +68,8 @@ class Platform:
         if not on_gpu and precision.arithmetic == "float16" and not self.fp16_native:
             # a step of fp16 DPN takes about 100 times as long as fp32
             return "this CPU has no fp16 arithmetic"
+        if not on_gpu and precision.float8:
+            return f"{precision.name} is emulated on a CPU"
         return ""
 
     def refuse_limit(self, limit: str | None) -> str:
@@ -275,6 +284,7 @@ def describe_host() -> Environment:
 
 VARIABLES: dict[str, str] = {
     "ATEN_CPU_CAPABILITY": "limits the CPU instructions of torch's kernels",
+    EMULATE_FP8: "computes fp8 in float32 on a CPU, for tests: its times mean nothing",
     "CUBLASLT_WORKSPACE_SIZE": "memory for matrix products, and so the algorithm chosen",
     "CUBLAS_WORKSPACE_CONFIG": "memory for matrix products: deterministic, perhaps slower",
     "CUDA_DEVICE_MAX_CONNECTIONS": "hardware queues for kernels",

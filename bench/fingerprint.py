@@ -45,7 +45,8 @@ class Fingerprint:
     ``parameters`` is over name, shape and dtype of every parameter and buffer, ``structure`` over
     the printed module without memory addresses, ``source`` over the files that build it.
     ``outputs`` is the number of classes it tells apart; None for a built-in network, which is not
-    run, and for a workload, whose network need not.
+    run, and for a workload, whose network need not. ``products`` is the number of its layers that
+    fp8 can convert.
     """
 
     parameters: str
@@ -53,6 +54,7 @@ class Fingerprint:
     source: str
     outputs: int | None = None
     workload: WorkloadFacts | None = None
+    products: int = 0
 
 
 @dataclass(frozen=True)
@@ -139,10 +141,12 @@ def examine(
     if kind == "workload":
         # what examines it is not the user's: its files are not to be hashed
         import_module("bench.training.loop")
+    find_products = import_module("bench.training.float8").find_products
 
     before = set(sys.modules)
     torch.manual_seed(0)  # as a worker does before it builds: a factory may draw its layers
     outputs = facts = None
+    workload = Workload()
     if name in MODELS:
         with torch.device("meta"):
             model = build_model(name)
@@ -168,6 +172,7 @@ def examine(
     texts = [text for other in sorted(own) for text in (other.encode(), _read(own[other]))]
     if is_timm(name):
         texts.append(sys.modules[module].__version__.encode())
+    products = _try(f"{kind} {name!r}: find_head fails", lambda: find_products(model, workload))
     tensors = [*model.named_parameters(), *model.named_buffers()]
     return Fingerprint(
         _hash(f"{key} {tuple(t.shape)} {t.dtype}".encode() for key, t in tensors),
@@ -175,6 +180,7 @@ def examine(
         _hash(texts),
         outputs,
         facts,
+        len(products),
     )
 
 

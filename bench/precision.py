@@ -5,10 +5,12 @@ Reading this module costs nothing; torch is imported by the functions that act o
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -23,6 +25,7 @@ class Arithmetic(StrEnum):
     TFLOAT32 = "tfloat32"
     FLOAT16 = "float16"
     BFLOAT16 = "bfloat16"
+    FLOAT8 = "float8"
     UNCLEAR = "unclear"
     WRONG = "wrong"
 
@@ -45,6 +48,7 @@ class Precision:
     min_capability: tuple[int, int] = (0, 0)
     rounds_start: bool = False  # the masters start from weights already rounded, as apex's did
     apex: bool = False  # NVIDIA apex trains it, where the user has it
+    float8: bool = False  # torchao converts its linear layers; the rest runs as autocast says
 
     @property
     def masters(self) -> bool:
@@ -158,8 +162,66 @@ PRECISIONS: dict[str, Precision] = {
             rounds_start=True,
             apex=True,
         ),
+        Precision(
+            "fp8",
+            "bf16-amp with linear layers in fp8 by torchao, for networks of matrix products",
+            autocast="bfloat16",
+            arithmetic=Arithmetic.FLOAT8,
+            min_capability=(8, 9),
+            float8=True,
+        ),
     )
 }
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How torchao scales what a linear layer multiplies before rounding it to fp8.
+
+    Inputs and weights are rounded to e4m3, of 4 significant bits; the gradients that come back to a
+    layer's output to a format of ``gradient_bits``. Rowwise needs no newer GPU than tensorwise
+    does: torch's kernel for compute capability 8.9 came with 2.7 (pytorch pull request 144348).
+    """
+
+    help: str
+    gradient_bits: int
+
+
+FP8_RECIPES: dict[str, Recipe] = {
+    "tensorwise": Recipe("one scale for each tensor; gradients in e5m2", gradient_bits=3),
+    "rowwise": Recipe(
+        "a scale for each row, a power of two; gradients in e4m3: more exact, and slower",
+        gradient_bits=4,
+    ),
+}
+"""The values of the axis ``fp8_recipe``, by torchao's names for them."""
+
+
+def find_torchao() -> str | None:
+    """The version of torchao that is installed, without importing it; None where it is not."""
+    try:
+        return version("torchao")
+    except PackageNotFoundError:
+        return None
+
+
+FP8_INSTALL = "fp8 needs the package torchao: pip install 'gpu-precision-bench[fp8]'"
+"""What is said where it is not installed."""
+
+EMULATE_FP8 = "BENCH_EMULATE_FP8"
+
+
+def emulates_fp8() -> bool:
+    """Whether fp8 may be emulated on a CPU: for tests, since its times say nothing about a GPU."""
+    return os.environ.get(EMULATE_FP8) == "1"
+
+
+def refuse_fp8(network: str) -> str:
+    """Say that fp8 has nothing to convert in ``network``, such as ``dpn92``."""
+    return (
+        f"no layer of {network} is a matrix product whose dimensions are both multiples of 16 "
+        "(its head is left out); fp8 has nothing to convert"
+    )
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,11 @@ from bench.precision import PRECISIONS
 _FOLDER = files("bench") / "presets"
 
 
-_USED = (("loss_scale", "a loss scale", "scales_loss"), ("opt_level", "an opt level", "apex"))
+_USED = (
+    ("loss_scale", "a loss scale", "scales_loss"),
+    ("opt_level", "an opt level", "apex"),
+    ("fp8_recipe", "an fp8 recipe", "float8"),
+)
 """Axes that only some precisions use, and by which of their fields."""
 
 
@@ -50,7 +54,8 @@ class Preset:
             find: see `bench.case.grid`.
 
         Raises:
-            UsageError: a loss scale or opt level is asked for and no chosen precision uses one.
+            UsageError: a loss scale, opt level or fp8 recipe is asked for, and no chosen precision
+                uses one.
         """
         blocks = [{**defaults, **_leave_out_other(block, flags), **flags} for block in self.grids]
         families: list[Case] = []

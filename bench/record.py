@@ -238,6 +238,12 @@ class Measurement:
     apex: str | None = quantity(
         str, "what of NVIDIA apex trained: its version and interface", since=3
     )
+    fp8_layers: str | None = quantity(
+        str, "the linear layers that ran in fp8: how many of how many, and which", since=4
+    )
+    fp8_flop_share: float | None = quantity(
+        float, "share of the network's FLOP, forward and backward, that these layers are", since=4
+    )
     flags: str | None = quantity(str, "arithmetic and cuDNN flags as read back in the worker")
     arithmetic: str | None = quantity(
         str, "what the numeric probe found inputs rounded to, the most expensive layer's first"

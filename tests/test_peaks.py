@@ -52,8 +52,13 @@ def test_cards_before_ampere_have_neither_tf32_nor_bf16(gpu, arithmetic):
     assert peak_flops(gpu, arithmetic) is None
 
 
+@pytest.mark.parametrize("gpu", ["NVIDIA A100-SXM4-80GB", "NVIDIA A10", "Tesla T4"])
+def test_cards_before_ada_have_no_fp8(gpu):
+    assert peak_flops(gpu, "float8") is None
+
+
 def test_an_arithmetic_nobody_knows():
-    assert peak_flops("NVIDIA H200", "float8") is None
+    assert peak_flops("NVIDIA H200", "float4") is None
 
 
 def test_every_arithmetic_of_a_precision_has_a_column():
@@ -72,3 +77,5 @@ def test_every_card_is_plausible(peak):
         assert peak.bfloat16 == peak.float16
         assert peak.float16 / peak.tfloat32 == pytest.approx(2, rel=0.02)
         assert peak.tfloat32 >= peak.float32
+    if peak.float8 is not None:
+        assert peak.float8 / peak.float16 == pytest.approx(2, rel=0.01)

@@ -27,7 +27,7 @@ from bench.rehearsal.dispatch import (
 from bench.training.loop import Training
 
 CPU = torch.device("cpu")
-OURS = [name for name, precision in PRECISIONS.items() if not precision.apex]
+OURS = [name for name, precision in PRECISIONS.items() if not rehearsal.skip(precision)]
 
 
 def plant(monkeypatch: pytest.MonkeyPatch, update: Callable[[Training], Tensor]) -> None:
@@ -295,10 +295,13 @@ def test_the_command_prints_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(row.endswith("ok") for row in rows)
 
 
-def test_what_apex_trains_is_skipped_with_the_reason(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--precision", "fp16-apex", "--compile", "off"]) == 0
-    first, _head, *rows = capsys.readouterr().out.splitlines()
-    assert first == f"skipped: fp16-apex: {rehearsal.SKIPPED}"
+def test_what_cannot_be_rehearsed_is_skipped_with_the_reason(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["--precision", "fp16-apex", "fp8", "--compile", "off"]) == 0
+    first, second, _head, *rows = capsys.readouterr().out.splitlines()
+    assert first.startswith("skipped: fp16-apex: apex needs an NVIDIA GPU")
+    assert second.startswith("skipped: fp8: its kernels are torchao's")
     assert rows == []
 
 

@@ -30,7 +30,7 @@ from bench.flags import Parser, run_command
 from bench.gpu.cards import find_card
 from bench.gpu.device import Process
 from bench.gpu.nvml import EFFECTS, Lack
-from bench.precision import PRECISIONS
+from bench.precision import FP8_INSTALL, PRECISIONS
 from bench.record import Environment
 from bench.text import clean
 
@@ -369,7 +369,9 @@ def _judge_precisions(m: Machine) -> Iterator[Finding]:
         platform = Platform(Environment(**answer.environment), answer.fp16_native)
         ways: dict[str, list[str]] = {"runs": [], "emulates, slowly,": [], "cannot run": []}
         for precision in PRECISIONS.values():
-            if platform.refuse(precision) or (precision.apex and refuse_apex(m.apex, None, device)):
+            lacks = precision.float8 and not m.torchao
+            lacks |= precision.apex and bool(refuse_apex(m.apex, None, device))
+            if lacks or platform.refuse(precision):
                 ways["cannot run"].append(precision.name)
             elif platform.discourage(precision):
                 ways["emulates, slowly,"].append(precision.name)
@@ -409,6 +411,8 @@ def _judge_packages(m: Machine) -> Iterator[Finding]:
     else:
         yield Finding(Level.FINE, "NVML package", f"nvidia-ml-py {m.nvidia_ml_py}")
     yield from _judge_apex(m.apex)
+    what = f"torchao {m.torchao}; fp8 converts with it" if m.torchao else FP8_INSTALL
+    yield Finding(Level.FINE, "torchao", what, numbers=False)
 
 
 def _judge_apex(apex: Apex | None) -> Iterator[Finding]:

@@ -33,6 +33,7 @@ from bench.environment import (
 from bench.gpu.cards import Card, find_card, find_cards
 from bench.gpu.device import READINGS, Depth, Process
 from bench.gpu.nvml import Lack, check_nvml, open_device
+from bench.precision import find_torchao
 
 
 @dataclass(frozen=True)
@@ -94,6 +95,7 @@ class Machine:
     pynvml: str | None
     variables: dict[str, str]
     missing: tuple[str, ...] = ()
+    torchao: str | None = None
 
 
 def examine_machine(
@@ -190,6 +192,7 @@ def examine_machine(
         pynvml=_find_version("pynvml"),
         variables=find_variables(),
         missing=find_missing(),
+        torchao=find_torchao(),
     ), answer
 
 

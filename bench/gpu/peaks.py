@@ -25,16 +25,17 @@ class Peak:
     tfloat32: float | None
     float16: float
     bfloat16: float | None
+    float8: float | None = None
 
 
 # GeForce cards accumulate in fp32, as torch does by default, at half the rate they do in fp16, so
 # theirs is the lower of the two figures. TITAN RTX and the professional cards do both alike.
 PEAKS = (
-    Peak("H200", "NVIDIA H200 datasheet (SXM)", 67, 494.5, 989.5, 989.5),
-    Peak("H200 NVL", "NVIDIA H200 datasheet (NVL)", 60, 417.5, 835.5, 835.5),
-    Peak("H100 80GB HBM3", "NVIDIA H100 datasheet (SXM)", 67, 494.5, 989.5, 989.5),
-    Peak("H100 PCIe", "NVIDIA H100 datasheet (PCIe)", 51, 378, 756.5, 756.5),
-    Peak("H100 NVL", "NVIDIA H100 datasheet (NVL)", 60, 417.5, 835.5, 835.5),
+    Peak("H200", "NVIDIA H200 datasheet (SXM)", 67, 494.5, 989.5, 989.5, 1979),
+    Peak("H200 NVL", "NVIDIA H200 datasheet (NVL)", 60, 417.5, 835.5, 835.5, 1670.5),
+    Peak("H100 80GB HBM3", "NVIDIA H100 datasheet (SXM)", 67, 494.5, 989.5, 989.5, 1979),
+    Peak("H100 PCIe", "NVIDIA H100 datasheet (PCIe)", 51, 378, 756.5, 756.5, 1513),
+    Peak("H100 NVL", "NVIDIA H100 datasheet (NVL)", 60, 417.5, 835.5, 835.5, 1670.5),
     Peak(
         "A100-SXM4-[48]0GB|A100-PCIE-40GB|A100 80GB PCIe",
         "NVIDIA A100 datasheet",
@@ -48,11 +49,11 @@ PEAKS = (
     Peak("A10", "NVIDIA A10 datasheet", 31.2, 62.5, 125, 125),
     Peak("RTX A6000", "NVIDIA Ampere GA102 whitepaper", 38.7, 77.4, 154.8, 154.8),
     # dense fp16 is printed as 362.05, yet 733 with sparsity: 142 SMs at 2.52 GHz give 366.4
-    Peak("L40S", "NVIDIA L40S datasheet", 91.6, 183, 366.5, 366.5),
-    Peak("L4", "NVIDIA L4 datasheet", 30.3, 60, 121, 121),
-    Peak("RTX 6000 Ada Generation", "NVIDIA Ada whitepaper", 91.1, 182.1, 364.2, 364.2),
-    Peak("GeForce RTX 4090", "NVIDIA Ada whitepaper", 82.6, 82.6, 165.2, 165.2),
-    Peak("GeForce RTX 4080", "NVIDIA Ada whitepaper", 48.7, 48.7, 97.5, 97.5),
+    Peak("L40S", "NVIDIA L40S datasheet", 91.6, 183, 366.5, 366.5, 733),
+    Peak("L4", "NVIDIA L4 datasheet", 30.3, 60, 121, 121, 242.5),
+    Peak("RTX 6000 Ada Generation", "NVIDIA Ada whitepaper", 91.1, 182.1, 364.2, 364.2, 728.5),
+    Peak("GeForce RTX 4090", "NVIDIA Ada whitepaper", 82.6, 82.6, 165.2, 165.2, 330.3),
+    Peak("GeForce RTX 4080", "NVIDIA Ada whitepaper", 48.7, 48.7, 97.5, 97.5, 194.9),
     Peak("GeForce RTX 3090", "NVIDIA Ampere GA102 whitepaper", 35.6, 35.6, 71, 71),
     Peak("T4", "NVIDIA T4 datasheet", 8.1, None, 65, None),
     Peak("TITAN RTX", "NVIDIA TITAN RTX page; Turing whitepaper", 16.3, None, 130.5, None),
@@ -72,7 +73,7 @@ def peak_flops(gpu: str, arithmetic: str) -> float | None:
 
     Args:
         gpu: NVML's name of it.
-        arithmetic: dtype products are rounded to: float32, tfloat32, float16 or bfloat16.
+        arithmetic: what products are rounded to: float32, tfloat32, float16, bfloat16 or float8.
 
     Returns:
         None for a card that is not known or has no such arithmetic.

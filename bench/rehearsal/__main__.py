@@ -76,8 +76,13 @@ that needs more raises them here, and says what it gains.
 """
 
 
-SKIPPED = "apex needs an NVIDIA GPU, and its steps wait for the GPU"
-"""Why a precision that NVIDIA apex trains has no budget, and is not rehearsed."""
+def skip(precision: Precision) -> str:
+    """Say why a precision has no budget and is not rehearsed; empty where it is."""
+    if precision.apex:
+        return "apex needs an NVIDIA GPU, and its steps wait for the GPU"
+    if precision.float8:
+        return "its kernels are torchao's, and on a CPU they are emulated by others"
+    return ""
 
 
 @dataclass(frozen=True)
@@ -126,7 +131,7 @@ def rehearse(
 
     Args:
         model: a network's name.
-        precisions: names of `PRECISIONS`; those that apex trains are left out, see `SKIPPED`.
+        precisions: names of `PRECISIONS`; those that `skip` speaks of are left out.
         compile: whether the network is traced by ``torch.compile`` (see above).
         batch_size: images a step; launches do not depend on it.
 
@@ -137,7 +142,7 @@ def rehearse(
         row
         for compiled in compile
         for name in precisions
-        if not PRECISIONS[name].apex
+        if not skip(PRECISIONS[name])
         for row in _rehearse(model, PRECISIONS[name], compiled, batch_size)
     ]
 
@@ -227,8 +232,8 @@ def run(argv: Sequence[str]) -> int:
         batch_size,  # type: ignore[arg-type]
     )
     for name in names:
-        if PRECISIONS[name].apex:
-            print(f"skipped: {name}: {SKIPPED}")
+        if reason := skip(PRECISIONS[name]):
+            print(f"skipped: {name}: {reason}")
     return show(rows)
 
 

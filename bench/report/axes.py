@@ -16,7 +16,7 @@ from bench.case import (
     main_loss_scale,
     order_scale,
 )
-from bench.precision import PRECISIONS
+from bench.precision import FP8_RECIPES, PRECISIONS
 from bench.report.summaries import SOURCE
 from bench.text import parse_bytes
 
@@ -105,6 +105,7 @@ def _order_share(text: str) -> tuple[bool, float]:
 _KEYS: Mapping[str, Callable[[str], Any]] = {
     "loss_scale": order_scale,
     "opt_level": str,
+    "fp8_recipe": list(FP8_RECIPES).index,
     "memory_limit": lambda text: parse_bytes(text) if text else math.inf,
     "steps": lambda text: int(text) if text else math.inf,
     "lr_warmup": _order_share,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from bench.case import Case
 from bench.gpu.nvml import EFFECTS
 from bench.limits import BUSY_CORES, STEADY
-from bench.precision import Arithmetic, is_dynamic
+from bench.precision import EMULATE_FP8, PRECISIONS, Arithmetic, is_dynamic
 from bench.record import Status
 from bench.report.quantities import positive, step_noise
 
@@ -135,6 +135,12 @@ def _unclear(records: pd.DataFrame) -> pd.Series:
     return found.map(lambda names: Arithmetic.UNCLEAR in names).astype(bool)
 
 
+def _in_fp8(records: pd.DataFrame) -> pd.Series:
+    """Whether a row was measured in fp8."""
+    names = [name for name, precision in PRECISIONS.items() if precision.float8]
+    return records["precision"].isin(names) & records["epoch_time_s"].notna()
+
+
 def _skipped(records: pd.DataFrame) -> pd.Series:
     """Whether many steps left the weights as they were."""
     skips = records["skip_overflow"].astype(bool) | records["loss_scale"].map(is_dynamic)
@@ -236,6 +242,13 @@ DOUBTS: dict[str, Doubt] = {
             detail=_quote("reason"),
         ),
         Doubt(
+            "emulated",
+            "emulated",
+            "fp8 was emulated on a CPU, so time and memory say nothing about a GPU",
+            f"Measure fp8 on a GPU, without {EMULATE_FP8}.",
+            lambda r: _in_fp8(r) & (r["device"] == "cpu"),
+        ),
+        Doubt(
             "diverged",
             "diverged",
             "The loss became inf or NaN; time and memory are still valid",
@@ -330,6 +343,15 @@ DOUBTS: dict[str, Doubt] = {
             "memory for the probe.",
             # flags are read back right before it
             lambda r: (r["flags"] != "") & (r["arithmetic"] == ""),
+            fatal=False,
+        ),
+        Doubt(
+            "uncompiled",
+            "not compiled",
+            "fp8 rarely pays without torch.compile: each rounding to fp8 is then several kernels "
+            "that read and write memory",
+            "Use --compile on.",
+            lambda r: _in_fp8(r) & ~r["compile"].astype(bool),
             fatal=False,
         ),
         Doubt(

@@ -11,7 +11,7 @@ from bench.record import Status
 from bench.report import summaries
 from bench.report.axes import ORDER, list_naming_axes
 from bench.report.cells import ESTIMATE, iterate, name_case, outcome
-from bench.report.quantities import GIB, MEMORY, RSS, is_number
+from bench.report.quantities import GIB, MEMORY, QUANTITIES, RSS, is_number
 from bench.report.spread import CONFIDENCE, Spread
 from bench.report.units import describe_units
 from bench.workloads import OWN
@@ -63,6 +63,7 @@ def write_notes(cases: pd.DataFrame, varying: Collection[str]) -> Iterator[str]:
         return
     yield from _outcomes(cases, varying)
     yield from _noted(cases)
+    yield from _fp8_notes(cases)
     yield _dataset_note(cases)
     yield _epoch_note(cases)
     yield " ".join([*_repeats_notes(cases), *_seeds_notes(cases)])
@@ -95,6 +96,15 @@ def _noted(rows: pd.DataFrame) -> Iterator[str]:
         yield f"{share}: {text}."
     if len(counts) > shown:
         yield f"{len(counts) - shown:,} more notes like this; the records have a column of them."
+
+
+def _fp8_notes(rows: pd.DataFrame) -> Iterator[str]:
+    told = rows[rows["fp8_layers"] != ""]
+    for (model, layers), part in told.groupby(["model", "fp8_layers"], sort=False):
+        share = QUANTITIES["fp8_flop_share"]
+        known = [float(value) for value in part["fp8_flop_share"] if is_number(value)]
+        much = f"{share.add_unit(share.write(known[0]))} of its FLOP" if known else "FLOP unknown"
+        yield f"In fp8, of {model}: {layers}; {much}. All else ran in bf16-amp."
 
 
 def list_values(rows: pd.DataFrame, name: str) -> list[str]:

@@ -9,7 +9,7 @@ from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 from bench.gpu.peaks import peak_flops
-from bench.precision import PRECISIONS
+from bench.precision import PRECISIONS, Arithmetic
 from bench.record import COLUMNS
 from bench.report.spread import Spread
 
@@ -113,7 +113,8 @@ def peak_share(records: pd.DataFrame) -> pd.Series:
     """Achieved FLOP/s over the card's peak in the arithmetic that ran.
 
     Where several were found (``tfloat32/float32``), in the first: that of the forward pass of the
-    network's most expensive layer.
+    network's most expensive layer. Where a share of the FLOP is fp8's and the rest bf16's, the peak
+    is that of a card that does each at its own: 1 / (share / fp8 + (1 - share) / bf16).
     """
     import pandas as pd
 
@@ -125,7 +126,10 @@ def peak_share(records: pd.DataFrame) -> pd.Series:
     pairs = list(zip(records["gpu"], ran, strict=True))
     peaks = {pair: peak_flops(*pair) if pair[0] else None for pair in set(pairs)}
     peak = pd.Series([peaks[pair] or math.nan for pair in pairs], records.index, dtype=float)
-    return achieved_flops(records) / peak
+    rest = records["gpu"].map(lambda gpu: peak_flops(gpu, Arithmetic.BFLOAT16) or math.nan)
+    share = records["fp8_flop_share"].astype(float)
+    mixed = 1 / (share / peak + (1 - share) / rest.astype(float))
+    return achieved_flops(records) / peak.mask(ran == Arithmetic.FLOAT8, mixed)
 
 
 def step_noise(records: pd.DataFrame) -> pd.Series:
@@ -338,6 +342,17 @@ QUANTITIES: dict[str, Quantity] = {
             decimals=1,
             whole=True,
             rate=True,
+        ),
+        Quantity(
+            "fp8_flop_share",
+            "FLOP in fp8",
+            "%",
+            "share of the network's FLOP that the layers converted to fp8 are",
+            "higher",
+            _column("fp8_flop_share"),
+            scale=0.01,
+            decimals=1,
+            spread=False,  # repeats convert the same layers
         ),
         Quantity(
             "fragmentation",

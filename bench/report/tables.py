@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bench.case import AXES, BARE, SAME_QUESTION
+from bench.precision import PRECISIONS
 from bench.record import Status
 from bench.report import axes, summaries
 from bench.report.answers import answer, summarize_effects
@@ -196,6 +197,8 @@ def _axis_part(axis: str, machines: Machines) -> Part:
     number = axis in axes.NUMBERS
 
     def cell(row: Row) -> Cell:
+        if axis == "fp8_recipe" and not PRECISIONS[row.precision].float8:
+            return Cell(NOTHING)
         value = (row.sweep, row.machine) if axis == MACHINE else getattr(row, axis)
         text = name_value(axis, value, machines)
         return Cell(text, text if axis == MACHINE else value)  # type: ignore[arg-type]

@@ -32,7 +32,11 @@ TRAIN = ("1", "128", RECOMMENDED, "dynamic")
 
 NARROW = tuple(
     dict.fromkeys(
-        [n for n, p in PRECISIONS.items() if (p.autocast or p.weights) != "float32" and not p.apex]
+        [
+            name
+            for name, p in PRECISIONS.items()
+            if (p.autocast or p.weights) != "float32" and not (p.apex or p.float8)
+        ]
         + [*FORMATS]
     )
 )
@@ -201,6 +205,11 @@ def _parse_way(text: str | None, device: str) -> Way:
 def _parse_precision(text: str, way: Way) -> str:
     if text in PRECISIONS and PRECISIONS[text].apex:
         raise UsageError(f"--precision {text!r}: apex computes the gradients of fp16; use fp16")
+    if text in PRECISIONS and PRECISIONS[text].float8:
+        raise UsageError(
+            f"--precision {text!r}: torchao scales each tensor by itself, so no loss scale is "
+            "needed; what its formats lose is shown by e4m3 and e5m2, with --way rounded"
+        )
     if text in PRECISIONS and text not in NARROW:
         raise UsageError(
             f"--precision {text!r}: its gradients are fp32 and need no scale; "

@@ -17,7 +17,7 @@ from bench.flags import Parser, add_axes, read_axes
 from bench.models import MODELS
 from bench.models.freezing import FREEZES
 from bench.optimization import OPTIMIZERS, SCHEDULES
-from bench.precision import OPT_LEVELS, POLICIES, PRECISIONS
+from bench.precision import FP8_RECIPES, OPT_LEVELS, POLICIES, PRECISIONS
 from bench.preset import Preset, load_config, load_preset, preset_names, read_micro_batch
 from bench.record import Status
 from bench.sweep.schedule import (
@@ -298,6 +298,7 @@ def print_registries() -> int:
         "precisions": {name: precision.help for name, precision in PRECISIONS.items()},
         "dynamic loss scales": {name: policy.help for name, policy in POLICIES.items()},
         "opt levels of fp16-apex": {name: level.help for name, level in OPT_LEVELS.items()},
+        "recipes of fp8": {name: recipe.help for name, recipe in FP8_RECIPES.items()},
         "optimizers": {name: kind.help for name, kind in OPTIMIZERS.items()},
         "schedules": SCHEDULES,
         "what --freeze takes": FREEZES,

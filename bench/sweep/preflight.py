@@ -22,7 +22,7 @@ from bench.gpu.nvml import find_neighbours
 from bench.models import MODELS, check_model
 from bench.models.weights import hash_weights
 from bench.optimization import count_warmup_steps
-from bench.precision import PRECISIONS
+from bench.precision import FP8_INSTALL, PRECISIONS, find_torchao, refuse_fp8
 from bench.record import COMPARABLE, MODEL_PARTS, Environment
 from bench.store.reader import Past, Run, read_records
 from bench.sweep.options import Options
@@ -73,6 +73,11 @@ class Inputs:
         platform = self.platforms[case.device]
         if reason := platform.refuse(precision) or platform.refuse_limit(case.memory_limit):
             return reason
+        if precision.float8:
+            model = self.models[case.model]
+            if model is not None and not model.products:
+                return refuse_fp8(case.model)
+            return "" if find_torchao() else FP8_INSTALL
         return refuse_apex(self.apex, case.opt_level, case.device) if precision.apex else ""
 
     def data(self, case: Case) -> DatasetInfo:

@@ -6,6 +6,7 @@ predictions and overflows stay there until the epoch ends.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial, reduce
@@ -16,11 +17,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from bench.case import Case
+from bench.case import Case, list_micro_batches
 from bench.data.batches import Divided, count_items
 from bench.models.freezing import NONE, freeze
 from bench.optimization import scale_lr
 from bench.precision import Precision, autocast, cast, find_formats
+from bench.training.float8 import Conversion, convert
 from bench.training.loss_scale import build_loss_scale
 from bench.training.optimizers import build_optimizer, clear_state
 from bench.training.timing import StepClock
@@ -37,11 +39,16 @@ class Training:
         loss_scale: an axis value: None, a positive number or the name of one of `POLICIES`.
         opt_level: one of `OPT_LEVELS`, for apex.
         frozen: what is not trained, as `bench.models.freezing.freeze` takes it.
+        fp8_recipe: one of `FP8_RECIPES`, for fp8.
+        items: a number of which every micro-batch holds a multiple.
         workload: its loss, and what of it stays in fp32; by default of ten classes of images.
     """
 
     apex: str | None = None
     """What of NVIDIA apex trains: its version and interface; None where it does not."""
+
+    conversion: Conversion | None = None
+    """What of the network runs in fp8; None where the precision is another."""
 
     brings_optimizer = False
     """Whether the optimizer is the workload's own."""
@@ -63,6 +70,8 @@ class Training:
         compile: bool = False,
         opt_level: str | None = None,
         frozen: str = NONE,
+        fp8_recipe: str = Case.fp8_recipe,
+        items: int = 1,
         workload: Workload | None = None,
     ) -> None:
         self.workload = workload or Workload()
@@ -71,6 +80,7 @@ class Training:
         self._start = {name: value.clone() for name, value in model.state_dict().items()}
         self._loss_scale_setting, self._skip_overflow = loss_scale, skip_overflow
         self._opt_level, self._optimizer_name = opt_level, optimizer
+        self._fp8_recipe, self._items = fp8_recipe, items
         self.lr, self.precision, self.device = lr, precision, device
         self.memory_format = torch.channels_last if channels_last else torch.contiguous_format
         self.model = model
@@ -87,6 +97,10 @@ class Training:
     def _equip(self) -> None:
         """Cast the network and move it, and make masters and optimizer."""
         cast(self.model, self.precision, self.workload.keeps_fp32)
+        if self.precision.float8:
+            self.conversion = convert(
+                self.model, self.workload, self._fp8_recipe, self.device, self._items
+            )
         self._move()
         # the masters are what the optimizer steps: fp32 copies, or the weights themselves where the
         # precision has none or where the cast left them in fp32 (affine BatchNorm)
@@ -142,6 +156,8 @@ class Training:
             compile=case.compile,
             opt_level=case.opt_level,
             frozen=case.freeze,
+            fp8_recipe=case.fp8_recipe,
+            items=math.gcd(*list_micro_batches(case, workload.samples)) if workload else 1,
             workload=workload,
         )
 

@@ -33,6 +33,15 @@ arithmetic all the same; so are sums kept in fp16, which for F(2,3) may look ali
 named. In TF32, where the product of the tiles is a matmul of its own (mlx pull request 4242 met
 that), F(4,3) is as far off as bf16.
 
+Of what torchao converts to fp8 the factors differ: with one in e4m3 (4 bits) or both, and the other
+in e5m2 (3 bits), which tensorwise scaling has for the gradient of an output, that is
+
+    q(a, b) = sqrt(q(a)^2 + q(b)^2), stored in bf16 or wider
+
+3.5e-2 for two in e4m3 (3.8e-2 simulated, also with torchao's scales, by tensor or by row, of which
+no value falls below the least normal number), 5.5e-2 for e4m3 by e5m2 (6.0e-2). What is not
+converted runs in bf16.
+
 Each band reaches from a little below the least of its figures to a little above the largest. An
 error in no band, or in those of two arithmetics, is unclear. In none it contradicts no label; in
 two, only those that neither obeys.
@@ -47,21 +56,27 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
+from torch.func import functional_call
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from bench.precision import Arithmetic, Precision, autocast
+from bench.training.float8 import MULTIPLE, Conversion
 
 _BITS = {
     Arithmetic.FLOAT32: 24,
     Arithmetic.TFLOAT32: 11,
     Arithmetic.FLOAT16: 11,
     Arithmetic.BFLOAT16: 8,
+    Arithmetic.FLOAT8: 4,
 }
 """Significant bits of each."""
 
 _WRONG = 0.05
 """The relative error from which a result is no rounding of the right one."""
+
+_WRONG_FP8 = 0.15
+"""That of a product in fp8: 1.46 u, as for truncated inputs, is 0.18 for one in e5m2."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +90,12 @@ class Band:
 
 
 F43 = Band(Arithmetic.FLOAT16, 2.2e-3, 4.5e-3, "Winograd F(4,3)")
+
+
+def _band_fp8(bits: tuple[int, int]) -> Band:
+    """The band of products whose factors have so many bits."""
+    expected = 0.392 * math.hypot(*(2.0**-p for p in bits))
+    return Band(Arithmetic.FLOAT8, 0.85 * expected, 1.25 * expected)
 
 
 def _bands(dtype: torch.dtype, products: int, winograd: bool) -> list[Band]:
@@ -129,7 +150,12 @@ class Finding:
 
 
 def name_arithmetic(
-    operation: str, error: float, dtype: torch.dtype, products: int, winograd: bool = False
+    operation: str,
+    error: float,
+    dtype: torch.dtype,
+    products: int,
+    winograd: bool = False,
+    fp8_bits: tuple[int, int] | None = None,
 ) -> Finding:
     """Name the arithmetic from an operation's relative error.
 
@@ -140,10 +166,12 @@ def name_arithmetic(
             in its parameter's float32 after computing it in half, so its own dtype says nothing.
         products: how many products one element of the result sums.
         winograd: whether the layer is one that Winograd's algorithm can compute.
+        fp8_bits: of the two factors, for a layer converted to fp8.
     """
-    if not error < _WRONG:  # NaN too
+    if not error < (_WRONG_FP8 if fp8_bits else _WRONG):  # NaN too
         return Finding(operation, Arithmetic.WRONG, error)
-    fits = [b for b in _bands(dtype, products, winograd) if b.low <= error <= b.high]
+    bands = _bands(dtype, products, winograd) + ([_band_fp8(fp8_bits)] if fp8_bits else [])
+    fits = [b for b in bands if b.low <= error <= b.high]
     candidates = tuple(dict.fromkeys(b.arithmetic for b in fits))
     if len(candidates) > 1:
         ways = tuple(f"{b.arithmetic} by {b.way}" if b.way else str(b.arithmetic) for b in fits)
@@ -162,7 +190,8 @@ class Layer:
 
     ``image`` is the input's shape and ``out`` the output's, without the batch; ``batch`` how many
     such inputs one item of a batch makes. A linear layer has no ``stride``. ``input_grad`` and
-    ``weight_grad`` say whether training computes these.
+    ``weight_grad`` say whether training computes these. One that was converted to fp8 has
+    ``gradient_bits``, the significant bits of what comes back to its output.
     """
 
     image: tuple[int, ...]
@@ -177,6 +206,7 @@ class Layer:
     batch: int = 1
     input_grad: bool = True
     weight_grad: bool = True
+    gradient_bits: int | None = None
 
     @property
     def linear(self) -> bool:
@@ -210,6 +240,14 @@ class Layer:
         )  # fmt: skip
 
     @property
+    def fp8_bits(self) -> tuple[tuple[int, int] | None, ...]:
+        """Bits of the factors, where it was converted: forward, input and weight gradient."""
+        if self.gradient_bits is None:
+            return None, None, None
+        back = (_BITS[Arithmetic.FLOAT8], self.gradient_bits)
+        return (_BITS[Arithmetic.FLOAT8],) * 2, back, back
+
+    @property
     def winograd(self) -> bool:
         """Whether Winograd's algorithm can compute it: 3x3, one pixel at a time."""
         steps = {*self.stride, *self.dilation}
@@ -218,7 +256,8 @@ class Layer:
     def __str__(self) -> str:
         """Such as ``3×3 convolution, 256 to 256 channels, 32 groups, on 16×16``."""
         if self.linear:
-            return f"linear layer, {self.weight[1]} to {self.weight[0]} features"
+            kind = "linear layer" if self.gradient_bits is None else "fp8 linear layer"
+            return f"{kind}, {self.weight[1]} to {self.weight[0]} features"
         size, on = ("×".join(map(str, sides)) for sides in (self.kernel, self.image[1:]))
         into, out = self.image[0], self.out[0]
         kind = "transposed convolution" if self.transposed else "convolution"
@@ -294,17 +333,18 @@ class _Recorder(TorchDispatchMode):
             x, w = args[-2:]
             into, features = w.shape
             batch = max(1, len(x) // self._items)
-            self.layers.add(
-                Layer(
-                    image=(into,),
-                    weight=(features, into),
-                    out=(features,),
-                    batch=batch,
-                    # the first layer that trains is probed as the first of a network: with both
-                    input_grad=self._has_gradient(x, w),
-                    weight_grad=self._has_gradient(w),
+            if all(type(t) in (Tensor, nn.Parameter) for t in (x, w)):  # not one in fp8
+                self.layers.add(
+                    Layer(
+                        image=(into,),
+                        weight=(features, into),
+                        out=(features,),
+                        batch=batch,
+                        # the first layer that trains is probed as the first of a network: with both
+                        input_grad=self._has_gradient(x, w),
+                        weight_grad=self._has_gradient(w),
+                    )
                 )
-            )
         return out
 
     def _has_gradient(self, *tensors: Tensor) -> bool:
@@ -368,9 +408,9 @@ class Contradiction:
 class Proof:
     """What was found of a network's layers and of a matmul.
 
-    ``dense`` is a convolution that has a kernel for every arithmetic, where it was needed to tell
-    a layer that has none from a flag that is off. ``notes`` says what could not be probed as the
-    case runs.
+    ``dense`` is what must run as labelled: a convolution that has a kernel for every arithmetic,
+    where it was needed to tell a layer that has none from a flag that is off. ``notes`` says what
+    could not be probed as the case runs.
     """
 
     layers: tuple[LayerProof, ...]
@@ -393,7 +433,7 @@ class Proof:
 
         Nothing may be coarser than the label. A layer may be finer: not every shape has a kernel
         in TF32. But then a dense convolution that has one must run as labelled; else the flag
-        is off. What is unclear contradicts nothing.
+        is off. A layer that was converted to fp8 must. What is unclear contradicts nothing.
         """
         wanted = precision.arithmetic
         against = [f for f in self.findings if f.arithmetic is Arithmetic.WRONG]
@@ -405,7 +445,8 @@ class Proof:
     def remarks(self, precision: Precision) -> list[str]:
         """What a reader should know although it contradicts nothing."""
         found = [*self.findings, *([self.dense] if self.dense else [])]
-        odd = [f for f in found if f.arithmetic != precision.arithmetic or f.ways]
+        fine = [precision.arithmetic, *([Arithmetic.BFLOAT16] if precision.float8 else [])]
+        odd = [f for f in found if f.arithmetic not in fine or f.ways]
         return list(dict.fromkeys([*self.notes, *map(str, odd)]))
 
 
@@ -428,12 +469,18 @@ class Setting:
     frozen: bool = False
 
 
-def prove(setting: Setting, compute: Callable[[], object], items: int) -> Proof:
+def prove(
+    setting: Setting,
+    compute: Callable[[], object],
+    items: int,
+    conversion: Conversion | None = None,
+) -> Proof:
     """Probe a network's layers and a matmul as ``setting`` runs them.
 
     Args:
         compute: runs the network as it was trained, forward and not compiled, on a batch.
         items: of that batch, at least two.
+        conversion: what of the network runs in fp8; the layer of it that does the most is probed.
     """
     notes: list[str] = []
     layers: list[Layer] = []
@@ -441,16 +488,47 @@ def prove(setting: Setting, compute: Callable[[], object], items: int) -> Proof:
         layers = find_layers(compute, items, setting.frozen)
     except Exception as error:  # a network for which two items are too few is probed all the same
         notes.append(f"the network's layers could not be listed: {_first_line(error)}")
-    proofs = tuple(probe(layer, setting, notes) for layer in layers or [DENSE])
     wanted = setting.precision.arithmetic
     dense = None
+    if conversion:
+        converted = _probe_converted(conversion, setting, notes)
+        if converted.forward.arithmetic not in (wanted, Arithmetic.UNCLEAR):
+            dense = converted.forward
+        proofs = (converted, *(probe(layer, setting, notes) for layer in layers))
+        return Proof(proofs, _multiply(setting), dense, tuple(dict.fromkeys(notes)))
+    proofs = tuple(probe(layer, setting, notes) for layer in layers or [DENSE])
     if any(p.forward.arithmetic not in (wanted, Arithmetic.UNCLEAR) for p in proofs):
         enough = replace(setting, batch_size=max(setting.batch_size, _DENSE_IMAGES))
         dense = probe(DENSE, enough, notes).forward
     return Proof(proofs, _multiply(setting), dense, tuple(dict.fromkeys(notes)))
 
 
-def probe(layer: Layer, setting: Setting, notes: list[str]) -> LayerProof:
+def _probe_converted(conversion: Conversion, setting: Setting, notes: list[str]) -> LayerProof:
+    """Run the network's own layer, with a weight and inputs whose exact result is known."""
+    product = conversion.largest
+    weight = tuple(product.layer.weight.shape)
+    layer = Layer(
+        (weight[1],),
+        weight,
+        (weight[0],),
+        batch=max(1, product.rows_per_item),
+        gradient_bits=conversion.gradient_bits,
+    )
+
+    def compute(x: Tensor, w: Tensor) -> Tensor:
+        bias = {} if product.layer.bias is None else {"bias": x.new_zeros(weight[0])}
+        out: Tensor = functional_call(product.layer, {"weight": w, **bias}, (x,))
+        return out
+
+    return probe(layer, setting, notes, compute)
+
+
+def probe(
+    layer: Layer,
+    setting: Setting,
+    notes: list[str],
+    compute: Callable[[Tensor, Tensor], Tensor] | None = None,
+) -> LayerProof:
     """Run a layer forward and backward at the case's batch, and look at its first images' errors.
 
     Only the gradients that training computes are.
@@ -458,12 +536,18 @@ def probe(layer: Layer, setting: Setting, notes: list[str]) -> LayerProof:
     Images do not mix in a forward pass and an input gradient; for the weight gradient, the
     gradient behind all other images is zero. So float64 computes those few alone, on the CPU.
     Why a compilation failed is added to ``notes``, and the layer is run without.
+
+    Args:
+        compute: runs it on an input (N, *image) and a weight; by default `Layer.compute`.
     """
+    compute = compute or layer.compute
     device, dtype = setting.device, getattr(torch, setting.precision.weights)
     cost = layer.passes * layer.flop
     exact = int(max(1, min(_EXACT_IMAGES, setting.batch_size, _EXACT_FLOP // cost)))
     batch = layer.batch * setting.batch_size
     batch = int(max(exact, min(batch, _FLOP[device.type] // cost)))
+    if layer.gradient_bits is not None:
+        batch = -(-batch // MULTIPLE) * MULTIPLE
 
     rng = torch.Generator().manual_seed(0)
     x, weight, grad = (
@@ -487,12 +571,12 @@ def probe(layer: Layer, setting: Setting, notes: list[str]) -> LayerProof:
         return [out.detach(), *(torch.autograd.grad(out, wanted, behind) if wanted else ())]
 
     try:
-        got = run(torch.compile(layer.compute, dynamic=False) if setting.compile else layer.compute)
+        got = run(torch.compile(compute, dynamic=False) if setting.compile else compute)
     except Exception as error:
         if not setting.compile:
             raise
         notes.append(f"the probe could not be compiled and ran without: {_first_line(error)}")
-        got = run(layer.compute)
+        got = run(compute)
     a, w = x.double(), weight.double()
     wanted = layer.require(a, w)
     out = layer.compute(a, w)
@@ -500,16 +584,19 @@ def probe(layer: Layer, setting: Setting, notes: list[str]) -> LayerProof:
     ahead, back, places = layer.products
     pairs = zip(got, right, strict=True)
 
-    def judge(operation: str, products: int, images: int | None) -> Finding:
+    def judge(
+        operation: str, products: int, bits: tuple[int, int] | None, images: int | None
+    ) -> Finding:
         one, exactly = next(pairs)
         error = _error(one[:images], exactly)
-        return name_arithmetic(operation, error, got[0].dtype, products, layer.winograd)
+        return name_arithmetic(operation, error, got[0].dtype, products, layer.winograd, bits)
 
+    bits = layer.fp8_bits
     return LayerProof(
         layer,
-        judge(str(layer), ahead, exact),
-        judge(f"input gradient of the {layer}", back, exact) if layer.input_grad else None,
-        judge(f"weight gradient of the {layer}", exact * places, None)
+        judge(str(layer), ahead, bits[0], exact),
+        judge(f"input gradient of the {layer}", back, bits[1], exact) if layer.input_grad else None,
+        judge(f"weight gradient of the {layer}", exact * places, bits[2], None)
         if layer.weight_grad
         else None,
     )

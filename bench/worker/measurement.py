@@ -77,6 +77,10 @@ def measure(
     m.apex = training.apex
     if training.start_note:
         _note(found, training.start_note)
+    if training.conversion:
+        m.fp8_layers = str(training.conversion)
+        for remark in training.conversion.notes:
+            _note(found, remark)
     if training.brings_optimizer:
         name = type(training.optimizer).__name__
         _note(found, f"{name}, the workload's own optimizer, steps instead of {case.optimizer}")
@@ -129,6 +133,11 @@ def measure(
         _prove(training, batches, case, found)
     with forgive(found, "flop_per_image"):
         m.flop_per_image = count_flop(workload, case.freeze)
+        if training.conversion:
+            if (flop := training.conversion.flop_per_unit) is not None:
+                m.fp8_flop_share = flop / m.flop_per_image
+            else:
+                found.missing["fp8_flop_share"] = training.conversion.unknown
     return found
 
 
@@ -419,7 +428,12 @@ def _prove(training: Training, batches: Supply, case: Case, found: Findings) -> 
         case.compile,
         frozen=not all(p.requires_grad for p in training.model.parameters()),
     )
-    proof = prove(setting, lambda: training.compute_loss(batch, compiled=False), count_items(batch))
+    proof = prove(
+        setting,
+        lambda: training.compute_loss(batch, compiled=False),
+        count_items(batch),
+        training.conversion,
+    )
     m.arithmetic = proof.arithmetic
     m.proof_layer = "; ".join(str(p.layer) for p in proof.layers)
     # of two layers the larger error: it is the one to look at
