@@ -1,0 +1,476 @@
+"""fp8: which layers are converted, what they compute, what is recorded of them, what is refused.
+
+A CPU emulates it, as the variable `EMULATE_FP8` permits.
+"""
+
+from __future__ import annotations
+
+import csv
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from bench.case import Case, grid, list_micro_batches, telling_axes
+from bench.data import DatasetInfo
+from bench.environment import Platform
+from bench.errors import UnsupportedError, UsageError
+from bench.fingerprint import examine
+from bench.precision import (
+    EMULATE_FP8,
+    FP8_INSTALL,
+    FP8_RECIPES,
+    PRECISIONS,
+    Arithmetic,
+    set_flags,
+)
+from bench.preset import Preset
+from bench.record import Environment
+from bench.report.__main__ import main as report
+from bench.scales.__main__ import main as scales
+from bench.sweep.__main__ import main as sweep
+from bench.sweep.preflight import Inputs
+from bench.training import float8
+from bench.training.float8 import Conversion, convert, find_products
+from bench.training.flop import count_flop
+from bench.training.loop import Training
+from bench.training.proof import Proof, Setting, name_arithmetic, prove
+from bench.worker.channel import Channel
+from bench.worker.measurement import Findings, measure
+from bench.workloads import Workload
+from examples import transformer
+from tests.report.made_up import make_record, measured, write_sweep
+
+pytest.importorskip("torchao")
+
+CPU = torch.device("cpu")
+FP8 = PRECISIONS["fp8"]
+TINY = "examples.transformer:tiny"
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _emulated() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(EMULATE_FP8, "1")
+        yield
+    set_flags(PRECISIONS["fp32"])
+
+
+# ------------------------------------------------------------------------ the transformer in fp8
+
+
+@pytest.fixture(scope="module")
+def run() -> Callable[..., Findings]:
+    done: dict[Case, Findings] = {}
+
+    def run(**settings: Any) -> Findings:
+        (case,) = grid({"workload": [TINY], "device": ["cpu"], "batch_size": [16]})
+        case = replace(case, steps=5, **settings)
+        if case not in done:
+            done[case] = measure(case, "", Channel(), time.monotonic())
+        return done[case]
+
+    return run
+
+
+@pytest.mark.parametrize("recipe", FP8_RECIPES)
+def test_the_transformer_trains_in_fp8(recipe: str, run: Callable[..., Findings]) -> None:
+    found = run(precision="fp8", fp8_recipe=recipe)
+    m = found.measurement
+    assert m.fp8_layers == "8 of 9 linear layers: blocks.*.qkv, blocks.*.out, blocks.*.wide.*"
+    assert m.notes is not None
+    assert m.notes.startswith("fp8 is emulated in float32 (BENCH_EMULATE_FP8)")
+    assert (found.contradiction, m.arithmetic) == (None, "float8/bfloat16")
+    assert m.proof_layer == (
+        "fp8 linear layer, 32 to 128 features; linear layer, 32 to 16 features"
+    )
+    # 3.8e-2 of two factors in e4m3, 6.0e-2 with the gradient in e5m2
+    back = {"tensorwise": 0.060, "rowwise": 0.038}[recipe]
+    assert m.conv_error == pytest.approx(0.038, rel=0.15)
+    assert m.input_grad_error == pytest.approx(back, rel=0.15)
+    assert m.weight_grad_error == pytest.approx(back, rel=0.15)
+    theirs = run(precision="bf16-amp").steps
+    for mine, other in zip(found.steps, theirs, strict=True):
+        assert mine.loss == pytest.approx(other.loss, rel=0.02)
+    assert [s.loss for s in found.steps] != [s.loss for s in theirs], "it would be bf16"
+
+
+def test_its_share_of_the_flop_is_what_torch_counts(run: Callable[..., Findings]) -> None:
+    workload = transformer.tiny()
+    model, batch = workload.build_model(), workload.make_batch(2, CPU, torch.Generator())
+    with FlopCounterMode(display=False) as counter:
+        workload.compute_loss(model, batch).loss.backward()  # type: ignore[union-attr]
+    counts = counter.get_flop_counts()
+    converted = sum(
+        sum(of.values())
+        for name, of in counts.items()
+        if name.startswith("Decoder.blocks") and name.endswith(("qkv", "out", "wide.0", "wide.2"))
+    )
+    m = run(precision="fp8").measurement
+    # per token of two texts of 32; attention, which this counter misses on a CPU, is in the whole
+    assert m.fp8_flop_share == converted / (2 * 32) / count_flop(workload)
+    assert m.flop_per_image == run(precision="bf16-amp").measurement.flop_per_image
+    assert m.flop_per_image == count_flop(workload)
+
+
+def train(
+    workload: Workload | None = None, recipe: str = "tensorwise", **settings: Any
+) -> Training:
+    torch.manual_seed(0)
+    workload = workload or transformer.tiny()
+    return Training(
+        workload.build_model(),
+        FP8,
+        CPU,
+        lr=0.01,
+        workload=workload,
+        fp8_recipe=recipe,
+        **settings,
+    )
+
+
+def test_a_training_starts_over() -> None:
+    ours, plain = train(), transformer.tiny().build_model()
+    assert list(ours.model.state_dict()) == list(plain.state_dict())
+    batch = ours.workload.make_batch(16, CPU, torch.Generator().manual_seed(1))
+    first = [float(ours.step(batch)[0]) for _ in range(3)]
+    assert first[2] < first[0]
+    ours.reset()
+    assert [float(ours.step(batch)[0]) for _ in range(3)] == first
+
+
+def test_micro_batches_sum_to_the_batch() -> None:
+    whole, parts = train(), train()
+    batch = whole.workload.make_batch(16, CPU, torch.Generator().manual_seed(1))
+    whole.backward(whole.compute_loss(batch).loss)
+    for part in batch.split(4):
+        parts.backward(parts.compute_loss(part).loss / 4)
+    one, other = (torch.cat([p.grad.flatten() for p in ours.parameters]) for ours in (whole, parts))
+    # each micro-batch has scales of its own: what e5m2 rounds differs
+    assert float((one - other).norm() / one.norm()) < 0.1
+
+
+@pytest.mark.slow
+def test_it_can_be_compiled() -> None:
+    """Traced whole; inductor's part, which takes half a minute, is left out."""
+    plain, ours = train(), train()
+    torch._dynamo.reset()
+    ours.forward = torch.compile(ours.model, backend="aot_eager", dynamic=False, fullgraph=True)
+    batch = ours.workload.make_batch(4, CPU, torch.Generator().manual_seed(1))
+    for _ in range(2):
+        assert float(ours.step(batch)[0]) == pytest.approx(float(plain.step(batch)[0]), rel=1e-3)
+
+
+# ------------------------------------------------------------------------- which are converted
+
+
+class Odd(nn.Module):
+    """Layers that fp8 takes, and one of each kind that it leaves alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(3072, 32)
+        self.frozen = nn.Linear(32, 32).requires_grad_(False)
+        self.narrow = nn.Linear(32, 24)
+        self.widen = nn.Linear(24, 32)
+        self.normed = nn.utils.spectral_norm(nn.Linear(32, 32))
+        self.attention = nn.MultiheadAttention(32, 2, batch_first=True)
+        self.unused = nn.Linear(32, 32)
+        self.head = nn.Linear(32, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.widen(self.narrow(self.frozen(self.first(x.flatten(1)))))
+        x = self.normed(x)[:, None]
+        return self.head(self.attention(x, x, x)[0][:, 0])  # type: ignore[no-any-return]
+
+
+class Images16(Workload):
+    classes = 16
+
+    def __init__(self, build: Callable[[], nn.Module] = Odd) -> None:
+        self.build_model = build  # type: ignore[method-assign]
+
+
+def test_what_is_left_alone() -> None:
+    workload, model = Images16(), Odd()
+    assert list(find_products(model, workload)) == ["first", "frozen", "unused"]
+    found = convert(model, workload, "tensorwise", CPU)
+    assert str(found) == "2 of 8 linear layers: first, frozen"
+    changed = {n for n, m in model.named_modules() if type(m).__name__ == "Float8Linear"}
+    assert changed == {"first", "frozen"}, "neither the head nor what is not called"
+    # no gradient for the images; one for the input of the frozen layer, and none for its weight
+    assert found.flop_per_unit == 2 * 2 * 3072 * 32 + 2 * 2 * 32 * 32
+    assert found.largest.name == "first"
+
+
+def test_many_names_are_cut() -> None:
+    class Many(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            for letter in "abcdefghijk":
+                self.add_module(letter, nn.ModuleList([nn.Linear(16, 16), nn.Linear(16, 16)]))
+            self.head = nn.Linear(16, 16)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = x.flatten(1)[:, :16]
+            for name, part in self.named_children():
+                x = self.head(x) if name == "head" else part[1](part[0](x))  # type: ignore[index]
+            return x
+
+    assert str(convert(Many(), Images16(), "tensorwise", CPU)) == (
+        "22 of 23 linear layers: a.*, b.*, c.*, d.*, e.*, f.*, g.*, h.* and 3 more"
+    )
+
+
+@pytest.mark.parametrize(
+    ("batch", "accumulate", "samples", "padded"),
+    [(64, 1, 640, False), (64, 1, 650, True), (64, 4, 640, False), (64, 8, 640, True)],
+)
+def test_rows_that_are_no_multiple_of_16_are_padded(
+    batch: int, accumulate: int, samples: int, padded: bool
+) -> None:
+    """torch's product takes no other inner dimension, and a weight's gradient sums over rows."""
+    workload = Images16()
+    workload.samples = samples
+    case = Case(precision="fp8", device="cpu", batch_size=batch, accumulate=accumulate)
+    training = Training.of(case, Odd(), CPU, workload)
+    assert training.conversion
+    assert training.conversion.padded is padded
+    config = training.model.first.config  # type: ignore[union-attr]
+    assert config.pad_inner_dim is padded  # type: ignore[union-attr]
+    assert any("padded" in note for note in training.conversion.notes) is padded
+    text = Training.of(replace(case, batch_size=17, accumulate=1), transformer.Decoder(
+        16, 32, 32, 2, 1), CPU, transformer.tiny()).conversion  # fmt: skip
+    assert text is not None
+    assert not text.padded, "32 rows an item are a multiple at any batch"
+
+
+def test_sizes_of_micro_batches() -> None:
+    assert list_micro_batches(Case(batch_size=64), 650) == [10, 64]
+    assert list_micro_batches(Case(batch_size=60, accumulate=4), 650) == [5, 15]
+
+
+class Peeking(Odd):
+    """Its Python depends on a value, which shapes alone do not have."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x * 2 if float(x.sum()) > 0 else x)
+
+
+def test_a_network_that_cannot_be_followed_is_converted_all_the_same() -> None:
+    found = convert(Peeking(), Images16(Peeking), "rowwise", CPU)
+    assert [product.name for product in found.products] == ["first", "frozen", "unused"]
+    assert found.flop_per_unit is None
+    assert found.padded
+    assert found.unknown.startswith("the network cannot be followed on shapes alone: ")
+
+
+# ------------------------------------------------------------------------------------- the proof
+
+
+def rounded(x: Tensor, bits: int) -> Tensor:
+    mantissa, exponent = torch.frexp(x)
+    return torch.ldexp(torch.round(mantissa * 2**bits) / 2**bits, exponent)
+
+
+@pytest.mark.parametrize(("bits", "said"), [(4, "float8"), (3, "float8"), (2, "unclear")])
+def test_rounding_is_named(bits: int, said: str) -> None:
+    """Simulated in float64, without torchao; of two formats it is the expected one."""
+    rng = torch.Generator().manual_seed(0)
+    a, b = (torch.randn(n, generator=rng, dtype=torch.float64) for n in ((64, 256), (256, 64)))
+    error = float((rounded(a, 4) @ rounded(b, bits) - a @ b).norm() / (a @ b).norm())
+    found = name_arithmetic("it", error, torch.bfloat16, 256, fp8_bits=(4, max(bits, 3)))
+    assert (found.arithmetic, found.ways) == (said, ())
+    plain = name_arithmetic("it", error, torch.bfloat16, 256)
+    assert plain.arithmetic is not Arithmetic.FLOAT8, "only of a layer that was converted"
+
+
+def prove_conversion(conversion: Conversion, training: Training) -> Proof:
+    batch = training.workload.make_batch(2, CPU, torch.Generator().manual_seed(0))
+    setting = Setting(FP8, CPU, 16)
+    return prove(setting, lambda: training.compute_loss(batch), 2, conversion)
+
+
+def with_layer(conversion: Conversion, layer: nn.Linear) -> Conversion:
+    return replace(conversion, products=(replace(conversion.largest, layer=layer),))
+
+
+def test_a_layer_that_was_not_converted_belies_the_label() -> None:
+    training = train()
+    assert training.conversion
+    honest = prove_conversion(training.conversion, training)
+    assert honest.contradicts(FP8) is None
+    assert honest.remarks(FP8) == [], "that the rest runs in bf16 is as it should be"
+    found = prove_conversion(with_layer(training.conversion, nn.Linear(32, 128)), training)
+    said = str(found.contradicts(FP8))
+    assert said.startswith("labelled fp8, but fp8 linear layer, 32 to 128 features: bfloat16")
+
+
+class Unscaled(nn.Linear):
+    """Rounds to e4m3 what has not been scaled, so that what is small or large is lost."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        low = (x * 300).to(torch.float8_e4m3fn).float() / 300
+        return nn.functional.linear(low, self.weight, self.bias)
+
+
+def test_wrong_scales_are_found() -> None:
+    training = train()
+    assert training.conversion
+    found = prove_conversion(with_layer(training.conversion, Unscaled(32, 128)), training)
+    assert found.layers[0].forward.arithmetic is Arithmetic.WRONG
+    assert "wrong" in str(found.contradicts(FP8))
+
+
+@pytest.mark.parametrize("recipe", FP8_RECIPES)
+def test_a_recipe_s_bits_are_torchao_s(recipe: str) -> None:
+    from torchao.float8 import Float8LinearConfig
+
+    made = Float8LinearConfig.from_recipe_name(recipe)
+    bits = {torch.float8_e4m3fn: 4, torch.float8_e5m2: 3}
+    assert bits[made.cast_config_grad_output.target_dtype] == FP8_RECIPES[recipe].gradient_bits
+    assert bits[made.cast_config_input.target_dtype] == 4
+    assert bits[made.cast_config_weight.target_dtype] == 4
+
+
+# -------------------------------------------------------------------------------- what is refused
+
+
+def gpu(capability: str) -> Platform:
+    return Platform(Environment(gpu="NVIDIA L4", capability=capability))
+
+
+def test_where_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert gpu("8.9").refuse(FP8) == gpu("12.0").refuse(FP8) == gpu("9.0").discourage(FP8) == ""
+    needs = "fp8 needs an NVIDIA GPU of compute capability 8.9 or later; this is "
+    assert gpu("8.6").refuse(FP8) == needs + "NVIDIA L4"
+    cpu = Platform(Environment())
+    assert cpu.refuse(FP8) == ""
+    assert cpu.discourage(FP8) == "fp8 is emulated on a CPU"
+    monkeypatch.delenv(EMULATE_FP8)
+    assert cpu.refuse(FP8) == needs + "a CPU"
+    with pytest.raises(UnsupportedError, match="fp8 needs an NVIDIA GPU; this is a CPU"):
+        train()
+
+
+def test_a_network_without_products_is_unsupported(monkeypatch: pytest.MonkeyPatch) -> None:
+    models = {"dpn92": examine("dpn92"), TINY: examine(TINY, "workload")}
+    assert [model.products for model in models.values()] == [0, 8]
+    inputs = Inputs({"cuda": gpu("9.0")}, models, {"cifar10": DatasetInfo(*"abcdefg")})  # type: ignore[arg-type]
+    said = inputs.refuse(Case(precision="fp8"))
+    assert said == (
+        "no layer of dpn92 is a matrix product whose dimensions are both multiples of 16 (its head "
+        "is left out); fp8 has nothing to convert"
+    )
+    ours = Case(model=TINY, precision="fp8")
+    assert inputs.refuse(ours) == inputs.refuse(Case()) == ""
+    monkeypatch.setattr("bench.sweep.preflight.find_torchao", lambda: None)
+    assert inputs.refuse(ours) == FP8_INSTALL
+    with pytest.raises(UnsupportedError, match="no layer of the network is a matrix product"):
+        train(Images16(lambda: nn.Sequential(nn.Flatten(), nn.Linear(3072, 16))))
+
+
+def test_torchao_that_is_missing_or_broken_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torchao", None)
+    with pytest.raises(UnsupportedError, match=r"torchao \S+ cannot be imported beside torch "):
+        train()
+    monkeypatch.setattr(float8, "find_torchao", lambda: None)
+    with pytest.raises(UnsupportedError, match="fp8 needs the package torchao: pip install"):
+        train()
+
+
+def test_a_recipe_is_fp8_s_alone() -> None:
+    asked: Any = {"precision": ["bf16-amp", "fp8"], "fp8_recipe": ["tensorwise", "rowwise"]}
+    cases = grid(asked)
+    assert [(c.precision, c.fp8_recipe) for c in cases] == [
+        ("bf16-amp", "tensorwise"),
+        ("fp8", "tensorwise"),
+        ("fp8", "rowwise"),
+    ]
+    names = telling_axes(cases)
+    assert [case.label(names) for case in cases] == [
+        "bf16-amp · batch size 128",
+        "fp8 · batch size 128",
+        "fp8 · fp8 recipe rowwise · batch size 128",
+    ]
+    with pytest.raises(
+        UsageError, match=r"an fp8 recipe is given, but none .* add --precision fp8"
+    ):
+        Preset("mine", "", ({},)).cases({"fp8_recipe": ["rowwise"]}, {"device": ["cpu"]})
+
+
+def test_a_map_of_loss_scales_has_none_to_look_for(capsys: pytest.CaptureFixture[str]) -> None:
+    assert scales(["--precision", "fp8"]) == 2
+    assert "torchao scales each tensor by itself" in capsys.readouterr().err
+
+
+# ------------------------------------------------------------------------------------ the report
+
+
+def test_what_a_report_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    where: dict[str, Any] = {"gpu": "NVIDIA H200", "torch": "2.13"}
+    converted: dict[str, Any] = {"fp8_layers": "8 of 9 linear layers: a.*", "fp8_flop_share": 0.75}
+    rows = [
+        make_record(Case(precision="bf16-amp"), **measured(10, 2**30), **where, flop_per_image=1e9,
+                    arithmetic="bfloat16"),
+        make_record(Case(precision="fp8"), **measured(8, 2**30), **where, **converted,
+                    flop_per_image=1e9, arithmetic="float8/bfloat16"),
+        make_record(Case(precision="fp8", fp8_recipe="rowwise", compile=True),
+                    **measured(5, 2**30), **where, **converted, flop_per_image=1e9,
+                    arithmetic="float8/bfloat16"),
+    ]  # fmt: skip
+    write_sweep(tmp_path / "made", rows)
+    assert report([str(tmp_path / "made")]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "In fp8, of dpn92: 8 of 9 linear layers: a.*; 75.0 % of its FLOP." in text
+    assert "Not compiled: 1 of 3 runs. fp8 rarely pays without torch.compile" in text
+    assert "Use --compile on." in text
+    assert "Emulated" not in text
+    assert report([str(tmp_path / "made"), "--format", "csv"]) == 0
+    table = {
+        (row["precision"], row["fp8_recipe"]): row
+        for row in csv.DictReader(capsys.readouterr().out.splitlines())
+    }
+    plain, fp8 = table["bf16-amp", "tensorwise"], table["fp8", "tensorwise"]
+    assert float(plain["peak_share"]) == pytest.approx(1e9 * 5000 / 989.5e12)
+    at_peak = 1e9 * 6250 * (0.75 / 1979e12 + 0.25 / 989.5e12)
+    assert float(fp8["peak_share"]) == pytest.approx(at_peak)
+    assert float(fp8["fp8_flop_share"]) == 0.75
+
+
+@pytest.mark.slow
+def test_a_sweep_from_end_to_end(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """By its worker, whose log stays empty, to the report."""
+    out = str(tmp_path / "out")
+    flags = ["--workload", TINY, "--device", "cpu", "--batch-size", "16", "--repeats", "1"]
+    flags += ["--steps", "3", "--out", out]
+    assert sweep([*flags, "--precision", "fp8"]) == 0
+    said = " ".join(capfd.readouterr().out.split())
+    assert "Emulated: the only run." in said or "Emulated" in said
+    assert "In fp8, of examples.transformer:tiny: 8 of 9 linear layers" in said
+    with (tmp_path / "out" / "records.csv").open() as file:
+        (row,) = csv.DictReader(file)
+    assert (row["status"], row["arithmetic"]) == ("ok", "float8/bfloat16")
+    assert (row["log"], "BENCH_EMULATE_FP8=1" in row["variables"]) == ("", True)
+
+
+def test_torchao_is_imported_for_fp8_alone() -> None:
+    code = "import sys, bench.training.loop, bench.training.proof; print('torchao' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == "False\n"
