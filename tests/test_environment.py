@@ -146,6 +146,9 @@ def gpu(capability: str) -> Platform:
         (gpu("7.5"), "fp16", False, False),
         (gpu("7.5"), "tf32", True, True),
         (gpu("7.5"), "bf16-amp", False, True),
+        (gpu("8.9"), "fp8", False, False),
+        (gpu("8.6"), "fp8", True, True),
+        (Platform(Environment()), "fp8", True, True),
         (gpu("10.0"), "tf32", False, False),  # 10 is above 8, though "10.0" sorts before "8.0"
         (Platform(Environment(), fp16_native=False), "fp16", False, True),
         (Platform(Environment(), fp16_native=True), "fp16-amp", False, False),

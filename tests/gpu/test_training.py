@@ -11,8 +11,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 from training_for_tests import (
     HALVES,
+    LR,
     OURS,
     batch,
     curve,
@@ -28,14 +30,14 @@ from training_for_tests import (
 )
 
 from bench.apex import find_apex, refuse_apex
-from bench.case import Case
+from bench.case import Case, Value, grid
 from bench.data import DatasetInfo, prepare
 from bench.environment import Platform, probe
 from bench.executors import Job, Settings
 from bench.executors.subprocess import SubprocessExecutor
 from bench.gpu.nvml import open_device
 from bench.models import build_model
-from bench.precision import OPT_LEVELS, PRECISIONS, set_flags
+from bench.precision import FP8_INSTALL, OPT_LEVELS, PRECISIONS, find_torchao, set_flags
 from bench.record import Outcome, Status
 from bench.text import write_bytes
 from bench.training.loop import Training, train_epoch
@@ -43,6 +45,7 @@ from bench.training.proof import Setting, prove
 from bench.training.timing import StepClock
 from bench.worker.channel import Channel, Reporter
 from bench.worker.measurement import set_up, start_over, warm_up_shapes
+from bench.workloads import Workload
 
 pytestmark = pytest.mark.gpu
 
@@ -80,7 +83,7 @@ def skip_unless_native(platform: Platform, name: str) -> None:
         pytest.skip(reason)
 
 
-@pytest.mark.parametrize("name", PRECISIONS)
+@pytest.mark.parametrize("name", [n for n, p in PRECISIONS.items() if not p.float8])
 def test_a_case_in_every_precision(name: str, platform: Platform, run) -> None:  # type: ignore[no-untyped-def]
     """Measured, proven to be what its label says, and every column filled that a card can fill."""
     skip_unless_native(platform, name)
@@ -252,6 +255,47 @@ def test_apex_trains(level: str | None, run) -> None:  # type: ignore[no-untyped
     assert outcome.status is Status.OK, outcome.reason
     assert "apex." in (outcome.measurement.apex or "")
     assert math.isfinite(outcome.measurement.train_loss)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "batch_size", "compile"),
+    [("tensorwise", 16, False), ("rowwise", 16, False), ("tensorwise", 16, True)],
+)
+def test_fp8_trains_a_transformer(
+    recipe: str, batch_size: int, compile: bool, platform: Platform, run
+) -> None:  # type: ignore[no-untyped-def]
+    """The real products, not their emulation: what a CPU shows of the recipes holds here too."""
+    skip_unless_native(platform, "fp8")
+    if find_torchao() is None:
+        pytest.skip(FP8_INSTALL)
+    asked: dict[str, list[Value]] = {
+        "workload": ["examples.transformer:tiny"],
+        "precision": ["bf16-amp", "fp8"],
+        "fp8_recipe": [recipe],
+        "batch_size": [batch_size],
+        "compile": [compile],
+        "device": ["cuda"],
+    }
+    usual, found = (run(case) for case in grid(asked))
+    m = found.measurement
+    assert found.status is Status.OK, found.reason
+    assert m.arithmetic == "float8/bfloat16", m.notes
+    assert "emulated" not in (m.notes or "")
+    assert m.fp8_flop_share == pytest.approx(0.84, abs=0.01)
+    assert m.train_loss == pytest.approx(usual.measurement.train_loss, rel=0.02)
+
+
+def test_a_row_more_than_16_is_padded_in_fp8(platform: Platform) -> None:
+    """torch's product would refuse it."""
+    skip_unless_native(platform, "fp8")
+    if find_torchao() is None:
+        pytest.skip(FP8_INSTALL)
+    torch.manual_seed(0)
+    workload = Workload()
+    model = nn.Sequential(nn.Flatten(), nn.Linear(3072, 64), nn.ReLU(), nn.Linear(64, 10))
+    ours = Training(model, PRECISIONS["fp8"], torch.device("cuda"), lr=LR, workload=workload)
+    losses = [float(ours.step(batch(17, device=ours.device))[0]) for _ in range(5)]
+    assert losses[-1] < losses[0]
 
 
 @pytest.mark.slow
