@@ -114,8 +114,9 @@ class Conversion:
         if self.emulated:
             said.append(f"fp8 is emulated in float32 ({EMULATE_FP8}): its times mean nothing")
         if self.padded:
+            why = "may be" if self.unknown else "are"
             said.append(
-                f"the products of fp8 are padded, since the rows of some are no multiple of "
+                f"the products of fp8 are padded, since the rows of some {why} no multiple of "
                 f"{MULTIPLE} at this batch size"
             )
         return said
