@@ -391,6 +391,7 @@ def test_clocks_are_those_of_the_cases_in_both(write: Write, machine: Callable[.
         ("model_parameters", "parameters"),
         ("model_structure", "layers"),
         ("model_source", "source files"),
+        ("start_fingerprint", "starting weights"),
     ],
 )
 def test_other_networks_of_one_name_are_refused(

@@ -86,6 +86,7 @@ NEVER_NONE = {
     "loss_scale": '"dynamic"',
     "opt_level": '"O1"',
     "memory_limit": '"21GiB"',
+    "start": '"w.pt"',
     "steps": 4,
 }
 
