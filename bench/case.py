@@ -15,7 +15,8 @@ from hashlib import sha256
 from itertools import product
 from typing import Any
 
-from bench.data import DATASETS
+from bench.data import DATASETS, SYNTHETIC
+from bench.data.synthetic import MOST_CLASSES, parse_shape
 from bench.errors import UsageError, nearest
 from bench.models import parse_model
 from bench.models.freezing import NONE, parse_freeze
@@ -151,6 +152,19 @@ def _memory_limit(text: str) -> str | None:
         raise ValueError(f"a memory limit is at least {write_bytes(LEAST_LIMIT)}, or 'none'")
     # 0.8GiB is 858993459.2 bytes, which nobody would recognise
     return write_bytes(number if number % 10**6 == 0 else number - number % 2**20)
+
+
+def _input(text: str) -> str | None:
+    return None if text == "none" else "x".join(map(str, parse_shape(text)))
+
+
+def _classes(text: str) -> int | None:
+    if text == "none":
+        return None
+    number = _whole("a number of classes")(text)
+    if not 2 <= number <= MOST_CLASSES:
+        raise ValueError(f"a number of classes is a whole number from 2 to {MOST_CLASSES}")
+    return number
 
 
 def _lr_warmup(text: str) -> str:
@@ -332,6 +346,18 @@ class Case:
         "--model on the images of --dataset)",
         since=4,
         quiet=True,
+    )
+    input: str | None = describe_axis(
+        None,
+        _input,
+        "shape of synthetic images, such as 3x224x224 (default: the dataset's, 3x32x32)",
+        since=4,
+    )
+    classes: int | None = describe_axis(
+        None,
+        _classes,
+        "classes of synthetic images, such as 1000 (default: the dataset's, 10)",
+        since=4,
     )
     seed: int = describe_axis(0, _seed, "seed of weights, order and augmentation")
     device: str = describe_axis(
@@ -519,7 +545,7 @@ def grid(
 
     A loss scale applies to the precisions that scale a loss, skipping overflows to static loss
     scales of ours, an opt level to apex, which itself decides what is skipped, and a recipe to fp8;
-    where they do not apply, a case is planned once. A user's workload has no dataset of ours, and
+    where they do not apply, a case is planned once. A user's workload has no images of ours, and
     its name for a model. Where no loss scale is given, each precision that needs one takes its own
     default, and so does each optimizer where no learning rate is.
 
@@ -553,6 +579,7 @@ def grid(
             settings["lr"] = OPTIMIZERS[settings.get("optimizer", Case.optimizer)].lr
         if settings.get("workload", IMAGES) != IMAGES:
             settings |= {"model": settings["workload"], "dataset": OWN}
+            settings |= {"input": None, "classes": None}
         if settings.get("lr_scaling", Case.lr_scaling) == "none":
             settings["base_batch"] = Case.base_batch
         sizes: Sequence[int] = [settings.pop("batch_size", Case.batch_size)]
@@ -610,6 +637,12 @@ def check_axes(case: Case) -> None:
         )
     if case.dataset == OWN and case.workload == IMAGES:
         raise UsageError(f"--dataset {OWN} is that of a --workload; give one, or another dataset")
+    for name in ("input", "classes"):
+        if case.dataset != SYNTHETIC and (value := getattr(case, name)) is not None:
+            raise UsageError(
+                f"--{name} {value} is for synthetic images, not --dataset {case.dataset}; give "
+                f"--dataset {SYNTHETIC}, or leave out --{name}"
+            )
     if case.schedule == "onecycle" and case.lr_warmup != "0":
         raise UsageError("--schedule onecycle has its own warm-up; leave out --lr-warmup")
     if PRECISIONS[case.precision].apex and case.optimizer != "sgd":

@@ -31,7 +31,13 @@ from typing import Any
 
 from bench.data import DatasetInfo
 from bench.errors import UsageError
-from bench.fingerprint import Fingerprint, examine_in_fork, parse_asked, read_fingerprint
+from bench.fingerprint import (
+    Fingerprint,
+    examine_in_fork,
+    parse_asked,
+    read_fingerprint,
+    split_subject,
+)
 from bench.gpu.cards import Card, find_card, find_cards
 from bench.precision import EMULATE_FP8, Precision, emulates_fp8
 from bench.record import Environment
@@ -140,7 +146,7 @@ class Answer:
         return Platform(environment, self.devices[device].fp16_native)
 
     def fingerprint(self, model: str) -> Fingerprint:
-        """The model.
+        """The model or workload, as `bench.fingerprint.name_subject` names it.
 
         Raises:
             UsageError: it cannot be imported, built or run, or torch cannot.
@@ -161,7 +167,7 @@ def ask(
     """Ask a fresh process about devices ("cuda" or "cpu") and models.
 
     Args:
-        models: by name; or as `bench.fingerprint.Asked` writes them.
+        models: networks and workloads, as `bench.fingerprint.Asked` writes them.
         timeout_s: how long it may take, the user's models included.
         look: called with the answer and the process's id while it still holds the devices.
     """
@@ -198,7 +204,7 @@ def ask(
     if answer is not None:
         return answer
     if late and models:
-        what = ", ".join(parse_asked(text).name for text in models)
+        what = ", ".join(split_subject(parse_asked(text).subject)[0] for text in models)
         return Answer(f"model {what}: not built and run within {timeout_s:g} s; raise --timeout")
     return Answer(f"torch cannot be asked about the device: {last_line(said)}; install torch>=2.9")
 
@@ -519,7 +525,7 @@ def _main(names: Sequence[str]) -> None:
     models = [name for name in names if name not in devices]
     # models first: a fork of a process that has used CUDA cannot use it
     found = {
-        "models": {parse_asked(text).name: examine_in_fork(text) for text in models},
+        "models": {parse_asked(text).subject: examine_in_fork(text) for text in models},
         "devices": {name: vars(_describe_device(name)) for name in devices},
     }
     print(json.dumps(found), file=answers, flush=True)

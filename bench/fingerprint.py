@@ -23,19 +23,24 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from bench.data.sources import CLASSES
+from bench.data.synthetic import SHAPE, parse_shape
 from bench.errors import UsageError
 from bench.models import MODELS, build_model, is_timm, load_factory, split_model
 from bench.models.freezing import NONE, freeze
 from bench.models.weights import fit_weights
 from bench.precision import PRECISIONS
-from bench.workloads import Loss, Workload, check_workload, count_items
+from bench.workloads import IMAGES, Loss, Workload, check_workload, count_items
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
-INPUT = (2, 3, 32, 32)
-"""The input a user's model is tried on: float32, (N, C, H, W)."""
+    from bench.case import Case
+    from bench.data.synthetic import Shape
+
+_TRIED = 2
+"""Images that a user's model is tried on."""
 
 
 @dataclass(frozen=True)
@@ -81,39 +86,67 @@ def read_fingerprint(values: Mapping[str, Any]) -> Fingerprint:
 
 
 _WORKLOAD = "workload:"
-"""Before the name of a workload, where names are given to be examined; no model's begins so."""
+
+
+def name_subject(case: Case) -> str:
+    """What is examined for a case: its workload; or its network, for its images and classes.
+
+    >>> from bench.case import Case
+    >>> name_subject(Case("m:f")), name_subject(Case("m:f", input="3x64x64", classes=100))
+    ('m:f', 'm:f 3x64x64 100')
+    """
+    if case.workload != IMAGES:
+        return _WORKLOAD + case.workload
+    if case.input is None and case.classes is None:
+        return case.model
+    return f"{case.model} {case.input or '-'} {case.classes or '-'}"
+
+
+def split_subject(text: str) -> tuple[str, str, Shape, int]:
+    """Name, kind (model or workload), shape of an image and classes of a `name_subject`."""
+    if text.startswith(_WORKLOAD):
+        return text.removeprefix(_WORKLOAD), "workload", SHAPE, CLASSES
+    name, shape, classes = [*text.split(), "-", "-"][:3]
+    return (
+        name,
+        "model",
+        SHAPE if shape == "-" else parse_shape(shape),
+        CLASSES if classes == "-" else int(classes),
+    )
 
 
 @dataclass(frozen=True)
 class Asked:
-    """A model or workload that is to be examined.
+    """A network or workload that is to be examined, and how it is to be trained.
 
-    ``kind`` is which of both. ``freezes`` and ``starts`` are values of the axes `freeze` and
-    `start` that it is to be trained with.
+    ``subject`` is named by `name_subject`; ``freezes`` and ``starts`` are values of the axes
+    `freeze` and `start`.
     """
 
-    name: str
-    kind: str = "model"
+    subject: str
     freezes: tuple[str, ...] = ()
     starts: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        """One argument of a command line: of a model without more, its name."""
-        name = _WORKLOAD + self.name if self.kind == "workload" else self.name
-        tuned = bool(self.freezes or self.starts)
-        return f"{name} {json.dumps([self.freezes, self.starts])}" if tuned else name
+        """One argument of a command line: the subject alone where nothing else is asked."""
+        tuned = [self.freezes, self.starts]
+        return f"{self.subject} {json.dumps(tuned)}" if any(tuned) else self.subject
 
 
 def parse_asked(text: str) -> Asked:
     """Read what `Asked` was written as."""
-    name, _, tuned = text.partition(" ")  # no name has a space
-    freezes, starts = json.loads(tuned) if tuned else ((), ())
-    kind = "workload" if name.startswith(_WORKLOAD) else "model"
-    return Asked(name.removeprefix(_WORKLOAD), kind, tuple(freezes), tuple(starts))
+    subject, bracket, rest = text.partition(" [")  # no name has either
+    freezes, starts = json.loads(f"[{rest}") if bracket else ((), ())
+    return Asked(subject, tuple(freezes), tuple(starts))
 
 
 def examine(
-    name: str, kind: str = "model", freezes: Sequence[str] = (), starts: Sequence[str] = ()
+    name: str,
+    kind: str = "model",
+    shape: Shape = SHAPE,
+    classes: int = CLASSES,
+    freezes: Sequence[str] = (),
+    starts: Sequence[str] = (),
 ) -> Fingerprint:
     """Import and build ``name``, run a user's own once, and say what it is.
 
@@ -125,10 +158,12 @@ def examine(
         kind: which of both, ``model`` or ``workload``.
         freezes: as `bench.models.freezing.freeze` takes them.
         starts: files, as `bench.models.weights.load_weights` takes them.
+        shape: of the images that a model is tried on: channels, height and width.
+        classes: that a built-in network, or one of timm, is built for.
 
     A workload is tried by `try_workload`. A user's model takes a training step's forward pass on
-    `INPUT`, on the device that it puts itself on. A built-in network is built without memory
-    (torch's meta device) and not run: DPN-92 would take 2 s.
+    two images, float32 (2, *shape), on the device that it puts itself on. A built-in network is
+    built without memory (torch's meta device) and not run: DPN-92 would take 2 s.
 
     Call it in a process that has imported torch, and no model before.
 
@@ -149,10 +184,11 @@ def examine(
     workload = Workload()
     if name in MODELS:
         with torch.device("meta"):
-            model = build_model(name)
+            model = build_model(name, classes, shape)
         check_tuning(f"model {name!r}", model, Workload(), freezes, starts)
     else:
-        make = partial(build_model, name) if is_timm(name) else partial(_make, name, kind)
+        theirs = partial(build_model, name, classes, shape)
+        make = theirs if is_timm(name) else partial(_make, name, kind)
         made = _try(f"{kind} {name!r} cannot be built", make)
         if kind == "workload":
             workload = check_workload(name, made)
@@ -162,7 +198,7 @@ def examine(
         else:
             model = _check_network(name, made)
             check_tuning(f"model {name!r}", model, Workload(), freezes, starts)
-            outputs = _run(name, model)
+            outputs = _run(name, model, shape)
             if is_timm(name):
                 outputs = None  # its head is made for as many classes as the images have
     module, _ = split_model(name)
@@ -225,22 +261,24 @@ def _check_network(name: str, model: object) -> nn.Module:
     return model
 
 
-def _run(name: str, model: nn.Module) -> int:
+def _run(name: str, model: nn.Module, shape: Shape) -> int:
     import torch
 
     device = next(model.parameters()).device
-    images = torch.zeros(INPUT, device=device)
+    images = torch.zeros(_TRIED, *shape, device=device)
     model.train()
-    logits = _try(f"model {name!r} fails on {INPUT} images", lambda: model(images))
+    given = "" if shape == SHAPE else f", those of --input {'x'.join(map(str, shape))}"
+    tried = f"model {name!r} fails on {tuple(images.shape)} images{given}"
+    logits = _try(tried, lambda: model(images))
     if not isinstance(logits, torch.Tensor):
         raise UsageError(
             f"model {name!r} returns {type(logits).__name__}; forward returns a tensor of logits, "
             "(N, classes)"
         )
-    if logits.ndim != 2 or len(logits) != INPUT[0]:
+    if logits.ndim != 2 or len(logits) != _TRIED:
         raise UsageError(
-            f"model {name!r} gives {tuple(logits.shape)} for {INPUT[0]} images; forward returns "
-            f"logits of shape ({INPUT[0]}, classes)"
+            f"model {name!r} gives {tuple(logits.shape)} for {_TRIED} images; forward returns "
+            f"logits of shape ({_TRIED}, classes)"
         )
     return int(logits.shape[1])
 
@@ -492,14 +530,14 @@ def examine_in_fork(text: str) -> dict[str, Any]:
         text: what is `Asked`.
     """
     asked = parse_asked(text)
-    name, kind = asked.name, asked.kind
+    name, kind, shape, classes = split_subject(asked.subject)
     reader, writer = os.pipe()
     pid = os.fork()
     if not pid:
         os.close(reader)
         answer: dict[str, Any]
         try:
-            answer = asdict(examine(name, kind, asked.freezes, asked.starts))
+            answer = asdict(examine(name, kind, shape, classes, asked.freezes, asked.starts))
         except UsageError as error:
             answer = {"error": str(error)}
         except BaseException as error:
@@ -527,6 +565,6 @@ def check_outputs(name: str, found: Fingerprint, classes: int) -> None:
     """
     if found.outputs not in (None, classes):
         raise UsageError(
-            f"model {name!r} gives {(INPUT[0], found.outputs)} for {INPUT[0]} images; it must "
-            f"give {(INPUT[0], classes)}, one logit for each class"
+            f"model {name!r} gives {(_TRIED, found.outputs)} for {_TRIED} images; it must "
+            f"give {(_TRIED, classes)}, one logit for each class"
         )

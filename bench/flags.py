@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import NoReturn
 
 from bench.case import AXES, Value, parse_values
+from bench.data import SYNTHETIC
 from bench.errors import UsageError, nearest
 from bench.text import clean
 from bench.workloads import IMAGES
@@ -83,11 +84,13 @@ def read_axes(given: argparse.Namespace, without: Collection[str] = ()) -> dict[
         if name not in without and (texts := getattr(given, name)) is not None
     }
     if any(name != IMAGES for name in axes.get("workload", [])):
-        for name in ("model", "dataset"):
+        for name in ("model", "dataset", "input", "classes"):
             if name in axes:
                 raise UsageError(
                     f"--workload brings its own {name}; leave out {axis_flag(name)}, or --workload"
                 )
+    if {"input", "classes"} & axes.keys():
+        axes.setdefault("dataset", [SYNTHETIC])  # also where a preset names another
     return axes
 
 

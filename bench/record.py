@@ -475,10 +475,19 @@ EPOCH_COLUMNS: dict[str, Column] = _by_name(
     Column("overflow_steps", int, "", "steps that overflowed", optional=True),
 )
 
-COMPARABLE: dict[str, str] = {
-    f.name: f.metadata["comparable"] for f in fields(Environment) if "comparable" in f.metadata
+_OWNERS = {
+    "device": ("device",),
+    "dataset": ("dataset", "input", "classes"),
+    "model": ("model", "input", "classes"),
+    "start": ("start",),
 }
-"""Environment columns on which rows of one sweep must agree, as far as they agree on this axis."""
+
+COMPARABLE: dict[str, tuple[str, ...]] = {
+    f.name: _OWNERS[f.metadata["comparable"]]
+    for f in fields(Environment)
+    if "comparable" in f.metadata
+}
+"""Environment columns on which rows of one sweep must agree, as far as they agree on these axes."""
 
 
 MODEL_PARTS: dict[str, str] = {

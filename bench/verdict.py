@@ -97,8 +97,9 @@ ERROR = 0.05
 
 CLASSES, LEAST_GAIN = 10, 0.02
 """A network that guesses among equally frequent classes has a loss of ln(classes). One that learnt
-is below that by at least this share. Records do not say how many classes there were: the datasets
-of the harness have 10, and for a user's folders with more the rule is merely weaker."""
+is below that by at least this share. Records say how many classes there were where --classes was
+given; else the datasets of the harness have 10, and for a user's folders with more the rule is
+merely weaker."""
 
 SIDES = ("A", "B")
 """What the two sides are called in a reason, unless the caller has better names."""
@@ -345,16 +346,17 @@ def _ask_for_seeds(
     return replace(ratio, lack=f"one seed{where}: {differs}, no verdict")
 
 
-def learnt_nothing(loss: float) -> bool:
+def learnt_nothing(loss: float, classes: int = CLASSES) -> bool:
     """Whether a training loss is still that of guessing, so that equal losses show nothing.
 
     Args:
         loss: geometric mean over seeds; one that is not finite is not of a network that learnt.
+        classes: that it tells apart.
 
     >>> learnt_nothing(2.309), learnt_nothing(2.0), learnt_nothing(math.nan)
     (True, False, True)
     """
-    return not loss < (1 - LEAST_GAIN) * math.log(CLASSES)
+    return not loss < (1 - LEAST_GAIN) * math.log(classes)
 
 
 GUESSING = "the loss is still that of guessing; train longer (--fraction, --steps or --epochs)"

@@ -217,8 +217,9 @@ def test_the_axis_is_a_file_name() -> None:
             parse_value("start", text, "--start")
     for asked in (
         Asked("a:b"),
-        Asked("a:b", "workload"),
-        Asked("a:b", "workload", ("bn", "x,y"), ("/a b/w.pt", "ü.pt")),
+        Asked("workload:a:b"),
+        Asked("workload:a:b", ("bn", "x,y"), ("/a b/w.pt", "ü.pt")),
+        Asked("m:f 3x64x64 -", ("bn",)),
     ):
         assert parse_asked(str(asked)) == asked
 

@@ -189,7 +189,7 @@ class Side:
         if name not in COMPARABLE:
             return False
         known = self.records[self.records[name] != ""]
-        return bool((known.groupby(COMPARABLE[name])[name].nunique() > 1).any())
+        return bool((known.groupby(list(COMPARABLE[name]))[name].nunique() > 1).any())
 
 
 def write_plain(value: object) -> str:
@@ -317,11 +317,11 @@ class Comparison:
         for name in sorted(names, key=lambda name: name not in COMPARABLE):
             a, b = self.a.environment(name), self.b.environment(name)
             if set(a) != set(b) or self.a.mixes(name):
-                yield name, name in COMPARABLE and COMPARABLE[name] != self.axis, a, b
+                yield name, name in COMPARABLE and self.axis not in COMPARABLE[name], a, b
 
     def _is_asked(self, name: str) -> bool:
         """Whether an environment column says nothing but the value of the compared axis."""
-        return self.axis in ("model", "dataset", "start") and COMPARABLE.get(name) == self.axis
+        return self.axis != "device" and self.axis in COMPARABLE.get(name, ())
 
     @cached_property
     def conditions(self) -> list[tuple[Condition, Summarized, Summarized]]:
@@ -355,11 +355,11 @@ class Comparison:
     def changed_models(self) -> Iterator[tuple[Subject, str]]:
         """Matched subjects whose networks differ, and in which columns; unknown ones do not.
 
-        Two models are different networks on purpose, and two files to start from are two files.
+        Two models are different networks on purpose, so are those for two shapes of images, and two
+        files to start from are two files.
         """
-        names = [name for name in MODEL_PARTS if COMPARABLE[name] != self.axis]
         for subject in self.matched:
-            for name in names:
+            for name in (name for name in MODEL_PARTS if not self._is_asked(name)):
                 a, b = (
                     {value for ((_, value),) in side.ran_on(side.rows[subject], [name]) if value}
                     for side in (self.a, self.b)
@@ -408,7 +408,12 @@ class Comparison:
     def guessing(self, subject: Subject) -> list[bool]:
         """Whether a side's training loss is still that of guessing; of the sides that have one."""
         losses = [_by_seed(s.readings(subject, METRICS["train_loss"])) for s in (self.a, self.b)]
-        return [verdict.learnt_nothing(verdict.average_seeds(x)) for x in losses if x]
+        classes = [s.case(subject).classes or verdict.CLASSES for s in (self.a, self.b)]
+        return [
+            verdict.learnt_nothing(verdict.average_seeds(x), n)
+            for x, n in zip(losses, classes, strict=True)
+            if x
+        ]
 
     def _doubt(self, subject: Subject, found: Equivalence) -> Equivalence:
         """Take back a verdict on networks that guess; that only one of them learnt is one."""

@@ -25,11 +25,14 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["DATASETS", "Dataset", "DatasetInfo", "load", "prepare", "progress_bar"]
+__all__ = ["DATASETS", "SYNTHETIC", "Dataset", "DatasetInfo", "load", "prepare", "progress_bar"]
+
+SYNTHETIC = "synthetic"
 
 DATASETS: dict[str, str] = {
     "cifar10": "CIFAR-10 from --data-dir, downloaded there when absent",
-    "synthetic": "seeded images of CIFAR's shape that can be learnt; says nothing about CIFAR-10",
+    SYNTHETIC: "seeded images that can be learnt, as CIFAR-10's or of --input; says nothing about "
+    "CIFAR-10",
 }
 
 # Part of the cache key: raise it whenever the same source files would decode to something else.
@@ -41,9 +44,10 @@ class DatasetInfo:
     """What was decoded: every record carries it.
 
     ``fingerprint`` is the first 16 hex digits of the SHA-256 over the bytes of train images,
-    train labels, test images and test labels, in that order: images as uint8 (N, 3, 32, 32),
-    labels as uint8. ``source`` is the layout the images were read from, ``folder`` where the
-    arrays are.
+    train labels, test images and test labels, in that order: images as uint8 (N, C, H, W), labels
+    as uint8 or, of more than 256 classes, uint16. ``train_images`` are those of an epoch.
+    ``source`` is the layout the images were read from, ``folder`` where the arrays are.
+    ``distinct`` is how many training images there are where an epoch visits each several times.
     """
 
     name: str
@@ -53,20 +57,22 @@ class DatasetInfo:
     classes: int
     source: str
     folder: str
+    distinct: int | None = None
 
 
 @dataclass(frozen=True)
 class Dataset:
-    """Read-only arrays mapped from disk: images uint8 (N, 3, 32, 32), RGB; labels uint8 (N,).
+    """Read-only arrays mapped from disk: images uint8 (N, C, H, W), RGB; labels (N,).
 
-    The test arrays have N = 0 where the source holds no test images.
+    The test arrays have N = 0 where the source holds no test images. CIFAR-10 is (N, 3, 32, 32).
+    Large synthetic images may be fewer than an epoch has.
     """
 
     info: DatasetInfo
     train_images: NDArray[np.uint8]
-    train_labels: NDArray[np.uint8]
+    train_labels: NDArray[np.unsignedinteger]
     test_images: NDArray[np.uint8]
-    test_labels: NDArray[np.uint8]
+    test_labels: NDArray[np.unsignedinteger]
 
 
 def prepare(
@@ -77,13 +83,16 @@ def prepare(
     url: str | None = None,
     progress: Progress | None = None,
     archive: Archive = CIFAR10,
+    input: str | None = None,
+    classes: int | None = None,
 ) -> DatasetInfo:
     """Decode the dataset ``name`` into the cache unless it is there, and say what it is.
 
     ``data_dir`` (``./data`` when None) holds the images, or is the parent of the folder that does;
     where it holds none of the layouts, the canonical archive is downloaded into it from ``url`` or
     the canonical address. ``cache_dir`` is ``$XDG_CACHE_HOME/gpu-precision-bench`` when None
-    (``~/.cache`` where the variable is not set).
+    (``~/.cache`` where the variable is not set). ``input``, such as ``3x224x224``, and ``classes``
+    are those of synthetic images, where they are not to be CIFAR-10's.
 
     Entries of the cache are keyed by the path, size and modification time of every file read, and
     appear whole or not at all, so that two sweeps may prepare the same dataset at once.
@@ -93,8 +102,9 @@ def prepare(
     """
     if name not in DATASETS:
         raise UsageError(f"unknown dataset {name!r}; {nearest(name, list(DATASETS))}")
-    if name == "synthetic":
-        source = synthetic.source()
+    if name == SYNTHETIC:
+        shape = synthetic.parse_shape(input) if input else synthetic.SHAPE
+        source = synthetic.source(shape, classes or CLASSES)
     else:
         source = _find(data_dir or Path("data"), url, progress, archive)
     folder = (cache_dir or _cache_dir()).absolute() / f"{name}-{_key(source)}"
@@ -115,7 +125,7 @@ def find_layout(data_dir: Path | None) -> str | None:
 
 def count_classes(name: str, data_dir: Path | None) -> int:
     """Classes of the dataset ``name``: CIFAR-10's 10, or those of the user's own class folders."""
-    source = None if name == "synthetic" else _look(data_dir)
+    source = None if name == SYNTHETIC else _look(data_dir)
     return CLASSES if source is None else source.classes
 
 
@@ -210,40 +220,42 @@ def decode(source: Source, name: str, folder: Path, progress: Progress | None) -
     counts = {}
     for split in ("train", "test"):
         with (folder / f"{split}_images.npy").open("w+b") as images_file:
-            labels = b""
-            _write_header(images_file, 0, 3, 32, 32)
+            labels, kind, number = b"", "|u1", 0
+            _write_header(images_file, 0, *source.shape)
             for images, chunk_labels in source.read(split, scratch):
                 images_file.write(images.data)
                 digest.update(images.data)
                 labels += chunk_labels.tobytes()
+                kind, number = chunk_labels.dtype.str, number + len(chunk_labels)
                 if progress is not None:
-                    progress(f"decoding {split} images", len(labels), None)
+                    progress(f"decoding {split} images", number, None)
             # numpy pads the header for exactly this: the first axis may grow in place.
             images_file.seek(0)
-            _write_header(images_file, len(labels), 3, 32, 32)
+            _write_header(images_file, number, *source.shape)
         with (folder / f"{split}_labels.npy").open("wb") as labels_file:
-            _write_header(labels_file, len(labels))
+            _write_header(labels_file, number, kind=kind)
             labels_file.write(labels)
         digest.update(labels)
-        counts[split] = len(labels)
+        counts[split] = number
     rmtree(scratch, ignore_errors=True)
     if not counts["train"]:
         raise UsageError(f"{source.files[0].parent} holds no training images")
     info = DatasetInfo(
         name=name,
         fingerprint=digest.hexdigest()[:16],
-        train_images=counts["train"],
+        train_images=max(source.epoch, counts["train"]),
         test_images=counts["test"],
         classes=source.classes,
         source=source.layout,
         folder="",
+        distinct=counts["train"] if counts["train"] < source.epoch else None,
     )
-    meta = {key: value for key, value in asdict(info).items() if key != "folder"}
+    meta = {k: v for k, v in asdict(info).items() if k != "folder" and v is not None}
     (folder / "meta.json").write_text(json.dumps(meta, indent=2) + "\n", encoding="utf-8")
 
 
-def _write_header(file: BinaryIO, *shape: int) -> None:
+def _write_header(file: BinaryIO, *shape: int, kind: str = "|u1") -> None:
     import numpy as np
 
-    header = {"descr": "|u1", "fortran_order": False, "shape": shape}
+    header = {"descr": kind, "fortran_order": False, "shape": shape}
     np.lib.format.write_array_header_1_0(file, header)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import cycle, islice
 from typing import TYPE_CHECKING, Any, Protocol
 
 from bench.errors import UsageError
@@ -72,15 +73,18 @@ class Supply(Protocol):
 
 
 class Batches:
-    """One split's batches: x float32 (B, 3, 32, 32), normalised and contiguous; y int64 (B,).
+    """One split's batches: x float32 (B, C, H, W), normalised and contiguous; y int64 (B,).
 
-    ``images`` uint8 (N, 3, 32, 32) and ``labels`` (N,) go to ``device`` once and stay there.
-    With ``augment``, training batches are cropped at random from the padded image and flipped
-    with probability 1/2. The order and every draw depend on ``seed`` and the epoch alone, not on
-    the batch size; CPU and CUDA generators draw differently from the same seed.
+    ``images`` uint8 (N, C, H, W) and ``labels`` (N,) go to ``device`` once and stay there.
+    With ``augment``, which is for CIFAR's shape, training batches are cropped at random from the
+    padded image and flipped with probability 1/2. The order and every draw depend on ``seed`` and
+    the epoch alone, not on the batch size; CPU and CUDA generators draw differently from the same
+    seed.
 
     Args:
         micro_batch: images at a time that `divide` makes of a batch (default: the whole batch).
+        samples: of an epoch, where there are fewer images and each is visited several times
+            (default: as many as there are).
     """
 
     def __init__(
@@ -93,6 +97,7 @@ class Batches:
         device: torch.device | str,
         seed: int,
         augment: bool = True,
+        samples: int | None = None,
     ) -> None:
         import torch
 
@@ -100,20 +105,23 @@ class Batches:
         self.micro_batch = micro_batch or batch_size
         self.seed = seed
         self.augment = augment
+        self._samples = samples
         # torch.tensor copies: from_numpy would warn of, and then write to, a read-only map
         self.images = torch.tensor(images, device=device)
         self.labels = torch.tensor(labels, device=device, dtype=torch.int64)
-        self.mean = torch.tensor(MEAN, device=device).mul_(255).view(3, 1, 1)
-        self.scale = torch.tensor(STD, device=device).mul_(255).reciprocal_().view(3, 1, 1)
+        # of other than three channels, each takes its turn
+        mean, std = (list(islice(cycle(x), images.shape[1])) for x in (MEAN, STD))
+        self.mean = torch.tensor(mean, device=device).mul_(255).view(-1, 1, 1)
+        self.scale = torch.tensor(std, device=device).mul_(255).reciprocal_().view(-1, 1, 1)
 
     def __len__(self) -> int:
         """Steps in an epoch; the last batch may be smaller."""
-        return -(-len(self.images) // self.batch_size)
+        return -(-self.samples // self.batch_size)
 
     @property
     def samples(self) -> int:
-        """Images of the split."""
-        return len(self.images)
+        """Images of an epoch."""
+        return self._samples or len(self.images)
 
     def epoch(self, index: int = 0, steps: int | None = None) -> Iterator[Batch]:
         """Yield the batches of epoch ``index`` in its random order, at most ``steps`` of them.
@@ -139,10 +147,12 @@ class Batches:
     def _divide(self, index: int, steps: int | None, size: int, micro: int) -> Iterator[Divided]:
         import torch
 
-        n, device = len(self.images), self.images.device
+        n, device = self.samples, self.images.device
         generator = torch.Generator(device).manual_seed(_mix(self.seed, index))
         # A whole epoch's draws at once cost a few kernels, whatever the batch size
         order = torch.randperm(n, generator=generator, device=device)
+        if n > len(self.images):
+            order.remainder_(len(self.images))
         corners = torch.randint(2 * PADDING + 1, (2, n), generator=generator, device=device)
         flips = torch.rand(n, generator=generator, device=device) < 0.5
         augment = _Augmentation(micro, device) if self.augment else None

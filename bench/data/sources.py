@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    # images (n, 3, 32, 32) and their labels (n,)
-    Chunk: TypeAlias = tuple[NDArray[np.uint8], NDArray[np.uint8]]
+    # images (n, *shape) and their labels (n,)
+    Chunk: TypeAlias = tuple[NDArray[np.uint8], NDArray[np.unsignedinteger]]
     # where it was found, for messages; the PNG or JPEG; its label
     Encoded: TypeAlias = tuple[str, bytes, int]
 
@@ -68,13 +68,16 @@ class Source:
 
     ``files`` is every file that will be read: they key the cache. ``read(split, scratch)`` yields
     the ``"train"`` or ``"test"`` images in chunks, so that memory stays bounded; ``scratch`` is a
-    folder it may create and fill, the same for both splits.
+    folder it may create and fill, the same for both splits. ``epoch`` is how many training images
+    an epoch has at least: where there are fewer, it visits them several times.
     """
 
     layout: str
     files: tuple[Path, ...]
     classes: int
     read: Callable[[str, Path], Iterator[Chunk]]
+    shape: tuple[int, int, int] = (3, 32, 32)
+    epoch: int = 0
 
 
 def detect(folder: Path, archive: Archive = CIFAR10) -> Source | None:

@@ -30,6 +30,7 @@ from bench.environment import (
     read_governor,
     usable_cpus,
 )
+from bench.fingerprint import split_subject
 from bench.gpu.cards import Card, find_card, find_cards
 from bench.gpu.device import READINGS, Depth, Process
 from bench.gpu.nvml import Lack, check_nvml, open_device
@@ -179,7 +180,8 @@ def examine_machine(
         torch_error=answer.error,
         devices=answer.devices,
         models={
-            name: found if isinstance(found, str) else "" for name, found in answer.models.items()
+            split_subject(subject)[0]: found if isinstance(found, str) else ""
+            for subject, found in answer.models.items()
         },
         cpu=Cpu(cpu, len(usable_cpus()), read_governor(), others, steal, watched_s),
         results=str(place),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -79,11 +80,15 @@ def check_model(name: str, flag: str = "--model") -> None:
         raise UsageError(_no_module(name, module, flag))
 
 
-def build_model(name: str, classes: int = 10) -> nn.Module:
-    """Build the network ``name``: (N, 3, 32, 32) float images to (N, classes) logits.
+def build_model(
+    name: str, classes: int = 10, shape: tuple[int, int, int] = (3, 32, 32)
+) -> nn.Module:
+    """Build the network ``name``: (N, *shape) float images to (N, classes) logits.
 
     Args:
-        classes: of a network of timm, whose head is made for them. Others have their own.
+        classes: that the head of a built-in network, or of one of timm, is made for. A user's own
+            factory takes no arguments.
+        shape: of an image: channels, height and width.
 
     Raises:
         UsageError: the module cannot be imported, has no such factory, or that factory
@@ -92,8 +97,11 @@ def build_model(name: str, classes: int = 10) -> nn.Module:
     from torch import nn
 
     if is_timm(name):
-        return _build_timm(name, classes)
-    model = load_factory(name)()
+        return _build_timm(name, classes, shape)
+    factory: Callable[..., object] = load_factory(name)
+    # not told its defaults, an entry of `MODELS` may be a function without arguments
+    special = (classes, shape[0]) != (10, 3)
+    model = factory(classes, shape[0]) if name in MODELS and special else factory()
     if not isinstance(model, nn.Module):
         raise UsageError(
             f"model {name!r} returned {type(model).__name__}; a factory returns a torch.nn.Module"
@@ -101,7 +109,7 @@ def build_model(name: str, classes: int = 10) -> nn.Module:
     return model
 
 
-def _build_timm(name: str, classes: int) -> nn.Module:
+def _build_timm(name: str, classes: int, shape: tuple[int, int, int]) -> nn.Module:
     try:
         import timm
     except (ImportError, RuntimeError) as error:  # torchvision raises either for another torch
@@ -116,7 +124,16 @@ def _build_timm(name: str, classes: int) -> nn.Module:
             f"--model {name!r}: timm {timm.__version__} has no such network; "
             f"{nearest(known, timm.list_models())}"
         )
-    model: nn.Module = timm.create_model(known, pretrained=False, num_classes=classes)
+    make = partial(timm.create_model, known, pretrained=False, num_classes=classes)
+    if shape[0] != 3:
+        make = partial(make, in_chans=shape[0])
+    model: nn.Module
+    try:
+        model = make(img_size=shape[1:])  # a vision transformer has a weight for each place
+    except TypeError as error:
+        if "img_size" not in str(error):
+            raise
+        model = make()
     return model
 
 

@@ -61,16 +61,23 @@ class DualPathBlock(nn.Module):
 
 
 class DPN(nn.Module):
-    """A dual path network for (N, 3, 32, 32) images."""
+    """A dual path network for images of CIFAR's size, (N, channels, 32, 32), or larger ones."""
 
     def __init__(
-        self, stages: tuple[Stage, ...], *, stem: int = 64, groups: int = 32, classes: int = 10
+        self,
+        stages: tuple[Stage, ...],
+        *,
+        stem: int = 64,
+        groups: int = 32,
+        classes: int = 10,
+        channels: int = 3,
     ) -> None:
         super().__init__()
         self.stem = nn.Sequential(
-            nn.Conv2d(3, stem, 3, 1, 1, bias=False), nn.BatchNorm2d(stem), nn.ReLU()
+            nn.Conv2d(channels, stem, 3, 1, 1, bias=False), nn.BatchNorm2d(stem), nn.ReLU()
         )
-        channels, blocks = stem, list[nn.Module]()
+        blocks = list[nn.Module]()
+        channels = stem
         for depth, stage in enumerate(stages):
             for index in range(stage.blocks):
                 first = index == 0
@@ -88,7 +95,7 @@ class DPN(nn.Module):
         self.head = nn.Linear(channels, classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map (N, 3, 32, 32) to (N, classes) logits."""
+        """Map (N, channels, H, W) to (N, classes) logits."""
         logits: Tensor = self.head(self.stages(self.stem(x)).mean(dim=(2, 3)))
         return logits
 
@@ -98,17 +105,18 @@ def _stages(blocks: tuple[int, int, int, int]) -> tuple[Stage, ...]:
     return tuple(Stage(n, *path) for n, path in zip(blocks, paths, strict=True))
 
 
-def dpn26() -> DPN:
+def dpn26(classes: int = 10, channels: int = 3) -> DPN:
     """DPN-26: 11,574,842 parameters, 3.99 GFLOP per image forward and backward."""
-    return DPN(_stages((2, 2, 2, 2)))
+    return DPN(_stages((2, 2, 2, 2)), classes=classes, channels=channels)
 
 
-def dpn92() -> DPN:
+def dpn92(classes: int = 10, channels: int = 3) -> DPN:
     """DPN-92: 34,236,634 parameters, 12.25 GFLOP per image forward and backward."""
-    return DPN(_stages((3, 4, 20, 3)))
+    return DPN(_stages((3, 4, 20, 3)), classes=classes, channels=channels)
 
 
-def dpn_small() -> DPN:
+def dpn_small(classes: int = 10, channels: int = 3) -> DPN:
     """The same block at a CPU's size: 155,850 parameters, 0.06 GFLOP per image."""
     paths = ((16, 32, 4), (32, 64, 8), (64, 128, 8), (128, 256, 16))
-    return DPN(tuple(Stage(1, *path) for path in paths), stem=16, groups=8)
+    stages = tuple(Stage(1, *path) for path in paths)
+    return DPN(stages, stem=16, groups=8, classes=classes, channels=channels)

@@ -197,14 +197,14 @@ def _find_changes(axis: str, cases: pd.DataFrame, machines: Machines) -> Iterato
     free = {*free_axes(axis), *SAME_QUESTION}
     equal = [name for name in AXES if name not in free]
     told_by = "device" if axis == MACHINE else axis
-    equal += [column for column, of in COMPARABLE.items() if of != told_by]
+    equal += [column for column, of in COMPARABLE.items() if told_by not in of]
     if axis == MACHINE:
         equal.remove("device")
     else:
         equal += SOURCE
     if axis in FOLLOWS:
         cases = keep_main(cases, number_groups(cases, equal))
-    told = ("part", "dataset", "workload", "accumulate", "memory_measure")
+    told = (*SAME_LOSS, "workload", "accumulate", "memory_measure")
     columns = ["cell", *SAME_QUESTION, *told, *DOUBTS]
     places = rank(cases, axis)
     lines = cases[columns].assign(_key=number_groups(cases, equal), _rank=places)
@@ -276,7 +276,7 @@ def take_seeds(readings: pd.DataFrame) -> dict[int, dict[int, tuple[float, float
     return seeds
 
 
-SAME_LOSS = ("part", "dataset")
+SAME_LOSS = ("part", "dataset", "input", "classes")
 """What cases must agree on for their losses to be compared: as much of an epoch, the images."""
 
 

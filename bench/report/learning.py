@@ -24,6 +24,7 @@ from bench.report.effects import (
 )
 from bench.report.metrics import METRICS, Metric
 from bench.verdict import (
+    CLASSES,
     GUESSING,
     Claim,
     Equivalence,
@@ -87,13 +88,15 @@ def judge_learning(
             ends = _find_ends(known, seeds)
             if equivalence.verdict is Claim.EQUIVALENT and max(ends[1], 1 / ends[0]) > 1 + MARGIN:
                 equivalence = take_back(equivalence, "not in every case")
-            if all(_guesses(cell, losses) for pair in known for cell in pair):
+            if all(_guesses(cell, losses, told) for pair in known for cell in pair):
                 equivalence = take_back(equivalence, GUESSING)
             remarks = tuple(_list_remarks(equivalence, known, told, ends))
             yield Lesson(effect, metric, equivalence, len(known), len(pairs), remarks)
 
 
 _Seeds = dict[int, dict[int, tuple[float, float]]]
+_Told = dict[int, tuple[float, str, str, str]]
+"""Of `SAME_LOSS`, by cell."""
 
 
 def _find_ends(pairs: Sequence[tuple[int, int]], seeds: _Seeds) -> tuple[float, float]:
@@ -102,15 +105,18 @@ def _find_ends(pairs: Sequence[tuple[int, int]], seeds: _Seeds) -> tuple[float, 
     return min(ratios), max(ratios)
 
 
-def _guesses(cell: int, losses: _Seeds) -> bool:
+def _guesses(cell: int, losses: _Seeds, told: _Told) -> bool:
     """Whether the loss of a case is still that of guessing; not, where it is unknown."""
-    return cell in losses and learnt_nothing(math.exp(average_log(losses[cell])))
+    if cell not in losses:
+        return False
+    _, _, _, classes = told[cell]
+    return learnt_nothing(math.exp(average_log(losses[cell])), int(classes or CLASSES))
 
 
 def _list_remarks(
     equivalence: Equivalence,
     pairs: Sequence[tuple[int, int]],
-    told: dict[int, tuple[float, str]],
+    told: _Told,
     ends: tuple[float, float],
 ) -> Iterator[str]:
     if equivalence.lack:
@@ -118,7 +124,7 @@ def _list_remarks(
     if ends[1] / ends[0] > 1 + MARGIN:
         yield f"from {ends[0]:.3f} to {ends[1]:.3f} over the cases"
     of = [told[before] for before, _ in pairs]
-    if any(dataset == "synthetic" for _, dataset in of):
+    if any(dataset == "synthetic" for _, dataset, *_ in of):
         yield "synthetic"
-    if any(part < 1 for part, _ in of):
+    if any(part < 1 for part, *_ in of):
         yield "part of an epoch"

@@ -135,14 +135,16 @@ def describe_machine(machine: str, rows: pd.DataFrame) -> str:
 
 def _dataset_note(rows: pd.DataFrame) -> str:
     said = []
-    for dataset, part in rows.groupby("dataset", sort=False):
+    images_of = ["dataset", "input", "classes"]
+    for (dataset, shape, classes), part in rows.groupby(images_of, sort=False):
         if dataset == OWN:
             continue
         images = " or ".join(list_values(part, "train_images")) or "an unknown number of"
         if dataset == "synthetic":
+            parts = [str(shape), f"{classes} classes" if classes else "", f"{images} seeded images"]
             said.append(
-                f"Dataset: synthetic, {images} seeded images that can be learnt; loss and accuracy "
-                "are synthetic and say nothing about CIFAR-10."
+                f"Dataset: synthetic, {', '.join(filter(None, parts))} that can be learnt; loss "
+                "and accuracy are synthetic and say nothing about CIFAR-10."
             )
         else:
             name = {"cifar10": "CIFAR-10"}.get(str(dataset), str(dataset))

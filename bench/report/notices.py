@@ -157,11 +157,11 @@ def _mixtures(rows: pd.DataFrame) -> list[str]:
 def _differences(rows: pd.DataFrame) -> dict[str, str]:
     """The columns of `COMPARABLE` in which rows differ, and their values for people."""
     said = {}
-    for name, axis in COMPARABLE.items():
+    for name, axes in COMPARABLE.items():
         known = rows[~find_unknown(rows, name)]
-        different = known.groupby(axis)[name].nunique() > 1
+        different = known.groupby(list(axes))[name].transform("nunique") > 1
         if different.any():
-            cells = known.loc[known[axis].isin(different[different].index), name]
+            cells = known.loc[different, name]
             values = [value or "none" for value in cells.unique()[:4]]
             said[name] = f"{name.replace('_', ' ')} {' or '.join(values)}"
     return said

@@ -63,12 +63,13 @@ def _fill_environment(records: pd.DataFrame) -> None:
     lost = records["torch"] == ""
     if not lost.any():
         return
-    for name, axis in {**COMPARABLE, **ALSO_FILLED}.items():
+    also = {name: (axis,) for name, axis in ALSO_FILLED.items()}
+    for name, axes in {**COMPARABLE, **also}.items():
         empty = lost & (records[name].isna() | (records[name] == ""))
-        known = records[~lost].groupby(["sweep", axis])[name]
-        for (sweep, value), cells in known:
+        known = records[~lost].groupby(["sweep", *axes])[name]
+        for values, cells in known:
             if cells.nunique() == 1:
-                same = (records["sweep"] == sweep) & (records[axis] == value)
+                same = (records[["sweep", *axes]] == list(values)).all(axis=1)
                 records.loc[empty & same, name] = cells.iloc[0]
 
 

@@ -147,7 +147,7 @@ def _describe(record: Record) -> str:
     if m.train_accuracy is not None:
         words.append(f"accuracy {100 * m.train_accuracy:.1f} %")
     if record.case.dataset == "synthetic":
-        words.append("synthetic images")
+        words.append(" ".join(filter(None, ["synthetic", record.case.input, "images"])))
     if record.executor == "fake":
         words.append("fake, not measured")
     if m.warmup_steady is False:

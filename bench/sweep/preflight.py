@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
@@ -17,7 +17,7 @@ from bench.doctor.__main__ import write_warnings
 from bench.doctor.machine import examine_machine
 from bench.environment import Platform, ask, describe_host, with_inputs
 from bench.errors import UsageError
-from bench.fingerprint import Asked, Fingerprint, check_outputs
+from bench.fingerprint import Asked, Fingerprint, check_outputs, name_subject
 from bench.gpu.nvml import find_neighbours
 from bench.models import MODELS, check_model
 from bench.models.weights import hash_weights
@@ -83,8 +83,8 @@ class Inputs:
     def data(self, case: Case) -> DatasetInfo:
         """The images that the case trains on, or as much as is known of a workload's data."""
         if case.workload == IMAGES:
-            return self.datasets[case.dataset]
-        model = self.models[case.model]
+            return self.datasets[name_data(case)]
+        model = self.models[name_subject(case)]
         facts = model.workload if model else None
         samples = facts.samples if facts else Workload.samples  # where it was not examined
         return DatasetInfo(OWN, "", samples, 0, 0, "", "")
@@ -95,7 +95,7 @@ class Inputs:
         Raises:
             UsageError: it does not fit.
         """
-        model = self.models[case.model]
+        model = self.models[name_subject(case)]
         facts = model.workload if model else None
         # where it is not known whether there is BatchNorm, there may be
         batchnorm = facts is None or facts.batchnorm
@@ -104,8 +104,13 @@ class Inputs:
     def describe(self, case: Case) -> Environment:
         """What runs the case: the machine, its images, its model and the weights at its start."""
         environment = self.platforms[case.device].environment
-        environment = with_inputs(environment, self.data(case), self.models[case.model])
+        environment = with_inputs(environment, self.data(case), self.models[name_subject(case)])
         return replace(environment, start_fingerprint=self.starts.get(case.start))
+
+
+def name_data(case: Case) -> str:
+    """What stands for the images of a case: the dataset, and their shape and classes if given."""
+    return " ".join(filter(None, [case.dataset, case.input, format_value(case.classes)]))
 
 
 def find_inputs(cases: Sequence[Case], options: Options, families: Sequence[Case] = ()) -> Inputs:
@@ -123,15 +128,14 @@ def find_inputs(cases: Sequence[Case], options: Options, families: Sequence[Case
             frozen, or cannot start from the weights that are given.
     """
     known, cases = cases, [*cases, *families]
-    starts = hash_starts(cases)
-    names = _names(cases, "model")
+    starts, subjects = hash_starts(cases), list(dict.fromkeys(map(name_subject, cases)))
     devices = _names(cases, "device")
     if options.executor == "fake":
         check_models(cases)
         platforms = {device: Platform(describe_host()) for device in devices}
         unseen = Inputs(
             platforms,
-            dict.fromkeys(names),
+            dict.fromkeys(subjects),
             prepare_datasets(cases, options),
             apex=find_apex(),
             starts=starts,
@@ -147,7 +151,7 @@ def find_inputs(cases: Sequence[Case], options: Options, families: Sequence[Case
         watch_s=0.0,
     )
     platforms = {device: answer.platform(device) for device in devices}
-    models = {name: answer.fingerprint(name) for name in names}
+    models = {subject: answer.fingerprint(subject) for subject in subjects}
     for case in cases:
         reason = platforms[case.device].refuse(PRECISIONS[case.precision])
         if reason and "precision" in options.axes:
@@ -181,20 +185,19 @@ def hash_starts(cases: Sequence[Case]) -> dict[str | None, str]:
 
 
 def list_examined(cases: Sequence[Case]) -> list[str]:
-    """The models and workloads of ``cases``, as `bench.environment.ask` takes them."""
-    kinds: dict[tuple[str, str], list[Case]] = {}
+    """The networks and workloads of ``cases``, as `bench.environment.ask` takes them."""
+    parts: dict[str, list[Case]] = {}
     for case in cases:
-        kinds.setdefault((case.workload, case.model), []).append(case)
+        parts.setdefault(name_subject(case), []).append(case)
     return [
         str(
             Asked(
-                model,
-                "model" if workload == IMAGES else "workload",
+                subject,
                 tuple(dict.fromkeys(case.freeze for case in of if case.freeze != Case.freeze)),
                 tuple(dict.fromkeys(case.start for case in of if case.start is not None)),
             )
         )
-        for (workload, model), of in kinds.items()
+        for subject, of in parts.items()
     ]
 
 
@@ -217,28 +220,30 @@ def try_models(cases: Sequence[Case], options: Options) -> None:
         UsageError: one is broken or not there, or as `find_inputs` has it of weights.
     """
     hash_starts(cases)
-    tuned = [case for case in cases if case.start is not None or case.freeze != Case.freeze]
-    names = [n for n in _names(cases, "model") if n not in MODELS or n in _names(tuned, "model")]
+    own = [
+        case
+        for case in cases
+        if case.model not in MODELS or case.start is not None or case.freeze != Case.freeze
+    ]
     if options.executor == "fake":
-        check_models([case for case in cases if case.model in names])
-    elif names:
-        own = [case for case in cases if case.model in names]
+        check_models(own)
+    elif own:
         answer = ask([], list_examined(own), timeout_s=options.timeout_s)
-        _check_examined(cases, {name: answer.fingerprint(name) for name in names}, options)
+        models = {subject: answer.fingerprint(subject) for subject in map(name_subject, own)}
+        _check_examined(own, models, options)
 
 
 def _check_examined(
     cases: Sequence[Case], models: Mapping[str, Fingerprint], options: Options
 ) -> None:
-    asked = dict.fromkeys((case.model, case.dataset, case.workload) for case in cases)
-    for model, dataset, workload in asked:
-        if model not in models:
-            continue
-        if workload == IMAGES:
-            check_outputs(model, models[model], count_classes(dataset, options.data_dir))
-        elif (facts := models[model].workload) and facts.optimizer and "optimizer" in options.axes:
+    for case in {(name_data(case), name_subject(case)): case for case in cases}.values():
+        found = models[name_subject(case)]
+        if case.workload == IMAGES:
+            classes = case.classes or count_classes(case.dataset, options.data_dir)
+            check_outputs(case.model, found, classes)
+        elif (facts := found.workload) and facts.optimizer and "optimizer" in options.axes:
             raise UsageError(
-                f"--workload {model} brings its own optimizer, {facts.optimizer}; leave out "
+                f"--workload {case.model} brings its own optimizer, {facts.optimizer}; leave out "
                 "--optimizer"
             )
 
@@ -265,11 +270,18 @@ def prepare_datasets(cases: Sequence[Case], options: Options) -> dict[str, Datas
     Raises:
         UsageError: a dataset cannot be had or read.
     """
+    images = {name_data(case): case for case in cases if case.workload == IMAGES}
     with progress_bar() as progress:
         return {
-            name: prepare(name, data_dir=options.data_dir, url=options.data_url, progress=progress)
-            for name in _names(cases, "dataset")
-            if name != OWN
+            name: prepare(
+                case.dataset,
+                data_dir=options.data_dir,
+                url=options.data_url,
+                progress=progress,
+                input=case.input,
+                classes=case.classes,
+            )
+            for name, case in images.items()
         }
 
 
@@ -330,16 +342,19 @@ def read_past(
     """
     frame = read_records(out)
     comparable, differing = frame["repeat"] >= 0, dict[str, None]()
-    for case in {(c.device, c.dataset, c.model, c.start): c for c in cases}.values():
+
+    def find_alike(case: Case, axes: Iterable[str]) -> Any:
+        texts = [format_value(getattr(case, name)) for name in axes]
+        return (frame[list(axes)] == texts).all(axis=1)
+
+    for case in {(name_data(c), c.device, c.model, c.start): c for c in cases}.values():
         environment = inputs.describe(case)
-        here = (frame["device"] == case.device) & (frame["dataset"] == case.dataset)
+        here = find_alike(case, ("device", "dataset", "input", "classes"))
         changed: list[str] = []
         for name in COMPARABLE:
             now = clean(getattr(environment, name) or "")
             # of what a model or a file is, only its own rows speak
-            axis = COMPARABLE[name]
-            rows = here & (frame[axis] == format_value(getattr(case, axis)))
-            unlike = rows & (frame[name] != now)
+            unlike = here & find_alike(case, COMPARABLE[name]) & (frame[name] != now)
             comparable &= ~unlike
             if name in MODEL_PARTS:
                 changed += [MODEL_PARTS[name]] if (unlike & (frame[name] != "")).any() else []

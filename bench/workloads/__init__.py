@@ -104,7 +104,7 @@ class Workload:
     test_samples = 0
     """Items of the test data; 0 for none."""
 
-    shape = (3, 32, 32)
+    shape: tuple[int, int, int] = (3, 32, 32)
     """Of an image that the default `make_batch` makes."""
 
     classes = 10

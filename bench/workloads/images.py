@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from bench.data import SYNTHETIC
 from bench.data.batches import Batches, Supply
+from bench.data.synthetic import SHAPE
 from bench.errors import UsageError
 from bench.models import MODELS, build_model
 from bench.workloads import Workload
@@ -28,9 +30,14 @@ class Images(Workload):
         self.model = model
         if data is not None:
             self.data = data
-            self.samples, self.test_samples = len(data.train_images), len(data.test_images)
-            # a user's own model gives a logit for each class; a built-in network has ten
-            if model not in MODELS:
+            self._epoch = data.info.train_images if data.info.distinct else None
+            self.samples = self._epoch or len(data.train_images)
+            self.test_samples = len(data.test_images)
+            _, *shape = data.train_images.shape
+            self.shape = (shape[0], shape[1], shape[2])
+            # there is a logit for each class; but of class folders, of which there may be fewer, a
+            # built-in network has ten as on CIFAR-10
+            if model not in MODELS or data.info.name == SYNTHETIC:
                 self.classes = data.info.classes
 
     def build_model(self) -> nn.Module:
@@ -39,12 +46,16 @@ class Images(Workload):
         Raises:
             UsageError: it cannot be built.
         """
-        return build_model(self.model, self.classes)
+        return build_model(self.model, self.classes, self.shape)
 
     def open_batches(
         self, *, batch_size: int, micro_batch: int, device: torch.device, seed: int
     ) -> Batches:
-        """The training images in random order, cropped and flipped at random."""
+        """The training images in random order; those of CIFAR's shape are cropped and flipped.
+
+        On a 2-core CPU, at 224 pixels and batch 16, that would take 8 % of a step of timm's
+        vit_tiny and 5 % of one of mobilenetv3_small; without it, a batch takes less than 1 %.
+        """
         return Batches(
             self.data.train_images,
             self.data.train_labels,
@@ -52,6 +63,8 @@ class Images(Workload):
             micro_batch=micro_batch,
             device=device,
             seed=seed,
+            samples=self._epoch,
+            augment=self.shape == SHAPE,
         )
 
     def open_tests(self, *, batch_size: int, device: torch.device) -> Supply:
