@@ -43,10 +43,10 @@ def _batch_size(text: str) -> int:
         value = int(text)
     except ValueError:
         value = 0
-    if value < 2:
+    if value < 1:
         raise ValueError(
-            "a batch size is a whole number, at least 2 (BatchNorm needs two images), auto, or a "
-            "range of powers of two such as 32..1024 or 32..auto"
+            "a batch size is a whole number of at least 1, auto, or a range of powers of two such "
+            "as 32..1024 or 32..auto"
         )
     return value
 
@@ -59,7 +59,7 @@ _RANGE = re.compile(r"([0-9]{1,9})\.\.([0-9]{1,9}|auto)")
 
 def _batch_range(low: int, high: str) -> list[Value]:
     """The powers of two of ``32..1024``; ``32..auto`` stays as it is."""
-    if low < 2 or low & (low - 1):
+    if low < 1 or low & (low - 1):
         raise ValueError("a range is of powers of two and starts with one, such as 32..1024")
     if high == AUTO:
         return [f"{low}..{AUTO}"]
@@ -239,7 +239,7 @@ class Case:
         since=4,
         quiet=True,
     )
-    batch_size: int = describe_axis(128, _batch_size, "images per step of the optimizer")
+    batch_size: int = describe_axis(128, _batch_size, "items (images) per step of the optimizer")
     accumulate: int = describe_axis(
         1,
         _whole("a number of micro-batches"),
@@ -262,8 +262,8 @@ class Case:
     )
     optimizer: str = describe_axis(
         "sgd",
-        _one_of(OPTIMIZERS),
-        "what steps the weights; --list describes them",
+        _one_of([*OPTIMIZERS, OWN]),
+        "what steps the weights; --list describes them (default: sgd, or own, that of --workload)",
         since=4,
         quiet=True,
     )
@@ -576,7 +576,7 @@ def grid(
         if not precision.float8:
             settings["fp8_recipe"] = Case.fp8_recipe
         if "lr" not in axes:
-            settings["lr"] = OPTIMIZERS[settings.get("optimizer", Case.optimizer)].lr
+            settings["lr"] = default_lr(settings.get("optimizer", Case.optimizer))
         if settings.get("workload", IMAGES) != IMAGES:
             settings |= {"model": settings["workload"], "dataset": OWN}
             settings |= {"input": None, "classes": None}
@@ -600,6 +600,11 @@ def grid(
             check_axes(case)
             cases[case] = None
     return list(cases)
+
+
+def default_lr(optimizer: str) -> float:
+    """The learning rate of ``optimizer`` where none is given; a workload's own takes SGD's."""
+    return OPTIMIZERS[Case.optimizer if optimizer == OWN else optimizer].lr
 
 
 def _goes(case: Case) -> bool:
@@ -643,6 +648,8 @@ def check_axes(case: Case) -> None:
                 f"--{name} {value} is for synthetic images, not --dataset {case.dataset}; give "
                 f"--dataset {SYNTHETIC}, or leave out --{name}"
             )
+    if case.optimizer == OWN and case.workload == IMAGES:
+        raise UsageError(f"--optimizer {OWN} is that of a --workload; give one, or leave it out")
     if case.schedule == "onecycle" and case.lr_warmup != "0":
         raise UsageError("--schedule onecycle has its own warm-up; leave out --lr-warmup")
     if PRECISIONS[case.precision].apex and case.optimizer != "sgd":
@@ -677,8 +684,8 @@ def check_batches(case: Case, train_images: int, batchnorm: bool = True) -> None
         batchnorm: whether the network may have BatchNorm, which needs two images in a batch.
 
     Raises:
-        UsageError: the batch is larger than the dataset, a last batch or micro-batch holds one
-            image and there may be BatchNorm, or the learning rate's warm-up is longer than the
+        UsageError: the batch is larger than the dataset, a batch or micro-batch holds one image and
+            there may be BatchNorm, or the learning rate's warm-up is longer than the
             training.
     """
     item = "image" if case.workload == IMAGES else "item"
@@ -688,13 +695,18 @@ def check_batches(case: Case, train_images: int, batchnorm: bool = True) -> None
             f"use at most {train_images}"
         )
     last, size = train_images % case.batch_size, micro_batch(case)
+    if batchnorm and case.batch_size == 1:
+        raise UsageError(
+            f"batch size 1 is one {item}, and BatchNorm needs two; use at least 2, or a network "
+            "without BatchNorm"
+        )
     if batchnorm and last == 1:
         raise UsageError(
             f"batch size {case.batch_size} leaves a last batch of one {item} of {train_images}, "
             f"and BatchNorm needs two; {case.batch_size - 1} or {case.batch_size + 1} should work"
         )
     for items, what in ((case.batch_size, "batch"), (last, "last batch")):
-        if batchnorm and items % size == 1:
+        if batchnorm and items and (size == 1 or items % size == 1):
             raise UsageError(
                 f"--accumulate {case.accumulate} leaves a micro-batch of one {item} in a {what} of "
                 f"{items}, and BatchNorm needs two; choose another number"

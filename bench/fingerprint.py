@@ -51,7 +51,7 @@ class Fingerprint:
     the printed module without memory addresses, ``source`` over the files that build it.
     ``outputs`` is the number of classes it tells apart; None for a built-in network, which is not
     run, and for a workload, whose network need not. ``products`` is the number of its layers that
-    fp8 can convert.
+    fp8 can convert, ``batchnorm`` whether it has BatchNorm.
     """
 
     parameters: str
@@ -60,6 +60,7 @@ class Fingerprint:
     outputs: int | None = None
     workload: WorkloadFacts | None = None
     products: int = 0
+    batchnorm: bool = True
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ class WorkloadFacts:
 
     ``samples`` are the items of its training data; ``units`` how many units these are, of its
     ``unit``, and ``test_units`` those of its test data. ``optimizer`` is the class of its own,
-    empty where it takes that of the case; ``batchnorm`` whether its network has BatchNorm.
+    empty where it takes that of the case.
     """
 
     samples: int
@@ -76,7 +77,6 @@ class WorkloadFacts:
     test_units: int
     unit: str
     optimizer: str = ""
-    batchnorm: bool = False
 
 
 def read_fingerprint(values: Mapping[str, Any]) -> Fingerprint:
@@ -217,6 +217,7 @@ def examine(
         outputs,
         facts,
         len(products),
+        any(isinstance(m, torch.nn.modules.batchnorm._BatchNorm) for m in model.modules()),
     )
 
 
@@ -422,9 +423,6 @@ def try_workload(
         workload.count_units(workload.test_samples) if workload.test_samples else 0,
         workload.unit.strip(),
         optimizer,
-        any(
-            isinstance(module, torch.nn.modules.batchnorm._BatchNorm) for module in model.modules()
-        ),
     )
 
 

@@ -20,7 +20,7 @@ from bench.compare.gates import parse_percent
 from bench.environment import PACKAGES, has_cuda, refuse_missing
 from bench.errors import UsageError
 from bench.executors import Settings, build_executor
-from bench.flags import Parser, add_axes, axis_flag, describe, read_axes, run_command
+from bench.flags import Parser, add_axes, describe, read_axes, refuse_flags, run_command
 from bench.preset import Preset
 from bench.report.cells import whole_cell
 from bench.report.model import NOTHING, Cell, Head, Table
@@ -100,9 +100,7 @@ def fit(argv: Sequence[str]) -> int:
     Raises:
         UsageError: it cannot be done.
     """
-    for flag in map(axis_flag, _WITHOUT):
-        if any(word.partition("=")[0] == flag for word in argv):
-            raise UsageError(f"{flag}: bench.fit chooses what its runs measure; leave it out")
+    refuse_flags(argv, _WITHOUT, "bench.fit chooses what its runs measure; leave it out")
     given = build_parser().parse(argv)
     step, margin = _read_step(given.step), _read_margin(given.margin)
     options = _read_options(given, shlex.join(["python", "-m", "bench.fit", *argv]))
@@ -154,6 +152,7 @@ def find(options: Options, step: int, margin: float) -> tuple[dict[Case, Wall], 
     refuse_unwritable(options.out)
     refuse_missing(name for name in PACKAGES if name != "nvidia-ml-py")  # whose lack is noted
     inputs = find_inputs([], options, families)
+    families = plan_cases(options, {}, inputs.settle).families
     out = options.out or default_out(inputs.platforms)
     with Store(out, options.wait_s, say_waiting) as store:
         comparable, _ = read_past(out, families, options, inputs)

@@ -70,6 +70,31 @@ def add_axes(
         group.add_argument(axis_flag(name), nargs=some, metavar="VALUE", help=axis.metadata["help"])
 
 
+def refuse_flags(argv: Sequence[str], names: Collection[str], why: str) -> None:
+    """Refuse the flags of axes that a command has not, for a better reason than that.
+
+    Raises:
+        UsageError: one is given; ``why`` says what it means, and what to do.
+    """
+    for flag in map(axis_flag, names):
+        if any(word.partition("=")[0] == flag for word in argv):
+            raise UsageError(f"{flag}: {why}")
+
+
+CIFAR_ONLY = ("workload", "input", "classes")
+"""Axes that a command has not which trains networks on images of CIFAR's shape alone."""
+
+
+def refuse_other_data(argv: Sequence[str], command: str) -> None:
+    """Refuse other data than images of CIFAR's shape and classes.
+
+    Raises:
+        UsageError: a flag of `CIFAR_ONLY` is given.
+    """
+    why = f"{command} trains networks on images of 3x32x32 only; leave it out, or use bench.sweep"
+    refuse_flags(argv, CIFAR_ONLY, why)
+
+
 def read_axes(given: argparse.Namespace, without: Collection[str] = ()) -> dict[str, list[Value]]:
     """The axes given as flags of `add_axes`, parsed.
 

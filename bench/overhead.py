@@ -21,7 +21,15 @@ from bench.data import prepare
 from bench.environment import has_cuda, probe
 from bench.errors import UsageError
 from bench.executors import Job, Settings
-from bench.flags import Parser, add_axes, describe, read_axes, run_command
+from bench.flags import (
+    CIFAR_ONLY,
+    Parser,
+    add_axes,
+    describe,
+    read_axes,
+    refuse_other_data,
+    run_command,
+)
 from bench.record import Status
 
 
@@ -36,13 +44,14 @@ def compare(argv: Sequence[str]) -> int:
     Raises:
         UsageError: the case is not one, or cannot be measured here.
     """
+    refuse_other_data(argv, "bench.overhead")
     parser = Parser(
         prog="python -m bench.overhead", description=describe(__doc__), allow_abbrev=False
     )
     parser.add_argument("--pairs", type=int, default=5, metavar="N", help="pairs to measure (5)")
     parser.add_argument("--data-dir", type=Path, metavar="DIR", help="where CIFAR-10 is")
     parser.add_argument("--json", action="store_true", help="print JSON on standard output")
-    add_axes(parser, "of the case; default on a GPU: dpn92, fp16, batch 512", without=("workload",))
+    add_axes(parser, "of the case; default on a GPU: dpn92, fp16, batch 512", without=CIFAR_ONLY)
     given = parser.parse(argv)
     if given.pairs < 1:
         raise UsageError(f"--pairs {given.pairs}: give a whole number of at least 1")
@@ -52,7 +61,7 @@ def compare(argv: Sequence[str]) -> int:
         if cuda
         else {"device": ["cpu"], "model": ["dpn-small"], "fraction": [0.1]}
     )
-    cases = grid({**defaults, "dataset": ["synthetic"], **read_axes(given, without=("workload",))})
+    cases = grid({**defaults, "dataset": ["synthetic"], **read_axes(given, without=CIFAR_ONLY)})
     if len(cases) > 1:
         raise UsageError(f"{len(cases)} cases are given; give one value for each axis")
     (case,) = cases

@@ -161,15 +161,12 @@ def read_micro_batch(value: object, where: str) -> int:
     """Read the most images that a micro-batch may hold.
 
     Raises:
-        UsageError: it is no whole number from 2.
+        UsageError: it is no whole number from 1.
     """
     try:
-        number = parse_micro_batch(str(value))
+        return parse_micro_batch(str(value))
     except ValueError as error:
         raise UsageError(f"{where} {value!r}: {error}") from None
-    if number < 2:
-        raise UsageError(f"{where} {value!r}: BatchNorm needs two images; give at least 2")
-    return number
 
 
 def _refuse_unknown(table: Mapping[str, object], right: list[str], where: str) -> None:

@@ -54,8 +54,8 @@ def expect(
 
 
 FLAGS = [
-    (["--batch-size", "0"], "--batch-size '0': a batch size is a whole number, at least 2"),
-    (["--batch-size", "1"], "--batch-size '1': a batch size is a whole number, at least 2"),
+    (["--batch-size", "0"], "--batch-size '0': a batch size is a whole number of at least 1"),
+    (["--batch-size", "1"], "batch size 1 is one image, and BatchNorm needs two; use at least 2"),
     (["--batch-size", "-64"], "--batch-size"),
     (["--batch-size", "64", "x"], "--batch-size 'x': a batch size is a whole number"),
     (["--batch-size", "1e3"], "--batch-size '1e3': a batch size is a whole number"),
@@ -86,6 +86,14 @@ FLAGS = [
     (["--model", "\x1b[31m\n\nred"], "--model '\\x1b[31m\\n\\nred'"),
     (["--dataset", "cifar"], "--dataset 'cifar': did you mean 'cifar10'?"),
     (["--dataset", "imagenet"], "--dataset 'imagenet': right values: cifar10, synthetic"),
+    (["--input", "224"], "--input '224': the shape of an image is channels, height and width"),
+    (["--input", "3x0x8"], "--input '3x0x8': the shape of an image is channels, height and width"),
+    (["--classes", "1"], "--classes '1': a number of classes is a whole number from 2 to 65536"),
+    (
+        ["--dataset", "cifar10", "--input", "3x64x64"],
+        "--input 3x64x64 is for synthetic images, not --dataset cifar10; give --dataset synthetic",
+    ),
+    (["--optimizer", "own"], "--optimizer own is that of a --workload; give one, or leave it out"),
     (["--preset", "quik"], "--preset 'quik': did you mean 'quick'?"),
     (["--preset", "../../etc/passwd"], "--preset '../../etc/passwd': right values: precision"),
     (["--preset", "quick", "--config", "a.toml"], "--preset and --config are both given; use one"),

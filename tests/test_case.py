@@ -103,9 +103,9 @@ def test_values(axis: str, text: str, value: object) -> None:
 @pytest.mark.parametrize(
     ("axis", "text", "right"),
     [
-        ("batch_size", "1", "at least 2"),
-        ("batch_size", "0", "at least 2"),
-        ("batch_size", "-8", "at least 2"),
+        ("batch_size", "0.5", "at least 1"),
+        ("batch_size", "0", "at least 1"),
+        ("batch_size", "-8", "at least 1"),
         ("batch_size", "64.5", "whole number"),
         ("batch_size", "9" * 5000, "whole number"),
         ("lr", "0", "above 0"),

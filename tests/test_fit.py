@@ -427,7 +427,7 @@ def test_micro_batch_is_a_flag_and_a_key(tmp_path: Path, memory: Callable[[str],
     [
         (["--accumulate", "2"], "use one"),
         (["--batch-size", "auto", *LIMIT], "give batch sizes as numbers"),
-        (["--micro-batch", "1"], "at least 2"),
+        (["--micro-batch", "0"], "at least 1"),
         (["--micro-batch", "many"], "whole number"),
     ],
 )

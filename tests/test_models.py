@@ -175,9 +175,18 @@ from torch import nn
 __version__ = "1.0.22"
 def list_models(): return ["resnet18", "vit_tiny"]
 def is_model(name): return name in list_models()
-def create_model(name, pretrained, num_classes):
+def create_model(name, pretrained, num_classes, in_chans=3, **settings):
     assert pretrained is False
-    return nn.Sequential(nn.Conv2d(3, 4, 8, 8), nn.Flatten(), nn.Linear(64, num_classes))
+    made = {"resnet18": net, "vit_tiny": vit}[name]
+    return made(num_classes, in_chans, **settings)
+def net(classes, channels):
+    pool = nn.AdaptiveAvgPool2d(4)
+    return nn.Sequential(nn.Conv2d(channels, 4, 8, 8), pool, nn.Flatten(), nn.Linear(64, classes))
+def vit(classes, channels, img_size=(224, 224)):
+    places = img_size[0] // 8 * (img_size[1] // 8)
+    return nn.Sequential(
+        nn.Conv2d(channels, 4, 8, 8), nn.Flatten(), nn.Linear(4 * places, classes)
+    )
 """
 
 
@@ -208,6 +217,15 @@ def test_a_network_of_timm_has_a_head_for_the_classes(timm: Path) -> None:
     assert newer.parameters == found.parameters
     with pytest.raises(UsageError, match=r"timm 1\.0\.23 has no such network; did you mean"):
         build_model("timm:resnet81")
+
+
+@pytest.mark.parametrize("name", ["resnet18", "vit_tiny"])
+def test_a_network_of_timm_is_built_for_its_images(timm: Path, name: str) -> None:
+    """Also one that has a weight for each place of an image."""
+    for shape in ((3, 32, 32), (1, 64, 48)):
+        images = torch.zeros(2, *shape)
+        assert build_model(f"timm:{name}", 100, shape)(images).shape == (2, 100)
+    assert examine(f"timm:{name}", shape=(1, 64, 48), classes=100).parameters
 
 
 def test_without_timm_it_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -88,6 +88,8 @@ NEVER_NONE = {
     "memory_limit": '"21GiB"',
     "start": '"w.pt"',
     "steps": 4,
+    "input": '"3x64x64"',
+    "classes": 100,
 }
 
 

@@ -319,6 +319,8 @@ def test_sizes_leave_no_batch_of_one_image() -> None:
     assert 9 not in list_sizes(Case(accumulate=8), 90, 1), "9 images in 8 micro-batches: 2 and 1"
     assert list_sizes(Case(accumulate=60), 400) == (120, 240, 360), "128 in threes are 43"
     assert list_sizes(Case(), 7) == ()
+    assert list_sizes(Case(), 4, 1) == (2, 4), "one image is none for BatchNorm, nor is a last one"
+    assert list_sizes(Case(), 4, 1, batchnorm=False) == (1, 2, 3, 4)
 
 
 # ------------------------------------------------------------------------------------- its records

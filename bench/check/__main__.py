@@ -36,7 +36,14 @@ from bench.data import DatasetInfo, prepare, progress_bar
 from bench.environment import ask, has_cuda, refuse_missing
 from bench.errors import UsageError, nearest
 from bench.fingerprint import check_outputs
-from bench.flags import Parser, add_axes, read_axes, run_command
+from bench.flags import (
+    CIFAR_ONLY,
+    Parser,
+    add_axes,
+    read_axes,
+    refuse_other_data,
+    run_command,
+)
 from bench.precision import PRECISIONS
 from bench.sweep.preflight import Inputs
 from bench.text import clean, replace_file
@@ -49,12 +56,13 @@ _MOST_NAMED = 8
 _SUMMARY = (
     "Check that a training is sound before it is measured: for every precision asked for, short "
     "runs of the harness's own training, each with a figure and the bounds it must lie within. "
+    "Networks on images of 3x32x32 only. "
     "Return code 1: a check failed. 2: a wrong flag or model."
 )
 
 
 _WITHOUT = (
-    "workload",
+    *CIFAR_ONLY,
     *SAME_QUESTION,
     "accumulate",
     "memory_limit",
@@ -119,6 +127,7 @@ def check(argv: Sequence[str]) -> int:
     Raises:
         UsageError: a flag or value is wrong, or a model, a device or the images are of no use.
     """
+    refuse_other_data(argv, "bench.check")
     given = build_parser().parse(argv)
     steps = _parse_steps(given.steps)
     for name in given.skip:

@@ -26,7 +26,15 @@ from bench.data import prepare
 from bench.environment import Platform, has_cuda, probe
 from bench.errors import UsageError
 from bench.executors import Job, Settings
-from bench.flags import Parser, add_axes, describe, read_axes, run_command
+from bench.flags import (
+    CIFAR_ONLY,
+    Parser,
+    add_axes,
+    describe,
+    read_axes,
+    refuse_other_data,
+    run_command,
+)
 from bench.precision import PRECISIONS
 from bench.record import Status
 
@@ -147,6 +155,7 @@ def crosscheck(argv: Sequence[str]) -> int:
     Raises:
         UsageError: the case is not one that the bare loop can train, or it failed.
     """
+    refuse_other_data(argv, "bench.crosscheck")
     parser = Parser(
         prog="python -m bench.crosscheck", description=describe(__doc__), allow_abbrev=False
     )
@@ -155,12 +164,12 @@ def crosscheck(argv: Sequence[str]) -> int:
     add_axes(
         parser,
         "of the case; default on a GPU: dpn92, bf16-amp, batch 256, fraction 0.2",
-        without=("workload",),
+        without=CIFAR_ONLY,
     )
     given = parser.parse(argv)
     if given.pairs < 1:
         raise UsageError(f"--pairs {given.pairs}: give a whole number of at least 1")
-    axes = read_axes(given, without=("workload",))
+    axes = read_axes(given, without=CIFAR_ONLY)
     platform = probe(
         "cuda" if axes.get("device", ["cuda" if has_cuda() else "cpu"])[0] == "cuda" else "cpu"
     )

@@ -273,6 +273,70 @@ class MadeBatches:
         return torch.Generator(self.device).manual_seed(_mix(self.seed, *place))
 
 
+class Counted:
+    """A user's own `Supply`, the items of its batches and micro-batches counted as they come.
+
+    Args:
+        micro_batch: items of each micro-batch but the last of a batch, which may hold fewer.
+
+    Raises:
+        UsageError: what it yields is not divided as it should be.
+    """
+
+    def __init__(self, supply: Supply, micro_batch: int) -> None:
+        self._supply, self._micro_batch = supply, micro_batch
+        self.batch_size = supply.batch_size
+
+    def __len__(self) -> int:
+        """Steps in an epoch."""
+        return len(self._supply)
+
+    @property
+    def samples(self) -> int:
+        """Items of the data."""
+        return self._supply.samples
+
+    def divide(
+        self, index: int = 0, steps: int | None = None, size: int | None = None
+    ) -> Iterator[Divided]:
+        """Yield the batches of the user's `Supply`."""
+        for step, batch in enumerate(self._supply.divide(index, steps=steps, size=size)):
+            if not isinstance(batch, Divided):
+                raise UsageError(
+                    f"the workload's divide yielded {type(batch).__name__}; it yields a Divided "
+                    "for each batch"
+                )
+            whole = min(self.batch_size, self.samples - step * self.batch_size)
+            items = min(size or whole, whole)
+            if batch.size != items:
+                raise UsageError(
+                    f"the workload's divide made a batch of {batch.size} items as step {step} of "
+                    f"an epoch, where {items} were asked for"
+                )
+            yield Divided(items, self._count(batch))
+
+    def _count(self, batch: Divided) -> Iterator[Any]:
+        left = batch.size
+        for part in batch.parts:
+            wanted, made = min(self._micro_batch, left), count_items(part)
+            if made != wanted:
+                raise UsageError(
+                    f"the workload's divide made a micro-batch of {made} items where {wanted} were "
+                    f"asked for: micro-batches of {self._micro_batch} of a batch of {batch.size}"
+                )
+            left -= made
+            yield part
+        if left:
+            raise UsageError(
+                f"the workload's divide left out {left} items of a batch of {batch.size}: its "
+                "micro-batches are too few"
+            )
+
+    def evaluation(self, batch_size: int | None = None) -> Iterator[Any]:
+        """Yield every item once, in order."""
+        return self._supply.evaluation(batch_size)
+
+
 def _check(batch: Any, size: int) -> Any:
     # shapes are known on the host: this does not wait for the device
     if (made := count_items(batch)) != size:

@@ -141,10 +141,11 @@ def _dataset_note(rows: pd.DataFrame) -> str:
             continue
         images = " or ".join(list_values(part, "train_images")) or "an unknown number of"
         if dataset == "synthetic":
-            parts = [str(shape), f"{classes} classes" if classes else "", f"{images} seeded images"]
+            parts = [f"{shape}, "] if shape else []
+            parts += [f"{classes} classes, "] if classes else []
             said.append(
-                f"Dataset: synthetic, {', '.join(filter(None, parts))} that can be learnt; loss "
-                "and accuracy are synthetic and say nothing about CIFAR-10."
+                f"Dataset: synthetic, {''.join(parts)}{images} seeded images that can be learnt; "
+                "loss and accuracy are synthetic and say nothing about CIFAR-10."
             )
         else:
             name = {"cifar10": "CIFAR-10"}.get(str(dataset), str(dataset))

@@ -14,7 +14,7 @@ from bench.data import load, prepare, progress_bar
 from bench.environment import ask, refuse_missing, with_inputs
 from bench.errors import UsageError
 from bench.fingerprint import check_outputs
-from bench.flags import run_command
+from bench.flags import refuse_other_data, run_command
 from bench.precision import PRECISIONS
 from bench.report.scalemap import (
     GRADIENTS,
@@ -43,6 +43,7 @@ def run(argv: Sequence[str]) -> int:
     Raises:
         UsageError: it cannot be done.
     """
+    refuse_other_data(argv, "bench.scales")
     given = build_parser().parse(argv)
     if given.show is not None:
         scales = read_scale_map(given.show)

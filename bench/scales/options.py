@@ -45,6 +45,7 @@ NARROW = tuple(
 _DESCRIPTION = """\
 Find out which loss scales are safe: train for some steps, and count for each
 scale how many gradient values are flushed to zero and whether any overflow.
+Networks on images of 3x32x32 only.
 """
 
 _EPILOG = """\

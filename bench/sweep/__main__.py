@@ -71,8 +71,8 @@ def sweep(argv: Sequence[str]) -> int:
         return print_registries()
     plan = plan_cases(options, {})
     if options.dry_run:
-        try_models([*plan.cases, *plan.unsized], options)
-        return print_cases(plan, options.repeats)
+        settle = try_models([*plan.cases, *plan.unsized], options)
+        return print_cases(plan_cases(options, {}, settle), options.repeats)
     try:
         return run_sweep(plan, options)
     except StoreError as error:
@@ -84,8 +84,10 @@ def run_sweep(asked: Plan, options: Options) -> int:
     """Measure the cases into --out and print the table; the return code."""
     refuse_unwritable(options.out)
     refuse_missing(name for name in PACKAGES if name != "nvidia-ml-py")  # whose lack is noted
-    families = asked.families
     inputs = find_inputs(asked.cases, options, asked.unsized)
+    asked = plan_cases(options, {}, inputs.settle)
+    families = asked.families
+
     refuse_searches(asked.searched, inputs)
     out = options.out or default_out(inputs.platforms)
     with Store(out, options.wait_s, say_waiting) as store:
@@ -103,7 +105,9 @@ def run_sweep(asked: Plan, options: Options) -> int:
             cases, measured, walls = asked.cases, False, dict[Case, Wall]()
             if families:
                 walls = find_walls(loop, families, comparable, stopped)
-                cases, left_out = leave_out_batches(plan_cases(options, walls).cases, inputs)
+                cases, left_out = leave_out_batches(
+                    plan_cases(options, walls, inputs.settle).cases, inputs
+                )
                 loop.notes += left_out
                 store.write_config(describe_config(cases, options, inputs, earlier, search))
                 measured = any(wall.largest is not None for wall in walls.values())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -254,12 +254,17 @@ class Plan:
         return [*self.families, *(case for case, _ in self.searched)]
 
 
-def plan_cases(options: Options, walls: Mapping[Case, Wall]) -> Plan:
+def plan_cases(
+    options: Options,
+    walls: Mapping[Case, Wall],
+    settle: Callable[[Case], Case] = lambda case: case,
+) -> Plan:
     """Expand preset and flags to cases, with the largest batches that are known.
 
     Args:
         options: of the sweep.
         walls: what searches found, by `bench.wall.records.name_family`.
+        settle: fills in what a workload decides, once it was examined.
 
     Raises:
         UsageError: settings do not go together, or nothing can be searched on a CPU because there
@@ -273,6 +278,7 @@ def plan_cases(options: Options, walls: Mapping[Case, Wall]) -> Plan:
                 "the largest batch is not looked for on a CPU without a limit, because its system "
                 "kills what takes too much; give one, such as --memory-limit 2GiB"
             )
+        case = settle(case)
         plan.searched.append((case, text))
         family = name_family(case)
         wall = walls.get(family)
@@ -287,7 +293,8 @@ def plan_cases(options: Options, walls: Mapping[Case, Wall]) -> Plan:
     if any(isinstance(number, int) and number > 1 for number in axes.get("epochs", [])):
         # several epochs are whole ones, also where the preset measures a part of one
         axes = {"fraction": [Case.fraction], "steps": [Case.steps], **axes}
-    plan.cases = options.preset.cases(axes, {"device": [device]}, find)
+    planned = options.preset.cases(axes, {"device": [device]}, find)
+    plan.cases = list(dict.fromkeys(map(settle, planned)))
     return plan
 
 

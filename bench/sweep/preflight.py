@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
@@ -95,11 +95,18 @@ class Inputs:
         Raises:
             UsageError: it does not fit.
         """
+        check_batches(case, self.data(case).train_images, self.has_batchnorm(case))
+
+    def has_batchnorm(self, case: Case) -> bool:
+        """Whether the network may have BatchNorm; where it was not examined, it may."""
         model = self.models[name_subject(case)]
+        return model is None or model.batchnorm
+
+    def settle(self, case: Case) -> Case:
+        """The case with what its workload decides: a workload's own optimizer is `OWN`."""
+        model = self.models.get(name_subject(case))
         facts = model.workload if model else None
-        # where it is not known whether there is BatchNorm, there may be
-        batchnorm = facts is None or facts.batchnorm
-        check_batches(case, self.data(case).train_images, batchnorm=batchnorm)
+        return replace(case, optimizer=OWN) if facts and facts.optimizer else case
 
     def describe(self, case: Case) -> Environment:
         """What runs the case: the machine, its images, its model and the weights at its start."""
@@ -211,15 +218,18 @@ def check_models(cases: Sequence[Case]) -> None:
         check_model(name, "--model" if workload == IMAGES else "--workload")
 
 
-def try_models(cases: Sequence[Case], options: Options) -> None:
+def try_models(cases: Sequence[Case], options: Options) -> Callable[[Case], Case]:
     """Import, build and run once the user's own models, as a sweep does before its first case.
 
     Those that come with the harness are built only where some of their weights are given or frozen.
+    Returns:
+        `Inputs.settle`, as far as they were examined.
 
     Raises:
         UsageError: one is broken or not there, or as `find_inputs` has it of weights.
     """
     hash_starts(cases)
+    models: dict[str, Fingerprint] = {}
     own = [
         case
         for case in cases
@@ -231,20 +241,28 @@ def try_models(cases: Sequence[Case], options: Options) -> None:
         answer = ask([], list_examined(own), timeout_s=options.timeout_s)
         models = {subject: answer.fingerprint(subject) for subject in map(name_subject, own)}
         _check_examined(own, models, options)
+    return Inputs({}, models, {}).settle
 
 
 def _check_examined(
     cases: Sequence[Case], models: Mapping[str, Fingerprint], options: Options
 ) -> None:
-    for case in {(name_data(case), name_subject(case)): case for case in cases}.values():
+    asked = {(name_data(c), name_subject(c), c.optimizer): c for c in cases}
+    for case in asked.values():
         found = models[name_subject(case)]
         if case.workload == IMAGES:
             classes = case.classes or count_classes(case.dataset, options.data_dir)
             check_outputs(case.model, found, classes)
-        elif (facts := found.workload) and facts.optimizer and "optimizer" in options.axes:
+        elif (facts := found.workload) and facts.optimizer:
+            if "optimizer" in options.axes and case.optimizer != OWN:
+                raise UsageError(
+                    f"--workload {case.model} brings its own optimizer, {facts.optimizer}; leave "
+                    "out --optimizer"
+                )
+        elif case.optimizer == OWN:
             raise UsageError(
-                f"--workload {case.model} brings its own optimizer, {facts.optimizer}; leave out "
-                "--optimizer"
+                f"--workload {case.model} brings no optimizer of its own; leave out --optimizer "
+                f"{OWN}"
             )
 
 
@@ -320,7 +338,8 @@ def refuse_searches(searched: Sequence[tuple[Case, str]], inputs: Inputs) -> Non
     """
     for case, text in searched:
         images = inputs.data(case).train_images
-        smallest = list_sizes(name_family(case), images)[:1]
+        family, batchnorm = name_family(case), inputs.has_batchnorm(case)
+        smallest = list_sizes(family, images, batchnorm=batchnorm)[:1]
         low = max([*smallest, int(text.rpartition("..")[0] or 1)])
         count_warmup_steps(case.lr_warmup, case.epochs * math.ceil(images / low))
 

@@ -52,6 +52,7 @@ def find_walls(
         loop.show_on(display)
         for family in families:
             trial = trials.get(family) or Trial(family)
+            trial.batchnorm = loop.inputs.has_batchnorm(family)
             images = loop.inputs.data(family).train_images
             while not stopped():
                 asked = decide(trial.probes, trial.aim(images, step))

@@ -8,14 +8,13 @@ from dataclasses import dataclass, field, replace
 from functools import reduce
 from typing import TYPE_CHECKING, Any
 
-from bench.case import Case
-from bench.optimization import OPTIMIZERS
+from bench.case import Case, default_lr
 from bench.record import MEASURED, Status
 from bench.store.attempts import fill_unknown, number_groups
 from bench.store.reader import read_cases
 from bench.text import parse_bytes
 from bench.wall.answer import Wall, conclude
-from bench.wall.search import MARGIN, STEP, Goal, Probe, start_search
+from bench.wall.search import MARGIN, STEP, Goal, Probe, list_sizes, start_search
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -40,7 +39,7 @@ def name_family(case: Case) -> Case:
     Its batch size says nothing. The learning rate is the optimizer's own.
     """
     plain = {name: getattr(Case, name) for name in APART}
-    plain |= {"lr": OPTIMIZERS[case.optimizer].lr, "batch_size": Case.batch_size * case.accumulate}
+    plain |= {"lr": default_lr(case.optimizer), "batch_size": Case.batch_size * case.accumulate}
     return replace(case, **plain)
 
 
@@ -57,6 +56,7 @@ class Trial:
     ``train_images`` is None where no row knows it. ``retried`` are the batch sizes of cases, which
     are no probes, that made the allocator retry. ``spilled`` says that a driver put on the host
     what the card had no room for, as it does on Windows and in WSL: such a batch does not fit.
+    ``batchnorm`` says whether the network may have BatchNorm; None where only the rows can tell.
     """
 
     family: Case
@@ -64,6 +64,7 @@ class Trial:
     train_images: int | None = None
     retried: set[int] = field(default_factory=set)
     spilled: bool = False
+    batchnorm: bool | None = None
 
     def add(self, row: Mapping[Any, Any]) -> None:
         """Add a row of the records, by the names of its columns; one that was stopped is none."""
@@ -128,7 +129,12 @@ class Trial:
 
     def aim(self, images: int, step: int) -> Goal:
         """The goal of the search on so many training images."""
-        return start_search(self.family, images, self.available_bytes, step)
+        batchnorm = self.batchnorm
+        if batchnorm is None:
+            # a size that only a network without BatchNorm can train was tried for no other
+            every, usual = (list_sizes(self.family, images, step, b) for b in (False, True))
+            batchnorm = not {p.batch_size for p in self.rows} & (set(every) - set(usual))
+        return start_search(self.family, images, self.available_bytes, step, batchnorm)
 
 
 def _number(row: Mapping[Any, Any], name: str) -> float | None:

@@ -132,28 +132,33 @@ ANSWERED = frozenset({Ending.FOUND, Ending.NO_WALL, Ending.UNSUPPORTED})
 
 
 @cache
-def list_sizes(case: Case, images: int, step: int = STEP) -> tuple[int, ...]:
+def list_sizes(
+    case: Case, images: int, step: int = STEP, batchnorm: bool = True
+) -> tuple[int, ...]:
     """The multiples of ``step`` that ``case`` can train on so many images, upwards.
 
-    Left out are those with a last batch, or micro-batch, of one image, and those that so many
-    micro-batches of one size do not make.
+    Left out are those that so many micro-batches of one size do not make, and where there may be
+    ``batchnorm``, those with a batch or micro-batch of one image.
     """
 
     def fits(size: int) -> bool:
         try:
             check_axes(sized := replace(case, batch_size=size))
-            check_batches(sized, images)
+            check_batches(sized, images, batchnorm)
         except UsageError:
             return False
         return True
 
-    first = -(-max(2, case.accumulate) // step) * step
+    first = -(-case.accumulate // step) * step
     return tuple(size for size in range(first, images + 1, step) if fits(size))
 
 
-def start_search(case: Case, images: int, available: float | None, step: int = STEP) -> Goal:
+def start_search(
+    case: Case, images: int, available: float | None, step: int = STEP, batchnorm: bool = True
+) -> Goal:
     """The goal of the search among cases that are like ``case`` in all but the batch size."""
-    return Goal(list_sizes(case, images, step), available, _START * case.accumulate)
+    sizes = list_sizes(case, images, step, batchnorm)
+    return Goal(sizes, available, _START * case.accumulate)
 
 
 def fit_near(points: dict[int, float]) -> MemoryLine | None:

@@ -83,7 +83,7 @@ def measure(
             _note(found, remark)
     if training.brings_optimizer:
         name = type(training.optimizer).__name__
-        _note(found, f"{name}, the workload's own optimizer, steps instead of {case.optimizer}")
+        _note(found, f"the workload's own optimizer is {name}")
 
     channel.enter("warmup")
     warm = warm_up_shapes(training, batches, case, Reporter(channel, device, "warmup", 0))
@@ -412,6 +412,8 @@ def _list_epochs(case: Case, done: Sequence[TimedEpoch]) -> list[EpochRow]:
 
 
 def _prove(training: Training, batches: Supply, case: Case, found: Findings) -> None:
+    from torch import nn
+
     from bench.data.batches import count_items
     from bench.training.proof import Setting, prove
 
@@ -434,6 +436,9 @@ def _prove(training: Training, batches: Supply, case: Case, found: Findings) -> 
         count_items(batch),
         training.conversion,
     )
+    recurrent = (m for m in training.model.modules() if isinstance(m, nn.RNNBase))
+    if kinds := dict.fromkeys(type(module).__name__ for module in recurrent):
+        _note(found, f"recurrent layers ({', '.join(kinds)}) were not probed for their arithmetic")
     m.arithmetic = proof.arithmetic
     m.proof_layer = "; ".join(str(p.layer) for p in proof.layers)
     # of two layers the larger error: it is the one to look at
@@ -459,13 +464,17 @@ def set_up(case: Case, folder: str) -> tuple[Workload, Supply, Training]:
     """Set the flags, bring the data to the device and build the network: ready to train."""
     import torch
 
+    from bench.data.batches import Batches, Counted, MadeBatches
     from bench.training.building import build_training, open_workload
     from bench.training.timing import synchronize
 
     device, workload = torch.device(case.device), open_workload(case, folder)
+    size = micro_batch(case)
     batches = workload.open_batches(
-        batch_size=case.batch_size, micro_batch=micro_batch(case), device=device, seed=case.seed
+        batch_size=case.batch_size, micro_batch=size, device=device, seed=case.seed
     )
+    if not isinstance(batches, Batches | MadeBatches):
+        batches = Counted(batches, size)
     training = build_training(case, workload, device)
     synchronize(device)
     return workload, batches, training

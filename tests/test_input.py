@@ -1,0 +1,324 @@
+"""Synthetic images of another shape, and of other classes; and data that is not what it should be.
+
+What is asked for with ``--input`` and ``--classes`` is what the network is built for, trained on
+and reported by.
+"""
+
+from __future__ import annotations
+
+import csv
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from bench import overhead
+from bench.case import Case, check_batches, grid, parse_values
+from bench.check import __main__ as check
+from bench.crosscheck import __main__ as crosscheck
+from bench.data import Dataset, load, prepare
+from bench.data.batches import Batches, Counted, Divided, MadeBatches, Supply
+from bench.data.synthetic import count_images, parse_shape
+from bench.errors import UsageError
+from bench.fingerprint import examine, name_subject, split_subject
+from bench.record import Status
+from bench.report.__main__ import main as report
+from bench.scales import __main__ as scales
+from bench.sweep.__main__ import main as sweep
+from bench.training.flop import count_flop
+from bench.verdict import learnt_nothing
+from bench.wall.records import Trial, name_family
+from bench.wall.search import Probe
+from bench.worker.channel import Channel
+from bench.worker.measurement import measure
+from bench.workloads import OWN, Workload
+from bench.workloads.images import Images
+
+CPU = torch.device("cpu")
+
+
+def pooled() -> nn.Module:
+    """Takes images of any size, 3 channels, to 300 classes."""
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3, 2), nn.ReLU(), nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(128, 300)
+    )
+
+
+def of_cifar() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(3072, 10))
+
+
+# ---------------------------------------------------------------------------------- the images
+
+
+@pytest.fixture(scope="module")
+def dataset() -> Dataset:
+    return load(prepare("synthetic", data_dir=None, input="3x64x64", classes=300).folder)
+
+
+def test_large_images_take_no_more_memory_than_cifar(dataset: Dataset) -> None:
+    info = dataset.info
+    assert dataset.train_images.shape == (12_500, 3, 64, 64)
+    assert dataset.test_images.shape == (info.test_images, 3, 64, 64) == (2_500, 3, 64, 64)
+    assert (info.train_images, info.distinct, info.classes) == (50_000, 12_500, 300)
+    assert info.source == "synthetic, 3x64x64, 300 classes"
+    assert dataset.train_labels.dtype == np.uint16
+    assert set(dataset.train_labels.tolist()) == set(range(300))
+    assert count_images("train", (1, 8, 8)) == 50_000, "small ones are not more"
+    assert parse_shape("3x600x800") == (3, 600, 800)
+
+
+def test_an_epoch_visits_few_images_again() -> None:
+    images = np.arange(7, dtype=np.uint8).reshape(7, 1, 1, 1).repeat(4, axis=2)
+    batches = Batches(
+        images, np.arange(7), batch_size=8, device=CPU, seed=0, augment=False, samples=20
+    )
+    assert (len(batches), batches.samples) == (3, 20)
+    found = list(batches.epoch(0))
+    assert [len(y) for _, y in found] == [8, 8, 4]
+    labels = torch.cat([y for _, y in found])
+    assert sorted(torch.bincount(labels).tolist()) == [2] + [3] * 6
+    assert not torch.equal(labels, torch.cat([y for _, y in batches.epoch(1)]))
+    for x, y in found:
+        pixels = (x / batches.scale + batches.mean).round()
+        assert torch.equal(pixels.amax(dim=(1, 2, 3)).long(), y)
+    assert [len(y) for _, y in batches.evaluation(4)] == [4, 3]
+
+
+def test_a_network_is_built_and_counted_for_its_images(dataset: Dataset) -> None:
+    images = Images("dpn-small", dataset)
+    assert (images.samples, images.shape, images.classes) == (50_000, (3, 64, 64), 300)
+    model = images.build_model()
+    assert model(torch.zeros(2, 3, 64, 64)).shape == (2, 300)
+    # four times the pixels, and a larger head
+    assert count_flop(images) == pytest.approx(4 * count_flop(Images("dpn-small")), rel=0.01)
+    batches = images.open_batches(batch_size=16, micro_batch=8, device=CPU, seed=0)
+    (x, y), _ = next(batches.divide(0)).parts
+    assert x.shape == (8, 3, 64, 64)
+    index = torch.nonzero(batches.labels == y[0]).flatten()
+    raw = (x[0] / batches.scale + batches.mean).round().byte()
+    assert any(torch.equal(raw, batches.images[i]) for i in index), "they are taken as they are"
+
+
+# ------------------------------------------------------------------------------------ the cases
+
+
+def test_what_is_examined_is_the_network_of_its_images() -> None:
+    plain, shaped = Case("m:f"), Case("m:f", "synthetic", input="1x64x64", classes=100)
+    assert name_subject(plain) == "m:f"
+    assert split_subject("m:f") == ("m:f", "model", (3, 32, 32), 10)
+    assert split_subject(name_subject(shaped)) == ("m:f", "model", (1, 64, 64), 100)
+    assert split_subject("workload:m:f")[:2] == ("m:f", "workload")
+    found = examine(f"{__name__}:pooled", shape=(3, 64, 64))
+    assert (found.outputs, found.batchnorm) == (300, False)
+    assert examine("dpn-small").batchnorm
+    ten, many = examine("dpn-small"), examine("dpn-small", classes=300)
+    assert ten.parameters != many.parameters
+    with pytest.raises(UsageError, match=r"fails on \(2, 3, 64, 64\) images, those of --input"):
+        examine(f"{__name__}:of_cifar", shape=(3, 64, 64))
+
+
+def test_a_workload_has_no_shape_of_ours() -> None:
+    (case,) = grid({"workload": ["m:f"], "input": ["3x64x64"], "classes": [100]})
+    assert (case.dataset, case.input, case.classes) == (OWN, None, None)
+
+
+@pytest.mark.parametrize("command", [check, crosscheck, overhead, scales])
+@pytest.mark.parametrize("flag", ["--workload=m:f", "--input=3x64x64", "--classes=100"])
+def test_commands_for_images_of_cifar_say_so(
+    command: Any, flag: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command.main([flag]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"error: {flag.partition('=')[0]}: bench.")
+    assert "images of 3x32x32 only; leave it out, or use bench.sweep" in line
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--model", f"{__name__}:pooled"], "(2, 300) for 2 images; it must give (2, 20)"),
+        (["--workload", "examples.two_losses:tiny"], "--workload brings its own input"),
+    ],
+)
+def test_what_does_not_fit_is_refused_before_any_case(
+    flags: list[str],
+    message: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", f"{Path(__file__).parent}:{Path(__file__).parents[1]}")
+    assert sweep(["--input", "3x16x16", "--classes", "20", "--dry-run", *flags]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert message in line
+
+
+@pytest.mark.slow
+def test_a_sweep_of_two_shapes_is_measured_and_reported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In one folder, without --mix; --input alone means synthetic images."""
+    flags = ["--model", "dpn-small", "--device", "cpu", "--precision", "fp32", "--batch-size", "32"]
+    flags += ["--classes", "20", "--steps", "2", "--repeats", "1", "--evaluate", "off"]
+    for shape in ("1x16x16", "3x16x24"):
+        assert sweep([*flags, "--input", shape, "--out", str(tmp_path)]) == 0
+    with (tmp_path / "records.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["status"], row["input"], row["classes"]) for row in rows] == [
+        ("ok", "1x16x16", "20"),
+        ("ok", "3x16x24", "20"),
+    ]
+    assert {row["dataset"] for row in rows} == {"synthetic"}
+    assert rows[0]["dataset_source"] == "synthetic, 1x16x16, 20 classes"
+    assert len({row["dataset_fingerprint"] for row in rows}) == 2
+    assert len({row["model_parameters"] for row in rows}) == 2
+    assert 2.5 < float(rows[0]["train_loss"]) < 4, "ln 20 is 3.0"
+    assert rows[0]["proof_layer"].endswith("on 8×8"), "of 32 pixels it is on 16×16"
+    capsys.readouterr()
+    assert report([str(tmp_path)]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "Dataset: synthetic, 1x16x16, 20 classes, 50,000 seeded images" in said
+    assert "Dataset: synthetic, 3x16x24, 20 classes, 50,000 seeded images" in said
+    assert "Mixed environments" not in said
+
+
+def test_guessing_among_more_classes_is_of_a_higher_loss() -> None:
+    assert learnt_nothing(6.0)
+    assert not learnt_nothing(6.0, classes=1000)
+
+
+# ------------------------------------------------------------------------------- batches of one
+
+
+def test_one_item_is_a_batch_unless_there_may_be_batchnorm() -> None:
+    one, halves = Case(batch_size=1), Case(batch_size=4, accumulate=4)
+    for case in (one, halves):
+        check_batches(case, 100, batchnorm=False)
+        with pytest.raises(UsageError, match=r"one image.*BatchNorm needs two"):
+            check_batches(case, 100)
+    assert parse_values("batch_size", "1..8", "--batch-size") == [1, 2, 4, 8]
+
+
+def test_a_search_without_batchnorm_may_try_every_size() -> None:
+    """64 images at 21 leave one. Records alone tell by what was tried."""
+    family = name_family(Case(dataset="synthetic", device="cpu"))
+    probe = Probe(21, Status.OK)
+    tried = Trial(family, [probe])
+    assert 21 in tried.aim(64, 1).sizes
+    assert 1 in tried.aim(64, 1).sizes
+    unknown = Trial(family, [Probe(20, Status.OK)])
+    assert not {1, 21} & set(unknown.aim(64, 1).sizes)
+    assert 21 in Trial(family, [], batchnorm=False).aim(64, 1).sizes
+
+
+# ------------------------------------------------------------------------------------ a user's data
+
+
+class Sequences(Workload):
+    """Rows of numbers through an LSTM."""
+
+    samples = 24
+
+    def build_model(self) -> nn.Module:
+        return Last()
+
+    def make_batch(self, size: int, device: torch.device, generator: torch.Generator) -> Any:
+        x = torch.randn(size, 5, 3, device=device, generator=generator)
+        return x, (x[:, 0, 0] > 0).long()
+
+    classes = 2
+
+
+class Last(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.recurrent, self.head = nn.LSTM(3, 8, batch_first=True), nn.Linear(8, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.head(self.recurrent(x)[0][:, -1])
+        return result
+
+
+def sequences() -> Workload:
+    return Sequences()
+
+
+class Undivided(Sequences):
+    def open_batches(self, **settings: Any) -> Supply:
+        settings = {**settings, "micro_batch": settings["batch_size"]}
+        return Wrapped(MadeBatches(self.make_batch, self.samples, **settings))
+
+
+class Wrapped:
+    """A user's own supply is of no class of the harness."""
+
+    def __init__(self, supply: Supply) -> None:
+        self.supply, self.batch_size, self.samples = supply, supply.batch_size, supply.samples
+
+    def __len__(self) -> int:
+        return len(self.supply)
+
+    def divide(self, *place: Any, **settings: Any) -> Iterator[Divided]:
+        return self.supply.divide(*place, **settings)
+
+    def evaluation(self, batch_size: int | None = None) -> Iterator[Any]:
+        return self.supply.evaluation(batch_size)
+
+
+def undivided() -> Workload:
+    return Undivided()
+
+
+def run(workload: str, **settings: Any) -> Any:
+    (case,) = grid({"workload": [workload], "device": ["cpu"], "batch_size": [8]} | settings)
+    return measure(case, "", Channel(), time.monotonic())
+
+
+def test_a_supply_that_does_not_divide_its_batches_is_refused() -> None:
+    assert run(f"{__name__}:undivided").measurement.measured_images == 24
+    with pytest.raises(UsageError, match="a micro-batch of 8 items where 4 were asked for"):
+        run(f"{__name__}:undivided", accumulate=[2])
+
+
+class Given(Wrapped):
+    """Yields what it is given."""
+
+    def __init__(self, *batches: Any) -> None:
+        self.batches, self.batch_size, self.samples = batches, 4, 6
+
+    def divide(self, *place: Any, **settings: Any) -> Iterator[Any]:
+        return iter(self.batches)
+
+
+def divided(size: int, *parts: int) -> Divided:
+    return Divided(size, iter([torch.zeros(n, 2) for n in parts]))
+
+
+def count(*batches: Any) -> list[list[int]]:
+    return [[len(p) for p in batch.parts] for batch in Counted(Given(*batches), 2).divide()]
+
+
+@pytest.mark.parametrize(
+    ("batches", "message"),
+    [
+        ([torch.zeros(4, 2)], "divide yielded Tensor; it yields a Divided for each batch"),
+        ([divided(3, 2, 1)], "a batch of 3 items as step 0 of an epoch, where 4 were asked for"),
+        ([divided(4, 2, 2), divided(4, 2, 2)], "a batch of 4 items as step 1 of an epoch, where 2"),
+        ([divided(4, 2, 1)], "a micro-batch of 1 items where 2 were asked for"),
+        ([divided(4, 2)], "left out 2 items of a batch of 4"),
+    ],
+)
+def test_a_users_batches_are_counted(batches: list[Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        count(*batches)
+    assert count(divided(4, 2, 2), divided(2, 2)) == [[2, 2], [2]]
+
+
+def test_recurrent_layers_are_said_not_to_be_probed() -> None:
+    m = run(f"{__name__}:sequences").measurement
+    assert m.notes == "recurrent layers (LSTM) were not probed for their arithmetic"
