@@ -309,11 +309,11 @@ def build_network(name: str, workload: Workload) -> nn.Module:
     model = _try(f"workload {name!r}: build_model fails", workload.build_model)
     if not isinstance(model, nn.Module):
         raise UsageError(
-            f"workload {name!r}: build_model returned {type(model).__name__}; it returns a "
-            "torch.nn.Module"
+            f"workload {name!r}: build_model returned {type(model).__name__}; it must return "
+            "a torch.nn.Module"
         )
     if not any(p.requires_grad for p in model.parameters()):
-        raise UsageError(f"workload {name!r}: its network has no parameters to train")
+        raise UsageError(f"workload {name!r}: its network has no parameters that require gradients")
     return model
 
 
@@ -341,10 +341,10 @@ def try_workload(
     counts = {"samples": (workload.samples, 2), "test_samples": (workload.test_samples, 0)}
     for what, (number, least) in counts.items():
         if type(number) is not int or number < least:
-            raise refuse(f"{what} is {number!r}; it is a whole number of at least {least}")
+            raise refuse(f"{what} is {number!r}; it must be a whole number of at least {least}")
     units = attempt("count_units", lambda: workload.count_units(2))
     if type(units) is not int or units < 1:
-        raise refuse(f"count_units(2) is {units!r}; it is a whole number of at least 1")
+        raise refuse(f"count_units(2) is {units!r}; it must be a whole number of at least 1")
 
     cpu = torch.device("cpu")
 
@@ -355,7 +355,10 @@ def try_workload(
         except ValueError as error:
             raise refuse(f"{method} returned no batch: {error}") from error
         if items != 2:
-            raise refuse(f"{method} made {items} items where 2 were asked for: {_shapes(tensors)}")
+            raise refuse(
+                f"{method} made {items} items where 2 were asked for; its tensors have the shapes "
+                f"{_shapes(tensors)}"
+            )
         for tensor in tensors:
             if tensor.device != cpu:
                 raise refuse(f"{method} made a tensor on {tensor.device} where cpu was asked for")
@@ -370,7 +373,10 @@ def try_workload(
     batch = make()
     first, again = (check_batch("make_batch", b) for b in (batch, make()))
     if not all(map(torch.equal, first, again)):
-        raise refuse("make_batch made two batches from one seed; draw from its generator alone")
+        raise refuse(
+            "make_batch made two different batches from one seed; draw random numbers only from "
+            "the generator that it is given"
+        )
     if workload.test_samples >= 2:
         tested = attempt("make_test_batch", lambda: workload.make_test_batch(0, 2, cpu))
         check_batch("make_test_batch", tested)
@@ -386,16 +392,18 @@ def try_workload(
     made = attempt("compute_loss", lambda: workload.compute_loss(network, batch))
     if not calls:
         raise refuse(
-            "compute_loss does not call the network that it is given, which alone computes in the "
-            "case's precision"
+            "compute_loss does not call the network that it is given; call it, and no other, since "
+            "only that one computes in the case's precision"
         )
     loss, correct = (made.loss, made.correct) if isinstance(made, Loss) else (made, None)
     if not isinstance(loss, torch.Tensor):
-        raise refuse(f"compute_loss returned {type(loss).__name__}; it returns a tensor or a Loss")
+        raise refuse(
+            f"compute_loss returned {type(loss).__name__}; it must return a tensor or a Loss"
+        )
     if loss.shape != () or loss.dtype != torch.float32:
         raise refuse(
-            f"compute_loss returned {loss.dtype} of shape {tuple(loss.shape)}; the loss is "
-            "float32 of shape (), the mean over the batch"
+            f"compute_loss returned {loss.dtype} of shape {tuple(loss.shape)}; the loss must "
+            "be float32 of shape (), the mean over the batch"
         )
     if not loss.isfinite():
         raise refuse(f"compute_loss returned {float(loss.detach())} for the first batch")
@@ -407,11 +415,14 @@ def try_workload(
     ):
         shown = correct.tolist() if isinstance(correct, torch.Tensor) else correct
         raise refuse(
-            f"correct is {shown!r}; it is a whole number of shape (), from 0 to count_units, which "
-            f"is {units} here"
+            f"correct is {shown!r}; it must be an integer tensor of shape (), from 0 to what "
+            f"count_units says, {units} for two items"
         )
     if not loss.requires_grad:
-        raise refuse("the loss does not depend on the network's weights")
+        raise refuse(
+            "the loss does not depend on the network's weights; do not detach it, or compute it "
+            "under torch.no_grad"
+        )
     attempt("the backward pass", loss.backward)
     if all(p.grad is None for p in model.parameters()):
         raise refuse("no weight of the network receives a gradient")
@@ -440,12 +451,15 @@ def _try_optimizer(
         return ""
     if not isinstance(made, torch.optim.Optimizer):
         raise refuse(
-            f"build_optimizer returned {type(made).__name__}; it returns a torch.optim.Optimizer, "
-            "or None"
+            f"build_optimizer returned {type(made).__name__}; it must return a "
+            "torch.optim.Optimizer, or None"
         )
     stepped = {id(p) for group in made.param_groups for p in group["params"]}
     if not stepped <= {id(p) for p in parameters}:
-        raise refuse("build_optimizer steps other tensors than it was given")
+        raise refuse(
+            "build_optimizer made an optimizer of other tensors; give it only the parameters that "
+            "build_optimizer is given"
+        )
     return type(made).__name__
 
 

@@ -104,15 +104,15 @@ def test_what_keeps_the_protocol_is_known() -> None:
 
 BROKEN: dict[str, tuple[Workload, str]] = {
     "unit": (broken(unit=" "), "its unit is empty; name what is counted, such as 'tokens'"),
-    "samples": (broken(samples=1), "samples is 1; it is a whole number of at least 2"),
+    "samples": (broken(samples=1), "samples is 1; it must be a whole number of at least 2"),
     "no network": (
         broken(build_model=lambda self: 3),
-        "build_model returned int; it returns a torch.nn.Module",
+        "build_model returned int; it must return a torch.nn.Module",
     ),
     "no method": (Workload(), "build_model fails: NotImplementedError: a workload has a method"),
     "nothing to train": (
         broken(build_model=lambda self: nn.Flatten()),
-        "its network has no parameters to train",
+        "its network has no parameters that require gradients",
     ),
     "exception": (
         broken(make_batch=raising),
@@ -124,7 +124,7 @@ BROKEN: dict[str, tuple[Workload, str]] = {
     ),
     "items": (
         broken(make_batch=lambda self, size, device, generator: torch.zeros(3, 3)),
-        "make_batch made 3 items where 2 were asked for: (3, 3)",
+        "make_batch made 3 items where 2 were asked for; its tensors have the shapes (3, 3)",
     ),
     "device": (
         broken(make_batch=lambda self, size, *_: torch.zeros(size, 3, device="meta")),
@@ -136,16 +136,16 @@ BROKEN: dict[str, tuple[Workload, str]] = {
     ),
     "own random numbers": (
         broken(make_batch=lambda self, size, *_: torch.randn(size, 3)),
-        "make_batch made two batches from one seed; draw from its generator alone",
+        "made two different batches from one seed; draw random numbers only from the generator",
     ),
     "shape": (
         with_loss(lambda found: found.loss.expand(2)),
-        "compute_loss returned torch.float32 of shape (2,); the loss is float32 of shape (), the",
+        "compute_loss returned torch.float32 of shape (2,); the loss must be float32 of shape ()",
     ),
     "dtype": (with_loss(lambda found: found.loss.half()), "returned torch.float16 of shape ()"),
     "no loss": (
         with_loss(lambda found: float(found.loss.detach())),
-        "compute_loss returned float; it returns a tensor or a Loss",
+        "compute_loss returned float; it must return a tensor or a Loss",
     ),
     "not finite": (with_loss(lambda f: f.loss * torch.inf), "returned inf for the first batch"),
     "another network": (
@@ -154,7 +154,7 @@ BROKEN: dict[str, tuple[Workload, str]] = {
             build_model=lambda self: self.own,
             compute_loss=lambda self, network, batch: self.own(batch["x"]).sum(),
         ),
-        "compute_loss does not call the network that it is given, which alone computes in the",
+        "compute_loss does not call the network that it is given; call it, and no other, since",
     ),
     "module": (
         broken(
@@ -164,19 +164,19 @@ BROKEN: dict[str, tuple[Workload, str]] = {
     ),
     "detached": (
         with_loss(lambda found: found.loss.detach()),
-        "the loss does not depend on the network's weights",
+        "the loss does not depend on the network's weights; do not detach it",
     ),
     "correct": (
         with_loss(lambda found: Loss(found.loss, torch.tensor(5))),
-        "correct is 5; it is a whole number of shape (), from 0 to count_units, which is 2 here",
+        "correct is 5; it must be an integer tensor of shape (), from 0 to what count_units says,",
     ),
     "optimizer": (
         broken(build_optimizer=lambda *_: "adam"),
-        "build_optimizer returned str; it returns a torch.optim.Optimizer, or None",
+        "build_optimizer returned str; it must return a torch.optim.Optimizer, or None",
     ),
     "other weights": (
         broken(build_optimizer=lambda *_: torch.optim.SGD([torch.zeros(2)])),
-        "build_optimizer steps other tensors than it was given",
+        "build_optimizer made an optimizer of other tensors; give it only the parameters that",
     ),
     "closure": (
         broken(build_optimizer=lambda self, parameters, lr: torch.optim.LBFGS(parameters, lr)),
