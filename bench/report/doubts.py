@@ -193,6 +193,12 @@ def _lengthen_for_energy(rows: pd.DataFrame) -> str:
     return f"Use {', or '.join(said)}."
 
 
+def _use_cifar10(rows: pd.DataFrame) -> str:
+    given = [f"--{name}" for name in ("input", "classes") if (rows[name] != "").any()]
+    without = f" without {' and '.join(given)}" if given else ""
+    return f"Use --dataset cifar10{without} to train on it."
+
+
 def _measure_whole(rows: pd.DataFrame) -> str:
     said = {
         "--fraction 1": (rows["fraction"] < 1).any(),
@@ -396,7 +402,7 @@ DOUBTS: dict[str, Doubt] = {
             "synthetic",
             "synthetic images",
             "Loss and accuracy say nothing about CIFAR-10",
-            "Use --dataset cifar10 to train on it.",
+            _use_cifar10,
             lambda r: (r["dataset"] == "synthetic") & r["epoch_time_s"].notna(),
             fatal=False,
         ),
