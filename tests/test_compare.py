@@ -686,6 +686,12 @@ ANY_AXIS: dict[str, tuple[Case, Case, str, str]] = {
     "loss_scale": (FP16, at(FP16, loss_scale="dynamic"), "128", "dynamic"),
     "skip_overflow": (FP16, at(FP16, skip_overflow=True), "off", "on"),
     "opt_level": (at(APEX, opt_level="O1"), at(APEX, opt_level="O2"), "O1", "O2"),
+    "fp8_recipe": (
+        at(CASE, precision="fp8"),
+        at(CASE, precision="fp8", fp8_recipe="rowwise"),
+        "tensorwise",
+        "rowwise",
+    ),
     "batch_size": (CASE, SMALL, "128", "64"),
     "accumulate": (CASE, at(CASE, accumulate=4), "1", "4"),
     "memory_limit": (CASE, at(CASE, memory_limit="21GiB"), "none", "21GiB"),
