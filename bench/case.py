@@ -125,12 +125,12 @@ def _switch(text: str) -> bool:
     return switches[text.lower()]
 
 
-def _whole(what: str) -> Callable[[str], int]:
-    """Make the parser of an axis whose values are whole numbers from 1."""
+def _whole(what: str, least: int = 1) -> Callable[[str], int]:
+    """Make the parser of an axis whose values are whole numbers from ``least``."""
 
     def parse(text: str) -> int:
-        if not (text.isascii() and text.isdigit() and len(text) < 10 and int(text) >= 1):
-            raise ValueError(f"{what} is a whole number of at least 1")
+        if not (text.isascii() and text.isdigit() and len(text) < 10 and int(text) >= least):
+            raise ValueError(f"{what} is a whole number of at least {least}")
         return int(text)
 
     return parse
@@ -183,6 +183,13 @@ def _seed(text: str) -> int:
     if not (text.isascii() and text.isdigit() and len(text) < 20 and int(text) < 2**31):
         raise ValueError("a seed is a whole number from 0 to 2147483647")
     return int(text)
+
+
+LOADERS = ("device", "torch")
+"""What makes the batches: see `bench.data.batches` and `bench.data.loader`."""
+
+WORKER_SETTINGS = ("persistent_workers", "prefetch")
+"""Axes that only a case with ``workers`` has."""
 
 
 def describe_axis(
@@ -359,6 +366,39 @@ class Case:
         "classes of synthetic images, such as 1000 (default: the dataset's, 10)",
         since=4,
     )
+    loader: str = describe_axis(
+        "device",
+        _one_of(LOADERS),
+        "where batches are made: on the device from data that stay there, or by torch's DataLoader "
+        "on the CPU",
+        since=4,
+        quiet=True,
+    )
+    workers: int = describe_axis(
+        0,
+        _whole("a number of workers", least=0),
+        "processes of --loader torch; 0 loads within the training process, as torch does by "
+        "default",
+        since=4,
+        quiet=True,
+    )
+    pin_memory: bool = describe_axis(
+        False,
+        _switch,
+        "with --loader torch, copy batches to the GPU from page-locked memory, without waiting",
+        since=4,
+        quiet=True,
+    )
+    persistent_workers: bool = describe_axis(
+        False, _switch, "keep --workers from one epoch to the next", since=4, quiet=True
+    )
+    prefetch: int = describe_axis(
+        2,
+        _whole("a number of batches"),
+        "batches (or micro-batches) that each of --workers prepares ahead",
+        since=4,
+        quiet=True,
+    )
     seed: int = describe_axis(0, _seed, "seed of weights, order and augmentation")
     device: str = describe_axis(
         "cuda", _one_of(("cuda", "cpu")), "where to train (default: cuda if there is a GPU)"
@@ -390,6 +430,7 @@ FOLLOWS: dict[str, tuple[str, ...]] = {
     "precision": ("loss_scale", "skip_overflow", "opt_level", "fp8_recipe"),
     "optimizer": ("lr",),
     "lr_scaling": ("base_batch",),
+    "loader": ("workers", "pin_memory", "persistent_workers", "prefetch"),
 }
 """Axes that only some values of another axis have: where that one changes, so may these."""
 
@@ -545,9 +586,10 @@ def grid(
 
     A loss scale applies to the precisions that scale a loss, skipping overflows to static loss
     scales of ours, an opt level to apex, which itself decides what is skipped, and a recipe to fp8;
-    where they do not apply, a case is planned once. A user's workload has no images of ours, and
-    its name for a model. Where no loss scale is given, each precision that needs one takes its own
-    default, and so does each optimizer where no learning rate is.
+    the settings of torch's DataLoader apply to that loader, and some of them to its workers. Where
+    they do not apply, a case is planned once. A user's workload has no images of ours, and its name
+    for a model. Where no loss scale is given, each precision that needs one takes its own default,
+    and so does each optimizer where no learning rate is.
 
     Args:
         axes: the values of each; `MICRO_BATCH` may be among them.
@@ -582,6 +624,12 @@ def grid(
             settings |= {"input": None, "classes": None}
         if settings.get("lr_scaling", Case.lr_scaling) == "none":
             settings["base_batch"] = Case.base_batch
+        unused: tuple[str, ...] = ()
+        if settings.get("loader", Case.loader) == Case.loader:
+            unused = FOLLOWS["loader"]
+        elif not settings.get("workers", Case.workers):
+            unused = WORKER_SETTINGS
+        settings |= {name: getattr(Case, name) for name in unused}
         sizes: Sequence[int] = [settings.pop("batch_size", Case.batch_size)]
         if isinstance(text := sizes[0], str):
             if limit is not None:
@@ -652,6 +700,10 @@ def check_axes(case: Case) -> None:
         raise UsageError(f"--optimizer {OWN} is that of a --workload; give one, or leave it out")
     if case.schedule == "onecycle" and case.lr_warmup != "0":
         raise UsageError("--schedule onecycle has its own warm-up; leave out --lr-warmup")
+    if case.pin_memory and case.device == "cpu":
+        raise UsageError(
+            "--pin-memory is for copies to a GPU, and --device cpu makes none; leave it out"
+        )
     if PRECISIONS[case.precision].apex and case.optimizer != "sgd":
         raise UsageError(
             f"--precision {case.precision} trains with SGD only; leave out --optimizer "

@@ -22,7 +22,8 @@ class Rule:
     ``kind`` is a class name anywhere among the exception's ancestors, or empty for any;
     ``message`` a regular expression searched for in its text. ``when_full`` rules hold only while
     device memory is nearly full, ``when_limited`` ones under a memory limit on a CPU;
-    ``transient`` ones are worth another try.
+    ``transient`` ones are worth another try. By ``shared`` ones the memory that processes share
+    ran out.
     """
 
     status: Status
@@ -31,6 +32,7 @@ class Rule:
     when_full: bool = False
     when_limited: bool = False
     transient: bool = False
+    shared: bool = False
 
 
 # The first match counts. torch.OutOfMemoryError and torch.AcceleratorError are sibling classes, and
@@ -47,6 +49,19 @@ RULES: tuple[Rule, ...] = (
     Rule(Status.OOM, "", r"CUDNN_STATUS_\w*ALLOCATION_FAILED"),  # cuDNN 9
     Rule(Status.OOM, "", r"DefaultCPUAllocator: (?:can't|not enough).*memory"),
     Rule(Status.OOM, "", r"std::bad_alloc|Cannot allocate memory"),
+    # what workers of a DataLoader die of where a page of it is missing, and what they say otherwise
+    Rule(
+        Status.OOM,
+        "",
+        r"DataLoader worker \(pid[^)]*\) is killed by signal: Bus error"
+        r"|unable to (?:\w+ )+(?:shared memory|file <)[^\n]*No space left on device",
+        shared=True,
+    ),
+    Rule(
+        Status.KILLED,
+        "",
+        r"DataLoader worker \(pid[^)]*\) is killed by signal: (?:Killed|Terminated)",
+    ),
     # libraries that do not say why the memory that they asked for was refused
     Rule(
         Status.OOM,
@@ -87,6 +102,9 @@ RULES: tuple[Rule, ...] = (
 )
 
 
+_SHARED = "/dev/shm is full; enlarge it (docker: --shm-size), or lower --workers or --prefetch"
+
+
 @dataclass(frozen=True)
 class Fault:
     """A failure with its meaning: a status, a one-line reason, and whether to try again."""
@@ -108,8 +126,9 @@ def classify(
             allocator has refused some.
         case: what was run; its memory limit is named where memory ran out.
     """
-    first = next(filter(None, map(clean, message.splitlines())), "")
+    first, where = _quote(message)
     reason = f"{kinds[0]}: {first[:300]}" if first else kinds[0]
+    reason += where
     limit = case.memory_limit if case else None
     on_host = case is not None and case.device == "cpu"
     for rule in RULES:
@@ -120,11 +139,28 @@ def classify(
         if rule.when_limited and not (limit and on_host):
             continue
         if re.search(rule.message, message, re.DOTALL):
-            if limit and rule.status is Status.OOM:
+            if rule.shared:
+                reason = f"{_SHARED}: {reason}"
+            elif limit and rule.status is Status.OOM:
                 memory = "host memory" if on_host else "GPU memory"
                 reason = f"{memory}: {reason}; the limit is {limit}"
             return Fault(rule.status, reason, rule.transient)
     return Fault(Status.ERROR, reason)
+
+
+def _quote(message: str) -> tuple[str, str]:
+    """The line of a message that says what happened, and where, if not in the process itself.
+
+    A DataLoader hands on an exception of a worker with the worker's traceback; its own line is the
+    one below the last place.
+    """
+    lines = message.splitlines()
+    if found := re.match(r"Caught \w+ (in DataLoader worker process \d+)\.", message):
+        places = [i for i, line in enumerate(lines) if line.startswith('  File "')]
+        below = lines[places[-1] + 1 :] if places else []
+        if said := next((line for line in below if line[:1].strip()), ""):
+            return clean(said.partition(": ")[2] or said), f" ({found[1]})"
+    return next(filter(None, map(clean, lines)), ""), ""
 
 
 def classify_death(

@@ -23,6 +23,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from bench.data.loader import Loading, load_items
 from bench.data.sources import CLASSES
 from bench.data.synthetic import SHAPE, parse_shape
 from bench.errors import UsageError
@@ -69,7 +70,7 @@ class WorkloadFacts:
 
     ``samples`` are the items of its training data; ``units`` how many units these are, of its
     ``unit``, and ``test_units`` those of its test data. ``optimizer`` is the class of its own,
-    empty where it takes that of the case.
+    empty where it takes that of the case; ``dataset`` is whether it has one for ``--loader torch``.
     """
 
     samples: int
@@ -77,6 +78,7 @@ class WorkloadFacts:
     test_units: int
     unit: str
     optimizer: str = ""
+    dataset: bool = False
 
 
 def read_fingerprint(values: Mapping[str, Any]) -> Fingerprint:
@@ -427,6 +429,12 @@ def try_workload(
     if all(p.grad is None for p in model.parameters()):
         raise refuse("no weight of the network receives a gradient")
     optimizer = _try_optimizer(workload, model, attempt, refuse)
+    dataset = attempt("build_dataset", workload.build_dataset)
+    if dataset is not None:
+        items = _try_dataset(workload, dataset, batch, attempt, refuse)
+        attempt(
+            "compute_loss of items of build_dataset", lambda: workload.compute_loss(network, items)
+        )
     _try_steps(name, workload, batch, attempt, freezes)
     return WorkloadFacts(
         workload.samples,
@@ -434,6 +442,7 @@ def try_workload(
         workload.count_units(workload.test_samples) if workload.test_samples else 0,
         workload.unit.strip(),
         optimizer,
+        dataset is not None,
     )
 
 
@@ -461,6 +470,53 @@ def _try_optimizer(
             "build_optimizer is given"
         )
     return type(made).__name__
+
+
+def _try_dataset(
+    workload: Workload,
+    dataset: Any,
+    batch: Any,
+    attempt: Callable[[str, Callable[[], Any]], Any],
+    refuse: Callable[[str], UsageError],
+) -> Any:
+    """Make a batch of the first two items of a dataset, and compare it with one of make_batch."""
+    import torch
+    from torch.utils.data import IterableDataset
+
+    if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__"):
+        raise refuse(
+            f"build_dataset returned {type(dataset).__name__}; it returns a map-style dataset, "
+            "with __getitem__ and __len__"
+        )
+    if (items := attempt("build_dataset: len()", lambda: len(dataset))) != workload.samples:
+        raise refuse(
+            f"build_dataset has {items} items, and samples is {workload.samples}; an epoch is as "
+            "many with either --loader, so make them equal"
+        )
+    loaded = load_items(
+        dataset,
+        batch_size=2,
+        micro_batch=2,
+        device=torch.device("cpu"),
+        seed=0,
+        loading=Loading(),
+    )
+    made = attempt("a batch of build_dataset", lambda: next(loaded.evaluation()))
+    if (got := _kinds(made)) != (wanted := _kinds(batch)):
+        raise refuse(
+            f"torch's default_collate of items of build_dataset gives {got}; make_batch gives "
+            f"{wanted}"
+        )
+    return made
+
+
+def _kinds(batch: Any) -> str:
+    """The dtypes and shapes of a batch's tensors."""
+    from torch import Tensor
+    from torch.utils._pytree import tree_leaves
+
+    tensors = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)]
+    return ", ".join(f"{str(t.dtype).removeprefix('torch.')} {tuple(t.shape)}" for t in tensors)
 
 
 def _try_steps(

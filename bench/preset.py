@@ -10,7 +10,9 @@ from pathlib import Path
 
 from bench.case import (
     AXES,
+    FOLLOWS,
     MICRO_BATCH,
+    WORKER_SETTINGS,
     Case,
     Value,
     grid,
@@ -30,6 +32,16 @@ _USED = (
     ("fp8_recipe", "an fp8 recipe", "float8"),
 )
 """Axes that only some precisions use, and by which of their fields."""
+
+_LOADED: tuple[tuple[tuple[str, ...], Callable[[Case], bool], str], ...] = (
+    (
+        FOLLOWS["loader"],
+        lambda case: case.loader != Case.loader,
+        "the device makes all batches; add --loader torch",
+    ),
+    (WORKER_SETTINGS, lambda case: case.workers > 0, "there are no workers; add --workers 4"),
+)
+"""Axes that only some loaders use, which cases do, and what is said where none does."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +87,10 @@ class Preset:
                     f"{what} is given, but none of the precisions measured uses one ({chosen}); "
                     f"add --precision {' or '.join(using)}"
                 )
+        for settings, uses, lack in _LOADED:
+            given = [axis for axis in settings if any(axis in block for block in blocks)]
+            if given and not any(map(uses, [*cases, *families])):
+                raise UsageError(f"{given[0].replace('_', ' ')} is given, but {lack}")
         scaled = any(case.lr_scaling != "none" for case in [*cases, *families])
         if any("base_batch" in block for block in blocks) and not scaled:
             raise UsageError(

@@ -119,6 +119,18 @@ class Measurement:
     )
     step_time_last_s: float | None = quantity(float, "mean step of the last quarter", "s", since=2)
     eval_time_s: float | None = quantity(float, "last evaluation on the test images", "s")
+    loader_first_batch_s: float | None = quantity(
+        float,
+        "start of the first epoch to its first batch, the start of --workers included",
+        "s",
+        since=4,
+    )
+    loader_samples_per_s: float | None = quantity(
+        float,
+        "items that --loader torch supplies without training, its start left out",
+        "1/s",
+        since=4,
+    )
 
     setup_process_bytes: int | None = quantity(
         int,

@@ -28,6 +28,7 @@ from bench.case import (
     Value,
     check_batches,
     format_value,
+    free_axes,
     grid,
     telling_axes,
 )
@@ -73,6 +74,7 @@ _WITHOUT = (
     "epochs",
     "freeze",
     "start",
+    *free_axes("loader"),
 )
 """Axes without a flag here: a check trains a few steps of whole batches, all at --lr, of a whole
 network from scratch."""

@@ -21,7 +21,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from bench.case import Case, Value, check_batches, grid
+from bench.case import Case, Value, check_batches, free_axes, grid
 from bench.data import prepare
 from bench.environment import Platform, has_cuda, probe
 from bench.errors import UsageError
@@ -39,6 +39,9 @@ from bench.precision import PRECISIONS
 from bench.record import Status
 
 HERE = Path(__file__).parent
+_WITHOUT = (*CIFAR_ONLY, *free_axes("loader"))
+"""Axes without a flag here: the bare loop makes its batches on the device."""
+
 BOUND = 0.01
 """Harness and bare loop are to agree within this."""
 
@@ -164,12 +167,12 @@ def crosscheck(argv: Sequence[str]) -> int:
     add_axes(
         parser,
         "of the case; default on a GPU: dpn92, bf16-amp, batch 256, fraction 0.2",
-        without=CIFAR_ONLY,
+        without=_WITHOUT,
     )
     given = parser.parse(argv)
     if given.pairs < 1:
         raise UsageError(f"--pairs {given.pairs}: give a whole number of at least 1")
-    axes = read_axes(given, without=CIFAR_ONLY)
+    axes = read_axes(given, without=_WITHOUT)
     platform = probe(
         "cuda" if axes.get("device", ["cuda" if has_cuda() else "cpu"])[0] == "cuda" else "cpu"
     )

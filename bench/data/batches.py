@@ -109,10 +109,7 @@ class Batches:
         # torch.tensor copies: from_numpy would warn of, and then write to, a read-only map
         self.images = torch.tensor(images, device=device)
         self.labels = torch.tensor(labels, device=device, dtype=torch.int64)
-        # of other than three channels, each takes its turn
-        mean, std = (list(islice(cycle(x), images.shape[1])) for x in (MEAN, STD))
-        self.mean = torch.tensor(mean, device=device).mul_(255).view(-1, 1, 1)
-        self.scale = torch.tensor(std, device=device).mul_(255).reciprocal_().view(-1, 1, 1)
+        self.mean, self.scale = normalisation(device, images.shape[1])
 
     def __len__(self) -> int:
         """Steps in an epoch; the last batch may be smaller."""
@@ -145,16 +142,8 @@ class Batches:
         return self._divide(index, steps, size or self.batch_size, self.micro_batch)
 
     def _divide(self, index: int, steps: int | None, size: int, micro: int) -> Iterator[Divided]:
-        import torch
-
         n, device = self.samples, self.images.device
-        generator = torch.Generator(device).manual_seed(_mix(self.seed, index))
-        # A whole epoch's draws at once cost a few kernels, whatever the batch size
-        order = torch.randperm(n, generator=generator, device=device)
-        if n > len(self.images):
-            order.remainder_(len(self.images))
-        corners = torch.randint(2 * PADDING + 1, (2, n), generator=generator, device=device)
-        flips = torch.rand(n, generator=generator, device=device) < 0.5
+        order, corners, flips = draw(n, len(self.images), self.seed, index, device)
         augment = _Augmentation(micro, device) if self.augment else None
 
         def make(first: int, end: int) -> Iterator[Batch]:
@@ -181,6 +170,40 @@ class Batches:
     def _normalise(self, x: torch.Tensor) -> torch.Tensor:
         # (x / 255 - mean) / std in two kernels; uint8 - float32 needs no conversion of its own
         return (x - self.mean).mul_(self.scale)
+
+
+def normalisation(device: torch.device | str, channels: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """What a pixel from 0 to 255 is lowered by, then multiplied with: float32 (channels, 1, 1) each.
+
+    Of other than three channels, those of CIFAR-10 take turns.
+    """
+    import torch
+
+    mean, std = (list(islice(cycle(x), channels)) for x in (MEAN, STD))
+    lowered = torch.tensor(mean, device=device).mul_(255).view(-1, 1, 1)
+    return lowered, torch.tensor(std, device=device).mul_(255).reciprocal_().view(-1, 1, 1)
+
+
+def draw(
+    n: int, images: int, seed: int, index: int, device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """What is random in epoch ``index``, ``n`` of so many images, on ``device``.
+
+    It has a generator of its own.
+
+    Returns:
+        The order, int64 (n,), and of each image in it the corner of its crop, int64 (2, n) from 0
+        to twice `PADDING`, and whether it is flipped, bool (n,).
+    """
+    import torch
+
+    generator = torch.Generator(device).manual_seed(mix(seed, index))
+    # A whole epoch's draws at once cost a few kernels, whatever the batch size
+    order = torch.randperm(n, generator=generator, device=device)
+    if n > images:
+        order.remainder_(images)
+    corners = torch.randint(2 * PADDING + 1, (2, n), generator=generator, device=device)
+    return order, corners, torch.rand(n, generator=generator, device=device) < 0.5
 
 
 class _Augmentation:
@@ -270,7 +293,7 @@ class MadeBatches:
     def _seeded(self, *place: int) -> torch.Generator:
         import torch
 
-        return torch.Generator(self.device).manual_seed(_mix(self.seed, *place))
+        return torch.Generator(self.device).manual_seed(mix(self.seed, *place))
 
 
 class Counted:
@@ -347,7 +370,7 @@ def _check(batch: Any, size: int) -> Any:
     return batch
 
 
-def _mix(*numbers: int) -> int:
+def mix(*numbers: int) -> int:
     """One generator seed per seed and epoch: torch's CPU generator reads only its low 32 bits."""
     import numpy as np
 

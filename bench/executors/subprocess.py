@@ -6,6 +6,7 @@ CUDA errors are sticky and cuDNN's choices outlive a case, so no process measure
 from __future__ import annotations
 
 import os
+import re
 import selectors
 import signal
 import subprocess
@@ -28,6 +29,7 @@ from bench.failure import Fault, classify, classify_death, count_oom_kills
 from bench.gpu.device import Unreadable
 from bench.gpu.monitor import ENERGY, Monitor, Observation
 from bench.gpu.nvml import open_device
+from bench.processes import list_children
 from bench.record import MEASURED, REFUSED, Outcome, Status
 from bench.worker.messages import (
     Assignment,
@@ -44,6 +46,8 @@ _BACK_OFF_S = 1.0
 _CUT_SHORT = (Status.TIMEOUT, Status.INTERRUPTED)
 _POLL_S = 0.1
 _GRACE_S = 3.0
+_AWAITS_LOADER = re.compile(r"utils/data/dataloader\.py\", line \d+ in __next__").search
+"""Whether the stacks of a worker show that it waits for a batch of torch's DataLoader."""
 _LOG_BYTES = 1_000_000  # kept of each end of what a worker prints
 
 
@@ -142,6 +146,9 @@ class SubprocessExecutor:
             if answer is None:
                 oom_kills = count_oom_kills() - oom_kills
                 answer = _finish(classify_death(returncode, oom_kills, job.case, trained))
+            elif answer.status is Status.KILLED and count_oom_kills() > oom_kills:
+                reason = f"{answer.reason} By the host's out-of-memory killer (host memory)"
+                answer = replace(answer, reason=reason)
             seen = monitor.close(
                 answer.measurement.peak_reserved_bytes,
                 answer.measurement.warmup_reserved_bytes,
@@ -164,10 +171,11 @@ class SubprocessExecutor:
                 yield Finished(Status.INTERRUPTED, "the sweep was stopped")
                 return
             if time.monotonic() > deadline:
-                worker.dump_stacks()
-                limit = f"{self._settings.timeout_s:g} s"
+                stacks = worker.dump_stacks()
+                waited = ", waiting for its DataLoader" if _AWAITS_LOADER(stacks) else ""
                 reason = (
-                    f"{phase} took longer than {limit}; raise --timeout; the log has the stacks"
+                    f"{phase} took longer than {self._settings.timeout_s:g} s{waited}; "
+                    "raise --timeout; the log has the stacks"
                 )
                 yield Finished(Status.TIMEOUT, reason)
                 return
@@ -216,6 +224,7 @@ class Worker:
     """A running `bench.worker` in a session of its own, so that its whole group can be ended."""
 
     def __init__(self, job: Job, variables: Mapping[str, str]) -> None:
+        self._recent = deque[bytes](maxlen=16)  # of what it printed
         self._messages, write = os.pipe()
         try:
             self._process = subprocess.Popen(
@@ -235,7 +244,7 @@ class Worker:
         self.pid = self._process.pid
         assert self._process.stdout is not None
         self._log = threading.Thread(
-            target=_keep_log, args=(self._process.stdout, job.log), daemon=True
+            target=_keep_log, args=(self._process.stdout, job.log, self._recent), daemon=True
         )
         self._log.start()
         assignment = Assignment(
@@ -271,11 +280,23 @@ class Worker:
         """Let the worker go on into the phase it announced."""
         self._tell(b"\n")
 
-    def dump_stacks(self) -> None:
-        """Have every thread's stack written to the log."""
+    def dump_stacks(self) -> str:
+        """Have every thread's stack written to the log, then those of the processes it started.
+
+        Returns:
+            What the worker itself printed meanwhile, its stacks among it.
+        """
+        self._recent.clear()
         with suppress(ProcessLookupError):
             self._process.send_signal(signal.SIGUSR1)
         time.sleep(0.5)
+        stacks = b"".join(self._recent).decode(errors="replace")
+        # workers of a DataLoader inherit the handler; what has none is ended a little early
+        for child in list_children(self.pid):
+            with suppress(ProcessLookupError):
+                os.kill(child, signal.SIGUSR1)
+        time.sleep(0.1)
+        return stacks
 
     def kill(self) -> None:
         """SIGKILL the whole group."""
@@ -307,8 +328,10 @@ class Worker:
             self._process.stdin.flush()
 
 
-def _keep_log(stream: IO[bytes], path: Path | None) -> None:
+def _keep_log(stream: IO[bytes], path: Path | None, recent: deque[bytes]) -> None:
     """Keep the first and the last megabyte of what a worker prints, however much it is.
+
+    What comes is put into ``recent`` as well.
 
     A log that cannot be written does not stop the reading, because the worker would then wait for
     ever.
@@ -317,6 +340,7 @@ def _keep_log(stream: IO[bytes], path: Path | None) -> None:
     with stream, ExitStack() as opened:
         log: IO[bytes] | None = None
         while data := os.read(stream.fileno(), 1 << 16):
+            recent.append(data)
             if head < _LOG_BYTES:
                 head += len(data)
                 with suppress(OSError):

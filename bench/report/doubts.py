@@ -333,6 +333,14 @@ DOUBTS: dict[str, Doubt] = {
             fatal=False,
         ),
         Doubt(
+            "crowded",
+            "more workers than cores",
+            "The DataLoader had more workers than there were CPU cores for them",
+            "Use --workers of at most that number.",
+            lambda r: r["workers"] > r["cpu"].str.extract(r", (\d+) cores$")[0].astype(float),
+            fatal=False,
+        ),
+        Doubt(
             "unclear",
             "unclear arithmetic",
             "The numeric probe found a rounding error between those of two number formats",

@@ -33,6 +33,7 @@ from bench.report.effects import Effect, find_effects
 from bench.report.epochs import collect_epochs, tabulate_epochs
 from bench.report.filters import Filter, select
 from bench.report.learning import judge_learning
+from bench.report.loading import find_loaded, tabulate_loaded
 from bench.report.model import MOST_SECTIONS, NOTHING, Answer, Cell, Head, Report, Table
 from bench.report.notes import describe_constants, list_values, write_notes
 from bench.report.notices import warn
@@ -105,6 +106,7 @@ def build(
         *tabulate_learning(list(judge_learning(rows, cases, effects))),
         *tabulate_prices(cases, list(find_prices(rows, cases, effects))),
         *tabulate_batches(families, cases, searches, machines, _said_below(cases)),
+        *tabulate_loaded(find_loaded(rows, cases), cases, machines),
         *tabulate_epochs(cases, collect_epochs(rows, cases, sweeps), order, machines),
         *tabulate_checkpoints(rows, cases, order, machines),
         *_tabulate_machines(cases, order, machines),

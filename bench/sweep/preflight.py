@@ -15,7 +15,7 @@ from bench.case import AXES, Case, check_batches, format_value, telling_axes
 from bench.data import DatasetInfo, count_classes, prepare, progress_bar
 from bench.doctor.__main__ import write_warnings
 from bench.doctor.machine import examine_machine
-from bench.environment import Platform, ask, describe_host, with_inputs
+from bench.environment import Platform, ask, describe_host, usable_cpus, with_inputs
 from bench.errors import UsageError
 from bench.fingerprint import Asked, Fingerprint, check_outputs, name_subject
 from bench.gpu.nvml import find_neighbours
@@ -30,7 +30,7 @@ from bench.sweep.schedule import choose_seed
 from bench.text import clean
 from bench.wall.records import name_family
 from bench.wall.search import list_sizes
-from bench.workloads import IMAGES, OWN, Workload
+from bench.workloads import IMAGES, NO_DATASET, OWN, Workload
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -174,7 +174,7 @@ def find_inputs(cases: Sequence[Case], options: Options, families: Sequence[Case
         platforms,
         models,
         prepare_datasets(cases, options),
-        write_warnings(machine),
+        [*write_warnings(machine), *warn_of_workers(cases)],
         machine.apex,
         starts,
     )
@@ -189,6 +189,17 @@ def hash_starts(cases: Sequence[Case]) -> dict[str | None, str]:
         UsageError: one cannot be read.
     """
     return {name: hash_weights(name) for name in dict.fromkeys(c.start for c in cases) if name}
+
+
+def warn_of_workers(cases: Sequence[Case]) -> list[str]:
+    """A line where a DataLoader has more workers than there are cores for them."""
+    most, cores = max(case.workers for case in cases), len(usable_cpus())
+    if most <= cores:
+        return []
+    return [
+        f"note: {most} workers share {cores} CPU cores, and load no faster than {cores}; lower "
+        "--workers"
+    ]
 
 
 def list_examined(cases: Sequence[Case]) -> list[str]:
@@ -247,13 +258,17 @@ def try_models(cases: Sequence[Case], options: Options) -> Callable[[Case], Case
 def _check_examined(
     cases: Sequence[Case], models: Mapping[str, Fingerprint], options: Options
 ) -> None:
-    asked = {(name_data(c), name_subject(c), c.optimizer): c for c in cases}
+    asked = {(name_data(c), name_subject(c), c.optimizer, c.loader): c for c in cases}
     for case in asked.values():
         found = models[name_subject(case)]
         if case.workload == IMAGES:
             classes = case.classes or count_classes(case.dataset, options.data_dir)
             check_outputs(case.model, found, classes)
-        elif (facts := found.workload) and facts.optimizer:
+            continue
+        facts = found.workload
+        if case.loader != Case.loader and facts and not facts.dataset:
+            raise UsageError(f"workload {case.model!r}: {NO_DATASET}")
+        if facts and facts.optimizer:
             if "optimizer" in options.axes and case.optimizer != OWN:
                 raise UsageError(
                     f"--workload {case.model} brings its own optimizer, {facts.optimizer}; leave "

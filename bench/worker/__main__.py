@@ -8,7 +8,6 @@ can take readings of the card at the boundary. What it prints otherwise is its l
 from __future__ import annotations
 
 import faulthandler
-import os
 import signal
 import sys
 from contextlib import suppress
@@ -16,6 +15,7 @@ from contextlib import suppress
 from bench.case import Case
 from bench.errors import UnsupportedError, UsageError
 from bench.failure import Fault, classify
+from bench.processes import die_with_parent
 from bench.record import Status
 from bench.worker.channel import Channel
 from bench.worker.limit import lift_host_limit
@@ -45,17 +45,6 @@ def read_free_share(case: Case) -> float | None:
     return None
 
 
-def _die_with_parent(parent: int) -> None:
-    """Have the kernel kill this process when its parent dies: no orphan holds the GPU."""
-    if sys.platform == "linux":
-        import ctypes
-
-        set_parent_death_signal = 1
-        ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
-        if os.getppid() != parent:  # it died before it could be asked for
-            os._exit(1)
-
-
 def conclude(found: Findings) -> tuple[Status, str]:
     """The outcome of a measured case and its reason: not to be believed comes before diverged."""
     m, reasons = found.measurement, [str(found.contradiction)] if found.contradiction else []
@@ -79,7 +68,10 @@ def _report_failure(channel: Channel, case: Case, error: BaseException) -> None:
         fault = Fault(Status.UNSUPPORTED, str(error))
     else:
         kinds = [kind.__name__ for kind in type(error).__mro__]
-        fault = classify(kinds, str(error), read_free_share(case), case)
+        cause = error.__cause__
+        # where a worker of a DataLoader died, torch may say by which signal in the cause alone
+        told = cause if "DataLoader worker" in str(cause) else error
+        fault = classify(kinds, str(told), read_free_share(case), case)
     channel.send(Finished(fault.status, fault.reason, fault.transient))
 
 
@@ -89,7 +81,7 @@ def main() -> int:
     if hasattr(faulthandler, "register"):
         faulthandler.register(signal.SIGUSR1, all_threads=True)
     given = decode_assignment(sys.stdin.readline())
-    _die_with_parent(given.parent)
+    die_with_parent(given.parent)
     channel = Channel(given.descriptor)
     try:
         found = measure(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import math
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,8 +12,9 @@ from itertools import chain, count, islice
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from bench.case import Case, micro_batch
+from bench.case import FOLLOWS, Case, micro_batch
 from bench.errors import UsageError
+from bench.processes import read_cpu_time
 from bench.record import EpochRow, Measurement, Step
 from bench.training.flop import count_flop
 from bench.worker.channel import Channel, Reporter
@@ -104,6 +104,8 @@ def measure(
         channel.enter("epoch", index)
         with others.watch():
             fetch = _train(training, batches, case, index, rates, channel)
+        if not index:
+            m.loader_first_batch_s = _read_first_batch(batches)
         channel.enter("evaluation", index)
         _read_memory(device, "peak", found)
         _add_allocator_troubles(before, device, found)
@@ -116,6 +118,7 @@ def measure(
             files.save(training, _list_epochs(case, done), _pack(done, others, m))
     if device.type == "cpu":
         m.other_cores = others.cores()
+    _end_workers(batches)
     limit.lift()
     if m.alloc_retries:
         _note(
@@ -128,6 +131,8 @@ def measure(
     if case.checkpoint:
         _measure_checkpoint(files, training, batches, case, folder, found)
 
+    with forgive(found, "loader_samples_per_s"):
+        _describe_loader(found, batches, case, device)
     m.flags = " ".join(f"{name}={value}" for name, value in read_flags().items())
     with forgive(found, *_PROVEN):
         _prove(training, batches, case, found)
@@ -464,20 +469,65 @@ def set_up(case: Case, folder: str) -> tuple[Workload, Supply, Training]:
     """Set the flags, bring the data to the device and build the network: ready to train."""
     import torch
 
-    from bench.data.batches import Batches, Counted, MadeBatches
     from bench.training.building import build_training, open_workload
     from bench.training.timing import synchronize
 
     device, workload = torch.device(case.device), open_workload(case, folder)
-    size = micro_batch(case)
-    batches = workload.open_batches(
-        batch_size=case.batch_size, micro_batch=size, device=device, seed=case.seed
-    )
-    if not isinstance(batches, Batches | MadeBatches):
-        batches = Counted(batches, size)
+    batches = open_supply(case, workload, device)
     training = build_training(case, workload, device)
     synchronize(device)
     return workload, batches, training
+
+
+def open_supply(case: Case, workload: Workload, device: torch.device) -> Supply:
+    """The batches of training, made as ``case`` asks for.
+
+    Raises:
+        UsageError: torch's DataLoader is to make them, and the workload has no dataset.
+    """
+    from bench.data.batches import Batches, Counted, MadeBatches
+    from bench.data.loader import Loading
+
+    about: dict[str, Any] = {
+        "batch_size": case.batch_size,
+        "micro_batch": micro_batch(case),
+        "device": device,
+        "seed": case.seed,
+    }
+    if case.loader == "device":
+        batches = workload.open_batches(**about)
+        ours = isinstance(batches, Batches | MadeBatches)
+        return batches if ours else Counted(batches, about["micro_batch"])
+    loading = Loading(**{name: getattr(case, name) for name in FOLLOWS["loader"]})
+    return workload.open_loader(**about, loading=loading)
+
+
+def _end_workers(batches: Supply) -> None:
+    """End the processes that make batches, if there are any."""
+    from bench.data.loader import LoadedBatches
+
+    if isinstance(batches, LoadedBatches):
+        batches.close()
+
+
+def _read_first_batch(batches: Supply) -> float | None:
+    from bench.data.loader import LoadedBatches
+
+    return batches.first_batch_s if isinstance(batches, LoadedBatches) else None
+
+
+def _describe_loader(found: Findings, batches: Supply, case: Case, device: torch.device) -> None:
+    """Note what the loader supplies while nothing is trained; the device's is not one apart."""
+    from bench.data.loader import LoadedBatches, measure_rate
+    from bench.training.timing import synchronize
+
+    if not isinstance(batches, LoadedBatches):
+        return
+    rate = measure_rate(batches, case.workers, lambda: synchronize(device))
+    found.measurement.loader_samples_per_s = rate
+    if rate is None:
+        reason = "an epoch has no batch after the first of each worker; lower --workers"
+        found.missing["loader_samples_per_s"] = reason
 
 
 def count_steps(case: Case, batches: Supply) -> int:
@@ -526,12 +576,14 @@ def warm_up_shapes(
     warm = warm_up(step, training.device, count_steps(case, batches))
     smaller_steps = min(_SMALLER_STEPS, case.steps or _SMALLER_STEPS)
     for size in _measured_shapes(case, batches)[1:]:
-        smaller = list(islice(supply(size), smaller_steps))  # the epoch's order is drawn here
+        smaller = islice(supply(size), smaller_steps)
+        batch = next(smaller, None)  # the epoch's order is drawn here
         moments = [time.perf_counter()]
-        for batch in smaller:
+        while batch is not None:
             training.step(batch)
             synchronize(training.device)
             moments.append(time.perf_counter())
+            batch = next(smaller, None)
         warm = Warmup(
             warm.steps + smaller_steps,
             warm.time_s + moments[-1] - moments[0],
@@ -542,7 +594,10 @@ def warm_up_shapes(
 
 
 def start_over(training: Training, batches: Supply, case: Case) -> None:
-    """Undo what warm-up did to weights, optimizer, random numbers and memory statistics."""
+    """Undo what warm-up did to weights, optimizer, random numbers and memory statistics.
+
+    Workers of a DataLoader end.
+    """
     import torch
 
     from bench.training.building import seed_all
@@ -555,6 +610,7 @@ def start_over(training: Training, batches: Supply, case: Case) -> None:
         torch.cuda.empty_cache()
         for size in _measured_shapes(case, batches):
             training.step(next(batches.divide(1, steps=1, size=size)))
+    _end_workers(batches)  # those of the warm-up; the epoch starts its own, as a script does
     training.reset()
     seed_all(case.seed)
     synchronize(training.device)
@@ -648,11 +704,12 @@ class OtherWork:
     def _read() -> tuple[float, float, float]:
         import psutil
 
-        times, own = psutil.cpu_times(), os.times()
+        # the processes that this one starts, such as a DataLoader's workers, are not others
+        times, own = psutil.cpu_times(), read_cpu_time()
         busy = sum(times) - times.idle - getattr(times, "iowait", 0.0)
         # the kernel counts a guest's time twice, and steal is time this machine was not given
         busy -= getattr(times, "guest", 0.0) + getattr(times, "guest_nice", 0.0)
-        return busy, own.user + own.system, time.monotonic()
+        return busy, own, time.monotonic()
 
 
 def evaluate(training: Training, workload: Workload, case: Case) -> Tested:

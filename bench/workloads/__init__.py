@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from bench.data.batches import MadeBatches, Supply, count_items
+from bench.data.loader import Dataset, LoadedBatches, Loading, load_items
 from bench.errors import UsageError
 from bench.models import is_factory, load_factory
 from bench.precision import is_affine_batchnorm
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "IMAGES",
+    "NO_DATASET",
     "OWN",
     "Loss",
     "Network",
@@ -37,6 +39,12 @@ IMAGES = "images"
 
 OWN = "own"
 """The axis value of ``dataset`` for a user's workload, which brings its data."""
+
+
+NO_DATASET = (
+    "it has no dataset for --loader torch; give it a method build_dataset() that returns a "
+    "map-style torch dataset of its samples, or leave out --loader"
+)
 
 
 def parse_workload(text: str) -> str:
@@ -189,6 +197,40 @@ class Workload:
             micro_batch=micro_batch,
             device=device,
             seed=seed,
+        )
+
+    def build_dataset(self) -> Dataset | None:
+        """Make the training data for ``--loader torch``: a map-style dataset of `samples` items.
+
+        torch's ``default_collate`` makes of its items what `make_batch` makes: tensors of the same
+        shapes and dtypes. None where there is no such dataset.
+        """
+        return None
+
+    def open_loader(
+        self,
+        *,
+        batch_size: int,
+        micro_batch: int,
+        device: torch.device,
+        seed: int,
+        loading: Loading,
+    ) -> LoadedBatches:
+        """The batches of training, by torch's DataLoader: by default of `build_dataset`.
+
+        Raises:
+            UsageError: there is no dataset.
+        """
+        dataset = self.build_dataset()
+        if dataset is None:
+            raise UsageError(f"the workload: {NO_DATASET}")
+        return load_items(
+            dataset,
+            batch_size=batch_size,
+            micro_batch=micro_batch,
+            device=device,
+            seed=seed,
+            loading=loading,
         )
 
     def open_tests(self, *, batch_size: int, device: torch.device) -> Supply:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from bench.data import SYNTHETIC
 from bench.data.batches import Batches, Supply
+from bench.data.loader import LoadedBatches, Loading, load_images
 from bench.data.synthetic import SHAPE
 from bench.errors import UsageError
 from bench.models import MODELS, build_model
@@ -65,6 +66,28 @@ class Images(Workload):
             seed=seed,
             samples=self._epoch,
             augment=self.shape == SHAPE,
+        )
+
+    def open_loader(
+        self,
+        *,
+        batch_size: int,
+        micro_batch: int,
+        device: torch.device,
+        seed: int,
+        loading: Loading,
+    ) -> LoadedBatches:
+        """The batches of `open_batches`, made by torch's DataLoader."""
+        return load_images(
+            self.data.train_images,
+            self.data.train_labels,
+            batch_size=batch_size,
+            micro_batch=micro_batch,
+            device=device,
+            seed=seed,
+            samples=self._epoch,
+            augment=self.shape == SHAPE,
+            loading=loading,
         )
 
     def open_tests(self, *, batch_size: int, device: torch.device) -> Supply:

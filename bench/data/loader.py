@@ -1,0 +1,352 @@
+"""Batches that torch's DataLoader makes on the CPU, item by item, as most training scripts do.
+
+The images, their order and their augmentation are those of `bench.data.batches`: all draws of an
+epoch are made as there, on the device, and reach the DataLoader through its batch sampler, as the
+keys of its dataset. So the dataset holds no state of an epoch, and it makes no difference to what
+is trained how many workers there are, how they are started, and whether they outlive an epoch.
+
+Workers are started as Python starts processes by default (up to 3.13 on Linux, by a fork), because
+that is what a user's DataLoader does. A fork copies one thread of the training process: that is
+safe because a dataset computes on the CPU, and torch gives each worker one thread to do so.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, Protocol
+
+from bench.data.batches import PADDING, Divided, count_items, draw, mix, normalisation
+from bench.processes import die_with_parent
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+    from numpy.typing import NDArray
+    from torch.utils.data import DataLoader
+
+Key = Any
+"""What a dataset is asked for an item with: a number, or whatever else it understands."""
+
+
+class Dataset(Protocol):
+    """A map-style dataset, as torch has it: an item for each key."""
+
+    def __getitem__(self, key: Key) -> Any:
+        """The item of a key: what torch's ``default_collate`` makes a batch of."""
+
+    def __len__(self) -> int:
+        """How many items there are."""
+
+
+@dataclass(frozen=True)
+class Loading:
+    """How a DataLoader works: its arguments, by the names of the axes."""
+
+    workers: int = 0
+    pin_memory: bool = False
+    persistent_workers: bool = False
+    prefetch: int = 2
+
+
+class LoadedBatches:
+    """A `bench.data.batches.Supply` of batches made by a DataLoader and copied to the device.
+
+    Each batch of the DataLoader is a micro-batch. Its workers end with the epoch, unless they are
+    persistent; an epoch of which only a part is taken is ended by `close`, or by the next one.
+
+    Args:
+        draw: the keys of an epoch's items, in order.
+        in_order: the keys of all items as they are, for `evaluation`.
+        samples: keys that are drawn for an epoch (default: as many as there are items).
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        *,
+        draw: Callable[[int], Sequence[Key]],
+        in_order: Sequence[Key],
+        batch_size: int,
+        micro_batch: int,
+        device: torch.device,
+        seed: int,
+        loading: Loading,
+        samples: int | None = None,
+    ) -> None:
+        self.batch_size, self.samples = batch_size, samples or len(dataset)
+        self.first_batch_s: float | None = None
+        """Seconds from the start of the last epoch begun to its first batch; None before it."""
+        self._dataset, self._draw, self._in_order = dataset, draw, in_order
+        self._micro_batch, self._device, self._seed = micro_batch, device, seed
+        self._loading = loading
+        self._plan = _Plan()
+        self._loader: DataLoader[Any] | None = None
+        self._batches: Iterator[Any] | None = None
+        self._epoch = 0
+        self._begun = 0.0
+
+    def __len__(self) -> int:
+        """Steps in an epoch; the last batch may be smaller."""
+        return -(-self.samples // self.batch_size)
+
+    def divide(
+        self, index: int = 0, steps: int | None = None, size: int | None = None
+    ) -> Iterator[Divided]:
+        """Yield the batches of epoch ``index`` in micro-batches, at most ``steps`` of them.
+
+        The workers go on to make the whole epoch, also where only some steps of it are taken: they
+        shall be as busy in these as in an epoch. Each batch is to be taken before the next epoch
+        begins.
+
+        Args:
+            size: of each batch, where only its first items are to be taken.
+        """
+        self._begun, self.first_batch_s = perf_counter(), None
+        self._begin(index, size or self.batch_size)
+        epoch, whole = self._epoch, len(self)
+        for step in range(whole if steps is None else min(steps, whole)):
+            first = step * self.batch_size
+            items = min(size or self.batch_size, self.batch_size, self.samples - first)
+            yield Divided(items, self._take(-(-items // self._micro_batch), epoch))
+        ended = steps is None or steps >= whole
+        if ended and epoch == self._epoch and self._batches is not None:
+            next(self._batches, None)  # its workers end, as where a script's epoch ends
+
+    def evaluation(self, batch_size: int | None = None) -> Iterator[Any]:
+        """Yield every item once, in order and as it is, made in this process."""
+        from torch.utils.data import default_collate
+
+        size = batch_size or self.batch_size
+        for start in range(0, len(self._in_order), size):
+            keys = self._in_order[start : start + size]
+            yield self._move(default_collate([self._dataset[key] for key in keys]))
+
+    def close(self) -> None:
+        """End the workers, if any run; the next epoch starts others."""
+        # the last references: torch ends the workers when nothing needs them any more
+        self._batches = self._loader = None
+        self._epoch += 1
+
+    def _begin(self, index: int, size: int) -> None:
+        """Start a pass over the data; its batches are of ``size``."""
+        if not self._loading.persistent_workers:
+            self.close()
+        self._batches = None
+        self._epoch += 1
+        self._plan.batches = self._list_batches(self._draw(index), size)
+        if self._loader is None:
+            self._loader = self._build()
+        # from its own generator: torch's, which the network draws from, stays as it is
+        self._loader.generator.manual_seed(mix(self._seed, index))  # type: ignore[union-attr]
+        self._batches = iter(self._loader)
+
+    def _list_batches(self, keys: Sequence[Key], size: int) -> Iterator[list[Key]]:
+        for first in range(0, self.samples, self.batch_size):
+            end = min(first + size, first + self.batch_size, self.samples)
+            for start in range(first, end, self._micro_batch):
+                yield list(keys[start : min(start + self._micro_batch, end)])
+
+    def _build(self) -> DataLoader[Any]:
+        from torch import Generator
+        from torch.utils.data import DataLoader
+
+        how = self._loading
+        given: dict[str, Any] = {}
+        if how.workers:
+            given = {
+                "prefetch_factor": how.prefetch,
+                "persistent_workers": how.persistent_workers,
+                # a worker that hangs when the process is killed would stay for ever
+                "worker_init_fn": partial(_start_worker, os.getpid()),
+            }
+        return DataLoader(
+            self._dataset,  # type: ignore[arg-type]  # any object with these two methods
+            batch_sampler=self._plan,
+            num_workers=how.workers,
+            pin_memory=how.pin_memory,
+            generator=Generator(),
+            **given,
+        )
+
+    def _take(self, parts: int, epoch: int) -> Iterator[Any]:
+        for _ in range(parts):
+            if epoch != self._epoch or self._batches is None:
+                raise RuntimeError("a batch is taken after its epoch")
+            batch = self._move(next(self._batches))
+            if self.first_batch_s is None:
+                self.first_batch_s = perf_counter() - self._begun
+            yield batch
+
+    def _move(self, batch: Any) -> Any:
+        """Copy a batch to the device; from page-locked memory without waiting for it."""
+        from torch import Tensor
+        from torch.utils._pytree import tree_map_only
+
+        # a batch of several parts is a tuple, as `Batches` has it, where items are tuples
+        batch = tuple(batch) if type(batch) is list else batch
+        pinned = self._loading.pin_memory
+        return tree_map_only(
+            Tensor, lambda tensor: tensor.to(self._device, non_blocking=pinned), batch
+        )
+
+
+class _Plan:
+    """A batch sampler: the keys of each batch of the epoch that begins."""
+
+    def __init__(self) -> None:
+        self.batches: Iterator[list[Key]] = iter(())
+
+    def __iter__(self) -> Iterator[list[Key]]:
+        return self.batches
+
+
+def _start_worker(parent: int, number: int) -> None:
+    die_with_parent(parent)
+
+
+# ----------------------------------------------------------------------------------- what is loaded
+
+
+class Crops:
+    """Training images, each cropped where its key says, flipped or not, and normalised.
+
+    An item is made by itself, as the transforms of a user's dataset do, and a batch by torch's
+    ``default_collate``, which in a worker writes it into shared memory at once. The key of an item
+    is its number, the row and column of its crop in the padded image, and whether it is flipped.
+    """
+
+    def __init__(self, images: NDArray[np.uint8], labels: NDArray[np.integer]) -> None:
+        import torch
+
+        # torch.tensor copies: from_numpy would warn of a read-only map. Forked workers share it.
+        self.images = torch.tensor(images)
+        self.labels: list[int] = labels.tolist()
+        self.mean, self.scale = normalisation("cpu", self.images.shape[1])
+
+    def __len__(self) -> int:
+        """How many images there are."""
+        return len(self.images)
+
+    def __getitem__(self, key: tuple[int, int, int, bool]) -> tuple[torch.Tensor, int]:
+        """An image, float32 of the shape that it has, and its label."""
+        from torch.nn.functional import pad
+
+        number, top, left, flip = key
+        image = self.images[number]
+        if (top, left) != (PADDING, PADDING):
+            height, width = image.shape[1:]
+            image = pad(image, (PADDING,) * 4)[:, top : top + height, left : left + width]
+        image = image.flip(-1) if flip else image
+        return (image - self.mean).mul_(self.scale), self.labels[number]
+
+
+def load_images(
+    images: NDArray[np.uint8],
+    labels: NDArray[np.integer],
+    *,
+    batch_size: int,
+    micro_batch: int,
+    device: torch.device,
+    seed: int,
+    loading: Loading,
+    samples: int | None = None,
+    augment: bool = True,
+) -> LoadedBatches:
+    """The batches of `bench.data.batches.Batches` from the same arguments, by a DataLoader."""
+    n = len(images)
+
+    def list_keys(index: int) -> Sequence[Key]:
+        drawn = draw(samples or n, n, seed, index, device)
+        order, corners, flips = (part.tolist() for part in drawn)
+        if not augment:
+            return [_as_it_is(number) for number in order]
+        return list(zip(order, *corners, flips, strict=True))
+
+    return LoadedBatches(
+        Crops(images, labels),
+        draw=list_keys,
+        in_order=[_as_it_is(number) for number in range(n)],
+        batch_size=batch_size,
+        micro_batch=micro_batch,
+        device=device,
+        seed=seed,
+        loading=loading,
+        samples=samples,
+    )
+
+
+def _as_it_is(number: int) -> Key:
+    return number, PADDING, PADDING, False
+
+
+def load_items(
+    dataset: Dataset,
+    *,
+    batch_size: int,
+    micro_batch: int,
+    device: torch.device,
+    seed: int,
+    loading: Loading,
+) -> LoadedBatches:
+    """The batches of a user's dataset, each item once an epoch, in an order of its own."""
+
+    def list_keys(index: int) -> Sequence[Key]:
+        import torch
+
+        generator = torch.Generator().manual_seed(mix(seed, index))
+        order: list[int] = torch.randperm(len(dataset), generator=generator).tolist()
+        return order
+
+    return LoadedBatches(
+        dataset,
+        draw=list_keys,
+        in_order=range(len(dataset)),
+        batch_size=batch_size,
+        micro_batch=micro_batch,
+        device=device,
+        seed=seed,
+        loading=loading,
+    )
+
+
+# --------------------------------------------------------------------------------- the loader alone
+
+ALONE_S = 2.0
+"""For how long the loader is measured without training, in s."""
+
+
+def measure_rate(batches: LoadedBatches, workers: int, wait: Callable[[], None]) -> float | None:
+    """Items per second that the loader supplies to the device while nothing is trained.
+
+    The clock starts once every worker has supplied a batch, so that neither their start nor what
+    they prepared meanwhile counts; it stops after `ALONE_S`, or with the epoch.
+
+    Args:
+        wait: waits until the device has all that was copied to it.
+
+    Returns:
+        None where no batch is left after the first of each worker.
+    """
+    try:
+        return _time_items(batches, max(1, workers), wait)
+    finally:
+        batches.close()
+
+
+def _time_items(batches: LoadedBatches, ahead: int, wait: Callable[[], None]) -> float | None:
+    supplied = (count_items(part) for divided in batches.divide() for part in divided.parts)
+    for _ in islice(supplied, ahead):
+        pass
+    wait()
+    start, items = perf_counter(), 0
+    for number in supplied:
+        items += number
+        if perf_counter() - start >= ALONE_S:
+            break
+    wait()
+    return items / (perf_counter() - start) if items else None

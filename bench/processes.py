@@ -1,0 +1,45 @@
+"""Processes that this one starts: that none outlives it, and what CPU time they take."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from contextlib import suppress
+
+
+def die_with_parent(parent: int) -> None:
+    """Have the kernel kill this process when ``parent`` dies, whatever it is doing; Linux only."""
+    if sys.platform == "linux":
+        import ctypes
+
+        set_parent_death_signal = 1
+        ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
+        if os.getppid() != parent:  # it died before it could be asked for
+            os._exit(1)
+
+
+def list_children(pid: int) -> list[int]:
+    """The ids of all that process ``pid`` started and what that started; none if it has ended."""
+    import psutil
+
+    with suppress(psutil.NoSuchProcess):
+        return [child.pid for child in psutil.Process(pid).children(recursive=True)]
+    return []
+
+
+def read_cpu_time() -> float:
+    """CPU seconds of this process and of all that it started, whether they ended or not."""
+    import psutil
+
+    own = os.times()
+    total = own.user + own.system + own.children_user + own.children_system
+    for child in psutil.Process().children(recursive=True):
+        try:
+            times = child.cpu_times()
+        except psutil.NoSuchProcess:
+            continue
+        total += times.user + times.system
+        # of its own children only those that ended; the others are in this list
+        total += getattr(times, "children_user", 0.0) + getattr(times, "children_system", 0.0)
+    return total

@@ -1,0 +1,158 @@
+"""Workloads whose datasets are slow, hang, fail or die on purpose; real workers load them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from bench.workloads import Loss, Network, Workload
+
+STEP_S, ITEM_S = 0.04, 0.02
+"""How long a training step sleeps, and how long an item of the slow dataset does."""
+
+PIDS = "LOADS_FOR_TESTS_PIDS"
+"""Environment variable: a file in which each worker that loads writes its process id."""
+
+
+class Rows:
+    """Items of four numbers and a label."""
+
+    def __init__(self, items: int) -> None:
+        self.items = items
+
+    def __len__(self) -> int:
+        return self.items
+
+    def __getitem__(self, number: int) -> tuple[torch.Tensor, int]:
+        self.spoil(number)
+        return torch.full((4,), number / self.items), number % 2
+
+    def spoil(self, number: int) -> None:
+        """What is wrong with this item."""
+
+
+class Loads(Workload):
+    """A tiny network on a dataset, its own and that of `make_batch` alike."""
+
+    samples, classes, batches = 4000, 2, Rows
+
+    def build_model(self) -> nn.Module:
+        return nn.Linear(4, 2)
+
+    def make_batch(self, size: int, device: torch.device, generator: torch.Generator) -> Any:
+        x = torch.rand(size, 4, device=device, generator=generator)
+        return x, torch.randint(2, (size,), device=device, generator=generator)
+
+    def build_dataset(self) -> Any:
+        return self.batches(self.samples)
+
+
+class SlowRows(Rows):
+    def spoil(self, number: int) -> None:
+        time.sleep(ITEM_S)
+
+
+class Slow(Loads):
+    batches = SlowRows
+
+    def compute_loss(self, network: Network, batch: Any) -> torch.Tensor | Loss:
+        time.sleep(STEP_S)
+        return super().compute_loss(network, batch)
+
+
+def slow() -> Workload:
+    """Without workers a batch of four takes twice as long to load as to train."""
+    return Slow()
+
+
+def in_worker() -> bool:
+    """Whether this process is a worker of a DataLoader; it leaves its id."""
+    if torch.utils.data.get_worker_info() is None:
+        return False
+    if place := os.environ.get(PIDS):
+        with Path(place).open("a") as file:
+            file.write(f"{os.getpid()}\n")
+    return True
+
+
+class RaisingRows(Rows):
+    def spoil(self, number: int) -> None:
+        if in_worker() and number % 7 == 3:
+            raise ValueError(f"item {number} is\nnot an item")
+
+
+class DyingRows(Rows):
+    def spoil(self, number: int) -> None:
+        if in_worker() and number % 50 == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+class HangingRows(Rows):
+    def spoil(self, number: int) -> None:
+        while in_worker() and number % 50 == 3:
+            time.sleep(3600)
+
+
+class FullRows(Rows):
+    """Its batches find no room in shared memory, as torch says it."""
+
+    def spoil(self, number: int) -> None:
+        if in_worker():
+            raise RuntimeError(
+                "unable to write to file </torch_9_12_0>: No space left on device (28)"
+            )
+
+
+class BusRows(Rows):
+    """A page of shared memory that is not there."""
+
+    def spoil(self, number: int) -> None:
+        if in_worker():
+            os.kill(os.getpid(), signal.SIGBUS)
+
+
+def make(rows: type[Rows]) -> Workload:
+    workload = Loads()
+    workload.batches = rows  # type: ignore[misc]
+    return workload
+
+
+def good() -> Workload:
+    return make(Rows)
+
+
+def raising() -> Workload:
+    return make(RaisingRows)
+
+
+def dying() -> Workload:
+    return make(DyingRows)
+
+
+def hanging() -> Workload:
+    return make(HangingRows)
+
+
+def full() -> Workload:
+    return make(FullRows)
+
+
+def bus() -> Workload:
+    return make(BusRows)
+
+
+class Bare(Loads):
+    """Has no dataset for a DataLoader."""
+
+    def build_dataset(self) -> None:
+        return None
+
+
+def bare() -> Workload:
+    return Bare()
