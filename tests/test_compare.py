@@ -679,6 +679,9 @@ def test_values_may_be_left_out_where_there_are_only_two(
     assert verdicts(machine(both, "--axis", "precision")) == ["faster"]
 
 
+LOADED = at(CASE, loader="torch", workers=4)
+PINNED = [at(LOADED, device="cuda", pin_memory=pinned) for pinned in (False, True)]
+
 ANY_AXIS: dict[str, tuple[Case, Case, str, str]] = {
     "model": (at(CASE, model="dpn-small"), CASE, "dpn-small", "dpn92"),
     "dataset": (CASE, at(CASE, dataset="cifar10"), "synthetic", "cifar10"),
@@ -716,6 +719,11 @@ ANY_AXIS: dict[str, tuple[Case, Case, str, str]] = {
     "channels_last": (CASE, at(CASE, channels_last=True), "off", "on"),
     "freeze": (CASE, at(CASE, freeze="bn"), "none", "bn"),
     "start": (CASE, at(CASE, start="w.pt"), "none", "w.pt"),
+    "loader": (CASE, at(CASE, loader="torch", workers=2), "device", "torch"),
+    "workers": (at(CASE, loader="torch"), at(CASE, loader="torch", workers=4), "0", "4"),
+    "pin_memory": (PINNED[0], PINNED[1], "off", "on"),
+    "persistent_workers": (LOADED, at(LOADED, persistent_workers=True), "off", "on"),
+    "prefetch": (LOADED, at(LOADED, prefetch=4), "2", "4"),
     "seed": (CASE, at(CASE, seed=7), "0", "7"),
     "workload": (CASE, at(CASE, workload="mine:net"), "images", "mine:net"),
     "device": (CASE, at(CASE, device="cuda"), "cpu", "cuda"),

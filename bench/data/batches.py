@@ -173,7 +173,7 @@ class Batches:
 
 
 def normalisation(device: torch.device | str, channels: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """What a pixel from 0 to 255 is lowered by, then multiplied with: float32 (channels, 1, 1) each.
+    """What a pixel from 0 to 255 is lowered by, then multiplied with: float32 (channels, 1, 1).
 
     Of other than three channels, those of CIFAR-10 take turns.
     """

@@ -128,16 +128,18 @@ class LoadedBatches:
 
     def close(self) -> None:
         """End the workers, if any run; the next epoch starts others."""
-        # the last references: torch ends the workers when nothing needs them any more
+        # torch ends them with the last reference, but an exception that a worker raised keeps one
+        if end := getattr(self._batches, "_shutdown_workers", None):
+            end()
         self._batches = self._loader = None
         self._epoch += 1
 
     def _begin(self, index: int, size: int) -> None:
         """Start a pass over the data; its batches are of ``size``."""
-        if not self._loading.persistent_workers:
+        if self._loading.persistent_workers:
+            self._epoch += 1
+        else:
             self.close()
-        self._batches = None
-        self._epoch += 1
         self._plan.batches = self._list_batches(self._draw(index), size)
         if self._loader is None:
             self._loader = self._build()

@@ -20,9 +20,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from bench.case import AXES, Case, free_axes
-from bench.limits import MIN_REPEATS, STEADY
+from bench.limits import STEADY
 from bench.record import RELIABLE
-from bench.report.axes import MACHINE, Machines, find_varying, sort_cases
+from bench.report.axes import MACHINE, Machines, find_varying, list_naming_axes, sort_cases
 from bench.report.cells import ESTIMATE, Row, iterate, name_case, quantity_cell, time_cell
 from bench.report.effects import TIME
 from bench.report.model import NOTHING, Cell, Head, Table
@@ -72,11 +72,9 @@ class Loaded:
 
         No longer is within `STEADY`. By one or two runs it is never certain.
         """
-        if self.ratio.value is None:
-            return False
-        near = self.ratio.value <= 1 + STEADY
         if self.ratio.judge(STEADY) in (Verdict.SAME, Verdict.LOWER):
             return True
+        near = self.ratio.value is not None and self.ratio.value <= 1 + STEADY
         return None if near else False
 
 
@@ -156,9 +154,10 @@ class Enough:
 def find_enough(comparison: Comparison) -> Iterator[Enough]:
     """The answer for each way of loading; loading without workers belongs to each of them."""
     rest = [name for name in SETTINGS if name not in ("loader", "workers")]
-    alone = [one for one in comparison.loaded if not one.row.workers]
+    timed = [one for one in comparison.loaded if one.ratio.value is not None]
+    alone = [one for one in timed if not one.row.workers]
     ways: dict[tuple[object, ...], list[Loaded]] = {}
-    for one in comparison.loaded:
+    for one in timed:
         if one.row.workers:
             ways.setdefault(tuple(getattr(one.row, name) for name in rest), []).append(one)
     if not ways and alone:
@@ -187,7 +186,7 @@ def write_enough(enough: Enough, axes: Sequence[str]) -> str:
     name = name_case(enough.first, shown)
     if enough.workers is None:
         return f"{name}: the loader matters with every number of workers tried ({tried})."
-    few = "" if enough.certain else f", by too few runs to be certain; use --repeats {MIN_REPEATS}"
+    few = "" if enough.certain else ", by too few runs to be certain; use --repeats 5"
     if enough.workers == 0:
         return f"{name}: the loader does not matter, even without workers{few}."
     return f"{name}: from {enough.workers} workers on, the loader no longer matters{few}."
@@ -207,8 +206,8 @@ def tabulate_loaded(
     """
     if not comparisons:
         return
-    varying = [axis for axis in find_varying(cases) if axis in AXES or axis == MACHINE]
-    named = [axis for axis in varying if axis not in SETTINGS]
+    varying = find_varying(cases)
+    named = [axis for axis in list_naming_axes(varying) if axis not in SETTINGS]
     settings = [axis for axis in SETTINGS[2:] if axis in varying]
     heads = (
         Head("loader", "loader", "what made the batches", False),

@@ -55,6 +55,15 @@ def conclude(found: Findings) -> tuple[Status, str]:
     return (Status.INVALID if found.contradiction else status), "; ".join(reasons)
 
 
+def describe_error(error: BaseException) -> tuple[list[str], str]:
+    """The classes of an exception and its text, for `classify`.
+
+    Where a worker of a DataLoader died, torch may say by which signal in the cause alone.
+    """
+    kinds = [kind.__name__ for kind in type(error).__mro__]
+    return kinds, str(error.__cause__ if "DataLoader worker" in str(error.__cause__) else error)
+
+
 def _report_failure(channel: Channel, case: Case, error: BaseException) -> None:
     """Send what ended the case; its traceback goes to the log."""
     import traceback
@@ -67,11 +76,7 @@ def _report_failure(channel: Channel, case: Case, error: BaseException) -> None:
     elif isinstance(error, UnsupportedError):
         fault = Fault(Status.UNSUPPORTED, str(error))
     else:
-        kinds = [kind.__name__ for kind in type(error).__mro__]
-        cause = error.__cause__
-        # where a worker of a DataLoader died, torch may say by which signal in the cause alone
-        told = cause if "DataLoader worker" in str(cause) else error
-        fault = classify(kinds, str(told), read_free_share(case), case)
+        fault = classify(*describe_error(error), read_free_share(case), case)
     channel.send(Finished(fault.status, fault.reason, fault.transient))
 
 

@@ -106,6 +106,8 @@ def measure(
             fetch = _train(training, batches, case, index, rates, channel)
         if not index:
             m.loader_first_batch_s = _read_first_batch(batches)
+        if not case.persistent_workers:
+            _end_workers(batches)  # of a part of an epoch; a whole one ended its own
         channel.enter("evaluation", index)
         _read_memory(device, "peak", found)
         _add_allocator_troubles(before, device, found)

@@ -1,0 +1,505 @@
+"""torch's DataLoader: it trains on what the device's loader does, and ends in every way it can."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import loads_for_tests
+import numpy as np
+import psutil
+import pytest
+import torch
+from loads_for_tests import ITEM_S, PIDS
+from torch import nn
+
+from bench.case import Case, check_axes, grid
+from bench.data import DatasetInfo, loader, prepare
+from bench.data.batches import Batches, Divided
+from bench.data.loader import LoadedBatches, Loading, load_images, load_items, measure_rate
+from bench.errors import UsageError
+from bench.executors import Job, Settings
+from bench.executors import subprocess as room
+from bench.executors.subprocess import SubprocessExecutor
+from bench.failure import classify
+from bench.fingerprint import Fingerprint, build_network, try_workload
+from bench.preset import load_preset
+from bench.processes import read_cpu_time
+from bench.record import Outcome, Status
+from bench.sweep import preflight
+from bench.sweep.options import choose_cases, parse_arguments
+from bench.worker.__main__ import describe_error
+from bench.worker.channel import Channel
+from bench.worker.measurement import OtherWork, measure, set_up, start_over, warm_up_shapes
+from bench.workloads import Workload
+
+CPU = torch.device("cpu")
+TESTS = Path(__file__).parent
+IMAGES = 61  # batches of 22, 22 and 17, of micro-batches of 8
+
+WAYS = {
+    "none": Loading(),
+    "two": Loading(workers=2),
+    "ahead": Loading(workers=1, prefetch=5),
+    "kept": Loading(workers=2, persistent_workers=True),
+}
+
+
+def pictures() -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(0)
+    return rng.integers(0, 256, (IMAGES, 3, 32, 32), dtype=np.uint8), rng.integers(0, 10, IMAGES)
+
+
+def loaded(loading: Loading, batch_size: int = 22, micro: int = 8, seed: int = 3) -> LoadedBatches:
+    return load_images(
+        *pictures(),
+        batch_size=batch_size,
+        micro_batch=micro,
+        device=CPU,
+        seed=seed,
+        loading=loading,
+    )
+
+
+def on_device(batch_size: int = 22, micro: int = 8) -> Batches:
+    return Batches(*pictures(), batch_size=batch_size, micro_batch=micro, device=CPU, seed=3)
+
+
+def assert_equal(ours: Iterator[Divided], theirs: Iterator[Divided]) -> None:
+    """Bit for bit, size for size, and laid out alike."""
+    for a, b in zip(ours, theirs, strict=True):
+        assert a.size == b.size
+        for (x, y), (u, v) in zip(a.parts, b.parts, strict=True):
+            assert torch.equal(x, u)
+            assert torch.equal(y, v)
+            assert (x.dtype, y.dtype, x.stride()) == (u.dtype, v.dtype, u.stride())
+
+
+@pytest.fixture(autouse=True)
+def no_worker_is_left() -> Iterator[None]:
+    yield
+    assert multiprocessing.active_children() == []
+
+
+# ------------------------------------------------------------------------ the same, bit for bit
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_order_augmentation_and_labels_are_those_of_the_device(way: str) -> None:
+    ours, theirs = loaded(WAYS[way]), on_device()
+    assert len(ours) == len(theirs)
+    assert ours.samples == theirs.samples
+    state = torch.get_rng_state()
+    for epoch in (0, 1, 0):
+        assert_equal(ours.divide(epoch), theirs.divide(epoch))
+    # as warm-up takes them: some steps, and the first images of each batch
+    assert_equal(ours.divide(2, steps=2), theirs.divide(2, steps=2))
+    assert_equal(ours.divide(1, size=17), theirs.divide(1, size=17))
+    for (x, y), (u, v) in zip(ours.evaluation(9), theirs.evaluation(9), strict=True):
+        assert torch.equal(x, u)
+        assert torch.equal(y, v)
+    assert torch.equal(torch.get_rng_state(), state), "the network draws what it would have drawn"
+    ours.close()
+
+
+def test_another_seed_is_another_epoch() -> None:
+    one, two = (next(next(loaded(Loading(), seed=seed).divide()).parts) for seed in (3, 4))
+    assert not torch.equal(one[0], two[0])
+
+
+def tiny() -> nn.Module:
+    """Draws random numbers as it trains."""
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3, 4), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Dropout(0.2),
+        nn.Linear(512, 10),
+    )  # fmt: skip
+
+
+@pytest.fixture
+def few(monkeypatch: pytest.MonkeyPatch) -> DatasetInfo:
+    """The synthetic images, of which 610 are trained on."""
+    import bench.data
+
+    def load(folder: str, whole: Callable[[str], Any] = bench.data.load) -> Any:
+        data = whole(folder)
+        return replace(
+            data, train_images=data.train_images[:610], train_labels=data.train_labels[:610]
+        )
+
+    monkeypatch.setattr(bench.data, "load", load)
+    return prepare("synthetic", data_dir=None)
+
+
+def test_what_is_measured_learns_the_same(
+    few: DatasetInfo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Warm-up, two epochs and their uneven last batches, in micro-batches."""
+    monkeypatch.setattr(loader, "ALONE_S", 0.1)
+    case = Case(
+        model=f"{__name__}:tiny",
+        dataset="synthetic",
+        device="cpu",
+        batch_size=100,
+        accumulate=2,
+        epochs=2,
+    )
+    plain = measure(case, few.folder, Channel(), time.monotonic())
+    assert plain.measurement.loader_first_batch_s is None
+    assert plain.measurement.loader_samples_per_s is None
+    case = replace(case, loader="torch", workers=2, persistent_workers=True)
+    found = measure(case, few.folder, Channel(), time.monotonic())
+    for ours, theirs in zip(found.steps, plain.steps, strict=True):
+        assert (ours.images, ours.loss, ours.correct) == (
+            theirs.images,
+            theirs.loss,
+            theirs.correct,
+        )
+    m = found.measurement
+    assert m.loader_first_batch_s is not None
+    assert m.measured_time_s is not None
+    assert 0 < m.loader_first_batch_s < m.measured_time_s
+    assert m.loader_samples_per_s is not None
+    assert m.loader_samples_per_s > 0
+
+
+def test_no_worker_of_the_warm_up_is_there_in_the_epoch(few: DatasetInfo) -> None:
+    case = Case(
+        model=f"{__name__}:tiny",
+        dataset="synthetic",
+        device="cpu",
+        batch_size=200,
+        loader="torch",
+        workers=2,
+        persistent_workers=True,
+    )
+    _, batches, training = set_up(case, few.folder)
+    warm_up_shapes(training, batches, case, lambda step, loss: None)
+    workers = multiprocessing.active_children()
+    assert len(workers) == 2
+    start_over(training, batches, case)
+    assert multiprocessing.active_children() == []
+    assert not any(process.is_alive() for process in workers)
+
+
+# ---------------------------------------------------------------------------------- its processes
+
+
+def pids() -> set[int | None]:
+    return {process.pid for process in multiprocessing.active_children()}
+
+
+def test_workers_end_with_the_epoch_unless_they_are_kept() -> None:
+    for way, kept in (("two", False), ("kept", True)):
+        batches = loaded(WAYS[way])
+        seen = []
+        for epoch in range(2):
+            for divided in batches.divide(epoch):
+                for _ in divided.parts:
+                    seen.append(pids())
+            assert len(pids()) == (2 if kept else 0)
+        assert (seen[0] == seen[-1]) == kept
+        batches.close()
+        assert pids() == set()
+
+
+def test_a_part_of_an_epoch_is_closed_and_then_gives_nothing() -> None:
+    batches = loaded(WAYS["two"])
+    divided, *_ = batches.divide(steps=1)
+    next(divided.parts)
+    assert batches.first_batch_s is not None
+    assert batches.first_batch_s > 0
+    assert len(pids()) == 2
+    batches.close()
+    assert pids() == set()
+    with pytest.raises(RuntimeError, match="after its epoch"):
+        next(divided.parts)
+
+
+def test_the_loader_alone_is_as_fast_as_its_data() -> None:
+    """Items of a fiftieth of a second, of which two come at a time."""
+    for workers, known in ((0, 1 / ITEM_S), (2, 2 / ITEM_S)):
+        batches = load_items(
+            loads_for_tests.SlowRows(48),
+            batch_size=4,
+            micro_batch=4,
+            device=CPU,
+            seed=0,
+            loading=Loading(workers),
+        )
+        rate = measure_rate(batches, workers, lambda: None)
+        assert rate is not None
+        assert known / 2 < rate < known * 1.15
+    short = loaded(WAYS["two"], batch_size=IMAGES, micro=IMAGES)
+    assert measure_rate(short, 2, lambda: None) is None, "no batch after the first of each worker"
+
+
+BURN = """
+import sys, time
+while time.process_time() < {seconds}: pass
+print(time.process_time(), flush=True)
+sys.stdin.readline()
+"""
+
+
+def test_what_processes_of_its_own_compute_is_no_work_of_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """While they run, and once they ended."""
+    machine = [0.0]
+    monkeypatch.setattr(
+        psutil, "cpu_times", lambda: psutil._pslinux.scputimes(machine[0], *[0.0] * 9)
+    )
+    for ends in (False, True):
+        others, before = OtherWork(), read_cpu_time()
+        pipe = subprocess.PIPE
+        with others.watch():
+            own = time.process_time()
+            child = subprocess.Popen(
+                [sys.executable, "-c", BURN.format(seconds=0.5)], stdin=pipe, stdout=pipe, text=True
+            )
+            assert child.stdout is not None
+            burnt = float(child.stdout.readline())
+            if ends:
+                child.communicate("\n")
+            # the machine computed what we and the child did, and nothing else
+            machine[0] += time.process_time() - own + burnt
+        child.communicate("\n" if not ends else None)
+        assert read_cpu_time() - before >= 0.5
+        assert others.cores() * others._wall < 0.1
+
+
+# ------------------------------------------------------------------------------------- the axes
+
+
+def test_settings_of_a_loader_are_planned_only_where_they_apply() -> None:
+    cases = grid(
+        {
+            "loader": ["device", "torch"],
+            "workers": [0, 2],
+            "persistent_workers": [False, True],
+            "prefetch": [4],
+        }
+    )
+    told = [(c.loader, c.workers, c.persistent_workers, c.prefetch) for c in cases]
+    assert told == [
+        ("device", 0, False, 2),
+        ("torch", 0, False, 2),
+        ("torch", 2, False, 4),
+        ("torch", 2, True, 4),
+    ]
+    assert cases[2].label() == "fp32 · batch size 128"
+    assert cases[2].label(["loader", "workers"]) == "loader torch · workers 2"
+
+
+@pytest.mark.parametrize(
+    ("axes", "said"),
+    [
+        ({"workers": [4]}, "workers is given, but the device makes all batches; add --loader tor"),
+        ({"loader": ["torch"], "prefetch": [4]}, "there are no workers; add --workers"),
+        ({"loader": ["torch"], "persistent_workers": [True]}, "add --workers 4"),
+        ({"loader": ["torch"], "pin_memory": [True]}, "--pin-memory is for copies to a GPU"),
+    ],
+)
+def test_settings_that_nothing_uses_are_refused(axes: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        load_preset("quick").cases(axes, {"device": ["cpu"]})
+
+
+def test_memory_is_pinned_for_a_gpu() -> None:
+    check_axes(Case(loader="torch", pin_memory=True, device="cuda"))
+
+
+# ----------------------------------------------------------------------------- a user's dataset
+
+
+def look(workload: Workload) -> Any:
+    return try_workload("m:f", workload, build_network("m:f", workload))
+
+
+class Doubles(loads_for_tests.Rows):
+    def __getitem__(self, number: int) -> Any:
+        return torch.zeros(4, dtype=torch.float64), 0
+
+
+class Wide(loads_for_tests.Rows):
+    def __getitem__(self, number: int) -> Any:
+        return torch.zeros(5), 0
+
+
+class Fails(loads_for_tests.Rows):
+    def spoil(self, number: int) -> None:
+        raise KeyError(number)
+
+
+DATASETS: dict[str, tuple[Any, str]] = {
+    "dtype": (
+        Doubles(4000),
+        "gives float64 (2, 4), int64 (2,); make_batch gives float32 (2, 4), int64 (2,)",
+    ),
+    "shape": (Wide(4000), "gives float32 (2, 5), int64 (2,)"),
+    "length": (loads_for_tests.Rows(7), "build_dataset has 7 items, and samples is 4000"),
+    "fails": (Fails(4000), "a batch of build_dataset fails: KeyError: "),
+    "none": (7, "build_dataset returned int; it returns a map-style dataset"),
+}
+
+
+@pytest.mark.parametrize("name", DATASETS)
+def test_a_dataset_that_is_unlike_make_batch_is_refused(name: str) -> None:
+    dataset, said = DATASETS[name]
+    workload = loads_for_tests.good()
+    workload.build_dataset = lambda: dataset  # type: ignore[method-assign]
+    with pytest.raises(UsageError) as refused:
+        look(workload)
+    assert said in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_each_item_of_a_dataset_comes_once_an_epoch() -> None:
+    assert look(loads_for_tests.good()).dataset
+    assert not look(loads_for_tests.bare()).dataset
+    batches = load_items(
+        loads_for_tests.Rows(40),
+        batch_size=16,
+        micro_batch=16,
+        device=CPU,
+        seed=1,
+        loading=Loading(),
+    )
+    orders = [
+        [round(40 * float(v)) for d in batches.divide(epoch) for x, _ in d.parts for v in x[:, 0]]
+        for epoch in (0, 1, 0)
+    ]
+    assert sorted(orders[0]) == list(range(40)) != orders[0]
+    assert orders[0] == orders[2] != orders[1]
+
+
+def test_a_workload_without_a_dataset_is_refused_before_any_case() -> None:
+    name = "loads_for_tests:bare"
+    models = {name: Fingerprint("", "", "", workload=look(loads_for_tests.bare()))}
+    flags = f"--workload {name} --device cpu --precision fp32 --batch-size 20 --loader"
+    options = parse_arguments([*flags.split(), "device", "torch"])
+    device, torch_ = choose_cases(options)
+    preflight._check_examined([device], models, options)
+    with pytest.raises(UsageError, match=f"workload '{name}': it has no dataset for --loader torc"):
+        preflight._check_examined([device, torch_], models, options)
+
+
+# ------------------------------------------------------------------------------------ its outcomes
+
+
+def end(name: str) -> tuple[list[str], str]:
+    """What ends an epoch of this workload's dataset, with real workers, as it is described."""
+    batches = getattr(loads_for_tests, name)().open_loader(
+        batch_size=20, micro_batch=20, device=CPU, seed=0, loading=Loading(workers=2)
+    )
+    try:
+        for divided in batches.divide():
+            list(divided.parts)
+    except Exception as error:
+        return describe_error(error)
+    finally:
+        batches.close()
+    raise AssertionError("it came to its end")
+
+
+@pytest.mark.parametrize(
+    ("name", "status", "said"),
+    [
+        ("raising", Status.ERROR, r"ValueError: item \d+ is \(in DataLoader worker process \d\)$"),
+        ("full", Status.OOM, r"^/dev/shm is full; enlarge .* lower --workers or --prefetch: Runt"),
+        ("bus", Status.OOM, r"^/dev/shm is full; .*DataLoader worker \(pid.*Bus error"),
+        ("dying", Status.KILLED, r"DataLoader worker \(pid.*is killed by signal: Killed"),
+    ],
+)
+def test_workers_that_fail_are_outcomes(name: str, status: Status, said: str) -> None:
+    fault = classify(*end(name), None, Case(memory_limit="21GiB"))
+    assert fault.status is status
+    assert re.search(said, fault.reason), fault.reason
+    assert fault.reason.isprintable()
+
+
+class Hurried:
+    """The parent's clock, an hour ahead once a worker of the loader hangs."""
+
+    sleep = staticmethod(time.sleep)
+
+    def __init__(self, hangs: Callable[[], bool]) -> None:
+        self._hangs = hangs
+
+    def monotonic(self) -> float:
+        return time.monotonic() + 3600 * self._hangs()
+
+
+def run(name: str, folder: Path, patch: pytest.MonkeyPatch) -> tuple[Outcome, str, list[int]]:
+    """What came of a case, its log, and the processes that loaded."""
+    place = folder / "pids"
+    patch.setenv("PYTHONPATH", os.pathsep.join([str(TESTS.parent), str(TESTS)]))
+    patch.setenv(PIDS, str(place))
+    name = f"loads_for_tests:{name}"
+    case = Case(
+        model=name,
+        workload=name,
+        dataset="own",
+        device="cpu",
+        batch_size=20,
+        fraction=0.5,
+        loader="torch",
+        workers=2,
+    )
+    executor = SubprocessExecutor(Settings(timeout_s=600))
+    outcome = executor.run(
+        Job(case, "", log=folder / "log"), lambda event: None, stopping=lambda: False
+    )
+    return outcome, (folder / "log").read_text(), [int(n) for n in place.read_text().split()]
+
+
+def runs(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "status", "said", "logged"),
+    [
+        ("dying", Status.KILLED, "is killed by signal: Killed", "Traceback"),
+        (
+            "hanging",
+            Status.TIMEOUT,
+            "warmup took longer than 600 s, waiting for its DataLoader; raise --timeout; the log",
+            "in spoil",  # where the worker itself hangs
+        ),
+    ],
+)
+def test_no_worker_outlives_its_case(
+    name: str,
+    status: Status,
+    said: str,
+    logged: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    started = time.monotonic()
+
+    def hangs() -> bool:
+        place = tmp_path / "pids"
+        quiet = place.exists() and time.time() - place.stat().st_mtime > 3
+        return name == "hanging" and quiet and time.monotonic() - started > 3
+
+    monkeypatch.setattr(room, "time", Hurried(hangs))
+    outcome, log, workers = run(name, tmp_path, monkeypatch)
+    assert outcome.status is status, log[-2000:]
+    assert said in outcome.reason
+    assert logged in log
+    assert len(set(workers)) >= 2
+    assert not any(map(runs, set(workers)))
