@@ -105,7 +105,8 @@ class FullRows(Rows):
     def spoil(self, number: int) -> None:
         if in_worker():
             raise RuntimeError(
-                "unable to write to file </torch_9_12_0>: No space left on device (28)"
+                "unable to allocate shared memory(shm) for file </torch_9_12_0>: No space left on "
+                "device (28)"
             )
 
 

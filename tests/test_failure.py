@@ -126,6 +126,39 @@ TRANSIENT = [
     BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN)),
 ]
 
+LOADING = [
+    (
+        RuntimeError(
+            "DataLoader worker (pid 812) is killed by signal: Bus error. It is possible that "
+            "dataloader's workers are out of shared memory. Please try to raise your shared memory "
+            "limit."
+        ),
+        Status.OOM,
+        "/dev/shm is full; enlarge it (docker: --shm-size), or lower --workers or --prefetch: ",
+    ),
+    (
+        RuntimeError(
+            "Caught RuntimeError in DataLoader worker process 0.\nOriginal Traceback (most recent "
+            'call last):\n  File "x.py", line 7, in <module>\n    collate()\n    ~~~~~~~^^\n'
+            "RuntimeError: unable to write to file </torch_1_2_3>: No space left on device (28)\n"
+        ),
+        Status.OOM,
+        "--prefetch: RuntimeError: unable to write to file </torch_1_2_3>: No space left on device "
+        "(28) (in DataLoader worker process 0)",
+    ),
+    (
+        RuntimeError("DataLoader worker (pid 812) is killed by signal: Killed. "),
+        Status.KILLED,
+        "RuntimeError: DataLoader worker (pid 812) is killed by signal: Killed.",
+    ),
+    (
+        RuntimeError("DataLoader worker (pid(s) 812) exited unexpectedly"),
+        Status.ERROR,
+        "RuntimeError: DataLoader worker (pid(s) 812) exited unexpectedly",
+    ),
+]
+"""What torch's DataLoader says of its workers."""
+
 ERRORS = [
     torch.AcceleratorError("CUDA error: an illegal memory access was encountered" + CUDA_HINT),
     torch.AcceleratorError("CUDA error: device-side assert triggered" + CUDA_HINT),
@@ -242,9 +275,19 @@ def test_errors(error: BaseException) -> None:
         assert (fault.status, fault.transient) == (Status.ERROR, False)
 
 
+@pytest.mark.parametrize(("error", "status", "said"), LOADING, ids=str)
+def test_what_a_loader_says_of_its_workers(error: Exception, status: Status, said: str) -> None:
+    for case in (None, LIMIT):
+        fault = classify(kinds(error), str(error), FULL, case)
+        assert fault.status is status
+        assert said in fault.reason
+        assert "limit is" not in fault.reason, "its memory is not what is limited"
+
+
 def test_every_rule_has_its_exception() -> None:
     """A rule that none of the exceptions above needs is one nobody has seen."""
-    cases = [*OOM, *LIMITED, *SUSPECTED, *UNSUPPORTED, *TRANSIENT]
+    loading = [error for error, _, _ in LOADING]
+    cases = [*OOM, *LIMITED, *SUSPECTED, *UNSUPPORTED, *TRANSIENT, *loading]
     outcomes = [classify(kinds(e), str(e), FULL, LIMIT) for e in cases]
     for rule in RULES:
         rest = tuple(other for other in RULES if other is not rule)

@@ -204,7 +204,7 @@ def _find_changes(axis: str, cases: pd.DataFrame, machines: Machines) -> Iterato
         equal += SOURCE
     if axis in FOLLOWS:
         cases = keep_main(cases, number_groups(cases, equal))
-    told = (*SAME_LOSS, "workload", "accumulate", "memory_measure")
+    told = (*SAME_LOSS, "workload", *OWN_DRAWS, "memory_measure")
     columns = ["cell", *SAME_QUESTION, *told, *DOUBTS]
     places = rank(cases, axis)
     lines = cases[columns].assign(_key=number_groups(cases, equal), _rank=places)
@@ -276,6 +276,10 @@ def take_seeds(readings: pd.DataFrame) -> dict[int, dict[int, tuple[float, float
     return seeds
 
 
+OWN_DRAWS = ("accumulate", "loader")
+"""Axes by which the data of a user's workload differ: micro-batches are drawn each by itself, and a
+DataLoader has a dataset instead."""
+
 SAME_LOSS = ("part", "dataset", "input", "classes")
 """What cases must agree on for their losses to be compared: as much of an epoch, the images."""
 
@@ -283,10 +287,11 @@ SAME_LOSS = ("part", "dataset", "input", "classes")
 def keep_comparable(pairs: pd.DataFrame) -> pd.DataFrame:
     """The pairs whose losses can be compared.
 
-    Not those of a user's workload that differ in their micro-batches, which draw their own data.
+    Not those of a user's workload that differ in what draws their data.
     """
     own = pairs["workload_a"] != IMAGES
-    pairs = pairs[~own | (pairs["accumulate_a"] == pairs["accumulate_b"])]
+    for name in OWN_DRAWS:
+        pairs = pairs[~own | (pairs[f"{name}_a"] == pairs[f"{name}_b"])]
     for name in SAME_LOSS:
         pairs = pairs[pairs[f"{name}_a"] == pairs[f"{name}_b"]]
     return pairs

@@ -115,6 +115,25 @@ def test_more_workers_than_cores_are_doubted(loading: Report) -> None:
     assert any("--workers" in str(warning) for warning in loading.warnings)
 
 
+def test_losses_of_a_users_own_data_are_not_compared_between_loaders(tmp_path: Path) -> None:
+    own = [
+        replace(case, workload=name, model=name, dataset="own" if name == "m:f" else "cifar10")
+        for name in ("images", "m:f")
+        for case in (DEVICE, TORCH)
+    ]
+    own = [replace(case, model="dpn92") if case.workload == "images" else case for case in own]
+    records = [
+        make_record(case, repeat=n, **measured(30.0 + n, GIB, train_loss=2.0 + n / 9, **CPU))
+        for case in own
+        for n in range(1, 4)
+    ]
+    report = read(write_sweep(tmp_path / "sweep", records))
+    (effect,) = [effect for effect in report.effects if effect.axis == "loader"]
+    assert len(effect.pairs) == 2
+    assert effect.loss is not None
+    assert effect.loss.pairs == 1
+
+
 @pytest.mark.parametrize("format", [text, markdown, jsonfile])
 def test_pages_have_the_table_and_its_sentence(loading: Report, format: Any) -> None:
     page = " ".join(format.render(loading).split())
