@@ -724,6 +724,8 @@ ANY_AXIS: dict[str, tuple[Case, Case, str, str]] = {
     "pin_memory": (PINNED[0], PINNED[1], "off", "on"),
     "persistent_workers": (LOADED, at(LOADED, persistent_workers=True), "off", "on"),
     "prefetch": (LOADED, at(LOADED, prefetch=4), "2", "4"),
+    "input": (CASE, at(CASE, input="3x64x64"), "none", "3x64x64"),
+    "classes": (CASE, at(CASE, classes=100), "none", "100"),
     "seed": (CASE, at(CASE, seed=7), "0", "7"),
     "workload": (CASE, at(CASE, workload="mine:net"), "images", "mine:net"),
     "device": (CASE, at(CASE, device="cuda"), "cpu", "cuda"),

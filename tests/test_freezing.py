@@ -342,9 +342,9 @@ def test_a_case_says_what_was_not_computed(precision: str) -> None:
 
 def test_a_network_is_the_same_network_when_it_is_frozen() -> None:
     name = f"{__name__}:fine"
-    found = examine(name, "workload", ["backbone", "bn", "3"])
+    found = examine(name, "workload", freezes=["backbone", "bn", "3"])
     assert found == examine(name, "workload")
-    assert found.parameters == examine(name, "workload", ["0"]).parameters
+    assert found.parameters == examine(name, "workload", freezes=["0"]).parameters
 
 
 class Needy(Fine):
@@ -359,8 +359,8 @@ def needy() -> Workload:
 
 
 def test_a_freeze_is_tried_before_any_case() -> None:
-    examine(f"{__name__}:needy", "workload", ["bn"])
+    examine(f"{__name__}:needy", "workload", freezes=["bn"])
     with pytest.raises(UsageError, match="in fp32 with --freeze 0 fails: ValueError: optimizer"):
-        examine(f"{__name__}:needy", "workload", ["0"])
+        examine(f"{__name__}:needy", "workload", freezes=["0"])
     with pytest.raises(UsageError, match=r"model 'dpn26': --freeze stme: no layer .* stem"):
         examine("dpn26", freezes=["stme"])

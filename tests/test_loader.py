@@ -30,7 +30,7 @@ from bench.executors import Job, Settings
 from bench.executors import subprocess as room
 from bench.executors.subprocess import SubprocessExecutor
 from bench.failure import classify
-from bench.fingerprint import Fingerprint, build_network, try_workload
+from bench.fingerprint import Fingerprint, build_network, name_subject, try_workload
 from bench.preset import load_preset
 from bench.processes import read_cpu_time
 from bench.record import Outcome, Status
@@ -383,10 +383,11 @@ def test_each_item_of_a_dataset_comes_once_an_epoch() -> None:
 
 def test_a_workload_without_a_dataset_is_refused_before_any_case() -> None:
     name = "loads_for_tests:bare"
-    models = {name: Fingerprint("", "", "", workload=look(loads_for_tests.bare()))}
     flags = f"--workload {name} --device cpu --precision fp32 --batch-size 20 --loader"
     options = parse_arguments([*flags.split(), "device", "torch"])
     device, torch_ = choose_cases(options)
+    known = Fingerprint("", "", "", workload=look(loads_for_tests.bare()))
+    models = {name_subject(device): known}
     preflight._check_examined([device], models, options)
     with pytest.raises(UsageError, match=f"workload '{name}': it has no dataset for --loader torc"):
         preflight._check_examined([device, torch_], models, options)

@@ -853,7 +853,7 @@ def test_showing_a_map_imports_nothing_heavy(tmp_path: Path) -> None:
         (["--train", "fast"], "--train 'fast': a loss scale is"),
         (["--tolerance", "2"], "--tolerance '2': give a share from 0 to 1"),
         (["--way", "round"], "--way 'round': did you mean 'rounded'?"),
-        (["--batch-size", "1"], "--batch-size '1': a batch size is a whole number, at least 2"),
+        (["--batch-size", "1"], "batch size 1 is one image, and BatchNorm needs two"),
         (["--model", "dpn93"], "did you mean 'dpn92'?"),
         (["--model", "no_such:net"], "no_such"),
         (["--batch-size", "99999"], "batch size 99999 is above the dataset's"),

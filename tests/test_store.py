@@ -687,7 +687,7 @@ WRONG_CELLS = [
     ("status", "", "a status is one of"),
     ("inferred", "maybe", "'on' or 'off'"),
     ("warmup_steady", "1", "'on' or 'off'"),
-    ("batch_size", "1", "at least 2"),
+    ("batch_size", "0", "at least 1"),
     ("batch_size", "", "whole number"),
     ("batch_size", "6_4", "a finite number"),
     ("batch_size", "99999999999999999999", "a whole number, at most"),

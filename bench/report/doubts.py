@@ -251,7 +251,7 @@ DOUBTS: dict[str, Doubt] = {
             "emulated",
             "emulated",
             "fp8 was emulated on a CPU, so time and memory say nothing about a GPU",
-            f"Measure fp8 on a GPU, without {EMULATE_FP8}.",
+            f"Measure --precision fp8 on a GPU, without {EMULATE_FP8}.",
             lambda r: _in_fp8(r) & (r["device"] == "cpu"),
         ),
         Doubt(
@@ -382,8 +382,8 @@ DOUBTS: dict[str, Doubt] = {
             "resume differs",
             "Training that is resumed from a checkpoint does not go on bit for bit, although the "
             "device repeats its steps",
-            "Keep in the network's buffers what its steps change, and draw random numbers from the "
-            "generator that a workload is given or from torch's own.",
+            "Keep what steps change in buffers of the network, draw random numbers from torch's "
+            "generators or the one that a workload is given, and run --checkpoint again.",
             lambda r: r["resume_difference"] != "",
             fatal=False,
             detail=_quote("resume_difference"),

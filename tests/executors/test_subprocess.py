@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -361,7 +362,9 @@ class Script:
         yield from self._messages
 
     def acknowledge(self) -> None: ...
-    def dump_stacks(self) -> None: ...
+    def dump_stacks(self) -> str:
+        return ""
+
     def kill(self) -> None: ...
 
     def end(self, patiently: bool) -> int:
@@ -588,7 +591,8 @@ def keep(path: Path | None, *parts: bytes) -> None:
     with os.fdopen(write, "wb", 0) as writer:
         import threading
 
-        thread = threading.Thread(target=room._keep_log, args=(os.fdopen(read, "rb", 0), path))
+        stream = os.fdopen(read, "rb", 0)
+        thread = threading.Thread(target=room._keep_log, args=(stream, path, deque()))
         thread.start()
         for part in parts:
             writer.write(part)
