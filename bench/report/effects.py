@@ -179,7 +179,10 @@ def find_effects(rows: pd.DataFrame, cases: pd.DataFrame, machines: Machines) ->
 
 @dataclass(frozen=True)
 class _Change:
-    """Pairs of cases: their columns, with ``_a`` before the change and ``_b`` after it."""
+    """Pairs of cases: their columns, with ``_a`` before the change and ``_b`` after it.
+
+    ``same_loss`` is whether the losses of a pair can be compared.
+    """
 
     axis: str
     before: str
@@ -218,7 +221,9 @@ def _find_changes(axis: str, cases: pd.DataFrame, machines: Machines) -> Iterato
     pairs = pairs.merge(
         lines.add_suffix("_b"), left_on=["_key", "_to"], right_on=["_key_b", "_rank_b"]
     )
-    pairs = pairs.assign(_equal=pairs["part_a"] == pairs["part_b"])
+    pairs = pairs.assign(
+        _equal=pairs["part_a"] == pairs["part_b"], same_loss=_have_same_loss(pairs)
+    )
     order = ["_equal", "part_a", "part_b"]
     pairs = pairs.sort_values(order, ascending=False, kind="stable")
     pairs = pairs.drop_duplicates(["_key", "_from", "_to"]).sort_values(["_from", "_to", "_key"])
@@ -284,17 +289,18 @@ SAME_LOSS = ("part", "dataset", "input", "classes")
 """What cases must agree on for their losses to be compared: as much of an epoch, the images."""
 
 
-def keep_comparable(pairs: pd.DataFrame) -> pd.DataFrame:
-    """The pairs whose losses can be compared.
+def _have_same_loss(pairs: pd.DataFrame) -> Any:
+    """Of each pair, whether its losses can be compared: bool (pairs,).
 
     Not those of a user's workload that differ in what draws their data.
     """
-    own = pairs["workload_a"] != IMAGES
-    for name in OWN_DRAWS:
-        pairs = pairs[~own | (pairs[f"{name}_a"] == pairs[f"{name}_b"])]
-    for name in SAME_LOSS:
-        pairs = pairs[pairs[f"{name}_a"] == pairs[f"{name}_b"]]
-    return pairs
+
+    def agree(names: Sequence[str]) -> Any:
+        a, b = (pairs[[f"{name}_{side}" for name in names]] for side in "ab")
+        return (a.to_numpy() == b.to_numpy()).all(axis=1)
+
+    own = (pairs["workload_a"] != IMAGES).to_numpy()
+    return agree(SAME_LOSS) & (~own | agree(OWN_DRAWS))
 
 
 def average_seeds(
@@ -330,7 +336,7 @@ def _judge_seeds(
     found: list[Estimate | None] = []
     family: list[tuple[dict[int, list[float]], dict[int, list[float]]]] = []
     for pairs in changes:
-        kept = keep_comparable(pairs)
+        kept = pairs[pairs["same_loss"]]
         cells = [
             (a, b)
             for a, b in zip(kept["cell_a"], kept["cell_b"], strict=True)
@@ -531,7 +537,6 @@ def _pool(errors: np.ndarray, freedom: np.ndarray) -> float:
 
 
 def _list_doubts(pairs: pd.DataFrame) -> Iterator[str]:
-    for doubt in DOUBTS.values():
-        sides = [f"{doubt.name}_{side}" for side in "ab"]
-        if doubt.name not in SAID_BELOW and pairs[sides].any(axis=None):
-            yield doubt.remark
+    names = [name for name in DOUBTS if name not in SAID_BELOW]
+    a, b = (pairs[[f"{name}_{side}" for name in names]].any().tolist() for side in "ab")
+    yield from (DOUBTS[n].remark for n, *held in zip(names, a, b, strict=True) if any(held))
