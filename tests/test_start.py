@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from training_for_tests import CPU, small
+from training_for_tests import CPU, batch, in_parts, small, training
 
 from bench.case import Case, parse_value
 from bench.compare.__main__ import main as compare
@@ -22,6 +22,7 @@ from bench.report.__main__ import main as report
 from bench.store.reader import read_records
 from bench.sweep.__main__ import main as sweep
 from bench.training.building import build_training
+from bench.training.checkpoint import save_checkpoint
 from bench.workloads import Workload
 
 find_head = Workload().find_head
@@ -64,6 +65,16 @@ def test_the_usual_files_are_read(wrap: Any, tmp_path: Path) -> None:
     found = read_weights(save(tmp_path / "w.pt", wrap(state)))
     assert list(found) == list(state)
     assert all(torch.equal(found[name], value) for name, value in state.items())
+
+
+def test_a_checkpoint_of_a_sweep_is_read(tmp_path: Path) -> None:
+    trained = training("fp16", build=small)
+    trained.step(in_parts(*batch(8, 0), 8))
+    save_checkpoint(tmp_path / "best.pt", trained, identity={}, epoch=1)
+    found = read_weights(str(tmp_path / "best.pt"))
+    kept = trained.model.state_dict()
+    assert list(found) == list(kept)
+    assert all(torch.equal(found[name], value) for name, value in kept.items())
 
 
 def test_a_prefix_stays_where_not_all_have_it(tmp_path: Path) -> None:

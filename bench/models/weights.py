@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 _WRAPPERS = ("state_dict", "model_state_dict", "model")
 """Keys under which checkpoints keep the weights, beside the optimizer's state and others."""
 
+_TRAINING = "training"
+"""Key under which a checkpoint of a sweep keeps weights and optimizer, as `Training.state`."""
+
 _PREFIXES = ("module.", "_orig_mod.")
 """What DistributedDataParallel and torch.compile put before each name."""
 
@@ -57,7 +60,8 @@ def read_weights(path: str) -> dict[str, Tensor]:
     """Read a file of weights on the CPU, without executing anything that it may contain.
 
     Files whose name ends in ``.safetensors`` need that package. All others are read by torch with
-    ``weights_only=True``: a state_dict, alone or as an entry of `_WRAPPERS`.
+    ``weights_only=True``: a state_dict, alone or as an entry of `_WRAPPERS`, or a checkpoint of a
+    sweep.
 
     Returns:
         Tensors by name; a prefix of `_PREFIXES` that all names have is taken off.
@@ -80,7 +84,9 @@ def read_weights(path: str) -> dict[str, Tensor]:
     except Exception as error:  # a damaged file makes torch raise almost anything
         raise UsageError(f"--start {path}: {_explain(error)}; {_SAVE}") from error
     if isinstance(found, Mapping):
-        inner = (found[key] for key in _WRAPPERS if isinstance(found.get(key), Mapping))
+        kept = found.get(_TRAINING)
+        whole = kept if isinstance(kept, Mapping) else found
+        inner = (whole[key] for key in _WRAPPERS if isinstance(whole.get(key), Mapping))
         found = next(inner, found)
     if not isinstance(found, Mapping) or not found:
         raise UsageError(f"--start {path}: holds {_name_kind(found)}, and no weights; {_SAVE}")
@@ -115,8 +121,8 @@ def _explain(error: Exception) -> str:
             "was executed"
         )
     if "TorchScript" in str(error):
-        return "is a TorchScript program, and only weights are loaded"
-    return "is no file of weights, or it is damaged"
+        return "this is a TorchScript program, and only weights are loaded"
+    return "this is no file of weights, or it is damaged"
 
 
 def _name_kind(value: object) -> str:
