@@ -161,10 +161,10 @@ def _input(text: str) -> str | None:
 def _classes(text: str) -> int | None:
     if text == "none":
         return None
-    number = _whole("a number of classes")(text)
-    if not 2 <= number <= MOST_CLASSES:
+    whole = text.isascii() and text.isdigit() and len(text) < 10
+    if not (whole and 2 <= int(text) <= MOST_CLASSES):
         raise ValueError(f"a number of classes is a whole number from 2 to {MOST_CLASSES}")
-    return number
+    return int(text)
 
 
 def _lr_warmup(text: str) -> str:

@@ -88,7 +88,9 @@ FLAGS = [
     (["--dataset", "imagenet"], "--dataset 'imagenet': right values: cifar10, synthetic"),
     (["--input", "224"], "--input '224': the shape of an image is channels, height and width"),
     (["--input", "3x0x8"], "--input '3x0x8': the shape of an image is channels, height and width"),
+    (["--input", "48x64x3"], "--input '48x64x3': channels come first; did you mean 3x48x64?"),
     (["--classes", "1"], "--classes '1': a number of classes is a whole number from 2 to 65536"),
+    (["--classes", "a"], "--classes 'a': a number of classes is a whole number from 2 to 65536"),
     (
         ["--dataset", "cifar10", "--input", "3x64x64"],
         "--input 3x64x64 is for synthetic images, not --dataset cifar10; give --dataset synthetic",

@@ -38,7 +38,7 @@ def parse_shape(text: str) -> Shape:
     """Read ``3x224x224``: channels, height and width.
 
     Raises:
-        ValueError: it is no such text, or the image is empty or too large.
+        ValueError: it is no such text, the image is empty or too large, or its channels come last.
     """
     found = _INPUT.fullmatch(text)
     channels, height, width = map(int, found.groups()) if found else (0, 0, 0)
@@ -47,6 +47,9 @@ def parse_shape(text: str) -> Shape:
             "the shape of an image is channels, height and width, such as 3x224x224, of at most "
             f"{LARGEST:,} values"
         )
+    if width in (1, 3) and channels >= 8 and height >= 8:
+        # of 224x224x3 a network for 224 channels would be built and measured without a word
+        raise ValueError(f"channels come first; did you mean {width}x{channels}x{height}?")
     return channels, height, width
 
 
