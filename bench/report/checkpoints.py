@@ -88,7 +88,7 @@ def _describe(
     if exact:
         yield (
             "Training resumed in a new network takes the same next steps, bit for bit (weights, "
-            f"masters, optimizer, loss scale, random numbers, data): {', '.join(exact)}."
+            f"master weights, optimizer, loss scale, random numbers, data): {', '.join(exact)}."
         )
     reasons: dict[str, list[str]] = {}
     for row in iterate(kept):

@@ -186,7 +186,7 @@ def write_enough(enough: Enough, axes: Sequence[str]) -> str:
     name = name_case(enough.first, shown)
     if enough.workers is None:
         return f"{name}: the loader matters with every number of workers tried ({tried})."
-    few = "" if enough.certain else ", by too few runs to be certain; use --repeats 5"
+    few = "" if enough.certain else ", but there are too few runs to be certain; use --repeats 5"
     if enough.workers == 0:
         return f"{name}: the loader does not matter, even without workers{few}."
     return f"{name}: from {enough.workers} workers on, the loader no longer matters{few}."
@@ -233,8 +233,8 @@ def tabulate_loaded(
     told = [enough for one in comparisons[: len(groups)] for enough in find_enough(one)]
     notes = [
         *(write_enough(enough, [*named, *settings]) for enough in told),
-        "Loader-bound: the part of an epoch that it would not take if the batches were made on the "
-        "device. Waiting for the loader while the device is busy is no part of it. "
+        "Loader-bound: the part of the epoch time that would be saved if the batches were made on "
+        "the device. Waiting for the loader while the device is busy is not counted. "
         f"The loader no longer matters where the epoch is at most {100 * STEADY:.0f} % longer.",
     ]
     if any(row.device == "cpu" for row in (one.device for one in comparisons)):
@@ -268,7 +268,7 @@ def _write(row: Row, one: Loaded | None, settings: Sequence[str]) -> Iterator[Ce
     known = one is not None and not math.isnan(one.share)
     yield Cell(f"{mark}{100 * one.share:.1f}", one.share) if one and known else Cell(NOTHING)
     if one and known and not math.isnan(one.ends[0]):
-        yield Cell("–".join(f"{100 * end:.1f}" for end in one.ends))
+        yield Cell(" to ".join(f"{100 * end:.1f}" for end in one.ends))  # either may be below 0
     else:
         yield Cell(NOTHING)
     for name in ("loader_first_batch_s", "loader_samples_per_s"):

@@ -91,7 +91,7 @@ def test_the_share_is_what_the_device_does_not_take(loading: Report) -> None:
     assert shares == pytest.approx([1 - 1 / ratio for ratio in (4.0, 2.0, 1.001, 0.8)])
     assert rows[2]["share"].text == "50.0"
     assert rows[4]["share"].text == "-25.0", "faster than the device"
-    low, high = map(float, rows[2]["interval"].text.split("–"))
+    low, high = map(float, rows[2]["interval"].text.split(" to "))
     # two means of five whose spread is 0.26 %: their ratio is ±0.38 %, and the share half of that
     assert (low, high) == pytest.approx((49.8, 50.2), abs=0.06)
     assert rows[2]["first_batch"].value == 0.5
@@ -179,7 +179,7 @@ def test_from_how_many_workers_on_it_no_longer_matters(ratios: dict[int, float],
 def test_what_runs_do_not_show_is_not_certain() -> None:
     for unsure in (load(4, 1.0, reach=None), load(4, 1.0, reach=0.05)):
         (told,) = tell(load(2, 2.0), unsure)
-        assert told.startswith("fp16: from 4 workers on, the loader no longer matters, by too few")
+        assert told.startswith("fp16: from 4 workers on, the loader no longer matters, but there")
         assert told.endswith("--repeats 5.")
     (told,) = tell(load(2, 2.0), load(4, 1.3, reach=0.6))
     assert "matters with every" in told, "no repeat says that it does not"
