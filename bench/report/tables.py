@@ -63,8 +63,9 @@ MOST_ROWS = 400
 """Rows of one table; more would not be read."""
 
 
-HEADINGS = (MACHINE, "model", "dataset")
-"""Axes that are said above their rows, where others tell these apart."""
+HEADINGS = (MACHINE, "model", "dataset", "start")
+"""Axes that are said above their rows, where others tell these apart: a path of 60 characters in a
+column left no room for loss and memory at 100."""
 
 
 def build(
@@ -236,6 +237,7 @@ def _tabulate_cases(
     seconds = cases["start_time_s"]
     slow = len(seconds.dropna()) and seconds.max() > max(2 * seconds.min(), seconds.min() + 1)
     headings, below = _choose_headings(cases, order, by), _said_below(cases)
+    cases = sort_cases(cases, headings)
     columns = [axis for axis in order if axis not in headings] or ["precision", "batch_size"]
     parts = [
         *(_axis_part(axis, machines) for axis in columns),
@@ -289,10 +291,13 @@ def _name_spread(cases: pd.DataFrame) -> str:
 
 
 def _choose_headings(cases: pd.DataFrame, order: Sequence[str], by: str) -> tuple[str, ...]:
-    """The axes that are said once above their rows: what is asked for, machines and networks."""
+    """The axes that are said once above their rows: what is asked for, machines, networks, files.
+
+    One axis at least is left for the columns.
+    """
     if by in order:
         return (by,)
-    headings = [axis for axis in order[:-1] if axis in HEADINGS]
+    headings = [axis for axis in order if axis in HEADINGS][: len(order) - 1]
     # what is the same in all cases under each heading is a part of it
     places = [axes.rank(cases, axis) for axis in headings]
     for axis in order if headings else ():

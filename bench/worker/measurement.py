@@ -225,10 +225,10 @@ def _resume(
     for name, value in progress["memory"].items():
         setattr(m, name, value)
     files.keep_best(_list_epochs(case, done))  # which an interruption may have prevented
-    was = "was" if len(done) == 1 else "were"
+    which = f"{len(done)} of {case.epochs} epochs {'was' if len(done) == 1 else 'were'}"
     _note(
         found,
-        f"{len(done)} of {case.epochs} epochs {was} trained by an earlier process that was interrupted; what is sampled (memory of "
+        f"{which} trained by an earlier process that was interrupted; what is sampled (memory of "
         "process and device, clocks, temperature, others on the GPU) is of this process alone",
     )
     if len(done) == case.epochs:
