@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -87,6 +89,14 @@ class RaisingRows(Rows):
             raise ValueError(f"item {number} is\nnot an item")
 
 
+class DrawingRows(Rows):
+    """Its augmentation draws from numpy, Python and torch, as those of users do."""
+
+    def __getitem__(self, number: int) -> tuple[torch.Tensor, int]:
+        x, label = super().__getitem__(number)
+        return x + np.random.rand() + random.random() + torch.rand(4), label
+
+
 class DyingRows(Rows):
     def spoil(self, number: int) -> None:
         if in_worker() and number % 50 == 3:
@@ -130,6 +140,10 @@ def good() -> Workload:
 
 def raising() -> Workload:
     return make(RaisingRows)
+
+
+def drawing() -> Workload:
+    return make(DrawingRows)
 
 
 def dying() -> Workload:

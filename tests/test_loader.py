@@ -170,6 +170,28 @@ def test_what_is_measured_learns_the_same(
     assert m.loader_samples_per_s > 0
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+def test_steps_after_a_resume_are_those_of_the_same_loader(
+    workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A user's dataset is not what its make_batch draws, and may itself draw."""
+    monkeypatch.setattr(loader, "ALONE_S", 0.1)
+    name = "loads_for_tests:drawing"
+    case = Case(
+        model=name,
+        workload=name,
+        dataset="own",
+        device="cpu",
+        batch_size=20,
+        steps=5,
+        checkpoint=True,
+        loader="torch",
+        workers=workers,
+    )
+    m = measure(case, "", Channel(), time.monotonic()).measurement
+    assert (m.resume_exact, m.resume_difference) == (True, None)
+
+
 def test_no_worker_of_the_warm_up_is_there_in_the_epoch(few: DatasetInfo) -> None:
     case = Case(
         model=f"{__name__}:tiny",

@@ -259,6 +259,7 @@ def _measure_checkpoint(
     with forgive(found, *_SAVED):
         files.describe(m)
         live = trace(training, batches.divide(case.epochs, steps=STEPS))
+        _end_workers(batches)  # what they prepare ahead would slow the load
         other = replace(case, seed=(case.seed + 1) % 2**31)
 
         def resume() -> dict[str, str]:
@@ -266,13 +267,11 @@ def _measure_checkpoint(
             resumed = build_training(other, workload, training.device)
             kept, seconds = files.load_into(resumed)
             m.checkpoint_load_s = m.checkpoint_load_s or seconds
-            supply = workload.open_batches(
-                batch_size=case.batch_size,
-                micro_batch=micro_batch(case),
-                device=training.device,
-                seed=kept["seed"],
-            )
-            return trace(resumed, supply.divide(kept["epoch"], steps=STEPS))
+            supply = open_supply(replace(case, seed=kept["seed"]), workload, training.device)
+            try:
+                return trace(resumed, supply.divide(kept["epoch"], steps=STEPS))
+            finally:
+                _end_workers(supply)
 
         difference, repeats = compare_resumed(live, resume)
         if repeats:
