@@ -16,6 +16,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -31,6 +32,7 @@ from bench.precision import PRECISIONS
 from bench.record import Environment, EpochRow, Status
 from bench.store.reader import read_epochs, read_records, read_steps
 from bench.sweep.checkpoints import KeptRun
+from bench.training.building import seed_all
 from bench.training.checkpoint import (
     CheckpointError,
     find_difference,
@@ -158,14 +160,20 @@ def test_whatever_a_checkpoint_lacked_is_named(part: str, tmp_path: Path) -> Non
     assert find_difference(expected, trace(other, batches(4, 3))).startswith(named)
 
 
-def test_the_random_numbers_of_python_go_on_too(tmp_path: Path) -> None:
-    random.seed(3)
+def test_the_random_numbers_of_python_and_numpy_go_on_too(tmp_path: Path) -> None:
+    def take() -> list[float]:
+        drawn = [np.random.randn(), np.random.rand()]
+        return [random.gauss(), random.random(), *drawn, float(torch.rand(()))]
+
+    seed_all(3)
     random.gauss()  # leaves a second one to be given
+    np.random.randn()  # likewise
     save_checkpoint(tmp_path / LAST, training())
-    expected = [random.gauss(), random.random(), float(torch.rand(()))]
-    random.seed(4)
+    expected = take()
+    seed_all(4)
+    assert take() != expected
     restore_checkpoint(load_checkpoint(tmp_path / LAST), training())
-    assert [random.gauss(), random.random(), float(torch.rand(()))] == expected
+    assert take() == expected
 
 
 # ---------------------------------------------------------------------------------- files are whole

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -58,6 +59,7 @@ def build_training(
 
 
 def seed_all(seed: int) -> None:
-    """Seed the generators that a model may draw from: torch's and Python's."""
+    """Seed the generators that a model or a dataset may draw from: torch's, numpy's, Python's."""
     random.seed(seed)
+    np.random.seed(seed)
     torch.manual_seed(seed)

@@ -15,6 +15,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -100,12 +101,21 @@ def restore_checkpoint(content: Mapping[str, Any], training: Training) -> None:
 
 
 def _read_random(device: torch.device) -> dict[str, Any]:
-    states = {"python": random.getstate(), "cpu": torch.get_rng_state()}
+    numpy = np.random.get_state(legacy=False)  # the one that is shared
+    key = numpy["state"]["key"].tolist()  # an array would need code to be read
+    states = {
+        "python": random.getstate(),
+        "numpy": {**numpy, "state": {**numpy["state"], "key": key}},
+        "cpu": torch.get_rng_state(),
+    }
     return states | ({"cuda": torch.cuda.get_rng_state(device)} if device.type == "cuda" else {})
 
 
 def _restore_random(states: Mapping[str, Any], device: torch.device) -> None:
     random.setstate(states["python"])
+    numpy = states["numpy"]
+    key = np.array(numpy["state"]["key"], dtype=np.uint32)
+    np.random.set_state({**numpy, "state": {**numpy["state"], "key": key}})
     torch.set_rng_state(states["cpu"])
     if device.type == "cuda":
         torch.cuda.set_rng_state(states["cuda"], device)
