@@ -526,3 +526,36 @@ def test_no_worker_outlives_its_case(
     assert logged in log
     assert len(set(workers)) >= 2
     assert not any(map(runs, set(workers)))
+
+
+HANGS = """
+import multiprocessing, sys, torch, loads_for_tests
+from bench.data.loader import Loading
+multiprocessing.set_start_method(sys.argv[1])
+batches = loads_for_tests.hanging().open_loader(
+    batch_size=20, micro_batch=20, device=torch.device("cpu"), seed=0, loading=Loading(workers=1)
+)
+for divided in batches.divide():
+    list(divided.parts)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
+def test_a_worker_that_hangs_ends_with_a_killed_parent(
+    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However Python starts it: a fork server, the default from 3.14 on, outlives who asked it."""
+    place = tmp_path / "pids"
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(TESTS.parent), str(TESTS)]))
+    monkeypatch.setenv(PIDS, str(place))
+    with subprocess.Popen([sys.executable, "-c", HANGS, method]) as process:
+        while not place.exists() and process.poll() is None:
+            time.sleep(0.05)
+        assert process.poll() is None, "its worker did not load"
+        process.kill()
+    (worker,) = {int(line) for line in place.read_text().split()}
+    deadline = time.monotonic() + 60
+    while runs(worker) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not runs(worker)

@@ -17,6 +17,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
+from multiprocessing import parent_process
+from multiprocessing.connection import wait
+from threading import Thread
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -208,7 +211,16 @@ class _Plan:
 
 
 def _start_worker(parent: int, number: int) -> None:
-    die_with_parent(parent)
+    if os.getppid() == parent or parent_process() is None:
+        die_with_parent(parent)
+    else:  # a fork server started it, the default from Python 3.14 on, and outlives the parent
+        Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    if (parent := parent_process()) is not None:
+        wait([parent.sentinel])
+        os._exit(1)
 
 
 # ----------------------------------------------------------------------------------- what is loaded
