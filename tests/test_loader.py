@@ -110,6 +110,29 @@ def test_order_augmentation_and_labels_are_those_of_the_device(way: str) -> None
     ours.close()
 
 
+@pytest.mark.parametrize(
+    ("shape", "augment"), [((3, 40, 24), False), ((1, 16, 16), False), ((3, 32, 32), True)]
+)
+def test_images_that_come_several_times_are_those_of_the_device(
+    shape: tuple[int, ...], augment: bool
+) -> None:
+    """As those of --input do: 16 images in an epoch of 61, cropped only in CIFAR's shape."""
+    rng = np.random.default_rng(0)
+    images = rng.integers(0, 256, (16, *shape), dtype=np.uint8), rng.integers(0, 9, 16)
+    about: dict[str, Any] = {
+        **{"batch_size": 22, "micro_batch": 8, "device": CPU, "seed": 3},
+        **{"samples": IMAGES, "augment": augment},
+    }
+    ours, theirs = load_images(*images, **about, loading=Loading()), Batches(*images, **about)
+    assert len(ours) == len(theirs) == 3
+    assert ours.samples == theirs.samples == IMAGES
+    for epoch in (0, 1):
+        assert_equal(ours.divide(epoch), theirs.divide(epoch))
+    for (x, y), (u, v) in zip(ours.evaluation(9), theirs.evaluation(9), strict=True):
+        assert torch.equal(x, u)
+        assert torch.equal(y, v)
+
+
 def test_another_seed_is_another_epoch() -> None:
     one, two = (next(next(loaded(Loading(), seed=seed).divide()).parts) for seed in (3, 4))
     assert not torch.equal(one[0], two[0])
