@@ -269,10 +269,10 @@ def test_a_part_of_an_epoch_is_closed_and_then_gives_nothing() -> None:
 
 
 def test_the_loader_alone_is_as_fast_as_its_data() -> None:
-    """Items of a fiftieth of a second, of which two come at a time."""
+    """Slow items, of which two come at a time."""
     for workers, known in ((0, 1 / ITEM_S), (2, 2 / ITEM_S)):
         batches = load_items(
-            loads_for_tests.SlowRows(48),
+            loads_for_tests.SlowRows(24),
             batch_size=4,
             micro_batch=4,
             device=CPU,
