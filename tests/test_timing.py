@@ -213,6 +213,14 @@ def test_extrapolation_by_hand() -> None:
     assert whole.high_s == pytest.approx(whole.epoch_s + 0.05)  # but the smaller one may be whole
 
 
+def test_steps_whose_batches_lay_ready_are_left_out() -> None:
+    """After the start of a loader four steps find their batches ready, and the others wait."""
+    times = [1.0] + [0.1] * 4 + [0.3] * 7
+    assert extrapolate(3.5, times, 112, ahead=5).epoch_s == pytest.approx(3.5 + 100 * 0.3)
+    few = extrapolate(1.4, times[:5], 105, ahead=5)
+    assert few.epoch_s == pytest.approx(1.4 + 100 * 0.1), "there is nothing else to go by"
+
+
 def test_an_interval_by_hand() -> None:
     """Seven steady steps without correlation: the prediction interval of a textbook."""
     times = [1.0, 1.0, 1.2, 0.9, 1.3, 0.8, 1.1, 0.7]

@@ -341,6 +341,18 @@ DOUBTS: dict[str, Doubt] = {
             fatal=False,
         ),
         Doubt(
+            "prepared",
+            "batches prepared ahead",
+            "Most of the measured steps may have used batches that the DataLoader's workers had "
+            "prepared before, so that an epoch may wait longer for it",
+            "Raise --steps or --fraction, or lower --workers or --prefetch.",
+            lambda r: (
+                (r["measured_steps"] < r["steps_per_epoch"])
+                & (r["measured_steps"] < 2 * r["workers"] * r["prefetch"] / r["accumulate"])
+            ),
+            fatal=False,
+        ),
+        Doubt(
             "unclear",
             "unclear arithmetic",
             "The numeric probe found a rounding error between those of two number formats",

@@ -208,7 +208,9 @@ class Extrapolation:
     high_s: float | None
 
 
-def extrapolate(measured_s: float, times: Sequence[float], full_steps: float) -> Extrapolation:
+def extrapolate(
+    measured_s: float, times: Sequence[float], full_steps: float, ahead: int = 0
+) -> Extrapolation:
     """Estimate a whole epoch from its first steps.
 
     What was measured stands as measured; each step left out takes the mean of the steady ones. A
@@ -237,8 +239,12 @@ def extrapolate(measured_s: float, times: Sequence[float], full_steps: float) ->
         measured_s: wall time of the measured steps.
         times: their durations in s, all of full batches.
         full_steps: the epoch's images over the batch size, so 390.625 for 50,000 and 128.
+        ahead: steps whose batches may lie ready once the first does, of which a loader knows no
+            more than a start. They are left out too, if as many more were measured.
     """
     steady = leave_out_first(times)
+    if len(times) >= 2 * ahead:
+        steady = times[max(len(times) - len(steady), ahead) :]
     left, mean = full_steps - len(times), fmean(steady)
     epoch_s = measured_s + left * mean
     if len(steady) < FEWEST_STEPS or left <= 0:

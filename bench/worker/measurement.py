@@ -334,7 +334,8 @@ def _describe_time(
     m.measured_images = sum(images)
     m.epoch_time_s = m.measured_time_s / len(done)
     if len(times) < len(batches):
-        whole = extrapolate(m.measured_time_s, times, batches.samples / case.batch_size)
+        ahead = math.ceil(case.workers * case.prefetch / case.accumulate)
+        whole = extrapolate(m.measured_time_s, times, batches.samples / case.batch_size, ahead)
         m.epoch_time_s = whole.epoch_s
         m.epoch_time_low_s, m.epoch_time_high_s = whole.low_s, whole.high_s
         if whole.low_s is None:
