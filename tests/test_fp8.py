@@ -24,7 +24,7 @@ from bench.case import Case, grid, list_micro_batches, telling_axes
 from bench.data import DatasetInfo
 from bench.environment import Platform
 from bench.errors import UnsupportedError, UsageError
-from bench.fingerprint import examine
+from bench.fingerprint import examine, name_subject
 from bench.precision import (
     EMULATE_FP8,
     FP8_INSTALL,
@@ -365,7 +365,7 @@ def test_where_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_network_without_products_is_unsupported(monkeypatch: pytest.MonkeyPatch) -> None:
-    models = {"dpn92": examine("dpn92"), TINY: examine(TINY, "workload")}
+    models = {"dpn92": examine("dpn92"), f"workload:{TINY}": examine(TINY, "workload")}
     assert [model.products for model in models.values()] == [0, 8]
     inputs = Inputs({"cuda": gpu("9.0")}, models, {"cifar10": DatasetInfo(*"abcdefg")})  # type: ignore[arg-type]
     said = inputs.refuse(Case(precision="fp8"))
@@ -373,7 +373,10 @@ def test_a_network_without_products_is_unsupported(monkeypatch: pytest.MonkeyPat
         "no layer of dpn92 is a matrix product whose dimensions are both multiples of 16 (its head "
         "is left out); fp8 has nothing to convert"
     )
-    ours = Case(model=TINY, precision="fp8")
+    shaped = Case(precision="fp8", input="3x64x64", classes=100)
+    named = replace(inputs, models={name_subject(shaped): models["dpn92"]})
+    assert named.refuse(shaped) == said, "networks are kept by name, shape of images and classes"
+    ours = Case(model=TINY, workload=TINY, precision="fp8")
     assert inputs.refuse(ours) == inputs.refuse(Case()) == ""
     monkeypatch.setattr("bench.sweep.preflight.find_torchao", lambda: None)
     assert inputs.refuse(ours) == FP8_INSTALL

@@ -74,7 +74,7 @@ class Inputs:
         if reason := platform.refuse(precision) or platform.refuse_limit(case.memory_limit):
             return reason
         if precision.float8:
-            model = self.models[case.model]
+            model = self.models[name_subject(case)]
             if model is not None and not model.products:
                 return refuse_fp8(case.model)
             return "" if find_torchao() else FP8_INSTALL
