@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from bench.case import Case, grid, list_micro_batches, telling_axes
@@ -214,6 +215,16 @@ def test_what_is_left_alone() -> None:
     assert found.largest.name == "first"
 
 
+def test_what_a_workload_keeps_in_fp32_is_left_alone() -> None:
+    class Careful(transformer.NextToken):
+        def keeps_fp32(self, module: nn.Module) -> bool:
+            return isinstance(module, nn.Sequential) and isinstance(module[0], nn.Linear)
+
+    workload = Careful(vocabulary=16, length=16, width=16, heads=1, depth=1)
+    found = find_products(workload.build_model(), workload)
+    assert list(found) == ["blocks.0.qkv", "blocks.0.out"], "and not those in blocks.0.wide"
+
+
 def test_many_names_are_cut() -> None:
     class Many(nn.Module):
         def __init__(self) -> None:
@@ -296,10 +307,42 @@ def test_rounding_is_named(bits: int, said: str) -> None:
     assert plain.arithmetic is not Arithmetic.FLOAT8, "only of a layer that was converted"
 
 
-def prove_conversion(conversion: Conversion, training: Training) -> Proof:
+def prove_conversion(conversion: Conversion, training: Training, **settings: Any) -> Proof:
     batch = training.workload.make_batch(2, CPU, torch.Generator().manual_seed(0))
-    setting = Setting(FP8, CPU, 16)
+    setting = Setting(FP8, CPU, 16, **settings)
     return prove(setting, lambda: training.compute_loss(batch), 2, conversion)
+
+
+class Products(TorchDispatchMode):
+    """Counts the matrix products of what runs."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += func in (torch.ops.aten.mm.default, torch.ops.aten.addmm.default)
+        return func(*args, **(kwargs or {}))
+
+
+def test_gradients_of_frozen_layers(run: Callable[..., Findings]) -> None:
+    """Those that training does not need are not proven; that torchao computes them is said."""
+    frozen = run(precision="fp8", freeze="blocks")
+    m = frozen.measurement
+    assert frozen.contradiction is None
+    training = train(frozen="blocks")
+    assert training.conversion
+    proof = prove_conversion(training.conversion, training, frozen=True)
+    assert proof.layers[0].weight_grad is None
+    assert proof.layers[0].input_grad is not None
+    batch = training.workload.make_batch(16, CPU, torch.Generator().manual_seed(1))
+    counts = []
+    for each in (training, train()):
+        with Products() as products:
+            each.step(batch)
+        counts.append(products.count)
+    assert counts == [27, 27], "torchao's layer now leaves out what is frozen: drop the note"
+    said = "of 8 layers in fp8 torchao computes a gradient that training does not need"
+    assert said in (m.notes or "")
+    assert said not in (run(precision="fp8").measurement.notes or "")
 
 
 def with_layer(conversion: Conversion, layer: nn.Linear) -> Conversion:

@@ -512,6 +512,9 @@ def _probe_converted(conversion: Conversion, setting: Setting, notes: list[str])
         weight,
         (weight[0],),
         batch=max(1, product.rows_per_item),
+        # as of the other layers, the first that trains is probed with both
+        input_grad=product.input_grad or product.weight_grad,
+        weight_grad=product.weight_grad,
         gradient_bits=conversion.gradient_bits,
     )
 

@@ -81,6 +81,12 @@ def measure(
         m.fp8_layers = str(training.conversion)
         for remark in training.conversion.notes:
             _note(found, remark)
+        if (layers := training.conversion.unneeded) and not case.compile:
+            _note(
+                found,
+                f"of {layers} layers in fp8 torchao computes a gradient that training does not "
+                "need, and that no FLOP are counted for; --compile on leaves it out",
+            )
     if training.brings_optimizer:
         name = type(training.optimizer).__name__
         _note(found, f"the workload's own optimizer is {name}")
