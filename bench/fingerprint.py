@@ -28,7 +28,7 @@ from bench.data.sources import CLASSES
 from bench.data.synthetic import SHAPE, parse_shape
 from bench.errors import UsageError
 from bench.models import MODELS, build_model, is_timm, load_factory, split_model
-from bench.models.freezing import NONE, freeze
+from bench.models.freezing import NONE, freeze, normalises_batches
 from bench.models.weights import fit_weights
 from bench.precision import PRECISIONS
 from bench.workloads import IMAGES, Loss, Workload, check_workload, count_items
@@ -52,7 +52,8 @@ class Fingerprint:
     the printed module without memory addresses, ``source`` over the files that build it.
     ``outputs`` is the number of classes it tells apart; None for a built-in network, which is not
     run, and for a workload, whose network need not. ``products`` is the number of its layers that
-    fp8 can convert, ``batchnorm`` whether it has BatchNorm.
+    fp8 can convert, ``batchnorm`` whether it has BatchNorm, and ``still`` are those of the freezes
+    asked for that leave none which normalises by the batch.
     """
 
     parameters: str
@@ -62,6 +63,7 @@ class Fingerprint:
     workload: WorkloadFacts | None = None
     products: int = 0
     batchnorm: bool = True
+    still: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -84,7 +86,8 @@ class WorkloadFacts:
 def read_fingerprint(values: Mapping[str, Any]) -> Fingerprint:
     """Make one of its fields, as `examine_in_fork` gives them."""
     facts = values["workload"]
-    return Fingerprint(**{**values, "workload": facts and WorkloadFacts(**facts)})
+    still = tuple(values["still"])  # a list in JSON
+    return Fingerprint(**{**values, "still": still, "workload": facts and WorkloadFacts(**facts)})
 
 
 _WORKLOAD = "workload:"
@@ -187,7 +190,7 @@ def examine(
     if name in MODELS:
         with torch.device("meta"):
             model = build_model(name, classes, shape)
-        check_tuning(f"model {name!r}", model, Workload(), freezes, starts)
+        still = check_tuning(f"model {name!r}", model, Workload(), freezes, starts)
     else:
         theirs = partial(build_model, name, classes, shape)
         make = theirs if is_timm(name) else partial(_make, name, kind)
@@ -195,11 +198,11 @@ def examine(
         if kind == "workload":
             workload = check_workload(name, made)
             model = build_network(name, workload)
-            check_tuning(f"workload {name!r}", model, workload, freezes, starts)
+            still = check_tuning(f"workload {name!r}", model, workload, freezes, starts)
             facts = try_workload(name, workload, model, freezes)
         else:
             model = _check_network(name, made)
-            check_tuning(f"model {name!r}", model, Workload(), freezes, starts)
+            still = check_tuning(f"model {name!r}", model, Workload(), freezes, starts)
             outputs = _run(name, model, shape)
             if is_timm(name):
                 outputs = None  # its head is made for as many classes as the images have
@@ -219,31 +222,39 @@ def examine(
         outputs,
         facts,
         len(products),
-        any(isinstance(m, torch.nn.modules.batchnorm._BatchNorm) for m in model.modules()),
+        normalises_batches(model),
+        still,
     )
 
 
 def check_tuning(
     what: str, model: nn.Module, workload: Workload, freezes: Sequence[str], starts: Sequence[str]
-) -> None:
+) -> tuple[str, ...]:
     """Check that a network can start from files and be frozen, and leave it as it is.
 
     Args:
         what: the network, for the message.
 
+    Returns:
+        Those of ``freezes`` that leave no BatchNorm which normalises by the batch.
+
     Raises:
         UsageError: it cannot.
     """
+    still = []
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     try:
         for path in starts:
             _try(f"--start {path}", partial(fit_weights, model, path, workload.find_head))
         for setting in freezes:
-            _try(f"--freeze {setting}", partial(freeze, model, setting, workload.find_head))
+            frozen = partial(freeze, model, setting, workload.find_head)
+            if not normalises_batches(model, _try(f"--freeze {setting}", frozen)):
+                still.append(setting)
             for parameter in trained:
                 parameter.requires_grad_()
     except UsageError as error:
         raise UsageError(f"{what}: {error}") from error
+    return tuple(still)
 
 
 def _make(name: str, kind: str) -> object:

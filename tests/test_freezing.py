@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import copy
+import json
 import math
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,11 @@ from training_for_tests import CPU, LR, MOMENTUM, WEIGHT_DECAY, batch, in_parts,
 
 from bench.case import Case, grid, parse_value
 from bench.errors import UsageError
-from bench.fingerprint import examine
+from bench.fingerprint import examine, read_fingerprint
 from bench.models import build_model
 from bench.models.freezing import freeze
 from bench.precision import PRECISIONS, find_formats, set_flags
+from bench.sweep.preflight import Inputs
 from bench.training.flop import count_flop
 from bench.training.loop import Training
 from bench.training.proof import find_layers
@@ -62,6 +64,26 @@ def run(frozen: str, precision: str = "fp32", workload: str = f"{__name__}:fine"
     (case,) = grid({"workload": [workload], "device": ["cpu"], "precision": [precision]})
     case = replace(case, batch_size=8, freeze=frozen, evaluate=True)
     return measure(case, "", Channel(), time.monotonic())
+
+
+def unkept() -> nn.Module:
+    """Its BatchNorm keeps no running statistics, so it has only the batch's, also when frozen."""
+    norm = nn.BatchNorm2d(4, track_running_stats=False)
+    return nn.Sequential(nn.Conv2d(3, 4, 3), norm, nn.Flatten(), nn.Linear(3600, 10))
+
+
+def test_a_batch_of_one_needs_no_batchnorm_that_is_frozen() -> None:
+    name = f"{__name__}:fine"
+    found = examine(name, "workload", freezes=("bn", "0", "backbone"))
+    found = read_fingerprint(json.loads(json.dumps(asdict(found))))
+    assert (found.batchnorm, found.still) == (True, ("bn", "backbone"))
+    inputs = Inputs({}, {f"workload:{name}": found}, {})
+    case = Case(model=name, dataset="own", workload=name, batch_size=1, freeze="bn")
+    inputs.check_batches(case)
+    for trained in ("0", "none"):
+        with pytest.raises(UsageError, match="BatchNorm needs two"):
+            inputs.check_batches(replace(case, freeze=trained))
+    assert examine(f"{__name__}:unkept", freezes=("bn",)).still == ()
 
 
 # --------------------------------------------------------------------------------- what is frozen

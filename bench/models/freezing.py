@@ -108,6 +108,19 @@ def _choose(
     return [n for n in tensors if fnmatchcase(n, part) or fnmatchcase(n, f"{part}.*")]
 
 
+def normalises_batches(model: nn.Module, still: Sequence[nn.Module] = ()) -> bool:
+    """Whether BatchNorm normalises by the batch itself, which then needs two items.
+
+    Args:
+        still: layers in evaluation mode, as `freeze` gives them. They use running statistics, if
+            they keep any.
+    """
+    return any(
+        layer not in still or getattr(layer, "running_mean", None) is None
+        for layer in _list_batchnorm(model)
+    )
+
+
 def _list_batchnorm(model: nn.Module) -> list[nn.Module]:
     from torch.nn.modules.batchnorm import _BatchNorm
 

@@ -98,9 +98,9 @@ class Inputs:
         check_batches(case, self.data(case).train_images, self.has_batchnorm(case))
 
     def has_batchnorm(self, case: Case) -> bool:
-        """Whether the network may have BatchNorm; where it was not examined, it may."""
+        """Whether the network may have BatchNorm that is not frozen; not examined, it may."""
         model = self.models[name_subject(case)]
-        return model is None or model.batchnorm
+        return model is None or (model.batchnorm and case.freeze not in model.still)
 
     def settle(self, case: Case) -> Case:
         """The case with what its workload decides: a workload's own optimizer is `OWN`."""
