@@ -128,6 +128,13 @@ def test_a_commit_is_told_the_case_meant(name: str) -> None:
         assert preset.cases({}, {"device": ["cuda"]}) == [case]
 
 
+def test_weights_to_start_from_are_found_from_asv_s_folder() -> None:
+    laid = lay_out([Case(start="mine.pt"), Case(start="/there.pt"), Case()])
+    told = [case["axes"].get("start") for case in laid["cases"]]
+    assert told == [str(Path.cwd() / "mine.pt"), "/there.pt", None]
+    assert laid["params"][-1] == ["none", "/there.pt", "mine.pt"], "named as the preset has it"
+
+
 def test_the_2019_grid_as_asv_sees_it() -> None:
     laid = lay_out(expand(load_preset("rtx-titan")))
     assert laid["names"] == ["precision", "loss_scale", "batch_size"]

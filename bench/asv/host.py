@@ -15,6 +15,7 @@ import os
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -105,6 +106,8 @@ def rank(value: str | float) -> tuple[int, Any]:
 def _settings(case: Case) -> dict[str, Value]:
     """What a commit is told of a case; the axes left alone are its own defaults."""
     told = {*ALWAYS, "device"}
+    if case.start is not None:  # sweeps run in a folder of asv's own
+        case = replace(case, start=str(Path(case.start).absolute()))
     return {
         name: value
         for name, axis in AXES.items()
