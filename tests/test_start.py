@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import re
+from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,15 @@ def test_a_checkpoint_of_a_sweep_is_read(tmp_path: Path) -> None:
 def test_a_prefix_stays_where_not_all_have_it(tmp_path: Path) -> None:
     state = {"module.a": torch.zeros(1), "b": torch.zeros(1)}
     assert list(read_weights(save(tmp_path / "w.pt", state))) == list(state)
+
+
+@pytest.mark.parametrize("around", ["module", "_orig_mod"])
+def test_a_prefix_stays_where_the_network_has_it_itself(around: str, tmp_path: Path) -> None:
+    model = nn.Sequential(OrderedDict([(around, nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 3)))]))
+    own = list(model.state_dict())
+    assert fit(tmp_path, model.state_dict(), model) == (own, "")
+    parallel = {f"module.{name}": value for name, value in model.state_dict().items()}
+    assert fit(tmp_path, parallel, model) == (own, "")
 
 
 def test_safetensors_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -56,15 +56,19 @@ def hash_weights(path: str) -> str:
     return digest.hexdigest()[:12]
 
 
-def read_weights(path: str) -> dict[str, Tensor]:
+def read_weights(path: str, own: Container[str] = ()) -> dict[str, Tensor]:
     """Read a file of weights on the CPU, without executing anything that it may contain.
 
     Files whose name ends in ``.safetensors`` need that package. All others are read by torch with
     ``weights_only=True``: a state_dict, alone or as an entry of `_WRAPPERS`, or a checkpoint of a
     sweep.
 
+    Args:
+        own: the names that the network has.
+
     Returns:
-        Tensors by name; a prefix of `_PREFIXES` that all names have is taken off.
+        Tensors by name; a prefix of `_PREFIXES` that all names have is taken off, unless some are
+        the network's own with it.
 
     Raises:
         UsageError: it cannot be read, or holds anything but weights.
@@ -97,7 +101,9 @@ def read_weights(path: str) -> dict[str, Tensor]:
                 f"place of weights; {_SAVE}"
             )
     weights: dict[str, Tensor] = dict(found)
-    while prefix := next((p for p in _PREFIXES if all(name.startswith(p) for name in weights)), ""):
+    while not any(name in own for name in weights) and (
+        prefix := next((p for p in _PREFIXES if all(name.startswith(p) for name in weights)), "")
+    ):
         weights = {name.removeprefix(prefix): value for name, value in weights.items()}
     return weights
 
@@ -146,9 +152,9 @@ def fit_weights(
     """
     import torch
 
-    weights = read_weights(path)
     state = model.state_dict(keep_vars=True)  # which hands out tied weights as one tensor
     own = {name: t for name, t in state.items() if isinstance(t, torch.Tensor)}
+    weights = read_weights(path, own)
     there = {id(own[name]) for name in weights if name in own}
     head = find_head(model)
     place = next(name for name, module in model.named_modules() if module is head)
