@@ -198,6 +198,7 @@ def examine(
         if kind == "workload":
             workload = check_workload(name, made)
             model = build_network(name, workload)
+            check_head(name, workload, model)
             still = check_tuning(f"workload {name!r}", model, workload, freezes, starts)
             facts = try_workload(name, workload, model, freezes)
         else:
@@ -328,6 +329,20 @@ def build_network(name: str, workload: Workload) -> nn.Module:
     if not any(p.requires_grad for p in model.parameters()):
         raise UsageError(f"workload {name!r}: its network has no parameters that require gradients")
     return model
+
+
+def check_head(name: str, workload: Workload, model: nn.Module) -> None:
+    """Check that a workload finds the head in its network.
+
+    Raises:
+        UsageError: it does not.
+    """
+    head = _try(f"workload {name!r}: find_head fails", partial(workload.find_head, model))
+    if not any(module is head for module in model.modules()):
+        raise UsageError(
+            f"workload {name!r}: find_head returned {type(head).__name__} that is no layer of the "
+            "network; it must return one of the modules of the network that it is given"
+        )
 
 
 def try_workload(

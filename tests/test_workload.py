@@ -210,6 +210,16 @@ def test_a_broken_workload_is_told_how(way: str) -> None:
     assert message in line
 
 
+def beheaded() -> Workload:
+    return broken(find_head=lambda self, model: nn.Linear(3, 2))
+
+
+def test_a_head_is_a_layer_of_the_network() -> None:
+    with pytest.raises(UsageError) as raised:
+        examine(f"{__name__}:beheaded", "workload", freezes=["backbone"])
+    assert "find_head returned Linear that is no layer of the network; it must" in str(raised.value)
+
+
 @pytest.mark.parametrize(
     ("kind", "factory", "message"),
     [

@@ -53,7 +53,9 @@ def find_products(model: nn.Module, workload: Workload) -> dict[str, nn.Linear]:
         head = workload.find_head(model)
     except UsageError:  # nothing has weights
         return {}
-    kept = {id(m) for whole in filter(workload.keeps_fp32, model.modules()) for m in whole.modules()}
+    kept = {
+        id(m) for whole in filter(workload.keeps_fp32, model.modules()) for m in whole.modules()
+    }
     return {
         name: module
         for name, module in model.named_modules()
