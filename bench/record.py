@@ -272,6 +272,13 @@ class Measurement:
     flop_per_image: float | None = quantity(
         float, "forward and backward, a grouped convolution's weight gradient counted as grouped"
     )
+    step_bytes: int | None = quantity(
+        int,
+        "least memory traffic of a step: what each of its operations, not compiled, reads and "
+        "writes",
+        "B",
+        since=4,
+    )
 
     missing: str | None = quantity(str, "why columns are empty: 'column: reason; …'")
     notes: str | None = quantity(str, "what a reader should know before using the row")

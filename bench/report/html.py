@@ -114,6 +114,7 @@ _MORE = (
     "images_per_j",
     "achieved_flops",
     "peak_share",
+    "traffic",
     "fragmentation",
     "step_time_median_s",
     "step_noise",

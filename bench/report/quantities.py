@@ -109,6 +109,11 @@ def achieved_flops(records: pd.DataFrame) -> pd.Series:
     return records["flop_per_image"] * throughput(records)
 
 
+def traffic(records: pd.DataFrame) -> pd.Series:
+    """Memory traffic of a step, as if nothing were fused, over the time of a median step."""
+    return records["step_bytes"].astype(float) / positive(records["step_time_median_s"])
+
+
 def peak_share(records: pd.DataFrame) -> pd.Series:
     """Achieved FLOP/s over the card's peak in the arithmetic that ran.
 
@@ -341,6 +346,16 @@ QUANTITIES: dict[str, Quantity] = {
             scale=0.01,
             decimals=1,
             whole=True,
+            rate=True,
+        ),
+        Quantity(
+            "traffic",
+            "memory traffic",
+            "GB/s",
+            "what the operations of a step read and write, not compiled, over the time of a step",
+            "higher",
+            traffic,
+            scale=1e9,
             rate=True,
         ),
         Quantity(

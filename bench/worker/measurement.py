@@ -151,7 +151,15 @@ def measure(
                 m.fp8_flop_share = flop / m.flop_per_image
             else:
                 found.missing["fp8_flop_share"] = training.conversion.unknown
+    with forgive(found, "step_bytes"):  # last: it trains on
+        m.step_bytes = _count_bytes(training, batches, case)
     return found
+
+
+def _count_bytes(training: Training, batches: Supply, case: Case) -> int:
+    from bench.training.counting import count_step
+
+    return round(sum(work.bytes for work in count_step(training, batches, case).values()))
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,388 @@
+"""What the operations of a step compute and move, counted as they run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import cache, wraps
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
+
+from bench.case import Case, micro_batch
+from bench.data.batches import Divided, Supply
+from bench.work import COMPUTING, Kind, Work
+
+if TYPE_CHECKING:
+    from bench.training.loop import Training
+
+_NAMED: dict[Kind, str] = {
+    Kind.MATMUL: "mm addmm bmm baddbmm addmv mv dot addbmm linear matmul _scaled_mm _grouped_mm "
+    "linear_backward mkldnn_linear _addmm_activation",
+    Kind.ATTENTION: "_scaled_dot_product_flash_attention "
+    "_scaled_dot_product_flash_attention_for_cpu "
+    "_scaled_dot_product_efficient_attention _scaled_dot_product_cudnn_attention "
+    "_scaled_dot_product_attention_math _scaled_dot_product_fused_attention_overrideable "
+    "scaled_dot_product_attention _flash_attention_forward _efficient_attention_forward",
+    Kind.RECURRENT: "_cudnn_rnn lstm gru _thnn_fused_lstm_cell _thnn_fused_gru_cell "
+    "mkldnn_rnn_layer _cudnn_rnn_flatten_weight",
+    Kind.NORMALISATION: "native_batch_norm cudnn_batch_norm batch_norm _native_batch_norm_legit "
+    "_batch_norm_with_update native_layer_norm layer_norm native_group_norm group_norm "
+    "_fused_rms_norm rms_norm batch_norm_stats batch_norm_elemt batch_norm_gather_stats "
+    "miopen_batch_norm _batch_norm_impl_index",
+    Kind.REDUCTION: "sum mean amax amin max min argmax argmin norm linalg_vector_norm var var_mean "
+    "std any all prod logsumexp cumsum topk sort avg_pool2d max_pool2d max_pool2d_with_indices "
+    "adaptive_avg_pool2d _adaptive_avg_pool2d adaptive_max_pool2d avg_pool1d max_pool1d "
+    "avg_pool3d _amp_foreach_non_finite_check_and_unscale_ _foreach_norm equal",
+    Kind.COPY: "clone copy contiguous fill zero zeros zeros_like ones ones_like full full_like "
+    "new_zeros new_full new_ones arange scalar_tensor lift_fresh_copy lift_fresh _pin_memory "
+    "_foreach_zero _foreach_copy _local_scalar_dense randn rand randint randperm normal uniform "
+    "bernoulli random repeat linspace eye tril_indices triu_indices",
+    Kind.CONCATENATION: "cat stack split split_with_sizes slice_backward slice_scatter narrow_copy "
+    "constant_pad_nd pad _chunk_cat select_backward select_scatter new_empty_strided "
+    "split_with_sizes_copy roll flip",
+    Kind.INDEXING: "embedding embedding_dense_backward index index_select index_put index_add "
+    "gather scatter scatter_add _unsafe_index _unsafe_index_put masked_select nonzero take "
+    "index_copy masked_scatter _index_put_impl unfold_backward",
+    Kind.ELEMENTWISE: "native_dropout native_dropout_backward dropout _softmax softmax "
+    "_softmax_backward_data upsample_nearest2d upsample_bilinear2d glu_backward prelu",
+    Kind.LOSS: "_log_softmax log_softmax _log_softmax_backward_data nll_loss_forward "
+    "nll_loss_backward nll_loss nll_loss2d_forward nll_loss2d_backward cross_entropy_loss "
+    "mse_loss mse_loss_backward binary_cross_entropy binary_cross_entropy_with_logits",
+}
+_KINDS = {name: kind for kind, names in _NAMED.items() for name in names.split()}
+
+_CONVOLUTIONS = frozenset(
+    [
+        "convolution",
+        "convolution_overrideable",
+        "_convolution",
+        "cudnn_convolution",
+        "mkldnn_convolution",
+        "_slow_conv2d_forward",
+        "thnn_conv2d",
+        "miopen_convolution",
+        "convolution_backward",
+    ]
+)
+_MOVES = frozenset({"_to_copy", "to", "copy", "clone", "contiguous", "_foreach_copy"})
+_FREE = frozenset({"empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided"})
+_OVERWRITES = frozenset(
+    {"copy", "zero", "fill", "_foreach_copy", "_foreach_zero", "normal", "uniform"}
+)
+_PICKS = frozenset({"embedding", "index", "index_select", "gather", "_unsafe_index"})
+
+
+class Counter(TorchDispatchMode):
+    """Counts the work of the operations that run within it, by kind."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.work: dict[Kind, Work] = {}
+        self._parts: list[Kind | None] = []
+
+    @contextmanager
+    def inside(self, part: Kind | None) -> Iterator[None]:
+        """Operations within are of this part of the step; None for the network."""
+        self._parts.append(part)
+        try:
+            yield
+        finally:
+            self._parts.pop()
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Run the operation, and count it."""
+        out = func(*args, **(kwargs or {}))
+        if func.namespace == "profiler" or _is_free(func):
+            return out
+        kind = find_kind(func, args, out)
+        if (
+            self._parts
+            and (part := self._parts[-1])
+            and not (part is Kind.LOSS and kind in COMPUTING)
+        ):
+            kind = part
+        work = Work(
+            1, count_flop(func, args, kwargs or {}, out), count_bytes(func, args, kwargs, out)
+        )
+        self.work.setdefault(kind, Work()).add(work)
+        return out
+
+
+@cache
+def _is_free(func: Any) -> bool:
+    """Whether an operation touches no element: a view, or memory that is only set aside."""
+    name = base_name(str(func))
+    return name in _FREE or name == "detach" or bool(func.is_view)
+
+
+def base_name(name: str) -> str:
+    """An operation's name without its namespace, its overload and the mark of one in place.
+
+    >>> base_name("aten.add_.Tensor"), base_name("aten::_to_copy"), base_name("aten._foreach_mul_")
+    ('add', '_to_copy', '_foreach_mul')
+    """
+    plain = name.replace("::", ".").split(".")[1 if "." in name or "::" in name else 0]
+    return plain.rstrip("_") if not plain.startswith("__") else plain
+
+
+def find_kind(func: Any, args: tuple[Any, ...], out: Any) -> Kind:
+    """The kind of work of an operation that ran, by its name, shapes and number formats."""
+    name = base_name(str(func))
+    if name in _CONVOLUTIONS:
+        # of the backward pass the weights are third
+        weight = args[2] if name.endswith("backward") else args[1]
+        return name_convolution(weight.shape, _read_groups(name, args))
+    if name in _MOVES:
+        tensors = [t for t in tree_leaves(args) if isinstance(t, Tensor)]
+        made = out if isinstance(out, Tensor) else None
+        if name == "_foreach_copy" or name == "copy":
+            half = len(tensors) // 2
+            pairs = list(zip(tensors[:half], tensors[half:], strict=False))
+        else:
+            pairs = [(made, tensors[0])] if made is not None and tensors else []
+        return name_move(
+            [(a.dtype, b.dtype, a.stride(), b.stride(), a.numel() > 1) for a, b in pairs]
+        )
+    return name_kind(name)
+
+
+def _read_groups(name: str, args: tuple[Any, ...]) -> int:
+    places = {"convolution_backward": 9, "cudnn_convolution": 5, "mkldnn_convolution": 6}
+    at = places.get(name, 8)
+    return int(args[at]) if len(args) > at else 1
+
+
+def name_convolution(weight: Iterable[int], groups: int) -> Kind:
+    """The kind of a convolution, by the shape of its weights and its groups."""
+    _, _, *window = weight
+    if groups > 1:
+        return Kind.GROUPED
+    return Kind.CONVOLUTION_1X1 if math.prod(window) == 1 else Kind.CONVOLUTION
+
+
+def name_move(pairs: Iterable[tuple[Any, Any, Any, Any, bool]]) -> Kind:
+    """The kind of a copy, by dtypes and strides of where it goes and where it comes from."""
+    pairs = list(pairs)
+    if any(to != from_ for to, from_, *_ in pairs):
+        return Kind.CAST
+    if any(to != from_ and many for _, _, to, from_, many in pairs):
+        return Kind.LAYOUT
+    return Kind.COPY
+
+
+@cache
+def name_kind(name: str) -> Kind:
+    """The kind of an operation by its `base_name` alone.
+
+    What is not listed goes by torch's own tags of it, and a backward operation by its forward one.
+    """
+    if name in _KINDS:
+        return _KINDS[name]
+    forward = name.removesuffix("_data").removesuffix("_backward")
+    if name.startswith(("_fused_adam", "_fused_sgd", "_fused_adagrad")):
+        return Kind.OPTIMIZER
+    if name.startswith("_amp_"):
+        return Kind.LOSS_SCALING
+    if name.startswith("_foreach_"):
+        return Kind.ELEMENTWISE
+    packet = getattr(torch.ops.aten, name, None) or getattr(torch.ops.aten, f"{name}_", None)
+    overloads = [] if packet is None else [getattr(packet, o) for o in packet.overloads()]
+    for tag, kind in (
+        (torch.Tag.pointwise, Kind.ELEMENTWISE),
+        (torch.Tag.reduction, Kind.REDUCTION),
+    ):
+        if any(tag in overload.tags for overload in overloads):
+            return kind
+    return name_kind(forward) if forward != name else Kind.OTHER
+
+
+def count_flop(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> float:
+    """FLOP of an operation: a product and a sum are two; of others than products none.
+
+    torch's own formulas, but for the weight gradient of a grouped convolution, which up to torch
+    2.13 they count ``groups`` times too large.
+    """
+    packet = func.overloadpacket
+    if packet is torch.ops.aten.convolution_backward:
+        return _count_convolution_backward(*args)
+    formula = flop_registry.get(_ALIKE.get(packet, packet))
+    return float(formula(*args, **kwargs, out_val=out)) if formula else 0.0
+
+
+def _count_convolution_backward(grad: Tensor, x: Tensor, weight: Tensor, *rest: Any) -> float:
+    transposed, needed = rest[4], rest[7]
+    # an output element is a dot product over weight[1:], one group's inputs and the kernel; each
+    # of its products comes again once in the gradient of the input and once in the weight's
+    outputs = x if transposed else grad
+    return 2.0 * outputs.numel() * math.prod(weight.shape[1:]) * (int(needed[0]) + int(needed[1]))
+
+
+_ATEN = torch.ops.aten
+_ALIKE = {
+    _ATEN._scaled_dot_product_flash_attention_for_cpu: _ATEN._scaled_dot_product_flash_attention,
+    _ATEN._scaled_dot_product_flash_attention_for_cpu_backward: (
+        _ATEN._scaled_dot_product_flash_attention_backward
+    ),
+    _ATEN.mkldnn_convolution: _ATEN.convolution,
+}
+"""Operations without a formula of torch's own, and those whose formula is theirs."""
+
+
+def count_bytes(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None, out: Any) -> float:
+    """Bytes that an operation must read and write: every element of its tensors once.
+
+    An expanded tensor has the elements that are stored. What is only overwritten is not read, and
+    of a table that is looked up only what is found is. `_AGAIN` says what is read or written more
+    than once.
+    """
+    name = base_name(str(func))
+    written: dict[int, Tensor] = {}
+    for value, argument in _pair(func, args, kwargs or {}):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            written |= {id(t): t for t in tree_leaves(value) if isinstance(t, Tensor)}
+    read = {id(t): t for t in tree_leaves((args, kwargs or {})) if isinstance(t, Tensor)}
+    made = {id(t): t for t in tree_leaves(out) if isinstance(t, Tensor) and id(t) not in written}
+    if name in _OVERWRITES or (written and "out" in func._overloadname):
+        read = {key: t for key, t in read.items() if key not in written}
+    reads, writes = (sum(map(_size, part.values())) for part in (read, {**written, **made}))
+    if name in _PICKS:
+        table = max(map(_size, read.values()))
+        reads += min(writes, table) - table
+    again = _AGAIN[name](*args) if name in _AGAIN else ()
+    return float(reads + writes + sum(map(_size, again)))
+
+
+def _twice_for_two_gradients(grad: Tensor, x: Tensor, weight: Tensor, *rest: Any) -> list[Tensor]:
+    return [grad] if rest[7][0] and rest[7][1] else []
+
+
+def _twice_in_training(x: Tensor, *rest: Any) -> list[Tensor]:
+    return [x] if rest[4] else []
+
+
+def _twice_backward_in_training(grad: Tensor, x: Tensor, *rest: Any) -> list[Tensor]:
+    return [grad, x] if rest[5] else []
+
+
+_AGAIN: dict[str, Callable[..., list[Tensor]]] = {
+    # the gradients of input and weights are two kernels
+    "convolution_backward": _twice_for_two_gradients,
+    # a channel's statistics are of the whole batch: they must be known before it is normalised
+    "native_batch_norm": _twice_in_training,
+    "cudnn_batch_norm": _twice_in_training,
+    "native_batch_norm_backward": _twice_backward_in_training,
+    # zeros are written everywhere, then the gradient over a part of them
+    "slice_backward": lambda grad, *rest: [grad],
+    "select_backward": lambda grad, *rest: [grad],
+}
+"""What an operation reads or writes a second time, since it does its work in two passes."""
+
+
+def _pair(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[tuple[Any, Any]]:
+    declared = func._schema.arguments
+    yield from zip(args, declared, strict=False)
+    by_name = {argument.name: argument for argument in declared}
+    yield from ((value, by_name[key]) for key, value in kwargs.items() if key in by_name)
+
+
+def _size(tensor: Tensor) -> int:
+    pairs = zip(tensor.shape, tensor.stride(), strict=True)
+    return math.prod(size for size, stride in pairs if stride or not size) * tensor.element_size()
+
+
+@contextmanager
+def mark_parts(
+    training: Training, inside: Callable[[Kind | None], AbstractContextManager[Any]]
+) -> Iterator[None]:
+    """Have the parts of each step run inside of ``inside(part)``, until this ends."""
+    places: list[tuple[Any, str, Kind | None]] = [
+        (training, "compute_loss", Kind.LOSS),
+        (training, "_run", None),
+        (training, "update", Kind.OPTIMIZER),
+        (training.loss_scale, "scale", Kind.LOSS_SCALING),
+        (training.loss_scale, "step", Kind.LOSS_SCALING),
+        (training.optimizer, "step", Kind.OPTIMIZER),
+    ]
+    places = [place for place in places if hasattr(place[0], place[1])]  # apex has its own
+    with ExitStack() as stack:
+        for owner, name, part in places:
+            stack.callback(_restore, owner, name, vars(owner).get(name, _ABSENT))
+            setattr(owner, name, _wrap(getattr(owner, name), part, inside))
+        yield
+
+
+_ABSENT = object()
+
+
+def _restore(owner: Any, name: str, value: object) -> None:
+    if value is _ABSENT:
+        delattr(owner, name)
+    else:
+        setattr(owner, name, value)
+
+
+def _wrap(
+    function: Callable[..., Any],
+    part: Kind | None,
+    inside: Callable[[Kind | None], AbstractContextManager[Any]],
+) -> Callable[..., Any]:
+    @wraps(function)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with inside(part):
+            return function(*args, **kwargs)
+
+    return run
+
+
+def count_step(training: Training, batches: Supply, case: Case) -> dict[Kind, Work]:
+    """The work of a step, of each kind, with the network as it is written, not compiled.
+
+    What an operation computes and moves is a line over the items of its micro-batch, so two steps
+    of a few items tell it for any number of them. They change the training.
+
+    Raises:
+        Exception: whatever a step of a few items raises.
+    """
+    size = micro_batch(case)
+    low, high = _FEW if size > _FEW[-1] else (size, size)
+    before = _count_items(training, batches, low, case.accumulate)
+    if low == high:
+        return before
+    after, found = _count_items(training, batches, high, case.accumulate), {}
+    for kind, more in after.items():
+        less = before.get(kind, Work())
+        flop, bytes = (
+            a + (b - a) * (size - low) / (high - low)
+            for a, b in ((less.flop, more.flop), (less.bytes, more.bytes))
+        )
+        found[kind] = Work(more.calls, flop, bytes)
+    return found
+
+
+_FEW = (2, 4)  # items; BatchNorm needs two
+
+
+def _count_items(training: Training, batches: Supply, items: int, parts: int) -> dict[Kind, Work]:
+    """Train on a batch of micro-batches of a few items each, op by op, and count what that does."""
+    compiled, training.forward = training.forward, training.model
+    counter = Counter()
+    try:
+        with counter, mark_parts(training, counter.inside):
+            # of the data in order, which no DataLoader's worker has to make
+            training.step(Divided(items * parts, islice(batches.evaluation(items), parts)))
+    finally:
+        training.forward = compiled
+    return counter.work

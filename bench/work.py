@@ -1,0 +1,55 @@
+"""The kinds of work that a training step consists of, and how much of each there is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from bench.text import Explained
+
+
+class Kind(Explained):
+    """A kind of work. What decides is the operation; of the last four, where in the step it ran."""
+
+    CONVOLUTION_1X1 = "convolution_1x1", "1×1 convolutions"
+    CONVOLUTION = "convolution", "k×k convolutions"
+    GROUPED = "grouped_convolution", "grouped convolutions"
+    MATMUL = "matmul", "matrix products"
+    ATTENTION = "attention", "attention"
+    RECURRENT = "recurrent", "recurrent layers"
+    NORMALISATION = "normalisation", "normalisation"
+    ELEMENTWISE = "elementwise", "elementwise operations"
+    REDUCTION = "reduction", "reductions and pooling"
+    CAST = "cast", "casts to another number format"
+    COPY = "copy", "copies and fills"
+    LAYOUT = "layout", "layout changes"
+    CONCATENATION = "concatenation", "concatenation and slicing"
+    INDEXING = "indexing", "embeddings and indexing"
+    OTHER = "other", "other operations"
+    LOSS = "loss", "loss"
+    OPTIMIZER = "optimizer", "optimizer and master weights"
+    LOSS_SCALING = "loss_scaling", "loss scaling"
+
+
+COMPUTING = frozenset(
+    {Kind.CONVOLUTION_1X1, Kind.CONVOLUTION, Kind.GROUPED, Kind.MATMUL, Kind.ATTENTION}
+)
+"""Kinds that multiply and add; all others do little else than move memory."""
+
+
+@dataclass
+class Work:
+    """How much of one kind a step does.
+
+    ``bytes`` counts, for each operation, every element that it reads and every one that it writes
+    once: the least that separate operations move, as if nothing stayed in a cache between them.
+    """
+
+    calls: int = 0
+    flop: float = 0.0
+    bytes: float = 0.0
+
+    def add(self, other: Work) -> None:
+        """Add other work of the same kind."""
+        self.calls += other.calls
+        self.flop += other.flop
+        self.bytes += other.bytes

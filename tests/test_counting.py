@@ -1,0 +1,224 @@
+"""What operations compute and move, against layers worked out by hand."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bench.case import Case, grid
+from bench.data.batches import MadeBatches
+from bench.models import build_model
+from bench.precision import PRECISIONS
+from bench.training.counting import Counter, base_name, count_step, name_kind
+from bench.training.flop import count_flop
+from bench.training.loop import Training
+from bench.work import Kind, Work
+from bench.worker.channel import Channel
+from bench.worker.measurement import measure
+from bench.workloads import Workload
+from bench.workloads.images import Images
+
+CPU = torch.device("cpu")
+
+
+def count(run: Callable[[], Any]) -> dict[Kind, Work]:
+    with Counter() as counter:
+        run()
+    return counter.work
+
+
+def full(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.full(shape, 0.5, dtype=dtype)
+
+
+X = full(2, 8, 4, 4)
+N = X.numel()  # 256
+POINT, WINDOW, GROUPS = full(6, 8, 1, 1), full(6, 8, 3, 3), full(8, 2, 3, 3)
+A, B, TABLE, BIAS, ONE = full(3, 4), full(4, 5), full(100, 16), full(8, 1, 1), full(1)
+PLACES = torch.tensor([1, 1, 2])
+
+
+@pytest.mark.parametrize(
+    ("run", "kind", "flop", "elements"),
+    [
+        # 2 FLOP for each output element, input channel of its group and place of the window
+        (lambda: F.conv2d(X, POINT), Kind.CONVOLUTION_1X1, 2 * 192 * 8, N + 48 + 192),
+        (lambda: F.conv2d(X, WINDOW, padding=1), Kind.CONVOLUTION, 2 * 192 * 72, N + 432 + 192),
+        (lambda: F.conv2d(X, GROUPS, padding=1, groups=4), Kind.GROUPED, 2 * N * 18, 2 * N + 144),
+        (lambda: A @ B, Kind.MATMUL, 2 * 3 * 4 * 5, 12 + 20 + 15),
+        (lambda: X + X, Kind.ELEMENTWISE, 0, N + N),  # one tensor twice is read once
+        (lambda: X + BIAS, Kind.ELEMENTWISE, 0, N + 8 + N),
+        (lambda: X + ONE.expand(2, 8, 4, 4), Kind.ELEMENTWISE, 0, N + 1 + N),
+        (lambda: X.mul_(1), Kind.ELEMENTWISE, 0, 2 * N),
+        (lambda: torch._foreach_mul([X, A], 2), Kind.ELEMENTWISE, 0, 2 * (N + 12)),
+        (lambda: F.relu(X), Kind.ELEMENTWISE, 0, 2 * N),
+        (lambda: X.sum(), Kind.REDUCTION, 0, N + 1),
+        (lambda: F.avg_pool2d(X, 4), Kind.REDUCTION, 0, N + 16),
+        (lambda: torch.cat([X, X[:1]]), Kind.CONCATENATION, 0, 2 * (N + N // 2)),
+        # what is normalised is read twice; 8 means and 8 deviations are written besides
+        (lambda: F.batch_norm(X, None, None, training=True), Kind.NORMALISATION, 0, 3 * N + 16),
+        (lambda: F.layer_norm(X, (4,)), Kind.NORMALISATION, 0, 2 * N + 2 * 64),
+        # three rows of the table; the places are of 8 bytes
+        (lambda: F.embedding(PLACES, TABLE), Kind.INDEXING, 0, 2 * 3 * 16 + 2 * 3),
+        (lambda: X.to(memory_format=torch.channels_last), Kind.LAYOUT, 0, 2 * N),
+        (lambda: X.transpose(0, 1).contiguous(), Kind.LAYOUT, 0, 2 * N),
+        (lambda: X.clone(), Kind.COPY, 0, 2 * N),
+        (lambda: torch.zeros(10), Kind.COPY, 0, 10),
+        (lambda: F.cross_entropy(A, PLACES), Kind.LOSS, 0, 2 * 12 + 12 + 2 * 3 + 2),
+    ],
+)  # fmt: skip
+def test_an_operation_by_hand(
+    run: Callable[[], Any], kind: Kind, flop: float, elements: int
+) -> None:
+    found = count(run)
+    assert list(found) == [kind]
+    assert found[kind].flop == flop
+    assert found[kind].bytes == 4 * elements
+
+
+def test_a_view_costs_nothing() -> None:
+    assert count(lambda: X.permute(1, 0, 2, 3)[2:].detach().unsqueeze(0)) == {}
+
+
+def test_a_cast_reads_one_format_and_writes_the_other() -> None:
+    work = count(lambda: X.to(torch.bfloat16))[Kind.CAST]
+    assert work == Work(1, 0, 4 * N + 2 * N)
+
+
+@pytest.mark.parametrize("groups", [1, 4])
+def test_a_convolution_has_two_gradients(groups: int) -> None:
+    x, layer = X.clone().requires_grad_(), nn.Conv2d(8, 8, 3, padding=1, groups=groups, bias=False)
+    y = layer(x)
+    gradient = torch.ones_like(y)
+    (work,) = count(lambda: y.backward(gradient)).values()
+    outputs, weights = y.numel(), layer.weight.numel()
+    assert work.flop == 2 * 2 * outputs * weights // 8
+    # the gradient is read for each; input and weights are read once, and their gradients written
+    moved = 2 * outputs + 2 * N + 2 * weights
+    assert work.bytes == 4 * moved
+
+
+def test_a_slice_gives_its_gradient_back_in_zeros() -> None:
+    x = X.clone().requires_grad_()
+    y = x[:, 2:6]
+    gradient = torch.ones_like(y)
+    work = count(lambda: y.backward(gradient))[Kind.CONCATENATION]
+    assert work.bytes == 4 * (N + 2 * gradient.numel())
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("sigmoid_backward", Kind.ELEMENTWISE),
+        ("_softmax", Kind.ELEMENTWISE),
+        ("native_layer_norm_backward", Kind.NORMALISATION),
+        ("avg_pool2d_backward", Kind.REDUCTION),
+        ("_scaled_dot_product_flash_attention_for_cpu_backward", Kind.ATTENTION),
+        ("_fused_adamw", Kind.OPTIMIZER),
+        ("_amp_update_scale", Kind.LOSS_SCALING),
+        ("nobody_knows_this", Kind.OTHER),
+    ],
+)
+def test_a_name_tells_its_kind(name: str, kind: Kind) -> None:
+    assert name_kind(name) is kind
+
+
+def test_names_are_told_apart_from_their_overloads() -> None:
+    names = ("aten.add_.Tensor", "aten::_to_copy", "aten._foreach_mul_.Scalar", "mylib::op")
+    assert [base_name(name) for name in names] == ["add", "_to_copy", "_foreach_mul", "op"]
+
+
+def case_of(precision: str = "fp32", batch_size: int = 64, accumulate: int = 1) -> Case:
+    scale = PRECISIONS[precision].default_loss_scale
+    return Case("dpn-small", "synthetic", precision, scale, batch_size=batch_size,
+                accumulate=accumulate, device="cpu")  # fmt: skip
+
+
+def train(case: Case, workload: Workload) -> tuple[Training, MadeBatches]:
+    batches = MadeBatches(
+        workload.make_batch, 1000, batch_size=case.batch_size,
+        micro_batch=case.batch_size // case.accumulate, device=CPU, seed=0,
+    )  # fmt: skip
+    return Training.of(case, workload.build_model(), CPU, workload), batches
+
+
+class Flat(Workload):
+    """A linear layer on images: every byte can be told by hand."""
+
+    def build_model(self) -> nn.Module:
+        return nn.Sequential(nn.Flatten(), nn.Linear(3072, 10, bias=False))
+
+
+@pytest.mark.parametrize("accumulate", [1, 4])
+def test_a_step_of_any_size_from_two_small_ones(accumulate: int) -> None:
+    case, workload = case_of(batch_size=64, accumulate=accumulate), Flat()
+    work = count_step(*train(case, workload), case)
+    weights, part = 30720, 64 // accumulate
+    # the first layer's input has no gradient
+    assert work[Kind.MATMUL].flop == 64 * 2 * 2 * weights
+    products = accumulate * 2 * (part * 3072 + weights + part * 10)
+    assert work[Kind.MATMUL].bytes == 4 * products
+    # weights, gradients and momentum, each read and written
+    assert work[Kind.OPTIMIZER] == Work(1, 0, 4 * 6 * weights)
+    assert Kind.OTHER not in work
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16-amp", "bf16"])
+def test_flop_are_those_that_torch_counts_on_shapes(precision: str) -> None:
+    case, workload = case_of(precision, batch_size=8), Images("dpn-small")
+    training, _ = train(case, workload)
+    batches = MadeBatches(
+        Workload().make_batch, 100, batch_size=8, micro_batch=8, device=CPU, seed=0
+    )
+    work = count_step(training, batches, case)
+    assert sum(w.flop for w in work.values()) == 8 * count_flop(workload)
+    assert Kind.OTHER not in work
+    assert (Kind.CAST in work) is (precision != "fp32")
+
+
+@pytest.mark.slow
+def test_dpn92_moves_what_was_computed_for_it() -> None:
+    """SPEED: 612 TFLOP an epoch and 184 GB a step at batch 512 in half precision, not compiled."""
+    case = Case("dpn92", "synthetic", "bf16", batch_size=512, device="cpu")
+    training = Training.of(case, build_model("dpn92"), CPU)
+    batches = MadeBatches(
+        Workload().make_batch, 1000, batch_size=512, micro_batch=512, device=CPU, seed=0
+    )
+    work = count_step(training, batches, case)
+    assert sum(w.flop for w in work.values()) / 512 * 50_000 == pytest.approx(612e12, rel=0.01)
+    assert sum(w.bytes for w in work.values()) == pytest.approx(184e9, rel=0.03)
+    for kind, flop, gigabytes in (
+        (Kind.CONVOLUTION_1X1, 588e12, 30.0),
+        (Kind.GROUPED, 23.9e12, 7.1),
+        (Kind.CONCATENATION, 0, 24.9 + 6.9),
+    ):
+        assert work[kind].flop / 512 * 50_000 == pytest.approx(flop, rel=0.01)
+        assert work[kind].bytes == pytest.approx(1e9 * gigabytes, rel=0.03)
+
+
+def test_a_row_has_the_traffic_of_its_step() -> None:
+    case = replace(grid(ROWS)[0], batch_size=20, fraction=0.5)
+    found = measure(case, "", Channel(), time.monotonic())
+    training, batches = train(case, Flat())
+    assert found.measurement.step_bytes == round(
+        sum(work.bytes for work in count_step(training, batches, case).values())
+    )
+
+
+ROWS: dict[str, Any] = {
+    "workload": [f"{__name__}:flat"],
+    "precision": ["fp32"],
+    "device": ["cpu"],
+    "accumulate": [2],
+}
+
+
+def flat() -> Workload:
+    return Flat()
