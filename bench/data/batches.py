@@ -155,10 +155,8 @@ class Batches:
                     x = augment(x, corners[:, part], flips[part])
                 yield self._normalise(x), labels[part.start - first : part.stop - first]
 
-        for step in range(len(self) if steps is None else min(steps, len(self))):
-            first = step * self.batch_size
-            end = min(first + size, first + self.batch_size, n)
-            yield Divided(end - first, make(first, end))
+        for items in plan_steps(n, self.batch_size, steps, size):
+            yield Divided(len(items), make(items.start, items.stop))
 
     def evaluation(self, batch_size: int | None = None) -> Iterator[Batch]:
         """Yield every image once, in order and as it is, ``batch_size`` at a time."""
@@ -170,6 +168,21 @@ class Batches:
     def _normalise(self, x: torch.Tensor) -> torch.Tensor:
         # (x / 255 - mean) / std in two kernels; uint8 - float32 needs no conversion of its own
         return (x - self.mean).mul_(self.scale)
+
+
+def plan_steps(
+    samples: int, batch_size: int, steps: int | None = None, size: int | None = None
+) -> Iterator[range]:
+    """Which items of an epoch each step takes, of the first ``steps`` of it.
+
+    >>> list(plan_steps(10, 4)), list(plan_steps(10, 4, steps=2, size=3))
+    ([range(0, 4), range(4, 8), range(8, 10)], [range(0, 3), range(4, 7)])
+
+    Args:
+        size: of each batch, where only its first items are to be taken.
+    """
+    for first in range(0, samples, batch_size)[:steps]:
+        yield range(first, min(first + min(size or batch_size, batch_size), samples))
 
 
 def normalisation(device: torch.device | str, channels: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -269,10 +282,9 @@ class MadeBatches:
         self, index: int = 0, steps: int | None = None, size: int | None = None
     ) -> Iterator[Divided]:
         """Yield the batches of epoch ``index``, the same every time, at most ``steps`` of them."""
-        for step in range(len(self) if steps is None else min(steps, len(self))):
-            whole = min(self.batch_size, self.samples - step * self.batch_size)
-            items = min(size or whole, whole)
-            yield Divided(items, self._parts(index, step, items))
+        planned = plan_steps(self.samples, self.batch_size, steps, size)
+        for step, items in enumerate(planned):
+            yield Divided(len(items), self._parts(index, step, len(items)))
 
     def _parts(self, index: int, step: int, items: int) -> Iterator[Any]:
         for part in range(-(-items // self.micro_batch)):

@@ -23,7 +23,7 @@ from threading import Thread
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Protocol
 
-from bench.data.batches import PADDING, Divided, count_items, draw, mix, normalisation
+from bench.data.batches import PADDING, Divided, count_items, draw, mix, normalisation, plan_steps
 from bench.processes import die_with_parent
 
 if TYPE_CHECKING:
@@ -110,13 +110,11 @@ class LoadedBatches:
             size: of each batch, where only its first items are to be taken.
         """
         self._begun, self.first_batch_s = perf_counter(), None
-        self._begin(index, size or self.batch_size)
-        epoch, whole = self._epoch, len(self)
-        for step in range(whole if steps is None else min(steps, whole)):
-            first = step * self.batch_size
-            items = min(size or self.batch_size, self.batch_size, self.samples - first)
-            yield Divided(items, self._take(-(-items // self._micro_batch), epoch))
-        ended = steps is None or steps >= whole
+        self._begin(index, size)
+        epoch = self._epoch
+        for items in plan_steps(self.samples, self.batch_size, steps, size):
+            yield Divided(len(items), self._take(-(-len(items) // self._micro_batch), epoch))
+        ended = steps is None or steps >= len(self)
         if ended and epoch == self._epoch and self._batches is not None:
             next(self._batches, None)  # its workers end, as where a script's epoch ends
 
@@ -137,8 +135,8 @@ class LoadedBatches:
         self._batches = self._loader = None
         self._epoch += 1
 
-    def _begin(self, index: int, size: int) -> None:
-        """Start a pass over the data; its batches are of ``size``."""
+    def _begin(self, index: int, size: int | None) -> None:
+        """Start a pass over the data; of each batch, ``size`` items are made."""
         if self._loading.persistent_workers:
             self._epoch += 1
         else:
@@ -150,11 +148,10 @@ class LoadedBatches:
         self._loader.generator.manual_seed(mix(self._seed, index))  # type: ignore[union-attr]
         self._batches = iter(self._loader)
 
-    def _list_batches(self, keys: Sequence[Key], size: int) -> Iterator[list[Key]]:
-        for first in range(0, self.samples, self.batch_size):
-            end = min(first + size, first + self.batch_size, self.samples)
-            for start in range(first, end, self._micro_batch):
-                yield list(keys[start : min(start + self._micro_batch, end)])
+    def _list_batches(self, keys: Sequence[Key], size: int | None) -> Iterator[list[Key]]:
+        for items in plan_steps(self.samples, self.batch_size, size=size):
+            for start in range(items.start, items.stop, self._micro_batch):
+                yield list(keys[start : min(start + self._micro_batch, items.stop)])
 
     def _build(self) -> DataLoader[Any]:
         from torch import Generator
