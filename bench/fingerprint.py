@@ -24,8 +24,8 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from bench.data.loader import Loading, load_items
-from bench.data.sources import CLASSES
-from bench.data.synthetic import SHAPE, parse_shape
+from bench.data.sources import CLASSES, SHAPE
+from bench.data.synthetic import parse_shape
 from bench.errors import UsageError
 from bench.models import MODELS, build_model, is_timm, load_factory, split_model
 from bench.models.freezing import NONE, freeze, normalises_batches
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from bench.case import Case
-    from bench.data.synthetic import Shape
+    from bench.data.sources import Shape
 
 _TRIED = 2
 """Images that a user's model is tried on."""

@@ -74,6 +74,7 @@ from enum import Enum
 from statistics import fmean, median
 from typing import TYPE_CHECKING
 
+from bench.data.sources import CLASSES
 from bench.limits import MIN_REPEATS
 
 if TYPE_CHECKING:
@@ -95,7 +96,7 @@ POWER = 0.8
 ERROR = 0.05
 """Of one claim of equivalence, and of all claims of a family."""
 
-CLASSES, LEAST_GAIN = 10, 0.02
+LEAST_GAIN = 0.02
 """A network that guesses among equally frequent classes has a loss of ln(classes). One that learnt
 is below that by at least this share. Records say how many classes there were where --classes was
 given; else the datasets of the harness have 10, and for a user's folders with more the rule is
@@ -346,17 +347,17 @@ def _ask_for_seeds(
     return replace(ratio, lack=f"one seed{where}: {differs}, no verdict")
 
 
-def learnt_nothing(loss: float, classes: int = CLASSES) -> bool:
+def learnt_nothing(loss: float, classes: int | None = None) -> bool:
     """Whether a training loss is still that of guessing, so that equal losses show nothing.
 
     Args:
         loss: geometric mean over seeds; one that is not finite is not of a network that learnt.
-        classes: that it tells apart.
+        classes: that it tells apart; by default those of the harness's datasets.
 
     >>> learnt_nothing(2.309), learnt_nothing(2.0), learnt_nothing(math.nan)
     (True, False, True)
     """
-    return not loss < (1 - LEAST_GAIN) * math.log(classes)
+    return not loss < (1 - LEAST_GAIN) * math.log(classes or CLASSES)
 
 
 GUESSING = "the loss is still that of guessing; train longer (--fraction, --steps or --epochs)"

@@ -408,7 +408,7 @@ class Comparison:
     def guessing(self, subject: Subject) -> list[bool]:
         """Whether a side's training loss is still that of guessing; of the sides that have one."""
         losses = [_by_seed(s.readings(subject, METRICS["train_loss"])) for s in (self.a, self.b)]
-        classes = [s.case(subject).classes or verdict.CLASSES for s in (self.a, self.b)]
+        classes = [s.case(subject).classes for s in (self.a, self.b)]
         return [
             verdict.learnt_nothing(verdict.average_seeds(x), n)
             for x, n in zip(losses, classes, strict=True)

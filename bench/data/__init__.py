@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from bench.data import download, synthetic
 from bench.data.progress import Progress, progress_bar
-from bench.data.sources import CIFAR10, CLASSES, LAYOUTS, Archive, Source, detect, one_line
+from bench.data.sources import CIFAR10, CLASSES, LAYOUTS, SHAPE, Archive, Source, detect, one_line
 from bench.errors import UsageError, nearest
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ def prepare(
     if name not in DATASETS:
         raise UsageError(f"unknown dataset {name!r}; {nearest(name, list(DATASETS))}")
     if name == SYNTHETIC:
-        shape = synthetic.parse_shape(input) if input else synthetic.SHAPE
+        shape = synthetic.parse_shape(input) if input else SHAPE
         source = synthetic.source(shape, classes or CLASSES)
     else:
         source = _find(data_dir or Path("data"), url, progress, archive)

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    Shape: TypeAlias = tuple[int, int, int]  # of an image: channels, height and width
     # images (n, *shape) and their labels (n,)
     Chunk: TypeAlias = tuple[NDArray[np.uint8], NDArray[np.unsignedinteger]]
     # where it was found, for messages; the PNG or JPEG; its label
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 # Looked for in this order, each in --data-dir itself and then in its sub-folders by name.
 LAYOUTS = ("cifar-10-batches-py", "cifar-10-python.tar.gz", "parquet", "folders")
 
+SHAPE = (3, 32, 32)  # of CIFAR's images: channels, height and width
 CLASSES = 10  # of CIFAR-10; class folders bring their own number
 
 
@@ -76,7 +78,7 @@ class Source:
     files: tuple[Path, ...]
     classes: int
     read: Callable[[str, Path], Iterator[Chunk]]
-    shape: tuple[int, int, int] = (3, 32, 32)
+    shape: Shape = SHAPE
     epoch: int = 0
 
 

@@ -11,15 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bench.data.sources import CLASSES, Source
+from bench.data.sources import CLASSES, SHAPE, Source
 
 if TYPE_CHECKING:
-    from bench.data.sources import Chunk
-
-    Shape = tuple[int, int, int]
-
-SHAPE = (3, 32, 32)
-"""Channels, height and width of CIFAR's images."""
+    from bench.data.sources import Chunk, Shape
 
 IMAGES = {"train": 50_000, "test": 10_000}
 SEED = 2019

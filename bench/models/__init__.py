@@ -9,10 +9,13 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from bench.data.sources import CLASSES, SHAPE
 from bench.errors import UsageError, nearest
 
 if TYPE_CHECKING:
     from torch import nn
+
+    from bench.data.sources import Shape
 
 MODELS: dict[str, str] = {
     "dpn92": "bench.models.dpn:dpn92",
@@ -80,9 +83,7 @@ def check_model(name: str, flag: str = "--model") -> None:
         raise UsageError(_no_module(name, module, flag))
 
 
-def build_model(
-    name: str, classes: int = 10, shape: tuple[int, int, int] = (3, 32, 32)
-) -> nn.Module:
+def build_model(name: str, classes: int = CLASSES, shape: Shape = SHAPE) -> nn.Module:
     """Build the network ``name``: (N, *shape) float images to (N, classes) logits.
 
     Args:
@@ -100,7 +101,7 @@ def build_model(
         return _build_timm(name, classes, shape)
     factory: Callable[..., object] = load_factory(name)
     # not told its defaults, an entry of `MODELS` may be a function without arguments
-    special = (classes, shape[0]) != (10, 3)
+    special = (classes, shape[0]) != (CLASSES, SHAPE[0])
     model = factory(classes, shape[0]) if name in MODELS and special else factory()
     if not isinstance(model, nn.Module):
         raise UsageError(
@@ -109,7 +110,7 @@ def build_model(
     return model
 
 
-def _build_timm(name: str, classes: int, shape: tuple[int, int, int]) -> nn.Module:
+def _build_timm(name: str, classes: int, shape: Shape) -> nn.Module:
     try:
         import timm
     except (ImportError, RuntimeError) as error:  # torchvision raises either for another torch
@@ -125,7 +126,7 @@ def _build_timm(name: str, classes: int, shape: tuple[int, int, int]) -> nn.Modu
             f"{nearest(known, timm.list_models())}"
         )
     make = partial(timm.create_model, known, pretrained=False, num_classes=classes)
-    if shape[0] != 3:
+    if shape[0] != SHAPE[0]:
         make = partial(make, in_chans=shape[0])
     model: nn.Module
     try:

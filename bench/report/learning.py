@@ -24,7 +24,6 @@ from bench.report.effects import (
 )
 from bench.report.metrics import METRICS, Metric
 from bench.verdict import (
-    CLASSES,
     GUESSING,
     Claim,
     Equivalence,
@@ -110,7 +109,7 @@ def _guesses(cell: int, losses: _Seeds, told: _Told) -> bool:
     if cell not in losses:
         return False
     _, _, _, classes = told[cell]
-    return learnt_nothing(math.exp(average_log(losses[cell])), int(classes or CLASSES))
+    return learnt_nothing(math.exp(average_log(losses[cell])), int(classes) if classes else None)
 
 
 def _list_remarks(

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from bench.data.batches import MadeBatches, Supply, count_items
 from bench.data.loader import Dataset, LoadedBatches, Loading, load_items
+from bench.data.sources import CLASSES, SHAPE
 from bench.errors import UsageError
 from bench.models import is_factory, load_factory
 from bench.precision import is_affine_batchnorm
@@ -20,6 +21,8 @@ from bench.precision import is_affine_batchnorm
 if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
+
+    from bench.data.sources import Shape
 
 __all__ = [
     "IMAGES",
@@ -112,10 +115,10 @@ class Workload:
     test_samples = 0
     """Items of the test data; 0 for none."""
 
-    shape: tuple[int, int, int] = (3, 32, 32)
+    shape: Shape = SHAPE
     """Of an image that the default `make_batch` makes."""
 
-    classes = 10
+    classes = CLASSES
     """Of the default `compute_loss`."""
 
     def build_model(self) -> nn.Module:

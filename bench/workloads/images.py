@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from bench.data import SYNTHETIC
 from bench.data.batches import Batches, Supply
 from bench.data.loader import LoadedBatches, Loading, load_images
-from bench.data.synthetic import SHAPE
+from bench.data.sources import SHAPE
 from bench.errors import UsageError
 from bench.models import MODELS, build_model
 from bench.workloads import Workload
