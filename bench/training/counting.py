@@ -17,6 +17,7 @@ from torch.utils.flop_counter import flop_registry
 
 from bench.case import Case, micro_batch
 from bench.data.batches import Divided, Supply
+from bench.training.flop import count_gradients
 from bench.work import COMPUTING, Kind, Work
 
 if TYPE_CHECKING:
@@ -147,15 +148,10 @@ def find_kind(func: Any, args: tuple[Any, ...], out: Any) -> Kind:
         return name_convolution(weight.shape, _read_groups(name, args))
     if name in _MOVES:
         tensors = [t for t in tree_leaves(args) if isinstance(t, Tensor)]
-        made = out if isinstance(out, Tensor) else None
-        if name == "_foreach_copy" or name == "copy":
+        if name in ("copy", "_foreach_copy"):  # to the first half, from the second
             half = len(tensors) // 2
-            pairs = list(zip(tensors[:half], tensors[half:], strict=False))
-        else:
-            pairs = [(made, tensors[0])] if made is not None and tensors else []
-        return name_move(
-            [(a.dtype, b.dtype, a.stride(), b.stride(), a.numel() > 1) for a, b in pairs]
-        )
+            return _name_move(zip(tensors[:half], tensors[half:], strict=False))
+        return _name_move(zip([out], tensors, strict=False))
     return name_kind(name)
 
 
@@ -173,12 +169,12 @@ def name_convolution(weight: Iterable[int], groups: int) -> Kind:
     return Kind.CONVOLUTION_1X1 if math.prod(window) == 1 else Kind.CONVOLUTION
 
 
-def name_move(pairs: Iterable[tuple[Any, Any, Any, Any, bool]]) -> Kind:
-    """The kind of a copy, by dtypes and strides of where it goes and where it comes from."""
-    pairs = list(pairs)
-    if any(to != from_ for to, from_, *_ in pairs):
+def _name_move(moves: Iterable[tuple[Tensor, Tensor]]) -> Kind:
+    """The kind of a copy, by the formats and strides of where it goes and where it comes from."""
+    moves = list(moves)
+    if any(to.dtype != source.dtype for to, source in moves):
         return Kind.CAST
-    if any(to != from_ and many for _, _, to, from_, many in pairs):
+    if any(to.stride() != source.stride() and to.numel() > 1 for to, source in moves):
         return Kind.LAYOUT
     return Kind.COPY
 
@@ -212,22 +208,13 @@ def name_kind(name: str) -> Kind:
 def count_flop(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> float:
     """FLOP of an operation: a product and a sum are two; of others than products none.
 
-    torch's own formulas, but for the weight gradient of a grouped convolution, which up to torch
-    2.13 they count ``groups`` times too large.
+    torch's own formulas, but for `bench.training.flop.count_gradients`.
     """
     packet = func.overloadpacket
     if packet is torch.ops.aten.convolution_backward:
-        return _count_convolution_backward(*args)
+        return float(count_gradients(*(t.shape for t in args[:3]), *args[3:]))
     formula = flop_registry.get(_ALIKE.get(packet, packet))
     return float(formula(*args, **kwargs, out_val=out)) if formula else 0.0
-
-
-def _count_convolution_backward(grad: Tensor, x: Tensor, weight: Tensor, *rest: Any) -> float:
-    transposed, needed = rest[4], rest[7]
-    # an output element is a dot product over weight[1:], one group's inputs and the kernel; each
-    # of its products comes again once in the gradient of the input and once in the weight's
-    outputs = x if transposed else grad
-    return 2.0 * outputs.numel() * math.prod(weight.shape[1:]) * (int(needed[0]) + int(needed[1]))
 
 
 _ATEN = torch.ops.aten

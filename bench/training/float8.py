@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.utils._pytree import tree_map_only
 
 from bench.errors import UnsupportedError, UsageError
 from bench.precision import (
@@ -30,6 +29,8 @@ from bench.precision import (
     find_torchao,
     refuse_fp8,
 )
+from bench.text import first_line
+from bench.training.flop import sketch_batch
 
 if TYPE_CHECKING:
     from bench.workloads import Workload
@@ -176,7 +177,7 @@ def convert(
     try:
         products = _follow(model, workload, found)
     except Exception as error:  # a network that cannot be run on shapes alone
-        unknown = f"the network cannot be followed on shapes alone: {_first_line(error)}"
+        unknown = f"the network cannot be followed on shapes alone: {first_line(error)}"
         products = [Product(name, layer) for name, layer in found.items()]
     if not products:
         raise UnsupportedError(refuse_fp8("the network"))
@@ -224,8 +225,7 @@ def _follow(model: nn.Module, workload: Workload, layers: dict[str, nn.Linear]) 
 
         return layer.register_forward_hook(after)
 
-    made = workload.make_batch(_TRIED, torch.device("cpu"), torch.Generator().manual_seed(0))
-    batch = tree_map_only(Tensor, lambda t: t.to("meta"), made)
+    batch = sketch_batch(workload, _TRIED)
     state: dict[str, Tensor] = {name: b.to("meta") for name, b in model.named_buffers()}
     for name, p in model.named_parameters():
         state[name] = p.detach().to("meta").requires_grad_(p.requires_grad)
@@ -261,7 +261,7 @@ def _import_torchao() -> Any:
     except Exception as error:
         raise UnsupportedError(
             f"torchao {find_torchao()} cannot be imported beside torch {torch.__version__} "
-            f"({_first_line(error)}): {FP8_INSTALL.partition(': ')[2]}"
+            f"({first_line(error)}): {FP8_INSTALL.partition(': ')[2]}"
         ) from error
     return float8
 
@@ -275,8 +275,3 @@ def _hushed() -> Iterator[None]:
             yield
     finally:
         logging.disable(before)
-
-
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines() or [""]
-    return f"{type(error).__name__}: {lines[0][:200]}"

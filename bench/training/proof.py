@@ -61,6 +61,7 @@ from torch.func import functional_call
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from bench.precision import Arithmetic, Precision, autocast
+from bench.text import first_line
 from bench.training.float8 import MULTIPLE, Conversion
 
 _BITS = {
@@ -487,7 +488,7 @@ def prove(
     try:
         layers = find_layers(compute, items, setting.frozen)
     except Exception as error:  # a network for which two items are too few is probed all the same
-        notes.append(f"the network's layers could not be listed: {_first_line(error)}")
+        notes.append(f"the network's layers could not be listed: {first_line(error)}")
     wanted = setting.precision.arithmetic
     dense = None
     if conversion:
@@ -578,7 +579,7 @@ def probe(
     except Exception as error:
         if not setting.compile:
             raise
-        notes.append(f"the probe could not be compiled and ran without: {_first_line(error)}")
+        notes.append(f"the probe could not be compiled and ran without: {first_line(error)}")
         got = run(compute)
     a, w = x.double(), weight.double()
     wanted = layer.require(a, w)
@@ -617,8 +618,3 @@ def _multiply(setting: Setting) -> Finding:
 
 def _error(got: Tensor, right: Tensor) -> float:
     return float((got.double().cpu() - right).norm() / right.norm())
-
-
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines() or [""]
-    return f"{type(error).__name__}: {lines[0][:200]}"
