@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Container, Iterable, Mapping
-from hashlib import sha256
+from hashlib import file_digest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,14 +46,11 @@ def hash_weights(path: str) -> str:
     Raises:
         UsageError: it cannot be read.
     """
-    digest = sha256()
     try:
         with Path(path).open("rb") as file:
-            while block := file.read(2**20):
-                digest.update(block)
+            return file_digest(file, "sha256").hexdigest()[:12]
     except OSError as error:
         raise UsageError(f"--start {path}: {error.strerror}; give a file of weights") from error
-    return digest.hexdigest()[:12]
 
 
 def read_weights(path: str, own: Container[str] = ()) -> dict[str, Tensor]:

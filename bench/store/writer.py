@@ -41,7 +41,7 @@ from bench.record import (
 )
 from bench.store.cells import CONFIG, EPOCHS, LOGS, RECORDS, STEPS, write_lines
 from bench.store.reader import read_text
-from bench.text import clean, replace_file, sync_folder
+from bench.text import clean, replace_durably, replace_file, sync_folder
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -260,19 +260,16 @@ def _append(file: io.FileIO, data: bytes) -> None:
 
 def _rewrite(path: Path, table: pa.Table) -> None:
     """Write an older file anew in today's schema, so that rows appended to it line up."""
-    temporary = path.with_name(f".{path.name}")
-    with temporary.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
+    columns = [
+        [str(SCHEMA)] * len(table) if name == "schema" else table[name].to_pylist()
+        for name in table.column_names
+    ]
+    with replace_durably(path) as file:
+        text = io.TextIOWrapper(file, encoding="utf-8", newline="")
+        writer = csv.writer(text, lineterminator="\n")
         writer.writerow(table.column_names)
-        columns = [
-            [str(SCHEMA)] * len(table) if name == "schema" else table[name].to_pylist()
-            for name in table.column_names
-        ]
         writer.writerows(zip(*columns, strict=True))
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-    sync_folder(path.parent)
+        text.detach()  # which flushes it, and leaves the file open
 
 
 def _torn_tail(path: Path) -> bytes:
