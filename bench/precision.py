@@ -281,14 +281,19 @@ def read_flags() -> dict[str, str]:
     }
 
 
+def is_batchnorm(module: nn.Module) -> bool:
+    """Whether ``module`` is a BatchNorm layer, of any number of dimensions."""
+    from torch.nn.modules.batchnorm import _BatchNorm
+
+    return isinstance(module, _BatchNorm)
+
+
 def is_affine_batchnorm(module: nn.Module) -> bool:
     """Whether ``module`` is what apex ``fp16_utils.network_to_half`` of 2019 left in fp32.
 
     Running statistics and affine parameters of BatchNorm lose too much in half precision.
     """
-    from torch.nn.modules.batchnorm import _BatchNorm
-
-    return isinstance(module, _BatchNorm) and module.affine
+    return is_batchnorm(module) and bool(module.affine)
 
 
 def cast(
@@ -304,14 +309,13 @@ def cast(
             are cast back.
     """
     import torch
-    from torch.nn.modules.batchnorm import _BatchNorm
 
     if precision.masters:
         dtype = getattr(torch, precision.weights)
         model.to(dtype)
         for module in filter(keeps_fp32, model.modules()):
             module.float()
-            if not isinstance(module, _BatchNorm):
+            if not is_batchnorm(module):
                 _surround(module, dtype)
     return model
 

@@ -11,6 +11,7 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 from bench.errors import UsageError
+from bench.precision import is_batchnorm
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -79,7 +80,7 @@ def freeze(
         if id(parameter) in every:
             parameter.requires_grad_(False)
     layers = [layer for layer in _list_batchnorm(model) if _is_frozen(layer, every)]
-    held = {id(t) for layer in layers for t in (*layer.parameters(), *layer.buffers())}
+    held = _hold(*layers)
     for part, ids in chosen.items():
         if not ids & (trained | held):
             raise UsageError(f"--freeze {part}: {_explain(model, part)}")
@@ -98,12 +99,10 @@ def _choose(
 ) -> list[str]:
     """The names of the tensors that one part of a setting means."""
     if part == BACKBONE:
-        head = find_head(model)
-        kept = {id(t) for t in (*head.parameters(), *head.buffers())}
+        kept = _hold(find_head(model))
         return [name for name, tensor in tensors.items() if id(tensor) not in kept]
     if part == BATCHNORM:
-        layers = _list_batchnorm(model)
-        inside = {id(t) for layer in layers for t in (*layer.parameters(), *layer.buffers())}
+        inside = _hold(*_list_batchnorm(model))
         return [name for name, tensor in tensors.items() if id(tensor) in inside]
     return [n for n in tensors if fnmatchcase(n, part) or fnmatchcase(n, f"{part}.*")]
 
@@ -122,15 +121,17 @@ def normalises_batches(model: nn.Module, still: Sequence[nn.Module] = ()) -> boo
 
 
 def _list_batchnorm(model: nn.Module) -> list[nn.Module]:
-    from torch.nn.modules.batchnorm import _BatchNorm
+    return list(filter(is_batchnorm, model.modules()))
 
-    return [module for module in model.modules() if isinstance(module, _BatchNorm)]
+
+def _hold(*layers: nn.Module) -> set[int]:
+    """The identities of the weights and buffers in some layers."""
+    return {id(t) for layer in layers for t in (*layer.parameters(), *layer.buffers())}
 
 
 def _is_frozen(layer: nn.Module, chosen: set[int]) -> bool:
     """Whether a BatchNorm layer was chosen, and has no weights left that train."""
-    named = any(id(t) in chosen for t in (*layer.parameters(), *layer.buffers()))
-    return named and not any(p.requires_grad for p in layer.parameters())
+    return bool(_hold(layer) & chosen) and not any(p.requires_grad for p in layer.parameters())
 
 
 def _explain(model: nn.Module, part: str) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bench.precision import PRECISIONS
+from bench.precision import PRECISIONS, is_batchnorm
 from bench.report.scalemap import Fate, Kind, Tally
 from bench.scales.formats import FORMATS, Cells, Format, find_bounds
 
@@ -68,7 +68,7 @@ def keeps_fp32(module: nn.Module, precision: str) -> bool:
     known = PRECISIONS.get(precision)
     if known is not None and known.autocast is not None:
         return not isinstance(module, _CAST)
-    return isinstance(module, nn.modules.batchnorm._BatchNorm)
+    return is_batchnorm(module)
 
 
 def attach(model: nn.Module, look: Look) -> Callable[[], None]:
