@@ -178,10 +178,11 @@ def examine(
     """
     import torch
 
+    from bench.training.float8 import find_products
+
     if kind == "workload":
         # what examines it is not the user's: its files are not to be hashed
         import_module("bench.training.loop")
-    find_products = import_module("bench.training.float8").find_products
 
     before = set(sys.modules)
     torch.manual_seed(0)  # as a worker does before it builds: a factory may draw its layers
@@ -190,7 +191,6 @@ def examine(
     if name in MODELS:
         with torch.device("meta"):
             model = build_model(name, classes, shape)
-        still = check_tuning(f"model {name!r}", model, Workload(), freezes, starts)
     else:
         theirs = partial(build_model, name, classes, shape)
         make = theirs if is_timm(name) else partial(_make, name, kind)
@@ -199,14 +199,15 @@ def examine(
             workload = check_workload(name, made)
             model = build_network(name, workload)
             check_head(name, workload, model)
-            still = check_tuning(f"workload {name!r}", model, workload, freezes, starts)
-            facts = try_workload(name, workload, model, freezes)
         else:
             model = _check_network(name, made)
-            still = check_tuning(f"model {name!r}", model, Workload(), freezes, starts)
-            outputs = _run(name, model, shape)
-            if is_timm(name):
-                outputs = None  # its head is made for as many classes as the images have
+    still = check_tuning(f"{kind} {name!r}", model, workload, freezes, starts)
+    if kind == "workload":
+        facts = try_workload(name, workload, model, freezes)
+    elif name not in MODELS:
+        outputs = _run(name, model, shape)
+        if is_timm(name):
+            outputs = None  # its head is made for as many classes as the images have
     module, _ = split_model(name)
     files = {other: sys.modules[other] for other in set(sys.modules) - before}
     own = {other: found for other, found in files.items() if _is_own(found)}
