@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 from collections import namedtuple
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from bench.case import AXES, Case, Value
 from bench.record import MEASURED, Status
+from bench.report.axes import MACHINE, Machines
 from bench.report.doubts import DOUBTS
-from bench.report.model import NOTHING, Cell
+from bench.report.model import NOTHING, Cell, Head
 from bench.report.quantities import QUANTITIES, Quantity, is_number, write_number
 from bench.report.spread import Spread
 
@@ -52,6 +53,11 @@ def quantity_cell(quantity: Quantity, row: Row, prefix: str = "", *, spread: boo
     if not prefix and is_estimate(quantity, row):
         text = f"{ESTIMATE}{text}"
     return Cell(text, value)
+
+
+def quantity_head(quantity: Quantity) -> Head:
+    """The head of a column of one number."""
+    return Head(quantity.name, quantity.title, quantity.help, True, quantity.better)
 
 
 def write_quantity(quantity: Quantity, row: Row) -> str:
@@ -124,6 +130,12 @@ def remarks(row: Row, but: Iterable[str] = ()) -> str:
     if row.apart:
         said.append(row.apart)
     return ", ".join(said)
+
+
+def name_place(row: Row, axes: Collection[str], machines: Machines) -> str:
+    """`name_case`, behind the machine where that is among the axes."""
+    where = [machines[row.sweep, row.machine]] if MACHINE in axes else []
+    return " · ".join([*where, name_case(row, axes)])
 
 
 def name_case(row: Row, axes: Iterable[str]) -> str:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from bench.report.axes import MACHINE, Machines
-from bench.report.cells import TIMED, Row, iterate, name_case, quantity_cell
+from bench.report.axes import Machines
+from bench.report.cells import TIMED, iterate, name_place, quantity_cell, quantity_head
 from bench.report.model import Cell, Head, Table
 from bench.report.quantities import QUANTITIES
 
@@ -53,14 +53,15 @@ def tabulate_checkpoints(
         return
     runs = {int(cell): part for cell, part in rows.groupby("cell")}  # type: ignore[arg-type]
     verdicts = {row.cell: _judge(runs[row.cell]) for row in iterate(kept)}
-    heads = [Head("case", "case", "the settings that tell it apart", False, wrap=True)]
-    for quantity in (QUANTITIES[name] for name in COSTS):
-        label = f"{quantity.label} ({quantity.unit})"
-        heads.append(Head(quantity.name, label, quantity.help, True, quantity.better))
-    heads.append(Head("resume", "resume", "the next steps after it and without it", False))
+    heads = (
+        Head("case", "case", "the settings that tell it apart", False, wrap=True),
+        *(quantity_head(QUANTITIES[name]) for name in COSTS),
+        Head("resume", "resume", "the next steps after it and without it", False),
+    )
+    shown = [axis for axis in axes if axis != "checkpoint"] or ["precision", "batch_size"]
     lines = [
         (
-            Cell(_name(row, axes, machines)),
+            Cell(name_place(row, shown, machines)),
             *(quantity_cell(QUANTITIES[name], row) for name in COSTS),
             Cell(verdicts[row.cell], verdicts[row.cell]),
         )
@@ -70,13 +71,7 @@ def tabulate_checkpoints(
     if len(kept) > MOST_ROWS:
         more = len(kept) - MOST_ROWS
         notes.append(f"{more:,} more rows are left out; --where chooses.")
-    yield Table("checkpoints", "Checkpoints", tuple(heads), tuple(lines), tuple(notes))
-
-
-def _name(row: Row, axes: Sequence[str], machines: Machines) -> str:
-    where = [machines[row.sweep, row.machine]] if MACHINE in axes else []
-    shown = [axis for axis in axes if axis != "checkpoint"] or ["precision", "batch_size"]
-    return " · ".join([*where, name_case(row, shown)])
+    yield Table("checkpoints", "Checkpoints", heads, tuple(lines), tuple(notes))
 
 
 def _describe(

@@ -9,8 +9,8 @@ from statistics import fmean, linear_regression
 from typing import TYPE_CHECKING
 
 from bench.limits import STEADY
-from bench.report.axes import MACHINE, Machines
-from bench.report.cells import TIMED, Row, iterate, name_case
+from bench.report.axes import Machines
+from bench.report.cells import TIMED, iterate, name_place, quantity_head
 from bench.report.model import NOTHING, Cell, Head, Table
 from bench.report.quantities import QUANTITIES, is_number
 from bench.report.spread import CONFIDENCE
@@ -120,11 +120,6 @@ def _write(name: str, value: float) -> Cell:
     return Cell(QUANTITIES[name].write(value), value) if is_number(value) else Cell(NOTHING)
 
 
-def _name(row: Row, axes: Sequence[str], machines: Machines) -> str:
-    where = [machines[row.sweep, row.machine]] if MACHINE in axes else []
-    return " · ".join([*where, name_case(row, axes)])
-
-
 def _count_rows(cells: Sequence[int]) -> int:
     """How many rows are shown: whole cases, unless the first alone has more than `MOST_ROWS`."""
     if len(cells) <= MOST_ROWS:
@@ -150,9 +145,7 @@ def tabulate_epochs(
     trends = find_trends(shown)
     names = [n for n in MEASURES if n not in OPTIONAL or shown[n].notna().any()]
     heads = [Head("epoch", "epoch", "from 1")]
-    for quantity in (QUANTITIES[name] for name in names):
-        label = quantity.label + (f" ({quantity.unit})" if quantity.unit else "")
-        heads.append(Head(quantity.name, label, quantity.help, True, quantity.better))
+    heads += [quantity_head(QUANTITIES[name]) for name in names]
     told = any(str(trend) for trend in trends.values())
     if told:
         help = f"by the slope over epochs, where that is more than {100 * STEADY:.0f} %"
@@ -163,7 +156,7 @@ def tabulate_epochs(
     last = cut.groupby("cell")["epoch"].max()
     for number, row in enumerate(iterate(cut)):
         if row.epoch == 0:
-            groups[number] = _name(by_cell[row.cell], axes, machines)
+            groups[number] = name_place(by_cell[row.cell], axes, machines)
         cells = [Cell(str(int(row.epoch) + 1), int(row.epoch) + 1)]
         cells += [_write(name, getattr(row, name)) for name in names]
         if told:

@@ -145,7 +145,7 @@ def _records(report: Report) -> list[dict[str, Any]]:
     estimated, units = rows["part"] < 1, find_units(rows)
     numbers = [
         {
-            "label": count_in(_name(q), units),
+            "label": count_in(q.title, units),
             "number": True,
             "more": name in _MORE,
             "help": count_in(q.help, units),
@@ -157,10 +157,6 @@ def _records(report: Report) -> list[dict[str, Any]]:
     ]
     at = 1 + next(i for i, column in enumerate(columns) if column["label"] == "remarks")
     return columns[:at] + numbers + columns[at:]
-
-
-def _name(quantity: Quantity) -> str:
-    return f"{quantity.label} ({quantity.unit})" if quantity.unit else quantity.label
 
 
 def _write(values: pd.Series, quantity: Quantity, estimated: pd.Series) -> list[str]:

@@ -19,11 +19,19 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from bench.case import AXES, Case, free_axes
+from bench.case import AXES, Case, format_value, free_axes
 from bench.limits import STEADY
 from bench.record import RELIABLE
-from bench.report.axes import MACHINE, Machines, find_varying, list_naming_axes, sort_cases
-from bench.report.cells import ESTIMATE, Row, iterate, name_case, quantity_cell, time_cell
+from bench.report.axes import Machines, find_varying, list_naming_axes, sort_cases
+from bench.report.cells import (
+    ESTIMATE,
+    Row,
+    iterate,
+    name_case,
+    name_place,
+    quantity_cell,
+    time_cell,
+)
 from bench.report.effects import TIME
 from bench.report.model import NOTHING, Cell, Head, Table
 from bench.report.quantities import QUANTITIES
@@ -227,7 +235,7 @@ def tabulate_loaded(
         rows = [comparison.device, *(one.row for one in comparison.loaded)]
         if len(lines) + len(rows) > MOST_ROWS and lines:
             break
-        groups[len(lines)] = _name(comparison.device, named, machines)
+        groups[len(lines)] = name_place(comparison.device, named, machines)
         beside = [None, *comparison.loaded]
         lines += [tuple(_write(row, one, settings)) for row, one in zip(rows, beside, strict=True)]
     told = [enough for one in comparisons[: len(groups)] for enough in find_enough(one)]
@@ -251,17 +259,11 @@ def tabulate_loaded(
     ).drop_empty(but=("loader", "workers", "share"))
 
 
-def _name(row: Row, axes: Sequence[str], machines: Machines) -> str:
-    where = [machines[row.sweep, row.machine]] if MACHINE in axes else []
-    return " · ".join([*where, name_case(row, [a for a in axes if a != MACHINE])])
-
-
 def _write(row: Row, one: Loaded | None, settings: Sequence[str]) -> Iterator[Cell]:
     yield Cell(row.loader, row.loader)
     yield Cell(str(row.workers), int(row.workers)) if one else Cell(NOTHING)
     for axis in settings:
-        value = getattr(row, axis)
-        said = ("on" if value else "off") if isinstance(AXES[axis].default, bool) else str(value)
+        said = format_value(getattr(row, axis))
         yield Cell(said, said) if one else Cell(NOTHING)
     yield time_cell(row, spread=False)
     mark = ESTIMATE if one and one.estimated else ""

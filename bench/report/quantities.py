@@ -45,6 +45,11 @@ class Quantity:
     rate: bool = False
     spread: bool = True
 
+    @property
+    def title(self) -> str:
+        """Its label, with its unit in parentheses."""
+        return f"{self.label} ({self.unit})" if self.unit else self.label
+
     def write(self, value: float) -> str:
         """Write a value without its unit."""
         shown = value / self.scale

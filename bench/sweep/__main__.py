@@ -87,7 +87,6 @@ def run_sweep(asked: Plan, options: Options) -> int:
     inputs = find_inputs(asked.cases, options, asked.unsized)
     asked = plan_cases(options, {}, inputs.settle)
     families = asked.families
-
     refuse_searches(asked.searched, inputs)
     out = options.out or default_out(inputs.platforms)
     with Store(out, options.wait_s, say_waiting) as store:

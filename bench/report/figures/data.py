@@ -62,13 +62,8 @@ LEARNING = ("optimizer", "lr", "lr_scaling", "base_batch", "lr_warmup", "schedul
 """Axes that a learning rate follows from; the batch size too, where it is scaled by that."""
 
 
-def name_quantity(quantity: Quantity) -> str:
-    """A quantity's label with its unit: ``memory (GiB)``."""
-    return f"{quantity.label} ({quantity.unit})" if quantity.unit else quantity.label
-
-
-TIME = name_quantity(QUANTITIES["epoch_time_s"])
-MEMORY = name_quantity(QUANTITIES["memory_bytes"])
+TIME = QUANTITIES["epoch_time_s"].title
+MEMORY = QUANTITIES["memory_bytes"].title
 
 
 def frame(columns: dict[str, Any]) -> pd.DataFrame:
@@ -91,7 +86,7 @@ def by_batch(quantity: Quantity) -> Callable[[Group], pd.DataFrame]:
             {
                 "batch size": rows["batch_size"],
                 "precision": rows["precision"],
-                name_quantity(quantity): rows[quantity.name] / quantity.scale,
+                quantity.title: rows[quantity.name] / quantity.scale,
             }
         )
 
