@@ -125,12 +125,14 @@ def _switch(text: str) -> bool:
     return switches[text.lower()]
 
 
-def _whole(what: str, least: int = 1) -> Callable[[str], int]:
-    """Make the parser of an axis whose values are whole numbers from ``least``."""
+def _whole(what: str, least: int = 1, most: int | None = None) -> Callable[[str], int]:
+    """Make the parser of an axis whose values are whole numbers from ``least``, up to ``most``."""
 
     def parse(text: str) -> int:
-        if not (text.isascii() and text.isdigit() and len(text) < 10 and int(text) >= least):
-            raise ValueError(f"{what} is a whole number of at least {least}")
+        whole = text.isascii() and text.isdigit() and len(text) < 10
+        if not (whole and int(text) >= least and (most is None or int(text) <= most)):
+            bound = f"of at least {least}" if most is None else f"from {least} to {most}"
+            raise ValueError(f"{what} is a whole number {bound}")
         return int(text)
 
     return parse
@@ -159,12 +161,7 @@ def _input(text: str) -> str | None:
 
 
 def _classes(text: str) -> int | None:
-    if text == "none":
-        return None
-    whole = text.isascii() and text.isdigit() and len(text) < 10
-    if not (whole and 2 <= int(text) <= MOST_CLASSES):
-        raise ValueError(f"a number of classes is a whole number from 2 to {MOST_CLASSES}")
-    return int(text)
+    return None if text == "none" else _whole("a number of classes", 2, MOST_CLASSES)(text)
 
 
 def _lr_warmup(text: str) -> str:

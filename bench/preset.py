@@ -21,6 +21,7 @@ from bench.case import (
     refuse_auto,
 )
 from bench.errors import UsageError, nearest
+from bench.flags import axis_flag
 from bench.precision import PRECISIONS
 
 _FOLDER = files("bench") / "presets"
@@ -90,7 +91,7 @@ class Preset:
         for settings, uses, lack in _LOADED:
             given = [axis for axis in settings if any(axis in block for block in blocks)]
             if given and not any(map(uses, [*cases, *families])):
-                raise UsageError(f"--{given[0].replace('_', '-')} is given, but {lack}")
+                raise UsageError(f"{axis_flag(given[0])} is given, but {lack}")
         scaled = any(case.lr_scaling != "none" for case in [*cases, *families])
         if any("base_batch" in block for block in blocks) and not scaled:
             raise UsageError(

@@ -5,7 +5,8 @@ Every column of a records file is a field here, described once: type, unit, mean
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import Field, dataclass, field, fields
 from typing import Any
 
@@ -524,3 +525,19 @@ def flatten(record: Record) -> dict[str, Any]:
     for part in (record, record.case, record.measurement, record.environment):
         values.update({f.name: getattr(part, f.name) for f in fields(part)})
     return {name: values[name] for name in COLUMNS}
+
+
+def write_missing(reasons: Mapping[str, str]) -> str:
+    """Write why columns are empty, as the column ``missing`` has it."""
+    return "; ".join(f"{name}: {why}" for name, why in reasons.items())
+
+
+def read_missing(text: str) -> dict[str, str]:
+    """Read what `write_missing` wrote, by column; a reason may hold a semicolon itself.
+
+    >>> read_missing("energy_j: no sensor; use another; notes: none")
+    {'energy_j': 'no sensor; use another', 'notes': 'none'}
+    """
+    heads = [m for m in re.finditer(r"(?:^|; )(\w+): ", text) if m[1] in COLUMNS]
+    ends = [*(head.start() for head in heads[1:]), len(text)]
+    return {head[1]: text[head.end() : end] for head, end in zip(heads, ends, strict=False)}

@@ -30,7 +30,7 @@ from bench.gpu.device import Unreadable
 from bench.gpu.monitor import ENERGY, Monitor, Observation
 from bench.gpu.nvml import open_device
 from bench.processes import list_children
-from bench.record import MEASURED, REFUSED, Outcome, Status
+from bench.record import MEASURED, REFUSED, Outcome, Status, write_missing
 from bench.worker.messages import (
     Assignment,
     Finished,
@@ -214,7 +214,7 @@ def _conclude(last: Finished, seen: Observation, allow_shared: bool) -> Outcome:
     m = replace(
         last.measurement,
         **values,
-        missing="; ".join(f"{name}: {why}" for name, why in missing.items()) or None,
+        missing=write_missing(missing) or None,
         notes="; ".join(filter(None, notes)) or None,
     )
     return Outcome(status, reason, m, last.steps, last.epochs)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from bench.record import read_missing
 from bench.report.axes import Machines
 from bench.report.cells import TIMED, iterate, name_place, quantity_cell, quantity_head
 from bench.report.model import Cell, Head, Table
@@ -30,12 +31,8 @@ def _judge(runs: pd.DataFrame) -> str:
 
 def _quote_missing(runs: pd.DataFrame) -> str:
     """Why it is not known, as the first run that says so has it."""
-    for text in runs["missing"]:
-        for part in str(text).split("; "):
-            name, _, why = part.partition(": ")
-            if name == "resume_exact":
-                return why
-    return ""
+    reasons = (read_missing(str(text)).get("resume_exact", "") for text in runs["missing"])
+    return next(filter(None, reasons), "")
 
 
 def tabulate_checkpoints(
