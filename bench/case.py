@@ -324,6 +324,13 @@ class Case:
         since=4,
         quiet=True,
     )
+    profile: bool = describe_axis(
+        False,
+        _switch,
+        "after the epoch, see by a few steps under torch's profiler where their time goes",
+        since=4,
+        quiet=True,
+    )
     cudnn_benchmark: bool = describe_axis(
         False, _switch, "let cuDNN time its algorithms during warm-up"
     )

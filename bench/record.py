@@ -12,6 +12,7 @@ from typing import Any
 
 from bench.case import AXES, Case
 from bench.text import Explained
+from bench.work import Kind
 
 # History of the schema; a reader migrates what is older and refuses what is newer.
 #   1  2026-11  the first
@@ -21,8 +22,8 @@ from bench.text import Explained
 #   3  2026-11  NVIDIA apex: its opt level and which of its interfaces ran; the loss scale of each
 #               step, in steps.csv; memory of the process before the first step
 #   4  2026-11  memory limits, accumulation, optimizers, learning rates that change, several
-#               epochs (in epochs.csv), probes of the largest batch, workloads, fine-tuning, and
-#               checkpoints
+#               epochs (in epochs.csv), probes of the largest batch, workloads, fine-tuning,
+#               checkpoints, and the work of a step (in work.csv), profiled or counted
 SCHEMA = 4
 
 
@@ -281,6 +282,24 @@ class Measurement:
         since=4,
     )
 
+    profiled_steps: int | None = quantity(int, "steps under the profiler", since=4)
+    profiled_step_s: float | None = quantity(float, "a step under the profiler", "s", since=4)
+    busy_s: float | None = quantity(
+        float,
+        "time of a profiled step in which kernels ran, any of them; on a CPU, operators",
+        "s",
+        since=4,
+    )
+    input_wait_s: float | None = quantity(
+        float, "time of a profiled step in which none ran, for want of a batch", "s", since=4
+    )
+    sync_wait_s: float | None = quantity(
+        float,
+        "time of a profiled step in which none ran, since the program had waited for the GPU",
+        "s",
+        since=4,
+    )
+
     missing: str | None = quantity(str, "why columns are empty: 'column: reason; …'")
     notes: str | None = quantity(str, "what a reader should know before using the row")
 
@@ -343,6 +362,19 @@ class Environment:
     dataset_source: str | None = quantity(str, "layout the images came from")
     train_images: int | None = quantity(int, "training images in the dataset, or units")
     test_images: int | None = quantity(int, "test images in the dataset, or units")
+    rate_float32: float | None = quantity(
+        float, "FLOP/s of a large matrix product in float32, measured once a sweep", since=4
+    )
+    rate_tfloat32: float | None = quantity(float, "the same in TF32", since=4)
+    rate_float16: float | None = quantity(float, "the same in float16", since=4)
+    rate_bfloat16: float | None = quantity(float, "the same in bfloat16", since=4)
+    rate_float8: float | None = quantity(float, "the same in float8", since=4)
+    rate_copy: float | None = quantity(
+        float, "bytes read and written by a large copy, a second, measured once a sweep", since=4
+    )
+    call_time_s: float | None = quantity(
+        float, "the smallest operation, of many one after the other", "s", since=4
+    )
     unit: str | None = quantity(
         str, "what a workload counts: 'images' in this table are these; empty for images", since=4
     )
@@ -376,6 +408,19 @@ class EpochRow:
 
 
 @dataclass
+class WorkRow:
+    """One row of work.csv: the operations of a step that have the same `bench.work.Label`."""
+
+    kind: str
+    operation: str
+    format: str
+    calls: int
+    flop: float | None
+    bytes: float | None
+    time_s: float | None = None
+
+
+@dataclass
 class Outcome:
     """The result of running a case: a status with its one-line reason, and what was measured."""
 
@@ -384,6 +429,7 @@ class Outcome:
     measurement: Measurement = field(default_factory=Measurement)
     steps: list[Step] = field(default_factory=list)
     epochs: list[EpochRow] = field(default_factory=list)
+    work: list[WorkRow] = field(default_factory=list)
     retries: int = 0
     log: str = ""
 
@@ -493,6 +539,17 @@ EPOCH_COLUMNS: dict[str, Column] = _by_name(
     Column("test_accuracy", float, "", "as a fraction, after the epoch", optional=True),
     Column("eval_time_s", float, "s", "evaluation on the test images", optional=True),
     Column("overflow_steps", int, "", "steps that overflowed", optional=True),
+)
+
+WORK_COLUMNS: dict[str, Column] = _by_name(
+    Column("record_id", str, "", "the record that the work belongs to"),
+    Column("kind", str, "", "; ".join(f"{kind}: {kind.meaning}" for kind in Kind)),
+    Column("operation", str, "", "its name, or window, groups and channels of a convolution"),
+    Column("format", str, "", "number format of what it reads first, or the two of a cast"),
+    Column("calls", int, "", "operations of a step"),
+    Column("flop", float, "", "FLOP of a step; empty where not counted", optional=True),
+    Column("bytes", float, "B", "least memory traffic of a step, not fused", optional=True),
+    Column("time_s", float, "s", "time of a step, with --profile", optional=True),
 )
 
 _OWNERS = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from bench.text import Explained
@@ -25,6 +26,7 @@ class Kind(Explained):
     CONCATENATION = "concatenation", "concatenation and slicing"
     INDEXING = "indexing", "embeddings and indexing"
     OTHER = "other", "other operations"
+    INPUT = "input", "input pipeline"
     LOSS = "loss", "loss"
     OPTIMIZER = "optimizer", "optimizer and master weights"
     LOSS_SCALING = "loss_scaling", "loss scaling"
@@ -34,6 +36,20 @@ COMPUTING = frozenset(
     {Kind.CONVOLUTION_1X1, Kind.CONVOLUTION, Kind.GROUPED, Kind.MATMUL, Kind.ATTENTION}
 )
 """Kinds that multiply and add; all others do little else than move memory."""
+
+
+@dataclass(frozen=True)
+class Label:
+    """What tells operations of a step apart: those with the same label are counted together.
+
+    ``operation`` is the name of one, or for a convolution its window, groups and channels;
+    ``format`` is the number format of what it reads first, by torch's name for it, or the two of a
+    cast: ``float32→bfloat16``. Neither depends on the batch size.
+    """
+
+    kind: Kind
+    operation: str
+    format: str = ""
 
 
 @dataclass
@@ -53,3 +69,11 @@ class Work:
         self.calls += other.calls
         self.flop += other.flop
         self.bytes += other.bytes
+
+
+def sum_kinds(work: Mapping[Label, Work]) -> dict[Kind, Work]:
+    """All work of each kind."""
+    kinds: dict[Kind, Work] = {}
+    for label, one in work.items():
+        kinds.setdefault(label.kind, Work()).add(one)
+    return kinds

@@ -19,7 +19,7 @@ from bench.precision import PRECISIONS
 from bench.training.counting import Counter, base_name, count_step, name_kind
 from bench.training.flop import count_flop
 from bench.training.loop import Training
-from bench.work import Kind, Work
+from bench.work import Kind, Label, Work, sum_kinds
 from bench.worker.channel import Channel
 from bench.worker.measurement import measure
 from bench.workloads import Workload
@@ -31,7 +31,7 @@ CPU = torch.device("cpu")
 def count(run: Callable[[], Any]) -> dict[Kind, Work]:
     with Counter() as counter:
         run()
-    return counter.work
+    return sum_kinds(counter.work)
 
 
 def full(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -81,6 +81,19 @@ def test_an_operation_by_hand(
     assert list(found) == [kind]
     assert found[kind].flop == flop
     assert found[kind].bytes == 4 * elements
+
+
+def test_operations_of_one_kind_are_told_apart_by_what_they_are_and_their_formats() -> None:
+    with Counter() as counter:
+        F.conv2d(X, GROUPS, padding=1, groups=4)
+        F.conv2d(X.bfloat16(), GROUPS.bfloat16(), padding=1, groups=4)
+        F.conv2d(X, WINDOW)
+    assert [label for label in counter.work if label.kind is not Kind.CAST] == [
+        Label(Kind.GROUPED, "3×3, 4 groups of 2→2", "float32"),
+        Label(Kind.GROUPED, "3×3, 4 groups of 2→2", "bfloat16"),
+        Label(Kind.CONVOLUTION, "3×3, 8→6", "float32"),
+    ]
+    assert Label(Kind.CAST, "_to_copy", "float32→bfloat16") in counter.work
 
 
 def test_a_view_costs_nothing() -> None:
@@ -159,7 +172,7 @@ class Flat(Workload):
 @pytest.mark.parametrize("accumulate", [1, 4])
 def test_a_step_of_any_size_from_two_small_ones(accumulate: int) -> None:
     case, workload = case_of(batch_size=64, accumulate=accumulate), Flat()
-    work = count_step(*train(case, workload), case)
+    work = sum_kinds(count_step(*train(case, workload), case))
     weights, part = 30720, 64 // accumulate
     # the first layer's input has no gradient
     assert work[Kind.MATMUL].flop == 64 * 2 * 2 * weights
@@ -177,7 +190,7 @@ def test_flop_are_those_that_torch_counts_on_shapes(precision: str) -> None:
     batches = MadeBatches(
         Workload().make_batch, 100, batch_size=8, micro_batch=8, device=CPU, seed=0
     )
-    work = count_step(training, batches, case)
+    work = sum_kinds(count_step(training, batches, case))
     assert sum(w.flop for w in work.values()) == 8 * count_flop(workload)
     assert Kind.OTHER not in work
     assert (Kind.CAST in work) is (precision != "fp32")
@@ -191,7 +204,7 @@ def test_dpn92_moves_what_was_computed_for_it() -> None:
     batches = MadeBatches(
         Workload().make_batch, 1000, batch_size=512, micro_batch=512, device=CPU, seed=0
     )
-    work = count_step(training, batches, case)
+    work = sum_kinds(count_step(training, batches, case))
     assert sum(w.flop for w in work.values()) / 512 * 50_000 == pytest.approx(612e12, rel=0.01)
     assert sum(w.bytes for w in work.values()) == pytest.approx(184e9, rel=0.03)
     for kind, flop, gigabytes in (
@@ -210,6 +223,8 @@ def test_a_row_has_the_traffic_of_its_step() -> None:
     assert found.measurement.step_bytes == round(
         sum(work.bytes for work in count_step(training, batches, case).values())
     )
+    assert found.measurement.step_bytes == round(sum(row.bytes or 0 for row in found.work))
+    assert {row.kind for row in found.work} >= {Kind.MATMUL, Kind.OPTIMIZER, Kind.LOSS}
 
 
 ROWS: dict[str, Any] = {

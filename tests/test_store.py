@@ -30,12 +30,14 @@ from bench.record import (
     EPOCH_COLUMNS,
     SCHEMA,
     STEP_COLUMNS,
+    WORK_COLUMNS,
     Column,
     Environment,
     EpochRow,
     Measurement,
     Status,
     Step,
+    WorkRow,
     flatten,
 )
 from bench.store import reader, writer
@@ -47,9 +49,11 @@ from bench.store.reader import (
     read_history,
     read_records,
     read_steps,
+    read_work,
 )
 from bench.store.writer import Store, StoreError
 from bench.text import clean
+from bench.work import Kind
 
 ONE_FOLDER = settings(
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
@@ -233,6 +237,37 @@ def test_epochs_are_read_back(
         for name, value in asdict(epoch).items():
             number = getattr(read, name)
             taken = value is not None and 0 <= value < math.inf
+            assert number == value if taken else math.isnan(number)
+
+
+@ONE_FOLDER
+@given(
+    st.lists(
+        st.builds(
+            WorkRow,
+            st.sampled_from([str(kind) for kind in Kind]),
+            st.sampled_from(["mm", "3×3, 32 groups of 3→3"]),
+            st.sampled_from(["float32", "float32→bfloat16", ""]),
+            st.integers(0, 10**6),
+            OPTIONAL,
+            OPTIONAL,
+            OPTIONAL,
+        )
+    )
+)
+def test_work_is_read_back(tmp_path_factory: pytest.TempPathFactory, work: list[WorkRow]) -> None:
+    folder = tmp_path_factory.mktemp("work")
+    with Store(folder) as opened:
+        opened.append(make_record(), work=work)
+    frame = read_work(folder)
+    assert list(frame.columns) == list(WORK_COLUMNS)
+    assert len(frame) == len(work)
+    for read, row in zip(frame.itertuples(index=False), work, strict=True):
+        assert read.record_id == make_record().record_id
+        for name, value in asdict(row).items():
+            number = getattr(read, name)
+            optional = WORK_COLUMNS[name].optional
+            taken = not optional or (value is not None and 0 <= value < math.inf)
             assert number == value if taken else math.isnan(number)
 
 

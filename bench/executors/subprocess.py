@@ -217,7 +217,7 @@ def _conclude(last: Finished, seen: Observation, allow_shared: bool) -> Outcome:
         missing=write_missing(missing) or None,
         notes="; ".join(filter(None, notes)) or None,
     )
-    return Outcome(status, reason, m, last.steps, last.epochs)
+    return Outcome(status, reason, m, last.steps, last.epochs, last.work)
 
 
 class Worker:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from bench.record import STEP_COLUMNS
 from bench.store.cells import CONFIG, STEPS
-from bench.store.reader import read_epochs, read_records, read_steps, records_file
+from bench.store.reader import read_epochs, read_records, read_steps, read_work, records_file
 from bench.wall.search import MARGIN
 
 if TYPE_CHECKING:
@@ -49,6 +49,10 @@ class Sweep:
     def read_epochs(self) -> pd.DataFrame:
         """The epochs of its records that have several, the columns of `EPOCH_COLUMNS`."""
         return read_epochs(self.file)
+
+    def read_work(self) -> pd.DataFrame:
+        """The work of a step of its records, the columns of `WORK_COLUMNS`."""
+        return read_work(self.file)
 
 
 def read_sweep(path: Path, name: str = "") -> Sweep:

@@ -10,7 +10,7 @@ from typing import Any
 from bench.case import format_value
 from bench.text import write_text
 
-RECORDS, STEPS, EPOCHS = "records.csv", "steps.csv", "epochs.csv"
+RECORDS, STEPS, EPOCHS, WORK = "records.csv", "steps.csv", "epochs.csv", "work.csv"
 CONFIG, LOGS, CHECKPOINTS = "config.json", "logs", "checkpoints"
 
 

@@ -22,11 +22,12 @@ from bench.record import (
     EPOCH_COLUMNS,
     SCHEMA,
     STEP_COLUMNS,
+    WORK_COLUMNS,
     Column,
     Status,
 )
 from bench.store.attempts import keep_latest
-from bench.store.cells import EPOCHS, RECORDS, STEPS, write_lines
+from bench.store.cells import EPOCHS, RECORDS, STEPS, WORK, write_lines
 from bench.store.migration import MIGRATIONS
 from bench.text import clean
 
@@ -106,9 +107,22 @@ def read_epochs(path: Path) -> pd.DataFrame:
     Raises:
         UsageError: as `read_records`.
     """
-    file = records_file(path).with_name(EPOCHS)
-    table = read_text(file, EPOCH_COLUMNS) if file.is_file() else _empty(EPOCH_COLUMNS)
-    return _type(file, table, EPOCH_COLUMNS)
+    return _read_beside(path, EPOCHS, EPOCH_COLUMNS)
+
+
+def read_work(path: Path) -> pd.DataFrame:
+    """Read the work beside a sweep's records: the columns of `WORK_COLUMNS`, maybe no row.
+
+    Raises:
+        UsageError: as `read_records`.
+    """
+    return _read_beside(path, WORK, WORK_COLUMNS)
+
+
+def _read_beside(path: Path, name: str, columns: dict[str, Column]) -> pd.DataFrame:
+    file = records_file(path).with_name(name)
+    table = read_text(file, columns) if file.is_file() else _empty(columns)
+    return _type(file, table, columns)
 
 
 def _empty(columns: Iterable[str]) -> pa.Table:

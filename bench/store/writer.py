@@ -4,6 +4,8 @@
     steps.csv      one row per training step, joined by record_id
     epochs.csv     one row per epoch of cases that train several, joined by record_id; only where
                    there are such cases
+    work.csv       what the operations of a step compute and move, and with --profile their times,
+                   joined by record_id
     config.json    the resolved configuration
     logs/          what each worker printed
     checkpoints/   with --checkpoint and several epochs, the last and the best of each run
@@ -20,7 +22,7 @@ import json
 import math
 import os
 import socket
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -33,13 +35,15 @@ from bench.record import (
     EPOCH_COLUMNS,
     SCHEMA,
     STEP_COLUMNS,
+    WORK_COLUMNS,
     Column,
     EpochRow,
     Record,
     Step,
+    WorkRow,
     flatten,
 )
-from bench.store.cells import CONFIG, EPOCHS, LOGS, RECORDS, STEPS, write_lines
+from bench.store.cells import CONFIG, EPOCHS, LOGS, RECORDS, STEPS, WORK, write_lines
 from bench.store.reader import read_text
 from bench.text import clean, replace_durably, replace_file, sync_folder
 
@@ -47,6 +51,13 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _BLOCK = 1 << 16
+
+_FILES = {
+    RECORDS: COLUMNS,
+    STEPS: STEP_COLUMNS,
+    EPOCHS: EPOCH_COLUMNS,
+    WORK: WORK_COLUMNS,
+}
 
 
 class StoreError(Exception):
@@ -66,6 +77,20 @@ def _leave_out_impossible(values: dict[str, Any]) -> dict[str, Any]:
     why = (f"{name}: read as {value}" for name, value in odd.items())
     missing = "; ".join(filter(None, (values["missing"], *why)))
     return {**values, **dict.fromkeys(odd), "missing": missing}
+
+
+def _flatten(
+    record_id: str, rows: Sequence[Step | EpochRow | WorkRow], name: str
+) -> Iterator[tuple[Any, ...]]:
+    """Lay rows out as lines of the file ``name``, without numbers that no reader accepts."""
+    columns = list(_FILES[name].values())[1:]
+    doubtful = [column.type is float and column.optional for column in columns]
+    for row in rows:
+        cells = [getattr(row, column.name) for column in columns]
+        yield (
+            record_id,
+            *(_at_least_zero(c) if doubt else c for c, doubt in zip(cells, doubtful, strict=True)),
+        )
 
 
 def _at_least_zero(value: float | None) -> float | None:
@@ -100,10 +125,9 @@ class Store:
             (folder / LOGS).mkdir(parents=True, exist_ok=True)
             self._acquire(wait_s, on_wait)
             self._holder.write_text(f"pid {os.getpid()} on {socket.gethostname()}")
-            for name, columns in ((RECORDS, COLUMNS), (STEPS, STEP_COLUMNS)):
-                self._files[name] = self._open(name, columns)
-            if (folder / EPOCHS).exists():
-                self._files[EPOCHS] = self._open(EPOCHS, EPOCH_COLUMNS)
+            for name, columns in _FILES.items():
+                if name in (RECORDS, STEPS) or (folder / name).exists():
+                    self._files[name] = self._open(name, columns)
         except (OSError, NotImplementedError) as error:  # filelock's word for no locks there
             self._close()
             why = getattr(error, "strerror", None) or error
@@ -125,56 +149,33 @@ class Store:
         self._close()
 
     def append(
-        self, record: Record, steps: Sequence[Step] = (), epochs: Sequence[EpochRow] = ()
+        self,
+        record: Record,
+        steps: Sequence[Step] = (),
+        epochs: Sequence[EpochRow] = (),
+        work: Sequence[WorkRow] = (),
     ) -> None:
-        """Write a record with its steps and epochs, durably: a power cut after this leaves them.
+        """Write a record with all its rows, durably: a power cut after this leaves them.
 
-        Steps and epochs go first, so that a row never stands without its curves.
+        The rows of the other files go first, so that a record never stands without its curves.
 
         Raises:
             StoreError: the disk is full or the file cannot be written; earlier rows are intact.
         """
-        rows = [
-            (
-                record.record_id,
-                s.step,
-                s.images,
-                _at_least_zero(s.loss),
-                s.correct,
-                _at_least_zero(s.time_s),
-                _at_least_zero(s.loss_scale),
-                _at_least_zero(s.lr),
-            )
-            for s in steps
-        ]
-        if rows:
-            _append(self._files[STEPS], write_lines(rows))
-        if epochs:
-            self._append_epochs(record.record_id, epochs)
+        for name, rows in ((STEPS, steps), (EPOCHS, epochs), (WORK, work)):
+            if rows:
+                _append(self._find(name), write_lines(_flatten(record.record_id, rows, name)))
         row = _leave_out_impossible(flatten(record))
-        _append(self._files[RECORDS], write_lines([row.values()]))
+        _append(self._find(RECORDS), write_lines([row.values()]))
 
-    def _append_epochs(self, record_id: str, epochs: Sequence[EpochRow]) -> None:
-        if EPOCHS not in self._files:
+    def _find(self, name: str) -> io.FileIO:
+        """The file that rows are appended to, made where there is none yet."""
+        if name not in self._files:
             try:
-                self._files[EPOCHS] = self._open(EPOCHS, EPOCH_COLUMNS)
+                self._files[name] = self._open(name, _FILES[name])
             except OSError as error:
-                raise StoreError(f"{self.folder / EPOCHS}: {error.strerror}") from error
-        rows = [
-            (
-                record_id,
-                e.epoch,
-                e.time_s,
-                _at_least_zero(e.train_loss),
-                e.train_accuracy,
-                _at_least_zero(e.test_loss),
-                e.test_accuracy,
-                e.eval_time_s,
-                e.overflow_steps,
-            )
-            for e in epochs
-        ]
-        _append(self._files[EPOCHS], write_lines(rows))
+                raise StoreError(f"{self.folder / name}: {error.strerror}") from error
+        return self._files[name]
 
     def read_config(self) -> dict[str, Any]:
         """The configuration already there; empty if none can be read."""

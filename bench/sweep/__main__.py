@@ -246,7 +246,7 @@ class Loop:
 
     def _keep(self, record: Record, outcome: Outcome) -> None:
         try:
-            self.store.append(record, outcome.steps, outcome.epochs)
+            self.store.append(record, outcome.steps, outcome.epochs, outcome.work)
         except StoreError:
             # the disk is full, the terminal is not: what was measured is not lost
             row = {name: v for name, v in flatten(record).items() if v not in (None, "")}

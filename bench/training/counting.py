@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import replace
 from functools import cache, wraps
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,7 @@ from torch.utils.flop_counter import flop_registry
 from bench.case import Case, micro_batch
 from bench.data.batches import Divided, Supply
 from bench.training.flop import count_gradients
-from bench.work import COMPUTING, Kind, Work
+from bench.work import COMPUTING, Kind, Label, Work
 
 if TYPE_CHECKING:
     from bench.training.loop import Training
@@ -81,11 +82,11 @@ _PICKS = frozenset({"embedding", "index", "index_select", "gather", "_unsafe_ind
 
 
 class Counter(TorchDispatchMode):
-    """Counts the work of the operations that run within it, by kind."""
+    """Counts the work of the operations that run within it, those alike together."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.work: dict[Kind, Work] = {}
+        self.work: dict[Label, Work] = {}
         self._parts: list[Kind | None] = []
 
     @contextmanager
@@ -108,17 +109,13 @@ class Counter(TorchDispatchMode):
         out = func(*args, **(kwargs or {}))
         if func.namespace == "profiler" or _is_free(func):
             return out
-        kind = find_kind(func, args, out)
-        if (
-            self._parts
-            and (part := self._parts[-1])
-            and not (part is Kind.LOSS and kind in COMPUTING)
-        ):
-            kind = part
+        label = find_label(func, args, out)
+        if self._parts:
+            label = replace(label, kind=place_kind(label.kind, self._parts[-1]))
         work = Work(
             1, count_flop(func, args, kwargs or {}, out), count_bytes(func, args, kwargs, out)
         )
-        self.work.setdefault(kind, Work()).add(work)
+        self.work.setdefault(label, Work()).add(work)
         return out
 
 
@@ -139,20 +136,40 @@ def base_name(name: str) -> str:
     return plain.rstrip("_") if not plain.startswith("__") else plain
 
 
-def find_kind(func: Any, args: tuple[Any, ...], out: Any) -> Kind:
-    """The kind of work of an operation that ran, by its name, shapes and number formats."""
+def place_kind(kind: Kind, part: Kind | None) -> Kind:
+    """The kind of an operation that is within a part of the step: the part, but for a network's.
+
+    A network is run from within its loss; products and convolutions stay what they are there.
+    """
+    return kind if part is None or (part is Kind.LOSS and kind in COMPUTING) else part
+
+
+def find_label(func: Any, args: tuple[Any, ...], out: Any) -> Label:
+    """The label of an operation that ran, by its name, shapes and number formats."""
     name = base_name(str(func))
+    tensors = [t for t in tree_leaves(args) if isinstance(t, Tensor)]
+    format = _name_format(tensors or [t for t in tree_leaves(out) if isinstance(t, Tensor)])
     if name in _CONVOLUTIONS:
         # of the backward pass the weights are third
         weight = args[2] if name.endswith("backward") else args[1]
-        return name_convolution(weight.shape, _read_groups(name, args))
+        return label_convolution(weight.shape, _read_groups(name, args), format)
     if name in _MOVES:
-        tensors = [t for t in tree_leaves(args) if isinstance(t, Tensor)]
         if name in ("copy", "_foreach_copy"):  # to the first half, from the second
             half = len(tensors) // 2
-            return _name_move(zip(tensors[:half], tensors[half:], strict=False))
-        return _name_move(zip([out], tensors, strict=False))
-    return name_kind(name)
+            pairs = list(zip(tensors[:half], tensors[half:], strict=False))
+        else:
+            pairs = list(zip([out], tensors, strict=False))
+        kind = _name_move(pairs)
+        if kind is Kind.CAST:
+            to, source = next(pair for pair in pairs if pair[0].dtype != pair[1].dtype)
+            format = f"{_name_format([source])}→{_name_format([to])}"
+        return Label(kind, name, format)
+    return Label(name_kind(name), name, format)
+
+
+def _name_format(tensors: Sequence[Tensor]) -> str:
+    floating = [t for t in tensors if t.is_floating_point()]
+    return str((floating or tensors)[0].dtype).removeprefix("torch.") if tensors else ""
 
 
 def _read_groups(name: str, args: tuple[Any, ...]) -> int:
@@ -161,12 +178,19 @@ def _read_groups(name: str, args: tuple[Any, ...]) -> int:
     return int(args[at]) if len(args) > at else 1
 
 
-def name_convolution(weight: Iterable[int], groups: int) -> Kind:
-    """The kind of a convolution, by the shape of its weights and its groups."""
-    _, _, *window = weight
+def label_convolution(weight: Sequence[int], groups: int, format: str = "") -> Label:
+    """The label of a convolution, by the shape of its weights and its groups.
+
+    >>> label_convolution((96, 3, 3, 3), 32).operation
+    '3×3, 32 groups of 3→3'
+    """
+    outputs, inputs, *window = weight
+    shape = "×".join(map(str, window))
     if groups > 1:
-        return Kind.GROUPED
-    return Kind.CONVOLUTION_1X1 if math.prod(window) == 1 else Kind.CONVOLUTION
+        name = f"{shape}, {groups} groups of {inputs}→{outputs // groups}"
+        return Label(Kind.GROUPED, name, format)
+    kind = Kind.CONVOLUTION_1X1 if math.prod(window) == 1 else Kind.CONVOLUTION
+    return Label(kind, f"{shape}, {inputs}→{outputs}", format)
 
 
 def _name_move(moves: Iterable[tuple[Tensor, Tensor]]) -> Kind:
@@ -334,8 +358,8 @@ def _wrap(
     return run
 
 
-def count_step(training: Training, batches: Supply, case: Case) -> dict[Kind, Work]:
-    """The work of a step, of each kind, with the network as it is written, not compiled.
+def count_step(training: Training, batches: Supply, case: Case) -> dict[Label, Work]:
+    """The work of a step, of operations that are alike together; the network is not compiled.
 
     What an operation computes and moves is a line over the items of its micro-batch, so two steps
     of a few items tell it for any number of them. They change the training.
@@ -349,20 +373,20 @@ def count_step(training: Training, batches: Supply, case: Case) -> dict[Kind, Wo
     if low == high:
         return before
     after, found = _count_items(training, batches, high, case.accumulate), {}
-    for kind, more in after.items():
-        less = before.get(kind, Work())
+    for label, more in after.items():
+        less = before.get(label, Work())
         flop, bytes = (
             a + (b - a) * (size - low) / (high - low)
             for a, b in ((less.flop, more.flop), (less.bytes, more.bytes))
         )
-        found[kind] = Work(more.calls, flop, bytes)
+        found[label] = Work(more.calls, flop, bytes)
     return found
 
 
 _FEW = (2, 4)  # items; BatchNorm needs two
 
 
-def _count_items(training: Training, batches: Supply, items: int, parts: int) -> dict[Kind, Work]:
+def _count_items(training: Training, batches: Supply, items: int, parts: int) -> dict[Label, Work]:
     """Train on a batch of micro-batches of a few items each, op by op, and count what that does."""
     compiled, training.forward = training.forward, training.model
     counter = Counter()

@@ -110,6 +110,7 @@ def main() -> int:
             missing=found.missing,
             steps=found.steps,
             epochs=found.epochs,
+            work=found.work,
         )
     )
     return 0

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from bench.case import FOLLOWS, Case, micro_batch
 from bench.errors import UsageError
 from bench.processes import read_cpu_time
-from bench.record import EpochRow, Measurement, Step
+from bench.record import EpochRow, Measurement, Step, WorkRow
 from bench.training.flop import count_flop
 from bench.worker.channel import Channel, Reporter
 from bench.worker.checkpoints import NOT_REPEATABLE, STEPS, Checkpoints, compare_resumed
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Findings:
-    """What a worker found: measurement, steps, why columns are empty, what belies its label.
+    """What a worker found: measurement, rows, why columns are empty, what belies its label.
 
     ``epochs`` is empty for a case of one epoch, which its measurement describes.
     """
@@ -41,6 +41,7 @@ class Findings:
     measurement: Measurement = field(default_factory=Measurement)
     steps: list[Step] = field(default_factory=list)
     epochs: list[EpochRow] = field(default_factory=list)
+    work: list[WorkRow] = field(default_factory=list)
     missing: dict[str, str] = field(default_factory=dict)
     contradiction: Contradiction | None = None
 
@@ -152,14 +153,18 @@ def measure(
             else:
                 found.missing["fp8_flop_share"] = training.conversion.unknown
     with forgive(found, "step_bytes"):  # last: it trains on
-        m.step_bytes = _count_bytes(training, batches, case)
+        found.work = _count_work(training, batches, case)
+        m.step_bytes = round(sum(row.bytes or 0 for row in found.work))
     return found
 
 
-def _count_bytes(training: Training, batches: Supply, case: Case) -> int:
+def _count_work(training: Training, batches: Supply, case: Case) -> list[WorkRow]:
     from bench.training.counting import count_step
 
-    return round(sum(work.bytes for work in count_step(training, batches, case).values()))
+    return [
+        WorkRow(str(label.kind), label.operation, label.format, work.calls, work.flop, work.bytes)
+        for label, work in count_step(training, batches, case).items()
+    ]
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,17 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal, get_args
 
 from bench.case import Case
-from bench.record import EpochRow, Measurement, Status, Step
+from bench.record import (
+    EPOCH_COLUMNS,
+    STEP_COLUMNS,
+    WORK_COLUMNS,
+    Column,
+    EpochRow,
+    Measurement,
+    Status,
+    Step,
+    WorkRow,
+)
 
 Phase = Literal["warmup", "epoch", "evaluation"]
 """The phases that a worker announces, in this order; the last two once for each epoch."""
@@ -77,6 +87,7 @@ class Finished:
     missing: dict[str, str] = field(default_factory=dict)
     steps: list[Step] = field(default_factory=list)
     epochs: list[EpochRow] = field(default_factory=list)
+    work: list[WorkRow] = field(default_factory=list)
 
 
 Message = PhaseEntered | StepTaken | Finished
@@ -96,8 +107,8 @@ def encode(message: Message) -> bytes:
         measured = values["measurement"].items()
         values["measurement"] = {name: value for name, value in measured if value is not None}
         # a whole epoch has thousands of steps: rows, without the names
-        values["steps"] = [list(step.values()) for step in values["steps"]]
-        values["epochs"] = [list(epoch.values()) for epoch in values["epochs"]]
+        for name in ("steps", "epochs", "work"):
+            values[name] = [list(row.values()) for row in values[name]]
     return _line({"kind": _NAMES[type(message)], **values})
 
 
@@ -178,56 +189,23 @@ def _missing(values: Any) -> dict[str, str]:
     return {name: _of(str)(why) for name, why in _of(dict)(values).items()}
 
 
-def _steps(rows: Any) -> list[Step]:
-    return [_step(*_of(list)(row)) for row in _of(list)(rows)]
+def _rows(kind: type, columns: dict[str, Column]) -> Callable[[Any], list[Any]]:
+    """Make the reader of rows of ``kind``, each a list of its fields in their order."""
+    known = [columns[f.name] for f in fields(kind)]
+    checks = [(_of(column.type), column.optional) for column in known]
 
+    def read(rows: Any) -> list[Any]:
+        return [
+            kind(
+                *(
+                    None if value is None and optional else check(value)
+                    for value, (check, optional) in zip(_of(list)(row), checks, strict=True)
+                )
+            )
+            for row in _of(list)(rows)
+        ]
 
-def _step(
-    step: Any,
-    images: Any,
-    loss: Any,
-    correct: Any,
-    time_s: Any,
-    loss_scale: Any = None,
-    lr: Any = None,
-) -> Step:
-    whole, real = _of(int), _of(float)
-    return Step(
-        whole(step),
-        whole(images),
-        None if loss is None else real(loss),
-        None if correct is None else whole(correct),
-        None if time_s is None else real(time_s),
-        None if loss_scale is None else real(loss_scale),
-        None if lr is None else real(lr),
-    )
-
-
-def _epochs(rows: Any) -> list[EpochRow]:
-    return [_epoch(*_of(list)(row)) for row in _of(list)(rows)]
-
-
-def _epoch(
-    epoch: Any,
-    time_s: Any,
-    train_loss: Any,
-    train_accuracy: Any,
-    test_loss: Any,
-    test_accuracy: Any,
-    eval_time_s: Any,
-    overflow_steps: Any,
-) -> EpochRow:
-    whole, real = _of(int), _of(float)
-    return EpochRow(
-        whole(epoch),
-        real(time_s),
-        None if train_loss is None else real(train_loss),
-        None if train_accuracy is None else real(train_accuracy),
-        None if test_loss is None else real(test_loss),
-        None if test_accuracy is None else real(test_accuracy),
-        None if eval_time_s is None else real(eval_time_s),
-        None if overflow_steps is None else whole(overflow_steps),
-    )
+    return read
 
 
 _FIELDS: dict[str, Callable[[Any], Any]] = {
@@ -242,6 +220,7 @@ _FIELDS: dict[str, Callable[[Any], Any]] = {
     "transient": _of(bool),
     "measurement": _measurement,
     "missing": _missing,
-    "steps": _steps,
-    "epochs": _epochs,
+    "steps": _rows(Step, STEP_COLUMNS),
+    "epochs": _rows(EpochRow, EPOCH_COLUMNS),
+    "work": _rows(WorkRow, WORK_COLUMNS),
 }
