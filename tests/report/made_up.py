@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from bench.case import Case
-from bench.record import Environment, EpochRow, Measurement, Record, Status, Step
+from bench.record import Environment, EpochRow, Measurement, Record, Status, Step, WorkRow
 from bench.store.writer import Store
+from bench.work import Kind
 
 GIB = 2**30
 ROOT = Path(__file__).parents[2]
@@ -54,11 +55,14 @@ def make_record(case: Case, **values: Any) -> Record:
 def write_sweep(
     folder: Path,
     records: Iterable[
-        Record | tuple[Record, list[Step]] | tuple[Record, list[Step], list[EpochRow]]
+        Record
+        | tuple[Record, list[Step]]
+        | tuple[Record, list[Step], list[EpochRow]]
+        | tuple[Record, list[Step], list[EpochRow], list[WorkRow]]
     ],
     command: str | None = None,
 ) -> Path:
-    """Write records, and steps and epochs where they come with some, as a sweep's folder."""
+    """Write records, and steps, epochs and work where they come with some, as a sweep's folder."""
     with Store(folder) as store:
         for record in records:
             store.append(*(record if isinstance(record, tuple) else (record,)))
@@ -366,3 +370,76 @@ def make_probe(
         values = {**ended, "setup_process_bytes": int(fixed)}
     case = make_scaled_case(precision, batch, steps=steps)
     return make_record(case, probe=True, status=status, **{**card, **values})
+
+
+RATES = {
+    "rate_float32": 50e12,
+    "rate_tfloat32": 350e12,
+    "rate_float16": 700e12,
+    "rate_bfloat16": 700e12,
+    "rate_copy": 4e12,
+    "call_time_s": 5e-6,
+}
+"""What the card of `make_profiled` was measured to do."""
+
+WORK = {
+    (Kind.CONVOLUTION_1X1, "1×1, 304→512"): (180, 11.76e9, 117e6, 192, 26.5),
+    (Kind.GROUPED, "3×3, 32 groups of 3→3"): (90, 0.48e9, 28e6, 60, 40),
+    (Kind.NORMALISATION, "native_batch_norm_backward"): (98, 0, 190e6, 60, 28),
+    (Kind.ELEMENTWISE, "threshold_backward"): (240, 0, 146e6, 40, 18),
+    (Kind.CONCATENATION, "slice_backward"): (60, 0, 97e6, 14, 8),
+    (Kind.CAST, "copy"): (160, 0, 0, 0, 7),
+    (Kind.OPTIMIZER, "_foreach_add"): (12, 0, 0, 1.4, 1.4),
+    (Kind.LOSS, "nll_loss_forward"): (4, 0, 1e3, 0.1, 0.1),
+}
+"""A step of `make_profiled`: calls, FLOP and bytes an item at fp32, and milliseconds of 512 items
+at fp32 and at bf16-amp."""
+
+HOST_S = 0.03
+"""What the program needs to start all operations of such a step: no step is shorter."""
+
+
+def make_profiled(folder: Path, repeats: int = 3) -> Path:
+    """A card's steps with what they did: fp32 and bf16-amp, a batch that fills it and one too small.
+
+    At batch size 512 the card waits for nothing; at 32 it waits for the program in bf16-amp. The
+    grouped convolution is no faster in bfloat16 than it would be without tensor cores.
+    """
+    card = {**make_card("NVIDIA H200"), **RATES}
+    rows = []
+    for precision, batch in [(p, b) for p in ("fp32", "bf16-amp") for b in (32, 512)]:
+        half = precision != "fp32"
+        work = [
+            WorkRow(
+                str(kind),
+                operation,
+                ("float32→bfloat16" if kind is Kind.CAST else "bfloat16") if half else "float32",
+                calls,
+                flop * batch,
+                bytes * batch / (2 if half else 1),
+                ms[half] / 1e3 * batch / 512,
+            )
+            for (kind, operation), (calls, flop, bytes, *ms) in WORK.items()
+            if ms[half]
+        ]
+        busy_s = sum(row.time_s or 0 for row in work)
+        step_s = max(busy_s, HOST_S) + 0.002
+        case = Case(precision=precision, batch_size=batch, profile=True)
+        for repeat in range(1, repeats + 1):
+            this_s = step_s * (1 + 0.002 * (repeat - 2))
+            values = measured(this_s * 50000 / batch, GIB * (2 + batch / 40))
+            values |= {
+                "step_time_median_s": this_s,
+                "step_time_mad_s": this_s * 0.002,
+                "step_bytes": round(sum(row.bytes or 0 for row in work)),
+                "flop_per_image": sum(row.flop or 0 for row in work) / batch,
+                "arithmetic": "bfloat16" if half else "float32",
+                "profiled_steps": 5,
+                "profiled_step_s": this_s * 1.2,
+                "busy_s": busy_s,
+                "input_wait_s": 0.0,
+                "sync_wait_s": 0.0,
+            }
+            record = make_record(case, repeat=repeat, **{**card, **values})
+            rows.append((record, [], [], work))
+    return write_sweep(folder / "profiled", rows, "python -m bench.sweep --profile")

@@ -40,6 +40,9 @@ APART = 8
 FAR = 6
 """Changes by more than this factor are marked at the edge; to show them would hide the others."""
 
+FASTER, SLOWER = ACCENT, PALETTE[1][0]
+"""Time that a part of a step lost, and that one gained: their sides and signs tell them apart too."""
+
 SMALL = 8.5
 """Font size of what is written within the axes, in points."""
 
@@ -477,6 +480,98 @@ def _follow(points: Sequence[tuple[float, float]]) -> Iterator[tuple[float, floa
         yield from (_between(start, end, i / parts) for i in range(parts))
 
 
+# ------------------------------------------------------------------------------------ of one step
+
+
+def draw_waterfall(ax: Axes, data: pd.DataFrame, whole: pd.DataFrame) -> None:
+    """From one step's time to another's, a row a part, each from where the row above has ended.
+
+    A tick is where a part would have ended if it were as much faster as its format promises.
+    """
+    totals, at = data["change (ms)"].isna(), 0.0
+    for place, row in enumerate(data.itertuples(index=False)):
+        part, before, after, change, hoped = row[:5]
+        if totals[place]:
+            at = after if place else before
+            start, width, colour, said = 0.0, at, INK, f"{at:,.4g} ms"
+        else:
+            start, width = (at, change) if change > 0 else (at + change, -change)
+            colour = SLOWER if change > 0 else FASTER
+            said = write_change(change)
+            at += change
+        ax.barh(place, width, left=start, height=0.42, color=colour, linewidth=0,
+                alpha=0.6 if totals[place] else 1)  # fmt: skip
+        if hoped == hoped and not totals[place]:
+            ax.plot([at - change + hoped - before] * 2, [place - 0.28, place + 0.28], color=INK,
+                    linewidth=1.4, label="at the hoped speed-up")  # fmt: skip
+        if place < len(data) - 1:
+            ax.plot([at, at], [place + 0.21, place + 0.79], color=INK, linewidth=0.7, alpha=0.6)
+        write_row(ax, place, part, said)
+    for colour, label in ((FASTER, "less time"), (SLOWER, "more time")):
+        ax.plot([], [], linestyle="", marker="s", markersize=8, markeredgewidth=0, color=colour,
+                label=label)  # fmt: skip
+    ax.set_xlim(min(0, ax.get_xlim()[0]), None)
+    ax.set_xlabel("time of a step (ms)")
+    finish_rows(ax, len(data))
+
+
+def write_change(ms: float) -> str:
+    """A difference of two times, with its sign.
+
+    >>> write_change(-12.345), write_change(0.5)
+    ('−12.35 ms', '+0.5 ms')
+    """
+    return f"{'−' if ms < 0 else '+'}{abs(ms):,.4g} ms"
+
+
+def draw_roofline(ax: Axes, data: pd.DataFrame, whole: pd.DataFrame) -> None:
+    """The kinds of work of a step under what the machine was measured to do.
+
+    A kind that has no FLOP stands in a strip at the left edge, as far below the roof as it moves
+    fewer bytes a second than a copy; the area of a point is its share of the step.
+    """
+    copy = float(data["copy (GB/s)"].max()) / 1e3  # TB/s: times FLOP/byte, that is TFLOP/s
+    roofs = data.groupby("precision")["product (TFLOP/s)"].max()
+    intensities = data["FLOP/byte"][data["FLOP/byte"] > 0]
+    edge = min([1.0, *intensities]) / 2
+    end = 3 * max([*intensities, *(roofs / copy)])
+    strip = edge / (end / edge) ** 0.3
+    free = list(dict.fromkeys(data.loc[~(data["FLOP/byte"] > 0), "work"]))
+    spots: dict[str, list[tuple[float, tuple[float, float]]]] = {}
+    for precision in list_series(data):
+        colour, roof = COLOURS[precision][0], float(roofs[precision])
+        ax.plot([strip, roof / copy, end], [copy * strip, roof, roof], color=colour, linewidth=1.4)
+        ax.annotate(f"{roof:,.3g} TFLOP/s", (end, roof), xytext=(0, 3), fontsize=SMALL,
+                    textcoords="offset points", ha="right")  # fmt: skip
+        ax.plot([], [], linestyle="", marker=MARKERS[precision], color=colour, markersize=7,
+                markeredgewidth=0, label=precision)  # fmt: skip
+        for row in data[data["precision"] == precision].itertuples(index=False):
+            kind, _, intensity, speed, traffic, share = row[:6]
+            if kind in free:  # along its line it may stand anywhere
+                intensity = strip * (edge / strip) ** ((free.index(kind) + 0.5) / len(free))
+                speed = traffic / 1e3 * intensity
+            ax.plot(intensity, speed, linestyle="", marker=MARKERS[precision], color=colour,
+                    markersize=max(4.0, 2.4 * share**0.5), alpha=0.85, markeredgewidth=0)  # fmt: skip
+            spots.setdefault(kind, []).append((share, (intensity, speed)))
+    for places in spots.values():
+        ax.plot(*zip(*(place for _, place in places), strict=True), color=INK, linewidth=0.7,
+                alpha=0.6, zorder=1)  # fmt: skip
+    ax.axvspan(strip, edge, facecolor=GRID, edgecolor="none", alpha=0.5, zorder=0, label="no FLOP")
+    points = [place for places in spots.values() for _, place in places]
+    low, high = min(speed for _, speed in points) / 5, max(roofs) * 2.5
+    ax.set_xscale("log")
+    ax.set_yscale("log")
+    ax.set_xlim(strip, end)
+    ax.set_ylim(low, high)
+    set_log_ticks(ax, "x", edge, end)
+    set_log_ticks(ax, "y", low, high)
+    ax.set_xlabel("FLOP/byte")
+    ax.set_ylabel("TFLOP/s")
+    order = sorted(spots, key=lambda kind: -max(share for share, _ in spots[kind]))
+    lines = [[[strip, copy * strip], [r / copy, r], [end, r]] for r in roofs]
+    name_points(ax, points, [max(spots[kind])[1] for kind in order], order, lines)
+
+
 # ---------------------------------------------------------------------------------------- changes
 
 
@@ -563,7 +658,7 @@ def finish_rows(ax: Axes, rows: int) -> None:
 
 def is_in_rows(whole: pd.DataFrame) -> bool:
     """Whether a figure has a named row for each of its data's."""
-    return "change" in whole or "case" in whole
+    return bool({"change", "case", "part"} & set(whole))
 
 
 def find_height(whole: pd.DataFrame) -> float:
