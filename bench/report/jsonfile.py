@@ -74,6 +74,7 @@ def _table(table: Table) -> dict[str, Any]:
     return {
         "name": table.name,
         "title": table.title,
+        "words": table.words,
         "heads": [asdict(head) for head in table.heads],
         "groups": {str(row): heading for row, heading in table.groups.items()},
         "rows": [[write(cell) for cell in row] for row in table.rows],

@@ -50,6 +50,9 @@ def _lines(report: Report) -> Iterator[str]:
 
 
 def _table_lines(table: Table) -> Iterator[str]:
+    if table.words:
+        yield escape(" ".join(table.words))
+        yield ""
     yield r"\begin{table}"
     yield r"\centering"
     yield rf"\caption{{{escape(table.title)}}}"

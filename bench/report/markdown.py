@@ -41,6 +41,9 @@ def table_lines(table: Table) -> Iterator[str]:
     """One table, with its title above and its notes below."""
     yield f"### {escape(table.title)}"
     yield ""
+    if table.words:
+        yield escape(" ".join(table.words))
+        yield ""
     yield _row(head.label for head in table.heads)
     yield "|" + "|".join("---:" if head.number else ":---" for head in table.heads) + "|"
     for number, row in enumerate(table.rows):

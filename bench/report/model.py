@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from bench.report.effects import Effect
     from bench.report.scalemap import ScaleMap
     from bench.report.sweeps import Sweep
+    from bench.report.why import Pair
 
 
 MOST_SECTIONS = 8
@@ -52,6 +53,7 @@ class Head:
 class Table:
     """Rows under heads, a title above and, below, what must never part from the numbers.
 
+    ``words`` are sentences between the title and the rows, which the rows bear out.
     ``groups`` are the rows before which one is set off, by what is said there of those that
     follow; nothing, where a line is enough.
     """
@@ -62,6 +64,7 @@ class Table:
     rows: tuple[tuple[Cell, ...], ...]
     notes: tuple[str, ...]
     groups: Mapping[int, str] = field(default_factory=dict)
+    words: tuple[str, ...] = ()
 
     def take(self, columns: Iterable[int]) -> Table:
         """The same table with these of its columns."""
@@ -104,6 +107,7 @@ class Report:
         cases: of `summaries.summarize`, in the order of the overview.
         axes: those in which the cases differ, in the order of the overview's columns.
         constants: what is the same in every case, as sentences.
+        pairs: those of which the profiles say why one is not faster than the other.
         tables: overview, effects, what compiling costs, and those beside other figures.
         notes: what must never part from the numbers of all the tables.
         outcomes: how many cases and runs there are, and how they ended.
@@ -121,6 +125,7 @@ class Report:
     answers: tuple[Answer, ...]
     warnings: tuple[Notice, ...]
     effects: tuple[Effect, ...]
+    pairs: tuple[Pair, ...]
     tables: tuple[Table, ...]
     notes: tuple[str, ...]
     outcomes: str

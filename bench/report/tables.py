@@ -13,8 +13,16 @@ from bench.precision import PRECISIONS
 from bench.record import Status
 from bench.report import axes, summaries
 from bench.report.answers import answer, summarize_effects
-from bench.report.axes import MACHINE, Machines, name_axis, name_value, sort_cases
+from bench.report.axes import (
+    MACHINE,
+    Machines,
+    list_naming_axes,
+    name_axis,
+    name_value,
+    sort_cases,
+)
 from bench.report.batches import tabulate_batches
+from bench.report.breakdowns import tabulate_breakdowns, tabulate_operations
 from bench.report.cells import (
     TIMED,
     Row,
@@ -47,7 +55,9 @@ from bench.report.scalemap import (
 from bench.report.scaling import find_families, find_searches
 from bench.report.spread import Spread
 from bench.report.startup import find_prices, find_start
+from bench.report.steps import Worked, read_work
 from bench.report.units import count_table_in, find_units
+from bench.report.why import Pair, choose_pairs, explain_pairs, find_pairs, tabulate_pairs
 from bench.store.attempts import number_groups
 from bench.text import count
 
@@ -101,11 +111,17 @@ def build(
     effects = find_effects(rows, cases, machines)
     searches = find_searches(records, sweeps)
     families = find_families(cases, probes, searches)
+    worked, named = read_work(rows, cases, sweeps), list_naming_axes(varying)
+    pairs = find_pairs(worked, effects)
     tables = [
         _tabulate_cases(cases, order, by, machines),
         *tabulate_effects(effects, cases),
         *tabulate_learning(list(judge_learning(rows, cases, effects))),
         *tabulate_prices(cases, list(find_prices(rows, cases, effects))),
+        *tabulate_breakdowns(worked, named, machines),
+        *tabulate_operations(_put_first(worked, pairs), named, machines),
+        *tabulate_pairs(pairs, named, machines),
+        *explain_pairs(pairs, named, machines),
         *tabulate_batches(families, cases, searches, machines, _said_below(cases)),
         *tabulate_loaded(find_loaded(rows, cases), cases, machines),
         *tabulate_epochs(cases, collect_epochs(rows, cases, sweeps), order, machines),
@@ -131,6 +147,7 @@ def build(
         answers=tuple(_answer(list(answered), effects)),
         warnings=tuple(notice for notice in notices if not notice.good),
         effects=tuple(effects),
+        pairs=tuple(pairs),
         tables=tuple(count_table_in(table, units) for table in tables if table.rows),
         notes=(
             *write_notes(cases, varying),
@@ -141,6 +158,12 @@ def build(
         scale_maps=tuple(filter(None, scale_maps)),
         home=home or Path.cwd(),
     )
+
+
+def _put_first(worked: Sequence[Worked], pairs: Sequence[Pair]) -> list[Worked]:
+    """The cases of the pairs that are explained in full before all others, else as they were."""
+    wanted = {row.cell for pair in choose_pairs(pairs) for row in (pair.a, pair.b)}
+    return sorted(worked, key=lambda one: one.row.cell not in wanted)
 
 
 def _answer(answers: Sequence[Answer], effects: Sequence[Effect]) -> Iterator[Answer]:

@@ -69,6 +69,9 @@ def draw_table(table: Table, console: Console) -> None:
 
     shown = fit(table, console.width)
     console.print(style_text(table.title, "bold"))
+    if table.words:
+        console.print(style_text(" ".join(table.words)))
+        console.print()
     for line in _draw_lines(shown, console):
         console.print(line, no_wrap=True, overflow="ignore", crop=False)
     left = [head.label for head in table.heads if head not in shown.heads]

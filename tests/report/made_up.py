@@ -400,7 +400,7 @@ HOST_S = 0.03
 
 
 def make_profiled(folder: Path, repeats: int = 3) -> Path:
-    """A card's steps with what they did: fp32 and bf16-amp, a batch that fills it and one too small.
+    """Profiled steps of fp32 and bf16-amp, at a batch size that fills the card and one too small.
 
     At batch size 512 the card waits for nothing; at 32 it waits for the program in bf16-amp. The
     grouped convolution is no faster in bfloat16 than it would be without tensor cores.

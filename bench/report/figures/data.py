@@ -11,6 +11,7 @@ from bench.precision import PRECISIONS
 from bench.record import REFUSED, RELIABLE
 from bench.report import quantities
 from bench.report.axes import MACHINE, keep_main, name_axis, name_value, order_values, sort_cases
+from bench.report.breakdowns import name_part
 from bench.report.cells import TIMED, iterate
 from bench.report.effects import Effect, Estimate
 from bench.report.figures.groups import Group, Steps, name_setting
@@ -32,6 +33,8 @@ from bench.text import parse_bytes
 if TYPE_CHECKING:
     import pandas as pd
 
+    from bench.diagnosis.explanation import Explanation
+
 MOST_POINTS = 300
 """Points of one panel."""
 
@@ -51,6 +54,14 @@ MARK, KNEE = "mark", "knee"
 FITS, FULL, PREDICTED = "fits", "out of memory", "predicted"
 LINE = "largest miss of the line (%)"
 LR, SERIES = "learning rate", "series"
+HOPED = "at the hoped speed-up (ms)"
+SPEED, PRODUCT, COPY = "TFLOP/s", "large product (TFLOP/s)", "large copy (GB/s)"
+
+MOST_PARTS = 9
+"""Parts of a step with a row of their own; those that changed least are summed."""
+
+LEAST_SHARE = 0.01
+"""Share of a step below which a kind of work is not drawn under the roof."""
 
 MOST_SERIES = 8
 """Learning rates of one panel."""
@@ -390,6 +401,67 @@ def _name_series(row: Any, axes: Sequence[str]) -> str:
     return " · ".join(name_value(axis, getattr(row, axis), {}) for axis in axes) or "every case"
 
 
+# ------------------------------------------------------------------------------------ of one step
+
+
+def take_waterfall(why: Explanation) -> pd.DataFrame:
+    """The way from one step time to another: a row a part, between the two steps.
+
+    `HOPED` is what the part would take were it as much faster as was hoped.
+    """
+    lines: list[tuple[str, float, float, float, float]] = [
+        (why.a.name, 1e3 * why.a.step.step_s, math.nan, math.nan, math.nan)
+    ]
+    shown = sorted(why.changes, key=lambda c: -abs(c.change_s))[:MOST_PARTS]
+    for change in (change for change in why.changes if change in shown):
+        hoped = 1e3 * change.before_s / why.hoped if why.hoped else math.nan
+        times = (1e3 * time for time in (change.before_s, change.after_s, change.change_s))
+        lines.append((name_part(change.name), *times, hoped))
+    rest = [change for change in why.changes if change not in shown]
+    if rest:
+        before, after = (1e3 * sum(getattr(change, name) for change in rest)
+                         for name in ("before_s", "after_s"))  # fmt: skip
+        hoped = before / why.hoped if why.hoped else math.nan
+        lines.append(("all others", before, after, after - before, hoped))
+    lines.append((why.b.name, math.nan, 1e3 * why.b.step.step_s, math.nan, math.nan))
+    names = ("part", "before (ms)", "after (ms)", "change (ms)", HOPED)
+    return frame(dict(zip(names, zip(*lines, strict=True), strict=True)))
+
+
+def take_roofline(why: Explanation) -> pd.DataFrame:
+    """The kinds of work of two steps: what each computes and moves a second, and the two limits.
+
+    Empty where the machine's rates are not known. Kinds that take less than `LEAST_SHARE` of both
+    steps are left out.
+    """
+    lines = []
+    large = {
+        part.name
+        for side in (why.a, why.b)
+        for part in side.breakdown.parts
+        if part.time_s >= LEAST_SHARE * side.step.step_s
+    }
+    for side in (why.a, why.b):
+        rates, product = side.step.rates, side.step.rates.products.get(side.format)
+        if product is None or rates.copy is None:
+            return frame({})
+        for part in side.breakdown.parts:
+            if part.name in large and part.bytes > 0:
+                lines.append(
+                    {
+                        "work": name_part(part.name),
+                        "precision": side.case.precision,
+                        "FLOP/byte": part.flop / part.bytes or math.nan,
+                        SPEED: part.flop / part.time_s / 1e12 or math.nan,
+                        "GB/s": part.bytes / part.time_s / 1e9,
+                        "of the step (%)": 100 * part.time_s / side.step.step_s,
+                        PRODUCT: product / 1e12,
+                        COPY: rates.copy / 1e9,
+                    }
+                )
+    return frame({name: [line[name] for line in lines] for name in lines[0]} if lines else {})
+
+
 # -------------------------------------------------------------------------------------- of changes
 
 
@@ -485,6 +557,11 @@ def describe(data: pd.DataFrame, value: str) -> str:
     write = quantities.write_number
     if "change" in data:
         return "; ".join(f"{row.change} {write(row.ratio)}×" for row in iterate(data))
+    if "part" in data:
+        parts = data.dropna(subset=value).sort_values(value, key=abs, ascending=False).head(4)
+        return "; ".join(f"{row.part} {row[value]:+.4g} ms" for _, row in parts.iterrows())
+    if "work" in data:
+        return f"{value} of {', '.join(dict.fromkeys(data['work']))}"
     said = []
     if "outcome" in data:
         data = data[data["outcome"] != PREDICTED]

@@ -16,6 +16,7 @@ from bench.precision import PRECISIONS
 from bench.report.cells import iterate
 from bench.report.figures.data import (
     CARD,
+    COPY,
     FITS,
     FULL,
     KNEE,
@@ -24,7 +25,9 @@ from bench.report.figures.data import (
     MARK,
     MEMORY,
     PREDICTED,
+    PRODUCT,
     SERIES,
+    SPEED,
     START,
     TIME,
 )
@@ -41,7 +44,7 @@ FAR = 6
 """Changes by more than this factor are marked at the edge; to show them would hide the others."""
 
 FASTER, SLOWER = ACCENT, PALETTE[1][0]
-"""Time that a part of a step lost, and that one gained: their sides and signs tell them apart too."""
+"""Time that a part of a step loses or gains; its side and its sign tell it too."""
 
 SMALL = 8.5
 """Font size of what is written within the axes, in points."""
@@ -497,7 +500,7 @@ def draw_waterfall(ax: Axes, data: pd.DataFrame, whole: pd.DataFrame) -> None:
         else:
             start, width = (at, change) if change > 0 else (at + change, -change)
             colour = SLOWER if change > 0 else FASTER
-            said = write_change(change)
+            said = f"{change:+,.4g} ms"
             at += change
         ax.barh(place, width, left=start, height=0.42, color=colour, linewidth=0,
                 alpha=0.6 if totals[place] else 1)  # fmt: skip
@@ -515,23 +518,14 @@ def draw_waterfall(ax: Axes, data: pd.DataFrame, whole: pd.DataFrame) -> None:
     finish_rows(ax, len(data))
 
 
-def write_change(ms: float) -> str:
-    """A difference of two times, with its sign.
-
-    >>> write_change(-12.345), write_change(0.5)
-    ('−12.35 ms', '+0.5 ms')
-    """
-    return f"{'−' if ms < 0 else '+'}{abs(ms):,.4g} ms"
-
-
 def draw_roofline(ax: Axes, data: pd.DataFrame, whole: pd.DataFrame) -> None:
     """The kinds of work of a step under what the machine was measured to do.
 
     A kind that has no FLOP stands in a strip at the left edge, as far below the roof as it moves
     fewer bytes a second than a copy; the area of a point is its share of the step.
     """
-    copy = float(data["copy (GB/s)"].max()) / 1e3  # TB/s: times FLOP/byte, that is TFLOP/s
-    roofs = data.groupby("precision")["product (TFLOP/s)"].max()
+    copy = float(data[COPY].max()) / 1e3  # TB/s: times FLOP/byte, that is TFLOP/s
+    roofs = data.groupby("precision")[PRODUCT].max()
     intensities = data["FLOP/byte"][data["FLOP/byte"] > 0]
     edge = min([1.0, *intensities]) / 2
     end = 3 * max([*intensities, *(roofs / copy)])
@@ -550,8 +544,9 @@ def draw_roofline(ax: Axes, data: pd.DataFrame, whole: pd.DataFrame) -> None:
             if kind in free:  # along its line it may stand anywhere
                 intensity = strip * (edge / strip) ** ((free.index(kind) + 0.5) / len(free))
                 speed = traffic / 1e3 * intensity
+            size = max(4.0, 2.4 * share**0.5)
             ax.plot(intensity, speed, linestyle="", marker=MARKERS[precision], color=colour,
-                    markersize=max(4.0, 2.4 * share**0.5), alpha=0.85, markeredgewidth=0)  # fmt: skip
+                    markersize=size, alpha=0.85, markeredgewidth=0)  # fmt: skip
             spots.setdefault(kind, []).append((share, (intensity, speed)))
     for places in spots.values():
         ax.plot(*zip(*(place for _, place in places), strict=True), color=INK, linewidth=0.7,
@@ -566,7 +561,7 @@ def draw_roofline(ax: Axes, data: pd.DataFrame, whole: pd.DataFrame) -> None:
     set_log_ticks(ax, "x", edge, end)
     set_log_ticks(ax, "y", low, high)
     ax.set_xlabel("FLOP/byte")
-    ax.set_ylabel("TFLOP/s")
+    ax.set_ylabel(SPEED)
     order = sorted(spots, key=lambda kind: -max(share for share, _ in spots[kind]))
     lines = [[[strip, copy * strip], [r / copy, r], [end, r]] for r in roofs]
     name_points(ax, points, [max(spots[kind])[1] for kind in order], order, lines)

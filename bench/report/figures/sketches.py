@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from bench.case import AXES, Case
+from bench.report.axes import list_naming_axes
 from bench.report.figures import drawing
 from bench.report.figures.data import (
     CARD,
@@ -15,6 +16,7 @@ from bench.report.figures.data import (
     LR,
     MARK,
     MEMORY,
+    SPEED,
     START,
     TIME,
     by_batch,
@@ -22,20 +24,25 @@ from bench.report.figures.data import (
     take_curves,
     take_memory,
     take_rates,
+    take_roofline,
     take_scales,
     take_speeds,
     take_steps,
     take_switch,
     take_trade,
+    take_waterfall,
 )
 from bench.report.figures.groups import Group, Grouping, Steps, group_cases, read_steps
 from bench.report.model import Report
 from bench.report.quantities import QUANTITIES
 from bench.report.scaling import DROP, NEAR
+from bench.report.why import choose_pairs, name_pair
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
+
+    from bench.diagnosis.explanation import Explanation
 
 CHANGES = "changes"
 """The figure of the effects, which stands beside their table."""
@@ -136,6 +143,23 @@ def _take_changes(view: View) -> Parts:
     yield "Energy of an epoch: left is less", take_changes(view.report, "energy_per_epoch_j")
 
 
+def _take_waterfalls(view: View) -> Parts:
+    for title, why in _list_explained(view.report):
+        yield title, take_waterfall(why)
+
+
+def _take_rooflines(view: View) -> Parts:
+    for title, why in _list_explained(view.report):
+        yield title, take_roofline(why)
+
+
+def _list_explained(report: Report) -> Iterator[tuple[str, Explanation]]:
+    """The pairs that the report explains in full, with the title of each."""
+    axes = list_naming_axes(report.axes)
+    for pair in choose_pairs(report.pairs):
+        yield name_pair(pair, axes, report.machines), pair.why
+
+
 def _take_switches(view: View) -> Parts:
     for axis in AXES:
         if isinstance(getattr(Case, axis), bool) and axis in view.report.axes:
@@ -168,6 +192,28 @@ SKETCHES: tuple[Sketch, ...] = (
         "speed (×)",
         _take_switches,
         drawing.draw_pairs,
+        baseline=False,
+    ),
+    Sketch(
+        "waterfall",
+        "From one step time to the other",
+        "By kind of work, what changed most first; the parts add up to the difference. A tick is "
+        "where a part would end were it as much faster as was hoped.",
+        "change (ms)",
+        _take_waterfalls,
+        drawing.draw_waterfall,
+        baseline=False,
+    ),
+    Sketch(
+        "roofline",
+        "Kinds of work under what this machine was measured to do",
+        "Higher is faster, and the line is the limit: a large copy on the slope, a large matrix "
+        "product on the level. A larger point takes more of its step; lines join a kind of work "
+        "before and after. What has no FLOP stands in the grey strip, as far below the slope as "
+        "it moves fewer bytes a second than a copy.",
+        SPEED,
+        _take_rooflines,
+        drawing.draw_roofline,
         baseline=False,
     ),
     Sketch(

@@ -1,0 +1,199 @@
+"""Where the time of a step goes: the cases with a profile, and their costliest operations."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from bench.diagnosis.breakdown import DOMINANT, LISTED, Breakdown, Timed
+from bench.diagnosis.explanation import LEFT_OVER
+from bench.diagnosis.floors import find_floor
+from bench.diagnosis.step import Bound, Step, Wait
+from bench.report.axes import Machines
+from bench.report.cells import name_place, number_cell
+from bench.report.model import NOTHING, Cell, Head, Table
+from bench.report.steps import Worked
+from bench.work import Kind
+
+MOST_ROWS = 40
+"""Cases of the table; more would not be read."""
+
+MOST_PARTS = 7
+"""Parts of a step with a column of their own; the others are summed."""
+
+SMALL = 0.03
+"""Share of a step below which a part has no column of its own in any case."""
+
+MOST_STEPS, MOST_OPERATIONS = 4, 6
+"""Cases whose operations are listed, and how many of each."""
+
+UNPROFILED = "python -m bench.sweep --profile, with the same settings, adds where their time goes."
+
+_NAMES: dict[str, str] = {
+    **{str(kind): kind.meaning for kind in Kind},
+    **{str(wait): wait.meaning for wait in Wait},
+    LEFT_OVER: "left over",
+}
+
+
+def name_part(name: str) -> str:
+    """Name a part of a step for people.
+
+    >>> name_part("matmul"), name_part("idle")
+    ('matrix products', 'between operations')
+    """
+    return _NAMES[name]
+
+
+def tabulate_breakdowns(
+    worked: Sequence[Worked], axes: Sequence[str], machines: Machines
+) -> Iterator[Table]:
+    """A row a case with a profile: its verdict, and the shares of its step.
+
+    Args:
+        worked: the cases whose work was counted, in the order of the overview.
+        axes: those that tell the cases apart.
+    """
+    profiled = [(one, one.breakdown) for one in worked if one.breakdown is not None]
+    if not profiled:
+        return
+    shown, shares = profiled[:MOST_ROWS], [_share(breakdown) for _, breakdown in profiled]
+    parts = choose_parts(shares)
+    others = {name for share in shares for name in share} - set(parts)
+    heads = (
+        Head("case", "case", "the settings that tell it apart", False, wrap=True),
+        Head("step", "step (ms)", "a median step, not profiled", better="lower"),
+        Head("verdict", "limited by", "what limits most of the step", False, wrap=True),
+        *(
+            Head(name, f"{name_part(name)} (%)", "share of the step", keep=8 - place)
+            for place, name in enumerate(parts)
+        ),
+        Head("others", "others (%)", "all other parts together", keep=1),
+    )
+    lines = [
+        (
+            Cell(name_place(one.row, axes, machines)),
+            ms_cell(breakdown.step_s),
+            Cell(breakdown.verdict or NOTHING, breakdown.bound),
+            *(_percent_cell(share.get(name, 0.0)) for name in parts),
+            _percent_cell(sum(share.get(name, 0.0) for name in others)),
+        )
+        for (one, breakdown), share in zip(shown, shares, strict=False)
+    ]
+    left = len(worked) - len(profiled)
+    more = len(profiled) - len(shown)
+    notes = [
+        "A step is the median step without the profiler; a profile of a few steps after the epoch "
+        "says how it is divided. "
+        f"Limited by: what limits at least {DOMINANT:.0%} of a step; of a mixed one, all that "
+        f"limit {LISTED:.0%} or more.".replace("%", " %"),
+        *([f"{more:,} more cases are left out; --where chooses."] if more else []),
+        *([f"{left:,} other cases have no profile: {UNPROFILED}"] if left else []),
+    ]
+    yield Table(
+        "time", "Where the time of a step goes", heads, tuple(lines), tuple(notes)
+    ).drop_empty(("", NOTHING, "0.0"), but=("verdict",))
+
+
+def _share(breakdown: Breakdown) -> dict[str, float]:
+    """The parts of a step as shares of it, with what is left over."""
+    shares: Counter[str] = Counter()
+    for part in breakdown.parts:
+        shares[str(part.name)] += part.time_s / breakdown.step_s
+    if breakdown.left_over_s:
+        shares[LEFT_OVER] = breakdown.left_over_s / breakdown.step_s
+    return dict(shares)
+
+
+def choose_parts(shares: Sequence[dict[str, float]], most: int = MOST_PARTS) -> list[str]:
+    """The parts that are largest anywhere, the largest first."""
+    largest: dict[str, float] = {}
+    for share in shares:
+        for name, value in share.items():
+            largest[name] = max(largest.get(name, 0.0), abs(value))
+    named = [name for name, value in largest.items() if value >= SMALL]
+    return sorted(named, key=lambda name: -largest[name])[:most]
+
+
+def ms_cell(seconds: float | None) -> Cell:
+    """Write a time in milliseconds, to a tenth of a microsecond; nothing for none."""
+    return number_cell(math.nan if seconds is None else round(1e3 * seconds, 4) + 0.0)
+
+
+def _percent_cell(share: float) -> Cell:
+    return Cell(f"{100 * share:.1f}", share)
+
+
+# ------------------------------------------------------------------------------------- operations
+
+
+def tabulate_operations(
+    worked: Sequence[Worked], axes: Sequence[str], machines: Machines
+) -> Iterator[Table]:
+    """The operations that take longest, of a few cases.
+
+    Args:
+        worked: the cases to choose from, those wanted most first.
+        axes: those that tell the cases apart.
+    """
+    profiled = [(one, one.breakdown) for one in worked if one.breakdown is not None]
+    if not profiled:
+        return
+    heads = (
+        Head("operation", "operation", "its name, or a convolution's window and channels", False),
+        Head("kind", "kind", "of work", False, keep=3),
+        Head("format", "format", "of what it reads first", False, keep=6),
+        Head("calls", "calls", "of a step", keep=4),
+        Head("time", "ms a step", "time of a step", better="lower"),
+        Head("share", "of the step (%)", "share of the step", keep=8),
+        Head("flops", "TFLOP/s", "reached", better="higher", keep=7),
+        Head("traffic", "GB/s", "reached, were nothing kept in a cache", better="higher", keep=7),
+        Head("floor", "at least (ms)", "at the measured rates of this machine", keep=7),
+        Head("bound", "limited by", "what limits it: see the notes", False, keep=8),
+    )  # fmt: skip
+    lines: list[tuple[Cell, ...]] = []
+    groups: dict[int, str] = {}
+    for one, breakdown in profiled[:MOST_STEPS]:
+        groups[len(lines)] = name_place(one.row, axes, machines)
+        lines += [
+            tuple(_write(timed, one.step, breakdown)) for timed in breakdown.rows[:MOST_OPERATIONS]
+        ]
+    bounds = {row[-1].value for row in lines}
+    notes = [
+        "At least: what the operation would take if its arithmetic, or its memory traffic, ran at "
+        "the rate that a large matrix product, or a large copy, reaches on this machine.",
+        "Limited by: "
+        + "; ".join(f"{bound}: {bound.meaning}" for bound in Bound if bound in bounds)
+        + ".",
+    ]
+    if len(profiled) > MOST_STEPS:
+        more = len(profiled) - MOST_STEPS
+        notes.append(f"{more:,} more cases are left out; --where chooses.")
+    yield Table(
+        "operations",
+        "The operations that take longest",
+        heads,
+        tuple(lines),
+        tuple(notes),
+        groups,
+    ).drop_empty()
+
+
+def _write(timed: Timed, step: Step, breakdown: Breakdown) -> Iterator[Cell]:
+    row = timed.row
+    yield Cell(row.operation, row.operation)
+    yield Cell(name_part(row.kind), row.kind)
+    yield Cell(row.format or NOTHING, row.format)
+    yield Cell(f"{row.calls:,}", row.calls)
+    yield ms_cell(timed.time_s)
+    yield _percent_cell(timed.time_s / breakdown.step_s)
+    yield number_cell(rate(row.flop, timed.time_s, 1e12))
+    yield number_cell(rate(row.bytes, timed.time_s, 1e9))
+    yield ms_cell(find_floor(row, step.rates, step.arithmetic))
+    yield Cell(timed.bound, timed.bound) if timed.bound else Cell(NOTHING)
+
+
+def rate(amount: float | None, seconds: float, scale: float) -> float:
+    """An amount a second over a scale; NaN where there is none of it."""
+    return amount / seconds / scale if amount and seconds > 0 else math.nan

@@ -1,0 +1,245 @@
+"""Why a case is not faster than another by as much as was hoped: pairs explained, as tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import count
+
+from bench.diagnosis.explanation import Explanation, Reason
+from bench.report.axes import Machines
+from bench.report.breakdowns import ms_cell, name_part
+from bench.report.cells import Row, name_place, write_ratio
+from bench.report.effects import Effect
+from bench.report.model import NOTHING, Cell, Head, Table
+from bench.report.steps import Worked
+
+MOST_ROWS = 40
+"""Pairs of the table; more would not be read."""
+
+MOST_PAIRS = 4
+"""Pairs that are explained in full; of each value of the axis the one at the largest batch size
+comes first."""
+
+MOST_REASONS = 3
+"""Reasons that are named in the row of a pair."""
+
+NAMED = 0.05
+"""Share of the gap from which a reason is named there."""
+
+
+LEAST_S = 1e-6
+"""What takes less of both steps is left out of the way between them."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two cases that differ in one axis, explained.
+
+    Attributes:
+        a: of the frame of cases.
+        b: likewise.
+        why: what makes the difference.
+        words: the explanation in sentences.
+    """
+
+    a: Row
+    b: Row
+    why: Explanation
+    words: tuple[str, ...]
+
+
+def find_pairs(worked: Sequence[Worked], effects: Sequence[Effect]) -> list[Pair]:
+    """Each precision against fp32 where all else is equal, of the cases that have profiles."""
+    from bench.case import Case
+    from bench.diagnosis.explanation import Side
+    from bench.diagnosis.reasons import explain
+    from bench.precision import PRECISIONS
+    from bench.verdict import compare
+
+    found = {one.row.cell: one for one in worked if one.breakdown}
+    cells = [pair for effect in effects if effect.axis == "precision" for pair in effect.pairs]
+
+    def side(one):
+        return Side(
+            one.row.precision,
+            Case(precision=one.row.precision, batch_size=one.row.batch_size),
+            one.step,
+            one.breakdown,
+            str(PRECISIONS[one.row.precision].arithmetic),
+        )
+
+    out = []
+    for a, b in cells:
+        if a in found and b in found:
+            A, B = found[a], found[b]
+            (r,) = compare(
+                [
+                    (
+                        [B.step.step_s * x for x in (0.998, 1, 1.002)],
+                        [A.step.step_s * x for x in (0.998, 1, 1.002)],
+                    )
+                ]
+            )
+            out.append(
+                Pair(
+                    A.row,
+                    B.row,
+                    explain("precision", side(A), side(B), A.row.batch_size, r),
+                    ("Words.",),
+                )
+            )
+    return out
+
+
+def choose_pairs(pairs: Sequence[Pair], most: int = MOST_PAIRS) -> list[Pair]:
+    """The pairs to explain in full, in their order.
+
+    Of each value of the axis one before a second of any, those at the largest batch sizes first.
+    """
+    left = sorted(pairs, key=lambda pair: -pair.b.batch_size)
+    turns: dict[str, Iterator[int]] = {}
+    ranked = sorted(left, key=lambda pair: next(turns.setdefault(pair.why.b.name, count())))
+    return [pair for pair in pairs if pair in ranked[:most]]
+
+
+def name_pair(pair: Pair, axes: Sequence[str], machines: Machines) -> str:
+    """Name a pair for people: ``fp32 → bf16-amp · batch size 512``."""
+    shared = [axis for axis in axes if axis != pair.why.axis]
+    change = f"{pair.why.a.name} → {pair.why.b.name}"
+    return " · ".join(filter(None, (change, name_place(pair.b, shared, machines))))
+
+
+def tabulate_pairs(
+    pairs: Sequence[Pair], axes: Sequence[str], machines: Machines
+) -> Iterator[Table]:
+    """A row a pair: the speed-up measured, hoped for and possible, and the largest reasons."""
+    if not pairs:
+        return
+    heads = (
+        Head("pair", "pair", "the two cases", False, wrap=True),
+        Head("speedup", "speed-up (×)", "time of a step before over that after", better="higher"),
+        Head("interval", "95 % interval", "of the speed-up", keep=6),
+        Head("hoped", "hoped (×)", "the measured rates of products in the two formats, one over "
+             "the other", keep=7),
+        Head("ceiling", "at most (×)", "were all work done at the measured rates of this machine",
+             keep=8),
+        Head("reasons", "reasons", "shares of what is missing to the hoped speed-up", False,
+             wrap=True),
+    )  # fmt: skip
+    lines = [
+        (
+            Cell(name_pair(pair, axes, machines)),
+            _ratio_cell(pair.why.speedup.value),
+            Cell(_write_ends(pair.why.speedup.low, pair.why.speedup.high)),
+            _ratio_cell(pair.why.hoped),
+            _ratio_cell(pair.why.ceiling),
+            Cell(_name_reasons(pair.why)),
+        )
+        for pair in pairs[:MOST_ROWS]
+    ]
+    notes = [
+        "Hoped: what products of this machine gain, were they all that takes time. At most: all "
+        "work after the change at the rates that large products and large copies were measured to "
+        "reach. The reasons are shares of the time that is missing to the hoped speed-up."
+    ]
+    if len(pairs) > MOST_ROWS:
+        notes.append(f"{len(pairs) - MOST_ROWS:,} more pairs are left out; --where chooses.")
+    yield Table("why", "Why is it not faster?", heads, tuple(lines), tuple(notes)).drop_empty()
+
+
+def _name_reasons(why: Explanation) -> str:
+    named = [reason for reason in why.reasons if reason.share >= NAMED][:MOST_REASONS]
+    return "; ".join(f"{100 * reason.share:.0f} % {reason.cause.meaning}" for reason in named)
+
+
+def _ratio_cell(value: float | None) -> Cell:
+    return Cell(NOTHING) if value is None else Cell(write_ratio(value), value)
+
+
+def _write_ends(low: float | None, high: float | None) -> str:
+    if low is None or high is None:
+        return NOTHING
+    return f"{write_ratio(low)}–{write_ratio(high)}"
+
+
+def explain_pairs(
+    pairs: Sequence[Pair], axes: Sequence[str], machines: Machines
+) -> Iterator[Table]:
+    """Two tables for each of a few pairs: the reasons, under words, and the way between the two."""
+    for number, pair in enumerate(choose_pairs(pairs), 1):
+        name = name_pair(pair, axes, machines)
+        yield _tabulate_reasons(f"reasons-{number}", name, pair)
+        yield _tabulate_changes(f"changes-{number}", name, pair.why)
+
+
+def _tabulate_reasons(name: str, title: str, pair: Pair) -> Table:
+    """What each reason takes of the gap; the evidence below, which is sentences."""
+    why = pair.why
+    heads = (
+        Head("reason", "reason", "what makes it slower than was hoped", False),
+        Head("share", "of the gap (%)", "share of the time that is missing to what was hoped"),
+        Head("time", "ms a step", "the same as time"),
+    )
+    found = [(r.cause.meaning, r.cause, r.time_s, r.share) for r in why.reasons]
+    rest = why.unexplained_s / why.gap_s if why.gap_s else 0.0
+    lines = [
+        (Cell(meaning, value), Cell(f"{100 * share:.0f}", share), ms_cell(time_s))
+        for meaning, value, time_s, share in [
+            *found,
+            ("not explained", None, why.unexplained_s, rest),
+        ]
+    ]
+    notes = tuple(_write_evidence(reason) for reason in why.reasons)
+    return Table(name, f"Why: {title}", heads, tuple(lines), notes, words=pair.words)
+
+
+def _write_evidence(reason: Reason) -> str:
+    about = reason.cause.meaning
+    tried = "; ".join(f"{trial.flag}: {write_ratio(trial.speedup)}×" for trial in reason.tried)
+    said = (f"{about[:1].upper()}{about[1:]}: {reason.evidence}", reason.option,
+            f"Measured here: {tried}." if tried else "")  # fmt: skip
+    return " ".join(filter(None, said))
+
+
+def _tabulate_changes(name: str, title: str, why: Explanation) -> Table:
+    a, b = why.a, why.b
+    heads = (
+        Head("part", "part of the step", "", False, wrap=True),
+        Head("before", f"{a.name} (ms)", "time in a step"),
+        Head("after", f"{b.name} (ms)", "time in a step"),
+        Head("change", "change (ms)", "what it adds to the step"),
+        Head("speedup", "speed-up (×)", "of this part alone", keep=8),
+    )
+    lines = [
+        (
+            Cell(name_part(change.name), str(change.name)),
+            ms_cell(change.before_s),
+            ms_cell(change.after_s),
+            change_cell(change.change_s),
+            _ratio_cell(_divide(change.before_s, change.after_s)),
+        )
+        for change in why.changes
+        if max(abs(change.before_s), abs(change.after_s)) >= LEAST_S
+    ]
+    lines.append(
+        (
+            Cell("the whole step"),
+            ms_cell(a.step.step_s),
+            ms_cell(b.step.step_s),
+            change_cell(b.step.step_s - a.step.step_s),
+            _ratio_cell(_divide(a.step.step_s, b.step.step_s)),
+        )
+    )
+    return Table(name, f"From one step to the other: {title}", heads, tuple(lines), ())
+
+
+def _divide(before: float, after: float) -> float | None:
+    return before / after if before > 0 and after > 0 else None
+
+
+def change_cell(seconds: float) -> Cell:
+    """Write what is added to a time, in milliseconds with its sign."""
+    plain = ms_cell(abs(seconds)).text
+    sign = "" if seconds == 0 else "+" if seconds > 0 else "-"
+    return Cell(f"{sign}{plain}", 1e3 * seconds)
