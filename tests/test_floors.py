@@ -1,0 +1,102 @@
+"""The least time of counted work, by hand."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bench.diagnosis.floors import find_bound, find_floor, find_rate, floor_step, take_rates
+from bench.diagnosis.step import Bound, Rates, Step
+from bench.record import Environment, WorkRow
+
+RATES = Rates({"float32": 1e12, "tfloat32": 4e12, "float16": 10e12, "float8": 20e12}, 1e9, 1e-6)
+
+
+def row(
+    flop: float | None, bytes: float | None, calls: int = 1, format: str = "float32"
+) -> WorkRow:
+    return WorkRow("matmul", "mm", format, calls, flop, bytes)
+
+
+def test_a_floor_is_the_longer_of_arithmetic_and_traffic() -> None:
+    assert find_floor(row(2e9, 1e6), RATES, "float32") == pytest.approx(2e-3)
+    assert find_floor(row(2e9, 5e6), RATES, "float32") == pytest.approx(5e-3)
+    assert find_floor(row(2e9, 0, format="float16"), RATES, "float32") == pytest.approx(2e-4)
+
+
+def test_products_of_float32_run_in_the_arithmetic_that_is_on() -> None:
+    assert find_floor(row(2e9, 0), RATES, "tfloat32") == pytest.approx(5e-4)
+    assert find_rate("float16", RATES, "tfloat32") == 10e12
+    assert find_rate("float8_e4m3fn", RATES, "float32") == 20e12
+    assert find_rate("int64", RATES, "float32") is None
+
+
+@pytest.mark.parametrize(
+    ("work", "bound"),
+    [
+        (row(2e9, 1e6), Bound.COMPUTE),
+        (row(2e9, 5e6), Bound.MEMORY),
+        (row(0, 5e6), Bound.MEMORY),
+        (row(2e9, 5e6, calls=6000), Bound.LAUNCH),  # 0.8 µs of work a call
+        (row(2e9, 5e6, calls=4000), Bound.MEMORY),
+        (row(0, 0), Bound.LAUNCH),
+    ],
+)
+def test_the_bound_of_a_row(work: WorkRow, bound: Bound) -> None:
+    assert find_bound(work, RATES, "float32") is bound
+
+
+def test_where_calls_were_not_timed_nothing_is_bound_by_them() -> None:
+    assert find_bound(row(0, 5e6, 10**9), replace(RATES, call_s=None), "float32") is Bound.MEMORY
+
+
+@pytest.mark.parametrize(
+    ("work", "rates"),
+    [
+        (row(None, None), RATES),  # seen by the profiler alone
+        (row(2e9, 1e6, format="bfloat16"), RATES),  # no rate of its format
+        (row(0, 1e6), replace(RATES, copy=None)),
+    ],
+)
+def test_a_floor_needs_counts_and_rates(work: WorkRow, rates: Rates) -> None:
+    assert find_floor(work, rates, "float32") is None
+    assert find_bound(work, rates, "float32") is None
+
+
+def test_traffic_of_a_format_without_a_rate_has_a_floor() -> None:
+    assert find_floor(row(0, 3e6, format="int64"), RATES, "float32") == pytest.approx(3e-3)
+
+
+def step(*rows: WorkRow, rates: Rates = RATES) -> Step:
+    return Step(1.0, rows, rates, "cpu")
+
+
+def test_the_floor_of_a_step_is_that_of_its_rows() -> None:
+    assert floor_step(step(row(2e9, 1e6), row(0, 5e6), row(None, None))) == pytest.approx(7e-3)
+    assert floor_step(step(row(None, None))) is None
+    assert floor_step(step(row(2e9, 1e6), row(2e9, 1e6, format="bfloat16"))) is None
+
+
+def test_rates_are_read_from_a_record() -> None:
+    environment = Environment(rate_float32=1e12, rate_bfloat16=2e12, rate_copy=3e9, call_time_s=4)
+    rates = Rates({"float32": 1e12, "bfloat16": 2e12}, 3e9, 4)
+    assert take_rates(vars(environment)) == rates
+    assert take_rates({"rate_float32": math.nan, "rate_copy": math.nan}) == Rates()
+
+
+@given(
+    st.floats(0, 1e15), st.floats(0, 1e12), st.integers(1, 10**6), st.sampled_from(["float32", ""])
+)
+def test_a_faster_machine_has_no_higher_floor(
+    flop: float, bytes: float, calls: int, format: str
+) -> None:
+    work = row(flop, bytes, calls, format)
+    slow = find_floor(work, RATES, "float32")
+    fast = find_floor(work, replace(RATES, copy=2e9), "tfloat32")
+    assert (slow is None) == (fast is None) == bool(flop and not format)
+    if slow is not None and fast is not None:
+        assert slow / 4 <= fast <= slow
