@@ -12,21 +12,21 @@ from bench.verdict import Ratio
 
 
 class Cause(Explained):
-    """Why a step is not as fast as it was hoped to be."""
+    """What a step may lose time by."""
 
-    TF32 = "tf32", "products of the baseline were rounded to TF32 already"
-    LOADER = "loader", "waiting for batches, or making them"
-    SYNCHRONISATION = "synchronisation", "the program waits for the device"
-    MEMORY_LIMIT = "memory_limit", "the allocator ran out of memory, and waited to free some"
-    LAUNCH = "launch", "operations take less time than it takes to start them"
+    TF32 = "tf32", "TF32 in the baseline"
+    LOADER = "loader", "the loader"
+    SYNCHRONISATION = "synchronisation", "waiting of the program for the device"
+    MEMORY_LIMIT = "memory_limit", "an allocator short of memory"
+    LAUNCH = "launch", "starting operations"
     ADDED = "added", "casts, loss scaling and master weights"
     LAYOUT = "layout", "changes of memory layout"
-    EMULATED = "emulated", "this device is no faster in the number format: it emulates it"
-    NO_TENSOR_CORES = "no_tensor_cores", "convolutions that run without tensor cores"
-    CLOCKS = "clocks", "clocks sank"
-    FLOAT32 = "float32", "operations that stay in fp32"
-    MEMORY = "memory", "operations that move memory, and gain no more than their bytes shrink"
-    PRODUCTS = "products", "products far below the rate of large ones"
+    EMULATED = "emulated", "a number format that this device emulates"
+    NO_TENSOR_CORES = "no_tensor_cores", "convolutions without tensor cores"
+    CLOCKS = "clocks", "lower clocks"
+    FLOAT32 = "float32", "operations kept in fp32"
+    MEMORY = "memory", "memory traffic"
+    PRODUCTS = "products", "products below the machine's rate"
 
 
 @dataclass(frozen=True)
@@ -130,6 +130,7 @@ class Explanation:
         reasons: of the gap, those that explain most first; with ``unexplained_s`` they add up to
             it.
         unexplained_s: what is left of the gap.
+        about: what the two have in common, by which they are told from other pairs.
     """
 
     axis: str
@@ -144,3 +145,4 @@ class Explanation:
     gap_s: float
     reasons: tuple[Reason, ...]
     unexplained_s: float
+    about: str = ""

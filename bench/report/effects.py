@@ -150,7 +150,7 @@ def find_effects(rows: pd.DataFrame, cases: pd.DataFrame, machines: Machines) ->
         change
         for axis in find_varying(ended)
         if axis not in NO_QUESTION
-        for change in _find_changes(axis, ended, machines)
+        for change in find_changes(axis, ended, machines)
     ]
     found: list[dict[str, Estimate]] = [{} for _ in changes]
     for metric in JUDGED:
@@ -178,7 +178,7 @@ def find_effects(rows: pd.DataFrame, cases: pd.DataFrame, machines: Machines) ->
 
 
 @dataclass(frozen=True)
-class _Change:
+class Changed:
     """Pairs of cases: their columns, with ``_a`` before the change and ``_b`` after it.
 
     ``same_loss`` is whether the losses of a pair can be compared.
@@ -190,7 +190,7 @@ class _Change:
     pairs: pd.DataFrame
 
 
-def _find_changes(axis: str, cases: pd.DataFrame, machines: Machines) -> Iterator[_Change]:
+def find_changes(axis: str, cases: pd.DataFrame, machines: Machines) -> Iterator[Changed]:
     """The changes of one axis for which there are pairs.
 
     Of numbers, each is compared with the next below it that was run with all else equal; other
@@ -229,7 +229,7 @@ def _find_changes(axis: str, cases: pd.DataFrame, machines: Machines) -> Iterato
     pairs = pairs.drop_duplicates(["_key", "_from", "_to"]).sort_values(["_from", "_to", "_key"])
     for (before, after), part in pairs.groupby(["_from", "_to"]):
         first, second = (name_value(axis, values[place], machines) for place in (before, after))
-        yield _Change(axis, first, second, part)
+        yield Changed(axis, first, second, part)
 
 
 def _list_steps(axis: str, lines: pd.DataFrame, values: Mapping[int, Any]) -> pd.DataFrame:

@@ -1,0 +1,354 @@
+"""Profiled cases of sweeps as `bench.diagnosis` takes them, and the pairs of them explained."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from statistics import fmean, geometric_mean
+from typing import TYPE_CHECKING, Any
+
+from bench.case import AXES, BARE, SAME_QUESTION, Case, Value, format_value, free_axes
+from bench.diagnosis.breakdown import divide
+from bench.diagnosis.explanation import Explanation, Side
+from bench.diagnosis.floors import take_rates
+from bench.diagnosis.reasons import CURES, Alternatives, explain
+from bench.diagnosis.step import Profile, Step
+from bench.precision import Arithmetic, find_formats
+from bench.record import RELIABLE, WorkRow
+from bench.report.axes import Machines, find_varying, name_axis, rank
+from bench.report.effects import find_changes
+from bench.report.summaries import SOURCE
+from bench.store.attempts import number_groups
+from bench.store.reader import read_cases
+from bench.verdict import compare
+from bench.work import Kind
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from bench.report.sweeps import Sweep
+
+STEP = "step_time_median_s"
+
+PROFILED = ("profiled_step_s", "busy_s", "input_wait_s", "sync_wait_s")
+
+
+@dataclass(frozen=True)
+class Profiled:
+    """A case with its step, and what tells of it beside that.
+
+    Attributes:
+        case: its settings.
+        step: the geometric mean of its repeats' median steps, with the mean work of these.
+        times: the median step of each repeat, in s.
+        sm_clock_mhz: mean of the repeats'; None where it is not known.
+        alloc_retries: the most of any repeat.
+    """
+
+    case: Case
+    step: Step
+    times: tuple[float, ...]
+    sm_clock_mhz: float | None
+    alloc_retries: int
+
+
+def read_steps(rows: pd.DataFrame, sweeps: Sequence[Sweep]) -> dict[int, Profiled]:
+    """The step of each case whose work was counted, by the case's cell.
+
+    Args:
+        rows: the runs that count, of `bench.report.summaries.latest`.
+        sweeps: that they are of.
+    """
+    rows = rows[rows["status"].isin(RELIABLE) & rows[STEP].notna()]
+    work = {
+        (sweep.name, record): part
+        for sweep in sweeps
+        for record, part in sweep.read_work().groupby("record_id", sort=False)
+    }
+    found = {}
+    for _, runs in rows.groupby("cell", sort=False):
+        keys = zip(runs["sweep"], runs["record_id"], strict=True)
+        if step := make_step(runs, [work.get(key) for key in keys]):
+            found[int(runs["cell"].iloc[0])] = step
+    return found
+
+
+def make_step(runs: pd.DataFrame, frames: Sequence[pd.DataFrame | None]) -> Profiled | None:
+    """The step of a case: of its profiled repeats, else of those that were counted.
+
+    Args:
+        runs: the case's repeats, all with a time.
+        frames: the work of each, as `bench.store.reader.read_work` has it.
+
+    Returns:
+        None where no work was counted.
+    """
+    known = [frame is not None and bool(len(frame)) for frame in frames]
+    profiled = [
+        has and frame is not None and step > 0 and bool(frame["time_s"].notna().any())
+        for has, frame, step in zip(known, frames, runs["profiled_step_s"], strict=True)
+    ]
+    used = profiled if any(profiled) else known
+    if not any(used):
+        return None
+    used_runs = runs[used]
+    (case,) = set(read_cases(runs.head(1)))
+    times = tuple(float(value) for value in runs[STEP])
+    step = Step(
+        geometric_mean(times),
+        average_work([frame for frame, use in zip(frames, used, strict=True) if use]),
+        take_rates(dict(used_runs.iloc[0])),
+        case.device,
+        _find_arithmetic(case, used_runs["arithmetic"]),
+        _average_profile(used_runs) if any(profiled) else None,
+    )
+    clock = runs["sm_clock_mhz"].mean()
+    retries = runs["alloc_retries"].max()
+    return Profiled(
+        case,
+        step,
+        times,
+        None if math.isnan(clock) else float(clock),
+        0 if math.isnan(retries) else int(retries),
+    )
+
+
+def _find_arithmetic(case: Case, probed: Iterable[str]) -> str:
+    """What the products of float32 were rounded to: as the probe found, else as asked."""
+    found = {name for text in probed for name in text.split("/")}
+    asked = find_formats(case.precision, case.opt_level).arithmetic
+    is_tf32 = Arithmetic.TFLOAT32 in found or asked is Arithmetic.TFLOAT32
+    return Arithmetic.TFLOAT32 if is_tf32 else Arithmetic.FLOAT32
+
+
+def _average_profile(runs: pd.DataFrame) -> Profile:
+    return Profile(*(float(runs[name].fillna(0.0).mean()) for name in PROFILED))
+
+
+def average_work(frames: Sequence[pd.DataFrame | None]) -> list[WorkRow]:
+    """The mean work of several repeats; what one of them lacks took no time there."""
+    labels: dict[tuple[str, str, str], list[tuple[Any, ...]]] = {}
+    columns = ("kind", "operation", "format", "calls", "flop", "bytes", "time_s")
+    present = [frame for frame in frames if frame is not None]
+    for frame in present:
+        for *label, calls, flop, bytes, time in zip(
+            *(frame[name].tolist() for name in columns), strict=True
+        ):
+            labels.setdefault((label[0], label[1], label[2]), []).append((calls, flop, bytes, time))
+    rows = []
+    for (kind, operation, format), held in labels.items():
+        calls, flops, sizes, seconds = (
+            [value for value in values if value == value] for values in zip(*held, strict=True)
+        )
+        rows.append(
+            WorkRow(
+                kind,
+                operation,
+                format,
+                round(fmean(calls)) if calls else 0,
+                fmean(flops) if flops else None,
+                fmean(sizes) if sizes else None,
+                sum(seconds) / len(present) if seconds else None,
+            )
+        )
+    return rows
+
+
+def find_other_share(work: pd.DataFrame) -> dict[str, float]:
+    """The share of a profiled step's work that no kind names, by record."""
+    timed = work[work["time_s"].notna()]
+    whole = timed.groupby("record_id")["time_s"].sum()
+    other = timed[timed["kind"] == Kind.OTHER.value].groupby("record_id")["time_s"].sum()
+    share = (other / whole[whole > 0]).dropna()
+    return {str(record): float(value) for record, value in share.items()}
+
+
+# ------------------------------------------------------------------------------------------ pairs
+
+
+def explain_pairs(
+    steps: Mapping[int, Profiled],
+    cases: pd.DataFrame,
+    machines: Machines,
+    axis: str = "precision",
+    before: str | None = None,
+    after: str | None = None,
+) -> list[Explanation]:
+    """Explain each pair of profiled cases that differ in one axis.
+
+    Pairs are those of the effects of `bench.report.effects`: of precisions each against fp32, of
+    numbers each against the next below, of other values each against the first; at equal values of
+    all other axes, on one machine.
+
+    Args:
+        steps: of `read_steps`.
+        cases: of `bench.report.summaries.summarize`.
+        machines: what each is called.
+        axis: in which the cases of a pair differ.
+        before: the value to begin with, as CSV spells it; None for any.
+        after: the value to explain; None for any.
+    """
+    known = {cell for cell, one in steps.items() if one.step.profile is not None}
+    profiled = cases[cases["cell"].isin(known)]
+    if not len(profiled):
+        return []
+    others, common = _Others(steps, cases), _name_common(profiled, axis, machines)
+    pairs = list(_find_pairs(profiled, axis, before, after, machines))
+    sides = []
+    for one, two in pairs:
+        a, b = steps[one], steps[two]
+        factor = b.case.batch_size / a.case.batch_size
+        sides.append((make_side(axis, a, factor), make_side(axis, b)))
+    ratios = compare([(b.times, a.times) for a, b in sides])
+    return [
+        explain(axis, a, b, b.case.batch_size, ratio, others.find(two), common[two])
+        for (_, two), (a, b), ratio in zip(pairs, sides, ratios, strict=True)
+    ]
+
+
+def _find_pairs(
+    cases: pd.DataFrame, axis: str, before: str | None, after: str | None, machines: Machines
+) -> Iterator[tuple[int, int]]:
+    """Cells before and after the change."""
+    spelled = cases[axis].map(format_value)
+    if before is not None and after is not None:
+        cases = cases[spelled.isin([before, after])]
+        for change in find_changes(axis, cases, machines):
+            cells = zip(change.pairs["cell_a"], change.pairs["cell_b"], strict=True)
+            for one, two in cells:
+                pair = (int(one), int(two))
+                yield pair if change.before == (before or "none") else (pair[1], pair[0])
+        return
+    asked = before if before is not None else after
+    if asked is None:
+        for change in find_changes(axis, cases, machines):
+            cells = zip(change.pairs["cell_a"], change.pairs["cell_b"], strict=True)
+            yield from ((int(one), int(two)) for one, two in cells)
+        return
+    # one end is given: each other value is the other
+    order = cases.assign(_rank=rank(cases, axis), _text=spelled).sort_values("_rank")
+    for value in dict.fromkeys(order["_text"]):
+        if value != asked:
+            one, two = (asked, value) if before is not None else (value, asked)
+            yield from _find_pairs(cases, axis, one, two, machines)
+
+
+def make_side(axis: str, one: Profiled, factor: float = 1.0) -> Side:
+    """A profiled case as a side of a pair, scaled to so many times its items.
+
+    Raises:
+        ValueError: it has no profile.
+    """
+    step = scale_step(one.step, factor)
+    breakdown = divide(step)
+    if breakdown is None:
+        raise ValueError(f"{one.case.label()} has no profile")
+    return Side(
+        title_value(axis, getattr(one.case, axis)),
+        one.case,
+        step,
+        breakdown,
+        find_formats(one.case.precision, one.case.opt_level).arithmetic,
+        tuple(time * factor for time in one.times),
+        one.sm_clock_mhz,
+        one.alloc_retries,
+    )
+
+
+def title_value(axis: str, value: Value) -> str:
+    """What a value of an axis is called by itself.
+
+    >>> title_value("precision", "fp16"), title_value("compile", True), title_value("lr", 0.1)
+    ('fp16', 'compile on', 'lr 0.1')
+    """
+    text = format_value(value) or "none"
+    return text if axis in BARE else f"{name_axis(axis)} {text}"
+
+
+def scale_step(step: Step, factor: float) -> Step:
+    """A step that does so many times as much, as several steps do."""
+    if factor == 1:
+        return step
+
+    def scale(value: float | None) -> float | None:
+        return None if value is None else value * factor
+
+    work = [
+        replace(
+            row,
+            calls=round(row.calls * factor),
+            flop=scale(row.flop),
+            bytes=scale(row.bytes),
+            time_s=scale(row.time_s),
+        )
+        for row in step.work
+    ]
+    profile = step.profile and Profile(
+        *(getattr(step.profile, field.name) * factor for field in fields(Profile))
+    )
+    return replace(step, step_s=step.step_s * factor, work=work, profile=profile)
+
+
+def _name_common(cases: pd.DataFrame, axis: str, machines: Machines) -> dict[int, str]:
+    """What tells each case from the others, but for one axis and what follows from it."""
+    free = free_axes(axis)
+    names = [n for n in ("model", *find_varying(cases), "batch_size") if n not in free]
+    if axis != "precision":
+        names.insert(1, "precision")
+    several = len(cases[list(SOURCE)].drop_duplicates()) > 1
+    named = list(dict.fromkeys(name for name in names if name in AXES))
+    common = {}
+    for cell, case, sweep, machine in zip(
+        cases["cell"], read_cases(cases), cases["sweep"], cases["machine"], strict=True
+    ):
+        where = [machines[sweep, machine]] if several else []
+        common[int(cell)] = " · ".join([case.label(named), *where])
+    return common
+
+
+class _Others:
+    """What else the sweeps measured, for the options of a case."""
+
+    def __init__(self, steps: Mapping[int, Profiled], cases: pd.DataFrame) -> None:
+        self._times = {
+            int(cell): (case, time / case.batch_size)
+            for cell, case, time in zip(
+                cases["cell"], read_cases(cases), _read_times(steps, cases), strict=True
+            )
+            if time == time
+        }
+        self._groups = {axis: self._group(cases, axis) for axis in _OPTION_AXES}
+
+    @staticmethod
+    def _group(cases: pd.DataFrame, axis: str) -> dict[int, list[int]]:
+        """The cells that agree with each cell but for an axis."""
+        free = {*free_axes(axis), *SAME_QUESTION, "profile"}
+        equal = [*SOURCE, *(name for name in AXES if name not in free), "environment", "kind"]
+        groups: dict[int, list[int]] = {}
+        keys = number_groups(cases, equal)
+        for key, cell in zip(keys, cases["cell"], strict=True):
+            groups.setdefault(int(key), []).append(int(cell))
+        return {cell: group for group in groups.values() for cell in group}
+
+    def find(self, cell: int) -> Alternatives:
+        """By axis and value, the time of an item in this case over that in the other."""
+        found: dict[str, dict[Value, float]] = {}
+        for axis, groups in self._groups.items():
+            for other in groups[cell]:
+                if other != cell and other in self._times:
+                    case, time = self._times[other]
+                    speedup = self._times[cell][1] / time
+                    found.setdefault(axis, {}).setdefault(getattr(case, axis), speedup)
+        return found
+
+
+_OPTION_AXES = sorted({option.axis for cure in CURES.values() for option in cure.options})
+
+
+def _read_times(steps: Mapping[int, Profiled], cases: pd.DataFrame) -> list[float]:
+    """The step time of each case: of those without work, what the frame says."""
+    return [
+        steps[int(cell)].step.step_s if int(cell) in steps else float(time)
+        for cell, time in zip(cases["cell"], cases[STEP], strict=True)
+    ]

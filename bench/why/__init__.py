@@ -1,0 +1,1 @@
+"""`python -m bench.why`: why one case is not faster than another by as much as was hoped."""

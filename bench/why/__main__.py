@@ -1,0 +1,168 @@
+"""`python -m bench.why`: why a case is not faster than another by as much as was hoped.
+
+The two differ in one axis: by default each precision is explained against fp32. `bench.diagnosis`
+describes the rules. A sweep needs ``--profile`` for it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bench.errors import UsageError, nearest
+from bench.flags import Parser, run_command
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from bench.diagnosis.explanation import Explanation
+
+FORMATS = ("text", "md", "json")
+
+WIDTH = 100
+"""Columns where there is no terminal to ask and COLUMNS is not set."""
+
+
+def build_parser() -> Parser:
+    """The command line."""
+    parser = Parser(
+        prog="python -m bench.why",
+        description="Explain, from the profiles of a sweep, why a case is not faster than another.",
+        epilog="The sweep has to have run with --profile.",
+    )
+    add = parser.add_argument
+    add("sweep", type=Path, metavar="SWEEP", help="a sweep's folder or records file")
+    add(
+        "--axis",
+        default="precision",
+        metavar="NAME",
+        help="what the two cases differ in (default: precision)",
+    )
+    add("--from", dest="before", metavar="A", help="its value before (default: each; fp32)")
+    add("--to", dest="after", metavar="B", help="its value after (default: each other)")
+    add(
+        "--where",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="AXIS=VALUE",
+        help="only these cases, such as batch_size=512",
+    )
+    add("--format", default="text", metavar="FORMAT", help="text, md or json (default: text)")
+    add("-o", "--output", type=Path, metavar="FILE", help="write to a file, not to the terminal")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Explain the pairs of a sweep.
+
+    Returns:
+        0, or 2 for a usage error.
+    """
+    try:
+        return run_command(lambda given: _run(build_parser().parse(given)), argv)
+    except BrokenPipeError:  # `| head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _run(options: argparse.Namespace) -> int:
+    if options.format not in FORMATS:
+        raise UsageError(f"--format {options.format!r}: {nearest(options.format, list(FORMATS))}")
+    explanations = _explain(options)
+    from bench.why import tables
+
+    width = shutil.get_terminal_size((WIDTH, 0)).columns
+    document = tables.FORMATS[options.format](explanations, width)
+    if options.output is None:
+        sys.stdout.write(document)
+        return 0
+    try:
+        options.output.write_text(document, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(
+            f"-o {options.output}: {error.strerror}; choose a path that can be written"
+        ) from error
+    return 0
+
+
+def _explain(options: argparse.Namespace) -> list[Explanation]:
+    from bench.case import AXES, format_value, parse_value
+    from bench.report.filters import parse_filter, parse_name, select
+    from bench.report.profiles import explain_pairs, read_steps
+    from bench.report.summaries import latest, read, summarize
+    from bench.report.sweeps import read_sweeps
+    from bench.report.tables import label_machines
+
+    axis = parse_name("--axis", options.axis, list(AXES))
+    ends = [
+        None if text is None else format_value(parse_value(axis, text, flag))
+        for flag, text in (("--from", options.before), ("--to", options.after))
+    ]
+    if None not in ends and ends[0] == ends[1]:
+        raise UsageError(f"--from {options.before} --to {options.after}: give two different values")
+    sweeps = read_sweeps([options.sweep])
+    rows = latest(read(sweeps))
+    cases = select(summarize(rows), [parse_filter(text) for text in options.where])
+    steps = read_steps(rows, sweeps)
+    profiled = cases[
+        cases["cell"].isin([cell for cell, one in steps.items() if one.step.profile is not None])
+    ]
+    if not len(profiled):
+        raise UsageError(
+            f"{options.sweep}: no case has a profile; add --profile on to the command of the "
+            "sweep and run it again"
+        )
+    _check_values(options, axis, ends, profiled)
+    machines = label_machines(cases)
+    found = explain_pairs(steps, cases, machines, axis, *ends)
+    if not found:
+        raise UsageError(_explain_none(options, axis, profiled))
+    return found
+
+
+def _list_values(cases: pd.DataFrame, axis: str) -> list[str]:
+    from bench.case import format_value
+    from bench.report.axes import order_values
+
+    return [format_value(value) or "none" for value in order_values(axis, cases[axis])]
+
+
+def _check_values(
+    options: argparse.Namespace, axis: str, ends: Sequence[str | None], cases: pd.DataFrame
+) -> None:
+    """Refuse values that no profiled case has.
+
+    Raises:
+        UsageError: it names those that are there.
+    """
+    held = _list_values(cases, axis)
+    for flag, end in zip(("--from", "--to"), ends, strict=True):
+        if end is not None and (end or "none") not in held:
+            raise UsageError(
+                f"{flag} {end or 'none'}: no profiled case of {options.sweep} has this {axis}; "
+                f"there is {', '.join(held)}"
+            )
+
+
+def _explain_none(options: argparse.Namespace, axis: str, cases: pd.DataFrame) -> str:
+    from bench.case import AXES
+
+    held = _list_values(cases, axis)
+    varying = [name for name in AXES if cases[name].nunique() > 1]
+    if len(held) > 1:
+        return (
+            f"{options.sweep}: no two profiled cases differ in {axis} alone; "
+            f"{', '.join(varying)} vary"
+        )
+    others = f"; try --axis {' or --axis '.join(varying)}" if varying else ""
+    return f"{options.sweep}: {axis} is {held[0]} in all profiled cases{others}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
