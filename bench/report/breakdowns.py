@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from bench.diagnosis.breakdown import DOMINANT, LISTED, Breakdown, Timed
+from bench.diagnosis.breakdown import LISTED, Breakdown, Timed, divide
 from bench.diagnosis.explanation import LEFT_OVER
 from bench.diagnosis.floors import find_floor
-from bench.diagnosis.step import Bound, Step, Wait
+from bench.diagnosis.reasons import write_ms
+from bench.diagnosis.sentences import name_part
+from bench.diagnosis.step import Bound, Step
 from bench.report.axes import Machines
-from bench.report.cells import name_place, number_cell
+from bench.report.cells import Row, iterate, name_place, number_cell
 from bench.report.model import NOTHING, Cell, Head, Table
-from bench.report.steps import Worked
-from bench.work import Kind
+from bench.report.profiles import Profiled
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 MOST_ROWS = 40
 """Cases of the table; more would not be read."""
@@ -30,32 +36,43 @@ MOST_STEPS, MOST_OPERATIONS = 4, 6
 
 UNPROFILED = "python -m bench.sweep --profile, with the same settings, adds where their time goes."
 
-_NAMES: dict[str, str] = {
-    **{str(kind): kind.meaning for kind in Kind},
-    **{str(wait): wait.meaning for wait in Wait},
-    LEFT_OVER: "left over",
-}
 
+@dataclass(frozen=True)
+class Divided:
+    """A case with its step.
 
-def name_part(name: str) -> str:
-    """Name a part of a step for people.
-
-    >>> name_part("matmul"), name_part("idle")
-    ('matrix products', 'between operations')
+    Attributes:
+        row: of the frame of cases.
+        step: what it did.
+        breakdown: where its time went; None without a profile.
     """
-    return _NAMES[name]
+
+    row: Row
+    step: Step
+    breakdown: Breakdown | None
+
+
+def divide_cases(steps: Mapping[int, Profiled], cases: pd.DataFrame) -> list[Divided]:
+    """The cases whose work was counted, in the order of ``cases``.
+
+    Args:
+        steps: of `bench.report.profiles.read_steps`.
+        cases: of `bench.report.summaries.summarize`.
+    """
+    rows = (row for row in iterate(cases) if row.cell in steps)
+    return [Divided(row, step, divide(step)) for row in rows for step in [steps[row.cell].step]]
 
 
 def tabulate_breakdowns(
-    worked: Sequence[Worked], axes: Sequence[str], machines: Machines
+    divided: Sequence[Divided], axes: Sequence[str], machines: Machines
 ) -> Iterator[Table]:
     """A row a case with a profile: its verdict, and the shares of its step.
 
     Args:
-        worked: the cases whose work was counted, in the order of the overview.
+        divided: the cases whose work was counted, in the order of the overview.
         axes: those that tell the cases apart.
     """
-    profiled = [(one, one.breakdown) for one in worked if one.breakdown is not None]
+    profiled = [(one, one.breakdown) for one in divided if one.breakdown is not None]
     if not profiled:
         return
     shown, shares = profiled[:MOST_ROWS], [_share(breakdown) for _, breakdown in profiled]
@@ -81,13 +98,13 @@ def tabulate_breakdowns(
         )
         for (one, breakdown), share in zip(shown, shares, strict=False)
     ]
-    left = len(worked) - len(profiled)
+    left = len(divided) - len(profiled)
     more = len(profiled) - len(shown)
     notes = [
         "A step is the median step without the profiler; a profile of a few steps after the epoch "
         "says how it is divided. "
-        f"Limited by: what limits at least {DOMINANT:.0%} of a step; of a mixed one, all that "
-        f"limit {LISTED:.0%} or more.".replace("%", " %"),
+        "Limited by: what limits at least two thirds of a step; of a mixed one, all that limit "
+        f"{100 * LISTED:.0f} % or more.",
         *([f"{more:,} more cases are left out; --where chooses."] if more else []),
         *([f"{left:,} other cases have no profile: {UNPROFILED}"] if left else []),
     ]
@@ -117,8 +134,8 @@ def choose_parts(shares: Sequence[dict[str, float]], most: int = MOST_PARTS) -> 
 
 
 def ms_cell(seconds: float | None) -> Cell:
-    """Write a time in milliseconds, to a tenth of a microsecond; nothing for none."""
-    return number_cell(math.nan if seconds is None else round(1e3 * seconds, 4) + 0.0)
+    """Write a time in milliseconds; nothing for none."""
+    return Cell(NOTHING) if seconds is None else Cell(write_ms(seconds), 1e3 * seconds)
 
 
 def _percent_cell(share: float) -> Cell:
@@ -129,15 +146,15 @@ def _percent_cell(share: float) -> Cell:
 
 
 def tabulate_operations(
-    worked: Sequence[Worked], axes: Sequence[str], machines: Machines
+    divided: Sequence[Divided], axes: Sequence[str], machines: Machines
 ) -> Iterator[Table]:
     """The operations that take longest, of a few cases.
 
     Args:
-        worked: the cases to choose from, those wanted most first.
+        divided: the cases to choose from, those wanted most first.
         axes: those that tell the cases apart.
     """
-    profiled = [(one, one.breakdown) for one in worked if one.breakdown is not None]
+    profiled = [(one, one.breakdown) for one in divided if one.breakdown is not None]
     if not profiled:
         return
     heads = (

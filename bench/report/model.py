@@ -12,10 +12,10 @@ from bench.report.notices import Notice
 if TYPE_CHECKING:
     import pandas as pd
 
+    from bench.diagnosis.explanation import Explanation
     from bench.report.effects import Effect
     from bench.report.scalemap import ScaleMap
     from bench.report.sweeps import Sweep
-    from bench.report.why import Pair
 
 
 MOST_SECTIONS = 8
@@ -107,7 +107,7 @@ class Report:
         cases: of `summaries.summarize`, in the order of the overview.
         axes: those in which the cases differ, in the order of the overview's columns.
         constants: what is the same in every case, as sentences.
-        pairs: those of which the profiles say why one is not faster than the other.
+        explanations: each precision against fp32, of the cases with profiles.
         tables: overview, effects, what compiling costs, and those beside other figures.
         notes: what must never part from the numbers of all the tables.
         outcomes: how many cases and runs there are, and how they ended.
@@ -125,7 +125,7 @@ class Report:
     answers: tuple[Answer, ...]
     warnings: tuple[Notice, ...]
     effects: tuple[Effect, ...]
-    pairs: tuple[Pair, ...]
+    explanations: tuple[Explanation, ...]
     tables: tuple[Table, ...]
     notes: tuple[str, ...]
     outcomes: str

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bench.case import AXES, BARE, SAME_QUESTION
+from bench.diagnosis.explanation import Explanation
 from bench.precision import PRECISIONS
 from bench.record import Status
 from bench.report import axes, summaries
@@ -22,7 +23,12 @@ from bench.report.axes import (
     sort_cases,
 )
 from bench.report.batches import tabulate_batches
-from bench.report.breakdowns import tabulate_breakdowns, tabulate_operations
+from bench.report.breakdowns import (
+    Divided,
+    divide_cases,
+    tabulate_breakdowns,
+    tabulate_operations,
+)
 from bench.report.cells import (
     TIMED,
     Row,
@@ -45,6 +51,7 @@ from bench.report.loading import find_loaded, tabulate_loaded
 from bench.report.model import MOST_SECTIONS, NOTHING, Answer, Cell, Head, Report, Table
 from bench.report.notes import describe_constants, list_values, write_notes
 from bench.report.notices import warn
+from bench.report.profiles import Profiled, explain_pairs, read_steps
 from bench.report.quantities import GIB, QUANTITIES
 from bench.report.scalemap import (
     ScaleMap,
@@ -55,9 +62,8 @@ from bench.report.scalemap import (
 from bench.report.scaling import find_families, find_searches
 from bench.report.spread import Spread
 from bench.report.startup import find_prices, find_start
-from bench.report.steps import Worked, read_work
 from bench.report.units import count_table_in, find_units
-from bench.report.why import Pair, choose_pairs, explain_pairs, find_pairs, tabulate_pairs
+from bench.report.why import choose_pairs, tabulate_explained, tabulate_pairs
 from bench.store.attempts import number_groups
 from bench.text import count
 
@@ -111,17 +117,17 @@ def build(
     effects = find_effects(rows, cases, machines)
     searches = find_searches(records, sweeps)
     families = find_families(cases, probes, searches)
-    worked, named = read_work(rows, cases, sweeps), list_naming_axes(varying)
-    pairs = find_pairs(worked, effects)
+    steps, named = read_steps(rows, sweeps), list_naming_axes(varying)
+    divided, pairs = divide_cases(steps, cases), explain_pairs(steps, cases, machines)
     tables = [
         _tabulate_cases(cases, order, by, machines),
         *tabulate_effects(effects, cases),
         *tabulate_learning(list(judge_learning(rows, cases, effects))),
         *tabulate_prices(cases, list(find_prices(rows, cases, effects))),
-        *tabulate_breakdowns(worked, named, machines),
-        *tabulate_operations(_put_first(worked, pairs), named, machines),
-        *tabulate_pairs(pairs, named, machines),
-        *explain_pairs(pairs, named, machines),
+        *tabulate_breakdowns(divided, named, machines),
+        *tabulate_operations(_put_first(divided, steps, pairs), named, machines),
+        *tabulate_pairs(pairs),
+        *tabulate_explained(pairs),
         *tabulate_batches(families, cases, searches, machines, _said_below(cases)),
         *tabulate_loaded(find_loaded(rows, cases), cases, machines),
         *tabulate_epochs(cases, collect_epochs(rows, cases, sweeps), order, machines),
@@ -147,7 +153,7 @@ def build(
         answers=tuple(_answer(list(answered), effects)),
         warnings=tuple(notice for notice in notices if not notice.good),
         effects=tuple(effects),
-        pairs=tuple(pairs),
+        explanations=tuple(pairs),
         tables=tuple(count_table_in(table, units) for table in tables if table.rows),
         notes=(
             *write_notes(cases, varying),
@@ -160,10 +166,14 @@ def build(
     )
 
 
-def _put_first(worked: Sequence[Worked], pairs: Sequence[Pair]) -> list[Worked]:
+def _put_first(
+    divided: Sequence[Divided],
+    steps: Mapping[int, Profiled],
+    pairs: Sequence[Explanation],
+) -> list[Divided]:
     """The cases of the pairs that are explained in full before all others, else as they were."""
-    wanted = {row.cell for pair in choose_pairs(pairs) for row in (pair.a, pair.b)}
-    return sorted(worked, key=lambda one: one.row.cell not in wanted)
+    wanted = {side.case for pair in choose_pairs(pairs) for side in (pair.a, pair.b)}
+    return sorted(divided, key=lambda one: steps[one.row.cell].case not in wanted)
 
 
 def _answer(answers: Sequence[Answer], effects: Sequence[Effect]) -> Iterator[Answer]:

@@ -44,12 +44,13 @@ def count_in(text: str, units: str) -> str:
 
 
 def count_table_in(table: Table, units: str) -> Table:
-    """The same table, its heads and notes saying ``units``."""
+    """The same table, its words, heads and notes saying ``units``."""
     heads = tuple(
         replace(head, label=count_in(head.label, units), help=count_in(head.help, units))
         for head in table.heads
     )
-    return replace(table, heads=heads, notes=tuple(count_in(note, units) for note in table.notes))
+    words, notes = (tuple(count_in(t, units) for t in said) for said in (table.words, table.notes))
+    return replace(table, heads=heads, words=words, notes=notes)
 
 
 def describe_units(cases: pd.DataFrame) -> str:

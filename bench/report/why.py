@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import count
 
 from bench.diagnosis.explanation import Explanation, Reason
-from bench.report.axes import Machines
-from bench.report.breakdowns import ms_cell, name_part
-from bench.report.cells import Row, name_place, write_ratio
-from bench.report.effects import Effect
+from bench.diagnosis.sentences import describe, name_part, write_tried
+from bench.report.breakdowns import ms_cell
+from bench.report.cells import write_ratio
 from bench.report.model import NOTHING, Cell, Head, Table
-from bench.report.steps import Worked
 
 MOST_ROWS = 40
 """Pairs of the table; more would not be read."""
@@ -32,87 +29,23 @@ LEAST_S = 1e-6
 """What takes less of both steps is left out of the way between them."""
 
 
-@dataclass(frozen=True)
-class Pair:
-    """Two cases that differ in one axis, explained.
-
-    Attributes:
-        a: of the frame of cases.
-        b: likewise.
-        why: what makes the difference.
-        words: the explanation in sentences.
-    """
-
-    a: Row
-    b: Row
-    why: Explanation
-    words: tuple[str, ...]
-
-
-def find_pairs(worked: Sequence[Worked], effects: Sequence[Effect]) -> list[Pair]:
-    """Each precision against fp32 where all else is equal, of the cases that have profiles."""
-    from bench.case import Case
-    from bench.diagnosis.explanation import Side
-    from bench.diagnosis.reasons import explain
-    from bench.precision import PRECISIONS
-    from bench.verdict import compare
-
-    found = {one.row.cell: one for one in worked if one.breakdown}
-    cells = [pair for effect in effects if effect.axis == "precision" for pair in effect.pairs]
-
-    def side(one):
-        return Side(
-            one.row.precision,
-            Case(precision=one.row.precision, batch_size=one.row.batch_size),
-            one.step,
-            one.breakdown,
-            str(PRECISIONS[one.row.precision].arithmetic),
-        )
-
-    out = []
-    for a, b in cells:
-        if a in found and b in found:
-            A, B = found[a], found[b]
-            (r,) = compare(
-                [
-                    (
-                        [B.step.step_s * x for x in (0.998, 1, 1.002)],
-                        [A.step.step_s * x for x in (0.998, 1, 1.002)],
-                    )
-                ]
-            )
-            out.append(
-                Pair(
-                    A.row,
-                    B.row,
-                    explain("precision", side(A), side(B), A.row.batch_size, r),
-                    ("Words.",),
-                )
-            )
-    return out
-
-
-def choose_pairs(pairs: Sequence[Pair], most: int = MOST_PAIRS) -> list[Pair]:
+def choose_pairs(explanations: Sequence[Explanation], most: int = MOST_PAIRS) -> list[Explanation]:
     """The pairs to explain in full, in their order.
 
     Of each value of the axis one before a second of any, those at the largest batch sizes first.
     """
-    left = sorted(pairs, key=lambda pair: -pair.b.batch_size)
+    left = sorted(explanations, key=lambda why: -why.b.case.batch_size)
     turns: dict[str, Iterator[int]] = {}
-    ranked = sorted(left, key=lambda pair: next(turns.setdefault(pair.why.b.name, count())))
-    return [pair for pair in pairs if pair in ranked[:most]]
+    chosen = sorted(left, key=lambda why: next(turns.setdefault(why.b.name, count())))[:most]
+    return [why for why in explanations if any(why is other for other in chosen)]
 
 
-def name_pair(pair: Pair, axes: Sequence[str], machines: Machines) -> str:
-    """Name a pair for people: ``fp32 → bf16-amp · batch size 512``."""
-    shared = [axis for axis in axes if axis != pair.why.axis]
-    change = f"{pair.why.a.name} → {pair.why.b.name}"
-    return " · ".join(filter(None, (change, name_place(pair.b, shared, machines))))
+def name_pair(why: Explanation) -> str:
+    """Name a pair for people: ``fp32 → bf16-amp · dpn92 · batch size 512``."""
+    return " · ".join(filter(None, (f"{why.a.name} → {why.b.name}", why.about)))
 
 
-def tabulate_pairs(
-    pairs: Sequence[Pair], axes: Sequence[str], machines: Machines
-) -> Iterator[Table]:
+def tabulate_pairs(pairs: Sequence[Explanation]) -> Iterator[Table]:
     """A row a pair: the speed-up measured, hoped for and possible, and the largest reasons."""
     if not pairs:
         return
@@ -129,19 +62,20 @@ def tabulate_pairs(
     )  # fmt: skip
     lines = [
         (
-            Cell(name_pair(pair, axes, machines)),
-            _ratio_cell(pair.why.speedup.value),
-            Cell(_write_ends(pair.why.speedup.low, pair.why.speedup.high)),
-            _ratio_cell(pair.why.hoped),
-            _ratio_cell(pair.why.ceiling),
-            Cell(_name_reasons(pair.why)),
+            Cell(name_pair(pair)),
+            _ratio_cell(pair.speedup.value),
+            Cell(_write_ends(pair.speedup.low, pair.speedup.high)),
+            _ratio_cell(pair.hoped),
+            _ratio_cell(pair.ceiling),
+            Cell(_name_reasons(pair)),
         )
         for pair in pairs[:MOST_ROWS]
     ]
     notes = [
-        "Hoped: what products of this machine gain, were they all that takes time. At most: all "
-        "work after the change at the rates that large products and large copies were measured to "
-        "reach. The reasons are shares of the time that is missing to the hoped speed-up."
+        "Hoped: what the number format promises, by the rates of large matrix products and at "
+        "least by its bits. At most: all work after the change at the rates that large products "
+        "and large copies were measured to reach. The reasons are shares of the time that is "
+        "missing to the hoped speed-up."
     ]
     if len(pairs) > MOST_ROWS:
         notes.append(f"{len(pairs) - MOST_ROWS:,} more pairs are left out; --where chooses.")
@@ -163,19 +97,15 @@ def _write_ends(low: float | None, high: float | None) -> str:
     return f"{write_ratio(low)}–{write_ratio(high)}"
 
 
-def explain_pairs(
-    pairs: Sequence[Pair], axes: Sequence[str], machines: Machines
-) -> Iterator[Table]:
+def tabulate_explained(pairs: Sequence[Explanation]) -> Iterator[Table]:
     """Two tables for each of a few pairs: the reasons, under words, and the way between the two."""
-    for number, pair in enumerate(choose_pairs(pairs), 1):
-        name = name_pair(pair, axes, machines)
-        yield _tabulate_reasons(f"reasons-{number}", name, pair)
-        yield _tabulate_changes(f"changes-{number}", name, pair.why)
+    for number, why in enumerate(choose_pairs(pairs), 1):
+        yield tabulate_reasons(f"reasons-{number}", why)
+        yield tabulate_changes(f"changes-{number}", why)
 
 
-def _tabulate_reasons(name: str, title: str, pair: Pair) -> Table:
+def tabulate_reasons(name: str, why: Explanation) -> Table:
     """What each reason takes of the gap; the evidence below, which is sentences."""
-    why = pair.why
     heads = (
         Head("reason", "reason", "what makes it slower than was hoped", False),
         Head("share", "of the gap (%)", "share of the time that is missing to what was hoped"),
@@ -190,19 +120,18 @@ def _tabulate_reasons(name: str, title: str, pair: Pair) -> Table:
             ("not explained", None, why.unexplained_s, rest),
         ]
     ]
+    words = tuple(describe(why))
     notes = tuple(_write_evidence(reason) for reason in why.reasons)
-    return Table(name, f"Why: {title}", heads, tuple(lines), notes, words=pair.words)
+    return Table(name, f"Why: {name_pair(why)}", heads, tuple(lines), notes, words=words)
 
 
 def _write_evidence(reason: Reason) -> str:
     about = reason.cause.meaning
-    tried = "; ".join(f"{trial.flag}: {write_ratio(trial.speedup)}×" for trial in reason.tried)
-    said = (f"{about[:1].upper()}{about[1:]}: {reason.evidence}", reason.option,
-            f"Measured here: {tried}." if tried else "")  # fmt: skip
-    return " ".join(filter(None, said))
+    said = (f"{about[:1].upper()}{about[1:]}: {reason.evidence}", reason.option)
+    return " ".join(filter(None, said)) + write_tried(reason)
 
 
-def _tabulate_changes(name: str, title: str, why: Explanation) -> Table:
+def tabulate_changes(name: str, why: Explanation) -> Table:
     a, b = why.a, why.b
     heads = (
         Head("part", "part of the step", "", False, wrap=True),
@@ -231,7 +160,7 @@ def _tabulate_changes(name: str, title: str, why: Explanation) -> Table:
             _ratio_cell(_divide(a.step.step_s, b.step.step_s)),
         )
     )
-    return Table(name, f"From one step to the other: {title}", heads, tuple(lines), ())
+    return Table(name, f"From one step to the other: {name_pair(why)}", heads, tuple(lines), ())
 
 
 def _divide(before: float, after: float) -> float | None:
@@ -240,6 +169,5 @@ def _divide(before: float, after: float) -> float | None:
 
 def change_cell(seconds: float) -> Cell:
     """Write what is added to a time, in milliseconds with its sign."""
-    plain = ms_cell(abs(seconds)).text
-    sign = "" if seconds == 0 else "+" if seconds > 0 else "-"
-    return Cell(f"{sign}{plain}", 1e3 * seconds)
+    text = ms_cell(seconds).text
+    return Cell(text if seconds <= 0 or text == "0" else f"+{text}", 1e3 * seconds)

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from bench.case import FOLLOWS
+from bench.diagnosis.sentences import name_part
 from bench.precision import PRECISIONS
 from bench.record import REFUSED, RELIABLE
 from bench.report import quantities
 from bench.report.axes import MACHINE, keep_main, name_axis, name_value, order_values, sort_cases
-from bench.report.breakdowns import name_part
 from bench.report.cells import TIMED, iterate
 from bench.report.effects import Effect, Estimate
 from bench.report.figures.groups import Group, Steps, name_setting

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from bench.case import AXES, Case
-from bench.report.axes import list_naming_axes
 from bench.report.figures import drawing
 from bench.report.figures.data import (
     CARD,
@@ -41,8 +40,6 @@ from bench.report.why import choose_pairs, name_pair
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
-
-    from bench.diagnosis.explanation import Explanation
 
 CHANGES = "changes"
 """The figure of the effects, which stands beside their table."""
@@ -144,20 +141,13 @@ def _take_changes(view: View) -> Parts:
 
 
 def _take_waterfalls(view: View) -> Parts:
-    for title, why in _list_explained(view.report):
-        yield title, take_waterfall(why)
+    for why in choose_pairs(view.report.explanations):
+        yield name_pair(why), take_waterfall(why)
 
 
 def _take_rooflines(view: View) -> Parts:
-    for title, why in _list_explained(view.report):
-        yield title, take_roofline(why)
-
-
-def _list_explained(report: Report) -> Iterator[tuple[str, Explanation]]:
-    """The pairs that the report explains in full, with the title of each."""
-    axes = list_naming_axes(report.axes)
-    for pair in choose_pairs(report.pairs):
-        yield name_pair(pair, axes, report.machines), pair.why
+    for why in choose_pairs(view.report.explanations):
+        yield name_pair(why), take_roofline(why)
 
 
 def _take_switches(view: View) -> Parts:
