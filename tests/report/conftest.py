@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from made_up import make_fake_cards, make_quick, make_switches
+from made_up import make_fake_cards, make_profiled, make_quick, make_switches
 
 
 @pytest.fixture(scope="session")
@@ -25,6 +25,12 @@ def quick(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def switches(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of `make_switches`."""
     return make_switches(tmp_path_factory.mktemp("switches"))
+
+
+@pytest.fixture(scope="session")
+def profiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of `make_profiled`."""
+    return make_profiled(tmp_path_factory.mktemp("profiled"))
 
 
 @pytest.fixture

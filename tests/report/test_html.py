@@ -37,9 +37,12 @@ MOST_BYTES = 3_000_000
 
 @pytest.fixture(scope="module")
 def pages(
-    tmp_path_factory: pytest.TempPathFactory, quick: Path, fake_cards: list[Path]
+    tmp_path_factory: pytest.TempPathFactory,
+    quick: Path,
+    fake_cards: list[Path],
+    profiled: Path,
 ) -> dict[str, Path]:
-    """A page of each: a quick sweep, three cards, published figures, many cases, many axes."""
+    """A page of each: a quick sweep, cards, published figures, many cases or axes, profiles."""
     from bench.report.__main__ import main
 
     folder = tmp_path_factory.mktemp("pages")
@@ -61,6 +64,7 @@ def pages(
         "long": [write_sweep(folder / "400 records", rows, added)],
         "switches": [make_switches(folder)],
         "noisy": [make_switches(folder / "noisy", noise=0.05)],
+        "profiled": [profiled],
         "scales": [make_scale_map(write_sweep(folder / "scales", rows[:40]))],
     }
     for name, paths in sweeps.items():
@@ -104,7 +108,7 @@ class Outline(HTMLParser):
         return [attributes for name, attributes in self.tags if name == tag]
 
 
-@pytest.mark.parametrize("name", ["quick", "cards", "reference", "long", "switches"])
+@pytest.mark.parametrize("name", ["quick", "cards", "reference", "long", "switches", "profiled"])
 def test_the_page_stands_alone(pages: dict[str, Path], name: str) -> None:
     text = pages[name].read_text(encoding="utf-8")
     assert len(text.encode()) < MOST_BYTES
@@ -192,7 +196,7 @@ def open_page(browser: Browser, path: Path, width: int = 1280, scheme: Any = "li
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1280, 390])
-@pytest.mark.parametrize("name", ["quick", "cards", "reference", "switches"])
+@pytest.mark.parametrize("name", ["quick", "cards", "reference", "switches", "profiled"])
 def test_the_page_fits_and_has_contrast(
     browser: Browser, pages: dict[str, Path], name: str, width: int, scheme: str
 ) -> None:
@@ -219,7 +223,7 @@ def test_the_page_fits_and_has_contrast(
 @pytest.mark.parametrize("width", [1280, 390])
 def test_nothing_but_tables_is_cut(browser: Browser, pages: dict[str, Path], width: int) -> None:
     """What is wider than the page scrolls in its own box, and only tables are."""
-    for name in ("switches", "long"):
+    for name in ("switches", "long", "profiled"):
         page = open_page(browser, pages[name], width)
         cut = page.evaluate(
             "[...document.querySelectorAll('body *')].filter(node => !node.closest('.scroll, svg')"
@@ -283,6 +287,26 @@ def test_the_map_of_scales_is_wide_and_legible(
         "document.querySelector('.figures').getBoundingClientRect().bottom"
     )
     assert gap >= 20, "the figure above does not touch its heading"
+    page.context.close()
+
+
+def test_a_pair_is_explained_in_words_before_its_figures(
+    browser: Browser, pages: dict[str, Path]
+) -> None:
+    """The words stand between the title and the rows, and nothing in a drawing is cut."""
+    page = open_page(browser, pages["profiled"], 390)
+    said = page.locator("p.title:has-text('Why: fp32 → bf16-amp')").first
+    assert "as fast as fp32" in said.evaluate("title => title.nextElementSibling.textContent")
+    for name in ("waterfall", "roofline"):
+        drawing = page.locator(f"#{name} .drawing").first
+        outside = drawing.evaluate(
+            "box => { const paper = box.getBoundingClientRect();"
+            " return [...box.querySelectorAll('text')].filter(text => {"
+            "  const r = text.getBoundingClientRect();"
+            "  return r.left < paper.left - 1 || r.right > paper.right + 1 })"
+            " .map(text => text.textContent) }"
+        )
+        assert outside == []
     page.context.close()
 
 

@@ -61,7 +61,7 @@ MOST_PARTS = 9
 """Parts of a step with a row of their own; those that changed least are summed."""
 
 LEAST_SHARE = 0.01
-"""Share of a step below which a kind of work is not drawn under the roof."""
+"""Share of a step below which what a kind of work takes, or its change, is not drawn by itself."""
 
 MOST_SERIES = 8
 """Learning rates of one panel."""
@@ -412,8 +412,10 @@ def take_waterfall(why: Explanation) -> pd.DataFrame:
     lines: list[tuple[str, float, float, float, float]] = [
         (why.a.name, 1e3 * why.a.step.step_s, math.nan, math.nan, math.nan)
     ]
-    shown = sorted(why.changes, key=lambda c: -abs(c.change_s))[:MOST_PARTS]
-    for change in (change for change in why.changes if change in shown):
+    least = LEAST_SHARE * max(why.a.step.step_s, why.b.step.step_s)
+    large = [change for change in why.changes if abs(change.change_s) >= least]
+    shown = sorted(large, key=lambda change: -abs(change.change_s))[:MOST_PARTS]
+    for change in shown:
         hoped = 1e3 * change.before_s / why.hoped if why.hoped else math.nan
         times = (1e3 * time for time in (change.before_s, change.after_s, change.change_s))
         lines.append((name_part(change.name), *times, hoped))

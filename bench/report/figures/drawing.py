@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+from bench.diagnosis.reasons import write_ms
 from bench.limits import STEADY
 from bench.precision import PRECISIONS
 from bench.report.cells import iterate
@@ -496,24 +497,24 @@ def draw_waterfall(ax: Axes, data: pd.DataFrame, whole: pd.DataFrame) -> None:
         part, before, after, change, hoped = row[:5]
         if totals[place]:
             at = after if place else before
-            start, width, colour, said = 0.0, at, INK, f"{at:,.4g} ms"
+            start, width, colour, said = 0.0, at, INK, f"{write_ms(at / 1e3)} ms"
         else:
             start, width = (at, change) if change > 0 else (at + change, -change)
             colour = SLOWER if change > 0 else FASTER
-            said = f"{change:+,.4g} ms"
+            said = f"{'+' if change > 0 else ''}{write_ms(change / 1e3)} ms"
             at += change
         ax.barh(place, width, left=start, height=0.42, color=colour, linewidth=0,
                 alpha=0.6 if totals[place] else 1)  # fmt: skip
         if hoped == hoped and not totals[place]:
-            ax.plot([at - change + hoped - before] * 2, [place - 0.28, place + 0.28], color=INK,
-                    linewidth=1.4, label="at the hoped speed-up")  # fmt: skip
+            ax.plot(at - change + hoped - before, place, linestyle="", marker="|", markersize=13,
+                    markeredgewidth=1.4, color=INK, label="at the hoped speed-up")  # fmt: skip
         if place < len(data) - 1:
-            ax.plot([at, at], [place + 0.21, place + 0.79], color=INK, linewidth=0.7, alpha=0.6)
+            ax.plot([at, at], [place + 0.21, place + 0.79], color=INK, linewidth=0.7, alpha=0.4)
         write_row(ax, place, part, said)
     for colour, label in ((FASTER, "less time"), (SLOWER, "more time")):
         ax.plot([], [], linestyle="", marker="s", markersize=8, markeredgewidth=0, color=colour,
                 label=label)  # fmt: skip
-    ax.set_xlim(min(0, ax.get_xlim()[0]), None)
+    ax.set_xlim(min(0, ax.get_xlim()[0]), 1.1 * ax.get_xlim()[1])  # room for the numbers
     ax.set_xlabel("time of a step (ms)")
     finish_rows(ax, len(data))
 

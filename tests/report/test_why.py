@@ -1,0 +1,236 @@
+"""Where the time of a step goes, and why a case is not faster: tables, figures, every format."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from made_up import HOST_S, RATES, WORK
+
+from bench.case import Case
+from bench.report import figures, jsonfile, latex, markdown, text
+from bench.report.figures.data import COPY, HOPED, PRODUCT, SPEED
+from bench.report.model import Report, Table
+from bench.report.sweeps import read_sweeps
+from bench.report.tables import build
+from bench.report.why import choose_pairs, tabulate_changes, tabulate_reasons
+from bench.store.cells import WORK as WORK_FILE
+from bench.work import Kind
+
+Run = Callable[..., tuple[int, str, str]]
+
+BUSY_MS = {
+    precision: sum(row[3 + half] for row in WORK.values())
+    for half, precision in enumerate(("fp32", "bf16-amp"))
+}
+"""Of 512 items."""
+
+STEP_MS = {precision: busy + 2 for precision, busy in BUSY_MS.items()}
+
+
+@pytest.fixture(scope="module")
+def page(profiled: Path) -> Report:
+    return build(read_sweeps([profiled]))
+
+
+def find(report: Report, name: str) -> Table:
+    return next(table for table in report.tables if table.name == name)
+
+
+def read_rows(table: Table) -> list[dict[str, object]]:
+    """The numbers behind each row, by the names of the columns."""
+    names = [head.name for head in table.heads]
+    return [
+        {name: cell.text if cell.value is None else cell.value for name, cell in pairs}
+        for pairs in (zip(names, row, strict=True) for row in table.rows)
+    ]
+
+
+# ------------------------------------------------------------------------------------------ tables
+
+
+def test_a_step_is_divided_among_kinds_of_work(page: Report) -> None:
+    rows = {str(row["case"]): row for row in read_rows(find(page, "time"))}
+    assert list(rows) == [
+        f"{precision} · batch size {size}" for precision in STEP_MS for size in (32, 512)
+    ]
+    full = rows["bf16-amp · batch size 512"]
+    assert full["step"] == pytest.approx(STEP_MS["bf16-amp"], rel=1e-3)
+    assert full[Kind.GROUPED] == pytest.approx(40 / STEP_MS["bf16-amp"], rel=1e-3)
+    assert full["idle"] == pytest.approx(2 / STEP_MS["bf16-amp"], rel=0.01)
+    assert full["verdict"] == "memory"
+    small = rows["bf16-amp · batch size 32"]
+    idle_ms = 1e3 * HOST_S + 2 - BUSY_MS["bf16-amp"] / 16
+    assert small["idle"] == pytest.approx(idle_ms / (1e3 * HOST_S + 2), rel=0.01)
+    assert small["verdict"] == "launch"
+    for row in rows.values():
+        shares = [value for name, value in row.items() if name not in ("case", "step", "verdict")]
+        assert sum(shares) == pytest.approx(1)  # type: ignore[arg-type]
+
+
+def test_operations_stand_beside_what_the_machine_can_do(page: Report) -> None:
+    table = find(page, "operations")
+    assert list(table.groups.values())[:2] == ["fp32 · batch size 32", "fp32 · batch size 512"]
+    start = next(at for at, name in table.groups.items() if name == "bf16-amp · batch size 512")
+    grouped, _, dense = read_rows(table)[start : start + 3]
+    assert grouped["operation"] == "3×3, 32 groups of 3→3"
+    assert dense["flops"] == pytest.approx(11.76e9 * 512 / 26.5e-3 / 1e12)
+    assert dense["traffic"] == pytest.approx(117e6 / 2 * 512 / 26.5e-3 / 1e9)
+    # 11.76 GFLOP an item at the rate of a large product is longer than 58.5 MB at that of a copy
+    assert dense["floor"] == pytest.approx(1e3 * 11.76e9 * 512 / RATES["rate_bfloat16"])
+    assert (dense["bound"], grouped["bound"]) == ("compute", "memory")
+
+
+def test_cases_without_a_profile_have_no_table(profiled: Path, tmp_path: Path) -> None:
+    for folder, kept in ((tmp_path / "none", ""), (tmp_path / "one", "fp32-b512")):
+        forget_times(profiled, folder, kept)
+    bare, one = (build(read_sweeps([tmp_path / name])) for name in ("none", "one"))
+    names = {table.name for table in bare.tables}
+    assert not names & {"time", "operations", "why"}
+    assert bare.explanations == ()
+    assert len(find(one, "time").rows) == 1
+    assert "3 other cases have no profile" in find(one, "time").notes[-1]
+    assert "--profile" in find(one, "time").notes[-1]
+
+
+def forget_times(source: Path, folder: Path, but: str) -> None:
+    """Copy a sweep without its profiles, but for that of one case."""
+    folder.mkdir()
+    for name, columns in (
+        (WORK_FILE, ("time_s",)),
+        ("records.csv", ("profiled_steps", "profiled_step_s", "busy_s")),
+    ):
+        with (source / name).open(newline="") as file:
+            rows = list(csv.DictReader(file))
+        for row in rows:
+            if not (but and row["record_id"].startswith(but)):
+                row |= dict.fromkeys(columns, "")
+        with (folder / name).open("w", newline="") as file:
+            writer = csv.DictWriter(file, rows[0], lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(rows)
+
+
+def test_each_pair_has_a_row_with_what_was_hoped_and_is_possible(page: Report) -> None:
+    small, full = read_rows(find(page, "why"))
+    assert "fp32 → bf16-amp" in str(full["pair"])
+    assert "batch size 512" in str(full["pair"])
+    assert full["speedup"] == pytest.approx(STEP_MS["fp32"] / STEP_MS["bf16-amp"], rel=1e-3)
+    assert full["hoped"] == pytest.approx(RATES["rate_bfloat16"] / RATES["rate_float32"])
+    assert small["speedup"] == pytest.approx(1, abs=1e-3)
+    assert "starting operations" in str(small["reasons"])
+    assert "memory traffic" in str(full["reasons"])
+
+
+def test_the_parts_add_up_to_the_step_and_the_reasons_to_the_gap(page: Report) -> None:
+    for why in page.explanations:
+        *parts, whole = read_rows(tabulate_changes("changes", why))
+        for column in ("before", "after", "change"):
+            total = sum(part[column] for part in parts)  # type: ignore[misc]
+            assert total == pytest.approx(whole[column], abs=5e-3)
+        shares = [row["share"] for row in read_rows(tabulate_reasons("reasons", why))]
+        assert sum(shares) == pytest.approx(1)  # type: ignore[arg-type]
+
+
+def test_reasons_come_with_evidence_and_what_may_help(page: Report) -> None:
+    table = find(page, "reasons-1")
+    assert "batch size 32" in table.title
+    assert "as fast as fp32" in table.words[0]
+    first = table.notes[0]
+    assert first.startswith("Starting operations: ")
+    assert "--batch-size 512" in first, "the sweep has that case"
+
+
+def test_of_each_value_one_pair_is_explained_before_a_second(page: Report) -> None:
+    (why,) = (w for w in page.explanations if w.b.case.batch_size == 512)
+    pairs = [
+        replace(why, b=replace(why.b, name=name, case=Case(batch_size=size)))
+        for name, sizes in (("tf32", (1, 2, 4)), ("bf16", (1, 2)), ("fp16", (8,)))
+        for size in sizes
+    ]
+    chosen = [(pair.b.name, pair.b.case.batch_size) for pair in choose_pairs(pairs, most=4)]
+    assert chosen == [("tf32", 2), ("tf32", 4), ("bf16", 2), ("fp16", 8)]
+
+
+@pytest.mark.parametrize("format", [text, markdown, latex, jsonfile])
+def test_every_format_has_the_sections(page: Report, format: object) -> None:
+    said = " ".join(format.render(page).split())  # type: ignore[attr-defined]
+    for title in ("Where the time of a step goes", "Why is it not faster?", "not explained"):
+        assert title in said
+    assert "as fast as fp32 (" in said.replace("\\", "")
+
+
+def test_json_has_the_words_and_the_numbers(page: Report) -> None:
+    tables = {table["name"]: table for table in json.loads(jsonfile.render(page))["tables"]}
+    assert "as fast as fp32" in tables["reasons-1"]["words"][0]
+    parts = {row[0]["value"]: row for row in tables["changes-2"]["rows"]}
+    assert parts["cast"][3]["value"] == pytest.approx(7)
+
+
+# ----------------------------------------------------------------------------------------- figures
+
+
+def take(report: Report, name: str) -> dict[str, object]:
+    sketch = next(sketch for sketch in figures.SKETCHES if sketch.name == name)
+    return dict(sketch.take(figures.view_report(report)))
+
+
+def test_the_waterfall_leads_from_one_step_to_the_other(page: Report) -> None:
+    frames = take(page, "waterfall")
+    (title,) = (title for title in frames if title.endswith("512"))
+    frame = frames[title]
+    assert frame["part"].iloc[0] == "fp32"  # type: ignore[index]
+    assert frame["part"].iloc[-1] == "bf16-amp"  # type: ignore[index]
+    before, after = frame["before (ms)"].iloc[0], frame["after (ms)"].iloc[-1]  # type: ignore[index]
+    assert (before, after) == pytest.approx((STEP_MS["fp32"], STEP_MS["bf16-amp"]), rel=1e-3)
+    assert before + frame["change (ms)"].sum() == pytest.approx(after)  # type: ignore[index]
+    inner = frame.set_index("part")  # type: ignore[attr-defined]
+    assert inner.loc["1×1 convolutions", HOPED] == pytest.approx(192 / 14)
+    assert inner.loc["casts to another number format", "change (ms)"] == pytest.approx(7)
+    assert "loss" not in inner.index, "what hardly changed is summed"
+    assert inner.loc["all others", "before (ms)"] > 0
+
+
+def test_the_roof_is_what_was_measured(page: Report) -> None:
+    frames = take(page, "roofline")
+    (frame,) = (frame for title, frame in frames.items() if title.endswith("512"))
+    points = frame.set_index(["work", "precision"])  # type: ignore[attr-defined]
+    dense = points.loc[("1×1 convolutions", "bf16-amp")]
+    assert dense[SPEED] == pytest.approx(11.76e9 * 512 / 26.5e-3 / 1e12)
+    assert dense["FLOP/byte"] == pytest.approx(11.76e9 / (117e6 / 2))
+    assert (dense[PRODUCT], dense[COPY]) == pytest.approx((700, 4000))
+    norm = points.loc[("normalisation", "fp32")]
+    assert norm["FLOP/byte"] != norm["FLOP/byte"], "it has no FLOP"
+    assert norm["GB/s"] == pytest.approx(190e6 * 512 / 60e-3 / 1e9)
+    assert ("loss", "fp32") not in points.index, "too little to be drawn"
+
+
+@pytest.mark.slow
+def test_both_figures_are_drawn_with_names_and_numbers(page: Report) -> None:
+    drawn = {figure.name: figure for figure in figures.draw_figures(page)}
+    waterfall, roofline = drawn["waterfall"], drawn["roofline"]
+    assert waterfall.in_rows
+    said = [
+        "".join(node.itertext())
+        for node in ElementTree.fromstring(waterfall.panels[1].svg).iter()
+        if node.tag.endswith("text")
+    ]
+    assert {"1×1 convolutions", "-166 ms", "+7 ms", "131 ms"} <= set(said)
+    names = ElementTree.fromstring(roofline.panels[1].svg).itertext()
+    assert {"50 TFLOP/s", "700 TFLOP/s", "1×1 convolutions", "normalisation"} <= set(names)
+    assert "1×1 convolutions -165.5 ms" in waterfall.panels[1].alt
+    for figure in (waterfall, roofline):
+        assert len(figures.tabulate(figure, figure.panels[1]).rows) >= 8
+
+
+@pytest.mark.slow
+def test_the_command_writes_the_figures(profiled: Path, report: Run, tmp_path: Path) -> None:
+    code, _, _ = report(profiled, "--figures", tmp_path, "--reference", "none")
+    assert code == 0
+    assert (tmp_path / "waterfall.svg").is_file()
+    assert (tmp_path / "roofline.png").is_file()
