@@ -12,3 +12,7 @@ BUSY_CORES = 0.15
 MIN_REPEATS = 3
 """Repeats a side for a verdict. Two give a spread with one degree of freedom: an interval reaches
 12.7 standard errors, and no difference a reader cares for is shown."""
+
+SLOWED = 0.1
+"""A device whose product or copy is slower than at another time by more than this share is named.
+A card steps its clocks by 1 %; two CPU cores that others use too gave 30 % less a minute later."""

@@ -17,6 +17,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # two threads that wait for each other make a busy machine's training many times slower
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# hundreds of sweeps that measure the same machine; tests of this set it themselves
+os.environ.setdefault("BENCH_YARDSTICK_S", "0")
+
 # nothing is too slow on a busy machine; a profile is what no test says for itself
 with suppress(ImportError):  # the tests for a card need pytest alone
     from hypothesis import HealthCheck, settings

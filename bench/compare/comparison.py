@@ -313,7 +313,9 @@ class Comparison:
         Those that must agree come first, also where each side mixes the same values. Two models or
         two datasets differ on purpose.
         """
-        names = [f.name for f in fields(Environment) if not self._is_asked(f.name)]
+        told = {condition.column for condition in CONDITIONS}  # with what they may vary by
+        every = [f.name for f in fields(Environment) if f.name not in told]
+        names = [name for name in every if not self._is_asked(name)]
         for name in sorted(names, key=lambda name: name not in COMPARABLE):
             a, b = self.a.environment(name), self.b.environment(name)
             if set(a) != set(b) or self.a.mixes(name):

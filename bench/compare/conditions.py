@@ -13,8 +13,9 @@ from enum import StrEnum
 from statistics import median
 from typing import Any
 
+from bench.diagnosis.rates import CALL, RATES, UNITS
 from bench.gpu.nvml import EFFECTS
-from bench.limits import BUSY_CORES
+from bench.limits import BUSY_CORES, SLOWED
 
 TREND = "trend"
 """A column that is added to the records: whether an epoch ended otherwise than it began, as
@@ -42,6 +43,7 @@ class Condition:
         happened: of a count, whether it happened in a run with such a cell.
         known: a column whose cell is empty where this one was not read; by default this one.
         spoils: times measured under it are unreliable.
+        both: reported only where both sides know it.
     """
 
     name: str
@@ -53,6 +55,7 @@ class Condition:
     happened: Callable[[Any], bool] = bool
     known: str = ""
     spoils: bool = False
+    both: bool = False
 
 
 @dataclass(frozen=True)
@@ -77,6 +80,8 @@ def _names(effect: str) -> Callable[[str], bool]:
     reasons = {name for name, its in EFFECTS.items() if its == effect}
     return lambda cell: not reasons.isdisjoint(cell.split("; "))
 
+
+_SLOWED = 1 / (1 - SLOWED) - 1  # as a ratio of the higher to the lower
 
 CONDITIONS: tuple[Condition, ...] = (
     Condition("power_limit", "power limit", "power_limit_w", Summary.SET, "W"),
@@ -134,6 +139,13 @@ CONDITIONS: tuple[Condition, ...] = (
         known="step_time_first_s",
         spoils=True,
     ),
+    *(
+        Condition(
+            column, f"rate of {what}", column, Summary.MEDIAN, UNITS[column], _SLOWED, both=True
+        )
+        for column, what in RATES.items()
+    ),
+    Condition(CALL, "smallest operation", CALL, Summary.MEDIAN, "s", _SLOWED, both=True),
 )
 
 
@@ -152,7 +164,7 @@ def summarize(condition: Condition, cases: Sequence[Sequence[Any]]) -> Summarize
 def differ(condition: Condition, a: Summarized, b: Summarized) -> bool:
     """Whether two sides differ by so much that it is reported; unknown differs from known."""
     if a is None or b is None:
-        return a is not b
+        return a is not b and not condition.both
     if isinstance(a, Count) and isinstance(b, Count):
         return abs(a.share - b.share) > condition.least
     if isinstance(a, float | int) and isinstance(b, float | int):

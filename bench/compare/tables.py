@@ -25,6 +25,7 @@ from bench.compare.comparison import (
 from bench.compare.conditions import Condition, Count, Summarized
 from bench.compare.gates import Result
 from bench.compare.values import explain_unmatched, list_left_out
+from bench.diagnosis.rates import CALL, RATES, write_rate
 from bench.record import Status
 from bench.report.metrics import Metric
 from bench.report.model import NOTHING, Cell, Head, Table
@@ -157,6 +158,8 @@ def _write_summary(condition: Condition, value: Summarized) -> str:
         return NOTHING
     if isinstance(value, Count):
         return f"{value.runs} of {value.of} runs"
+    if condition.column in (*RATES, CALL) and isinstance(value, float):
+        return write_rate(condition.column, value)
     values = value if isinstance(value, tuple) else (value,)
     text = " or ".join(v if isinstance(v, str) else write_number(v) for v in values)
     return f"{text} {condition.unit}".rstrip()

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from bench.diagnosis.rates import RATES, SAME_DEVICE, find_losses, write_losses
 from bench.limits import STEADY
 from bench.record import COMPARABLE, MEASURED, Status
 from bench.report.doubts import DOUBTS
@@ -69,6 +70,7 @@ def warn(
         notices.append(Notice("No result", text))
     drifts = find_drifts(records if everything is None else everything)
     notices += [_describe_drift(*where, found) for where, found in drifts.items()]
+    notices += _describe_slowdowns(rows)
     return notices + [Notice("Mixed environments", text) for text in _mixtures(rows)]
 
 
@@ -119,6 +121,27 @@ def _describe_drift(sweep: str, machine: str, found: Sequence[Drift]) -> Notice:
         text += ". Close other programs, or use --repeats 5 or more"
     good = worst.steadiness is Steadiness.STEADY
     return Notice(worst.steadiness.value, f"{text}.{several}", good)
+
+
+def _describe_slowdowns(rows: pd.DataFrame) -> list[Notice]:
+    """Devices that were measured to do less at one time than at another, each at its worst."""
+    rated = rows[rows[list(RATES)].notna().any(axis=1)]
+    notices = []
+    for _, here in rated.groupby(list(SAME_DEVICE), dropna=False, sort=False):
+        times = here.drop_duplicates(["sweep", *RATES]).to_dict("records")
+        pairs = [(find_losses(now, before), now, before) for now in times for before in times]
+        losses, now, before = max(pairs, key=lambda pair: max(pair[0].values(), default=0.0))
+        if losses:
+            then, later = (
+                f"{row['sweep']} ({write_moment(row['started_at'])})" for row in (before, now)
+            )
+            text = (
+                f"{now['gpu'] or now['cpu']} gave less in {later} than in {then}: "
+                f"{write_losses(losses)}. What else used it, its clocks or its power limit is "
+                "between them; run the slower one again, into a new --out."
+            )
+            notices.append(Notice("Slower device", text))
+    return notices
 
 
 def _count(hit: pd.DataFrame, rows: pd.DataFrame) -> str:

@@ -120,10 +120,31 @@ def traffic(records: pd.DataFrame) -> pd.Series:
 
 
 def peak_share(records: pd.DataFrame) -> pd.Series:
-    """Achieved FLOP/s over the card's peak in the arithmetic that ran.
+    """Achieved FLOP/s over the card's peak in the arithmetic that ran, see `_share_of_rates`."""
+    gpus = records["gpu"]
 
-    Where several were found (``tfloat32/float32``), in the first: that of the forward pass of the
-    network's most expensive layer. Where a share of the FLOP is fp8's and the rest bf16's, the peak
+    def find_peaks(arithmetic: str) -> pd.Series:
+        peaks = {gpu: peak_flops(gpu, arithmetic) if gpu else None for gpu in set(gpus)}
+        return gpus.map(lambda gpu: peaks[gpu] or math.nan).astype(float)
+
+    return _share_of_rates(records, find_peaks)
+
+
+def measured_share(records: pd.DataFrame) -> pd.Series:
+    """Achieved FLOP/s over what a large product reached on this device, see `_share_of_rates`."""
+    import pandas as pd
+
+    none = pd.Series(math.nan, records.index)
+    return _share_of_rates(
+        records, lambda arithmetic: records.get(f"rate_{arithmetic}", none).astype(float)
+    )
+
+
+def _share_of_rates(records: pd.DataFrame, find_rates: Callable[[str], pd.Series]) -> pd.Series:
+    """Achieved FLOP/s over a rate of the arithmetic that ran; NaN where there is none.
+
+    Where several were found (``tfloat32/float32``), of the first: that of the forward pass of the
+    network's most expensive layer. Where a share of the FLOP is fp8's and the rest bf16's, the rate
     is that of a card that does each at its own: 1 / (share / fp8 + (1 - share) / bf16).
     """
     import pandas as pd
@@ -133,13 +154,17 @@ def peak_share(records: pd.DataFrame) -> pd.Series:
         records["precision"].map({name: p.arithmetic for name, p in PRECISIONS.items()}),
     )
     ran = ran.astype(str).map(lambda names: names.partition("/")[0])
-    pairs = list(zip(records["gpu"], ran, strict=True))
-    peaks = {pair: peak_flops(*pair) if pair[0] else None for pair in set(pairs)}
-    peak = pd.Series([peaks[pair] or math.nan for pair in pairs], records.index, dtype=float)
-    rest = records["gpu"].map(lambda gpu: peak_flops(gpu, Arithmetic.BFLOAT16) or math.nan)
+    rate = pd.Series(math.nan, records.index)
+    for arithmetic in ran.unique():
+        rate = rate.mask(ran == arithmetic, find_rates(arithmetic))
     share = records["fp8_flop_share"].astype(float)
-    mixed = 1 / (share / peak + (1 - share) / rest.astype(float))
-    return achieved_flops(records) / peak.mask(ran == Arithmetic.FLOAT8, mixed)
+    mixed = 1 / (share / rate + (1 - share) / find_rates(Arithmetic.BFLOAT16))
+    return achieved_flops(records) / positive(rate.mask(ran == Arithmetic.FLOAT8, mixed))
+
+
+def copy_share(records: pd.DataFrame) -> pd.Series:
+    """Memory traffic over what a large copy reads and writes a second on this device."""
+    return traffic(records) / positive(records["rate_copy"].astype(float))
 
 
 def step_noise(records: pd.DataFrame) -> pd.Series:
@@ -354,6 +379,19 @@ QUANTITIES: dict[str, Quantity] = {
             rate=True,
         ),
         Quantity(
+            "measured_share",
+            "of measured",
+            "%",
+            "achieved FLOP/s over those of a large matrix product in the arithmetic that ran, "
+            "measured on this device once a sweep",
+            "higher",
+            measured_share,
+            scale=0.01,
+            decimals=1,
+            whole=True,
+            rate=True,
+        ),
+        Quantity(
             "traffic",
             "memory traffic",
             "GB/s",
@@ -361,6 +399,17 @@ QUANTITIES: dict[str, Quantity] = {
             "higher",
             traffic,
             scale=1e9,
+            rate=True,
+        ),
+        Quantity(
+            "copy_share",
+            "of a copy",
+            "%",
+            "memory traffic over that of a large copy, measured on this device once a sweep",
+            "higher",
+            copy_share,
+            scale=0.01,
+            decimals=1,
             rate=True,
         ),
         Quantity(

@@ -13,6 +13,7 @@ from pathlib import Path
 from uuid import uuid4
 
 from bench.case import Case, telling_axes
+from bench.doctor.rates import choose_seconds, describe_rates, measure_rates
 from bench.environment import PACKAGES, refuse_missing
 from bench.executors import Executor, Job, Settings, build_executor
 from bench.flags import run_command
@@ -45,6 +46,7 @@ from bench.sweep.preflight import (
 )
 from bench.sweep.probing import describe_wall, find_walls
 from bench.sweep.schedule import OomSkips, choose_seed, plan_runs, remaining_runs
+from bench.sweep.slowdown import describe_slowdown
 from bench.text import clean
 from bench.wall.answer import Wall
 from bench.wall.search import MARGIN, STEP, Ending
@@ -142,6 +144,7 @@ class Loop:
     options: Options
     notes: list[str] = field(default_factory=list)
     display: Display = field(init=False)
+    rated: set[str] = field(default_factory=set)  # devices whose rates were measured
 
     def show_on(self, display: Display) -> None:
         """Show runs on ``display`` from now on; first, once, the notes."""
@@ -191,6 +194,7 @@ class Loop:
             probe: whether it is a step of a search.
         """
         case, repeat, sentinel = run
+        self._measure_rates(case.device)
         seed = choose_seed(run, self.options.same_seed)
         self.display.begin(case, repeat, sentinel)
         started = _now()
@@ -233,6 +237,24 @@ class Loop:
             for line in write_curve(outcome.steps, outcome.measurement.steps_per_epoch):
                 self.display.say(line)
         return record
+
+    def _measure_rates(self, device: str) -> None:
+        """Measure once what a device can do, before the first case that is to run there."""
+        if device in self.rated or self.options.executor == "fake":
+            return
+        self.rated.add(device)
+        if not (seconds := choose_seconds(device)):
+            return
+        name = self.inputs.platforms[device].environment.gpu or "the CPU"
+        self.display.say(f"measuring what {name} can do now")
+        found = measure_rates(device, seconds)
+        self.inputs = self.inputs.add_rates(device, found.rates)
+        environment = self.inputs.platforms[device].environment
+        self.display.say(f"{name}: {describe_rates(found, environment.gpu) or 'not known'}")
+        for column, why in found.reasons.items():
+            self.display.say(f"note: {column} was not measured: {why}")
+        for line in describe_slowdown(environment, self.store.folder.parent):
+            self.display.say(line)
 
     def _answer(self, job: Job, kept: KeptRun, stopped: Callable[[], int]) -> Outcome:
         """Run a job whose data and GPU are yet to be filled in, unless it is refused."""

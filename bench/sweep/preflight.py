@@ -108,6 +108,12 @@ class Inputs:
         facts = model.workload if model else None
         return replace(case, optimizer=OWN) if facts and facts.optimizer else case
 
+    def add_rates(self, device: str, rates: Mapping[str, Any]) -> Inputs:
+        """The same, of a device that was measured: ``rates`` are columns of its environment."""
+        platform = self.platforms[device]
+        rated = replace(platform, environment=replace(platform.environment, **rates))
+        return replace(self, platforms={**self.platforms, device: rated})
+
     def describe(self, case: Case) -> Environment:
         """What runs the case: the machine, its images, its model and the weights at its start."""
         environment = self.platforms[case.device].environment
