@@ -12,6 +12,7 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from bench import verdict
@@ -30,6 +31,7 @@ from bench.compare.gates import (
     parse_percent,
     pass_gate,
 )
+from bench.compare.kinds import find_kinds
 from bench.compare.tables import FORMATS, Margins
 from bench.compare.values import explain_one_sweep, parse_axis, take_values
 from bench.errors import UsageError, nearest
@@ -92,6 +94,11 @@ def build_parser() -> Parser:
         help="return 1 if a case is slower, more, higher, … by more than P%% (default: --margin), "
         "or on " + "; ".join(f"{word} ({meaning})" for word, meaning in OUTCOME_FINDINGS.items()),
     )
+    add(
+        "--why",
+        action="store_true",
+        help="also name the kinds of work that changed, where both sweeps ran with --profile",
+    )
     add("--mix", action="store_true", help="compare cases even if their networks differ")
     return parser
 
@@ -122,6 +129,8 @@ def _run(argv: Sequence[str]) -> int:
     comparison = compare(a, b, metrics, axis)
     if not options.mix:
         refuse_other_models(comparison)
+    if options.why:
+        comparison = replace(comparison, kinds=find_kinds(comparison))
     results = [pass_gate(comparison, gate) for gate in gates]
     _write(FORMATS[options.format](comparison, margins, results), options.output)
     for result in results:

@@ -266,17 +266,45 @@ class Finding:
 
 
 @dataclass(frozen=True)
+class KindChange:
+    """A kind of work, or a wait, that takes longer or less long in B than in A.
+
+    Attributes:
+        subject: the matched case.
+        name: a `bench.work.Kind` or a `bench.diagnosis.step.Wait`.
+        before_s: in a step of A.
+        after_s: in a step of B.
+        step_s: the whole step of A.
+        p: that the repeats differ by chance, by Holm over all kinds; None with too few repeats.
+    """
+
+    subject: Subject
+    name: str
+    before_s: float
+    after_s: float
+    step_s: float
+    p: float | None = None
+
+    @property
+    def change_s(self) -> float:
+        """What it adds to the step."""
+        return self.after_s - self.before_s
+
+
+@dataclass(frozen=True)
 class Comparison:
     """All that is found about two sides, before it is judged against a margin.
 
     Attributes:
         axis: whose two values are the sides; empty where two sweeps are compared.
+        kinds: the kinds of work that changed, of ``--why``; None where that was not asked.
     """
 
     a: Side
     b: Side
     metrics: dict[Metric, list[Finding]]
     axis: str = ""
+    kinds: Sequence[KindChange] | None = None
 
     @property
     def names(self) -> tuple[str, str]:

@@ -17,6 +17,7 @@ from bench.compare import conditions
 from bench.compare.comparison import (
     Comparison,
     Finding,
+    KindChange,
     Side,
     Subject,
     printable,
@@ -26,6 +27,9 @@ from bench.compare.conditions import Condition, Count, Summarized
 from bench.compare.gates import Result
 from bench.compare.values import explain_unmatched, list_left_out
 from bench.diagnosis.rates import CALL, RATES, write_rate
+from bench.diagnosis.reasons import write_ms
+from bench.diagnosis.sentences import name_part
+from bench.limits import MIN_REPEATS, STEADY
 from bench.record import Status
 from bench.report.metrics import Metric
 from bench.report.model import NOTHING, Cell, Head, Table
@@ -47,6 +51,11 @@ def _cells(*texts: str) -> tuple[Cell, ...]:
 
 def _heads(*labels: str, numbers: Sequence[str] = ()) -> tuple[Head, ...]:
     return tuple(Head(label, label, number=label in numbers) for label in labels)
+
+
+def write_percent(fraction: float) -> str:
+    """Write 0.02 as ``2 %``."""
+    return f"{100 * fraction:.4g} %"
 
 
 def introduce(comparison: Comparison, margins: Margins) -> Iterator[str]:
@@ -109,11 +118,6 @@ def _write_common(comparison: Comparison) -> str:
     return subjects[0].case.label(name for name in AXES if name not in hidden)
 
 
-def write_percent(fraction: float) -> str:
-    """Write 0.02 as ``2 %``."""
-    return f"{100 * fraction:.4g} %"
-
-
 def tabulate(comparison: Comparison, margins: Margins) -> Iterator[Table]:
     """All tables, in reading order: what ran the sides comes first."""
     names = comparison.names
@@ -135,10 +139,40 @@ def tabulate(comparison: Comparison, margins: Margins) -> Iterator[Table]:
         if findings:
             yield _metric_table(comparison, metric, findings, margins.verdict)
         yield from _equivalence_table(comparison, metric, margins.equivalence)
+    if comparison.kinds is not None:
+        yield _kinds_table(comparison, comparison.kinds)
     for side in (comparison.a, comparison.b):
         alone = tuple(_cells(comparison.label(s)) for s in comparison.only_in(side))
         if alone:
             yield Table(f"only-{side.name}", f"Only in {side.title}", _heads("case"), alone, ())
+
+
+def _kinds_table(comparison: Comparison, kinds: Sequence[KindChange]) -> Table:
+    """The kinds of work that changed between two profiles of a case."""
+    title = "Kinds of work that changed, of a step in ms"
+    if not kinds:
+        return Table("kinds", f"{title}: none beyond noise", (), (), (BEYOND,))
+    numbers = (*comparison.names, "change", "of a step", "p")
+    rows = tuple(
+        _cells(
+            comparison.label(kind.subject),
+            name_part(kind.name),
+            write_ms(kind.before_s),
+            write_ms(kind.after_s),
+            ("+" if kind.change_s > 0 else "") + write_ms(kind.change_s),
+            f"{100 * kind.change_s / kind.step_s:+.1f} %",
+            NOTHING if kind.p is None else _write_p(kind.p),
+        )
+        for kind in kinds
+    )
+    heads = _heads("case", "kind of work", *numbers, numbers=numbers)
+    return Table("kinds", title, heads, rows, (BEYOND,))
+
+
+BEYOND = (
+    f"Those that changed by more than {write_percent(STEADY)} of the step of "
+    f"A; from {MIN_REPEATS} profiled repeats a side on, only what differs beyond chance."
+)
 
 
 def _outcome_rows(comparison: Comparison) -> Iterator[tuple[Cell, ...]]:
@@ -537,6 +571,19 @@ def render_json(comparison: Comparison, margins: Margins, results: Sequence[Resu
             for metric in comparison.metrics
             if metric.seeded
         },
+        "kinds": None
+        if comparison.kinds is None
+        else [
+            {
+                **_name_subject(comparison, kind.subject),
+                "kind": kind.name,
+                "a_s": kind.before_s,
+                "b_s": kind.after_s,
+                "step_a_s": kind.step_s,
+                "p": kind.p,
+            }
+            for kind in comparison.kinds
+        ],
         "only_in_a": [_name_alone(comparison.a, s) for s in comparison.only_in(comparison.a)],
         "only_in_b": [_name_alone(comparison.b, s) for s in comparison.only_in(comparison.b)],
         "failures": {result.gate.text: result.failures for result in results},

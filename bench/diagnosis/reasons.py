@@ -163,9 +163,14 @@ def explain(
         changes[-1].change_s,
         gap,
         tuple(sorted(reasons, key=lambda reason: -reason.time_s * (1 if gap >= 0 else -1))),
-        gap - sum(reason.time_s for reason in reasons),
+        _drop_dust(gap - sum(reason.time_s for reason in reasons), after),
         about,
     )
+
+
+def _drop_dust(time_s: float, step_s: float) -> float:
+    """A sum that should be 0, without what rounding left of it."""
+    return 0.0 if abs(time_s) < 1e-9 * step_s else time_s
 
 
 def _hope(before: str, b: Side, arithmetic: str = Arithmetic.FLOAT32) -> float | None:
@@ -465,13 +470,12 @@ def _rank(account: _Account) -> list[Item]:
 def _show_items(account: _Account, pair: _Pair) -> Iterator[str]:
     """The operations, each from A's time to B's."""
     items = _rank(account)
-    yield ", ".join(
-        f"{name_operation(i.row)} {write_ms(i.before_s)} → {write_ms(i.after_s)} ms"
+    yield "most in " + ", ".join(
+        f"{name_operation(i.row)} ({write_ms(i.before_s)} → {write_ms(i.after_s)} ms)"
         for i in items[:MOST_NAMED]
     )
     if len(items) > MOST_NAMED:
-        before, after = (sum(getattr(i, n) for i in items) for n in ("before_s", "after_s"))
-        yield f"all {len(items)} of them {write_ms(before)} → {write_ms(after)} ms"
+        yield from _show_total(items)
 
 
 def _show_wait(wait: Wait) -> Callable[[_Account, _Pair], Iterator[str]]:

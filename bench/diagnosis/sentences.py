@@ -70,10 +70,10 @@ def _say_hope(found: Explanation) -> Iterator[str]:
     most = f"at most {found.ceiling:.2g}×" if found.ceiling else ""
     if found.hoped:
         first = f"Its number format promises {found.hoped:.2g}×"
-        more = f"; with this step's memory traffic, {most} is possible here" if most else ""
+        more = f"; at the rates measured here, the work of its step allows {most}" if most else ""
         yield f"{first}{more}."
     elif most:
-        yield f"At the rates measured here, {most} is possible."
+        yield f"At the rates measured here, the work of its step allows {most}."
 
 
 def _say_reasons(found: Explanation) -> Iterator[str]:
@@ -130,5 +130,5 @@ def write_tried(reason: Reason) -> str:
     """What the sweep measured of a reason's options; empty for nothing."""
     if not reason.tried:
         return ""
-    trials = ", ".join(f"{trial.flag} {trial.speedup:.2f}×" for trial in reason.tried)
-    return f" This sweep measured: {trials} as fast for each item."
+    trials = ", ".join(f"{trial.speedup:.2f}× with {trial.flag}" for trial in reason.tried)
+    return f" This sweep measured {trials}."

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Sequence
+import textwrap
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -108,11 +109,19 @@ def render_text(explanations: Sequence[Explanation], width: int) -> str:
         for table in (tabulate_changes(found), _shorten(tabulate_reasons(found))):
             console.print()
             draw_table(table, console)
-        for reason in found.reasons:
-            if reason.evidence or reason.option:
-                said = f"{reason.evidence} {reason.option}{write_tried(reason)}".strip()
-                console.print(f"- {reason.cause.meaning}: {said}", markup=False, highlight=False)
+        console.print()
+        for line in _list_evidence(found, width):
+            console.print(line, markup=False, highlight=False)
     return "\n".join(line.rstrip() for line in buffer.getvalue().splitlines()) + "\n"
+
+
+def _list_evidence(found: Explanation, width: int) -> Iterator[str]:
+    for reason in found.reasons:
+        said = f"{reason.evidence} {reason.option}{write_tried(reason)}".strip()
+        if said:
+            yield from textwrap.wrap(
+                f"{reason.cause.meaning}: {said}", width, subsequent_indent="  "
+            )
 
 
 def _shorten(table: Table) -> Table:

@@ -1,0 +1,79 @@
+"""Which kind of work changed between two sweeps, where both hold profiles of a case."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from statistics import fmean
+
+from bench.compare.comparison import Comparison, KindChange, Side, Subject
+from bench.diagnosis.breakdown import Breakdown, divide
+from bench.errors import UsageError
+from bench.limits import STEADY
+from bench.record import RELIABLE
+from bench.report.profiles import STEP, make_step
+from bench.store.reader import read_work
+from bench.verdict import compare
+
+
+def find_kinds(comparison: Comparison) -> list[KindChange]:
+    """The kinds of work that changed beyond noise, case by case, those that changed most first.
+
+    A change is told from `STEADY` of A's step on; where both sides have enough profiled repeats, it
+    must also differ beyond chance.
+
+    Raises:
+        UsageError: no case has a profile on both sides, or two values of an axis are compared.
+    """
+    if comparison.axis:
+        raise UsageError(
+            f"--why is for two sweeps; python -m bench.why {comparison.a.path} --axis "
+            f"{comparison.axis} explains two values of an axis"
+        )
+    a, b = (_divide_runs(side) for side in (comparison.a, comparison.b))
+    both = [s for s in comparison.matched if s in a and s in b]
+    if not both:
+        lacking = [s.path for s, held in ((comparison.a, a), (comparison.b, b)) if not held]
+        where = f" in {' or '.join(map(str, lacking))}" if lacking else " on both sides"
+        raise UsageError(f"--why: no case has a profile{where}; run both sweeps with --profile on")
+    found = [change for subject in both for change in _list(subject, a[subject], b[subject])]
+    ratios = compare([samples for _, samples in found])
+    changes = [
+        KindChange(*known, p=ratio.p_adjusted)
+        for (known, _), ratio in zip(found, ratios, strict=True)
+        # a ratio without interval has too few repeats, or none of that kind on one side
+        if ratio.low is None or ratio.differs
+    ]
+    order = {subject: place for place, subject in enumerate(both)}
+    kept = [c for c in changes if abs(c.change_s) > STEADY * c.step_s]
+    return sorted(kept, key=lambda change: (order[change.subject], -abs(change.change_s)))
+
+
+def _divide_runs(side: Side) -> dict[Subject, list[Breakdown]]:
+    """Each profiled repeat of each case of a side, its step divided."""
+    work = dict(list(read_work(side.path).groupby("record_id", sort=False)))
+    records = side.records
+    found: dict[Subject, list[Breakdown]] = {}
+    for subject, rows in side.rows.items():
+        for i in rows:
+            run = records.iloc[[i]]
+            frame = work.get(run["record_id"].iloc[0])
+            if frame is None or run["status"].iloc[0] not in RELIABLE or run[STEP].isna().any():
+                continue
+            step = make_step(run, [frame])
+            if step and (breakdown := divide(step.step)):
+                found.setdefault(subject, []).append(breakdown)
+    return found
+
+
+Known = tuple[Subject, str, float, float, float]
+"""A change but for its p-value."""
+
+
+def _list(
+    subject: Subject, a: list[Breakdown], b: list[Breakdown]
+) -> Iterator[tuple[Known, tuple[list[float], list[float]]]]:
+    """Each part of the step with its mean time on both sides, and the time of each repeat."""
+    step_s = fmean(one.step_s for one in a)
+    for name in dict.fromkeys(part.name for one in (*a, *b) for part in one.parts):
+        before, after = ([one.find_time(name) for one in side] for side in (a, b))
+        yield (subject, name, fmean(before), fmean(after), step_s), (before, after)
