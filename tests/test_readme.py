@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 import importlib.util
+import json
 import os
 import re
 import shlex
@@ -22,6 +23,7 @@ import pytest
 from bench.card.folder import FIGURE, Card, find_published
 from bench.card.phases import PUBLISHED
 from bench.case import AXES, Case, format_value
+from bench.diagnosis.reasons import CURES
 from bench.export.__main__ import TRACKERS
 from bench.flags import axis_flag
 from bench.record import Status
@@ -40,6 +42,7 @@ COMMANDS = list(
     )
 )
 CPU_SWEEP = "cpu-epyc-20261120"  # the example of docs/report.md
+WHY_SWEEP = "cpu-profiles-20261122"  # the example of docs/why.md, with profiles
 PICTURE = "Images per second by batch size, per precision"
 PUBLISHED_PICTURE = "Published images per second, by precision, on a TITAN RTX and on an H200"
 
@@ -121,7 +124,28 @@ MEASURED = {
 }
 """The parts that follow from the chosen sweep, by their marks."""
 
+
+def write_causes() -> str:
+    """Every reason that `bench.why` may give, with the options that may mend it."""
+    rows = "".join(
+        f"| {cause.meaning} | {', '.join(f'`{o.flag}`' for o in cure.options) or '–'} "
+        f"| {cure.advice} |\n"
+        for cause, cure in CURES.items()
+    )
+    return f"\n| reason | try | |\n|---|---|---|\n{rows}"
+
+
+def quote_why() -> str:
+    """The words of `bench.why` on the sweep of the example, as Markdown."""
+    command = [sys.executable, "-m", "bench.why", f"results/{WHY_SWEEP}", "--format", "json"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    pairs = json.loads(done.stdout)["explanations"]
+    return "\n" + "".join(f"> {' '.join(map(str, pair['words']))}\n\n" for pair in pairs)
+
+
 PARTS = {
+    "causes": (DOCS / "why.md", write_causes),
+    "why": (DOCS / "why.md", quote_why),
     "axes": (DOCS / "sweep.md", write_axes),
     "statuses": (DOCS / "sweep.md", write_statuses),
     "cpu": (DOCS / "report.md", lambda: report(f"results/{CPU_SWEEP}")),
@@ -278,6 +302,8 @@ def stand_in(command: str) -> str:
             return other
     if ("bench.sweep" in command and "--list" not in command) or "bench.fit" in command:
         return f"{command} --executor fake"
+    if "bench.why" in command:  # the fake profiles nothing
+        return re.sub(r"results/\w+", shlex.quote(str(ROOT / "results" / WHY_SWEEP)), command)
     if "bench.scales" in command and "--show" not in command:
         # a few steps of a small network; tests/test_scales.py maps in earnest
         small = "--device cpu --model dpn-small --dataset synthetic --batch-size 4 --at 1 --train"

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -15,9 +13,10 @@ from bench.diagnosis.reasons import write_ms
 from bench.diagnosis.sentences import name_part
 from bench.diagnosis.step import Bound, Step
 from bench.report.axes import Machines
-from bench.report.cells import Row, iterate, name_place, number_cell
+from bench.report.cells import Row, iterate, name_place
 from bench.report.model import NOTHING, Cell, Head, Table
 from bench.report.profiles import Profiled
+from bench.report.quantities import write_number
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -34,7 +33,7 @@ SMALL = 0.03
 MOST_STEPS, MOST_OPERATIONS = 4, 6
 """Cases whose operations are listed, and how many of each."""
 
-UNPROFILED = "python -m bench.sweep --profile, with the same settings, adds where their time goes."
+UNPROFILED = "add --profile on to the command of the sweep and run it again."
 
 
 @dataclass(frozen=True)
@@ -115,12 +114,8 @@ def tabulate_breakdowns(
 
 def _share(breakdown: Breakdown) -> dict[str, float]:
     """The parts of a step as shares of it, with what is left over."""
-    shares: Counter[str] = Counter()
-    for part in breakdown.parts:
-        shares[str(part.name)] += part.time_s / breakdown.step_s
-    if breakdown.left_over_s:
-        shares[LEFT_OVER] = breakdown.left_over_s / breakdown.step_s
-    return dict(shares)
+    shares = {str(part.name): part.time_s / breakdown.step_s for part in breakdown.parts}
+    return shares | {LEFT_OVER: breakdown.left_over_s / breakdown.step_s}
 
 
 def choose_parts(shares: Sequence[dict[str, float]], most: int = MOST_PARTS) -> list[str]:
@@ -135,7 +130,7 @@ def choose_parts(shares: Sequence[dict[str, float]], most: int = MOST_PARTS) -> 
 
 def ms_cell(seconds: float | None) -> Cell:
     """Write a time in milliseconds; nothing for none."""
-    return Cell(NOTHING) if seconds is None else Cell(write_ms(seconds), 1e3 * seconds)
+    return Cell(NOTHING) if seconds is None else Cell(write_ms(seconds), seconds)
 
 
 def _percent_cell(share: float) -> Cell:
@@ -157,6 +152,12 @@ def tabulate_operations(
     profiled = [(one, one.breakdown) for one in divided if one.breakdown is not None]
     if not profiled:
         return
+    lines: list[tuple[Cell, ...]] = []
+    groups: dict[int, str] = {}
+    shown = profiled[:MOST_STEPS]
+    scale, prefix = _choose_unit(
+        timed for _, breakdown in shown for timed in breakdown.rows[:MOST_OPERATIONS]
+    )
     heads = (
         Head("operation", "operation", "its name, or a convolution's window and channels", False),
         Head("kind", "kind", "of work", False, keep=3),
@@ -164,17 +165,16 @@ def tabulate_operations(
         Head("calls", "calls", "of a step", keep=4),
         Head("time", "ms a step", "time of a step", better="lower"),
         Head("share", "of the step (%)", "share of the step", keep=8),
-        Head("flops", "TFLOP/s", "reached", better="higher", keep=7),
+        Head("flops", f"{prefix}FLOP/s", "reached", better="higher", keep=7),
         Head("traffic", "GB/s", "reached, were nothing kept in a cache", better="higher", keep=7),
         Head("floor", "at least (ms)", "at the measured rates of this machine", keep=7),
         Head("bound", "limited by", "what limits it: see the notes", False, keep=8),
     )  # fmt: skip
-    lines: list[tuple[Cell, ...]] = []
-    groups: dict[int, str] = {}
-    for one, breakdown in profiled[:MOST_STEPS]:
+    for one, breakdown in shown:
         groups[len(lines)] = name_place(one.row, axes, machines)
         lines += [
-            tuple(_write(timed, one.step, breakdown)) for timed in breakdown.rows[:MOST_OPERATIONS]
+            tuple(_write(timed, one.step, breakdown, scale))
+            for timed in breakdown.rows[:MOST_OPERATIONS]
         ]
     bounds = {row[-1].value for row in lines}
     notes = [
@@ -197,7 +197,7 @@ def tabulate_operations(
     ).drop_empty()
 
 
-def _write(timed: Timed, step: Step, breakdown: Breakdown) -> Iterator[Cell]:
+def _write(timed: Timed, step: Step, breakdown: Breakdown, scale: float) -> Iterator[Cell]:
     row = timed.row
     yield Cell(row.operation, row.operation)
     yield Cell(name_part(row.kind), row.kind)
@@ -205,12 +205,20 @@ def _write(timed: Timed, step: Step, breakdown: Breakdown) -> Iterator[Cell]:
     yield Cell(f"{row.calls:,}", row.calls)
     yield ms_cell(timed.time_s)
     yield _percent_cell(timed.time_s / breakdown.step_s)
-    yield number_cell(rate(row.flop, timed.time_s, 1e12))
-    yield number_cell(rate(row.bytes, timed.time_s, 1e9))
+    yield _rate_cell(row.flop, timed.time_s, scale)
+    yield _rate_cell(row.bytes, timed.time_s, 1e9)
     yield ms_cell(find_floor(row, step.rates, step.arithmetic))
     yield Cell(timed.bound, timed.bound) if timed.bound else Cell(NOTHING)
 
 
-def rate(amount: float | None, seconds: float, scale: float) -> float:
-    """An amount a second over a scale; NaN where there is none of it."""
-    return amount / seconds / scale if amount and seconds > 0 else math.nan
+def _choose_unit(rows: Iterable[Timed]) -> tuple[float, str]:
+    """What FLOP/s are counted in, and the letter of it: T where there are as many, or else G."""
+    fastest = max(((timed.row.flop or 0.0) / timed.time_s for timed in rows), default=0.0)
+    return (1e12, "T") if fastest > 1e12 else (1e9, "G")
+
+
+def _rate_cell(amount: float | None, seconds: float, scale: float) -> Cell:
+    """Write an amount a second, over a scale; nothing where there is none of it."""
+    if not amount:
+        return Cell(NOTHING)
+    return Cell(write_number(amount / seconds / scale), amount / seconds)

@@ -6,6 +6,9 @@ import json
 from dataclasses import asdict
 from typing import Any
 
+from bench.diagnosis.explanation import Explanation, Side
+from bench.diagnosis.floors import floor_step
+from bench.diagnosis.sentences import describe
 from bench.limits import STEADY
 from bench.report.csvfile import column_names
 from bench.report.effects import JUDGED, Effect
@@ -26,6 +29,7 @@ def render(report: Report) -> str:
         "warnings": [asdict(warning) for warning in report.warnings],
         "tables": [_table(table) for table in report.tables],
         "effects": [_effect(effect) for effect in report.effects],
+        "explanations": [lay_out(why) for why in report.explanations],
         "notes": report.notes,
         "outcomes": report.outcomes,
         "columns": {name: described[name] for name in names if name in described},
@@ -88,3 +92,50 @@ def _value(value: Any) -> Any:
     if not is_number(value):
         return None
     return int(value) if float(value).is_integer() and abs(value) < 2**53 else float(value)
+
+
+def lay_out(found: Explanation) -> dict[str, Any]:
+    """An explanation as data for JSON."""
+    return {
+        "axis": found.axis,
+        "about": found.about,
+        "items": found.items,
+        "a": _lay_out_side(found.a),
+        "b": _lay_out_side(found.b),
+        "speedup": found.speedup.value,
+        "low": found.speedup.low,
+        "high": found.speedup.high,
+        "lack": found.speedup.lack,
+        "hoped": found.hoped,
+        "ceiling": found.ceiling,
+        "changes": [
+            {"name": c.name, "before_s": c.before_s, "after_s": c.after_s} for c in found.changes
+        ],
+        "gap_s": found.gap_s,
+        "reasons": [asdict(reason) for reason in found.reasons],
+        "unexplained_s": found.unexplained_s,
+        "words": describe(found),
+    }
+
+
+def _lay_out_side(side: Side) -> dict[str, Any]:
+    return {
+        "name": side.name,
+        "case": asdict(side.case),
+        "step_s": side.step.step_s,
+        "floor_s": floor_step(side.step),
+        "verdict": side.breakdown.verdict,
+        "bounds": dict(side.breakdown.bounds),
+        "parts": [
+            {
+                "name": part.name,
+                "time_s": part.time_s,
+                "calls": part.calls,
+                "flop": part.flop,
+                "bytes": part.bytes,
+                "floor_s": part.floor_s,
+            }
+            for part in side.breakdown.parts
+        ],
+        "left_over_s": side.breakdown.left_over_s,
+    }

@@ -170,4 +170,4 @@ def _divide(before: float, after: float) -> float | None:
 def change_cell(seconds: float) -> Cell:
     """Write what is added to a time, in milliseconds with its sign."""
     text = ms_cell(seconds).text
-    return Cell(text if seconds <= 0 or text == "0" else f"+{text}", 1e3 * seconds)
+    return Cell(text if seconds <= 0 or text == "0" else f"+{text}", seconds)

@@ -6,13 +6,11 @@ import io
 import json
 import textwrap
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
-from typing import Any
 
-from bench.diagnosis.explanation import Explanation, Side
-from bench.diagnosis.floors import floor_step
+from bench.diagnosis.explanation import Explanation
 from bench.diagnosis.reasons import write_ms
 from bench.diagnosis.sentences import describe, name_part, write_percent, write_tried
+from bench.report.jsonfile import lay_out
 from bench.report.markdown import escape, table_lines
 from bench.report.model import NOTHING, Cell, Head, Table
 
@@ -148,53 +146,6 @@ def render_json(explanations: Sequence[Explanation], width: int = 0) -> str:
     """Every figure, in SI units."""
     document = {"explanations": [lay_out(found) for found in explanations]}
     return json.dumps(document, indent=1, allow_nan=False) + "\n"
-
-
-def lay_out(found: Explanation) -> dict[str, Any]:
-    """An explanation as data for JSON."""
-    return {
-        "axis": found.axis,
-        "about": found.about,
-        "items": found.items,
-        "a": _lay_out_side(found.a),
-        "b": _lay_out_side(found.b),
-        "speedup": found.speedup.value,
-        "low": found.speedup.low,
-        "high": found.speedup.high,
-        "lack": found.speedup.lack,
-        "hoped": found.hoped,
-        "ceiling": found.ceiling,
-        "changes": [
-            {"name": c.name, "before_s": c.before_s, "after_s": c.after_s} for c in found.changes
-        ],
-        "gap_s": found.gap_s,
-        "reasons": [asdict(reason) for reason in found.reasons],
-        "unexplained_s": found.unexplained_s,
-        "words": describe(found),
-    }
-
-
-def _lay_out_side(side: Side) -> dict[str, Any]:
-    return {
-        "name": side.name,
-        "case": asdict(side.case),
-        "step_s": side.step.step_s,
-        "floor_s": floor_step(side.step),
-        "verdict": side.breakdown.verdict,
-        "bounds": dict(side.breakdown.bounds),
-        "parts": [
-            {
-                "name": part.name,
-                "time_s": part.time_s,
-                "calls": part.calls,
-                "flop": part.flop,
-                "bytes": part.bytes,
-                "floor_s": part.floor_s,
-            }
-            for part in side.breakdown.parts
-        ],
-        "left_over_s": side.breakdown.left_over_s,
-    }
 
 
 FORMATS = {"text": render_text, "md": render_markdown, "json": render_json}

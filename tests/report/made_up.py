@@ -406,7 +406,7 @@ def make_profiled(folder: Path, repeats: int = 3) -> Path:
     grouped convolution is no faster in bfloat16 than it would be without tensor cores.
     """
     card = {**make_card("NVIDIA H200"), **RATES}
-    rows = []
+    rows: list[tuple[Record, list[Step], list[EpochRow], list[WorkRow]]] = []
     for precision, batch in [(p, b) for p in ("fp32", "bf16-amp") for b in (32, 512)]:
         half = precision != "fp32"
         work = [

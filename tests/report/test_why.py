@@ -60,7 +60,7 @@ def test_a_step_is_divided_among_kinds_of_work(page: Report) -> None:
         f"{precision} · batch size {size}" for precision in STEP_MS for size in (32, 512)
     ]
     full = rows["bf16-amp · batch size 512"]
-    assert full["step"] == pytest.approx(STEP_MS["bf16-amp"], rel=1e-3)
+    assert full["step"] == pytest.approx(STEP_MS["bf16-amp"] / 1e3, rel=1e-3)
     assert full[Kind.GROUPED] == pytest.approx(40 / STEP_MS["bf16-amp"], rel=1e-3)
     assert full["idle"] == pytest.approx(2 / STEP_MS["bf16-amp"], rel=0.01)
     assert full["verdict"] == "memory"
@@ -79,10 +79,10 @@ def test_operations_stand_beside_what_the_machine_can_do(page: Report) -> None:
     start = next(at for at, name in table.groups.items() if name == "bf16-amp · batch size 512")
     grouped, _, dense = read_rows(table)[start : start + 3]
     assert grouped["operation"] == "3×3, 32 groups of 3→3"
-    assert dense["flops"] == pytest.approx(11.76e9 * 512 / 26.5e-3 / 1e12)
-    assert dense["traffic"] == pytest.approx(117e6 / 2 * 512 / 26.5e-3 / 1e9)
+    assert dense["flops"] == pytest.approx(11.76e9 * 512 / 26.5e-3)
+    assert dense["traffic"] == pytest.approx(117e6 / 2 * 512 / 26.5e-3)
     # 11.76 GFLOP an item at the rate of a large product is longer than 58.5 MB at that of a copy
-    assert dense["floor"] == pytest.approx(1e3 * 11.76e9 * 512 / RATES["rate_bfloat16"])
+    assert dense["floor"] == pytest.approx(11.76e9 * 512 / RATES["rate_bfloat16"])
     assert (dense["bound"], grouped["bound"]) == ("compute", "memory")
 
 
@@ -132,7 +132,7 @@ def test_the_parts_add_up_to_the_step_and_the_reasons_to_the_gap(page: Report) -
         *parts, whole = read_rows(tabulate_changes("changes", why))
         for column in ("before", "after", "change"):
             total = sum(part[column] for part in parts)  # type: ignore[misc]
-            assert total == pytest.approx(whole[column], abs=5e-3)
+            assert total == pytest.approx(whole[column], abs=5e-6)
         shares = [row["share"] for row in read_rows(tabulate_reasons("reasons", why))]
         assert sum(shares) == pytest.approx(1)  # type: ignore[arg-type]
 
@@ -166,10 +166,13 @@ def test_every_format_has_the_sections(page: Report, format: object) -> None:
 
 
 def test_json_has_the_words_and_the_numbers(page: Report) -> None:
-    tables = {table["name"]: table for table in json.loads(jsonfile.render(page))["tables"]}
+    document = json.loads(jsonfile.render(page))
+    tables = {table["name"]: table for table in document["tables"]}
     assert "as fast as fp32" in tables["reasons-1"]["words"][0]
     parts = {row[0]["value"]: row for row in tables["changes-2"]["rows"]}
-    assert parts["cast"][3]["value"] == pytest.approx(7)
+    assert parts["cast"][3]["value"] == pytest.approx(7e-3)
+    assert [pair["b"]["case"]["batch_size"] for pair in document["explanations"]] == [32, 512]
+    assert document["explanations"][1]["gap_s"] > 0
 
 
 # ----------------------------------------------------------------------------------------- figures

@@ -417,8 +417,8 @@ def take_waterfall(why: Explanation) -> pd.DataFrame:
     shown = sorted(large, key=lambda change: -abs(change.change_s))[:MOST_PARTS]
     for change in shown:
         hoped = 1e3 * change.before_s / why.hoped if why.hoped else math.nan
-        times = (1e3 * time for time in (change.before_s, change.after_s, change.change_s))
-        lines.append((name_part(change.name), *times, hoped))
+        before, after = 1e3 * change.before_s, 1e3 * change.after_s
+        lines.append((name_part(change.name), before, after, after - before, hoped))
     rest = [change for change in why.changes if change not in shown]
     if rest:
         before, after = (1e3 * sum(getattr(change, name) for change in rest)
