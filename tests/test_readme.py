@@ -135,17 +135,35 @@ def write_causes() -> str:
     return f"\n| reason | try | |\n|---|---|---|\n{rows}"
 
 
+WHY_BATCH = 128
+
+
+def ask_why(format: str) -> str:
+    """What `bench.why` says of the sweep of the example, at one batch size."""
+    command = [sys.executable, "-m", "bench.why", f"results/{WHY_SWEEP}", "--format", format]
+    command += ["--where", f"batch_size={WHY_BATCH}"]
+    environment = os.environ | {"COLUMNS": "110"}
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, check=True, env=environment
+    )
+    return done.stdout
+
+
 def quote_why() -> str:
-    """The words of `bench.why` on the sweep of the example, as Markdown."""
-    command = [sys.executable, "-m", "bench.why", f"results/{WHY_SWEEP}", "--format", "json"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    pairs = json.loads(done.stdout)["explanations"]
-    return "\n" + "".join(f"> {' '.join(map(str, pair['words']))}\n\n" for pair in pairs)
+    """Its words, and what it was measured on."""
+    (pair,) = json.loads(ask_why("json"))["explanations"]
+    words = " ".join(pair["words"])
+    source = (
+        "Measured on two cores of a CPU that other programs used too "
+        f"([records](results/{WHY_SWEEP}/records.csv)):"
+    )
+    return f"\n{fill(source, 120)}\n\n> {words}\n"
 
 
 PARTS = {
     "causes": (DOCS / "why.md", write_causes),
-    "why": (DOCS / "why.md", quote_why),
+    "why": (DOCS / "why.md", lambda: f"\n```text\n{ask_why('text')}```\n"),
+    "answer": (README, quote_why),
     "axes": (DOCS / "sweep.md", write_axes),
     "statuses": (DOCS / "sweep.md", write_statuses),
     "cpu": (DOCS / "report.md", lambda: report(f"results/{CPU_SWEEP}")),

@@ -20,6 +20,9 @@ WIDTH = 100
 WRAPPED = 12
 """Columns that a column of remarks or names gets at least, before others are left out for it."""
 
+LONGEST = 16
+"""Characters of a word in such a column that is not broken."""
+
 _GAP = 2
 
 
@@ -103,14 +106,18 @@ def _gaps(table: Table) -> int:
 
 
 def _need(table: Table) -> list[int]:
-    """Characters each column needs: its cells, broken between words only where it may wrap."""
+    """Characters each column needs: its cells, broken between words where it may wrap."""
     from rich.cells import cell_len
 
     widths = []
     for i, head in enumerate(table.heads):
         words = max(map(cell_len, head.label.split()), default=0)
         cells = max((cell_len(row[i].text) for row in table.rows), default=0)
-        widths.append(max(words, min(cells, WRAPPED) if head.wrap else cells))
+        if head.wrap:
+            longest = (cell_len(word) for row in table.rows for word in row[i].text.split())
+            kept = max((length for length in longest if length <= LONGEST), default=0)
+            cells = min(cells, max(WRAPPED, kept))
+        widths.append(max(words, cells))
     return widths
 
 
