@@ -1,0 +1,317 @@
+"""Steps under torch's profiler: what takes the time of networks that are made to take it."""
+
+from __future__ import annotations
+
+import csv
+import os
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from bench.case import Case, grid
+from bench.models import build_model
+from bench.report.__main__ import main as report
+from bench.store.reader import read_records, read_work
+from bench.sweep.__main__ import main as sweep
+from bench.sweep.options import choose_cases, parse_arguments
+from bench.timeline import Timed, Timeline, read_trace
+from bench.training import profiling
+from bench.training.loop import Training
+from bench.training.profiling import profile_step
+from bench.work import Kind, Label, Work
+from bench.worker.channel import Channel
+from bench.worker.measurement import Findings, join_work, measure, open_supply
+from bench.workloads import Workload
+
+CPU = torch.device("cpu")
+WIDTH, LAYERS, ITEMS = 512, 6, 512
+TRIES = 5  # a busy machine may stop a step anywhere
+HERE = Path(__file__).parent
+TINY = "loads_for_tests:Loads"
+
+
+class Products(nn.Module):
+    """Nothing but large matrix products."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weights = nn.Parameter(torch.randn(LAYERS, WIDTH, WIDTH) / WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for weight in self.weights.unbind():
+            x = x @ weight
+        return x
+
+
+class Elementwise(nn.Module):
+    """Nothing but operations on each element."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(ITEMS, WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.weight * x
+        for _ in range(LAYERS):
+            x = torch.sigmoid(x)
+        return x
+
+
+class Casts(Elementwise):
+    """A cast to another format and back at every layer, and nothing else."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.weight * x
+        for _ in range(LAYERS):
+            x = x.bfloat16().float()
+        return x
+
+
+class Planted(Workload):
+    """A network whose work is known, on vectors; with ``nap_s`` each batch is long in coming."""
+
+    samples = 64 * ITEMS
+
+    def __init__(self, network: type[nn.Module], nap_s: float = 0.0) -> None:
+        self.network, self.nap_s, self.slept = network, nap_s, list[float]()
+
+    def build_model(self) -> nn.Module:
+        return self.network()
+
+    def make_batch(self, size: int, device: torch.device, generator: torch.Generator) -> Any:
+        begun = time.perf_counter()
+        time.sleep(self.nap_s)
+        self.slept.append(time.perf_counter() - begun)
+        return (torch.ones(size, WIDTH),)
+
+    def compute_loss(self, network: Any, batch: Any) -> Tensor:
+        return network(*batch).mean()
+
+
+class Small(Workload):
+    """A small DPN on images."""
+
+    def build_model(self) -> nn.Module:
+        return build_model("dpn-small")
+
+
+def run(workload: Workload, batch: int = ITEMS, step_s: float = 1.0, **settings: Any) -> Timeline:
+    (case,) = grid({"workload": [TINY], "device": ["cpu"], "batch_size": [batch]})
+    case = replace(case, **settings)
+    training = Training.of(case, workload.build_model(), CPU, workload)
+    return profile_step(training, open_supply(case, workload, CPU), case, step_s)
+
+
+def shares(line: Timeline) -> dict[Kind, float]:
+    """Of the busy time, by kind."""
+    found: dict[Kind, float] = {}
+    for label, timed in line.work.items():
+        found[label.kind] = found.get(label.kind, 0.0) + timed.time_s / line.busy_s
+    return found
+
+
+def calls(line: Timeline, kind: Kind) -> float:
+    return sum(timed.calls for label, timed in line.work.items() if label.kind is kind)
+
+
+@pytest.mark.parametrize(
+    ("network", "kind", "operations"),
+    [
+        (Products, Kind.MATMUL, 3 * LAYERS - 1),  # of the first layer's input there is no gradient
+        (Elementwise, Kind.ELEMENTWISE, 2 * LAYERS + 3),  # the mean's gradient is a division
+        (Casts, Kind.CAST, 4 * LAYERS),
+    ],
+)
+def test_the_kind_of_work_that_is_planted_is_found(
+    network: type[nn.Module], kind: Kind, operations: int
+) -> None:
+    line = run(Planted(network))
+    found = shares(line)
+    assert max(found, key=found.__getitem__) is kind
+    assert calls(line, kind) == operations
+    assert sum(found.values()) == pytest.approx(1)
+    assert Kind.OTHER not in found
+
+
+def test_large_operations_take_the_whole_step() -> None:
+    lines = [run(Planted(Products)) for _ in range(TRIES)]
+    found = [line.busy_s / line.step_s for line in lines]
+    assert max(found) >= 0.9
+    assert all(share <= 1 for share in found)
+
+
+def test_a_sleeping_loader_is_waited_for() -> None:
+    errors = []
+    for _ in range(TRIES):
+        workload = Planted(Products, nap_s=0.1)
+        line = run(workload)
+        slept = sum(workload.slept[-line.steps :]) / line.steps
+        errors.append(abs(line.input_wait_s - slept) / line.step_s)
+        assert line.input_wait_s + line.busy_s <= line.step_s
+    assert min(errors) <= 0.05
+
+
+def test_as_many_steps_as_fill_a_second_are_profiled() -> None:
+    workload = Planted(Products)
+    assert run(workload, step_s=0.2).steps == 5
+    assert len(workload.slept) == 1 + 1 + 5  # one outside of the profiler, one for its start
+
+
+def test_the_batches_of_an_epoch_may_be_fewer() -> None:
+    workload = Planted(Products)
+    workload.samples = 2 * ITEMS
+    assert run(workload).steps == 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["fp32", "bf16-amp"])
+def test_next_to_nothing_of_a_dpn_is_unnamed(precision: str) -> None:
+    line = run(Small(), 32, precision=precision)
+    found = shares(line)
+    assert found.get(Kind.OTHER, 0.0) < 0.05
+    convolutions = {Kind.CONVOLUTION_1X1, Kind.CONVOLUTION, Kind.GROUPED}
+    assert sum(found[kind] for kind in convolutions) > 0.25
+    assert 0.8 <= line.busy_s / line.step_s <= 1.0
+
+
+@pytest.mark.slow
+def test_compiled_kernels_have_names_and_training_stays_as_it_was() -> None:
+    workload = Planted(Elementwise)
+    (case,) = grid({"workload": [TINY], "device": ["cpu"], "compile": [True]})
+    case = replace(case, batch_size=ITEMS)
+    training = Training.of(case, workload.build_model(), CPU, workload)
+    compiled = training.forward
+    line = profile_step(training, open_supply(case, workload, CPU), case, 1.0)
+    assert training.forward is compiled
+    fused = [label for label in line.work if "sigmoid" in label.operation]
+    assert fused
+    assert {label.kind for label in fused} == {Kind.ELEMENTWISE}
+    assert Kind.OTHER not in shares(line)
+
+
+# ---------------------------------------------------------------------------------- the records
+
+
+@pytest.fixture(scope="module")
+def found() -> Findings:
+    return measure(tiny(profile=True), "", Channel(), time.monotonic())
+
+
+def tiny(**settings: Any) -> Case:
+    (case,) = grid({"workload": [TINY], "device": ["cpu"], "batch_size": [16]})
+    return replace(case, steps=4, **settings)
+
+
+def test_a_case_holds_what_was_profiled(found: Findings) -> None:
+    m = found.measurement
+    assert m.profiled_steps == profiling.MOST
+    assert m.profiled_step_s and m.busy_s and m.input_wait_s is not None and m.sync_wait_s == 0
+    assert m.busy_s == pytest.approx(sum(row.time_s or 0 for row in found.work))
+    products = [row for row in found.work if row.kind == Kind.MATMUL]
+    assert [row.operation for row in products] == ["addmm", "mm"]
+    assert all(row.flop and row.bytes and row.time_s for row in products)
+    # counted, and of no list of tensors: each has its time
+    assert [row.operation for row in found.work if row.time_s is None and row.bytes] == []
+
+
+def test_a_profile_that_fails_costs_only_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> Timeline:
+        raise RuntimeError("no CUPTI")
+
+    monkeypatch.setattr(profiling, "profile_step", fail)
+    found = measure(tiny(profile=True), "", Channel(), time.monotonic())
+    assert found.missing["busy_s"] == "RuntimeError: no CUPTI"
+    assert found.measurement.busy_s is None
+    assert found.measurement.step_bytes
+    assert found.work
+
+
+def test_nothing_is_missing_where_none_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(profiling, "profile_step", None)
+    found = measure(tiny(), "", Channel(), time.monotonic())
+    assert found.measurement.profiled_steps is None
+    assert [name for name in found.missing if name in ("busy_s", "profiled_steps")] == []
+    assert {row.time_s for row in found.work} == {None}
+
+
+def test_time_joins_what_was_counted() -> None:
+    """Exactly; or divided over formats, where the trace knows none; or in a row of its own."""
+    mm, half = Label(Kind.MATMUL, "mm", "float32"), Label(Kind.MATMUL, "mm", "float16")
+    cats = [Label(Kind.CONCATENATION, "cat", format) for format in ("float32", "float16")]
+    counted = {mm: Work(2, 8.0, 4.0), cats[0]: Work(1, 0.0, 30.0), cats[1]: Work(1, 0.0, 10.0)}
+    timed = {
+        mm: Timed(2, 5.0),
+        half: Timed(1.4, 3.0),
+        Label(Kind.CONCATENATION, "cat"): Timed(2, 8.0),
+        Label(Kind.OTHER, "mystery"): Timed(0.3, 1.0),
+    }
+    rows = {(r.operation, r.format): r for r in join_work(counted, timed)}
+    assert {key: row.time_s for key, row in rows.items()} == {
+        ("mm", "float32"): 5.0,
+        ("cat", "float32"): 6.0,
+        ("cat", "float16"): 2.0,
+        ("mm", "float16"): 3.0,
+        ("mystery", ""): 1.0,
+    }
+    assert (rows["mm", "float32"].flop, rows["mm", "float16"].flop) == (8.0, None)
+    assert [rows[key].calls for key in (("mm", "float16"), ("mystery", ""))] == [1, 1]
+
+
+# ------------------------------------------------------------------------------------- the sweep
+
+
+def test_a_trace_needs_a_profile(capsys: pytest.CaptureFixture[str]) -> None:
+    axes = {case.profile for case in choose_cases(parse_arguments(["--trace"]))}
+    assert axes == {True}
+    both = parse_arguments(["--trace", "--profile", "on", "off"])
+    assert {case.profile for case in choose_cases(both)} == {True, False}
+    assert sweep(["--trace", "--profile", "off"]) == 2
+    assert "leave out --profile off" in capsys.readouterr().err
+
+
+def test_a_trace_is_kept_beside_the_records(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(str, (Path(__file__).parents[1], HERE))))
+    flags = ["--workload", TINY, "--device", "cpu", "--batch-size", "16", "--steps", "3"]
+    flags += ["--precision", "fp32", "--repeats", "1", "--out", str(tmp_path / "a")]
+    assert sweep([*flags, "--trace"]) == 0
+    (file,) = (tmp_path / "a" / "traces").iterdir()
+    assert str(file) in capsys.readouterr().err
+    assert read_trace(file).operators
+    records = read_records(tmp_path / "a")
+    work = read_work(tmp_path / "a")
+    assert records["profiled_steps"].tolist() == [profiling.MOST]
+    assert work["time_s"].sum() == pytest.approx(records["busy_s"][0])
+
+
+def test_a_case_is_the_same_question_with_and_without(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It changes nothing that is measured: fp32 that was profiled is fp16's baseline."""
+    out = ["--out", str(tmp_path / "a"), "--executor", "fake", "--device", "cpu"]
+    out += ["--dataset", "synthetic", "--model", "dpn-small", "--batch-size", "8"]
+    assert sweep([*out, "--precision", "fp32", "bf16-amp", "--profile", "on", "off"]) == 0
+    records = read_records(tmp_path / "a")
+    assert sorted(zip(records["precision"], records["profile"], strict=True)) == [
+        ("bf16-amp", False),
+        ("bf16-amp", True),
+        ("fp32", False),
+        ("fp32", True),
+    ]
+    (tmp_path / "b").mkdir()
+    out[1] = str(tmp_path / "b" / "mixed")
+    for flags in (["--precision", "fp32", "--profile", "on"], ["--precision", "bf16-amp"]):
+        assert sweep([*out, *flags]) == 0
+    capsys.readouterr()
+    assert report([out[1], "--format", "csv"]) == 0
+    rows = csv.DictReader(capsys.readouterr().out.splitlines())
+    assert {row["precision"]: bool(row["speedup"]) for row in rows} == {
+        "fp32": False,  # the baseline
+        "bf16-amp": True,
+    }
