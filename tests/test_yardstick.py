@@ -230,9 +230,8 @@ def test_what_a_precision_can_bring_by_hand() -> None:
     assert found is not None
     assert found.speedup == pytest.approx(10 / 3.5)
     assert found.a.bounds == pytest.approx({Bound.COMPUTE: 0.6, Bound.MEMORY: 0.4})
-    assert (
-        describe_expectation(found, "fp32")
-        == "at most 2.9× over fp32: 40 % of fp32's floor is memory traffic, and 57 % of what remains"
+    assert describe_expectation(found, "fp32") == (
+        "at most 2.9× over fp32: 40 % of fp32's floor is memory traffic, and 57 % of what remains"
     )
 
 

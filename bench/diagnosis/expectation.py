@@ -68,8 +68,7 @@ def find_step_floor(step: Step) -> Floor | None:
 
 
 def describe_expectation(found: Expectation, base: str) -> str:
-    """In words: ``at most 2.9× over fp32: 40 % of fp32's floor is memory
-    traffic, and 57 % of what remains``.
+    """In words, such as ``at most 2.4× over fp32: 58 % of fp32's floor is memory traffic, …``.
 
     Args:
         found: what is expected.
