@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Mapping
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from records_for_tests import make_record
 
 from bench.case import Case, grid
 from bench.compare.__main__ import main as compare
@@ -24,8 +26,9 @@ from bench.errors import UsageError
 from bench.precision import Arithmetic
 from bench.record import Environment, WorkRow
 from bench.report.__main__ import main as report
+from bench.store.writer import Store
 from bench.sweep.__main__ import main as sweep
-from bench.sweep.slowdown import describe_slowdown
+from bench.sweep.slowdown import describe_slowdown, recall_rates
 from bench.training.counting import Counter
 from bench.training.yardstick import list_arithmetics, make_call, make_copy, make_product, measure
 
@@ -105,14 +108,6 @@ def read_rows(out: Path) -> list[dict[str, str]]:
     return list(csv.DictReader((out / "records.csv").read_text().splitlines()))
 
 
-def write_rows(out: Path, rows: list[dict[str, str]]) -> None:
-    out.mkdir(exist_ok=True)
-    with (out / "records.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-
-
 @pytest.mark.slow
 def test_a_sweep_measures_once_and_only_where_it_runs_something(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -131,6 +126,9 @@ def test_a_sweep_measures_once_and_only_where_it_runs_something(
     assert "measuring" not in capsys.readouterr().err
     run_sweep(tmp_path / "b", "--executor", "fake")
     assert "measuring" not in capsys.readouterr().err
+    run_sweep(tmp_path / "a", "--precision", "bf16")  # it goes on at once
+    assert "measuring" not in capsys.readouterr().err
+    assert read_rows(tmp_path / "a")[-1]["rate_copy"] == first["rate_copy"]
 
 
 # ------------------------------------------------------------------------------- at another time
@@ -151,38 +149,50 @@ def test_units_are_those_of_the_column() -> None:
     assert write_rate("call_time_s", 3.14e-6) == "3.1 µs"
 
 
-FASTER = {"rate_float32": "5e10", "rate_copy": "9e9", "call_time_s": "1e-6"}
-SLOWER = {"rate_float32": "3e10", "rate_copy": "8.9e9", "call_time_s": "1e-6"}
+FASTER: dict[str, Any] = {"rate_float32": 5e10, "rate_copy": 9e9, "call_time_s": 1e-6}
+SLOWER: dict[str, Any] = {"rate_float32": 3e10, "rate_copy": 8.9e9, "call_time_s": 1e-6}
+DEVICE: dict[str, Any] = {"gpu": None, "driver": None, "cpu": "C", "torch_threads": 2}
+
+
+def write_sweep(folder: Path, **values: Any) -> Path:
+    times = {"epoch_time_s": 1.0, "measured_time_s": 1.0, "measured_steps": 9}
+    with Store(folder) as store:
+        store.append(make_record(Case(device="cpu"), **{**DEVICE, **times, **values}))
+    return folder
 
 
 @pytest.fixture
 def sweeps(tmp_path: Path) -> Path:
     """A folder with two sweeps of one machine, of which the later gave less."""
-    run_sweep(tmp_path / "made", "--executor", "fake")
-    rows = read_rows(tmp_path / "made")
-    for name, rates in (("faster", FASTER), ("slower", SLOWER)):
-        real = {"executor": "subprocess", "cpu": "C", "torch": "2.13", "torch_threads": "2"}
-        write_rows(tmp_path / name, [{**row, **real, **rates} for row in rows])
+    write_sweep(tmp_path / "faster", **FASTER)
+    write_sweep(tmp_path / "slower", **SLOWER)
     return tmp_path
 
 
-def here(rates: Mapping[str, str], **about: object) -> Environment:
-    measured = {name: float(rate) for name, rate in rates.items()}
-    same = {"cpu": "C", "torch": "2.13", "torch_threads": 2, "variables": None}
-    return replace(Environment(), **{**same, **about, **measured})  # type: ignore[arg-type]
+def here(**values: Any) -> Environment:
+    return Environment(**{**DEVICE, "torch": "2.13.0", **values})
 
 
 def test_a_sweep_warns_of_a_device_slower_than_in_another(sweeps: Path) -> None:
-    variables = read_rows(sweeps / "faster")[0]["variables"] or None
-    (line,) = describe_slowdown(here(SLOWER, variables=variables), sweeps)
+    (line,) = describe_slowdown(here(**SLOWER), sweeps)
     assert line.startswith(f"warning: C gives less than in {sweeps / 'faster'} (")
     assert ": float32 products −40 %; python -m bench.doctor" in line
-    assert describe_slowdown(here(FASTER, variables=variables), sweeps) == []
+    assert describe_slowdown(here(**FASTER), sweeps) == []
     # of another device, or torch, nothing is to be expected
-    assert describe_slowdown(here(SLOWER, variables=variables, cpu="D"), sweeps) == []
-    assert describe_slowdown(here(SLOWER, variables=variables, torch_threads=1), sweeps) == []
+    assert describe_slowdown(here(**{**SLOWER, "cpu": "D"}), sweeps) == []
+    assert describe_slowdown(here(**{**SLOWER, "torch_threads": 1}), sweeps) == []
     (sweeps / "faster" / "records.csv").write_text("not records")
-    assert describe_slowdown(here(SLOWER, variables=variables), sweeps) == []
+    assert describe_slowdown(here(**SLOWER), sweeps) == []
+
+
+def test_a_sweep_that_goes_on_soon_keeps_its_rates(sweeps: Path) -> None:
+    now = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%S}.000Z"
+    kept = write_sweep(sweeps / "kept", **FASTER, finished_at=now)
+    assert recall_rates(here(), kept) == FASTER
+    assert recall_rates(here(gpu_uuid="GPU-1"), kept) == {}
+    assert recall_rates(here(torch="2.14"), kept) == {}
+    assert recall_rates(here(), sweeps / "nowhere") == {}
+    assert recall_rates(here(), sweeps / "faster") == {}  # of another day
 
 
 def test_a_report_names_the_slower_of_two_times(
@@ -204,7 +214,8 @@ def test_compare_tells_rates_that_differ(sweeps: Path, capsys: pytest.CaptureFix
     (line,) = [line for line in out.splitlines() if "rate of" in line]
     assert line.split() == ["rate", "of", "float32", "products", "50", "GFLOP/s", "30", "GFLOP/s"]
     # where one side did not measure them, nothing is told
-    assert compare([str(sweeps / "made"), str(sweeps / "slower")]) == 0
+    write_sweep(sweeps / "unknown")
+    assert compare([str(sweeps / "unknown"), str(sweeps / "slower")]) == 0
     assert "rate of" not in capsys.readouterr().out
 
 
