@@ -13,7 +13,14 @@ import pytest
 from bench import __main__ as listing
 
 ROOT = Path(__file__).parents[1]
-INTERNAL = {"worker", "environment", "crosscheck.bare", "crosscheck.poller"}
+INTERNAL = {
+    "worker",
+    "environment",
+    "training.yardstick",
+    "doctor.counts",
+    "crosscheck.bare",
+    "crosscheck.poller",
+}
 """Modules that other modules start; people do not."""
 
 

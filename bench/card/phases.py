@@ -432,7 +432,7 @@ def _repeats(scale: Scale) -> str:
 PHASES: dict[str, Phase] = {
     phase.name: phase
     for phase in (
-        Phase("doctor", "what this machine can and cannot measure", 3, 2, _doctor),
+        Phase("doctor", "what this machine can and cannot measure", 12, 4, _doctor),
         Phase(
             "headline",
             "rtx-titan's fp32 and fp16 at batch size 256, the comparison of the 2019 page",

@@ -78,12 +78,18 @@ def find_bound(row: WorkRow, rates: Rates, arithmetic: str) -> Bound | None:
     Returns:
         None as `find_floor`.
     """
+    floor = find_floor(row, rates, arithmetic)
+    if floor is not None and rates.call_s is not None and floor < row.calls * rates.call_s:
+        return Bound.LAUNCH
+    return find_limit(row, rates, arithmetic)
+
+
+def find_limit(row: WorkRow, rates: Rates, arithmetic: str) -> Bound | None:
+    """Which of arithmetic and memory traffic a row's floor is; None as `find_floor`."""
     times = _find_times(row, rates, arithmetic)
     if times is None:
         return None
     computing, moving = times
-    if rates.call_s is not None and max(times) < row.calls * rates.call_s:
-        return Bound.LAUNCH
     return Bound.COMPUTE if computing >= moving else Bound.MEMORY
 
 

@@ -9,19 +9,23 @@ from __future__ import annotations
 import json
 import sys
 import types
+from argparse import Namespace
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, fields, is_dataclass
+from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from enum import Enum, IntEnum
 from pathlib import Path
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from bench.apex import Apex, choose_interface, refuse_apex
-from bench.case import parse_value
+from bench.case import Case, parse_value
+from bench.diagnosis.expectation import describe_expectation, expect
+from bench.diagnosis.floors import take_rates
+from bench.doctor.counts import count_model
 from bench.doctor.machine import Gpu, Machine, examine_machine
+from bench.doctor.rates import choose_seconds, describe_rates, measure_rates
 from bench.environment import (
     VARIABLES,
     DeviceAnswer,
-    Platform,
     describe_install,
     refuse_missing,
 )
@@ -366,7 +370,7 @@ def _judge_precisions(m: Machine) -> Iterator[Finding]:
     for device, answer in m.devices.items():
         if answer.error:
             continue
-        platform = Platform(Environment(**answer.environment), answer.fp16_native)
+        platform = m.platform(device)
         ways: dict[str, list[str]] = {"runs": [], "emulates, slowly,": [], "cannot run": []}
         for precision in PRECISIONS.values():
             lacks = precision.float8 and not m.torchao
@@ -461,6 +465,39 @@ def _judge_models(m: Machine) -> Iterator[Finding]:
             yield Finding(Level.FINE, "model", f"{name} can be imported and built", numbers=False)
 
 
+def _judge_rates(m: Machine) -> Iterator[Finding]:
+    for device, yardstick in m.yardsticks.items():
+        if said := describe_rates(yardstick, m.devices[device].environment.get("gpu")):
+            yield Finding(Level.FINE, "rates", f"measured now: {said}", numbers=False)
+        for column, why in yardstick.reasons.items():
+            what = f"{column.replace('_', ' ')} could not be measured: {why}"
+            yield Finding(
+                Level.NOTE, "rates", what, "try again with more memory free", numbers=False
+            )
+
+
+def _judge_expectations(m: Machine) -> Iterator[Finding]:
+    steps = {
+        (one.model, one.precision): one.make_step(take_rates(m.yardsticks[one.device].rates))
+        for one in m.counted
+        if not one.error and one.device in m.yardsticks
+    }
+    for one in m.counted:
+        name = f"{one.model}, batch size {one.batch_size}, {one.precision}"
+        if one.error:
+            what = f"{name}: not counted: {one.error}"
+            yield Finding(Level.FINE, "expected", what, numbers=False)
+            continue
+        base, step = steps.get((one.model, BASE)), steps.get((one.model, one.precision))
+        if one.precision != BASE and base and step and (found := expect(base, step)):
+            what = f"{name}: {describe_expectation(found, BASE)}"
+            yield Finding(Level.FINE, "expected", what, numbers=False)
+
+
+BASE = "fp32"
+"""The precision that the others are expected to be faster than."""
+
+
 _JUDGES = (
     _judge_driver,
     _judge_torch,
@@ -471,6 +508,8 @@ _JUDGES = (
     _judge_packages,
     _judge_variables,
     _judge_models,
+    _judge_rates,
+    _judge_expectations,
 )
 
 
@@ -600,7 +639,17 @@ def doctor(argv: Sequence[str]) -> int:
         allow_abbrev=False,
     )
     parser.add_argument(
-        "--model", nargs="+", default=[], metavar="VALUE", help="check that these can be trained"
+        "--model",
+        nargs="+",
+        default=[],
+        metavar="VALUE",
+        help="check that these can be trained, and say how much faster than fp32 each precision "
+        "can be at most",
+    )
+    parser.add_argument(
+        "--batch-size",
+        metavar="N",
+        help=f"of a step of --model ({Case.batch_size})",
     )
     parser.add_argument("--data-dir", type=Path, metavar="DIR", help="where CIFAR-10 is (./data)")
     parser.add_argument("--out", type=Path, metavar="DIR", help="where results go (./results)")
@@ -618,12 +667,49 @@ def doctor(argv: Sequence[str]) -> int:
     else:
         refuse_missing(["psutil"])
         models = [str(parse_value("model", name, "--model")) for name in given.model]
+        batch_size = _read_batch_size(given)
         machine, _ = examine_machine(models=models, data_dir=given.data_dir, out=given.out)
+        machine = measure_machine(machine, batch_size)
     findings = judge(machine)
     print(write_json(machine, findings) if given.json else write_findings(findings))
     if wrong := next(filter(None, machine.models.values()), None):
         raise UsageError(wrong)
     return int(any(finding.level is Level.UNBELIEVABLE for finding in findings))
+
+
+def _read_batch_size(given: Namespace) -> int:
+    if given.batch_size is None:
+        return Case.batch_size
+    size = parse_value("batch_size", given.batch_size, "--batch-size")
+    if not given.model:
+        raise UsageError("--batch-size is of a model; give --model too")
+    return int(str(size))
+
+
+def measure_machine(machine: Machine, batch_size: int) -> Machine:
+    """Measure what the device can do now, and count what a step of each sound model does there.
+
+    Raises:
+        UsageError: `bench.doctor.rates.SECONDS` has no number of seconds.
+    """
+    device = machine.device
+    if device is None or not (seconds := choose_seconds(device)):
+        return machine
+    platform = machine.platform(device)
+    precisions = [
+        name
+        for name, p in PRECISIONS.items()
+        if not (p.apex or (p.float8 and not machine.torchao))
+        and not (platform.refuse(p) or platform.discourage(p))
+    ]
+    counted = [
+        one
+        for model, wrong in machine.models.items()
+        if not wrong
+        for one in count_model(model, batch_size, device, precisions)
+    ]
+    yardsticks = {device: measure_rates(device, seconds)}
+    return replace(machine, yardsticks=yardsticks, counted=tuple(counted))
 
 
 if __name__ == "__main__":

@@ -20,9 +20,12 @@ from typing import Any
 
 from bench.apex import Apex, find_apex
 from bench.data import find_layout
+from bench.doctor.counts import Counted
+from bench.doctor.rates import Yardstick
 from bench.environment import (
     Answer,
     DeviceAnswer,
+    Platform,
     ask,
     describe_host,
     find_missing,
@@ -35,6 +38,7 @@ from bench.gpu.cards import Card, find_card, find_cards
 from bench.gpu.device import READINGS, Depth, Process
 from bench.gpu.nvml import Lack, check_nvml, open_device
 from bench.precision import find_torchao
+from bench.record import Environment
 
 
 @dataclass(frozen=True)
@@ -72,6 +76,7 @@ class Machine:
     """Facts. Sizes are in bytes; a size is None where it could not be asked.
 
     ``missing`` names the packages of `bench.environment.PACKAGES` that are not installed.
+    ``yardsticks`` is what devices were measured to do, and ``counted`` the work of ``models``.
     """
 
     host: str
@@ -97,6 +102,19 @@ class Machine:
     variables: dict[str, str]
     missing: tuple[str, ...] = ()
     torchao: str | None = None
+    yardsticks: dict[str, Yardstick] = field(default_factory=dict)
+    counted: tuple[Counted, ...] = ()
+
+    @property
+    def device(self) -> str | None:
+        """The device that torch can use, a GPU if it can; None where it can use none."""
+        usable = [name for name in ("cuda", "cpu") if name in self.devices]
+        return next((name for name in usable if not self.devices[name].error), None)
+
+    def platform(self, device: str) -> Platform:
+        """What a device can run, as torch has told."""
+        answer = self.devices[device]
+        return Platform(Environment(**answer.environment), answer.fp16_native)
 
 
 def examine_machine(

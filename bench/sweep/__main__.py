@@ -46,7 +46,7 @@ from bench.sweep.preflight import (
 )
 from bench.sweep.probing import describe_wall, find_walls
 from bench.sweep.schedule import OomSkips, choose_seed, plan_runs, remaining_runs
-from bench.sweep.slowdown import describe_slowdown
+from bench.sweep.slowdown import describe_slowdown, recall_rates
 from bench.text import clean
 from bench.wall.answer import Wall
 from bench.wall.search import MARGIN, STEP, Ending
@@ -245,7 +245,11 @@ class Loop:
         self.rated.add(device)
         if not (seconds := choose_seconds(device)):
             return
-        name = self.inputs.platforms[device].environment.gpu or "the CPU"
+        environment = self.inputs.platforms[device].environment
+        if rates := recall_rates(environment, self.store.folder):
+            self.inputs = self.inputs.add_rates(device, rates)
+            return
+        name = environment.gpu or "the CPU"
         self.display.say(f"measuring what {name} can do now")
         found = measure_rates(device, seconds)
         self.inputs = self.inputs.add_rates(device, found.rates)

@@ -257,6 +257,24 @@ def test_the_peak_is_that_of_the_most_expensive_forward_pass(
     assert row["peak_share"] == pytest.approx(8.5e12 / peak, nan_ok=True)
 
 
+def test_what_was_reached_is_held_against_what_the_device_was_measured_to_do(
+    tmp_path: Path,
+) -> None:
+    rates = {"rate_float16": 17e12, "rate_bfloat16": 10e12, "rate_float8": 20e12, "rate_copy": 4e12}
+    about: dict[str, Any] = {"flop_per_image": 17e9, "arithmetic": "float16", **rates}
+    about |= {"step_bytes": 10**11, "step_time_median_s": 0.1}
+    row = pick(cases_of(tmp_path / "a", ran(FP16, 100, **about)), FP16)  # 8.5 TFLOP/s
+    assert row["measured_share"] == pytest.approx(0.5)
+    assert row["copy_share"] == pytest.approx(0.25)
+    mixed = ran(FP16, 100, **{**about, "arithmetic": "float8", "fp8_flop_share": 0.5})
+    row = pick(cases_of(tmp_path / "b", mixed), FP16)
+    assert row["measured_share"] == pytest.approx(8.5 / (1 / (0.5 / 20 + 0.5 / 10)))
+    unknown = ran(FP16, 100, **{**about, "arithmetic": "tfloat32", "rate_copy": None})
+    row = pick(cases_of(tmp_path / "c", unknown), FP16)
+    assert math.isnan(row["measured_share"])
+    assert math.isnan(row["copy_share"])
+
+
 def test_a_schedule_of_which_only_the_beginning_ran_is_doubted(tmp_path: Path) -> None:
     part, whole = (Case(schedule="cosine", fraction=share) for share in (0.1, 1.0))
     cases = cases_of(

@@ -1,0 +1,131 @@
+"""The work of a training step of a model in each precision, counted in a process of its own.
+
+`python -m bench.doctor.counts cuda dpn92 512 fp32 bf16` trains on a few images and prints a line
+of JSON for each precision: the fields of `Counted`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+
+from bench.case import Case, grid
+from bench.diagnosis.step import Rates, Step
+from bench.errors import UsageError
+from bench.precision import PRECISIONS, Arithmetic
+from bench.record import WorkRow
+from bench.text import first_line, last_line
+
+
+@dataclass(frozen=True)
+class Counted:
+    """What a step of a model in one precision computes and moves; or why that is not known."""
+
+    model: str
+    precision: str
+    batch_size: int
+    device: str
+    work: tuple[WorkRow, ...] = ()
+    error: str = ""
+
+    def make_step(self, rates: Rates) -> Step:
+        """The step for a diagnosis, on a machine of these rates; its time is not known."""
+        ran = PRECISIONS[self.precision].arithmetic
+        arithmetic = ran if ran is Arithmetic.TFLOAT32 else Arithmetic.FLOAT32
+        return Step(0.0, self.work, rates, self.device, str(arithmetic))
+
+
+def count_model(
+    model: str, batch_size: int, device: str, precisions: Sequence[str], timeout_s: float = 120.0
+) -> list[Counted]:
+    """Count a step in each of ``precisions``, on a few images of CIFAR-10's shape.
+
+    Args:
+        model: that `bench.fingerprint.examine` found no fault with.
+        batch_size: images of the step.
+        device: "cuda" or "cpu".
+        precisions: those that the device can compute in.
+        timeout_s: how long all of them may take.
+    """
+    asked = [device, model, str(batch_size), *precisions]
+    command = [sys.executable, "-m", "bench.doctor.counts", *asked]
+    try:
+        done = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=timeout_s,
+        )
+        said, why = done.stdout, last_line(done.stderr)
+    except subprocess.TimeoutExpired as late:
+        said = late.stdout.decode() if isinstance(late.stdout, bytes) else late.stdout or ""
+        why = f"not counted within {timeout_s:g} s"
+    whole = said[: said.rfind("\n") + 1].splitlines()  # of what was ended, a line may be torn
+    found = {counted.precision: counted for counted in map(_read, whole)}
+    return [
+        found.get(name) or Counted(model, name, batch_size, device, error=why)
+        for name in precisions
+    ]
+
+
+def _read(line: str) -> Counted:
+    values = json.loads(line)
+    return Counted(**{**values, "work": tuple(WorkRow(**row) for row in values["work"])})
+
+
+def count_cases(cases: Sequence[Case]) -> Iterator[Counted]:
+    """Count a step of each case here; what it raises is in what is yielded."""
+    for case in cases:
+        work, error = [], ""
+        try:
+            work = _count(case)
+        except Exception as raised:  # of a user's model, whatever it may raise
+            error = str(raised) if isinstance(raised, UsageError) else first_line(raised)
+        about = (case.model, case.precision, case.batch_size, case.device)
+        yield Counted(*about, tuple(work), error)
+
+
+def _count(case: Case) -> list[WorkRow]:
+    import torch
+
+    from bench.data.batches import MadeBatches
+    from bench.training.building import build_training
+    from bench.training.counting import count_step
+    from bench.workloads.images import Images
+
+    device, workload = torch.device(case.device), Images(case.model)
+    training = build_training(case, workload, device)
+    batches = MadeBatches(
+        workload.make_batch,
+        case.batch_size,
+        batch_size=case.batch_size,
+        micro_batch=case.batch_size,
+        device=device,
+        seed=case.seed,
+    )
+    return [
+        WorkRow(str(label.kind), label.operation, label.format, work.calls, work.flop, work.bytes)
+        for label, work in count_step(training, batches, case).items()
+    ]
+
+
+def _main(arguments: Sequence[str]) -> None:
+    device, model, batch_size, *precisions = arguments
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # a user's model may print
+    sizes = [int(batch_size)]
+    cases = grid(
+        {"model": [model], "precision": precisions, "batch_size": sizes, "device": [device]}
+    )
+    for counted in count_cases(cases):
+        print(json.dumps(asdict(counted)), file=answers, flush=True)
+
+
+if __name__ == "__main__":
+    _main(sys.argv[1:])
