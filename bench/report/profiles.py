@@ -22,7 +22,6 @@ from bench.report.summaries import SOURCE
 from bench.store.attempts import number_groups
 from bench.store.reader import read_cases
 from bench.verdict import compare
-from bench.work import Kind
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -153,15 +152,6 @@ def average_work(frames: Sequence[pd.DataFrame | None]) -> list[WorkRow]:
             )
         )
     return rows
-
-
-def find_other_share(work: pd.DataFrame) -> dict[str, float]:
-    """The share of a profiled step's work that no kind names, by record."""
-    timed = work[work["time_s"].notna()]
-    whole = timed.groupby("record_id")["time_s"].sum()
-    other = timed[timed["kind"] == Kind.OTHER.value].groupby("record_id")["time_s"].sum()
-    share = (other / whole[whole > 0]).dropna()
-    return {str(record): float(value) for record, value in share.items()}
 
 
 # ------------------------------------------------------------------------------------------ pairs
