@@ -164,6 +164,7 @@ def explain_pairs(
     axis: str = "precision",
     before: str | None = None,
     after: str | None = None,
+    tried: pd.DataFrame | None = None,
 ) -> list[Explanation]:
     """Explain each pair of profiled cases that differ in one axis.
 
@@ -178,12 +179,14 @@ def explain_pairs(
         axis: in which the cases of a pair differ.
         before: the value to begin with, as CSV spells it; None for any.
         after: the value to explain; None for any.
+        tried: cases that an option may have been tried in; by default ``cases``.
     """
     known = {cell for cell, one in steps.items() if one.step.profile is not None}
     profiled = cases[cases["cell"].isin(known)]
     if not len(profiled):
         return []
-    others, common = _Others(steps, cases), _name_common(profiled, axis, machines)
+    others = _Others(steps, cases if tried is None else tried)
+    common = _name_common(profiled, axis, machines)
     pairs = list(_find_pairs(profiled, axis, before, after, machines))
     sides = []
     for one, two in pairs:
