@@ -438,7 +438,7 @@ FOLLOWS: dict[str, tuple[str, ...]] = {
 }
 """Axes that only some values of another axis have: where that one changes, so may these."""
 
-SAME_QUESTION = ("fraction", "steps")
+SAME_QUESTION = ("fraction", "steps", "profile")
 """Axes that say how a case was measured; they never tell two questions apart."""
 
 BARE = ("model", "dataset", "precision", "device")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from bench.text import Explained
 
@@ -77,3 +79,59 @@ def sum_kinds(work: Mapping[Label, Work]) -> dict[Kind, Work]:
     for label, one in work.items():
         kinds.setdefault(label.kind, Work()).add(one)
     return kinds
+
+
+CONVOLUTIONS = frozenset(
+    [
+        "convolution",
+        "convolution_overrideable",
+        "_convolution",
+        "cudnn_convolution",
+        "mkldnn_convolution",
+        "_slow_conv2d_forward",
+        "thnn_conv2d",
+        "miopen_convolution",
+        "convolution_backward",
+    ]
+)
+MOVES = frozenset({"_to_copy", "to", "copy", "clone", "contiguous", "_foreach_copy"})
+
+
+def base_name(name: str) -> str:
+    """An operation's name without its namespace, its overload and the mark of one in place.
+
+    >>> base_name("aten.add_.Tensor"), base_name("aten::_to_copy"), base_name("aten._foreach_mul_")
+    ('add', '_to_copy', '_foreach_mul')
+    """
+    plain = name.replace("::", ".").split(".")[1 if "." in name or "::" in name else 0]
+    return plain.rstrip("_") if not plain.startswith("__") else plain
+
+
+def place_kind(kind: Kind, part: Kind | None) -> Kind:
+    """The kind of an operation that is within a part of the step: the part, but for a network's.
+
+    A network is run from within its loss; products and convolutions stay what they are there.
+    """
+    return kind if part is None or (part is Kind.LOSS and kind in COMPUTING) else part
+
+
+def read_groups(name: str, args: Sequence[Any]) -> int:
+    """The groups of a convolution, by its `base_name` and its arguments in their order."""
+    places = {"convolution_backward": 9, "cudnn_convolution": 5, "mkldnn_convolution": 6}
+    at = places.get(name, 8)
+    return int(args[at]) if len(args) > at else 1
+
+
+def label_convolution(weight: Sequence[int], groups: int, format: str = "") -> Label:
+    """The label of a convolution, by the shape of its weights and its groups.
+
+    >>> label_convolution((96, 3, 3, 3), 32).operation
+    '3×3, 32 groups of 3→3'
+    """
+    outputs, inputs, *window = weight
+    shape = "×".join(map(str, window))
+    if groups > 1:
+        name = f"{shape}, {groups} groups of {inputs}→{outputs // groups}"
+        return Label(Kind.GROUPED, name, format)
+    kind = Kind.CONVOLUTION_1X1 if math.prod(window) == 1 else Kind.CONVOLUTION
+    return Label(kind, f"{shape}, {inputs}→{outputs}", format)

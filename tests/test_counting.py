@@ -16,10 +16,10 @@ from bench.case import Case, grid
 from bench.data.batches import MadeBatches
 from bench.models import build_model
 from bench.precision import PRECISIONS
-from bench.training.counting import Counter, base_name, count_step, name_kind
+from bench.training.counting import Counter, count_step, name_kind
 from bench.training.flop import count_flop
 from bench.training.loop import Training
-from bench.work import Kind, Label, Work, sum_kinds
+from bench.work import Kind, Label, Work, base_name, sum_kinds
 from bench.worker.channel import Channel
 from bench.worker.measurement import measure
 from bench.workloads import Workload

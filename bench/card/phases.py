@@ -99,6 +99,7 @@ class Scale:
     )
     walls: tuple[str, ...] = ("--model", "dpn92", "--precision", "fp32", "fp16", "bf16-amp")
     limit: str = "21GiB"
+    profiles: tuple[str, ...] = ("--precision", "fp32", "tf32", "fp16", "bf16-amp")
 
     def sweep_flags(self) -> list[str]:
         """What every sweep is told beside its preset."""
@@ -143,6 +144,7 @@ def rehearse(fraction: float | None) -> Scale:
         ),
         walls=("--model", "dpn-small", "--precision", "fp32", "--step", "8"),
         limit="720MiB",
+        profiles=("--precision", "fp32", "bf16-amp"),
     )
 
 
@@ -417,6 +419,12 @@ def _find_walls(limited: bool) -> Run:
     return run
 
 
+def _profile(card: Card, scale: Scale, children: Children) -> Entry:
+    # two sizes: what limits a small batch is another thing than what limits a large one
+    flags = ("--preset", "rtx-titan", "--batch-size", "128", "512", "--loss-scale", "128")
+    return _sweep(*flags, "--profile", "on", *scale.profiles)(card, scale, children)
+
+
 def _repeats(scale: Scale) -> str:
     return str(scale.repeats)
 
@@ -468,6 +476,7 @@ PHASES: dict[str, Phase] = {
             "wall", "the largest batch that fits on this card", 25, 1, _find_walls(limited=False)
         ),
         Phase("scales", "which loss scales are safe for DPN-92", 60, 14, _map_scales),
+        Phase("profiles", "where the time of a step goes, in four precisions", 40, 14, _profile),
         Phase(
             "repeats",
             "rtx-titan again, in fresh processes",
@@ -489,6 +498,7 @@ AGENDA: tuple[tuple[str, float], ...] = (
     ("crosscheck", 1),
     ("wall-limit", 0.4),
     ("scales", 1),
+    ("profiles", 1),
     ("tests", 1),
     ("wall", 1),
     ("repeats", 1),

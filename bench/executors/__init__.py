@@ -34,15 +34,17 @@ class Job:
     """One case to run: on which images and card, and where its log and checkpoints go.
 
     ``folder`` is where `bench.data.prepare` left the dataset; ``gpu_uuid`` is None on a CPU.
-    A checkpoint that lies in ``checkpoints`` is resumed if it is of ``identity``.
+    A checkpoint that lies in ``checkpoints`` is resumed if it is of ``identity``. The trace of a
+    profiled case is kept in the file ``trace``.
     """
 
     case: Case
-    folder: str
+    folder: str = ""
     gpu_uuid: str | None = None
     log: Path | None = None
     checkpoints: Path | None = None
     identity: dict[str, str] = field(default_factory=dict)
+    trace: Path | None = None
 
 
 class Executor(Protocol):

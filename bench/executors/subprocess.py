@@ -256,6 +256,7 @@ class Worker:
             job.gpu_uuid,
             str(job.checkpoints.absolute()) if job.checkpoints else "",
             job.identity,
+            str(job.trace.absolute()) if job.trace else "",
         )
         self._tell(encode_assignment(assignment))
 

@@ -11,7 +11,7 @@ from bench.case import format_value
 from bench.text import write_text
 
 RECORDS, STEPS, EPOCHS, WORK = "records.csv", "steps.csv", "epochs.csv", "work.csv"
-CONFIG, LOGS, CHECKPOINTS = "config.json", "logs", "checkpoints"
+CONFIG, LOGS, CHECKPOINTS, TRACES = "config.json", "logs", "checkpoints", "traces"
 
 
 def _write_cell(value: Any) -> str:

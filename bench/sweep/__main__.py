@@ -18,7 +18,7 @@ from bench.executors import Executor, Job, Settings, build_executor
 from bench.flags import run_command
 from bench.precision import PRECISIONS
 from bench.record import Outcome, Record, Status, flatten
-from bench.store.cells import CHECKPOINTS, LOGS
+from bench.store.cells import CHECKPOINTS, LOGS, TRACES
 from bench.store.reader import Past, Run, read_history
 from bench.store.writer import Store, StoreError
 from bench.sweep.checkpoints import KeptRun
@@ -195,12 +195,16 @@ class Loop:
         self.display.begin(case, repeat, sentinel)
         started = _now()
         which = "s" if sentinel else "p" if probe else repeat
-        log = f"{LOGS}/{case.slug()}-{which}-{attempt}.log"
+        name = f"{case.slug()}-{which}-{attempt}"
+        log, trace = f"{LOGS}/{name}.log", self.store.folder / TRACES / f"{name}.json.gz"
         kept = KeptRun(self.store.folder / CHECKPOINTS / f"{case.slug()}-{which}", str(which))
         if smaller is not None:
             outcome = Outcome(Status.OOM, f"batch size {smaller} already ran out of memory")
         else:
-            outcome = self._answer(replace(case, seed=seed), self.store.folder / log, kept, stopped)
+            job = Job(replace(case, seed=seed), log=self.store.folder / log)
+            if case.profile and self.options.trace:
+                job = replace(job, trace=trace)
+            outcome = self._answer(job, kept, stopped)
         record = Record(
             record_id=uuid4().hex[:16],
             case=case,
@@ -223,12 +227,16 @@ class Loop:
         self._keep(record, outcome)
         kept.finish(record)
         self.display.end(record)
+        if trace.exists():
+            self.display.say(f"trace, for https://ui.perfetto.dev: {trace}")
         if self.options.verbose:
             for line in write_curve(outcome.steps, outcome.measurement.steps_per_epoch):
                 self.display.say(line)
         return record
 
-    def _answer(self, case: Case, log: Path, kept: KeptRun, stopped: Callable[[], int]) -> Outcome:
+    def _answer(self, job: Job, kept: KeptRun, stopped: Callable[[], int]) -> Outcome:
+        """Run a job whose data and GPU are yet to be filled in, unless it is refused."""
+        case = job.case
         platform, precision = self.inputs.platforms[case.device], PRECISIONS[case.precision]
         reason = self.inputs.refuse(case)
         emulated = "" if "precision" in self.options.axes else platform.discourage(precision)
@@ -237,7 +245,7 @@ class Loop:
         if reason:
             return Outcome(Status.UNSUPPORTED, reason)
         folder, uuid = self.inputs.data(case).folder, platform.environment.gpu_uuid
-        job = Job(case, folder, uuid, log)
+        job = replace(job, folder=folder, gpu_uuid=uuid)
         if case.checkpoint:
             kept.open()
             identity = kept.identify(case, self.inputs.describe(case))

@@ -51,6 +51,7 @@ class Options:
     same_seed: bool = False
     no_skip: bool = False
     verbose: bool = False
+    trace: bool = False
     dry_run: bool = False
     list: bool = False
 
@@ -98,6 +99,11 @@ def build_parser() -> Parser:
         "--no-skip", action="store_true", help="run batch sizes above one that ran out of memory"
     )
     how.add_argument("--verbose", action="store_true", help="print each case's curve, as in 2019")
+    how.add_argument(
+        "--trace",
+        action="store_true",
+        help="profile, and keep each trace in the folder's traces/, for ui.perfetto.dev",
+    )
     how.add_argument("--dry-run", action="store_true", help="print the cases and check the models")
     how.add_argument("--list", action="store_true", help="print presets, precisions, models, …")
     return parser
@@ -154,6 +160,8 @@ def parse_arguments(argv: Sequence[str]) -> Options:
     axes = read_axes(given)
     if given.micro_batch:
         axes[MICRO_BATCH] = [read_micro_batch(given.micro_batch, "--micro-batch")]
+    if given.trace and not any(axes.setdefault("profile", [True])):
+        raise UsageError("--trace keeps the traces of profiles; leave out --profile off")
     default = "rtx-titan" if "cuda" in axes.get("device", []) or _cuda_by_default(axes) else "quick"
     preset = load_config(given.config) if given.config else load_preset(given.preset or default)
     repeats = (
@@ -167,6 +175,7 @@ def parse_arguments(argv: Sequence[str]) -> Options:
         same_seed=given.same_seed,
         no_skip=given.no_skip,
         verbose=given.verbose,
+        trace=given.trace,
         dry_run=given.dry_run,
         list=given.list,
     )

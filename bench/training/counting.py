@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
-from functools import cache, wraps
+from functools import cache, partial, wraps
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -18,8 +18,19 @@ from torch.utils.flop_counter import flop_registry
 
 from bench.case import Case, micro_batch
 from bench.data.batches import Divided, Supply
+from bench.timeline import Vocabulary
 from bench.training.flop import count_gradients
-from bench.work import COMPUTING, Kind, Label, Work
+from bench.work import (
+    CONVOLUTIONS,
+    MOVES,
+    Kind,
+    Label,
+    Work,
+    base_name,
+    label_convolution,
+    place_kind,
+    read_groups,
+)
 
 if TYPE_CHECKING:
     from bench.training.loop import Training
@@ -60,21 +71,13 @@ _NAMED: dict[Kind, str] = {
 }
 _KINDS = {name: kind for kind, names in _NAMED.items() for name in names.split()}
 
-_CONVOLUTIONS = frozenset(
-    [
-        "convolution",
-        "convolution_overrideable",
-        "_convolution",
-        "cudnn_convolution",
-        "mkldnn_convolution",
-        "_slow_conv2d_forward",
-        "thnn_conv2d",
-        "miopen_convolution",
-        "convolution_backward",
-    ]
-)
-_MOVES = frozenset({"_to_copy", "to", "copy", "clone", "contiguous", "_foreach_copy"})
-_FREE = frozenset({"empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided"})
+_FREE = frozenset({"empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided"}) | {
+    "detach",
+    "lift_fresh",
+    "resize",
+    "set",
+    "_unsafe_view",
+}
 _OVERWRITES = frozenset(
     {"copy", "zero", "fill", "_foreach_copy", "_foreach_zero", "normal", "uniform"}
 )
@@ -122,26 +125,53 @@ class Counter(TorchDispatchMode):
 @cache
 def _is_free(func: Any) -> bool:
     """Whether an operation touches no element: a view, or memory that is only set aside."""
-    name = base_name(str(func))
-    return name in _FREE or name == "detach" or bool(func.is_view)
+    return base_name(str(func)) in _FREE or bool(func.is_view)
 
 
-def base_name(name: str) -> str:
-    """An operation's name without its namespace, its overload and the mark of one in place.
+def read_vocabulary() -> Vocabulary:
+    """What torch's register of operations says of them, for `bench.timeline.summarize`."""
+    return Vocabulary(name_kind, is_free_name, is_wrapper)
 
-    >>> base_name("aten.add_.Tensor"), base_name("aten::_to_copy"), base_name("aten._foreach_mul_")
-    ('add', '_to_copy', '_foreach_mul')
+
+@cache
+def is_free_name(name: str) -> bool:
+    """Whether what has this `base_name` touches no element.
+
+    >>> is_free_name("transpose"), is_free_name("clone")
+    (True, False)
     """
-    plain = name.replace("::", ".").split(".")[1 if "." in name or "::" in name else 0]
-    return plain.rstrip("_") if not plain.startswith("__") else plain
+    return name in _FREE or any(overload.is_view for overload in _list_overloads("aten", name))
 
 
-def place_kind(kind: Kind, part: Kind | None) -> Kind:
-    """The kind of an operation that is within a part of the step: the part, but for a network's.
+@cache
+def is_wrapper(name: str) -> bool:
+    """Whether an operation does nothing but call others, which a `Counter` then sees in its place.
 
-    A network is run from within its loss; products and convolutions stay what they are there.
+    >>> is_wrapper("aten::conv2d"), is_wrapper("aten::convolution")
+    (True, False)
     """
-    return kind if part is None or (part is Kind.LOSS and kind in COMPUTING) else part
+    space, _, plain = name.partition("::")
+    names = [
+        overload._schema.name + (f".{overload._overloadname}").removesuffix(".default")
+        for overload in _list_overloads(space, plain)
+        if "out" not in overload._overloadname and overload._overloadname[:4] != "prim"
+    ]
+    key = "CompositeImplicitAutograd"
+    return bool(names) and all(map(partial(_has_kernel, key), names))
+
+
+def _has_kernel(key: str, name: str) -> bool:
+    try:
+        return bool(torch._C._dispatch_has_kernel_for_dispatch_key(name, key))
+    except RuntimeError:  # one of TorchScript's alone
+        return True
+
+
+def _list_overloads(space: str, name: str) -> list[Any]:
+    """The overloads of an operation, also of one that there is only in place."""
+    place = getattr(torch.ops, space)
+    packet = getattr(place, name, None) or getattr(place, f"{name}_", None)
+    return [] if packet is None else [getattr(packet, each) for each in packet.overloads()]
 
 
 def find_label(func: Any, args: tuple[Any, ...], out: Any) -> Label:
@@ -149,11 +179,11 @@ def find_label(func: Any, args: tuple[Any, ...], out: Any) -> Label:
     name = base_name(str(func))
     tensors = [t for t in tree_leaves(args) if isinstance(t, Tensor)]
     format = _name_format(tensors or [t for t in tree_leaves(out) if isinstance(t, Tensor)])
-    if name in _CONVOLUTIONS:
+    if name in CONVOLUTIONS:
         # of the backward pass the weights are third
         weight = args[2] if name.endswith("backward") else args[1]
-        return label_convolution(weight.shape, _read_groups(name, args), format)
-    if name in _MOVES:
+        return label_convolution(weight.shape, read_groups(name, args), format)
+    if name in MOVES:
         if name in ("copy", "_foreach_copy"):  # to the first half, from the second
             half = len(tensors) // 2
             pairs = list(zip(tensors[:half], tensors[half:], strict=False))
@@ -170,27 +200,6 @@ def find_label(func: Any, args: tuple[Any, ...], out: Any) -> Label:
 def _name_format(tensors: Sequence[Tensor]) -> str:
     floating = [t for t in tensors if t.is_floating_point()]
     return str((floating or tensors)[0].dtype).removeprefix("torch.") if tensors else ""
-
-
-def _read_groups(name: str, args: tuple[Any, ...]) -> int:
-    places = {"convolution_backward": 9, "cudnn_convolution": 5, "mkldnn_convolution": 6}
-    at = places.get(name, 8)
-    return int(args[at]) if len(args) > at else 1
-
-
-def label_convolution(weight: Sequence[int], groups: int, format: str = "") -> Label:
-    """The label of a convolution, by the shape of its weights and its groups.
-
-    >>> label_convolution((96, 3, 3, 3), 32).operation
-    '3×3, 32 groups of 3→3'
-    """
-    outputs, inputs, *window = weight
-    shape = "×".join(map(str, window))
-    if groups > 1:
-        name = f"{shape}, {groups} groups of {inputs}→{outputs // groups}"
-        return Label(Kind.GROUPED, name, format)
-    kind = Kind.CONVOLUTION_1X1 if math.prod(window) == 1 else Kind.CONVOLUTION
-    return Label(kind, f"{shape}, {inputs}→{outputs}", format)
 
 
 def _name_move(moves: Iterable[tuple[Tensor, Tensor]]) -> Kind:
@@ -218,8 +227,7 @@ def name_kind(name: str) -> Kind:
         return Kind.LOSS_SCALING
     if name.startswith("_foreach_"):
         return Kind.ELEMENTWISE
-    packet = getattr(torch.ops.aten, name, None) or getattr(torch.ops.aten, f"{name}_", None)
-    overloads = [] if packet is None else [getattr(packet, o) for o in packet.overloads()]
+    overloads = _list_overloads("aten", name)
     for tag, kind in (
         (torch.Tag.pointwise, Kind.ELEMENTWISE),
         (torch.Tag.reduction, Kind.REDUCTION),
@@ -335,6 +343,26 @@ def mark_parts(
         yield
 
 
+def mark_input(
+    batches: Iterable[Divided], inside: Callable[[Kind | None], AbstractContextManager[Any]]
+) -> Iterator[Divided]:
+    """The same batches, made inside of ``inside(Kind.INPUT)``, and their micro-batches too."""
+    for batch in _draw(batches, inside):
+        yield Divided(batch.size, _draw(batch.parts, inside))
+
+
+def _draw(
+    things: Iterable[Any], inside: Callable[[Kind | None], AbstractContextManager[Any]]
+) -> Iterator[Any]:
+    source = iter(things)
+    while True:
+        with inside(Kind.INPUT):
+            one = next(source, _ABSENT)
+        if one is _ABSENT:
+            return
+        yield one
+
+
 _ABSENT = object()
 
 
@@ -393,7 +421,8 @@ def _count_items(training: Training, batches: Supply, items: int, parts: int) ->
     try:
         with counter, mark_parts(training, counter.inside):
             # of the data in order, which no DataLoader's worker has to make
-            training.step(Divided(items * parts, islice(batches.evaluation(items), parts)))
+            few = Divided(items * parts, islice(batches.evaluation(items), parts))
+            training.step(next(mark_input([few], counter.inside)))
     finally:
         training.forward = compiled
     return counter.work

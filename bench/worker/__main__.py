@@ -97,6 +97,7 @@ def main() -> int:
             given.gpu_uuid,
             given.checkpoints,
             given.identity,
+            given.trace,
         )
     except BaseException as error:
         _report_failure(channel, given.case, error)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from itertools import chain, count, islice
+from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,9 @@ from bench.case import FOLLOWS, Case, micro_batch
 from bench.errors import UsageError
 from bench.processes import read_cpu_time
 from bench.record import EpochRow, Measurement, Step, WorkRow
+from bench.timeline import Timed
 from bench.training.flop import count_flop
+from bench.work import Label, Work
 from bench.worker.channel import Channel, Reporter
 from bench.worker.checkpoints import NOT_REPEATABLE, STEPS, Checkpoints, compare_resumed
 from bench.worker.limit import Limit, build_limit
@@ -54,6 +57,7 @@ def measure(
     gpu_uuid: str | None = None,
     checkpoints: str = "",
     identity: Mapping[str, str] | None = None,
+    trace: str = "",
 ) -> Findings:
     """Set up, warm up, train each warm epoch and evaluate after it: the whole life of a case.
 
@@ -63,10 +67,12 @@ def measure(
         gpu_uuid: the GPU that it trains on, as NVML knows it.
         checkpoints: the folder of its checkpoints; empty where none are to stay.
         identity: what a checkpoint must be of to be resumed.
+        trace: file for the trace of a profiled case; empty where it is not kept.
     """
     import torch
 
     from bench.precision import read_flags
+    from bench.training.counting import count_step
     from bench.training.schedule import learning_rates
 
     found = Findings()
@@ -152,19 +158,71 @@ def measure(
                 m.fp8_flop_share = flop / m.flop_per_image
             else:
                 found.missing["fp8_flop_share"] = training.conversion.unknown
-    with forgive(found, "step_bytes"):  # last: it trains on
-        found.work = _count_work(training, batches, case)
-        m.step_bytes = round(sum(row.bytes or 0 for row in found.work))
+    # last: both train on, and no memory is read after the profiler took its own
+    counted: Mapping[Label, Work] = {}
+    with forgive(found, "step_bytes"):
+        counted = count_step(training, batches, case)
+        m.step_bytes = round(sum(work.bytes for work in counted.values()))
+    timed: Mapping[Label, Timed] = {}
+    if case.profile:
+        with forgive(found, *_PROFILED):
+            timed = _profile(training, batches, case, trace, found)
+    found.work = join_work(counted, timed)
     return found
 
 
-def _count_work(training: Training, batches: Supply, case: Case) -> list[WorkRow]:
-    from bench.training.counting import count_step
+def _profile(
+    training: Training, batches: Supply, case: Case, trace: str, found: Findings
+) -> Mapping[Label, Timed]:
+    """Describe a profiled step; the time of each label in it."""
+    from bench.training.profiling import profile_step
 
-    return [
-        WorkRow(str(label.kind), label.operation, label.format, work.calls, work.flop, work.bytes)
-        for label, work in count_step(training, batches, case).items()
+    m = found.measurement
+    assert m.step_time_median_s
+    try:
+        line = profile_step(
+            training, batches, case, m.step_time_median_s, Path(trace) if trace else None
+        )
+    finally:
+        _end_workers(batches)
+    m.profiled_steps, m.profiled_step_s = line.steps, line.step_s
+    m.busy_s, m.input_wait_s, m.sync_wait_s = line.busy_s, line.input_wait_s, line.sync_wait_s
+    return line.work
+
+
+def join_work(counted: Mapping[Label, Work], timed: Mapping[Label, Timed]) -> list[WorkRow]:
+    """One row a label, of what was counted and what was timed.
+
+    A trace does not say the number format of a list of tensors. Time of a label without one is
+    that of the same operation in all formats that were counted, divided as their bytes are.
+    """
+    times = {label: one.time_s for label, one in timed.items() if label in counted}
+    rest = {label: one for label, one in timed.items() if label not in counted}
+    for label in [label for label in rest if not label.format]:
+        alike = {
+            other: work.bytes
+            for other, work in counted.items()
+            if (other.kind, other.operation) == (label.kind, label.operation)
+        }
+        if total := sum(alike.values()):
+            time_s = rest.pop(label).time_s
+            for other, bytes in alike.items():
+                times[other] = times.get(other, 0.0) + time_s * bytes / total
+    rows = [
+        WorkRow(*_spell(label), work.calls, work.flop, work.bytes, times.get(label))
+        for label, work in counted.items()
     ]
+    return rows + [
+        WorkRow(*_spell(label), max(1, round(one.calls)), None, None, one.time_s)
+        for label, one in rest.items()
+    ]
+
+
+def _spell(label: Label) -> tuple[str, str, str]:
+    return str(label.kind), label.operation, label.format
+
+
+_PROFILED = ("profiled_steps", "profiled_step_s", "busy_s", "input_wait_s", "sync_wait_s")
 
 
 @dataclass(frozen=True)

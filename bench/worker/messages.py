@@ -41,7 +41,8 @@ class Assignment:
     ``folder`` is where `bench.data.prepare` left the dataset, ``descriptor`` the file descriptor
     to write messages to, ``parent`` the process to die with, ``started`` the time.monotonic() at
     which the worker was asked for, in s, ``gpu_uuid`` the GPU as NVML knows it, ``checkpoints`` the
-    folder of the run's checkpoints and ``identity`` what one must be of to be resumed.
+    folder of the run's checkpoints, ``identity`` what one must be of to be resumed and ``trace``
+    the file that the trace of a profile is to be kept in.
     """
 
     case: Case
@@ -52,6 +53,7 @@ class Assignment:
     gpu_uuid: str | None = None
     checkpoints: str = ""
     identity: dict[str, str] = field(default_factory=dict)
+    trace: str = ""
 
 
 @dataclass(frozen=True)

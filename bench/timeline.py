@@ -1,0 +1,563 @@
+"""Where the time of training steps went, from a trace as torch.profiler exports it.
+
+On a GPU the time of an operation is that of the kernels that it launched, and waiting is where none
+ran. On a CPU it is the time that the operation took, with all that it called. Durations of kernels
+are sound under the profiler; what lies between them on the host is stretched.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from bench.work import (
+    CONVOLUTIONS,
+    MOVES,
+    Kind,
+    Label,
+    base_name,
+    label_convolution,
+    place_kind,
+    read_groups,
+)
+
+STEPS = "bench::steps"
+"""The region of a trace that holds the steps, all of them and nothing else."""
+
+_NETWORK = "network"
+_MARK = "bench::"
+
+_ON_DEVICE = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
+_CALLS = frozenset({"cuda_runtime", "cuda_driver"})
+_WAITS = frozenset(
+    f"{prefix}{name}"
+    for prefix in ("cuda", "hip")
+    for name in ("StreamSynchronize", "DeviceSynchronize", "EventSynchronize", "Memcpy")
+) | {"cuStreamSynchronize", "cuCtxSynchronize", "cuEventSynchronize"}
+"""Calls from which the host returns once the GPU has done what it was given."""
+
+
+def name_region(part: Kind | None) -> str:
+    """What a region of a part of the step is called in a trace; of the network for None."""
+    return f"{_MARK}{part or _NETWORK}"
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """What torch knows of its operations; `bench.training.counting.read_vocabulary` asks it.
+
+    Attributes:
+        kind: of an operation's `base_name`.
+        free: whether one touches no element: a view, or memory that is only set aside.
+        wraps: whether one does nothing but call others, by its name with namespace.
+    """
+
+    kind: Callable[[str], Kind]
+    free: Callable[[str], bool]
+    wraps: Callable[[str], bool]
+
+
+@dataclass(eq=False)
+class Event:
+    """One event of a trace: times in s, the thread that it ran on, and what is known of it."""
+
+    name: str
+    start: float
+    end: float
+    thread: tuple[Any, Any] = (0, 0)
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    parent: Event | None = None
+    children: list[Event] = field(default_factory=list)
+
+    @property
+    def duration(self) -> float:
+        """In s."""
+        return self.end - self.start
+
+
+@dataclass(frozen=True)
+class Trace:
+    """The events of a trace: operators, what ran on a GPU, calls of its runtime, and regions."""
+
+    operators: Sequence[Event] = ()
+    kernels: Sequence[Event] = ()
+    calls: Sequence[Event] = ()
+    regions: Sequence[Event] = ()
+
+
+@dataclass
+class Timed:
+    """How often operations of a label ran in a step, and for how many seconds."""
+
+    calls: float = 0.0
+    time_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """A profiled step, the mean of several: times in s, as `bench.diagnosis.step.Profile` has them.
+
+    ``work`` holds the time of each label; kernels that run side by side count twice there and once
+    in ``busy_s``.
+    """
+
+    steps: int
+    step_s: float
+    busy_s: float
+    input_wait_s: float
+    sync_wait_s: float
+    work: dict[Label, Timed]
+
+
+def read_trace(file: Path) -> Trace:
+    """Read a trace, gzipped or not, and link each operator to the one that called it.
+
+    Raises:
+        ValueError: it is none.
+    """
+    raw = file.read_bytes()
+    content = json.loads(gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw, strict=False)
+    try:
+        return build_trace(content["traceEvents"])
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"{file} is no trace of torch.profiler") from error
+
+
+def build_trace(events: Iterable[Mapping[str, Any]]) -> Trace:
+    """Sort the events of a trace, as its JSON has them."""
+    operators, kernels, calls, regions = [list[Event]() for _ in range(4)]
+    places = {
+        "cpu_op": operators,
+        "user_annotation": regions,
+        **dict.fromkeys(_ON_DEVICE, kernels),
+        **dict.fromkeys(_CALLS, calls),
+    }
+    for raw in events:
+        if raw.get("ph") != "X" or raw.get("cat") not in places:
+            continue
+        start = float(raw["ts"]) / 1e6
+        places[raw["cat"]].append(
+            Event(
+                str(raw["name"]),
+                start,
+                start + float(raw.get("dur", 0)) / 1e6,
+                (raw.get("pid"), raw.get("tid")),
+                raw.get("args") or {},
+            )
+        )
+    _link(operators)
+    return Trace(operators, kernels, calls, regions)
+
+
+def _link(operators: list[Event]) -> None:
+    """Say of each operator which one called it: the innermost around it on its thread."""
+    operators.sort(key=lambda e: (e.start, -e.end))
+    around: dict[tuple[Any, Any], list[Event]] = {}
+    for event in operators:
+        stack = around.setdefault(event.thread, [])
+        while stack and stack[-1].end <= event.start:
+            stack.pop()
+        if stack:
+            event.parent = stack[-1]
+            stack[-1].children.append(event)
+        stack.append(event)
+
+
+def summarize(trace: Trace, steps: int, vocabulary: Vocabulary, device: str) -> Timeline:
+    """The mean of the steps that the region `STEPS` holds.
+
+    Args:
+        trace: with the regions that `name_region` names, where the step has such parts.
+        steps: how many there were.
+        vocabulary: what is known of operations.
+        device: cuda or cpu.
+
+    Raises:
+        ValueError: the trace holds no such region, or of a GPU no kernel.
+    """
+    window = next((e for e in trace.regions if e.name == STEPS), None)
+    if window is None:
+        raise ValueError(f"the trace has no region {STEPS}")
+    view = _View(trace, vocabulary, window)
+    found = _read_cpu(view) if device == "cpu" else _read_gpu(view)
+    return Timeline(
+        steps,
+        found.step_s / steps,
+        found.busy_s / steps,
+        found.input_wait_s / steps,
+        found.sync_wait_s / steps,
+        {label: Timed(t.calls / steps, t.time_s / steps) for label, t in found.work.items()},
+    )
+
+
+class _View:
+    """A trace with its parts of the step, and what its operators are labelled."""
+
+    def __init__(self, trace: Trace, vocabulary: Vocabulary, window: Event) -> None:
+        self.trace, self.vocabulary, self.window = trace, vocabulary, window
+        # the parts of the step run on the thread that trains
+        marked = [
+            e
+            for e in trace.regions
+            if e.name.startswith(_MARK) and e is not window and e.thread == window.thread
+            if window.start <= e.start < window.end
+        ]
+        self.inputs = _unite(
+            [(e.start, e.end) for e in marked if e.name == name_region(Kind.INPUT)]
+        )
+        self._changes, self._parts = _lay_out(marked)
+
+    def find_part(self, moment: float) -> Kind | None:
+        """The part of the step that ran at a moment; of the backward pass too, by its time."""
+        at = bisect_right(self._changes, moment)
+        return self._parts[at - 1] if at else None
+
+    def label(self, event: Event) -> Label:
+        """The label of an operator, that of `bench.training.counting.find_label`."""
+        if _is_fused(event.name):
+            found = label_fused(event.name, self.vocabulary)
+        else:
+            found = label_operator(event, self.vocabulary)
+        return self.place(found, event.start)
+
+    def place(self, label: Label, moment: float) -> Label:
+        """A label of what ran at a moment, with the kind of the part of the step that it is of."""
+        return replace(label, kind=place_kind(label.kind, self.find_part(moment)))
+
+    def works(self, event: Event) -> bool:
+        """Whether an operator does work of its own; not wrappers, autograd's nodes or regions."""
+        if _is_fused(event.name):
+            return True
+        space, colons, _ = event.name.partition("::")
+        if not colons or space in ("autograd", "torch", "profiler", "bench") or " " in event.name:
+            return False
+        return not self.vocabulary.wraps(event.name)
+
+    def find_owner(self, event: Event | None) -> Event | None:
+        """The outermost operator with work of its own around ``event``, or it itself."""
+        owner = None
+        while event is not None:
+            if self.works(event):
+                owner = event
+            event = event.parent
+        return owner
+
+
+def _read_cpu(view: _View) -> Timeline:
+    """The operators of the thread that trains, each with the time of all that it called."""
+    window = view.window
+    work: dict[Label, Timed] = {}
+    spans = []
+    for event in view.trace.operators:
+        inside = window.start <= event.start < window.end and event.thread == window.thread
+        if not inside or view.find_owner(event) is not event:
+            continue
+        if view.vocabulary.free(base_name(event.name)):
+            continue  # what it took is the program's, not that of moving an element
+        label = view.label(event)
+        _add(work, label, event.duration)
+        spans.append((event.start, event.end))
+    waiting = _length(view.inputs) - _overlap(view.inputs, spans)
+    busy = sum(timed.time_s for timed in work.values())
+    return Timeline(1, window.duration, busy, waiting, 0.0, work)
+
+
+def _read_gpu(view: _View) -> Timeline:
+    """The kernels, each of the operator that launched it, and the gaps between them."""
+    trace, window = view.trace, view.window
+    kernels = [e for e in trace.kernels if e.start >= window.start]
+    if not kernels:
+        raise ValueError("the profiler saw no kernel; it needs CUPTI, and the right to use it")
+    operators = {e.arguments.get("External id"): e for e in trace.operators}
+    launches = {e.arguments.get("correlation"): e for e in trace.calls}
+    finder = _Finder(trace.operators)
+    work: dict[Label, Timed] = {}
+    owners: dict[Label, set[int]] = {}
+    for kernel in kernels:
+        launch = launches.get(kernel.arguments.get("correlation"))
+        caller = operators.get(kernel.arguments.get("External id")) or (
+            finder.find(launch.thread, launch.start) if launch else None
+        )
+        owner = view.find_owner(caller)
+        if owner is not None and not _is_fused(kernel.name):
+            label = view.label(owner)
+            owners.setdefault(label, set()).add(id(owner))
+        else:
+            named = label_kernel(kernel.name, view.vocabulary)
+            label = view.place(named, launch.start) if launch else named
+        _add(work, label, kernel.duration)
+    for label, called in owners.items():
+        work[label].calls = len(called)  # an operation may take several kernels
+    busy = _unite([(e.start, e.end) for e in kernels])
+    end = max(window.end, busy[-1][1])
+    gaps = _complement(busy, window.start, end)
+    waits = [(e.start, e.end) for e in trace.calls if e.name in _WAITS]
+    wanting = _overlap(gaps, view.inputs)
+    # the host had waited until nothing ran: what it did next, the GPU waits for
+    drained = [gap for gap in gaps if any(a < gap[0] <= b for a, b in waits)]
+    waiting = _length(drained) - _overlap(drained, view.inputs)
+    return Timeline(1, end - window.start, _length(busy), wanting, waiting, work)
+
+
+def _add(work: dict[Label, Timed], label: Label, time_s: float) -> None:
+    timed = work.setdefault(label, Timed())
+    timed.calls += 1
+    timed.time_s += time_s
+
+
+# formats as a trace names them, and as it numbers them among an operator's plain arguments
+_FORMATS = {
+    "float": "float32",
+    "double": "float64",
+    "c10::Half": "float16",
+    "c10::BFloat16": "bfloat16",
+    "c10::Float8_e4m3fn": "float8_e4m3fn",
+    "c10::Float8_e5m2": "float8_e5m2",
+    "long int": "int64",
+    "long": "int64",
+    "long long": "int64",
+    "int": "int32",
+    "short": "int16",
+    "signed char": "int8",
+    "unsigned char": "uint8",
+    "bool": "bool",
+}
+
+
+def label_operator(event: Event, vocabulary: Vocabulary) -> Label:
+    """The label of an operator by its name, shapes and formats; no format for a list of tensors."""
+    name, known = base_name(event.name), event.arguments
+    formats = _read_formats(event)
+    first = next(iter([f for f in formats if "float" in f] or formats), "")
+    if name in CONVOLUTIONS:
+        shapes = known.get("Input Dims") or []
+        at = 2 if name.endswith("backward") else 1
+        if len(shapes) > at and len(shapes[at]) > 2:
+            groups = read_groups(name, known.get("Concrete Inputs") or [])
+            return label_convolution(shapes[at], groups, first)
+    if name in MOVES:
+        return _label_move(event, name, first)
+    return Label(vocabulary.kind(name), name, first)
+
+
+def _read_formats(event: Event) -> list[str]:
+    types = event.arguments.get("Input type") or []
+    return [_FORMATS[t] for t in types if t in _FORMATS]
+
+
+def _label_move(event: Event, name: str, format: str) -> Label:
+    """What a copy does, by the formats and strides of the innermost copy that it makes."""
+    copies = [e for e in _walk(event) if base_name(e.name) == "copy"]
+    for copy in copies:
+        to, source = [*_read_formats(copy), "", ""][:2]
+        if to and source and to != source:
+            return Label(Kind.CAST, name, f"{source}→{to}")
+        shapes, strides = (copy.arguments.get(f"Input {key}") or [] for key in ("Dims", "Strides"))
+        if len(strides) > 1 and strides[0] != strides[1] and math.prod(shapes[0]) > 1:
+            return Label(Kind.LAYOUT, name, format)
+    return Label(Kind.COPY, name, format)
+
+
+def _walk(event: Event) -> Iterator[Event]:
+    yield event
+    for child in event.children:
+        yield from _walk(child)
+
+
+_HEAVIEST = (
+    Kind.ATTENTION,
+    Kind.NORMALISATION,
+    Kind.REDUCTION,
+    Kind.LOSS,
+    Kind.OPTIMIZER,
+    Kind.INDEXING,
+    Kind.CONCATENATION,
+    Kind.ELEMENTWISE,
+    Kind.CAST,
+    Kind.LAYOUT,
+    Kind.COPY,
+)
+_PRODUCTS = {
+    Kind.MATMUL: ("mm", "addmm", "bmm", "baddbmm", "_scaled_mm"),
+    Kind.CONVOLUTION: ("convolution", "convolution_backward"),
+    Kind.ATTENTION: ("flex_attention", "flex_attention_backward"),
+}
+
+
+def _is_fused(name: str) -> bool:
+    """Whether a name is that of a kernel of Inductor's."""
+    return "cpp_fused_" in name or (name.startswith("triton_") and "_fused_" in name)
+
+
+def label_fused(name: str, vocabulary: Vocabulary) -> Label:
+    """The label of a kernel that Inductor made, by the operations in its name.
+
+    All of its time goes to one kind, the first of `_HEAVIEST` that is among them: what is fused
+    passes over memory as often as that operation does, and the others ride along. A product is in
+    the name of a template; elsewhere it stands for what its inputs or outputs were brought into, a
+    layout.
+    """
+    head, _, tail = name.partition("_fused_")
+    names = _split_names(tail, vocabulary)
+    operation = " + ".join(names) or tail
+    if head.endswith(("_tem", "template")):
+        for kind, products in _PRODUCTS.items():
+            if any(one in products for one in names):
+                return Label(kind, operation)
+    kinds = {
+        Kind.CAST
+        if one == "_to_copy"
+        else Kind.LAYOUT
+        if any(one in products for products in _PRODUCTS.values()) or one in ("clone", "permute")
+        else vocabulary.kind(one)
+        for one in names
+    }
+    return Label(next((kind for kind in _HEAVIEST if kind in kinds), Kind.OTHER), operation)
+
+
+def _split_names(text: str, vocabulary: Vocabulary) -> list[str]:
+    """The operations in a fused kernel's name, each once; what is none of them is left out."""
+    words, names, at = text.split("_"), dict[str, None](), 0
+    while at < len(words):
+        for end in range(len(words), at, -1):
+            name = "_".join(words[at:end]).rstrip("_")
+            for known in (name, name.removesuffix("_functional")):
+                if known and not known.isdigit() and _is_known(known, vocabulary):
+                    names[known] = None
+                    at = end - 1
+                    break
+            else:
+                continue
+            break
+        at += 1
+    # views and constants move nothing
+    return [n for n in names if not vocabulary.free(n)] or list(names)
+
+
+def _is_known(name: str, vocabulary: Vocabulary) -> bool:
+    listed = any(name in products for products in _PRODUCTS.values())
+    return (
+        listed
+        or name == "_to_copy"
+        or vocabulary.free(name)
+        or (vocabulary.kind(name) is not Kind.OTHER)
+    )
+
+
+_KERNELS: dict[str, Kind] = {
+    "Memcpy": Kind.COPY,
+    "Memset": Kind.COPY,
+    "flash": Kind.ATTENTION,
+    "fmha": Kind.ATTENTION,
+    "wgrad": Kind.CONVOLUTION,
+    "dgrad": Kind.CONVOLUTION,
+    "fprop": Kind.CONVOLUTION,
+    "conv": Kind.CONVOLUTION,
+    "batch_norm": Kind.NORMALISATION,
+    "bn_": Kind.NORMALISATION,
+    "layer_norm": Kind.NORMALISATION,
+    "gemm": Kind.MATMUL,
+    "gemv": Kind.MATMUL,
+    "cutlass": Kind.MATMUL,
+    "genericTranspose": Kind.LAYOUT,
+    "nchwToNhwc": Kind.LAYOUT,
+    "nhwcToNchw": Kind.LAYOUT,
+    "multi_tensor_apply": Kind.OPTIMIZER,
+    "reduce": Kind.REDUCTION,
+    "CatArray": Kind.CONCATENATION,
+    "index": Kind.INDEXING,
+    "elementwise": Kind.ELEMENTWISE,
+}
+"""The kind of a kernel that no operator launched, such as one of a CUDA graph; the first fits."""
+
+
+def label_kernel(name: str, vocabulary: Vocabulary) -> Label:
+    """The label of a kernel by its own name alone, without templates and arguments."""
+    if _is_fused(name):
+        return label_fused(name, vocabulary)
+    kind = next((kind for part, kind in _KERNELS.items() if part in name), Kind.OTHER)
+    plain = name.removeprefix("void ").partition("<")[0].partition("(")[0].strip()
+    return Label(kind, plain or name)
+
+
+Span = tuple[float, float]
+
+
+def _unite(spans: Iterable[Span]) -> list[Span]:
+    """Spans as one where they overlap, in order."""
+    united: list[Span] = []
+    for start, end in sorted(spans):
+        if united and start <= united[-1][1]:
+            united[-1] = (united[-1][0], max(end, united[-1][1]))
+        else:
+            united.append((start, end))
+    return united
+
+
+def _complement(spans: Sequence[Span], start: float, end: float) -> list[Span]:
+    """What united spans leave free between two moments."""
+    edges = [start, *(t for span in spans for t in span), end]
+    pairs = zip(edges[::2], edges[1::2], strict=True)
+    return [(a, b) for a, b in pairs if b > a]
+
+
+def _length(spans: Iterable[Span]) -> float:
+    return sum(end - start for start, end in spans)
+
+
+def _overlap(a: Sequence[Span], b: Sequence[Span]) -> float:
+    """How long two lists of spans, each in order and without overlaps of its own, coincide."""
+    total, i, j = 0.0, 0, 0
+    while i < len(a) and j < len(b):
+        total += max(0.0, min(a[i][1], b[j][1]) - max(a[i][0], b[j][0]))
+        if a[i][1] <= b[j][1]:
+            i += 1
+        else:
+            j += 1
+    return total
+
+
+def _lay_out(regions: Iterable[Event]) -> tuple[list[float], list[Kind | None]]:
+    """The moments at which the innermost region changes, and its part from each of them on."""
+    edges = sorted(
+        [(e.start, 1, -e.end, e) for e in regions] + [(e.end, 0, -e.start, e) for e in regions],
+        key=lambda edge: edge[:3],
+    )
+    open_: list[Event] = []
+    moments: list[float] = []
+    parts: list[Kind | None] = []
+    for moment, begins, _, event in edges:
+        if begins:
+            open_.append(event)
+        else:
+            open_.remove(event)
+        name = open_[-1].name.removeprefix(_MARK) if open_ else _NETWORK
+        moments.append(moment)
+        parts.append(None if name == _NETWORK else Kind(name))
+    return moments, parts
+
+
+class _Finder:
+    """Finds the innermost operator of a thread at a moment."""
+
+    def __init__(self, operators: Iterable[Event]) -> None:
+        self._by_thread: dict[tuple[Any, Any], list[Event]] = {}
+        for event in operators:  # sorted by their starts
+            self._by_thread.setdefault(event.thread, []).append(event)
+        self._starts = {
+            thread: [e.start for e in events] for thread, events in self._by_thread.items()
+        }
+
+    def find(self, thread: tuple[Any, Any], moment: float) -> Event | None:
+        """The operator around a moment that began last; None between operators."""
+        at = bisect_right(self._starts.get(thread, []), moment)
+        event = self._by_thread[thread][at - 1] if at else None
+        while event is not None and event.end < moment:
+            event = event.parent
+        return event

@@ -1,0 +1,318 @@
+"""Traces of a profiler, made by hand, and the time of each kind of work in them."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.timeline import (
+    STEPS,
+    Timeline,
+    Trace,
+    Vocabulary,
+    build_trace,
+    label_kernel,
+    name_region,
+    read_trace,
+    summarize,
+)
+from bench.training.counting import read_vocabulary
+from bench.work import Kind, Label
+
+MAIN, BACKWARD = 1, 2
+US = 1e-6
+
+
+@pytest.fixture(scope="module")
+def words() -> Vocabulary:
+    return read_vocabulary()
+
+
+class Recorder:
+    """Writes the events of a trace as Kineto does: times in µs, an operator's id on its kernels."""
+
+    def __init__(self) -> None:
+        self.events: list[dict[str, Any]] = []
+        self._ids = 0
+
+    def _add(self, cat: str, name: str, start: float, end: float, tid: int, **args: Any) -> None:
+        event = {"ph": "X", "cat": cat, "name": name, "pid": 7, "tid": tid}
+        self.events.append({**event, "ts": start, "dur": end - start, "args": args})
+
+    def region(self, name: str, start: float, end: float) -> None:
+        self._add("user_annotation", name, start, end, MAIN)
+
+    def part(self, part: Kind | None, start: float, end: float) -> None:
+        self.region(name_region(part), start, end)
+
+    def operator(
+        self,
+        name: str,
+        start: float,
+        end: float,
+        *,
+        shapes: Sequence[Any] = (),
+        types: Sequence[str] = ("float",),
+        strides: Sequence[Any] = (),
+        inputs: Sequence[str] = (),
+        tid: int = MAIN,
+    ) -> int:
+        self._ids += 1
+        known = {"Input Dims": shapes, "Input type": types, "Input Strides": strides}
+        known |= {"Concrete Inputs": inputs, "External id": self._ids}
+        self._add("cpu_op", name, start, end, tid, **known)
+        return self._ids
+
+    def call(self, name: str, start: float, end: float, correlation: int = 0) -> None:
+        self._add("cuda_runtime", name, start, end, MAIN, correlation=correlation)
+
+    def kernel(
+        self,
+        name: str,
+        start: float,
+        end: float,
+        operator: int = 0,
+        *,
+        stream: int = 7,
+        cat: str = "kernel",
+        correlation: int = 0,
+    ) -> None:
+        known = {"External id": operator, "correlation": correlation, "stream": stream}
+        self._add(cat, name, start, end, stream, **known)
+
+    def read(self, words: Vocabulary, steps: int = 1, device: str = "cuda") -> Timeline:
+        return summarize(build_trace(self.events), steps, words, device)
+
+
+def seconds(line: Timeline) -> dict[Kind, float]:
+    """µs of each kind."""
+    kinds: dict[Kind, float] = {}
+    for label, timed in line.work.items():
+        kinds[label.kind] = kinds.get(label.kind, 0) + round(timed.time_s / US, 3)
+    return kinds
+
+
+def us(value: float) -> float:
+    return round(value / US, 3)
+
+
+CONVOLUTION: dict[str, Any] = {
+    "shapes": [[2, 64, 8, 8], [32, 2, 3, 3], []],
+    "types": ["c10::Half", "c10::Half", ""],
+    "inputs": ["", "", "", "[1, 1]", "[1, 1]", "[1, 1]", "False", "[0, 0]", "32"],
+}
+
+
+def test_a_kernel_is_of_the_operation_that_launched_it(words: Vocabulary) -> None:
+    """The outermost that is no wrapper: the one that a count sees too."""
+    trace = Recorder()
+    trace.region(STEPS, 0, 100)
+    trace.operator("aten::conv2d", 1, 20, **CONVOLUTION)
+    trace.operator("aten::convolution", 2, 19, **CONVOLUTION)
+    inner = trace.operator("aten::cudnn_convolution", 3, 18)
+    trace.kernel("sm80_xmma_fprop_implicit_gemm_f16f16_f16f32_f32_nhwckrsc", 30, 70, inner)
+    trace.kernel("void cudnn::ops::nchwToNhwcKernel<__half>", 20, 30, inner)
+    line = trace.read(words)
+    (label,) = line.work
+    assert label == Label(Kind.GROUPED, "3×3, 32 groups of 2→1", "float16")
+    assert (line.work[label].calls, us(line.work[label].time_s)) == (1, 50)
+    assert us(line.busy_s) == 50
+
+
+def test_kernels_side_by_side_are_busy_once(words: Vocabulary) -> None:
+    trace = Recorder()
+    trace.region(STEPS, 0, 100)
+    for start, end, stream in ((10, 50, 7), (30, 60, 20), (40, 45, 21), (80, 90, 7)):
+        added = trace.operator("aten::add", start - 5, start - 4)
+        trace.kernel("elementwise_kernel", start, end, added, stream=stream)
+    line = trace.read(words)
+    assert seconds(line) == {Kind.ELEMENTWISE: 40 + 30 + 5 + 10}
+    assert us(line.busy_s) == 50 + 10
+
+
+def test_gaps_are_told_apart(words: Vocabulary) -> None:
+    """For want of a batch, after the program had waited for the GPU, and neither."""
+    trace = Recorder()
+    trace.region(STEPS, 0, 1000)
+    add = trace.operator("aten::add", 1, 2)
+    trace.kernel("k", 0, 100, add)
+    trace.part(Kind.INPUT, 90, 300)  # of which the GPU waits for 200
+    trace.kernel("k", 310, 400, add)  # 10 more until the first launch
+    trace.operator("aten::item", 320, 420)
+    trace.call("cudaStreamSynchronize", 330, 405)  # returns after the kernel's end
+    trace.kernel("k", 450, 500, add)  # 50 after the wait
+    trace.call("cudaStreamSynchronize", 460, 470)  # of another stream: nothing had run out
+    trace.kernel("k", 520, 1000, add)  # 20 more to launch
+    line = trace.read(words)
+    assert us(line.busy_s) == 100 + 90 + 50 + 480
+    assert us(line.input_wait_s) == 200
+    assert us(line.sync_wait_s) == 50
+    assert us(line.step_s - line.busy_s - line.input_wait_s - line.sync_wait_s) == 30
+
+
+def test_a_batch_that_is_awaited_after_a_synchronisation_counts_once(words: Vocabulary) -> None:
+    trace = Recorder()
+    trace.region(STEPS, 0, 200)
+    add = trace.operator("aten::add", 1, 2)
+    trace.kernel("k", 0, 100, add)
+    trace.call("cudaDeviceSynchronize", 50, 105)
+    trace.part(Kind.INPUT, 110, 150)
+    trace.kernel("k", 160, 200, add)
+    line = trace.read(words)
+    assert (us(line.input_wait_s), us(line.sync_wait_s)) == (40, 20)
+
+
+def test_steps_are_averaged_and_what_runs_on_counts(words: Vocabulary) -> None:
+    """The host is ahead: the last kernels end after it has left the last step."""
+    trace = Recorder()
+    trace.region(STEPS, 0, 40)
+    for start in (10, 60):
+        trace.kernel("k", start, start + 40, trace.operator("aten::relu", start - 9, start - 8))
+    line = trace.read(words, steps=2)
+    assert (us(line.step_s), us(line.busy_s)) == (50, 40)
+    (timed,) = line.work.values()
+    assert (timed.calls, us(timed.time_s)) == (1, 40)
+
+
+def test_parts_of_the_step_hold_on_every_thread(words: Vocabulary) -> None:
+    """The backward pass has a thread of its own; where it is in the step, its time tells."""
+    trace = Recorder()
+    trace.region(STEPS, 0, 1000)
+    trace.part(Kind.LOSS, 0, 100)
+    trace.part(None, 10, 60)
+    trace.part(Kind.OPTIMIZER, 500, 600)
+    trace.part(Kind.LOSS_SCALING, 520, 530)
+    places = {Kind.LOSS: 70, Kind.OPTIMIZER: 510, Kind.LOSS_SCALING: 522}
+    for at, tid in [(20, MAIN), *((at, MAIN) for at in places.values()), (300, BACKWARD)]:
+        mul = trace.operator("aten::mul", at, at + 2, tid=tid)
+        trace.kernel("k", at + 5, at + 6, mul)
+    assert seconds(trace.read(words)) == {Kind.ELEMENTWISE: 2, **dict.fromkeys(places, 1)}
+
+
+def test_a_copy_is_what_it_does(words: Vocabulary) -> None:
+    trace = Recorder()
+    trace.region(STEPS, 0, 1000)
+    plain, last = [[2, 3, 4, 4]] * 2, [[48, 16, 4, 1], [48, 1, 12, 3]]
+
+    def copy(name: str, at: int, types: list[str], strides: list[list[int]]) -> None:
+        trace.operator("aten::to", at, at + 9)
+        trace.operator(name, at + 1, at + 8, types=types[1:])
+        inner = trace.operator(
+            "aten::copy_", at + 2, at + 7, types=types, shapes=plain, strides=strides
+        )
+        trace.kernel("elementwise", at + 10, at + 20, inner)
+
+    copy("aten::_to_copy", 0, ["c10::BFloat16", "float"], [last[0], last[0]])
+    copy("aten::_to_copy", 100, ["float", "float"], last)
+    copy("aten::clone", 200, ["float", "float"], [last[0], last[0]])
+    trace.kernel("Memcpy HtoD (Pageable -> Device)", 300, 310, cat="gpu_memcpy")
+    trace.kernel("Memset (Device)", 320, 321, cat="gpu_memset")
+    assert list(trace.read(words).work) == [
+        Label(Kind.CAST, "_to_copy", "float32→bfloat16"),
+        Label(Kind.LAYOUT, "_to_copy", "float32"),
+        Label(Kind.COPY, "clone", "float32"),
+        Label(Kind.COPY, "Memcpy HtoD"),
+        Label(Kind.COPY, "Memset"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "operation"),
+    [
+        ("triton_poi_fused_add_relu_3", Kind.ELEMENTWISE, "add + relu"),
+        (
+            "triton_red_fused__native_batch_norm_legit_functional_add_relu_12",
+            Kind.NORMALISATION,
+            "_native_batch_norm_legit + add + relu",
+        ),
+        (
+            "triton_per_fused_native_batch_norm_backward_threshold_backward_4",
+            Kind.NORMALISATION,
+            "native_batch_norm_backward + threshold_backward",
+        ),
+        ("graph_0_cpp_fused__to_copy_0", Kind.CAST, "_to_copy"),
+        ("triton_poi_fused_convolution_1", Kind.LAYOUT, "convolution"),
+        ("triton_tem_fused_addmm_relu_2", Kind.MATMUL, "addmm + relu"),
+        ("triton_poi_fused_cat_view_7", Kind.CONCATENATION, "cat"),
+        ("triton_poi_fused_nobody_knows_1", Kind.OTHER, "nobody_knows_1"),
+    ],
+)
+def test_a_fused_kernel_is_of_the_operations_in_its_name(
+    name: str, kind: Kind, operation: str, words: Vocabulary
+) -> None:
+    assert label_kernel(name, words) == Label(kind, operation)
+
+
+def test_a_fused_kernel_is_not_of_what_called_the_compiled_code(words: Vocabulary) -> None:
+    trace = Recorder()
+    trace.region(STEPS, 0, 100)
+    trace.operator("Torch-Compiled Region: 0/0", 0, 50)
+    call = trace.operator("CompiledFunction", 1, 49)
+    trace.kernel("triton_poi_fused_add_relu_3", 20, 30, call)
+    trace.kernel("triton_poi_fused_add_relu_3", 30, 40, call)
+    line = trace.read(words)
+    assert seconds(line) == {Kind.ELEMENTWISE: 20}
+    assert [timed.calls for timed in line.work.values()] == [2]
+
+
+def test_a_kernel_without_an_operation_is_found_by_its_launch_or_named(words: Vocabulary) -> None:
+    trace = Recorder()
+    trace.region(STEPS, 0, 100)
+    trace.operator("aten::mm", 10, 20)
+    trace.call("cudaLaunchKernel", 12, 13, correlation=5)
+    trace.kernel("ampere_fp16_s16816gemm_fp16", 30, 40, correlation=5)
+    trace.kernel("void mystery_kernel<float>(float*)", 50, 60)
+    assert list(trace.read(words).work) == [
+        Label(Kind.MATMUL, "mm", "float32"),
+        Label(Kind.OTHER, "mystery_kernel"),
+    ]
+
+
+def test_operators_of_a_cpu_take_what_they_call_with_them(words: Vocabulary) -> None:
+    trace = Recorder()
+    trace.region(STEPS, 0, 100)
+    trace.part(Kind.INPUT, 0, 30)  # 10 of work, 20 asleep
+    trace.operator("aten::mul", 5, 15)
+    trace.operator("aten::linear", 30, 60)
+    trace.operator("aten::t", 31, 33)
+    trace.operator("aten::addmm", 35, 58)
+    trace.operator("aten::copy_", 36, 40)
+    trace.operator("autograd::engine::evaluate_function: CatBackward0", 60, 90)
+    trace.operator("CatBackward0", 61, 89)
+    trace.operator("aten::slice_backward", 62, 80)
+    trace.operator("aten::zeros", 63, 70)
+    trace.operator("aten::slice", 81, 85)
+    trace.operator("aten::sum", 20, 90, tid=BACKWARD)  # a loader's thread
+    line = trace.read(words, device="cpu")
+    assert seconds(line) == {Kind.INPUT: 10, Kind.MATMUL: 23, Kind.CONCATENATION: 18}
+    assert (us(line.step_s), us(line.busy_s), us(line.input_wait_s)) == (100, 51, 20)
+
+
+@pytest.mark.parametrize("zipped", [False, True])
+def test_a_trace_is_read_from_its_file(tmp_path: Path, zipped: bool) -> None:
+    trace, file = Recorder(), tmp_path / "trace.json"
+    trace.region(STEPS, 0, 100)
+    trace.kernel("k", 0, 10, trace.operator("aten::mm", 0, 5))
+    text = json.dumps({"schemaVersion": 1, "traceEvents": [{"ph": "M"}, *trace.events]}).encode()
+    file.write_bytes(gzip.compress(text) if zipped else text)
+    found = read_trace(file)
+    parts = (found.operators, found.kernels, found.calls, found.regions)
+    assert [len(part) for part in parts] == [1, 1, 0, 1]
+
+
+def test_what_is_no_trace_is_refused(tmp_path: Path, words: Vocabulary) -> None:
+    file = tmp_path / "trace.json"
+    file.write_text("{}")
+    with pytest.raises(ValueError, match=r"trace\.json is no trace"):
+        read_trace(file)
+    with pytest.raises(ValueError, match="no region"):
+        summarize(Trace(), 1, words, "cuda")
+    trace = Recorder()
+    trace.region(STEPS, 0, 100)
+    with pytest.raises(ValueError, match="no kernel"):
+        trace.read(words)
