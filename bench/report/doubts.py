@@ -32,6 +32,13 @@ SHORT_ENERGY_S = 2.0
 the moments before and after is in the first and the last."""
 
 
+MOST_UNNAMED = 0.05
+"""Share of a profiled step from which operations that no kind names are a defect."""
+
+MOST_STRETCHED = 1.3
+"""A profiled step over one without the profiler, on a CPU: 1.01 to 1.28 on a noisy machine."""
+
+
 _SLOWED, _CAPPED = (
     "|".join(name for name, effect in EFFECTS.items() if effect == wanted)
     for wanted in ("slowed", "capped")
@@ -399,6 +406,28 @@ DOUBTS: dict[str, Doubt] = {
             lambda r: r["resume_difference"] != "",
             fatal=False,
             detail=_quote("resume_difference"),
+        ),
+        Doubt(
+            "unnamed",
+            "operations unnamed",
+            f"Operations that no kind of work names took more than {100 * MOST_UNNAMED:.0f} % of a "
+            "profiled step, so that what is said of its kinds is incomplete",
+            "The rows of the kind other in work.csv name them; add them to _NAMED of "
+            "bench/training/counting.py.",
+            lambda r: r["unnamed_share"] > MOST_UNNAMED,
+            fatal=False,
+        ),
+        Doubt(
+            "stretched",
+            "profile stretched",
+            f"On a CPU, a step under the profiler took more than {MOST_STRETCHED:g} times as long "
+            "as one without it, so that the shares of its kinds of work are less certain",
+            "Use a larger --batch-size, whose operations take longer, and close other programs.",
+            lambda r: (
+                (r["device"] == "cpu")
+                & (r["profiled_step_s"] > MOST_STRETCHED * r["step_time_median_s"])
+            ),
+            fatal=False,
         ),
         Doubt(
             "energy",

@@ -22,7 +22,6 @@ from bench.report.summaries import SOURCE
 from bench.store.attempts import number_groups
 from bench.store.reader import read_cases
 from bench.verdict import compare
-from bench.work import Kind
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -155,15 +154,6 @@ def average_work(frames: Sequence[pd.DataFrame | None]) -> list[WorkRow]:
     return rows
 
 
-def find_other_share(work: pd.DataFrame) -> dict[str, float]:
-    """The share of a profiled step's work that no kind names, by record."""
-    timed = work[work["time_s"].notna()]
-    whole = timed.groupby("record_id")["time_s"].sum()
-    other = timed[timed["kind"] == Kind.OTHER.value].groupby("record_id")["time_s"].sum()
-    share = (other / whole[whole > 0]).dropna()
-    return {str(record): float(value) for record, value in share.items()}
-
-
 # ------------------------------------------------------------------------------------------ pairs
 
 
@@ -174,6 +164,7 @@ def explain_pairs(
     axis: str = "precision",
     before: str | None = None,
     after: str | None = None,
+    tried: pd.DataFrame | None = None,
 ) -> list[Explanation]:
     """Explain each pair of profiled cases that differ in one axis.
 
@@ -188,12 +179,14 @@ def explain_pairs(
         axis: in which the cases of a pair differ.
         before: the value to begin with, as CSV spells it; None for any.
         after: the value to explain; None for any.
+        tried: cases that an option may have been tried in; by default ``cases``.
     """
     known = {cell for cell, one in steps.items() if one.step.profile is not None}
     profiled = cases[cases["cell"].isin(known)]
     if not len(profiled):
         return []
-    others, common = _Others(steps, cases), _name_common(profiled, axis, machines)
+    others = _Others(steps, cases if tried is None else tried)
+    common = _name_common(profiled, axis, machines)
     pairs = list(_find_pairs(profiled, axis, before, after, machines))
     sides = []
     for one, two in pairs:

@@ -36,13 +36,21 @@ def read(sweeps: Sequence[Sweep]) -> pd.DataFrame:
 
     Added to the columns of `COLUMNS`: ``sweep``, ``machine`` (the GPU, or the CPU), ``kind``
     (measured, fake or published), ``environment`` (a number: rows that agree on `COMPARABLE`),
-    ``part`` (of an epoch that was measured; the rest is extrapolated), ``memory_measure``, each of
-    `QUANTITIES` that has a ``derive`` and each of `DOUBTS`.
+    ``part`` (of an epoch that was measured; the rest is extrapolated), ``unnamed_share`` (of a
+    profiled step that no kind of work names), ``memory_measure``, each of `QUANTITIES` that has a
+    ``derive`` and each of `DOUBTS`.
     """
     import pandas as pd
 
     records = pd.concat(
-        [sweep.records.assign(sweep=sweep.name) for sweep in sweeps], ignore_index=True
+        [
+            sweep.records.assign(
+                sweep=sweep.name,
+                unnamed_share=sweep.records["record_id"].map(sweep.read_unnamed()).astype(float),
+            )
+            for sweep in sweeps
+        ],
+        ignore_index=True,
     )
     _fill_environment(records)
     kinds = {"fake": "fake", "published": "published"}

@@ -13,6 +13,7 @@ from bench.record import STEP_COLUMNS
 from bench.store.cells import CONFIG, STEPS
 from bench.store.reader import read_epochs, read_records, read_steps, read_work, records_file
 from bench.wall.search import MARGIN
+from bench.work import Kind
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -53,6 +54,14 @@ class Sweep:
     def read_work(self) -> pd.DataFrame:
         """The work of a step of its records, the columns of `WORK_COLUMNS`."""
         return read_work(self.file)
+
+    def read_unnamed(self) -> dict[str, float]:
+        """The share of a profiled step's operations that no kind of work names, by record."""
+        work = self.read_work()
+        times = work[work["time_s"].notna()].groupby("record_id")["time_s"].sum()
+        other = work[work["kind"] == Kind.OTHER.value].groupby("record_id")["time_s"].sum()
+        shares = (other / times[times > 0]).dropna()
+        return {str(record): float(share) for record, share in shares.items()}
 
 
 def read_sweep(path: Path, name: str = "") -> Sweep:

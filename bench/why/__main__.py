@@ -100,27 +100,27 @@ def _explain(options: argparse.Namespace) -> list[Explanation]:
     from bench.report.tables import label_machines
 
     axis = parse_name("--axis", options.axis, list(AXES))
-    ends = [
+    before, after = (
         None if text is None else format_value(parse_value(axis, text, flag))
         for flag, text in (("--from", options.before), ("--to", options.after))
-    ]
-    if None not in ends and ends[0] == ends[1]:
+    )
+    if before is not None and before == after:
         raise UsageError(f"--from {options.before} --to {options.after}: give two different values")
     sweeps = read_sweeps([options.sweep])
     rows = latest(read(sweeps))
-    cases = select(summarize(rows), [parse_filter(text) for text in options.where])
+    everything = summarize(rows)
+    cases = select(everything, [parse_filter(text) for text in options.where])
     steps = read_steps(rows, sweeps)
     profiled = cases[
         cases["cell"].isin([cell for cell, one in steps.items() if one.step.profile is not None])
     ]
     if not len(profiled):
         raise UsageError(
-            f"{options.sweep}: no case has a profile; add --profile on to the command of the "
-            "sweep and run it again"
+            f"{options.sweep}: no case has a profile; add --profile and run the same command again"
         )
-    _check_values(options, axis, ends, profiled)
+    _check_values(options, axis, (before, after), profiled)
     machines = label_machines(cases)
-    found = explain_pairs(steps, cases, machines, axis, *ends)
+    found = explain_pairs(steps, cases, machines, axis, before, after, everything)
     if not found:
         raise UsageError(_explain_none(options, axis, profiled))
     return found

@@ -1,0 +1,271 @@
+"""`python -m bench.why` on sweeps with made-up profiles."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.case import Case
+from bench.compare.__main__ import main as compare
+from bench.diagnosis.step import Step
+from bench.report.profiles import read_steps
+from bench.report.summaries import latest, read
+from bench.report.sweeps import read_sweeps
+from bench.store.writer import Store
+from bench.why.__main__ import main
+from bench.work import Kind
+from tests.records_for_tests import make_record
+from tests.steps_for_tests import make_profiled, make_row, make_step, write_profiled
+
+
+def make_network(precision: str, times: float = 1.0, idle: float = 2.0) -> Step:
+    """A step of a network in fp32 or fp16, its work so many times that of batch size 128."""
+    low = precision == "fp16"
+    format, size = ("float16", 0.5) if low else ("float32", 1.0)
+    rows = [
+        make_row(
+            Kind.MATMUL, "mm", (5.0 if low else 60.0) * times,
+            format=format, flop=3e12 * times, bytes=4e9 * size * times,
+        ),
+        make_row(
+            Kind.NORMALISATION, "native_batch_norm", (10.0 if low else 18.0) * times,
+            format=format, bytes=64e9 * size * times,
+        ),
+    ]  # fmt: skip
+    if low:
+        rows.append(
+            make_row(Kind.CAST, "_to_copy", 3.0, format="float32→float16", bytes=12e9, calls=160)
+        )
+    busy = sum(1e3 * (row.time_s or 0) for row in rows)
+    return make_step(busy + idle, rows)
+
+
+def make_case(precision: str, batch: int = 128, **axes: Any) -> Case:
+    scale = 128.0 if precision == "fp16" else None
+    return Case(precision=precision, loss_scale=scale, batch_size=batch, profile=True, **axes)
+
+
+@pytest.fixture
+def sweep(tmp_path: Path) -> Path:
+    """fp32 and fp16 at two batch sizes, and fp16 compiled at one of them."""
+    runs = [
+        (make_case(precision, batch), make_network(precision, batch / 128))
+        for precision in ("fp32", "fp16")
+        for batch in (128, 256)
+    ]
+    compiled = make_network("fp16", idle=0.5)
+    runs.append((make_case("fp16", compile=True), replace(compiled, step_s=12e-3)))
+    return write_profiled(tmp_path / "sweep", runs)
+
+
+def explain(*arguments: object, capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
+    assert main([*map(str, arguments), "--format", "json"]) == 0
+    found: list[dict[str, Any]] = json.loads(capsys.readouterr().out)["explanations"]
+    return found
+
+
+def test_by_default_each_precision_is_explained_against_fp32(
+    sweep: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = explain(sweep, capsys=capsys)
+    pairs = [(one["a"]["name"], one["b"]["name"], one["items"]) for one in found]
+    assert pairs == [("fp32", "fp16", 128), ("fp32", "fp16", 256)]
+    first = found[0]
+    assert first["speedup"] == pytest.approx(80 / 20)
+    assert first["low"] < 4 < first["high"]
+    assert first["hoped"] == pytest.approx(12)
+    # 5 ms of products, 8 of traffic, and 3 of casts, whose floor is as long
+    assert first["ceiling"] == pytest.approx(80 / (5 + 8 + 3), rel=1e-3)
+    changes = {one["name"]: one["after_s"] - one["before_s"] for one in first["changes"]}
+    assert changes["matmul"] == pytest.approx(-55e-3)
+    assert changes["cast"] == pytest.approx(3e-3)
+    assert sum(changes.values()) == pytest.approx(20e-3 - 80e-3, abs=1e-5)
+    assert first["gap_s"] == pytest.approx(20e-3 - 80e-3 / 12, abs=1e-5)
+    shares = {one["cause"]: one["share"] for one in first["reasons"]}
+    assert shares["memory"] == pytest.approx((10 - 18 / 12) / (20 - 80 / 12), abs=0.01)
+    assert shares["added"] == pytest.approx(3 / (20 - 80 / 12), abs=0.01)
+    assert sum(shares.values()) + first["unexplained_s"] / first["gap_s"] == pytest.approx(1)
+
+
+def test_an_option_that_the_sweep_holds_is_told_with_its_figure(
+    sweep: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = explain(sweep, "--where", "batch_size=128", capsys=capsys)
+    memory = next(one for one in found[0]["reasons"] if one["cause"] == "memory")
+    assert memory["tried"] == [{"flag": "--compile on", "speedup": pytest.approx(20 / 12)}]
+    launch = next(one for one in found[0]["reasons"] if one["cause"] == "launch")
+    flags = {one["flag"]: one["speedup"] for one in launch["tried"]}
+    # 35 ms for 256 items, 20 for 128
+    assert flags["--batch-size 256"] == pytest.approx(2 * 20 / 35, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("options", "names"),
+    [
+        (["--from", "fp16", "--to", "fp32", "--where", "batch_size=256"], ["fp16", "fp32"]),
+        (["--to", "fp16", "--where", "batch_size=256"], ["fp32", "fp16"]),
+        (["--axis", "compile"], ["compile off", "compile on"]),
+        (["--axis", "compile", "--from", "on", "--to", "off"], ["compile on", "compile off"]),
+        (
+            ["--axis", "batch-size", "--where", "precision=fp32"],
+            ["batch size 128", "batch size 256"],
+        ),
+    ],
+)
+def test_any_two_values_of_any_axis(
+    sweep: Path, options: list[str], names: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    (found,) = explain(sweep, *options, capsys=capsys)
+    assert [found["a"]["name"], found["b"]["name"]] == names
+
+
+def test_of_two_batch_sizes_the_first_is_scaled_to_as_many_items(
+    sweep: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ("--axis", "batch_size", "--where", "precision=fp32")
+    (found,) = explain(sweep, *options, capsys=capsys)
+    assert found["items"] == 256
+    assert found["a"]["step_s"] == pytest.approx(160e-3, rel=1e-3)
+    assert found["speedup"] == pytest.approx(160 / 158)
+    assert found["hoped"] is None
+    (launch,) = found["reasons"]
+    assert launch["cause"] == "launch"
+    assert launch["time_s"] == pytest.approx(-2e-3, rel=0.01)
+
+
+def test_words_come_first_then_the_way_then_the_reasons(
+    sweep: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([str(sweep), "--where", "batch_size=128"]) == 0
+    text = capsys.readouterr().out
+    assert " ".join(text.split()).startswith("fp16 is 4.00× (3.9")
+    places = [text.index(part) for part in ("80 → 20 ms", "From fp32 to fp16", "The gap of")]
+    assert places == sorted(places)
+    assert "not explained" in text
+    file = tmp_path / "why.md"
+    assert main([str(sweep), "--where", "batch_size=128", "--format", "md", "-o", str(file)]) == 0
+    markdown = file.read_text()
+    assert markdown.startswith("## fp32 → fp16: dpn92 · batch size 128\n\nfp16 is 4.00×")
+    assert "| casts to another number format |" in markdown
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--to", "bf16"], "--to bf16: no profiled case of {} has this precision; there is fp32, "
+         "fp16"),
+        (["--axis", "compiled"], "--axis 'compiled': did you mean 'compile'?"),
+        (["--axis", "channels-last"], "channels_last is off in all profiled cases; try --axis "
+         "precision or --axis loss_scale or --axis batch_size or --axis compile"),
+        (["--from", "fp16", "--to", "fp16"], "give two different values"),
+        (["--where", "batch_size=64"], "no case has it; there is 128, 256"),
+        (["--format", "html"], "--format 'html'"),
+        (["--axis", "loss_scale"], "no two profiled cases differ in loss_scale alone"),
+    ],
+)  # fmt: skip
+def test_errors_are_one_line_that_says_what_is_there(
+    sweep: Path, options: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([str(sweep), *options]) == 2
+    error = capsys.readouterr().err
+    assert said.format(sweep) in error
+    assert error.count("\n") == 1
+
+
+def test_without_a_profile_it_says_how_to_get_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Store(tmp_path / "plain") as store:
+        store.append(make_record(Case(), step_time_median_s=0.1, epoch_time_s=1.0))
+    assert main([str(tmp_path / "plain")]) == 2
+    assert "add --profile and run the same command again" in capsys.readouterr().err
+
+
+def test_repeats_with_a_profile_are_averaged_and_others_left_to_the_times(tmp_path: Path) -> None:
+    step = make_network("fp32")
+    slow = [replace(row, time_s=2 * (row.time_s or 0)) for row in step.work[:1]]
+    case = make_case("fp32")
+    with Store(tmp_path / "sweep") as store:
+        store.append(make_profiled(case, step, 1), work=step.work)
+        store.append(make_profiled(case, step, 2), work=slow)
+        unprofiled = make_profiled(case, step, 3, profiled_step_s=None, busy_s=None)
+        store.append(unprofiled, work=[replace(row, time_s=None) for row in step.work])
+    sweeps = read_sweeps([tmp_path / "sweep"])
+    (found,) = read_steps(latest(read(sweeps)), sweeps).values()
+    assert len(found.times) == 3
+    times = {row.operation: row.time_s for row in found.step.work}
+    assert times["mm"] == pytest.approx(90e-3)
+    assert times["native_batch_norm"] == pytest.approx(9e-3)  # not in the second repeat
+
+
+# ------------------------------------------------------------------------------- bench.compare
+
+
+def test_compare_names_the_kind_of_work_that_changed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = make_network("fp32")
+    rows = [
+        replace(row, time_s=30e-3) if row.kind == Kind.NORMALISATION else row for row in before.work
+    ]
+    a = write_profiled(tmp_path / "a", [(make_case("fp32"), before)])
+    b = write_profiled(tmp_path / "b", [(make_case("fp32"), make_step(92.0, rows))])
+    assert compare([str(a), str(b), "--why", "--format", "json"]) == 0
+    (kind,) = json.loads(capsys.readouterr().out)["kinds"]
+    assert kind["kind"] == "normalisation"
+    assert kind["a_s"] == pytest.approx(18e-3)
+    assert kind["b_s"] == pytest.approx(30e-3)
+    for format in ("text", "md"):
+        assert compare([str(a), str(b), "--why", "--format", format]) == 0
+        text = capsys.readouterr().out
+        assert "Kinds of work that changed" in text
+        assert "+15.0 %" in text
+    assert compare([str(a), str(a), "--why"]) == 0
+    assert "none beyond noise" in capsys.readouterr().out
+    assert compare([str(a), str(b), "--format", "json"]) == 0
+    assert json.loads(capsys.readouterr().out)["kinds"] is None
+
+
+def test_compare_explains_only_what_both_sweeps_profiled(
+    sweep: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Store(tmp_path / "plain") as store:
+        store.append(make_record(make_case("fp32"), step_time_median_s=0.1, epoch_time_s=1.0))
+    plain = tmp_path / "plain"
+    assert compare([str(sweep), str(plain), "--why"]) == 2
+    assert f"no case has a profile in {plain}" in capsys.readouterr().err
+    axis = ["--axis", "compile", "off", "on"]
+    assert compare([str(sweep), "--why", *axis]) == 2
+    assert "python -m bench.why" in capsys.readouterr().err
+
+
+# --------------------------------------------------------------------------------------- doubts
+
+
+def test_doubts_of_a_profile(tmp_path: Path) -> None:
+    step = make_network("fp32")
+    strange = [*step.work, make_row(Kind.OTHER, "mystery", 8.0, flop=None, bytes=None)]
+    case = make_case("fp32")
+    with Store(tmp_path / "sweep") as store:
+        for number, (work, wall, device) in enumerate(
+            [
+                (step.work, 80e-3, "cpu"),
+                (strange, 80e-3, "cpu"),
+                (step.work, 110e-3, "cpu"),
+                (step.work, 110e-3, "cuda"),
+            ]
+        ):
+            record = make_profiled(
+                replace(case, seed=number, device=device),
+                step,
+                record_id=f"{number:016x}",
+                profiled_step_s=wall,
+            )
+            store.append(record, work=work)
+    records = read(read_sweeps([tmp_path / "sweep"]))
+    assert records["unnamed"].tolist() == [False, True, False, False]
+    assert records["stretched"].tolist() == [False, False, True, False]
