@@ -63,7 +63,7 @@ from bench.report.scaling import find_families, find_searches
 from bench.report.spread import Spread
 from bench.report.startup import find_prices, find_start
 from bench.report.units import count_table_in, find_units
-from bench.report.why import choose_pairs, tabulate_explained, tabulate_pairs
+from bench.report.why import choose_pairs, tabulate_expected, tabulate_explained, tabulate_pairs
 from bench.store.attempts import number_groups
 from bench.text import count
 
@@ -125,6 +125,7 @@ def build(
         *tabulate_learning(list(judge_learning(rows, cases, effects))),
         *tabulate_prices(cases, list(find_prices(rows, cases, effects))),
         *tabulate_breakdowns(divided, named, machines),
+        *tabulate_expected(steps, cases, effects, machines),
         *tabulate_pairs(pairs),
         *tabulate_explained(pairs),
         *tabulate_operations(_put_first(divided, steps, pairs), named, machines),

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import count
+from typing import TYPE_CHECKING
 
+from bench.diagnosis.expectation import expect
 from bench.diagnosis.explanation import Explanation, Reason
 from bench.diagnosis.sentences import describe, name_part, write_tried
+from bench.diagnosis.step import Bound
+from bench.report.axes import Machines, find_varying, list_naming_axes
 from bench.report.breakdowns import ms_cell
-from bench.report.cells import write_ratio
+from bench.report.cells import iterate, name_place, quantity_cell, quantity_head, write_ratio
+from bench.report.effects import Effect
 from bench.report.model import NOTHING, Cell, Head, Table
+from bench.report.profiles import Profiled
+from bench.report.quantities import QUANTITIES
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 MOST_ROWS = 40
 """Pairs of the table; more would not be read."""
@@ -43,6 +53,57 @@ def choose_pairs(explanations: Sequence[Explanation], most: int = MOST_PAIRS) ->
 def name_pair(why: Explanation) -> str:
     """Name a pair for people: ``fp32 → bf16-amp · dpn92 · batch size 512``."""
     return " · ".join(filter(None, (f"{why.a.name} → {why.b.name}", why.about)))
+
+
+def tabulate_expected(
+    steps: Mapping[int, Profiled],
+    cases: pd.DataFrame,
+    effects: Sequence[Effect],
+    machines: Machines,
+) -> Iterator[Table]:
+    """What counts and the machine's rates let one expect of each precision, beside what it brought.
+
+    Args:
+        steps: of `bench.report.profiles.read_steps`.
+        cases: of `bench.report.summaries.summarize`.
+        effects: whose pairs of precisions are shown.
+    """
+    rows = {row.cell: row for row in iterate(cases)}
+    axes = list_naming_axes(find_varying(cases))
+    quantity, lines = QUANTITIES["speedup"], []
+    cells = [pair for effect in effects if effect.axis == "precision" for pair in effect.pairs]
+    for a, b in cells:
+        found = expect(steps[a].step, steps[b].step) if a in steps and b in steps else None
+        if found is None or rows[a].precision != "fp32":
+            continue
+        share = found.a.bounds.get(Bound.MEMORY, 0.0)
+        lines.append(
+            (
+                Cell(name_place(rows[b], axes, machines)),
+                quantity_cell(quantity, rows[b]),
+                _ratio_cell(found.speedup),
+                Cell(f"{100 * share:.0f}", share),
+            )
+        )
+    if not lines:
+        return
+    heads = (
+        Head("case", "case", "the settings that tell it apart", False, wrap=True),
+        quantity_head(quantity),
+        Head(
+            "expected", "expected at most (×)", "both at all that this machine was measured to do"
+        ),
+        Head("memory", "memory traffic of fp32 (%)", "share of the least time of fp32's step"),
+    )
+    notes = [
+        "Expected: the least time of fp32's operations over that of this precision's, from their "
+        "FLOP and bytes and from the rates that this machine reached. More can be measured only "
+        "where fp32 falls further short of the machine. python -m bench.doctor --model NAME says "
+        "it before a sweep."
+    ]
+    if len(lines) > MOST_ROWS:
+        notes.append(f"{len(lines) - MOST_ROWS:,} more rows are left out; --where chooses.")
+    yield Table("expected", "Expected and measured", heads, tuple(lines[:MOST_ROWS]), tuple(notes))
 
 
 def tabulate_pairs(pairs: Sequence[Explanation]) -> Iterator[Table]:

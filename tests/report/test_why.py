@@ -127,6 +127,28 @@ def test_each_pair_has_a_row_with_what_was_hoped_and_is_possible(page: Report) -
     assert "memory traffic" in str(full["reasons"])
 
 
+def test_what_counts_let_one_expect_stands_beside_what_was_measured(
+    page: Report, profiled: Path, tmp_path: Path
+) -> None:
+    """Also without profiles: FLOP over rates, bytes over the copy's, whichever takes longer."""
+    forget_times(profiled, tmp_path / "none", "")
+    for report in (page, build(read_sweeps([tmp_path / "none"]))):
+        full = read_rows(find(report, "expected"))[-1]
+        assert "512" in str(full["case"])
+        floors = {
+            precision: sum(
+                max(flop / RATES[rate], bytes / divisor / RATES["rate_copy"])
+                for (kind, _), (_, flop, bytes, *_) in WORK.items()
+                if kind is not Kind.CAST
+            )
+            for precision, rate, divisor in (
+                ("fp32", "rate_float32", 1), ("bf16-amp", "rate_bfloat16", 2),
+            )
+        }  # fmt: skip
+        assert full["expected"] == pytest.approx(floors["fp32"] / floors["bf16-amp"], rel=1e-3)
+        assert full["speedup"] == pytest.approx(STEP_MS["fp32"] / STEP_MS["bf16-amp"], rel=1e-3)
+
+
 def test_the_parts_add_up_to_the_step_and_the_reasons_to_the_gap(page: Report) -> None:
     for why in page.explanations:
         *parts, whole = read_rows(tabulate_changes("changes", why))
