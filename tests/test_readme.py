@@ -154,7 +154,7 @@ def quote_why() -> str:
     (pair,) = json.loads(ask_why("json"))["explanations"]
     words = " ".join(pair["words"])
     source = (
-        "Measured on two cores of a CPU that other programs used too "
+        "Measured on a CPU of two cores, with one thread, while other programs used them "
         f"([records](results/{WHY_SWEEP}/records.csv)):"
     )
     return f"\n{fill(source, 120)}\n\n> {words}\n"
