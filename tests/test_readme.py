@@ -157,7 +157,8 @@ def quote_why() -> str:
         "Measured on a CPU of two cores, with one thread, while other programs used them "
         f"([records](results/{WHY_SWEEP}/records.csv)):"
     )
-    return f"\n{fill(source, 120)}\n\n> {words}\n"
+    source = fill(source, 120, break_long_words=False, break_on_hyphens=False)
+    return f"\n{source}\n\n> {words}\n"
 
 
 PARTS = {
