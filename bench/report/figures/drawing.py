@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+from bench.diagnosis.rates import write_rate
 from bench.diagnosis.reasons import write_ms
 from bench.limits import STEADY
 from bench.precision import PRECISIONS
@@ -515,6 +516,7 @@ def draw_waterfall(ax: Axes, data: pd.DataFrame, whole: pd.DataFrame) -> None:
         ax.plot([], [], linestyle="", marker="s", markersize=8, markeredgewidth=0, color=colour,
                 label=label)  # fmt: skip
     ax.set_xlim(min(0, ax.get_xlim()[0]), 1.1 * ax.get_xlim()[1])  # room for the numbers
+    ax.xaxis.set_major_formatter("{x:,.10g}")
     ax.set_xlabel("time of a step (ms)")
     finish_rows(ax, len(data))
 
@@ -536,7 +538,8 @@ def draw_roofline(ax: Axes, data: pd.DataFrame, whole: pd.DataFrame) -> None:
     for precision in list_series(data):
         colour, roof = COLOURS[precision][0], float(roofs[precision])
         ax.plot([strip, roof / copy, end], [copy * strip, roof, roof], color=colour, linewidth=1.4)
-        ax.annotate(f"{roof:,.3g} TFLOP/s", (end, roof), xytext=(0, 3), fontsize=SMALL,
+        said = write_rate("rate_float32", 1e12 * roof)
+        ax.annotate(said, (end, roof), xytext=(0, 3), fontsize=SMALL,
                     textcoords="offset points", ha="right")  # fmt: skip
         ax.plot([], [], linestyle="", marker=MARKERS[precision], color=colour, markersize=7,
                 markeredgewidth=0, label=precision)  # fmt: skip
@@ -565,6 +568,8 @@ def draw_roofline(ax: Axes, data: pd.DataFrame, whole: pd.DataFrame) -> None:
     ax.set_ylabel(SPEED)
     order = sorted(spots, key=lambda kind: -max(share for share, _ in spots[kind]))
     lines = [[[strip, copy * strip], [r / copy, r], [end, r]] for r in roofs]
+    above = (high / low) ** 0.035  # where the rates are written
+    lines += [[[end * (strip / end) ** 0.25, above * r], [end, above * r]] for r in roofs]
     name_points(ax, points, [max(spots[kind])[1] for kind in order], order, lines)
 
 
