@@ -70,10 +70,11 @@ def _leave_out_impossible(values: dict[str, Any]) -> dict[str, Any]:
 
     With one such cell the whole file would be refused.
     """
+    columns = FILES[RECORDS]
     odd = {
         name: value
         for name, value in values.items()
-        if isinstance(value, (int, float)) and COLUMNS[name].optional and not 0 <= value < math.inf
+        if isinstance(value, (int, float)) and columns[name].optional and not 0 <= value < math.inf
     }
     why = (f"{name}: read as {value}" for name, value in odd.items())
     missing = "; ".join(filter(None, (values["missing"], *why)))
