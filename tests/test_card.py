@@ -210,6 +210,7 @@ UNITS = {
     "doctor": [12.0],
     "overhead": [62.0],
     "crosscheck": [60.0],
+    "profiles": [40.0, 28.0, 26.0, 25.0, 24.0, 23.0, 22.0, 22.0],
 }
 """Seconds of an H200 at a fifth of an epoch; a sweep's first case waits for torch to be asked."""
 
@@ -254,7 +255,8 @@ def test_three_minutes_show_the_headline_and_tests(
     said = "\n".join(summarize(card, Entry(State.DONE), [], seconds, "3"))
     assert "overhead    cut              –  needs about 65 s, " in said
     left = (
-        "tests, rtx-titan, precision, apex, overhead, crosscheck, wall-limit, wall, scales, repeats"
+        "tests, rtx-titan, precision, apex, overhead, crosscheck, wall-limit, wall, scales, "
+        "profiles, repeats"
     )
     assert f"to continue with {left}" in said
 
@@ -268,8 +270,8 @@ def test_nine_minutes_measure_everything_once(card: Card, monkeypatch: pytest.Mo
     assert done["tests"] >= 12
     assert seconds <= 540 - CLOSING_S
     before = dict(done)
-    done, _ = simulate(15, monkeypatch, card)  # gone on with: only what was left
-    assert done.keys() == {"doctor", "tests", "repeats"}
+    done, _ = simulate(20, monkeypatch, card)  # gone on with: only what was left
+    assert done.keys() == {"doctor", "tests", "profiles", "repeats"}
     assert before["doctor"] == done["doctor"] == 1
     assert card.finished("repeats")
 

@@ -95,10 +95,10 @@ def edited(**changes: Any) -> bytes:
         (edited(measurement={"measured_steps": True}), "True is not of type int"),
         (edited(measurement=[]), "not of type dict"),
         (edited(missing={"energy_j": 1}), "1 is not of type str"),
-        (edited(steps=[[0, 128, 2.5, 9]]), "missing 1 required"),
-        (edited(steps=[[0, 128, "2.5", 9, 0.1]]), "'2.5' is not of type float"),
+        (edited(steps=[[0, 128, 2.5, 9]]), "4 values, where Step has 7"),
+        (edited(steps=[[0, 128, "2.5", 9, 0.1, None, None]]), "'2.5' is not of type float"),
         (edited(steps=3), "3 is not of type list"),
-        (edited(epochs=[[0, 1.5, 2.25]]), "missing 5 required"),
+        (edited(epochs=[[0, 1.5, 2.25]]), "3 values, where EpochRow has 8"),
         (edited(epochs=[[0.5, 1.5, 2.25, 0.5, None, None, None, None]]), "0.5 is not of type int"),
         (
             edited(epochs=[[0, None, 2.0, 0.5, None, None, None, None]]),

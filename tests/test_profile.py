@@ -210,7 +210,10 @@ def tiny(**settings: Any) -> Case:
 def test_a_case_holds_what_was_profiled(found: Findings) -> None:
     m = found.measurement
     assert m.profiled_steps == profiling.MOST
-    assert m.profiled_step_s and m.busy_s and m.input_wait_s is not None and m.sync_wait_s == 0
+    assert m.profiled_step_s
+    assert m.busy_s
+    assert m.input_wait_s is not None
+    assert m.sync_wait_s == 0
     assert m.busy_s == pytest.approx(sum(row.time_s or 0 for row in found.work))
     products = [row for row in found.work if row.kind == Kind.MATMUL]
     assert [row.operation for row in products] == ["addmm", "mm"]
@@ -231,12 +234,16 @@ def test_a_profile_that_fails_costs_only_itself(monkeypatch: pytest.MonkeyPatch)
     assert found.work
 
 
-def test_nothing_is_missing_where_none_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_missing_where_none_was_asked_for(
+    monkeypatch: pytest.MonkeyPatch, found: Findings
+) -> None:
     monkeypatch.setattr(profiling, "profile_step", None)
-    found = measure(tiny(), "", Channel(), time.monotonic())
-    assert found.measurement.profiled_steps is None
-    assert [name for name in found.missing if name in ("busy_s", "profiled_steps")] == []
-    assert {row.time_s for row in found.work} == {None}
+    plain = measure(tiny(), "", Channel(), time.monotonic())
+    assert plain.measurement.profiled_steps is None
+    assert [name for name in plain.missing if name in ("busy_s", "profiled_steps")] == []
+    assert {row.time_s for row in plain.work} == {None}
+    # and where one was, it came after all that was measured
+    assert [step.loss for step in plain.steps] == [step.loss for step in found.steps]
 
 
 def test_time_joins_what_was_counted() -> None:

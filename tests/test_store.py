@@ -596,8 +596,9 @@ def declare(monkeypatch: pytest.MonkeyPatch, column: Column, after: str) -> None
         if name == after:
             columns[column.name] = column
     for module in (reader, writer):
-        monkeypatch.setattr(module, "COLUMNS", columns)
         monkeypatch.setattr(module, "SCHEMA", NEXT)
+    monkeypatch.setattr(reader, "COLUMNS", columns)
+    monkeypatch.setitem(writer.FILES, RECORDS, columns)
     monkeypatch.setattr(record, "SCHEMA", NEXT)
 
 
@@ -627,7 +628,7 @@ def test_a_new_column_never_shifts_old_ones(
         "flatten",
         lambda item: {
             name: 7.5 if name == "fan_speed" else {**plain(item), "schema": NEXT}[name]
-            for name in writer.COLUMNS
+            for name in writer.FILES[RECORDS]
         },
     )
     write(tmp_path, make_record(Case(lr=0.5), repeat=2, epoch_time_s=4.5))
@@ -638,7 +639,7 @@ def test_a_new_column_never_shifts_old_ones(
     assert frame["gpu"].tolist() == ["'quoted'", "NVIDIA Imaginary"]
     assert math.isnan(frame["fan_speed"][0])
     assert frame["fan_speed"][1] == 7.5
-    assert lines(tmp_path / RECORDS)[0].decode().split(",") == list(writer.COLUMNS)
+    assert lines(tmp_path / RECORDS)[0].decode().split(",") == list(writer.FILES[RECORDS])
     assert not list(tmp_path.glob(".records*"))
 
 

@@ -52,12 +52,13 @@ if TYPE_CHECKING:
 
 _BLOCK = 1 << 16
 
-_FILES = {
+FILES = {
     RECORDS: COLUMNS,
     STEPS: STEP_COLUMNS,
     EPOCHS: EPOCH_COLUMNS,
     WORK: WORK_COLUMNS,
 }
+"""The tables of a sweep's folder, and the columns of each."""
 
 
 class StoreError(Exception):
@@ -69,10 +70,11 @@ def _leave_out_impossible(values: dict[str, Any]) -> dict[str, Any]:
 
     With one such cell the whole file would be refused.
     """
+    columns = FILES[RECORDS]
     odd = {
         name: value
         for name, value in values.items()
-        if isinstance(value, (int, float)) and COLUMNS[name].optional and not 0 <= value < math.inf
+        if isinstance(value, (int, float)) and columns[name].optional and not 0 <= value < math.inf
     }
     why = (f"{name}: read as {value}" for name, value in odd.items())
     missing = "; ".join(filter(None, (values["missing"], *why)))
@@ -83,7 +85,7 @@ def _flatten(
     record_id: str, rows: Sequence[Step | EpochRow | WorkRow], name: str
 ) -> Iterator[tuple[Any, ...]]:
     """Lay rows out as lines of the file ``name``, without numbers that no reader accepts."""
-    columns = list(_FILES[name].values())[1:]
+    columns = list(FILES[name].values())[1:]
     doubtful = [column.type is float and column.optional for column in columns]
     for row in rows:
         cells = [getattr(row, column.name) for column in columns]
@@ -125,7 +127,7 @@ class Store:
             (folder / LOGS).mkdir(parents=True, exist_ok=True)
             self._acquire(wait_s, on_wait)
             self._holder.write_text(f"pid {os.getpid()} on {socket.gethostname()}")
-            for name, columns in _FILES.items():
+            for name, columns in FILES.items():
                 if name in (RECORDS, STEPS) or (folder / name).exists():
                     self._files[name] = self._open(name, columns)
         except (OSError, NotImplementedError) as error:  # filelock's word for no locks there
@@ -172,7 +174,7 @@ class Store:
         """The file that rows are appended to, made where there is none yet."""
         if name not in self._files:
             try:
-                self._files[name] = self._open(name, _FILES[name])
+                self._files[name] = self._open(name, FILES[name])
             except OSError as error:
                 raise StoreError(f"{self.folder / name}: {error.strerror}") from error
         return self._files[name]

@@ -196,18 +196,13 @@ def _rows(kind: type, columns: dict[str, Column]) -> Callable[[Any], list[Any]]:
     known = [columns[f.name] for f in fields(kind)]
     checks = [(_of(column.type), column.optional) for column in known]
 
-    def read(rows: Any) -> list[Any]:
-        return [
-            kind(
-                *(
-                    None if value is None and optional else check(value)
-                    for value, (check, optional) in zip(_of(list)(row), checks, strict=True)
-                )
-            )
-            for row in _of(list)(rows)
-        ]
+    def read(row: Any) -> Any:
+        if len(_of(list)(row)) != len(checks):
+            raise MessageError(f"{len(row)} values, where {kind.__name__} has {len(checks)}")
+        pairs = zip(row, checks, strict=True)
+        return kind(*(None if v is None and empty else check(v) for v, (check, empty) in pairs))
 
-    return read
+    return lambda rows: [read(row) for row in _of(list)(rows)]
 
 
 _FIELDS: dict[str, Callable[[Any], Any]] = {
