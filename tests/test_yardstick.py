@@ -19,7 +19,8 @@ from bench.diagnosis.expectation import describe_expectation, expect, find_step_
 from bench.diagnosis.rates import find_losses, write_losses, write_rate
 from bench.diagnosis.step import Bound, Rates, Step
 from bench.doctor.__main__ import Level, judge, read_json, write_json
-from bench.doctor.counts import Counted, count_cases
+from bench.doctor.__main__ import main as doctor
+from bench.doctor.counts import Counted, count_cases, count_model
 from bench.doctor.machine import Machine
 from bench.doctor.rates import SECONDS, Yardstick, choose_seconds, describe_rates, measure_rates
 from bench.errors import UsageError
@@ -278,7 +279,33 @@ def test_a_step_is_counted_in_each_precision() -> None:
     assert "nowhere" in broken.error
 
 
+@pytest.mark.slow
+def test_a_step_is_counted_in_a_process_of_its_own() -> None:
+    (fp32,) = count_model("dpn-small", 64, "cpu", ["fp32"])
+    assert (fp32.precision, fp32.batch_size, fp32.error) == ("fp32", 64, "")
+    assert sum(row.flop or 0 for row in fp32.work) > 1e9
+    (late,) = count_model("dpn-small", 64, "cpu", ["fp32"], timeout_s=0.01)
+    assert (late.work, late.error) == ((), "not counted within 0.01 s")
+
+
 # -------------------------------------------------------------------------------- by the doctor
+
+
+@pytest.mark.parametrize(
+    ("flags", "why"),
+    [
+        ("--batch-size 64", "give --model too"),
+        ("--model dpn92 --batch-size 0", "give a number of images"),
+        ("--model dpn92 --batch-size auto", "give a number of images"),
+    ],
+)
+def test_a_wrong_batch_size_is_one_line(
+    flags: str, why: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert doctor(flags.split()) == 2
+    error = capsys.readouterr().err
+    assert why in error
+    assert error.count("\n") == 1
 
 
 @pytest.fixture

@@ -680,10 +680,12 @@ def doctor(argv: Sequence[str]) -> int:
 def _read_batch_size(given: Namespace) -> int:
     if given.batch_size is None:
         return Case.batch_size
-    size = parse_value("batch_size", given.batch_size, "--batch-size")
+    size: str = given.batch_size
+    if not (size.isdecimal() and int(size)):
+        raise UsageError(f"--batch-size {size!r}: give a number of images")
     if not given.model:
         raise UsageError("--batch-size is of a model; give --model too")
-    return int(str(size))
+    return int(size)
 
 
 def measure_machine(machine: Machine, batch_size: int) -> Machine:
