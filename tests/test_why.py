@@ -278,7 +278,7 @@ def test_a_real_profile_is_explained(tmp_path: Path, capsys: pytest.CaptureFixtu
     out = tmp_path / "sweep"
     command = (
         "--model dpn-small --dataset synthetic --precision fp32 bf16-amp --batch-size 16 --steps 2 "
-        f"--device cpu --profile --out {out}"
+        f"--repeats 1 --device cpu --profile --out {out}"
     )
     assert sweep_main(command.split()) == 0
     capsys.readouterr()
