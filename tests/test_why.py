@@ -16,6 +16,7 @@ from bench.report.profiles import read_steps
 from bench.report.summaries import latest, read
 from bench.report.sweeps import read_sweeps
 from bench.store.writer import Store
+from bench.sweep.__main__ import main as sweep_main
 from bench.why.__main__ import main
 from bench.work import Kind
 from tests.records_for_tests import make_record
@@ -269,3 +270,25 @@ def test_doubts_of_a_profile(tmp_path: Path) -> None:
     records = read(read_sweeps([tmp_path / "sweep"]))
     assert records["unnamed"].tolist() == [False, True, False, False]
     assert records["stretched"].tolist() == [False, False, True, False]
+
+
+@pytest.mark.slow
+def test_a_real_profile_is_explained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """fp32 → bf16-amp on this CPU: what is left over of either step is within 5 %."""
+    out = tmp_path / "sweep"
+    command = (
+        "--model dpn-small --dataset synthetic --precision fp32 bf16-amp --batch-size 16 --steps 2 "
+        f"--repeats 1 --device cpu --profile --out {out}"
+    )
+    assert sweep_main(command.split()) == 0
+    capsys.readouterr()
+    (found,) = explain(out, capsys=capsys)
+    assert [found["a"]["name"], found["b"]["name"]] == ["fp32", "bf16-amp"]
+    for side in (found["a"], found["b"]):
+        assert abs(side["left_over_s"]) < 0.05 * side["step_s"]
+        assert {"grouped_convolution", "normalisation", "optimizer"} <= {
+            part["name"] for part in side["parts"]
+        }
+    changed = sum(one["after_s"] - one["before_s"] for one in found["changes"])
+    assert changed == pytest.approx(found["b"]["step_s"] - found["a"]["step_s"])
+    assert "cast" in {one["name"] for one in found["changes"]}
