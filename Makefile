@@ -5,8 +5,8 @@ VENV   ?= .venv
 PYTHON ?= python3
 # the interpreter everything runs with: set BIN=python3 to use one that already has a GPU torch
 BIN    ?= $(VENV)/bin/python
-# tests of one file stay in one process, for what they share; two cores take 10 minutes in place of 18
-SPREAD  = -n logical --dist loadfile
+# tests of one file stay in one process, for what they share; the order is that of tests/conftest.py
+SPREAD  = -n logical --dist loadfile --no-loadscope-reorder
 
 .PHONY: sweep test test-fast test-gpu card lint chaos publish clean
 

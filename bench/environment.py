@@ -7,6 +7,7 @@ code, or holds a CUDA context.
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import platform
@@ -40,6 +41,7 @@ from bench.fingerprint import (
 )
 from bench.gpu.cards import Card, find_card, find_cards
 from bench.precision import EMULATE_FP8, Precision, emulates_fp8
+from bench.processes import pause_collection
 from bench.record import Environment
 from bench.text import last_line, parse_bytes
 
@@ -517,8 +519,10 @@ def _use_card(environment: dict[str, Any]) -> str:
 
 def _main(names: Sequence[str]) -> None:
     """Answer on standard output, in a line, and hold the devices until standard input ends."""
-    import torch  # noqa: F401  (models are examined in forks of this process)
+    with pause_collection():
+        import torch  # noqa: F401  (models are examined in forks of this process)
 
+    gc.freeze()  # neither a fork nor the end of this process goes through all of it again
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # a user's model may print
     devices = [name for name in names if name in ("cuda", "cpu")]

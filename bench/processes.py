@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
 
 def die_with_parent(parent: int) -> None:
@@ -43,3 +45,19 @@ def read_cpu_time() -> float:
         # of its own children only those that ended; the others are in this list
         total += getattr(times, "children_user", 0.0) + getattr(times, "children_system", 0.0)
     return total
+
+
+@contextmanager
+def pause_collection() -> Iterator[None]:
+    """Leave the garbage collector off while what is to stay is imported and built.
+
+    It would go through all of it time and again: torch and what its optimizers import took 4.4
+    CPU s with it and 3.6 s without.
+    """
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()

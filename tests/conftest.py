@@ -45,8 +45,32 @@ def why_no_cuda() -> str:
     return "" if torch.cuda.is_available() else "torch finds no CUDA device"
 
 
+LONGEST = (
+    "test_card.py",
+    "test_readme.py",
+    "test_check.py",
+    "test_asv_site.py",
+    "test_workload.py",
+    "test_subprocess.py",
+    "test_checkpoint.py",
+    "test_html.py",
+    "test_sweep.py",
+    "test_formats.py",
+    "test_effects.py",
+    "test_fingerprint.py",
+    "test_scales.py",
+    "test_memory_limit.py",
+    "test_extension.py",
+    "test_crosscheck.py",
+)
+"""Files that take minutes or nearly one. Each is for one of the processes that share the tests, so
+they go first: with test_card.py among the last, one core was idle for minutes."""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip the gpu tests, saying why, where there is no card."""
+    """Begin with the longest files, and skip the gpu tests, saying why, where there is no card."""
+    place = {name: i for i, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: place.get(item.path.name, len(LONGEST)))
     marked = [item for item in items if item.get_closest_marker("gpu")]
     if marked and (reason := why_no_cuda()):
         for item in marked:

@@ -74,17 +74,29 @@ BROKEN = {
 }
 
 
-@pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of the user's own, with models in it, where the command is run."""
-    monkeypatch.chdir(tmp_path)
+def move_into(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Make ``folder`` one of the user's own, with models in it, where the command is run."""
+    monkeypatch.chdir(folder)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     Path("mynet.py").write_text(MYNET)
     Path("blocks.py").write_text(BLOCKS)
     Path("missing.py").write_text("import not_there")
     Path("syntax.py").write_text("def build(: pass")
-    return tmp_path
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    return move_into(tmp_path, monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def unedited(tmp_path_factory: pytest.TempPathFactory) -> Fingerprint:
+    """What mynet:build is as it was written."""
+    with pytest.MonkeyPatch.context() as patch:
+        move_into(tmp_path_factory.mktemp("unedited"), patch)
+        return of(examine("mynet:build"), "mynet:build")
 
 
 def examine(*names: str) -> Answer:
@@ -139,11 +151,12 @@ def write(file: str, old: str, new: str) -> None:
         ("missing.py", "not_there", "not_here", set()),
     ],
 )
-def test_what_is_edited_shows(file: str, old: str, new: str, changed: set[str] | None) -> None:
-    before = of(examine("mynet:build"), "mynet:build")
+def test_what_is_edited_shows(
+    file: str, old: str, new: str, changed: set[str] | None, unedited: Fingerprint
+) -> None:
     write(file, old, new)
     after = of(examine("mynet:build"), "mynet:build")
-    differ = {name for name in vars(before) if getattr(before, name) != getattr(after, name)}
+    differ = {name for name in vars(unedited) if getattr(unedited, name) != getattr(after, name)}
     assert differ == ({"parameters", "structure", "source"} if changed is None else changed)
 
 

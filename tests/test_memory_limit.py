@@ -143,10 +143,10 @@ def test_every_way_to_run_into_a_limit(data: DatasetInfo) -> None:
 @linux
 @pytest.mark.slow
 def test_memory_that_one_step_lacks_and_a_half_one_does_not(data: DatasetInfo) -> None:
-    """A batch of 256 needs 400 MiB more than one of 64, and repeats of each end alike."""
+    """A batch of 1024 needs 480 MiB more than one of 64, and repeats of each end alike."""
     outcomes = [
-        execute(data, "dpn-small", batch_size=size, memory_limit="900MiB").status
-        for size in (64, 256, 64, 256)
+        execute(data, "models_for_tests:wide", batch_size=size, memory_limit="900MiB").status
+        for size in (64, 1024, 64, 1024)
     ]
     assert outcomes == [Status.OK, Status.OOM, Status.OK, Status.OOM]
 

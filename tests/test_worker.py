@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import os
 import time
@@ -87,6 +88,29 @@ def bad() -> nn.Module:
     return Bad()
 
 
+COLLECTING: list[bool] = []
+"""Whether the garbage collector was on: as a `Looking` was built, and at each forward pass."""
+
+
+class Looking(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = tiny()
+        COLLECTING.append(gc.isenabled())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        COLLECTING.append(gc.isenabled())
+        return self.net(x)
+
+
+def looking() -> nn.Module:
+    return Looking()
+
+
+def broken() -> nn.Module:
+    raise ValueError("no luck")
+
+
 @pytest.fixture(scope="module", autouse=True)
 def restore_torch() -> Iterator[None]:
     state = torch.get_rng_state()
@@ -102,6 +126,18 @@ def data() -> DatasetInfo:
 def run(case: Case, data: DatasetInfo) -> tuple[Measurement, list[Step], dict[str, str]]:
     found = measure(case, data.folder, Channel(), time.monotonic())
     return found.measurement, found.steps, found.missing
+
+
+def test_garbage_is_collected_but_for_the_set_up(data: DatasetInfo) -> None:
+    COLLECTING.clear()
+    run(replace(CASE, model=f"{__name__}:looking", steps=1), data)
+    built, *trained = COLLECTING
+    assert not built
+    assert trained
+    assert all(trained), "a training step is measured as it would run elsewhere"
+    with pytest.raises(ValueError, match="no luck"):
+        run(replace(CASE, model=f"{__name__}:broken"), data)
+    assert gc.isenabled()
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ can take readings of the card at the boundary. What it prints otherwise is its l
 from __future__ import annotations
 
 import faulthandler
+import gc
 import signal
 import sys
 from contextlib import suppress
@@ -118,4 +119,6 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    status = main()
+    gc.freeze()  # else all of torch is gone through once more before the process ends: 0.4 s
+    sys.exit(status)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from bench.case import FOLLOWS, Case, micro_batch
 from bench.errors import UsageError
-from bench.processes import read_cpu_time
+from bench.processes import pause_collection, read_cpu_time
 from bench.record import EpochRow, Measurement, Step, WorkRow
 from bench.timeline import Timed
 from bench.training.flop import count_flop
@@ -69,17 +69,18 @@ def measure(
         identity: what a checkpoint must be of to be resumed.
         trace: file for the trace of a profiled case; empty where it is not kept.
     """
-    import torch
-
-    from bench.precision import read_flags
-    from bench.training.counting import count_step
-    from bench.training.schedule import learning_rates
-
     found = Findings()
-    m, device = found.measurement, torch.device(case.device)
-    limit = build_limit(case, gpu_uuid)
-    limit.impose()
-    workload, batches, training = set_up(case, folder)
+    m = found.measurement
+    with pause_collection():
+        import torch
+
+        from bench.precision import read_flags
+        from bench.training.counting import count_step
+        from bench.training.schedule import learning_rates
+
+        device, limit = torch.device(case.device), build_limit(case, gpu_uuid)
+        limit.impose()
+        workload, batches, training = set_up(case, folder)
     m.setup_time_s = time.monotonic() - started
     m.apex = training.apex
     if training.start_note:
