@@ -714,6 +714,7 @@ ANY_AXIS: dict[str, tuple[Case, Case, str, str]] = {
     "fraction": (CASE, at(CASE, fraction=0.1), "1", "0.1"),
     "evaluate": (CASE, at(CASE, evaluate=True), "off", "on"),
     "checkpoint": (CASE, at(CASE, checkpoint=True), "off", "on"),
+    "profile": (CASE, at(CASE, profile=True), "off", "on"),
     "cudnn_benchmark": (CASE, at(CASE, cudnn_benchmark=True), "off", "on"),
     "compile": (CASE, at(CASE, compile=True), "off", "on"),
     "channels_last": (CASE, at(CASE, channels_last=True), "off", "on"),
