@@ -23,6 +23,9 @@ DOMINANT = 2 / 3
 LISTED = 0.1
 """Share of a step from which a bound is named in a mixed verdict."""
 
+FAR = 2.0
+"""Products that take this many times what their memory traffic takes are not limited by it."""
+
 BOUNDS = {
     Wait.INPUT: Bound.LOADER,
     Wait.SYNCHRONISATION: Bound.SYNCHRONISATION,
@@ -99,7 +102,9 @@ def divide(step: Step) -> Breakdown | None:
     busy = profile.busy_s * stretch
     share = stretch * (min(1.0, profile.busy_s / own) if own else 1.0)
     rows = tuple(
-        Timed(row, row.time_s * share, _find_bound(row, step)) for row in step.work if row.time_s
+        Timed(row, row.time_s * share, _find_bound(row, row.time_s * share, step))
+        for row in step.work
+        if row.time_s
     )
     waits = _divide_waits(max(step.step_s - busy, 0.0), profile)
     parts = tuple(sorted(_join(step, rows, waits), key=lambda part: -part.time_s))
@@ -155,18 +160,22 @@ def _sum(times: Iterable[tuple[Bound, float]]) -> dict[Bound, float]:
     return dict(sorted(sums.items(), key=lambda item: -item[1]))
 
 
-def _find_bound(row: WorkRow, step: Step) -> Bound | None:
-    """What limits a row that was timed.
+def _find_bound(row: WorkRow, time_s: float, step: Step) -> Bound | None:
+    """What limits a row that takes ``time_s`` of the step.
 
-    All that makes a batch is the loader's. One that was not counted, as a kernel that compilation
-    made of several operations is not, goes by its time a call and by its kind.
+    All that makes a batch is the loader's. Products that take far longer than their memory traffic
+    are limited by how they compute, such as without tensor cores. What was not counted, as a kernel
+    that compilation made of several operations is not, goes by its time a call and by its kind.
     """
     if row.kind == Kind.INPUT:
         return Bound.LOADER
     if row.bytes is not None:
-        return find_bound(row, step.rates, step.arithmetic)
+        bound = find_bound(row, step.rates, step.arithmetic)
+        floor = find_floor(row, step.rates, step.arithmetic)
+        far = row.kind in COMPUTING and floor is not None and time_s > FAR * floor
+        return Bound.COMPUTE if bound is Bound.MEMORY and far else bound
     if step.rates.call_s is None or row.kind == Kind.OTHER:
         return None
-    if (row.time_s or 0.0) < row.calls * step.rates.call_s:
+    if time_s < row.calls * step.rates.call_s:
         return Bound.LAUNCH
     return Bound.COMPUTE if row.kind in COMPUTING else Bound.MEMORY

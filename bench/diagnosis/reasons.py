@@ -25,19 +25,16 @@ from bench.diagnosis.explanation import (
     Side,
     Trial,
 )
-from bench.diagnosis.floors import find_floor, find_rate, floor_step
+from bench.diagnosis.floors import find_rate, floor_step
 from bench.diagnosis.step import Bound, Step, Wait
 from bench.limits import STEADY
 from bench.precision import Arithmetic
 from bench.record import WorkRow
 from bench.verdict import Ratio
-from bench.work import COMPUTING, Kind
+from bench.work import Kind
 
 FASTER = 1.1
 """A format whose products are faster than float32's by less than this is called emulated."""
-
-FAR = 2.0
-"""Products that take this many times their floor are called far below the machine's rate."""
 
 FEWEST_MS = 1e-3
 """What is below this many ms of a step is not told."""
@@ -271,19 +268,13 @@ def _find_cause(item: Item, pair: _Pair) -> Cause | None:
         return Cause.FLOAT32
     if bound is None:
         return None
-    if bound is Bound.MEMORY and (row.kind not in COMPUTING or not _is_far(item, pair)):
+    if bound is Bound.MEMORY:
         return Cause.MEMORY
-    if pair.lowered and bound is Bound.COMPUTE and _is_emulated(row, pair.b.step):
+    if pair.lowered and _is_emulated(row, pair.b.step):
         return Cause.EMULATED
     if pair.lowered and row.kind in CONVOLUTIONS and _lacks_tensor_cores(item, pair.b.step):
         return Cause.NO_TENSOR_CORES
     return Cause.PRODUCTS
-
-
-def _is_far(item: Item, pair: _Pair) -> bool:
-    """Whether an operation takes several times what its work takes at the machine's rates."""
-    floor = find_floor(item.row, pair.b.step.rates, pair.b.step.arithmetic)
-    return floor is not None and item.after_s > FAR * floor
 
 
 def _is_emulated(row: WorkRow, step: Step) -> bool:
