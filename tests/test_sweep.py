@@ -623,10 +623,10 @@ def test_the_first_rows_stand_when_writing_fails(
 ) -> None:
     plain = Store.append
 
-    def append(self: Store, record: Any, steps: Any = (), epochs: Any = ()) -> None:
+    def append(self: Store, record: Any, *rows: Any) -> None:
         if record.case.batch_size == 32:
             raise StoreError("records.csv: Input/output error; the rows before are intact")
-        plain(self, record, steps, epochs)
+        plain(self, record, *rows)
 
     monkeypatch.setattr(Store, "append", append)
     assert run(out, "8", "16", "32", "64", rc=1)["batch_size"].tolist() == [8, 16]

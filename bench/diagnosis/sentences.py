@@ -18,9 +18,10 @@ WORTH = 0.1
 
 
 def describe(found: Explanation) -> list[str]:
-    """Two to five sentences: the speed-up, what limits it, and what may be done."""
+    """A few sentences: the speed-up, what limits it, and what may be done."""
     return [
         _say_speed(found),
+        *_say_doubt(found),
         *_say_hope(found),
         *(_say_reasons(found) if found.hoped else _say_changes(found)),
         *_say_option(found),
@@ -64,6 +65,15 @@ def _say_speed(found: Explanation) -> str:
         f"{write_ms(a.step.step_s)} → {write_ms(b.step.step_s)} ms for {found.items:,} items"
         f"{'; ' + limits if limits else ''}."
     )
+
+
+def _say_doubt(found: Explanation) -> Iterator[str]:
+    low, high = found.speedup.low, found.speedup.high
+    if low is not None and high is not None and low < 1 < high:
+        yield (
+            "The repeats do not tell which is faster: close other programs, or use --repeats 5 or "
+            "more."
+        )
 
 
 def _say_hope(found: Explanation) -> Iterator[str]:

@@ -412,8 +412,8 @@ DOUBTS: dict[str, Doubt] = {
             "operations unnamed",
             f"Operations that no kind of work names took more than {100 * MOST_UNNAMED:.0f} % of a "
             "profiled step, so that what is said of its kinds is incomplete",
-            "The rows of the kind other in work.csv name them; add them to _NAMED of "
-            "bench/training/counting.py.",
+            "The rows of the kind other in work.csv name them; --trace keeps what shows where they "
+            "ran.",
             lambda r: r["unnamed_share"] > MOST_UNNAMED,
             fatal=False,
         ),

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from statistics import fmean, geometric_mean
-from typing import TYPE_CHECKING, Any
+from statistics import geometric_mean
+from typing import TYPE_CHECKING
 
 from bench.case import AXES, BARE, SAME_QUESTION, Case, Value, format_value, free_axes
 from bench.diagnosis.breakdown import divide
@@ -39,7 +39,7 @@ class Profiled:
 
     Attributes:
         case: its settings.
-        step: the geometric mean of its repeats' median steps, with the mean work of these.
+        step: the geometric mean of its repeats' median steps, with the work of one of these.
         times: the median step of each repeat, in s.
         sm_clock_mhz: mean of the repeats'; None where it is not known.
         alloc_retries: the most of any repeat.
@@ -74,7 +74,9 @@ def read_steps(rows: pd.DataFrame, sweeps: Sequence[Sweep]) -> dict[int, Profile
 
 
 def make_step(runs: pd.DataFrame, frames: Sequence[pd.DataFrame | None]) -> Profiled | None:
-    """The step of a case: of its profiled repeats, else of those that were counted.
+    """The step of a case, with the work of one repeat: a mean would hold the pauses of all.
+
+    That is the repeat whose profiled step is the median, or where none was profiled the first.
 
     Args:
         runs: the case's repeats, all with a time.
@@ -88,19 +90,22 @@ def make_step(runs: pd.DataFrame, frames: Sequence[pd.DataFrame | None]) -> Prof
         has and frame is not None and step > 0 and bool(frame["time_s"].notna().any())
         for has, frame, step in zip(known, frames, runs["profiled_step_s"], strict=True)
     ]
-    used = profiled if any(profiled) else known
-    if not any(used):
+    places = [at for at, use in enumerate(profiled if any(profiled) else known) if use]
+    if not places:
         return None
-    used_runs = runs[used]
+    lengths = runs["profiled_step_s"].tolist()
+    chosen = sorted(places, key=lambda at: lengths[at])[(len(places) - 1) // 2]
+    run, frame = dict(runs.iloc[chosen]), frames[chosen]
+    assert frame is not None
     (case,) = set(read_cases(runs.head(1)))
     times = tuple(float(value) for value in runs[STEP])
     step = Step(
         geometric_mean(times),
-        average_work([frame for frame, use in zip(frames, used, strict=True) if use]),
-        take_rates(dict(used_runs.iloc[0])),
+        list(_read_rows(frame)),
+        take_rates(run),
         case.device,
-        _find_arithmetic(case, used_runs["arithmetic"]),
-        _average_profile(used_runs) if any(profiled) else None,
+        _find_arithmetic(case, run["arithmetic"]),
+        Profile(*(_none(run[name]) or 0.0 for name in PROFILED)) if any(profiled) else None,
     )
     clock = runs["sm_clock_mhz"].mean()
     retries = runs["alloc_retries"].max()
@@ -113,45 +118,21 @@ def make_step(runs: pd.DataFrame, frames: Sequence[pd.DataFrame | None]) -> Prof
     )
 
 
-def _find_arithmetic(case: Case, probed: Iterable[str]) -> str:
+def _find_arithmetic(case: Case, probed: str) -> str:
     """What the products of float32 were rounded to: as the probe found, else as asked."""
-    found = {name for text in probed for name in text.split("/")}
     asked = find_formats(case.precision, case.opt_level).arithmetic
-    is_tf32 = Arithmetic.TFLOAT32 in found or asked is Arithmetic.TFLOAT32
+    is_tf32 = Arithmetic.TFLOAT32 in (asked, *probed.split("/"))
     return Arithmetic.TFLOAT32 if is_tf32 else Arithmetic.FLOAT32
 
 
-def _average_profile(runs: pd.DataFrame) -> Profile:
-    return Profile(*(float(runs[name].fillna(0.0).mean()) for name in PROFILED))
+def _read_rows(frame: pd.DataFrame) -> Iterator[WorkRow]:
+    columns = (frame[field.name].tolist() for field in fields(WorkRow))
+    for kind, operation, format, calls, *numbers in zip(*columns, strict=True):
+        yield WorkRow(kind, operation, format, int(calls), *map(_none, numbers))
 
 
-def average_work(frames: Sequence[pd.DataFrame | None]) -> list[WorkRow]:
-    """The mean work of several repeats; what one of them lacks took no time there."""
-    labels: dict[tuple[str, str, str], list[tuple[Any, ...]]] = {}
-    columns = ("kind", "operation", "format", "calls", "flop", "bytes", "time_s")
-    present = [frame for frame in frames if frame is not None]
-    for frame in present:
-        for *label, calls, flop, bytes, time in zip(
-            *(frame[name].tolist() for name in columns), strict=True
-        ):
-            labels.setdefault((label[0], label[1], label[2]), []).append((calls, flop, bytes, time))
-    rows = []
-    for (kind, operation, format), held in labels.items():
-        calls, flops, sizes, seconds = (
-            [value for value in values if value == value] for values in zip(*held, strict=True)
-        )
-        rows.append(
-            WorkRow(
-                kind,
-                operation,
-                format,
-                round(fmean(calls)) if calls else 0,
-                fmean(flops) if flops else None,
-                fmean(sizes) if sizes else None,
-                sum(seconds) / len(present) if seconds else None,
-            )
-        )
-    return rows
+def _none(value: float) -> float | None:
+    return None if math.isnan(value) else float(value)
 
 
 # ------------------------------------------------------------------------------------------ pairs

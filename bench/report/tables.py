@@ -106,6 +106,7 @@ def build(
     cases = summaries.summarize(rows)
     published = summaries.latest(summaries.read([reference])) if reference else rows.head(0)
     cases = summaries.set_beside(cases, summaries.summarize(published))
+    steps, tried = read_steps(rows, sweeps), cases
     cases, records = select(cases, where), select(everything, where)
     rows = rows[rows["cell"].isin(cases["cell"])]
     probes = records[records["probe"].astype(bool)]
@@ -117,8 +118,8 @@ def build(
     effects = find_effects(rows, cases, machines)
     searches = find_searches(records, sweeps)
     families = find_families(cases, probes, searches)
-    steps, named = read_steps(rows, sweeps), list_naming_axes(varying)
-    divided, pairs = divide_cases(steps, cases), explain_pairs(steps, cases, machines)
+    divided, named = divide_cases(steps, cases), list_naming_axes(varying)
+    pairs = explain_pairs(steps, cases, machines, tried=tried)
     tables = [
         _tabulate_cases(cases, order, by, machines),
         *tabulate_effects(effects, cases),
@@ -127,7 +128,7 @@ def build(
         *tabulate_breakdowns(divided, named, machines),
         *tabulate_expected(steps, cases, effects, machines),
         *tabulate_pairs(pairs),
-        *tabulate_explained(pairs),
+        *tabulate_explained(choose_pairs(pairs)),
         *tabulate_operations(_put_first(divided, steps, pairs), named, machines),
         *tabulate_batches(families, cases, searches, machines, _said_below(cases)),
         *tabulate_loaded(find_loaded(rows, cases), cases, machines),

@@ -159,8 +159,8 @@ def _write_ends(low: float | None, high: float | None) -> str:
 
 
 def tabulate_explained(pairs: Sequence[Explanation]) -> Iterator[Table]:
-    """Two tables for each of a few pairs: the reasons, under words, and the way between the two."""
-    for number, why in enumerate(choose_pairs(pairs), 1):
+    """Two tables for each pair: the reasons, under words, and the way between the two."""
+    for number, why in enumerate(pairs, 1):
         yield tabulate_reasons(f"reasons-{number}", why)
         yield tabulate_changes(f"changes-{number}", why)
 
@@ -193,6 +193,7 @@ def _write_evidence(reason: Reason) -> str:
 
 
 def tabulate_changes(name: str, why: Explanation) -> Table:
+    """The way from one step time to the other, by kind of work; it adds up."""
     a, b = why.a, why.b
     heads = (
         Head("part", "part of the step", "", False, wrap=True),
