@@ -153,10 +153,7 @@ def quote_why() -> str:
     """Its words, and what it was measured on."""
     (pair,) = json.loads(ask_why("json"))["explanations"]
     words = " ".join(pair["words"])
-    source = (
-        "Measured on a CPU of two cores, with one thread, while other programs used them "
-        f"([records](results/{WHY_SWEEP}/records.csv)):"
-    )
+    source = f"Measured on a CPU of two cores ([records](results/{WHY_SWEEP}/records.csv)):"
     source = fill(source, 120, break_long_words=False, break_on_hyphens=False)
     return f"\n{source}\n\n> {words}\n"
 
