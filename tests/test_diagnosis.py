@@ -225,6 +225,9 @@ def test_memory_bound_operations_say_what_their_bytes_allow() -> None:
     # 16 GB of traffic at 4 TB/s and 1 ms of products, of 20 ms
     assert found.ceiling == pytest.approx(20 / 5)
     assert found.hoped == pytest.approx(12)
+    # compiled, it moves less than the operations that were counted
+    compiled = replace(found.b, case=replace(found.b.case, compile=True))
+    assert explain("compile", found.a, compiled, 128, found.speedup).ceiling is None
 
 
 def test_an_option_that_the_case_has_already_is_not_advised() -> None:
