@@ -151,9 +151,10 @@ def ask_why(format: str) -> str:
 
 def quote_why() -> str:
     """Its words, and what it was measured on."""
-    (pair,) = json.loads(ask_why("json"))["explanations"]
+    said = json.loads(ask_why("json"))
+    (pair,) = said["explanations"]
     words = " ".join(pair["words"])
-    source = f"Measured on a CPU of two cores ([records](results/{WHY_SWEEP}/records.csv)):"
+    source = f"[Measured](results/{WHY_SWEEP}/records.csv): {' '.join(said['conditions'])}"
     source = fill(source, 120, break_long_words=False, break_on_hyphens=False)
     return f"\n{source}\n\n> {words}\n"
 

@@ -20,7 +20,7 @@ from bench.flags import Parser, run_command
 if TYPE_CHECKING:
     import pandas as pd
 
-    from bench.diagnosis.explanation import Explanation
+    from bench.why.tables import Answer
 
 FORMATS = ("text", "md", "json")
 
@@ -74,11 +74,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(options: argparse.Namespace) -> int:
     if options.format not in FORMATS:
         raise UsageError(f"--format {options.format!r}: {nearest(options.format, list(FORMATS))}")
-    explanations = _explain(options)
+    answer = _explain(options)
     from bench.why import tables
 
     width = shutil.get_terminal_size((WIDTH, 0)).columns
-    document = tables.FORMATS[options.format](explanations, width)
+    document = tables.FORMATS[options.format](answer, width)
     if options.output is None:
         sys.stdout.write(document)
         return 0
@@ -91,13 +91,17 @@ def _run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _explain(options: argparse.Namespace) -> list[Explanation]:
+def _explain(options: argparse.Namespace) -> Answer:
     from bench.case import AXES, format_value, parse_value
+    from bench.report.axes import find_varying
     from bench.report.filters import parse_filter, parse_name, select
+    from bench.report.notes import describe_constants
+    from bench.report.notices import warn
     from bench.report.profiles import explain_pairs, read_steps
     from bench.report.summaries import latest, read, summarize
     from bench.report.sweeps import read_sweeps
     from bench.report.tables import label_machines
+    from bench.why.tables import Answer
 
     axis = parse_name("--axis", options.axis, list(AXES))
     before, after = (
@@ -107,9 +111,10 @@ def _explain(options: argparse.Namespace) -> list[Explanation]:
     if before is not None and before == after:
         raise UsageError(f"--from {options.before} --to {options.after}: give two different values")
     sweeps = read_sweeps([options.sweep])
-    rows = latest(read(sweeps))
-    everything = summarize(rows)
-    cases = select(everything, [parse_filter(text) for text in options.where])
+    records = read(sweeps)
+    rows = latest(records)
+    everything, where = summarize(rows), [parse_filter(text) for text in options.where]
+    cases = select(everything, where)
     steps = read_steps(rows, sweeps)
     profiled = cases[
         cases["cell"].isin([cell for cell, one in steps.items() if one.step.profile is not None])
@@ -123,7 +128,9 @@ def _explain(options: argparse.Namespace) -> list[Explanation]:
     found = explain_pairs(steps, cases, machines, axis, before, after, everything)
     if not found:
         raise UsageError(_explain_none(options, axis, profiled))
-    return found
+    notices = warn(select(records, where), cases, records)
+    doubts = [f"{notice.label}: {notice.text}" for notice in notices if not notice.good]
+    return Answer(found, list(describe_constants(cases, find_varying(cases))), doubts)
 
 
 def _list_values(cases: pd.DataFrame, axis: str) -> list[str]:

@@ -5,37 +5,59 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from bench.diagnosis.explanation import Explanation
 from bench.report.jsonfile import lay_out
-from bench.report.markdown import table_lines
+from bench.report.markdown import escape, table_lines
 from bench.report.why import tabulate_explained
 
 
-def render_text(explanations: Sequence[Explanation], width: int) -> str:
-    """Each pair for a terminal."""
+@dataclass(frozen=True)
+class Answer:
+    """The pairs explained, what they were measured on, and what is doubtful of it, in sentences."""
+
+    explanations: Sequence[Explanation]
+    conditions: Sequence[str]
+    doubts: Sequence[str]
+
+
+def render_text(answer: Answer, width: int) -> str:
+    """Each pair for a terminal: its words, the reasons, the way from one step to the other."""
     from rich.console import Console
 
     from bench.report.text import draw_table
 
     buffer = io.StringIO()
     console = Console(file=buffer, width=width, color_system=None, force_terminal=False)
-    for place, table in enumerate(tabulate_explained(explanations)):
-        if place:
-            console.print()
+    for line in answer.conditions:
+        console.print(line, markup=False, highlight=False)
+    for table in tabulate_explained(answer.explanations):
+        console.print()
         draw_table(table, console)
+    if answer.doubts:
+        console.print()
+    for line in answer.doubts:
+        console.print(line, markup=False, highlight=False)
     return "\n".join(line.rstrip() for line in buffer.getvalue().splitlines()) + "\n"
 
 
-def render_markdown(explanations: Sequence[Explanation], width: int = 0) -> str:
+def render_markdown(answer: Answer, width: int = 0) -> str:
     """Each pair as GitHub-flavoured Markdown, to paste."""
-    lines = [line for table in tabulate_explained(explanations) for line in table_lines(table)]
+    lines = [*(f"- {escape(line)}" for line in answer.conditions), ""]
+    for table in tabulate_explained(answer.explanations):
+        lines += table_lines(table)
+    lines += [f"> {escape(line)}\n" for line in answer.doubts]
     return "\n".join(lines).rstrip() + "\n"
 
 
-def render_json(explanations: Sequence[Explanation], width: int = 0) -> str:
+def render_json(answer: Answer, width: int = 0) -> str:
     """Every figure, in SI units."""
-    document = {"explanations": [lay_out(found) for found in explanations]}
+    document = {
+        "conditions": list(answer.conditions),
+        "doubts": list(answer.doubts),
+        "explanations": [lay_out(found) for found in answer.explanations],
+    }
     return json.dumps(document, indent=1, allow_nan=False) + "\n"
 
 
