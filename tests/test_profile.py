@@ -168,6 +168,13 @@ def test_the_batches_of_an_epoch_may_be_fewer() -> None:
     assert run(workload).steps == 3
 
 
+def test_a_batch_may_be_larger_than_the_data() -> None:
+    """Without a full batch it would look for one for ever."""
+    workload = Planted(Products)
+    workload.samples = ITEMS // 2
+    assert run(workload).steps == 3
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", ["fp32", "bf16-amp"])
 def test_next_to_nothing_of_a_dpn_is_unnamed(precision: str) -> None:

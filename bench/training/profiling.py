@@ -57,7 +57,8 @@ def profile_step(
         Exception: whatever a step raises.
     """
     steps = choose_steps(step_s, case.workers)
-    device, full = training.device, batches.samples // case.batch_size
+    device = training.device
+    full = max(1, batches.samples // case.batch_size)  # a batch may be larger than the data
 
     def mark(part: Kind | None) -> AbstractContextManager[Any]:
         return record_function(name_region(part))
