@@ -59,6 +59,9 @@ def profile_step(
     steps = choose_steps(step_s, case.workers)
     device = training.device
     full = max(1, batches.samples // case.batch_size)  # a batch may be larger than the data
+    left = full - case.workers - 2  # of the epoch, once those that are not profiled have run
+    if case.workers and 0 < left < steps:
+        steps = left  # at the next one other workers start, which no median step waits for
 
     def mark(part: Kind | None) -> AbstractContextManager[Any]:
         return record_function(name_region(part))
