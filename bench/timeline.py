@@ -10,7 +10,7 @@ from __future__ import annotations
 import gzip
 import json
 import math
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -297,12 +297,25 @@ def _read_gpu(view: _View) -> Timeline:
     busy = _unite([(e.start, e.end) for e in kernels])
     end = max(window.end, busy[-1][1])
     gaps = _complement(busy, window.start, end)
-    waits = [(e.start, e.end) for e in trace.calls if e.name in _WAITS]
+    waits = sorted((e.end, e.start) for e in trace.calls if e.name in _WAITS)
     wanting = _overlap(gaps, view.inputs)
-    # the host had waited until nothing ran: what it did next, the GPU waits for
-    drained = [gap for gap in gaps if any(a < gap[0] <= b for a, b in waits)]
+    drained = [gap for gap in gaps if _ends_within(waits, gap)]
     waiting = _length(drained) - _overlap(drained, view.inputs)
     return Timeline(1, end - window.start, _length(busy), wanting, waiting, work)
+
+
+def _ends_within(waits: Sequence[tuple[float, float]], gap: Span) -> bool:
+    """Whether the host had waited until nothing ran: what it did next, the GPU waits for.
+
+    A gap that ends before the wait does was none of its making: what followed had been launched.
+
+    Args:
+        waits: their ends and starts, sorted.
+        gap: in which no kernel ran.
+    """
+    first = bisect_left(waits, (gap[0], -math.inf))
+    last = bisect_right(waits, (gap[1], math.inf))
+    return any(start < gap[0] for _, start in waits[first:last])
 
 
 def _add(work: dict[Label, Timed], label: Label, time_s: float) -> None:

@@ -16,7 +16,7 @@ from bench.case import Case, grid
 from bench.data.batches import MadeBatches
 from bench.models import build_model
 from bench.precision import PRECISIONS
-from bench.training.counting import Counter, count_step, name_kind
+from bench.training.counting import Counter, count_bytes, count_step, name_kind
 from bench.training.flop import count_flop
 from bench.training.loop import Training
 from bench.work import Kind, Label, Work, base_name, sum_kinds
@@ -103,6 +103,21 @@ def test_a_view_costs_nothing() -> None:
 def test_a_cast_reads_one_format_and_writes_the_other() -> None:
     work = count(lambda: X.to(torch.bfloat16))[Kind.CAST]
     assert work == Work(1, 0, 4 * N + 2 * N)
+
+
+def test_cudnn_normalises_in_as_many_passes_as_torch() -> None:
+    """Its backward pass too reads what is normalised, and its gradient, twice."""
+    gradients = []
+    statistics = (full(8),) * 5
+    for name, arguments in (
+        ("native_batch_norm_backward", (X, X + 1, *statistics, True, 1e-5, [True] * 3)),
+        ("cudnn_batch_norm_backward", (X + 1, X, *statistics, 1e-5, full(0))),
+        ("miopen_batch_norm_backward", (X + 1, X, *statistics, 1e-5)),
+    ):
+        func = getattr(torch.ops.aten, name).default
+        gradients.append(count_bytes(func, arguments, {}, (X + 2, full(8) + 1, full(8) + 2)))
+    assert len(set(gradients)) == 1
+    assert gradients[0] > 4 * 5 * N
 
 
 @pytest.mark.parametrize("groups", [1, 4])

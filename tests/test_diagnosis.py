@@ -270,6 +270,25 @@ def test_fused_operations_are_set_against_those_of_their_kind() -> None:
     assert again.unexplained_s == pytest.approx(0)
 
 
+def test_what_compilation_put_into_other_kernels_has_neither_rate_nor_ceiling() -> None:
+    """What was counted moves more than what runs: held against its time it would be too fast."""
+    fused = make_row(Kind.NORMALISATION, "triton_red_fused_bn_relu", 3.0, flop=None, bytes=None)
+    gone = make_row(Kind.NORMALISATION, "native_batch_norm", None, bytes=64e9)
+    kept = make_row(Kind.NORMALISATION, "native_layer_norm", 2.0, bytes=4e9)
+    step = make_step(6.0, [fused, gone, kept])
+    (part,) = [part for part in divided(step).parts if part.name == Kind.NORMALISATION]
+    assert (part.time_s, part.counted_s, part.bytes) == pytest.approx((5e-3, 2e-3, 4e9))
+    case = Case(precision="fp32", compile=True)
+    before = make_side("fp32", make_step(18.0, [replace(gone, time_s=16e-3)]))
+    found = explain("compile", before, make_side("fp32", step, case=case), 128, Ratio(3.0))
+    assert found.ceiling is None
+
+
+def test_what_limits_recurrent_layers_is_not_known() -> None:
+    row = make_row(Kind.RECURRENT, "_cudnn_rnn", 10.0, bytes=36e9)
+    assert divided(make_step(10.5, [row])).bounds.keys() == {Bound.LAUNCH}
+
+
 def test_a_format_as_fast_as_was_hoped_says_so() -> None:
     words = " ".join(describe(compare([MM32], [MM16])))
     assert "as fast as was hoped" in words

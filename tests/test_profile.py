@@ -168,6 +168,20 @@ def test_the_batches_of_an_epoch_may_be_fewer() -> None:
     assert run(workload).steps == 3
 
 
+def test_no_worker_starts_within_the_profiled_steps_where_an_epoch_has_enough() -> None:
+    workload = Planted(Products)
+    assert run(workload, step_s=0.2, workers=2).steps == 6
+    workload.samples = 9 * ITEMS
+    assert run(workload, step_s=0.2, workers=2).steps == 9 - 3 - 1
+
+
+def test_a_batch_may_be_larger_than_the_data() -> None:
+    """Without a full batch it would look for one for ever."""
+    workload = Planted(Products)
+    workload.samples = ITEMS // 2
+    assert run(workload).steps == 3
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", ["fp32", "bf16-amp"])
 def test_next_to_nothing_of_a_dpn_is_unnamed(precision: str) -> None:

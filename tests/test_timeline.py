@@ -155,6 +155,22 @@ def test_gaps_are_told_apart(words: Vocabulary) -> None:
     assert us(line.step_s - line.busy_s - line.input_wait_s - line.sync_wait_s) == 30
 
 
+def test_gaps_between_kernels_that_were_launched_before_a_wait_are_none_of_its(
+    words: Vocabulary,
+) -> None:
+    """The host launches all of a step, then waits for it: only what follows is for the wait."""
+    trace = Recorder()
+    trace.region(STEPS, 0, 200)
+    add = trace.operator("aten::add", 1, 2)
+    for start in (10, 40, 70):
+        trace.kernel("k", start, start + 20, add)
+    trace.call("cudaStreamSynchronize", 15, 95)
+    trace.kernel("k", 110, 200, add)
+    line = trace.read(words)
+    assert us(line.sync_wait_s) == 20  # from 90 to 110, not 30 to 40 and 60 to 70
+    assert us(line.step_s - line.busy_s) == 10 + 10 + 10 + 20
+
+
 def test_a_batch_that_is_awaited_after_a_synchronisation_counts_once(words: Vocabulary) -> None:
     trace = Recorder()
     trace.region(STEPS, 0, 200)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -236,6 +237,33 @@ def test_compare_names_the_kind_of_work_that_changed(
     assert "none beyond noise" in capsys.readouterr().out
     assert compare([str(a), str(b), "--format", "json"]) == 0
     assert json.loads(capsys.readouterr().out)["kinds"] is None
+
+
+def test_compare_names_no_wait_that_only_some_repeats_have(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of next to nothing there is no ratio: neither chance nor a real change must hide in it."""
+
+    def write(name: str, idle: Sequence[float]) -> str:
+        with Store(tmp_path / name) as store:
+            for repeat, each in enumerate(idle, 1):
+                step = make_network("fp32", idle=each)
+                store.append(make_profiled(make_case("fp32"), step, repeat), work=step.work)
+        return str(tmp_path / name)
+
+    some, more, all_ = (
+        write(name, idle)
+        for name, idle in (
+            ("a", (0.0, 9.0, 10.0)),
+            ("b", (0.0, 0.5, 1.0)),
+            ("c", (20.0, 21.0, 22.0)),
+        )
+    )
+    assert compare([more, some, "--why", "--format", "json"]) == 0
+    assert json.loads(capsys.readouterr().out)["kinds"] == []
+    assert compare([more, all_, "--why", "--format", "json"]) == 0
+    (kind,) = json.loads(capsys.readouterr().out)["kinds"]
+    assert kind["kind"] == "idle"
 
 
 def test_compare_explains_only_what_both_sweeps_profiled(

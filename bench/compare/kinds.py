@@ -19,7 +19,7 @@ def find_kinds(comparison: Comparison) -> list[KindChange]:
     """The kinds of work that changed beyond noise, case by case, those that changed most first.
 
     A change is told from `STEADY` of A's step on; where both sides have enough profiled repeats, it
-    must also differ beyond chance.
+    must also differ beyond chance. Otherwise no repeat of one side may lie among the other's.
 
     Raises:
         UsageError: no case has a profile on both sides, or two values of an axis are compared.
@@ -39,13 +39,17 @@ def find_kinds(comparison: Comparison) -> list[KindChange]:
     ratios = compare([samples for _, samples in found])
     changes = [
         KindChange(*known, p=ratio.p_adjusted)
-        for (known, _), ratio in zip(found, ratios, strict=True)
-        # a ratio without interval has too few repeats, or none of that kind on one side
-        if ratio.low is None or ratio.differs
+        for (known, (before, after)), ratio in zip(found, ratios, strict=True)
+        # a ratio without interval has too few repeats
+        if (_lie_apart(before, after) if ratio.low is None else ratio.differs)
     ]
     order = {subject: place for place, subject in enumerate(both)}
     kept = [c for c in changes if abs(c.change_s) > STEADY * c.step_s]
     return sorted(kept, key=lambda change: (order[change.subject], -abs(change.change_s)))
+
+
+def _lie_apart(a: list[float], b: list[float]) -> bool:
+    return max(a) < min(b) or max(b) < min(a)
 
 
 def _divide_runs(side: Side) -> dict[Subject, list[Breakdown]]:
@@ -72,8 +76,14 @@ Known = tuple[Subject, str, float, float, float]
 def _list(
     subject: Subject, a: list[Breakdown], b: list[Breakdown]
 ) -> Iterator[tuple[Known, tuple[list[float], list[float]]]]:
-    """Each part of the step with its mean time on both sides, and the time of each repeat."""
+    """Each part of the step with its mean time on both sides, and the time of each repeat.
+
+    Of next to nothing no ratio says anything: a repeat that hardly waited is held to wait for a
+    third of what is told at all.
+    """
     step_s = fmean(one.step_s for one in a)
     for name in dict.fromkeys(part.name for one in (*a, *b) for part in one.parts):
         before, after = ([one.find_time(name) for one in side] for side in (a, b))
-        yield (subject, name, fmean(before), fmean(after), step_s), (before, after)
+        least = STEADY / 3 * step_s
+        first, second = ([max(least, time_s) for time_s in side] for side in (before, after))
+        yield (subject, name, fmean(before), fmean(after), step_s), (first, second)

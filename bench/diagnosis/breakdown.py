@@ -135,7 +135,9 @@ def _join(step: Step, rows: tuple[Timed, ...], waits: Mapping[Wait, float]) -> I
         timed = [one for one in rows if one.row.kind == kind]
         if not timed:
             continue
-        work = [row for row in step.work if row.kind == kind]
+        # what was counted but has no time is elsewhere: compilation put it into other kernels
+        counted = [one for one in timed if one.row.bytes is not None]
+        work = [one.row for one in counted]
         floors = [find_floor(row, step.rates, step.arithmetic) for row in work]
         known = [floor for floor in floors if floor is not None]
         yield Part(
@@ -146,6 +148,7 @@ def _join(step: Step, rows: tuple[Timed, ...], waits: Mapping[Wait, float]) -> I
             sum(row.bytes or 0.0 for row in work),
             sum(known) if known else None,
             _sum((one.bound, one.time_s) for one in timed if one.bound is not None),
+            sum(one.time_s for one in counted),
         )
     for wait, time_s in waits.items():
         if time_s > 0:
@@ -166,9 +169,12 @@ def _find_bound(row: WorkRow, time_s: float, step: Step) -> Bound | None:
     All that makes a batch is the loader's. Products that take far longer than their memory traffic
     are limited by how they compute, such as without tensor cores. What was not counted, as a kernel
     that compilation made of several operations is not, goes by its time a call and by its kind.
+    Of recurrent layers torch does not tell the FLOP, so nothing is known of what limits them.
     """
     if row.kind == Kind.INPUT:
         return Bound.LOADER
+    if row.kind == Kind.RECURRENT and not row.flop:
+        return None
     if row.bytes is not None:
         bound = find_bound(row, step.rates, step.arithmetic)
         floor = find_floor(row, step.rates, step.arithmetic)

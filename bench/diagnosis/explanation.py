@@ -123,7 +123,7 @@ class Explanation:
         hoped: what the speed-up would be were all time products at the rates of large ones; None
             where the axis promises none: ``gap_s`` is then all of the difference.
         ceiling: the speed-up were all of B's work done at the machine's rates; None where these
-            were not measured.
+            were not measured, and of compiled work, which moves less than was counted.
         changes: from A's step to B's, those that changed most first; they add up to the difference.
         left_over_s: the change that has no name; the last of ``changes``.
         gap_s: B's time less A's over what was hoped.

@@ -146,7 +146,7 @@ def explain(
         for cause, account in accounts.items()
         if abs(account.time_s) * 1e3 >= FEWEST_MS
     ]
-    # counted before compilation, whose fused kernels move less
+    # compiled, it moves less than was counted, and may be faster than that floor
     floor = None if b.case.compile else floor_step(b.step)
     changes = tuple(list_changes(a, b))
     return Explanation(

@@ -79,8 +79,10 @@ class Part:
     Attributes:
         name: a `bench.work.Kind` or a `bench.diagnosis.step.Wait`.
         time_s: all parts of a step add up to its time, but for what is left over.
-        floor_s: what its work would take at the machine's measured rates.
+        flop: of its operations that were counted; ``bytes`` likewise.
+        floor_s: what that work would take at the machine's measured rates.
         bounds: its time by what limits it.
+        counted_s: the time of its operations that were counted, all but what compilation fused.
     """
 
     name: str
@@ -90,6 +92,7 @@ class Part:
     bytes: float = 0.0
     floor_s: float | None = None
     bounds: Mapping[Bound, float] = field(default_factory=dict)
+    counted_s: float = 0.0
 
 
 class Wait(Explained):

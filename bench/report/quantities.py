@@ -163,8 +163,12 @@ def _share_of_rates(records: pd.DataFrame, find_rates: Callable[[str], pd.Series
 
 
 def copy_share(records: pd.DataFrame) -> pd.Series:
-    """Memory traffic over what a large copy reads and writes a second on this device."""
-    return traffic(records) / positive(records["rate_copy"].astype(float))
+    """Memory traffic over what a large copy reads and writes a second on this device.
+
+    NaN for compiled code: it moves less than is counted, so that its share may be above all.
+    """
+    share = traffic(records) / positive(records["rate_copy"].astype(float))
+    return share.mask(records["compile"].astype(bool))
 
 
 def step_noise(records: pd.DataFrame) -> pd.Series:

@@ -74,7 +74,7 @@ def tabulate_expected(
     cells = [pair for effect in effects if effect.axis == "precision" for pair in effect.pairs]
     for a, b in cells:
         found = expect(steps[a].step, steps[b].step) if a in steps and b in steps else None
-        # fused kernels move less than was counted
+        # compiled, both move less than was counted
         if found is None or rows[a].precision != "fp32" or rows[b].compile:
             continue
         share = found.a.bounds.get(Bound.MEMORY, 0.0)

@@ -303,6 +303,9 @@ _AGAIN: dict[str, Callable[..., list[Tensor]]] = {
     "native_batch_norm": _twice_in_training,
     "cudnn_batch_norm": _twice_in_training,
     "native_batch_norm_backward": _twice_backward_in_training,
+    "cudnn_batch_norm_backward": lambda x, grad, *rest: [x, grad],  # there is none but in training
+    "miopen_batch_norm": _twice_in_training,
+    "miopen_batch_norm_backward": lambda x, grad, *rest: [x, grad],
     # zeros are written everywhere, then the gradient over a part of them
     "slice_backward": lambda grad, *rest: [grad],
     "select_backward": lambda grad, *rest: [grad],

@@ -57,7 +57,11 @@ def profile_step(
         Exception: whatever a step raises.
     """
     steps = choose_steps(step_s, case.workers)
-    device, full = training.device, batches.samples // case.batch_size
+    device = training.device
+    full = max(1, batches.samples // case.batch_size)  # a batch may be larger than the data
+    left = full - case.workers - 2  # of the epoch, once those that are not profiled have run
+    if case.workers and 0 < left < steps:
+        steps = left  # at the next one other workers start, which no median step waits for
 
     def mark(part: Kind | None) -> AbstractContextManager[Any]:
         return record_function(name_region(part))

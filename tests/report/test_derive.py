@@ -269,6 +269,8 @@ def test_what_was_reached_is_held_against_what_the_device_was_measured_to_do(
     mixed = ran(FP16, 100, **{**about, "arithmetic": "float8", "fp8_flop_share": 0.5})
     row = pick(cases_of(tmp_path / "b", mixed), FP16)
     assert row["measured_share"] == pytest.approx(8.5 / (1 / (0.5 / 20 + 0.5 / 10)))
+    fused = replace(FP16, compile=True)  # it moves less than was counted
+    assert math.isnan(pick(cases_of(tmp_path / "d", ran(fused, 100, **about)), fused)["copy_share"])
     unknown = ran(FP16, 100, **{**about, "arithmetic": "tfloat32", "rate_copy": None})
     row = pick(cases_of(tmp_path / "c", unknown), FP16)
     assert math.isnan(row["measured_share"])

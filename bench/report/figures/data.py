@@ -448,14 +448,14 @@ def take_roofline(why: Explanation) -> pd.DataFrame:
         if product is None or rates.copy is None:
             return frame({})
         for part in side.breakdown.parts:
-            if part.name in large and part.bytes > 0:
+            if part.name in large and part.bytes > 0 and part.counted_s > 0:
                 lines.append(
                     {
                         "work": name_part(part.name),
                         "precision": side.case.precision,
                         "FLOP/byte": part.flop / part.bytes or math.nan,
-                        SPEED: part.flop / part.time_s / 1e12 or math.nan,
-                        "GB/s": part.bytes / part.time_s / 1e9,
+                        SPEED: part.flop / part.counted_s / 1e12 or math.nan,
+                        "GB/s": part.bytes / part.counted_s / 1e9,
                         "of the step (%)": 100 * part.time_s / side.step.step_s,
                         PRODUCT: product / 1e12,
                         COPY: rates.copy / 1e9,
