@@ -16,6 +16,8 @@ from bench.diagnosis.reasons import CURES, explain
 from bench.diagnosis.sentences import describe
 from bench.diagnosis.step import Bound, Profile, Rates, Step, Wait
 from bench.record import WorkRow
+from bench.report.model import NOTHING
+from bench.report.why import tabulate_reasons
 from bench.verdict import Ratio
 from bench.work import Kind
 from tests.steps_for_tests import CPU_RATES, RATES, make_row, make_side, make_step
@@ -247,7 +249,7 @@ def test_an_option_that_the_sweep_tried_comes_with_what_it_measured() -> None:
         ("--compile on", 1.5),
         ("--batch-size 512", 1.8),
     }
-    assert "1.80× with --batch-size 512" in " ".join(describe(again))
+    assert "1.80× as fast with --batch-size 512" in " ".join(describe(again))
 
 
 def test_an_axis_that_promises_nothing_is_explained_by_all_of_its_difference() -> None:
@@ -293,6 +295,42 @@ def test_a_format_as_fast_as_was_hoped_says_so() -> None:
     words = " ".join(describe(compare([MM32], [MM16])))
     assert "as fast as was hoped" in words
     assert "12.00×" in words
+
+
+def test_a_format_faster_than_was_hoped_says_by_how_much() -> None:
+    quick = replace(MM16, time_s=0.5e-3)
+    words = " ".join(describe(compare([MM32], [quick])))
+    assert "faster than that promises, by" in words
+    assert "within" not in words
+
+
+def test_shares_of_a_gap_within_noise_are_not_told() -> None:
+    """Two reasons of the same size, one against the other, would be thousands of percent."""
+    slower, quicker = replace(MM32, time_s=14.99e-3), replace(RELU32, time_s=5e-3)
+    found = compare([MM32, RELU32], [slower, quicker], precisions=("fp32", "fp32"))
+    again = explain("compile", found.a, found.b, 128, found.speedup)
+    assert abs(again.reasons[0].share) > 10
+    table = tabulate_reasons("reasons", again)
+    assert {row[1].text for row in table.rows} == {NOTHING}
+    assert "the same time, within 2 %" in " ".join(table.words)
+    # what gained is not advised against
+    assert [("Try" in note) for note in table.notes] == [r.time_s > 0 for r in again.reasons]
+    # one of them alone is a gain, and its shares are told
+    found = compare([MM32, RELU32], [MM32, quicker], precisions=("fp32", "fp32"))
+    table = tabulate_reasons("reasons", explain("compile", found.a, found.b, 128, found.speedup))
+    assert table.heads[1].label == "of the gain (%)"
+    assert table.rows[0][1].text == "100"
+
+
+def test_a_cast_is_named_by_its_formats() -> None:
+    back = replace(CAST, format="float16→float32")
+    (found,) = [
+        reason
+        for reason in compare([MM32], [MM16, CAST, back]).reasons
+        if reason.cause is Cause.ADDED
+    ]
+    assert "_to_copy float32→float16 (0 → 5 ms)" in found.evidence
+    assert "_to_copy float16→float32 (0 → 5 ms)" in found.evidence
 
 
 def test_without_rates_a_format_promises_what_its_bits_do() -> None:

@@ -243,7 +243,8 @@ def test_what_a_precision_can_bring_by_hand() -> None:
     assert found.speedup == pytest.approx(10 / 3.5)
     assert found.a.bounds == pytest.approx({Bound.COMPUTE: 0.6, Bound.MEMORY: 0.4})
     assert describe_expectation(found, "fp32") == (
-        "at most 2.9× over fp32: 40 % of fp32's floor is memory traffic, and 57 % of what remains"
+        "at most 2.9× over fp32, if both reach these rates: 40 % of fp32's least time is "
+        "memory traffic, and 57 % of what remains"
     )
 
 
@@ -341,8 +342,8 @@ def test_the_doctor_tells_what_to_expect(rated: Machine, tmp_path: Path) -> None
     # 120 ms of arithmetic in fp32, and 50 ms of traffic in fp16
     said = [f.what for f in judge(rated) if f.topic == "expected"]
     assert said == [
-        "dpn92, batch size 512, fp16: at most 2.4× over fp32: 0 % of fp32's floor is memory "
-        "traffic, and 100 % of what remains",
+        "dpn92, batch size 512, fp16: at most 2.4× over fp32, if both reach these rates: 0 % of "
+        "fp32's least time is memory traffic, and 100 % of what remains",
         "dpn92, batch size 512, bf16: not counted: out of memory",
     ]
     (file := tmp_path / "facts.json").write_text(write_json(rated, judge(rated)))

@@ -68,17 +68,17 @@ def find_step_floor(step: Step) -> Floor | None:
 
 
 def describe_expectation(found: Expectation, base: str) -> str:
-    """In words, such as ``at most 2.4× over fp32: 58 % of fp32's floor is memory traffic, …``.
+    """In words, such as ``at most 2.4× over fp32, if both reach these rates: 58 % of …``.
 
     Args:
         found: what is expected.
         base: what A is called.
     """
-    speedup = f"at most {found.speedup:.1f}× over {base}"
+    speedup = f"at most {found.speedup:.1f}× over {base}, if both reach these rates"
     if Bound.LAUNCH in found.a.bounds:
         return f"{speedup}: {base} takes longer to start its operations than to do them"
     share = found.a.bounds[Bound.MEMORY]
-    traffic = f"{speedup}: {100 * share:.0f} % of {base}'s floor is memory traffic"
+    traffic = f"{speedup}: {100 * share:.0f} % of {base}'s least time is memory traffic"
     if Bound.LAUNCH in found.b.bounds:
         return f"{traffic}, and then the start of its operations takes longest"
     return f"{traffic}, and {100 * found.b.bounds[Bound.MEMORY]:.0f} % of what remains"

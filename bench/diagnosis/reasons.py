@@ -443,9 +443,11 @@ def write_rate(rate: float) -> str:
 
 
 def name_operation(row: WorkRow) -> str:
-    """Name an operation with what it is: a convolution by its kind too."""
+    """Name an operation with what it is: a convolution by its kind too, a cast by its formats."""
     if row.kind in CONVOLUTIONS:
         return f"{'grouped ' * (row.kind == Kind.GROUPED)}convolution {row.operation}"
+    if row.kind == Kind.CAST:
+        return f"{row.operation} {row.format}"
     return row.operation
 
 

@@ -87,8 +87,11 @@ def _say_hope(found: Explanation) -> Iterator[str]:
 
 
 def _say_reasons(found: Explanation) -> Iterator[str]:
-    if found.gap_s <= STEADY * found.b.step.step_s:
-        yield f"It is as fast as was hoped, within {write_percent(STEADY)}."
+    if found.gap_s < 0 or not has_gap(found):
+        if has_gap(found):
+            yield f"It is faster than that promises, by {write_ms(-found.gap_s)} ms."
+        else:
+            yield f"It is as fast as was hoped, within {write_percent(STEADY)}."
         return
     told = list_main(found)
     if not told:
@@ -98,9 +101,15 @@ def _say_reasons(found: Explanation) -> Iterator[str]:
     rest = ""
     if abs(found.unexplained_s) > WORTH * found.gap_s:
         rest = f"; {write_percent(found.unexplained_s / found.gap_s)} is not explained"
-    yield f"Of the gap of {write_ms(found.gap_s)} ms to that: {listed}{rest}."
+    missing = f"{write_ms(found.gap_s)} ms are missing to the promised {found.hoped:.2g}×"
+    yield f"{missing}: {listed}{rest}."
     if told[0].evidence:
         yield told[0].evidence
+
+
+def has_gap(found: Explanation) -> bool:
+    """Whether the gap is more than noise; shares of a smaller one say nothing."""
+    return abs(found.gap_s) > STEADY * found.b.step.step_s
 
 
 def list_main(found: Explanation) -> list[Reason]:
@@ -114,6 +123,9 @@ def list_main(found: Explanation) -> list[Reason]:
 
 def _say_changes(found: Explanation) -> Iterator[str]:
     whole = found.b.step.step_s - found.a.step.step_s
+    if not has_gap(found):
+        yield f"The two steps take the same time, within {write_percent(STEADY)}."
+        return
     told = [change for change in found.changes if change.change_s * whole > 0][:TOLD]
     if told and abs(whole) > STEADY * found.a.step.step_s:
         listed = ", ".join(_say_change(change, whole) for change in told)
@@ -130,15 +142,15 @@ def _say_change(change: Change, whole: float) -> str:
 
 def _say_option(found: Explanation) -> Iterator[str]:
     """What may mend the first reason that can be mended, and what was measured of it."""
-    for reason in list_main(found) if found.gap_s > 0 else []:
+    for reason in list_main(found) if found.gap_s > 0 and has_gap(found) else []:
         if reason.option:
             yield f"{reason.option}{write_tried(reason)}"
             return
 
 
 def write_tried(reason: Reason) -> str:
-    """What the sweep measured of a reason's options; empty for nothing."""
+    """What the sweep measured of a reason's options, by items a second; empty for nothing."""
     if not reason.tried:
         return ""
-    trials = ", ".join(f"{trial.speedup:.2f}× with {trial.flag}" for trial in reason.tried)
-    return f" This sweep measured {trials}."
+    trials = ", ".join(f"{trial.speedup:.2f}× as fast with {trial.flag}" for trial in reason.tried)
+    return f" In this sweep it is {trials}."

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from bench.diagnosis.expectation import expect
 from bench.diagnosis.explanation import Explanation, Reason
-from bench.diagnosis.sentences import describe, name_part, write_tried
+from bench.diagnosis.sentences import describe, has_gap, name_part, write_tried
 from bench.diagnosis.step import Bound
 from bench.report.axes import Machines, find_varying, list_naming_axes
 from bench.report.breakdowns import ms_cell
@@ -98,9 +98,9 @@ def tabulate_expected(
     )
     notes = [
         "Expected: the least time of fp32's operations over that of this precision's, from their "
-        "FLOP and bytes and from the rates that this machine reached. More can be measured only "
-        "where fp32 falls further short of the machine. python -m bench.doctor --model NAME says "
-        "it before a sweep."
+        "FLOP and bytes and from the rates that this machine reached: at most, if both reach these "
+        "rates. Where fp32 falls further short of them, more is measured. python -m bench.doctor "
+        "--model NAME says it before a sweep."
     ]
     if len(lines) > MOST_ROWS:
         notes.append(f"{len(lines) - MOST_ROWS:,} more rows are left out; --where chooses.")
@@ -135,9 +135,10 @@ def tabulate_pairs(pairs: Sequence[Explanation]) -> Iterator[Table]:
     ]
     notes = [
         "Hoped: what the number format promises, by the rates of large matrix products and at "
-        "least by its bits. At most: all work after the change at the rates that large products "
-        "and large copies were measured to reach. The reasons are shares of the time that is "
-        "missing to the hoped speed-up."
+        "least by its bits. At most: the step before as it was measured, and all work after the "
+        "change at the rates that large products and large copies reach. The reasons are shares of "
+        "the time that is missing to the hoped speed-up. Speed-up: of median steps, the geometric "
+        "mean of the repeats; that of median epochs differs where the repeats do."
     ]
     if len(pairs) > MOST_ROWS:
         notes.append(f"{len(pairs) - MOST_ROWS:,} more pairs are left out; --where chooses.")
@@ -145,8 +146,11 @@ def tabulate_pairs(pairs: Sequence[Explanation]) -> Iterator[Table]:
 
 
 def _name_reasons(why: Explanation) -> str:
+    if not has_gap(why):
+        return NOTHING
     named = [reason for reason in why.reasons if reason.share >= NAMED][:MOST_REASONS]
-    return "; ".join(f"{100 * reason.share:.0f} % {reason.cause.meaning}" for reason in named)
+    listed = "; ".join(f"{100 * reason.share:.0f} % {reason.cause.meaning}" for reason in named)
+    return f"of the gain: {listed}" if why.gap_s < 0 and listed else listed
 
 
 def _ratio_cell(value: float | None) -> Cell:
@@ -170,13 +174,21 @@ def tabulate_reasons(name: str, why: Explanation) -> Table:
     """What each reason takes of the gap; the evidence below, which is sentences."""
     heads = (
         Head("reason", "reason", "what makes it slower than was hoped", False),
-        Head("share", "of the gap (%)", "share of the time that is missing to what was hoped"),
+        Head(
+            "share",
+            "of the gain (%)" if why.gap_s < 0 and has_gap(why) else "of the gap (%)",
+            "share of the difference to what was hoped; none where that is within noise",
+        ),
         Head("time", "ms a step", "the same as time"),
     )
     found = [(r.cause.meaning, r.cause, r.time_s, r.share) for r in why.reasons]
     rest = why.unexplained_s / why.gap_s if why.gap_s else 0.0
     lines = [
-        (Cell(meaning, value), Cell(f"{100 * share:.0f}", share), ms_cell(time_s))
+        (
+            Cell(meaning, value),
+            Cell(f"{100 * share:.0f}", share) if has_gap(why) else Cell(NOTHING),
+            ms_cell(time_s),
+        )
         for meaning, value, time_s, share in [
             *found,
             ("not explained", None, why.unexplained_s, rest),
@@ -189,8 +201,9 @@ def tabulate_reasons(name: str, why: Explanation) -> Table:
 
 def _write_evidence(reason: Reason) -> str:
     about = reason.cause.meaning
-    said = (f"{about[:1].upper()}{about[1:]}: {reason.evidence}", reason.option)
-    return " ".join(filter(None, said)) + write_tried(reason)
+    cure = reason.option + write_tried(reason) if reason.time_s > 0 else ""  # a gain needs none
+    said = (f"{about[:1].upper()}{about[1:]}:", reason.evidence, cure)
+    return " ".join(filter(None, (part.strip() for part in said)))
 
 
 def tabulate_changes(name: str, why: Explanation) -> Table:
