@@ -99,10 +99,7 @@ class Scale:
     )
     walls: tuple[str, ...] = ("--model", "dpn92", "--precision", "fp32", "fp16", "bf16-amp")
     limit: str = "21GiB"
-    profiles: tuple[str, ...] = (
-        *("--precision", "fp32", "tf32", "fp16", "bf16-amp"),
-        *("--loss-scale", "128"),
-    )
+    profiles: tuple[str, ...] = ("--precision", "fp32", "tf32", "fp16", "bf16-amp")
 
     def sweep_flags(self) -> list[str]:
         """What every sweep is told beside its preset."""
@@ -424,7 +421,7 @@ def _find_walls(limited: bool) -> Run:
 
 def _profile(card: Card, scale: Scale, children: Children) -> Entry:
     # two sizes: what limits a small batch is another thing than what limits a large one
-    flags = ("--preset", "rtx-titan", "--batch-size", "128", "512")
+    flags = ("--preset", "precision", "--batch-size", "128", "512")
     return _sweep(*flags, "--profile", "on", *scale.profiles)(card, scale, children)
 
 
