@@ -296,10 +296,23 @@ def test_the_agenda_has_every_phase() -> None:
 
 
 @pytest.mark.parametrize(
-    ("phase", "runs"), [("headline", 2), ("rtx-titan", 9), ("precision", 6), ("repeats", 28)]
+    ("phase", "runs", "rehearsed"),
+    [
+        ("headline", 2, 2),
+        ("rtx-titan", 9, 4),
+        ("precision", 6, 6),
+        ("profiles", 8, 2),
+        ("repeats", 28, 9),
+    ],
 )
+@pytest.mark.parametrize("rehearsal", [False, True])
 def test_a_sweep_measures_each_case_once_but_for_the_repeats(
-    phase: str, runs: int, card: Card, monkeypatch: pytest.MonkeyPatch
+    phase: str,
+    runs: int,
+    rehearsed: int,
+    rehearsal: bool,
+    card: Card,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A part of an epoch is otherwise repeated by default, and would take all the time there is."""
     asked: list[list[str]] = []
@@ -307,7 +320,8 @@ def test_a_sweep_measures_each_case_once_but_for_the_repeats(
     monkeypatch.setattr(
         phases, "count_runs", lambda _, flags: asked.append(flags) or count(_, flags)
     )
-    scale = Scale("cuda", "synthetic", None, 0.2)
+    scale = rehearse(None) if rehearsal else Scale("cuda", "synthetic", None, 0.2)
+    runs = rehearsed if rehearsal else runs
     children = Supervisor(card.folder / LOG)
     monkeypatch.setattr(children, "run", lambda *_, **__: Ended(0, 1.0, False, "", ""))
     entry = PHASES[phase].run(card, scale, children)

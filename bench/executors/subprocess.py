@@ -125,11 +125,15 @@ class SubprocessExecutor:
         with Monitor(device) as monitor:
             self._worker = worker = Worker(job, self.choose_cache(job))
             answer: Finished | None = None
+            kept: Finished | None = None
             done: int | None = None
             trained = False
             try:
                 monitor.watch(worker.pid)
                 for message in self._listen(worker, stopping):
+                    if isinstance(message, Finished) and message.follows:
+                        kept = message
+                        continue
                     if isinstance(message, Finished):
                         answer = message
                         break
@@ -149,6 +153,9 @@ class SubprocessExecutor:
             elif answer.status is Status.KILLED and count_oom_kills() > oom_kills:
                 reason = f"{answer.reason} By the host's out-of-memory killer (host memory)"
                 answer = replace(answer, reason=reason)
+            if kept and answer.status not in MEASURED:
+                why = dict.fromkeys(kept.follows, answer.reason)
+                answer = replace(kept, missing={**kept.missing, **why})
             seen = monitor.close(
                 answer.measurement.peak_reserved_bytes,
                 answer.measurement.warmup_reserved_bytes,

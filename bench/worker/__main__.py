@@ -11,6 +11,7 @@ import faulthandler
 import gc
 import signal
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 
 from bench.case import Case
@@ -56,6 +57,25 @@ def conclude(found: Findings) -> tuple[Status, str]:
     return (Status.INVALID if found.contradiction else status), "; ".join(reasons)
 
 
+def finish(found: Findings, follows: Sequence[str] = ()) -> Finished:
+    """The message that ends a measured case.
+
+    Args:
+        follows: columns that are still to be filled, where another such message may come.
+    """
+    status, reason = conclude(found)
+    return Finished(
+        status,
+        reason,
+        measurement=found.measurement,
+        missing=found.missing,
+        steps=found.steps,
+        epochs=found.epochs,
+        work=found.work,
+        follows=list(follows),
+    )
+
+
 def describe_error(error: BaseException) -> tuple[list[str], str]:
     """The classes of an exception and its text, for `classify`.
 
@@ -99,22 +119,12 @@ def main() -> int:
             given.checkpoints,
             given.identity,
             given.trace,
+            lambda found, columns: channel.send(finish(found, columns)),
         )
     except BaseException as error:
         _report_failure(channel, given.case, error)
         return 1
-    status, reason = conclude(found)
-    channel.send(
-        Finished(
-            status,
-            reason,
-            measurement=found.measurement,
-            missing=found.missing,
-            steps=found.steps,
-            epochs=found.epochs,
-            work=found.work,
-        )
-    )
+    channel.send(finish(found))
     return 0
 
 

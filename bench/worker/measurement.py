@@ -58,6 +58,7 @@ def measure(
     checkpoints: str = "",
     identity: Mapping[str, str] | None = None,
     trace: str = "",
+    on_follows: Callable[[Findings, Sequence[str]], object] = lambda found, columns: None,
 ) -> Findings:
     """Set up, warm up, train each warm epoch and evaluate after it: the whole life of a case.
 
@@ -68,6 +69,8 @@ def measure(
         checkpoints: the folder of its checkpoints; empty where none are to stay.
         identity: what a checkpoint must be of to be resumed.
         trace: file for the trace of a profiled case; empty where it is not kept.
+        on_follows: told what was found, and the columns that may yet be filled, before the
+            profiler starts: it takes a crash or a hang of its own with it.
     """
     found = Findings()
     m = found.measurement
@@ -164,11 +167,11 @@ def measure(
     with forgive(found, "step_bytes"):
         counted = count_step(training, batches, case)
         m.step_bytes = round(sum(work.bytes for work in counted.values()))
-    timed: Mapping[Label, Timed] = {}
+    found.work = join_work(counted, {})
     if case.profile:
+        on_follows(found, _PROFILED)
         with forgive(found, *_PROFILED):
-            timed = _profile(training, batches, case, trace, found)
-    found.work = join_work(counted, timed)
+            found.work = join_work(counted, _profile(training, batches, case, trace, found))
     return found
 
 

@@ -80,7 +80,11 @@ class StepTaken:
 
 @dataclass(frozen=True)
 class Finished:
-    """How the case ended, and what was measured. ``missing`` says why columns are empty."""
+    """How the case ended, and what was measured. ``missing`` says why columns are empty.
+
+    ``follows`` are the columns that the worker goes on to fill, in another such message; if none
+    comes, the case has ended like this, without them.
+    """
 
     status: Status
     reason: str = ""
@@ -90,6 +94,7 @@ class Finished:
     steps: list[Step] = field(default_factory=list)
     epochs: list[EpochRow] = field(default_factory=list)
     work: list[WorkRow] = field(default_factory=list)
+    follows: list[str] = field(default_factory=list)
 
 
 Message = PhaseEntered | StepTaken | Finished
@@ -215,6 +220,7 @@ _FIELDS: dict[str, Callable[[Any], Any]] = {
     "status": Status,
     "reason": _of(str),
     "transient": _of(bool),
+    "follows": lambda names: [_of(str)(name) for name in _of(list)(names)],
     "measurement": _measurement,
     "missing": _missing,
     "steps": _rows(Step, STEP_COLUMNS),

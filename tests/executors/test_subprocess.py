@@ -26,7 +26,7 @@ from bench.executors import subprocess as room
 from bench.executors.subprocess import SubprocessExecutor
 from bench.gpu.device import Host, Unreadable
 from bench.gpu.monitor import Observation
-from bench.record import EpochRow, Measurement, Outcome, Status
+from bench.record import EpochRow, Measurement, Outcome, Status, read_missing
 from bench.store.reader import read_records
 from bench.sweep import __main__ as sweep
 from bench.worker.messages import Finished, Message, PhaseEntered, StepTaken
@@ -463,6 +463,27 @@ def test_the_epochs_are_passed_on(scripted: Callable[..., Outcome]) -> None:
     rows = [EpochRow(i, 2.0, 2.25, 0.25) for i in range(2)]
     outcome = scripted([*EPOCHS, Finished(Status.OK, epochs=rows)], epochs=2)
     assert (outcome.status, outcome.reason, outcome.epochs) == (Status.OK, "", rows)
+
+
+@pytest.mark.parametrize("ending", [[], says(Status.TIMEOUT), says(Status.INTERRUPTED)])
+def test_what_was_measured_is_not_lost_with_what_follows(
+    scripted: Callable[..., Outcome], ending: list[Message]
+) -> None:
+    """The profiler crashes, hangs or is stopped: the case was measured before."""
+    measured = Finished(
+        Status.OK,
+        measurement=Measurement(epoch_time_s=2.0),
+        missing={"energy_j": "no sensor"},
+        follows=["busy_s"],
+    )
+    outcome = scripted([*EPOCHS[:3], measured, *ending])
+    assert (outcome.status, outcome.measurement.epoch_time_s) == (Status.OK, 2.0)
+    missing = read_missing(outcome.measurement.missing or "")
+    assert missing["energy_j"] == "no sensor"
+    assert missing["busy_s"].startswith("so it is" if ending else "the worker ")
+    whole = scripted([measured, Finished(Status.OK, measurement=Measurement(busy_s=1.0))])
+    assert whole.measurement.busy_s == 1.0
+    assert "busy_s" not in read_missing(whole.measurement.missing or "")
 
 
 def test_each_epoch_has_the_time_limit_for_itself(
