@@ -631,10 +631,10 @@ def test_limits_take_away_what_is_derived_and_name_what_is_measured(card: Card) 
 
 def test_limits_of_number_kind_and_name(card: Card) -> None:
     assert len(FILES) == MOST_FILES
-    for name in (*FILES, "ninth"):
+    for name in (*FILES, "tenth"):
         (card.folder / name).touch()
-    assert check_limits(card.folder) == ["9 files, where 8 are allowed; move away ninth"]
-    (card.folder / "ninth").rename(card.folder / "n th")
+    assert check_limits(card.folder) == ["10 files, where 9 are allowed; move away tenth"]
+    (card.folder / "tenth").rename(card.folder / "n th")
     (card.folder / STATE).unlink()
     (card.folder / STATE).mkdir()
     assert check_limits(card.folder)[:2] == [

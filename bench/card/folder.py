@@ -21,20 +21,20 @@ from typing import Any
 from bench.errors import UsageError
 from bench.record import Status
 from bench.report.scalemap import GRADIENTS, MAP, TRAININGS
-from bench.store.cells import CONFIG, LOGS, RECORDS, STEPS
+from bench.store.cells import CONFIG, LOGS, RECORDS, STEPS, WORK
 from bench.store.reader import read_records
 from bench.text import replace_file
 
 STATE, CHECKS, LOG, PAGE = "card.json", "checks.json", "log.txt", "report.html"
 FIGURE, LOCK = "images-per-s.png", ".card.lock"
-FILES = (STATE, RECORDS, STEPS, CONFIG, CHECKS, LOG, PAGE, FIGURE)
+FILES = (STATE, RECORDS, STEPS, WORK, CONFIG, CHECKS, LOG, PAGE, FIGURE)
 MAP_FILES = (MAP, GRADIENTS, TRAININGS)
 """Of `bench.scales`; they are kept within `CHECKS`."""
 
 DERIVED = (PAGE, FIGURE)
 """Made from the records: what can be left out of a folder that is too large."""
 
-MOST_FILES = 8
+MOST_FILES = len(FILES)
 MOST_BYTES = 16 * 2**20
 _NAME = re.compile(r"[A-Za-z0-9._-]+")
 _LOG_BYTES = 4 * 2**20  # kept of the end of the log
