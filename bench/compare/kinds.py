@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from statistics import fmean
 
@@ -10,8 +11,8 @@ from bench.diagnosis.breakdown import Breakdown, divide
 from bench.errors import UsageError
 from bench.limits import STEADY
 from bench.record import RELIABLE
-from bench.report.profiles import STEP, make_step
-from bench.store.reader import read_work
+from bench.report.profiles import STEP, make_step, take_runs
+from bench.store.reader import read_cases, read_work
 from bench.verdict import compare
 
 
@@ -55,15 +56,14 @@ def _lie_apart(a: list[float], b: list[float]) -> bool:
 def _divide_runs(side: Side) -> dict[Subject, list[Breakdown]]:
     """Each profiled repeat of each case of a side, its step divided."""
     work = dict(list(read_work(side.path).groupby("record_id", sort=False)))
-    records = side.records
+    names, statuses = (side.records[name].tolist() for name in ("record_id", "status"))
+    cases, runs = read_cases(side.records), take_runs(side.records)
     found: dict[Subject, list[Breakdown]] = {}
     for subject, rows in side.rows.items():
         for i in rows:
-            run = records.iloc[[i]]
-            frame = work.get(run["record_id"].iloc[0])
-            if frame is None or run["status"].iloc[0] not in RELIABLE or run[STEP].isna().any():
+            if statuses[i] not in RELIABLE or math.isnan(runs[i][STEP]):
                 continue
-            step = make_step(run, [frame])
+            step = make_step(cases[i], [(runs[i], work.get(names[i]))])
             if step and (breakdown := divide(step.step)):
                 found.setdefault(subject, []).append(breakdown)
     return found

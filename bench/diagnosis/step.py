@@ -53,6 +53,10 @@ class Profile:
     sync_wait_s: float = 0.0
 
 
+PROFILED = ("profiled_step_s", "busy_s", "input_wait_s", "sync_wait_s")
+"""The columns of a record that have a `Profile`, in the order of its fields."""
+
+
 @dataclass(frozen=True)
 class Step:
     """A median step of a case, not profiled, with the work in it.

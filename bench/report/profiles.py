@@ -5,15 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from statistics import geometric_mean
-from typing import TYPE_CHECKING
+from statistics import fmean, geometric_mean
+from typing import TYPE_CHECKING, Any
 
 from bench.case import AXES, BARE, SAME_QUESTION, Case, Value, format_value, free_axes
 from bench.diagnosis.breakdown import divide
 from bench.diagnosis.explanation import Explanation, Side
 from bench.diagnosis.floors import take_rates
+from bench.diagnosis.rates import CALL, RATES
 from bench.diagnosis.reasons import CURES, Alternatives, explain
-from bench.diagnosis.step import Profile, Step
+from bench.diagnosis.step import PROFILED, Profile, Step
 from bench.precision import Arithmetic, find_formats
 from bench.record import RELIABLE, WorkRow
 from bench.report.axes import Machines, find_varying, name_axis, rank
@@ -29,8 +30,6 @@ if TYPE_CHECKING:
     from bench.report.sweeps import Sweep
 
 STEP = "step_time_median_s"
-
-PROFILED = ("profiled_step_s", "busy_s", "input_wait_s", "sync_wait_s")
 
 
 @dataclass(frozen=True)
@@ -63,58 +62,72 @@ def read_steps(rows: pd.DataFrame, sweeps: Sequence[Sweep]) -> dict[int, Profile
     work = {
         (sweep.name, record): part
         for sweep in sweeps
-        for record, part in sweep.read_work().groupby("record_id", sort=False)
+        for record, part in sweep.work.groupby("record_id", sort=False)
     }
+    frames = [work.get(key) for key in zip(rows["sweep"], rows["record_id"], strict=True)]
+    cases, runs = read_cases(rows), take_runs(rows)
+    places: dict[int, list[int]] = {}
+    for place, cell in enumerate(rows["cell"].tolist()):
+        places.setdefault(int(cell), []).append(place)
     found = {}
-    for _, runs in rows.groupby("cell", sort=False):
-        keys = zip(runs["sweep"], runs["record_id"], strict=True)
-        if step := make_step(runs, [work.get(key) for key in keys]):
-            found[int(runs["cell"].iloc[0])] = step
+    for cell, held in places.items():
+        if step := make_step(cases[held[0]], [(runs[at], frames[at]) for at in held]):
+            found[cell] = step
     return found
 
 
-def make_step(runs: pd.DataFrame, frames: Sequence[pd.DataFrame | None]) -> Profiled | None:
+Run = Mapping[Any, Any]
+"""What is looked at of a record, by column."""
+
+
+def take_runs(records: pd.DataFrame) -> list[Run]:
+    """What `make_step` looks at of each record, taken once: a cell of a frame costs 20 µs."""
+    columns = [STEP, *PROFILED, *RATES, CALL, "arithmetic", "sm_clock_mhz", "alloc_retries"]
+    return list(records[columns].to_dict("records"))
+
+
+def make_step(case: Case, repeats: Sequence[tuple[Run, pd.DataFrame | None]]) -> Profiled | None:
     """The step of a case, with the work of one repeat: a mean would hold the pauses of all.
 
     That is the repeat whose profiled step is the median, or where none was profiled the first.
 
     Args:
-        runs: the case's repeats, all with a time.
-        frames: the work of each, as `bench.store.reader.read_work` has it.
+        case: its settings.
+        repeats: of `take_runs`, all with a time, and the work of each, as
+            `bench.store.reader.read_work` has it.
 
     Returns:
         None where no work was counted.
     """
-    known = [frame is not None and bool(len(frame)) for frame in frames]
+    known = [(run, frame) for run, frame in repeats if frame is not None and len(frame)]
     profiled = [
-        has and frame is not None and step > 0 and bool(frame["time_s"].notna().any())
-        for has, frame, step in zip(known, frames, runs["profiled_step_s"], strict=True)
+        (run, frame)
+        for run, frame in known
+        if run["profiled_step_s"] > 0 and frame["time_s"].notna().any()
     ]
-    places = [at for at, use in enumerate(profiled if any(profiled) else known) if use]
-    if not places:
+    if not known:
         return None
-    lengths = runs["profiled_step_s"].tolist()
-    chosen = sorted(places, key=lambda at: lengths[at])[(len(places) - 1) // 2]
-    run, frame = dict(runs.iloc[chosen]), frames[chosen]
-    assert frame is not None
-    (case,) = set(read_cases(runs.head(1)))
-    times = tuple(float(value) for value in runs[STEP])
+    ranked = sorted(profiled, key=lambda repeat: repeat[0]["profiled_step_s"]) or known[:1]
+    run, frame = ranked[(len(ranked) - 1) // 2]
+    times = tuple(float(run[STEP]) for run, _ in repeats)
     step = Step(
         geometric_mean(times),
         list(_read_rows(frame)),
         take_rates(run),
         case.device,
         _find_arithmetic(case, run["arithmetic"]),
-        Profile(*(_none(run[name]) or 0.0 for name in PROFILED)) if any(profiled) else None,
+        Profile(*(_none(run[name]) or 0.0 for name in PROFILED)) if profiled else None,
     )
-    clock = runs["sm_clock_mhz"].mean()
-    retries = runs["alloc_retries"].max()
+    clocks, retries = (
+        [value for run, _ in repeats if (value := _none(run[name])) is not None]
+        for name in ("sm_clock_mhz", "alloc_retries")
+    )
     return Profiled(
         case,
         step,
         times,
-        None if math.isnan(clock) else float(clock),
-        0 if math.isnan(retries) else int(retries),
+        fmean(clocks) if clocks else None,
+        int(max(retries, default=0)),
     )
 
 
@@ -187,25 +200,28 @@ def _find_pairs(
     """Cells before and after the change."""
     spelled = cases[axis].map(format_value)
     if before is not None and after is not None:
-        cases = cases[spelled.isin([before, after])]
-        for change in find_changes(axis, cases, machines):
-            cells = zip(change.pairs["cell_a"], change.pairs["cell_b"], strict=True)
-            for one, two in cells:
-                pair = (int(one), int(two))
-                yield pair if change.before == (before or "none") else (pair[1], pair[0])
+        for first, one, two in _list_pairs(axis, cases[spelled.isin([before, after])], machines):
+            yield (one, two) if first == (before or "none") else (two, one)
         return
     asked = before if before is not None else after
     if asked is None:
-        for change in find_changes(axis, cases, machines):
-            cells = zip(change.pairs["cell_a"], change.pairs["cell_b"], strict=True)
-            yield from ((int(one), int(two)) for one, two in cells)
+        yield from ((one, two) for _, one, two in _list_pairs(axis, cases, machines))
         return
     # one end is given: each other value is the other
     order = cases.assign(_rank=rank(cases, axis), _text=spelled).sort_values("_rank")
     for value in dict.fromkeys(order["_text"]):
         if value != asked:
-            one, two = (asked, value) if before is not None else (value, asked)
-            yield from _find_pairs(cases, axis, one, two, machines)
+            first, last = (asked, value) if before is not None else (value, asked)
+            yield from _find_pairs(cases, axis, first, last, machines)
+
+
+def _list_pairs(
+    axis: str, cases: pd.DataFrame, machines: Machines
+) -> Iterator[tuple[str, int, int]]:
+    """The value that each change begins with, and the cells of its pairs."""
+    for change in find_changes(axis, cases, machines):
+        cells = zip(change.pairs["cell_a"], change.pairs["cell_b"], strict=True)
+        yield from ((change.before, int(one), int(two)) for one, two in cells)
 
 
 def make_side(axis: str, one: Profiled, factor: float = 1.0) -> Side:
@@ -297,7 +313,7 @@ class _Others:
     @staticmethod
     def _group(cases: pd.DataFrame, axis: str) -> dict[int, list[int]]:
         """The cells that agree with each cell but for an axis."""
-        free = {*free_axes(axis), *SAME_QUESTION, "profile"}
+        free = {*free_axes(axis), *SAME_QUESTION}
         equal = [*SOURCE, *(name for name in AXES if name not in free), "environment", "kind"]
         groups: dict[int, list[int]] = {}
         keys = number_groups(cases, equal)

@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -51,13 +52,14 @@ class Sweep:
         """The epochs of its records that have several, the columns of `EPOCH_COLUMNS`."""
         return read_epochs(self.file)
 
-    def read_work(self) -> pd.DataFrame:
-        """The work of a step of its records, the columns of `WORK_COLUMNS`."""
+    @cached_property
+    def work(self) -> pd.DataFrame:
+        """The work of a step of its records, the columns of `WORK_COLUMNS`; read once."""
         return read_work(self.file)
 
     def read_unnamed(self) -> dict[str, float]:
         """The share of a profiled step's operations that no kind of work names, by record."""
-        work = self.read_work()
+        work = self.work
         times = work[work["time_s"].notna()].groupby("record_id")["time_s"].sum()
         other = work[work["kind"] == Kind.OTHER.value].groupby("record_id")["time_s"].sum()
         shares = (other / times[times > 0]).dropna()
