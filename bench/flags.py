@@ -7,7 +7,9 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import NoReturn
 
 from bench.case import AXES, Value, parse_values
@@ -117,6 +119,33 @@ def read_axes(given: argparse.Namespace, without: Collection[str] = ()) -> dict[
     if {"input", "classes"} & axes.keys():
         axes.setdefault("dataset", [SYNTHETIC])  # also where a preset names another
     return axes
+
+
+def add_filters(parser: argparse.ArgumentParser, example: str) -> None:
+    """Add ``--where``, whose values `bench.report.filters.parse_filter` reads."""
+    parser.add_argument(
+        "--where",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="AXIS=VALUE",
+        help=f"only these cases, such as {example}",
+    )
+
+
+@contextmanager
+def writable(flag: str, path: Path) -> Iterator[None]:
+    """Write to a path that a flag gave.
+
+    Raises:
+        UsageError: it cannot be written.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise UsageError(
+            f"{flag} {path}: {error.strerror or error}; choose a place that can be written"
+        ) from error
 
 
 def run_command(command: Callable[[Sequence[str]], int], argv: Sequence[str] | None) -> int:

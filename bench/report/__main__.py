@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bench.errors import UsageError, nearest
-from bench.flags import Parser, run_command
+from bench.flags import Parser, add_filters, run_command, writable
 
 if TYPE_CHECKING:
     from bench.report.model import Report
@@ -30,11 +28,7 @@ FORMATS = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; return its exit code."""
-    try:
-        return run_command(lambda argv: _run(_parser().parse(argv)), arguments)
-    except BrokenPipeError:  # `| head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+    return run_command(lambda argv: _run(_parser().parse(argv)), arguments)
 
 
 def _parser() -> Parser:
@@ -55,14 +49,7 @@ def _parser() -> Parser:
         metavar="FILE",
         help="published figures to compare with, a file, or none (default: RTX Titan, 2019)",
     )
-    add(
-        "--where",
-        nargs="+",
-        action="extend",
-        default=[],
-        metavar="AXIS=VALUE",
-        help="only these cases, such as precision=fp16,bf16 batch_size=512",
-    )
+    add_filters(parser, "precision=fp16,bf16 batch_size=512")
     add("--by", default="", metavar="AXIS", help="group the overview by this axis")
     add("--watch", action="store_true", help="redraw as the sweep goes on, until Ctrl-C")
     return parser
@@ -81,7 +68,7 @@ def _run(options: argparse.Namespace) -> int:
     if options.figures:
         from bench.report.figures import write_figures
 
-        with _writable("--figures", options.figures):
+        with writable("--figures", options.figures):
             write_figures(report, options.figures)
     if options.format == "text" and options.output is None and sys.stdout.isatty():
         from rich.console import Console
@@ -94,7 +81,7 @@ def _run(options: argparse.Namespace) -> int:
     if options.output is None:
         sys.stdout.write(render(report))
         return 0
-    with _writable("-o", options.output):
+    with writable("-o", options.output):
         options.output.write_text(render(report), encoding="utf-8")
     return 0
 
@@ -114,16 +101,6 @@ def _build(options: argparse.Namespace) -> Report:
     where = [parse_filter(text) for text in options.where]
     by = parse_name("--by", options.by, ORDER) if options.by else ""
     return build(read_sweeps(options.sweeps), reference, home, where, by)
-
-
-@contextmanager
-def _writable(flag: str, path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise UsageError(
-            f"{flag} {path}: {error.strerror or error}; choose a place that can be written"
-        ) from error
 
 
 if __name__ == "__main__":

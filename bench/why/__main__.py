@@ -7,7 +7,6 @@ describes the rules. A sweep needs ``--profile`` for it.
 from __future__ import annotations
 
 import argparse
-import os
 import shutil
 import sys
 from collections.abc import Sequence
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bench.errors import UsageError, nearest
-from bench.flags import Parser, run_command
+from bench.flags import Parser, add_filters, run_command, writable
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -45,14 +44,7 @@ def build_parser() -> Parser:
     )
     add("--from", dest="before", metavar="A", help="its value before (default: each; fp32)")
     add("--to", dest="after", metavar="B", help="its value after (default: each other)")
-    add(
-        "--where",
-        nargs="+",
-        action="extend",
-        default=[],
-        metavar="AXIS=VALUE",
-        help="only these cases, such as batch_size=512",
-    )
+    add_filters(parser, "batch_size=512")
     add("--format", default="text", metavar="FORMAT", help="text, md or json (default: text)")
     add("-o", "--output", type=Path, metavar="FILE", help="write to a file, not to the terminal")
     return parser
@@ -64,11 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         0, or 2 for a usage error.
     """
-    try:
-        return run_command(lambda given: _run(build_parser().parse(given)), argv)
-    except BrokenPipeError:  # `| head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+    return run_command(lambda given: _run(build_parser().parse(given)), argv)
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -82,12 +70,8 @@ def _run(options: argparse.Namespace) -> int:
     if options.output is None:
         sys.stdout.write(document)
         return 0
-    try:
+    with writable("-o", options.output):
         options.output.write_text(document, encoding="utf-8")
-    except OSError as error:
-        raise UsageError(
-            f"-o {options.output}: {error.strerror}; choose a path that can be written"
-        ) from error
     return 0
 
 
