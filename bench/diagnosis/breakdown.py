@@ -75,7 +75,7 @@ class Breakdown:
     def verdict(self) -> str:
         """What limits the step, with figures; empty where that is not known."""
         if (bound := self.bound) is not None:
-            return f"{bound}-bound ({self.bounds[bound]:.0%})".replace("%", " %")
+            return f"{bound}-bound ({100 * self.bounds[bound]:.0f} %)"
         listed = [(f"{b}-bound", share) for b, share in self.bounds.items() if share >= LISTED]
         if not listed:
             return ""

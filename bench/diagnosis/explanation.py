@@ -124,8 +124,8 @@ class Explanation:
             where the axis promises none: ``gap_s`` is then all of the difference.
         ceiling: the speed-up were all of B's work done at the machine's rates; None where these
             were not measured, and of compiled work, which moves less than was counted.
-        changes: from A's step to B's, those that changed most first; they add up to the difference.
-        left_over_s: the change that has no name; the last of ``changes``.
+        changes: from A's step to B's, those that changed most first, `LEFT_OVER` last; they add up
+            to the difference.
         gap_s: B's time less A's over what was hoped.
         reasons: of the gap, those that explain most first; with ``unexplained_s`` they add up to
             it.
@@ -141,7 +141,6 @@ class Explanation:
     hoped: float | None
     ceiling: float | None
     changes: tuple[Change, ...]
-    left_over_s: float
     gap_s: float
     reasons: tuple[Reason, ...]
     unexplained_s: float

@@ -24,6 +24,11 @@ SAME_DEVICE = ("gpu", "cpu", "torch", "torch_threads", "variables")
 """Columns on which two rows agree whose rates should be alike."""
 
 
+def choose_prefix(rate: float) -> tuple[float, str]:
+    """What a rate is counted in, and the letter of it: T where there are as many, or else G."""
+    return (1e12, "T") if rate >= 1e12 else (1e9, "G")
+
+
 def write_rate(column: str, value: float) -> str:
     """A rate with its unit, to three digits; or the time of a call, to two.
 
@@ -32,7 +37,7 @@ def write_rate(column: str, value: float) -> str:
     """
     if column == CALL:
         return f"{1e6 * value:.2g} µs"
-    scale, prefix = (1e12, "T") if value >= 1e12 else (1e9, "G")
+    scale, prefix = choose_prefix(value)
     return f"{value / scale:.3g} {prefix}{UNITS[column]}"
 
 

@@ -26,7 +26,9 @@ from bench.diagnosis.explanation import (
     Trial,
 )
 from bench.diagnosis.floors import find_rate, floor_step
+from bench.diagnosis.rates import choose_prefix
 from bench.diagnosis.step import Bound, Step, Wait
+from bench.flags import axis_flag
 from bench.limits import STEADY
 from bench.precision import Arithmetic
 from bench.record import WorkRow
@@ -148,7 +150,6 @@ def explain(
     ]
     # compiled, it moves less than was counted, and may be faster than that floor
     floor = None if b.case.compile else floor_step(b.step)
-    changes = tuple(list_changes(a, b))
     return Explanation(
         axis,
         a,
@@ -157,8 +158,7 @@ def explain(
         speedup,
         hoped,
         before / floor if floor else None,
-        changes,
-        changes[-1].change_s,
+        tuple(list_changes(a, b)),
         gap,
         tuple(sorted(reasons, key=lambda reason: -reason.time_s * (1 if gap >= 0 else -1))),
         _drop_dust(gap - sum(reason.time_s for reason in reasons), after),
@@ -389,7 +389,7 @@ def _advise(cause: Cause, case: Case, alternatives: Alternatives) -> tuple[str, 
         flags.append(option.flag)
         for value, speedup in alternatives.get(option.axis, {}).items():
             if option.better(old, value):
-                trials.append(Trial(_spell(option.axis, value), speedup))
+                trials.append(Trial(f"{axis_flag(option.axis)} {spell_value(value)}", speedup))
     said = [f"Try {' or '.join(flags)}."] if flags else []
     return " ".join([*said, *filter(None, [cure.advice])]), tuple(trials)
 
@@ -399,10 +399,6 @@ def _is_open(option: Option, old: Value) -> bool:
     values: tuple[Value, ...] = (True, False, None, "device", "fp32", "fp16")
     numbers = isinstance(old, int) and not isinstance(old, bool)
     return numbers or any(option.better(old, value) for value in values)
-
-
-def _spell(axis: str, value: Value) -> str:
-    return f"--{axis.replace('_', '-')} {spell_value(value)}"
 
 
 def _tell(
@@ -432,14 +428,15 @@ def write_ms(time_s: float) -> str:
     return f"{value:.3g}"
 
 
-def write_rate(rate: float) -> str:
+def write_flops(rate: float) -> str:
     """Write FLOP/s in the unit that suits it.
 
-    >>> write_rate(6.1e13), write_rate(2.34e10)
+    >>> write_flops(6.1e13), write_flops(2.34e10)
     ('61.0 TFLOP/s', '23.4 GFLOP/s')
     """
-    unit, scale = ("TFLOP/s", 1e12) if rate >= 1e12 else ("GFLOP/s", 1e9)
-    return f"{rate / scale:.3g} {unit}" if rate / scale >= 100 else f"{rate / scale:.1f} {unit}"
+    scale, prefix = choose_prefix(rate)
+    shown = rate / scale
+    return f"{shown:.3g} {prefix}FLOP/s" if shown >= 100 else f"{shown:.1f} {prefix}FLOP/s"
 
 
 def name_operation(row: WorkRow) -> str:
@@ -513,13 +510,13 @@ def _show_rates(account: _Account, pair: _Pair) -> Iterator[str]:
     items = [item for item in _rank(account) if item.after_s]
     timed = [item for item in items if item.row.flop]
     yield ", ".join(
-        f"{name_operation(i.row)} at {write_rate((i.row.flop or 0) / i.after_s)}"
+        f"{name_operation(i.row)} at {write_flops((i.row.flop or 0) / i.after_s)}"
         for i in timed[:MOST_NAMED]
     )
     formats = dict.fromkeys(item.row.format for item in timed)
     rates = {name: find_rate(name, step.rates, step.arithmetic) for name in [*formats, "float32"]}
     yield "large products reach " + ", ".join(
-        f"{write_rate(rate)} in {name}" for name, rate in rates.items() if rate
+        f"{write_flops(rate)} in {name}" for name, rate in rates.items() if rate
     )
     yield from _show_total(items)
 
@@ -534,8 +531,8 @@ def _show_tf32(account: _Account, pair: _Pair) -> Iterator[str]:
     usual, ran = products.get(Arithmetic.FLOAT32), products.get(Arithmetic.TFLOAT32)
     if usual and ran:
         yield (
-            f"{pair.a.name} rounds its products to TF32, at {write_rate(ran)} instead of "
-            f"{write_rate(usual)} in float32"
+            f"{pair.a.name} rounds its products to TF32, at {write_flops(ran)} instead of "
+            f"{write_flops(usual)} in float32"
         )
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from bench.diagnosis.breakdown import LISTED, Breakdown, Timed, divide
 from bench.diagnosis.explanation import LEFT_OVER
 from bench.diagnosis.floors import find_floor
+from bench.diagnosis.rates import choose_prefix
 from bench.diagnosis.reasons import write_ms
 from bench.diagnosis.sentences import name_part
 from bench.diagnosis.step import Bound, Step
@@ -155,9 +156,9 @@ def tabulate_operations(
     lines: list[tuple[Cell, ...]] = []
     groups: dict[int, str] = {}
     shown = profiled[:MOST_STEPS]
-    scale, prefix = _choose_unit(
-        timed for _, breakdown in shown for timed in breakdown.rows[:MOST_OPERATIONS]
-    )
+    listed = [timed for _, breakdown in shown for timed in breakdown.rows[:MOST_OPERATIONS]]
+    speeds = ((timed.row.flop or 0.0) / timed.time_s for timed in listed)
+    scale, prefix = choose_prefix(max(speeds, default=0.0))
     heads = (
         Head("operation", "operation", "its name, or a convolution's window and channels", False),
         Head("kind", "kind", "of work", False, keep=3),
@@ -209,12 +210,6 @@ def _write(timed: Timed, step: Step, breakdown: Breakdown, scale: float) -> Iter
     yield _rate_cell(row.bytes, timed.time_s, 1e9)
     yield ms_cell(find_floor(row, step.rates, step.arithmetic))
     yield Cell(timed.bound, timed.bound) if timed.bound else Cell(NOTHING)
-
-
-def _choose_unit(rows: Iterable[Timed]) -> tuple[float, str]:
-    """What FLOP/s are counted in, and the letter of it: T where there are as many, or else G."""
-    fastest = max(((timed.row.flop or 0.0) / timed.time_s for timed in rows), default=0.0)
-    return (1e12, "T") if fastest > 1e12 else (1e9, "G")
 
 
 def _rate_cell(amount: float | None, seconds: float, scale: float) -> Cell:
