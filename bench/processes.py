@@ -5,9 +5,12 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+
+from bench.text import last_line
 
 
 def die_with_parent(parent: int) -> None:
@@ -19,6 +22,29 @@ def die_with_parent(parent: int) -> None:
         ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
         if os.getppid() != parent:  # it died before it could be asked for
             os._exit(1)
+
+
+def run_module(name: str, *arguments: str, timeout_s: float) -> tuple[str, str | None]:
+    """Run a module in a process of its own, which Ctrl-C does not reach: it is the caller's.
+
+    Returns:
+        What it printed, and the last line of its errors; None for that where its time ran out.
+    """
+    command = [sys.executable, "-m", name, *arguments]
+    try:
+        done = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=timeout_s,
+            start_new_session=True,
+        )
+    except subprocess.TimeoutExpired as late:  # its output is bytes, whatever was asked for
+        said = late.stdout or b""
+        return said.decode(errors="replace") if isinstance(said, bytes) else said, None
+    return done.stdout, last_line(done.stderr)
 
 
 def list_children(pid: int) -> list[int]:

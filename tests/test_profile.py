@@ -21,11 +21,12 @@ from bench.sweep.__main__ import main as sweep
 from bench.sweep.options import choose_cases, parse_arguments
 from bench.timeline import Timed, Timeline, read_trace
 from bench.training import profiling
+from bench.training.counting import join_work
 from bench.training.loop import Training
 from bench.training.profiling import profile_step
 from bench.work import Kind, Label, Work
 from bench.worker.channel import Channel
-from bench.worker.measurement import Findings, join_work, measure, open_supply
+from bench.worker.measurement import Findings, measure, open_supply
 from bench.workloads import Workload
 
 CPU = torch.device("cpu")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -17,8 +16,9 @@ from bench.case import Case, grid
 from bench.diagnosis.step import Rates, Step
 from bench.errors import UsageError
 from bench.precision import PRECISIONS, Arithmetic
+from bench.processes import run_module
 from bench.record import WorkRow
-from bench.text import first_line, last_line
+from bench.text import first_line
 
 
 @dataclass(frozen=True)
@@ -51,20 +51,9 @@ def count_model(
         precisions: those that the device can compute in.
         timeout_s: how long all of them may take.
     """
-    asked = [device, model, str(batch_size), *precisions]
-    command = [sys.executable, "-m", "bench.doctor.counts", *asked]
-    try:
-        done = subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=timeout_s,
-        )
-        said, why = done.stdout, last_line(done.stderr)
-    except subprocess.TimeoutExpired as late:
-        said = late.stdout.decode() if isinstance(late.stdout, bytes) else late.stdout or ""
+    asked = (device, model, str(batch_size), *precisions)
+    said, why = run_module("bench.doctor.counts", *asked, timeout_s=timeout_s)
+    if why is None:
         why = f"not counted within {timeout_s:g} s"
     whole = said[: said.rfind("\n") + 1].splitlines()  # of what was ended, a line may be torn
     found = {counted.precision: counted for counted in map(_read, whole)}
@@ -96,7 +85,7 @@ def _count(case: Case) -> list[WorkRow]:
 
     from bench.data.batches import MadeBatches
     from bench.training.building import build_training
-    from bench.training.counting import count_step
+    from bench.training.counting import count_step, join_work
     from bench.workloads.images import Images
 
     device, workload = torch.device(case.device), Images(case.model)
@@ -109,10 +98,7 @@ def _count(case: Case) -> list[WorkRow]:
         device=device,
         seed=case.seed,
     )
-    return [
-        WorkRow(str(label.kind), label.operation, label.format, work.calls, work.flop, work.bytes)
-        for label, work in count_step(training, batches, case).items()
-    ]
+    return join_work(count_step(training, batches, case), {})
 
 
 def _main(arguments: Sequence[str]) -> None:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from dataclasses import dataclass, field
 
 from bench.diagnosis.floors import RATE_COLUMNS
 from bench.diagnosis.rates import CALL, write_rate
 from bench.errors import UsageError
 from bench.gpu.peaks import peak_flops
-from bench.text import last_line
+from bench.processes import run_module
 
 SECONDS = "BENCH_YARDSTICK_S"
 
@@ -55,23 +53,14 @@ def measure_rates(device: str, seconds: float) -> Yardstick:
         device: that nothing else uses now.
         seconds: about how long each of the five to seven measurements takes.
     """
-    command = [sys.executable, "-m", "bench.training.yardstick", device, str(seconds)]
+    limit_s = _START_S + _SLOWEST * seconds
+    said, why = run_module("bench.training.yardstick", device, str(seconds), timeout_s=limit_s)
+    if why is None:
+        return Yardstick(reasons={"rates": f"not measured within {limit_s:.0f} s"})
     try:
-        done = subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_START_S + _SLOWEST * seconds,
-            start_new_session=True,  # Ctrl-C is the sweep's to answer
-        )
-    except subprocess.TimeoutExpired as late:
-        return Yardstick(reasons={"rates": f"not measured within {late.timeout:.0f} s"})
-    try:
-        return Yardstick(**json.loads(done.stdout))
+        return Yardstick(**json.loads(said))
     except (ValueError, TypeError):
-        return Yardstick(reasons={"rates": last_line(done.stderr)})
+        return Yardstick(reasons={"rates": why})
 
 
 def describe_rates(yardstick: Yardstick, gpu: str | None) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from functools import cache, partial, wraps
@@ -18,7 +18,8 @@ from torch.utils.flop_counter import flop_registry
 
 from bench.case import Case, micro_batch
 from bench.data.batches import Divided, Supply
-from bench.timeline import Vocabulary
+from bench.record import WorkRow
+from bench.timeline import Timed, Vocabulary
 from bench.training.flop import count_gradients
 from bench.work import (
     CONVOLUTIONS,
@@ -429,3 +430,35 @@ def _count_items(training: Training, batches: Supply, items: int, parts: int) ->
     finally:
         training.forward = compiled
     return counter.work
+
+
+def join_work(counted: Mapping[Label, Work], timed: Mapping[Label, Timed]) -> list[WorkRow]:
+    """One row a label, of what was counted and what was timed.
+
+    A trace does not say the number format of a list of tensors. Time of a label without one is
+    that of the same operation in all formats that were counted, divided as their bytes are.
+    """
+    times = {label: one.time_s for label, one in timed.items() if label in counted}
+    rest = {label: one for label, one in timed.items() if label not in counted}
+    for label in [label for label in rest if not label.format]:
+        alike = {
+            other: work.bytes
+            for other, work in counted.items()
+            if (other.kind, other.operation) == (label.kind, label.operation)
+        }
+        if total := sum(alike.values()):
+            time_s = rest.pop(label).time_s
+            for other, bytes in alike.items():
+                times[other] = times.get(other, 0.0) + time_s * bytes / total
+    rows = [
+        WorkRow(*_spell(label), work.calls, work.flop, work.bytes, times.get(label))
+        for label, work in counted.items()
+    ]
+    return rows + [
+        WorkRow(*_spell(label), max(1, round(one.calls)), None, None, one.time_s)
+        for label, one in rest.items()
+    ]
+
+
+def _spell(label: Label) -> tuple[str, str, str]:
+    return str(label.kind), label.operation, label.format

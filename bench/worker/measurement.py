@@ -14,6 +14,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from bench.case import FOLLOWS, Case, micro_batch
+from bench.diagnosis.step import PROFILED
 from bench.errors import UsageError
 from bench.processes import pause_collection, read_cpu_time
 from bench.record import EpochRow, Measurement, Step, WorkRow
@@ -78,7 +79,7 @@ def measure(
         import torch
 
         from bench.precision import read_flags
-        from bench.training.counting import count_step
+        from bench.training.counting import count_step, join_work
         from bench.training.schedule import learning_rates
 
         device, limit = torch.device(case.device), build_limit(case, gpu_uuid)
@@ -194,39 +195,7 @@ def _profile(
     return line.work
 
 
-def join_work(counted: Mapping[Label, Work], timed: Mapping[Label, Timed]) -> list[WorkRow]:
-    """One row a label, of what was counted and what was timed.
-
-    A trace does not say the number format of a list of tensors. Time of a label without one is
-    that of the same operation in all formats that were counted, divided as their bytes are.
-    """
-    times = {label: one.time_s for label, one in timed.items() if label in counted}
-    rest = {label: one for label, one in timed.items() if label not in counted}
-    for label in [label for label in rest if not label.format]:
-        alike = {
-            other: work.bytes
-            for other, work in counted.items()
-            if (other.kind, other.operation) == (label.kind, label.operation)
-        }
-        if total := sum(alike.values()):
-            time_s = rest.pop(label).time_s
-            for other, bytes in alike.items():
-                times[other] = times.get(other, 0.0) + time_s * bytes / total
-    rows = [
-        WorkRow(*_spell(label), work.calls, work.flop, work.bytes, times.get(label))
-        for label, work in counted.items()
-    ]
-    return rows + [
-        WorkRow(*_spell(label), max(1, round(one.calls)), None, None, one.time_s)
-        for label, one in rest.items()
-    ]
-
-
-def _spell(label: Label) -> tuple[str, str, str]:
-    return str(label.kind), label.operation, label.format
-
-
-_PROFILED = ("profiled_steps", "profiled_step_s", "busy_s", "input_wait_s", "sync_wait_s")
+_PROFILED = ("profiled_steps", *PROFILED)
 
 
 @dataclass(frozen=True)
