@@ -154,7 +154,9 @@ def quote_why() -> str:
     said = json.loads(ask_why("json"))
     (pair,) = said["explanations"]
     words = " ".join(pair["words"])
+    doubts = ", ".join(doubt.partition(":")[0].lower() for doubt in said["doubts"])
     source = f"[Measured](results/{WHY_SWEEP}/records.csv): {' '.join(said['conditions'])}"
+    source += f" Doubts, see [docs/why.md](docs/why.md): {doubts}."
     source = fill(source, 120, break_long_words=False, break_on_hyphens=False)
     return f"\n{source}\n\n> {words}\n"
 
