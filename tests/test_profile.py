@@ -139,6 +139,71 @@ def test_the_kind_of_work_that_is_planted_is_found(
     assert Kind.OTHER not in found
 
 
+class Watched(torch.autograd.Function):
+    """Applies a function, forward and to the gradient; notes how long that takes by the clock."""
+
+    @staticmethod
+    def forward(context: Any, x: Tensor, apply: Any, took: list[float]) -> Tensor:
+        context.planted, context.took = apply, took
+        return Watched.time(x, apply, took)
+
+    @staticmethod
+    def backward(context: Any, *gradients: Tensor) -> Any:
+        return Watched.time(gradients[0], context.planted, context.took), None, None
+
+    @staticmethod
+    def time(x: Tensor, apply: Any, took: list[float]) -> Tensor:
+        begun = time.perf_counter()
+        result: Tensor = apply(x)
+        took.append(time.perf_counter() - begun)
+        return result
+
+
+SOME = torch.full((WIDTH, WIDTH), 1 / WIDTH, dtype=torch.bfloat16)
+
+
+@pytest.mark.parametrize(
+    ("apply", "kind", "format"),
+    [
+        (lambda x: x.bfloat16().float(), Kind.CAST, ""),
+        (torch.sigmoid, Kind.ELEMENTWISE, ""),
+        (lambda x: x.cumsum(1), Kind.REDUCTION, ""),
+        (lambda x: torch.cat([x[:, 1:], x[:, :1]], 1), Kind.CONCATENATION, ""),
+        # a layer of bfloat16 among those in float32
+        (lambda x: torch.mm(x, SOME) if x.dtype is torch.bfloat16 else x, Kind.MATMUL, "bfloat16"),
+    ],
+)
+def test_a_planted_share_is_that_of_the_clock(apply: Any, kind: Kind, format: str) -> None:
+    """Of the steps that the profiler saw, its share of a kind is within 5 points of the clock's."""
+    took: list[float] = []
+
+    class Network(Products):
+        def forward(self, x: Tensor) -> Tensor:
+            for weight in self.weights.unbind():
+                x = x @ weight
+                x = x.bfloat16() if format else x
+                for _ in range(4):
+                    x = Watched.apply(x, apply, took)  # type: ignore[no-untyped-call]
+                x = x.float()
+            return x
+
+    errors, shares = [], []
+    for _ in range(TRIES):
+        took.clear()
+        line = run(Planted(Network))
+        calls = 2 * 4 * LAYERS * line.steps
+        clock = sum(took[-calls:]) / line.steps
+        found = sum(
+            timed.time_s
+            for label, timed in line.work.items()
+            if label.kind is kind and label.format.startswith(format)
+        )
+        errors.append(abs(found - clock) / line.step_s)
+        shares.append(clock / line.step_s)
+    assert min(errors) <= 0.05
+    assert max(shares) > 0.05
+
+
 def test_large_operations_take_the_whole_step() -> None:
     lines = [run(Planted(Products)) for _ in range(TRIES)]
     found = [line.busy_s / line.step_s for line in lines]
