@@ -185,6 +185,16 @@ def _seed(text: str) -> int:
 LOADERS = ("device", "torch")
 """What makes the batches: see `bench.data.batches` and `bench.data.loader`."""
 
+PARALLELS = {
+    "none": "one GPU",
+    "ddp": "a process per GPU, gradients averaged by torch's DistributedDataParallel",
+    "dp": "legacy: one process for all GPUs, torch's DataParallel",
+}
+"""How several GPUs train one network."""
+
+GRAD_COMPRESSIONS = ("none", "fp16", "bf16")
+"""The number formats that gradients are exchanged in; ``none`` is that of the gradients."""
+
 WORKER_SETTINGS = ("persistent_workers", "prefetch")
 """Axes that only a case with ``workers`` has."""
 
@@ -403,6 +413,42 @@ class Case:
         since=4,
         quiet=True,
     )
+    parallel: str = describe_axis(
+        "none",
+        _one_of(PARALLELS),
+        "train one network on several GPUs; --list describes how",
+        since=5,
+        quiet=True,
+    )
+    world_size: int = describe_axis(
+        1,
+        _whole("a number of GPUs"),
+        "GPUs (on a CPU, processes) that train together; --batch-size is that of each",
+        since=5,
+        quiet=True,
+    )
+    grad_compression: str = describe_axis(
+        "none",
+        _one_of(GRAD_COMPRESSIONS),
+        "with --parallel ddp, the number format that gradients are exchanged in (default: their "
+        "own)",
+        since=5,
+        quiet=True,
+    )
+    bucket_mb: int = describe_axis(
+        25,
+        _whole("a size of buckets"),
+        "with --parallel ddp, MiB of gradients that are exchanged at once",
+        since=5,
+        quiet=True,
+    )
+    sync_bn: bool = describe_axis(
+        False,
+        _switch,
+        "with --parallel ddp, BatchNorm over the batches of all GPUs",
+        since=5,
+        quiet=True,
+    )
     seed: int = describe_axis(0, _seed, "seed of weights, order and augmentation")
     device: str = describe_axis(
         "cuda", _one_of(("cuda", "cpu")), "where to train (default: cuda if there is a GPU)"
@@ -435,6 +481,7 @@ FOLLOWS: dict[str, tuple[str, ...]] = {
     "optimizer": ("lr",),
     "lr_scaling": ("base_batch",),
     "loader": ("workers", "pin_memory", "persistent_workers", "prefetch"),
+    "parallel": ("world_size", "grad_compression", "bucket_mb", "sync_bn"),
 }
 """Axes that only some values of another axis have: where that one changes, so may these."""
 
@@ -634,6 +681,12 @@ def grid(
         elif not settings.get("workers", Case.workers):
             unused = WORKER_SETTINGS
         settings |= {name: getattr(Case, name) for name in unused}
+        parallel = settings.get("parallel", Case.parallel)
+        if parallel == Case.parallel and "parallel" in axes:
+            settings |= {name: getattr(Case, name) for name in FOLLOWS["parallel"]}
+        elif parallel == "dp":
+            only = [name for name in FOLLOWS["parallel"] if name != "world_size"]
+            settings |= {name: getattr(Case, name) for name in only}
         sizes: Sequence[int] = [settings.pop("batch_size", Case.batch_size)]
         if isinstance(text := sizes[0], str):
             if limit is not None:
@@ -704,6 +757,26 @@ def check_axes(case: Case) -> None:
         raise UsageError(f"--optimizer {OWN} is that of a --workload; give one, or leave it out")
     if case.schedule == "onecycle" and case.lr_warmup != "0":
         raise UsageError("--schedule onecycle has its own warm-up; leave out --lr-warmup")
+    if case.parallel == Case.parallel:
+        for name in FOLLOWS["parallel"]:
+            if (value := getattr(case, name)) != getattr(Case, name):
+                flag = f"--{name.replace('_', '-')}"
+                raise UsageError(
+                    f"{flag} {format_value(value)} is of training on several GPUs; give --parallel "
+                    f"ddp, or leave out {flag}"
+                )
+    elif case.parallel == "dp" and case.device == "cpu":
+        raise UsageError("--parallel dp needs GPUs; on a CPU, --parallel ddp trains in processes")
+    elif case.sync_bn and case.device == "cpu":
+        raise UsageError("--sync-bn needs GPUs, as torch's SyncBatchNorm does; leave it out")
+    elif case.checkpoint:
+        raise UsageError(
+            f"--checkpoint with --parallel {case.parallel} is not measured; leave out one"
+        )
+    elif PRECISIONS[case.precision].apex:
+        raise UsageError(
+            f"--precision {case.precision} trains on one GPU; leave out --parallel {case.parallel}"
+        )
     if case.pin_memory and case.device == "cpu":
         raise UsageError(
             "--pin-memory is for copies to a GPU, and --device cpu makes none; leave it out"

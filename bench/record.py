@@ -24,7 +24,9 @@ from bench.work import Kind
 #   4  2026-11  memory limits, accumulation, optimizers, learning rates that change, several
 #               epochs (in epochs.csv), probes of the largest batch, workloads, fine-tuning,
 #               checkpoints, and the work of a step (in work.csv), profiled or counted
-SCHEMA = 4
+#   5  2026-11  lanes, and the anchors that compare them; training on several GPUs, the processes of
+#               a case in ranks.csv
+SCHEMA = 5
 
 
 class Status(Explained):
@@ -42,6 +44,7 @@ class Status(Explained):
     INVALID = "invalid", "measured, but not reliable: throttled, shared or mislabelled"
     TIMEOUT = "timeout", "a phase took longer than --timeout"
     KILLED = "killed", "the worker was killed from outside"
+    LOST = "lost", "the machine, or the process on it that ran the worker, went away"
     INTERRUPTED = "interrupted", "the sweep was stopped during the case"
     ERROR = "error", "the worker failed"
 
@@ -300,6 +303,26 @@ class Measurement:
         since=4,
     )
 
+    comm_backend: str | None = quantity(
+        str, "what exchanges gradients between processes, and its version", since=5
+    )
+    links: str | None = quantity(
+        str, "how each pair of the GPUs is connected: '0-1 NV18, …'", since=5
+    )
+    wire_bytes: int | None = quantity(
+        int, "gradients that each process hands over to be averaged, of a step", "B", since=5
+    )
+    buckets: int | None = quantity(int, "parts that the gradients are exchanged in", since=5)
+    sync_step_s: float | None = quantity(
+        float, "median step after the epoch, gradients exchanged", "s", since=5
+    )
+    no_sync_step_s: float | None = quantity(
+        float, "median step after the epoch, nothing exchanged", "s", since=5
+    )
+    slowest_rank: int | None = quantity(
+        int, "the process that worked longest before gradients were first exchanged", since=5
+    )
+
     missing: str | None = quantity(str, "why columns are empty: 'column: reason; …'")
     notes: str | None = quantity(str, "what a reader should know before using the row")
 
@@ -421,6 +444,19 @@ class WorkRow:
 
 
 @dataclass
+class RankRow:
+    """One row of ranks.csv: a process of a case that trains on several GPUs."""
+
+    rank: int
+    gpu_uuid: str | None
+    epoch_time_s: float | None
+    work_s: float | None
+    images: int | None = None
+    peak_reserved_bytes: int | None = None
+    peak_process_bytes: int | None = None
+
+
+@dataclass
 class Outcome:
     """The result of running a case: a status with its one-line reason, and what was measured."""
 
@@ -430,6 +466,7 @@ class Outcome:
     steps: list[Step] = field(default_factory=list)
     epochs: list[EpochRow] = field(default_factory=list)
     work: list[WorkRow] = field(default_factory=list)
+    ranks: list[RankRow] = field(default_factory=list)
     retries: int = 0
     log: str = ""
 
@@ -444,6 +481,9 @@ class Record:
     run_seed: int
     sentinel: bool
     probe: bool
+    anchor: str
+    lane: str
+    lanes_beside: int | None
     attempt: int
     status: Status
     reason: str
@@ -480,6 +520,11 @@ _OUTCOME = (
     ),
     Column("sentinel", bool, "", "the first case run again at the end, to show drift"),
     Column("probe", bool, "", "run to find the largest batch that fits", since=4),
+    Column("anchor", str, "", "run to compare lanes: alone, busy or close", since=5),
+    Column("lane", str, "", "the lane that it ran on; empty where there was one", since=5),
+    Column(
+        "lanes_beside", int, "", "other lanes that ran a case meanwhile, at most", True, since=5
+    ),
     Column("attempt", int, "", "1, or more where an earlier attempt failed"),
     Column("status", str, "", "; ".join(f"{s}: {s.meaning}" for s in Status)),
     Column("reason", str, "", "one line on the status"),
@@ -550,6 +595,23 @@ WORK_COLUMNS: dict[str, Column] = _by_name(
     Column("flop", float, "", "FLOP of a step; empty where not counted", optional=True),
     Column("bytes", float, "B", "least memory traffic of a step, not fused", optional=True),
     Column("time_s", float, "s", "time of a step, with --profile", optional=True),
+)
+
+RANK_COLUMNS: dict[str, Column] = _by_name(
+    Column("record_id", str, "", "the record that the process belongs to"),
+    Column("rank", int, "", "from 0"),
+    Column("gpu_uuid", str, "", "its GPU; empty on a CPU", optional=True),
+    Column("epoch_time_s", float, "s", "its epoch", optional=True),
+    Column(
+        "work_s",
+        float,
+        "s",
+        "median time from the start of a step until its first gradients are handed over",
+        optional=True,
+    ),
+    Column("images", int, "", "images that it trained on in the measured steps", optional=True),
+    Column("peak_reserved_bytes", int, "B", "peak of torch's allocator", optional=True),
+    Column("peak_process_bytes", int, "B", "peak of the process", optional=True),
 )
 
 _OWNERS = {

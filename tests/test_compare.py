@@ -42,6 +42,9 @@ def record(case: Case, repeat: int, time_s: float | None = 10.0, **fields: Any) 
         "run_seed": case.seed + repeat - 1,
         "sentinel": False,
         "probe": False,
+        "anchor": "",
+        "lane": "",
+        "lanes_beside": 0,
         "attempt": 1,
         "status": Status.OK,
         "reason": "",
@@ -679,6 +682,8 @@ def test_values_may_be_left_out_where_there_are_only_two(
     assert verdicts(machine(both, "--axis", "precision")) == ["faster"]
 
 
+DDP = at(CASE, parallel="ddp", world_size=2)
+SYNCED = [at(DDP, device="cuda", sync_bn=on) for on in (False, True)]
 LOADED = at(CASE, loader="torch", workers=4)
 PINNED = [at(LOADED, device="cuda", pin_memory=pinned) for pinned in (False, True)]
 
@@ -730,6 +735,11 @@ ANY_AXIS: dict[str, tuple[Case, Case, str, str]] = {
     "seed": (CASE, at(CASE, seed=7), "0", "7"),
     "workload": (CASE, at(CASE, workload="mine:net"), "images", "mine:net"),
     "device": (CASE, at(CASE, device="cuda"), "cpu", "cuda"),
+    "parallel": (CASE, at(CASE, parallel="ddp", world_size=2), "none", "ddp"),
+    "world_size": (DDP, at(DDP, world_size=4), "2", "4"),
+    "grad_compression": (DDP, at(DDP, grad_compression="fp16"), "none", "fp16"),
+    "bucket_mb": (DDP, at(DDP, bucket_mb=50), "25", "50"),
+    "sync_bn": (SYNCED[0], SYNCED[1], "off", "on"),
 }
 
 

@@ -30,10 +30,25 @@ class Settings:
 
 
 @dataclass(frozen=True)
+class Lane:
+    """A place where one case runs at a time: the only one of a sweep, or one of several.
+
+    ``name`` is empty for the only one. ``gpus`` are UUIDs, ``cores`` the CPUs that its workers are
+    held to; empty leaves them what this process has. ``host`` is empty on this machine.
+    """
+
+    name: str = ""
+    gpus: tuple[str, ...] = ()
+    cores: tuple[int, ...] = ()
+    host: str = ""
+
+
+@dataclass(frozen=True)
 class Job:
     """One case to run: on which images and card, and where its log and checkpoints go.
 
-    ``folder`` is where `bench.data.prepare` left the dataset; ``gpu_uuid`` is None on a CPU.
+    ``folder`` is where `bench.data.prepare` left the dataset; ``gpu_uuid`` is None on a CPU. A case
+    of several GPUs, or processes, takes those of ``lane``.
     A checkpoint that lies in ``checkpoints`` is resumed if it is of ``identity``. The trace of a
     profiled case is kept in the file ``trace``.
     """
@@ -45,6 +60,7 @@ class Job:
     checkpoints: Path | None = None
     identity: dict[str, str] = field(default_factory=dict)
     trace: Path | None = None
+    lane: Lane = Lane()
 
 
 class Executor(Protocol):

@@ -224,7 +224,7 @@ def _conclude(last: Finished, seen: Observation, allow_shared: bool) -> Outcome:
         missing=write_missing(missing) or None,
         notes="; ".join(filter(None, notes)) or None,
     )
-    return Outcome(status, reason, m, last.steps, last.epochs, last.work)
+    return Outcome(status, reason, m, last.steps, last.epochs, last.work, last.ranks)
 
 
 class Worker:

@@ -30,11 +30,13 @@ def number_groups(frame: pd.DataFrame, names: Iterable[str]) -> pd.Series:
 
 
 def keep_cases(records: pd.DataFrame) -> pd.DataFrame:
-    """The rows that measure a case: no sentinels, and no probes of the largest batch.
+    """The rows that measure a case: no sentinels, no anchors, and no probes of the largest batch.
 
-    A probe trains a few steps to see whether a batch fits; its time says nothing.
+    A probe trains a few steps to see whether a batch fits; its time says nothing. An anchor trains
+    a few steps on each lane, to compare lanes.
     """
-    return records[~records["sentinel"].astype(bool) & ~records["probe"].astype(bool)]
+    aside = records["sentinel"].astype(bool) | records["probe"].astype(bool)
+    return records[~aside & (records["anchor"] == "")]
 
 
 def find_unknown(rows: pd.DataFrame, name: str) -> pd.Series:
@@ -88,7 +90,7 @@ def keep_latest(records: pd.DataFrame) -> pd.DataFrame:
     """
     where = ["sweep"] if "sweep" in records else []
     rows = records.sort_values("attempt", kind="stable")
-    run = number_groups(rows, [*where, *AXES, "repeat", "sentinel", "probe"])
+    run = number_groups(rows, [*where, *AXES, "repeat", "sentinel", "probe", "anchor"])
     attempts = fill_unknown(rows, run).assign(run=run)
     group = number_groups(attempts, attempts.columns)
     return rows[~group.duplicated(keep="last")].sort_index()

@@ -11,6 +11,7 @@ from bench.case import format_value
 from bench.text import write_text
 
 RECORDS, STEPS, EPOCHS, WORK = "records.csv", "steps.csv", "epochs.csv", "work.csv"
+RANKS = "ranks.csv"
 CONFIG, LOGS, CHECKPOINTS, TRACES = "config.json", "logs", "checkpoints", "traces"
 
 

@@ -20,6 +20,7 @@ from bench.errors import UsageError
 from bench.record import (
     COLUMNS,
     EPOCH_COLUMNS,
+    RANK_COLUMNS,
     SCHEMA,
     STEP_COLUMNS,
     WORK_COLUMNS,
@@ -27,7 +28,7 @@ from bench.record import (
     Status,
 )
 from bench.store.attempts import keep_latest
-from bench.store.cells import EPOCHS, RECORDS, STEPS, WORK, write_lines
+from bench.store.cells import EPOCHS, RANKS, RECORDS, STEPS, WORK, write_lines
 from bench.store.migration import MIGRATIONS
 from bench.text import clean
 
@@ -117,6 +118,17 @@ def read_work(path: Path) -> pd.DataFrame:
         UsageError: as `read_records`.
     """
     return _read_beside(path, WORK, WORK_COLUMNS)
+
+
+def read_ranks(path: Path) -> pd.DataFrame:
+    """Read the processes beside a sweep's records: the columns of `RANK_COLUMNS`, maybe no row.
+
+    Only cases that train on several GPUs have rows there.
+
+    Raises:
+        UsageError: as `read_records`.
+    """
+    return _read_beside(path, RANKS, RANK_COLUMNS)
 
 
 def _read_beside(path: Path, name: str, columns: dict[str, Column]) -> pd.DataFrame:

@@ -6,6 +6,8 @@
                    there are such cases
     work.csv       what the operations of a step compute and move, and with --profile their times,
                    joined by record_id
+    ranks.csv      one row per process of cases that train on several GPUs, joined by record_id;
+                   only where there are such cases
     config.json    the resolved configuration
     logs/          what each worker printed
     checkpoints/   with --checkpoint and several epochs, the last and the best of each run
@@ -33,17 +35,19 @@ from bench.errors import UsageError
 from bench.record import (
     COLUMNS,
     EPOCH_COLUMNS,
+    RANK_COLUMNS,
     SCHEMA,
     STEP_COLUMNS,
     WORK_COLUMNS,
     Column,
     EpochRow,
+    RankRow,
     Record,
     Step,
     WorkRow,
     flatten,
 )
-from bench.store.cells import CONFIG, EPOCHS, LOGS, RECORDS, STEPS, WORK, write_lines
+from bench.store.cells import CONFIG, EPOCHS, LOGS, RANKS, RECORDS, STEPS, WORK, write_lines
 from bench.store.reader import read_text
 from bench.text import clean, replace_durably, replace_file, sync_folder
 
@@ -57,6 +61,7 @@ FILES = {
     STEPS: STEP_COLUMNS,
     EPOCHS: EPOCH_COLUMNS,
     WORK: WORK_COLUMNS,
+    RANKS: RANK_COLUMNS,
 }
 """The tables of a sweep's folder, and the columns of each."""
 
@@ -82,7 +87,7 @@ def _leave_out_impossible(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _flatten(
-    record_id: str, rows: Sequence[Step | EpochRow | WorkRow], name: str
+    record_id: str, rows: Sequence[Step | EpochRow | WorkRow | RankRow], name: str
 ) -> Iterator[tuple[Any, ...]]:
     """Lay rows out as lines of the file ``name``, without numbers that no reader accepts."""
     columns = list(FILES[name].values())[1:]
@@ -156,6 +161,7 @@ class Store:
         steps: Sequence[Step] = (),
         epochs: Sequence[EpochRow] = (),
         work: Sequence[WorkRow] = (),
+        ranks: Sequence[RankRow] = (),
     ) -> None:
         """Write a record with all its rows, durably: a power cut after this leaves them.
 
@@ -164,7 +170,7 @@ class Store:
         Raises:
             StoreError: the disk is full or the file cannot be written; earlier rows are intact.
         """
-        for name, rows in ((STEPS, steps), (EPOCHS, epochs), (WORK, work)):
+        for name, rows in ((STEPS, steps), (EPOCHS, epochs), (WORK, work), (RANKS, ranks)):
             if rows:
                 _append(self._find(name), write_lines(_flatten(record.record_id, rows, name)))
         row = _leave_out_impossible(flatten(record))

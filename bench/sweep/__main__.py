@@ -216,6 +216,9 @@ class Loop:
             run_seed=seed,
             sentinel=sentinel,
             probe=probe,
+            anchor="",
+            lane="",
+            lanes_beside=0,
             attempt=attempt,
             status=outcome.status,
             reason=outcome.reason,
@@ -280,7 +283,7 @@ class Loop:
 
     def _keep(self, record: Record, outcome: Outcome) -> None:
         try:
-            self.store.append(record, outcome.steps, outcome.epochs, outcome.work)
+            self.store.append(record, outcome.steps, outcome.epochs, outcome.work, outcome.ranks)
         except StoreError:
             # the disk is full, the terminal is not: what was measured is not lost
             row = {name: v for name, v in flatten(record).items() if v not in (None, "")}

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from bench.case import AXES, MICRO_BATCH, Case, Value, fill_auto, format_value
+from bench.case import AXES, MICRO_BATCH, PARALLELS, Case, Value, fill_auto, format_value
 from bench.data import DATASETS
 from bench.environment import has_cuda
 from bench.errors import UsageError, nearest
@@ -318,6 +318,7 @@ def print_registries() -> int:
         "optimizers": {name: kind.help for name, kind in OPTIMIZERS.items()},
         "schedules": SCHEDULES,
         "what --freeze takes": FREEZES,
+        "how several GPUs train (--parallel)": PARALLELS,
         "models": {
             **MODELS,
             "package.module:factory": "your own torch.nn.Module",

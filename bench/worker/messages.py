@@ -14,11 +14,13 @@ from typing import Any, Literal, get_args
 from bench.case import Case
 from bench.record import (
     EPOCH_COLUMNS,
+    RANK_COLUMNS,
     STEP_COLUMNS,
     WORK_COLUMNS,
     Column,
     EpochRow,
     Measurement,
+    RankRow,
     Status,
     Step,
     WorkRow,
@@ -94,6 +96,7 @@ class Finished:
     steps: list[Step] = field(default_factory=list)
     epochs: list[EpochRow] = field(default_factory=list)
     work: list[WorkRow] = field(default_factory=list)
+    ranks: list[RankRow] = field(default_factory=list)
     follows: list[str] = field(default_factory=list)
 
 
@@ -114,7 +117,7 @@ def encode(message: Message) -> bytes:
         measured = values["measurement"].items()
         values["measurement"] = {name: value for name, value in measured if value is not None}
         # a whole epoch has thousands of steps: rows, without the names
-        for name in ("steps", "epochs", "work"):
+        for name in ("steps", "epochs", "work", "ranks"):
             values[name] = [list(row.values()) for row in values[name]]
     return _line({"kind": _NAMES[type(message)], **values})
 
@@ -226,4 +229,5 @@ _FIELDS: dict[str, Callable[[Any], Any]] = {
     "steps": _rows(Step, STEP_COLUMNS),
     "epochs": _rows(EpochRow, EPOCH_COLUMNS),
     "work": _rows(WorkRow, WORK_COLUMNS),
+    "ranks": _rows(RankRow, RANK_COLUMNS),
 }
