@@ -325,6 +325,9 @@ STAND_INS = {
 }
 
 
+LINEAR = "your_package.your_module:factory"  # one layer, see `checkout`
+
+
 def stand_in(command: str) -> str:
     for start, other in STAND_INS.items():
         if command.startswith(start):
@@ -334,21 +337,20 @@ def stand_in(command: str) -> str:
     if "bench.why" in command:  # the fake profiles nothing
         return re.sub(r"results/\w+", shlex.quote(str(ROOT / "results" / WHY_SWEEP)), command)
     if "bench.scales" in command and "--show" not in command:
-        # a few steps of a small network; tests/test_scales.py maps in earnest
-        small = "--device cpu --model dpn-small --dataset synthetic --batch-size 4 --at 1 --train"
+        # a few steps of one linear layer; tests/test_scales.py maps in earnest
+        small = f"--device cpu --model {LINEAR} --dataset synthetic --batch-size 4 --at 1 --train"
         out = "" if "--out" in command else " --out results/scales"
         return f"{command} {small} --scales 1 128{out}"
     if "bench.check" in command:
         slow = "initial-loss overfit first-steps baseline activations memory graphs"
         # one linear layer; tests/test_check.py checks networks that are worth it
-        small = "--model your_package.your_module:factory --dataset synthetic --precision fp32 "
-        small += f"--skip {slow}"
+        small = f"--model {LINEAR} --dataset synthetic --precision fp32 --skip {slow}"
         return f"{command} {small} --out results/checked-{len(command)}"
     if "bench.overhead" in command:
         # warm-up and checks are of whole batches
         long, short = "--batch-size 64 --fraction 0.01", "--batch-size 16 --fraction 0.001"
         assert long in command
-        return command.replace(long, short)
+        return command.replace(long, short).replace("dpn-small", LINEAR)
     if "bench.doctor" in command and "--from" not in command:
         # the doctor may rightly find this machine busy
         return f"{command} --from tests/recordings/healthy.json"
