@@ -63,8 +63,8 @@ class Change:
         return self.share > 0 and self.verdict is Verdict.DIFFERENT
 
     def __str__(self) -> str:
-        """As in a table: ``+3.1 % ± 0.4``."""
-        return f"{100 * self.share:+.1f} % ± {100 * self.margin:.1f}"
+        """As in a table: ``+3.1 ± 0.4 %``."""
+        return f"{100 * self.share:+.1f} ± {100 * self.margin:.1f} %"
 
 
 def read_pace(median_s: float | None, mad_s: float | None, steps: float | None) -> Pace | None:

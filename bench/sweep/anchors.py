@@ -110,7 +110,7 @@ def describe_anchors(
         spread = session.spread
         if spread is None:
             return ["lanes: not known whether they are equally fast; too few anchors were timed"]
-        line = f"lanes: the slowest takes {spread} longer for a step than the fastest"
+        line = f"lanes: a step of the slowest against one of the fastest: {spread}"
         if spread.verdict is Verdict.DIFFERENT:
             line = f"warning: {line}; --lanes 1 or more --repeats keep this out of comparisons"
         return [line]
