@@ -20,10 +20,12 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
 from tenacity import Retrying, retry_if_result, stop_after_attempt, wait_exponential
 
+from bench.case import Case
+from bench.errors import UnsupportedError
 from bench.executors import Event, Job, Settings
 from bench.failure import Fault, classify, classify_death, count_oom_kills
 from bench.gpu.device import Unreadable
@@ -36,9 +38,13 @@ from bench.worker.messages import (
     Finished,
     Message,
     PhaseEntered,
+    Seat,
     decode,
     encode_assignment,
 )
+
+if TYPE_CHECKING:
+    from bench.executors.ranks import Ranks
 
 _CACHE = "TORCHINDUCTOR_CACHE_DIR"  # Triton's is within it
 _ATTEMPTS = 3
@@ -56,7 +62,7 @@ class SubprocessExecutor:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._worker: Worker | None = None
+        self._worker: Worker | Ranks | None = None
         self._compiled: tempfile.TemporaryDirectory[str] | None = None
 
     def run(
@@ -123,7 +129,11 @@ class SubprocessExecutor:
                 return Outcome(fault.status, fault.reason), True
         oom_kills = count_oom_kills()
         with Monitor(device) as monitor:
-            self._worker = worker = Worker(job, self.choose_cache(job))
+            try:
+                worker = start_worker(job, self.choose_cache(job), self._settings.timeout_s)
+            except UnsupportedError as error:
+                return Outcome(Status.UNSUPPORTED, str(error)), False
+            self._worker = worker
             answer: Finished | None = None
             kept: Finished | None = None
             done: int | None = None
@@ -149,7 +159,8 @@ class SubprocessExecutor:
                 self._worker = None
             if answer is None:
                 oom_kills = count_oom_kills() - oom_kills
-                answer = _finish(classify_death(returncode, oom_kills, job.case, trained))
+                fault = classify_death(returncode, oom_kills, job.case, trained)
+                answer = _finish(replace(fault, reason=worker.which + fault.reason))
             elif answer.status is Status.KILLED and count_oom_kills() > oom_kills:
                 reason = f"{answer.reason} By the host's out-of-memory killer (host memory)"
                 answer = replace(answer, reason=reason)
@@ -166,7 +177,7 @@ class SubprocessExecutor:
             outcome.reason += f"; after {done} of {job.case.epochs} epochs"
         return outcome, answer.transient
 
-    def _listen(self, worker: Worker, stopping: Callable[[], bool]) -> Iterator[Message]:
+    def _listen(self, worker: Worker | Ranks, stopping: Callable[[], bool]) -> Iterator[Message]:
         """Yield the worker's messages; the last, if it is stopped or overruns a phase's deadline.
 
         Raises:
@@ -227,10 +238,28 @@ def _conclude(last: Finished, seen: Observation, allow_shared: bool) -> Outcome:
     return Outcome(status, reason, m, last.steps, last.epochs, last.work, last.ranks)
 
 
+def start_worker(job: Job, variables: Mapping[str, str], timeout_s: float) -> Worker | Ranks:
+    """Start what runs a job: a worker, or several that train one network.
+
+    Raises:
+        UnsupportedError: the job's lane has too few GPUs.
+    """
+    if job.case.parallel == Case.parallel:
+        return Worker(job, variables)
+    from bench.executors.ranks import Ranks, see_all  # which start workers
+
+    if job.case.parallel == "dp":
+        return Worker(job, {**variables, **see_all(job)})
+    return Ranks(job, variables, timeout_s)
+
+
 class Worker:
     """A running `bench.worker` in a session of its own, so that its whole group can be ended."""
 
-    def __init__(self, job: Job, variables: Mapping[str, str]) -> None:
+    which = ""
+    """What a reason begins with that says how it ended."""
+
+    def __init__(self, job: Job, variables: Mapping[str, str], seat: Seat | None = None) -> None:
         self._recent = deque[bytes](maxlen=16)  # of what it printed
         self._messages, write = os.pipe()
         try:
@@ -264,6 +293,7 @@ class Worker:
             str(job.checkpoints.absolute()) if job.checkpoints else "",
             job.identity,
             str(job.trace.absolute()) if job.trace else "",
+            seat,
         )
         self._tell(encode_assignment(assignment))
 
@@ -310,6 +340,11 @@ class Worker:
         """SIGKILL the whole group."""
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
+
+    def wait(self, seconds: float) -> None:
+        """Wait until the worker ends, at most so long."""
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(seconds)
 
     def end(self, patiently: bool) -> int:
         """Let the worker end by itself if ``patiently``, else SIGTERM; then SIGKILL its group.
