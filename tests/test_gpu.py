@@ -21,6 +21,7 @@ from bench.gpu.nvml import (
     Lack,
     Nvml,
     check_nvml,
+    describe_links,
     find_neighbours,
     open_device,
     throttle_names,
@@ -707,3 +708,72 @@ def test_pynvml_is_imported_only_where_a_card_is_opened():
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "[]"
+
+
+# ----------------------------------------------------------------------------- how cards are linked
+
+THIRD = "GPU-33332222-d72c-4106-c12f-20bd9faed9f6"
+BUSES = {GPU: "00000000:1B:00.0", OTHER: "00000000:43:00.0", THIRD: "00000000:52:00.0"}
+SWITCH, PEER = pynvml.NVML_NVLINK_DEVICE_TYPE_SWITCH, pynvml.NVML_NVLINK_DEVICE_TYPE_GPU
+
+
+class Wired(FakeNvml):
+    """Cards whose NVLinks end as a recording has it: at a switch, at a bus, or nowhere (None)."""
+
+    def __init__(self, ends, level=pynvml.NVML_TOPOLOGY_SYSTEM, **fail):
+        super().__init__(cards=tuple(ends), **fail)
+        self.ends, self.level = ends, level
+
+    def _end(self, card, link):
+        if link >= len(self.ends[card]):
+            raise error("INVALID_ARGUMENT" if self.ends[card] else "NOT_SUPPORTED")
+        return self.ends[card][link]
+
+    def nvmlDeviceGetNvLinkState(self, card, link):
+        return int(self._end(card, link) is not None)
+
+    def nvmlDeviceGetNvLinkRemoteDeviceType(self, card, link):
+        return SWITCH if self._end(card, link) == "switch" else PEER
+
+    def nvmlDeviceGetNvLinkRemotePciInfo(self, card, link):
+        return SimpleNamespace(busId=self._end(card, link).upper().encode())
+
+    def nvmlDeviceGetPciInfo(self, card):
+        return SimpleNamespace(busId=BUSES[card].lower())
+
+    def nvmlDeviceGetTopologyCommonAncestor(self, a, b):
+        return self.level
+
+
+@pytest.mark.parametrize(
+    ("ends", "said"),
+    [
+        # eight H100 in a box: each has 18 links to switches
+        ({GPU: ["switch"] * 18, OTHER: ["switch"] * 18}, "0-1 NV18"),
+        # two RTX 3090 with a bridge of four links
+        ({GPU: [BUSES[OTHER]] * 4, OTHER: [BUSES[GPU]] * 4}, "0-1 NV4"),
+        # a V100 whose links to another card are two, one of them down, and a third without any
+        (
+            {GPU: [BUSES[OTHER], None, BUSES[OTHER]], OTHER: [BUSES[GPU]] * 2, THIRD: []},
+            "0-1 NV2, 0-2 SYS, 1-2 SYS",
+        ),
+    ],
+)
+def test_links_are_named_as_nvidia_smi_does(ends, said):
+    wired = Wired(ends)
+    assert describe_links(list(ends), wired) == (said, "")
+    assert wired.open == 0
+
+
+@pytest.mark.parametrize(
+    ("level", "said"), [(10, "PIX"), (20, "PXB"), (30, "PHB"), (40, "NODE"), (60, "level 60")]
+)
+def test_without_nvlink_it_is_the_way_over_pcie(level, said):
+    assert describe_links([GPU, OTHER], Wired({GPU: [], OTHER: []}, level)) == (f"0-1 {said}", "")
+
+
+def test_links_that_cannot_be_read_have_a_reason():
+    lost = Wired({GPU: [None], OTHER: [None]}, nvmlDeviceGetHandleByUUID=error("GPU_IS_LOST"))
+    assert describe_links([GPU, OTHER], lost) == (None, "NVML: GPU is lost")
+    missing = FakeNvml(nvmlInit=error("LIBRARY_NOT_FOUND"))
+    assert describe_links([GPU, OTHER], missing) == (None, Lack.NO_DRIVER.meaning)
