@@ -724,25 +724,23 @@ class Wired(FakeNvml):
         super().__init__(cards=tuple(ends), **fail)
         self.ends, self.level = ends, level
 
-    def _end(self, card, link):
+    def end(self, card, link):
         if link >= len(self.ends[card]):
             raise error("INVALID_ARGUMENT" if self.ends[card] else "NOT_SUPPORTED")
         return self.ends[card][link]
 
-    def nvmlDeviceGetNvLinkState(self, card, link):
-        return int(self._end(card, link) is not None)
 
-    def nvmlDeviceGetNvLinkRemoteDeviceType(self, card, link):
-        return SWITCH if self._end(card, link) == "switch" else PEER
-
-    def nvmlDeviceGetNvLinkRemotePciInfo(self, card, link):
-        return SimpleNamespace(busId=self._end(card, link).upper().encode())
-
-    def nvmlDeviceGetPciInfo(self, card):
-        return SimpleNamespace(busId=BUSES[card].lower())
-
-    def nvmlDeviceGetTopologyCommonAncestor(self, a, b):
-        return self.level
+ANSWERS |= {
+    "nvmlDeviceGetNvLinkState": lambda fake, h, link: int(fake.end(h, link) is not None),
+    "nvmlDeviceGetNvLinkRemoteDeviceType": lambda fake, h, link: (
+        SWITCH if fake.end(h, link) == "switch" else PEER
+    ),
+    "nvmlDeviceGetNvLinkRemotePciInfo": lambda fake, h, link: SimpleNamespace(
+        busId=fake.end(h, link).upper().encode()
+    ),
+    "nvmlDeviceGetPciInfo": lambda fake, h: SimpleNamespace(busId=BUSES[h].lower()),
+    "nvmlDeviceGetTopologyCommonAncestor": lambda fake, a, b: fake.level,
+}
 
 
 @pytest.mark.parametrize(

@@ -535,8 +535,8 @@ def test_a_stopped_process_ends_at_the_deadline(
     assert "epoch took longer than 1800 s" in found.reason
     first, _, second = (tmp_path / "log").read_text().partition("[stacks of rank 1]")
     assert "[stacks of rank 0]" in first
-    assert "train_epoch" in first, "where it waits for the other"
-    assert "train_epoch" not in second, "which was stopped and says nothing"
+    assert "measurement.py" in first, "where it waits for the other"
+    assert "measurement.py" not in second, "which was stopped and says nothing"
     assert not workers()
 
 
