@@ -1,6 +1,7 @@
 """The card is a fake pynvml that raises the real exceptions of nvidia-ml-py."""
 
 import io
+import json
 import os
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bench.gpu.cards import Card, Link, find_card, find_cards, select_visible
-from bench.gpu.device import READINGS, Depth, Host, Process, Reading, Unreadable
+from bench.gpu.device import READINGS, Depth, Host, Process, Reading, Several, Unreadable
 from bench.gpu.monitor import Monitor
 from bench.gpu.nvml import (
     EFFECTS,
@@ -775,3 +776,48 @@ def test_links_that_cannot_be_read_have_a_reason():
     assert describe_links([GPU, OTHER], lost) == (None, "NVML: GPU is lost")
     missing = FakeNvml(nvmlInit=error("LIBRARY_NOT_FOUND"))
     assert describe_links([GPU, OTHER], missing) == (None, Lack.NO_DRIVER.meaning)
+
+
+# ----------------------------------------------------------------------- several cards read as one
+
+
+def recorded(**values):
+    """A recording of one card, with the reason why it has no temperature."""
+    head = {"total_bytes": 80, "why": {"temperature_c": "no sensor"}, "notes": ["one"]}
+    row = {"time_ns": 1, "edge": True, **values}
+    return Replay(json.dumps(line) for line in (head, row))
+
+
+def test_several_cards_are_read_as_one():
+    about = {"process_bytes": 5, "throttle": ["board limit"], "others": []}
+    one = recorded(energy_j=10.0, power_w=100.0, sm_clock_mhz=1500, **about)
+    about = {"process_bytes": 7, "throttle": ["board limit", "sync boost"]}
+    other = recorded(energy_j=5.0, sm_clock_mhz=1400, others=[{"pid": 3}], **about)
+    cards = Several([one, other])
+    (reading,) = cards.read(Depth.EDGE)
+    assert reading.energy_j == 15.0
+    assert reading.power_w is None, "which one of them does not tell"
+    assert reading.sm_clock_mhz == 1400
+    assert reading.process_bytes == 5
+    assert reading.throttle == ("board limit", "sync boost")
+    assert reading.others == (Process(3),)
+    assert cards.why("temperature_c") == "no sensor"
+    assert cards.notes == ["one"]
+
+
+def test_each_of_several_cards_knows_its_own_process():
+    """A worker's process on the second card is nobody else's there."""
+    fakes = [FakeNvml(cards=(GPU, OTHER)) for _ in range(2)]
+    cards = Several([Nvml(uuid, fake) for uuid, fake in zip((GPU, OTHER), fakes, strict=True)])
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    try:
+        cards.pids = [os.getpid(), child.pid]
+        fakes[0].compute, fakes[1].compute = [(os.getpid(), 10)], [(child.pid, 20)]
+        cards.watch(os.getpid())
+        (reading,) = cards.read(Depth.SLOW)
+        assert reading.others == ()
+        assert reading.process_bytes == 10
+    finally:
+        child.communicate()
+    cards.close()
+    assert [fake.open for fake in fakes] == [0, 0]

@@ -110,7 +110,8 @@ class Ranks:
         except BaseException:
             self.end(patiently=False)
             raise
-        self.pid = self._workers[0].pid
+        self.pids = [worker.pid for worker in self._workers]
+        self.pid = self.pids[0]
         self._readers = [
             Thread(target=self._read, args=(rank, worker), daemon=True)
             for rank, worker in enumerate(self._workers)

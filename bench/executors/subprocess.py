@@ -28,7 +28,7 @@ from bench.case import Case
 from bench.errors import UnsupportedError
 from bench.executors import Event, Job, Settings
 from bench.failure import Fault, classify, classify_death, count_oom_kills
-from bench.gpu.device import Unreadable
+from bench.gpu.device import Device, Several, Unreadable
 from bench.gpu.monitor import ENERGY, Monitor, Observation
 from bench.gpu.nvml import open_device
 from bench.processes import list_children
@@ -122,7 +122,7 @@ class SubprocessExecutor:
         A card that NVML cannot open for the moment is worth another try, but at the last one the
         case runs without readings rather than not at all.
         """
-        device = open_device(job.gpu_uuid)
+        device = open_gpus(job)
         if isinstance(device, Unreadable) and not last:
             fault = classify(["NVMLError"], device.reason)
             if fault.transient:
@@ -139,6 +139,8 @@ class SubprocessExecutor:
             done: int | None = None
             trained = False
             try:
+                if isinstance(device, Several):
+                    device.pids = worker.pids
                 monitor.watch(worker.pid)
                 for message in self._listen(worker, stopping):
                     if isinstance(message, Finished) and message.follows:
@@ -238,6 +240,13 @@ def _conclude(last: Finished, seen: Observation, allow_shared: bool) -> Outcome:
     return Outcome(status, reason, m, last.steps, last.epochs, last.work, last.ranks)
 
 
+def open_gpus(job: Job) -> Device:
+    """Open what a job trains on: a GPU, several, or the CPU."""
+    if job.case.world_size == 1 or len(job.lane.gpus) < job.case.world_size:
+        return open_device(job.gpu_uuid)
+    return Several([open_device(uuid) for uuid in job.lane.gpus[: job.case.world_size]])
+
+
 def start_worker(job: Job, variables: Mapping[str, str], timeout_s: float) -> Worker | Ranks:
     """Start what runs a job: a worker, or several that train one network.
 
@@ -277,7 +286,7 @@ class Worker:
             raise
         finally:
             os.close(write)
-        self.pid = self._process.pid
+        self.pid, self.pids = self._process.pid, ()
         assert self._process.stdout is not None
         self._log = threading.Thread(
             target=_keep_log, args=(self._process.stdout, job.log, self._recent), daemon=True
