@@ -16,6 +16,7 @@ from itertools import product
 from typing import Any
 
 from bench.data import DATASETS, SYNTHETIC
+from bench.data.batches import Share
 from bench.data.synthetic import MOST_CLASSES, parse_shape
 from bench.errors import UsageError, nearest
 from bench.models import parse_model
@@ -769,14 +770,17 @@ def check_axes(case: Case) -> None:
         raise UsageError("--parallel dp needs GPUs; on a CPU, --parallel ddp trains in processes")
     elif case.sync_bn and case.device == "cpu":
         raise UsageError("--sync-bn needs GPUs, as torch's SyncBatchNorm does; leave it out")
-    elif case.checkpoint:
-        raise UsageError(
-            f"--checkpoint with --parallel {case.parallel} is not measured; leave out one"
-        )
     elif PRECISIONS[case.precision].apex:
         raise UsageError(
             f"--precision {case.precision} trains on one GPU; leave out --parallel {case.parallel}"
         )
+    else:
+        for name in _ALONE[case.parallel]:
+            if (value := getattr(case, name)) != getattr(Case, name):
+                flag = f"--{name.replace('_', '-')} {format_value(value)}"
+                raise UsageError(
+                    f"{flag} with --parallel {case.parallel} is not measured; leave out one"
+                )
     if case.pin_memory and case.device == "cpu":
         raise UsageError(
             "--pin-memory is for copies to a GPU, and --device cpu makes none; leave it out"
@@ -788,8 +792,33 @@ def check_axes(case: Case) -> None:
         )
 
 
+_ALONE = {
+    "ddp": ("checkpoint", "profile"),
+    "dp": ("checkpoint", "profile", "accumulate", "compile", "memory_limit"),
+}
+"""Axes that a way to train on several GPUs leaves at their defaults."""
+
+
+def whole_batch(case: Case) -> int:
+    """Items of a step of the optimizer: those of all GPUs together."""
+    return case.batch_size * case.world_size
+
+
+def divide_items(case: Case, items: int) -> list[int]:
+    """How many of the ``items`` of a step each GPU takes.
+
+    >>> divide_items(Case(parallel="ddp", world_size=4), 5)
+    [2, 1, 1, 1]
+    """
+    if case.parallel == "dp":  # which divides as torch.chunk does
+        size = max(1, -(-items // case.world_size))
+        return [len(range(items)[i * size : (i + 1) * size]) for i in range(case.world_size)]
+    shares = (Share(rank, case.world_size) for rank in range(case.world_size))
+    return [len(share.cut(range(items))) for share in shares]
+
+
 def micro_batch(case: Case) -> int:
-    """Images of each micro-batch but the last of a batch, which may hold fewer."""
+    """Images of each micro-batch but the last of a GPU's batch, which may hold fewer."""
     return -(-case.batch_size // case.accumulate)
 
 
@@ -799,8 +828,9 @@ def list_micro_batches(case: Case, samples: int) -> list[int]:
     >>> list_micro_batches(Case(batch_size=100, accumulate=3), 450)
     [16, 32, 34]
     """
-    size, rest = micro_batch(case), samples % case.batch_size
-    sizes = {n for items in (case.batch_size, rest) for n in (min(items, size), items % size)}
+    size, rest = micro_batch(case), samples % whole_batch(case)
+    batches = {case.batch_size, *divide_items(case, rest)}
+    sizes = {n for items in batches for n in (min(items, size), items % size)}
     return sorted(sizes - {0})
 
 
@@ -813,11 +843,26 @@ def check_batches(case: Case, train_images: int, batchnorm: bool = True) -> None
         batchnorm: whether the network may have BatchNorm, which needs two images in a batch.
 
     Raises:
-        UsageError: the batch is larger than the dataset, a batch or micro-batch holds one image and
-            there may be BatchNorm, or the learning rate's warm-up is longer than the
-            training.
+        UsageError: the batch is larger than the dataset, a batch or micro-batch, or what a GPU has
+            of one, holds one image and there may be BatchNorm, or the learning rate's warm-up is
+            longer than the training.
     """
     item = "image" if case.workload == IMAGES else "item"
+    whole = whole_batch(case)
+    if case.world_size > 1:
+        if why := _refuse_shares(case, train_images, batchnorm):
+            near = (case.batch_size + sign * by for by in range(1, 100) for sign in (-1, 1))
+            works = (
+                n
+                for n in near
+                if n >= case.accumulate
+                and _goes(other := replace(case, batch_size=n))
+                and not _refuse_shares(other, train_images, batchnorm)
+            )
+            advice = f"; {n} should work" if (n := next(works, 0)) else ""
+            raise UsageError(f"{why}{advice}")
+        count_warmup_steps(case.lr_warmup, case.epochs * math.ceil(train_images / whole))
+        return
     if case.batch_size > train_images:
         raise UsageError(
             f"batch size {case.batch_size} is above the dataset's {train_images} {item}s; "
@@ -841,3 +886,33 @@ def check_batches(case: Case, train_images: int, batchnorm: bool = True) -> None
                 f"{items}, and BatchNorm needs two; choose another number"
             )
     count_warmup_steps(case.lr_warmup, case.epochs * math.ceil(train_images / case.batch_size))
+
+
+def _refuse_shares(case: Case, train_images: int, batchnorm: bool) -> str:
+    """Why so many images cannot be divided over several GPUs; empty where they can."""
+    item = "image" if case.workload == IMAGES else "item"
+    where = "GPUs" if case.device == "cuda" else "processes"
+    whole = whole_batch(case)
+    each = f"batch size {case.batch_size} on each of {case.world_size} {where}"
+    if whole > train_images:
+        return (
+            f"{each} is {whole} {item}s a step, above the dataset's {train_images}; use at most "
+            f"{train_images // case.world_size}"
+        )
+    last, size = divide_items(case, train_images % whole), micro_batch(case)
+    if not batchnorm:
+        return ""
+    if case.sync_bn:
+        # each of its layers waits for the same layer of all the others
+        counts = {math.ceil(items / size) for items in last}
+        if any(last) and (0 in last or len(counts) > 1):
+            return (
+                f"{each} leaves a last batch of {sum(last)} {item}s, which not all of them compute "
+                "in as many micro-batches, and --sync-bn needs that"
+            )
+        return ""
+    for items in (case.batch_size, *last):
+        if items and (items == 1 or size == 1 or items % size == 1):
+            part = "micro-batch" if case.accumulate > 1 and items > 1 else "batch"
+            return f"{each} leaves one of them a {part} of one {item}, and BatchNorm needs two"
+    return ""

@@ -23,7 +23,7 @@ class Rule:
     ``message`` a regular expression searched for in its text. ``when_full`` rules hold only while
     device memory is nearly full, ``when_limited`` ones under a memory limit on a CPU;
     ``transient`` ones are worth another try. By ``shared`` ones the memory that processes share
-    ran out.
+    ran out. ``peer`` ones follow from the end of another process that trains the same network.
     """
 
     status: Status
@@ -33,7 +33,10 @@ class Rule:
     when_limited: bool = False
     transient: bool = False
     shared: bool = False
+    peer: bool = False
 
+
+_PLACES = ("Backend", "Network", "Store")
 
 # The first match counts. torch.OutOfMemoryError and torch.AcceleratorError are sibling classes, and
 # the libraries below torch have spellings of their own.
@@ -80,6 +83,9 @@ RULES: tuple[Rule, ...] = (
         r"|NVML_SUCCESS == r",
         when_full=True,
     ),
+    Rule(Status.ERROR, "", r"gloo/\w+|Connection (?:closed|reset) by peer", peer=True),
+    # those of NCCL, and of what processes find each other by
+    *(Rule(Status.ERROR, f"Dist{of}Error", "", peer=True) for of in _PLACES),
     Rule(Status.ERROR, "", r"CUDA-capable device.*busy", transient=True),
     Rule(
         Status.ERROR, "", r"cudaErrorDevicesUnavailable|system not yet initialized", transient=True
@@ -107,11 +113,15 @@ _SHARED = "/dev/shm is full; enlarge it (docker: --shm-size), or lower --workers
 
 @dataclass(frozen=True)
 class Fault:
-    """A failure with its meaning: a status, a one-line reason, and whether to try again."""
+    """A failure with its meaning: a status, a one-line reason, and whether to try again.
+
+    ``peer`` says that it follows from the end of another process that trains the same network.
+    """
 
     status: Status
     reason: str
     transient: bool = False
+    peer: bool = False
 
 
 def classify(
@@ -144,7 +154,7 @@ def classify(
             elif limit and rule.status is Status.OOM:
                 memory = "host memory" if on_host else "GPU memory"
                 reason = f"{memory}: {reason}; the limit is {limit}"
-            return Fault(rule.status, reason, rule.transient)
+            return Fault(rule.status, reason, rule.transient, rule.peer)
     return Fault(Status.ERROR, reason)
 
 

@@ -126,6 +126,19 @@ TRANSIENT = [
     BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN)),
 ]
 
+PEERS = [
+    RuntimeError(
+        "[/__w/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer "
+        "[127.0.0.1]:58530. This is typically caused by a remote worker crashing."
+    ),
+    torch.distributed.DistBackendError(
+        "NCCL error in: ProcessGroupNCCL.cpp:2501, remote process exited or there was a network "
+        "error, NCCL version 2.27.5"
+    ),
+    torch.distributed.DistNetworkError("failed to recv, got 0 bytes"),
+    torch.distributed.DistStoreError("wait timeout after 1000ms, keys: /default_pg/0/1"),
+]
+
 LOADING = [
     (
         RuntimeError(
@@ -284,10 +297,23 @@ def test_what_a_loader_says_of_its_workers(error: Exception, status: Status, sai
         assert "limit is" not in fault.reason, "its memory is not what is limited"
 
 
+@pytest.mark.parametrize("error", PEERS, ids=str)
+def test_what_follows_from_the_end_of_a_peer_says_so(error: BaseException) -> None:
+    fault = classify(kinds(error), str(error))
+    assert fault.status is Status.ERROR
+    assert fault.peer
+
+
+def test_memory_that_ran_out_in_a_library_of_peers_is_its_own() -> None:
+    fault = classify(["DistBackendError"], "NCCL error: Cuda failure 2 'CUDA error: out of memory'")
+    assert fault.status is Status.OOM
+    assert not fault.peer
+
+
 def test_every_rule_has_its_exception() -> None:
     """A rule that none of the exceptions above needs is one nobody has seen."""
     loading = [error for error, _, _ in LOADING]
-    cases = [*OOM, *LIMITED, *SUSPECTED, *UNSUPPORTED, *TRANSIENT, *loading]
+    cases = [*OOM, *LIMITED, *SUSPECTED, *UNSUPPORTED, *TRANSIENT, *PEERS, *loading]
     outcomes = [classify(kinds(e), str(e), FULL, LIMIT) for e in cases]
     for rule in RULES:
         rest = tuple(other for other in RULES if other is not rule)

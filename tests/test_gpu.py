@@ -1,6 +1,7 @@
 """The card is a fake pynvml that raises the real exceptions of nvidia-ml-py."""
 
 import io
+import json
 import os
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bench.gpu.cards import Card, Link, find_card, find_cards, select_visible
-from bench.gpu.device import READINGS, Depth, Host, Process, Reading, Unreadable
+from bench.gpu.device import READINGS, Depth, Host, Process, Reading, Several, Unreadable
 from bench.gpu.monitor import Monitor
 from bench.gpu.nvml import (
     EFFECTS,
@@ -21,6 +22,7 @@ from bench.gpu.nvml import (
     Lack,
     Nvml,
     check_nvml,
+    describe_links,
     find_neighbours,
     open_device,
     throttle_names,
@@ -707,3 +709,115 @@ def test_pynvml_is_imported_only_where_a_card_is_opened():
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "[]"
+
+
+# ----------------------------------------------------------------------------- how cards are linked
+
+THIRD = "GPU-33332222-d72c-4106-c12f-20bd9faed9f6"
+BUSES = {GPU: "00000000:1B:00.0", OTHER: "00000000:43:00.0", THIRD: "00000000:52:00.0"}
+SWITCH, PEER = pynvml.NVML_NVLINK_DEVICE_TYPE_SWITCH, pynvml.NVML_NVLINK_DEVICE_TYPE_GPU
+
+
+class Wired(FakeNvml):
+    """Cards whose NVLinks end as a recording has it: at a switch, at a bus, or nowhere (None)."""
+
+    def __init__(self, ends, level=pynvml.NVML_TOPOLOGY_SYSTEM, **fail):
+        super().__init__(cards=tuple(ends), **fail)
+        self.ends, self.level = ends, level
+
+    def end(self, card, link):
+        if link >= len(self.ends[card]):
+            raise error("INVALID_ARGUMENT" if self.ends[card] else "NOT_SUPPORTED")
+        return self.ends[card][link]
+
+
+ANSWERS |= {
+    "nvmlDeviceGetNvLinkState": lambda fake, h, link: int(fake.end(h, link) is not None),
+    "nvmlDeviceGetNvLinkRemoteDeviceType": lambda fake, h, link: (
+        SWITCH if fake.end(h, link) == "switch" else PEER
+    ),
+    "nvmlDeviceGetNvLinkRemotePciInfo": lambda fake, h, link: SimpleNamespace(
+        busId=fake.end(h, link).upper().encode()
+    ),
+    "nvmlDeviceGetPciInfo": lambda fake, h: SimpleNamespace(busId=BUSES[h].lower()),
+    "nvmlDeviceGetTopologyCommonAncestor": lambda fake, a, b: fake.level,
+}
+
+
+@pytest.mark.parametrize(
+    ("ends", "said"),
+    [
+        # eight H100 in a box: each has 18 links to switches
+        ({GPU: ["switch"] * 18, OTHER: ["switch"] * 18}, "0-1 NV18"),
+        # two RTX 3090 with a bridge of four links
+        ({GPU: [BUSES[OTHER]] * 4, OTHER: [BUSES[GPU]] * 4}, "0-1 NV4"),
+        # a V100 whose links to another card are two, one of them down, and a third without any
+        (
+            {GPU: [BUSES[OTHER], None, BUSES[OTHER]], OTHER: [BUSES[GPU]] * 2, THIRD: []},
+            "0-1 NV2, 0-2 SYS, 1-2 SYS",
+        ),
+    ],
+)
+def test_links_are_named_as_nvidia_smi_does(ends, said):
+    wired = Wired(ends)
+    assert describe_links(list(ends), wired) == (said, "")
+    assert wired.open == 0
+
+
+@pytest.mark.parametrize(
+    ("level", "said"), [(10, "PIX"), (20, "PXB"), (30, "PHB"), (40, "NODE"), (60, "level 60")]
+)
+def test_without_nvlink_it_is_the_way_over_pcie(level, said):
+    assert describe_links([GPU, OTHER], Wired({GPU: [], OTHER: []}, level)) == (f"0-1 {said}", "")
+
+
+def test_links_that_cannot_be_read_have_a_reason():
+    lost = Wired({GPU: [None], OTHER: [None]}, nvmlDeviceGetHandleByUUID=error("GPU_IS_LOST"))
+    assert describe_links([GPU, OTHER], lost) == (None, "NVML: GPU is lost")
+    missing = FakeNvml(nvmlInit=error("LIBRARY_NOT_FOUND"))
+    assert describe_links([GPU, OTHER], missing) == (None, Lack.NO_DRIVER.meaning)
+
+
+# ----------------------------------------------------------------------- several cards read as one
+
+
+def recorded(**values):
+    """A recording of one card, with the reason why it has no temperature."""
+    head = {"total_bytes": 80, "why": {"temperature_c": "no sensor"}, "notes": ["one"]}
+    row = {"time_ns": 1, "edge": True, **values}
+    return Replay(json.dumps(line) for line in (head, row))
+
+
+def test_several_cards_are_read_as_one():
+    about = {"process_bytes": 5, "throttle": ["board limit"], "others": []}
+    one = recorded(energy_j=10.0, power_w=100.0, sm_clock_mhz=1500, **about)
+    about = {"process_bytes": 7, "throttle": ["board limit", "sync boost"]}
+    other = recorded(energy_j=5.0, sm_clock_mhz=1400, others=[{"pid": 3}], **about)
+    cards = Several([one, other])
+    (reading,) = cards.read(Depth.EDGE)
+    assert reading.energy_j == 15.0
+    assert reading.power_w is None, "which one of them does not tell"
+    assert reading.sm_clock_mhz == 1400
+    assert reading.process_bytes == 5
+    assert reading.throttle == ("board limit", "sync boost")
+    assert reading.others == (Process(3),)
+    assert cards.why("temperature_c") == "no sensor"
+    assert cards.notes == ["one"]
+
+
+def test_each_of_several_cards_knows_its_own_process():
+    """A worker's process on the second card is nobody else's there."""
+    fakes = [FakeNvml(cards=(GPU, OTHER)) for _ in range(2)]
+    cards = Several([Nvml(uuid, fake) for uuid, fake in zip((GPU, OTHER), fakes, strict=True)])
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    try:
+        cards.pids = [os.getpid(), child.pid]
+        fakes[0].compute, fakes[1].compute = [(os.getpid(), 10)], [(child.pid, 20)]
+        cards.watch(os.getpid())
+        (reading,) = cards.read(Depth.SLOW)
+        assert reading.others == ()
+        assert reading.process_bytes == 10
+    finally:
+        child.communicate()
+    cards.close()
+    assert [fake.open for fake in fakes] == [0, 0]

@@ -24,10 +24,33 @@ PADDING = 4  # zero pixels on each side before the crop, as there
 
 @dataclass(frozen=True)
 class Divided:
-    """A batch of ``size`` items in micro-batches, each made when it is asked for."""
+    """A batch of ``size`` items in micro-batches, each made when it is asked for.
+
+    Where several processes share a batch, ``size`` is what one of them has, which may be none, and
+    ``whole`` what all have together.
+    """
 
     size: int
     parts: Iterator[Any]
+    whole: int | None = None
+
+
+@dataclass(frozen=True)
+class Share:
+    """Which items of a batch one of several processes takes: as many as the others, or one more.
+
+    >>> [Share(rank, 3).cut(range(10, 17)) for rank in range(3)]
+    [range(10, 13), range(13, 15), range(15, 17)]
+    """
+
+    rank: int = 0
+    of: int = 1
+
+    def cut(self, items: range) -> range:
+        """Its own of ``items``; the shares of all processes make them up, in order."""
+        each, more = divmod(len(items), self.of)
+        first = items.start + self.rank * each + min(self.rank, more)
+        return range(first, first + each + (self.rank < more))
 
 
 def count_items(batch: Any) -> int:
@@ -45,6 +68,13 @@ def count_items(batch: Any) -> int:
     if first is None or not first.dim():
         raise ValueError("a batch holds tensors, the first of them of shape (items, ...)")
     return len(first)
+
+
+def count_whole(batch: Any) -> int:
+    """Items of a batch, those of other processes included."""
+    if isinstance(batch, Divided) and batch.whole is not None:
+        return batch.whole
+    return count_items(batch)
 
 
 class Supply(Protocol):
@@ -86,6 +116,9 @@ class Batches:
         samples: of an epoch, where there are fewer images and each is visited several times
             (default: as many as there are).
     """
+
+    share = Share()
+    """What of each batch `divide` makes here."""
 
     def __init__(
         self,
@@ -156,7 +189,8 @@ class Batches:
                 yield self._normalise(x), labels[part.start - first : part.stop - first]
 
         for items in plan_steps(n, self.batch_size, steps, size):
-            yield Divided(len(items), make(items.start, items.stop))
+            own = self.share.cut(items)
+            yield Divided(len(own), make(own.start, own.stop), len(items))
 
     def evaluation(self, batch_size: int | None = None) -> Iterator[Batch]:
         """Yield every image once, in order and as it is, ``batch_size`` at a time."""
@@ -259,6 +293,9 @@ class MadeBatches:
         UsageError: a batch has another number of items than was asked for.
     """
 
+    share = Share()
+    """What of each batch `divide` makes here; each process but the first draws other items."""
+
     def __init__(
         self,
         make: Callable[[int, torch.device, torch.Generator], Any],
@@ -284,12 +321,15 @@ class MadeBatches:
         """Yield the batches of epoch ``index``, the same every time, at most ``steps`` of them."""
         planned = plan_steps(self.samples, self.batch_size, steps, size)
         for step, items in enumerate(planned):
-            yield Divided(len(items), self._parts(index, step, len(items)))
+            own = len(self.share.cut(items))
+            yield Divided(own, self._parts(index, step, own), len(items))
 
     def _parts(self, index: int, step: int, items: int) -> Iterator[Any]:
         for part in range(-(-items // self.micro_batch)):
             size = min(self.micro_batch, items - part * self.micro_batch)
-            yield _check(self._make(size, self.device, self._seeded(index, step, part)), size)
+            rank = [self.share.rank] if self.share.rank else []
+            seeded = self._seeded(index, step, part, *rank)
+            yield _check(self._make(size, self.device, seeded), size)
 
     def evaluation(self, batch_size: int | None = None) -> Iterator[Any]:
         """Yield every item once, in order, ``batch_size`` at a time."""

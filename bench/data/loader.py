@@ -23,7 +23,16 @@ from threading import Thread
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Protocol
 
-from bench.data.batches import PADDING, Divided, count_items, draw, mix, normalisation, plan_steps
+from bench.data.batches import (
+    PADDING,
+    Divided,
+    Share,
+    count_items,
+    draw,
+    mix,
+    normalisation,
+    plan_steps,
+)
 from bench.processes import die_with_parent
 
 if TYPE_CHECKING:
@@ -67,6 +76,9 @@ class LoadedBatches:
         in_order: the keys of all items as they are, for `evaluation`.
         samples: keys that are drawn for an epoch (default: as many as there are items).
     """
+
+    share = Share()
+    """What of each batch `divide` makes here."""
 
     def __init__(
         self,
@@ -113,7 +125,8 @@ class LoadedBatches:
         self._begin(index, size)
         epoch = self._epoch
         for items in plan_steps(self.samples, self.batch_size, steps, size):
-            yield Divided(len(items), self._take(-(-len(items) // self._micro_batch), epoch))
+            own = len(self.share.cut(items))
+            yield Divided(own, self._take(-(-own // self._micro_batch), epoch), len(items))
         ended = steps is None or steps >= len(self)
         if ended and epoch == self._epoch and self._batches is not None:
             next(self._batches, None)  # its workers end, as where a script's epoch ends
@@ -150,8 +163,9 @@ class LoadedBatches:
 
     def _list_batches(self, keys: Sequence[Key], size: int | None) -> Iterator[list[Key]]:
         for items in plan_steps(self.samples, self.batch_size, size=size):
-            for start in range(items.start, items.stop, self._micro_batch):
-                yield list(keys[start : min(start + self._micro_batch, items.stop)])
+            own = self.share.cut(items)
+            for start in range(own.start, own.stop, self._micro_batch):
+                yield list(keys[start : min(start + self._micro_batch, own.stop)])
 
     def _build(self) -> DataLoader[Any]:
         from torch import Generator

@@ -7,54 +7,45 @@ from __future__ import annotations
 
 import os
 import re
-import selectors
-import signal
-import subprocess
-import sys
 import tempfile
 import threading
 import time
 import traceback
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import IO
 
 from tenacity import Retrying, retry_if_result, stop_after_attempt, wait_exponential
 
+from bench.case import Case
 from bench.data import DatasetInfo, prepare, progress_bar
 from bench.doctor.rates import Yardstick, measure_rates
 from bench.environment import Answer, ask, usable_cpus
 from bench.errors import UnsupportedError, UsageError
 from bench.executors import ALL, Event, Images, Job, Lane, Settings
+from bench.executors.process import Worker
+from bench.executors.ranks import Ranks, see_all
 from bench.failure import Fault, classify, classify_death, count_oom_kills
 from bench.gpu.cards import find_card, find_cards
-from bench.gpu.device import Unreadable
+from bench.gpu.device import Device, Several, Unreadable
 from bench.gpu.monitor import ENERGY, Monitor, Observation
 from bench.gpu.nvml import open_device
-from bench.processes import hold_to, list_children
+from bench.processes import hold_to
 from bench.record import MEASURED, REFUSED, Outcome, Status, write_missing
 from bench.text import count
 from bench.worker.messages import (
-    Assignment,
     Finished,
     Message,
     PhaseEntered,
-    decode,
-    encode_assignment,
 )
 
 _CACHE = "TORCHINDUCTOR_CACHE_DIR"  # Triton's is within it
 _ATTEMPTS = 3
 _BACK_OFF_S = 1.0
 _CUT_SHORT = (Status.TIMEOUT, Status.INTERRUPTED)
-_POLL_S = 0.1
-_GRACE_S = 3.0
 _AWAITS_LOADER = re.compile(r"utils/data/dataloader\.py\", line \d+ in __next__").search
 """Whether the stacks of a worker show that it waits for a batch of torch's DataLoader."""
-_LOG_BYTES = 1_000_000  # kept of each end of what a worker prints
 
 
 class SubprocessExecutor:
@@ -65,7 +56,7 @@ class SubprocessExecutor:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._workers: list[Worker] = []
+        self._workers: list[Worker | Ranks] = []
         self._compiled: tempfile.TemporaryDirectory[str] | None = None
         self._lock = threading.Lock()
 
@@ -208,20 +199,25 @@ class SubprocessExecutor:
         A card that NVML cannot open for the moment is worth another try, but at the last one the
         case runs without readings rather than not at all.
         """
-        device = open_device(job.gpu_uuid)
+        device = open_gpus(job)
         if isinstance(device, Unreadable) and not last:
             fault = classify(["NVMLError"], device.reason)
             if fault.transient:
                 return Outcome(fault.status, fault.reason), True
         oom_kills = count_oom_kills()
         with Monitor(device) as monitor:
-            worker = Worker(job, self.choose_cache(job))
+            try:
+                worker = start_worker(job, self.choose_cache(job), self._settings.timeout_s)
+            except UnsupportedError as error:
+                return Outcome(Status.UNSUPPORTED, str(error)), False
             self._workers.append(worker)
             answer: Finished | None = None
             kept: Finished | None = None
             done: int | None = None
             trained = False
             try:
+                if isinstance(device, Several):
+                    device.pids = worker.pids
                 monitor.watch(worker.pid)
                 for message in self._listen(worker, stopping):
                     if isinstance(message, Finished) and message.follows:
@@ -243,7 +239,8 @@ class SubprocessExecutor:
                 self._workers.remove(worker)
             if answer is None:
                 oom_kills = count_oom_kills() - oom_kills
-                answer = _finish(classify_death(returncode, oom_kills, job.case, trained))
+                fault = classify_death(returncode, oom_kills, job.case, trained)
+                answer = _finish(replace(fault, reason=worker.which + fault.reason))
             elif answer.status is Status.KILLED and count_oom_kills() > oom_kills:
                 reason = f"{answer.reason} By the host's out-of-memory killer (host memory)"
                 answer = replace(answer, reason=reason)
@@ -260,7 +257,7 @@ class SubprocessExecutor:
             outcome.reason += f"; after {done} of {job.case.epochs} epochs"
         return outcome, answer.transient
 
-    def _listen(self, worker: Worker, stopping: Callable[[], bool]) -> Iterator[Message]:
+    def _listen(self, worker: Worker | Ranks, stopping: Callable[[], bool]) -> Iterator[Message]:
         """Yield the worker's messages; the last, if it is stopped or overruns a phase's deadline.
 
         Raises:
@@ -339,146 +336,24 @@ def _conclude(last: Finished, seen: Observation, allow_shared: bool) -> Outcome:
     return Outcome(status, reason, m, last.steps, last.epochs, last.work, last.ranks)
 
 
-class Worker:
-    """A running `bench.worker` in a session of its own, so that its whole group can be ended."""
-
-    def __init__(self, job: Job, variables: Mapping[str, str]) -> None:
-        self._recent = deque[bytes](maxlen=16)  # of what it printed
-        self._messages, write = os.pipe()
-        try:
-            with hold_to(job.lane.cores):
-                self._process = subprocess.Popen(
-                    [sys.executable, "-m", "bench.worker"],
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.STDOUT,
-                    pass_fds=[write],
-                    start_new_session=True,
-                    env={**os.environ, **job.lane.variables, **variables},
-                )
-        except BaseException:
-            os.close(self._messages)
-            raise
-        finally:
-            os.close(write)
-        self.pid = self._process.pid
-        assert self._process.stdout is not None
-        self._log = threading.Thread(
-            target=_keep_log, args=(self._process.stdout, job.log, self._recent), daemon=True
-        )
-        self._log.start()
-        assignment = Assignment(
-            job.case,
-            job.folder,
-            write,
-            os.getpid(),
-            time.monotonic(),
-            job.gpu_uuid,
-            str(job.checkpoints.absolute()) if job.checkpoints else "",
-            job.identity,
-            str(job.trace.absolute()) if job.trace else "",
-        )
-        self._tell(encode_assignment(assignment))
-
-    def messages(self) -> Iterator[Message | None]:
-        """Yield messages as they come, and None every 0.1 s while there is none, to the end."""
-        buffer = b""
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._messages, selectors.EVENT_READ)
-            while True:
-                if selector.select(_POLL_S):
-                    data = os.read(self._messages, 1 << 16)
-                    if not data:
-                        return
-                    *lines, buffer = (buffer + data).split(b"\n")
-                    for line in lines:
-                        yield decode(line)
-                elif self._process.poll() is not None:
-                    return  # dead, and a child of it holds the pipe open
-                yield None
-
-    def acknowledge(self) -> None:
-        """Let the worker go on into the phase it announced."""
-        self._tell(b"\n")
-
-    def dump_stacks(self) -> str:
-        """Have every thread's stack written to the log, then those of the processes it started.
-
-        Returns:
-            What the worker itself printed meanwhile, its stacks among it.
-        """
-        self._recent.clear()
-        with suppress(ProcessLookupError):
-            self._process.send_signal(signal.SIGUSR1)
-        time.sleep(0.5)
-        stacks = b"".join(self._recent).decode(errors="replace")
-        # workers of a DataLoader inherit the handler; what has none is ended a little early
-        for child in list_children(self.pid):
-            with suppress(ProcessLookupError):
-                os.kill(child, signal.SIGUSR1)
-        time.sleep(0.1)
-        return stacks
-
-    def kill(self) -> None:
-        """SIGKILL the whole group."""
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.pid, signal.SIGKILL)
-
-    def end(self, patiently: bool) -> int:
-        """Let the worker end by itself if ``patiently``, else SIGTERM; then SIGKILL its group.
-
-        Returns:
-            Its return code, negative for a signal.
-        """
-        with suppress(subprocess.TimeoutExpired):
-            if not patiently:
-                self._process.terminate()
-            self._process.wait(_GRACE_S)
-        self.kill()
-        self._process.wait()
-        os.close(self._messages)
-        with suppress(OSError):
-            self._process.stdin.close()  # type: ignore[union-attr]
-        self._log.join(_GRACE_S)
-        return self._process.returncode
-
-    def _tell(self, line: bytes) -> None:
-        assert self._process.stdin is not None
-        with suppress(BrokenPipeError):
-            self._process.stdin.write(line)
-            self._process.stdin.flush()
+def open_gpus(job: Job) -> Device:
+    """Open what a job trains on: a GPU, several, or the CPU."""
+    if job.case.world_size == 1 or len(job.lane.gpus) < job.case.world_size:
+        return open_device(job.gpu_uuid)
+    return Several([open_device(uuid) for uuid in job.lane.gpus[: job.case.world_size]])
 
 
-def _keep_log(stream: IO[bytes], path: Path | None, recent: deque[bytes]) -> None:
-    """Keep the first and the last megabyte of what a worker prints, however much it is.
+def start_worker(job: Job, variables: Mapping[str, str], timeout_s: float) -> Worker | Ranks:
+    """Start what runs a job: a worker, or several that train one network.
 
-    What comes is put into ``recent`` as well.
-
-    A log that cannot be written does not stop the reading, because the worker would then wait for
-    ever.
+    Raises:
+        UnsupportedError: the job's lane has too few GPUs.
     """
-    head, tail, kept, left_out = 0, deque[bytes](), 0, 0
-    with stream, ExitStack() as opened:
-        log: IO[bytes] | None = None
-        while data := os.read(stream.fileno(), 1 << 16):
-            recent.append(data)
-            if head < _LOG_BYTES:
-                head += len(data)
-                with suppress(OSError):
-                    # opened with the first word: nothing said, no log; of tries, each adds to it
-                    log = log or opened.enter_context((path or Path(os.devnull)).open("ab", 0))
-                    log.write(data)
-            else:
-                tail.append(data)
-                kept += len(data)
-                while kept > _LOG_BYTES:
-                    kept -= (gone := len(tail.popleft()))
-                    left_out += gone
-        with suppress(OSError):
-            if log and left_out:
-                log.write(b"\n[%d bytes left out]\n" % left_out)
-            if log:
-                log.write(b"".join(tail))
+    if job.case.parallel == Case.parallel:
+        return Worker(job, variables)
+    if job.case.parallel == "dp":
+        return Worker(job, {**variables, **see_all(job)})
+    return Ranks(job, variables, timeout_s)
 
 
 def _log_error(path: Path | None) -> None:

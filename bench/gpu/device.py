@@ -7,11 +7,12 @@ card itself and `bench.gpu.recording` a recording of one. torch is never importe
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from enum import IntEnum
-from typing import TYPE_CHECKING, Protocol
+from itertools import chain
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     import psutil
@@ -84,6 +85,58 @@ class Device(Protocol):
 
     def close(self) -> None:
         """Let go of the device."""
+
+
+_TOGETHER: Mapping[str, Callable[[list[Any]], Any]] = {
+    **dict.fromkeys(("energy_j", "power_w", "power_limit_w"), sum),
+    **dict.fromkeys(("sm_clock_mhz", "memory_clock_mhz"), min),
+    "temperature_c": max,
+    "throttle": lambda seen: tuple(dict.fromkeys(chain.from_iterable(seen))),
+    "others": lambda seen: tuple(chain.from_iterable(seen)),
+}
+"""What several cards are together; in the rest, memory, the first stands for itself."""
+
+
+class Several:
+    """Cards that train one network, read as one.
+
+    Energy and power are of all together, clocks of the slowest and temperature of the hottest;
+    memory is that of the first.
+    """
+
+    def __init__(self, cards: Sequence[Device]) -> None:
+        self._cards = cards
+        self.total_bytes = cards[0].total_bytes
+        self.pids: Sequence[int] = ()
+        """The worker's process on each card; by default the one that is watched, on all."""
+
+    @property
+    def notes(self) -> Sequence[str]:
+        """The notes of all cards, each once."""
+        return list(dict.fromkeys(note for card in self._cards for note in card.notes))
+
+    def watch(self, pid: int) -> None:
+        """Count a process on each card as the worker's own from now on."""
+        for card, own in zip(self._cards, self.pids or [pid] * len(self._cards), strict=True):
+            card.watch(own)
+
+    def read(self, depth: Depth) -> Sequence[Reading]:
+        """Take one reading of all."""
+        readings = [card.read(depth)[-1] for card in self._cards]
+        together: dict[str, Any] = {}
+        for name, combine in _TOGETHER.items():
+            seen = [getattr(reading, name) for reading in readings]
+            together[name] = None if None in seen else combine(seen)
+        return (replace(readings[0], **together),)
+
+    def why(self, quantity: str) -> str:
+        """The reason of the first card that has one."""
+        return next(filter(None, (card.why(quantity) for card in self._cards)), "")
+
+    def close(self) -> None:
+        """Let go of all."""
+        for card in self._cards:
+            card.close()
 
 
 class ProcessTree:

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from importlib import import_module
+from itertools import combinations
 from typing import Any
 
 from bench.gpu.device import Depth, Device, Host, Process, ProcessTree, Reading, Unreadable
@@ -346,3 +348,65 @@ def find_neighbours(uuid: str, nvml: Any = None) -> tuple[Process, ...] | None:
         return device.read(Depth.SLOW)[-1].others
     finally:
         device.close()
+
+
+_PATHS: Mapping[int, str] = {0: "PIX", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
+"""How nvidia-smi names NVML's topology levels (nvml.h, nvmlGpuTopologyLevel_t), nearest first."""
+
+_TO_SWITCH = 2  # nvml.h, nvmlIntNvLinkDeviceType_t
+
+
+def describe_links(uuids: Sequence[str], nvml: Any = None) -> tuple[str | None, str]:
+    """How each pair of cards is connected, as ``nvidia-smi topo -m`` names it: ``0-1 NV18``.
+
+    ``NV18`` are 18 NVLinks, between the two or to switches that both have; else it is the way over
+    PCIe: PIX, PXB, PHB, NODE or SYS, from one bridge to the link between processors.
+
+    Args:
+        uuids: of the cards; a pair is named by their places here, from 0.
+
+    Returns:
+        The pairs, separated by commas, or None and the reason in one line.
+    """
+    try:
+        nvml = start_nvml(nvml)
+    except NvmlMissingError as missing:
+        return None, str(missing)
+    try:
+        cards = [nvml.nvmlDeviceGetHandleByUUID(uuid) for uuid in uuids]
+        links = [Counter(_list_links(nvml, card)) for card in cards]
+        names = [_read_bus(nvml.nvmlDeviceGetPciInfo(card)) for card in cards]
+        pairs = []
+        for a, b in combinations(range(len(cards)), 2):
+            if number := links[a][names[b]] + min(links[a][""], links[b][""]):
+                pairs.append(f"{a}-{b} NV{number}")
+            else:
+                level = nvml.nvmlDeviceGetTopologyCommonAncestor(cards[a], cards[b])
+                pairs.append(f"{a}-{b} {_PATHS.get(level, f'level {level}')}")
+        return ", ".join(pairs), ""
+    except (AttributeError, nvml.NVMLError) as error:
+        return None, f"NVML: {error}"
+    finally:
+        with suppress(nvml.NVMLError):
+            nvml.nvmlShutdown()
+
+
+def _list_links(nvml: Any, card: Any) -> Iterator[str]:
+    """The PCI name of what each active NVLink of a card ends at; empty for a switch."""
+    for link in range(nvml.NVML_NVLINK_MAX_LINKS):
+        try:
+            if not nvml.nvmlDeviceGetNvLinkState(card, link):
+                continue
+            if nvml.nvmlDeviceGetNvLinkRemoteDeviceType(card, link) == _TO_SWITCH:
+                yield ""
+            else:
+                yield _read_bus(nvml.nvmlDeviceGetNvLinkRemotePciInfo(card, link))
+        except nvml.NVMLError as error:
+            if type(error).__name__ not in _LACKS:
+                raise
+            return  # a card without NVLink, or with fewer of them
+
+
+def _read_bus(found: Any) -> str:
+    name = found.busId
+    return (name.decode() if isinstance(name, bytes) else str(name)).lower()

@@ -53,6 +53,9 @@ def build_training(
         model = workload.build_model()
         if case.start is not None:
             note = load_weights(model, case.start, workload.find_head)
+    if case.sync_bn:
+        # over all processes of a group, if there is one; otherwise it is ordinary BatchNorm
+        model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
     training = Training.of(case, model, device, workload)
     training.start_note = note
     return training

@@ -352,7 +352,7 @@ def mark_input(
 ) -> Iterator[Divided]:
     """The same batches, made inside of ``inside(Kind.INPUT)``, and their micro-batches too."""
     for batch in _draw(batches, inside):
-        yield Divided(batch.size, _draw(batch.parts, inside))
+        yield Divided(batch.size, _draw(batch.parts, inside), batch.whole)
 
 
 def _draw(

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from bench.case import Case, list_micro_batches
+from bench.case import Case, list_micro_batches, whole_batch
 from bench.data.batches import Divided, count_items
 from bench.models.freezing import NONE, freeze
 from bench.optimization import scale_lr
@@ -27,6 +27,18 @@ from bench.training.loss_scale import build_loss_scale
 from bench.training.optimizers import build_optimizer, clear_state
 from bench.training.timing import StepClock
 from bench.workloads import Loss, Network, Workload
+
+
+class Alone:
+    """What the steps of a training share with other processes: nothing."""
+
+    def begin(self, batch: Any) -> float:
+        """A step on this process's part of ``batch`` begins; what the mean loss over it counts."""
+        return 1.0
+
+    def run(self, compute: Callable[[], Loss], last: bool) -> Loss:
+        """Compute a loss whose gradients are summed; all processes' with the ``last`` of a step."""
+        return compute()
 
 
 class Training:
@@ -75,6 +87,7 @@ class Training:
         workload: Workload | None = None,
     ) -> None:
         self.workload = workload or Workload()
+        self.exchange = Alone()
         self._still = freeze(model, frozen, self.workload.find_head)
         # kept on the CPU, so that remembering the start costs no device memory
         self._start = {name: value.clone() for name, value in model.state_dict().items()}
@@ -148,7 +161,7 @@ class Training:
             model,
             formats,
             device,
-            lr=scale_lr(case.lr, case.lr_scaling, case.batch_size, case.base_batch),
+            lr=scale_lr(case.lr, case.lr_scaling, whole_batch(case), case.base_batch),
             optimizer=case.optimizer,
             loss_scale=case.loss_scale,
             skip_overflow=case.skip_overflow,
@@ -230,6 +243,9 @@ class Training:
         ``.grad``, in its dtype, as for apex and torch.amp: fp16 weights sum in fp16. BatchNorm
         normalises each micro-batch by its own statistics, which makes the result another one.
 
+        Where several processes share the batch, their gradients become those of the mean loss over
+        all of it. What is returned is of this process's part, which may be empty.
+
         Args:
             batch: what the workload computes a loss of, on the device; or a `Divided` one.
 
@@ -239,16 +255,28 @@ class Training:
             the device.
         """
         size, parts = count_items(batch), batch.parts if isinstance(batch, Divided) else [batch]
+        weight = self.exchange.begin(batch)
         losses, hits, done = [], [], 0
         for part in parts:
             done += (items := count_items(part))
-            found = self.compute_loss(part)
+            last = done == size
+            found = self.exchange.run(partial(self.compute_loss, part), last)
             loss = found.loss if items == size else found.loss * (items / size)
-            self.backward(loss, last=done == size)
+            self.backward(loss if weight == 1 else loss * weight, last=last)
             losses.append(loss.detach())
             hits.append(found.correct)
+        if not size:  # the others wait for gradients of this process too
+            found = self.exchange.run(self._compute_nothing, True)
+            self.backward(found.loss)
+            losses, hits = [found.loss.detach()], [found.correct]
         overflowed = self.update()
         return reduce(torch.add, losses), _sum(hits), overflowed
+
+    def _compute_nothing(self) -> Loss:
+        """A loss of 0 of no items, which gives each weight a gradient of 0."""
+        zeros = [(weight * 0).sum().float() for weight in self.parameters]
+        none = torch.zeros((), dtype=torch.int64, device=self.device)
+        return Loss(torch.stack(zeros).sum(), none)
 
     def backward(self, loss: Tensor, last: bool = True) -> None:
         """Backpropagate the scaled loss, float32 of shape (), and add to the gradients.
@@ -363,6 +391,26 @@ class Epoch:
     correct: list[int]
     overflowed: list[bool]
     loss_scales: list[float]
+
+
+def merge(parts: Sequence[Epoch]) -> Epoch:
+    """The epoch of several processes, of what each had of it: losses are means over all units."""
+    if len(parts) == 1:
+        return parts[0]
+    first, images = parts[0], [list(ns) for ns in zip(*(one.images for one in parts), strict=True)]
+    losses = zip(*(one.losses for one in parts), strict=True)
+    told = all(len(one.correct) == len(images) for one in parts)
+    return Epoch(
+        [sum(ns) for ns in images],
+        [
+            # a process without items has no loss, whatever number stands for it
+            sum(n * x for n, x in zip(ns, xs, strict=True) if n) / sum(ns)
+            for ns, xs in zip(images, losses, strict=True)
+        ],
+        [sum(hits) for hits in zip(*(one.correct for one in parts), strict=True)] if told else [],
+        first.overflowed,
+        first.loss_scales,
+    )
 
 
 def train_epoch(

@@ -8,7 +8,7 @@ import torch
 from torch.optim import lr_scheduler
 from torch.optim.lr_scheduler import LRScheduler
 
-from bench.case import Case
+from bench.case import Case, whole_batch
 from bench.optimization import count_warmup_steps, scale_lr
 
 _Build = Callable[[torch.optim.Optimizer, int, float], LRScheduler]
@@ -45,7 +45,7 @@ def learning_rates(case: Case, steps: int) -> list[float]:
     Raises:
         UsageError: the warm-up is longer than all steps.
     """
-    lr = scale_lr(case.lr, case.lr_scaling, case.batch_size, case.base_batch)
+    lr = scale_lr(case.lr, case.lr_scaling, whole_batch(case), case.base_batch)
     rising = count_warmup_steps(case.lr_warmup, steps)
     weight = torch.zeros(1, requires_grad=True)
 

@@ -117,7 +117,12 @@ def measure_slope(moments: Sequence[float], values: Sequence[float]) -> Slope:
     return Slope(slopes[low], median(slopes), slopes[high])
 
 
-def warm_up(step: Callable[[], object], device: torch.device, measured_steps: int) -> Warmup:
+def warm_up(
+    step: Callable[[], object],
+    device: torch.device,
+    measured_steps: int,
+    clock: Callable[[], float] | None = None,
+) -> Warmup:
     """Run ``step`` until its duration has no trend that would matter in what is measured.
 
     The first step (autotuning, compilation, allocation) is timed apart. From there on windows of
@@ -132,19 +137,22 @@ def warm_up(step: Callable[[], object], device: torch.device, measured_steps: in
     Args:
         step: runs one training step of one shape.
         measured_steps: how many steps this warms up for.
+        clock: seconds, by default of perf_counter; all that is decided hangs on it alone, so that
+            processes that share it run as many steps.
     """
+    now = clock or perf_counter
 
     def run(steps: int) -> float:
-        start = perf_counter()
+        start = now()
         for _ in range(steps):
             step()
         synchronize(device)
-        return (perf_counter() - start) / steps
+        return (now() - start) / steps
 
-    start = perf_counter()
+    start = now()
     first_s = run(1)
     budget = max(measured_steps, FEWEST_WINDOWS)
-    begun, steps, size = perf_counter(), 0, 1
+    begun, steps, size = now(), 0, 1
     moments: list[float] = []
     durations: list[float] = []
     steady: bool | None = None
@@ -152,9 +160,10 @@ def warm_up(step: Callable[[], object], device: torch.device, measured_steps: in
         duration = run(size)
         steps += size
         durations.append(duration)
-        moments.append(perf_counter() - begun - size * duration / 2)
+        passed = now() - begun
+        moments.append(passed - size * duration / 2)
         # the step before may still have been a slow one, so each window sets the next one's length
-        length_s = max(WINDOW_S, (perf_counter() - begun) / MOST_WINDOWS)
+        length_s = max(WINDOW_S, passed / MOST_WINDOWS)
         size = max(1, min(math.ceil(length_s / duration), budget // MOST_WINDOWS, budget - steps))
         if len(durations) < FEWEST_WINDOWS:
             continue
@@ -167,7 +176,7 @@ def warm_up(step: Callable[[], object], device: torch.device, measured_steps: in
             steady = not later.told or abs(later.middle) * ahead_s <= STEADY
         elif moments[-1] >= PATIENCE_S[device.type] and not (whole.told or later.told):
             steady = True
-    return Warmup(1 + steps, perf_counter() - start, first_s, steady)
+    return Warmup(1 + steps, now() - start, first_s, steady)
 
 
 @dataclass(frozen=True)

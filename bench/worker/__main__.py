@@ -72,6 +72,7 @@ def finish(found: Findings, follows: Sequence[str] = ()) -> Finished:
         steps=found.steps,
         epochs=found.epochs,
         work=found.work,
+        ranks=found.ranks,
         follows=list(follows),
     )
 
@@ -98,7 +99,7 @@ def _report_failure(channel: Channel, case: Case, error: BaseException) -> None:
         fault = Fault(Status.UNSUPPORTED, str(error))
     else:
         fault = classify(*describe_error(error), read_free_share(case), case)
-    channel.send(Finished(fault.status, fault.reason, fault.transient))
+    channel.send(Finished(fault.status, fault.reason, fault.transient, peer=fault.peer))
 
 
 def main() -> int:
@@ -120,6 +121,7 @@ def main() -> int:
             given.identity,
             given.trace,
             lambda found, columns: channel.send(finish(found, columns)),
+            given.seat,
         )
     except BaseException as error:
         _report_failure(channel, given.case, error)

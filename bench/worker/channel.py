@@ -77,12 +77,12 @@ class Reporter:
         return index, copy, event
 
     def _send(self, step: int, loss: float) -> None:
-        memory = _memory_in_use(self._cuda)
+        memory = read_memory(self._cuda)
         self._channel.send(StepTaken(self._phase, step, self._steps, loss, memory))
         self._due = time.perf_counter() + _REPORT_EVERY_S
 
 
-def _memory_in_use(cuda: bool) -> int:
+def read_memory(cuda: bool) -> int:
     """What the allocator holds, or the peak resident set on a CPU."""
     if cuda:
         import torch

@@ -10,19 +10,21 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from itertools import chain, count, islice
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
 
-from bench.case import FOLLOWS, Case, micro_batch
+from bench.case import FOLLOWS, Case, micro_batch, whole_batch
+from bench.data.batches import Share
 from bench.diagnosis.step import PROFILED
 from bench.environment import usable_cpus
 from bench.errors import UsageError
+from bench.gpu.nvml import describe_links
 from bench.processes import pause_collection, read_cpu_time
-from bench.record import EpochRow, Measurement, Step, WorkRow
+from bench.record import EpochRow, Measurement, RankRow, Step, WorkRow
 from bench.timeline import Timed
 from bench.training.flop import count_flop
 from bench.work import Label, Work
-from bench.worker.channel import Channel, Reporter
+from bench.worker.channel import Channel, Reporter, read_memory
 from bench.worker.checkpoints import NOT_REPEATABLE, STEPS, Checkpoints, compare_resumed
 from bench.worker.limit import Limit, build_limit
 
@@ -31,8 +33,10 @@ if TYPE_CHECKING:
 
     from bench.data.batches import Divided, Supply
     from bench.training.loop import Epoch, Training
+    from bench.training.parallel import Group
     from bench.training.proof import Contradiction
     from bench.training.timing import Warmup
+    from bench.worker.messages import Seat
     from bench.workloads import Workload
 
 
@@ -47,6 +51,7 @@ class Findings:
     steps: list[Step] = field(default_factory=list)
     epochs: list[EpochRow] = field(default_factory=list)
     work: list[WorkRow] = field(default_factory=list)
+    ranks: list[RankRow] = field(default_factory=list)
     missing: dict[str, str] = field(default_factory=dict)
     contradiction: Contradiction | None = None
 
@@ -61,6 +66,7 @@ def measure(
     identity: Mapping[str, str] | None = None,
     trace: str = "",
     on_follows: Callable[[Findings, Sequence[str]], object] = lambda found, columns: None,
+    seat: Seat | None = None,
 ) -> Findings:
     """Set up, warm up, train each warm epoch and evaluate after it: the whole life of a case.
 
@@ -72,7 +78,13 @@ def measure(
         identity: what a checkpoint must be of to be resumed.
         trace: file for the trace of a profiled case; empty where it is not kept.
         on_follows: told what was found, and the columns that may yet be filled, before the
-            profiler starts: it takes a crash or a hang of its own with it.
+            profiler starts, or other processes are needed once more: either takes a crash or a
+            hang of its own with it.
+        seat: its place among the processes that train one network; None where it trains alone.
+
+    Raises:
+        UsageError: the case trains in several processes, and there is no seat.
+        Exception: whatever ends the case.
     """
     found = Findings()
     m = found.measurement
@@ -85,7 +97,8 @@ def measure(
 
         device, limit = torch.device(case.device), build_limit(case, gpu_uuid)
         limit.impose()
-        workload, batches, training = set_up(case, folder)
+        group = join_group(case, device, seat)
+        workload, batches, training = set_up(case, folder, group)
     m.setup_time_s = time.monotonic() - started
     m.apex = training.apex
     if training.start_note:
@@ -105,22 +118,25 @@ def measure(
         _note(found, f"the workload's own optimizer is {name}")
 
     channel.enter("warmup")
-    warm = warm_up_shapes(training, batches, case, Reporter(channel, device, "warmup", 0))
+    report = Reporter(channel, device, "warmup", 0)
+    warm = warm_up_shapes(training, batches, case, report, group.now)
     m.warmup_steps, m.warmup_time_s, m.warmup_steady = warm.steps, warm.time_s, warm.steady
     m.first_steps_time_s = warm.first_s
     _read_memory(device, "warmup", found)
     limit.adjust()
     _describe_context(limit, found)
-    start_over(training, batches, case)
+    start_over(training, batches, case, group.rank)
     m.warmup_alloc_retries = _count_allocator_troubles(device).get("alloc_retries")
 
     rates = learning_rates(case, case.epochs * len(batches))
     files = Checkpoints(case, checkpoints, identity or {})
     done, others = _resume(files, training, case, found)
+    watch_work(training)
     for index in range(len(done), case.epochs):
         _reset_peaks(device)  # of the evaluation before
         before = _count_allocator_troubles(device)
         channel.enter("epoch", index)
+        group.wait()
         with others.watch():
             fetch = _train(training, batches, case, index, rates, channel)
         if not index:
@@ -132,19 +148,20 @@ def measure(
         _add_allocator_troubles(before, device, found)
         done.append(fetch())
         # what follows an epoch is not worth losing it for
-        if case.evaluate:
+        if case.evaluate and not group.rank:
             with forgive(found, *_TESTED):
                 done[-1].tested = evaluate(training, workload, case)
         if case.checkpoint:
             files.save(training, _list_epochs(case, done), _pack(done, others, m))
     if device.type == "cpu":
-        m.other_cores = others.cores()
+        m.other_cores = OtherWork.add(group.gather(others)).cores()
     _end_workers(batches)
     limit.lift()
     if m.alloc_retries:
         _note(
             found, f"{m.alloc_retries} allocations retried within the epoch: memory was nearly full"
         )
+    own, done = done, join_epochs(group.gather(done))
     _describe_time(found, case, done, batches, workload)
     _describe_learning(found, case, done, training)
     found.steps = _list_steps(case, done)
@@ -155,6 +172,13 @@ def measure(
     with forgive(found, "loader_samples_per_s"):
         _describe_loader(found, batches, case, device)
     m.flags = " ".join(f"{name}={value}" for name, value in read_flags().items())
+    if seat is not None:
+        _describe_group(found, case, training, own, group, seat)
+        if not group.rank:
+            on_follows(found, [*_EXCHANGED, *_PROVEN, "flop_per_image", "step_bytes"])
+        _measure_exchange(found, training, batches, case, group)
+        if group.rank:
+            return found
     with forgive(found, *_PROVEN):
         _prove(training, batches, case, found)
     with forgive(found, "flop_per_image"):
@@ -175,6 +199,108 @@ def measure(
         with forgive(found, *_PROFILED):
             found.work = join_work(counted, _profile(training, batches, case, trace, found))
     return found
+
+
+def _describe_group(
+    found: Findings,
+    case: Case,
+    training: Training,
+    own: Sequence[TimedEpoch],
+    group: Group,
+    seat: Seat,
+) -> None:
+    """Describe all processes of a case, by what each tells of itself."""
+    from bench.training.parallel import Exchange
+
+    m, exchange = found.measurement, training.exchange
+    assert isinstance(exchange, Exchange)
+    m.comm_backend, m.wire_bytes, m.buckets = group.backend, exchange.wire_bytes, exchange.buckets
+    assert m.epoch_time_s
+    assert m.measured_time_s
+    times, work = [one.time_s for one in own], exchange.read_work()
+    row = RankRow(
+        group.rank,
+        seat.gpus[group.rank] if seat.gpus else None,
+        # where a part of an epoch was measured, extrapolated as that of the slowest process
+        sum(times) * m.epoch_time_s / m.measured_time_s,
+        median(work) if work else None,
+        sum(sum(one.epoch.images) for one in own),
+        m.peak_reserved_bytes,
+        None if seat.gpus else read_memory(cuda=False),
+    )
+    found.ranks = group.gather(row)
+    known = [one for one in found.ranks if one.work_s is not None]
+    if len(known) > 1:
+        m.slowest_rank = max(known, key=lambda one: one.work_s or 0.0).rank
+    else:
+        found.missing["slowest_rank"] = "there is one process"
+    rates = group.gather(m.loader_samples_per_s)
+    m.loader_samples_per_s = sum(filter(None, rates)) if all(rates) else None
+    if len(seat.gpus) > 1:
+        m.links, why = describe_links(seat.gpus)
+        if why:
+            found.missing["links"] = why
+    else:
+        found.missing["links"] = "there is one GPU" if seat.gpus else "the case ran on a CPU"
+
+
+def _measure_exchange(
+    found: Findings, training: Training, batches: Supply, case: Case, group: Group
+) -> None:
+    """Measure what exchanging gradients adds to a step; then this process goes on alone."""
+    from bench.training.loop import Alone
+    from bench.training.parallel import Exchange, measure_exchange
+
+    m, exchange = found.measurement, training.exchange
+    assert isinstance(exchange, Exchange)
+    assert m.step_time_median_s
+    with forgive(found, *_EXCHANGED):
+        m.sync_step_s, m.no_sync_step_s = measure_exchange(
+            training, batches, case, group, m.step_time_median_s
+        )
+    _end_workers(batches)
+    exchange.end()
+    training.exchange = Alone()
+    group.leave()
+
+
+_EXCHANGED = ("sync_step_s", "no_sync_step_s")
+
+
+def join_group(case: Case, device: torch.device, seat: Seat | None) -> Group:
+    """Join the processes that train ``case`` together.
+
+    Raises:
+        UsageError: there are several, and this one was given no seat among them.
+    """
+    from bench.training.parallel import Group, Processes
+
+    if case.parallel != "ddp":
+        return Group()
+    if seat is None:
+        raise UsageError("--parallel ddp trains in processes that only bench.sweep starts")
+    return Processes(seat.rank, seat.size, seat.store, device, seat.timeout_s)
+
+
+def watch_work(training: Training) -> None:
+    """Time from here on how long each process works before gradients are exchanged."""
+    from bench.training.parallel import Exchange
+
+    if isinstance(training.exchange, Exchange):
+        training.exchange.watch()
+
+
+def join_epochs(ranks: Sequence[Sequence[TimedEpoch]]) -> list[TimedEpoch]:
+    """The epochs of all processes, of those of each: as long as the slowest took.
+
+    The times of steps, and what the test data gave, are those of the first.
+    """
+    from bench.training.loop import merge
+
+    return [
+        replace(ones[0], epoch=merge([o.epoch for o in ones]), time_s=max(o.time_s for o in ones))
+        for ones in zip(*ranks, strict=True)
+    ]
 
 
 def _profile(
@@ -386,7 +512,8 @@ def _describe_time(
     m.epoch_time_s = m.measured_time_s / len(done)
     if len(times) < len(batches):
         ahead = math.ceil(case.workers * case.prefetch / case.accumulate)
-        whole = extrapolate(m.measured_time_s, times, batches.samples / case.batch_size, ahead)
+        full_steps = batches.samples / whole_batch(case)
+        whole = extrapolate(m.measured_time_s, times, full_steps, ahead)
         m.epoch_time_s = whole.epoch_s
         m.epoch_time_low_s, m.epoch_time_high_s = whole.low_s, whole.high_s
         if whole.low_s is None:
@@ -397,7 +524,7 @@ def _describe_time(
     m.step_time_median_s, m.step_time_p95_s = spread.median, spread.p95
     m.step_time_mad_s = spread.mad
     m.step_time_max_s, m.step_time_max_index = spread.slowest, spread.slowest_index
-    units = workload.count_units(case.batch_size)
+    units = workload.count_units(whole_batch(case))
     full = [t for t, n in zip(times, images, strict=True) if n == units]
     level = leave_out_first(full)  # one slow first step of twenty would look like a trend
     quarter = math.ceil(len(level) / 4)
@@ -518,41 +645,73 @@ def _prove(training: Training, batches: Supply, case: Case, found: Findings) -> 
             _note(found, remark)
 
 
-def set_up(case: Case, folder: str) -> tuple[Workload, Supply, Training]:
-    """Set the flags, bring the data to the device and build the network: ready to train."""
+def set_up(
+    case: Case, folder: str, group: Group | None = None
+) -> tuple[Workload, Supply, Training]:
+    """Set the flags, bring the data to the device and build the network: ready to train.
+
+    Args:
+        group: the processes that train it together; None where this one does alone.
+    """
     import torch
 
     from bench.training.building import build_training, open_workload
     from bench.training.timing import synchronize
 
     device, workload = torch.device(case.device), open_workload(case, folder)
-    batches = open_supply(case, workload, device)
+    share = Share(group.rank, group.size) if group else None
+    batches = open_supply(case, workload, device, share)
     training = build_training(case, workload, device)
+    if case.parallel == "dp":
+        from bench.training.parallel import replicate
+
+        replicate(training, case.world_size)
+    elif group is not None and case.parallel == "ddp":
+        from bench.training.parallel import Exchange
+
+        training.exchange = Exchange(training, case, group)
     synchronize(device)
     return workload, batches, training
 
 
-def open_supply(case: Case, workload: Workload, device: torch.device) -> Supply:
+def open_supply(
+    case: Case, workload: Workload, device: torch.device, share: Share | None = None
+) -> Supply:
     """The batches of training, made as ``case`` asks for.
 
+    Args:
+        share: what of each batch this process makes (default: all of it).
+
     Raises:
-        UsageError: torch's DataLoader is to make them, and the workload has no dataset.
+        UsageError: torch's DataLoader is to make them, and the workload has no dataset; or they are
+            to be shared, and the workload makes batches of its own.
     """
     from bench.data.batches import Batches, Counted, MadeBatches
     from bench.data.loader import Loading
 
     about: dict[str, Any] = {
-        "batch_size": case.batch_size,
-        "micro_batch": micro_batch(case),
+        "batch_size": whole_batch(case),
+        # of torch's DataParallel, which divides it further
+        "micro_batch": whole_batch(case) if case.parallel == "dp" else micro_batch(case),
         "device": device,
         "seed": case.seed,
     }
+    share = share or Share()
     if case.loader == "device":
         batches = workload.open_batches(**about)
-        ours = isinstance(batches, Batches | MadeBatches)
-        return batches if ours else Counted(batches, about["micro_batch"])
+        if not isinstance(batches, Batches | MadeBatches):
+            if share.of > 1:
+                raise UsageError(
+                    "the workload's open_batches makes batches of its own, which cannot be shared "
+                    "by processes; leave out --parallel, or give it make_batch or --loader torch"
+                )
+            return Counted(batches, about["micro_batch"])
+        batches.share = share
+        return batches
     loading = Loading(**{name: getattr(case, name) for name in FOLLOWS["loader"]})
-    return workload.open_loader(**about, loading=loading)
+    loaded = workload.open_loader(**about, loading=loading)
+    loaded.share = share
+    return loaded
 
 
 def _end_workers(batches: Supply) -> None:
@@ -594,17 +753,21 @@ def _measured_shapes(case: Case, batches: Supply) -> list[int]:
 
     And with ``--steps``, whose few steps are to tell whether an epoch would fit.
     """
-    rest = batches.samples % case.batch_size
+    rest = batches.samples % whole_batch(case)
     whole = count_steps(case, batches) == len(batches)
     smaller = [rest] if rest and (whole or case.steps is not None) else []
-    return [case.batch_size, *smaller]
+    return [whole_batch(case), *smaller]
 
 
 _SMALLER_STEPS = 3  # of a shape that one step in an epoch has: one to tune, one more, one as it is
 
 
 def warm_up_shapes(
-    training: Training, batches: Supply, case: Case, on_step: Callable[[int, torch.Tensor], None]
+    training: Training,
+    batches: Supply,
+    case: Case,
+    on_step: Callable[[int, torch.Tensor], None],
+    clock: Callable[[], float] | None = None,
 ) -> Warmup:
     """Warm each batch shape that is measured, with its micro-batches; say what it took.
 
@@ -612,21 +775,24 @@ def warm_up_shapes(
     and allocate for it. Where a ``--fraction`` is measured it is not run at all;
     `bench.training.timing.extrapolate` says what that may cost. With ``--steps`` it runs here, as
     often as full batches are measured, and is not measured.
+
+    Args:
+        clock: as `bench.training.timing.warm_up` takes it.
     """
     from bench.training.timing import Warmup, synchronize, warm_up
 
-    full = batches.samples // case.batch_size
+    full = batches.samples // whole_batch(case)
 
     def supply(size: int) -> Iterator[Divided]:
         return chain.from_iterable(batches.divide(i, steps=full, size=size) for i in count(1))
 
-    stream = enumerate(supply(case.batch_size))  # making batches is warmed up too
+    stream = enumerate(supply(whole_batch(case)))  # making batches is warmed up too
 
     def step() -> None:
         index, batch = next(stream)
         on_step(index, training.step(batch)[0])
 
-    warm = warm_up(step, training.device, count_steps(case, batches))
+    warm = warm_up(step, training.device, count_steps(case, batches), clock)
     smaller_steps = min(_SMALLER_STEPS, case.steps or _SMALLER_STEPS)
     for size in _measured_shapes(case, batches)[1:]:
         smaller = islice(supply(size), smaller_steps)
@@ -646,10 +812,13 @@ def warm_up_shapes(
     return warm
 
 
-def start_over(training: Training, batches: Supply, case: Case) -> None:
+def start_over(training: Training, batches: Supply, case: Case, rank: int = 0) -> None:
     """Undo what warm-up did to weights, optimizer, random numbers and memory statistics.
 
     Workers of a DataLoader end.
+
+    Args:
+        rank: of this process; what a network draws at random differs between them.
     """
     import torch
 
@@ -665,7 +834,7 @@ def start_over(training: Training, batches: Supply, case: Case) -> None:
             training.step(next(batches.divide(1, steps=1, size=size)))
     _end_workers(batches)  # those of the warm-up; the epoch starts its own, as a script does
     training.reset()
-    seed_all(case.seed)
+    seed_all(case.seed + rank)
     synchronize(training.device)
     if training.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(training.device)
@@ -735,6 +904,12 @@ class OtherWork:
     def __init__(self, busy: float = 0.0, own: float = 0.0, wall: float = 0.0) -> None:
         """Go on from `sums`, in s of cores and of the clock."""
         self._busy, self._own, self._wall = busy, own, wall
+
+    @classmethod
+    def add(cls, ranks: Sequence[OtherWork]) -> OtherWork:
+        """That of processes that work side by side: none of them is another to the first."""
+        busy, _, wall = ranks[0].sums
+        return cls(busy, sum(one.sums[1] for one in ranks), wall)
 
     @property
     def sums(self) -> tuple[float, float, float]:

@@ -37,6 +37,22 @@ class MessageError(ValueError):
 
 
 @dataclass(frozen=True)
+class Seat:
+    """The place of a worker among those that train one network together.
+
+    ``rank`` is its own of ``size``, from 0; ``store`` a file in a folder of theirs by which they
+    find each other, ``gpus`` the UUIDs of all their GPUs by rank, none on a CPU, and ``timeout_s``
+    how long one waits for another.
+    """
+
+    rank: int
+    size: int
+    store: str
+    gpus: list[str]
+    timeout_s: float
+
+
+@dataclass(frozen=True)
 class Assignment:
     """What a worker is to do, the first line it reads.
 
@@ -44,7 +60,8 @@ class Assignment:
     to write messages to, ``parent`` the process to die with, ``started`` the time.monotonic() at
     which the worker was asked for, in s, ``gpu_uuid`` the GPU as NVML knows it, ``checkpoints`` the
     folder of the run's checkpoints, ``identity`` what one must be of to be resumed and ``trace``
-    the file that the trace of a profile is to be kept in.
+    the file that the trace of a profile is to be kept in. ``seat`` is None for a worker that
+    trains alone.
     """
 
     case: Case
@@ -56,6 +73,7 @@ class Assignment:
     checkpoints: str = ""
     identity: dict[str, str] = field(default_factory=dict)
     trace: str = ""
+    seat: Seat | None = None
 
 
 @dataclass(frozen=True)
@@ -85,7 +103,8 @@ class Finished:
     """How the case ended, and what was measured. ``missing`` says why columns are empty.
 
     ``follows`` are the columns that the worker goes on to fill, in another such message; if none
-    comes, the case has ended like this, without them.
+    comes, the case has ended like this, without them. ``peer`` says that it failed since a process
+    that it trains with was gone.
     """
 
     status: Status
@@ -98,6 +117,7 @@ class Finished:
     work: list[WorkRow] = field(default_factory=list)
     ranks: list[RankRow] = field(default_factory=list)
     follows: list[str] = field(default_factory=list)
+    peer: bool = False
 
 
 Message = PhaseEntered | StepTaken | Finished
@@ -148,7 +168,8 @@ def encode_assignment(assignment: Assignment) -> bytes:
 def decode_assignment(line: str) -> Assignment:
     """Read what `encode_assignment` wrote."""
     values = json.loads(line)
-    return Assignment(**{**values, "case": Case(**values["case"])})
+    seat = values["seat"] and Seat(**values["seat"])
+    return Assignment(**{**values, "case": Case(**values["case"]), "seat": seat})
 
 
 def _line(values: dict[str, Any]) -> bytes:
@@ -223,6 +244,7 @@ _FIELDS: dict[str, Callable[[Any], Any]] = {
     "status": Status,
     "reason": _of(str),
     "transient": _of(bool),
+    "peer": _of(bool),
     "follows": lambda names: [_of(str)(name) for name in _of(list)(names)],
     "measurement": _measurement,
     "missing": _missing,

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -350,6 +350,8 @@ class Script:
     scripts: list[list[Message] | Exception]
     started = 0
     pid = os.getpid()
+    pids: Sequence[int] = ()
+    which = ""
 
     def __init__(self, job: Job, variables: Mapping[str, str]) -> None:
         script = self.scripts[Script.started]

@@ -1,0 +1,175 @@
+"""A worker process, from the assignment that it is given to its end."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import IO
+
+from bench.executors import Job
+from bench.processes import hold_to, list_children
+from bench.worker.messages import Assignment, Message, Seat, decode, encode_assignment
+
+_POLL_S = 0.1
+_GRACE_S = 3.0
+_LOG_BYTES = 1_000_000  # kept of each end of what a worker prints
+
+
+class Worker:
+    """A running `bench.worker` in a session of its own, so that its whole group can be ended."""
+
+    which = ""
+    """What a reason begins with that says how it ended."""
+
+    def __init__(self, job: Job, variables: Mapping[str, str], seat: Seat | None = None) -> None:
+        self._recent = deque[bytes](maxlen=16)  # of what it printed
+        self._messages, write = os.pipe()
+        try:
+            with hold_to(job.lane.cores):
+                self._process = subprocess.Popen(
+                    [sys.executable, "-m", "bench.worker"],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    pass_fds=[write],
+                    start_new_session=True,
+                    env={**os.environ, **job.lane.variables, **variables},
+                )
+        except BaseException:
+            os.close(self._messages)
+            raise
+        finally:
+            os.close(write)
+        self.pid, self.pids = self._process.pid, ()
+        assert self._process.stdout is not None
+        self._log = threading.Thread(
+            target=_keep_log, args=(self._process.stdout, job.log, self._recent), daemon=True
+        )
+        self._log.start()
+        assignment = Assignment(
+            job.case,
+            job.folder,
+            write,
+            os.getpid(),
+            time.monotonic(),
+            job.gpu_uuid,
+            str(job.checkpoints.absolute()) if job.checkpoints else "",
+            job.identity,
+            str(job.trace.absolute()) if job.trace else "",
+            seat,
+        )
+        self._tell(encode_assignment(assignment))
+
+    def messages(self) -> Iterator[Message | None]:
+        """Yield messages as they come, and None every 0.1 s while there is none, to the end."""
+        buffer = b""
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._messages, selectors.EVENT_READ)
+            while True:
+                if selector.select(_POLL_S):
+                    data = os.read(self._messages, 1 << 16)
+                    if not data:
+                        return
+                    *lines, buffer = (buffer + data).split(b"\n")
+                    for line in lines:
+                        yield decode(line)
+                elif self._process.poll() is not None:
+                    return  # dead, and a child of it holds the pipe open
+                yield None
+
+    def acknowledge(self) -> None:
+        """Let the worker go on into the phase it announced."""
+        self._tell(b"\n")
+
+    def dump_stacks(self) -> str:
+        """Have every thread's stack written to the log, then those of the processes it started.
+
+        Returns:
+            What the worker itself printed meanwhile, its stacks among it.
+        """
+        self._recent.clear()
+        with suppress(ProcessLookupError):
+            self._process.send_signal(signal.SIGUSR1)
+        time.sleep(0.5)
+        stacks = b"".join(self._recent).decode(errors="replace")
+        # workers of a DataLoader inherit the handler; what has none is ended a little early
+        for child in list_children(self.pid):
+            with suppress(ProcessLookupError):
+                os.kill(child, signal.SIGUSR1)
+        time.sleep(0.1)
+        return stacks
+
+    def kill(self) -> None:
+        """SIGKILL the whole group."""
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
+
+    def wait(self, seconds: float) -> None:
+        """Wait until the worker ends, at most so long."""
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(seconds)
+
+    def end(self, patiently: bool) -> int:
+        """Let the worker end by itself if ``patiently``, else SIGTERM; then SIGKILL its group.
+
+        Returns:
+            Its return code, negative for a signal.
+        """
+        with suppress(subprocess.TimeoutExpired):
+            if not patiently:
+                self._process.terminate()
+            self._process.wait(_GRACE_S)
+        self.kill()
+        self._process.wait()
+        os.close(self._messages)
+        with suppress(OSError):
+            self._process.stdin.close()  # type: ignore[union-attr]
+        self._log.join(_GRACE_S)
+        return self._process.returncode
+
+    def _tell(self, line: bytes) -> None:
+        assert self._process.stdin is not None
+        with suppress(BrokenPipeError):
+            self._process.stdin.write(line)
+            self._process.stdin.flush()
+
+
+def _keep_log(stream: IO[bytes], path: Path | None, recent: deque[bytes]) -> None:
+    """Keep the first and the last megabyte of what a worker prints, however much it is.
+
+    What comes is put into ``recent`` as well.
+
+    A log that cannot be written does not stop the reading, because the worker would then wait for
+    ever.
+    """
+    head, tail, kept, left_out = 0, deque[bytes](), 0, 0
+    with stream, ExitStack() as opened:
+        log: IO[bytes] | None = None
+        while data := os.read(stream.fileno(), 1 << 16):
+            recent.append(data)
+            if head < _LOG_BYTES:
+                head += len(data)
+                with suppress(OSError):
+                    # opened with the first word: nothing said, no log; of tries, each adds to it
+                    log = log or opened.enter_context((path or Path(os.devnull)).open("ab", 0))
+                    log.write(data)
+            else:
+                tail.append(data)
+                kept += len(data)
+                while kept > _LOG_BYTES:
+                    kept -= (gone := len(tail.popleft()))
+                    left_out += gone
+        with suppress(OSError):
+            if log and left_out:
+                log.write(b"\n[%d bytes left out]\n" % left_out)
+            if log:
+                log.write(b"".join(tail))

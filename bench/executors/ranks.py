@@ -1,0 +1,213 @@
+"""Several workers that train one network, run as if they were one."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from threading import Thread
+
+from bench.environment import usable_cpus
+from bench.errors import UnsupportedError
+from bench.executors import Job
+from bench.executors.process import Worker
+from bench.record import MEASURED, REFUSED
+from bench.worker.messages import Finished, Message, PhaseEntered, Seat
+
+_POLL_S = 0.1
+_GRACE_S = 3.0
+"""For how long the others may say how they ended, once one has failed."""
+
+_MARGIN_S = 60.0
+"""By how much longer processes wait for each other than a phase may take: its deadline ends them,
+which has their stacks written."""
+
+
+def find_gpus(job: Job) -> tuple[str, ...]:
+    """The GPUs of a job of several, by rank; none on a CPU.
+
+    Raises:
+        UnsupportedError: its lane has fewer.
+    """
+    if job.case.device == "cpu":
+        return ()
+    gpus = job.lane.gpus or tuple(filter(None, [job.gpu_uuid]))
+    if len(gpus) < job.case.world_size:
+        raise UnsupportedError(
+            f"--world-size {job.case.world_size} takes as many GPUs of one machine, and "
+            f"{len(gpus)} can be had here"
+        )
+    return gpus[: job.case.world_size]
+
+
+def see_all(job: Job) -> dict[str, str]:
+    """Environment variables of a worker that trains on all GPUs of its job.
+
+    Raises:
+        UnsupportedError: its lane has too few.
+    """
+    return {"CUDA_VISIBLE_DEVICES": ",".join(find_gpus(job))}
+
+
+def share_cores(cores: Sequence[int], size: int) -> list[tuple[int, ...]]:
+    """The cores of each of ``size`` processes: equal shares, or one for several of them.
+
+    >>> share_cores([0, 1, 2, 3, 4], 2), share_cores([0, 1], 3)
+    ([(0, 1), (2, 3)], [(0,), (1,), (0,)])
+    """
+    each = len(cores) // size
+    if not each:
+        return [(cores[rank % len(cores)],) for rank in range(size)]
+    return [tuple(cores[rank * each : (rank + 1) * each]) for rank in range(size)]
+
+
+class Ranks:
+    """The workers of one case that trains in several processes; its methods are a `Worker`'s.
+
+    The first measures as the only worker of a case does. All enter each phase together. The case
+    ends as the first does, once all have ended; or where one fails, as that one does: an answer
+    that its peers were gone counts last, and one that memory ran out first.
+
+    Args:
+        job: its lane has a GPU for each, or its cores are divided among them.
+        variables: environment variables of each worker.
+        timeout_s: how long a phase may take.
+
+    Raises:
+        UnsupportedError: its lane has too few GPUs.
+    """
+
+    def __init__(self, job: Job, variables: Mapping[str, str], timeout_s: float) -> None:
+        self._log, self._failed, self._deciding = job.log, False, 0
+        self.which = ""
+        self._readers: list[Thread] = []
+        size, gpus = job.case.world_size, find_gpus(job)
+        cores = share_cores(job.lane.cores or usable_cpus(), size)
+        self._folder = tempfile.TemporaryDirectory(prefix="bench-ranks-")
+        self._workers: list[Worker] = []
+        self._heard: SimpleQueue[tuple[int, Message | Exception | None]] = SimpleQueue()
+        # all are of this machine, whatever its name resolves to
+        given = {"GLOO_SOCKET_IFNAME": "lo", **variables}
+        for name in given.keys() & os.environ.keys() - variables.keys():
+            del given[name]
+        try:
+            for rank in range(size):
+                lane = replace(job.lane, gpus=gpus[rank : rank + 1], cores=cores[rank])
+                own = {"CUDA_VISIBLE_DEVICES": gpus[rank]} if gpus else {}
+                store = str(Path(self._folder.name) / "store")
+                seat = Seat(rank, size, store, list(gpus), timeout_s + _MARGIN_S)
+                uuid = gpus[rank] if gpus else None
+                worker = Worker(replace(job, gpu_uuid=uuid, lane=lane), {**given, **own}, seat)
+                self._workers.append(worker)
+        except BaseException:
+            self.end(patiently=False)
+            raise
+        self.pids = [worker.pid for worker in self._workers]
+        self.pid = self.pids[0]
+        self._readers = [
+            Thread(target=self._read, args=(rank, worker), daemon=True)
+            for rank, worker in enumerate(self._workers)
+        ]
+        for reader in self._readers:
+            reader.start()
+
+    def _read(self, rank: int, worker: Worker) -> None:
+        try:
+            for message in worker.messages():
+                if message is not None:
+                    self._heard.put((rank, message))
+        except Exception as error:  # what is no message is raised where messages are read
+            self._heard.put((rank, error))
+        self._heard.put((rank, None))
+
+    def messages(self) -> Iterator[Message | None]:
+        """Yield the first worker's messages, a phase once all announce it; None every 0.1 s.
+
+        Raises:
+            MessageError: a worker wrote what is no message.
+        """
+        waiting: dict[int, PhaseEntered] = {}
+        ends: dict[int, Finished | None] = {}  # None for a worker that ended without a word
+        decided: float | None = None
+        while len(ends) < len(self._workers) and (decided is None or time.monotonic() < decided):
+            try:
+                rank, message = self._heard.get(timeout=_POLL_S)
+            except Empty:
+                yield None
+                continue
+            if isinstance(message, Exception):
+                raise message
+            if isinstance(message, PhaseEntered):
+                waiting[rank] = message
+                if len(waiting) == len(self._workers):
+                    yield waiting[0]
+                    waiting.clear()
+            elif isinstance(message, Finished) and message.follows:
+                if not rank:
+                    yield message
+            elif isinstance(message, Finished) or message is None:
+                end = ends.setdefault(rank, message)
+                if decided is None and (end is None or end.status not in MEASURED):
+                    self._failed, decided = True, time.monotonic() + _GRACE_S
+            elif not rank:
+                yield message
+            yield None
+        rank = min(ends, key=lambda rank: _weigh(ends[rank]))
+        self._deciding = rank
+        if self._failed and len(self._workers) > 1:
+            self.which = f"rank {rank}: "
+        if (end := ends[rank]) is not None:
+            yield replace(end, reason=self.which + end.reason) if self._failed else ends[0]
+
+    def acknowledge(self) -> None:
+        """Let all workers go on into the phase that they announced."""
+        for worker in self._workers:
+            worker.acknowledge()
+
+    def dump_stacks(self) -> str:
+        """Have the stacks of all workers written to the log, one after the other."""
+        found = []
+        for rank, worker in enumerate(self._workers):
+            with suppress(OSError), (self._log or Path(os.devnull)).open("a") as log:
+                log.write(f"[stacks of rank {rank}]\n")
+            found.append(worker.dump_stacks())
+        return "".join(found)
+
+    def kill(self) -> None:
+        """SIGKILL all workers and what they started."""
+        for worker in self._workers:
+            worker.kill()
+
+    def end(self, patiently: bool) -> int:
+        """Let the workers end by themselves if ``patiently`` and none has failed; then SIGKILL.
+
+        Returns:
+            The return code of the one that decided how the case ended.
+        """
+        awaited = [self._deciding] if self._failed else range(len(self._readers))
+        until = time.monotonic() + _GRACE_S
+        for rank in awaited if patiently else ():
+            self._workers[rank].wait(max(0.0, until - time.monotonic()))
+        self.kill()
+        # none reads a pipe that is closed, and whose number another one may get
+        for reader in self._readers:
+            reader.join()
+        codes = [worker.end(patiently=True) for worker in self._workers]
+        self._folder.cleanup()
+        return codes[self._deciding] if codes else 0
+
+
+def _weigh(end: Finished | None) -> int:
+    """Which of several ends decides: the least."""
+    if end is None:
+        return 1
+    if end.status in MEASURED:
+        return 3
+    if end.peer:
+        return 2
+    return 0 if end.status in REFUSED else 1

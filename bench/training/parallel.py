@@ -1,0 +1,291 @@
+"""Several processes train one network: their group, and the gradients that they exchange.
+
+torch's DistributedDataParallel exchanges them while the backward pass goes on, a bucket at a time.
+Of BatchNorm's statistics nothing is exchanged unless ``--sync-bn`` is given: each process keeps its
+own, and evaluation uses those of the first, as it would after torch's default, which copies the
+first's to all others before each step (285 buffers of DPN-92).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from contextlib import nullcontext
+from datetime import timedelta
+from itertools import chain, count, islice
+from statistics import median
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DataParallel, DistributedDataParallel
+
+from bench.case import Case, whole_batch
+from bench.data.batches import Supply, count_items, count_whole
+from bench.errors import UsageError
+from bench.precision import autocast
+from bench.training.loop import Alone, Training
+from bench.training.timing import StepClock, synchronize
+from bench.workloads import Loss
+
+if TYPE_CHECKING:
+    from torch.futures import Future
+
+T = TypeVar("T")
+
+
+class Group:
+    """The processes that train one network together: this one alone."""
+
+    rank = 0
+    size = 1
+    backend: str | None = None
+    """What exchanges gradients, and its version."""
+
+    def gather(self, value: T) -> list[T]:
+        """What each process has here, in the order of their ranks; all wait for it."""
+        return [value]
+
+    def wait(self) -> None:
+        """Wait until all processes are here."""
+
+    def now(self) -> float:
+        """The first process's clock in s, which reads the same in all; all wait for it."""
+        return perf_counter()
+
+    def leave(self) -> None:
+        """Go on alone; all processes leave."""
+
+
+class Processes(Group):
+    """Processes of one machine, which torch.distributed joins: NCCL between GPUs, gloo on CPUs.
+
+    What is no gradient (clocks, times, losses) goes through gloo, so that no GPU waits for it.
+
+    Args:
+        store: a file that all of them name and none has written to.
+        device: what this one trains on; of GPUs, the first that it sees.
+        timeout_s: how long one waits for another.
+    """
+
+    def __init__(
+        self, rank: int, size: int, store: str, device: torch.device, timeout_s: float
+    ) -> None:
+        self.rank, self.size = rank, size
+        if device.type == "cuda":
+            torch.cuda.set_device(0)
+            version = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
+            self.backend, backends = f"nccl {version}", "cpu:gloo,cuda:nccl"
+        else:
+            self.backend, backends = f"gloo of torch {torch.__version__}", "gloo"
+        dist.init_process_group(
+            backends,
+            store=dist.FileStore(store, size),  # type: ignore[attr-defined]
+            rank=rank,
+            world_size=size,
+            timeout=timedelta(seconds=timeout_s),
+        )
+
+    def gather(self, value: T) -> list[T]:
+        """What each process has here, in the order of their ranks; all wait for it."""
+        values: list[Any] = [None] * self.size
+        dist.all_gather_object(values, value)
+        return values
+
+    def wait(self) -> None:
+        """Wait until all processes are here."""
+        dist.all_reduce(torch.zeros(1))
+
+    def now(self) -> float:
+        """The first process's clock in s, which reads the same in all; all wait for it."""
+        moment = torch.tensor(perf_counter(), dtype=torch.float64)
+        dist.broadcast(moment, 0)
+        return float(moment)
+
+    def leave(self) -> None:
+        """Go on alone; all processes leave."""
+        dist.destroy_process_group()
+
+
+class Exchange(Alone):
+    """What the steps of a training share with those of the other processes: gradients.
+
+    Each process has a part of a batch of n items of N, and its mean loss counts ``n * size / N``:
+    the mean of the gradients over all processes is then that of the mean loss over the batch, also
+    where the parts are uneven.
+
+    Gradients are divided by the number of processes before they are summed, in their own format,
+    and rounded to that of ``--grad-compression`` after that. A sum that is divided afterwards would
+    overflow in float16; what is divided before may lose what is below its smallest number, which
+    for float16 is 6e-8, and a loss scale keeps the gradients above that.
+
+    With a loss scale they are exchanged as they are, scaled. So all processes see the same sum, and
+    overflow and skip a step together.
+    """
+
+    def __init__(self, training: Training, case: Case, group: Group) -> None:
+        self.buckets: int | None = None
+        """Parts that the gradients of the last step were exchanged in."""
+        self.wire_bytes: int | None = None
+        """Bytes of gradients that this process handed over in the last step."""
+        self.exchanging = True
+        """Whether steps exchange gradients; where not, each process trains on its own."""
+        self._size = group.size
+        self._format = _FORMATS[case.grad_compression]
+        self._device = training.device
+        self._parts: DistributedDataParallel | None = DistributedDataParallel(
+            _Whole(training.parameters),
+            device_ids=[0] if training.device.type == "cuda" else None,
+            # its own default has a first bucket of 1 MiB, so that exchange begins early
+            bucket_cap_mb=None if case.bucket_mb == Case.bucket_mb else case.bucket_mb,
+        )
+        # without annotations, which would have to be evaluated ones
+        self._parts.register_comm_hook(None, lambda state, bucket: self._average(bucket))
+        self.watch()
+
+    def begin(self, batch: Any) -> float:
+        """A step on this process's part of ``batch`` begins; what the mean loss over it counts."""
+        if self.exchanging:
+            self._clock.tick()
+        return count_items(batch) * self._size / count_whole(batch)
+
+    def run(self, compute: Callable[[], Loss], last: bool) -> Loss:
+        """Compute a loss whose gradients are summed; all processes' with the ``last`` of a step."""
+        assert self._parts is not None
+        with nullcontext() if last and self.exchanging else self._parts.no_sync():
+            found: Loss = self._parts(compute)
+        return found
+
+    def watch(self) -> None:
+        """Time from here on how long this process works before it hands over gradients."""
+        self._clock = StepClock(self._device)
+
+    def read_work(self) -> list[float]:
+        """Of each step since `watch`, its start to its first gradients handed over, in s.
+
+        Synchronise first. Step times do not tell which process is slow: all wait for it.
+        """
+        return self._clock.read()[::2]
+
+    def end(self) -> None:
+        """Exchange nothing any more; the group may be left."""
+        self._parts = None
+
+    def _average(self, bucket: Any) -> Future[Tensor]:
+        if not bucket.index():
+            self._clock.tick()
+            self._handed = 0
+        gradients = bucket.buffer()
+        sent = gradients.div_(self._size)
+        if self._format is not None:
+            sent = sent.to(self._format)
+        self._handed += sent.numel() * sent.element_size()
+        if bucket.is_last():
+            self.buckets, self.wire_bytes = bucket.index() + 1, self._handed
+        summed: Future[list[Tensor]] = dist.all_reduce(sent, async_op=True).get_future()
+        own = sent is gradients
+        return summed.then(
+            lambda done: done.value()[0] if own else gradients.copy_(done.value()[0])
+        )
+
+
+_FORMATS = {"none": None, "fp16": torch.float16, "bf16": torch.bfloat16}
+
+
+class _Whole(nn.Module):
+    """The weights whose gradients are exchanged; what it computes is whatever it is given.
+
+    A workload may run the network several times for a loss, or not on all of a batch:
+    DistributedDataParallel is to see one forward pass a loss. It finds no buffers here, and copies
+    none.
+    """
+
+    def __init__(self, parameters: list[Tensor]) -> None:
+        super().__init__()
+        self.weights = nn.ParameterList(parameters)
+
+    def forward(self, compute: Callable[[], Loss]) -> Loss:
+        return compute()
+
+
+_BLOCKS, _FEWEST, _MOST, _SECONDS = 3, 3, 10, 6.0
+
+
+def measure_exchange(
+    training: Training, batches: Supply, case: Case, group: Group, step_s: float
+) -> tuple[float, float]:
+    """The median step with gradients exchanged, and without, in s; the difference is exposed.
+
+    Exchange that the backward pass hides takes no time of a step. Steps of the two kinds take turns
+    in blocks. All processes begin a block together, and its first step is left out: it would wait
+    for those that were slower in the block before.
+
+    The training is as before when this ends; what it was is kept in host memory meanwhile.
+
+    Args:
+        training: its exchange is an `Exchange`.
+        batches: of its data.
+        case: what is trained.
+        group: of the processes that all call this.
+        step_s: what a step takes, in s; that of the first process counts.
+    """
+    exchange = training.exchange
+    assert isinstance(exchange, Exchange)
+    steps = math.ceil(_SECONDS / (2 * _BLOCKS * group.gather(step_s)[0]))
+    steps = min(max(steps, _FEWEST), _MOST)
+    whole = whole_batch(case)
+    full = max(1, batches.samples // whole)
+    stream = chain.from_iterable(
+        batches.divide(i, steps=full, size=whole) for i in count(case.epochs)
+    )
+    before = _copy(training.state())
+    times: dict[bool, list[float]] = {True: [], False: []}
+    try:
+        for exchanging in [True, False] * _BLOCKS:
+            exchange.exchanging = exchanging
+            synchronize(training.device)
+            group.wait()
+            clock = StepClock(training.device)
+            clock.tick()
+            for batch in islice(stream, 1 + steps):
+                training.step(batch)
+                clock.tick()
+            synchronize(training.device)
+            times[exchanging] += clock.read()[1:]
+    finally:
+        exchange.exchanging = True
+        training.restore(before)
+    return median(times[True]), median(times[False])
+
+
+def _copy(state: Any) -> Any:
+    """A state with its tensors on the CPU, where they are not in the way of a step's memory."""
+    from torch.utils._pytree import tree_map_only
+
+    return tree_map_only(Tensor, lambda tensor: tensor.detach().to("cpu", copy=True), state)
+
+
+def replicate(training: Training, number: int) -> None:
+    """Run the network on the first ``number`` GPUs by torch's DataParallel, in this one process.
+
+    Raises:
+        UsageError: this process sees fewer.
+    """
+    if (there := torch.cuda.device_count()) < number:
+        raise UsageError(f"--world-size {number}: this process sees {there} GPUs")
+    training.forward = DataParallel(_Cast(training), list(range(number)))
+
+
+class _Cast(nn.Module):
+    """The network in its own autocast: each of DataParallel's threads begins with the default."""
+
+    def __init__(self, training: Training) -> None:
+        super().__init__()
+        self.network = training.model
+        self._precision, self._device = training.precision, training.device
+
+    def forward(self, *inputs: Any, **named: Any) -> Any:
+        with autocast(self._precision, self._device):
+            return self.network(*inputs, **named)

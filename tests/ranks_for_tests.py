@@ -1,0 +1,333 @@
+"""Processes that train one network, forked from one that has imported torch: `start_ranks`.
+
+Each scenario runs in every process of a group and returns what its test looks at.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from hashlib import sha256
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bench.case import Case, whole_batch
+from bench.data.batches import Batches, Divided, Share
+from bench.precision import PRECISIONS
+from bench.training.loop import Training, merge, train_epoch
+from bench.training.parallel import Exchange, Group, Processes, measure_exchange
+from bench.training.timing import StepClock
+from bench.workloads import Loss, Workload
+
+CPU = torch.device("cpu")
+CASE = Case(device="cpu", parallel="ddp", batch_size=4, lr=0.05)
+SLEEP_S = 0.05
+
+
+def build() -> nn.Module:
+    """A network without BatchNorm, whose result does not depend on how a batch is divided."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(3, 4, 3, 4), nn.Tanh(), nn.Flatten(), nn.Linear(256, 10))
+
+
+class Exact(Training):
+    """A training in float64 that keeps the gradients of each of its updates."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.seen: list[Tensor] = []
+        super().__init__(
+            build().double(), PRECISIONS["fp32"], CPU, lr=0.05, workload=Workload(), **settings
+        )
+
+    def compute_loss(self, batch: Any, compiled: bool = True) -> Loss:
+        x, y = batch
+        logits = self.model(x.double())
+        return Loss(F.cross_entropy(logits, y), (logits.argmax(1) == y).sum())
+
+    def update(self) -> Tensor:
+        self.seen.append(torch.cat([p.grad.flatten() for p in self.parameters]))
+        return super().update()
+
+
+def open_data(items: int, case: Case, share: Share) -> Batches:
+    """So many images for a case, of which a process has a share."""
+    rng = np.random.default_rng(0)
+    images = rng.integers(0, 256, (items, 3, 32, 32), dtype=np.uint8)
+    batches = Batches(
+        images,
+        np.arange(items) % 10,
+        batch_size=whole_batch(case),
+        micro_batch=-(-case.batch_size // case.accumulate),
+        device=CPU,
+        seed=0,
+    )
+    batches.share = share
+    return batches
+
+
+def train(
+    items: int, case: Case, group: Group | None, **settings: Any
+) -> tuple[Exact, list[float], list[int]]:
+    """Train an epoch of so many images; the training, mean losses, and images of each step."""
+    training = Exact(**settings)
+    share = Share(group.rank, group.size) if group else Share()
+    if group is not None:
+        training.exchange = Exchange(training, case, group)
+    batches = open_data(items, case, share)
+    epoch = train_epoch(training, batches.divide(), StepClock(CPU), lambda index, loss: None)()
+    whole = merge(group.gather(epoch)) if group else epoch
+    return training, whole.losses, whole.images
+
+
+def _flatten(training: Training) -> Tensor:
+    return torch.cat([p.detach().flatten() for p in training.parameters])
+
+
+def _hash(weights: Tensor) -> Any:
+    return sha256(weights.numpy().tobytes())
+
+
+# ------------------------------------------------------------------------------------- scenarios
+
+
+def gradients(group: Group) -> dict[str, Any]:
+    """Gradients of each step, by number of images and micro-batches, beside one process's."""
+    found = {}
+    for items, accumulate in ((21, 1), (21, 2), (16, 1), (8 * group.size + 1, 1)):
+        case = replace(CASE, world_size=group.size, accumulate=accumulate)
+        shared, losses, images = train(items, case, group)
+        alone, exact, every = train(items, case, None)
+        found[f"{items} {accumulate}"] = {
+            "errors": [
+                float((a - b).norm() / b.norm())
+                for a, b in zip(shared.seen, alone.seen, strict=True)
+            ],
+            "losses": [losses, exact],
+            "images": [images, every],
+            "weights": [t.digest() for t in map(_hash, group.gather(_flatten(shared)))],
+        }
+    return found
+
+
+def unweighted(group: Group) -> float:
+    """By how much gradients of an uneven batch are off where each process counts the same."""
+
+    class Naive(Exchange):
+        def begin(self, batch: Any) -> float:
+            super().begin(batch)
+            return 1.0
+
+    case = replace(CASE, world_size=group.size)
+    training = Exact()
+    training.exchange = Naive(training, case, group)
+    for batch in open_data(21, case, Share(group.rank, group.size)).divide():
+        training.step(batch)
+    last = train(21, case, None)[0].seen[-1]
+    return float((training.seen[-1] - last).norm() / last.norm())
+
+
+def compressed(group: Group) -> dict[str, Any]:
+    """Gradients that were exchanged in half precision: their errors, bytes and buckets."""
+    found = {}
+    for name in ("none", "fp16", "bf16"):
+        case = replace(CASE, world_size=group.size, grad_compression=name)
+        training = train(16, case, group)[0]
+        exact = train(16, replace(case, grad_compression="none"), None)[0]
+        exchange = training.exchange
+        assert isinstance(exchange, Exchange)
+        found[name] = {
+            "error": float((training.seen[0] - exact.seen[0]).norm() / exact.seen[0].norm()),
+            "wire": exchange.wire_bytes,
+            "weights": sum(p.numel() for p in training.parameters),
+        }
+    return found
+
+
+def divided_first(group: Group) -> dict[str, Tensor]:
+    """Gradients at the ends of float16's range: 40,000 in each process, and 1e-6."""
+
+    class Given(Exact):
+        def compute_loss(self, batch: Any, compiled: bool = True) -> Loss:
+            first, *rest = (p.sum() for p in self.parameters)
+            return Loss(first * 40_000 + sum(rest) * 1e-6)
+
+    training = Given()
+    case = replace(CASE, world_size=group.size, grad_compression="fp16")
+    training.exchange = Exchange(training, case, group)
+    training.step(Divided(4, iter([torch.zeros(4, 1)]), 4 * group.size))
+    return {"high": float(training.seen[0][0]), "low": float(training.seen[0][-1])}
+
+
+def overflow(group: Group) -> dict[str, Any]:
+    """A gradient that overflows in the last process alone, under a dynamic scale and a static."""
+
+    def spoil(batch: Divided, bad: bool) -> Divided:
+        parts: Iterator[Any] = ((x * (torch.inf if bad else 1), y) for x, y in batch.parts)
+        return Divided(batch.size, parts, batch.whole)
+
+    found = {}
+    for scale in ("dynamic", 128.0):
+        training = Training(
+            build(),
+            PRECISIONS["fp16"],
+            CPU,
+            lr=0.05,
+            loss_scale=scale,
+            skip_overflow=True,
+            workload=Workload(),
+        )
+        case = replace(CASE, world_size=group.size, precision="fp16", loss_scale=scale)
+        training.exchange = Exchange(training, case, group)
+        batches = open_data(24, case, Share(group.rank, group.size))
+        before = [p.clone() for p in training.masters]
+        skipped = []
+        for index, batch in enumerate(batches.divide()):
+            bad = not index and group.rank == group.size - 1
+            skipped.append(bool(training.step(spoil(batch, bad))[2]))
+            if not index:
+                kept = all(map(torch.equal, before, training.masters))
+        found[str(scale)] = {
+            "skipped": group.gather(skipped),
+            "kept": group.gather(kept),
+            "scales": group.gather(float(training.current_scale())),
+            "weights": group.gather([float(p.detach().double().sum()) for p in training.masters]),
+            "wire": training.exchange.wire_bytes,  # type: ignore[attr-defined]
+            "halves": sum(p.numel() for p in training.parameters if p.dtype == torch.float16),
+        }
+    return found
+
+
+def straggler(group: Group) -> dict[str, Any]:
+    """The last process sleeps in each step: step times and work of each."""
+
+    class Slow(Exact):
+        def compute_loss(self, batch: Any, compiled: bool = True) -> Loss:
+            if group.rank == group.size - 1:
+                time.sleep(SLEEP_S)
+            return super().compute_loss(batch, compiled)
+
+    case = replace(CASE, world_size=group.size)
+    training = Slow()
+    exchange = training.exchange = Exchange(training, case, group)
+    clock = StepClock(CPU)
+    clock.tick()
+    for batch in open_data(40, case, Share(group.rank, group.size)).divide():
+        training.step(batch)
+        clock.tick()
+    return {
+        "steps": group.gather(median(clock.read()[1:])),
+        "work": group.gather(median(exchange.read_work()[1:])),
+    }
+
+
+def exposed(group: Group) -> dict[str, Any]:
+    """Sending gradients takes `SLEEP_S` in which nothing else happens; best of five tries."""
+    case = replace(CASE, world_size=group.size)
+    real = dist.all_reduce
+
+    def slow(tensor: Tensor, *rest: Any, **named: Any) -> Any:
+        if named.get("async_op"):
+            time.sleep(SLEEP_S)
+        return real(tensor, *rest, **named)
+
+    training = Exact()
+    training.exchange = Exchange(training, case, group)
+    batches = open_data(40, case, Share(group.rank, group.size))
+    for batch in batches.divide(0, steps=2):
+        training.step(batch)
+    weights = [p.clone() for p in training.parameters]
+    tries = []
+    dist.all_reduce = slow
+    try:
+        for _ in range(5):
+            sync, apart = measure_exchange(training, batches, case, group, 0.1)
+            tries.append(sync - apart)
+    finally:
+        dist.all_reduce = real
+    found = min(group.gather(tries)[0], key=lambda s: abs(s - SLEEP_S))
+    same = all(map(torch.equal, weights, training.parameters))
+    return {"exposed": found, "same": group.gather(same)}
+
+
+def buckets(group: Group) -> list[int]:
+    """Parts of 3 MiB of gradients in buckets of 1 MiB, and of 25."""
+    found = []
+    for size in (1, 25):
+        case = replace(CASE, world_size=group.size, bucket_mb=size)
+        torch.manual_seed(0)
+        layers = [nn.Linear(256, 512) for _ in range(6)]
+        model = nn.Sequential(*(nn.Sequential(one, nn.Linear(512, 256)) for one in layers))
+        training = Training(model, PRECISIONS["fp32"], CPU, lr=0.01, workload=_Square())
+        training.exchange = exchange = Exchange(training, case, group)
+        for _ in range(3):
+            training.step(torch.randn(2, 256))
+        found.append(exchange.buckets or 0)
+    return found
+
+
+class _Square(Workload):
+    def compute_loss(self, network: Any, batch: Any) -> Tensor:
+        out: Tensor = network(batch)
+        return out.square().mean()
+
+
+SCENARIOS: dict[str, Callable[[Group], Any]] = {
+    one.__name__: one
+    for one in (
+        gradients,
+        unweighted,
+        compressed,
+        divided_first,
+        overflow,
+        straggler,
+        exposed,
+        buckets,
+    )
+}
+
+
+def run_rank(rank: int, size: int, folder: Path, names: list[str]) -> None:
+    group = Processes(rank, size, str(folder / f"store{size}"), CPU, 120.0)
+    found = {name: SCENARIOS[name](group) for name in names}
+    group.leave()
+    if not rank:
+        torch.save(found, folder / f"found{size}.pt")
+
+
+def main() -> int:
+    """FOLDER SIZE,SCENARIO,… …: run each group, one after the other."""
+    folder, failed = Path(sys.argv[1]), 0
+    for asked in sys.argv[2:]:
+        size, *names = asked.split(",")
+        pids = []
+        for rank in range(int(size)):
+            if pid := os.fork():
+                pids.append(pid)
+                continue
+            status = 1
+            try:
+                run_rank(rank, int(size), folder, names)
+                status = 0
+            except BaseException:
+                import traceback
+
+                traceback.print_exc()
+            finally:
+                sys.stderr.flush()
+                os._exit(status)
+        failed += sum(os.waitpid(pid, 0)[1] != 0 for pid in pids)
+    return min(failed, 1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
