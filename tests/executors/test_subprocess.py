@@ -21,7 +21,7 @@ import pytest
 
 from bench.case import Case
 from bench.data import DatasetInfo, prepare
-from bench.executors import Event, Job, Settings
+from bench.executors import Event, Job, Settings, process
 from bench.executors import subprocess as room
 from bench.executors.subprocess import SubprocessExecutor
 from bench.gpu.device import Host, Unreadable
@@ -615,7 +615,7 @@ def keep(path: Path | None, *parts: bytes) -> None:
         import threading
 
         stream = os.fdopen(read, "rb", 0)
-        thread = threading.Thread(target=room._keep_log, args=(stream, path, deque()))
+        thread = threading.Thread(target=process._keep_log, args=(stream, path, deque()))
         thread.start()
         for part in parts:
             writer.write(part)
