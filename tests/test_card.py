@@ -212,6 +212,7 @@ UNITS = {
     "overhead": [62.0],
     "crosscheck": [60.0],
     "profiles": [40.0, 28.0, 26.0, 25.0, 24.0, 23.0, 22.0, 22.0],
+    "ddp": [30.0, 17.0],
 }
 """Seconds of an H200 at a fifth of an epoch; a sweep's first case waits for torch to be asked."""
 
@@ -257,7 +258,7 @@ def test_three_minutes_show_the_headline_and_tests(
     assert "overhead    cut              –  needs about 65 s, " in said
     left = (
         "tests, rtx-titan, precision, apex, overhead, crosscheck, wall-limit, wall, scales, "
-        "profiles, repeats"
+        "profiles, ddp, repeats"
     )
     assert f"to continue with {left}" in said
 
@@ -272,7 +273,7 @@ def test_nine_minutes_measure_everything_once(card: Card, monkeypatch: pytest.Mo
     assert seconds <= 540 - CLOSING_S
     before = dict(done)
     done, _ = simulate(20, monkeypatch, card)  # gone on with: only what was left
-    assert done.keys() == {"doctor", "tests", "profiles", "repeats"}
+    assert done.keys() == {"doctor", "tests", "profiles", "ddp", "repeats"}
     assert before["doctor"] == done["doctor"] == 1
     assert card.finished("repeats")
 
@@ -302,6 +303,7 @@ def test_the_agenda_has_every_phase() -> None:
         ("rtx-titan", 9, 4),
         ("precision", 6, 6),
         ("profiles", 8, 2),
+        ("ddp", 2, 2),
         ("repeats", 28, 9),
     ],
 )
@@ -631,10 +633,10 @@ def test_limits_take_away_what_is_derived_and_name_what_is_measured(card: Card) 
 
 def test_limits_of_number_kind_and_name(card: Card) -> None:
     assert len(FILES) == MOST_FILES
-    for name in (*FILES, "tenth"):
+    for name in (*FILES, "another"):
         (card.folder / name).touch()
-    assert check_limits(card.folder) == ["10 files, where 9 are allowed; move away tenth"]
-    (card.folder / "tenth").rename(card.folder / "n th")
+    assert check_limits(card.folder) == ["11 files, where 10 are allowed; move away another"]
+    (card.folder / "another").rename(card.folder / "n th")
     (card.folder / STATE).unlink()
     (card.folder / STATE).mkdir()
     assert check_limits(card.folder)[:2] == [

@@ -21,13 +21,13 @@ from typing import Any
 from bench.errors import UsageError
 from bench.record import Status
 from bench.report.scalemap import GRADIENTS, MAP, TRAININGS
-from bench.store.cells import CONFIG, LOGS, RECORDS, STEPS, WORK
+from bench.store.cells import CONFIG, LOGS, RANKS, RECORDS, STEPS, WORK
 from bench.store.reader import read_records
 from bench.text import replace_file
 
 STATE, CHECKS, LOG, PAGE = "card.json", "checks.json", "log.txt", "report.html"
 FIGURE, LOCK = "images-per-s.png", ".card.lock"
-FILES = (STATE, RECORDS, STEPS, WORK, CONFIG, CHECKS, LOG, PAGE, FIGURE)
+FILES = (STATE, RECORDS, STEPS, WORK, RANKS, CONFIG, CHECKS, LOG, PAGE, FIGURE)
 MAP_FILES = (MAP, GRADIENTS, TRAININGS)
 """Of `bench.scales`; they are kept within `CHECKS`."""
 

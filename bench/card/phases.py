@@ -478,6 +478,16 @@ PHASES: dict[str, Phase] = {
         Phase("scales", "which loss scales are safe for DPN-92", 60, 14, _map_scales),
         Phase("profiles", "where the time of a step goes, in four precisions", 40, 14, _profile),
         Phase(
+            "ddp",
+            "the headline's cases by DistributedDataParallel in one process: what it costs alone",
+            30,
+            12,
+            _sweep(
+                *("--preset", "rtx-titan", "--batch-size", "256", "--loss-scale", "128"),
+                *("--parallel", "ddp", "--world-size", "1"),
+            ),
+        ),
+        Phase(
             "repeats",
             "rtx-titan again, in fresh processes",
             30,
@@ -499,6 +509,7 @@ AGENDA: tuple[tuple[str, float], ...] = (
     ("wall-limit", 0.4),
     ("scales", 1),
     ("profiles", 1),
+    ("ddp", 1),
     ("tests", 1),
     ("wall", 1),
     ("repeats", 1),
