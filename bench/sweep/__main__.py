@@ -46,6 +46,7 @@ from bench.sweep.preflight import (
 )
 from bench.sweep.probing import describe_wall, find_walls
 from bench.sweep.schedule import OomSkips, choose_seed, plan_runs, remaining_runs
+from bench.sweep.shards import refuse_other_part
 from bench.sweep.slowdown import describe_slowdown, recall_rates
 from bench.text import clean
 from bench.wall.answer import Wall
@@ -95,6 +96,7 @@ def run_sweep(asked: Plan, options: Options) -> int:
         comparable, frame = read_past(out, [*asked.cases, *asked.unsized], options, inputs)
         done, before = read_history(comparable), read_history(frame)
         earlier = store.read_config()
+        refuse_other_part(out, earlier, options.shard)
         search = {"step": STEP, "margin": MARGIN} if families else None
         store.write_config(describe_config(asked.cases, options, inputs, earlier, search))
         executor = build_executor(
