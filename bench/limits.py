@@ -16,3 +16,6 @@ MIN_REPEATS = 3
 SLOWED = 0.1
 """A device whose product or copy is slower than at another time by more than this share is named.
 A card steps its clocks by 1 %; two CPU cores that others use too gave 30 % less a minute later."""
+
+STRAGGLES = 0.05
+"""A process that works longer than the others' median by more than this share makes them wait."""

@@ -37,7 +37,8 @@ def read(sweeps: Sequence[Sweep]) -> pd.DataFrame:
     Added to the columns of `COLUMNS`: ``sweep``, ``machine`` (the GPU, or the CPU), ``kind``
     (measured, fake or published), ``environment`` (a number: rows that agree on `COMPARABLE`),
     ``part`` (of an epoch that was measured; the rest is extrapolated), ``unnamed_share`` (of a
-    profiled step that no kind of work names), ``memory_measure``, each of `QUANTITIES` that has a
+    profiled step that no kind of work names), ``straggle`` (of its slowest process),
+    ``memory_measure``, each of `QUANTITIES` that has a
     ``derive`` and each of `DOUBTS`.
     """
     import pandas as pd
@@ -47,6 +48,7 @@ def read(sweeps: Sequence[Sweep]) -> pd.DataFrame:
             sweep.records.assign(
                 sweep=sweep.name,
                 unnamed_share=sweep.records["record_id"].map(sweep.read_unnamed()).astype(float),
+                straggle=sweep.records["record_id"].map(sweep.read_stragglers()).astype(float),
             )
             for sweep in sweeps
         ],
