@@ -16,7 +16,7 @@ from bench.flags import run_command
 
 COMMANDS = {
     "Measure": ("sweep", "fit", "scales", "card"),
-    "Read the results": ("report", "compare", "why"),
+    "Read the results": ("merge", "report", "compare", "why"),
     "Check the machine and the training": ("doctor", "check"),
     "Check the harness": ("crosscheck", "overhead", "rehearsal"),
     "Publish": ("asv_import", "export", "publish"),

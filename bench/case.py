@@ -193,6 +193,9 @@ PARALLELS = {
 }
 """How several GPUs train one network."""
 
+LEGACY = ("dp",)
+"""Of these, the ones that only stand beside the others for comparison; reports say so."""
+
 GRAD_COMPRESSIONS = ("none", "fp16", "bf16")
 """The number formats that gradients are exchanged in; ``none`` is that of the gradients."""
 
@@ -458,13 +461,14 @@ class Case:
     def label(self, axes: Iterable[str] | None = None) -> str:
         """Name the case for people by ``axes``: ``fp16 · loss scale 128 · batch size 512``.
 
-        By default, by `NAMED`.
+        By default, by `NAMED`. Of several GPUs, whose ``batch_size`` is that of each, the batch of
+        all is named too.
         """
-        return " · ".join(
-            text
-            for name in axes or NAMED
-            if (text := _name_value(name, getattr(self, name))) is not None
-        )
+        named = list(axes or NAMED)
+        words = [_name_value(name, getattr(self, name)) for name in named]
+        if self.world_size > 1 and {"batch_size", "world_size"} <= {*named}:
+            words.append(f"global batch {self.world_size * self.batch_size}")
+        return " · ".join(text for text in words if text is not None)
 
     def slug(self) -> str:
         """Name the case for files: readable, unique, ASCII."""
@@ -552,6 +556,8 @@ def _name_value(name: str, value: Value) -> str | None:
     words = name.replace("_", " ")
     if value is True:
         return words
+    if name == "parallel" and value in LEGACY:
+        return f"{words} {value} (legacy)"
     return format_value(value) if name in BARE else f"{words} {format_value(value)}"
 
 

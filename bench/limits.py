@@ -20,3 +20,6 @@ A card steps its clocks by 1 %; two CPU cores that others use too gave 30 % less
 INTERFERENCE = 0.02
 """A lane's steps that take longer by more than this share while all lanes are busy make its rows
 doubtful, and so do lanes whose steps differ by more than it when each runs alone."""
+
+STRAGGLES = 0.05
+"""A process that works longer than the others' median by more than this share makes them wait."""

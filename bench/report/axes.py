@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from bench.case import (
     AXES,
     FOLLOWS,
+    LEGACY,
     SAME_QUESTION,
     Case,
     find_leader,
@@ -78,6 +79,8 @@ def name_value(axis: str, value: Any, machines: Machines) -> str:
     """Write a value of an axis, of `take_values`, for people."""
     if axis == MACHINE:
         return machines[value]
+    if axis == "parallel" and value in LEGACY:
+        return f"{value} (legacy)"
     return format_value(value) or "none"
 
 

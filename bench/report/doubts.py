@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from bench.case import Case
 from bench.gpu.nvml import EFFECTS
-from bench.limits import BUSY_CORES, INTERFERENCE, STEADY
+from bench.limits import BUSY_CORES, INTERFERENCE, STEADY, STRAGGLES
 from bench.precision import EMULATE_FP8, PRECISIONS, Arithmetic, is_dynamic
 from bench.record import Status
 from bench.report.quantities import positive, step_noise
@@ -169,6 +170,18 @@ def _quote(column: str) -> Callable[[pd.DataFrame], str]:
 def _name_most(column: str) -> Callable[[pd.DataFrame], str]:
     """Say the largest of a column of shares."""
     return lambda rows: f"up to {100 * rows[column].max():.1f} %"
+
+
+_LINK = re.compile(r"\d+-\d+ ([^,]+)")
+
+
+def list_links(text: str) -> list[str]:
+    """The kinds of links in the column ``links``, each once.
+
+    >>> list_links("0-1 NV18, 0-2 SYS, 1-2 SYS")
+    ['NV18', 'SYS']
+    """
+    return sorted(set(_LINK.findall(text)))
 
 
 def _cut_by_steps(records: pd.DataFrame) -> pd.Series:
@@ -431,6 +444,29 @@ DOUBTS: dict[str, Doubt] = {
             lambda r: r["resume_difference"] != "",
             fatal=False,
             detail=_quote("resume_difference"),
+        ),
+        Doubt(
+            "straggling",
+            "straggler",
+            f"One of the processes worked more than {100 * STRAGGLES:.0f} % longer than the median "
+            "of the others, and all waited for it",
+            "Its rank and GPU stand in ranks.csv; python -m bench.doctor shows what else uses the "
+            "GPUs and the CPU, and nvidia-smi -q -d PERFORMANCE,TEMPERATURE whether one is slowed.",
+            lambda r: r["straggle"] > STRAGGLES,
+            fatal=False,
+        ),
+        Doubt(
+            "unlike_links",
+            "unlike links",
+            "The GPUs were not all linked alike, so that the exchange of gradients was as slow as "
+            "the slowest link",
+            "CUDA_VISIBLE_DEVICES chooses GPUs that are; nvidia-smi topo -m shows their links.",
+            lambda r: r["links"].map(lambda links: len(list_links(str(links))) > 1).astype(bool),
+            fatal=False,
+            detail=lambda r: "; ".join(
+                f"{n} GPUs: {' and '.join(list_links(', '.join(part)))}"
+                for n, part in r["links"].groupby(r["world_size"])
+            ),
         ),
         Doubt(
             "unnamed",

@@ -59,11 +59,22 @@ JUDGED = (TIME, MEMORY, ENERGY, LOSS)
 NO_QUESTION = ("seed",)
 """Axes that are varied to see a spread, not for what they do."""
 
-BASELINES = {"precision": "fp32", "memory_limit": "", "freeze": "none", "start": ""}
+BASELINES = {
+    "precision": "fp32",
+    "memory_limit": "",
+    "freeze": "none",
+    "start": "",
+    "parallel": "none",
+    "grad_compression": "none",
+}
 """What the other values of an axis are compared with, where it ran; else the first value.
 
 Of numbers, each is compared with the next below it.
 """
+
+
+KEPT = ("world_size",)
+"""Axes that follow another and are a question of their own: what is compared agrees in them."""
 
 
 @dataclass(frozen=True)
@@ -197,7 +208,7 @@ def find_changes(axis: str, cases: pd.DataFrame, machines: Machines) -> Iterator
     values with the baseline. Of cases that differ only in how much of an epoch was measured, those
     that measured equal parts are compared, else the ones that measured most.
     """
-    free = {*free_axes(axis), *SAME_QUESTION}
+    free = {axis, *(set(free_axes(axis)) - set(KEPT)), *SAME_QUESTION}
     equal = [name for name in AXES if name not in free]
     told_by = "device" if axis == MACHINE else axis
     equal += [column for column, of in COMPARABLE.items() if told_by not in of]

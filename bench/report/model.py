@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from bench.diagnosis.explanation import Explanation
     from bench.report.effects import Effect
+    from bench.report.gpus import Line
     from bench.report.scalemap import ScaleMap
     from bench.report.sweeps import Sweep
 
@@ -111,6 +112,7 @@ class Report:
         tables: overview, effects, what compiling costs, and those beside other figures.
         notes: what must never part from the numbers of all the tables.
         outcomes: how many cases and runs there are, and how they ended.
+        lines: cases on one GPU and on several, of weak and of strong scaling.
         scale_maps: those that `bench.scales` stored in the folders of the sweeps.
     """
 
@@ -131,4 +133,5 @@ class Report:
     outcomes: str
     environments: Table
     scale_maps: tuple[ScaleMap, ...]
+    lines: tuple[Line, ...]
     home: Path

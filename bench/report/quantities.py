@@ -110,8 +110,8 @@ def fragmentation(records: pd.DataFrame) -> pd.Series:
 
 
 def achieved_flops(records: pd.DataFrame) -> pd.Series:
-    """FLOP an image takes forward and backward, times images/s."""
-    return records["flop_per_image"] * throughput(records)
+    """FLOP an image takes forward and backward, times the images/s of each GPU."""
+    return records["flop_per_image"] * throughput(records) / records["world_size"]
 
 
 def traffic(records: pd.DataFrame) -> pd.Series:
@@ -179,6 +179,27 @@ def step_noise(records: pd.DataFrame) -> pd.Series:
 def checkpoint_share(records: pd.DataFrame) -> pd.Series:
     """Time to save a checkpoint over that of an epoch."""
     return records["checkpoint_save_s"] / positive(records["epoch_time_s"])
+
+
+def exposed(records: pd.DataFrame) -> pd.Series:
+    """What the exchange of gradients adds to a step; noise may make it negative."""
+    return records["sync_step_s"].astype(float) - records["no_sync_step_s"].astype(float)
+
+
+def exposed_share(records: pd.DataFrame) -> pd.Series:
+    """That, over a step with the exchange."""
+    return exposed(records) / positive(records["sync_step_s"].astype(float))
+
+
+def wire_rate(records: pd.DataFrame) -> pd.Series:
+    """What a ring all-reduce sends from each GPU, over the time of a step.
+
+    2 (N - 1) / N of the gradients (Patarasuk and Yuan, Bandwidth optimal all-reduce algorithms for
+    clusters of workstations, 2009), as nccl-tests counts its bus bandwidth.
+    """
+    gpus = records["world_size"].astype(float)
+    sent = records["wire_bytes"].astype(float) * 2 * (gpus - 1) / gpus
+    return positive(sent) / positive(records["sync_step_s"].astype(float))
 
 
 def positive(values: pd.Series) -> pd.Series:
@@ -363,7 +384,7 @@ QUANTITIES: dict[str, Quantity] = {
             "achieved_flops",
             "achieved",
             "TFLOP/s",
-            "FLOP per image, forward and backward, times images/s",
+            "FLOP per image, forward and backward, times images/s; of each GPU",
             "higher",
             achieved_flops,
             scale=1e12,
@@ -527,6 +548,57 @@ QUANTITIES: dict[str, Quantity] = {
             "from a checkpoint's file to a training on the device",
             "lower",
             _column("checkpoint_load_s"),
+        ),
+        Quantity(
+            "exposed_s",
+            "exposed communication",
+            "ms",
+            "what the exchange of gradients adds to a step",
+            "lower",
+            exposed,
+            scale=1e-3,
+            decimals=2,
+        ),
+        Quantity(
+            "exposed_share",
+            "of the step",
+            "%",
+            "what the exchange of gradients adds to a step, over that step",
+            "lower",
+            exposed_share,
+            scale=0.01,
+            decimals=1,
+        ),
+        Quantity(
+            "wire_bytes",
+            "gradients",
+            "MiB a step",
+            "gradients that each process hands over to be averaged, of a step",
+            "lower",
+            _column("wire_bytes"),
+            scale=2**20,
+            spread=False,  # they repeat
+        ),
+        Quantity(
+            "wire_rate",
+            "on the wire",
+            "GB/s",
+            "what a ring all-reduce of gradients sends from each process, over the time of a step",
+            "higher",
+            wire_rate,
+            scale=1e9,
+            rate=True,
+        ),
+        Quantity(
+            "straggle",
+            "slowest process",
+            "%",
+            "how much longer than the others' median the slowest process works on a step before "
+            "gradients are exchanged",
+            "lower",
+            _column("straggle"),
+            scale=0.01,
+            decimals=1,
         ),
     )
 }

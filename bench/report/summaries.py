@@ -38,8 +38,9 @@ def read(sweeps: Sequence[Sweep]) -> pd.DataFrame:
     Added to the columns of `COLUMNS`: ``sweep``, ``machine`` (the GPU, or the CPU), ``kind``
     (measured, fake or published), ``environment`` (a number: rows that agree on `COMPARABLE`),
     ``part`` (of an epoch that was measured; the rest is extrapolated), ``unnamed_share`` (of a
-    profiled step that no kind of work names), those of `judge_lanes`, ``memory_measure``, each of
-    `QUANTITIES` that has a ``derive`` and each of `DOUBTS`.
+    profiled step that no kind of work names), ``straggle`` (of its slowest process), those of
+    `judge_lanes`, ``memory_measure``, each of `QUANTITIES` that has a ``derive`` and each of
+    `DOUBTS`.
     """
     import pandas as pd
 
@@ -49,6 +50,7 @@ def read(sweeps: Sequence[Sweep]) -> pd.DataFrame:
                 sweep=sweep.name,
                 unnamed_share=sweep.records["record_id"].map(sweep.read_unnamed()).astype(float),
                 **judge_lanes(sweep.records),
+                straggle=sweep.records["record_id"].map(sweep.read_stragglers()).astype(float),
             )
             for sweep in sweeps
         ],

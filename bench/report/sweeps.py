@@ -8,11 +8,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from bench.record import STEP_COLUMNS
 from bench.store.cells import CONFIG, STEPS
-from bench.store.reader import read_epochs, read_records, read_steps, read_work, records_file
+from bench.store.reader import (
+    read_epochs,
+    read_ranks,
+    read_records,
+    read_steps,
+    read_work,
+    records_file,
+)
 from bench.wall.search import MARGIN
 from bench.work import Kind
 
@@ -64,6 +72,20 @@ class Sweep:
         other = work[work["kind"] == Kind.OTHER.value].groupby("record_id")["time_s"].sum()
         shares = (other / times[times > 0]).dropna()
         return {str(record): float(share) for record, share in shares.items()}
+
+    def read_stragglers(self) -> dict[str, float]:
+        """How much longer the slowest process of a record worked than the median of the others."""
+        ranks = self.read_ranks().dropna(subset=["work_s"])
+        found = {}
+        for record, work in ranks.groupby("record_id")["work_s"]:
+            *others, slowest = sorted(work)
+            if others and median(others) > 0:
+                found[str(record)] = slowest / median(others) - 1
+        return found
+
+    def read_ranks(self) -> pd.DataFrame:
+        """The processes of its records on several GPUs, the columns of `RANK_COLUMNS`."""
+        return read_ranks(self.file)
 
 
 def read_sweep(path: Path, name: str = "") -> Sweep:

@@ -39,6 +39,7 @@ from bench.report.cells import (
     quantity_cell,
     remarks,
     time_cell,
+    whole_cell,
 )
 from bench.report.changes import tabulate_effects, tabulate_learning, tabulate_prices
 from bench.report.checkpoints import tabulate_checkpoints
@@ -46,6 +47,7 @@ from bench.report.doubts import SAID_BELOW
 from bench.report.effects import Effect, find_effects
 from bench.report.epochs import collect_epochs, tabulate_epochs
 from bench.report.filters import Filter, select
+from bench.report.gpus import find_lines, tabulate_gpus
 from bench.report.lanes import tabulate_lanes
 from bench.report.learning import judge_learning
 from bench.report.loading import find_loaded, tabulate_loaded
@@ -119,6 +121,7 @@ def build(
     effects = find_effects(rows, cases, machines)
     searches = find_searches(records, sweeps)
     families = find_families(cases, probes, searches)
+    lines = find_lines(rows, cases)
     divided, named = divide_cases(steps, cases), list_naming_axes(varying)
     pairs = explain_pairs(steps, cases, machines, tried=tried)
     tables = [
@@ -132,6 +135,7 @@ def build(
         *tabulate_explained(choose_pairs(pairs)),
         *tabulate_operations(_put_first(divided, steps, pairs), named, machines),
         *tabulate_batches(families, cases, searches, machines, _said_below(cases)),
+        *tabulate_gpus(lines, cases, machines),
         *tabulate_loaded(find_loaded(rows, cases), cases, machines),
         *tabulate_epochs(cases, collect_epochs(rows, cases, sweeps), order, machines),
         *tabulate_checkpoints(rows, cases, order, machines),
@@ -166,6 +170,7 @@ def build(
         outcomes=_count_outcomes(cases),
         environments=_environments(cases, machines),
         scale_maps=tuple(filter(None, scale_maps)),
+        lines=tuple(lines),
         home=home or Path.cwd(),
     )
 
@@ -246,6 +251,12 @@ def _axis_part(axis: str, machines: Machines) -> Part:
     return Part(Head(axis, name_axis(axis), help, number, wrap=axis in (MACHINE, "model")), cell)
 
 
+_GLOBAL_BATCH = Part(
+    Head("global_batch", "global batch", "items of a step of the optimizer, of all GPUs together"),
+    lambda row: whole_cell(int(row.batch_size * row.world_size)),
+)
+
+
 def _order_columns(cases: pd.DataFrame, varying: Sequence[str], by: str) -> tuple[str, ...]:
     """The axes that have a column, the one that groups first.
 
@@ -278,6 +289,7 @@ def _tabulate_cases(
     columns = [axis for axis in order if axis not in headings] or ["precision", "batch_size"]
     parts = [
         *(_axis_part(axis, machines) for axis in columns),
+        *([_GLOBAL_BATCH] if "world_size" in columns else []),
         Part(Head(time.name, label, time.help, True, time.better), time_cell),
         _quantity_part("images_per_s", keep=5),
         _quantity_part("speedup", "speed-up over fp32", keep=7),

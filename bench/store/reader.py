@@ -83,7 +83,7 @@ def read_records(path: Path) -> pd.DataFrame:
             value that cannot be; the message names file, line and column.
     """
     file = records_file(path)
-    return _type(file, read_text(file, COLUMNS), COLUMNS)
+    return type_table(file, read_text(file, COLUMNS), COLUMNS)
 
 
 def read_steps(path: Path) -> pd.DataFrame:
@@ -97,7 +97,7 @@ def read_steps(path: Path) -> pd.DataFrame:
     name = STEPS if records.name == RECORDS else f"{records.stem}-curve.csv"
     file = records.with_name(name)
     table = read_text(file, STEP_COLUMNS) if file.is_file() else _empty(STEP_COLUMNS)
-    return _type(file, table, STEP_COLUMNS)
+    return type_table(file, table, STEP_COLUMNS)
 
 
 def read_epochs(path: Path) -> pd.DataFrame:
@@ -134,7 +134,7 @@ def read_ranks(path: Path) -> pd.DataFrame:
 def _read_beside(path: Path, name: str, columns: dict[str, Column]) -> pd.DataFrame:
     file = records_file(path).with_name(name)
     table = read_text(file, columns) if file.is_file() else _empty(columns)
-    return _type(file, table, columns)
+    return type_table(file, table, columns)
 
 
 def _empty(columns: Iterable[str]) -> pa.Table:
@@ -298,7 +298,17 @@ def _refuse(path: Path, table: pa.Table, name: str, text: str, right: str) -> No
     raise UsageError(f"{path}:{line}: column {name!r}: {clean(text)[:40]!r}: {right}")
 
 
-def _type(path: Path, table: pa.Table, columns: dict[str, Column]) -> pd.DataFrame:
+def type_table(path: Path, table: pa.Table, columns: dict[str, Column]) -> pd.DataFrame:
+    """Check the cells of `read_text` and give them their types, as `read_records` has them.
+
+    Args:
+        path: named where a cell is refused.
+        table: of `read_text`.
+        columns: of the table.
+
+    Raises:
+        UsageError: a cell holds a value that cannot be.
+    """
     import pandas as pd
 
     typed = {}

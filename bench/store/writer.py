@@ -236,13 +236,13 @@ class Store:
     def _open(self, name: str, columns: dict[str, Column]) -> io.FileIO:
         """Open a file for appending: with a whole last line, and today's columns."""
         path = self.folder / name
-        if torn := _torn_tail(path):
+        if torn := find_torn_tail(path):
             aside = path.with_name(f"{name}.torn-{datetime.now(UTC):%Y%m%dT%H%M%S%f}")
             aside.write_bytes(torn)
             os.truncate(path, path.stat().st_size - len(torn))
             self.set_aside.append(f"{name}: an unfinished last line was set aside as {aside.name}")
         if path.exists() and path.stat().st_size and not _has_header(path, columns):
-            _rewrite(path, read_text(path, columns))
+            write_table(path, read_text(path, columns))
         file = io.FileIO(path, "a")
         if not file.seek(0, os.SEEK_END):
             _append(file, write_lines([columns]))
@@ -267,8 +267,16 @@ def _append(file: io.FileIO, data: bytes) -> None:
         ) from error
 
 
-def _rewrite(path: Path, table: pa.Table) -> None:
-    """Write an older file anew in today's schema, so that rows appended to it line up."""
+def write_table(path: Path, table: pa.Table) -> None:
+    """Write a file of today's schema durably: rows of an older one then line up with new ones.
+
+    Args:
+        path: replaced whole, or left as it is.
+        table: of `bench.store.reader.read_text`.
+
+    Raises:
+        OSError: it cannot be written.
+    """
     columns = [
         [str(SCHEMA)] * len(table) if name == "schema" else table[name].to_pylist()
         for name in table.column_names
@@ -281,7 +289,7 @@ def _rewrite(path: Path, table: pa.Table) -> None:
         text.detach()  # which flushes it, and leaves the file open
 
 
-def _torn_tail(path: Path) -> bytes:
+def find_torn_tail(path: Path) -> bytes:
     """What an unfinished write left at the end of a file; empty where it ends as it should.
 
     That is a line without its end, or one with NUL bytes: the file had grown, its pages not come.

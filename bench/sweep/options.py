@@ -27,6 +27,7 @@ from bench.sweep.schedule import (
     default_repeats,
     plan_runs,
 )
+from bench.sweep.shards import Shard, choose_part, default_folder, parse_shard
 from bench.wall.answer import Wall
 from bench.wall.records import name_family
 
@@ -57,6 +58,7 @@ class Options:
     lanes: int | None = None  # None for what is usual of the executor, ALL for all there are
     quiet: bool = False
     anchors: bool = True
+    shard: Shard | None = None
 
 
 def build_parser() -> Parser:
@@ -111,6 +113,11 @@ def build_parser() -> Parser:
         "--no-anchors",
         action="store_true",
         help="with --lanes, do not measure whether the lanes are alike and disturb each other",
+    )
+    how.add_argument(
+        "--shard",
+        metavar="K/N",
+        help="run only part K of N, for job arrays; bench.merge joins the folders",
     )
     how.add_argument("--dry-run", action="store_true", help="print the cases and check the models")
     how.add_argument("--list", action="store_true", help="print presets, precisions, models, …")
@@ -183,8 +190,12 @@ def parse_arguments(argv: Sequence[str]) -> Options:
         if given.repeats
         else default_repeats(axes.get("fraction", []), axes.get("steps", []))
     )
+    options = read_running(given, axes, preset, shlex.join(["python", "-m", "bench.sweep", *argv]))
+    shard = parse_shard(given.shard) if given.shard is not None else None
     return replace(
-        read_running(given, axes, preset, shlex.join(["python", "-m", "bench.sweep", *argv])),
+        options,
+        shard=shard,
+        out=options.out or (default_folder(shard, preset.name) if shard else None),
         repeats=repeats,
         same_seed=given.same_seed,
         no_skip=given.no_skip,
@@ -309,6 +320,8 @@ def plan_cases(
     plan = Plan()
 
     def find(case: Case, text: str) -> Sequence[int]:
+        if not is_mine(case):
+            return []
         if case.device == "cpu" and case.memory_limit is None:
             raise UsageError(
                 "the largest batch is not looked for on a CPU without a limit, because its system "
@@ -329,8 +342,11 @@ def plan_cases(
     if any(isinstance(number, int) and number > 1 for number in axes.get("epochs", [])):
         # several epochs are whole ones, also where the preset measures a part of one
         axes = {"fraction": [Case.fraction], "steps": [Case.steps], **axes}
+    is_mine = choose_part(
+        options.shard, lambda find: options.preset.cases(axes, {"device": [device]}, find)
+    )
     planned = options.preset.cases(axes, {"device": [device]}, find)
-    plan.cases = list(dict.fromkeys(map(settle, planned)))
+    plan.cases = list(dict.fromkeys(settle(case) for case in planned if is_mine(case)))
     return plan
 
 

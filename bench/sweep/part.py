@@ -26,6 +26,7 @@ from bench.sweep.preflight import (
 )
 from bench.sweep.probing import Searches
 from bench.sweep.schedule import OomSkips, plan_runs, remaining_runs
+from bench.sweep.shards import refuse_other_part
 from bench.wall.answer import Wall
 from bench.wall.search import MARGIN, STEP
 
@@ -78,16 +79,13 @@ class Part:
             describe_config(self.cases, self.options, self.loop.inputs, self.earlier, search)
         )
 
-    def plan_runs(self, choose: Callable[[list[Run]], list[Run]] = lambda runs: runs) -> None:
+    def plan_runs(self) -> None:
         """Decide what is to be run.
-
-        Args:
-            choose: takes some of the runs, as a shard does.
 
         Raises:
             UsageError: the rows there have other seeds than they would now.
         """
-        self.plan = choose(plan_runs(self.cases, self.options.repeats))
+        self.plan = plan_runs(self.cases, self.options.repeats)
         refuse_other_seeds(self.folder, self.plan, self.done, self.options.same_seed)
         self.runs = remaining_runs(self.plan, self.done, self.options.retry, self.options.no_skip)
 
@@ -116,11 +114,13 @@ def open_part(
     """Open the folder of a class of hardware, and see what it holds.
 
     Raises:
-        UsageError: another sweep uses it, or its rows cannot be compared with new ones.
+        UsageError: another sweep uses it, its rows cannot be compared with new ones, or it holds
+            another shard.
     """
     folder = out / hardware.folder if hardware.folder else out
     store = stores.enter_context(Store(folder, options.wait_s, say_waiting))
-    inputs = hardware.inputs
+    inputs, earlier = hardware.inputs, store.read_config()
+    refuse_other_part(folder, earlier, options.shard)
     comparable, frame = read_past(folder, [*asked.cases, *asked.unsized], options, inputs)
     lanes = {lane.name: known for lane, known in hardware.lanes}
     notes = [*inputs.warnings, *store.set_aside]
@@ -132,7 +132,7 @@ def open_part(
         comparable=comparable,
         before=read_history(frame),
         done=read_history(comparable),
-        earlier=store.read_config(),
+        earlier=earlier,
         anchored=Counter(zip(anchors["anchor"], anchors["lane"], strict=True)),
         cases=asked.cases,
     )

@@ -28,6 +28,7 @@ from bench.record import COMPARABLE, MODEL_PARTS, Environment
 from bench.store.reader import Past, Run, read_records
 from bench.sweep.options import Options
 from bench.sweep.schedule import choose_seed
+from bench.sweep.shards import KEY
 from bench.text import clean
 from bench.wall.records import name_family
 from bench.wall.search import list_sizes
@@ -524,6 +525,7 @@ def describe_config(
             for name, info in inputs.datasets.items()
         },
         **({"search": last} if last else {}),
+        **({KEY: str(options.shard)} if options.shard else {}),
     }
 
 

@@ -8,7 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from bench.case import Case
-from bench.record import Environment, EpochRow, Measurement, Record, Status, Step, WorkRow
+from bench.record import (
+    Environment,
+    EpochRow,
+    Measurement,
+    RankRow,
+    Record,
+    Status,
+    Step,
+    WorkRow,
+)
 from bench.store.writer import Store
 from bench.work import Kind
 
@@ -62,10 +71,11 @@ def write_sweep(
         | tuple[Record, list[Step]]
         | tuple[Record, list[Step], list[EpochRow]]
         | tuple[Record, list[Step], list[EpochRow], list[WorkRow]]
+        | tuple[Record, list[Step], list[EpochRow], list[WorkRow], list[RankRow]]
     ],
     command: str | None = None,
 ) -> Path:
-    """Write records, and steps, epochs and work where they come with some, as a sweep's folder."""
+    """Write records, and what stands beside them where they come with it, as a sweep's folder."""
     with Store(folder) as store:
         for record in records:
             store.append(*(record if isinstance(record, tuple) else (record,)))
@@ -446,3 +456,79 @@ def make_profiled(folder: Path, repeats: int = 3) -> Path:
             record = make_record(case, repeat=repeat, **{**card, **values})
             rows.append((record, [], [], work))
     return write_sweep(folder / "profiled", rows, "python -m bench.sweep --profile")
+
+
+GRADIENTS = {"fp32": 4, "fp16": 2, "bf16-amp": 4}
+"""Bytes of a gradient."""
+
+PARAMETERS = 34_000_000
+
+
+def time_step(precision: str, batch: int, gpus: int) -> tuple[float, float]:
+    """A made-up step on some GPUs, in s: with gradients exchanged, and without.
+
+    The exchange sends 2 (N - 1) / N of the gradients at 10 GB/s beside the second half of the step.
+    """
+    alone = batch * 0.8e-3 / SPEEDUP[precision]
+    sent = 2 * (gpus - 1) / gpus * GRADIENTS[precision] * PARAMETERS
+    return alone + max(0.0, sent / 10e9 - alone / 2), alone
+
+
+def make_gpus_records(
+    precision: str,
+    batch: int,
+    gpus: int,
+    repeats: int = 3,
+    late: float = 0.0,
+    links: str = "NV18",
+    **axes: Any,
+) -> list[tuple[Record, list[Step], list[EpochRow], list[WorkRow], list[RankRow]]]:
+    """Repeats of a case on some GPUs, of which the last works longer by the share ``late``."""
+    axes = {"parallel": "ddp" if gpus > 1 else "none", **axes}
+    case = Case(
+        precision=precision,
+        batch_size=batch,
+        world_size=gpus,
+        loss_scale=128.0 if precision == "fp16" else None,
+        **axes,
+    )
+    card = make_card("NVIDIA H200")
+    made = []
+    for repeat in range(1, repeats + 1):
+        wobble = 1 + 0.002 * (repeat - (repeats + 1) / 2)
+        sync, alone = (time * wobble for time in time_step(precision, batch, gpus))
+        values = measured(sync * 50_000 / (batch * gpus), GIB * (2 + batch / 50))
+        values |= {"step_time_median_s": sync, "step_time_mad_s": sync / 100}
+        ranks: list[RankRow] = []
+        if case.parallel == "ddp":
+            pairs = [(a, b) for a in range(gpus) for b in range(a + 1, gpus)]
+            values |= {
+                "comm_backend": "nccl 2.27.5",
+                "links": ", ".join(f"{a}-{b} {links}" for a, b in pairs),
+                "wire_bytes": GRADIENTS[precision] * PARAMETERS,
+                "buckets": 5,
+                "sync_step_s": sync,
+                "no_sync_step_s": alone,
+                "slowest_rank": gpus - 1 if gpus > 1 else None,
+            }
+            works = [alone / 2 * (1 + 0.001 * rank) for rank in range(gpus)]
+            works[-1] *= 1 + late
+            ranks = [RankRow(n, f"GPU-{n}", values["epoch_time_s"], w) for n, w in enumerate(works)]
+        record = make_record(case, repeat=repeat, **{**card, **values})
+        made.append((record, [], [], [], ranks))
+    return made
+
+
+def make_gpus(folder: Path, repeats: int = 3) -> Path:
+    """Three precisions on 1 to 8 GPUs, by weak scaling and by strong; one of the 8 straggles."""
+    made = []
+    for precision in GRADIENTS:
+        for gpus in (1, 2, 4, 8):
+            late = 0.08 if gpus == 8 else 0.0
+            sizes = dict.fromkeys((64, 512 // gpus))
+            made += [
+                one
+                for batch in sizes
+                for one in make_gpus_records(precision, batch, gpus, repeats, late)
+            ]
+    return write_sweep(folder, made, "python -m bench.sweep --parallel none ddp")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from bench.case import FOLLOWS
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from bench.diagnosis.explanation import Explanation
+    from bench.report.gpus import Line, Tax
 
 MOST_POINTS = 300
 """Points of one panel."""
@@ -56,6 +57,8 @@ LINE = "largest miss of the line (%)"
 LR, SERIES = "learning rate", "series"
 HOPED = "at the hoped speed-up (ms)"
 SPEED, PRODUCT, COPY = "TFLOP/s", "large product (TFLOP/s)", "large copy (GB/s)"
+
+GPUS, WIDER, OVER_FP32 = "GPUs", "speed-up over one (×)", "speed-up over fp32 (×)"
 
 MOST_PARTS = 9
 """Parts of a step with a row of their own; those that changed least are summed."""
@@ -461,6 +464,35 @@ def take_roofline(why: Explanation) -> pd.DataFrame:
                         COPY: rates.copy / 1e9,
                     }
                 )
+    return frame({name: [line[name] for line in lines] for name in lines[0]} if lines else {})
+
+
+# --------------------------------------------------------------------------------- of several GPUs
+
+
+def take_scaling(lines: Sequence[Line]) -> pd.DataFrame:
+    """The speed-up over one GPU by their number and precision; lines without one are left out."""
+    return frame_points(
+        {GPUS: point.gpus, "precision": point.row.precision, WIDER: speedup}
+        for line in lines
+        if line.base
+        for point, speedup in ((p, 1.0 if p is line.base else p.speedup) for p in line.all)
+        if math.isfinite(speedup) and (point is line.base or point.gpus > 1)
+    )
+
+
+def take_tax(taxes: Sequence[Tax]) -> pd.DataFrame:
+    """The speed-up over fp32 by the number of GPUs and precision."""
+    return frame_points(
+        {GPUS: gpus, "precision": tax.line.points[0].row.precision, OVER_FP32: speedup}
+        for tax in taxes
+        for gpus, speedup in tax.speedups.items()
+    )
+
+
+def frame_points(points: Iterable[dict[str, Any]]) -> pd.DataFrame:
+    """A frame of points, each with the same columns; empty where there are none."""
+    lines = list(points)
     return frame({name: [line[name] for line in lines] for name in lines[0]} if lines else {})
 
 

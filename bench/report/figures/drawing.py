@@ -20,17 +20,20 @@ from bench.report.figures.data import (
     COPY,
     FITS,
     FULL,
+    GPUS,
     KNEE,
     LIMIT,
     LR,
     MARK,
     MEMORY,
+    OVER_FP32,
     PREDICTED,
     PRODUCT,
     SERIES,
     SPEED,
     START,
     TIME,
+    WIDER,
 )
 from bench.report.figures.palette import ACCENT, COLOURS, GRID, INK, MARKERS, PALETTE
 
@@ -269,6 +272,35 @@ def draw_speedup(ax: Axes, data: pd.DataFrame, whole: pd.DataFrame) -> None:
     else:
         share(ax, "y", whole, column, reach=1.1)
         mark_level(ax, 1, "fp32")
+
+
+def draw_scaling(ax: Axes, data: pd.DataFrame, whole: pd.DataFrame) -> None:
+    """Speed-up over one GPU by their number, with the line of as many times as GPUs."""
+    _draw_gpus(ax, data, whole, WIDER)
+    sizes = sorted(whole[GPUS].unique())
+    ax.plot(sizes, sizes, color=INK, linewidth=1, linestyle=_DASHED, zorder=1)
+    low, high = min(1.0, whole[WIDER].min()), max(sizes[-1], whole[WIDER].max())
+    ax.set_yscale("log", base=2)  # on which that line is straight
+    ax.set_ylim(low / 1.15, high * 1.3)
+    ticks = [2.0**n for n in range(math.floor(math.log2(low)), math.ceil(math.log2(high)) + 1)]
+    ax.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
+    ax.minorticks_off()
+    ax.annotate("as many times as GPUs", (sizes[-1], sizes[-1]), xytext=(0, 8), ha="right",
+                textcoords="offset points", fontsize=SMALL)  # fmt: skip
+
+
+def draw_tax(ax: Axes, data: pd.DataFrame, whole: pd.DataFrame) -> None:
+    """Speed-up over fp32 by the number of GPUs, with a line where there is none."""
+    _draw_gpus(ax, data, whole, OVER_FP32)
+    share(ax, "y", whole, OVER_FP32, reach=1.1)
+    mark_level(ax, 1, "fp32")
+
+
+def _draw_gpus(ax: Axes, data: pd.DataFrame, whole: pd.DataFrame, y: str) -> None:
+    import seaborn as sns
+
+    sns.lineplot(data, x=GPUS, y=y, ax=ax, **_LINE, **tell_apart(whole))
+    set_doublings(ax, whole[GPUS])
 
 
 def draw_scales(ax: Axes, data: pd.DataFrame, whole: pd.DataFrame) -> None:

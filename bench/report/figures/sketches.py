@@ -15,9 +15,11 @@ from bench.report.figures.data import (
     LR,
     MARK,
     MEMORY,
+    OVER_FP32,
     SPEED,
     START,
     TIME,
+    WIDER,
     by_batch,
     take_changes,
     take_curves,
@@ -25,13 +27,16 @@ from bench.report.figures.data import (
     take_rates,
     take_roofline,
     take_scales,
+    take_scaling,
     take_speeds,
     take_steps,
     take_switch,
+    take_tax,
     take_trade,
     take_waterfall,
 )
 from bench.report.figures.groups import Group, Grouping, Steps, group_cases, read_steps
+from bench.report.gpus import find_taxes, split_lines
 from bench.report.model import Report
 from bench.report.quantities import QUANTITIES
 from bench.report.scaling import DROP, NEAR
@@ -150,6 +155,16 @@ def _take_rooflines(view: View) -> Parts:
         yield name_pair(why), take_roofline(why)
 
 
+def _take_scaling(view: View) -> Parts:
+    for title, part in split_lines(view.report.lines, view.report):
+        yield title, take_scaling(part)
+
+
+def _take_taxes(view: View) -> Parts:
+    for title, part in split_lines(view.report.lines, view.report):
+        yield title, take_tax(find_taxes(part))
+
+
 def _take_switches(view: View) -> Parts:
     for axis in AXES:
         if isinstance(getattr(Case, axis), bool) and axis in view.report.axes:
@@ -250,6 +265,26 @@ SKETCHES: tuple[Sketch, ...] = (
         "speed-up (×)",
         each_group(by_batch(QUANTITIES["speedup"])),
         drawing.draw_speedup,
+    ),
+    Sketch(
+        "gpu-scaling",
+        "Speed-up over one GPU",
+        "Higher is better. Of weak scaling the batch of each GPU stays, of strong scaling that of "
+        "all together.",
+        WIDER,
+        _take_scaling,
+        drawing.draw_scaling,
+        baseline=False,
+    ),
+    Sketch(
+        "scaling-tax",
+        "Precision's scaling tax",
+        "How much faster than fp32 each precision is on as many GPUs: a line that falls loses its "
+        "lead to the exchange of gradients.",
+        OVER_FP32,
+        _take_taxes,
+        drawing.draw_tax,
+        baseline=False,
     ),
     Sketch(
         "loss-curve",

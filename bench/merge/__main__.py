@@ -1,0 +1,130 @@
+"""`python -m bench.merge FOLDER … --out FOLDER`: join the folders of shards, lanes or machines.
+
+Each record stands in the joined folder once, whichever folders and however often they are joined.
+What the sweeps planned and no folder has is named.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from bench.case import telling_axes
+from bench.flags import Parser, describe, run_command, writable
+from bench.merge.sources import (
+    Source,
+    list_final_runs,
+    list_lost_shards,
+    read_source,
+    refuse_schemas,
+    refuse_unlike,
+)
+from bench.merge.union import claim, read_mark, write_union
+from bench.store.attempts import keep_cases, keep_latest
+from bench.store.writer import Store
+from bench.sweep.shards import parse_shard
+from bench.text import count
+
+_SHOWN = 10
+"""Runs that are named one by one of those that are missing."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Join folders.
+
+    Returns:
+        0; 1 where a shard or a run that was planned is missing; 2 for a usage error.
+    """
+    return run_command(merge, argv)
+
+
+def build_parser() -> Parser:
+    """The command line."""
+    parser = Parser(
+        prog="python -m bench.merge",
+        description=describe(__doc__),
+        epilog="It returns 1 where a shard is not among the folders, or a planned run has no final "
+        "row. Folders that were joined before need not be given again.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("folders", nargs="+", metavar="FOLDER", type=Path, help="a sweep's folder")
+    parser.add_argument(
+        "--out", required=True, metavar="DIR", type=Path, help="the folder to join them in"
+    )
+    parser.add_argument(
+        "--mix", action="store_true", help="join rows of different GPUs, versions or models"
+    )
+    return parser
+
+
+def merge(argv: Sequence[str]) -> int:
+    """Do what the command line says; the return code.
+
+    Raises:
+        UsageError: the folders cannot be joined.
+    """
+    given = build_parser().parse(argv)
+    out: Path = given.out
+    folders = {path.resolve(): path for path in given.folders}
+    folders.pop(out.resolve(), None)  # it is joined in any case
+    sources = [read_source(path) for path in folders.values()]
+    refuse_schemas(sources)
+    if not given.mix:
+        refuse_unlike(sources)  # first, so that nothing is made for what cannot be joined
+    with writable("--out", out):
+        claim(out)
+        with Store(out):
+            # read under its lock, and in today's schema, which opening it has seen to
+            before = read_source(out)
+            if not given.mix:
+                refuse_unlike([*sources, before])
+            union = write_union(out, [*sources, before])
+    new = len(union.records) - len(before.records)
+    print(
+        f"{out}: {count(len(union.records), 'record')}, {new:,} of them new, of "
+        f"{count(len(read_mark(out)), 'folder')}"
+    )
+    for line in describe_shadowed(union):
+        print(f"note: {line}", file=sys.stderr)
+    lacks = list(describe_gaps(union, sources))
+    for line in lacks:
+        print(f"missing: {line}", file=sys.stderr)
+    return 1 if lacks else 0
+
+
+def describe_shadowed(union: Source) -> Iterator[str]:
+    """Say whether runs were made in more than one folder, of which tables count the last."""
+    records = keep_cases(union.records)
+    first = records[records["attempt"] == 1]
+    if twice := len(first) - len(keep_latest(first)):
+        yield (
+            f"{count(twice, 'run')} of the same case and repeat stand in several folders, and "
+            "tables count the last of each; to see all, give the folders to bench.report instead"
+        )
+
+
+def describe_gaps(union: Source, sources: Sequence[Source]) -> Iterator[str]:
+    """Say what the sweeps planned and ``union`` does not have, a line each."""
+    shards = [parse_shard(text) for text in read_mark(union.folder).values() if text]
+    for shard in list_lost_shards(shards):
+        yield f"shard {shard}; run its command, and merge its folder"
+    final = list_final_runs(union.records)
+    for source in sources:
+        if not source.config:
+            yield f"{source.folder} has no config.json, so what it planned is not known"
+            continue
+        plan = source.list_plan()
+        runs = [run for run in plan if run not in final]
+        axes = telling_axes(case for case, _, _ in plan) if runs else []
+        for case, repeat, sentinel in runs[:_SHOWN]:
+            which = "sentinel" if sentinel else f"repeat {repeat}"
+            yield f"{source.folder}: {case.label(axes)}, {which}"
+        if len(runs) > _SHOWN:
+            yield f"{source.folder}: {count(len(runs) - _SHOWN, 'more run')}"
+        if runs:
+            yield f"{source.folder}: run its command again, and merge it again"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

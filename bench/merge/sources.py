@@ -1,0 +1,152 @@
+"""The folders that are joined, as they are read, and whether they may be joined."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bench.case import AXES, Case, Value, parse_value
+from bench.errors import UsageError
+from bench.record import COLUMNS, COMPARABLE
+from bench.store.attempts import find_unknown, number_groups
+from bench.store.cells import CONFIG, RECORDS
+from bench.store.reader import Run, read_history, read_text, records_file, type_table
+from bench.store.writer import FILES, find_torn_tail
+from bench.sweep.schedule import REPEATED, plan_runs
+from bench.sweep.shards import KEY, Shard, parse_shard
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import pyarrow as pa
+
+
+@dataclass
+class Source:
+    """A folder that is joined: its tables as text, by file, its configuration, and typed records.
+
+    Its records were read before its other tables. A sweep writes a record last, so all rows of each
+    record are there, also where the sweep still runs.
+    """
+
+    folder: Path
+    tables: dict[str, pa.Table]
+    records: pd.DataFrame
+    config: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def shard(self) -> Shard | None:
+        """The shard that the folder holds, if it holds one."""
+        text = self.config.get(KEY)
+        return parse_shard(text) if isinstance(text, str) else None
+
+    def list_plan(self) -> list[Run]:
+        """The runs that its sweep planned; none where its configuration does not tell."""
+        cases, repeats = self.config.get("cases", []), self.config.get("repeats", 1)
+        return plan_runs([_read_case(texts) for texts in cases], repeats)
+
+
+def _read_case(texts: Mapping[str, str]) -> Case:
+    """A case as `bench.sweep.preflight.describe_config` writes it."""
+    return Case(**{name: _read_value(name, texts[name]) for name in AXES if name in texts})  # type: ignore[arg-type]
+
+
+@cache
+def _read_value(name: str, text: str) -> Value:
+    return None if text == "" else parse_value(name, text, name)
+
+
+def read_source(folder: Path) -> Source:
+    """Read a sweep's folder.
+
+    Raises:
+        UsageError: there are no records, a file has an unfinished last line, or as `read_records`.
+    """
+    if not folder.is_dir():
+        raise UsageError(f"{folder}: no folder there; give one that `bench.sweep --out` wrote")
+    tables = {}
+    for name, columns in FILES.items():
+        file = records_file(folder) if name == RECORDS else folder / name
+        if not file.is_file():
+            continue
+        if find_torn_tail(file):
+            raise UsageError(
+                f"{file}: its last line is not finished; wait for its sweep, or run the sweep's "
+                "command again, which sets the line aside"
+            )
+        tables[name] = read_text(file, columns)
+    records = type_table(folder / RECORDS, tables[RECORDS], COLUMNS)
+    return Source(folder, tables, records, read_config(folder))
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """The configuration in a folder; empty where none can be read."""
+    try:
+        config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return config if isinstance(config, dict) else {}
+
+
+def refuse_schemas(sources: Sequence[Source]) -> None:
+    """Refuse records that were written by versions with different columns.
+
+    Raises:
+        UsageError: it names a folder of each schema.
+    """
+    found = {
+        str(schema): source.folder
+        for source in reversed(sources)
+        for schema in source.records["schema"].unique()
+    }
+    if len(found) > 1:
+        each = ", ".join(f"{folder} has schema {schema}" for schema, folder in found.items())
+        raise UsageError(
+            f"{each}; run the sweeps' commands again with this version, which writes their records "
+            "in its own, or merge these folders apart"
+        )
+
+
+def refuse_unlike(sources: Sequence[Source]) -> None:
+    """Refuse records that could not be compared: another GPU, torch, network or data.
+
+    Rows agree on a column of `COMPARABLE` as far as they agree on the axes that it belongs to. What
+    a row did not get to know speaks against none.
+
+    Raises:
+        UsageError: it says in which respects they differ, and in which folders.
+    """
+    import pandas as pd
+
+    parts = [s.records.assign(folder=str(s.folder)) for s in sources]
+    rows = pd.concat(parts, ignore_index=True)
+    differing = []
+    for name, owners in COMPARABLE.items():
+        known = rows[~find_unknown(rows, name)]
+        for _, alike in known.groupby(number_groups(known, owners)):
+            values = alike.groupby(name)["folder"].first()
+            if len(values) > 1:
+                each = (f"{value or 'none'} in {folder}" for value, folder in values.items())
+                differing.append(f"{name} is {', '.join(each)}")
+    if differing:
+        raise UsageError(
+            f"the records would not be comparable: {'; '.join(dict.fromkeys(differing))}; merge "
+            "what is comparable into a folder each, or join all with --mix"
+        )
+
+
+def list_lost_shards(shards: Sequence[Shard]) -> list[Shard]:
+    """The shards of which others are there, and they are not."""
+    whole = {
+        of: {Shard(number, of) for number in range(1, of + 1)} for of in {s.of for s in shards}
+    }
+    lost = set().union(*whole.values()) - set(shards)
+    return sorted(lost, key=lambda shard: (shard.of, shard.number))
+
+
+def list_final_runs(records: pd.DataFrame) -> set[Run]:
+    """The runs that need not be made again, of all records that are joined."""
+    return {run for run, past in read_history(records).items() if past.status not in REPEATED}

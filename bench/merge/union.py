@@ -1,0 +1,227 @@
+"""The folder that the others are joined into: what it holds does not depend on when they came."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bench.errors import UsageError
+from bench.merge.sources import Source
+from bench.record import COLUMNS
+from bench.store.cells import CONFIG, LOGS, RECORDS, TRACES
+from bench.store.reader import type_table
+from bench.store.writer import FILES, write_table
+from bench.sweep.shards import KEY
+from bench.text import replace_file
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+MARK = "merged.json"
+"""The file by which a folder is known to be of `bench.merge`: which folders were joined there."""
+
+SEVERAL = "several"
+"""What the configuration calls the preset of sweeps that had different ones."""
+
+_ORDER = ("finished_at", "started_at", "record_id")
+_PLACED = frozenset({"log", "schema"})  # cells that joining changes
+
+
+def read_mark(folder: Path) -> dict[str, str]:
+    """The folders that were joined in ``folder``, each with its shard or ""; empty for none."""
+    try:
+        mark = json.loads((folder / MARK).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return dict(mark.get("folders", {})) if isinstance(mark, dict) else {}
+
+
+def claim(out: Path) -> None:
+    """Mark a folder as one that others are joined in, before anything else is written there.
+
+    Raises:
+        UsageError: a sweep is there that was not joined.
+        OSError: it cannot be written.
+    """
+    if (out / MARK).exists():
+        return
+    if there := [name for name in (*FILES, CONFIG) if (out / name).exists()]:
+        raise UsageError(
+            f"--out {out}: has a {there[0]} that bench.merge did not write; choose another --out"
+        )
+    out.mkdir(parents=True, exist_ok=True)
+    _write_mark(out, {})
+
+
+def _write_mark(out: Path, folders: Mapping[str, str]) -> None:
+    content = json.dumps({"folders": dict(sorted(folders.items()))}, indent=2)
+    replace_file(out / MARK, content + "\n")
+
+
+def join_records(sources: Sequence[Source]) -> tuple[pa.Table, list[int]]:
+    """All records, each once, in the order in which they ended.
+
+    Returns:
+        The table as text, and for each row the number of the source that it is taken from: the
+        first that has it.
+
+    Raises:
+        UsageError: folders differ in what they say of one record.
+    """
+    import numpy as np
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    tables = [source.tables[RECORDS] for source in sources]
+    table = pa.concat_tables(tables).combine_chunks()
+    owners = np.repeat(np.arange(len(tables)), [len(t) for t in tables])
+    places: dict[str, int] = {}
+    ids = table["record_id"].to_pylist()
+    first = np.array([places.setdefault(name, at) for at, name in enumerate(ids)], dtype=np.int64)
+    for name in table.column_names:
+        cells = table[name]
+        unlike = pc.not_equal(cells, cells.take(pa.array(first)))
+        if name not in _PLACED and pc.any(unlike).as_py():
+            at = unlike.to_pylist().index(True)
+            here, there = (sources[owners[row]].folder for row in (at, first[at]))
+            raise UsageError(
+                f"{here} and {there} differ in {name!r} of record {ids[at]}: one was edited; leave "
+                "it out, or choose another --out"
+            )
+    kept = np.flatnonzero(first == np.arange(len(first)))
+    single = table.take(pa.array(kept))
+    order = pc.sort_indices(single, sort_keys=[(name, "ascending") for name in _ORDER])
+    return single.take(order), [int(owners[kept[row]]) for row in order.to_pylist()]
+
+
+def join_beside(
+    name: str, sources: Sequence[Source], records: pa.Table, owners: Sequence[int]
+) -> pa.Table | None:
+    """The rows of another table that belong to ``records``, each record's from its own source.
+
+    Returns:
+        None where no source has such a table.
+    """
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    numbers = pa.array(owners, pa.int64())
+    parts = []
+    for number, source in enumerate(sources):
+        if name in source.tables:
+            table = source.tables[name]
+            own = records["record_id"].filter(pc.equal(numbers, number)).combine_chunks()
+            parts.append(table.filter(pc.is_in(table["record_id"], value_set=own)))
+    if not parts:
+        return None
+    table = pa.concat_tables(parts)
+    at = pc.index_in(table["record_id"], value_set=records["record_id"].combine_chunks())
+    keyed = table.append_column("at", at).append_column("line", pa.array(range(len(table))))
+    order = pc.sort_indices(keyed, sort_keys=[("at", "ascending"), ("line", "ascending")])
+    return table.take(order)
+
+
+def copy_logs(
+    out: Path, sources: Sequence[Source], records: pa.Table, owners: Sequence[int]
+) -> pa.Table:
+    """Copy what the workers of ``records`` printed, and their traces, under names of their own.
+
+    Folders may have files of one name. What ``out`` has already stays.
+
+    Returns:
+        The records with the new names.
+
+    Raises:
+        OSError: one cannot be copied.
+    """
+    import pyarrow as pa
+
+    logs = records["log"].to_pylist()
+    for row, (number, identity) in enumerate(
+        zip(owners, records["record_id"].to_pylist(), strict=True)
+    ):
+        folder, name = sources[number].folder, Path(logs[row]).name
+        if not name or folder == out:
+            continue
+        whole = name if name.startswith(identity) else f"{identity}-{name}"
+        _copy(folder / LOGS / name, out / LOGS / whole)
+        trace = ".json.gz"
+        _copy(
+            (folder / TRACES / name).with_suffix(trace), (out / TRACES / whole).with_suffix(trace)
+        )
+        logs[row] = f"{LOGS}/{whole}"
+    at = records.column_names.index("log")
+    return records.set_column(at, "log", pa.array(logs, pa.string()))
+
+
+def _copy(file: Path, to: Path) -> None:
+    if not file.is_file() or (to.is_file() and to.stat().st_size == file.stat().st_size):
+        return
+    to.parent.mkdir(exist_ok=True)
+    temporary = to.with_name(f".{to.name}")
+    shutil.copyfile(file, temporary)
+    temporary.replace(to)
+
+
+def join_configs(configs: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """One configuration: the commands and cases of all, in an order that is always the same."""
+    known = [config for config in configs if config]
+    presets = {str(config["preset"]) for config in known if "preset" in config}
+    commands = {line for config in known for line in str(config.get("command", "")).splitlines()}
+    cases = {json.dumps(case): case for config in known for case in config.get("cases", [])}
+    searches = [config["search"] for config in known if config.get("search")]
+    return {
+        "command": "\n".join(sorted(commands)),
+        "preset": presets.pop() if len(presets) == 1 else SEVERAL,
+        "repeats": max((config.get("repeats", 1) for config in known), default=1),
+        "cases": sorted(cases.values(), key=lambda case: [*map(_rank, case.values())]),
+        "environment": _join(known, "environment"),
+        "datasets": _join(known, "datasets"),
+        **({"search": min(searches, key=json.dumps)} if searches else {}),
+    }
+
+
+def _rank(text: str) -> tuple[float, str]:
+    """Where a value of an axis goes among others: numbers by their size."""
+    try:
+        return float(text), ""
+    except ValueError:
+        return 0.0, text
+
+
+def _join(configs: Sequence[Mapping[str, Any]], part: str) -> dict[str, Any]:
+    """One entry for each name; where they differ, always the same one."""
+    names = sorted({name for config in configs for name in config.get(part, {})})
+    return {
+        name: min((c[part][name] for c in configs if name in c.get(part, {})), key=json.dumps)
+        for name in names
+    }
+
+
+def write_union(out: Path, sources: Sequence[Source]) -> Source:
+    """Join ``sources`` into ``out``, whose own rows are the last of them if it has any.
+
+    Every file is replaced whole, the records last: an interrupt leaves the records as they were,
+    and the same command goes on from there.
+
+    Raises:
+        UsageError: folders differ in what they say of one record.
+        OSError: something cannot be written.
+    """
+    records, owners = join_records(sources)
+    given = {str(s.folder.resolve()): str(s.config.get(KEY, "")) for s in sources}
+    given.pop(str(out.resolve()), None)
+    _write_mark(out, read_mark(out) | given)
+    records = copy_logs(out, sources, records, owners)
+    config = join_configs(source.config for source in sources)
+    replace_file(out / CONFIG, json.dumps(config, indent=2) + "\n")
+    tables = {RECORDS: records}
+    for name in FILES:
+        if name != RECORDS and (table := join_beside(name, sources, records, owners)) is not None:
+            write_table(out / name, table)
+            tables[name] = table
+    write_table(out / RECORDS, records)
+    return Source(out, tables, type_table(out / RECORDS, records, COLUMNS), config)

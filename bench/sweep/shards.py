@@ -1,0 +1,150 @@
+"""Shards: the parts of a sweep that several machines or jobs make independently of each other.
+
+What is planned is split from the command line alone, so that each job finds its part by itself.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from bench.case import Case
+from bench.errors import UsageError
+from bench.text import count
+from bench.wall.records import name_family
+
+KEY = "shard"
+"""What a folder's configuration calls the shard that it holds."""
+
+START_IMAGES = 10_000
+"""Images that the start of a run is counted as: nothing is known of the machine before it ran."""
+
+EPOCH_IMAGES = 50_000
+
+SEARCH_RUNS = 10
+"""Runs that a search for the largest batch and the cases that follow from it are counted as."""
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One of ``of`` parts of a sweep, ``number`` from 1."""
+
+    number: int
+    of: int
+
+    def __str__(self) -> str:
+        """As ``--shard`` takes it."""
+        return f"{self.number}/{self.of}"
+
+    @property
+    def folder(self) -> str:
+        """What its folder is called where ``--out`` does not say."""
+        return f"shard-{self.number}-of-{self.of}"
+
+
+def parse_shard(text: str) -> Shard:
+    """Read a shard.
+
+    Raises:
+        UsageError: it is none.
+
+    >>> parse_shard("2/8")
+    Shard(number=2, of=8)
+    """
+    found = re.fullmatch(r"([0-9]{1,6})/([0-9]{1,6})", text)
+    shard = Shard(int(found[1]), int(found[2])) if found else Shard(0, 0)
+    if not 1 <= shard.number <= shard.of:
+        raise UsageError(f"--shard {text!r}: give K/N with K from 1 to N, such as 1/8")
+    return shard
+
+
+def split_costs(costs: Sequence[float], parts: int) -> list[int]:
+    """The part, from 1, that each item goes to, so that parts cost about the same.
+
+    The most expensive first, each to the part that has least so far: the longest part then takes at
+    most 4/3 of the best (Graham, Bounds on multiprocessing timing anomalies, 1969). Equal costs go
+    round in turn. No part is empty where there are as many items.
+
+    >>> split_costs([5, 1, 1, 3], 2)
+    [1, 2, 2, 2]
+    """
+    load, chosen = [0.0] * parts, [0] * len(costs)
+    for item in sorted(range(len(costs)), key=lambda item: (-costs[item], item)):
+        part = min(range(parts), key=lambda part: (load[part], part))
+        load[part] += costs[item]
+        chosen[item] = part + 1
+    return chosen
+
+
+def estimate_cost(case: Case) -> float:
+    """What a run costs, in images, as far as its settings tell."""
+    images = EPOCH_IMAGES * case.epochs * case.fraction
+    if case.steps is not None:
+        images = min(images, case.steps * case.batch_size)
+    return START_IMAGES + images
+
+
+def choose_part(
+    shard: Shard | None, expand: Callable[[Callable[[Case, str], Sequence[int]]], Sequence[Case]]
+) -> Callable[[Case], bool]:
+    """Which cases of a sweep are of the shard; without one, all.
+
+    Cases that are alike in all but their batch size stay together, with all their repeats: where
+    one runs out of memory, the larger ones are not run. So do those whose largest batch is searched
+    together.
+
+    Args:
+        shard: of the sweep.
+        expand: all cases of the sweep, given what is asked for a batch size that is to be found, as
+            `bench.preset.Preset.cases` does; workloads and devices not yet examined.
+
+    Raises:
+        UsageError: there are more shards than families of cases.
+    """
+    if shard is None:
+        return lambda case: True
+    searched: list[Case] = []
+
+    def find(case: Case, text: str) -> Sequence[int]:
+        searched.append(case)
+        return ()
+
+    cases = expand(find)
+
+    def name_part(case: Case) -> Case:
+        return name_family(case) if searched else replace(case, batch_size=0)
+
+    costs: dict[Case, float] = {}
+    for case, runs in [*((case, 1) for case in cases), *((case, SEARCH_RUNS) for case in searched)]:
+        part = name_part(case)
+        costs[part] = costs.get(part, 0.0) + runs * estimate_cost(case)
+    if shard.of > len(costs):
+        raise UsageError(
+            f"--shard {shard}: the sweep has {count(len(costs), 'case')} that differ in more than "
+            f"their batch size, and batch sizes stay together; give at most {len(costs)} shards"
+        )
+    parts = dict(zip(costs, split_costs(list(costs.values()), shard.of), strict=True))
+    return lambda case: parts.get(name_part(case)) == shard.number
+
+
+def default_folder(shard: Shard, preset: str) -> Path:
+    """Where the records of a shard go without ``--out``: the same whenever it is run."""
+    return Path("results") / Path(preset).stem / shard.folder
+
+
+def refuse_other_part(out: Path, config: Mapping[str, Any], shard: Shard | None) -> None:
+    """Refuse a folder that holds another part of a sweep, by its configuration.
+
+    Raises:
+        UsageError: it says which.
+    """
+    there, now = str(config.get(KEY, "")), str(shard or "")
+    if config and there != now:
+        held = f"shard {there}" if there else "a sweep that is not split into shards"
+        raise UsageError(
+            f"--out {out}: holds {held}; "
+            + ("choose a folder for each shard" if now else "choose another folder")
+        )

@@ -1,0 +1,118 @@
+"""The scripts of docs/queues.md: they are bash, and what they start is a sweep in shards."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+
+from bench.merge.union import MARK
+from bench.store.reader import read_records
+
+ROOT = Path(__file__).parents[1]
+PAGE = (ROOT / "docs" / "queues.md").read_text()
+CASES = 12  # four precisions, three batch sizes
+REPEATS = 3
+
+
+def take(mark: str) -> str:
+    """The block of code between the marks of its name."""
+    found = re.search(f"<!-- {mark} -->\n```\\w+\n(.*?)```\n<!-- /{mark} -->", PAGE, re.DOTALL)
+    assert found
+    return found[1]
+
+
+def take_script(mark: str) -> str:
+    """The bash of a block; that of the Kubernetes job is the text of its ``args``."""
+    text = take(mark)
+    if mark != "job":
+        return text
+    found = re.search(r"args:\n *- \|\n(.*?)\n      volumes:", text, re.DOTALL)
+    assert found
+    return dedent(found[1])
+
+
+def write_program(file: Path, text: str) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(f"#!/bin/bash\n{text}\n")
+    file.chmod(0o755)
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """A folder with a .venv whose sweeps are the fake's, and machines that are folders."""
+    fake = 'case "$2" in bench.sweep) set -- "$@" --executor fake --device cpu;; esac'
+    write_program(tmp_path / "bin" / "python", f'{fake}\nexec {sys.executable} "$@"')
+    # ssh HOST COMMAND begins in the home of HOST; rsync -a HOST:FROM/ TO copies
+    write_program(tmp_path / "bin" / "ssh", f'cd {tmp_path}/"$1" && exec bash -c "$2"')
+    copy = f'mkdir -p "$3" && from="${{2/:/\\/}}" && cp -r {tmp_path}/"$from". "$3"'
+    write_program(tmp_path / "bin" / "rsync", copy)
+    for home in (tmp_path, *(tmp_path / f"node{k}" / "bench" for k in (1, 2, 3))):
+        (home / ".venv" / "bin").mkdir(parents=True)
+        (home / ".venv" / "bin" / "activate").write_text(f'PATH="{tmp_path}/bin:$PATH"\n')
+        (home / "data").mkdir()
+    return tmp_path
+
+
+def run(place: Path, script: str, *arguments: str, **variables: str) -> None:
+    path = f"{place}/bin:{os.environ['PATH']}"
+    env = os.environ | variables | {"PATH": path, "PYTHONPATH": str(ROOT)}
+    subprocess.run(["bash", "-c", script, "script", *arguments], cwd=place, env=env, check=True)
+
+
+@pytest.mark.parametrize("mark", ["sbatch", "job", "ssh"])
+def test_scripts_are_bash(mark: str) -> None:
+    subprocess.run(["bash", "-n"], input=take_script(mark), text=True, check=True)
+
+
+def test_the_job_is_yaml_of_as_many_pods_as_shards() -> None:
+    yaml = pytest.importorskip("yaml")
+    spec = yaml.safe_load(take("job"))["spec"]
+    (container,) = spec["template"]["spec"]["containers"]
+    assert spec["completionMode"] == "Indexed"
+    assert container["args"][0].strip() == take_script("job").strip()
+    assert f"SHARDS={spec['completions']} " in container["args"][0]
+
+
+def test_the_array_has_as_many_tasks_as_shards() -> None:
+    script = take("sbatch")
+    found = re.search(r"^SHARDS=([0-9]+)", script, re.MULTILINE)
+    assert found
+    assert f"#SBATCH --array=1-{found[1]}\n" in script
+
+
+@pytest.mark.slow
+def test_the_array_makes_the_sweep(place: Path) -> None:
+    """Every task of the array, what is added on sbatch's command line, and the merge."""
+    for task in range(1, 5):
+        synthetic = ["--dataset", "synthetic"]
+        run(place, take_script("sbatch"), *synthetic, SLURM_ARRAY_TASK_ID=str(task))
+    found = re.search(r"```bash\n(python -m bench.merge .*?)```", PAGE, re.DOTALL)
+    assert found
+    run(place, found[1])  # which returns 1 where anything is missing
+    merged = read_records(place / "results" / "queued" / "merged")
+    assert len(merged) == CASES * REPEATS + 4, "and a sentinel for each shard"
+    assert set(merged["dataset"]) == {"synthetic"}
+
+
+@pytest.mark.slow
+def test_a_pod_makes_the_shard_of_its_index(place: Path) -> None:
+    variables = {"JOB_COMPLETION_INDEX": "3", "RESULTS": "queued"}
+    run(place, take_script("job"), "--dataset", "synthetic", **variables)
+    records = read_records(place / "queued" / "shard-4-of-4")
+    assert len(records) == CASES // 4 * REPEATS + 1
+    assert set(records["precision"]) == {"bf16-amp"}
+
+
+@pytest.mark.slow
+def test_machines_over_ssh_make_the_sweep(place: Path) -> None:
+    script = take_script("ssh").replace("--repeats 3", "--dataset synthetic --repeats 3")
+    run(place, script)
+    merged = place / "results" / "queued" / "merged"
+    assert (merged / MARK).exists()
+    assert len(read_records(merged)) == CASES * REPEATS + 3
