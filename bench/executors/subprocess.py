@@ -32,7 +32,10 @@ from bench.gpu.nvml import open_device
 from bench.processes import list_children
 from bench.record import MEASURED, REFUSED, Outcome, Status, write_missing
 from bench.worker.messages import (
+    END,
+    GO_ON,
     Assignment,
+    EpochEnded,
     Finished,
     Message,
     PhaseEntered,
@@ -143,6 +146,10 @@ class SubprocessExecutor:
                         if message.phase != "warmup":
                             done = message.epoch + (message.phase == "evaluation")
                         worker.acknowledge()
+                    if isinstance(message, EpochEnded):
+                        assert job.enough
+                        worker.acknowledge(END if job.enough(message.row) else GO_ON)
+                        continue
                     on_event(message)
             finally:
                 returncode = worker.end(patiently=not answer or answer.status not in _CUT_SHORT)
@@ -264,6 +271,7 @@ class Worker:
             str(job.checkpoints.absolute()) if job.checkpoints else "",
             job.identity,
             str(job.trace.absolute()) if job.trace else "",
+            judged=job.enough is not None,
         )
         self._tell(encode_assignment(assignment))
 
@@ -284,9 +292,9 @@ class Worker:
                     return  # dead, and a child of it holds the pipe open
                 yield None
 
-    def acknowledge(self) -> None:
-        """Let the worker go on into the phase it announced."""
-        self._tell(b"\n")
+    def acknowledge(self, answer: bytes = GO_ON) -> None:
+        """Let the worker go on into the phase it announced, or answer what it asked."""
+        self._tell(answer)
 
     def dump_stacks(self) -> str:
         """Have every thread's stack written to the log, then those of the processes it started.

@@ -27,7 +27,7 @@ from bench.record import (
     Column,
     Status,
 )
-from bench.store.attempts import keep_latest
+from bench.store.attempts import find_truncated, keep_latest
 from bench.store.cells import EPOCHS, RANKS, RECORDS, STEPS, WORK, write_lines
 from bench.store.migration import MIGRATIONS
 from bench.text import clean
@@ -398,10 +398,10 @@ def read_cases(frame: pd.DataFrame) -> list[Case]:
 
 
 def read_history(frame: pd.DataFrame) -> dict[Run, Past]:
-    """The latest attempt at every run in a records table, the probes of searches left out."""
+    """The latest attempt at every run in a records table, probes and truncated trials left out."""
     names = ("repeat", "sentinel", "status", "attempt", "inferred", "run_seed")
     history: dict[Run, Past] = {}
-    rows = keep_latest(frame[~frame["probe"]])
+    rows = keep_latest(frame[~frame["probe"] & ~find_truncated(frame)])
     for case, repeat, sentinel, *past in zip(
         read_cases(rows), *(rows[name] for name in names), strict=True
     ):

@@ -18,7 +18,7 @@ from bench.environment import PACKAGES, refuse_missing
 from bench.executors import Executor, Job, Settings, build_executor
 from bench.flags import run_command
 from bench.precision import PRECISIONS
-from bench.record import Outcome, Record, Status, flatten
+from bench.record import EpochRow, Outcome, Record, Status, flatten
 from bench.store.cells import CHECKPOINTS, LOGS, TRACES
 from bench.store.reader import Past, Run, read_history
 from bench.store.writer import Store, StoreError
@@ -186,12 +186,14 @@ class Loop:
         stopped: Callable[[], int],
         smaller: int | None = None,
         probe: bool = False,
+        enough: Callable[[EpochRow], bool] | None = None,
     ) -> Record:
         """Make one run, write its record and show it.
 
         Args:
             smaller: the batch size of which it is concluded that this one runs out of memory.
             probe: whether it is a step of a search.
+            enough: whether it is to end after an epoch, see `Job`.
         """
         case, repeat, sentinel = run
         self._measure_rates(case.device)
@@ -205,7 +207,7 @@ class Loop:
         if smaller is not None:
             outcome = Outcome(Status.OOM, f"batch size {smaller} already ran out of memory")
         else:
-            job = Job(replace(case, seed=seed), log=self.store.folder / log)
+            job = Job(replace(case, seed=seed), log=self.store.folder / log, enough=enough)
             if case.profile and self.options.trace:
                 job = replace(job, trace=trace)
             outcome = self._answer(job, kept, stopped)
