@@ -46,6 +46,7 @@ from bench.report.doubts import SAID_BELOW
 from bench.report.effects import Effect, find_effects
 from bench.report.epochs import collect_epochs, tabulate_epochs
 from bench.report.filters import Filter, select
+from bench.report.halving import tabulate_halving
 from bench.report.learning import judge_learning
 from bench.report.loading import find_loaded, tabulate_loaded
 from bench.report.model import MOST_SECTIONS, NOTHING, Answer, Cell, Head, Report, Table
@@ -137,6 +138,9 @@ def build(
         *_tabulate_machines(cases, order, machines),
         *_tabulate_published(cases, machines),
     ]
+    for sweep in sweeps:
+        if sweep.halving:
+            tables += tabulate_halving(sweep.records, sweep.read_epochs(), sweep.halving)
     scale_maps = [read_scale_map(sweep.file.parent) for sweep in sweeps]
     for scales in filter(None, scale_maps):
         tables += _tabulate_scales(scales)

@@ -440,11 +440,11 @@ def describe_config(
     """The resolved configuration: what was asked for, by which commands, on what.
 
     Args:
-        before: what was there before, of which the commands and the last search stay.
+        before: what was there before, of which the commands and the last searches stay.
         search: ``step`` and ``margin`` of the search for the largest batch; None for none.
     """
     earlier = str(before.get("command", "")).splitlines()
-    last = search or before.get("search")
+    last, halving = search or before.get("search"), before.get("halving")
     return {
         "command": "\n".join(dict.fromkeys([*earlier, options.command])),
         "preset": options.preset.name,
@@ -458,6 +458,7 @@ def describe_config(
             for name, info in inputs.datasets.items()
         },
         **({"search": last} if last else {}),
+        **({"halving": halving} if halving else {}),
     }
 
 
