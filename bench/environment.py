@@ -20,7 +20,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import cache
 from hashlib import sha256
@@ -125,25 +125,27 @@ class Answer:
     """What a fresh process said of torch, of devices by name and of models by name.
 
     ``error`` is why torch cannot be asked at all. A model is a `Fingerprint`, or the line that
-    says what is wrong with it.
+    says what is wrong with it. ``host`` describes the machine, and the cores of it, that the
+    process had; None where it is this one.
     """
 
     error: str = ""
     devices: dict[str, DeviceAnswer] = field(default_factory=dict)
     models: dict[str, Fingerprint | str] = field(default_factory=dict)
+    host: Environment | None = None
 
     def platform(self, device: str) -> Platform:
-        """The device, described together with this host.
+        """The device, described together with its host.
 
         Raises:
             UsageError: torch is missing or broken, or cannot use the device.
         """
         if why := self.error or self.devices[device].error:
             raise UsageError(why)
-        environment = describe_host()
+        environment = describe_host() if self.host is None else replace(self.host)
         for name, value in self.devices[device].environment.items():
             setattr(environment, name, value)
-        if environment.gpu_uuid is not None:
+        if environment.gpu_uuid is not None and self.host is None:
             describe_card(environment, find_card(environment.gpu_uuid, find_cards()[0]))
         return Platform(environment, self.devices[device].fp16_native)
 
@@ -165,6 +167,7 @@ def ask(
     *,
     timeout_s: float = 600.0,
     look: Callable[[Answer, int], None] = lambda answer, pid: None,
+    variables: Mapping[str, str] | None = None,
 ) -> Answer:
     """Ask a fresh process about devices ("cuda" or "cpu") and models.
 
@@ -172,6 +175,7 @@ def ask(
         models: networks and workloads, as `bench.fingerprint.Asked` writes them.
         timeout_s: how long it may take, the user's models included.
         look: called with the answer and the process's id while it still holds the devices.
+        variables: environment variables that choose the GPU.
     """
     command = [sys.executable, "-m", "bench.environment", *devices, *models]
     pipe = subprocess.PIPE
@@ -179,7 +183,12 @@ def ask(
         TemporaryFile() as errors,
         # a session of its own, so that whatever a user's model starts can be ended with it
         subprocess.Popen(
-            command, stdin=pipe, stdout=pipe, stderr=errors, start_new_session=True
+            command,
+            stdin=pipe,
+            stdout=pipe,
+            stderr=errors,
+            start_new_session=True,
+            env={**os.environ, **(variables or {})},
         ) as process,
     ):
         late = False
@@ -222,6 +231,7 @@ def _read_answer(line: bytes) -> Answer | None:
             name: model.get("error") or read_fingerprint(model)
             for name, model in found["models"].items()
         },
+        host=Environment(**found["host"]),
     )
 
 
@@ -506,6 +516,9 @@ def _use_card(environment: dict[str, Any]) -> str:
         capability=f"{card.major}.{card.minor}",
         cudnn=str(torch.backends.cudnn.version()),
     )
+    described = Environment()
+    describe_card(described, find_card(environment["gpu_uuid"], find_cards()[0]))
+    environment.update({n: v for n, v in asdict(described).items() if v is not None})
     try:
         torch.ones(2, device="cuda").sum().item()
     except RuntimeError as error:  # no kernels for this GPU, or another process has it alone
@@ -531,6 +544,7 @@ def _main(names: Sequence[str]) -> None:
     found = {
         "models": {parse_asked(text).subject: examine_in_fork(text) for text in models},
         "devices": {name: vars(_describe_device(name)) for name in devices},
+        "host": asdict(describe_host()),
     }
     print(json.dumps(found), file=answers, flush=True)
     if not sys.stdin.isatty():

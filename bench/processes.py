@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 
 from bench.text import last_line
@@ -24,8 +24,34 @@ def die_with_parent(parent: int) -> None:
             os._exit(1)
 
 
-def run_module(name: str, *arguments: str, timeout_s: float) -> tuple[str, str | None]:
+@contextmanager
+def hold_to(cores: Collection[int]) -> Iterator[None]:
+    """Have the processes that this thread starts run on ``cores`` alone; none for no change.
+
+    A process inherits the affinity of the thread that starts it, which on Linux is its own. A
+    ``preexec_fn`` could deadlock in a process of several threads.
+    """
+    if not cores:
+        yield
+        return
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cores)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def run_module(
+    name: str, *arguments: str, timeout_s: float, variables: Mapping[str, str] | None = None
+) -> tuple[str, str | None]:
     """Run a module in a process of its own, which Ctrl-C does not reach: it is the caller's.
+
+    Args:
+        name: of the module.
+        arguments: its command line.
+        timeout_s: how long it may take.
+        variables: environment variables that it has besides those of this process.
 
     Returns:
         What it printed, and the last line of its errors; None for that where its time ran out.
@@ -40,6 +66,7 @@ def run_module(name: str, *arguments: str, timeout_s: float) -> tuple[str, str |
             errors="replace",
             timeout=timeout_s,
             start_new_session=True,
+            env={**os.environ, **(variables or {})},
         )
     except subprocess.TimeoutExpired as late:  # its output is bytes, whatever was asked for
         said = late.stdout or b""

@@ -463,7 +463,10 @@ class RankRow:
 
 @dataclass
 class Outcome:
-    """The result of running a case: a status with its one-line reason, and what was measured."""
+    """The result of running a case: a status with its one-line reason, and what was measured.
+
+    ``preempted`` says of one that was lost that its machine was taken away as had been agreed.
+    """
 
     status: Status
     reason: str = ""
@@ -474,6 +477,7 @@ class Outcome:
     ranks: list[RankRow] = field(default_factory=list)
     retries: int = 0
     log: str = ""
+    preempted: bool = False
 
 
 @dataclass

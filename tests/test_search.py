@@ -36,6 +36,7 @@ from bench.report.__main__ import main as report
 from bench.report.halving import find_trials, spell_case, tabulate_halving
 from bench.report.sweeps import read_sweeps
 from bench.search import __main__ as search
+from bench.search import trials
 from bench.search.ladder import INSTALL, Ladder
 from bench.search.options import AROUND, parse_arguments
 from bench.store.attempts import keep_cases
@@ -272,6 +273,7 @@ def test_without_a_learning_rate_each_optimizer_has_its_own_range() -> None:
         ("--batch-size auto", "only bench.sweep looks for the largest batch"),
         ("--metric los", "--metric 'los': "),
         ("--evaluate off", "--metric test_accuracy needs the test images"),
+        ("--executor ray", "--executor ray: bench.search decides while trials run"),
         ("--epochs 1", "--epochs 1 leaves nothing to end early"),
         ("--epochs 2 3", "--epochs takes one value here"),
         ("--seed 1 2", "--seed takes one value here"),
@@ -370,7 +372,9 @@ def test_the_same_command_goes_on_where_it_was_stopped(
         nonlocal runs
         runs += 1
         if runs == 6:
-            signal.raise_signal(signal.SIGINT)
+            os.kill(os.getpid(), signal.SIGINT)
+            while not args[2]():  # the main thread takes it
+                time.sleep(0.01)
         return real(self, *args)
 
     with monkeypatch.context() as patch:
@@ -383,6 +387,30 @@ def test_the_same_command_goes_on_where_it_was_stopped(
     pd.testing.assert_frame_equal(done[columns], whole[columns])
     assert done["attempt"].tolist() == [1] * 5 + [2] + [1] * 6
     assert len(run(tmp_path / "cut", *RANGE)) == len(frame), "nothing is left to do"
+
+
+def test_several_lanes_share_the_rungs(tmp_path: Path) -> None:
+    """Which trial comes first to a rung is chance; every trial has its row, and some end early."""
+    frame = run(tmp_path, *RANGE, "--lanes", "3", "--samples", "24")
+    assert set(read_cases(frame)) == set(draw(*RANGE, "--samples", "24"))
+    assert len(frame) == 24
+    assert set(frame["lane"]) == {"fake0", "fake1", "fake2"}
+    told = find_trials(frame, read_epochs(tmp_path), read_told(tmp_path))
+    assert {len(trial.curve) for trial in told} >= {1, 9}
+    assert told[0].last > told[-1].last
+
+
+def test_a_trial_that_is_lost_with_its_machine_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(fake.ANSWERS, "batch_size=256:lost")
+    frame = run(tmp_path, *RANGE, "--samples", "4", "--batch-size", "64", "256")
+    lost = frame[frame["status"] == "lost"]
+    assert sorted(lost["attempt"].tolist()) == [1, 1, 2, 2, 3, 3], "not for ever"
+    monkeypatch.delenv(fake.ANSWERS)
+    frame = run(tmp_path, *RANGE, "--samples", "4", "--batch-size", "64", "256")
+    again = frame[(frame["batch_size"] == 256) & (frame["status"] != "lost")]
+    assert again["attempt"].tolist() == [4, 4]
 
 
 def test_more_samples_go_on_from_fewer(tmp_path: Path) -> None:
@@ -416,11 +444,18 @@ def test_trials_are_never_compared_by_two_rules(
 def test_no_trial_begins_after_the_time_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    clock = iter([0.0, 1.0, 99.0, 101.0])
+    real, clock = FakeExecutor.run, [0.0]
+
+    def take_long(self: FakeExecutor, *args: Any) -> Outcome:
+        clock[0] += 40
+        return real(self, *args)
+
     with monkeypatch.context() as patch:
-        patch.setattr(search, "monotonic", lambda: next(clock))
-        assert len(run(tmp_path, *RANGE, "--time-limit", "100")) == 2
-    assert "the time limit was reached" in capsys.readouterr().err
+        patch.setattr(FakeExecutor, "run", take_long)
+        patch.setattr(search, "monotonic", lambda: clock[0])
+        patch.setattr(trials, "monotonic", lambda: clock[0])
+        assert len(run(tmp_path, *RANGE, "--time-limit", "100")) == 3
+    assert "9 trials left; run the same command with" in capsys.readouterr().err
     assert len(run(tmp_path, *RANGE)) == 12
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from bench.diagnosis.floors import RATE_COLUMNS
@@ -46,15 +47,24 @@ def choose_seconds(device: str) -> float:
     return seconds
 
 
-def measure_rates(device: str, seconds: float) -> Yardstick:
+def measure_rates(
+    device: str, seconds: float, variables: Mapping[str, str] | None = None
+) -> Yardstick:
     """Measure what ``device`` ("cuda" or "cpu") can do, in a fresh process.
 
     Args:
         device: that nothing else uses now.
         seconds: about how long each of the five to seven measurements takes.
+        variables: environment variables that choose the GPU.
     """
     limit_s = _START_S + _SLOWEST * seconds
-    said, why = run_module("bench.training.yardstick", device, str(seconds), timeout_s=limit_s)
+    said, why = run_module(
+        "bench.training.yardstick",
+        device,
+        str(seconds),
+        timeout_s=limit_s,
+        variables=variables,
+    )
     if why is None:
         return Yardstick(reasons={"rates": f"not measured within {limit_s:.0f} s"})
     try:

@@ -1,14 +1,20 @@
-"""What runs a case: a process of its own by default, a fake for tests of everything else."""
+"""What runs a case: a process of its own by default, a fake for tests of everything else.
+
+An executor offers lanes, and each lane runs one case at a time.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 from typing import Protocol
 
 from bench.case import Case
+from bench.data import DatasetInfo
+from bench.doctor.rates import Yardstick
+from bench.environment import Answer
 from bench.record import EpochRow, Outcome
 from bench.worker.messages import PhaseEntered, StepTaken
 
@@ -42,6 +48,11 @@ class Lane:
     cores: tuple[int, ...] = ()
     host: str = ""
 
+    @property
+    def variables(self) -> dict[str, str]:
+        """The environment variables that pin what is started here to its GPUs."""
+        return {"CUDA_VISIBLE_DEVICES": ",".join(self.gpus)} if self.gpus else {}
+
 
 @dataclass(frozen=True)
 class Job:
@@ -65,18 +76,93 @@ class Job:
     enough: Callable[[EpochRow], bool] | None = None
 
 
+@dataclass(frozen=True)
+class Images:
+    """Which images a lane needs, as `bench.data.prepare` takes them."""
+
+    dataset: str
+    data_dir: Path | None = None
+    url: str | None = None
+    input: str | None = None
+    classes: int | None = None
+
+
+ALL = 0
+"""A number of lanes: one for each GPU; on a CPU, one for each core."""
+
+
 class Executor(Protocol):
-    """Turns cases into outcomes, one at a time. It never raises: every failure is an outcome."""
+    """Offers lanes, and turns cases into outcomes, one at a time on each lane.
+
+    The methods that take a lane may be called by several threads at once, each for another lane. A
+    worker dies with the thread that started it, so a lane has one thread as long as it is open.
+    """
 
     def __init__(self, settings: Settings) -> None: ...
+
+    def open_lanes(self, device: str, wanted: int | None = None) -> Sequence[Lane]:
+        """Open the lanes that cases on ``device`` ("cuda" or "cpu") may run on; once, first of all.
+
+        Args:
+            device: what the lanes train on.
+            wanted: how many; `ALL` for all that there are, None for what is usual, which on one
+                machine is a single lane that is pinned to nothing and has no name.
+
+        Raises:
+            UsageError: there are not that many; it says how many there are.
+        """
+
+    def join_lanes(self) -> Sequence[Lane]:
+        """Lanes that came since the last call, on nodes that joined late or in place of lost ones.
+
+        A lane whose case was `lost` is gone. It is listed here if it comes back.
+        """
+
+    def gather(self, lane: Lane, device: str, size: int) -> Lane:
+        """The lane for a case of ``size`` GPUs (on a CPU, shares of cores) that begins at ``lane``.
+
+        Its GPUs are of one machine and of one kind. It is only used while nothing else runs.
+
+        Raises:
+            UnsupportedError: there are not that many; it says how many there are.
+        """
+
+    def examine(
+        self,
+        lane: Lane,
+        devices: Sequence[str],
+        models: Sequence[str],
+        timeout_s: float,
+        look: Callable[[Answer, int], None] = lambda answer, pid: None,
+    ) -> Answer:
+        """Ask about devices and models where the lane is, as `bench.environment.ask` does.
+
+        ``look`` is called only where the process that answers runs on this machine.
+        """
+
+    def prepare(self, lane: Lane, images: Images) -> DatasetInfo:
+        """Have images on the lane's machine; its ``folder`` is that of a job on this lane.
+
+        Raises:
+            UsageError: they cannot be had or read.
+        """
+
+    def rate(self, lane: Lane, device: str, seconds: float) -> Yardstick:
+        """Measure what the lane can do now, as `bench.doctor.rates.measure_rates` does."""
 
     def run(
         self, job: Job, on_event: Callable[[Event], None], stopping: Callable[[], bool]
     ) -> Outcome:
-        """Run one case to its end, or to `interrupted` soon after ``stopping()`` turns true."""
+        """Run one case on ``job.lane`` to its end, or to `interrupted` soon after ``stopping()``.
+
+        It never raises: every failure is an outcome. ``on_event`` is called in the same thread.
+        """
 
     def kill(self) -> None:
-        """End whatever runs, at once."""
+        """End whatever runs on any lane, at once. Called by a signal handler."""
+
+    def close(self) -> None:
+        """Let go of the lanes; nothing runs on them any more."""
 
 
 def build_executor(name: str, settings: Settings) -> Executor:

@@ -9,11 +9,14 @@ import math
 import os
 import random
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from bench.case import AXES, Case, Value, parse_value
-from bench.errors import UsageError, nearest
-from bench.executors import Event, Job, Settings
+from bench.data import DatasetInfo, prepare
+from bench.doctor.rates import Yardstick
+from bench.environment import Answer, DeviceAnswer, describe_host
+from bench.errors import UnsupportedError, UsageError, nearest
+from bench.executors import Event, Images, Job, Lane, Settings
 from bench.record import MEASURED, EpochRow, Measurement, Outcome, Status
 from bench.text import parse_bytes
 
@@ -23,6 +26,10 @@ ANSWERS = "BENCH_FAKE_ANSWERS"
 
 MEMORY = "BENCH_FAKE_MEMORY"
 """Environment variable: a model of memory, ``name=value`` separated by spaces, see `Memory`."""
+
+
+LANES = "BENCH_FAKE_LANES"
+"""Environment variable: the cards of the lanes, ``kind:number`` separated by spaces."""
 
 
 @dataclass
@@ -90,7 +97,7 @@ class FakeExecutor:
     Where `MEMORY` is set, a case that takes more than there is is out of memory.
 
     Raises:
-        UsageError: a rule is none, or the model of memory.
+        UsageError: a rule is none, or the model of memory, or a lane.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -98,6 +105,63 @@ class FakeExecutor:
         memory = os.environ.get(MEMORY)
         self._memory = None if memory is None else Memory.parse(memory)
         self._chance = random.Random(self._memory.seed if self._memory else 0)
+        self._cards = _parse_lanes(os.environ.get(LANES, ""))
+        self._lost: list[Lane] = []
+
+    def open_lanes(self, device: str, wanted: int | None = None) -> Sequence[Lane]:
+        """The cards that it was told of; or as many lanes as are wanted, of no card."""
+        if wanted in (None, 1):
+            return (Lane(),)
+        lanes = [Lane(name, (uuid,)) for name, uuid in self._cards] or [
+            Lane(f"fake{i}") for i in range(wanted or 1)
+        ]
+        if wanted > len(lanes):
+            raise UsageError(f"--lanes {wanted}: {LANES} has {len(lanes)}; give at most that many")
+        return lanes[: wanted or len(lanes)]
+
+    def join_lanes(self) -> Sequence[Lane]:
+        """A lane that was lost comes back at once."""
+        lanes, self._lost = self._lost, []
+        return lanes
+
+    def gather(self, lane: Lane, device: str, size: int) -> Lane:
+        """As many of its cards as the case takes, those of the lane's kind."""
+        if size == 1 or not self._cards:
+            return lane
+        own = (lane.name or self._cards[0][0]).rpartition("-")[0]
+        alike = [(name, uuid) for name, uuid in self._cards if name.rpartition("-")[0] == own]
+        if size > len(alike):
+            raise UnsupportedError(
+                f"world size {size} takes {size} GPUs of one kind; {LANES} has {len(alike)} ({own})"
+            )
+        names, uuids = zip(*alike[:size], strict=True)
+        return replace(lane, name="+".join(names), gpus=uuids)
+
+    def examine(
+        self,
+        lane: Lane,
+        devices: Sequence[str],
+        models: Sequence[str],
+        timeout_s: float,
+        look: Callable[[Answer, int], None] = lambda answer, pid: None,
+    ) -> Answer:
+        """This host, and the card that it was told of."""
+        card = {"gpu": lane.name.rpartition("-")[0], "gpu_uuid": lane.gpus[0]} if lane.gpus else {}
+        return Answer(devices={d: DeviceAnswer(card) for d in devices}, host=describe_host())
+
+    def prepare(self, lane: Lane, images: Images) -> DatasetInfo:
+        """Decode the images, once for all lanes."""
+        return prepare(
+            images.dataset,
+            data_dir=images.data_dir,
+            url=images.url,
+            input=images.input,
+            classes=images.classes,
+        )
+
+    def rate(self, lane: Lane, device: str, seconds: float) -> Yardstick:
+        """Nothing is measured."""
+        return Yardstick()
 
     def run(
         self, job: Job, on_event: Callable[[Event], None], stopping: Callable[[], bool]
@@ -106,6 +170,8 @@ class FakeExecutor:
         if stopping():
             return Outcome(Status.INTERRUPTED, "the sweep was stopped")
         status, m = self._find_answer(job.case), Measurement()
+        if status is Status.LOST:
+            self._lost.append(job.lane)
         if self._memory and self._chance.random() < self._memory.fail:
             silent = (Status.ERROR, Status.TIMEOUT, Status.KILLED)
             return Outcome(self._chance.choice(silent), "at random, as the fake was told")
@@ -137,6 +203,24 @@ class FakeExecutor:
 
     def kill(self) -> None:
         """Nothing runs."""
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def _parse_lanes(text: str) -> list[tuple[str, str]]:
+    """The name and UUID of each card of ``A100:2 H100:1``.
+
+    Raises:
+        UsageError: a part of it is not of that form.
+    """
+    cards = []
+    for part in text.split():
+        kind, _, number = part.rpartition(":")
+        if not (kind and number.isdecimal() and int(number)):
+            raise UsageError(f"{LANES} {part!r}: give kind:number, such as A100:2")
+        cards += [(f"{kind}-{i}", f"GPU-{kind}-{i}") for i in range(int(number))]
+    return cards
 
 
 BEST_LR, LARGEST_LR = 0.1, 5.0

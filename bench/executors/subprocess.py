@@ -16,7 +16,7 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -24,13 +24,19 @@ from typing import IO
 
 from tenacity import Retrying, retry_if_result, stop_after_attempt, wait_exponential
 
-from bench.executors import Event, Job, Settings
+from bench.data import DatasetInfo, prepare, progress_bar
+from bench.doctor.rates import Yardstick, measure_rates
+from bench.environment import Answer, ask, usable_cpus
+from bench.errors import UnsupportedError, UsageError
+from bench.executors import ALL, Event, Images, Job, Lane, Settings
 from bench.failure import Fault, classify, classify_death, count_oom_kills
+from bench.gpu.cards import find_card, find_cards
 from bench.gpu.device import Unreadable
 from bench.gpu.monitor import ENERGY, Monitor, Observation
 from bench.gpu.nvml import open_device
-from bench.processes import list_children
+from bench.processes import hold_to, list_children
 from bench.record import MEASURED, REFUSED, Outcome, Status, write_missing
+from bench.text import count
 from bench.worker.messages import (
     END,
     GO_ON,
@@ -55,12 +61,92 @@ _LOG_BYTES = 1_000_000  # kept of each end of what a worker prints
 
 
 class SubprocessExecutor:
-    """Runs each case in a worker of its own. The parent reads the card while the worker trains."""
+    """Runs each case in a worker of its own. The parent reads the card while the worker trains.
+
+    Lanes are GPUs, or equal shares of the cores that this process may use.
+    """
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._worker: Worker | None = None
+        self._workers: list[Worker] = []
         self._compiled: tempfile.TemporaryDirectory[str] | None = None
+        self._lock = threading.Lock()
+
+    def open_lanes(self, device: str, wanted: int | None = None) -> Sequence[Lane]:
+        """One lane that is pinned to nothing, or as many as are wanted."""
+        if wanted in (None, 1):
+            return (Lane(),)
+        if device == "cpu":
+            return _share_cores(usable_cpus(), wanted)
+        cards, why = find_cards()
+        if not cards:
+            raise UsageError(f"--lanes: {why}; leave it out")
+        if wanted > len(cards):
+            raise UsageError(
+                f"--lanes {wanted}: this machine has {count(len(cards), 'GPU')}; give at most "
+                f"{len(cards)}"
+            )
+        return [Lane(f"gpu{c.index}", (c.uuid,)) for c in cards[: wanted or len(cards)]]
+
+    def join_lanes(self) -> Sequence[Lane]:
+        """None: this machine's are there from the start, and none of them is lost."""
+        return ()
+
+    def gather(self, lane: Lane, device: str, size: int) -> Lane:
+        """The lane's GPU and others of its kind, or the cores of this process in equal shares."""
+        if size == 1:
+            return lane
+        if device == "cpu":
+            cores = usable_cpus()
+            if size > len(cores):
+                raise UnsupportedError(
+                    f"world size {size} takes {size} CPU cores; this machine has {len(cores)}"
+                )
+            name = "+".join(f"cpu{i}" for i in range(size)) if lane.name else ""
+            return Lane(name, cores=tuple(cores[: len(cores) // size * size]))
+        cards, why = find_cards()
+        if not cards:
+            raise UnsupportedError(f"world size {size} takes {size} GPUs: {why}")
+        own = (lane.gpus and find_card(lane.gpus[0], cards)) or cards[0]
+        kind = (own.name, own.memory_bytes)
+        others = [c for c in cards if c.uuid != own.uuid and (c.name, c.memory_bytes) == kind]
+        alike = [own, *others]
+        if size > len(alike):
+            raise UnsupportedError(
+                f"world size {size} takes {size} GPUs of one kind; this machine has {len(alike)} "
+                f"({own.name})"
+            )
+        name = "+".join(f"gpu{card.index}" for card in alike[:size]) if lane.name else ""
+        return Lane(name, tuple(card.uuid for card in alike[:size]))
+
+    def examine(
+        self,
+        lane: Lane,
+        devices: Sequence[str],
+        models: Sequence[str],
+        timeout_s: float,
+        look: Callable[[Answer, int], None] = lambda answer, pid: None,
+    ) -> Answer:
+        """Ask a process that is pinned as the lane's workers are."""
+        with hold_to(lane.cores):
+            return ask(devices, models, timeout_s=timeout_s, look=look, variables=lane.variables)
+
+    def prepare(self, lane: Lane, images: Images) -> DatasetInfo:
+        """Decode the images, once for all lanes."""
+        with progress_bar() as progress:
+            return prepare(
+                images.dataset,
+                data_dir=images.data_dir,
+                url=images.url,
+                progress=progress,
+                input=images.input,
+                classes=images.classes,
+            )
+
+    def rate(self, lane: Lane, device: str, seconds: float) -> Yardstick:
+        """Measure in a process that is pinned as the lane's workers are."""
+        with hold_to(lane.cores):
+            return measure_rates(device, seconds, lane.variables)
 
     def run(
         self, job: Job, on_event: Callable[[Event], None], stopping: Callable[[], bool]
@@ -90,9 +176,14 @@ class SubprocessExecutor:
         return outcome
 
     def kill(self) -> None:
-        """End the worker and all it started, at once."""
-        if self._worker:
-            self._worker.kill()
+        """End the workers and all they started, at once; no lock is taken in a signal handler."""
+        for worker in list(self._workers):
+            worker.kill()
+
+    def close(self) -> None:
+        """Forget what was compiled."""
+        if self._compiled is not None:
+            self._compiled.cleanup()
 
     def choose_cache(self, job: Job) -> dict[str, str]:
         """Where what torch.compile makes of this case is kept: a folder of its own, empty at first.
@@ -103,8 +194,9 @@ class SubprocessExecutor:
         """
         if not job.case.compile or _CACHE in os.environ:
             return {}
-        if self._compiled is None:
-            self._compiled = tempfile.TemporaryDirectory(prefix="bench-compiled-")
+        with self._lock:
+            if self._compiled is None:
+                self._compiled = tempfile.TemporaryDirectory(prefix="bench-compiled-")
         return {_CACHE: str(Path(self._compiled.name) / job.case.slug())}
 
     def _attempt(
@@ -126,7 +218,8 @@ class SubprocessExecutor:
                 return Outcome(fault.status, fault.reason), True
         oom_kills = count_oom_kills()
         with Monitor(device) as monitor:
-            self._worker = worker = Worker(job, self.choose_cache(job))
+            worker = Worker(job, self.choose_cache(job))
+            self._workers.append(worker)
             answer: Finished | None = None
             kept: Finished | None = None
             done: int | None = None
@@ -145,15 +238,16 @@ class SubprocessExecutor:
                         trained = True  # or is about to
                         if message.phase != "warmup":
                             done = message.epoch + (message.phase == "evaluation")
-                        worker.acknowledge()
                     if isinstance(message, EpochEnded):
                         assert job.enough
                         worker.acknowledge(END if job.enough(message.row) else GO_ON)
                         continue
-                    on_event(message)
+                    on_event(message)  # which may hold the worker before its phase
+                    if isinstance(message, PhaseEntered):
+                        worker.acknowledge()
             finally:
                 returncode = worker.end(patiently=not answer or answer.status not in _CUT_SHORT)
-                self._worker = None
+                self._workers.remove(worker)
             if answer is None:
                 oom_kills = count_oom_kills() - oom_kills
                 answer = _finish(classify_death(returncode, oom_kills, job.case, trained))
@@ -199,6 +293,24 @@ class SubprocessExecutor:
                 yield message
 
 
+def _share_cores(cores: Sequence[int], wanted: int) -> list[Lane]:
+    """So many lanes of equal shares of ``cores``; what does not go into them stays unused.
+
+    Raises:
+        UsageError: there are fewer cores, or this system pins nothing to cores.
+    """
+    if not hasattr(os, "sched_setaffinity"):
+        raise UsageError("--lanes on a CPU needs Linux, to hold processes to cores; leave it out")
+    if wanted > len(cores):
+        raise UsageError(
+            f"--lanes {wanted}: this process may use {count(len(cores), 'CPU core')}; give at most "
+            f"{len(cores)}"
+        )
+    many = len(cores) if wanted == ALL else wanted
+    share = len(cores) // many
+    return [Lane(f"cpu{i}", cores=tuple(cores[i * share : (i + 1) * share])) for i in range(many)]
+
+
 def _finish(fault: Fault) -> Finished:
     return Finished(fault.status, fault.reason, fault.transient)
 
@@ -241,15 +353,16 @@ class Worker:
         self._recent = deque[bytes](maxlen=16)  # of what it printed
         self._messages, write = os.pipe()
         try:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "bench.worker"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                pass_fds=[write],
-                start_new_session=True,
-                env={**os.environ, **variables},
-            )
+            with hold_to(job.lane.cores):
+                self._process = subprocess.Popen(
+                    [sys.executable, "-m", "bench.worker"],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    pass_fds=[write],
+                    start_new_session=True,
+                    env={**os.environ, **job.lane.variables, **variables},
+                )
         except BaseException:
             os.close(self._messages)
             raise

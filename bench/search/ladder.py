@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from threading import Lock
 from typing import TYPE_CHECKING
 
 from bench.errors import UsageError
@@ -31,7 +32,7 @@ class _Trial:
 
 
 class Ladder:
-    """The scheduler of one search.
+    """The scheduler of one search; trials on several lanes may be judged by several threads.
 
     Args:
         halving: its rules.
@@ -45,7 +46,8 @@ class Ladder:
     def __init__(self, halving: Halving, curves: Iterable[Curve] = ()) -> None:
         self._halving = halving
         self._scheduler = _build_scheduler(halving)
-        self._climbing = 0
+        self._added = 0
+        self._lock = Lock()
         for curve in curves:
             trial = self.add()
             for epoch, value in enumerate(curve, 1):
@@ -53,16 +55,28 @@ class Ladder:
 
     def add(self) -> Climber:
         """Let a trial begin at the foot."""
-        self._climbing += 1
-        return Climber(self._halving, self._scheduler, _Trial(str(self._climbing)))
+        with self._lock:
+            self._added += 1
+            trial = _Trial(str(self._added))
+            self._scheduler.on_trial_add(None, trial)
+        return Climber(self, trial)
+
+    def judge(self, trial: _Trial, epoch: int, value: float | None) -> bool:
+        """See `Climber.judge`."""
+        if value is None or epoch >= self._halving.epochs:
+            return True
+        result = {_EPOCH: epoch, self._halving.metric: value}
+        with self._lock:
+            answer: str = self._scheduler.on_trial_result(None, trial, result)
+        return answer == self._scheduler.STOP  # type: ignore[no-any-return]
 
 
+@dataclass(frozen=True)
 class Climber:
     """A trial on a `Ladder`."""
 
-    def __init__(self, halving: Halving, scheduler: AsyncHyperBandScheduler, trial: _Trial) -> None:
-        self._halving, self._scheduler, self._trial = halving, scheduler, trial
-        scheduler.on_trial_add(None, trial)
+    ladder: Ladder
+    trial: _Trial
 
     def judge(self, epoch: int, value: float | None) -> bool:
         """Whether the trial is to end after ``epoch``, from 1; the last one ends it anyway.
@@ -70,11 +84,7 @@ class Climber:
         One whose metric is no number ends at once and counts at no rung: it can only get worse, and
         a percentile of what others reached would have no place for it.
         """
-        if value is None or epoch >= self._halving.epochs:
-            return True
-        result = {_EPOCH: epoch, self._halving.metric: value}
-        answer: str = self._scheduler.on_trial_result(None, self._trial, result)
-        return answer == self._scheduler.STOP  # type: ignore[no-any-return]
+        return self.ladder.judge(self.trial, epoch, value)
 
 
 _EPOCH = "epoch"

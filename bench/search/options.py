@@ -50,6 +50,9 @@ DIGITS = 3
 """Significant digits of a learning rate that is drawn: a tenth of a percent changes nothing, and
 people have to write it."""
 
+LOCAL = ("subprocess", "fake")
+"""The executors whose lanes can ask after each epoch whether to go on."""
+
 _MOST_SAMPLES = 10_000
 
 
@@ -201,6 +204,11 @@ def parse_arguments(argv: Sequence[str], docstring: str | None = None) -> Search
     for name, why in WITHOUT.items():
         refuse_flags(argv, [name], f"bench.search does not take it, because {why}; leave it out")
     given = build_parser(docstring).parse(argv)
+    if given.executor not in LOCAL:
+        raise UsageError(
+            f"--executor {given.executor}: bench.search decides while trials run, which it does on "
+            "this machine alone; leave it out"
+        )
     rates = _take_range(given)
     axes = read_axes(given, WITHOUT)
     halving = _read_halving(given, axes)

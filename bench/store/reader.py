@@ -398,10 +398,11 @@ def read_cases(frame: pd.DataFrame) -> list[Case]:
 
 
 def read_history(frame: pd.DataFrame) -> dict[Run, Past]:
-    """The latest attempt at every run in a records table, probes and truncated trials left out."""
+    """The latest attempt at every run in a records table: no probe, anchor or truncated trial."""
     names = ("repeat", "sentinel", "status", "attempt", "inferred", "run_seed")
     history: dict[Run, Past] = {}
-    rows = keep_latest(frame[~frame["probe"] & ~find_truncated(frame)])
+    aside = frame["probe"] | (frame["anchor"] != "") | find_truncated(frame)
+    rows = keep_latest(frame[~aside])
     for case, repeat, sentinel, *past in zip(
         read_cases(rows), *(rows[name] for name in names), strict=True
     ):
