@@ -677,6 +677,7 @@ def count_children(parent: psutil.Process) -> int:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)  # half a minute alone; two minutes were seen on a busy machine
 def test_a_real_search_is_stopped_and_continued(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
