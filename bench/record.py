@@ -25,7 +25,7 @@ from bench.work import Kind
 #               epochs (in epochs.csv), probes of the largest batch, workloads, fine-tuning,
 #               checkpoints, and the work of a step (in work.csv), profiled or counted
 #   5  2026-11  lanes, and the anchors that compare them; training on several GPUs, the processes of
-#               a case in ranks.csv
+#               a case in ranks.csv; cases that a search ended before their last epoch
 SCHEMA = 5
 
 
@@ -124,6 +124,11 @@ class Measurement:
     )
     step_time_last_s: float | None = quantity(float, "mean step of the last quarter", "s", since=2)
     eval_time_s: float | None = quantity(float, "last evaluation on the test images", "s")
+    truncated_after: int | None = quantity(
+        int,
+        "epochs after which a search ended the case, whose axis has more; empty for a whole one",
+        since=5,
+    )
     loader_first_batch_s: float | None = quantity(
         float,
         "start of the first epoch to its first batch, the start of --workers included",

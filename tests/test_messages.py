@@ -14,6 +14,7 @@ from bench.case import Case
 from bench.record import EpochRow, Measurement, Status, Step
 from bench.worker.messages import (
     Assignment,
+    EpochEnded,
     Finished,
     Message,
     MessageError,
@@ -42,6 +43,7 @@ FINISHED = Finished(
         PhaseEntered("warmup"),
         PhaseEntered("epoch", 2),
         StepTaken("epoch", 3, 20, 2.25, 2**40),
+        EpochEnded(EpochRow(1, 1.5, None, 0.25, test_accuracy=0.125)),
         FINISHED,
         Finished(Status.OK),
     ],

@@ -332,7 +332,9 @@ def stand_in(command: str) -> str:
     for start, other in STAND_INS.items():
         if command.startswith(start):
             return other
-    if ("bench.sweep" in command and "--list" not in command) or "bench.fit" in command:
+    if ("bench.sweep" in command and "--list" not in command) or re.search(
+        r"bench\.(fit|search)", command
+    ):
         return f"{command} --executor fake"
     if "bench.why" in command:  # the fake profiles nothing
         return re.sub(r"results/\w+", shlex.quote(str(ROOT / "results" / WHY_SWEEP)), command)

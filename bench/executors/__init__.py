@@ -15,7 +15,7 @@ from bench.case import Case
 from bench.data import DatasetInfo
 from bench.doctor.rates import Yardstick
 from bench.environment import Answer
-from bench.record import Outcome
+from bench.record import EpochRow, Outcome
 from bench.worker.messages import PhaseEntered, StepTaken
 
 EXECUTORS: dict[str, str] = {
@@ -61,7 +61,8 @@ class Job:
     ``folder`` is where `bench.data.prepare` left the dataset; ``gpu_uuid`` is None on a CPU. A case
     of several GPUs, or processes, takes those of ``lane``.
     A checkpoint that lies in ``checkpoints`` is resumed if it is of ``identity``. The trace of a
-    profiled case is kept in the file ``trace``.
+    profiled case is kept in the file ``trace``. ``enough`` is asked after each epoch but the last
+    whether the case is to end there; its row then says after which epoch it was truncated.
     """
 
     case: Case
@@ -72,6 +73,7 @@ class Job:
     identity: dict[str, str] = field(default_factory=dict)
     trace: Path | None = None
     lane: Lane = Lane()
+    enough: Callable[[EpochRow], bool] | None = None
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import os
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from bench.case import AXES, Case, Value, parse_value
@@ -17,7 +17,7 @@ from bench.doctor.rates import Yardstick
 from bench.environment import Answer, DeviceAnswer, describe_host
 from bench.errors import UnsupportedError, UsageError, nearest
 from bench.executors import Event, Images, Job, Lane, Settings
-from bench.record import MEASURED, Measurement, Outcome, Status
+from bench.record import MEASURED, EpochRow, Measurement, Outcome, Status
 from bench.text import parse_bytes
 
 ANSWERS = "BENCH_FAKE_ANSWERS"
@@ -189,7 +189,11 @@ class FakeExecutor:
                 m.peak_device_bytes = job.case.batch_size * 2**20
             m.train_loss = 2.0 if status is not Status.DIVERGED else None
             m.first_bad_step = 0 if status is Status.DIVERGED else None
-        return Outcome(status, "" if status is Status.OK else "as the fake was told", m)
+        reason = "" if status is Status.OK else "as the fake was told"
+        epochs = list(_learn(job)) if job.enough and status in MEASURED else []
+        if epochs and _describe_learning(m, job.case, epochs):
+            status, reason = Status.DIVERGED, "the loss was inf or NaN"
+        return Outcome(status, reason, m, epochs=epochs)
 
     def _find_answer(self, case: Case) -> Status:
         for axis, value, answer in self._rules:
@@ -217,6 +221,44 @@ def _parse_lanes(text: str) -> list[tuple[str, str]]:
             raise UsageError(f"{LANES} {part!r}: give kind:number, such as A100:2")
         cards += [(f"{kind}-{i}", f"GPU-{kind}-{i}") for i in range(int(number))]
     return cards
+
+
+BEST_LR, LARGEST_LR = 0.1, 5.0
+"""The fake learns best at the first learning rate, and diverges above the second."""
+
+
+def learn(case: Case, epoch: int) -> EpochRow:
+    """An epoch, from 0, of the fake's training: the nearer to `BEST_LR`, the faster.
+
+    Larger batches learn a little slower. Loss falls from ln 10 towards 0.
+    """
+    pace = math.exp(-abs(math.log10(case.lr / BEST_LR)) - case.batch_size / 10_000)
+    diverged = case.lr > LARGEST_LR
+    loss = None if diverged else math.log(10) / (1 + pace * (epoch + 1))
+    accuracy = 0.1 if loss is None else math.exp(-loss)
+    row = EpochRow(epoch, 1.0, loss, accuracy)
+    if case.evaluate:
+        row.test_loss, row.test_accuracy = loss, accuracy
+    return row
+
+
+def _learn(job: Job) -> Iterator[EpochRow]:
+    """The epochs of a job whose every epoch is judged, until there are enough."""
+    assert job.enough
+    for epoch in range(job.case.epochs):
+        yield (row := learn(job.case, epoch))
+        if epoch + 1 < job.case.epochs and job.enough(row):
+            return
+
+
+def _describe_learning(m: Measurement, case: Case, epochs: Sequence[EpochRow]) -> bool:
+    """Fill the columns that follow from the epochs; whether the loss is no number any more."""
+    last = epochs[-1]
+    m.truncated_after = len(epochs) if len(epochs) < case.epochs else None
+    for name in ("train_loss", "train_accuracy", "test_loss", "test_accuracy"):
+        setattr(m, name, getattr(last, name))
+    m.first_bad_step = 0 if last.train_loss is None else None
+    return last.train_loss is None
 
 
 def _parse_rule(rule: str) -> tuple[str, Value, Status]:

@@ -17,7 +17,7 @@ from typing import IO
 
 from bench.executors import Job
 from bench.processes import hold_to, list_children
-from bench.worker.messages import Assignment, Message, Seat, decode, encode_assignment
+from bench.worker.messages import GO_ON, Assignment, Message, Seat, decode, encode_assignment
 
 _POLL_S = 0.1
 _GRACE_S = 3.0
@@ -66,6 +66,7 @@ class Worker:
             job.identity,
             str(job.trace.absolute()) if job.trace else "",
             seat,
+            judged=job.enough is not None,
         )
         self._tell(encode_assignment(assignment))
 
@@ -86,9 +87,9 @@ class Worker:
                     return  # dead, and a child of it holds the pipe open
                 yield None
 
-    def acknowledge(self) -> None:
-        """Let the worker go on into the phase it announced."""
-        self._tell(b"\n")
+    def acknowledge(self, answer: bytes = GO_ON) -> None:
+        """Let the worker go on into the phase it announced, or answer what it asked."""
+        self._tell(answer)
 
     def dump_stacks(self) -> str:
         """Have every thread's stack written to the log, then those of the processes it started.

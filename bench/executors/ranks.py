@@ -17,7 +17,7 @@ from bench.errors import UnsupportedError
 from bench.executors import Job
 from bench.executors.process import Worker
 from bench.record import MEASURED, REFUSED
-from bench.worker.messages import Finished, Message, PhaseEntered, Seat
+from bench.worker.messages import GO_ON, EpochEnded, Finished, Message, PhaseEntered, Seat
 
 _POLL_S = 0.1
 _GRACE_S = 3.0
@@ -131,7 +131,7 @@ class Ranks:
         Raises:
             MessageError: a worker wrote what is no message.
         """
-        waiting: dict[int, PhaseEntered] = {}
+        waiting: dict[int, PhaseEntered | EpochEnded] = {}
         ends: dict[int, Finished | None] = {}  # None for a worker that ended without a word
         decided: float | None = None
         while len(ends) < len(self._workers) and (decided is None or time.monotonic() < decided):
@@ -142,7 +142,7 @@ class Ranks:
                 continue
             if isinstance(message, Exception):
                 raise message
-            if isinstance(message, PhaseEntered):
+            if isinstance(message, PhaseEntered | EpochEnded):
                 waiting[rank] = message
                 if len(waiting) == len(self._workers):
                     yield waiting[0]
@@ -164,10 +164,10 @@ class Ranks:
         if (end := ends[rank]) is not None:
             yield replace(end, reason=self.which + end.reason) if self._failed else ends[0]
 
-    def acknowledge(self) -> None:
-        """Let all workers go on into the phase that they announced."""
+    def acknowledge(self, answer: bytes = GO_ON) -> None:
+        """Let all workers go on into the phase that they announced, or answer what they asked."""
         for worker in self._workers:
-            worker.acknowledge()
+            worker.acknowledge(answer)
 
     def dump_stacks(self) -> str:
         """Have the stacks of all workers written to the log, one after the other."""

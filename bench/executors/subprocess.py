@@ -35,6 +35,9 @@ from bench.processes import hold_to
 from bench.record import MEASURED, REFUSED, Outcome, Status, write_missing
 from bench.text import count
 from bench.worker.messages import (
+    END,
+    GO_ON,
+    EpochEnded,
     Finished,
     Message,
     PhaseEntered,
@@ -231,6 +234,10 @@ class SubprocessExecutor:
                         trained = True  # or is about to
                         if message.phase != "warmup":
                             done = message.epoch + (message.phase == "evaluation")
+                    if isinstance(message, EpochEnded):
+                        assert job.enough
+                        worker.acknowledge(END if job.enough(message.row) else GO_ON)
+                        continue
                     on_event(message)  # which may hold the worker before its phase
                     if isinstance(message, PhaseEntered):
                         worker.acknowledge()

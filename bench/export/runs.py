@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, fields, replace
@@ -61,6 +62,7 @@ class Run:
     record_id: str
     name: str
     status: Status
+    kinds: tuple[str, ...]
     doubts: tuple[str, ...]
     axes: dict[str, Value]
     outcome: dict[str, Fact]
@@ -80,8 +82,7 @@ class Run:
     @property
     def flags(self) -> list[str]:
         """What a reader should know at first sight: the status, the kind of row, its doubts."""
-        kinds = [kind for kind in ("sentinel", "probe", "inferred") if self.outcome[kind]]
-        return list(dict.fromkeys([self.status.value, *kinds, *self.doubts]))
+        return list(dict.fromkeys([self.status.value, *self.kinds, *self.doubts]))
 
 
 def read_runs(sweep: Sweep, known: Collection[str]) -> Iterator[Run]:
@@ -136,6 +137,7 @@ def _make_run(
         record_id=record_id,
         name=_name(case, row, status, remarks),
         status=status,
+        kinds=tuple(_list_kinds(row)),
         doubts=remarks,
         axes={name: getattr(case, name) for name in AXES},
         outcome={name: fact for name, fact in outcome.items() if fact != ""},
@@ -150,11 +152,17 @@ def _make_run(
     )
 
 
+def _list_kinds(row: dict[Any, Any]) -> list[str]:
+    """What kind of row it is, where it is no measurement of a whole case."""
+    kinds = [kind for kind in ("sentinel", "probe", "inferred") if row[kind]]
+    return kinds if math.isnan(row["truncated_after"]) else [*kinds, "truncated"]
+
+
 def _name(case: Case, row: dict[Any, Any], status: Status, remarks: Iterable[str]) -> str:
     told = [n for n, axis in AXES.items() if n in NAMED or getattr(case, n) != axis.default]
     words = [f"repeat {row['repeat']}"]
     words += [f"attempt {row['attempt']}"] if row["attempt"] > 1 else []
-    words += [kind for kind in ("sentinel", "probe", "inferred") if row[kind]]
+    words += _list_kinds(row)
     words += [status.value] if status is not Status.OK else []
     ending = " · ".join(dict.fromkeys([*words, *remarks]))
     label = clean(case.label(told))

@@ -20,6 +20,7 @@ from bench.report.quantities import QUANTITIES, Quantity, is_number
 from bench.report.scalemap import draw_scale_map, summarize_scale_map
 from bench.report.summaries import latest
 from bench.report.units import count_in, find_units
+from bench.store.attempts import find_truncated
 from bench.text import clean
 
 if TYPE_CHECKING:
@@ -206,10 +207,12 @@ def _remarks(rows: pd.DataFrame) -> pd.Series:
     counted = latest(rows).index
     remarks = rows["status"].map(lambda _: "")
     sentinel, probe = rows["sentinel"].astype(bool), rows["probe"].astype(bool)
+    truncated = find_truncated(rows)
     facts = {doubt.remark: rows[doubt.name] for doubt in DOUBTS.values()}
     facts["inferred"] = rows["inferred"].astype(bool)
-    facts["sentinel"], facts["probe"] = sentinel, probe
-    superseded = ~rows.index.to_series().isin(counted) & ~sentinel & ~probe
+    facts["sentinel"], facts["probe"], facts["truncated"] = sentinel, probe, truncated
+    aside = sentinel | probe | truncated
+    superseded = ~rows.index.to_series().isin(counted) & ~aside
     facts["superseded by a later attempt"] = superseded
     for remark, holds in facts.items():
         apart = remarks.where(remarks == "", remarks + ", ")

@@ -11,6 +11,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from bench.halving import Halving, read_halving
 from bench.record import STEP_COLUMNS
 from bench.store.cells import CONFIG, STEPS
 from bench.store.reader import (
@@ -38,6 +39,7 @@ class Sweep:
     Attributes:
         step: images to which the largest batch was searched; None where it is not known.
         margin: share of memory that the recommended batch was to leave free.
+        halving: the search for the best settings that its trials are of, if there was one.
     """
 
     name: str
@@ -46,6 +48,7 @@ class Sweep:
     command: str = ""
     step: int | None = None
     margin: float = MARGIN
+    halving: Halving | None = None
 
     def read_steps(self, most_bytes: float = math.inf) -> pd.DataFrame:
         """The steps of its records, the columns of `STEP_COLUMNS`; none if the file is larger."""
@@ -105,6 +108,7 @@ def read_sweep(path: Path, name: str = "") -> Sweep:
         command if isinstance(command, str) else "",
         step if isinstance(step := told.get("step"), int) and step > 0 else None,
         margin if isinstance(margin := told.get("margin"), float) and 0 <= margin < 1 else MARGIN,
+        read_halving(config.get("halving")),
     )
 
 

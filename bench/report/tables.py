@@ -48,6 +48,7 @@ from bench.report.effects import Effect, find_effects
 from bench.report.epochs import collect_epochs, tabulate_epochs
 from bench.report.filters import Filter, select
 from bench.report.gpus import find_lines, tabulate_gpus
+from bench.report.halving import tabulate_halving
 from bench.report.lanes import tabulate_lanes
 from bench.report.learning import judge_learning
 from bench.report.loading import find_loaded, tabulate_loaded
@@ -143,6 +144,9 @@ def build(
         *_tabulate_machines(cases, order, machines),
         *_tabulate_published(cases, machines),
     ]
+    for sweep in sweeps:
+        if sweep.halving:
+            tables += tabulate_halving(sweep.records, sweep.read_epochs(), sweep.halving)
     scale_maps = [read_scale_map(sweep.file.parent) for sweep in sweeps]
     for scales in filter(None, scale_maps):
         tables += _tabulate_scales(scales)

@@ -30,13 +30,19 @@ def number_groups(frame: pd.DataFrame, names: Iterable[str]) -> pd.Series:
 
 
 def keep_cases(records: pd.DataFrame) -> pd.DataFrame:
-    """The rows that measure a case: no sentinels, no anchors, and no probes of the largest batch.
+    """The rows that measure a whole case: no sentinels, anchors, probes or truncated trials.
 
     A probe trains a few steps to see whether a batch fits; its time says nothing. An anchor trains
-    a few steps on each lane, to compare lanes.
+    a few steps on each lane, to compare lanes. A search ends the trials of poor settings early: a
+    loss after two epochs is none of a case of nine.
     """
     aside = records["sentinel"].astype(bool) | records["probe"].astype(bool)
-    return records[~aside & (records["anchor"] == "")]
+    return records[~aside & (records["anchor"] == "") & ~find_truncated(records)]
+
+
+def find_truncated(records: pd.DataFrame) -> pd.Series:
+    """Which rows are trials that a search ended before the last epoch of their case."""
+    return records["truncated_after"].notna()
 
 
 def find_unknown(rows: pd.DataFrame, name: str) -> pd.Series:

@@ -27,7 +27,7 @@ from bench.record import (
     Column,
     Status,
 )
-from bench.store.attempts import keep_latest
+from bench.store.attempts import find_truncated, keep_latest
 from bench.store.cells import EPOCHS, RANKS, RECORDS, STEPS, WORK, write_lines
 from bench.store.migration import MIGRATIONS
 from bench.text import clean
@@ -408,10 +408,11 @@ def read_cases(frame: pd.DataFrame) -> list[Case]:
 
 
 def read_history(frame: pd.DataFrame) -> dict[Run, Past]:
-    """The latest attempt at every run in a records table, probes and anchors left out."""
+    """The latest attempt at every run in a records table: no probe, anchor or truncated trial."""
     names = ("repeat", "sentinel", "status", "attempt", "inferred", "run_seed")
     history: dict[Run, Past] = {}
-    rows = keep_latest(frame[~frame["probe"] & (frame["anchor"] == "")])
+    aside = frame["probe"] | (frame["anchor"] != "") | find_truncated(frame)
+    rows = keep_latest(frame[~aside])
     for case, repeat, sentinel, *past in zip(
         read_cases(rows), *(rows[name] for name in names), strict=True
     ):

@@ -177,6 +177,8 @@ def _describe(record: Record) -> str:
         words.append(f"loss {m.train_loss:.3f}")
     if m.train_accuracy is not None:
         words.append(f"accuracy {100 * m.train_accuracy:.1f} %")
+    if m.truncated_after is not None:
+        words.append(f"ended after {m.truncated_after} of {record.case.epochs} epochs")
     if record.case.dataset == "synthetic":
         words.append(" ".join(filter(None, ["synthetic", record.case.input, "images"])))
     if record.executor == "fake":

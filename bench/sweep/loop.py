@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Protocol
@@ -13,7 +13,7 @@ from bench.doctor.rates import choose_seconds, describe_rates
 from bench.errors import UnsupportedError
 from bench.executors import Executor, Job, Lane
 from bench.precision import PRECISIONS
-from bench.record import Outcome, Record, Status, flatten
+from bench.record import EpochRow, Outcome, Record, Status, flatten
 from bench.store.cells import CHECKPOINTS, LOGS, TRACES
 from bench.store.reader import Run
 from bench.store.writer import Store, StoreError
@@ -32,7 +32,8 @@ class Ticket:
 
     ``smaller`` is the batch size of which it is concluded that this one runs out of memory.
     ``probe`` says that it is a step of a search, ``anchor`` that it compares lanes. ``gate`` is
-    what it passes together with other lanes.
+    what it passes together with other lanes. ``enough`` says whether it is to end after an epoch,
+    see `Job`.
     """
 
     run: Run
@@ -41,6 +42,7 @@ class Ticket:
     probe: bool = False
     anchor: str = ""
     gate: Gate | None = None
+    enough: Callable[[EpochRow], bool] | None = None
 
     @property
     def which(self) -> str:
@@ -132,6 +134,7 @@ class Loop:
             gpu_uuid=inputs.platforms[case.device].environment.gpu_uuid,
             log=self.store.folder / self._name_log(ticket, lane.name),
             lane=place,
+            enough=ticket.enough,
         )
         if case.profile and self.options.trace:
             name = self._name_files(ticket, lane.name)

@@ -507,11 +507,11 @@ def describe_config(
     """The resolved configuration: what was asked for, by which commands, on what.
 
     Args:
-        before: what was there before, of which the commands and the last search stay.
+        before: what was there before, of which the commands and the last searches stay.
         search: ``step`` and ``margin`` of the search for the largest batch; None for none.
     """
     earlier = str(before.get("command", "")).splitlines()
-    last = search or before.get("search")
+    last, halving = search or before.get("search"), before.get("halving")
     return {
         "command": "\n".join(dict.fromkeys([*earlier, options.command])),
         "preset": options.preset.name,
@@ -526,6 +526,7 @@ def describe_config(
         },
         **({"search": last} if last else {}),
         **({KEY: str(options.shard)} if options.shard else {}),
+        **({"halving": halving} if halving else {}),
     }
 
 

@@ -109,7 +109,7 @@ def main() -> int:
         faulthandler.register(signal.SIGUSR1, all_threads=True)
     given = decode_assignment(sys.stdin.readline())
     die_with_parent(given.parent)
-    channel = Channel(given.descriptor)
+    channel = Channel(given.descriptor, given.judged)
     try:
         found = measure(
             given.case,

@@ -7,7 +7,10 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
+from bench.record import EpochRow
 from bench.worker.messages import (
+    END,
+    EpochEnded,
     Message,
     Phase,
     PhaseEntered,
@@ -23,10 +26,15 @@ _REPORT_EVERY_S = 0.2
 
 
 class Channel:
-    """The worker's end of the conversation with its parent. Without a parent, it says nothing."""
+    """The worker's end of the conversation with its parent. Without a parent, it says nothing.
 
-    def __init__(self, descriptor: int | None = None) -> None:
+    Args:
+        judged: whether the parent is asked after each epoch if there is to be another.
+    """
+
+    def __init__(self, descriptor: int | None = None, judged: bool = False) -> None:
         self._out = None if descriptor is None else os.fdopen(descriptor, "wb", buffering=0)
+        self._judged = judged
 
     def send(self, message: Message) -> None:
         """Tell the parent something."""
@@ -40,6 +48,13 @@ class Channel:
         if self._out:
             self.send(PhaseEntered(phase, epoch))
             sys.stdin.readline()
+
+    def ask(self, row: EpochRow) -> bool:
+        """Say what an epoch came to; whether another is to follow."""
+        if not (self._out and self._judged):
+            return True
+        self.send(EpochEnded(row))
+        return sys.stdin.readline() != END.decode()
 
 
 class Reporter:

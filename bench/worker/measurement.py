@@ -153,6 +153,9 @@ def measure(
                 done[-1].tested = evaluate(training, workload, case)
         if case.checkpoint:
             files.save(training, _list_epochs(case, done), _pack(done, others, m))
+        if len(done) < case.epochs and not channel.ask(_list_epochs(case, done)[-1]):
+            m.truncated_after = len(done)
+            break
     if device.type == "cpu":
         m.other_cores = OtherWork.add(group.gather(others)).cores()
     _end_workers(batches)

@@ -61,7 +61,8 @@ class Assignment:
     which the worker was asked for, in s, ``gpu_uuid`` the GPU as NVML knows it, ``checkpoints`` the
     folder of the run's checkpoints, ``identity`` what one must be of to be resumed and ``trace``
     the file that the trace of a profile is to be kept in. ``seat`` is None for a worker that
-    trains alone.
+    trains alone. With ``judged`` the worker asks after each epoch but the last whether to go on,
+    see `EpochEnded`.
     """
 
     case: Case
@@ -74,6 +75,7 @@ class Assignment:
     identity: dict[str, str] = field(default_factory=dict)
     trace: str = ""
     seat: Seat | None = None
+    judged: bool = False
 
 
 @dataclass(frozen=True)
@@ -99,6 +101,19 @@ class StepTaken:
 
 
 @dataclass(frozen=True)
+class EpochEnded:
+    """What an epoch of several came to; the worker waits for a line before it goes on.
+
+    The line is `GO_ON` or `END`: then the case is measured as far as it went, and is truncated.
+    """
+
+    row: EpochRow
+
+
+GO_ON, END = b"\n", b"end\n"
+
+
+@dataclass(frozen=True)
 class Finished:
     """How the case ended, and what was measured. ``missing`` says why columns are empty.
 
@@ -120,11 +135,12 @@ class Finished:
     peer: bool = False
 
 
-Message = PhaseEntered | StepTaken | Finished
+Message = PhaseEntered | StepTaken | EpochEnded | Finished
 
 _KINDS: dict[str, type[Message]] = {
     "phase": PhaseEntered,
     "step": StepTaken,
+    "epoch": EpochEnded,
     "finished": Finished,
 }
 _NAMES = {kind: name for name, kind in _KINDS.items()}
@@ -139,6 +155,8 @@ def encode(message: Message) -> bytes:
         # a whole epoch has thousands of steps: rows, without the names
         for name in ("steps", "epochs", "work", "ranks"):
             values[name] = [list(row.values()) for row in values[name]]
+    if isinstance(message, EpochEnded):
+        values["row"] = list(values["row"].values())
     return _line({"kind": _NAMES[type(message)], **values})
 
 
@@ -220,8 +238,8 @@ def _missing(values: Any) -> dict[str, str]:
     return {name: _of(str)(why) for name, why in _of(dict)(values).items()}
 
 
-def _rows(kind: type, columns: dict[str, Column]) -> Callable[[Any], list[Any]]:
-    """Make the reader of rows of ``kind``, each a list of its fields in their order."""
+def _row(kind: type, columns: dict[str, Column]) -> Callable[[Any], Any]:
+    """Make the reader of a row of ``kind``, a list of its fields in their order."""
     known = [columns[f.name] for f in fields(kind)]
     checks = [(_of(column.type), column.optional) for column in known]
 
@@ -231,6 +249,12 @@ def _rows(kind: type, columns: dict[str, Column]) -> Callable[[Any], list[Any]]:
         pairs = zip(row, checks, strict=True)
         return kind(*(None if v is None and empty else check(v) for v, (check, empty) in pairs))
 
+    return read
+
+
+def _rows(kind: type, columns: dict[str, Column]) -> Callable[[Any], list[Any]]:
+    """Make the reader of a list of rows of ``kind``."""
+    read = _row(kind, columns)
     return lambda rows: [read(row) for row in _of(list)(rows)]
 
 
@@ -248,6 +272,7 @@ _FIELDS: dict[str, Callable[[Any], Any]] = {
     "follows": lambda names: [_of(str)(name) for name in _of(list)(names)],
     "measurement": _measurement,
     "missing": _missing,
+    "row": _row(EpochRow, EPOCH_COLUMNS),
     "steps": _rows(Step, STEP_COLUMNS),
     "epochs": _rows(EpochRow, EPOCH_COLUMNS),
     "work": _rows(WorkRow, WORK_COLUMNS),

@@ -1,0 +1,99 @@
+"""Successive halving, as data: what a search compares its trials by, and when.
+
+Asynchronous successive halving (ASHA: Li et al., "A System for Massively Parallel Hyperparameter
+Tuning", MLSys 2020) gives every trial ``grace`` epochs, and the better ones ``reduction`` times as
+many, again and again. The epochs at which it decides are its rungs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, TypeGuard
+
+METRICS = {
+    "test_accuracy": "higher",
+    "test_loss": "lower",
+    "train_accuracy": "higher",
+    "train_loss": "lower",
+}
+"""The columns of an epoch that trials may be compared by, and what is better."""
+
+Settings = Mapping[str, str]
+"""The axes that tell the trials of a search apart, each with its value as records spell it."""
+
+
+@dataclass(frozen=True)
+class Halving:
+    """How a search compares trials.
+
+    Attributes:
+        metric: of `METRICS`.
+        epochs: of a whole trial.
+        grace: epochs before which no trial is ended.
+        reduction: of the trials at a rung, about one in so many goes on.
+        trials: the settings of each trial, in the order in which they run.
+        combinations: how many there are in all; None where an axis has a range.
+    """
+
+    metric: str
+    epochs: int
+    grace: int
+    reduction: int
+    trials: Sequence[Settings] = field(default=())
+    combinations: int | None = None
+
+    @property
+    def higher(self) -> bool:
+        """Whether more of the metric is better."""
+        return METRICS[self.metric] == "higher"
+
+    @property
+    def rungs(self) -> list[int]:
+        """The numbers of epochs after which a trial may be ended, upwards.
+
+        >>> Halving("test_loss", epochs=9, grace=1, reduction=3).rungs
+        [1, 3]
+        """
+        rungs, epochs = [], self.grace
+        while epochs < self.epochs:
+            rungs.append(epochs)
+            epochs *= self.reduction
+        return rungs
+
+    @property
+    def rules(self) -> dict[str, str | int]:
+        """What trials must agree on to be compared with each other."""
+        return {name: getattr(self, name) for name in ("metric", "epochs", "grace", "reduction")}
+
+    def describe(self) -> dict[str, Any]:
+        """What `read_halving` reads, for the configuration of a sweep's folder."""
+        return asdict(self)
+
+
+def read_halving(told: object) -> Halving | None:
+    """The search that a folder's configuration tells of; None where it tells of none.
+
+    Args:
+        told: what stands there; anything, since people may have edited it.
+    """
+    if not isinstance(told, dict) or told.get("metric") not in list(METRICS):
+        return None
+    epochs, grace, reduction = (told.get(name) for name in ("epochs", "grace", "reduction"))
+    trials, combinations = told.get("trials"), told.get("combinations")
+    if not (isinstance(trials, list) and all(_is_settings(one) for one in trials)):
+        return None
+    if not (_is_whole(epochs, 2) and _is_whole(grace, 1) and _is_whole(reduction, 2)):
+        return None
+    known = combinations if isinstance(combinations, int) else None
+    return Halving(told["metric"], epochs, grace, reduction, tuple(trials), known)
+
+
+def _is_whole(told: object, least: int) -> TypeGuard[int]:
+    return type(told) is int and told >= least
+
+
+def _is_settings(told: object) -> bool:
+    return isinstance(told, dict) and all(
+        isinstance(text, str) for pair in told.items() for text in pair
+    )

@@ -1,0 +1,1 @@
+"""The search for the best settings: trials of a few epochs, of which the poorer end early."""

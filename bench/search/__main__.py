@@ -1,0 +1,192 @@
+"""`python -m bench.search`: find the best settings for training, the poorer trials ended early.
+
+Trials are cases of several epochs, drawn over learning rate, loss scale, batch size or any other
+axis, and run like those of a sweep. After some epochs the poorer ones end, by ASHA; see
+docs/search.md.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+from time import monotonic
+
+from bench.environment import PACKAGES, refuse_missing
+from bench.errors import UsageError
+from bench.executors import Settings, build_executor
+from bench.flags import run_command
+from bench.halving import Halving, read_halving
+from bench.record import MEASURED
+from bench.search.ladder import Ladder
+from bench.search.options import Search, parse_arguments
+from bench.search.trials import Trials
+from bench.store.reader import read_epochs, read_records
+from bench.store.writer import Store, StoreError
+from bench.sweep.__main__ import say_waiting, stop_signals
+from bench.sweep.crew import Crew
+from bench.sweep.display import Display
+from bench.sweep.hardware import examine_lanes, open_lanes
+from bench.sweep.loop import Loop
+from bench.sweep.options import Plan, print_cases
+from bench.sweep.preflight import (
+    default_out,
+    describe_config,
+    read_past,
+    refuse_unwritable,
+    try_models,
+)
+from bench.text import clean, count
+
+_WIDTH = 120  # columns where there is no terminal to ask and COLUMNS is not set
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Search for the best settings.
+
+    Returns:
+        0; 1 where no trial was measured or the disk is full; 2 for a usage error; 130 or 143 where
+        it was stopped.
+    """
+    return run_command(search, argv)
+
+
+def search(argv: Sequence[str]) -> int:
+    """Do what the command line says; the return code.
+
+    Raises:
+        UsageError: it cannot be done.
+    """
+    asked = parse_arguments(argv, __doc__)
+    if asked.dry_run:
+        drawn = asked.plan(try_models(asked.plan().trials, asked.options))
+        print_cases(Plan(drawn.trials), repeats=1)
+        print(describe_rungs(drawn.halving))
+        return 0
+    try:
+        return run_search(asked)
+    except StoreError as error:
+        print(f"error: {clean(str(error))}", file=sys.stderr)
+        return 1
+
+
+def describe_rungs(halving: Halving) -> str:
+    """What is decided when, and how many epochs that may take."""
+    of = f"by {halving.metric}, about one in {halving.reduction} goes on"
+    rungs = " and ".join(map(str, halving.rungs))
+    least, most = (len(halving.trials) * n for n in (halving.rungs[0], halving.epochs))
+    return f"rungs: after {rungs} of {halving.epochs} epochs, {of}; {least} to {most} epochs in all"
+
+
+def run_search(asked: Search) -> int:
+    """Run the trials into --out and print what they found; the return code."""
+    options = asked.options
+    refuse_unwritable(options.out)
+    refuse_missing(name for name in PACKAGES if name != "nvidia-ml-py")  # whose lack is noted
+    Ladder(asked.halving)  # refuses where Ray Tune is not installed
+    settings = Settings(options.timeout_s, options.allow_shared)
+    with closing(build_executor(options.executor, settings)) as executor:
+        cases = asked.plan().trials
+        lanes = open_lanes(executor, cases, options)
+        classes = examine_lanes(executor, lanes, cases, options)
+        if len(classes) > 1:
+            kinds = ", ".join(hardware.folder for hardware in classes)
+            raise UsageError(
+                f"--lanes: these are of several kinds ({kinds}), which round differently; choose "
+                "with CUDA_VISIBLE_DEVICES"
+            )
+        inputs = classes[0].inputs
+        drawn = asked.plan(inputs.settle)
+        halving = drawn.halving
+        out = options.out or default_out(inputs.platforms)
+        with Store(out, options.wait_s, say_waiting) as store:
+            comparable, _ = read_past(out, drawn.trials, options, inputs)
+            before = store.read_config()
+            earlier = read_halving(before.get("halving"))
+            refuse_other_search(out, earlier, halving)
+            if earlier and len(earlier.trials) > len(halving.trials):
+                halving = earlier
+            config = describe_config(drawn.trials, options, inputs, before)
+            store.write_config({**config, "halving": halving.describe()})
+            named = {lane.name: known for lane, known in classes[0].lanes}
+            notes = [*inputs.warnings, *store.set_aside]
+            loop = Loop(store, executor, named, options, notes)
+            trials = Trials(loop, halving, drawn.trials, comparable, monotonic() + asked.time_s)
+            with (
+                stop_signals(executor) as stopped,
+                Crew(executor, stopped, 1 if options.quiet else 0) as crew,
+            ):
+                for lane in lanes:
+                    crew.add(loop, lane)
+                run_trials(crew, trials)
+    found = print_findings(out, halving)
+    if stopped():
+        print(f"stopped; run the same command with --out {out} to go on", file=sys.stderr)
+        return 128 + stopped()
+    if trials.waiting:
+        left = count(trials.waiting, "trial")
+        print(f"{left} left; run the same command with --out {out} to go on", file=sys.stderr)
+    return 0 if found else 1
+
+
+def refuse_other_search(out: Path, before: Halving | None, now: Halving) -> None:
+    """Refuse to compare trials by other rules than those that ended the earlier ones.
+
+    Raises:
+        UsageError: a folder's search differs in more than the number of its trials.
+    """
+    if before is None:
+        return
+    changed = [
+        f"--{name.replace('_', '-')} was {value}"
+        for name, value in before.rules.items()
+        if now.rules[name] != value
+    ]
+    both = min(len(before.trials), len(now.trials))
+    if not changed and list(before.trials[:both]) != list(now.trials[:both]):
+        changed = ["its trials were drawn of other settings, or by another --seed"]
+    if changed:
+        raise UsageError(
+            f"--out {out}: has another search: {', '.join(changed)}; give the same, or choose "
+            "another --out"
+        )
+
+
+def run_trials(crew: Crew, trials: Trials) -> None:
+    """Run the trials that are left.
+
+    Raises:
+        UsageError: a trial has not got the metric.
+    """
+    left, loop = trials.waiting, trials.loop
+    with Display(loop.store.folder, left, trials.all - left, trials.axes) as display:
+        loop.show_on(display)
+        crew.work([trials])
+
+
+def print_findings(out: Path, halving: Halving) -> bool:
+    """Print the trials, the rungs and how to confirm the best; whether any trial was measured."""
+    from rich.console import Console
+
+    from bench.report.halving import confirm, tabulate_halving
+    from bench.report.text import draw_table
+
+    console = Console(highlight=False)
+    if not (console.is_terminal or os.environ.get("COLUMNS")):
+        console.width = _WIDTH
+    records = read_records(out)
+    for table in tabulate_halving(records, read_epochs(out), halving):
+        draw_table(table, console)
+        console.print()
+    commands = confirm(records, read_epochs(out), halving, out)
+    if commands:
+        print("Confirm the best on seeds that did not choose them, then compare:")
+        for command in commands:
+            print(f"  {command}")
+    return bool(records["status"].isin(MEASURED).any())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,105 @@
+"""The rungs that trials climb, and which trials may go on: Ray Tune's ASHA, asked in this process.
+
+Tune's scheduler decides; Tune's processes are left out. They would run each trial in an actor on a
+cluster of their own (4 s and 312 MB to start), which then starts the worker that measures, and they
+keep trials in a store of their own, retry them, and change what a process inherits. A scheduler
+needs none of that: its public methods ``on_trial_add`` and ``on_trial_result`` take a trial, of
+which they look at ``trial_id`` alone, and an epoch's result, and answer CONTINUE or STOP.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from threading import Lock
+from typing import TYPE_CHECKING
+
+from bench.errors import UsageError
+from bench.halving import Halving
+
+if TYPE_CHECKING:
+    from ray.tune.schedulers import AsyncHyperBandScheduler
+
+INSTALL = "bench.search needs Ray Tune: pip install 'gpu-precision-bench[search]'"
+
+Curve = Sequence[float | None]
+"""The metric of each epoch of a trial so far; None where it is not known or no number."""
+
+
+@dataclass(frozen=True)
+class _Trial:
+    trial_id: str
+
+
+class Ladder:
+    """The scheduler of one search; trials on several lanes may be judged by several threads.
+
+    Args:
+        halving: its rules.
+        curves: of the trials that have ended, in the order in which they did. The scheduler is made
+            anew from them, so that a search goes on wherever its records end.
+
+    Raises:
+        UsageError: Ray Tune is not installed.
+    """
+
+    def __init__(self, halving: Halving, curves: Iterable[Curve] = ()) -> None:
+        self._halving = halving
+        self._scheduler = _build_scheduler(halving)
+        self._added = 0
+        self._lock = Lock()
+        for curve in curves:
+            trial = self.add()
+            for epoch, value in enumerate(curve, 1):
+                trial.judge(epoch, value)
+
+    def add(self) -> Climber:
+        """Let a trial begin at the foot."""
+        with self._lock:
+            self._added += 1
+            trial = _Trial(str(self._added))
+            self._scheduler.on_trial_add(None, trial)
+        return Climber(self, trial)
+
+    def judge(self, trial: _Trial, epoch: int, value: float | None) -> bool:
+        """See `Climber.judge`."""
+        if value is None or epoch >= self._halving.epochs:
+            return True
+        result = {_EPOCH: epoch, self._halving.metric: value}
+        with self._lock:
+            answer: str = self._scheduler.on_trial_result(None, trial, result)
+        return answer == self._scheduler.STOP  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True)
+class Climber:
+    """A trial on a `Ladder`."""
+
+    ladder: Ladder
+    trial: _Trial
+
+    def judge(self, epoch: int, value: float | None) -> bool:
+        """Whether the trial is to end after ``epoch``, from 1; the last one ends it anyway.
+
+        One whose metric is no number ends at once and counts at no rung: it can only get worse, and
+        a percentile of what others reached would have no place for it.
+        """
+        return self.ladder.judge(self.trial, epoch, value)
+
+
+_EPOCH = "epoch"
+
+
+def _build_scheduler(halving: Halving) -> AsyncHyperBandScheduler:
+    try:
+        from ray.tune.schedulers import AsyncHyperBandScheduler
+    except ImportError as error:
+        raise UsageError(f"{INSTALL} ({str(error).splitlines()[0]})") from None
+    return AsyncHyperBandScheduler(
+        time_attr=_EPOCH,
+        metric=halving.metric,
+        mode="max" if halving.higher else "min",
+        max_t=halving.epochs,
+        grace_period=halving.grace,
+        reduction_factor=halving.reduction,
+    )

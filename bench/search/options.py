@@ -1,0 +1,308 @@
+"""The command line of a search for the best settings, and the trials that it asks for."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import random
+import shlex
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from bench.case import (
+    AXES,
+    FOLLOWS,
+    Case,
+    Value,
+    default_lr,
+    format_value,
+    parse_value,
+    refuse_auto,
+)
+from bench.environment import has_cuda
+from bench.errors import UsageError, nearest
+from bench.flags import Parser, add_axes, axis_flag, describe, read_axes, refuse_flags
+from bench.halving import METRICS, Halving
+from bench.precision import PRECISIONS
+from bench.preset import Preset
+from bench.sweep.options import Options, add_images, add_running, plan_cases, read_running
+
+WITHOUT = {
+    "fraction": "trials train whole epochs",
+    "steps": "trials train whole epochs",
+    "checkpoint": "a trial that was interrupted begins anew",
+    "profile": "bench.sweep profiles the settings that were found",
+    **dict.fromkeys(("parallel", *FOLLOWS["parallel"]), "each trial trains on one GPU"),
+}
+"""Axes that a search has no flag for, and why."""
+
+EPOCHS, SAMPLES, GRACE, REDUCTION, METRIC = 9, 16, 1, 3, "test_accuracy"
+
+BATCHES = [64, 128, 256, 512]
+LOSS_SCALES: list[Value] = [128.0, 1024.0, "dynamic"]
+"""What is searched where nothing is given; loss scales for the precisions that scale a loss."""
+
+AROUND = 10.0
+"""Where no learning rate is given, by how much those tried may be below or above the optimizer's
+own."""
+
+DIGITS = 3
+"""Significant digits of a learning rate that is drawn: a tenth of a percent changes nothing, and
+people have to write it."""
+
+LOCAL = ("subprocess", "fake")
+"""The executors whose lanes can ask after each epoch whether to go on."""
+
+_MOST_SAMPLES = 10_000
+
+
+@dataclass(frozen=True)
+class Search:
+    """A command line, parsed and checked.
+
+    Attributes:
+        options: as of a sweep of the values that are lists.
+        halving: the rules, without the trials.
+        samples: how many trials there are to be.
+        rates: the ends of the range of learning rates; None where they are lists, or each
+            optimizer's own and what is around it.
+        around: whether they are that.
+        time_s: after which no trial begins.
+    """
+
+    options: Options
+    halving: Halving
+    samples: int
+    seed: int
+    rates: tuple[float, float] | None
+    around: bool
+    time_s: float
+    dry_run: bool
+
+    def plan(self, settle: Callable[[Case], Case] = lambda case: case) -> Drawn:
+        """Draw the trials.
+
+        Args:
+            settle: as of `bench.sweep.options.plan_cases`.
+
+        Raises:
+            UsageError: settings do not go together, or there is nothing to compare.
+        """
+        grid = plan_cases(self.options, {}, settle).cases
+        axes = [name for name in AXES if len({getattr(case, name) for case in grid}) > 1]
+        ranged = self.rates is not None or self.around
+        if ranged:
+            axes = [name for name in AXES if name in (*axes, "lr")]
+            trials = list(_draw(grid, self.samples, self.seed, self.rates))
+        else:
+            trials = random.Random(self.seed).sample(grid, len(grid))[: self.samples]
+        if len(trials) < 2:
+            raise UsageError(
+                "there is one trial, and a search compares several; give --lr a range such as "
+                "0.01..1, or another axis several values"
+            )
+        settings = tuple(
+            {name: format_value(getattr(case, name)) for name in axes} for case in trials
+        )
+        told = replace(self.halving, trials=settings, combinations=None if ranged else len(grid))
+        return Drawn(trials, told)
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """The trials of a search, and its rules with their settings.
+
+    The settings are the axes that vary over all that may be drawn, so that those of the first
+    trials are the same for any number of samples.
+    """
+
+    trials: list[Case]
+    halving: Halving
+
+
+def _draw(
+    grid: Sequence[Case], samples: int, seed: int, rates: tuple[float, float] | None
+) -> Iterator[Case]:
+    """Draw trials: each combination of the lists in turn, learning rates alike on a log scale.
+
+    The first of them are the same for any number of samples, so that a search can be extended.
+    """
+    chance, drawn = random.Random(seed), set[Case]()
+    # a narrow range holds few numbers of so many digits
+    for index in range(20 * samples):
+        if index % len(grid) == 0:
+            order = chance.sample(grid, len(grid))
+        case = order[index % len(grid)]
+        own = default_lr(case.optimizer)
+        low, high = rates or (own / AROUND, own * AROUND)
+        rate = math.exp(chance.uniform(math.log(low), math.log(high)))
+        trial = replace(case, lr=min(max(float(f"{rate:.{DIGITS}g}"), low), high))
+        if trial not in drawn:
+            drawn.add(trial)
+            yield trial
+        if len(drawn) == samples:
+            return
+
+
+def build_parser(docstring: str | None) -> Parser:
+    """The command line: what is searched, how trials are compared, and how they are run."""
+    parser = Parser(
+        prog="python -m bench.search",
+        usage="%(prog)s [--lr LOW..HIGH] [--AXIS VALUE …] [--epochs E] [--samples N] […]",
+        description=describe(docstring),
+        allow_abbrev=False,
+    )
+    what = parser.add_argument_group("how to search")
+    what.add_argument(
+        "--samples", metavar="N", default=str(SAMPLES), help=f"trials to make ({SAMPLES})"
+    )
+    what.add_argument(
+        "--metric",
+        default=METRIC,
+        metavar="NAME",
+        help=f"what trials are compared by: {', '.join(METRICS)} ({METRIC})",
+    )
+    what.add_argument(
+        "--grace",
+        metavar="E",
+        default=str(GRACE),
+        help=f"epochs that every trial is given ({GRACE})",
+    )
+    what.add_argument(
+        "--reduction",
+        metavar="R",
+        default=str(REDUCTION),
+        help=f"of the trials compared, about one in R goes on, R times as long ({REDUCTION})",
+    )
+    what.add_argument(
+        "--time-limit",
+        metavar="S",
+        help="begin no trial after so many seconds; the same command goes on (default: no limit)",
+    )
+    what.add_argument("--dry-run", action="store_true", help="print the trials and their epochs")
+    names = " ".join(map(str, BATCHES))
+    scales = " ".join(map(format_value, LOSS_SCALES))
+    add_axes(
+        parser,
+        "each takes one value or several, and --lr a range such as 0.001..0.1, of which learning "
+        f"rates are drawn alike on a log scale; defaults: --epochs {EPOCHS}, --batch-size {names}, "
+        f"--loss-scale {scales} for the precisions that scale a loss, and --lr from a tenth to ten "
+        "times the optimizer's own; --seed is also that of the draw",
+        WITHOUT,
+    )
+    add_images(parser)
+    add_running(parser)
+    return parser
+
+
+def parse_arguments(argv: Sequence[str], docstring: str | None = None) -> Search:
+    """Parse and check a command line.
+
+    Raises:
+        UsageError: a flag or value is wrong.
+    """
+    for name, why in WITHOUT.items():
+        refuse_flags(argv, [name], f"bench.search does not take it, because {why}; leave it out")
+    given = build_parser(docstring).parse(argv)
+    if given.executor not in LOCAL:
+        raise UsageError(
+            f"--executor {given.executor}: bench.search decides while trials run, which it does on "
+            "this machine alone; leave it out"
+        )
+    rates = _take_range(given)
+    axes = read_axes(given, WITHOUT)
+    halving = _read_halving(given, axes)
+    for size in axes.get("batch_size", []):
+        if isinstance(size, str):
+            refuse_auto(Case(), size)
+    axes["epochs"] = [halving.epochs]
+    if given.metric.startswith("test"):
+        if False in axes.get("evaluate", []):
+            raise UsageError(
+                f"--metric {given.metric} needs the test images; leave out --evaluate off, or give "
+                "--metric train_loss"
+            )
+        axes["evaluate"] = [True]
+    seeds = axes.setdefault("seed", [Case.seed])
+    if len(seeds) > 1:
+        raise UsageError(
+            "--seed takes one value here; bench.sweep --repeats 5 compares the best over seeds"
+        )
+    command = shlex.join(["python", "-m", "bench.search", *argv])
+    return Search(
+        options=read_running(given, axes, _build_defaults(axes), command),
+        halving=halving,
+        samples=_read_whole("--samples", given.samples, 2, _MOST_SAMPLES),
+        seed=int(seeds[0] or 0),
+        rates=rates,
+        around=rates is None and "lr" not in axes,
+        time_s=_read_time(given.time_limit),
+        dry_run=given.dry_run,
+    )
+
+
+def _build_defaults(axes: dict[str, list[Value]]) -> Preset:
+    """What is searched beside the axes given."""
+    grid: dict[str, Sequence[Value]] = {"batch_size": BATCHES}
+    # on a GPU the format that a loss scale is for; a CPU computes fp16 too slowly
+    device = axes.get("device", ["cuda" if has_cuda() else "cpu"])
+    grid["precision"] = ["fp16" if device == ["cuda"] else "fp32"]
+    if any(PRECISIONS[str(p)].scales_loss for p in axes.get("precision", grid["precision"])):
+        grid["loss_scale"] = LOSS_SCALES
+    return Preset("search", "", (grid,))
+
+
+def _take_range(given: argparse.Namespace) -> tuple[float, float] | None:
+    """Take a range out of the values of ``--lr``, which are numbers otherwise."""
+    if not given.lr or not any(".." in text for text in given.lr):
+        return None
+    flag = axis_flag("lr")
+    if len(given.lr) > 1:
+        raise UsageError(f"{flag} {' '.join(given.lr)}: give one range, or numbers")
+    (text,), given.lr = given.lr, None
+    try:
+        low, high = (parse_value("lr", end, flag) for end in text.split(".."))
+    except (UsageError, ValueError):
+        raise UsageError(f"{flag} {text[:40]!r}: {_RANGE}") from None
+    low, high = float(str(low)), float(str(high))
+    if low >= high:
+        raise UsageError(f"{flag} {text[:40]!r}: {_RANGE}")
+    return low, high
+
+
+_RANGE = "a range is of two numbers above 0 and goes upwards, such as 0.001..0.1"
+
+
+def _read_halving(given: argparse.Namespace, axes: dict[str, list[Value]]) -> Halving:
+    if given.metric not in METRICS:
+        raise UsageError(f"--metric {given.metric!r}: {nearest(given.metric, list(METRICS))}")
+    epochs = axes.get("epochs", [EPOCHS])
+    if len(epochs) > 1:
+        raise UsageError("--epochs takes one value here: that of a whole trial")
+    number = int(str(epochs[0]))
+    if number < 2:
+        raise UsageError("--epochs 1 leaves nothing to end early; give at least 2, or bench.sweep")
+    return Halving(
+        given.metric,
+        number,
+        grace=_read_whole("--grace", given.grace, 1, number - 1),
+        reduction=_read_whole("--reduction", given.reduction, 2, 1000),
+    )
+
+
+def _read_whole(flag: str, text: str, least: int, most: int) -> int:
+    if not (text.isascii() and text.isdigit() and least <= int(text[:9]) <= most):
+        raise UsageError(f"{flag} {text[:40]!r}: give a whole number, from {least} to {most}")
+    return int(text)
+
+
+def _read_time(text: str | None) -> float:
+    if text is None:
+        return math.inf
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        raise UsageError(f"--time-limit {text[:40]!r}: give a number of seconds above 0")
+    return seconds

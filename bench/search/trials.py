@@ -1,0 +1,158 @@
+"""The trials of a search as a source of runs for lanes, and what a folder holds of them."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import TYPE_CHECKING
+
+from bench.case import Case, telling_axes
+from bench.errors import UsageError
+from bench.executors import Lane
+from bench.halving import Halving
+from bench.record import MEASURED, EpochRow, Outcome, Record, Status
+from bench.search.ladder import Climber, Curve, Ladder
+from bench.store.attempts import keep_latest
+from bench.store.reader import read_cases, read_epochs
+from bench.sweep.grid import MOST_LOST
+from bench.sweep.loop import Loop, Ticket
+from bench.sweep.schedule import REPEATED
+from bench.wall.records import name_family
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+class Trials:
+    """Deals out the trials that have not ended, in the order in which they were drawn.
+
+    A trial climbs a ladder that is made of all that ended before it. Trials that run beside each
+    other share one. Nothing else is remembered, so that a search goes on wherever its records end.
+
+    Args:
+        loop: what makes and keeps each record.
+        halving: the rules.
+        cases: the trials.
+        frame: the rows of the folder that new ones can be compared with.
+        until: the time.monotonic() from which on no trial begins.
+    """
+
+    def __init__(
+        self,
+        loop: Loop,
+        halving: Halving,
+        cases: Sequence[Case],
+        frame: pd.DataFrame,
+        until: float = math.inf,
+    ) -> None:
+        self.loop = loop
+        self.all, self.axes = len(cases), telling_axes(cases)
+        self._halving, self._until = halving, until
+        self._attempts = Counter[Case]()
+        self._done: dict[Case, Status] = {}
+        self._curves: list[Curve] = []  # in the order in which trials ended
+        self._read(frame, set(cases))
+        self._queue = deque(case for case in cases if case not in self._done)
+        self._lost = Counter[Case]()
+        self._open = 0  # trials that are dealt out and have not ended
+        self._ladder: Ladder | None = None
+
+    @property
+    def waiting(self) -> int:
+        """How many trials have not begun."""
+        return len(self._queue)
+
+    @property
+    def left(self) -> bool:
+        """Whether a trial is still to begin."""
+        return bool(self._queue) and monotonic() < self._until
+
+    def take(self, lane: Lane, idle: Sequence[Lane]) -> Ticket | None:
+        """The next trial."""
+        if not self.left:
+            return None
+        case = self._queue.popleft()
+        if not self._open or self._ladder is None:
+            self._ladder = Ladder(self._halving, self._curves)
+        self._open += 1
+        self._attempts[case] += 1
+        watch = Watch(self._halving.metric, self._ladder.add())
+        smaller = self._find_smaller(case)
+        return Ticket((case, 1, False), self._attempts[case], smaller, enough=watch.judge)
+
+    def settle(self, ticket: Ticket, record: Record, outcome: Outcome) -> None:
+        """Learn how a trial ended; one that was lost is the next again, but not for ever.
+
+        Raises:
+            UsageError: the metric is empty although the loss is a number.
+        """
+        self._open -= 1
+        case, m = record.case, record.measurement
+        if record.status is Status.LOST:
+            self._lost[case] += not outcome.preempted
+            if self._lost[case] < MOST_LOST:
+                self._queue.appendleft(case)
+        if record.status in REPEATED:
+            return
+        self._done[case] = record.status
+        if record.status not in MEASURED:
+            return
+        if getattr(m, self._halving.metric) is None and m.first_bad_step is None:
+            raise UsageError(
+                f"--metric {self._halving.metric} is not known of these trials: "
+                f"{m.missing or 'no reason is given'}; give another --metric, and another --out"
+            )
+        self._curves.append([read_metric(row, self._halving.metric) for row in outcome.epochs])
+
+    def _find_smaller(self, case: Case) -> int | None:
+        """A batch size below that of ``case`` that ran out of memory, all that matters alike."""
+        family = name_family(case)
+        refused = (
+            other.batch_size
+            for other, status in self._done.items()
+            if status is Status.OOM and name_family(other) == family
+        )
+        smallest = min(refused, default=case.batch_size)
+        return smallest if smallest < case.batch_size else None
+
+    def _read(self, frame: pd.DataFrame, wanted: set[Case]) -> None:
+        """Take in the trials that ended before, but for those that are to be tried again."""
+        plain = ~frame["probe"] & ~frame["sentinel"] & (frame["anchor"] == "")
+        rows = keep_latest(frame[plain & (frame["repeat"] == 1)])
+        epochs = read_epochs(self.loop.store.folder)
+        again = REPEATED | set(self.loop.options.retry)
+        for case, row in zip(read_cases(rows), rows.to_dict("records"), strict=True):
+            if case not in wanted:
+                continue
+            status = Status(row["status"])
+            self._attempts[case] = max(self._attempts[case], int(row["attempt"]))
+            if status in again:
+                continue
+            self._done[case] = status
+            if status in MEASURED:
+                mine = epochs[epochs["record_id"] == row["record_id"]].sort_values("epoch")
+                # a loss that is no number any more is empty there, and leaves nothing to compare
+                values = mine[self._halving.metric].where(mine["train_loss"].notna())
+                self._curves.append([None if math.isnan(v) else v for v in values.tolist()])
+
+
+def read_metric(row: EpochRow, metric: str) -> float | None:
+    """What a trial is judged by: nothing, where its loss is no number any more."""
+    return None if row.train_loss is None else getattr(row, metric)
+
+
+@dataclass
+class Watch:
+    """A running trial: its metric by epoch, put to the scheduler as it comes."""
+
+    metric: str
+    climber: Climber
+    epochs: int = field(default=0)
+
+    def judge(self, row: EpochRow) -> bool:
+        """Whether the trial is to end after this epoch."""
+        self.epochs += 1
+        return self.climber.judge(self.epochs, read_metric(row, self.metric))

@@ -1,0 +1,719 @@
+"""`bench.search`: rungs against a plain re-implementation, trials by the fake and for real."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from fractions import Fraction
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import psutil
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from bench.case import Case, grid
+from bench.executors import fake
+from bench.executors.fake import FakeExecutor
+from bench.halving import METRICS, Halving, read_halving
+from bench.optimization import OPTIMIZERS
+from bench.record import EPOCH_COLUMNS, EpochRow, Outcome
+from bench.report import html, summaries
+from bench.report.__main__ import main as report
+from bench.report.halving import find_trials, spell_case, tabulate_halving
+from bench.report.sweeps import read_sweeps
+from bench.search import __main__ as search
+from bench.search import trials
+from bench.search.ladder import INSTALL, Ladder
+from bench.search.options import AROUND, parse_arguments
+from bench.store.attempts import keep_cases
+from bench.store.reader import read_cases, read_epochs, read_history, read_records, read_steps
+from bench.sweep import __main__ as sweep
+from bench.sweep.options import choose_cases
+from bench.sweep.options import parse_arguments as parse_sweep
+from bench.worker.channel import Channel
+from bench.worker.measurement import Findings, measure
+from bench.workloads import Loss, Network, Workload
+
+HERE = Path(__file__).parent
+FAKE = ["--executor", "fake", "--device", "cpu", "--dataset", "synthetic", "--model", "dpn-small"]
+RANGE = ["--lr", "0.001..10", "--samples", "12", "--seed", "3"]
+
+Report = Sequence[float | None]
+
+
+@pytest.fixture(autouse=True)
+def _plain_fake(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(fake.ANSWERS, raising=False)
+    monkeypatch.delenv(fake.MEMORY, raising=False)
+
+
+def run(out: Path, *flags: str, rc: int = 0) -> pd.DataFrame:
+    assert search.main([*FAKE, *flags, "--out", str(out)]) == rc
+    return read_records(out)
+
+
+def read_told(out: Path) -> Halving:
+    halving = read_halving(json.loads((out / "config.json").read_text())["halving"])
+    assert halving is not None
+    return halving
+
+
+# ------------------------------------------------------------------------------------- the rungs
+
+
+class Rungs:
+    """ASHA's rule of stopping, in exact arithmetic: at a rung, whoever is below a percentile ends.
+
+    The percentile of those that came there before, linear between two of them, leaves one in
+    ``reduction`` above it.
+    """
+
+    def __init__(self, halving: Halving) -> None:
+        self.halving = halving
+        self.there: dict[int, list[Fraction]] = {rung: [] for rung in halving.rungs}
+        self.doubtful = False  # where floats may round to the other side
+
+    def judge(self, epoch: int, value: float | None) -> bool:
+        if value is None or epoch == self.halving.epochs:
+            return True
+        if epoch not in self.there:
+            return False
+        good = Fraction(value) * (1 if self.halving.higher else -1)
+        before, self.there[epoch] = self.there[epoch], [*self.there[epoch], good]
+        if not before:
+            return False
+        ordered = sorted(before)
+        place = (len(ordered) - 1) * (1 - Fraction(1, self.halving.reduction))
+        low = ordered[int(place)]
+        high = ordered[min(int(place) + 1, len(ordered) - 1)]
+        bar = low + (high - low) * (place - int(place))
+        self.doubtful |= good == bar and low != high
+        return good < bar
+
+
+@st.composite
+def halvings(draw: st.DrawFn) -> Halving:
+    epochs = draw(st.integers(2, 30))
+    return Halving(
+        draw(st.sampled_from(list(METRICS))),
+        epochs,
+        grace=draw(st.integers(1, epochs - 1)),
+        reduction=draw(st.integers(2, 5)),
+    )
+
+
+VALUES = st.none() | st.integers(0, 20).map(float) | st.floats(0, 100, width=32)
+
+
+@given(halvings(), st.data())
+def test_the_rungs_decide_as_the_rule_has_it(halving: Halving, data: st.DataObject) -> None:
+    """One trial after the other, as a search on one GPU runs them."""
+    plain, curves, decided = Rungs(halving), list[Report](), []
+    for _ in range(data.draw(st.integers(1, 8))):
+        # made anew from what ended, as for each trial of a search
+        climber, curve = Ladder(halving, curves).add(), list[float | None]()
+        for epoch in range(1, halving.epochs + 1):
+            curve.append(data.draw(VALUES))
+            expected = plain.judge(epoch, curve[-1])
+            assume(not plain.doubtful)
+            assert climber.judge(epoch, curve[-1]) == expected
+            if expected:
+                break
+        curves.append(curve)
+        decided.append(len(curve))
+    assert max(decided[:1]) == halving.epochs or curves[0][-1] is None, "the first is never ended"
+
+
+@given(halvings(), st.data())
+def test_trials_beside_each_other_share_the_rungs(halving: Halving, data: st.DataObject) -> None:
+    """As on several GPUs: reports of several trials come in any order."""
+    plain, ladder = Rungs(halving), Ladder(halving)
+    climbers = [(ladder.add(), [0]) for _ in range(3)]
+    while climbers:
+        at = data.draw(st.integers(0, len(climbers) - 1))
+        climber, epochs = climbers[at]
+        epochs[0] += 1
+        value = data.draw(VALUES)
+        expected = plain.judge(epochs[0], value)
+        assume(not plain.doubtful)
+        assert climber.judge(epochs[0], value) == expected
+        if expected:
+            del climbers[at]
+
+
+@given(halvings())
+def test_rungs_lie_between_grace_and_the_end(halving: Halving) -> None:
+    rungs = halving.rungs
+    assert rungs[0] == halving.grace
+    assert rungs[-1] < halving.epochs <= rungs[-1] * halving.reduction
+    assert all(b == a * halving.reduction for a, b in pairwise(rungs))
+
+
+def test_the_metrics_are_columns_of_an_epoch() -> None:
+    assert METRICS.keys() <= EPOCH_COLUMNS.keys()
+
+
+SETTINGS = st.lists(st.dictionaries(st.sampled_from(["lr", "batch_size"]), st.text()), max_size=3)
+
+
+@given(halvings(), SETTINGS, st.none() | st.integers(0, 9))
+def test_a_search_comes_back_from_its_folder(
+    halving: Halving, trials: list[dict[str, str]], combinations: int | None
+) -> None:
+    told = replace(halving, trials=tuple(trials), combinations=combinations)
+    assert read_halving(json.loads(json.dumps(told.describe()))) == told
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=3),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner),
+    max_leaves=4,
+)
+
+
+@given(st.sampled_from(["metric", "epochs", "grace", "reduction", "trials"]), JSON)
+def test_a_folder_that_somebody_edited_is_read_or_left(name: str, value: Any) -> None:
+    told = Halving("test_loss", 9, 1, 3).describe() | {"trials": []}
+    found = read_halving({**told, name: value})
+    assert found is None or found.rungs
+    assert read_halving(value) is None
+
+
+def test_without_ray_tune_one_line_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray.tune.schedulers", None)
+    assert search.main([*FAKE, *RANGE, "--out", str(tmp_path / "out")]) == 2
+    assert capsys.readouterr().err.startswith(f"error: {INSTALL} (")
+    assert not (tmp_path / "out").exists()
+
+
+# ------------------------------------------------------------------------------------ the trials
+
+
+def draw(*flags: str) -> list[Case]:
+    return parse_arguments([*FAKE, *flags]).plan().trials
+
+
+@given(st.integers(2, 40), st.integers(2, 40), st.integers(0, 2**31 - 1))
+def test_a_longer_search_begins_with_the_same_trials(one: int, other: int, seed: int) -> None:
+    few, many = (
+        parse_arguments([*FAKE, "--lr", "0.01..1", "--seed", str(seed), "--samples", str(n)]).plan()
+        for n in sorted((one, other))
+    )
+    assert many.trials[: len(few.trials)] == few.trials
+    assert list(many.halving.trials)[: len(few.trials)] == list(few.halving.trials)
+    assert len(set(many.trials)) == max(one, other)
+    assert all(0.01 <= case.lr <= 1 for case in many.trials)
+
+
+def test_learning_rates_are_drawn_alike_on_a_log_scale() -> None:
+    rates = [case.lr for case in draw("--lr", "0.001..10", "--samples", "4000")]
+    for decade in (0.001, 0.01, 0.1, 1.0):
+        share = sum(decade <= rate < 10 * decade for rate in rates) / len(rates)
+        assert share == pytest.approx(1 / 4, abs=0.03)  # four standard deviations
+
+
+def test_each_combination_of_the_lists_has_its_turn() -> None:
+    cases = draw("--lr", "0.1..1", "--batch-size", "64", "128", "256", "--samples", "9")
+    assert sorted(case.batch_size for case in cases) == [64] * 3 + [128] * 3 + [256] * 3
+
+
+def test_lists_alone_are_drawn_without_repeating_any() -> None:
+    flags = ["--lr", "0.1", "0.2", "--batch-size", "64", "128", "--samples", "16"]
+    assert set(draw(*flags)) == set(
+        grid(
+            {
+                **{name: [getattr(draw(*flags)[0], name)] for name in ("model", "dataset", "seed")},
+                "lr": [0.1, 0.2],
+                "batch_size": [64, 128],
+                "epochs": [9],
+                "evaluate": [True],
+                "device": ["cpu"],
+            }
+        )
+    )
+    assert parse_arguments([*FAKE, *flags]).plan().halving.combinations == 4
+
+
+def test_without_a_learning_rate_each_optimizer_has_its_own_range() -> None:
+    cases = draw("--optimizer", "sgd", "adamw", "--samples", "400")
+    for name in ("sgd", "adamw"):
+        own = OPTIMIZERS[name].lr
+        rates = [case.lr for case in cases if case.optimizer == name]
+        assert len(rates) > 190  # of three digits some are drawn twice
+        assert own / AROUND <= min(rates) < own / AROUND * 1.5
+        assert own * AROUND / 1.5 < max(rates) <= own * AROUND
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ("--lr 1..0.1", "--lr '1..0.1': a range is of two numbers above 0"),
+        ("--lr 0.1..", "--lr '0.1..': a range is of two numbers above 0"),
+        ("--lr 1..2..3", "--lr '1..2..3': a range is of two numbers above 0"),
+        ("--lr 0.1..1 2", "--lr 0.1..1 2: give one range, or numbers"),
+        ("--lr 0.1 --batch-size 64", "there is one trial, and a search compares several"),
+        ("--steps 4", "--steps: bench.search does not take it, because trials train whole epochs"),
+        ("--world-size 2", "because each trial trains on one GPU; leave it out"),
+        ("--batch-size auto", "only bench.sweep looks for the largest batch"),
+        ("--metric los", "--metric 'los': "),
+        ("--evaluate off", "--metric test_accuracy needs the test images"),
+        ("--executor ray", "--executor ray: bench.search decides while trials run"),
+        ("--epochs 1", "--epochs 1 leaves nothing to end early"),
+        ("--epochs 2 3", "--epochs takes one value here"),
+        ("--seed 1 2", "--seed takes one value here"),
+        ("--grace 9", "--grace '9': give a whole number, from 1 to 8"),
+        ("--reduction 1", "--reduction '1': give a whole number, from 2 to 1000"),
+        ("--samples 1", "--samples '1': give a whole number, from 2 to 10000"),
+        ("--time-limit 0", "--time-limit '0': give a number of seconds above 0"),
+        ("--loss-scale 8", "a loss scale is given, but none of the precisions measured uses one"),
+    ],
+)
+def test_what_cannot_be_searched_is_one_line(
+    flags: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert search.main([*FAKE, *flags.split(), "--out", str(tmp_path / "out")]) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_dry_run_says_which_trials_and_how_many_epochs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    assert search.main([*FAKE, *RANGE, "--dry-run", "--out", str(out)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 14
+    assert lines[0] == "   1  batch size 128 · lr 4.61"
+    assert lines[-1] == (
+        "rungs: after 1 and 3 of 9 epochs, by test_accuracy, about one in 3 goes on; "
+        "12 to 108 epochs in all"
+    )
+    assert not out.exists()
+
+
+# ----------------------------------------------------------------------------- a search by the fake
+
+
+def follow_rule(halving: Halving, cases: Sequence[Case]) -> Iterator[int]:
+    """After how many epochs each trial of the fake has to end."""
+    plain = Rungs(halving)
+    for case in cases:
+        rows = (fake.learn(case, epoch) for epoch in range(halving.epochs))
+        values = (None if row.train_loss is None else row.test_accuracy for row in rows)
+        yield next(n for n, value in enumerate(values, 1) if plain.judge(n, value))
+
+
+def test_every_trial_is_a_record_and_ends_by_the_rule(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    frame = run(tmp_path, *RANGE)
+    cases, epochs = read_cases(frame), read_epochs(tmp_path)
+    trained = epochs.groupby("record_id")["epoch"].count()[frame["record_id"]].tolist()
+    halving = read_told(tmp_path)
+    assert trained == list(follow_rule(halving, cases))
+    assert {1, 9} <= set(trained), "some end early, and some do not"
+    ended = frame["truncated_after"].fillna(9).tolist()
+    assert ended == trained
+    assert keep_cases(frame)["record_id"].tolist() == [
+        record for record, n in zip(frame["record_id"], trained, strict=True) if n == 9
+    ]
+    said = capsys.readouterr()
+    assert "ended after 1 of 9 epochs" in said.err
+    best = max(
+        (fake.learn(case, 8).test_accuracy or 0, case)
+        for case, n in zip(cases, trained, strict=True)
+        if n == 9
+    )
+    assert f"Best: batch size {best[1].batch_size} · lr {best[1].lr}, test accuracy" in said.out
+    assert f"{sum(trained)} epochs were trained where 12 whole trials take\n108" in said.out
+    diverged = frame[frame["status"] == "diverged"]
+    assert (diverged["truncated_after"] == 1).all()
+    assert len(diverged) == sum(case.lr > fake.LARGEST_LR for case in cases) > 0
+
+
+def test_a_search_by_a_loss_keeps_the_lower(tmp_path: Path) -> None:
+    frame = run(tmp_path, *RANGE, "--metric", "train_loss", "--epochs", "5", "--reduction", "2")
+    halving = read_told(tmp_path)
+    assert halving.rungs == [1, 2, 4]
+    assert not frame["evaluate"].any()
+    best, *others = find_trials(frame, read_epochs(tmp_path), halving)
+    assert best.whole
+    assert all(best.last <= other.last for other in others if other.whole)
+    assert len(others) == 11
+    assert {len(trial.curve) for trial in others} >= {1, 5}
+
+
+def test_the_same_command_goes_on_where_it_was_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What each trial is compared with is the same as without the interruption."""
+    whole = run(tmp_path / "whole", *RANGE)
+    real, runs = FakeExecutor.run, 0
+
+    def stop_sixth(self: FakeExecutor, *args: Any) -> Outcome:
+        nonlocal runs
+        runs += 1
+        if runs == 6:
+            os.kill(os.getpid(), signal.SIGINT)
+            while not args[2]():  # the main thread takes it
+                time.sleep(0.01)
+        return real(self, *args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(FakeExecutor, "run", stop_sixth)
+        cut = run(tmp_path / "cut", *RANGE, rc=130)
+    assert cut["status"].tolist()[5:] == ["interrupted"]
+    frame = run(tmp_path / "cut", *RANGE)
+    columns = ["batch_size", "lr", "truncated_after", "status"]
+    done = frame[frame["status"] != "interrupted"].reset_index(drop=True)
+    pd.testing.assert_frame_equal(done[columns], whole[columns])
+    assert done["attempt"].tolist() == [1] * 5 + [2] + [1] * 6
+    assert len(run(tmp_path / "cut", *RANGE)) == len(frame), "nothing is left to do"
+
+
+def test_several_lanes_share_the_rungs(tmp_path: Path) -> None:
+    """Which trial comes first to a rung is chance; every trial has its row, and some end early."""
+    frame = run(tmp_path, *RANGE, "--lanes", "3", "--samples", "24")
+    assert set(read_cases(frame)) == set(draw(*RANGE, "--samples", "24"))
+    assert len(frame) == 24
+    assert set(frame["lane"]) == {"fake0", "fake1", "fake2"}
+    told = find_trials(frame, read_epochs(tmp_path), read_told(tmp_path))
+    assert {len(trial.curve) for trial in told} >= {1, 9}
+    assert told[0].last > told[-1].last
+
+
+def test_a_trial_that_is_lost_with_its_machine_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(fake.ANSWERS, "batch_size=256:lost")
+    frame = run(tmp_path, *RANGE, "--samples", "4", "--batch-size", "64", "256")
+    lost = frame[frame["status"] == "lost"]
+    assert sorted(lost["attempt"].tolist()) == [1, 1, 2, 2, 3, 3], "not for ever"
+    monkeypatch.delenv(fake.ANSWERS)
+    frame = run(tmp_path, *RANGE, "--samples", "4", "--batch-size", "64", "256")
+    again = frame[(frame["batch_size"] == 256) & (frame["status"] != "lost")]
+    assert again["attempt"].tolist() == [4, 4]
+
+
+def test_more_samples_go_on_from_fewer(tmp_path: Path) -> None:
+    whole = run(tmp_path / "whole", *RANGE)
+    few = [*RANGE[:2], "--samples", "2", *RANGE[4:]]
+    run(tmp_path / "grown", *few)
+    grown = run(tmp_path / "grown", *RANGE)
+    columns = ["batch_size", "lr", "truncated_after"]
+    pd.testing.assert_frame_equal(grown[columns], whole[columns])
+    run(tmp_path / "grown", *few)
+    assert len(read_told(tmp_path / "grown").trials) == 12, "fewer forget none"
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--grace", "2"], "--grace was 1"),
+        (["--metric", "test_loss"], "--metric was test_accuracy"),
+        (["--epochs", "12"], "--epochs was 9"),
+        (["--batch-size", "32"], "its trials were drawn of other settings, or by another --seed"),
+    ],
+)
+def test_trials_are_never_compared_by_two_rules(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: list[str], said: str
+) -> None:
+    frame = run(tmp_path, *RANGE)
+    assert len(run(tmp_path, *RANGE, *flags, rc=2)) == len(frame)
+    assert f"has another search: {said}; give the same" in capsys.readouterr().err
+
+
+def test_no_trial_begins_after_the_time_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    real, clock = FakeExecutor.run, [0.0]
+
+    def take_long(self: FakeExecutor, *args: Any) -> Outcome:
+        clock[0] += 40
+        return real(self, *args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(FakeExecutor, "run", take_long)
+        patch.setattr(search, "monotonic", lambda: clock[0])
+        patch.setattr(trials, "monotonic", lambda: clock[0])
+        assert len(run(tmp_path, *RANGE, "--time-limit", "100")) == 3
+    assert "9 trials left; run the same command with" in capsys.readouterr().err
+    assert len(run(tmp_path, *RANGE)) == 12
+
+
+def test_a_batch_above_one_without_memory_is_not_tried(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever its learning rate: that takes no memory."""
+    monkeypatch.setenv(fake.ANSWERS, "batch_size=256:oom batch_size=512:oom")
+    frame = run(tmp_path, *RANGE, "--batch-size", "64", "256", "512")
+    first = frame[frame["batch_size"] == 256].index[0]
+    for index, row in frame[frame["status"] == "oom"].iterrows():
+        assert row["inferred"] == (row["batch_size"] == 512 and index > first)
+    assert frame["inferred"].any()
+    assert (frame[frame["batch_size"] == 64]["status"] != "oom").all()
+
+
+def test_a_metric_that_nobody_measures_ends_the_search(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    real = fake.learn
+
+    def learn(case: Case, epoch: int) -> EpochRow:
+        return replace(real(case, epoch), test_accuracy=None)
+
+    monkeypatch.setattr(fake, "learn", learn)
+    frame = run(tmp_path, *RANGE, rc=2)
+    assert len(frame) == 1, "its row is kept"
+    assert "--metric test_accuracy is not known of these trials" in capsys.readouterr().err
+
+
+def test_nothing_measured_is_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(fake.ANSWERS, "device=cpu:error")
+    frame = run(tmp_path, *RANGE, rc=1)
+    assert (frame["status"] == "error").all()
+    monkeypatch.delenv(fake.ANSWERS)
+    assert len(run(tmp_path, *RANGE, rc=1)) == 12, "errors are not repeated unasked"
+    frame = run(tmp_path, *RANGE, "--retry", "error")
+    assert frame["attempt"].tolist() == [1] * 12 + [2] * 12
+
+
+# ------------------------------------------------------------------- beside whole cases, and after
+
+
+def test_a_truncated_trial_is_in_no_table_of_whole_cases(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    frame = run(tmp_path, *RANGE)
+    truncated = frame[frame["truncated_after"].notna()]
+    assert len(truncated) > 0
+    assert report([str(tmp_path), "--format", "json", "-o", str(tmp_path / "report.json")]) == 0
+    told = json.loads((tmp_path / "report.json").read_text())
+    assert len(told["cases"]) == len(frame) - len(truncated)
+    tables = {table["name"]: table for table in told["tables"]}
+    assert len(tables["overview"]["rows"]) == len(frame) - len(truncated)
+    assert len(tables["search"]["rows"]) == len(frame)
+    # that of epochs has none of its either: it shows the first 40 rows, and whole cases alone
+    assert len(tables["epochs"]["rows"]) % 9 == 0
+    remarks = html._remarks(summaries.read(read_sweeps([tmp_path])))
+    assert remarks.str.contains("truncated").tolist() == frame["truncated_after"].notna().tolist()
+    assert not remarks.str.contains("superseded").any()
+    assert not set(read_history(frame)) & {(case, 1, False) for case in read_cases(truncated)}
+
+
+def test_the_rungs_of_the_report_are_those_of_the_trials(tmp_path: Path) -> None:
+    frame = run(tmp_path, *RANGE)
+    halving, epochs = read_told(tmp_path), read_epochs(tmp_path)
+    trials, rungs = tabulate_halving(frame, epochs, halving)
+    trained = frame["truncated_after"].fillna(9)
+    shown = [[cell.value for cell in row] for row in rungs.rows]
+    by_rung = {int(row[0]): row for row in shown}  # type: ignore[arg-type]
+    for rung in halving.rungs:
+        there, on = (trained >= rung).sum(), (trained > rung).sum()
+        assert by_rung[rung][1:3] == [there, on]
+        at = epochs[epochs["epoch"] == rung - 1].set_index("record_id")["test_accuracy"]
+        assert by_rung[rung][3] == at.max()
+        assert by_rung[rung][4] == at[frame["record_id"][trained > rung]].min()
+    assert [row[-1].text for row in trials.rows if row[1].text == ""] == []
+    spent = [row[3].value for row in trials.rows]
+    assert spent == sorted(spent, reverse=True)  # type: ignore[type-var]
+
+
+def test_a_sweep_trains_a_truncated_case_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was ended early is not done; what was whole is."""
+    frame = run(tmp_path, *RANGE, "--samples", "5")
+    assert frame["truncated_after"].notna().tolist() == [False, False, False, True, True]
+    monkeypatch.setattr(sweep, "print_report", lambda out: None)
+    for index, case in enumerate(read_cases(frame)):
+        flags = [*spell_case(case), "--seed", "3", "--executor", "fake", "--out", str(tmp_path)]
+        assert sweep.main(flags) == 0
+        rows = len(read_records(tmp_path)) - len(frame)
+        assert rows == frame["truncated_after"].notna()[: index + 1].sum()
+    assert "halving" in json.loads((tmp_path / "config.json").read_text())
+
+
+PRECISE = st.sampled_from(["fp32", "fp16", "fp16-amp", "bf16", "bf16-amp"])
+
+
+@given(
+    PRECISE,
+    st.sampled_from([128.0, 0.5, "dynamic"]),
+    st.integers(2, 4096),
+    st.floats(1e-6, 10),
+    st.booleans(),
+    st.sampled_from(["sgd", "adamw"]),
+)
+def test_the_commands_that_confirm_run_the_very_case(
+    precision: str, scale: Any, batch: int, lr: float, evaluate: bool, optimizer: str
+) -> None:
+    (case,) = grid(
+        {
+            "precision": [precision],
+            "loss_scale": [scale],
+            "batch_size": [batch],
+            "lr": [lr],
+            "evaluate": [evaluate],
+            "optimizer": [optimizer],
+            "epochs": [3],
+            "device": ["cpu"],
+        }
+    )
+    words = shlex.split(shlex.join(spell_case(case)))
+    options = parse_sweep([*words, "--repeats", "5"])
+    assert choose_cases(options) == [replace(case, seed=case.seed + 1)]
+
+
+def test_the_commands_are_printed_for_the_best_three(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    frame = run(tmp_path / "out", *RANGE)
+    best = find_trials(frame, read_epochs(tmp_path / "out"), read_told(tmp_path / "out"))[:3]
+    lines = capsys.readouterr().out.splitlines()
+    commands = [shlex.split(line) for line in lines if line.startswith("  python -m bench.sweep")]
+    assert len(commands) == 3
+    for command, trial in zip(commands, best, strict=True):
+        options = parse_sweep(command[3:])
+        assert choose_cases(options) == [replace(trial.case, seed=4)], "another seed"
+        assert (options.repeats, options.out) == (5, tmp_path / "out-best")
+
+
+# ------------------------------------------------------------------------------------ for real
+
+
+class Rows(Workload):
+    """Numbers to two classes: four steps an epoch at batch size 16."""
+
+    unit = "rows"
+    samples, test_samples = 60, 64
+
+    def build_model(self) -> nn.Module:
+        return nn.Linear(6, 2)
+
+    def make_batch(self, size: int, device: torch.device, generator: torch.Generator) -> Any:
+        x = torch.randn(size, 6, device=device, generator=generator)
+        return x, (x[:, 0] > 0).long()
+
+    def make_test_batch(self, first: int, size: int, device: torch.device) -> Any:
+        return self.make_batch(size, device, torch.Generator(device).manual_seed(first))
+
+    def compute_loss(self, network: Network, batch: Any) -> Tensor | Loss:
+        x, y = batch
+        logits = network(x)
+        return Loss(F.cross_entropy(logits, y), (logits.argmax(1) == y).sum())
+
+
+def rows() -> Workload:
+    return Rows()
+
+
+class Ending(Channel):
+    """A parent that lets no more than ``epochs`` be trained."""
+
+    def __init__(self, epochs: int) -> None:
+        super().__init__()
+        self.epochs = epochs
+        self.told: list[EpochRow] = []
+
+    def ask(self, row: EpochRow) -> bool:
+        self.told.append(row)
+        return len(self.told) < self.epochs
+
+
+def train(channel: Channel, **settings: Any) -> Findings:
+    axes = {"workload": [f"{__name__}:rows"], "device": ["cpu"], "batch_size": [16], "lr": [0.3]}
+    (case,) = grid({**axes, "epochs": [4], "evaluate": [True], **settings})
+    with torch.random.fork_rng():
+        return measure(case, "", channel, time.monotonic())
+
+
+def forget_times(rows: Sequence[EpochRow]) -> list[EpochRow]:
+    return [replace(row, time_s=0.0, eval_time_s=None) for row in rows]
+
+
+def test_a_truncated_training_is_the_beginning_of_the_whole() -> None:
+    """Under a schedule of all epochs, bit for bit; and what it measured is of what it trained."""
+    settings: Mapping[str, Any] = {"schedule": ["cosine"]}
+    whole, channel = train(Channel(), **settings), Ending(2)
+    part = train(channel, **settings)
+    m = part.measurement
+    assert (m.truncated_after, whole.measurement.truncated_after) == (2, None)
+    assert forget_times(part.epochs) == forget_times(whole.epochs[:2]) == forget_times(channel.told)
+    assert [s.loss for s in part.steps] == [s.loss for s in whole.steps[:8]]
+    assert [s.lr for s in part.steps] == [s.lr for s in whole.steps[:8]]
+    assert (m.measured_steps, whole.measurement.measured_steps) == (8, 16)
+    assert m.measured_time_s == pytest.approx(sum(row.time_s for row in part.epochs))
+    assert m.test_accuracy == part.epochs[1].test_accuracy
+    assert m.arithmetic == whole.measurement.arithmetic, "what follows the epochs follows"
+
+
+def test_nobody_is_asked_after_the_last_epoch() -> None:
+    channel = Ending(9)
+    assert train(channel).measurement.truncated_after is None
+    assert [row.epoch for row in channel.told] == [0, 1, 2]
+
+
+def count_children(parent: psutil.Process) -> int:
+    return len(parent.children(recursive=True))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)  # half a minute alone; two minutes were seen on a busy machine
+def test_a_real_search_is_stopped_and_continued(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Real workers, by the metric that they send; Ctrl-C within a trial leaves no process."""
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(HERE.parent), str(HERE)]))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    out = tmp_path / "out"
+    flags = f"--workload {__name__}:rows --device cpu --batch-size 16 --epochs 4 --reduction 2"
+    flags += " --lr 1e-6 1 --metric test_loss --samples 2 --seed 0"
+    command = [sys.executable, "-m", "bench.search", *flags.split(), "--out", str(out)]
+    with (tmp_path / "log").open("wb") as log:
+        first = subprocess.Popen(command, stdout=log, stderr=log)
+        watched = psutil.Process(first.pid)
+        # the first trial has its row, and the second a worker
+        while not ((out / "records.csv").exists() and len(read_records(out)) == 1):
+            assert first.poll() is None, (tmp_path / "log").read_text()
+            time.sleep(0.02)
+        while not (started := watched.children(recursive=True)):
+            assert first.poll() is None, (tmp_path / "log").read_text()
+            time.sleep(0.01)
+        first.send_signal(signal.SIGINT)
+        assert first.wait() == 130, (tmp_path / "log").read_text()
+    assert not any(child.is_running() for child in started)
+    frame = read_records(out)
+    assert frame["status"].tolist() == ["ok", "interrupted"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    frame = read_records(out)
+    good = frame[frame["status"] == "ok"].reset_index(drop=True)
+    rates, ends = good["lr"].tolist(), good["truncated_after"].fillna(4).tolist()
+    plain, epochs = Rungs(read_told(out)), read_epochs(out)
+    for record, ended in zip(good["record_id"], ends, strict=True):
+        losses = epochs[epochs["record_id"] == record]["test_loss"]
+        ended_at = [n for n, loss in enumerate(losses, 1) if plain.judge(n, loss)]
+        assert ended_at[-1] == len(losses) == ended
+    assert (rates, ends) == ([1, 1e-6], [4, 1])
+    assert "Best: lr 1," in done.stdout
+    steps = read_steps(out).groupby("record_id")["step"].count()
+    assert steps[good["record_id"]].tolist() == [4 * ended for ended in ends]
