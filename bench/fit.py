@@ -12,6 +12,7 @@ import os
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict
 from typing import Any
 
@@ -26,16 +27,18 @@ from bench.report.cells import whole_cell
 from bench.report.model import NOTHING, Cell, Head, Table
 from bench.report.text import draw_table
 from bench.store.writer import Store, StoreError
-from bench.sweep.__main__ import Loop, say_waiting, stop_signals
+from bench.sweep.__main__ import say_waiting, stop_signals
+from bench.sweep.crew import Crew
+from bench.sweep.hardware import examine_lanes, open_lanes
+from bench.sweep.loop import Loop
 from bench.sweep.options import Options, add_images, add_running, plan_cases, read_running
 from bench.sweep.preflight import (
     default_out,
     describe_config,
-    find_inputs,
     read_past,
     refuse_unwritable,
 )
-from bench.sweep.probing import find_walls
+from bench.sweep.probing import Searches, find_walls
 from bench.text import clean
 from bench.wall.answer import Wall
 from bench.wall.records import APART, LONG_STEPS
@@ -151,22 +154,37 @@ def find(options: Options, step: int, margin: float) -> tuple[dict[Case, Wall], 
     families = plan_cases(options, {}).families
     refuse_unwritable(options.out)
     refuse_missing(name for name in PACKAGES if name != "nvidia-ml-py")  # whose lack is noted
-    inputs = find_inputs([], options, families)
-    families = plan_cases(options, {}, inputs.settle).families
-    out = options.out or default_out(inputs.platforms)
-    with Store(out, options.wait_s, say_waiting) as store:
-        comparable, _ = read_past(out, families, options, inputs)
-        before = store.read_config()
-        search = {"step": step, "margin": margin}
-        config = describe_config([], options, inputs, before, search)
-        # of a sweep that is there already the cases stay
-        store.write_config({**config, "cases": before.get("cases", [])})
-        executor = build_executor(
-            options.executor, Settings(options.timeout_s, options.allow_shared)
-        )
-        with stop_signals(executor) as stopped:
-            loop = Loop(store, executor, inputs, options, [*inputs.warnings, *store.set_aside])
-            walls = find_walls(loop, families, comparable, stopped, step, margin)
+    settings = Settings(options.timeout_s, options.allow_shared)
+    with closing(build_executor(options.executor, settings)) as executor:
+        lanes = open_lanes(executor, families, options)
+        classes = examine_lanes(executor, lanes, [], options, families)
+        if len(classes) > 1:
+            kinds = ", ".join(hardware.folder for hardware in classes)
+            raise UsageError(
+                f"--lanes: these are of several kinds ({kinds}), and a batch that fits one may not "
+                "fit another; choose with CUDA_VISIBLE_DEVICES"
+            )
+        inputs = classes[0].inputs
+        families = plan_cases(options, {}, inputs.settle).families
+        out = options.out or default_out(inputs.platforms)
+        with Store(out, options.wait_s, say_waiting) as store:
+            comparable, _ = read_past(out, families, options, inputs)
+            before = store.read_config()
+            search = {"step": step, "margin": margin}
+            config = describe_config([], options, inputs, before, search)
+            # of a sweep that is there already the cases stay
+            store.write_config({**config, "cases": before.get("cases", [])})
+            notes = [*inputs.warnings, *store.set_aside]
+            named = {lane.name: known for lane, known in classes[0].lanes}
+            loop = Loop(store, executor, named, options, notes)
+            with (
+                stop_signals(executor) as stopped,
+                Crew(executor, stopped, 1 if options.quiet else 0) as crew,
+            ):
+                for lane in lanes:
+                    crew.add(loop, lane)
+                searches = Searches(loop, families, comparable, step, margin)
+                (walls,) = find_walls(crew, [searches])
     return walls, stopped(), out
 
 

@@ -16,3 +16,7 @@ MIN_REPEATS = 3
 SLOWED = 0.1
 """A device whose product or copy is slower than at another time by more than this share is named.
 A card steps its clocks by 1 %; two CPU cores that others use too gave 30 % less a minute later."""
+
+INTERFERENCE = 0.02
+"""A lane's steps that take longer by more than this share while all lanes are busy make its rows
+doubtful, and so do lanes whose steps differ by more than it when each runs alone."""

@@ -79,7 +79,7 @@ def test_progress_says_which_of_several_epochs(capsys: pytest.CaptureFixture[str
             PhaseEntered("evaluation", 1),
         ):
             display.show(event)
-            display._due = 0.0  # as if the time for a plain line had come
+            display._lanes[""].due = 0.0  # as if the time for a plain line had come
             display.show(StepTaken(event.phase, step=3, total=20, loss=2.25, memory_bytes=0))
     said = [line.split(": ")[1] for line in capsys.readouterr().err.splitlines()[1:]]
     assert [line.partition(" step ")[0] for line in said] == [
@@ -107,7 +107,7 @@ def test_lines_name_every_axis_that_varies(capsys: pytest.CaptureFixture[str]) -
     with Display(Path("x"), 3, 0, telling_axes(cases)) as display:
         for case in cases:
             display.begin(case, 1, False)
-            display._due = 0.0  # as if the time for a plain line had come
+            display._lanes[""].due = 0.0  # as if the time for a plain line had come
             display.show(StepTaken("epoch", step=3, total=20, loss=2.25, memory_bytes=2**30))
             display.end(record())
     lines = [line.strip().partition(": ")[0] for line in capsys.readouterr().err.splitlines()]

@@ -82,15 +82,16 @@ def test_no_run_is_planned_twice(cases: int, repeats: int) -> None:
 
 
 @given(st.dictionaries(st.sampled_from(plan_runs(CASES, 2)), st.sampled_from(list(Status))))
-def test_what_has_an_outcome_is_done_unless_it_was_interrupted(
+def test_what_has_an_outcome_is_done_unless_it_was_cut_off(
     outcomes: dict[tuple[Case, int, bool], Status],
 ) -> None:
     runs = plan_runs(CASES, 2)
     history = {run: Past(status, 1) for run, status in outcomes.items()}
     left = remaining_runs(runs, history, [])
-    assert left == closed([r for r in runs if outcomes.get(r, "interrupted") == "interrupted"])
+    cut_off = ("interrupted", "lost")
+    assert left == closed([r for r in runs if outcomes.get(r, "lost") in cut_off])
     left = remaining_runs(runs, history, [Status.ERROR, Status.OOM])
-    again = ("interrupted", "error", "oom")
+    again = (*cut_off, "error", "oom")
     assert left == closed([r for r in runs if outcomes.get(r, "error") in again])
 
 

@@ -29,7 +29,6 @@ from bench.store.cells import RECORDS
 from bench.store.reader import read_cases, read_records
 from bench.store.writer import Store, StoreError
 from bench.sweep import __main__ as sweep
-from bench.sweep import preflight
 
 HERE = Path(__file__).parent
 FAKE = ["--executor", "fake", "--device", "cpu", "--dataset", "synthetic", "--model", "dpn-small"]
@@ -52,7 +51,7 @@ def run(out: Path, *flags: str, rc: int = 0, report: bool = False) -> pd.DataFra
     """Run a sweep in this process; its records. The report is most of its time: only if asked."""
     with pytest.MonkeyPatch.context() as patch:
         if not report:
-            patch.setattr(sweep, "print_report", lambda out: None)
+            patch.setattr(sweep, "print_report", lambda *folders: None)
         assert sweep.main([*FP32, *flags, "--out", str(out)]) == rc
     return read_records(out)
 
@@ -329,7 +328,7 @@ def host(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
                 setattr(environment, name, value)
             return environment
 
-        monkeypatch.setattr(preflight, "describe_host", describe)
+        monkeypatch.setattr(fake, "describe_host", describe)
 
     return move
 
@@ -407,9 +406,9 @@ def test_other_images_are_not_mixed(
     from dataclasses import replace
 
     run(out, "8")
-    plain = preflight.prepare
+    plain = fake.prepare
     monkeypatch.setattr(
-        preflight, "prepare", lambda *a, **k: replace(plain(*a, **k), fingerprint="feedface")
+        fake, "prepare", lambda *a, **k: replace(plain(*a, **k), fingerprint="feedface")
     )
     run(out, "8", rc=2)
     assert "dataset_fingerprint was" in capsys.readouterr().err

@@ -235,8 +235,9 @@ class SubprocessExecutor:
                         trained = True  # or is about to
                         if message.phase != "warmup":
                             done = message.epoch + (message.phase == "evaluation")
+                    on_event(message)  # which may hold the worker before its phase
+                    if isinstance(message, PhaseEntered):
                         worker.acknowledge()
-                    on_event(message)
             finally:
                 returncode = worker.end(patiently=not answer or answer.status not in _CUT_SHORT)
                 self._workers.remove(worker)

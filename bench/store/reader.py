@@ -398,10 +398,10 @@ def read_cases(frame: pd.DataFrame) -> list[Case]:
 
 
 def read_history(frame: pd.DataFrame) -> dict[Run, Past]:
-    """The latest attempt at every run in a records table, the probes of searches left out."""
+    """The latest attempt at every run in a records table, probes and anchors left out."""
     names = ("repeat", "sentinel", "status", "attempt", "inferred", "run_seed")
     history: dict[Run, Past] = {}
-    rows = keep_latest(frame[~frame["probe"]])
+    rows = keep_latest(frame[~frame["probe"] & (frame["anchor"] == "")])
     for case, repeat, sentinel, *past in zip(
         read_cases(rows), *(rows[name] for name in names), strict=True
     ):

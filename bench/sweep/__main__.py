@@ -5,25 +5,30 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from functools import partial
 from pathlib import Path
-from uuid import uuid4
 
 from bench.case import Case, telling_axes
-from bench.doctor.rates import choose_seconds, describe_rates, measure_rates
 from bench.environment import PACKAGES, refuse_missing
-from bench.executors import Executor, Job, Settings, build_executor
+from bench.errors import UsageError
+from bench.executors import Executor, Lane, Settings, build_executor
 from bench.flags import run_command
-from bench.precision import PRECISIONS
-from bench.record import Outcome, Record, Status, flatten
-from bench.store.cells import CHECKPOINTS, LOGS, TRACES
-from bench.store.reader import Past, Run, read_history
-from bench.store.writer import Store, StoreError
-from bench.sweep.checkpoints import KeptRun
-from bench.sweep.display import Display, write_curve
+from bench.report.lanes import ALONE, BUSY, CLOSE
+from bench.store.writer import StoreError
+from bench.sweep.anchors import describe_anchors, run_anchors
+from bench.sweep.crew import Crew
+from bench.sweep.display import Display
+from bench.sweep.grid import Grid
+from bench.sweep.hardware import (
+    Hardware,
+    examine_lanes,
+    find_kind,
+    open_lanes,
+    refuse_world_sizes,
+)
+from bench.sweep.loop import Loop
 from bench.sweep.options import (
     Options,
     Plan,
@@ -32,24 +37,17 @@ from bench.sweep.options import (
     print_cases,
     print_registries,
 )
+from bench.sweep.part import Part, open_part
 from bench.sweep.preflight import (
-    Inputs,
     default_out,
-    describe_config,
-    find_inputs,
-    leave_out_batches,
-    read_past,
-    refuse_other_seeds,
+    find_lane_inputs,
     refuse_searches,
     refuse_unwritable,
     try_models,
 )
 from bench.sweep.probing import describe_wall, find_walls
-from bench.sweep.schedule import OomSkips, choose_seed, plan_runs, remaining_runs
-from bench.sweep.slowdown import describe_slowdown, recall_rates
 from bench.text import clean
-from bench.wall.answer import Wall
-from bench.wall.search import MARGIN, STEP, Ending
+from bench.wall.search import Ending
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -86,209 +84,126 @@ def run_sweep(asked: Plan, options: Options) -> int:
     """Measure the cases into --out and print the table; the return code."""
     refuse_unwritable(options.out)
     refuse_missing(name for name in PACKAGES if name != "nvidia-ml-py")  # whose lack is noted
-    inputs = find_inputs(asked.cases, options, asked.unsized)
-    asked = plan_cases(options, {}, inputs.settle)
-    families = asked.families
-    refuse_searches(asked.searched, inputs)
-    out = options.out or default_out(inputs.platforms)
-    with Store(out, options.wait_s, say_waiting) as store:
-        comparable, frame = read_past(out, [*asked.cases, *asked.unsized], options, inputs)
-        done, before = read_history(comparable), read_history(frame)
-        earlier = store.read_config()
-        search = {"step": STEP, "margin": MARGIN} if families else None
-        store.write_config(describe_config(asked.cases, options, inputs, earlier, search))
-        executor = build_executor(
-            options.executor, Settings(options.timeout_s, options.allow_shared)
-        )
-        with stop_signals(executor) as stopped:
-            notes = [*inputs.warnings, *store.set_aside]
-            loop = Loop(store, executor, inputs, options, notes)
-            cases, measured, walls = asked.cases, False, dict[Case, Wall]()
-            if families:
-                walls = find_walls(loop, families, comparable, stopped)
-                cases, left_out = leave_out_batches(
-                    plan_cases(options, walls, inputs.settle).cases, inputs
-                )
-                loop.notes += left_out
-                store.write_config(describe_config(cases, options, inputs, earlier, search))
-                measured = any(wall.largest is not None for wall in walls.values())
-            plan = plan_runs(cases, options.repeats)
-            refuse_other_seeds(out, plan, done, options.same_seed)
-            runs = remaining_runs(plan, done, options.retry, options.no_skip)
-            skips = (
-                None if options.no_skip else OomSkips({r: done[r] for r in done.keys() - set(runs)})
-            )
-            axes = telling_axes(case for case, _, _ in [*plan, *before])
-            with Display(out, len(runs), len(plan) - len(runs), axes) as display:
-                loop.show_on(display)
-                measured |= loop.run(runs, before, skips, stopped)
-    print_report(out)
-    lost = {family: wall for family, wall in walls.items() if wall.ending and not wall.recommended}
-    for family, wall in lost.items():
+    settings = Settings(options.timeout_s, options.allow_shared)
+    with closing(build_executor(options.executor, settings)) as executor:
+        every = [*asked.cases, *asked.unsized]
+        lanes = open_lanes(executor, every, options)
+        classes = examine_lanes(executor, lanes, asked.cases, options, asked.unsized)
+        refuse_world_sizes(executor, classes, every, options)
+        inputs = classes[0].inputs
+        asked = plan_cases(options, {}, inputs.settle)
+        refuse_searches(asked.searched, inputs)
+        out = options.out or default_out(inputs.platforms)
+        with ExitStack() as stores:
+            parts = [
+                open_part(hardware, executor, out, asked, options, stores, say_waiting)
+                for hardware in classes
+            ]
+            with stop_signals(executor) as stopped:
+                admit = partial(admit_lane, executor, classes, parts, every, options)
+                with Crew(executor, stopped, 1 if options.quiet else 0, admit) as crew:
+                    for hardware, part in zip(classes, parts, strict=True):
+                        for lane, _ in hardware.lanes:
+                            crew.add(part.loop, lane)
+                    measured = measure(crew, parts, out, options)
+    print_report(*(part.folder for part in parts))
+    return conclude(parts, out, measured, stopped())
+
+
+def measure(crew: Crew, parts: Sequence[Part], out: Path, options: Options) -> bool:
+    """Find the batch sizes that are asked for and run all that is left; whether any was measured.
+
+    Raises:
+        StoreError: a record could not be written.
+    """
+    measured = False
+    if parts[0].asked.families:
+        found = find_walls(crew, [part.search() for part in parts])
+        for part, walls in zip(parts, found, strict=True):
+            part.fill_in(walls)
+            measured |= any(wall.largest is not None for wall in walls.values())
+    for part in parts:
+        part.plan_runs()
+    runs = sum(len(part.runs) for part in parts)
+    there = sum(len(part.plan) - len(part.runs) for part in parts)
+    cases = [case for part in parts for case, _, _ in [*part.plan, *part.before]]
+    with Display(out, runs, there, telling_axes(cases)) as display:
+        for part in parts:
+            part.loop.show_on(display)
+        grids = [part.make_grid() for part in parts]
+        several = sum(crew.count(part.loop) for part in parts) > 1
+        if several and runs and options.anchors:
+            measure_between_anchors(crew, parts, grids, options.quiet)
+        else:
+            crew.work(grids)
+    return measured or any(grid.measured for grid in grids)
+
+
+def measure_between_anchors(
+    crew: Crew, parts: Sequence[Part], grids: Sequence[Grid], quiet: bool
+) -> None:
+    """Run all that is left, with the anchors of its lanes before and after.
+
+    Raises:
+        StoreError: a record could not be written.
+    """
+    cases = {part.loop: case for part in parts if part.runs and (case := part.choose_anchor())}
+    before = {part.loop: part.anchored for part in parts}
+    if cases:
+        alone = run_anchors(crew, cases, ALONE, before, together=False)
+        for loop, records in alone.items():
+            loop.say(describe_anchors(records))
+        if not quiet:
+            busy = run_anchors(crew, cases, BUSY, before, together=True)
+            for loop, records in busy.items():
+                loop.say(describe_anchors(alone[loop], records))
+    crew.work(grids)
+    if cases:
+        run_anchors(crew, cases, CLOSE, before, together=not quiet)
+
+
+def admit_lane(
+    executor: Executor,
+    classes: Sequence[Hardware],
+    parts: Sequence[Part],
+    cases: Sequence[Case],
+    options: Options,
+    lane: Lane,
+) -> Loop | None:
+    """The loop that a lane works for which joined late; None where it can work for none."""
+    first, say = classes[0].inputs, parts[0].loop.display.say
+    try:
+        inputs = find_lane_inputs(first, cases, options, executor, lane)
+    except UsageError as error:
+        say(f"warning: a lane that joined is left out: {error}")
+        return None
+    for hardware, part in zip(classes, parts, strict=True):
+        if find_kind(hardware.inputs) == find_kind(inputs):
+            part.loop.lanes[lane.name] = inputs
+            say(f"lane {lane.name} joined")
+            return part.loop
+    gpu = next(iter(inputs.platforms.values())).name
+    say(
+        f"warning: lane {lane.name} that joined is left out: {gpu} is of another class than the "
+        "lanes that were there; run the same command again to measure on it too"
+    )
+    return None
+
+
+def conclude(parts: Sequence[Part], out: Path, measured: bool, stopped: int) -> int:
+    """Say what is missing; the return code."""
+    walls = [(family, wall) for part in parts for family, wall in part.walls.items()]
+    lost = [(family, wall) for family, wall in walls if wall.ending and not wall.recommended]
+    families = [family for family, _ in walls]
+    for family, wall in lost:
         name = family.label(telling_axes(families, but="batch_size"))
         print(f"warning: no batch size for {name}: {describe_wall(wall)}", file=sys.stderr)
-    if stopped():
+    if stopped:
         print(f"stopped; run the same command with --out {out} to continue", file=sys.stderr)
-        return 128 + stopped()
-    failed = any(wall.ending is not Ending.UNSUPPORTED for wall in lost.values())
-    return 1 if failed or ((runs or families) and not measured) else 0
-
-
-@dataclass
-class Loop:
-    """Each run to its record, written as it ends."""
-
-    store: Store
-    executor: Executor
-    inputs: Inputs
-    options: Options
-    notes: list[str] = field(default_factory=list)
-    display: Display = field(init=False)
-    rated: set[str] = field(default_factory=set)  # devices whose rates were measured
-
-    def show_on(self, display: Display) -> None:
-        """Show runs on ``display`` from now on; first, once, the notes."""
-        self.display = display
-        for line in self.notes:
-            display.say(line)
-        self.notes = []
-
-    def run(
-        self,
-        runs: Sequence[Run],
-        before: Mapping[Run, Past],
-        skips: OomSkips | None,
-        stopped: Callable[[], int],
-    ) -> bool:
-        """Run all of ``runs`` or until stopped; whether any ended other than in failure.
-
-        Args:
-            before: the attempts that the records already hold.
-            skips: which cases need not be run, if any may be skipped.
-        """
-        measured = False
-        for run in runs:
-            if stopped():
-                break
-            case = run[0]
-            smaller = skips.blocks(case) if skips else None
-            attempt = before[run].attempt + 1 if run in before else 1
-            record = self.measure(run, attempt, stopped, smaller)
-            if skips and smaller is None:
-                skips.note(case, record.status)
-            measured |= record.status not in (Status.ERROR, Status.KILLED, Status.TIMEOUT)
-        return measured
-
-    def measure(
-        self,
-        run: Run,
-        attempt: int,
-        stopped: Callable[[], int],
-        smaller: int | None = None,
-        probe: bool = False,
-    ) -> Record:
-        """Make one run, write its record and show it.
-
-        Args:
-            smaller: the batch size of which it is concluded that this one runs out of memory.
-            probe: whether it is a step of a search.
-        """
-        case, repeat, sentinel = run
-        self._measure_rates(case.device)
-        seed = choose_seed(run, self.options.same_seed)
-        self.display.begin(case, repeat, sentinel)
-        started = _now()
-        which = "s" if sentinel else "p" if probe else repeat
-        name = f"{case.slug()}-{which}-{attempt}"
-        log, trace = f"{LOGS}/{name}.log", self.store.folder / TRACES / f"{name}.json.gz"
-        kept = KeptRun(self.store.folder / CHECKPOINTS / f"{case.slug()}-{which}", str(which))
-        if smaller is not None:
-            outcome = Outcome(Status.OOM, f"batch size {smaller} already ran out of memory")
-        else:
-            job = Job(replace(case, seed=seed), log=self.store.folder / log)
-            if case.profile and self.options.trace:
-                job = replace(job, trace=trace)
-            outcome = self._answer(job, kept, stopped)
-        record = Record(
-            record_id=uuid4().hex[:16],
-            case=case,
-            repeat=repeat,
-            run_seed=seed,
-            sentinel=sentinel,
-            probe=probe,
-            anchor="",
-            lane="",
-            lanes_beside=0,
-            attempt=attempt,
-            status=outcome.status,
-            reason=outcome.reason,
-            inferred=smaller is not None,
-            executor=self.options.executor,
-            started_at=started,
-            finished_at=_now(),
-            retries=outcome.retries,
-            log=log if (self.store.folder / log).exists() else "",
-            measurement=outcome.measurement,
-            environment=self.inputs.describe(case),
-        )
-        self._keep(record, outcome)
-        kept.finish(record)
-        self.display.end(record)
-        if trace.exists():
-            self.display.say(f"trace, for https://ui.perfetto.dev: {trace}")
-        if self.options.verbose:
-            for line in write_curve(outcome.steps, outcome.measurement.steps_per_epoch):
-                self.display.say(line)
-        return record
-
-    def _measure_rates(self, device: str) -> None:
-        """Measure once what a device can do, before the first case that is to run there."""
-        if device in self.rated or self.options.executor == "fake":
-            return
-        self.rated.add(device)
-        if not (seconds := choose_seconds(device)):
-            return
-        environment = self.inputs.platforms[device].environment
-        if rates := recall_rates(environment, self.store.folder):
-            self.inputs = self.inputs.add_rates(device, rates)
-            return
-        name = environment.gpu or "the CPU"
-        self.display.say(f"measuring what {name} can do now")
-        found = measure_rates(device, seconds)
-        self.inputs = self.inputs.add_rates(device, found.rates)
-        environment = self.inputs.platforms[device].environment
-        self.display.say(f"{name}: {describe_rates(found, environment.gpu) or 'not known'}")
-        for column, why in found.reasons.items():
-            self.display.say(f"note: {column} was not measured: {why}")
-        for line in describe_slowdown(environment, self.store.folder.parent):
-            self.display.say(line)
-
-    def _answer(self, job: Job, kept: KeptRun, stopped: Callable[[], int]) -> Outcome:
-        """Run a job whose data and GPU are yet to be filled in, unless it is refused."""
-        case = job.case
-        platform, precision = self.inputs.platforms[case.device], PRECISIONS[case.precision]
-        reason = self.inputs.refuse(case)
-        emulated = "" if "precision" in self.options.axes else platform.discourage(precision)
-        if emulated and not reason:
-            reason = f"{emulated}; --precision {precision.name} measures it anyway"
-        if reason:
-            return Outcome(Status.UNSUPPORTED, reason)
-        folder, uuid = self.inputs.data(case).folder, platform.environment.gpu_uuid
-        job = replace(job, folder=folder, gpu_uuid=uuid)
-        if case.checkpoint:
-            kept.open()
-            identity = kept.identify(case, self.inputs.describe(case))
-            job = replace(job, checkpoints=kept.folder, identity=identity)
-        return self.executor.run(job, self.display.show, lambda: bool(stopped()))
-
-    def _keep(self, record: Record, outcome: Outcome) -> None:
-        try:
-            self.store.append(record, outcome.steps, outcome.epochs, outcome.work, outcome.ranks)
-        except StoreError:
-            # the disk is full, the terminal is not: what was measured is not lost
-            row = {name: v for name, v in flatten(record).items() if v not in (None, "")}
-            self.display.say(f"not written: {row}")
-            raise
+        return 128 + stopped
+    failed = any(wall.ending is not Ending.UNSUPPORTED for _, wall in lost)
+    asked = any(part.runs or part.asked.families for part in parts)
+    return 1 if failed or (asked and not measured) else 0
 
 
 def say_waiting(who: str) -> None:
@@ -324,15 +239,11 @@ def stop_signals(executor: Executor) -> Iterator[Callable[[], int]]:
             signal.signal(number, handler)
 
 
-def print_report(out: Path) -> None:
-    """Print the sweep's tables."""
+def print_report(*folders: Path) -> None:
+    """Print the tables of a sweep's folders."""
     from bench.report.__main__ import main as report
 
-    report([str(out)])
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    report([str(folder) for folder in folders])
 
 
 if __name__ == "__main__":

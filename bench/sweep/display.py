@@ -1,4 +1,4 @@
-"""What a person sees while a sweep runs: a live line on a terminal, plain lines elsewhere."""
+"""What a person sees while a sweep runs: live lines on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -19,13 +20,26 @@ from bench.text import clean
 from bench.worker.messages import PhaseEntered
 
 if TYPE_CHECKING:
-    from rich.progress import Progress
+    from rich.progress import Progress, TaskID
 
 _PLAIN_EVERY_S = 30.0
 
 
+@dataclass
+class _Lane:
+    """What a lane shows: the name of its case and more, and its live line if there is one."""
+
+    name: str = ""
+    phase: str = ""
+    epochs: int = 1
+    due: float = 0.0
+    task: TaskID | None = None
+
+
 class Display:
-    """Shows which case runs, its phase, step, running loss, memory, and when all is done.
+    """Shows which cases run, their phase, step, running loss, memory, and when all is done.
+
+    Each lane has a line of its own; the only lane of a sweep has no name.
 
     Args:
         runs: how many are to be made now; None where each decides on the next, as in a search.
@@ -38,9 +52,8 @@ class Display:
     ) -> None:
         self._out, self._runs, self._done, self._axes = out, runs, done, axes
         self._index = 0
-        self._name, self._phase, self._epochs = "", "", 1
+        self._lanes: dict[str, _Lane] = {}
         self._live: Progress | None = None
-        self._due = 0.0
 
     def __enter__(self) -> Display:
         """Start the live line, where there is a terminal."""
@@ -51,7 +64,6 @@ class Display:
             self._live = _build_progress()
             self._live.start()
             self._all = self._live.add_task("all", total=self._runs, phase="", now="")
-            self._task = self._live.add_task("", total=None, phase="", now="")
         return self
 
     def __exit__(
@@ -69,45 +81,61 @@ class Display:
         else:
             print(text, file=sys.stderr, flush=True)
 
-    def begin(self, case: Case, repeat: int, sentinel: bool) -> None:
+    def begin(
+        self, case: Case, repeat: int, sentinel: bool, lane: str = "", anchor: str = ""
+    ) -> None:
         """Show that a run has started."""
-        self._index += 1
         again = "sentinel" if sentinel else f"repeat {repeat}" if repeat > 1 else ""
-        self._name = " · ".join(filter(None, [case.label(self._axes), again]))
-        self._phase, self._epochs = "set-up", case.epochs
-        self._due = time.monotonic() + _PLAIN_EVERY_S
-        self._show(total=None, completed=0, now="")
+        what = f"anchor, {anchor}" if anchor else case.label(self._axes)
+        here = self._lanes.setdefault(lane, _Lane())
+        here.name = " · ".join(filter(None, [lane, what, again]))
+        here.phase, here.epochs = "set-up", case.epochs
+        here.due = time.monotonic() + _PLAIN_EVERY_S
+        self._show(here, total=None, completed=0, now="")
 
-    def show(self, event: Event) -> None:
+    def show(self, event: Event, lane: str = "") -> None:
         """Show what the running case said."""
+        here = self._lanes[lane]
         if isinstance(event, PhaseEntered):
-            self._phase = self._name_phase(event)
-            self._show(total=None, completed=0, now="")
+            here.phase = _name_phase(event, here.epochs)
+            self._show(here, total=None, completed=0, now="")
             return
         now = f"loss {event.loss:.3f}  {event.memory_bytes / GIB:.2f} GiB"
         total = event.total or None
-        self._show(total=total, completed=event.step + 1, now=now)
-        if self._live is None and time.monotonic() >= self._due:
-            self._due = time.monotonic() + _PLAIN_EVERY_S
+        self._show(here, total=total, completed=event.step + 1, now=now)
+        if self._live is None and time.monotonic() >= here.due:
+            here.due = time.monotonic() + _PLAIN_EVERY_S
             of = f" of {total}" if total else ""
-            self.say(f"  {self._name}: {self._phase} step {event.step + 1}{of}, {now}")
+            self.say(f"  {here.name}: {here.phase} step {event.step + 1}{of}, {now}")
 
-    def end(self, record: Record) -> None:
+    def end(self, record: Record, lane: str = "") -> None:
         """Print the run's line."""
-        of = "" if self._runs is None else f"/{self._runs}"
-        self.say(f"[{self._index}{of}] {self._name}: {_describe(record)}")
-        if self._live:
-            self._live.update(self._all, advance=1)
+        here = self._lanes[lane]
+        if record.anchor:
+            self.say(f"{here.name}: {_describe(record)}")
+        else:
+            self._index += 1
+            of = "" if self._runs is None else f"/{self._runs}"
+            self.say(f"[{self._index}{of}] {here.name}: {_describe(record)}")
+            if self._live:
+                self._live.update(self._all, advance=1)
+        if lane:  # others run on, and this line must not look as if its case did
+            here.name, here.phase = lane, ""
+            self._show(here, total=None, completed=0, now="")
 
-    def _name_phase(self, event: PhaseEntered) -> str:
-        if self._epochs == 1 or event.phase == "warmup":
-            return event.phase
-        place = f"epoch {event.epoch + 1} of {self._epochs}"
-        return place if event.phase == "epoch" else f"{event.phase} after {place}"
+    def _show(self, here: _Lane, **fields: Any) -> None:
+        if self._live is None:
+            return
+        if here.task is None:
+            here.task = self._live.add_task("", total=None, phase="", now="")
+        self._live.update(here.task, description=here.name, phase=here.phase, **fields)
 
-    def _show(self, **fields: Any) -> None:
-        if self._live:
-            self._live.update(self._task, description=self._name, phase=self._phase, **fields)
+
+def _name_phase(event: PhaseEntered, epochs: int) -> str:
+    if epochs == 1 or event.phase == "warmup":
+        return event.phase
+    place = f"epoch {event.epoch + 1} of {epochs}"
+    return place if event.phase == "epoch" else f"{event.phase} after {place}"
 
 
 def _build_progress() -> Progress:
@@ -136,6 +164,9 @@ def _describe(record: Record) -> str:
     m, words = record.measurement, []
     if record.status not in MEASURED:
         return f"{record.status}: {record.reason}"
+    if record.anchor:
+        step_s = m.step_time_median_s
+        return "no step was timed" if step_s is None else f"{write_number(1e3 * step_s)} ms a step"
     if m.epoch_time_s is not None:
         about = "≈" if record.case.fraction < 1 or record.case.steps is not None else ""
         words.append(f"{about}{write_number(m.epoch_time_s)} s an epoch")

@@ -12,7 +12,7 @@ from bench.case import AXES, MICRO_BATCH, PARALLELS, Case, Value, fill_auto, for
 from bench.data import DATASETS
 from bench.environment import has_cuda
 from bench.errors import UsageError, nearest
-from bench.executors import EXECUTORS
+from bench.executors import ALL, EXECUTORS
 from bench.flags import Parser, add_axes, read_axes
 from bench.models import MODELS
 from bench.models.freezing import FREEZES
@@ -54,6 +54,9 @@ class Options:
     trace: bool = False
     dry_run: bool = False
     list: bool = False
+    lanes: int | None = None  # None for what is usual of the executor, ALL for all there are
+    quiet: bool = False
+    anchors: bool = True
 
 
 def build_parser() -> Parser:
@@ -104,6 +107,11 @@ def build_parser() -> Parser:
         action="store_true",
         help="profile, and keep each trace in the folder's traces/, for ui.perfetto.dev",
     )
+    how.add_argument(
+        "--no-anchors",
+        action="store_true",
+        help="with --lanes, do not measure whether the lanes are alike and disturb each other",
+    )
     how.add_argument("--dry-run", action="store_true", help="print the cases and check the models")
     how.add_argument("--list", action="store_true", help="print presets, precisions, models, …")
     return parser
@@ -144,6 +152,12 @@ def add_running(parser: Parser) -> argparse._ArgumentGroup:
     how.add_argument(
         "--allow-shared", action="store_true", help="measure on a GPU that other processes use"
     )
+    how.add_argument(
+        "--lanes",
+        metavar="N",
+        help="cases to run at once, each on a GPU (on a CPU, a share of the cores) of its own: a "
+        "number, all, or quiet, which uses all GPUs but one at a time (default: 1)",
+    )
     how.add_argument("--executor", default="subprocess", help=argparse.SUPPRESS)
     return how
 
@@ -176,6 +190,7 @@ def parse_arguments(argv: Sequence[str]) -> Options:
         no_skip=given.no_skip,
         verbose=given.verbose,
         trace=given.trace,
+        anchors=not given.no_anchors,
         dry_run=given.dry_run,
         list=given.list,
     )
@@ -191,7 +206,10 @@ def read_running(
     """
     if given.executor not in EXECUTORS:
         raise UsageError(f"--executor {given.executor!r}; {nearest(given.executor, [*EXECUTORS])}")
+    lanes, quiet = _parse_lanes(given.lanes)
     return Options(
+        lanes=lanes,
+        quiet=quiet,
         axes=axes,
         preset=preset,
         out=given.out,
@@ -206,6 +224,15 @@ def read_running(
         allow_shared=given.allow_shared,
         command=command,
     )
+
+
+def _parse_lanes(text: str | None) -> tuple[int | None, bool]:
+    """How many lanes, and whether they run one at a time."""
+    if text in (None, "all", "quiet"):
+        return None if text is None else ALL, text == "quiet"
+    if not (text.isascii() and text.isdigit() and 1 <= int(text[:9]) <= 10_000):
+        raise UsageError(f"--lanes {text[:40]!r}: give a whole number of at least 1, all or quiet")
+    return int(text), False
 
 
 def _cuda_by_default(axes: Mapping[str, object]) -> bool:

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from bench.apex import Apex, find_apex, refuse_apex
 from bench.case import AXES, Case, check_batches, format_value, telling_axes
-from bench.data import DatasetInfo, count_classes, prepare, progress_bar
+from bench.data import DatasetInfo, count_classes
 from bench.doctor.__main__ import write_warnings
 from bench.doctor.machine import examine_machine
-from bench.environment import Platform, ask, describe_host, usable_cpus, with_inputs
+from bench.environment import Answer, Platform, ask, usable_cpus, with_inputs
 from bench.errors import UsageError
+from bench.executors import Executor, Images, Lane
 from bench.fingerprint import Asked, Fingerprint, check_outputs, name_subject
 from bench.gpu.nvml import find_neighbours
 from bench.models import MODELS, check_model
@@ -126,13 +127,21 @@ def name_data(case: Case) -> str:
     return " ".join(filter(None, [case.dataset, case.input, format_value(case.classes)]))
 
 
-def find_inputs(cases: Sequence[Case], options: Options, families: Sequence[Case] = ()) -> Inputs:
+def find_inputs(
+    cases: Sequence[Case],
+    options: Options,
+    families: Sequence[Case],
+    executor: Executor,
+    lane: Lane,
+) -> Inputs:
     """Examine devices and models, decode the images, and refuse what cannot be trained.
 
     Args:
         cases: those that are known.
         options: of the sweep.
         families: those whose batch size is yet to be found.
+        executor: that runs them.
+        lane: where they are to run; of several, the first.
 
     Raises:
         UsageError: torch cannot use a device, or it has less memory than a memory limit; a
@@ -145,16 +154,26 @@ def find_inputs(cases: Sequence[Case], options: Options, families: Sequence[Case
     devices = _names(cases, "device")
     if options.executor == "fake":
         check_models(cases)
-        platforms = {device: Platform(describe_host()) for device in devices}
+        answer = executor.examine(lane, devices, [], options.timeout_s)
         unseen = Inputs(
-            platforms,
+            {device: answer.platform(device) for device in devices},
             dict.fromkeys(subjects),
-            prepare_datasets(cases, options),
+            prepare_datasets(cases, options, executor, lane),
             apex=find_apex(),
             starts=starts,
         )
         refuse_batches(known, unseen)
         return unseen
+
+    def ask_lane(
+        devices: Sequence[str],
+        models: Sequence[str],
+        *,
+        timeout_s: float,
+        look: Callable[[Answer, int], None],
+    ) -> Answer:
+        return executor.examine(lane, devices, models, timeout_s, look)
+
     machine, answer = examine_machine(
         devices,
         list_examined(cases),
@@ -162,6 +181,7 @@ def find_inputs(cases: Sequence[Case], options: Options, families: Sequence[Case
         out=options.out,
         timeout_s=options.timeout_s,
         watch_s=0.0,
+        ask=ask_lane,
     )
     platforms = {device: answer.platform(device) for device in devices}
     models = {subject: answer.fingerprint(subject) for subject in subjects}
@@ -172,20 +192,70 @@ def find_inputs(cases: Sequence[Case], options: Options, families: Sequence[Case
     for case in cases:
         platforms[case.device].check_limit(case.memory_limit)
     _check_examined(cases, models, options)
-    for platform in platforms.values():
-        uuid = platform.environment.gpu_uuid
-        if uuid and not options.allow_shared:
-            refuse_neighbours(uuid)
+    _refuse_shared(platforms, options, lane)
     inputs = Inputs(
         platforms,
         models,
-        prepare_datasets(cases, options),
+        prepare_datasets(cases, options, executor, lane),
         [*write_warnings(machine), *warn_of_workers(cases)],
         machine.apex,
         starts,
     )
     refuse_batches(known, inputs)
     return inputs
+
+
+def find_lane_inputs(
+    first: Inputs, cases: Sequence[Case], options: Options, executor: Executor, lane: Lane
+) -> Inputs:
+    """What is known of another lane than the first: its device, and on another machine the rest.
+
+    Raises:
+        UsageError: as `find_inputs`; or its machine has another code, another network or other
+            images than the first lane's, so that what it measures could not be compared.
+    """
+    subjects = list(first.models) if lane.host and any(first.models.values()) else []
+    models = [asked for asked in list_examined(cases) if subjects]
+    answer = executor.examine(lane, list(first.platforms), models, options.timeout_s)
+    platforms = {device: answer.platform(device) for device in first.platforms}
+    for case in cases:
+        platforms[case.device].check_limit(case.memory_limit)
+    _refuse_shared(platforms, options, lane)
+    found = replace(
+        first,
+        platforms=platforms,
+        models={s: answer.fingerprint(s) for s in subjects} if subjects else first.models,
+        datasets=prepare_datasets(cases, options, executor, lane) if lane.host else first.datasets,
+    )
+    refuse_unlike(first, found, cases, lane)
+    return found
+
+
+def refuse_unlike(first: Inputs, found: Inputs, cases: Sequence[Case], lane: Lane) -> None:
+    """Refuse a lane that would train something else than the first.
+
+    Raises:
+        UsageError: it says in what they differ.
+    """
+    for case in {(name_data(c), c.device, c.model, c.start): c for c in cases}.values():
+        expected, there = first.describe(case), found.describe(case)
+        for name in COMPARABLE:
+            if name != "code" and COMPARABLE[name] == ("device",):
+                continue  # another kind of machine, which has its own folder
+            if getattr(expected, name) != getattr(there, name):
+                raise UsageError(
+                    f"lane {lane.name}: its {name} is {getattr(there, name) or 'none'}, where the "
+                    f"first lane's is {getattr(expected, name) or 'none'}; give all machines the "
+                    "same code, packages and images"
+                )
+
+
+def _refuse_shared(platforms: Mapping[str, Platform], options: Options, lane: Lane) -> None:
+    """Refuse the cards of this machine that others use, unless --allow-shared is given."""
+    for platform in platforms.values():
+        uuid = platform.environment.gpu_uuid
+        if uuid and not options.allow_shared and not lane.host and options.executor != "fake":
+            refuse_neighbours(uuid)
 
 
 def hash_starts(cases: Sequence[Case]) -> dict[str | None, str]:
@@ -303,25 +373,21 @@ def refuse_neighbours(uuid: str) -> None:
         raise UsageError(f"the GPU is in use by {who}; end them, or measure with --allow-shared")
 
 
-def prepare_datasets(cases: Sequence[Case], options: Options) -> dict[str, DatasetInfo]:
-    """Decode every dataset the cases name, once.
+def prepare_datasets(
+    cases: Sequence[Case], options: Options, executor: Executor, lane: Lane
+) -> dict[str, DatasetInfo]:
+    """Decode every dataset the cases name, once, where the lane is.
 
     Raises:
         UsageError: a dataset cannot be had or read.
     """
     images = {name_data(case): case for case in cases if case.workload == IMAGES}
-    with progress_bar() as progress:
-        return {
-            name: prepare(
-                case.dataset,
-                data_dir=options.data_dir,
-                url=options.data_url,
-                progress=progress,
-                input=case.input,
-                classes=case.classes,
-            )
-            for name, case in images.items()
-        }
+    return {
+        name: executor.prepare(
+            lane, Images(case.dataset, options.data_dir, options.data_url, case.input, case.classes)
+        )
+        for name, case in images.items()
+    }
 
 
 def refuse_batches(cases: Sequence[Case], inputs: Inputs) -> None:

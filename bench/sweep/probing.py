@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from bench.case import Case, telling_axes
-from bench.record import flatten
+from bench.executors import Lane
+from bench.record import Outcome, Record, Status, flatten
 from bench.store.reader import read_cases
+from bench.sweep.crew import Crew
 from bench.sweep.display import Display
+from bench.sweep.grid import MOST_LOST
+from bench.sweep.loop import Loop, Ticket
 from bench.text import count
 from bench.wall.answer import Wall, conclude
 from bench.wall.records import Trial, make_probe, read_trials
@@ -18,62 +23,123 @@ from bench.wall.search import MARGIN, STEP, Ending, decide
 if TYPE_CHECKING:
     import pandas as pd
 
-    from bench.sweep.__main__ import Loop
 
-
-def find_walls(
-    loop: Loop,
-    families: Sequence[Case],
-    frame: pd.DataFrame,
-    stopped: Callable[[], int],
-    step: int = STEP,
-    margin: float = MARGIN,
-) -> dict[Case, Wall]:
-    """Find the largest batch of each family, going on from the probes that ``frame`` holds.
+class Searches:
+    """The searches for the largest batch of each family: a family has one lane, and one probe, at
+    a time. They go on from the probes that ``frame`` holds.
 
     Args:
         loop: what makes and keeps each probe.
         families: as `bench.wall.records.name_family` names them.
         frame: the rows that new ones can be compared with.
-        stopped: the number of the signal that asks to stop, or 0.
         step: images to which the walls are found.
         margin: share of memory that the recommended batches leave free.
     """
-    # rows that are to be tried again count no more, but their attempts are numbered on
-    trials = {
-        trial.family: trial
-        for trial in read_trials(frame[~frame["status"].isin(loop.options.retry)])
-    }
-    there = Counter(read_cases(frame[frame["probe"]]))
-    known = sum(len(trials[family].probes) for family in families if family in trials)
-    axes = telling_axes(families, but="batch_size")
-    walls = {}
-    with Display(loop.store.folder, None, known, [*axes, "batch_size", "steps"]) as display:
-        loop.show_on(display)
+
+    def __init__(
+        self,
+        loop: Loop,
+        families: Sequence[Case],
+        frame: pd.DataFrame,
+        step: int = STEP,
+        margin: float = MARGIN,
+    ) -> None:
+        self.loop = loop
+        self.walls: dict[Case, Wall] = {}
+        self.known = 0
+        self._step, self._margin = step, margin
+        # rows that are to be tried again count no more, but their attempts are numbered on
+        known = frame[~frame["status"].isin(loop.options.retry)]
+        trials = {trial.family: trial for trial in read_trials(known)}
+        self._attempts = Counter(read_cases(frame[frame["probe"]]))
+        self._families = families
+        self.axes = telling_axes(families, but="batch_size")
+        self._left: dict[Case, _Search] = {}
         for family in families:
             trial = trials.get(family) or Trial(family)
+            self.known += len(trial.probes)
             trial.batchnorm = loop.inputs.has_batchnorm(family)
-            images = loop.inputs.data(family).train_images
-            while not stopped():
-                asked = decide(trial.probes, trial.aim(images, step))
-                if isinstance(asked, Ending):
-                    break
-                case = make_probe(family, asked.batch_size, asked.long)
-                there[case] += 1
-                run = (case, 1, False)
-                trial.add(flatten(loop.measure(run, there[case], stopped, probe=True)))
-            goal = trial.aim(images, step)
-            walls[family] = wall = conclude(trial.probes, goal, margin, trial.retried)
-            name = family.label(axes) if axes else family.precision
-            display.say(f"{name}: {describe_wall(wall)}")
-            if trial.spilled:
-                display.say(
-                    f"{name}: the driver moved memory to the host; batch sizes that took more than "
-                    "the GPU had free count as ones that do not fit"
-                )
-            if others := trial.describe_others():
-                display.say(f"{name}: {others}")
-    return walls
+            self._left[family] = _Search(trial, loop.inputs.data(family).train_images)
+
+    @property
+    def left(self) -> bool:
+        """Whether a search has not ended that has no probe running."""
+        return any(search.probe is None for search in self._left.values())
+
+    def take(self, lane: Lane, idle: Sequence[Lane]) -> Ticket | None:
+        """The next probe: of the family that the lane has, else of the first that has no lane."""
+        names = {free.name for free in idle}
+        waiting = [f for f, search in self._left.items() if search.probe is None]
+        # a lane that is lost keeps no family
+        mine = [f for f in waiting if self._left[f].lane == lane.name]
+        free = [f for f in waiting if self._left[f].lane not in names]
+        for family in mine or free:
+            search = self._left[family]
+            goal = search.trial.aim(search.images, self._step)
+            asked = decide(search.trial.probes, goal)
+            if isinstance(asked, Ending):
+                self.conclude(family)
+                continue
+            search.lane = lane.name
+            search.probe = make_probe(family, asked.batch_size, asked.long)
+            self._attempts[search.probe] += 1
+            return Ticket((search.probe, 1, False), self._attempts[search.probe], probe=True)
+        return None
+
+    def settle(self, ticket: Ticket, record: Record, outcome: Outcome) -> None:
+        """Learn from a probe; a family whose probes are lost time and again is given up."""
+        family = next(f for f, search in self._left.items() if search.probe == record.case)
+        search = self._left[family]
+        search.probe = None
+        search.trial.add(flatten(record))
+        if record.status is Status.LOST:
+            search.lost += not outcome.preempted
+            if search.lost >= MOST_LOST:
+                self.conclude(family)
+
+    def finish(self) -> dict[Case, Wall]:
+        """What was found, by family; where searches were stopped, as far as they came."""
+        for family in list(self._left):
+            self.conclude(family)
+        return {family: self.walls[family] for family in self._families}
+
+    def conclude(self, family: Case) -> None:
+        """End a search, and say what it found."""
+        search = self._left.pop(family)
+        trial = search.trial
+        goal = trial.aim(search.images, self._step)
+        self.walls[family] = wall = conclude(trial.probes, goal, self._margin, trial.retried)
+        name = family.label(self.axes) if self.axes else family.precision
+        say = self.loop.display.say
+        say(f"{name}: {describe_wall(wall)}")
+        if trial.spilled:
+            say(
+                f"{name}: the driver moved memory to the host; batch sizes that took more than "
+                "the GPU had free count as ones that do not fit"
+            )
+        if others := trial.describe_others():
+            say(f"{name}: {others}")
+
+
+@dataclass(eq=False)
+class _Search:
+    trial: Trial
+    images: int
+    lane: str | None = None
+    probe: Case | None = None  # that runs now
+    lost: int = 0
+
+
+def find_walls(crew: Crew, searches: Sequence[Searches]) -> list[dict[Case, Wall]]:
+    """Find the largest batch of each family of each loop, as far as nothing stops it."""
+    first = searches[0]
+    known = sum(search.known for search in searches)
+    axes = [*first.axes, "batch_size", "steps"]
+    with Display(first.loop.store.folder, None, known, axes) as display:
+        for search in searches:
+            search.loop.show_on(display)
+        crew.work(searches)
+        return [search.finish() for search in searches]
 
 
 def describe_wall(wall: Wall) -> str:

@@ -9,7 +9,7 @@ from bench.case import Case, Value
 from bench.record import Status
 from bench.store.reader import Past, Run
 
-REPEATED = frozenset({Status.INTERRUPTED})
+REPEATED = frozenset({Status.INTERRUPTED, Status.LOST})
 """Outcomes that the same command answers anew without being asked to."""
 
 CHEAP_FRACTION = 0.2

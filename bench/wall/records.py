@@ -67,10 +67,10 @@ class Trial:
     batchnorm: bool | None = None
 
     def add(self, row: Mapping[Any, Any]) -> None:
-        """Add a row of the records, by the names of its columns; one that was stopped is none."""
+        """Add a row of the records, by the names of its columns; one that was cut off is none."""
         if images := _number(row, "train_images"):
             self.train_images = int(images)
-        if row["status"] == Status.INTERRUPTED:
+        if row["status"] in (Status.INTERRUPTED, Status.LOST):
             return
         # a peak that was clipped in warm-up is on no line either
         counts = [_number(row, name) for name in ("warmup_alloc_retries", "alloc_retries")]

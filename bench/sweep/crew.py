@@ -1,0 +1,225 @@
+"""The lanes of a sweep at work: a thread for each, and the main thread that deals out cases.
+
+The main thread alone starts what runs, writes records, shows progress and handles signals.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from threading import Thread
+from types import TracebackType
+
+from bench.executors import Event, Executor, Job, Lane
+from bench.record import Outcome, Status
+from bench.sweep.gate import Gate
+from bench.sweep.loop import Loop, Source, Ticket, read_clock
+
+WAIT_S = 60.0
+"""How long a sweep without lanes, all of them lost, waits for one to join."""
+
+_POLL_S = 0.5  # between looks for lanes that joined
+
+
+_Inbox = SimpleQueue[tuple[Job, Ticket] | None]  # of a lane's thread; None ends it
+
+
+@dataclass(eq=False)
+class _Running:
+    source: Source
+    ticket: Ticket
+    lane: Lane  # whose turn it is
+    place: Lane  # what it takes
+    started_at: str
+    beside: int = 0
+
+    @property
+    def wide(self) -> bool:
+        return self.ticket.run[0].world_size > 1
+
+
+class Crew:
+    """The lanes of one or several loops; a context manager that ends what still runs.
+
+    Args:
+        executor: that offers the lanes.
+        stopped: the number of the signal that asks to stop, or 0.
+        most: how many lanes may run a case at once; 0 for all.
+        admit: says which loop a lane belongs to that joined late; None where it is refused.
+    """
+
+    def __init__(
+        self,
+        executor: Executor,
+        stopped: Callable[[], int],
+        most: int = 0,
+        admit: Callable[[Lane], Loop | None] = lambda lane: None,
+    ) -> None:
+        self._executor, self._stopped, self._most = executor, stopped, most
+        self._admit = admit
+        self._idle = dict[Loop, deque[Lane]]()
+        self._lost = dict[str, Loop]()
+        self._running = dict[str, _Running]()
+        self._held: tuple[Source, Lane, Ticket] | None = None
+        self._inboxes = dict[str, _Inbox]()
+        self._said = SimpleQueue[tuple[str, Event | Outcome | BaseException]]()
+        self._looked = time.monotonic()
+
+    def __enter__(self) -> Crew:
+        """Return the crew."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, _: TracebackType | None
+    ) -> None:
+        """End what runs, which is nothing but where writing failed, and the threads."""
+        if self._running:
+            self._executor.kill()
+        for inbox in self._inboxes.values():
+            inbox.put(None)
+
+    def add(self, loop: Loop, lane: Lane) -> None:
+        """Let a lane work for a loop."""
+        self._idle.setdefault(loop, deque()).append(lane)
+
+    def count(self, loop: Loop) -> int:
+        """How many lanes work for a loop now."""
+        return len(self._idle[loop]) + sum(r.source.loop is loop for r in self._running.values())
+
+    def list_idle(self, loop: Loop) -> list[Lane]:
+        """The lanes of a loop that run nothing."""
+        return list(self._idle[loop])
+
+    def work(self, sources: Sequence[Source], most: int = 0) -> None:
+        """Run all that ``sources`` have, one for each loop, or until stopped.
+
+        What is left, where every lane was lost and none joined within `WAIT_S`, stays with them.
+
+        Args:
+            sources: of what is to run.
+            most: how many lanes may run a case at once; by default, as many as the crew's.
+
+        Raises:
+            StoreError: a record could not be written.
+        """
+        alive = time.monotonic()
+        while True:
+            self._join()
+            if not self._stopped():
+                self._deal(sources, most or self._most or math.inf)
+            if self._running:
+                alive = time.monotonic()
+                self._hear()
+                continue
+            if self._stopped() or not (self._held or any(source.left for source in sources)):
+                self._held = None
+                return
+            if time.monotonic() - alive > WAIT_S:
+                gone = "warning: no lane is left; run the same command again to continue"
+                sources[0].loop.say([gone])
+                return
+            time.sleep(0.1)
+
+    def _deal(self, sources: Sequence[Source], most: float) -> None:
+        """Give idle lanes what is next, as far as they may run beside each other."""
+        for source in sources:
+            for lane in list(self._idle[source.loop]):
+                while self._held is None and self._has_room(most):
+                    ticket = source.take(lane, list(self._idle[source.loop]))
+                    if ticket is None:
+                        break
+                    if ticket.run[0].world_size > 1 and self._running:
+                        # it takes what the others use; nothing starts before it
+                        self._held = (source, lane, ticket)
+                    elif self._start(source, lane, ticket, sources):
+                        break
+        if self._held is not None and not self._running:
+            held, self._held = self._held, None
+            self._start(*held, sources)
+
+    def _has_room(self, most: float) -> bool:
+        running = self._running.values()
+        return len(running) < most and not any(one.wide for one in running)
+
+    def _start(self, source: Source, lane: Lane, ticket: Ticket, sources: Sequence[Source]) -> bool:
+        """Start a ticket; False where it had its outcome at once."""
+        loop, device = source.loop, ticket.run[0].device
+        if not self._running:
+            # nothing disturbs these measurements, nor do they disturb a case
+            for other in sources:
+                for free in self._idle[other.loop] if other.left or other is source else ():
+                    other.loop.rate(free, device)
+        loop.rate(lane, device)
+        started_at = read_clock()
+        job = loop.begin(ticket, lane)
+        if isinstance(job, Outcome):
+            source.settle(ticket, loop.finish(ticket, lane, job, started_at), job)
+            return False
+        self._idle[loop].remove(lane)
+        self._running[lane.name] = _Running(source, ticket, lane, job.lane, started_at)
+        for one in self._running.values():
+            one.beside = max(one.beside, len(self._running) - 1)
+        if lane.name not in self._inboxes:
+            inbox = self._inboxes[lane.name] = _Inbox()
+            Thread(target=self._run, args=(lane.name, inbox), daemon=True).start()
+        self._inboxes[lane.name].put((job, ticket))
+        return True
+
+    def _hear(self) -> None:
+        """Take in what lanes say: how far a case is, and how it ended."""
+        try:
+            name, said = self._said.get(timeout=_POLL_S)
+        except Empty:
+            return
+        if isinstance(said, BaseException):
+            raise said
+        one = self._running[name]
+        if not isinstance(said, Outcome):
+            one.source.loop.display.show(said, name)
+            return
+        del self._running[name]
+        loop = one.source.loop
+        record = loop.finish(one.ticket, one.lane, said, one.started_at, one.place, one.beside)
+        if said.status is Status.LOST:
+            self._lost[name] = loop
+        else:
+            self._idle[loop].append(one.lane)
+        one.source.settle(one.ticket, record, said)
+
+    def _join(self) -> None:
+        """Take in lanes that came since the last look."""
+        now = time.monotonic()
+        if now - self._looked < _POLL_S:
+            return
+        self._looked = now
+        for lane in self._executor.join_lanes():
+            loop = self._lost.pop(lane.name, None) or self._admit(lane)
+            if loop is not None:
+                self.add(loop, lane)
+
+    def _is_stopping(self) -> bool:
+        return bool(self._stopped())
+
+    def _run(self, name: str, inbox: _Inbox) -> None:
+        """What a lane's thread does; it outlives its workers, which die with it."""
+        while (given := inbox.get()) is not None:
+            job, ticket = given
+            gate = ticket.gate
+
+            def hear(event: Event, gate: Gate | None = gate) -> None:
+                self._said.put((name, event))
+                if gate:
+                    gate.enter(name, event, self._is_stopping)
+
+            said: Outcome | BaseException
+            try:
+                said = self._executor.run(job, hear, self._is_stopping)
+            except BaseException as error:
+                said = error
+            if gate:
+                gate.leave(name)
+            self._said.put((name, said))

@@ -1,0 +1,77 @@
+"""The runs of a sweep on its lanes: in the order of the plan, less what need not be run."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Mapping, Sequence
+
+from bench.executors import Lane
+from bench.record import Outcome, Record, Status
+from bench.store.reader import Past, Run
+from bench.sweep.loop import Loop, Ticket
+from bench.sweep.schedule import OomSkips
+
+MOST_LOST = 3
+"""So often a run is lost with its machine before the sweep goes on without it."""
+
+_FAILED = (Status.ERROR, Status.KILLED, Status.TIMEOUT, Status.LOST)
+
+
+class Grid:
+    """Deals out runs; one that was lost is run again at once, as a new attempt.
+
+    Args:
+        loop: whose runs they are.
+        runs: in their order.
+        before: the attempts that the records already hold.
+        skips: which cases need not be run, if any may be skipped.
+    """
+
+    def __init__(
+        self,
+        loop: Loop,
+        runs: Sequence[Run],
+        before: Mapping[Run, Past],
+        skips: OomSkips | None,
+    ) -> None:
+        self.loop = loop
+        self.measured = False  # whether any ended other than in failure
+        self._runs = deque(runs)
+        self._attempts = Counter({run: past.attempt for run, past in before.items()})
+        self._skips = skips
+        self._lost = Counter[Run]()
+        self._open = 0  # runs that are dealt out and have not ended
+        self._first: dict[Run, str] = {}  # the lane of each first run, for the sentinel
+
+    @property
+    def left(self) -> bool:
+        """Whether any run is still to be dealt out."""
+        return bool(self._runs)
+
+    def take(self, lane: Lane, idle: Sequence[Lane]) -> Ticket | None:
+        """The next run. A sentinel comes when all else has ended, where its first run was."""
+        if not self._runs:
+            return None
+        run = self._runs[0]
+        case, repeat, sentinel = run
+        if sentinel:
+            home = self._first.get((case, repeat, False), lane.name)
+            if self._open or (home != lane.name and home in [free.name for free in idle]):
+                return None
+        self._runs.popleft()
+        self._open += 1
+        self._first[run] = lane.name
+        self._attempts[run] += 1
+        smaller = self._skips.blocks(case) if self._skips else None
+        return Ticket(run, self._attempts[run], smaller)
+
+    def settle(self, ticket: Ticket, record: Record, outcome: Outcome) -> None:
+        """Learn from an outcome; a run that was lost is the next again, but not for ever."""
+        self._open -= 1
+        self.measured |= record.status not in _FAILED
+        if self._skips and ticket.smaller is None:
+            self._skips.note(record.case, record.status)
+        if record.status is Status.LOST:
+            self._lost[ticket.run] += not outcome.preempted
+            if self._lost[ticket.run] < MOST_LOST:
+                self._runs.appendleft(ticket.run)

@@ -1,0 +1,247 @@
+"""Runs on like lanes, each to its record in one folder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from typing import Protocol
+from uuid import uuid4
+
+from bench.case import Case
+from bench.doctor.rates import choose_seconds, describe_rates
+from bench.errors import UnsupportedError
+from bench.executors import Executor, Job, Lane
+from bench.precision import PRECISIONS
+from bench.record import Outcome, Record, Status, flatten
+from bench.store.cells import CHECKPOINTS, LOGS, TRACES
+from bench.store.reader import Run
+from bench.store.writer import Store, StoreError
+from bench.sweep.checkpoints import KeptRun
+from bench.sweep.display import Display, write_curve
+from bench.sweep.gate import Gate
+from bench.sweep.options import Options
+from bench.sweep.preflight import Inputs
+from bench.sweep.schedule import choose_seed
+from bench.sweep.slowdown import describe_slowdown, recall_rates
+
+
+@dataclass(frozen=True, eq=False)
+class Ticket:
+    """One thing to run on a lane.
+
+    ``smaller`` is the batch size of which it is concluded that this one runs out of memory.
+    ``probe`` says that it is a step of a search, ``anchor`` that it compares lanes. ``gate`` is
+    what it passes together with other lanes.
+    """
+
+    run: Run
+    attempt: int = 1
+    smaller: int | None = None
+    probe: bool = False
+    anchor: str = ""
+    gate: Gate | None = None
+
+    @property
+    def which(self) -> str:
+        """What tells its files from those of other runs of its case."""
+        _, repeat, sentinel = self.run
+        return "s" if sentinel else "p" if self.probe else str(repeat)
+
+
+class Source(Protocol):
+    """Decides what runs next on the lanes of a loop."""
+
+    loop: Loop
+
+    @property
+    def left(self) -> bool:
+        """Whether anything is still to be run that does not run now."""
+
+    def take(self, lane: Lane, idle: Sequence[Lane]) -> Ticket | None:
+        """What ``lane`` is to run next; None for nothing now. ``idle`` are all that are free."""
+
+    def settle(self, ticket: Ticket, record: Record, outcome: Outcome) -> None:
+        """Learn how a ticket ended."""
+
+
+@dataclass(eq=False)
+class Loop:
+    """Each run to its record, written as it ends; all lanes are of one class of hardware.
+
+    Args:
+        store: of the folder that the records go into.
+        executor: that offers the lanes.
+        lanes: by name, what is known of each; at least one.
+        options: of the sweep.
+        notes: lines that are shown once.
+    """
+
+    store: Store
+    executor: Executor
+    lanes: dict[str, Inputs]
+    options: Options
+    notes: list[str] = field(default_factory=list)
+    display: Display = field(init=False)
+    rated: set[tuple[str, str]] = field(default_factory=set)  # lane and device
+
+    @property
+    def inputs(self) -> Inputs:
+        """What is known of the first lane; of models and images all lanes agree."""
+        return next(iter(self.lanes.values()))
+
+    def show_on(self, display: Display) -> None:
+        """Show runs on ``display`` from now on; first, once, the notes."""
+        self.display = display
+        self.say(self.notes)
+        self.notes = []
+
+    def say(self, lines: Iterable[str]) -> None:
+        """Print lines above whatever is live."""
+        for line in lines:
+            self.display.say(line)
+
+    def refuse(self, case: Case) -> str:
+        """Why a case is not to be run on these lanes; empty where it is."""
+        inputs, precision = self.inputs, PRECISIONS[case.precision]
+        if reason := inputs.refuse(case):
+            return reason
+        if "precision" in self.options.axes:
+            return ""
+        reason = inputs.platforms[case.device].discourage(precision)
+        return f"{reason}; --precision {precision.name} measures it anyway" if reason else ""
+
+    def begin(self, ticket: Ticket, lane: Lane) -> Job | Outcome:
+        """What is to be run for a ticket, or its outcome where nothing need be."""
+        case, repeat, sentinel = ticket.run
+        inputs = self.lanes[lane.name]
+        self.display.begin(case, repeat, sentinel, lane.name, ticket.anchor)
+        if ticket.smaller is not None:
+            reason = f"batch size {ticket.smaller} already ran out of memory"
+            return Outcome(Status.OOM, reason)
+        if reason := self.refuse(case):
+            return Outcome(Status.UNSUPPORTED, reason)
+        try:
+            place = self.executor.gather(lane, case.device, case.world_size)
+        except UnsupportedError as error:
+            return Outcome(Status.UNSUPPORTED, str(error))
+        seed = choose_seed(ticket.run, self.options.same_seed)
+        job = Job(
+            replace(case, seed=seed),
+            folder=inputs.data(case).folder,
+            gpu_uuid=inputs.platforms[case.device].environment.gpu_uuid,
+            log=self.store.folder / self._name_log(ticket, lane.name),
+            lane=place,
+        )
+        if case.profile and self.options.trace:
+            name = self._name_files(ticket, lane.name)
+            job = replace(job, trace=self.store.folder / TRACES / f"{name}.json.gz")
+        if case.checkpoint:
+            kept = self._keep_run(ticket)
+            kept.open()
+            identity = kept.identify(case, inputs.describe(case))
+            job = replace(job, checkpoints=kept.folder, identity=identity)
+        return job
+
+    def finish(
+        self,
+        ticket: Ticket,
+        lane: Lane,
+        outcome: Outcome,
+        started_at: str,
+        place: Lane | None = None,
+        beside: int = 0,
+    ) -> Record:
+        """Write the record of a ticket that has ended, and show it.
+
+        Args:
+            ticket: what ran.
+            lane: whose turn it was.
+            outcome: how it ended.
+            started_at: when it was begun, UTC.
+            place: the lane that it ran on, which may be wider.
+            beside: how many other lanes ran a case meanwhile, at most.
+        """
+        case, repeat, sentinel = ticket.run
+        log = self._name_log(ticket, lane.name)
+        record = Record(
+            record_id=uuid4().hex[:16],
+            case=case,
+            repeat=repeat,
+            run_seed=choose_seed(ticket.run, self.options.same_seed),
+            sentinel=sentinel,
+            probe=ticket.probe,
+            anchor=ticket.anchor,
+            lane=(place or lane).name,
+            lanes_beside=beside,
+            attempt=ticket.attempt,
+            status=outcome.status,
+            reason=outcome.reason,
+            inferred=ticket.smaller is not None,
+            executor=self.options.executor,
+            started_at=started_at,
+            finished_at=read_clock(),
+            retries=outcome.retries,
+            log=log if (self.store.folder / log).exists() else "",
+            measurement=outcome.measurement,
+            environment=self.lanes[lane.name].describe(case),
+        )
+        self._write(record, outcome)
+        self._keep_run(ticket).finish(record)
+        self.display.end(record, lane.name)
+        name = self._name_files(ticket, lane.name)
+        trace = self.store.folder / TRACES / f"{name}.json.gz"
+        if trace.exists():
+            self.display.say(f"trace, for https://ui.perfetto.dev: {trace}")
+        if self.options.verbose:
+            self.say(write_curve(outcome.steps, outcome.measurement.steps_per_epoch))
+        return record
+
+    def rate(self, lane: Lane, device: str) -> None:
+        """Measure once what a lane can do, before the first case that is to run there."""
+        if (lane.name, device) in self.rated or self.options.executor == "fake":
+            return
+        self.rated.add((lane.name, device))
+        if not (seconds := choose_seconds(device)):
+            return
+        inputs = self.lanes[lane.name]
+        environment = inputs.platforms[device].environment
+        if rates := recall_rates(environment, self.store.folder):
+            self.lanes[lane.name] = inputs.add_rates(device, rates)
+            return
+        name = environment.gpu or "the CPU"
+        name = f"{lane.name}, {name}," if lane.name else name
+        self.display.say(f"measuring what {name} can do now")
+        found = self.executor.rate(lane, device, seconds)
+        self.lanes[lane.name] = inputs = inputs.add_rates(device, found.rates)
+        environment = inputs.platforms[device].environment
+        name = " · ".join(filter(None, [lane.name, environment.gpu or "the CPU"]))
+        self.display.say(f"{name}: {describe_rates(found, environment.gpu) or 'not known'}")
+        self.say(f"note: {name} was not measured: {why}" for name, why in found.reasons.items())
+        self.say(describe_slowdown(environment, self.store.folder.parent))
+
+    def _name_files(self, ticket: Ticket, lane: str) -> str:
+        case = ticket.run[0]
+        what = f"{ticket.anchor}-{lane}" if ticket.anchor else ticket.which
+        return f"{case.slug()}-{what}-{ticket.attempt}"
+
+    def _name_log(self, ticket: Ticket, lane: str) -> str:
+        return f"{LOGS}/{self._name_files(ticket, lane)}.log"
+
+    def _keep_run(self, ticket: Ticket) -> KeptRun:
+        folder = f"{ticket.run[0].slug()}-{ticket.which}"
+        return KeptRun(self.store.folder / CHECKPOINTS / folder, ticket.which)
+
+    def _write(self, record: Record, outcome: Outcome) -> None:
+        try:
+            self.store.append(record, outcome.steps, outcome.epochs, outcome.work, outcome.ranks)
+        except StoreError:
+            # the disk is full, the terminal is not: what was measured is not lost
+            row = {name: v for name, v in flatten(record).items() if v not in (None, "")}
+            self.display.say(f"not written: {row}")
+            raise
+
+
+def read_clock() -> str:
+    """The time as records have it, UTC to the millisecond."""
+    return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

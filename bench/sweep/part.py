@@ -1,0 +1,140 @@
+"""What a sweep does with the lanes of one class of hardware, in a folder of its own."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bench.case import Case
+from bench.executors import Executor
+from bench.store.reader import Past, Run, read_history
+from bench.store.writer import Store
+from bench.sweep.anchors import make_anchor
+from bench.sweep.grid import Grid
+from bench.sweep.hardware import Hardware
+from bench.sweep.loop import Loop
+from bench.sweep.options import Options, Plan, plan_cases
+from bench.sweep.preflight import (
+    describe_config,
+    leave_out_batches,
+    read_past,
+    refuse_other_seeds,
+)
+from bench.sweep.probing import Searches
+from bench.sweep.schedule import OomSkips, plan_runs, remaining_runs
+from bench.wall.answer import Wall
+from bench.wall.search import MARGIN, STEP
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@dataclass(eq=False)
+class Part:
+    """The full grid on one class of hardware: what is there already, and what is to be run.
+
+    ``comparable`` are the rows in the folder that new ones can be compared with, ``before`` the
+    last attempts at all runs that it holds and ``done`` those that count.
+    """
+
+    loop: Loop
+    asked: Plan
+    options: Options
+    comparable: pd.DataFrame
+    before: Mapping[Run, Past]
+    done: Mapping[Run, Past]
+    earlier: Mapping[str, Any]
+    anchored: Mapping[tuple[str, str], int]
+    cases: list[Case]
+    plan: list[Run] = field(default_factory=list)
+    runs: list[Run] = field(default_factory=list)
+    walls: dict[Case, Wall] = field(default_factory=dict)
+
+    @property
+    def folder(self) -> Path:
+        """Where its records are."""
+        return self.loop.store.folder
+
+    def search(self) -> Searches:
+        """The searches for the largest batches that are asked for."""
+        return Searches(self.loop, self.asked.families, self.comparable)
+
+    def fill_in(self, walls: dict[Case, Wall]) -> None:
+        """Take what the searches found as batch sizes of its cases."""
+        self.walls, inputs = walls, self.loop.inputs
+        planned = plan_cases(self.options, walls, inputs.settle).cases
+        self.cases, left_out = leave_out_batches(planned, inputs)
+        self.loop.notes += left_out
+        self.write_config()
+
+    def write_config(self) -> None:
+        """Write the resolved configuration beside the records."""
+        search = {"step": STEP, "margin": MARGIN} if self.asked.families else None
+        self.loop.store.write_config(
+            describe_config(self.cases, self.options, self.loop.inputs, self.earlier, search)
+        )
+
+    def plan_runs(self, choose: Callable[[list[Run]], list[Run]] = lambda runs: runs) -> None:
+        """Decide what is to be run.
+
+        Args:
+            choose: takes some of the runs, as a shard does.
+
+        Raises:
+            UsageError: the rows there have other seeds than they would now.
+        """
+        self.plan = choose(plan_runs(self.cases, self.options.repeats))
+        refuse_other_seeds(self.folder, self.plan, self.done, self.options.same_seed)
+        self.runs = remaining_runs(self.plan, self.done, self.options.retry, self.options.no_skip)
+
+    def make_grid(self) -> Grid:
+        """The runs, as they are dealt out to lanes."""
+        left = set(self.runs)
+        known = {run: past for run, past in self.done.items() if run not in left}
+        skips = None if self.options.no_skip else OomSkips(known)
+        return Grid(self.loop, self.runs, self.before, skips)
+
+    def choose_anchor(self) -> Case | None:
+        """The sweep's first case that can run here, shortened; None where none can."""
+        found = (case for case in self.cases if not self.loop.refuse(case))
+        return next(map(make_anchor, found), None)
+
+
+def open_part(
+    hardware: Hardware,
+    executor: Executor,
+    out: Path,
+    asked: Plan,
+    options: Options,
+    stores: ExitStack,
+    say_waiting: Callable[[str], None],
+) -> Part:
+    """Open the folder of a class of hardware, and see what it holds.
+
+    Raises:
+        UsageError: another sweep uses it, or its rows cannot be compared with new ones.
+    """
+    folder = out / hardware.folder if hardware.folder else out
+    store = stores.enter_context(Store(folder, options.wait_s, say_waiting))
+    inputs = hardware.inputs
+    comparable, frame = read_past(folder, [*asked.cases, *asked.unsized], options, inputs)
+    lanes = {lane.name: known for lane, known in hardware.lanes}
+    notes = [*inputs.warnings, *store.set_aside]
+    anchors = frame[frame["anchor"] != ""]
+    part = Part(
+        loop=Loop(store, executor, lanes, options, notes),
+        asked=asked,
+        options=options,
+        comparable=comparable,
+        before=read_history(frame),
+        done=read_history(comparable),
+        earlier=store.read_config(),
+        anchored=Counter(zip(anchors["anchor"], anchors["lane"], strict=True)),
+        cases=asked.cases,
+    )
+    part.write_config()
+    return part
