@@ -66,7 +66,8 @@ class Job:
     ``folder`` is where `bench.data.prepare` left the dataset; ``gpu_uuid`` is None on a CPU. A case
     of several GPUs, or processes, takes those of ``lane``.
     A checkpoint that lies in ``checkpoints`` is resumed if it is of ``identity``. The trace of a
-    profiled case is kept in the file ``trace``.
+    profiled case is kept in the file ``trace``. Where ``hold`` is set, each phase waits until
+    ``on_event`` has returned; elsewhere it may be called a little late.
     """
 
     case: Case
@@ -77,6 +78,7 @@ class Job:
     identity: dict[str, str] = field(default_factory=dict)
     trace: Path | None = None
     lane: Lane = Lane()
+    hold: bool = False
 
 
 @dataclass(frozen=True)

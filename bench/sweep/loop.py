@@ -132,6 +132,7 @@ class Loop:
             gpu_uuid=inputs.platforms[case.device].environment.gpu_uuid,
             log=self.store.folder / self._name_log(ticket, lane.name),
             lane=place,
+            hold=ticket.gate is not None,
         )
         if case.profile and self.options.trace:
             name = self._name_files(ticket, lane.name)

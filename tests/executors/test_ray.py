@@ -294,12 +294,15 @@ def test_nothing_is_left_of_a_local_cluster_whose_driver_is_killed() -> None:
 def test_what_cannot_be_measured_on_is_refused() -> None:
     assert refuse(Place(None, 0, hash_code())) == ""
     assert "RAY_worker_niceness=0" in refuse(Place(None, 15, hash_code()))
+    used = Place(None, 0, hash_code(), "python (pid 7)")
+    assert "python (pid 7)" in refuse(used)
+    assert refuse(used, allow_shared=True) == ""
     other = refuse(Place(None, 0, "0123456789ab"))
     assert "0123456789ab" in other
     assert hash_code() in other
 
 
-@pytest.mark.parametrize("address", ["ray://localhost:10001", "nowhere"])
+@pytest.mark.parametrize("address", ["ray://localhost:10001", "nowhere", "localhost:1"])
 def test_addresses_that_cannot_be_joined(address: str) -> None:
     with pytest.raises(UsageError, match=f"^--address {address}: ") as error:
         Cluster(address)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -24,10 +25,14 @@ ADDRESS = "RAY_ADDRESS"
 LOCAL = "local"
 """The address that starts a cluster of this machine. Without it Ray may join what another left."""
 
+AUTO = "auto"
+"""The address of whichever cluster was started on this machine last."""
+
 _CLIENT = "ray://"
 _STORE_BYTES = 100 * 2**20  # little but traces is sent; Ray would take a third of the memory
 _LONGEST_FOLDER = 40  # of the 107 characters of a socket's path, of which Ray needs 60
-_END_S = 5.0
+_ANSWER_S = 5.0
+_END_S = 10.0
 
 _SETTINGS: Mapping[str, str] = {
     "RAY_worker_niceness": "0",  # Ray's own is 15
@@ -61,6 +66,8 @@ class Cluster:
                 f"--address {self.address}: the sweep must run on a node of the cluster; start it "
                 "there, with --address HOST:6379"
             )
+        if self.address not in (LOCAL, AUTO):
+            _refuse_silent(self.address)
         try:
             if self.address == LOCAL:
                 self._start()
@@ -86,7 +93,7 @@ class Cluster:
         assert self._caretaker.stdin is not None
         self._caretaker.stdin.close()
         with suppress(subprocess.TimeoutExpired):
-            self._caretaker.wait(2 * _END_S)
+            self._caretaker.wait(_END_S)
 
     def _start(self) -> None:
         place = tempfile.gettempdir()
@@ -118,6 +125,19 @@ class Cluster:
 
     def _join(self) -> None:
         _connect(self.address)
+
+
+def _refuse_silent(address: str) -> None:
+    """Refuse an address where nothing listens: Ray would try for minutes, and say so at length.
+
+    Raises:
+        UsageError: nothing listens there.
+    """
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), timeout=_ANSWER_S).close()
+    except (OSError, ValueError, OverflowError) as error:
+        raise UsageError(_name_remedy(address, clean(str(error)))) from None
 
 
 def _name_remedy(address: str, why: str) -> str:

@@ -24,6 +24,7 @@ from bench.executors.ray.station import HEARTBEAT_S, Place, Report, Station
 from bench.gpu.cards import Card
 from bench.record import Outcome, Status
 from bench.text import clean, count
+from bench.worker.messages import PhaseEntered
 
 _OPEN_S = 120.0  # actors start one after the other, and each imports the harness
 _SILENT_S = 12 * HEARTBEAT_S
@@ -266,6 +267,8 @@ class RayExecutor:
             _keep(job.trace, report.trace, "wb")
             for event in report.events:
                 on_event(event)
+                if job.hold and isinstance(event, PhaseEntered):
+                    post.actor.release.remote(number)
             if report.outcome is not None:
                 return report.outcome
 
@@ -377,7 +380,7 @@ class RayExecutor:
                 num_cpus=int(node.cpus) if whole else 0,
                 max_restarts=0,
                 max_task_retries=0,
-                max_concurrency=4,  # run, ask, stop and kill
+                max_concurrency=4,  # one that runs, and those that release, stop and kill it
                 scheduling_strategy=NodeAffinitySchedulingStrategy(node.id, soft=False),
             )
             .remote(self.stations, self._settings, str(Path.cwd()), find_variables(os.environ))
@@ -398,7 +401,7 @@ class RayExecutor:
             except ray.exceptions.RayError as error:
                 self._give_up(post, _explain(error))
                 continue
-            if why := refuse(place):
+            if why := refuse(place, self._settings.allow_shared):
                 self._tallies.setdefault(post.node.id, _Tally()).failed = _TRIES
                 self._give_up(post, why)
                 continue
@@ -456,7 +459,7 @@ class _SilentError(Exception):
     """A station does not answer, and Ray has not noticed."""
 
 
-def refuse(place: Place) -> str:
+def refuse(place: Place, allow_shared: bool = False) -> str:
     """Say why nothing can be measured at ``place``, and what to do; empty where it can."""
     if place.code != hash_code():
         return (
@@ -468,6 +471,8 @@ def refuse(place: Place) -> str:
             f"Ray runs its processes there at a niceness of {place.niceness}; set "
             "RAY_worker_niceness=0 where `ray start` is called"
         )
+    if place.neighbours and not allow_shared:
+        return f"the GPU is in use by {place.neighbours}; end them, or measure with --allow-shared"
     return ""
 
 

@@ -19,7 +19,9 @@ from typing import Any
 from bench.environment import find_variables, hash_code
 from bench.executors import Event, Executor, Job, Settings, load_executor
 from bench.gpu.cards import Card, find_cards
+from bench.gpu.nvml import find_neighbours
 from bench.record import Outcome, Status
+from bench.worker.messages import PhaseEntered
 
 _TELL_EVERY_S = 0.2
 HEARTBEAT_S = 5.0
@@ -31,12 +33,14 @@ class Place:
     """Where a station is: its GPU as NVML knows it, and what a measurement depends on.
 
     Ray's own type of a GPU does not tell one of 40 GB from one of 80 GB. ``card`` is None on a CPU.
-    ``niceness`` is the priority of the workers and ``code`` the hash of the harness's source there.
+    ``niceness`` is the priority of the workers, ``code`` the hash of the harness's source there and
+    ``neighbours`` the processes that use the card.
     """
 
     card: Card | None
     niceness: int
     code: str
+    neighbours: str = ""
 
 
 @dataclass(frozen=True)
@@ -75,12 +79,15 @@ class Station:
         # the thread that starts a worker must outlive it
         self._thread = ThreadPoolExecutor(1)
         self._stopped: set[int] = set()
+        self._released: queue.SimpleQueue[int] = queue.SimpleQueue()
 
     def describe(self) -> Place:
         """Say where this is, and give workers the priority that others have, where that may be."""
         cards, _ = find_cards()  # Ray has set CUDA_VISIBLE_DEVICES
         niceness = self._thread.submit(_raise_priority).result()
-        return Place(next(iter(cards), None), niceness, hash_code())
+        others = find_neighbours(cards[0].uuid) if cards else ()
+        neighbours = ", ".join(str(other) for other in others or () if not other.display)
+        return Place(next(iter(cards), None), niceness, hash_code(), neighbours)
 
     def ask(self, question: str, *arguments: Any) -> Any:
         """Call the method ``question`` of the executor: examine, prepare, rate or gather."""
@@ -105,8 +112,14 @@ class Station:
             log.touch()
             here = replace(job, log=log, trace=trace)
             events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+
+            def hear(event: Event) -> None:
+                events.put(event)
+                if job.hold and isinstance(event, PhaseEntered):
+                    self._await_release(number)
+
             ending = self._thread.submit(
-                self._executor.run, here, events.put, lambda: number in self._stopped
+                self._executor.run, here, hear, lambda: number in self._stopped
             )
             with log.open("rb") as printed:
                 for due in _beat(ending):
@@ -116,6 +129,10 @@ class Station:
                 kept = trace.read_bytes() if trace and trace.exists() else b""
                 yield Report([*_drain(events)], printed.read(), kept, ending.result())
 
+    def release(self, number: int) -> None:
+        """Let a case that is held go on into its phase."""
+        self._released.put(number)
+
     def stop(self, number: int) -> None:
         """Have a run end as `interrupted`, soon, also one that has not begun."""
         self._stopped.add(number)
@@ -123,6 +140,13 @@ class Station:
     def kill(self) -> None:
         """End whatever runs, at once."""
         self._executor.kill()
+
+    def _await_release(self, number: int) -> None:
+        """Wait until the sweep lets a case go on, or has it stopped."""
+        while number not in self._stopped:
+            with suppress(queue.Empty):
+                if self._released.get(timeout=_TELL_EVERY_S) == number:
+                    return
 
 
 def _beat(ending: Future[Outcome]) -> Iterator[bool]:
