@@ -8,7 +8,7 @@ from dataclasses import replace
 from bench.case import FOLLOWS, Case
 from bench.executors import Lane
 from bench.record import RELIABLE, Outcome, Record
-from bench.report.lanes import ALONE, BUSY, LaneReading, Pace, Session, Verdict, read_pace
+from bench.report.anchors import ALONE, BUSY, LaneReading, Pace, Session, Verdict, read_pace
 from bench.sweep.crew import Crew
 from bench.sweep.gate import Gate
 from bench.sweep.loop import Loop, Ticket
@@ -32,7 +32,7 @@ class Anchors:
     Args:
         loop: whose lanes they are.
         case: of `make_anchor`.
-        kind: when it runs: one of those of `bench.report.lanes`.
+        kind: when it runs: one of those of `bench.report.anchors`.
         lanes: that run it.
         before: how many anchors of this kind each lane has in the records.
         gate: where they are to run at once, and pass it together.
@@ -110,7 +110,7 @@ def describe_anchors(
         spread = session.spread
         if spread is None:
             return ["lanes: not known whether they are equally fast; too few anchors were timed"]
-        line = f"lanes: the slowest takes {spread} longer for a step than the fastest"
+        line = f"lanes: a step of the slowest against one of the fastest: {spread}"
         if spread.verdict is Verdict.DIFFERENT:
             line = f"warning: {line}; --lanes 1 or more --repeats keep this out of comparisons"
         return [line]
