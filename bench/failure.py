@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import signal
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 from bench.case import Case
@@ -19,7 +20,8 @@ NEARLY_FULL = 0.05
 class Rule:
     """Exceptions whose class and message match end a case with ``status``.
 
-    ``kind`` is a class name anywhere among the exception's ancestors, or empty for any;
+    ``kind`` is a class name anywhere among the exception's ancestors, or empty for any; ``base``
+    the class that this one derives from directly, where its name alone is another's too;
     ``message`` a regular expression searched for in its text. ``when_full`` rules hold only while
     device memory is nearly full, ``when_limited`` ones under a memory limit on a CPU;
     ``transient`` ones are worth another try. By ``shared`` ones the memory that processes share
@@ -29,6 +31,7 @@ class Rule:
     status: Status
     kind: str
     message: str
+    base: str = ""
     when_full: bool = False
     when_limited: bool = False
     transient: bool = False
@@ -41,6 +44,8 @@ _PLACES = ("Backend", "Network", "Store")
 # The first match counts. torch.OutOfMemoryError and torch.AcceleratorError are sibling classes, and
 # the libraries below torch have spellings of their own.
 RULES: tuple[Rule, ...] = (
+    # Ray ended the process before the host ran out of memory; no smaller batch would have helped
+    Rule(Status.KILLED, "OutOfMemoryError", "", base="RayError"),
     Rule(Status.OOM, "OutOfMemoryError", ""),
     Rule(Status.OOM, "MemoryError", ""),
     Rule(Status.OOM, "", r"(?:CUDA|HIP)(?: \w+)? error[^\n]*out of memory"),
@@ -143,6 +148,8 @@ def classify(
     on_host = case is not None and case.device == "cpu"
     for rule in RULES:
         if rule.kind and rule.kind not in kinds:
+            continue
+        if rule.base and (rule.kind, rule.base) not in pairwise(kinds):
             continue
         if rule.when_full and (free_share is None or free_share > NEARLY_FULL):
             continue

@@ -154,7 +154,7 @@ def find(options: Options, step: int, margin: float) -> tuple[dict[Case, Wall], 
     families = plan_cases(options, {}).families
     refuse_unwritable(options.out)
     refuse_missing(name for name in PACKAGES if name != "nvidia-ml-py")  # whose lack is noted
-    settings = Settings(options.timeout_s, options.allow_shared)
+    settings = Settings(options.timeout_s, options.allow_shared, options.address)
     with closing(build_executor(options.executor, settings)) as executor:
         lanes = open_lanes(executor, families, options)
         classes = examine_lanes(executor, lanes, [], options, families)

@@ -47,6 +47,13 @@ class NVMLError(Exception):
 
 NvmlTimeout = type("NVMLError_Timeout", (NVMLError,), {})
 
+
+class RayError(Exception):
+    """As ray.exceptions has it."""
+
+
+RayOutOfMemory = type("OutOfMemoryError", (RayError,), {})
+
 OOM = [
     torch.OutOfMemoryError(
         "CUDA out of memory. Tried to allocate 1024.00 GiB. GPU 0 has a total capacity of 139.80 "
@@ -314,6 +321,7 @@ def test_every_rule_has_its_exception() -> None:
     """A rule that none of the exceptions above needs is one nobody has seen."""
     loading = [error for error, _, _ in LOADING]
     cases = [*OOM, *LIMITED, *SUSPECTED, *UNSUPPORTED, *TRANSIENT, *PEERS, *loading]
+    cases.append(RayOutOfMemory())
     outcomes = [classify(kinds(e), str(e), FULL, LIMIT) for e in cases]
     for rule in RULES:
         rest = tuple(other for other in RULES if other is not rule)
@@ -406,3 +414,14 @@ def test_a_kernel_that_does_not_say(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_signals_have_names() -> None:
     assert failure.name_signal(signal.SIGSEGV) == "SIGSEGV"
+
+
+def test_host_memory_that_ray_kept_free_is_not_the_gpus() -> None:
+    """torch and Ray have an OutOfMemoryError each, and Ray wraps what its tasks raise."""
+    exceptions = pytest.importorskip("ray.exceptions")
+    killed = exceptions.OutOfMemoryError("1 worker was killed, the node was running low on memory")
+    refused = exceptions.RayTaskError("f", "", torch.OutOfMemoryError("CUDA out of memory"))
+    assert kinds(killed) == kinds(RayOutOfMemory())
+    assert classify(kinds(killed), str(killed)).status is Status.KILLED
+    wrapped = refused.as_instanceof_cause()
+    assert classify(kinds(wrapped), str(wrapped)).status is Status.OOM

@@ -20,6 +20,7 @@ from bench.worker.messages import PhaseEntered, StepTaken
 
 EXECUTORS: dict[str, str] = {
     "subprocess": "bench.executors.subprocess:SubprocessExecutor",
+    "ray": "bench.executors.ray.executor:RayExecutor",
     "fake": "bench.executors.fake:FakeExecutor",
 }
 
@@ -29,10 +30,14 @@ Event = PhaseEntered | StepTaken
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings of an executor, the same for all cases of a sweep."""
+    """Settings of an executor, the same for all cases of a sweep.
+
+    ``address`` is that of a cluster to join.
+    """
 
     timeout_s: float = 3600.0
     allow_shared: bool = False
+    address: str | None = None
 
 
 @dataclass(frozen=True)
@@ -62,7 +67,9 @@ class Job:
     of several GPUs, or processes, takes those of ``lane``.
     A checkpoint that lies in ``checkpoints`` is resumed if it is of ``identity``. The trace of a
     profiled case is kept in the file ``trace``. ``enough`` is asked after each epoch but the last
-    whether the case is to end there; its row then says after which epoch it was truncated.
+    whether the case is to end there; its row then says after which epoch it was truncated. Where
+    ``hold`` is set, each phase waits until ``on_event`` has returned; elsewhere it may be called a
+    little late.
     """
 
     case: Case
@@ -74,6 +81,7 @@ class Job:
     trace: Path | None = None
     lane: Lane = Lane()
     enough: Callable[[EpochRow], bool] | None = None
+    hold: bool = False
 
 
 @dataclass(frozen=True)
@@ -167,6 +175,11 @@ class Executor(Protocol):
 
 def build_executor(name: str, settings: Settings) -> Executor:
     """Make the executor ``name`` of `EXECUTORS`."""
-    module, _, kind = EXECUTORS[name].partition(":")
+    return load_executor(EXECUTORS[name], settings)
+
+
+def load_executor(place: str, settings: Settings) -> Executor:
+    """Make the executor that ``place``, such as ``package.module:Class``, names."""
+    module, _, kind = place.partition(":")
     executor: Executor = getattr(import_module(module), kind)(settings)
     return executor

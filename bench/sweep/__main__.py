@@ -84,7 +84,7 @@ def run_sweep(asked: Plan, options: Options) -> int:
     """Measure the cases into --out and print the table; the return code."""
     refuse_unwritable(options.out)
     refuse_missing(name for name in PACKAGES if name != "nvidia-ml-py")  # whose lack is noted
-    settings = Settings(options.timeout_s, options.allow_shared)
+    settings = Settings(options.timeout_s, options.allow_shared, options.address)
     with closing(build_executor(options.executor, settings)) as executor:
         every = [*asked.cases, *asked.unsized]
         lanes = open_lanes(executor, every, options)

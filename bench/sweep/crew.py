@@ -62,7 +62,7 @@ class Crew:
         self._executor, self._stopped, self._most = executor, stopped, most
         self._admit = admit
         self._idle = dict[Loop, deque[Lane]]()
-        self._lost = dict[str, Loop]()
+        self._lost = dict[Lane, Loop]()
         self._running = dict[str, _Running]()
         self._held: tuple[Source, Lane, Ticket] | None = None
         self._inboxes = dict[str, _Inbox]()
@@ -185,7 +185,7 @@ class Crew:
         loop = one.source.loop
         record = loop.finish(one.ticket, one.lane, said, one.started_at, one.place, one.beside)
         if said.status is Status.LOST:
-            self._lost[name] = loop
+            self._lost[one.lane] = loop
         else:
             self._idle[loop].append(one.lane)
         one.source.settle(one.ticket, record, said)
@@ -197,7 +197,8 @@ class Crew:
             return
         self._looked = now
         for lane in self._executor.join_lanes():
-            loop = self._lost.pop(lane.name, None) or self._admit(lane)
+            # of the same name, but with another GPU, it is another lane
+            loop = self._lost.pop(lane, None) or self._admit(lane)
             if loop is not None:
                 self.add(loop, lane)
 

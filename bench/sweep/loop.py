@@ -135,6 +135,7 @@ class Loop:
             log=self.store.folder / self._name_log(ticket, lane.name),
             lane=place,
             enough=ticket.enough,
+            hold=ticket.gate is not None,
         )
         if case.profile and self.options.trace:
             name = self._name_files(ticket, lane.name)

@@ -59,6 +59,7 @@ class Options:
     quiet: bool = False
     anchors: bool = True
     shard: Shard | None = None
+    address: str | None = None
 
 
 def build_parser() -> Parser:
@@ -165,7 +166,17 @@ def add_running(parser: Parser) -> argparse._ArgumentGroup:
         help="cases to run at once, each on a GPU (on a CPU, a share of the cores) of its own: a "
         "number, all, or quiet, which uses all GPUs but one at a time (default: 1)",
     )
-    how.add_argument("--executor", default="subprocess", help=argparse.SUPPRESS)
+    how.add_argument(
+        "--executor",
+        metavar="NAME",
+        default="subprocess",
+        help="subprocess, on this machine, or ray, on the nodes of a Ray cluster (subprocess)",
+    )
+    how.add_argument(
+        "--address",
+        metavar="HOST:PORT",
+        help="the Ray cluster to join (default: $RAY_ADDRESS, or a new one of this machine)",
+    )
     return how
 
 
@@ -217,6 +228,8 @@ def read_running(
     """
     if given.executor not in EXECUTORS:
         raise UsageError(f"--executor {given.executor!r}; {nearest(given.executor, [*EXECUTORS])}")
+    if given.address and given.executor != "ray":
+        raise UsageError("--address is that of a Ray cluster; give --executor ray with it")
     lanes, quiet = _parse_lanes(given.lanes)
     return Options(
         lanes=lanes,
@@ -231,6 +244,7 @@ def read_running(
         wait_s=_parse_number("--wait", given.wait, low=0),
         retry=[_parse_status(text) for text in given.retry],
         executor=given.executor,
+        address=given.address,
         mix=given.mix,
         allow_shared=given.allow_shared,
         command=command,

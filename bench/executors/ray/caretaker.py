@@ -1,0 +1,49 @@
+"""Ends a local cluster when the process that started it has ended, however it ended.
+
+`python -m bench.executors.ray.caretaker FOLDER` waits for the end of standard input. Ray's own
+reaper leaves the agents of a node where its driver was killed: two processes were there 50 s later,
+and the next `ray.init` may join what is left.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+MARK = "BENCH_RAY_CLUSTER"
+"""Environment variable of all processes of a local cluster: the cluster's folder."""
+
+_PATIENCE_S = 5.0
+_POLL_S = 0.1
+
+
+def find_marked(folder: str) -> Iterator[int]:
+    """The ids of the processes of the cluster in ``folder``, of what they started among them."""
+    mark = os.fsencode(f"{MARK}={folder}")
+    for place in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if mark in (place / "environ").read_bytes().split(b"\0"):
+                yield int(place.name)
+
+
+def end_marked(folder: str) -> None:
+    """SIGKILL the processes of the cluster in ``folder`` until none is left, then remove it."""
+    until = time.monotonic() + _PATIENCE_S
+    # what is killed while it starts another leaves that one to the next look
+    while (found := list(find_marked(folder))) and time.monotonic() < until:
+        for pid in found:
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(_POLL_S)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    sys.stdin.buffer.read()
+    end_marked(sys.argv[1])

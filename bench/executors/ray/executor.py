@@ -1,0 +1,495 @@
+"""Lanes on a Ray cluster: one for each GPU of each node, or one for each node without GPUs."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from bench.data import DatasetInfo
+from bench.doctor.rates import Yardstick
+from bench.environment import Answer, find_variables, hash_code
+from bench.errors import UnsupportedError, UsageError
+from bench.executors import ALL, EXECUTORS, Event, Images, Job, Lane, Settings
+from bench.executors.ray.cluster import Cluster
+from bench.executors.ray.station import HEARTBEAT_S, Place, Report, Station
+from bench.gpu.cards import Card
+from bench.record import Outcome, Status
+from bench.text import clean, count
+from bench.worker.messages import PhaseEntered
+
+_OPEN_S = 120.0  # actors start one after the other, and each imports the harness
+_SILENT_S = 12 * HEARTBEAT_S
+_VERDICT_S = 30.0
+_STOP_S = 30.0  # a worker has 3 s to end, and its memory is given back
+_KILL_S = 3.0
+_POLL_S = 0.1
+_SAID = 300  # characters of what Ray says
+_TRIES = 3  # to open a lane on a node, before it is given up
+
+
+@dataclass(frozen=True)
+class Node:
+    """A node of the cluster as Ray knows it; ``label`` names it in lanes."""
+
+    id: str
+    label: str
+    cpus: float
+    gpus: int
+
+
+@dataclass(eq=False)
+class Post:
+    """A station that an actor holds on ``node``, and from when it has answered its lane."""
+
+    actor: Any
+    node: Node
+    answer: Any
+    card: Card | None = None
+    lane: Lane = field(default_factory=Lane)
+
+    def is_like(self, other: Post) -> bool:
+        """Whether it has another GPU of the same kind in the same machine."""
+        kinds = [(p.node.id, p.card and (p.card.name, p.card.memory_bytes)) for p in (self, other)]
+        return self is not other and kinds[0] == kinds[1]
+
+
+@dataclass
+class _Tally:
+    """How often a lane of a node could not be opened, or was lost, with no case between."""
+
+    failed: int = 0
+    why: str = ""
+
+
+class RayExecutor:
+    """Runs each case in a worker on a node of a cluster, which an actor there starts and watches.
+
+    Ray tries nothing again by itself, as it would hide attempts: a lost lane is a lost case.
+
+    Raises:
+        UsageError: there is no cluster, as `Cluster` has it.
+    """
+
+    stations = EXECUTORS["subprocess"]
+    """The executor that stations run cases by; tests have another."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._cluster = Cluster(settings.address)
+        self._device, self._most = "", ALL
+        self._opening: list[Post] = []
+        self._open: dict[str, Post] = {}
+        self._labels: dict[str, str] = {}  # of nodes by id, those that are gone too
+        self._tallies: dict[str, _Tally] = {}
+        self._numbers = itertools.count()
+        self._lock = threading.Lock()
+
+    def open_lanes(self, device: str, wanted: int | None = None) -> Sequence[Lane]:
+        """One lane for each GPU of the cluster, on a CPU for each node, or as many as are wanted.
+
+        It waits until all are open, or two minutes for those whose GPU others of the cluster use:
+        they join when they can be had.
+
+        Raises:
+            UsageError: there are not that many, or none can be opened; it says why.
+        """
+        self._device, self._most = device, wanted or ALL
+        there = sum(self._count(node) for node in self._list_nodes())
+        what = "GPU" if device == "cuda" else "node"
+        if not there:
+            raise UsageError(
+                f"the Ray cluster {self._cluster.address} has no GPU; use --device cpu, or start "
+                "its nodes with --num-gpus"
+            )
+        if self._most > there:
+            raise UsageError(
+                f"--lanes {self._most}: the Ray cluster {self._cluster.address} has "
+                f"{count(there, what)}; give at most {there}"
+            )
+        lanes: list[Lane] = []
+        until = time.monotonic() + _OPEN_S
+        while True:
+            lanes += self.join_lanes()
+            if not self._opening or time.monotonic() > until:
+                break
+            time.sleep(_POLL_S)
+        places = [node.label for node in self._list_nodes()]
+        lanes.sort(key=lambda lane: (places.index(lane.host), len(lane.name), lane.name))
+        if not lanes:
+            reasons = "; ".join(dict.fromkeys(t.why for t in self._tallies.values() if t.why))
+            why = reasons or "others use all of it; see `ray status`"
+            raise UsageError(f"no lane can be opened on the Ray cluster: {why}")
+        return lanes
+
+    def join_lanes(self) -> Sequence[Lane]:
+        """Lanes that have opened since; a node that joined or lost one opens it meanwhile."""
+        with self._lock:
+            self._begin_opening()
+            return [*self._finish_opening()]
+
+    def gather(self, lane: Lane, device: str, size: int) -> Lane:
+        """The lane's GPU and others of its kind on its node; on a CPU, its cores in equal shares.
+
+        The workers of one case are started by one station, which may use the GPUs of the others:
+        they are this sweep's, and idle.
+        """
+        if size == 1:
+            return lane
+        if device == "cpu":
+            found: Lane = self._ask(lane, "gather", lane, device, size)
+            return replace(found, name=lane.name, host=lane.host)
+        own = self._open[lane.name]
+        alike = [own, *(post for post in [*self._open.values()] if post.is_like(own))]
+        if size > len(alike):
+            raise UnsupportedError(
+                f"world size {size} takes {size} GPUs of one kind in one machine; {lane.host} has "
+                f"{len(alike)}"
+            )
+        return replace(lane, gpus=tuple(gpu for post in alike[:size] for gpu in post.lane.gpus))
+
+    def examine(
+        self,
+        lane: Lane,
+        devices: Sequence[str],
+        models: Sequence[str],
+        timeout_s: float,
+        look: Callable[[Answer, int], None] = lambda answer, pid: None,
+    ) -> Answer:
+        """Ask a process on the node."""
+        try:
+            answer: Answer = self._ask(lane, "examine", lane, devices, models, timeout_s)
+        except UsageError as error:
+            return Answer(str(error))
+        return answer
+
+    def prepare(self, lane: Lane, images: Images) -> DatasetInfo:
+        """Decode the images on the node, once for all of its lanes."""
+        folder = (images.data_dir or Path("data")).absolute()
+        info: DatasetInfo = self._ask(lane, "prepare", lane, replace(images, data_dir=folder))
+        return info
+
+    def rate(self, lane: Lane, device: str, seconds: float) -> Yardstick:
+        """Measure in a process on the node."""
+        try:
+            found: Yardstick = self._ask(lane, "rate", lane, device, seconds)
+        except UsageError as error:
+            return Yardstick(reasons={"rates": str(error)})
+        return found
+
+    def run(
+        self, job: Job, on_event: Callable[[Event], None], stopping: Callable[[], bool]
+    ) -> Outcome:
+        """Run one case on its lane's node; `lost` where the node or the actor went away."""
+        import ray
+
+        post = self._open.get(job.lane.name)
+        if post is None:
+            return Outcome(Status.LOST, f"lane {job.lane.name} is gone")
+        number = next(self._numbers)
+        try:
+            outcome = self._follow(post, number, job, on_event, stopping)
+        except _SilentError as error:
+            outcome = Outcome(Status.LOST, str(error))
+        except ray.exceptions.RayTaskError as error:
+            return Outcome(Status.ERROR, f"on {post.lane.name}: {clean(repr(error.cause))}")
+        except ray.exceptions.OutOfMemoryError as error:
+            reason = f"by Ray, for want of host memory: {_explain(error)}"
+            outcome = Outcome(Status.KILLED, reason)
+        except ray.exceptions.RayError as error:
+            preempted, why = self._find_cause(post, error, stopping)
+            outcome = Outcome(Status.LOST, why, preempted=preempted)
+        else:
+            self._tallies.pop(post.node.id, None)
+            return outcome
+        self._lose(post, outcome.reason)
+        if stopping():
+            return Outcome(Status.INTERRUPTED, f"the sweep was stopped; {outcome.reason}")
+        return outcome
+
+    def kill(self) -> None:
+        """End all stations with what they run, at once.
+
+        The handler of a signal calls this, perhaps within a call of Ray's: another thread does it.
+        """
+        ending = threading.Thread(target=self._end_posts, daemon=True)
+        ending.start()
+        ending.join(_KILL_S)
+        self._cluster.end()
+
+    def close(self) -> None:
+        """End the stations, and leave the cluster, or end it if it was started here."""
+        self._end_posts()
+        self._cluster.close()
+
+    def _follow(
+        self,
+        post: Post,
+        number: int,
+        job: Job,
+        on_event: Callable[[Event], None],
+        stopping: Callable[[], bool],
+    ) -> Outcome:
+        """Hand a job to a station and follow its reports to the last.
+
+        Raises:
+            RayError: the station is gone.
+            _SilentError: it says nothing any more.
+        """
+        import ray
+
+        reports = post.actor.run.options(num_returns="streaming").remote(number, job)
+        heard, told = time.monotonic(), 0.0
+        while True:
+            # an untimed wait would not notice that the sweep is stopped
+            ready, _ = ray.wait([reports], timeout=_POLL_S)
+            now = time.monotonic()
+            if stopping() and not told:
+                post.actor.stop.remote(number)
+                told = now
+            if not ready:
+                if told and now - told > _STOP_S:
+                    raise _SilentError(f"{post.lane.name} did not stop within {_STOP_S:g} s")
+                if now - heard > _SILENT_S:
+                    raise _SilentError(f"{post.lane.name} said nothing for {_SILENT_S:g} s")
+                continue
+            heard = now
+            report: Report = ray.get(next(reports))  # the last one has the outcome
+            _keep(job.log, report.log, "ab")
+            _keep(job.trace, report.trace, "wb")
+            for event in report.events:
+                on_event(event)
+                if job.hold and isinstance(event, PhaseEntered):
+                    post.actor.release.remote(number)
+            if report.outcome is not None:
+                return report.outcome
+
+    def _find_cause(
+        self, post: Post, error: Exception, stopping: Callable[[], bool]
+    ) -> tuple[bool, str]:
+        """Whether a station was lost because its machine was taken away, and what is to be said.
+
+        At first Ray knows only that an actor does not answer; by whom its node was ended it says
+        once it has declared it dead, up to half a minute later.
+        """
+        import ray
+
+        until = time.monotonic() + _VERDICT_S
+        while isinstance(error, ray.exceptions.ActorUnavailableError) and not stopping():
+            if time.monotonic() > until:
+                break
+            try:
+                ray.get(post.actor.describe.remote(), timeout=_KILL_S)
+                break  # it is back, but not what it ran
+            except ray.exceptions.GetTimeoutError:
+                continue
+            except ray.exceptions.RayError as later:
+                error = later
+            time.sleep(_POLL_S)
+        preempted = isinstance(error, ray.exceptions.RayActorError) and error.preempted
+        alive = any(node.id == post.node.id for node in self._list_nodes())
+        if preempted:
+            return preempted, f"{post.node.label} was taken away"
+        alive = any(node.id == post.node.id for node in self._list_nodes())
+        what = f"the lane's process on {post.node.label} ended" if alive else post.node.label
+        return preempted, f"{what}{'' if alive else ' went away'}: {_explain(error)}"
+
+    def _ask(self, lane: Lane, question: str, *arguments: Any) -> Any:
+        """Have the executor at a lane's station answer.
+
+        Raises:
+            UsageError: it did, or the station is gone.
+        """
+        import ray
+
+        post = self._open.get(lane.name)
+        if post is None:
+            raise UsageError(f"lane {lane.name} is gone")
+        try:
+            return ray.get(post.actor.ask.remote(question, *arguments))
+        except ray.exceptions.RayTaskError as error:
+            if isinstance(error.cause, (UsageError, UnsupportedError)):
+                raise error.cause from None
+            raise UsageError(f"lane {lane.name}: {clean(repr(error.cause))}") from error
+        except ray.exceptions.RayError as error:
+            self._lose(post, _explain(error))
+            raise UsageError(f"lane {lane.name} was lost: {_explain(error)}") from error
+
+    def _list_nodes(self) -> list[Node]:
+        """The nodes that are alive, in the order of their names; nodes of one host are numbered."""
+        import ray
+
+        alive = [node for node in ray.nodes() if node["Alive"]]
+        ids = {node["NodeID"] for node in alive}
+        for node in alive:
+            if node["NodeID"] in self._labels:
+                continue
+            host = node["NodeManagerHostname"]
+            taken = {label for id, label in self._labels.items() if id in ids}
+            self._labels[node["NodeID"]] = next(
+                label for label in _number(host) if label not in taken
+            )
+        nodes = [
+            Node(
+                node["NodeID"],
+                self._labels[node["NodeID"]],
+                node["Resources"].get("CPU", 0.0),
+                int(node["Resources"].get("GPU", 0.0)),
+            )
+            for node in alive
+        ]
+        return sorted(nodes, key=lambda node: node.label)
+
+    def _count(self, node: Node) -> int:
+        """The lanes that a node can have."""
+        return node.gpus if self._device == "cuda" else int(node.cpus >= 1)
+
+    def _begin_opening(self) -> None:
+        """Start the actors of lanes that there could be, and that are not open."""
+        nodes = self._list_nodes()
+        alive = {node.id for node in nodes}
+        self._opening = [post for post in self._opening if post.node.id in alive]
+        posts = [*self._open.values(), *self._opening]
+        room = (self._most or sys.maxsize) - len(posts)
+        for node in nodes:
+            if self._tallies.get(node.id, _Tally()).failed >= _TRIES:
+                continue
+            lack = self._count(node) - sum(post.node.id == node.id for post in posts)
+            for _ in range(min(lack, room)):
+                self._opening.append(self._start(node))
+                room -= 1
+
+    def _start(self, node: Node) -> Post:
+        """Start an actor on a node. Of one without GPUs it takes all cores, as a worker does."""
+        import ray
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        whole = self._device == "cpu" and not self._settings.allow_shared
+        actor = (
+            ray.remote(Station)
+            .options(
+                num_gpus=int(self._device == "cuda"),
+                num_cpus=int(node.cpus) if whole else 0,
+                max_restarts=0,
+                max_task_retries=0,
+                max_concurrency=4,  # one that runs, and those that release, stop and kill it
+                scheduling_strategy=NodeAffinitySchedulingStrategy(node.id, soft=False),
+            )
+            .remote(self.stations, self._settings, str(Path.cwd()), find_variables(os.environ))
+        )
+        return Post(actor, node, actor.describe.remote())
+
+    def _finish_opening(self) -> Iterator[Lane]:
+        """Take the stations that have answered into the lanes, or refuse them."""
+        import ray
+
+        for post in [*self._opening]:
+            ready, _ = ray.wait([post.answer], timeout=0)
+            if not ready:
+                continue
+            self._opening.remove(post)
+            try:
+                place: Place = ray.get(post.answer)
+            except ray.exceptions.RayError as error:
+                self._give_up(post, _explain(error))
+                continue
+            if why := refuse(place, self._settings.allow_shared):
+                self._tallies.setdefault(post.node.id, _Tally()).failed = _TRIES
+                self._give_up(post, why)
+                continue
+            post.card = place.card
+            post.lane = self._name(post.node, place.card)
+            self._open[post.lane.name] = post
+            yield post.lane
+
+    def _name(self, node: Node, card: Card | None) -> Lane:
+        """A lane, named by its node, and by its GPU as NVML counts them."""
+        if self._device == "cpu":
+            return Lane(node.label, host=node.label)
+        numbers = itertools.count() if card is None else itertools.count(card.index)
+        names = (f"{node.label}-gpu{number}" for number in numbers)
+        name = next(name for name in names if name not in self._open)
+        return Lane(name, () if card is None else (card.uuid,), host=node.label)
+
+    def _give_up(self, post: Post, why: str) -> None:
+        import ray
+
+        with suppress(Exception):
+            ray.kill(post.actor)
+        tally = self._tallies.setdefault(post.node.id, _Tally())
+        tally.failed += 1
+        tally.why = f"{post.node.label}: {why}"
+        print(f"note: no lane on {tally.why}", file=sys.stderr, flush=True)
+
+    def _lose(self, post: Post, why: str) -> None:
+        """Forget a lane, and end what may be left of it."""
+        import ray
+
+        with self._lock:
+            if self._open.get(post.lane.name) is post:
+                del self._open[post.lane.name]
+            tally = self._tallies.setdefault(post.node.id, _Tally())
+            tally.failed += 1
+            tally.why = f"{post.node.label}: {why}"
+        with suppress(Exception):
+            ray.kill(post.actor)
+
+    def _end_posts(self) -> None:
+        """End every station's worker, then the station."""
+        import ray
+
+        posts = [*self._open.values(), *self._opening]
+        killed = [post.actor.kill.remote() for post in posts if post.lane.name]
+        with suppress(Exception):
+            ray.wait(killed, num_returns=len(killed), timeout=_KILL_S / 2)
+        for post in posts:
+            with suppress(Exception):
+                ray.kill(post.actor)
+
+
+class _SilentError(Exception):
+    """A station does not answer, and Ray has not noticed."""
+
+
+def refuse(place: Place, allow_shared: bool = False) -> str:
+    """Say why nothing can be measured at ``place``, and what to do; empty where it can."""
+    if place.code != hash_code():
+        return (
+            f"its code of this harness is {place.code}, and here it is {hash_code()}; install the "
+            "same on all nodes"
+        )
+    if place.niceness > 0:
+        return (
+            f"Ray runs its processes there at a niceness of {place.niceness}; set "
+            "RAY_worker_niceness=0 where `ray start` is called"
+        )
+    if place.neighbours and not allow_shared:
+        return f"the GPU is in use by {place.neighbours}; end them, or measure with --allow-shared"
+    return ""
+
+
+def _explain(error: Exception) -> str:
+    """What an error of Ray's says, as one line, without the lines that are a name and a number."""
+    lines = [clean(line).strip() for line in str(error).splitlines()]
+    told = [line for line in lines if line and not re.fullmatch(r"\w+: \S*", line)]
+    return " ".join(told)[:_SAID]
+
+
+def _number(label: str) -> Iterator[str]:
+    """``label``, ``label-2``, ``label-3``, …"""
+    yield label
+    yield from (f"{label}-{n}" for n in itertools.count(2))
+
+
+def _keep(file: Path | None, data: bytes, mode: str) -> None:
+    if file is not None and data:
+        with suppress(OSError), file.open(mode) as kept:
+            kept.write(data)

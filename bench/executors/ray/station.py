@@ -1,0 +1,175 @@
+"""The end of a lane that is on a node of a cluster: what one actor holds.
+
+It runs the ordinary executor on a thread of its own. Nothing here imports ray.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import socket
+import tempfile
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from bench.environment import find_variables, hash_code
+from bench.executors import Event, Executor, Job, Settings, load_executor
+from bench.gpu.cards import Card, find_cards
+from bench.gpu.nvml import find_neighbours
+from bench.record import Outcome, Status
+from bench.worker.messages import PhaseEntered
+
+_TELL_EVERY_S = 0.2
+HEARTBEAT_S = 5.0
+"""The longest that a station is silent while it runs a case, in s."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a station is: its GPU as NVML knows it, and what a measurement depends on.
+
+    Ray's own type of a GPU does not tell one of 40 GB from one of 80 GB. ``card`` is None on a CPU.
+    ``niceness`` is the priority of the workers, ``code`` the hash of the harness's source there and
+    ``neighbours`` the processes that use the card.
+    """
+
+    card: Card | None
+    niceness: int
+    code: str
+    neighbours: str = ""
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a station says of the case that it runs; the last one has the outcome.
+
+    ``log`` is what the worker printed since the last report, ``trace`` the file of a profile.
+    """
+
+    events: list[Event] = field(default_factory=list)
+    log: bytes = b""
+    trace: bytes = b""
+    outcome: Outcome | None = None
+
+
+class Station:
+    """Runs one case at a time on the node, and answers questions about it.
+
+    Args:
+        executor: the one that runs the cases, ``package.module:Class``.
+        settings: its settings.
+        folder: the folder that the sweep was started in, used where it is there too.
+        variables: the environment variables that change results, as the sweep has them. Others of
+            that kind are removed: Ray sets OMP_NUM_THREADS=1, and a worker would inherit it.
+    """
+
+    def __init__(
+        self, executor: str, settings: Settings, folder: str, variables: Mapping[str, str]
+    ) -> None:
+        with suppress(OSError):
+            os.chdir(folder)
+        for name in find_variables():
+            del os.environ[name]
+        os.environ.update(variables)
+        self._executor: Executor = load_executor(executor, settings)
+        # the thread that starts a worker must outlive it
+        self._thread = ThreadPoolExecutor(1)
+        self._stopped: set[int] = set()
+        self._released: queue.SimpleQueue[int] = queue.SimpleQueue()
+
+    def describe(self) -> Place:
+        """Say where this is, and give workers the priority that others have, where that may be."""
+        cards, _ = find_cards()  # Ray has set CUDA_VISIBLE_DEVICES
+        niceness = self._thread.submit(_raise_priority).result()
+        others = find_neighbours(cards[0].uuid) if cards else ()
+        neighbours = ", ".join(str(other) for other in others or () if not other.display)
+        return Place(next(iter(cards), None), niceness, hash_code(), neighbours)
+
+    def ask(self, question: str, *arguments: Any) -> Any:
+        """Call the method ``question`` of the executor: examine, prepare, rate or gather."""
+        return self._thread.submit(getattr(self._executor, question), *arguments).result()
+
+    def run(self, number: int, job: Job) -> Iterator[Report]:
+        """Run the case of ``job`` and report on it, at least every `HEARTBEAT_S`.
+
+        Args:
+            number: what `stop` calls this run by.
+            job: its log and trace are sent in the reports, and not written here.
+        """
+        if job.checkpoints and not job.checkpoints.parent.parent.is_dir():
+            reason = (
+                f"{job.checkpoints.parent.parent} is not there on {socket.gethostname()}; for "
+                "--checkpoint, put --out on a file system that all nodes share"
+            )
+            yield Report(outcome=Outcome(Status.UNSUPPORTED, reason))
+            return
+        with tempfile.TemporaryDirectory(prefix="bench-lane-") as folder:
+            log, trace = Path(folder, "log"), job.trace and Path(folder, job.trace.name)
+            log.touch()
+            here = replace(job, log=log, trace=trace)
+            events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+
+            def hear(event: Event) -> None:
+                events.put(event)
+                if job.hold and isinstance(event, PhaseEntered):
+                    self._await_release(number)
+
+            ending = self._thread.submit(
+                self._executor.run, here, hear, lambda: number in self._stopped
+            )
+            with log.open("rb") as printed:
+                for due in _beat(ending):
+                    report = Report([*_drain(events)], printed.read())
+                    if due or report != Report():
+                        yield report
+                kept = trace.read_bytes() if trace and trace.exists() else b""
+                yield Report([*_drain(events)], printed.read(), kept, ending.result())
+
+    def release(self, number: int) -> None:
+        """Let a case that is held go on into its phase."""
+        self._released.put(number)
+
+    def stop(self, number: int) -> None:
+        """Have a run end as `interrupted`, soon, also one that has not begun."""
+        self._stopped.add(number)
+
+    def kill(self) -> None:
+        """End whatever runs, at once."""
+        self._executor.kill()
+
+    def _await_release(self, number: int) -> None:
+        """Wait until the sweep lets a case go on, or has it stopped."""
+        while number not in self._stopped:
+            with suppress(queue.Empty):
+                if self._released.get(timeout=_TELL_EVERY_S) == number:
+                    return
+
+
+def _beat(ending: Future[Outcome]) -> Iterator[bool]:
+    """Return at the end; until then yield every 0.2 s whether something is to be said anyway."""
+    beats = 0
+    while not wait([ending], _TELL_EVERY_S).done:
+        beats += 1
+        yield beats % round(HEARTBEAT_S / _TELL_EVERY_S) == 0
+
+
+def _drain(events: queue.SimpleQueue[Event]) -> Iterator[Event]:
+    with suppress(queue.Empty):
+        while True:
+            yield events.get_nowait()
+
+
+def _raise_priority() -> int:
+    """Give this thread, and what it starts, the usual priority; return what it has then.
+
+    Ray starts its processes at a niceness of 15 unless it is told otherwise; only some users may
+    lower it. The priority belongs to the thread.
+    """
+    if os.getpriority(os.PRIO_PROCESS, 0) > 0:
+        with suppress(PermissionError):
+            os.setpriority(os.PRIO_PROCESS, 0, 0)
+    return os.getpriority(os.PRIO_PROCESS, 0)

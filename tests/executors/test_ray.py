@@ -1,0 +1,362 @@
+"""Lanes on a Ray cluster: three nodes of this machine, whose GPUs are pretended.
+
+Workers are real; most are ended while they start, which is when a test has seen enough.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from bench.case import Case
+from bench.environment import hash_code
+from bench.errors import UnsupportedError, UsageError
+from bench.executors import Event, Images, Job, Lane, Settings
+from bench.executors.ray import executor as executors
+from bench.executors.ray.caretaker import MARK, find_marked
+from bench.executors.ray.cluster import Cluster
+from bench.executors.ray.executor import RayExecutor, refuse
+from bench.executors.ray.station import Place, Report, Station
+from bench.executors.subprocess import SubprocessExecutor
+from bench.record import Outcome, Status
+from bench.worker.messages import PhaseEntered
+
+pytest.importorskip("ray")
+
+ROOT = Path(__file__).parents[2]
+PATIENCE_S = 60.0  # for what is done in a second or two where nothing else runs
+TINY = Case(
+    device="cpu", model="dpn-small", dataset="synthetic", precision="fp32", batch_size=8, steps=2
+)
+LONG = replace(TINY, steps=None)
+
+
+def wait_for(what: Callable[[], Any], patience_s: float = PATIENCE_S) -> Any:
+    """What ``what`` returns, once that is true."""
+    until = time.monotonic() + patience_s
+    while not (found := what()):
+        assert time.monotonic() < until, "it never came"
+        time.sleep(0.1)
+    return found
+
+
+class Nodes:
+    """A cluster of three nodes of this machine, one with two pretended GPUs; and its lanes."""
+
+    def __init__(self, folder: str) -> None:
+        from ray.cluster_utils import Cluster as Pretended
+
+        self._folder = folder
+        head = {"num_gpus": 1, "include_dashboard": False, "temp_dir": folder}
+        self.cluster = Pretended(initialize_head=True, head_node_args=head)
+        self.others = [self.add(2), self.add(1)]
+        self.executor = RayExecutor(Settings(timeout_s=120, address=self.cluster.address))
+        self.first = list(self.executor.open_lanes("cuda"))
+        self.lanes = {lane.name: lane for lane in self.first}
+        self.images = self.executor.prepare(self.first[0], Images("synthetic"))
+
+    def add(self, gpus: int) -> Any:
+        return self.cluster.add_node(num_gpus=gpus, object_store_memory=80 * 2**20)
+
+    def join(self) -> list[Lane]:
+        came = list(self.executor.join_lanes())
+        self.lanes |= {lane.name: lane for lane in came}
+        return came
+
+    def job(self, lane: Lane, case: Case = LONG, **values: Any) -> Job:
+        return Job(case, folder=self.images.folder, lane=lane, **values)
+
+    def workers(self) -> list[int]:
+        """The processes of running cases."""
+        found = []
+        for pid in find_marked(self._folder):
+            try:
+                if "bench.worker" in psutil.Process(pid).cmdline():
+                    found.append(pid)
+            except psutil.Error:
+                continue
+        return found
+
+    def station(self, worker: int) -> int:
+        """The process of the actor that started a worker."""
+        return psutil.Process(worker).ppid()
+
+
+@pytest.fixture(scope="module")
+def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
+    folder = f"/tmp/bench-test-{os.getpid()}"  # a socket's path has 107 characters at most
+    before = dict(os.environ)
+    os.environ |= {MARK: folder, "RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}
+    try:
+        nodes = Nodes(folder)
+        yield nodes
+        nodes.executor.close()
+        nodes.cluster.shutdown()
+        wait_for(lambda: not nodes.workers())
+    finally:
+        os.environ.clear()
+        os.environ |= before
+
+
+class Running:
+    """A case that runs in a thread of its own, as one of a sweep does."""
+
+    def __init__(self, nodes: Nodes, lane: Lane) -> None:
+        self.stopped = False
+        self.outcome: Outcome | None = None
+        before = set(nodes.workers())
+
+        def run() -> None:
+            self.outcome = nodes.executor.run(
+                nodes.job(lane), lambda event: None, lambda: self.stopped
+            )
+
+        self._thread = threading.Thread(target=run)
+        self._thread.start()
+        self.worker = min(wait_for(lambda: set(nodes.workers()) - before))
+
+    def end(self) -> Outcome:
+        self._thread.join(PATIENCE_S)
+        assert self.outcome is not None, "the run never ended"
+        return self.outcome
+
+
+def gone(pid: int) -> bool:
+    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+
+def test_a_lane_for_each_gpu_of_each_node(nodes: Nodes) -> None:
+    hosts = [lane.host for lane in nodes.first]
+    assert len(nodes.lanes) == 4, "all names differ"
+    assert sorted(hosts.count(host) for host in set(hosts)) == [1, 1, 2]
+    assert hosts == sorted(hosts, key=hosts.index), "lanes of a node stand together"
+    assert not nodes.join(), "nothing came since"
+
+
+@pytest.mark.slow
+def test_a_case_runs_as_it_does_locally(nodes: Nodes, tmp_path: Path) -> None:
+    """The same losses to the bit; its events, its log and its trace come from where it ran."""
+    case = replace(TINY, profile=True)
+    events: list[Event] = []
+    job = nodes.job(nodes.first[0], case, log=tmp_path / "log", trace=tmp_path / "trace.json.gz")
+    here = replace(job, lane=Lane(), log=None, trace=None)
+    outcome = nodes.executor.run(job, events.append, lambda: False)
+    alone = SubprocessExecutor(Settings()).run(here, lambda event: None, lambda: False)
+    assert (outcome.status, alone.status) == (Status.OK, Status.OK), outcome.reason
+    assert [step.loss for step in outcome.steps] == [step.loss for step in alone.steps]
+    phases = [event.phase for event in events if isinstance(event, PhaseEntered)]
+    assert phases == ["warmup", "epoch", "evaluation"]
+    assert (tmp_path / "trace.json.gz").read_bytes()[:2] == b"\x1f\x8b"
+
+
+def test_a_cancelled_case_is_interrupted_and_its_lane_goes_on(nodes: Nodes) -> None:
+    lane = nodes.first[0]
+    for _ in range(2):
+        running = Running(nodes, lane)
+        running.stopped = True
+        assert running.end().status is Status.INTERRUPTED
+        wait_for(lambda pid=running.worker: gone(pid))
+    assert lane.name in nodes.lanes
+
+
+def test_a_killed_worker_is_killed_not_lost(nodes: Nodes) -> None:
+    running = Running(nodes, nodes.first[0])
+    os.kill(running.worker, signal.SIGKILL)
+    assert running.end().status is Status.KILLED
+
+
+def test_a_killed_actor_is_lost_and_its_lane_comes_back(nodes: Nodes) -> None:
+    lane = nodes.first[0]
+    running = Running(nodes, lane)
+    os.kill(nodes.station(running.worker), signal.SIGKILL)
+    outcome = running.end()
+    assert (outcome.status, outcome.preempted) == (Status.LOST, False)
+    assert outcome.reason.startswith(f"the lane's process on {lane.host} ended: ")
+    assert len(outcome.reason.splitlines()) == 1
+    wait_for(lambda: gone(running.worker))
+    assert nodes.executor.run(nodes.job(lane), print, lambda: False).status is Status.LOST
+    assert lane in wait_for(nodes.join)
+
+
+def test_a_silent_actor_is_lost(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray does not notice one that is stopped. A sweep waits a minute; here 3 s."""
+    lane = nodes.first[0]
+    running = Running(nodes, lane)
+    station = nodes.station(running.worker)
+    monkeypatch.setattr(executors, "_SILENT_S", 3.0)
+    os.kill(station, signal.SIGSTOP)
+    outcome = running.end()
+    assert outcome.status is Status.LOST
+    assert "said nothing" in outcome.reason
+    monkeypatch.undo()
+    wait_for(lambda: gone(station) and gone(running.worker))
+    assert lane in wait_for(nodes.join)
+
+
+def test_what_no_node_has_gpus_for_is_unsupported(nodes: Nodes) -> None:
+    hosts = [lane.host for lane in nodes.first]
+    pair = next(lane for lane in nodes.first if hosts.count(lane.host) == 2)
+    single = next(lane for lane in nodes.first if hosts.count(lane.host) == 1)
+    assert nodes.executor.gather(pair, "cuda", 2).name == pair.name
+    assert nodes.executor.gather(single, "cuda", 1) == single
+    with pytest.raises(UnsupportedError, match=r"2 GPUs of one kind.* has 1$"):
+        nodes.executor.gather(single, "cuda", 2)
+    with pytest.raises(UnsupportedError, match="3 GPUs"):
+        nodes.executor.gather(pair, "cuda", 3)
+
+
+def test_errors_of_a_node_are_one_line(nodes: Nodes, tmp_path: Path) -> None:
+    lane = nodes.first[0]
+    (tmp_path / "data").touch()
+    with pytest.raises(UsageError, match=r"--data-dir .* is a file") as error:
+        nodes.executor.prepare(lane, Images("cifar10", tmp_path / "data"))
+    assert "\n" not in str(error.value)
+    kept = nodes.job(lane, checkpoints=Path("/nowhere/checkpoints/run"))
+    outcome = nodes.executor.run(kept, print, lambda: False)
+    assert outcome.status is Status.UNSUPPORTED
+    assert "file system that all nodes share" in outcome.reason
+
+
+def test_a_lost_node_and_one_that_joins_late(nodes: Nodes) -> None:
+    node = nodes.others.pop()
+    lane = next(lane for lane in nodes.first if lane.host.endswith("-3"))
+    running = Running(nodes, lane)
+    nodes.cluster.remove_node(node, allow_graceful=False)
+    outcome = running.end()
+    assert (outcome.status, outcome.preempted) == (Status.LOST, False)
+    assert f"{lane.host} went away" in outcome.reason
+    wait_for(lambda: gone(running.worker))
+    assert not nodes.join()
+    nodes.others.append(nodes.add(1))
+    assert wait_for(nodes.join) == [lane], "its name is free again"
+
+
+def test_a_machine_that_was_taken_away_is_preempted(nodes: Nodes) -> None:
+    from ray._raylet import GcsClient
+
+    node = nodes.others.pop()
+    running = Running(nodes, nodes.lanes[next(n for n in nodes.lanes if "-3" in n)])
+    preemption, soon_ms = 2, int((time.time() + 1) * 1000)
+    gcs = GcsClient(address=nodes.cluster.address)
+    assert gcs.drain_node(node.node_id, preemption, "spot", soon_ms)[0]
+    time.sleep(1.5)
+    nodes.cluster.remove_node(node, allow_graceful=False)
+    outcome = running.end()
+    assert (outcome.status, outcome.preempted) == (Status.LOST, True)
+    assert outcome.reason.endswith("was taken away")
+    wait_for(lambda: gone(running.worker))
+
+
+DRIVER = """
+import sys, time
+from bench.executors import Settings
+from bench.executors.ray.executor import RayExecutor
+executor = RayExecutor(Settings())
+lanes = executor.open_lanes("cpu")
+print(executor._cluster.folder, flush=True)
+sys.path.insert(0, sys.argv[1])
+from test_ray import LONG
+from bench.executors import Images, Job
+folder = executor.prepare(lanes[0], Images("synthetic")).folder
+executor.run(Job(LONG, folder=folder, lane=lanes[0]), print, lambda: False)
+"""
+
+
+@pytest.mark.slow
+def test_nothing_is_left_of_a_local_cluster_whose_driver_is_killed() -> None:
+    command = [sys.executable, "-c", DRIVER, str(Path(__file__).parent)]
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=environ, text=True) as driver:
+        assert driver.stdout is not None
+        folder = driver.stdout.readline().strip()
+
+        def has_worker() -> bool:
+            lines = [Path(f"/proc/{pid}/cmdline") for pid in find_marked(folder)]
+            return any(b"bench.worker" in line.read_bytes() for line in lines if line.exists())
+
+        wait_for(has_worker)
+        driver.kill()
+    wait_for(lambda: not list(find_marked(folder)))
+    wait_for(lambda: not Path(folder).exists())
+
+
+def test_what_cannot_be_measured_on_is_refused() -> None:
+    assert refuse(Place(None, 0, hash_code())) == ""
+    assert "RAY_worker_niceness=0" in refuse(Place(None, 15, hash_code()))
+    used = Place(None, 0, hash_code(), "python (pid 7)")
+    assert "python (pid 7)" in refuse(used)
+    assert refuse(used, allow_shared=True) == ""
+    other = refuse(Place(None, 0, "0123456789ab"))
+    assert "0123456789ab" in other
+    assert hash_code() in other
+
+
+@pytest.mark.parametrize("address", ["ray://localhost:10001", "nowhere", "localhost:1"])
+def test_addresses_that_cannot_be_joined(address: str) -> None:
+    with pytest.raises(UsageError, match=f"^--address {address}: ") as error:
+        Cluster(address)
+    assert "\n" not in str(error.value)
+
+
+def test_the_variables_of_the_sweep_hold_on_every_node(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Ray sets OMP_NUM_THREADS=1, which workers would inherit."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "0")
+    monkeypatch.chdir(ROOT)
+    variables = {"NVIDIA_TF32_OVERRIDE": "1"}
+    station = Station(RayExecutor.stations, Settings(), str(tmp_path), variables)
+    assert Path.cwd() == tmp_path
+    assert os.environ["NVIDIA_TF32_OVERRIDE"] == "1"
+    assert "OMP_NUM_THREADS" not in os.environ
+    assert station.describe().niceness <= os.getpriority(os.PRIO_PROCESS, 0)
+
+
+class Talker:
+    """An executor that says something, waits to be stopped, and says why it ended."""
+
+    def __init__(self, settings: Settings) -> None: ...
+
+    def run(
+        self, job: Job, on_event: Callable[[Event], None], stopping: Callable[[], bool]
+    ) -> Outcome:
+        assert job.log is not None
+        job.log.write_text("said\n")
+        on_event(PhaseEntered("warmup"))
+        while not stopping():
+            time.sleep(0.01)
+        return Outcome(Status.INTERRUPTED, threading.current_thread().name)
+
+
+def test_a_station_reports_as_the_case_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bench.executors.ray.station.HEARTBEAT_S", 0.4)
+    for name in ("OMP_NUM_THREADS", "NVIDIA_TF32_OVERRIDE"):
+        monkeypatch.setenv(name, "1")  # put back after the test
+    station = Station(f"{__name__}:Talker", Settings(), ".", {})
+    threads = set()
+    for number in range(2):
+        reports = station.run(number, Job(TINY))
+        seen = [next(reports)]
+        while not seen[-1].log:
+            seen.append(next(reports))
+        assert [e for report in seen for e in report.events] == [PhaseEntered("warmup")]
+        assert b"".join(report.log for report in seen) == b"said\n"
+        assert next(reports) == Report(), "a sign of life"
+        station.stop(number)
+        *_, last = reports
+        assert last.outcome is not None
+        assert last.outcome.status is Status.INTERRUPTED
+        threads.add(last.outcome.reason)
+    assert len(threads) == 1, "a worker would die with the thread that started it"

@@ -1,0 +1,41 @@
+"""`python tests/ray_sweep.py …`: a sweep on a Ray cluster whose cases last a moment each.
+
+The lanes are real: examined, started and lost as any others.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+
+from bench.executors import Event, Job
+from bench.executors.ray.executor import RayExecutor
+from bench.executors.subprocess import SubprocessExecutor
+from bench.record import Measurement, Outcome, Status
+from bench.worker.messages import PhaseEntered
+
+CASE_S = 0.3
+
+
+class BriefExecutor(SubprocessExecutor):
+    """Waits instead of training, unless it is stopped."""
+
+    def run(
+        self, job: Job, on_event: Callable[[Event], None], stopping: Callable[[], bool]
+    ) -> Outcome:
+        """Announce a phase, then wait."""
+        on_event(PhaseEntered("epoch"))
+        until = time.monotonic() + CASE_S
+        while time.monotonic() < until:
+            if stopping():
+                return Outcome(Status.INTERRUPTED, "the sweep was stopped")
+            time.sleep(0.02)
+        return Outcome(Status.OK, measurement=Measurement(epoch_time_s=CASE_S))
+
+
+if __name__ == "__main__":
+    from bench.sweep.__main__ import main
+
+    RayExecutor.stations = "ray_sweep:BriefExecutor"
+    sys.exit(main(sys.argv[1:]))

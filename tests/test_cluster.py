@@ -1,0 +1,165 @@
+"""A sweep on a Ray cluster whose nodes, actors and driver are killed ends with its grid, once.
+
+BENCH_CHAOS is the number of kills, at least one of each; `make chaos` takes 100.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from bench.executors.ray.caretaker import MARK, find_marked
+from bench.store.reader import read_cases, read_records
+
+pytest.importorskip("ray")
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
+
+HERE = Path(__file__).parent
+KILLS = max(3, int(os.environ.get("BENCH_CHAOS", "3")) // 3)
+CASES = 20 * KILLS
+PATIENCE_S = 240.0  # of a machine with other things to do
+FLAGS = "--executor ray --device cpu --dataset synthetic --model dpn-small --precision fp32 "
+FLAGS += "--batch-size 8 --steps 1 --repeats 1 --no-anchors"
+ACTOR = "ray::Station"
+
+
+def wait_for(what: Callable[[], Any]) -> Any:
+    until = time.monotonic() + PATIENCE_S
+    while not (found := what()):
+        assert time.monotonic() < until, "it never came"
+        time.sleep(0.1)
+    return found
+
+
+def start(out: Path, cases: int, *flags: str) -> subprocess.Popen[str]:
+    seeds = [str(seed) for seed in range(cases)]
+    command = [sys.executable, HERE / "ray_sweep.py", *FLAGS.split(), *flags]
+    return subprocess.Popen(
+        [*map(str, command), "--out", str(out), "--seed", *seeds],
+        env={**os.environ, "PYTHONPATH": f"{HERE.parent}:{HERE}", "BENCH_YARDSTICK_S": "0"},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def count_rows(out: Path) -> int:
+    file = out / "records.csv"
+    return len(file.read_bytes().splitlines()) if file.exists() else 0
+
+
+def find_actors(folder: str) -> list[int]:
+    """The processes that hold lanes."""
+    found = []
+    for pid in find_marked(folder):
+        try:
+            if psutil.Process(pid).cmdline()[0].startswith(ACTOR):
+                found.append(pid)
+        except (psutil.Error, IndexError):
+            continue
+    return found
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    from ray.cluster_utils import Cluster
+
+    folder = f"/tmp/bench-chaos-{os.getpid()}"
+    before = dict(os.environ)
+    os.environ |= {
+        MARK: folder,
+        "PYTHONPATH": f"{HERE.parent}:{HERE}",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_worker_niceness": "0",
+    }
+    head = {"num_cpus": 1, "include_dashboard": False, "temp_dir": folder}
+    try:
+        cluster = Cluster(initialize_head=True, head_node_args=head)
+        cluster.folder = folder
+        yield cluster
+        cluster.shutdown()
+    finally:
+        os.environ.clear()
+        os.environ |= before
+
+
+def test_nodes_actors_and_driver_are_killed(cluster: Any, tmp_path: Path) -> None:
+    """Every case ends in one final row, and no lane's process remains."""
+    rng = random.Random(KILLS)
+
+    def add_node() -> Any:
+        return cluster.add_node(num_cpus=1, object_store_memory=80 * 2**20)
+
+    nodes = [add_node(), add_node()]
+    sweep = start(tmp_path, CASES, "--address", cluster.address)
+    said = ""
+    for kind in itertools.islice(itertools.cycle(["node", "actor", "driver"]), KILLS):
+        rows = count_rows(tmp_path)
+        wait_for(lambda sweep=sweep, rows=rows: sweep.poll() or count_rows(tmp_path) > rows + 2)
+        assert sweep.poll() is None, "the kills came while there was work to do"
+        if kind == "node":
+            cluster.remove_node(nodes.pop(rng.randrange(len(nodes))), allow_graceful=False)
+            nodes.append(add_node())
+        elif kind == "actor":
+            os.kill(rng.choice(find_actors(cluster.folder)), signal.SIGKILL)
+        else:
+            sweep.kill()
+            said += sweep.communicate()[1]
+            wait_for(lambda: not find_actors(cluster.folder))
+            sweep = start(tmp_path, CASES, "--address", cluster.address)
+    said += sweep.communicate(timeout=1800)[1]
+    assert sweep.returncode == 0, said
+
+    frame = read_records(tmp_path)
+    final = frame.sort_values("attempt").groupby("seed").tail(1)
+    assert sorted(case.seed for case in read_cases(final)) == list(range(CASES))
+    assert set(final["status"]) == {"ok"}, said
+    assert set(frame["status"]) <= {"ok", "lost"}
+    assert (frame[frame["status"] == "ok"].groupby("seed").size() == 1).all()
+    for _, rows_of_case in frame.groupby("seed"):
+        assert sorted(rows_of_case["attempt"]) == list(range(1, len(rows_of_case) + 1))
+    lanes = set(frame["lane"])
+    assert len(lanes) >= 3, "each node had one"
+    assert "lost" in set(frame["status"]), "no kill hit a case; the test has lost its teeth"
+    wait_for(lambda: not find_actors(cluster.folder))
+    print(f"{KILLS} kills, {(frame['status'] == 'lost').sum()} rows lost, {CASES} cases, {lanes}")
+
+
+def test_ctrl_c_on_a_local_cluster(tmp_path: Path) -> None:
+    """Once: what is done is kept; twice: at once. Both times no process remains."""
+    for twice in (False, True):
+        out = tmp_path / f"twice-{twice}"
+        sweep = start(out, 200)
+        wait_for(lambda out=out: count_rows(out) > 2)
+        folders = {
+            line.decode().partition("=")[2]
+            for child in psutil.Process(sweep.pid).children(recursive=True)
+            for line in Path(f"/proc/{child.pid}/environ").read_bytes().split(b"\0")
+            if line.startswith(f"{MARK}=".encode())
+        }
+        (folder,) = folders
+        assert find_actors(folder)
+        sweep.send_signal(signal.SIGINT)
+        if twice:
+            assert sweep.stderr is not None
+            while "again to stop at once" not in sweep.stderr.readline():
+                pass
+            sweep.send_signal(signal.SIGINT)
+        sweep.communicate(timeout=PATIENCE_S)
+        assert sweep.returncode == 130
+        wait_for(lambda folder=folder: not list(find_marked(folder)))
+        wait_for(lambda folder=folder: not Path(folder).exists())
+        statuses = list(read_records(out)["status"])
+        assert set(statuses) <= {"ok", "interrupted"}
+        assert statuses.count("interrupted") <= 1
