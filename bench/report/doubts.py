@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from bench.case import Case
 from bench.gpu.nvml import EFFECTS
-from bench.limits import BUSY_CORES, STEADY
+from bench.limits import BUSY_CORES, INTERFERENCE, STEADY
 from bench.precision import EMULATE_FP8, PRECISIONS, Arithmetic, is_dynamic
 from bench.record import Status
 from bench.report.quantities import positive, step_noise
@@ -166,6 +166,11 @@ def _quote(column: str) -> Callable[[pd.DataFrame], str]:
     return quote
 
 
+def _name_most(column: str) -> Callable[[pd.DataFrame], str]:
+    """Say the largest of a column of shares."""
+    return lambda rows: f"up to {100 * rows[column].max():.1f} %"
+
+
 def _cut_by_steps(records: pd.DataFrame) -> pd.Series:
     """Whether ``--steps`` is what keeps a row from having measured more."""
     return records["part"] < records["fraction"]
@@ -291,6 +296,26 @@ DOUBTS: dict[str, Doubt] = {
             "Close other programs, or use --repeats 5 or more.",
             _shared,
             detail=_quote("neighbours"),
+        ),
+        Doubt(
+            "disturbed",
+            "slowed by other lanes",
+            "The steps of a lane took more than "
+            f"{100 * INTERFERENCE:.0f} % longer while other lanes were busy",
+            "Use --lanes quiet, which uses all GPUs but one at a time.",
+            lambda r: r["interference"].notna(),
+            detail=_name_most("interference"),
+        ),
+        Doubt(
+            "unequal",
+            "unequal lanes",
+            f"Of the lanes, each alone, the slowest took more than {100 * INTERFERENCE:.0f} % "
+            "longer for a step than the fastest, and that is in comparisons of cases that ran on "
+            "different ones",
+            "Use --lanes 1, or --repeats 5 or more, which are spread over the lanes.",
+            lambda r: r["lane_spread"].notna(),
+            fatal=False,
+            detail=_name_most("lane_spread"),
         ),
         Doubt(
             "noisy",

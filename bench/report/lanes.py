@@ -1,163 +1,93 @@
-"""Whether lanes can be believed: their anchors, run alone, with all lanes busy, and at the end.
-
-An anchor is a few dozen steps of one case, the same on every lane. What is compared is its median
-step, with the standard error of a median of normally distributed steps: 1.2533 σ / √n, and σ is
-1.4826 times their median absolute deviation.
-"""
+"""The lanes of a sweep: whether they are equally fast, and what they change in each other."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from enum import StrEnum
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from bench.limits import INTERFERENCE
-from bench.record import RELIABLE
+from bench.report.anchors import (
+    ALONE,
+    BUSY,
+    CLOSE,
+    Change,
+    LaneReading,
+    Pace,
+    Session,
+    Verdict,
+    find_sessions,
+)
+from bench.report.drift import write_moment
+from bench.report.model import NOTHING, Cell, Head, Table
+from bench.report.quantities import write_number
 
 if TYPE_CHECKING:
     import pandas as pd
 
-ALONE, BUSY, CLOSE = "alone", "busy", "close"
-"""When an anchor ran: while other lanes were idle, on all lanes at once, and when all was done."""
+UNKNOWN = "not known"
 
-_HALF_INTERVAL = 1.96 * 1.2533 * 1.4826  # in median absolute deviations, over √n
-
-
-class Verdict(StrEnum):
-    """What can be said of a difference between two anchors."""
-
-    DIFFERENT = "different"
-    UNKNOWN = "not known"
-    ALIKE = "alike"
-
-
-@dataclass(frozen=True)
-class Pace:
-    """The median step of an anchor, in s, and half of its 95 % interval, as a share of it."""
-
-    step_s: float
-    error: float
+_HEADS = (
+    Head("lane", "lane", "the name of the lane", False),
+    Head("place", "where", "its GPU, or the cores that it was held to", False, keep=4, wrap=True),
+    Head("alone_s", "alone (ms)", "median step of the anchor while other lanes were idle"),
+    Head("busy_s", "all busy (ms)", "the same while all lanes ran it"),
+    Head("close_s", "closing (ms)", "the same when all cases had ended", keep=6),
+    Head("interference", "busy over alone", "how much longer a step takes beside others"),
+    Head("drift", "closing over before", "how much longer it takes at the end", keep=5),
+)
 
 
-@dataclass(frozen=True)
-class Change:
-    """One anchor's median step over another's, minus 1, and half of its 95 % interval."""
-
-    share: float
-    margin: float
-
-    @property
-    def verdict(self) -> Verdict:
-        """Whether it is more than `INTERFERENCE`, or surely not, or noise hides it."""
-        if abs(self.share) > max(self.margin, INTERFERENCE):
-            return Verdict.DIFFERENT
-        if abs(self.share) + self.margin <= INTERFERENCE:
-            return Verdict.ALIKE
-        return Verdict.UNKNOWN
-
-    @property
-    def slower(self) -> bool:
-        """Whether it is surely slower by more than `INTERFERENCE`."""
-        return self.share > 0 and self.verdict is Verdict.DIFFERENT
-
-    def __str__(self) -> str:
-        """As in a table: ``+3.1 ± 0.4 %``."""
-        return f"{100 * self.share:+.1f} ± {100 * self.margin:.1f} %"
-
-
-def read_pace(median_s: float | None, mad_s: float | None, steps: float | None) -> Pace | None:
-    """The pace of an anchor by its columns; None where too little was measured to tell."""
-    known = [value for value in (median_s, mad_s, steps) if value is not None]
-    if len(known) < 3 or not all(map(math.isfinite, known)) or known[0] <= 0 or known[2] < 2:
-        return None
-    return Pace(known[0], _HALF_INTERVAL * known[1] / known[0] / math.sqrt(known[2]))
-
-
-def compare(now: Pace | None, before: Pace | None, also: float = 0.0) -> Change | None:
-    """How ``now`` differs from ``before``; None where either is not known.
+def tabulate_lanes(records: pd.DataFrame) -> Iterator[Table]:
+    """One row for each lane whose anchors ran, each session of a sweep set off.
 
     Args:
-        now: the later or busier one.
-        before: what it is compared with.
-        also: a share by which they may differ for another reason, which widens the margin.
+        records: of `bench.report.summaries.read`.
     """
-    if now is None or before is None:
-        return None
-    share = now.step_s / before.step_s - 1
-    return Change(share, math.hypot((1 + share) * math.hypot(now.error, before.error), also))
+    rows: list[tuple[Cell, ...]] = []
+    groups, notes = {}, []
+    for sweep, own in records.groupby("sweep", sort=False):
+        for session in find_sessions(own).values():
+            where = f"{sweep} ({write_moment(session.started_at)})"
+            groups[len(rows)] = where
+            rows += [_write_lane(lane) for lane in session.lanes]
+            notes.append(f"{where}: {_describe_spread(session)}")
+    if rows:
+        yield Table(
+            "lanes",
+            "Lanes: the same short case on each",
+            _HEADS,
+            tuple(rows),
+            (*notes, "± is half of the 95 % interval, from the spread of the steps."),
+            groups if len(groups) > 1 else {},
+        ).drop_empty()
 
 
-@dataclass(frozen=True)
-class LaneReading:
-    """The anchors of a lane in one session of a sweep, by when they ran.
-
-    ``place`` is its GPU, or the CPU with as many cores as it has.
-    """
-
-    lane: str
-    place: str
-    paces: Mapping[str, Pace] = field(default_factory=dict)
-
-    @property
-    def drift(self) -> Change | None:
-        """The closing anchor over the busy one; where lanes took turns, over the first."""
-        return compare(self.paces.get(CLOSE), self.paces.get(BUSY) or self.paces.get(ALONE))
-
-    @property
-    def interference(self) -> Change | None:
-        """The busy anchor over the one alone. What the lane drifted may be in it by chance."""
-        drift = self.drift
-        also = abs(drift.share) if drift else 0.0
-        return compare(self.paces.get(BUSY), self.paces.get(ALONE), also)
+def _write_lane(lane: LaneReading) -> tuple[Cell, ...]:
+    return (
+        Cell(lane.lane),
+        Cell(lane.place),
+        *(_write_pace(lane.paces.get(kind)) for kind in (ALONE, BUSY, CLOSE)),
+        _write_change(lane.interference if BUSY in lane.paces else None),
+        _write_change(lane.drift),
+    )
 
 
-@dataclass(frozen=True)
-class Session:
-    """The lanes of a sweep between two starts of it."""
-
-    started_at: str
-    lanes: tuple[LaneReading, ...]
-
-    @property
-    def spread(self) -> Change | None:
-        """The slowest lane over the fastest, each alone; None where fewer than two are known."""
-        paces = sorted(
-            (lane.paces[ALONE] for lane in self.lanes if ALONE in lane.paces),
-            key=lambda pace: pace.step_s,
-        )
-        return compare(paces[-1], paces[0]) if len(paces) > 1 else None
+def _write_pace(pace: Pace | None) -> Cell:
+    return Cell(NOTHING) if pace is None else Cell(write_number(1e3 * pace.step_s), pace.step_s)
 
 
-def number_sessions(records: pd.DataFrame) -> pd.Series:
-    """The session of each row: 0 before any anchor, and one more where lanes are opened again.
-
-    Args:
-        records: of one folder, in the order in which they were written.
-    """
-    alone = records["anchor"] == ALONE
-    return (alone & ~alone.shift(fill_value=False)).cumsum()
+def _write_change(change: Change | None) -> Cell:
+    if change is None:
+        return Cell(NOTHING)
+    doubt = f" ({UNKNOWN})" if change.verdict is Verdict.UNKNOWN else ""
+    return Cell(f"{change}{doubt}", change.share)
 
 
-def find_sessions(records: pd.DataFrame) -> dict[int, Session]:
-    """The lanes of each session by its number; rows of one folder, with ``machine``."""
-    anchors = records[records["anchor"] != ""]
-    if anchors.empty:
-        return {}
-    sessions = {}
-    for number, rows in anchors.groupby(number_sessions(records)[anchors.index], sort=True):
-        lanes = []
-        for lane, own in rows.groupby("lane", sort=False):
-            timed = own[own["status"].isin(list(RELIABLE))]
-            columns = (
-                timed[n] for n in ("step_time_median_s", "step_time_mad_s", "measured_steps")
-            )
-            paces = {
-                kind: pace
-                for kind, *cells in zip(timed["anchor"], *columns, strict=True)
-                if (pace := read_pace(*map(float, cells)))
-            }
-            lanes.append(LaneReading(str(lane), str(own["machine"].iloc[0]), paces))
-        sessions[int(number)] = Session(str(rows["started_at"].iloc[0]), tuple(lanes))
-    return sessions
+def _describe_spread(session: Session) -> str:
+    """Say whether lanes are equally fast, each alone."""
+    spread = session.spread
+    if spread is None:
+        return "whether the lanes are equally fast is not known."
+    said = f"a step of the slowest lane against one of the fastest, each alone: {spread}"
+    if spread.verdict is Verdict.UNKNOWN:
+        return f"{said}; whether they are equally fast is not known."
+    return f"{said}."

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from bench.case import AXES, SAME_QUESTION, free_axes
 from bench.limits import STEADY
 from bench.record import COMPARABLE, MEASURED, MODEL_PARTS, RELIABLE, Status
+from bench.report.anchors import judge_lanes
 from bench.report.doubts import DOUBTS
 from bench.report.quantities import ALSO_FILLED, QUANTITIES, choose_memory, positive, take_median
 from bench.report.spread import CONFIDENCE, ENOUGH, Spread, choose_depth, find_coverage, find_ends
@@ -37,8 +38,8 @@ def read(sweeps: Sequence[Sweep]) -> pd.DataFrame:
     Added to the columns of `COLUMNS`: ``sweep``, ``machine`` (the GPU, or the CPU), ``kind``
     (measured, fake or published), ``environment`` (a number: rows that agree on `COMPARABLE`),
     ``part`` (of an epoch that was measured; the rest is extrapolated), ``unnamed_share`` (of a
-    profiled step that no kind of work names), ``memory_measure``, each of `QUANTITIES` that has a
-    ``derive`` and each of `DOUBTS`.
+    profiled step that no kind of work names), those of `judge_lanes`, ``memory_measure``, each of
+    `QUANTITIES` that has a ``derive`` and each of `DOUBTS`.
     """
     import pandas as pd
 
@@ -47,6 +48,7 @@ def read(sweeps: Sequence[Sweep]) -> pd.DataFrame:
             sweep.records.assign(
                 sweep=sweep.name,
                 unnamed_share=sweep.records["record_id"].map(sweep.read_unnamed()).astype(float),
+                **judge_lanes(sweep.records),
             )
             for sweep in sweeps
         ],

@@ -47,6 +47,7 @@ from bench.report.effects import Effect, find_effects
 from bench.report.epochs import collect_epochs, tabulate_epochs
 from bench.report.filters import Filter, select
 from bench.report.halving import tabulate_halving
+from bench.report.lanes import tabulate_lanes
 from bench.report.learning import judge_learning
 from bench.report.loading import find_loaded, tabulate_loaded
 from bench.report.model import MOST_SECTIONS, NOTHING, Answer, Cell, Head, Report, Table
@@ -135,6 +136,7 @@ def build(
         *tabulate_loaded(find_loaded(rows, cases), cases, machines),
         *tabulate_epochs(cases, collect_epochs(rows, cases, sweeps), order, machines),
         *tabulate_checkpoints(rows, cases, order, machines),
+        *tabulate_lanes(everything),
         *_tabulate_machines(cases, order, machines),
         *_tabulate_published(cases, machines),
     ]

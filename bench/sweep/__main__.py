@@ -15,7 +15,7 @@ from bench.environment import PACKAGES, refuse_missing
 from bench.errors import UsageError
 from bench.executors import Executor, Lane, Settings, build_executor
 from bench.flags import run_command
-from bench.report.lanes import ALONE, BUSY, CLOSE
+from bench.report.anchors import ALONE, BUSY, CLOSE
 from bench.store.writer import StoreError
 from bench.sweep.anchors import describe_anchors, run_anchors
 from bench.sweep.crew import Crew

@@ -8,7 +8,7 @@ from dataclasses import replace
 from bench.case import FOLLOWS, Case
 from bench.executors import Lane
 from bench.record import RELIABLE, Outcome, Record
-from bench.report.lanes import ALONE, BUSY, LaneReading, Pace, Session, Verdict, read_pace
+from bench.report.anchors import ALONE, BUSY, LaneReading, Pace, Session, Verdict, read_pace
 from bench.sweep.crew import Crew
 from bench.sweep.gate import Gate
 from bench.sweep.loop import Loop, Ticket
@@ -32,7 +32,7 @@ class Anchors:
     Args:
         loop: whose lanes they are.
         case: of `make_anchor`.
-        kind: when it runs: one of those of `bench.report.lanes`.
+        kind: when it runs: one of those of `bench.report.anchors`.
         lanes: that run it.
         before: how many anchors of this kind each lane has in the records.
         gate: where they are to run at once, and pass it together.

@@ -1,0 +1,234 @@
+"""Anchors: what lanes change in each other, and whether they are equally fast."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from statistics import median
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from made_up import make_record, measured, write_sweep
+
+from bench.case import Case
+from bench.record import Record, Status
+from bench.report import summaries
+from bench.report.anchors import (
+    ALONE,
+    BUSY,
+    CLOSE,
+    Change,
+    LaneReading,
+    Pace,
+    Session,
+    Verdict,
+    compare,
+    judge_lanes,
+    read_pace,
+)
+from bench.report.notices import warn
+from bench.report.sweeps import Sweep, read_sweep
+
+CASE = Case(precision="fp32", device="cpu", dataset="synthetic", model="dpn-small")
+SHORT = Case(precision="fp32", device="cpu", dataset="synthetic", model="dpn-small", steps=30)
+
+
+def anchor(lane: str, kind: str, step_s: float, attempt: int = 1, noise: float = 0.002) -> Record:
+    record = make_record(
+        SHORT,
+        anchor=kind,
+        lane=lane,
+        attempt=attempt,
+        cpu="Some CPU, 1 cores",
+        **measured(10, 1),
+        step_time_median_s=step_s,
+        step_time_mad_s=noise * step_s,
+        measured_steps=30,
+    )
+    record.record_id = f"{kind}-{lane}-{attempt}"
+    return record
+
+
+def run(lane: str, repeat: int, beside: int = 1) -> Record:
+    return make_record(
+        CASE, lane=lane, lanes_beside=beside, repeat=repeat, cpu="Some CPU, 1 cores",
+        **measured(10, 1),
+    )  # fmt: skip
+
+
+def sweep_of(folder: Path, records: list[Record]) -> Sweep:
+    return read_sweep(write_sweep(folder, records))
+
+
+def session(alone: float, busy: float, close: float, attempt: int = 1) -> Iterator[list[Record]]:
+    """The anchors of two lanes, of which the second does not change; before and after the runs."""
+    yield [
+        anchor("a", ALONE, alone, attempt),
+        anchor("b", ALONE, 0.1, attempt),
+        anchor("a", BUSY, busy, attempt),
+        anchor("b", BUSY, 0.1, attempt),
+    ]
+    yield [anchor("b", CLOSE, 0.1, attempt), anchor("a", CLOSE, close, attempt)]
+
+
+# ------------------------------------------------------------------------------------- arithmetic
+
+
+def test_the_error_of_a_median_is_that_of_many_medians() -> None:
+    """95 of 100 medians of noisy steps lie as near to the truth as each says of itself."""
+    rng, inside, tries = random.Random(1), 0, 2000
+    for _ in range(tries):
+        steps = [rng.gauss(0.1, 0.003) for _ in range(31)]
+        middle = median(steps)
+        mad = median(abs(step - middle) for step in steps)
+        pace = read_pace(middle, mad, len(steps))
+        assert pace is not None
+        inside += abs(middle - 0.1) <= pace.error * middle
+    assert 0.91 < inside / tries < 0.97
+
+
+@pytest.mark.parametrize(
+    "cells",
+    [
+        (None, 0.1, 30),
+        (0.1, None, 30),
+        (0.1, 0.1, None),
+        (math.nan, 0.1, 30),
+        (0.1, math.nan, 30),
+        (0.0, 0.0, 30),
+        (0.1, 0.0, 1),
+    ],
+)
+def test_too_little_is_no_pace(cells: tuple[float | None, ...]) -> None:
+    assert read_pace(*cells) is None
+    assert compare(read_pace(*cells), Pace(0.1, 0.0)) is None
+
+
+@given(
+    st.floats(1e-4, 10), st.floats(1e-4, 10), st.floats(0, 0.5), st.floats(0, 0.5), st.floats(0, 1)
+)
+def test_a_change_is_different_alike_or_unknown(
+    now: float, before: float, e1: float, e2: float, also: float
+) -> None:
+    change = compare(Pace(now, e1), Pace(before, e2), also)
+    assert change is not None
+    assert change.share == pytest.approx(now / before - 1)
+    assert change.margin >= also
+    sure = abs(change.share) + change.margin <= 0.02
+    told = abs(change.share) > 0.02 and abs(change.share) > change.margin
+    assert change.verdict is (
+        Verdict.DIFFERENT if told else Verdict.ALIKE if sure else Verdict.UNKNOWN
+    )
+    assert change.slower == (told and now > before)
+
+
+def test_noise_hides_a_change_and_does_not_make_one() -> None:
+    assert Change(0.05, 0.06).verdict is Verdict.UNKNOWN
+    assert Change(0.05, 0.04).verdict is Verdict.DIFFERENT
+    assert Change(0.01, 0.005).verdict is Verdict.ALIKE
+    assert Change(0.01, 0.015).verdict is Verdict.UNKNOWN
+
+
+def test_what_a_lane_drifts_is_no_interference() -> None:
+    """Steps took 10 % longer beside others, and 9 % less again when the same ran at the end."""
+    lane = LaneReading("a", "", {ALONE: Pace(0.1, 0), BUSY: Pace(0.11, 0), CLOSE: Pace(0.1, 0)})
+    assert lane.drift is not None
+    assert lane.drift.share == pytest.approx(-1 / 11)
+    assert lane.interference is not None
+    assert lane.interference.slower, "10 % are more than 9 %"
+    back = LaneReading("a", "", {**lane.paces, CLOSE: Pace(0.098, 0)})
+    assert back.interference is not None
+    assert back.interference.verdict is Verdict.UNKNOWN
+
+
+def test_lanes_that_took_turns_have_drift_and_no_interference() -> None:
+    lane = LaneReading("a", "", {ALONE: Pace(0.1, 0), CLOSE: Pace(0.12, 0)})
+    assert lane.interference is None
+    assert lane.drift is not None
+    assert lane.drift.share == pytest.approx(0.2)
+
+
+def test_the_spread_is_of_the_slowest_over_the_fastest() -> None:
+    lanes = [LaneReading(n, "", {ALONE: Pace(s, 0)}) for n, s in (("a", 2), ("b", 3), ("c", 2.5))]
+    spread = Session("", tuple(lanes)).spread
+    assert spread is not None
+    assert spread.share == pytest.approx(0.5)
+    assert Session("", tuple(lanes[:1])).spread is None
+
+
+# ----------------------------------------------------------------------------------- doubts, table
+
+
+def test_rows_beside_others_are_doubted_where_their_lane_was_slowed(tmp_path: Path) -> None:
+    opening, closing = session(0.1, 0.11, 0.11)
+    rows = [run("a", 1), run("b", 2), run("a", 3, beside=0)]
+    frame = summaries.read([sweep_of(tmp_path, [*opening, *rows, *closing])])
+    said = dict(zip(frame["repeat"], frame["disturbed"], strict=True))
+    cases = frame[frame["anchor"] == ""]
+    assert cases["disturbed"].tolist() == [True, False, False]
+    assert not frame.loc[frame["anchor"] != "", "disturbed"].any(), said
+    assert cases["interference"].iloc[0] == pytest.approx(0.1)
+    assert not frame["unequal"].any()
+    latest = summaries.latest(frame)
+    assert len(latest) == 3, "anchors are in no table of cases"
+    notice = next(n for n in warn(frame, summaries.summarize(latest)) if "lanes" in n.label)
+    assert notice.label == "Slowed by other lanes"
+    assert "1 of 3 runs" in notice.text
+    assert "(up to 10.0 %)" in notice.text
+    assert "--lanes quiet" in notice.text
+
+
+def test_unequal_lanes_are_doubted(tmp_path: Path) -> None:
+    opening, closing = session(0.12, 0.12, 0.12)
+    frame = summaries.read([sweep_of(tmp_path, [*opening, run("a", 1), run("b", 2), *closing])])
+    cases = frame[frame["anchor"] == ""]
+    assert cases["unequal"].tolist() == [True, True]
+    assert not cases["disturbed"].any()
+    (notice,) = (n for n in warn(frame, summaries.summarize(summaries.latest(frame)))
+                 if n.label == "Unequal lanes")  # fmt: skip
+    assert "--lanes 1, or --repeats 5" in notice.text
+    assert "(up to 20.0 %)" in notice.text
+
+
+def test_each_session_has_its_own_anchors(tmp_path: Path) -> None:
+    """Rows before any anchor are judged by none, and those of a second start by its own."""
+    first, end = session(0.1, 0.11, 0.11)
+    second, over = session(0.1, 0.1, 0.1, attempt=2)
+    records = [run("a", 1), *first, run("a", 2), *end, *second, run("a", 3), *over]
+    sweep = sweep_of(tmp_path, records)
+    cases = sweep.records[sweep.records["anchor"] == ""]
+    doubted = judge_lanes(sweep.records)["interference"][cases.index].notna()
+    assert doubted.tolist() == [False, True, False]
+
+
+def test_an_anchor_that_failed_says_nothing(tmp_path: Path) -> None:
+    opening, closing = session(0.1, 0.15, 0.15)
+    opening[0].status = Status.OOM
+    frame = summaries.read([sweep_of(tmp_path, [*opening, run("a", 1), *closing])])
+    assert not frame[["disturbed", "unequal"]].any(axis=None)
+
+
+def test_the_table_of_lanes(tmp_path: Path, report: Callable[..., tuple[int, str, str]]) -> None:
+    opening, closing = session(0.1, 0.11, 0.11)
+    write_sweep(tmp_path / "x", [*opening, run("a", 1), run("b", 2), *closing])
+    code, said, errors = report(tmp_path / "x")
+    assert code == 0, errors
+    _, found, table = said.partition("Lanes: the same short case on each")
+    assert found
+    lines = [line.split() for line in table.splitlines()]
+    (a,) = (line for line in lines if line[:1] == ["a"])
+    assert a[1:5] == ["Some", "CPU,", "1", "cores"]
+    assert a[5:8] == ["100.0", "110.0", "110.0"]
+    assert a[8:10] == ["+10.0", "±"]
+    assert "a step of the slowest lane against one of the fastest, each alone: +0.0" in table
+    assert "fp32" in said
+    assert "30" not in said.partition("Overview")[2].partition("What each")[0], "no anchor there"
+
+
+def test_a_sweep_of_one_lane_has_no_such_table(
+    quick: Path, report: Callable[..., tuple[int, str, str]]
+) -> None:
+    assert "Lanes:" not in report(quick)[1]
