@@ -299,9 +299,14 @@ def test_what_processes_of_its_own_compute_is_no_work_of_others(
 ) -> None:
     """While they run, and once they ended."""
     machine = [0.0]
-    monkeypatch.setattr(
-        psutil, "cpu_times", lambda: psutil._pslinux.scputimes(machine[0], *[0.0] * 9)
-    )
+
+    def tell(percpu: bool) -> list[Any]:
+        """Two cores, the first of which is another lane's, and busier."""
+        assert percpu
+        return [psutil._pslinux.scputimes(k * machine[0], *[0.0] * 9) for k in (1000, 1)]
+
+    monkeypatch.setattr(psutil, "cpu_times", tell)
+    monkeypatch.setattr("bench.worker.measurement.usable_cpus", lambda: [1])
     for ends in (False, True):
         others, before = OtherWork(), read_cpu_time()
         pipe = subprocess.PIPE

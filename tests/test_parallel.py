@@ -35,6 +35,7 @@ from bench.executors.subprocess import SubprocessExecutor
 from bench.record import Measurement, Outcome, RankRow, Status
 from bench.training.loop import Epoch, merge
 from bench.training.schedule import learning_rates
+from bench.worker.measurement import OtherWork
 from bench.worker.messages import Finished, Message, PhaseEntered, StepTaken
 
 TESTS = Path(models_for_tests.__file__).parent
@@ -114,6 +115,18 @@ def test_epochs_of_processes_are_one_epoch() -> None:
     assert merge(parts) == whole
     assert merge(parts[:1]) is parts[0]
     assert merge([replace(parts[0], correct=[]), parts[1]]).correct == []
+
+
+def test_processes_that_train_together_are_no_others_to_each_other() -> None:
+    def work(on: list[int], busy: float, own: float) -> OtherWork:
+        one = OtherWork(busy, own, 10.0)
+        one.on = on
+        return one
+
+    # 5 s of two cores for 10 s are somebody else's
+    assert OtherWork.add([work([0], 10.0, 7.0), work([1], 8.0, 6.0)]).cores() == 0.5
+    assert OtherWork.add([work([0], 10.0, 4.0), work([0], 10.0, 4.0)]).cores() == 0.2
+    assert work([0], 10.0, 7.0).cores() == pytest.approx(0.3)
 
 
 # ------------------------------------------------------------------------------- what is refused

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from bench.case import FOLLOWS, Case, micro_batch, whole_batch
 from bench.data.batches import Share
 from bench.diagnosis.step import PROFILED
+from bench.environment import usable_cpus
 from bench.errors import UsageError
 from bench.gpu.nvml import describe_links
 from bench.processes import pause_collection, read_cpu_time
@@ -898,17 +899,21 @@ def _note(found: Findings, text: str) -> None:
 
 
 class OtherWork:
-    """How much of the machine's cores others use while this process works."""
+    """How much of the cores that this process may use others use while it works."""
 
     def __init__(self, busy: float = 0.0, own: float = 0.0, wall: float = 0.0) -> None:
         """Go on from `sums`, in s of cores and of the clock."""
         self._busy, self._own, self._wall = busy, own, wall
+        self.on = usable_cpus()
 
     @classmethod
     def add(cls, ranks: Sequence[OtherWork]) -> OtherWork:
-        """That of processes that work side by side: none of them is another to the first."""
-        busy, _, wall = ranks[0].sums
-        return cls(busy, sum(one.sums[1] for one in ranks), wall)
+        """That of processes that work side by side: none of them is another to the first.
+
+        Cores that several of them share count once.
+        """
+        busy = {tuple(one.on): one.sums[0] for one in ranks}
+        return cls(sum(busy.values()), sum(one.sums[1] for one in ranks), ranks[0].sums[2])
 
     @property
     def sums(self) -> tuple[float, float, float]:
@@ -932,10 +937,14 @@ class OtherWork:
         import psutil
 
         # the processes that this one starts, such as a DataLoader's workers, are not others
-        times, own = psutil.cpu_times(), read_cpu_time()
-        busy = sum(times) - times.idle - getattr(times, "iowait", 0.0)
-        # the kernel counts a guest's time twice, and steal is time this machine was not given
-        busy -= getattr(times, "guest", 0.0) + getattr(times, "guest_nice", 0.0)
+        cpus, own, busy = psutil.cpu_times(percpu=True), read_cpu_time(), 0.0
+        for index in usable_cpus():  # what runs on another lane's cores takes nothing from these
+            if index < len(cpus):
+                times = cpus[index]
+                busy += sum(times) - times.idle - getattr(times, "iowait", 0.0)
+                # the kernel counts a guest's time twice, and steal is time this machine was not
+                # given
+                busy -= getattr(times, "guest", 0.0) + getattr(times, "guest_nice", 0.0)
         return busy, own, time.monotonic()
 
 
