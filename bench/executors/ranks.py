@@ -51,7 +51,8 @@ def see_all(job: Job) -> dict[str, str]:
     Raises:
         UnsupportedError: its lane has too few.
     """
-    return _see(find_gpus(job) if job.lane.gpus else ())
+    gpus = find_gpus(job)
+    return _see(gpus if job.lane.gpus else ())
 
 
 def _see(gpus: Sequence[str]) -> dict[str, str]:

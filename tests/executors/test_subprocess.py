@@ -349,7 +349,7 @@ class Script:
 
     scripts: list[list[Message] | Exception]
     started = 0
-    pid = os.getpid()
+    pid, which = os.getpid(), ""
 
     def __init__(self, job: Job, variables: Mapping[str, str]) -> None:
         script = self.scripts[Script.started]
