@@ -382,6 +382,16 @@ def test_a_phase_that_one_does_not_reach_does_not_begin(monkeypatch: pytest.Monk
     assert ranks.end(patiently=True) == -9
 
 
+def test_what_was_measured_comes_through_before_a_later_death(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The parent keeps it, as it does of one worker."""
+    measured = replace(OK, follows=["sync_step_s"])
+    ranks, heard = play(monkeypatch, Script([measured], 1), Script([measured], -9))
+    assert heard == [measured], "the first one's alone"
+    assert ranks.end(patiently=True) == 1
+
+
 @pytest.mark.parametrize("first", [True, False])
 def test_memory_that_ran_out_comes_before_peers_that_were_gone(
     monkeypatch: pytest.MonkeyPatch, first: bool
