@@ -780,6 +780,8 @@ def check_axes(case: Case) -> None:
         raise UsageError(
             f"--precision {case.precision} trains on one GPU; leave out --parallel {case.parallel}"
         )
+    elif PRECISIONS[case.precision].float8 and case.parallel == "dp":
+        raise UsageError("--precision fp8 with --parallel dp is not measured; give --parallel ddp")
     else:
         for name in _ALONE[case.parallel]:
             if (value := getattr(case, name)) != getattr(Case, name):

@@ -317,6 +317,7 @@ VARIABLES: dict[str, str] = {
     "KMP_*": "which cores threads run on, and how they wait",
     "LD_PRELOAD": "replaces library functions, such as the CPU's memory allocator",
     "MKL_*": "threads and instructions of MKL",
+    "NCCL_*": "how GPUs exchange gradients",
     "NVIDIA_TF32_OVERRIDE": "turns TF32 off in all libraries, whatever the precision says",
     "OMP_*": "threads of an operation on a CPU, and which cores they run on",
     "ONEDNN_*": "oneDNN's own settings",

@@ -35,6 +35,7 @@ from bench.executors.subprocess import SubprocessExecutor
 from bench.record import Measurement, Outcome, RankRow, Status
 from bench.training.loop import Epoch, merge
 from bench.training.schedule import learning_rates
+from bench.worker.measurement import OtherWork
 from bench.worker.messages import Finished, Message, PhaseEntered, StepTaken
 
 TESTS = Path(models_for_tests.__file__).parent
@@ -114,6 +115,18 @@ def test_epochs_of_processes_are_one_epoch() -> None:
     assert merge(parts) == whole
     assert merge(parts[:1]) is parts[0]
     assert merge([replace(parts[0], correct=[]), parts[1]]).correct == []
+
+
+def test_processes_that_train_together_are_no_others_to_each_other() -> None:
+    def work(on: list[int], busy: float, own: float) -> OtherWork:
+        one = OtherWork(busy, own, 10.0)
+        one.on = on
+        return one
+
+    # 5 s of two cores for 10 s are somebody else's
+    assert OtherWork.add([work([0], 10.0, 7.0), work([1], 8.0, 6.0)]).cores() == 0.5
+    assert OtherWork.add([work([0], 10.0, 4.0), work([0], 10.0, 4.0)]).cores() == 0.2
+    assert work([0], 10.0, 7.0).cores() == pytest.approx(0.3)
 
 
 # ------------------------------------------------------------------------------- what is refused
@@ -367,6 +380,16 @@ def test_a_phase_that_one_does_not_reach_does_not_begin(monkeypatch: pytest.Monk
     ranks, heard = play(monkeypatch, Script([PhaseEntered("warmup"), OK]), Script([], -9))
     assert heard == []
     assert ranks.end(patiently=True) == -9
+
+
+def test_what_was_measured_comes_through_before_a_later_death(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The parent keeps it, as it does of one worker."""
+    measured = replace(OK, follows=["sync_step_s"])
+    ranks, heard = play(monkeypatch, Script([measured], 1), Script([measured], -9))
+    assert heard == [measured], "the first one's alone"
+    assert ranks.end(patiently=True) == 1
 
 
 @pytest.mark.parametrize("first", [True, False])

@@ -51,7 +51,13 @@ def see_all(job: Job) -> dict[str, str]:
     Raises:
         UnsupportedError: its lane has too few.
     """
-    return {"CUDA_VISIBLE_DEVICES": ",".join(find_gpus(job))}
+    gpus = find_gpus(job)
+    return _see(gpus if job.lane.gpus else ())
+
+
+def _see(gpus: Sequence[str]) -> dict[str, str]:
+    # a lane that is pinned to nothing has the only GPU there is to it, however CUDA spells that
+    return {"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {}
 
 
 def share_cores(cores: Sequence[int], size: int) -> list[tuple[int, ...]]:
@@ -97,8 +103,8 @@ class Ranks:
             del given[name]
         try:
             for rank in range(size):
-                lane = replace(job.lane, gpus=gpus[rank : rank + 1], cores=cores[rank])
-                own = {"CUDA_VISIBLE_DEVICES": gpus[rank]} if gpus else {}
+                lane = replace(job.lane, gpus=job.lane.gpus[rank : rank + 1], cores=cores[rank])
+                own = _see(lane.gpus)
                 store = str(Path(self._folder.name) / "store")
                 seat = Seat(rank, size, store, list(gpus), timeout_s + _MARGIN_S)
                 uuid = gpus[rank] if gpus else None

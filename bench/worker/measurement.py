@@ -907,12 +907,16 @@ class OtherWork:
     def __init__(self, busy: float = 0.0, own: float = 0.0, wall: float = 0.0) -> None:
         """Go on from `sums`, in s of cores and of the clock."""
         self._busy, self._own, self._wall = busy, own, wall
+        self.on = usable_cpus()
 
     @classmethod
     def add(cls, ranks: Sequence[OtherWork]) -> OtherWork:
-        """That of processes that work side by side: none of them is another to the first."""
-        busy, _, wall = ranks[0].sums
-        return cls(busy, sum(one.sums[1] for one in ranks), wall)
+        """That of processes that work side by side: none of them is another to the first.
+
+        Cores that several of them share count once.
+        """
+        busy = {tuple(one.on): one.sums[0] for one in ranks}
+        return cls(sum(busy.values()), sum(one.sums[1] for one in ranks), ranks[0].sums[2])
 
     @property
     def sums(self) -> tuple[float, float, float]:
