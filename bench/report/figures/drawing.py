@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from bench.diagnosis.rates import write_rate
 from bench.diagnosis.reasons import write_ms
 from bench.limits import STEADY
 from bench.precision import PRECISIONS
@@ -570,7 +569,7 @@ def draw_roofline(ax: Axes, data: pd.DataFrame, whole: pd.DataFrame) -> None:
     for precision in list_series(data):
         colour, roof = COLOURS[precision][0], float(roofs[precision])
         ax.plot([strip, roof / copy, end], [copy * strip, roof, roof], color=colour, linewidth=1.4)
-        said = write_rate("rate_float32", 1e12 * roof)
+        said = f"{roof:.3g} {SPEED}"  # the unit of the axis
         ax.annotate(said, (end, roof), xytext=(0, 3), fontsize=SMALL,
                     textcoords="offset points", ha="right")  # fmt: skip
         ax.plot([], [], linestyle="", marker=MARKERS[precision], color=colour, markersize=7,
