@@ -174,6 +174,8 @@ def _gather(cases: pd.DataFrame, held: str, readings: _Readings) -> Iterator[Lin
     free = {*SPREADING, *SAME_QUESTION, "batch_size"}
     equal = [*SOURCE, *(name for name in AXES if name not in free), held, "environment", "kind"]
     question = number_groups(cases, equal)
+    wide = (cases["world_size"] > 1).groupby(question).transform("any")
+    cases, question = cases[wide], question[wide]
     alike = [name for name in equal if name not in ("precision", *FOLLOWS["precision"])]
     groups = number_groups(cases, [*alike, *_WAYS])
     for _, part in cases.groupby(question, sort=False):
@@ -181,7 +183,7 @@ def _gather(cases: pd.DataFrame, held: str, readings: _Readings) -> Iterator[Lin
         several = part[part["parallel"] != Case.parallel]
         for _, line in several.groupby(number_groups(several, _WAYS), sort=False):
             if not (line["world_size"] > 1).any():
-                continue
+                continue  # of DDP on one GPU alone there is nothing to say
             line = line.sort_values("world_size", kind="stable")
             first = [*iterate(single), *iterate(line[line["world_size"] == 1])][:1]
             base = first[0] if first else None

@@ -270,7 +270,7 @@ SKETCHES: tuple[Sketch, ...] = (
         "gpu-scaling",
         "Speed-up over one GPU",
         "Higher is better. Of weak scaling the batch of each GPU stays, of strong scaling that of "
-        "all together.",
+        "all together; on a CPU they are processes.",
         WIDER,
         _take_scaling,
         drawing.draw_scaling,
