@@ -53,13 +53,18 @@ class Post:
     actor: Any
     node: Node
     answer: Any
+    watch: Any
     card: Card | None = None
     lane: Lane = field(default_factory=Lane)
 
-    def is_like(self, other: Post) -> bool:
+    @property
+    def kind(self) -> object:
+        """What GPUs of one kind agree on."""
+        return self.card and (self.card.name, self.card.memory_bytes)
+
+    def is_beside(self, other: Post) -> bool:
         """Whether it has another GPU of the same kind in the same machine."""
-        kinds = [(p.node.id, p.card and (p.card.name, p.card.memory_bytes)) for p in (self, other)]
-        return self is not other and kinds[0] == kinds[1]
+        return self is not other and self.node.id == other.node.id and self.kind == other.kind
 
 
 @dataclass
@@ -90,6 +95,7 @@ class RayExecutor:
         self._open: dict[str, Post] = {}
         self._labels: dict[str, str] = {}  # of nodes by id, those that are gone too
         self._tallies: dict[str, _Tally] = {}
+        self._busy: set[str] = set()  # lanes whose run notices by itself that they are gone
         self._numbers = itertools.count()
         self._lock = threading.Lock()
 
@@ -136,25 +142,48 @@ class RayExecutor:
             self._begin_opening()
             return [*self._finish_opening()]
 
-    def gather(self, lane: Lane, device: str, size: int) -> Lane:
-        """The lane's GPU and others of its kind on its node; on a CPU, its cores in equal shares.
+    def lose_lanes(self) -> Sequence[Lane]:
+        """Lanes whose actor or node went away while nothing ran there."""
+        import ray
 
-        The workers of one case are started by one station, which may use the GPUs of the others:
-        they are this sweep's, and idle.
+        watched = {
+            post.watch: post for name, post in [*self._open.items()] if name not in self._busy
+        }
+        gone, _ = ray.wait([*watched], num_returns=len(watched), timeout=0) if watched else ([], [])
+        for watch in gone:
+            post = watched[watch]
+            alive = any(node.id == post.node.id for node in self._list_nodes())
+            self._lose(post, "its process ended" if alive else "the node went away")
+        return [watched[watch].lane for watch in gone]
+
+    def gather(self, lane: Lane, device: str, size: int) -> Lane:
+        """The lane's GPU and others of its kind, on its node or on one that has enough of them.
+
+        On a CPU, the cores of the lane's node. The workers of one case are started by one station,
+        which may use the GPUs of the others: they are this sweep's, and idle.
         """
         if size == 1:
             return lane
+        own = self._open.get(lane.name)
+        if own is None:
+            raise UnsupportedError(f"lane {lane.name} is gone")
         if device == "cpu":
             found: Lane = self._ask(lane, "gather", lane, device, size)
             return replace(found, name=lane.name, host=lane.host)
-        own = self._open[lane.name]
-        alike = [own, *(post for post in [*self._open.values()] if post.is_like(own))]
-        if size > len(alike):
-            raise UnsupportedError(
-                f"world size {size} takes {size} GPUs of one kind in one machine; {lane.host} has "
-                f"{len(alike)}"
-            )
-        return replace(lane, gpus=tuple(gpu for post in alike[:size] for gpu in post.lane.gpus))
+        most = 1
+        posts = [*self._open.values()]
+        for first in (own, *posts):
+            alike = [first, *(p for p in posts if p.is_beside(first))]
+            if first.kind != own.kind:
+                continue
+            if size <= len(alike):
+                gpus = tuple(gpu for post in alike[:size] for gpu in post.lane.gpus)
+                return replace(first.lane, gpus=gpus)
+            most = max(most, len(alike))
+        raise UnsupportedError(
+            f"world size {size} takes {size} GPUs of one kind in one machine; no node of the "
+            f"cluster has more than {most}"
+        )
 
     def examine(
         self,
@@ -195,6 +224,7 @@ class RayExecutor:
         if post is None:
             return Outcome(Status.LOST, f"lane {job.lane.name} is gone")
         number = next(self._numbers)
+        self._busy.add(job.lane.name)
         try:
             outcome = self._follow(post, number, job, on_event, stopping)
         except _SilentError as error:
@@ -210,6 +240,8 @@ class RayExecutor:
         else:
             self._tallies.pop(post.node.id, None)
             return outcome
+        finally:
+            self._busy.discard(job.lane.name)
         self._lose(post, outcome.reason)
         if stopping():
             return Outcome(Status.INTERRUPTED, f"the sweep was stopped; {outcome.reason}")
@@ -380,12 +412,12 @@ class RayExecutor:
                 num_cpus=int(node.cpus) if whole else 0,
                 max_restarts=0,
                 max_task_retries=0,
-                max_concurrency=4,  # one that runs, and those that release, stop and kill it
+                max_concurrency=5,  # what watches, what runs, and what releases, stops and kills it
                 scheduling_strategy=NodeAffinitySchedulingStrategy(node.id, soft=False),
             )
             .remote(self.stations, self._settings, str(Path.cwd()), find_variables(os.environ))
         )
-        return Post(actor, node, actor.describe.remote())
+        return Post(actor, node, actor.describe.remote(), actor.watch.remote())
 
     def _finish_opening(self) -> Iterator[Lane]:
         """Take the stations that have answered into the lanes, or refuse them."""
