@@ -1,6 +1,6 @@
-"""A sweep killed again and again ends with its grid, once each, and not a torn line.
+"""A sweep killed again and again, on one lane or four, ends with its grid, once each.
 
-BENCH_CHAOS is the number of kills; `make chaos` takes 100.
+No line is torn. BENCH_CHAOS is the number of kills; `make chaos` takes 100.
 """
 
 from __future__ import annotations
@@ -26,10 +26,11 @@ HERE = Path(__file__).parent
 FLAGS = "--executor fake --device cpu --dataset synthetic --precision fp32 --batch-size 32"
 
 
-def start(out: Path) -> subprocess.Popen[bytes]:
+def start(out: Path, lanes: int) -> subprocess.Popen[bytes]:
+    flags = [*FLAGS.split(), "--lanes", str(lanes), "--no-anchors", "--out", out]
     seeds = map(str, range(CASES))
     return subprocess.Popen(
-        [sys.executable, HERE / "slow_sweep.py", *FLAGS.split(), "--out", out, "--seed", *seeds],
+        [sys.executable, HERE / "slow_sweep.py", *flags, "--seed", *seeds],
         env={**os.environ, "PYTHONPATH": f"{HERE.parent}", "BENCH_FAKE_ANSWERS": ""},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
@@ -41,7 +42,7 @@ def test_killed_at_random_moments(tmp_path: Path) -> None:
     rng = random.Random(KILLS)
     rows = killed = said = 0
     while killed < KILLS:
-        sweep = start(tmp_path)
+        sweep = start(tmp_path, lanes=rng.choice((1, 4)))
         assert sweep.stderr is not None
         # not before it has begun: "40 to run, into …" is the second line it prints
         heard = sweep.stderr.readline() + sweep.stderr.readline() if rng.random() < 0.8 else b""
@@ -58,7 +59,7 @@ def test_killed_at_random_moments(tmp_path: Path) -> None:
             read_steps(tmp_path)
     assert 0 < rows < CASES, "the kills came while there was work to do"
 
-    last = start(tmp_path)
+    last = start(tmp_path, lanes=4)
     _, heard = last.communicate()
     assert last.returncode == 0, heard.decode()
     said += heard.count(b"set aside")

@@ -152,7 +152,8 @@ class Crew:
             # nothing disturbs these measurements, nor do they disturb a case
             for other in sources:
                 for free in self._idle[other.loop] if other.left or other is source else ():
-                    other.loop.rate(free, device)
+                    if not self._stopped():
+                        other.loop.rate(free, device)
         loop.rate(lane, device)
         started_at = read_clock()
         job = loop.begin(ticket, lane)

@@ -1,0 +1,660 @@
+"""Several lanes: what runs where and beside what, classes of hardware, lost lanes, anchors."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import psutil
+import pytest
+from test_sweep import FAKE, rows, run
+
+from bench.environment import Answer
+from bench.errors import UnsupportedError, UsageError
+from bench.executors import ALL, Job, Lane, Settings, fake
+from bench.executors import subprocess as room
+from bench.executors.fake import FakeExecutor
+from bench.executors.subprocess import SubprocessExecutor
+from bench.gpu.cards import Card
+from bench.record import Environment, Outcome, Status
+from bench.store.reader import read_cases, read_records
+from bench.sweep import __main__ as sweep
+from bench.sweep import crew, grid
+from bench.sweep.gate import Gate
+from bench.sweep.hardware import name_folders
+from bench.sweep.options import parse_arguments
+from bench.worker.messages import PhaseEntered, StepTaken
+
+SEEDS = ["--seed", *map(str, range(6))]
+
+
+@pytest.fixture
+def out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name in (fake.ANSWERS, fake.LANES, fake.MEMORY):
+        monkeypatch.delenv(name, raising=False)
+    return tmp_path / "out"
+
+
+@pytest.fixture
+def watch(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[Job], Outcome | None]], None]:
+    """Have each case of the fake pass through a function, in its lane's thread."""
+    answer = FakeExecutor.run
+
+    def install(look: Callable[[Job], Outcome | None]) -> None:
+        def run(self: FakeExecutor, job: Job, *rest: Any) -> Outcome:
+            return look(job) or answer(self, job, *rest)
+
+        monkeypatch.setattr(FakeExecutor, "run", run)
+
+    return install
+
+
+def cases_of(frame: pd.DataFrame) -> pd.DataFrame:
+    return frame[frame["anchor"] == ""]
+
+
+# --------------------------------------------------------------------------------- what runs where
+
+
+def test_lanes_make_the_records_that_one_makes(out: Path) -> None:
+    flags = ["8", "16", "32", "--repeats", "2"]
+    one = run(out, *flags)
+    several = cases_of(run(out.with_name("several"), *flags, "--lanes", "3"))
+    same = ["batch_size", "repeat", "run_seed", "sentinel", "attempt", "status", "epoch_time_s"]
+    assert sorted(rows(several, *same)) == sorted(rows(one, *same))
+    assert set(one["lane"]) == {""}
+    assert set(one["lanes_beside"]) == {0}
+    assert set(several["lane"]) == {"fake0", "fake1", "fake2"}
+    last = several.iloc[-1]
+    assert (last["sentinel"], last["lane"], last["lanes_beside"]) == (True, "fake0", 0)
+
+
+def test_as_many_cases_run_at_once_as_there_are_lanes(
+    out: Path, watch: Callable[[Callable[[Job], Outcome | None]], None]
+) -> None:
+    """Each waits until all three lanes have one; a lane less, and it would wait in vain."""
+    barrier = threading.Barrier(3, timeout=60)
+    threads: dict[str, set[int]] = {}
+
+    def look(job: Job) -> None:
+        threads.setdefault(job.lane.name, set()).add(threading.get_ident())
+        barrier.wait()
+
+    watch(look)
+    frame = run(out, "8", *SEEDS, "--lanes", "3", "--no-anchors")
+    assert set(frame["lanes_beside"]) == {2}
+    assert Counter(frame["lane"]) == {"fake0": 2, "fake1": 2, "fake2": 2}
+    assert [len(own) for own in threads.values()] == [1, 1, 1], "a lane keeps its thread"
+    assert not frame["anchor"].any()
+
+
+def test_quiet_uses_all_lanes_and_runs_one_case_at_a_time(
+    out: Path, watch: Callable[[Callable[[Job], Outcome | None]], None]
+) -> None:
+    running, most = 0, 0
+
+    def look(job: Job) -> None:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        time.sleep(0.01)
+        running -= 1
+
+    watch(look)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(fake.LANES, "A100:3")
+        frame = run(out, "8", *SEEDS, "--lanes", "quiet")
+    assert most == 1
+    assert set(frame["lanes_beside"]) == {0}
+    assert Counter(cases_of(frame)["lane"]) == {"A100-0": 2, "A100-1": 2, "A100-2": 2}
+    anchors = frame[frame["anchor"] != ""]
+    assert Counter(anchors["anchor"]) == {"alone": 3, "close": 3}
+
+
+def test_each_row_has_the_card_that_it_ran_on(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(fake.LANES, "A100:2")
+    frame = run(out, "8", *SEEDS, "--lanes", "all")
+    assert (frame["gpu_uuid"] == "GPU-" + frame["lane"]).all()
+    assert set(frame["gpu"]) == {"A100"}
+
+
+def test_progress_names_the_lane(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run(out, "8", "16", "--lanes", "2")
+    said = capsys.readouterr().err
+    assert "[2/2] fake" in said
+    assert " · fp32 · batch size 16: " in said
+    assert "fake1 · anchor, busy: " in said
+    assert said.index("anchor, busy") < said.index("[1/2]") < said.index("anchor, close")
+
+
+def test_a_case_of_several_gpus_runs_alone(
+    out: Path, watch: Callable[[Callable[[Job], Outcome | None]], None]
+) -> None:
+    running = Counter[str]()
+    seen: dict[int, list[tuple[tuple[str, ...], int]]] = {1: [], 2: []}
+
+    def look(job: Job) -> None:
+        running[job.lane.name] += 1
+        time.sleep(0.01)
+        seen[job.case.world_size].append((job.lane.gpus, sum(running.values())))
+        running[job.lane.name] -= 1
+
+    watch(look)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(fake.LANES, "A100:2")
+        flags = ["--parallel", "ddp", "--world-size", "1", "2", "--lanes", "2", "--no-anchors"]
+        frame = run(out, "8", *SEEDS, *flags)
+    wide = frame["world_size"] == 2
+    assert set(frame[wide]["lane"]) <= {"A100-0+A100-1", "A100-1+A100-0"}
+    assert set(frame[wide]["lanes_beside"]) == {0}
+    assert len(seen[2]) == 6
+    assert {(len(gpus), beside) for gpus, beside in seen[2]} == {(2, 1)}
+    assert {len(gpus) for gpus, _ in seen[1]} == {1}
+
+
+def test_a_world_size_beyond_the_cards_is_refused_or_a_row(
+    out: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(fake.LANES, "A100:2 H100:1")
+    ddp = ["--parallel", "ddp", "--world-size"]
+    run_mixed(out, "8", *ddp, "3", "--lanes", "all", rc=2)
+    said = capsys.readouterr().err
+    assert said.startswith("error: --world-size 3: world size 3 takes 3 GPUs of one kind; ")
+    assert not out.exists()
+    run_mixed(out, "8", *ddp, "2", "--lanes", "all", "--no-anchors")
+    assert rows(read_records(out / "a100"), "status", "lane") == [("ok", "A100-0+A100-1")]
+    ((status, reason),) = rows(read_records(out / "h100"), "status", "reason")
+    assert status == "unsupported"
+    assert reason.startswith("world size 2 takes 2 GPUs of one kind")
+
+
+def test_searches_have_a_lane_each_and_find_what_one_lane_finds(
+    out: Path, monkeypatch: pytest.MonkeyPatch, watch: Callable[..., None]
+) -> None:
+    monkeypatch.setenv(fake.MEMORY, "fixed=100MiB image=1MiB low=0.5")
+    flags = ["auto", "--memory-limit", "1GiB", "--precision", "fp32", "bf16"]
+    one = run(out, *flags)
+    busy = Counter[str]()
+
+    def look(job: Job) -> None:
+        if job.case.steps is not None:
+            busy[job.case.precision] += 1
+            assert busy[job.case.precision] == 1, "one probe of a family at a time"
+            time.sleep(0.01)
+            busy[job.case.precision] -= 1
+
+    watch(look)
+    two = run(out.with_name("two"), *flags, "--lanes", "2", "--no-anchors")
+    names = ("precision", "batch_size", "probe", "status")
+    assert sorted(rows(two, *names)) == sorted(rows(one, *names))
+    probes = two[two["probe"]]
+    assert len(probes) > 4
+    homes = probes.groupby("precision")["lane"].agg(set)
+    assert sorted(map(len, homes)) == [1, 1], "a family keeps its lane"
+    assert homes["fp32"] != homes["bf16"]
+
+
+# ------------------------------------------------------------------------------ unlike hardware
+
+
+def run_mixed(out: Path, *flags: str, rc: int = 0) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sweep, "print_report", lambda *folders: None)
+        argv = [*FAKE, "--precision", "fp32", "--batch-size", *flags, "--out", str(out)]
+        assert sweep.main(argv) == rc
+
+
+def test_each_class_of_hardware_has_the_full_grid_and_its_own_wall(
+    out: Path, monkeypatch: pytest.MonkeyPatch, watch: Callable[..., None]
+) -> None:
+    monkeypatch.setenv(fake.LANES, "RTX4090:1 A100:2")
+
+    def look(job: Job) -> Outcome | None:
+        small = job.lane.name.startswith("RTX") and job.case.batch_size >= 16
+        return Outcome(Status.OOM, "24 GB") if small else None
+
+    watch(look)
+    run_mixed(out, "8", "16", "32", "--lanes", "all", "--no-anchors")
+    names = ("batch_size", "status", "inferred", "gpu")
+    assert sorted(rows(read_records(out / "rtx4090"), *names)) == [
+        (8, "ok", False, "RTX4090"),
+        (16, "oom", False, "RTX4090"),
+        (32, "oom", True, "RTX4090"),
+    ]
+    large = read_records(out / "a100")
+    assert sorted(rows(large, *names)) == [(n, "ok", False, "A100") for n in (8, 16, 32)]
+    assert set(large["lane"]) <= {"A100-0", "A100-1"}
+    assert not (out / "records.csv").exists()
+
+    run_mixed(out, "8", "16", "32", "--lanes", "2", "--no-anchors")
+    assert len(read_records(out / "a100")) == 3, "all is there, and is found again"
+
+
+def test_classes_are_reported_together(
+    out: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(fake.LANES, "RTX4090:1 A100:1")
+    flags = [*FAKE, "--precision", "fp32", "--batch-size", "8", "--lanes", "all"]
+    assert sweep.main([*flags, "--no-anchors", "--out", str(out)]) == 0
+    assert capsys.readouterr().out.startswith("rtx4090, a100\n")
+
+
+@pytest.mark.parametrize("name", ["code", "dataset_fingerprint"])
+def test_a_lane_that_would_train_something_else_is_refused(
+    out: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    examine, prepare = FakeExecutor.examine, FakeExecutor.prepare
+    lanes = [Lane("near"), Lane("far", host="elsewhere")]
+
+    def look(self: FakeExecutor, lane: Lane, *rest: Any) -> Answer:
+        answer = examine(self, lane, *rest)
+        assert answer.host is not None
+        if lane.host and name == "code":
+            return replace(answer, host=replace(answer.host, code="f00d"))
+        return answer
+
+    def decode(self: FakeExecutor, lane: Lane, images: Any) -> Any:
+        info = prepare(self, lane, images)
+        return replace(info, fingerprint="f00d") if lane.host and name != "code" else info
+
+    monkeypatch.setattr(FakeExecutor, "open_lanes", lambda *_: lanes)
+    monkeypatch.setattr(FakeExecutor, "examine", look)
+    monkeypatch.setattr(FakeExecutor, "prepare", decode)
+    run_mixed(out, "8", "--lanes", "2", rc=2)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"error: lane far: its {name} is f00d, where the first lane's is ")
+    assert not out.exists()
+
+
+def test_folders_of_classes_have_names_of_their_own() -> None:
+    a, b = Environment(gpu="NVIDIA A100"), Environment(gpu="NVIDIA RTX 4090")
+    assert name_folders([a, b]) == ["nvidia-a100", "nvidia-rtx-4090"]
+    large = replace(a, gpu_memory_bytes=80 * 2**30)
+    small = replace(a, gpu_memory_bytes=40 * 2**30)
+    assert name_folders([small, b, large]) == [
+        "nvidia-a100-40-gib",
+        "nvidia-rtx-4090",
+        "nvidia-a100-80-gib",
+    ]
+    assert name_folders([replace(large, host="n1"), replace(large, host="n2")]) == [
+        "nvidia-a100-80-gib-n1",
+        "nvidia-a100-80-gib-n2",
+    ]
+    assert len(set(name_folders([a, a, a]))) == 3
+
+
+# ------------------------------------------------------------------------- lost, late, stopped
+
+
+def test_a_lost_case_is_tried_again_as_a_new_attempt(out: Path, watch: Callable[..., None]) -> None:
+    left = Counter({0: 2, 1: 99})
+
+    def look(job: Job) -> Outcome | None:
+        left[job.case.seed] -= 1
+        lost = left[job.case.seed] >= 0
+        return Outcome(Status.LOST, "the node went away") if lost else None
+
+    def answer(self: FakeExecutor, job: Job, *_: Any) -> Outcome:
+        outcome = look(job) or Outcome(Status.OK)
+        if outcome.status is Status.LOST:
+            self._lost.append(job.lane)
+        return outcome
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(FakeExecutor, "run", answer)
+        frame = run(out, "8", "--seed", "0", "1", "2", "--lanes", "2", "--no-anchors")
+    ends = frame.groupby("seed")[["attempt", "status"]].agg(list)
+    assert ends.loc[0].tolist() == [[1, 2, 3], ["lost", "lost", "ok"]]
+    assert ends.loc[1].tolist() == [[1, 2, 3], ["lost"] * grid.MOST_LOST], "and not for ever"
+    assert ends.loc[2].tolist() == [[1], ["ok"]]
+
+    again = run(out, "8", "--seed", "0", "1", "2")
+    assert rows(again[len(frame) :], "seed", "attempt", "status") == [(1, 4, "ok")]
+
+
+def test_preemption_is_not_counted(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tries = 0
+
+    def answer(self: FakeExecutor, job: Job, *_: Any) -> Outcome:
+        nonlocal tries
+        tries += 1
+        if tries > 5:
+            return Outcome(Status.OK)
+        self._lost.append(job.lane)
+        return Outcome(Status.LOST, "the machine was taken back", preempted=True)
+
+    monkeypatch.setattr(FakeExecutor, "run", answer)
+    monkeypatch.setattr(crew, "_POLL_S", 0.01)
+    frame = run(out, "8")
+    assert frame["status"].tolist() == ["lost"] * 5 + ["ok"]
+    assert frame["attempt"].tolist() == [1, 2, 3, 4, 5, 6]
+
+
+def test_without_any_lane_the_sweep_ends_and_says_so(
+    out: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(fake.ANSWERS, "batch_size=8:lost")
+    monkeypatch.setattr(FakeExecutor, "join_lanes", lambda self: ())
+    monkeypatch.setattr(crew, "WAIT_S", 0.2)
+    frame = run(out, "8", "16", rc=1)
+    assert frame["status"].tolist() == ["lost"]
+    assert "no lane is left; run the same command again to continue" in capsys.readouterr().err
+    monkeypatch.undo()
+    assert rows(run(out, "8", "16"), "batch_size", "status") == [(8, "lost"), (8, "ok"), (16, "ok")]
+
+
+def test_a_lane_that_joins_late_works_with_the_others(
+    out: Path, monkeypatch: pytest.MonkeyPatch, watch: Callable[..., None]
+) -> None:
+    late = [[Lane("late")], [Lane("other", ("GPU-H100-0",))]]
+    examine = FakeExecutor.examine
+
+    def look(self: FakeExecutor, lane: Lane, *rest: Any) -> Answer:
+        return examine(self, replace(lane, name="H100-0") if lane.gpus else lane, *rest)
+
+    monkeypatch.setattr(FakeExecutor, "examine", look)
+    monkeypatch.setattr(FakeExecutor, "join_lanes", lambda self: late.pop(0) if late else ())
+    monkeypatch.setattr(crew, "_POLL_S", 0.01)
+    both, done = threading.Event(), set[str]()
+
+    def wait(job: Job) -> None:
+        """The first lane's case goes on until the late one has had some."""
+        done.add(job.lane.name)
+        if "late" in done:
+            both.set()
+        assert both.wait(60)
+
+    watch(wait)
+    frame = run(out, "8", *SEEDS, "--lanes", "2", "--no-anchors")
+    assert {"late"} < set(frame["lane"])
+    assert "other" not in set(frame["lane"]), "it is another card, which has no folder here"
+    assert len(frame) == 6
+
+
+def test_stopped_once_every_lane_ends_its_case_and_any_number_goes_on(
+    out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    barrier = threading.Barrier(3, timeout=60)
+
+    def answer(
+        self: FakeExecutor, job: Job, on_event: Any, stopping: Callable[[], bool]
+    ) -> Outcome:
+        if job.case.seed < 3:
+            return Outcome(Status.OK)
+        if barrier.wait() == 0:
+            os.kill(os.getpid(), signal.SIGINT)
+        while not stopping():
+            time.sleep(0.01)
+        return Outcome(Status.INTERRUPTED, "the sweep was stopped")
+
+    monkeypatch.setattr(FakeExecutor, "run", answer)
+    frame = run(out, "8", *SEEDS, "--lanes", "3", "--no-anchors", rc=130)
+    assert Counter(frame["status"]) == {"ok": 3, "interrupted": 3}
+    monkeypatch.undo()
+    frame = run(out, "8", *SEEDS, "--lanes", "2", "--no-anchors")
+    done = frame[frame["status"] == "ok"]
+    assert sorted(case.seed for case in read_cases(done)) == list(range(6))
+    assert len(frame) == 9
+
+
+def test_what_fails_in_a_lane_ends_the_sweep_and_the_other_lanes(
+    out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An executor never raises; if one does, nothing is left running."""
+    barrier, killed = threading.Barrier(2, timeout=60), threading.Event()
+
+    def answer(self: FakeExecutor, job: Job, *_: Any) -> Outcome:
+        barrier.wait()
+        if job.lane.name == "fake0":
+            raise RuntimeError("a fault of the executor")
+        assert killed.wait(60)
+        return Outcome(Status.KILLED)
+
+    monkeypatch.setattr(FakeExecutor, "run", answer)
+    monkeypatch.setattr(FakeExecutor, "kill", lambda self: killed.set())
+    with pytest.raises(RuntimeError, match="a fault of the executor"):
+        run(out, "8", "16", "--lanes", "2", "--no-anchors")
+    assert killed.is_set()
+
+
+# ------------------------------------------------------------------------------------------ anchors
+
+
+def test_anchors_open_and_close_the_lanes(out: Path) -> None:
+    frame = run(out, "16", "32", "--epochs", "2", "--evaluate", "on", "--lanes", "2")
+    assert rows(frame, "anchor")[:4] == [("alone",), ("alone",), ("busy",), ("busy",)]
+    assert rows(frame, "anchor")[-2:] == [("close",), ("close",)]
+    anchors = frame[frame["anchor"] != ""]
+    first, *others = dict.fromkeys(read_cases(anchors))
+    assert not others, "the same case on all lanes"
+    assert (first.batch_size, first.steps, first.epochs, first.evaluate) == (16, 30, 1, False)
+    assert Counter(anchors["lane"]) == {"fake0": 3, "fake1": 3}
+    assert set(anchors["attempt"]) == {1}
+    assert anchors[anchors["anchor"] == "alone"]["lanes_beside"].tolist() == [0, 0]
+
+    assert len(run(out, "16", "32", "--epochs", "2", "--evaluate", "on", "--lanes", "2")) == 8
+    more = run(out, "16", "32", "64", "--epochs", "2", "--evaluate", "on", "--lanes", "2")[8:]
+    anchors = more[more["anchor"] != ""]
+    assert len(anchors) == 6
+    assert set(anchors["attempt"]) == {2}
+    assert len(more) == 7
+
+
+def test_busy_anchors_run_at_once_and_those_alone_do_not(
+    out: Path, watch: Callable[..., None]
+) -> None:
+    barrier, kinds, running = threading.Barrier(3, timeout=60), Counter[str](), 0
+
+    def look(job: Job) -> None:
+        nonlocal running
+        assert job.log is not None
+        kind = job.log.name.split("-")[-3]
+        running += 1
+        kinds[kind] += 1
+        if kind == "alone":
+            assert running == 1
+            time.sleep(0.01)
+            assert running == 1
+        elif kind in ("busy", "close"):
+            barrier.wait()
+        running -= 1
+
+    watch(look)
+    run(out, "8", "--lanes", "3")
+    assert (kinds["alone"], kinds["busy"], kinds["close"]) == (3, 3, 3)
+
+
+def test_one_lane_has_no_anchor(out: Path) -> None:
+    assert not run(out, "8", "16", "--lanes", "1")["anchor"].any()
+
+
+def test_an_anchor_is_no_attempt_at_the_case_that_it_is(out: Path) -> None:
+    flags = ["8", "--fraction", "1", "--steps", "30", "--repeats", "1", "--lanes", "2"]
+    frame = run(out, *flags)
+    assert set(map(str, read_cases(frame))) == {str(read_cases(frame)[0])}
+    ((attempt, status),) = rows(cases_of(frame), "attempt", "status")
+    assert (attempt, status) == (1, "ok")
+    assert len(run(out, *flags)) == len(frame), "and it is done now"
+
+
+def test_a_gate_holds_lanes_until_all_have_come() -> None:
+    gate, order = Gate("ab"), list[str]()
+
+    def pass_(name: str, delay_s: float, phases: Sequence[Any]) -> None:
+        for phase in phases:
+            time.sleep(delay_s)
+            order.append(f"{name} came")
+            gate.enter(name, PhaseEntered(phase), lambda: False)
+            order.append(f"{name} went")
+
+    slow = threading.Thread(target=pass_, args=("b", 0.2, ["warmup", "epoch"]))
+    slow.start()
+    pass_("a", 0.0, ["warmup", "epoch"])
+    slow.join()
+    assert order.index("b came") < order.index("a went")
+    assert Counter(order) == {f"{n} {w}": 2 for n in "ab" for w in ("came", "went")}
+
+
+def test_a_gate_waits_for_nobody_who_has_ended_nor_once_stopped() -> None:
+    epoch = PhaseEntered("epoch")
+    gate = Gate("ab", patience_s=600)
+    gate.leave("b")
+    gate.enter("a", epoch, lambda: False)
+    Gate("ab", patience_s=600).enter("a", epoch, lambda: True)
+    Gate("ab", patience_s=0.1).enter("a", epoch, lambda: False)
+    other = Gate("ab", patience_s=600)
+    other.enter("a", PhaseEntered("evaluation"), lambda: False)
+    other.enter("a", StepTaken("epoch", 1, 2, 0.5, 0), lambda: False)
+
+
+# ---------------------------------------------------------------------------- the command line
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "1.5", "x", "²", ""])
+def test_what_is_no_number_of_lanes(text: str) -> None:
+    with pytest.raises(UsageError, match="give a whole number of at least 1, all or quiet"):
+        parse_arguments([*FAKE, f"--lanes={text}"])
+
+
+def test_lanes_of_two_devices_are_refused(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--preset", "precision", "--device", "cpu", "cuda", "--lanes", "2"]
+    run_mixed(out, "8", *flags, rc=2)
+    assert "error: --lanes: the cases are of cpu and cuda; give one --device" in (
+        capsys.readouterr().err
+    )
+
+
+CARDS = [
+    Card("GPU-a", "NVIDIA A100", 0, 80 * 2**30),
+    Card("GPU-t", "Tesla T4", 1, 16 * 2**30),
+    Card("GPU-b", "NVIDIA A100", 2, 80 * 2**30),
+]
+
+
+@pytest.fixture
+def cards(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(room, "find_cards", lambda: (CARDS, ""))
+    monkeypatch.setattr(room, "usable_cpus", lambda: [2, 3, 4, 5, 6])
+
+
+@pytest.mark.usefixtures("cards")
+def test_lanes_are_pinned_to_their_cards() -> None:
+    executor = SubprocessExecutor(Settings())
+    assert list(executor.open_lanes("cuda")) == [Lane()]
+    assert list(executor.open_lanes("cuda", 1)) == [Lane()]
+    assert Lane().variables == {}
+    lanes = executor.open_lanes("cuda", ALL)
+    assert [lane.name for lane in lanes] == ["gpu0", "gpu1", "gpu2"]
+    assert lanes[1].variables == {"CUDA_VISIBLE_DEVICES": "GPU-t"}
+    assert len(executor.open_lanes("cuda", 2)) == 2
+    with pytest.raises(UsageError, match="this machine has 3 GPUs; give at most 3"):
+        executor.open_lanes("cuda", 4)
+
+
+@pytest.mark.usefixtures("cards")
+def test_lanes_on_a_cpu_have_equal_shares_of_the_cores() -> None:
+    executor = SubprocessExecutor(Settings())
+    assert [lane.cores for lane in executor.open_lanes("cpu", 2)] == [(2, 3), (4, 5)]
+    assert [lane.cores for lane in executor.open_lanes("cpu", ALL)] == [(c,) for c in range(2, 7)]
+    with pytest.raises(UsageError, match="this process may use 5 CPU cores; give at most 5"):
+        executor.open_lanes("cpu", 6)
+
+
+@pytest.mark.usefixtures("cards")
+def test_a_case_of_several_gpus_takes_some_of_one_kind() -> None:
+    executor = SubprocessExecutor(Settings())
+    first, tesla, _ = executor.open_lanes("cuda", ALL)
+    assert executor.gather(first, "cuda", 1) is first
+    assert executor.gather(first, "cuda", 2) == Lane("gpu0+gpu2", ("GPU-a", "GPU-b"))
+    assert executor.gather(Lane(), "cuda", 2) == Lane("", ("GPU-a", "GPU-b"))
+    with pytest.raises(UnsupportedError, match=r"this machine has 2 \(NVIDIA A100\)"):
+        executor.gather(first, "cuda", 3)
+    with pytest.raises(UnsupportedError, match=r"takes 2 GPUs of one kind; this machine has 1 "):
+        executor.gather(tesla, "cuda", 2)
+    assert executor.gather(Lane(), "cpu", 2).cores == (2, 3, 4, 5)
+    with pytest.raises(UnsupportedError, match="takes 6 CPU cores; this machine has 5"):
+        executor.gather(Lane(), "cpu", 6)
+
+
+# ------------------------------------------------------------------------------- real processes
+
+needs_cores = pytest.mark.skipif(
+    len(room.usable_cpus()) < 2, reason="one CPU core: no two lanes of different cores"
+)
+REAL = ["--device", "cpu", "--dataset", "synthetic", "--model", "dpn-small", "--precision", "fp32"]
+TWO = [*REAL, "--batch-size", "8", "--steps", "3", "--repeats", "1", "--seed", "0", "1"]
+
+
+@pytest.mark.slow
+@needs_cores
+def test_two_real_lanes_learn_what_one_learns_bit_for_bit(tmp_path: Path) -> None:
+    """Each held to a core of its own; the one lane to the first of them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sweep, "print_report", lambda *folders: None)
+        flags = [*TWO, "--lanes", "2", "--no-anchors", "--out"]
+        assert sweep.main([*flags, str(tmp_path / "two")]) == 0
+        before = os.sched_getaffinity(0)
+        os.sched_setaffinity(0, {min(before)})
+        try:
+            assert sweep.main([*TWO, "--out", str(tmp_path / "one")]) == 0
+        finally:
+            os.sched_setaffinity(0, before)
+    two, one = (read_records(tmp_path / name) for name in ("two", "one"))
+    names = ("seed", "status", "train_loss", "measured_steps", "model_source", "cpu")
+    assert sorted(rows(two, *names)) == rows(one, *names)
+    assert set(two["torch_threads"]) == set(one["torch_threads"]) == {1}
+    assert two["cpu"].str.endswith(", 1 cores").all()
+    assert set(two["lane"]) == {"cpu0", "cpu1"}
+    assert set(two["lanes_beside"]) == {1}
+
+
+@pytest.fixture
+def started(tmp_path: Path) -> Iterator[Any]:
+    """A sweep in a process of its own, whose two lanes train for minutes."""
+    import subprocess
+    import sys
+
+    command = [sys.executable, "-m", "bench.sweep", *REAL, "--batch-size", "8", "--seed", "0", "1"]
+    process = subprocess.Popen(
+        [*command, "--lanes", "2", "--no-anchors", "--out", str(tmp_path / "out")],
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+    )
+    yield process
+    process.kill()
+    process.communicate()
+
+
+@pytest.mark.slow
+@needs_cores
+def test_stopped_twice_no_lane_leaves_a_process(started: Any, tmp_path: Path) -> None:
+    def list_workers() -> list[psutil.Process]:
+        found = []
+        for child in psutil.Process(started.pid).children(recursive=True):
+            with suppress(psutil.Error):  # what asks about the device ends meanwhile
+                found += [child] if "bench.worker" in child.cmdline() else []
+        return found
+
+    while len(workers := list_workers()) < 2:
+        assert started.poll() is None
+        time.sleep(0.1)
+    cores = [set(worker.cpu_affinity()) for worker in workers]
+    assert not cores[0] & cores[1], "each is held to cores of its own"
+    started.send_signal(signal.SIGINT)
+    while "stopping" not in started.stderr.readline():
+        assert started.poll() is None
+    started.send_signal(signal.SIGINT)
+    assert started.wait(60) == 130
+    _, alive = psutil.wait_procs(workers, timeout=60)
+    assert not alive
+    assert set(read_records(tmp_path / "out")["status"]) <= {"interrupted"}
