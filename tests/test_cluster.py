@@ -45,9 +45,10 @@ def wait_for(what: Callable[[], Any]) -> Any:
 def start(out: Path, cases: int, *flags: str) -> subprocess.Popen[str]:
     seeds = [str(seed) for seed in range(cases)]
     command = [sys.executable, HERE / "ray_sweep.py", *FLAGS.split(), *flags]
+    unmarked = {name: value for name, value in os.environ.items() if name != MARK}
     return subprocess.Popen(
         [*map(str, command), "--out", str(out), "--seed", *seeds],
-        env={**os.environ, "PYTHONPATH": f"{HERE.parent}:{HERE}", "BENCH_YARDSTICK_S": "0"},
+        env={**unmarked, "PYTHONPATH": f"{HERE.parent}:{HERE}", "BENCH_YARDSTICK_S": "0"},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,

@@ -23,7 +23,7 @@ from bench.executors.ray.cluster import Cluster
 from bench.executors.ray.station import HEARTBEAT_S, Place, Report, Station
 from bench.gpu.cards import Card
 from bench.record import Outcome, Status
-from bench.text import clean, count
+from bench.text import clean, count, last_line
 from bench.worker.messages import PhaseEntered
 
 _OPEN_S = 120.0  # actors start one after the other, and each imports the harness
@@ -68,11 +68,11 @@ class Post:
 
 
 @dataclass
-class _Tally:
-    """How often a lane of a node could not be opened, or was lost, with no case between."""
+class _Failures:
+    """How often a lane of a node could not be opened, since one was."""
 
-    failed: int = 0
-    why: str = ""
+    why: str
+    number: int = 1
 
 
 class RayExecutor:
@@ -94,7 +94,7 @@ class RayExecutor:
         self._opening: list[Post] = []
         self._open: dict[str, Post] = {}
         self._labels: dict[str, str] = {}  # of nodes by id, those that are gone too
-        self._tallies: dict[str, _Tally] = {}
+        self._failures: dict[str, _Failures] = {}  # by the node's id
         self._busy: set[str] = set()  # lanes whose run notices by itself that they are gone
         self._numbers = itertools.count()
         self._lock = threading.Lock()
@@ -112,9 +112,10 @@ class RayExecutor:
         there = sum(self._count(node) for node in self._list_nodes())
         what = "GPU" if device == "cuda" else "node"
         if not there:
+            flag = "--num-gpus, or use --device cpu" if device == "cuda" else "--num-cpus"
             raise UsageError(
-                f"the Ray cluster {self._cluster.address} has no GPU; use --device cpu, or start "
-                "its nodes with --num-gpus"
+                f"the Ray cluster {self._cluster.address} offers no {device}; start its nodes with "
+                f"{flag}"
             )
         if self._most > there:
             raise UsageError(
@@ -128,11 +129,11 @@ class RayExecutor:
             if not self._opening or time.monotonic() > until:
                 break
             time.sleep(_POLL_S)
-        places = [node.label for node in self._list_nodes()]
-        lanes.sort(key=lambda lane: (places.index(lane.host), len(lane.name), lane.name))
+        # gpu2 is before gpu10
+        lanes.sort(key=lambda lane: (lane.host, len(lane.name), lane.name))
         if not lanes:
-            reasons = "; ".join(dict.fromkeys(t.why for t in self._tallies.values() if t.why))
-            why = reasons or "others use all of it; see `ray status`"
+            why = "; ".join(dict.fromkeys(f.why for f in self._failures.values()))
+            why = why or "others use all of it; see `ray status`"
             raise UsageError(f"no lane can be opened on the Ray cluster: {why}")
         return lanes
 
@@ -151,9 +152,7 @@ class RayExecutor:
         }
         gone, _ = ray.wait([*watched], num_returns=len(watched), timeout=0) if watched else ([], [])
         for watch in gone:
-            post = watched[watch]
-            alive = any(node.id == post.node.id for node in self._list_nodes())
-            self._lose(post, "its process ended" if alive else "the node went away")
+            self._lose(watched[watch])
         return [watched[watch].lane for watch in gone]
 
     def gather(self, lane: Lane, device: str, size: int) -> Lane:
@@ -238,11 +237,10 @@ class RayExecutor:
             preempted, why = self._find_cause(post, error, stopping)
             outcome = Outcome(Status.LOST, why, preempted=preempted)
         else:
-            self._tallies.pop(post.node.id, None)
             return outcome
         finally:
             self._busy.discard(job.lane.name)
-        self._lose(post, outcome.reason)
+        self._lose(post)
         if stopping():
             return Outcome(Status.INTERRUPTED, f"the sweep was stopped; {outcome.reason}")
         return outcome
@@ -352,7 +350,7 @@ class RayExecutor:
                 raise error.cause from None
             raise UsageError(f"lane {lane.name}: {clean(repr(error.cause))}") from error
         except ray.exceptions.RayError as error:
-            self._lose(post, _explain(error))
+            self._lose(post)
             raise UsageError(f"lane {lane.name} was lost: {_explain(error)}") from error
 
     def _list_nodes(self) -> list[Node]:
@@ -392,7 +390,8 @@ class RayExecutor:
         posts = [*self._open.values(), *self._opening]
         room = (self._most or sys.maxsize) - len(posts)
         for node in nodes:
-            if self._tallies.get(node.id, _Tally()).failed >= _TRIES:
+            failures = self._failures.get(node.id)
+            if failures and failures.number >= _TRIES * self._count(node):
                 continue
             lack = self._count(node) - sum(post.node.id == node.id for post in posts)
             for _ in range(min(lack, room)):
@@ -434,9 +433,9 @@ class RayExecutor:
                 self._give_up(post, _explain(error))
                 continue
             if why := refuse(place, self._settings.allow_shared):
-                self._tallies.setdefault(post.node.id, _Tally()).failed = _TRIES
-                self._give_up(post, why)
+                self._give_up(post, why, _TRIES)
                 continue
+            self._failures.pop(post.node.id, None)
             post.card = place.card
             post.lane = self._name(post.node, place.card)
             self._open[post.lane.name] = post
@@ -451,26 +450,23 @@ class RayExecutor:
         name = next(name for name in names if name not in self._open)
         return Lane(name, () if card is None else (card.uuid,), host=node.label)
 
-    def _give_up(self, post: Post, why: str) -> None:
+    def _give_up(self, post: Post, why: str, times: int = 1) -> None:
         import ray
 
         with suppress(Exception):
             ray.kill(post.actor)
-        tally = self._tallies.setdefault(post.node.id, _Tally())
-        tally.failed += 1
-        tally.why = f"{post.node.label}: {why}"
-        print(f"note: no lane on {tally.why}", file=sys.stderr, flush=True)
+        told = f"{post.node.label}: {why}"
+        failures = self._failures.setdefault(post.node.id, _Failures(told, 0))
+        failures.why, failures.number = told, failures.number + times
+        print(f"warning: no lane on {told}", file=sys.stderr, flush=True)
 
-    def _lose(self, post: Post, why: str) -> None:
+    def _lose(self, post: Post) -> None:
         """Forget a lane, and end what may be left of it."""
         import ray
 
         with self._lock:
             if self._open.get(post.lane.name) is post:
                 del self._open[post.lane.name]
-            tally = self._tallies.setdefault(post.node.id, _Tally())
-            tally.failed += 1
-            tally.why = f"{post.node.label}: {why}"
         with suppress(Exception):
             ray.kill(post.actor)
 
@@ -509,7 +505,12 @@ def refuse(place: Place, allow_shared: bool = False) -> str:
 
 
 def _explain(error: Exception) -> str:
-    """What an error of Ray's says, as one line, without the lines that are a name and a number."""
+    """What an error of Ray's says, as one line, without the lines that are a name and a number.
+
+    Of an actor that could not be made, the last line of the traceback says why.
+    """
+    if "Traceback" in str(error):
+        return clean(last_line(str(error)))
     lines = [clean(line).strip() for line in str(error).splitlines()]
     told = [line for line in lines if line and not re.fullmatch(r"\w+: \S*", line)]
     return " ".join(told)[:_SAID]
