@@ -33,6 +33,7 @@ _IDENTITY = [
     for f in fields(Record)
     if f.name not in ("record_id", "case", "measurement", "environment")
 ]
+_KINDS = ("sentinel", "probe", "anchor", "inferred")  # rows that are no measured case, or not so
 _TEXT = [f.name for f in fields(Measurement) if f.metadata["type"] in (str, bool)]
 _EPOCH = [name for name in EPOCH_COLUMNS if name not in ("record_id", "epoch")]
 _NUMBERS = [f.name for f in fields(Measurement) if f.metadata["type"] in (int, float)]
@@ -80,7 +81,7 @@ class Run:
     @property
     def flags(self) -> list[str]:
         """What a reader should know at first sight: the status, the kind of row, its doubts."""
-        kinds = [kind for kind in ("sentinel", "probe", "inferred") if self.outcome[kind]]
+        kinds = [kind for kind in _KINDS if self.outcome.get(kind)]
         return list(dict.fromkeys([self.status.value, *kinds, *self.doubts]))
 
 
@@ -90,8 +91,12 @@ def read_runs(sweep: Sweep, known: Collection[str]) -> Iterator[Run]:
     Raises:
         UsageError: a record's id is none that a sweep writes, or a file cannot be read.
     """
-    records = sweep.records[~sweep.records["record_id"].isin(list(known))]
-    records = records.drop_duplicates("record_id").reset_index(drop=True)
+    told = sweep.records["record_id"].isin(list(known))
+    # anchors that were told before still say which of the new rows are doubtful
+    wanted = sweep.records[~told | (sweep.records["anchor"] != "")]
+    wanted = wanted.drop_duplicates("record_id").reset_index(drop=True)
+    new = ~wanted["record_id"].isin(list(known))
+    records = wanted[new].reset_index(drop=True)
     if records.empty:
         return
     for text in records["record_id"]:
@@ -103,7 +108,7 @@ def read_runs(sweep: Sweep, known: Collection[str]) -> Iterator[Run]:
     # after the records: a sweep writes the steps of a record before it, so that these are all there
     steps = _group(sweep.read_steps(), records["record_id"])
     epochs = _group(sweep.read_epochs(), records["record_id"])
-    judged = read([replace(sweep, records=records)])
+    judged = read([replace(sweep, records=wanted)])[new].reset_index(drop=True)
     rows = records.to_dict("records")
     for at, (row, case) in enumerate(zip(rows, read_cases(records), strict=True)):
         doubts = {name: _warn(name, judged[at : at + 1]) for name in DOUBTS if judged[name][at]}
@@ -154,7 +159,7 @@ def _name(case: Case, row: dict[Any, Any], status: Status, remarks: Iterable[str
     told = [n for n, axis in AXES.items() if n in NAMED or getattr(case, n) != axis.default]
     words = [f"repeat {row['repeat']}"]
     words += [f"attempt {row['attempt']}"] if row["attempt"] > 1 else []
-    words += [kind for kind in ("sentinel", "probe", "inferred") if row[kind]]
+    words += [kind for kind in _KINDS if row[kind]]
     words += [status.value] if status is not Status.OK else []
     ending = " · ".join(dict.fromkeys([*words, *remarks]))
     label = clean(case.label(told))
