@@ -45,9 +45,10 @@ def wait_for(what: Callable[[], Any]) -> Any:
 def start(out: Path, cases: int, *flags: str) -> subprocess.Popen[str]:
     seeds = [str(seed) for seed in range(cases)]
     command = [sys.executable, HERE / "ray_sweep.py", *FLAGS.split(), *flags]
+    unmarked = {name: value for name, value in os.environ.items() if name != MARK}
     return subprocess.Popen(
         [*map(str, command), "--out", str(out), "--seed", *seeds],
-        env={**os.environ, "PYTHONPATH": f"{HERE.parent}:{HERE}", "BENCH_YARDSTICK_S": "0"},
+        env={**unmarked, "PYTHONPATH": f"{HERE.parent}:{HERE}", "BENCH_YARDSTICK_S": "0"},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
@@ -136,30 +137,36 @@ def test_nodes_actors_and_driver_are_killed(cluster: Any, tmp_path: Path) -> Non
     print(f"{KILLS} kills, {(frame['status'] == 'lost').sum()} rows lost, {CASES} cases, {lanes}")
 
 
-def test_ctrl_c_on_a_local_cluster(tmp_path: Path) -> None:
-    """Once: what is done is kept; twice: at once. Both times no process remains."""
-    for twice in (False, True):
-        out = tmp_path / f"twice-{twice}"
-        sweep = start(out, 200)
-        wait_for(lambda out=out: count_rows(out) > 2)
-        folders = {
-            line.decode().partition("=")[2]
-            for child in psutil.Process(sweep.pid).children(recursive=True)
-            for line in Path(f"/proc/{child.pid}/environ").read_bytes().split(b"\0")
-            if line.startswith(f"{MARK}=".encode())
-        }
-        (folder,) = folders
-        assert find_actors(folder)
+def find_folder(sweep: int) -> str:
+    """The folder of the cluster that a sweep started."""
+    children = psutil.Process(sweep).children(recursive=True)
+    variables = [
+        v for c in children for v in Path(f"/proc/{c.pid}/environ").read_bytes().split(b"\0")
+    ]
+    return next(v for v in variables if v.startswith(MARK.encode())).decode().partition("=")[2]
+
+
+@pytest.mark.parametrize(("times", "local"), [(1, True), (2, True), (2, False)])
+def test_ctrl_c(times: int, local: bool, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    """Once: what is done is kept; twice: at once. No process of a lane remains."""
+    flags = [] if local else ["--address", request.getfixturevalue("cluster").address]
+    sweep = start(tmp_path, 200, *flags)
+    wait_for(lambda: count_rows(tmp_path) > 2)
+    folder = find_folder(sweep.pid) if local else request.getfixturevalue("cluster").folder
+    assert find_actors(folder)
+    sweep.send_signal(signal.SIGINT)
+    if times > 1:
+        assert sweep.stderr is not None
+        while "again to stop at once" not in sweep.stderr.readline():
+            pass
         sweep.send_signal(signal.SIGINT)
-        if twice:
-            assert sweep.stderr is not None
-            while "again to stop at once" not in sweep.stderr.readline():
-                pass
-            sweep.send_signal(signal.SIGINT)
-        sweep.communicate(timeout=PATIENCE_S)
-        assert sweep.returncode == 130
-        wait_for(lambda folder=folder: not list(find_marked(folder)))
-        wait_for(lambda folder=folder: not Path(folder).exists())
-        statuses = list(read_records(out)["status"])
-        assert set(statuses) <= {"ok", "interrupted"}
-        assert statuses.count("interrupted") <= 1
+    sweep.communicate(timeout=PATIENCE_S)
+    assert sweep.returncode == 130
+    wait_for(lambda: not find_actors(folder))
+    if local:
+        wait_for(lambda: not list(find_marked(folder)))
+        wait_for(lambda: not Path(folder).exists())
+    statuses = list(read_records(tmp_path)["status"])
+    assert set(statuses) <= {"ok", "interrupted"}
+    lanes = 1 if local else 3
+    assert statuses.count("interrupted") <= lanes

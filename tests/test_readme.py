@@ -322,6 +322,9 @@ STAND_INS = {
     ". .venv/bin/activate": "grep '^VENV .*= .venv$' Makefile",
     "make test": "make -o .venv/ready --dry-run test",
     "pip install": "pip install --dry-run --no-deps --no-build-isolation -e .",
+    # a cluster outlives the command that starts it; tests/test_cluster.py has some
+    "RAY_worker_niceness=0": "python -m ray.scripts.scripts start --help | grep -e --head",
+    "ray status": "python -m ray.scripts.scripts status --help",
 }
 
 
@@ -332,6 +335,9 @@ def stand_in(command: str) -> str:
     for start, other in STAND_INS.items():
         if command.startswith(start):
             return other
+    if "--executor ray" in command:
+        command = re.sub(r" --executor ray| --address \S+", "", command)
+        command = command.replace("--device cuda", "--device cpu")
     if ("bench.sweep" in command and "--list" not in command) or re.search(
         r"bench\.(fit|search)", command
     ):

@@ -126,10 +126,17 @@ class Executor(Protocol):
         A lane whose case was `lost` is gone. It is listed here if it comes back.
         """
 
-    def gather(self, lane: Lane, device: str, size: int) -> Lane:
-        """The lane for a case of ``size`` GPUs (on a CPU, shares of cores) that begins at ``lane``.
+    def lose_lanes(self) -> Sequence[Lane]:
+        """Lanes that went away since the last call while nothing ran on them.
 
-        Its GPUs are of one machine and of one kind. It is only used while nothing else runs.
+        They are listed by `join_lanes` if they come back.
+        """
+
+    def gather(self, lane: Lane, device: str, size: int) -> Lane:
+        """The lane for a case of ``size`` GPUs (on a CPU, shares of cores) that ``lane`` is to run.
+
+        Its GPUs are of one machine and of the kind of ``lane``. Where that machine has too few, it
+        may be another's, and has the name of a lane there. It is only used while nothing else runs.
 
         Raises:
             UnsupportedError: there are not that many; it says how many there are.

@@ -124,6 +124,10 @@ class FakeExecutor:
         lanes, self._lost = self._lost, []
         return lanes
 
+    def lose_lanes(self) -> Sequence[Lane]:
+        """None."""
+        return ()
+
     def gather(self, lane: Lane, device: str, size: int) -> Lane:
         """As many of its cards as the case takes, those of the lane's kind."""
         if size == 1 or not self._cards:

@@ -83,6 +83,10 @@ class SubprocessExecutor:
         """None: this machine's are there from the start, and none of them is lost."""
         return ()
 
+    def lose_lanes(self) -> Sequence[Lane]:
+        """None."""
+        return ()
+
     def gather(self, lane: Lane, device: str, size: int) -> Lane:
         """The lane's GPU and others of its kind, or the cores of this process in equal shares."""
         if size == 1:

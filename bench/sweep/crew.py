@@ -185,10 +185,9 @@ class Crew:
         del self._running[name]
         loop = one.source.loop
         record = loop.finish(one.ticket, one.lane, said, one.started_at, one.place, one.beside)
+        self._idle[loop].append(one.lane)
         if said.status is Status.LOST:
-            self._lost[one.lane] = loop
-        else:
-            self._idle[loop].append(one.lane)
+            self._lose(next((i for i in self._idle[loop] if i.name == one.place.name), one.lane))
         one.source.settle(one.ticket, record, said)
 
     def _join(self) -> None:
@@ -197,11 +196,20 @@ class Crew:
         if now - self._looked < _POLL_S:
             return
         self._looked = now
+        for lane in self._executor.lose_lanes():
+            self._lose(lane)
         for lane in self._executor.join_lanes():
             # of the same name, but with another GPU, it is another lane
             loop = self._lost.pop(lane, None) or self._admit(lane)
             if loop is not None:
                 self.add(loop, lane)
+
+    def _lose(self, lane: Lane) -> None:
+        """Deal nothing to a lane until it comes back."""
+        for loop, idle in self._idle.items():
+            if lane in idle:
+                idle.remove(lane)
+                self._lost[lane] = loop
 
     def _is_stopping(self) -> bool:
         return bool(self._stopped())

@@ -116,7 +116,6 @@ class Loop:
     def begin(self, ticket: Ticket, lane: Lane) -> Job | Outcome:
         """What is to be run for a ticket, or its outcome where nothing need be."""
         case, repeat, sentinel = ticket.run
-        inputs = self.lanes[lane.name]
         self.display.begin(case, repeat, sentinel, lane.name, ticket.anchor)
         if ticket.smaller is not None:
             reason = f"batch size {ticket.smaller} already ran out of memory"
@@ -127,6 +126,7 @@ class Loop:
             place = self.executor.gather(lane, case.device, case.world_size)
         except UnsupportedError as error:
             return Outcome(Status.UNSUPPORTED, str(error))
+        inputs = self._know(lane, place)
         seed = choose_seed(ticket.run, self.options.same_seed)
         job = Job(
             replace(case, seed=seed),
@@ -188,7 +188,7 @@ class Loop:
             retries=outcome.retries,
             log=log if (self.store.folder / log).exists() else "",
             measurement=outcome.measurement,
-            environment=self.lanes[lane.name].describe(case),
+            environment=self._know(lane, place).describe(case),
         )
         self._write(record, outcome)
         self._keep_run(ticket).finish(record)
@@ -200,6 +200,11 @@ class Loop:
         if self.options.verbose:
             self.say(write_curve(outcome.steps, outcome.measurement.steps_per_epoch))
         return record
+
+    def _know(self, lane: Lane, place: Lane | None) -> Inputs:
+        """What is known of where the turn of a lane is taken, which may be another's machine."""
+        name = lane.name if place is None or place.name not in self.lanes else place.name
+        return self.lanes[name]
 
     def rate(self, lane: Lane, device: str) -> None:
         """Measure once what a lane can do, before the first case that is to run there."""

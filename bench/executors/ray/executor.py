@@ -23,7 +23,7 @@ from bench.executors.ray.cluster import Cluster
 from bench.executors.ray.station import HEARTBEAT_S, Place, Report, Station
 from bench.gpu.cards import Card
 from bench.record import Outcome, Status
-from bench.text import clean, count
+from bench.text import clean, count, last_line
 from bench.worker.messages import PhaseEntered
 
 _OPEN_S = 120.0  # actors start one after the other, and each imports the harness
@@ -53,21 +53,26 @@ class Post:
     actor: Any
     node: Node
     answer: Any
+    watch: Any
     card: Card | None = None
     lane: Lane = field(default_factory=Lane)
 
-    def is_like(self, other: Post) -> bool:
+    @property
+    def kind(self) -> object:
+        """What GPUs of one kind agree on."""
+        return self.card and (self.card.name, self.card.memory_bytes)
+
+    def is_beside(self, other: Post) -> bool:
         """Whether it has another GPU of the same kind in the same machine."""
-        kinds = [(p.node.id, p.card and (p.card.name, p.card.memory_bytes)) for p in (self, other)]
-        return self is not other and kinds[0] == kinds[1]
+        return self is not other and self.node.id == other.node.id and self.kind == other.kind
 
 
 @dataclass
-class _Tally:
-    """How often a lane of a node could not be opened, or was lost, with no case between."""
+class _Failures:
+    """How often a lane of a node could not be opened, since one was."""
 
-    failed: int = 0
-    why: str = ""
+    why: str
+    number: int = 1
 
 
 class RayExecutor:
@@ -89,7 +94,8 @@ class RayExecutor:
         self._opening: list[Post] = []
         self._open: dict[str, Post] = {}
         self._labels: dict[str, str] = {}  # of nodes by id, those that are gone too
-        self._tallies: dict[str, _Tally] = {}
+        self._failures: dict[str, _Failures] = {}  # by the node's id
+        self._busy: set[str] = set()  # lanes whose run notices by itself that they are gone
         self._numbers = itertools.count()
         self._lock = threading.Lock()
 
@@ -106,9 +112,10 @@ class RayExecutor:
         there = sum(self._count(node) for node in self._list_nodes())
         what = "GPU" if device == "cuda" else "node"
         if not there:
+            flag = "--num-gpus, or use --device cpu" if device == "cuda" else "--num-cpus"
             raise UsageError(
-                f"the Ray cluster {self._cluster.address} has no GPU; use --device cpu, or start "
-                "its nodes with --num-gpus"
+                f"the Ray cluster {self._cluster.address} offers no {device}; start its nodes with "
+                f"{flag}"
             )
         if self._most > there:
             raise UsageError(
@@ -122,11 +129,11 @@ class RayExecutor:
             if not self._opening or time.monotonic() > until:
                 break
             time.sleep(_POLL_S)
-        places = [node.label for node in self._list_nodes()]
-        lanes.sort(key=lambda lane: (places.index(lane.host), len(lane.name), lane.name))
+        # gpu2 is before gpu10
+        lanes.sort(key=lambda lane: (lane.host, len(lane.name), lane.name))
         if not lanes:
-            reasons = "; ".join(dict.fromkeys(t.why for t in self._tallies.values() if t.why))
-            why = reasons or "others use all of it; see `ray status`"
+            why = "; ".join(dict.fromkeys(f.why for f in self._failures.values()))
+            why = why or "others use all of it; see `ray status`"
             raise UsageError(f"no lane can be opened on the Ray cluster: {why}")
         return lanes
 
@@ -136,25 +143,46 @@ class RayExecutor:
             self._begin_opening()
             return [*self._finish_opening()]
 
-    def gather(self, lane: Lane, device: str, size: int) -> Lane:
-        """The lane's GPU and others of its kind on its node; on a CPU, its cores in equal shares.
+    def lose_lanes(self) -> Sequence[Lane]:
+        """Lanes whose actor or node went away while nothing ran there."""
+        import ray
 
-        The workers of one case are started by one station, which may use the GPUs of the others:
-        they are this sweep's, and idle.
+        watched = {
+            post.watch: post for name, post in [*self._open.items()] if name not in self._busy
+        }
+        gone, _ = ray.wait([*watched], num_returns=len(watched), timeout=0) if watched else ([], [])
+        for watch in gone:
+            self._lose(watched[watch])
+        return [watched[watch].lane for watch in gone]
+
+    def gather(self, lane: Lane, device: str, size: int) -> Lane:
+        """The lane's GPU and others of its kind, on its node or on one that has enough of them.
+
+        On a CPU, the cores of the lane's node. The workers of one case are started by one station,
+        which may use the GPUs of the others: they are this sweep's, and idle.
         """
         if size == 1:
             return lane
+        own = self._open.get(lane.name)
+        if own is None:
+            raise UnsupportedError(f"lane {lane.name} is gone")
         if device == "cpu":
             found: Lane = self._ask(lane, "gather", lane, device, size)
             return replace(found, name=lane.name, host=lane.host)
-        own = self._open[lane.name]
-        alike = [own, *(post for post in [*self._open.values()] if post.is_like(own))]
-        if size > len(alike):
-            raise UnsupportedError(
-                f"world size {size} takes {size} GPUs of one kind in one machine; {lane.host} has "
-                f"{len(alike)}"
-            )
-        return replace(lane, gpus=tuple(gpu for post in alike[:size] for gpu in post.lane.gpus))
+        most = 1
+        posts = [*self._open.values()]
+        for first in (own, *posts):
+            alike = [first, *(p for p in posts if p.is_beside(first))]
+            if first.kind != own.kind:
+                continue
+            if size <= len(alike):
+                gpus = tuple(gpu for post in alike[:size] for gpu in post.lane.gpus)
+                return replace(first.lane, gpus=gpus)
+            most = max(most, len(alike))
+        raise UnsupportedError(
+            f"world size {size} takes {size} GPUs of one kind in one machine; no node of the "
+            f"cluster has more than {most}"
+        )
 
     def examine(
         self,
@@ -195,6 +223,7 @@ class RayExecutor:
         if post is None:
             return Outcome(Status.LOST, f"lane {job.lane.name} is gone")
         number = next(self._numbers)
+        self._busy.add(job.lane.name)
         try:
             outcome = self._follow(post, number, job, on_event, stopping)
         except _SilentError as error:
@@ -208,9 +237,10 @@ class RayExecutor:
             preempted, why = self._find_cause(post, error, stopping)
             outcome = Outcome(Status.LOST, why, preempted=preempted)
         else:
-            self._tallies.pop(post.node.id, None)
             return outcome
-        self._lose(post, outcome.reason)
+        finally:
+            self._busy.discard(job.lane.name)
+        self._lose(post)
         if stopping():
             return Outcome(Status.INTERRUPTED, f"the sweep was stopped; {outcome.reason}")
         return outcome
@@ -320,7 +350,7 @@ class RayExecutor:
                 raise error.cause from None
             raise UsageError(f"lane {lane.name}: {clean(repr(error.cause))}") from error
         except ray.exceptions.RayError as error:
-            self._lose(post, _explain(error))
+            self._lose(post)
             raise UsageError(f"lane {lane.name} was lost: {_explain(error)}") from error
 
     def _list_nodes(self) -> list[Node]:
@@ -360,7 +390,8 @@ class RayExecutor:
         posts = [*self._open.values(), *self._opening]
         room = (self._most or sys.maxsize) - len(posts)
         for node in nodes:
-            if self._tallies.get(node.id, _Tally()).failed >= _TRIES:
+            failures = self._failures.get(node.id)
+            if failures and failures.number >= _TRIES * self._count(node):
                 continue
             lack = self._count(node) - sum(post.node.id == node.id for post in posts)
             for _ in range(min(lack, room)):
@@ -380,12 +411,12 @@ class RayExecutor:
                 num_cpus=int(node.cpus) if whole else 0,
                 max_restarts=0,
                 max_task_retries=0,
-                max_concurrency=4,  # one that runs, and those that release, stop and kill it
+                max_concurrency=5,  # what watches, what runs, and what releases, stops and kills it
                 scheduling_strategy=NodeAffinitySchedulingStrategy(node.id, soft=False),
             )
             .remote(self.stations, self._settings, str(Path.cwd()), find_variables(os.environ))
         )
-        return Post(actor, node, actor.describe.remote())
+        return Post(actor, node, actor.describe.remote(), actor.watch.remote())
 
     def _finish_opening(self) -> Iterator[Lane]:
         """Take the stations that have answered into the lanes, or refuse them."""
@@ -402,9 +433,9 @@ class RayExecutor:
                 self._give_up(post, _explain(error))
                 continue
             if why := refuse(place, self._settings.allow_shared):
-                self._tallies.setdefault(post.node.id, _Tally()).failed = _TRIES
-                self._give_up(post, why)
+                self._give_up(post, why, _TRIES)
                 continue
+            self._failures.pop(post.node.id, None)
             post.card = place.card
             post.lane = self._name(post.node, place.card)
             self._open[post.lane.name] = post
@@ -419,26 +450,23 @@ class RayExecutor:
         name = next(name for name in names if name not in self._open)
         return Lane(name, () if card is None else (card.uuid,), host=node.label)
 
-    def _give_up(self, post: Post, why: str) -> None:
+    def _give_up(self, post: Post, why: str, times: int = 1) -> None:
         import ray
 
         with suppress(Exception):
             ray.kill(post.actor)
-        tally = self._tallies.setdefault(post.node.id, _Tally())
-        tally.failed += 1
-        tally.why = f"{post.node.label}: {why}"
-        print(f"note: no lane on {tally.why}", file=sys.stderr, flush=True)
+        told = f"{post.node.label}: {why}"
+        failures = self._failures.setdefault(post.node.id, _Failures(told, 0))
+        failures.why, failures.number = told, failures.number + times
+        print(f"warning: no lane on {told}", file=sys.stderr, flush=True)
 
-    def _lose(self, post: Post, why: str) -> None:
+    def _lose(self, post: Post) -> None:
         """Forget a lane, and end what may be left of it."""
         import ray
 
         with self._lock:
             if self._open.get(post.lane.name) is post:
                 del self._open[post.lane.name]
-            tally = self._tallies.setdefault(post.node.id, _Tally())
-            tally.failed += 1
-            tally.why = f"{post.node.label}: {why}"
         with suppress(Exception):
             ray.kill(post.actor)
 
@@ -477,7 +505,12 @@ def refuse(place: Place, allow_shared: bool = False) -> str:
 
 
 def _explain(error: Exception) -> str:
-    """What an error of Ray's says, as one line, without the lines that are a name and a number."""
+    """What an error of Ray's says, as one line, without the lines that are a name and a number.
+
+    Of an actor that could not be made, the last line of the traceback says why.
+    """
+    if "Traceback" in str(error):
+        return clean(last_line(str(error)))
     lines = [clean(line).strip() for line in str(error).splitlines()]
     told = [line for line in lines if line and not re.fullmatch(r"\w+: \S*", line)]
     return " ".join(told)[:_SAID]

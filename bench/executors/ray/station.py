@@ -9,6 +9,7 @@ import os
 import queue
 import socket
 import tempfile
+import threading
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
@@ -88,6 +89,10 @@ class Station:
         others = find_neighbours(cards[0].uuid) if cards else ()
         neighbours = ", ".join(str(other) for other in others or () if not other.display)
         return Place(next(iter(cards), None), niceness, hash_code(), neighbours)
+
+    def watch(self) -> None:
+        """Never return: whoever asked learns when this process ends."""
+        threading.Event().wait()
 
     def ask(self, question: str, *arguments: Any) -> Any:
         """Call the method ``question`` of the executor: examine, prepare, rate or gather."""
