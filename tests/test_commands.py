@@ -14,6 +14,7 @@ from bench import __main__ as listing
 
 ROOT = Path(__file__).parents[1]
 INTERNAL = {
+    "executors.ray.caretaker",
     "worker",
     "environment",
     "training.yardstick",
