@@ -18,6 +18,7 @@ import psutil
 import pytest
 from test_sweep import FAKE, rows, run
 
+from bench.case import Case
 from bench.environment import Answer
 from bench.errors import UnsupportedError, UsageError
 from bench.executors import ALL, Job, Lane, Settings, fake
@@ -26,6 +27,7 @@ from bench.executors.fake import FakeExecutor
 from bench.executors.subprocess import SubprocessExecutor
 from bench.gpu.cards import Card
 from bench.record import Environment, Outcome, Status
+from bench.store.cells import RECORDS
 from bench.store.reader import read_cases, read_records
 from bench.sweep import __main__ as sweep
 from bench.sweep import crew, grid
@@ -151,12 +153,13 @@ def test_a_case_of_several_gpus_runs_alone(
     watch(look)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(fake.LANES, "A100:2")
-        flags = ["--parallel", "ddp", "--world-size", "1", "2", "--lanes", "2", "--no-anchors"]
-        frame = run(out, "8", *SEEDS, *flags)
+        # those of two cards come before and after those of one
+        flags = ["--parallel", "ddp", "--world-size", "2", "1", "--repeats", "2", "--lanes", "2"]
+        frame = run(out, "8", "--seed", "0", "1", "2", *flags, "--no-anchors")
     wide = frame["world_size"] == 2
     assert set(frame[wide]["lane"]) <= {"A100-0+A100-1", "A100-1+A100-0"}
     assert set(frame[wide]["lanes_beside"]) == {0}
-    assert len(seen[2]) == 6
+    assert (len(seen[1]), len(seen[2])) == (6, 7)
     assert {(len(gpus), beside) for gpus, beside in seen[2]} == {(2, 1)}
     assert {len(gpus) for gpus, _ in seen[1]} == {1}
 
@@ -450,11 +453,12 @@ def test_anchors_open_and_close_the_lanes(out: Path) -> None:
 
 
 def test_busy_anchors_run_at_once_and_those_alone_do_not(
-    out: Path, watch: Callable[..., None]
+    out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    barrier, kinds, running = threading.Barrier(3, timeout=60), Counter[str](), 0
+    kinds, running, arrived = Counter[str](), 0, Counter[str]()
+    answer = FakeExecutor.run
 
-    def look(job: Job) -> None:
+    def train(self: FakeExecutor, job: Job, on_event: Any, stopping: Any) -> Outcome:
         nonlocal running
         assert job.log is not None
         kind = job.log.name.split("-")[-3]
@@ -465,10 +469,15 @@ def test_busy_anchors_run_at_once_and_those_alone_do_not(
             time.sleep(0.01)
             assert running == 1
         elif kind in ("busy", "close"):
-            barrier.wait()
+            time.sleep(0.05 * int(job.lane.name[-1]))  # some need longer to set up
+            for phase, lanes in (("warmup", 3), ("epoch", 6)):
+                arrived[kind] += 1
+                on_event(PhaseEntered(phase))  # type: ignore[arg-type]
+                assert arrived[kind] >= lanes, "no lane goes on before all have come"
         running -= 1
+        return answer(self, job, on_event, stopping)
 
-    watch(look)
+    monkeypatch.setattr(FakeExecutor, "run", train)
     run(out, "8", "--lanes", "3")
     assert (kinds["alone"], kinds["busy"], kinds["close"]) == (3, 3, 3)
 
@@ -484,6 +493,11 @@ def test_an_anchor_is_no_attempt_at_the_case_that_it_is(out: Path) -> None:
     ((attempt, status),) = rows(cases_of(frame), "attempt", "status")
     assert (attempt, status) == (1, "ok")
     assert len(run(out, *flags)) == len(frame), "and it is done now"
+    header, *lines = (out / RECORDS).read_text().splitlines(keepends=True)
+    anchors = [line for line, kind in zip(lines, frame["anchor"], strict=True) if kind]
+    (out / RECORDS).write_text("".join([header, *anchors]))
+    again = cases_of(run(out, *flags))
+    assert rows(again, "attempt", "status") == [(1, "ok")], "with anchors alone it is not"
 
 
 def test_a_gate_holds_lanes_until_all_have_come() -> None:
@@ -558,6 +572,33 @@ def test_lanes_are_pinned_to_their_cards() -> None:
     assert len(executor.open_lanes("cuda", 2)) == 2
     with pytest.raises(UsageError, match="this machine has 3 GPUs; give at most 3"):
         executor.open_lanes("cuda", 4)
+
+
+def test_what_a_lane_starts_is_pinned_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker itself; and where torch and the rates are asked for, the thread that does it."""
+    before, first = os.sched_getaffinity(0), min(os.sched_getaffinity(0))
+    lane = Lane("gpu0", ("GPU-a", "GPU-b"), (first,))
+    worker = room.Worker(Job(Case(), lane=lane), {})
+    try:
+        variables = Path(f"/proc/{worker.pid}/environ").read_bytes().split(b"\0")
+        assert b"CUDA_VISIBLE_DEVICES=GPU-a,GPU-b" in variables
+        assert os.sched_getaffinity(worker.pid) == {first}
+    finally:
+        worker.kill()
+        worker.end(patiently=False)
+
+    seen = []
+    monkeypatch.setattr(
+        room, "ask", lambda *_, **k: seen.append((k["variables"], os.sched_getaffinity(0)))
+    )
+    monkeypatch.setattr(
+        room, "measure_rates", lambda *a: seen.append((a[2], os.sched_getaffinity(0)))
+    )
+    executor = SubprocessExecutor(Settings())
+    executor.examine(lane, ["cuda"], [], 60.0)
+    executor.rate(lane, "cuda", 1.0)
+    assert seen == [({"CUDA_VISIBLE_DEVICES": "GPU-a,GPU-b"}, {first})] * 2
+    assert os.sched_getaffinity(0) == before
 
 
 @pytest.mark.usefixtures("cards")

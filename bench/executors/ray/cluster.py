@@ -12,7 +12,6 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 from bench.environment import describe_install
@@ -29,7 +28,6 @@ LOCAL = "local"
 AUTO = "auto"
 """The address of whichever cluster was started on this machine last."""
 
-_TOKEN_FILE = "RAY_AUTH_TOKEN_PATH"
 _CLIENT = "ray://"
 _STORE_BYTES = 100 * 2**20  # little but traces is sent; Ray would take a third of the memory
 _LONGEST_FOLDER = 40  # of the 107 characters of a socket's path, of which Ray needs 60
@@ -126,9 +124,6 @@ class Cluster:
                     os.environ[name] = value
 
     def _join(self) -> None:
-        # `ray start` demands a token where it finds one; who joins sends it only if told to
-        if Path(os.environ.get(_TOKEN_FILE) or Path.home() / ".ray" / "auth_token").exists():
-            os.environ.setdefault("RAY_AUTH_MODE", "token")
         _connect(self.address)
 
 
@@ -150,7 +145,8 @@ def _name_remedy(address: str, why: str) -> str:
         return f"--executor ray: no local cluster can be started ({why}); see `ray start --help`"
     return (
         f"--address {address}: no Ray cluster can be joined there ({why}); start one with "
-        "`ray start --head` there and `ray start --address` here"
+        "`ray start --head` there and `ray start --address` here, and set RAY_AUTH_MODE=token if "
+        "it demands a token"
     )
 
 
