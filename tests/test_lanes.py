@@ -242,6 +242,7 @@ def test_each_class_of_hardware_has_the_full_grid_and_its_own_wall(
     assert len(read_records(out / "a100")) == 3, "all is there, and is found again"
 
 
+@pytest.mark.filterwarnings("error")
 def test_classes_are_reported_together(
     out: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
