@@ -6,6 +6,7 @@ Workers are real; most are ended while they start, which is when a test has seen
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -109,6 +110,7 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
     finally:
         os.environ.clear()
         os.environ |= before
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 class Running:
