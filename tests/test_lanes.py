@@ -242,6 +242,7 @@ def test_each_class_of_hardware_has_the_full_grid_and_its_own_wall(
     assert len(read_records(out / "a100")) == 3, "all is there, and is found again"
 
 
+@pytest.mark.filterwarnings("error")
 def test_classes_are_reported_together(
     out: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -298,7 +299,9 @@ def test_folders_of_classes_have_names_of_their_own() -> None:
 # ------------------------------------------------------------------------- lost, late, stopped
 
 
-def test_a_lost_case_is_tried_again_as_a_new_attempt(out: Path, watch: Callable[..., None]) -> None:
+def test_a_lost_case_is_tried_again_as_a_new_attempt(
+    out: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     left = Counter({0: 2, 1: 99})
 
     def look(job: Job) -> Outcome | None:
@@ -315,6 +318,10 @@ def test_a_lost_case_is_tried_again_as_a_new_attempt(out: Path, watch: Callable[
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(FakeExecutor, "run", answer)
         frame = run(out, "8", "--seed", "0", "1", "2", "--lanes", "2", "--no-anchors")
+    said = capsys.readouterr().err
+    assert "[2/3] fake" in said
+    assert "[3/3]" not in said, "one of three had no outcome but lost"
+    assert "fp32 · batch size 8 · seed 1: lost: the node went away" in said
     ends = frame.groupby("seed")[["attempt", "status"]].agg(list)
     assert ends.loc[0].tolist() == [[1, 2, 3], ["lost", "lost", "ok"]]
     assert ends.loc[1].tolist() == [[1, 2, 3], ["lost"] * grid.MOST_LOST], "and not for ever"

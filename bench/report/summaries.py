@@ -62,10 +62,12 @@ def read(sweeps: Sequence[Sweep]) -> pd.DataFrame:
         "environment": number_groups(records, COMPARABLE),
         "part": measure_part(records, SOURCE[:1]),
     }
-    records = records.assign(**added)
+    # copied here and below into few blocks: pandas warns of a frame that grew by a hundred columns
+    records = records.assign(**added).copy()
     records["memory_measure"] = choose_memory(records)
     derived = {q.name: q.derive(records) for q in QUANTITIES.values() if q.derive}
-    return records.assign(**derived, **{d.name: d.find(records) for d in DOUBTS.values()})
+    found = {doubt.name: doubt.find(records) for doubt in DOUBTS.values()}
+    return records.assign(**derived, **found).copy()
 
 
 def _fill_environment(records: pd.DataFrame) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from bench.case import Case
 from bench.executors import Event
 from bench.limits import BUSY_CORES
-from bench.record import MEASURED, Record, Step
+from bench.record import MEASURED, Record, Status, Step
 from bench.report.quantities import GIB, write_number
 from bench.text import clean
 from bench.worker.messages import PhaseEntered
@@ -111,7 +111,7 @@ class Display:
     def end(self, record: Record, lane: str = "") -> None:
         """Print the run's line."""
         here = self._lanes[lane]
-        if record.anchor:
+        if record.anchor or record.status is Status.LOST:  # which is run again, and counts then
             self.say(f"{here.name}: {_describe(record)}")
         else:
             self._index += 1
