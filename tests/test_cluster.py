@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -93,6 +94,7 @@ def cluster() -> Iterator[Any]:
     finally:
         os.environ.clear()
         os.environ |= before
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def test_nodes_actors_and_driver_are_killed(cluster: Any, tmp_path: Path) -> None:

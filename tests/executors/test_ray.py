@@ -6,6 +6,7 @@ Workers are real; most are ended while they start, which is when a test has seen
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -109,6 +110,7 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
     finally:
         os.environ.clear()
         os.environ |= before
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 class Running:
@@ -138,6 +140,7 @@ def gone(pid: int) -> bool:
     return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
 
 
+@pytest.mark.slow
 def test_a_lane_for_each_gpu_of_each_node(nodes: Nodes) -> None:
     hosts = [lane.host for lane in nodes.first]
     assert len({lane.name for lane in nodes.first}) == 4, "all names differ"
@@ -162,6 +165,7 @@ def test_a_case_runs_as_it_does_locally(nodes: Nodes, tmp_path: Path) -> None:
     assert (tmp_path / "trace.json.gz").read_bytes()[:2] == b"\x1f\x8b"
 
 
+@pytest.mark.slow
 def test_a_cancelled_case_is_interrupted_and_its_lane_goes_on(nodes: Nodes) -> None:
     lane = nodes.first[0]
     for _ in range(2):
@@ -172,12 +176,14 @@ def test_a_cancelled_case_is_interrupted_and_its_lane_goes_on(nodes: Nodes) -> N
     assert not nodes.executor.lose_lanes()
 
 
+@pytest.mark.slow
 def test_a_killed_worker_is_killed_not_lost(nodes: Nodes) -> None:
     running = Running(nodes, nodes.first[0])
     os.kill(running.worker, signal.SIGKILL)
     assert running.end().status is Status.KILLED
 
 
+@pytest.mark.slow
 def test_a_killed_actor_is_lost_and_its_lane_comes_back(nodes: Nodes) -> None:
     lane = nodes.first[0]
     running = Running(nodes, lane)
@@ -191,6 +197,7 @@ def test_a_killed_actor_is_lost_and_its_lane_comes_back(nodes: Nodes) -> None:
     assert lane in wait_for(nodes.join)
 
 
+@pytest.mark.slow
 def test_an_idle_lane_that_is_gone_is_not_dealt_to(nodes: Nodes) -> None:
     lane = nodes.first[0]
     assert not nodes.executor.lose_lanes()
@@ -203,6 +210,7 @@ def test_an_idle_lane_that_is_gone_is_not_dealt_to(nodes: Nodes) -> None:
     assert wait_for(nodes.join) == [lane]
 
 
+@pytest.mark.slow
 def test_a_silent_actor_is_lost(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ray does not notice one that is stopped. A sweep waits a minute; here 3 s."""
     lane = nodes.first[0]
@@ -218,6 +226,7 @@ def test_a_silent_actor_is_lost(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -
     assert lane in wait_for(nodes.join)
 
 
+@pytest.mark.slow
 def test_what_no_node_has_gpus_for_is_unsupported(nodes: Nodes) -> None:
     hosts = [lane.host for lane in nodes.first]
     pair = next(lane for lane in nodes.first if hosts.count(lane.host) == 2)
@@ -229,6 +238,7 @@ def test_what_no_node_has_gpus_for_is_unsupported(nodes: Nodes) -> None:
         nodes.executor.gather(pair, "cuda", 3)
 
 
+@pytest.mark.slow
 def test_errors_of_a_node_are_one_line(nodes: Nodes, tmp_path: Path) -> None:
     lane = nodes.first[0]
     (tmp_path / "data").touch()
@@ -241,6 +251,7 @@ def test_errors_of_a_node_are_one_line(nodes: Nodes, tmp_path: Path) -> None:
     assert "file system that all nodes share" in outcome.reason
 
 
+@pytest.mark.slow
 def test_a_lost_node_and_one_that_joins_late(nodes: Nodes) -> None:
     node = nodes.others.pop()
     lane = nodes.lane_on(node)
@@ -255,6 +266,7 @@ def test_a_lost_node_and_one_that_joins_late(nodes: Nodes) -> None:
     assert wait_for(nodes.join) == [lane], "its name is free again"
 
 
+@pytest.mark.slow
 def test_a_machine_that_was_taken_away_is_preempted(nodes: Nodes) -> None:
     from ray._raylet import GcsClient
 
