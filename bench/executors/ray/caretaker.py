@@ -24,19 +24,35 @@ _POLL_S = 0.1
 
 
 def find_marked(folder: str) -> Iterator[int]:
-    """The ids of the processes of the cluster in ``folder``, of what they started among them."""
+    """The ids of the processes of the cluster in ``folder``, of what they started among them.
+
+    Ray's agents write their title over their environment; they have their logs open.
+    """
     mark = os.fsencode(f"{MARK}={folder}")
     for place in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
-            if mark in (place / "environ").read_bytes().split(b"\0"):
+            if mark in (place / "environ").read_bytes().split(b"\0") or _writes_into(place, folder):
                 yield int(place.name)
 
 
-def end_marked(folder: str) -> None:
-    """SIGKILL the processes of the cluster in ``folder`` until none is left, then remove it."""
+def _writes_into(place: Path, folder: str) -> bool:
+    for descriptor in (place / "fd").iterdir():
+        with suppress(OSError):  # closed meanwhile
+            if str(descriptor.readlink()).startswith(f"{folder}/"):
+                return True
+    return False
+
+
+def end_marked(folder: str, spared: int) -> None:
+    """SIGKILL the processes of the cluster in ``folder`` until none is left, then remove it.
+
+    Args:
+        folder: of the cluster.
+        spared: the process that started it, which ends by itself, and has a log there too.
+    """
     until = time.monotonic() + _PATIENCE_S
     # what is killed while it starts another leaves that one to the next look
-    while (found := list(find_marked(folder))) and time.monotonic() < until:
+    while (found := {*find_marked(folder)} - {spared}) and time.monotonic() < until:
         for pid in found:
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
@@ -45,5 +61,6 @@ def end_marked(folder: str) -> None:
 
 
 if __name__ == "__main__":
+    driver = os.getppid()
     sys.stdin.buffer.read()
-    end_marked(sys.argv[1])
+    end_marked(sys.argv[1], driver)
