@@ -48,6 +48,10 @@ def why_no_cuda() -> str:
 LONGEST = (
     "test_card.py",
     "test_readme.py",
+    "test_lanes.py",
+    "test_parallel.py",
+    "test_search.py",
+    "test_cluster.py",
     "test_check.py",
     "test_asv_site.py",
     "test_workload.py",
