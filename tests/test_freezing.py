@@ -23,7 +23,8 @@ from bench.fingerprint import examine, read_fingerprint
 from bench.models import build_model
 from bench.models.freezing import freeze
 from bench.precision import PRECISIONS, find_formats, set_flags
-from bench.sweep.preflight import Inputs
+from bench.sweep import preflight
+from bench.sweep.preflight import Inputs, warn_of_freezing
 from bench.training.flop import count_flop
 from bench.training.loop import Training
 from bench.training.proof import find_layers
@@ -388,3 +389,19 @@ def test_a_freeze_is_tried_before_any_case() -> None:
         examine(f"{__name__}:needy", "workload", freezes=["0"])
     with pytest.raises(UsageError, match=r"model 'dpn26': --freeze stme: no layer .* stem"):
         examine("dpn26", freezes=["stme"])
+
+
+def test_frozen_random_weights_are_noted(tmp_path: Path) -> None:
+    start = tmp_path / "weights.pt"
+    plain, frozen = Case(device="cpu"), Case(device="cpu", freeze="backbone")
+    assert warn_of_freezing([plain, replace(frozen, start=str(start))]) == []
+    (note,) = warn_of_freezing([plain, frozen, replace(frozen, batch_size=64)])
+    assert note.startswith("note: --freeze backbone without --start keeps random weights")
+
+
+def test_workers_of_all_processes_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preflight, "usable_cpus", lambda: range(8))
+    case = Case(device="cpu", loader="torch", workers=4, parallel="ddp", world_size=2)
+    assert preflight.warn_of_workers([case]) == []
+    (note,) = preflight.warn_of_workers([replace(case, world_size=4)])
+    assert note.startswith("note: 16 workers share 8 CPU cores")

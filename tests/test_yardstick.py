@@ -348,3 +348,13 @@ def test_the_doctor_tells_what_to_expect(rated: Machine, tmp_path: Path) -> None
     ]
     (file := tmp_path / "facts.json").write_text(write_json(rated, judge(rated)))
     assert read_json(file) == rated
+
+
+def test_a_wrong_variable_is_refused_before_a_sweep_opens_its_folder(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(SECONDS, "long")
+    out = tmp_path / "out"
+    assert sweep(["--preset", "quick", "--device", "cpu", "--out", str(out)]) == 2
+    assert "give seconds for each rate" in capsys.readouterr().err
+    assert not out.exists()

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from bench.case import Case, telling_axes
+from bench.doctor.rates import choose_seconds
 from bench.environment import PACKAGES, refuse_missing
 from bench.errors import UsageError
 from bench.executors import Executor, Lane, Settings, build_executor
@@ -84,6 +85,8 @@ def run_sweep(asked: Plan, options: Options) -> int:
     """Measure the cases into --out and print the table; the return code."""
     refuse_unwritable(options.out)
     refuse_missing(name for name in PACKAGES if name != "nvidia-ml-py")  # whose lack is noted
+    for device in dict.fromkeys(case.device for case in [*asked.cases, *asked.unsized]):
+        choose_seconds(device)  # a wrong variable is refused before anything is opened
     settings = Settings(options.timeout_s, options.allow_shared, options.address)
     with closing(build_executor(options.executor, settings)) as executor:
         every = [*asked.cases, *asked.unsized]

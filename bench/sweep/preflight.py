@@ -198,7 +198,7 @@ def find_inputs(
         platforms,
         models,
         prepare_datasets(cases, options, executor, lane),
-        [*write_warnings(machine), *warn_of_workers(cases)],
+        [*write_warnings(machine), *warn_of_workers(cases), *warn_of_freezing(cases)],
         machine.apex,
         starts,
     )
@@ -270,12 +270,23 @@ def hash_starts(cases: Sequence[Case]) -> dict[str | None, str]:
 
 def warn_of_workers(cases: Sequence[Case]) -> list[str]:
     """A line where a DataLoader has more workers than there are cores for them."""
-    most, cores = max(case.workers for case in cases), len(usable_cpus())
+    most = max(case.workers * case.world_size for case in cases)
+    cores = len(usable_cpus())
     if most <= cores:
         return []
     return [
         f"note: {most} workers share {cores} CPU cores, and load no faster than {cores}; lower "
         "--workers"
+    ]
+
+
+def warn_of_freezing(cases: Sequence[Case]) -> list[str]:
+    """A line where weights are frozen as they were drawn at random."""
+    names = dict.fromkeys(c.freeze for c in cases if c.freeze != Case.freeze and c.start is None)
+    return [
+        f"note: --freeze {name} without --start keeps random weights; time and memory are those of "
+        "fine-tuning, the loss is not; give --start FILE"
+        for name in names
     ]
 
 
@@ -429,7 +440,9 @@ def refuse_searches(searched: Sequence[tuple[Case, str]], inputs: Inputs) -> Non
         family, batchnorm = name_family(case), inputs.has_batchnorm(case)
         smallest = list_sizes(family, images, batchnorm=batchnorm)[:1]
         low = max([*smallest, int(text.rpartition("..")[0] or 1)])
-        count_warmup_steps(case.lr_warmup, case.epochs * math.ceil(images / low))
+        count_warmup_steps(
+            case.lr_warmup, case.epochs * math.ceil(images / (low * case.world_size))
+        )
 
 
 def default_out(platforms: Mapping[str, Platform]) -> Path:
