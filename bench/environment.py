@@ -345,7 +345,7 @@ the CUDA Programming Guide, the reference of cuBLAS and of cuDNN.
 # Of those patterns: folders, caches, logs and the compiler's own processes, which change no result.
 _HARMLESS = re.compile(
     r"CACHE_DIR|(GRAPH|REMOTE|AUTOGRAD|AUTOTUNE)\w*_CACHE|CACHE_DEFAULT|LOG|DEBUG|DUMP|VERBOSE|PRINT"
-    r"|PROFIL|PROTON|REPRO_|WORKER|COMPILE_THREADS|TIMEOUT|OUTPUT_DIR|SAVE_ARGS|HOME"
+    r"|PROFIL|PROTON|REPRO_|NCCL_VERSION|WORKER|COMPILE_THREADS|TIMEOUT|OUTPUT_DIR|SAVE_ARGS|HOME"
 )
 
 

@@ -45,7 +45,8 @@ COMMANDS = list(
     )
 )
 CPU_SWEEP = "cpu-epyc-20261120"  # the example of docs/report.md
-WHY_SWEEP = "cpu-profiles-20261122"  # the example of docs/why.md, with profiles
+WHY_SWEEP = "cpu-profiles-20261122"  # with profiles; what the commands of docs/why.md read
+WHY_CARD = "nvidia-h100-80gb-hbm3-20261122-113040"  # the example of docs/why.md, with profiles
 PICTURE = "Images per second by batch size, per precision"
 PUBLISHED_PICTURE = "Published images per second, by precision, on a TITAN RTX and on an H200"
 
@@ -98,8 +99,8 @@ def write_source(card: Card | None) -> str:
         text = (
             f"What `make card` measured on {card.identity['gpu']}, with {images}, on "
             f"{card.started_at[:10]} ([records]({folder}/records.csv), [every phase of "
-            f"it]({folder}/card.json)), as `python -m bench.report` says it, with the RTX Titan's "
-            "figures of 2019 beside each case that has one."
+            f"it]({folder}/card.json)), as `python -m bench.report` says it. ≈: extrapolated from a "
+            "part of an epoch."
         )
     return "\n" + fill(text, 120, break_long_words=False, break_on_hyphens=False) + "\n"
 
@@ -120,12 +121,18 @@ def write_picture(card: Card | None) -> str:
 
 MEASURED = {
     "source": write_source,
-    "table": lambda card: (
-        report(f"results/{card.folder.name}") if card else f"\n{published.write_table()}"
-    ),
+    "table": lambda card: shorten(card) if card else f"\n{published.write_table()}",
     "picture": write_picture,
 }
 """The parts that follow from the chosen sweep, by their marks."""
+
+
+def shorten(card: Card) -> str:
+    """The beginning of a card's report: what it says first, and the overview."""
+    head, overview, *_ = report(f"results/{card.folder.name}").split("\n### ")
+    rest = f"The [whole report](results/{card.folder.name}/report.html) has what each setting "
+    rest += "changes, knees, memory by batch size, and the figures of 2019 beside these."
+    return f"{head}\n### {overview.rstrip()}\n\n{fill(rest, 120, break_on_hyphens=False)}\n"
 
 
 def write_causes() -> str:
@@ -138,13 +145,13 @@ def write_causes() -> str:
     return f"\n| reason | try | |\n|---|---|---|\n{rows}"
 
 
-WHY_BATCH = 128
+WHY_BATCH = 512
 
 
 def ask_why(format: str) -> str:
     """What `bench.why` says of the sweep of the example, at one batch size."""
-    command = [sys.executable, "-m", "bench.why", f"results/{WHY_SWEEP}", "--format", format]
-    command += ["--where", f"batch_size={WHY_BATCH}"]
+    command = [sys.executable, "-m", "bench.why", f"results/{WHY_CARD}", "--format", format]
+    command += ["--from", "fp32", "--to", "fp16", "--where", f"batch_size={WHY_BATCH}"]
     environment = os.environ | {"COLUMNS": "110"}
     done = subprocess.run(
         command, cwd=ROOT, capture_output=True, text=True, check=True, env=environment
@@ -158,8 +165,8 @@ def quote_why() -> str:
     (pair,) = said["explanations"]
     words = " ".join(pair["words"])
     doubts = ", ".join(doubt.partition(":")[0].lower() for doubt in said["doubts"])
-    source = f"[Measured](results/{WHY_SWEEP}/records.csv): {' '.join(said['conditions'])}"
-    source += f" Doubts, see [docs/why.md](docs/why.md): {doubts}."
+    source = f"[Measured](results/{WHY_CARD}/records.csv): {' '.join(said['conditions'])}"
+    source += f" Doubts, see [docs/why.md](docs/why.md): {doubts}." if doubts else ""
     source = fill(source, 120, break_long_words=False, break_on_hyphens=False)
     return f"\n{source}\n\n> {words}\n"
 
@@ -454,7 +461,7 @@ def test_every_page_is_linked_from_the_readme() -> None:
 def test_the_first_screen_has_what_a_reader_wants_first() -> None:
     """One sentence, the two commands, a table, a picture, four commands and where to read on."""
     screen = README.read_text().partition("\n## ")[0]
-    wanted = ["make sweep", "make test", "| GPU |", "<picture>", "Where to read more"]
+    wanted = ["make sweep", "make test", "| precision |", "mages per second", "Where to read more"]
     wanted += [f"python -m bench.{name} " for name in ("doctor", "sweep", "report", "compare")]
     assert [text for text in wanted if text not in screen] == []
-    assert len(screen.splitlines()) < 75
+    assert len(screen.splitlines()) < 90
