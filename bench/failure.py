@@ -51,6 +51,8 @@ RULES: tuple[Rule, ...] = (
     Rule(Status.OOM, "", r"(?:CUDA|HIP)(?: \w+)? error[^\n]*out of memory"),
     # torch.compile wraps what happened in exceptions of its own
     Rule(Status.OOM, "", r"CUDA out of memory|OutOfMemoryError"),
+    # NCCL allocates outside torch's allocator, and names the reason in its last line
+    Rule(Status.OOM, "", r"Cuda failure[^\n]*out of memory"),
     Rule(Status.OOM, "", r"Triton Error \[\w+\]: out of memory"),
     Rule(Status.OOM, "", r"cudaErrorMemoryAllocation|CUDA_ERROR_OUT_OF_MEMORY"),
     Rule(Status.OOM, "", r"(?:CUBLAS|CUDNN|CUSOLVER|CUSPARSE|CUFFT)_(?:STATUS_)?ALLOC_FAILED"),

@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from benchmarks.figures import FIGURES, STATUSES, Figure
+from benchmarks.figures import DIED, FIGURES, STATUSES, Figure
 
 # Made by bench.asv.host from the preset: the grid is the working tree's for every commit, because
 # asv knows a case only by its place in the grid.
@@ -48,7 +48,7 @@ def answer(values: tuple[Any, ...]) -> dict[str, Any] | None:
     file = folder / "answer.json"
     if not file.exists():
         folder.mkdir()
-        file.write_text(json.dumps({"status": STATUSES[-1], "reason": "the sweep left no record"}))
+        file.write_text(json.dumps({"status": DIED, "reason": "the sweep left no record"}))
         trained = train(case["axes"], folder)
         file.write_text(json.dumps(trained))
     found: dict[str, Any] = json.loads(file.read_text())
@@ -76,7 +76,7 @@ def train(axes: dict[str, Any], folder: Path) -> dict[str, Any]:
         row: dict[Any, Any] = read_records(folder).iloc[-1].to_dict()
     except Exception as error:  # whatever an older commit's harness does, it is no figure
         last = (said.strip().splitlines() or [repr(error)])[-1]
-        return {"status": STATUSES[-1], "reason": last}
+        return {"status": DIED, "reason": last}
     figures = {figure.name: figure.value(row) for figure in FIGURES}
     return {"status": row["status"], "reason": row["reason"], "figures": figures}
 

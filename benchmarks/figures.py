@@ -22,8 +22,11 @@ STATUSES = (
     "interrupted",
     "error",
     "died",
+    "lost",
 )
-"""The status number is a place in this list: append only. The last is a sweep without a record."""
+"""The status number is a place in this list: append only; `DIED` is a sweep without a record."""
+
+DIED = "died"
 
 MEASURED = ("ok", "diverged")
 ABSENT = ("invalid", "unsupported", "oom_suspected", "oom")

@@ -113,7 +113,7 @@ FLAGS = [
     (["--retry", "failed"], "--retry 'failed'"),
     (["--retry", "errror"], "--retry 'errror': did you mean 'error'?"),
     (["--retry"], "--retry: expected at least one argument"),
-    (["--executor", "slurm"], "--executor 'slurm'; right values: subprocess, fake"),
+    (["--executor", "slurm"], "--executor 'slurm'; right values: subprocess, ray, fake"),
     (["--batchsize", "64"], "unknown argument '--batchsize'; did you mean '--batch-size'?"),
     (["--prec", "fp16"], "unknown argument '--prec'; did you mean '--precision'?"),
     (["--preset", "rtx"], "--preset 'rtx': did you mean 'rtx-titan'?"),

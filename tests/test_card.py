@@ -133,7 +133,7 @@ def test_rehearsed_interrupted_within_a_case_and_gone_on_with(tmp_path: Path) ->
     frame = read_records(folder)
     trained = frame[(frame["status"] == "ok") & ~frame["sentinel"] & ~frame["probe"]]
     assert {"fp32", "bf16-amp"} <= set(trained["precision"])
-    told = ["precision", "loss_scale", "repeat", "profile"]
+    told = ["precision", "loss_scale", "repeat", "profile", "parallel"]
     assert not trained.duplicated(told).any(), "none twice"
     assert (trained["measured_steps"] > 0).all()
     checks = json.loads((folder / CHECKS).read_text())

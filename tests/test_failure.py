@@ -55,6 +55,10 @@ class RayError(Exception):
 RayOutOfMemory = type("OutOfMemoryError", (RayError,), {})
 
 OOM = [
+    torch.distributed.DistBackendError(
+        "NCCL error in: ProcessGroupNCCL.cpp:3690, unhandled cuda error, NCCL version 2.28.9\n"
+        "Last error:\nCuda failure 2 'out of memory'"
+    ),
     torch.OutOfMemoryError(
         "CUDA out of memory. Tried to allocate 1024.00 GiB. GPU 0 has a total capacity of 139.80 "
         "GiB of which 139.11 GiB is free."

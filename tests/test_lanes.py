@@ -24,7 +24,7 @@ from bench.errors import UnsupportedError, UsageError
 from bench.executors import ALL, Job, Lane, Settings, fake
 from bench.executors import subprocess as room
 from bench.executors.fake import FakeExecutor
-from bench.executors.subprocess import SubprocessExecutor
+from bench.executors.subprocess import SubprocessExecutor, name_lanes
 from bench.gpu.cards import Card
 from bench.record import Environment, Outcome, Status
 from bench.store.cells import RECORDS
@@ -78,6 +78,16 @@ def test_lanes_make_the_records_that_one_makes(out: Path) -> None:
     assert set(several["lane"]) == {"fake0", "fake1", "fake2"}
     last = several.iloc[-1]
     assert (last["sentinel"], last["lane"], last["lanes_beside"]) == (True, "fake0", 0)
+
+
+def test_no_case_has_the_same_card_in_all_its_repeats(
+    out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A slower card would look like the effect of a setting."""
+    monkeypatch.setenv(fake.LANES, "A100:2")
+    frame = cases_of(run(out, "8", "16", "--repeats", "4", "--lanes", "quiet"))
+    for size, own in frame[~frame["sentinel"]].groupby("batch_size"):
+        assert own["lane"].value_counts().tolist() == [2, 2], size
 
 
 def test_as_many_cases_run_at_once_as_there_are_lanes(
@@ -565,6 +575,11 @@ CARDS = [
 def cards(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(room, "find_cards", lambda: (CARDS, ""))
     monkeypatch.setattr(room, "usable_cpus", lambda: [2, 3, 4, 5, 6])
+
+
+def test_instances_of_one_gpu_are_lanes_of_their_own_names() -> None:
+    cards = [Card(f"MIG-{i}", "A100 MIG", number) for i, number in enumerate((0, 0, 1))]
+    assert [lane.name for lane in name_lanes(cards)] == ["gpu0.0", "gpu0.1", "gpu1"]
 
 
 @pytest.mark.usefixtures("cards")

@@ -36,7 +36,7 @@ from bench.record import Measurement, Outcome, RankRow, Status
 from bench.training.loop import Epoch, merge
 from bench.training.schedule import learning_rates
 from bench.worker.measurement import OtherWork
-from bench.worker.messages import Finished, Message, PhaseEntered, StepTaken
+from bench.worker.messages import GO_ON, Finished, Message, PhaseEntered, StepTaken
 
 TESTS = Path(models_for_tests.__file__).parent
 SIZES = (2, 3)
@@ -323,7 +323,7 @@ class Script:
                 if self._killed:
                     return
 
-    def acknowledge(self) -> None:
+    def acknowledge(self, answer: bytes = GO_ON) -> None:
         self.told += 1
         self._may.release()
 

@@ -99,8 +99,8 @@ def write_source(card: Card | None) -> str:
         text = (
             f"What `make card` measured on {card.identity['gpu']}, with {images}, on "
             f"{card.started_at[:10]} ([records]({folder}/records.csv), [every phase of "
-            f"it]({folder}/card.json)), as `python -m bench.report` says it. ≈: extrapolated from a "
-            "part of an epoch."
+            f"it]({folder}/card.json)), as `python -m bench.report` says it. ≈: extrapolated from "
+            "a part of an epoch."
         )
     return "\n" + fill(text, 120, break_long_words=False, break_on_hyphens=False) + "\n"
 

@@ -93,7 +93,8 @@ class Ranks:
         self.which = ""
         self._readers: list[Thread] = []
         size, gpus = job.case.world_size, find_gpus(job)
-        cores = share_cores(job.lane.cores or usable_cpus(), size)
+        # which cores are near a GPU is for the system to say, as where one GPU trains
+        cores = [()] * size if gpus else share_cores(job.lane.cores or usable_cpus(), size)
         self._folder = tempfile.TemporaryDirectory(prefix="bench-ranks-")
         self._workers: list[Worker] = []
         self._heard: SimpleQueue[tuple[int, Message | Exception | None]] = SimpleQueue()

@@ -11,6 +11,7 @@ import tempfile
 import threading
 import time
 import traceback
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -27,7 +28,7 @@ from bench.executors import ALL, Event, Images, Job, Lane, Settings
 from bench.executors.process import Worker
 from bench.executors.ranks import Ranks, see_all
 from bench.failure import Fault, classify, classify_death, count_oom_kills
-from bench.gpu.cards import find_card, find_cards
+from bench.gpu.cards import Card, find_card, find_cards
 from bench.gpu.device import Device, Several, Unreadable
 from bench.gpu.monitor import ENERGY, Monitor, Observation
 from bench.gpu.nvml import open_device
@@ -77,7 +78,7 @@ class SubprocessExecutor:
                 f"--lanes {wanted}: this machine has {count(len(cards), 'GPU')}; give at most "
                 f"{len(cards)}"
             )
-        return [Lane(f"gpu{c.index}", (c.uuid,)) for c in cards[: wanted or len(cards)]]
+        return name_lanes(cards[: wanted or len(cards)])
 
     def join_lanes(self) -> Sequence[Lane]:
         """None: this machine's are there from the start, and none of them is lost."""
@@ -292,6 +293,18 @@ class SubprocessExecutor:
                 phase, deadline = message.phase, time.monotonic() + self._settings.timeout_s
             if message is not None:
                 yield message
+
+
+def name_lanes(cards: Sequence[Card]) -> list[Lane]:
+    """A lane for each GPU, by its number; instances of one divided GPU are numbered within it."""
+    numbers = Counter(card.index for card in cards)
+    seen = Counter[int]()
+    lanes = []
+    for card in cards:
+        part = f".{seen[card.index]}" if numbers[card.index] > 1 else ""
+        seen[card.index] += 1
+        lanes.append(Lane(f"gpu{card.index}{part}", (card.uuid,)))
+    return lanes
 
 
 def _share_cores(cores: Sequence[int], wanted: int) -> list[Lane]:

@@ -144,7 +144,14 @@ def number_sessions(records: pd.DataFrame) -> pd.Series:
         records: of one folder, in the order in which they were written.
     """
     alone = records["anchor"] == ALONE
-    return (alone & ~alone.shift(fill_value=False)).cumsum()
+    # in a merged folder the lanes of several machines may have the same names; those of a cluster
+    # are named by their machines, and compared
+    hosts = records.loc[records["lane"] != ""].groupby("lane")["host"].nunique()
+    machine = records["host"].map(lambda host: host if (hosts > 1).any() else "")
+    before = alone.groupby(machine).shift(fill_value=False).astype(bool)
+    first = (len(records) + 1) * machine.factorize()[0]
+    number: pd.Series = (alone & ~before).groupby(machine).cumsum() + first
+    return number
 
 
 def find_sessions(records: pd.DataFrame) -> dict[int, Session]:

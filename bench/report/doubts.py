@@ -315,7 +315,7 @@ DOUBTS: dict[str, Doubt] = {
             "slowed by other lanes",
             "The steps of a lane took more than "
             f"{100 * INTERFERENCE:.0f} % longer while other lanes were busy",
-            "Use --lanes quiet, which uses all GPUs but one at a time.",
+            "Use --lanes quiet with another --out: it uses all GPUs but one at a time.",
             lambda r: r["interference"].notna(),
             detail=_name_most("interference"),
         ),
@@ -325,7 +325,8 @@ DOUBTS: dict[str, Doubt] = {
             f"Of the lanes, each alone, the slowest took more than {100 * INTERFERENCE:.0f} % "
             "longer for a step than the fastest, and that is in comparisons of cases that ran on "
             "different ones",
-            "Use --lanes 1, or --repeats 5 or more, which are spread over the lanes.",
+            "Use --repeats 5 or more, which are spread over the lanes, or --lanes 1 with another "
+            "--out.",
             lambda r: r["lane_spread"].notna(),
             fatal=False,
             detail=_name_most("lane_spread"),

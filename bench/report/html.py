@@ -211,7 +211,8 @@ def _remarks(rows: pd.DataFrame) -> pd.Series:
     facts = {doubt.remark: rows[doubt.name] for doubt in DOUBTS.values()}
     facts["inferred"] = rows["inferred"].astype(bool)
     facts["sentinel"], facts["probe"], facts["truncated"] = sentinel, probe, truncated
-    aside = sentinel | probe | truncated
+    facts["anchor of a lane"] = anchor = rows["anchor"] != ""
+    aside = sentinel | probe | truncated | anchor
     superseded = ~rows.index.to_series().isin(counted) & ~aside
     facts["superseded by a later attempt"] = superseded
     for remark, holds in facts.items():

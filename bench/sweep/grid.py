@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
+from itertools import takewhile
 
+from bench.case import Case
 from bench.executors import Lane
 from bench.record import Outcome, Record, Status
 from bench.store.reader import Past, Run
@@ -40,6 +42,7 @@ class Grid:
         self._attempts = Counter({run: past.attempt for run, past in before.items()})
         self._skips = skips
         self._lost = Counter[Run]()
+        self._ran = Counter[tuple[Case, str]]()  # how often a case ran on a lane
         self._open = 0  # runs that are dealt out and have not ended
         self._first: dict[Run, str] = {}  # the lane of each first run, for the sentinel
 
@@ -52,18 +55,29 @@ class Grid:
         """The next run. A sentinel comes when all else has ended, where its first run was."""
         if not self._runs:
             return None
-        run = self._runs[0]
+        run = self._choose(lane)
         case, repeat, sentinel = run
         if sentinel:
             home = self._first.get((case, repeat, False), lane.name)
             if self._open or (home != lane.name and home in [free.name for free in idle]):
                 return None
-        self._runs.popleft()
+        self._runs.remove(run)
+        self._ran[case, lane.name] += 1
         self._open += 1
         self._first[run] = lane.name
         self._attempts[run] += 1
         smaller = self._skips.blocks(case) if self._skips else None
         return Ticket(run, self._attempts[run], smaller)
+
+    def _choose(self, lane: Lane) -> Run:
+        """The next run: of those of the same repeat, one whose case has run least on this lane.
+
+        Dealt out in turn, each case would have the same GPU in all its repeats wherever the number
+        of cases divides evenly, and a slower GPU would look like the effect of a setting.
+        """
+        _, repeat, sentinel = self._runs[0]
+        alike = takewhile(lambda run: run[1:] == (repeat, sentinel), self._runs)
+        return min(alike, key=lambda run: self._ran[run[0], lane.name])
 
     def settle(self, ticket: Ticket, record: Record, outcome: Outcome) -> None:
         """Learn from an outcome; a run that was lost is the next again, but not for ever."""

@@ -218,6 +218,8 @@ def measure_exchange(
 ) -> tuple[float, float]:
     """The median step with gradients exchanged, and without, in s; the difference is exposed.
 
+    Each is that of the slowest process.
+
     Exchange that the backward pass hides takes no time of a step. Steps of the two kinds take turns
     in blocks. All processes begin a block together, and its first step is left out: it would wait
     for those that were slower in the block before.
@@ -257,7 +259,9 @@ def measure_exchange(
     finally:
         exchange.exchanging = True
         training.restore(before)
-    return median(times[True]), median(times[False])
+    # a process that waits for a slower one would call its waiting exchange
+    with_it, without = (max(group.gather(median(times[kind]))) for kind in (True, False))
+    return with_it, without
 
 
 def _copy(state: Any) -> Any:

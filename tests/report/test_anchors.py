@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from statistics import median
 
+import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -27,6 +28,7 @@ from bench.report.anchors import (
     Verdict,
     compare,
     judge_lanes,
+    number_sessions,
     read_pace,
 )
 from bench.report.notices import warn
@@ -189,7 +191,7 @@ def test_unequal_lanes_are_doubted(tmp_path: Path) -> None:
     assert not cases["disturbed"].any()
     (notice,) = (n for n in warn(frame, summaries.summarize(summaries.latest(frame)))
                  if n.label == "Unequal lanes")  # fmt: skip
-    assert "--lanes 1, or --repeats 5" in notice.text
+    assert "--repeats 5 or more, which are spread over the lanes" in notice.text
     assert "(up to 20.0 %)" in notice.text
 
 
@@ -202,6 +204,18 @@ def test_each_session_has_its_own_anchors(tmp_path: Path) -> None:
     cases = sweep.records[sweep.records["anchor"] == ""]
     doubted = judge_lanes(sweep.records)["interference"][cases.index].notna()
     assert doubted.tolist() == [False, True, False]
+
+
+def test_lanes_of_one_name_on_two_machines_are_told_apart() -> None:
+    """Of merged folders, whose rows lie between each other; lanes of a cluster are compared."""
+    kinds = [ALONE, ALONE, "busy", "busy", "", "", ALONE, "close"]
+    hosts = ["a", "b", "a", "b", "a", "b", "a", "b"]
+    rows = pd.DataFrame({"anchor": kinds, "host": hosts, "lane": "gpu0"})
+    numbers = number_sessions(rows)
+    assert numbers[[0, 2, 4]].nunique() == numbers[[1, 3, 5, 7]].nunique() == 1
+    assert numbers[[0, 1, 6]].nunique() == 3
+    cluster = number_sessions(rows.assign(lane=rows["host"] + "-gpu0"))
+    assert cluster.tolist() == [1, 1, 1, 1, 1, 1, 2, 2]
 
 
 def test_an_anchor_that_failed_says_nothing(tmp_path: Path) -> None:

@@ -249,6 +249,6 @@ def test_a_planted_loader_bound_share_is_found(
     train_s, load_s = rows[0]["epoch_time_s"]["value"] / (4000 / 4), 4 * ITEM_S
     assert train_s > STEP_S
     alone, one, four = (row["share"]["value"] for row in rows[1:])
-    assert alone == pytest.approx(load_s / (load_s + train_s), abs=0.05)
-    assert one == pytest.approx(1 - train_s / load_s, abs=0.05)
-    assert four == pytest.approx(0, abs=0.05)
+    assert alone == pytest.approx(load_s / (load_s + train_s), abs=0.1)
+    assert one == pytest.approx(1 - train_s / load_s, abs=0.1)
+    assert four == pytest.approx(0, abs=0.1)
