@@ -332,3 +332,26 @@ def test_what_is_no_trace_is_refused(tmp_path: Path, words: Vocabulary) -> None:
     trace.region(STEPS, 0, 100)
     with pytest.raises(ValueError, match="no kernel"):
         trace.read(words)
+
+
+def test_a_recorded_step_of_an_h100_is_told_apart() -> None:
+    """dpn-small in fp16 at batch size 64, ten steps, torch 2.11."""
+    file = Path(__file__).parent / "recordings" / "h100-dpn-small-fp16.json.gz"
+    line = summarize(read_trace(file), 10, read_vocabulary(), "cuda")
+    events = json.loads(gzip.decompress(file.read_bytes()))["traceEvents"]
+    (steps,) = [
+        e for e in events if e.get("name") == "bench::steps" and e["cat"] == "user_annotation"
+    ]
+    kernels = [e for e in events if e.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")]
+    own = [e for e in kernels if e["ts"] >= steps["ts"]]
+    assert len({e["args"]["stream"] for e in own}) == 1, "so that their times add up"
+    took = sum(e["dur"] for e in own) / 1e6 / 10
+    assert line.busy_s == pytest.approx(took, rel=1e-6)
+    assert sum(timed.time_s for timed in line.work.values()) == pytest.approx(took, rel=1e-6)
+    assert line.step_s == pytest.approx(steps["dur"] / 1e6 / 10, rel=0.05)
+    assert line.busy_s < 0.15 * line.step_s, "the GPU waits to be told what to do"
+    kinds = {label.kind for label in line.work}
+    assert Kind.OTHER not in kinds
+    assert {Kind.GROUPED, Kind.NORMALISATION, Kind.OPTIMIZER, Kind.LOSS_SCALING} < kinds
+    # 2019's recipe casts its images, and the loss back to float32
+    assert sum(timed.calls for label, timed in line.work.items() if label.kind is Kind.CAST) == 3
