@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from bench.limits import INTERFERENCE
+from bench.limits import BUSY_CORES, INTERFERENCE
 from bench.record import RELIABLE
 
 if TYPE_CHECKING:
@@ -167,7 +167,9 @@ def find_sessions(records: pd.DataFrame) -> dict[int, Session]:
     for number, rows in anchors.groupby(number_sessions(records)[anchors.index], sort=True):
         lanes = []
         for lane, own in rows.groupby("lane", sort=False):
-            timed = own[own["status"].isin(list(RELIABLE))]
+            # one that other programs disturbed says nothing of lanes
+            shared = (own["neighbours_computing"] > 0) | (own["other_cores"] > BUSY_CORES)
+            timed = own[own["status"].isin(list(RELIABLE)) & ~shared]
             columns = (timed[name] for name in _MEASURED)
             paces = {
                 kind: pace

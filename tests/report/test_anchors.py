@@ -225,6 +225,13 @@ def test_an_anchor_that_failed_says_nothing(tmp_path: Path) -> None:
     assert not frame[["disturbed", "unequal"]].any(axis=None)
 
 
+def test_an_anchor_that_others_disturbed_says_nothing(tmp_path: Path) -> None:
+    opening, closing = session(0.1, 0.15, 0.15)
+    opening[0].measurement.other_cores = 0.9
+    frame = summaries.read([sweep_of(tmp_path, [*opening, run("a", 1), *closing])])
+    assert not frame[["disturbed", "unequal"]].any(axis=None)
+
+
 def test_the_table_of_lanes(tmp_path: Path, report: Callable[..., tuple[int, str, str]]) -> None:
     opening, closing = session(0.1, 0.11, 0.11)
     write_sweep(tmp_path / "x", [*opening, run("a", 1), run("b", 2), *closing])
