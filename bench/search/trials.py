@@ -17,9 +17,8 @@ from bench.record import MEASURED, EpochRow, Outcome, Record, Status
 from bench.search.ladder import Climber, Curve, Ladder
 from bench.store.attempts import keep_latest
 from bench.store.reader import read_cases, read_epochs
-from bench.sweep.grid import MOST_LOST
 from bench.sweep.loop import Loop, Ticket
-from bench.sweep.schedule import REPEATED
+from bench.sweep.schedule import REPEATED, Losses
 from bench.wall.records import name_family
 
 if TYPE_CHECKING:
@@ -56,7 +55,7 @@ class Trials:
         self._curves: list[Curve] = []  # in the order in which trials ended
         self._read(frame, set(cases))
         self._queue = deque(case for case in cases if case not in self._done)
-        self._lost = Counter[Case]()
+        self._losses = Losses()
         self._open = 0  # trials that are dealt out and have not ended
         self._ladder: Ladder | None = None
 
@@ -91,10 +90,8 @@ class Trials:
         """
         self._open -= 1
         case, m = record.case, record.measurement
-        if record.status is Status.LOST:
-            self._lost[case] += not outcome.preempted
-            if self._lost[case] < MOST_LOST:
-                self._queue.appendleft(case)
+        if record.status is Status.LOST and self._losses.allow(case, outcome):
+            self._queue.appendleft(case)
         if record.status in REPEATED:
             return
         self._done[case] = record.status

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
-from itertools import takewhile
+from itertools import islice, takewhile
 
 from bench.case import Case
 from bench.executors import Lane
 from bench.record import Outcome, Record, Status
 from bench.store.reader import Past, Run
 from bench.sweep.loop import Loop, Ticket
-from bench.sweep.schedule import OomSkips
-
-MOST_LOST = 3
-"""So often a run is lost with its machine before the sweep goes on without it."""
+from bench.sweep.schedule import Losses, OomSkips
 
 _FAILED = (Status.ERROR, Status.KILLED, Status.TIMEOUT, Status.LOST)
 
@@ -41,7 +38,7 @@ class Grid:
         self._runs = deque(runs)
         self._attempts = Counter({run: past.attempt for run, past in before.items()})
         self._skips = skips
-        self._lost = Counter[Run]()
+        self._losses = Losses()
         self._ran = Counter[tuple[Case, str]]()  # how often a case ran on a lane
         self._open = 0  # runs that are dealt out and have not ended
         self._first: dict[Run, str] = {}  # the lane of each first run, for the sentinel
@@ -76,7 +73,9 @@ class Grid:
         of cases divides evenly, and a slower GPU would look like the effect of a setting.
         """
         _, repeat, sentinel = self._runs[0]
-        alike = takewhile(lambda run: run[1:] == (repeat, sentinel), self._runs)
+        # of 10,000 cases it is not worth it to look at all
+        near = islice(self._runs, 2 * len(self.loop.lanes))
+        alike = takewhile(lambda run: run[1:] == (repeat, sentinel), near)
         return min(alike, key=lambda run: self._ran[run[0], lane.name])
 
     def settle(self, ticket: Ticket, record: Record, outcome: Outcome) -> None:
@@ -85,7 +84,5 @@ class Grid:
         self.measured |= record.status not in _FAILED
         if self._skips and ticket.smaller is None:
             self._skips.note(record.case, record.status)
-        if record.status is Status.LOST:
-            self._lost[ticket.run] += not outcome.preempted
-            if self._lost[ticket.run] < MOST_LOST:
-                self._runs.appendleft(ticket.run)
+        if record.status is Status.LOST and self._losses.allow(ticket.run, outcome):
+            self._runs.appendleft(ticket.run)

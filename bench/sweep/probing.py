@@ -13,8 +13,8 @@ from bench.record import Outcome, Record, Status, flatten
 from bench.store.reader import read_cases
 from bench.sweep.crew import Crew
 from bench.sweep.display import Display
-from bench.sweep.grid import MOST_LOST
 from bench.sweep.loop import Loop, Ticket
+from bench.sweep.schedule import Losses
 from bench.text import count
 from bench.wall.answer import Wall, conclude
 from bench.wall.records import Trial, make_probe, read_trials
@@ -55,6 +55,7 @@ class Searches:
         self._families = families
         self.axes = telling_axes(families, but="batch_size")
         self._left: dict[Case, _Search] = {}
+        self._losses = Losses()
         for family in families:
             trial = trials.get(family) or Trial(family)
             self.known += len(trial.probes)
@@ -92,10 +93,8 @@ class Searches:
         search = self._left[family]
         search.probe = None
         search.trial.add(flatten(record))
-        if record.status is Status.LOST:
-            search.lost += not outcome.preempted
-            if search.lost >= MOST_LOST:
-                self.conclude(family)
+        if record.status is Status.LOST and not self._losses.allow(family, outcome):
+            self.conclude(family)
 
     def finish(self) -> dict[Case, Wall]:
         """What was found, by family; where searches were stopped, as far as they came."""
@@ -127,7 +126,6 @@ class _Search:
     images: int
     lane: str | None = None
     probe: Case | None = None  # that runs now
-    lost: int = 0
 
 
 def find_walls(crew: Crew, searches: Sequence[Searches]) -> list[dict[Case, Wall]]:

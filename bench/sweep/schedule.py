@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import replace
 
 from bench.case import Case, Value
-from bench.record import Status
+from bench.record import Outcome, Status
 from bench.store.reader import Past, Run
 
 REPEATED = frozenset({Status.INTERRUPTED, Status.LOST})
 """Outcomes that the same command answers anew without being asked to."""
+
+MOST_LOST = 3
+"""So often what runs is lost with its machine before the sweep goes on without it."""
 
 CHEAP_FRACTION = 0.2
 """Cases of at most this part of an epoch are repeated without being asked to."""
@@ -81,6 +85,18 @@ def remaining_runs(
         # a sentinel closes the sweep: what came before more runs were added closes it no longer
         left += [run for run in runs if run[2] and run not in left]
     return left
+
+
+class Losses:
+    """How often each thing that runs was lost with its machine; pre-emption does not count."""
+
+    def __init__(self) -> None:
+        self._lost = Counter[Hashable]()
+
+    def allow(self, what: Hashable, outcome: Outcome) -> bool:
+        """Whether ``what``, which ended as `lost`, is to be run again."""
+        self._lost[what] += not outcome.preempted
+        return self._lost[what] < MOST_LOST
 
 
 class OomSkips:
