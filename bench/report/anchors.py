@@ -147,24 +147,27 @@ def number_sessions(records: pd.DataFrame) -> pd.Series:
     # in a merged folder the lanes of several machines may have the same names; those of a cluster
     # are named by their machines, and compared
     hosts = records.loc[records["lane"] != ""].groupby("lane")["host"].nunique()
-    machine = records["host"].map(lambda host: host if (hosts > 1).any() else "")
+    several = bool((hosts > 1).any())
+    machine = records["host"] if several else records["host"].map(lambda host: "")
     before = alone.groupby(machine).shift(fill_value=False).astype(bool)
     first = (len(records) + 1) * machine.factorize()[0]
     number: pd.Series = (alone & ~before).groupby(machine).cumsum() + first
     return number
 
 
-def find_sessions(records: pd.DataFrame) -> dict[int, Session]:
+def find_sessions(records: pd.DataFrame, numbers: pd.Series | None = None) -> dict[int, Session]:
     """The lanes of each session by its number.
 
     Args:
         records: of one folder, in the order in which they were written.
+        numbers: of `number_sessions`, where they are known.
     """
     anchors = records[records["anchor"] != ""]
     if anchors.empty:
         return {}
     sessions = {}
-    for number, rows in anchors.groupby(number_sessions(records)[anchors.index], sort=True):
+    numbers = number_sessions(records) if numbers is None else numbers
+    for number, rows in anchors.groupby(numbers[anchors.index], sort=True):
         lanes = []
         for lane, own in rows.groupby("lane", sort=False):
             # one that other programs disturbed says nothing of lanes
@@ -197,10 +200,10 @@ def judge_lanes(records: pd.DataFrame) -> dict[str, pd.Series]:
     found = {
         name: pd.Series(math.nan, index=records.index) for name in ("interference", "lane_spread")
     }
-    sessions = find_sessions(records)
-    if not sessions:
+    if (records["anchor"] == "").all():
         return found
     number = number_sessions(records)
+    sessions = find_sessions(records, number)
     beside = records["lanes_beside"].astype(float) > 0
     for key, session in sessions.items():
         here = (number == key) & (records["lane"] != "") & (records["anchor"] == "")
