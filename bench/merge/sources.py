@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -13,8 +12,8 @@ from bench.case import AXES, Case, Value, parse_value
 from bench.errors import UsageError
 from bench.record import COLUMNS, COMPARABLE
 from bench.store.attempts import find_unknown, number_groups
-from bench.store.cells import CONFIG, RECORDS
-from bench.store.reader import Run, read_history, read_text, records_file, type_table
+from bench.store.cells import RECORDS
+from bench.store.reader import Run, read_config, read_history, read_text, records_file, type_table
 from bench.store.writer import FILES, find_torn_tail
 from bench.sweep.schedule import REPEATED, plan_runs
 from bench.sweep.shards import KEY, Shard, parse_shard
@@ -80,15 +79,6 @@ def read_source(folder: Path) -> Source:
         tables[name] = read_text(file, columns)
     records = type_table(folder / RECORDS, tables[RECORDS], COLUMNS)
     return Source(folder, tables, records, read_config(folder))
-
-
-def read_config(folder: Path) -> dict[str, Any]:
-    """The configuration in a folder; empty where none can be read."""
-    try:
-        config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return config if isinstance(config, dict) else {}
 
 
 def refuse_schemas(sources: Sequence[Source]) -> None:

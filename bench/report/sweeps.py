@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from bench.halving import Halving, read_halving
 from bench.record import STEP_COLUMNS
-from bench.store.cells import CONFIG, STEPS
+from bench.store.cells import STEPS
 from bench.store.reader import (
+    read_config,
     read_epochs,
     read_ranks,
     read_records,
@@ -98,7 +98,7 @@ def read_sweep(path: Path, name: str = "") -> Sweep:
         UsageError: there are no records, or they are not records.
     """
     file = records_file(path)
-    records, config = read_records(file), _read_config(file)
+    records, config = read_records(file), read_config(file.parent)
     command, search = config.get("command"), config.get("search")
     told = search if isinstance(search, dict) else {}
     return Sweep(
@@ -131,11 +131,3 @@ def _name(path: Path) -> str:
     if path.name == "records.csv":
         path = path.parent
     return path.name.removesuffix(".csv")
-
-
-def _read_config(file: Path) -> dict[str, Any]:
-    try:
-        config: Any = json.loads(file.with_name(CONFIG).read_text(encoding="utf-8"))
-    except (OSError, ValueError):  # a report does without it
-        return {}
-    return config if isinstance(config, dict) else {}

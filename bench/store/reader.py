@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import math
 import re
 from collections.abc import Iterable
@@ -28,7 +29,7 @@ from bench.record import (
     Status,
 )
 from bench.store.attempts import find_truncated, keep_latest
-from bench.store.cells import EPOCHS, RANKS, RECORDS, STEPS, WORK, write_lines
+from bench.store.cells import CONFIG, EPOCHS, RANKS, RECORDS, STEPS, WORK, write_lines
 from bench.store.migration import MIGRATIONS
 from bench.text import clean
 
@@ -66,6 +67,15 @@ def records_file(path: Path) -> Path:
     if not file.is_file():
         raise UsageError(f"{path}: no records there; give a folder that `bench.sweep --out` wrote")
     return file
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """The configuration in a sweep's folder; empty where none can be read."""
+    try:
+        config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return config if isinstance(config, dict) else {}
 
 
 def read_records(path: Path) -> pd.DataFrame:

@@ -48,7 +48,7 @@ from bench.record import (
     flatten,
 )
 from bench.store.cells import CONFIG, EPOCHS, LOGS, RANKS, RECORDS, STEPS, WORK, write_lines
-from bench.store.reader import read_text
+from bench.store.reader import read_config, read_text
 from bench.text import clean, replace_durably, replace_file, sync_folder
 
 if TYPE_CHECKING:
@@ -187,11 +187,7 @@ class Store:
 
     def read_config(self) -> dict[str, Any]:
         """The configuration already there; empty if none can be read."""
-        try:
-            config = json.loads((self.folder / CONFIG).read_text())
-        except (OSError, ValueError):
-            return {}
-        return config if isinstance(config, dict) else {}
+        return read_config(self.folder)
 
     def write_config(self, config: dict[str, Any]) -> None:
         """Write the resolved configuration beside the records.
