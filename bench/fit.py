@@ -29,7 +29,7 @@ from bench.report.text import draw_table
 from bench.store.writer import Store, StoreError
 from bench.sweep.__main__ import say_waiting, stop_signals
 from bench.sweep.crew import Crew
-from bench.sweep.hardware import examine_lanes, open_lanes
+from bench.sweep.hardware import examine_lanes, expect_one, open_lanes
 from bench.sweep.loop import Loop
 from bench.sweep.options import Options, add_images, add_running, plan_cases, read_running
 from bench.sweep.preflight import (
@@ -158,13 +158,8 @@ def find(options: Options, step: int, margin: float) -> tuple[dict[Case, Wall], 
     with closing(build_executor(options.executor, settings)) as executor:
         lanes = open_lanes(executor, families, options)
         classes = examine_lanes(executor, lanes, [], options, families)
-        if len(classes) > 1:
-            kinds = ", ".join(hardware.folder for hardware in classes)
-            raise UsageError(
-                f"--lanes: these are of several kinds ({kinds}), and a batch that fits one may not "
-                "fit another; choose with CUDA_VISIBLE_DEVICES"
-            )
-        inputs = classes[0].inputs
+        hardware = expect_one(classes, "and a batch that fits one may not fit another")
+        inputs = hardware.inputs
         families = plan_cases(options, {}, inputs.settle).families
         out = options.out or default_out(inputs.platforms)
         with Store(out, options.wait_s, say_waiting) as store:
@@ -175,7 +170,7 @@ def find(options: Options, step: int, margin: float) -> tuple[dict[Case, Wall], 
             # of a sweep that is there already the cases stay
             store.write_config({**config, "cases": before.get("cases", [])})
             notes = [*inputs.warnings, *store.set_aside]
-            named = {lane.name: known for lane, known in classes[0].lanes}
+            named = {lane.name: known for lane, known in hardware.lanes}
             loop = Loop(store, executor, named, options, notes)
             with (
                 stop_signals(executor) as stopped,

@@ -26,7 +26,7 @@ from bench.environment import Answer, ask, usable_cpus
 from bench.errors import UnsupportedError, UsageError
 from bench.executors import ALL, Event, Images, Job, Lane, Settings
 from bench.executors.process import Worker
-from bench.executors.ranks import Ranks, see_all
+from bench.executors.ranks import Ranks, see_all, share_cores
 from bench.failure import Fault, classify, classify_death, count_oom_kills
 from bench.gpu.cards import Card, find_card, find_cards
 from bench.gpu.device import Device, Several, Unreadable
@@ -320,9 +320,8 @@ def _share_cores(cores: Sequence[int], wanted: int) -> list[Lane]:
             f"--lanes {wanted}: this process may use {count(len(cores), 'CPU core')}; give at most "
             f"{len(cores)}"
         )
-    many = len(cores) if wanted == ALL else wanted
-    share = len(cores) // many
-    return [Lane(f"cpu{i}", cores=tuple(cores[i * share : (i + 1) * share])) for i in range(many)]
+    shares = share_cores(cores, len(cores) if wanted == ALL else wanted)
+    return [Lane(f"cpu{i}", cores=own) for i, own in enumerate(shares)]
 
 
 def _finish(fault: Fault) -> Finished:

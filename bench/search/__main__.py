@@ -28,7 +28,7 @@ from bench.store.writer import Store, StoreError
 from bench.sweep.__main__ import say_waiting, stop_signals
 from bench.sweep.crew import Crew
 from bench.sweep.display import Display
-from bench.sweep.hardware import examine_lanes, open_lanes
+from bench.sweep.hardware import examine_lanes, expect_one, open_lanes
 from bench.sweep.loop import Loop
 from bench.sweep.options import Plan, print_cases
 from bench.sweep.preflight import (
@@ -91,13 +91,8 @@ def run_search(asked: Search) -> int:
         cases = asked.plan().trials
         lanes = open_lanes(executor, cases, options)
         classes = examine_lanes(executor, lanes, cases, options)
-        if len(classes) > 1:
-            kinds = ", ".join(hardware.folder for hardware in classes)
-            raise UsageError(
-                f"--lanes: these are of several kinds ({kinds}), which round differently; choose "
-                "with CUDA_VISIBLE_DEVICES"
-            )
-        inputs = classes[0].inputs
+        hardware = expect_one(classes, "which round differently")
+        inputs = hardware.inputs
         drawn = asked.plan(inputs.settle)
         halving = drawn.halving
         out = options.out or default_out(inputs.platforms)
@@ -110,7 +105,7 @@ def run_search(asked: Search) -> int:
                 halving = earlier
             config = describe_config(drawn.trials, options, inputs, before)
             store.write_config({**config, "halving": halving.describe()})
-            named = {lane.name: known for lane, known in classes[0].lanes}
+            named = {lane.name: known for lane, known in hardware.lanes}
             notes = [*inputs.warnings, *store.set_aside]
             loop = Loop(store, executor, named, options, notes)
             trials = Trials(loop, halving, drawn.trials, comparable, monotonic() + asked.time_s)

@@ -84,6 +84,25 @@ def examine_lanes(
     return list(classes.values())
 
 
+def expect_one(classes: Sequence[Hardware], why: str) -> Hardware:
+    """The only class.
+
+    Args:
+        classes: of `examine_lanes`.
+        why: one is needed, as it follows the kinds in a sentence.
+
+    Raises:
+        UsageError: there are several.
+    """
+    if len(classes) > 1:
+        kinds = ", ".join(hardware.folder for hardware in classes)
+        raise UsageError(
+            f"--lanes: these are of several kinds ({kinds}), {why}; choose with "
+            "CUDA_VISIBLE_DEVICES"
+        )
+    return classes[0]
+
+
 def find_kind(inputs: Inputs) -> Kind:
     """What a lane must have in common with others for its rows to be compared with theirs."""
     return tuple(
