@@ -325,7 +325,6 @@ class RayExecutor:
                 error = later
             time.sleep(_POLL_S)
         preempted = isinstance(error, ray.exceptions.RayActorError) and error.preempted
-        alive = any(node.id == post.node.id for node in self._list_nodes())
         if preempted:
             return preempted, f"{post.node.label} was taken away"
         alive = any(node.id == post.node.id for node in self._list_nodes())
