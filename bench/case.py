@@ -500,6 +500,11 @@ NAMED = ("precision", "loss_scale", "batch_size")
 """The axes that name a case even where they do not vary."""
 
 
+def axis_flag(name: str) -> str:
+    """The flag of an axis: ``--batch-size`` for ``batch_size``."""
+    return "--" + name.replace("_", "-")
+
+
 def find_leader(axis: str) -> str:
     """The axis that ``axis`` follows; empty for none."""
     return next((leader for leader, followers in FOLLOWS.items() if axis in followers), "")
@@ -765,13 +770,11 @@ def check_axes(case: Case) -> None:
     if case.schedule == "onecycle" and case.lr_warmup != "0":
         raise UsageError("--schedule onecycle has its own warm-up; leave out --lr-warmup")
     if case.parallel == Case.parallel:
-        for name in FOLLOWS["parallel"]:
-            if (value := getattr(case, name)) != getattr(Case, name):
-                flag = f"--{name.replace('_', '-')}"
-                raise UsageError(
-                    f"{flag} {format_value(value)} is of training on several GPUs; give --parallel "
-                    f"ddp, or leave out {flag}"
-                )
+        for flag, value in _list_given(case, FOLLOWS["parallel"]):
+            raise UsageError(
+                f"{flag} {value} is of training on several GPUs; give --parallel ddp, or leave out "
+                f"{flag}"
+            )
     elif case.parallel == "dp" and case.device == "cpu":
         raise UsageError("--parallel dp needs GPUs; on a CPU, --parallel ddp trains in processes")
     elif case.sync_bn and case.device == "cpu":
@@ -783,12 +786,10 @@ def check_axes(case: Case) -> None:
     elif PRECISIONS[case.precision].float8 and case.parallel == "dp":
         raise UsageError("--precision fp8 with --parallel dp is not measured; give --parallel ddp")
     else:
-        for name in _ALONE[case.parallel]:
-            if (value := getattr(case, name)) != getattr(Case, name):
-                flag = f"--{name.replace('_', '-')} {format_value(value)}"
-                raise UsageError(
-                    f"{flag} with --parallel {case.parallel} is not measured; leave out one"
-                )
+        for flag, value in _list_given(case, _ALONE[case.parallel]):
+            raise UsageError(
+                f"{flag} {value} with --parallel {case.parallel} is not measured; leave out one"
+            )
     if case.pin_memory and case.device == "cpu":
         raise UsageError(
             "--pin-memory is for copies to a GPU, and --device cpu makes none; leave it out"
@@ -805,6 +806,13 @@ _ALONE = {
     "dp": ("checkpoint", "profile", "accumulate", "compile", "memory_limit"),
 }
 """Axes that a way to train on several GPUs leaves at their defaults."""
+
+
+def _list_given(case: Case, names: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Flag and value of those of the axes ``names`` that are not at their defaults."""
+    for name in names:
+        if (value := getattr(case, name)) != getattr(Case, name):
+            yield axis_flag(name), format_value(value)
 
 
 def whole_batch(case: Case) -> int:

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn
 
-from bench.case import AXES, Value, parse_values
+from bench.case import AXES, Value, axis_flag, parse_values
 from bench.data import SYNTHETIC
 from bench.errors import UsageError, nearest
 from bench.text import clean
@@ -52,11 +52,6 @@ class Parser(argparse.ArgumentParser):
             flags = [flag for action in shown for flag in action.option_strings]
             raise UsageError(f"unknown argument {unknown[0]!r}; {nearest(unknown[0], flags)}")
         return given
-
-
-def axis_flag(name: str) -> str:
-    """The flag of an axis: ``--batch-size`` for ``batch_size``."""
-    return "--" + name.replace("_", "-")
 
 
 def add_axes(

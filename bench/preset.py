@@ -15,13 +15,13 @@ from bench.case import (
     WORKER_SETTINGS,
     Case,
     Value,
+    axis_flag,
     grid,
     parse_micro_batch,
     parse_values,
     refuse_auto,
 )
 from bench.errors import UsageError, nearest
-from bench.flags import axis_flag
 from bench.precision import PRECISIONS
 
 _FOLDER = files("bench") / "presets"

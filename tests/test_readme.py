@@ -25,10 +25,9 @@ import pytest
 
 from bench.card.folder import FIGURE, Card, find_published
 from bench.card.phases import PUBLISHED
-from bench.case import AXES, Case, format_value
+from bench.case import AXES, Case, axis_flag, format_value
 from bench.diagnosis.reasons import CURES
 from bench.export.__main__ import TRACKERS
-from bench.flags import axis_flag
 from bench.record import Status
 
 ROOT = Path(__file__).parents[1]

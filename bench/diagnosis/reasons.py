@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from bench.case import Case, Value, spell_value
+from bench.case import Case, Value, axis_flag, spell_value
 from bench.diagnosis.breakdown import Timed
 from bench.diagnosis.explanation import (
     LEFT_OVER,
@@ -28,7 +28,6 @@ from bench.diagnosis.explanation import (
 from bench.diagnosis.floors import find_rate, floor_step
 from bench.diagnosis.rates import choose_prefix
 from bench.diagnosis.step import Bound, Step, Wait
-from bench.flags import axis_flag
 from bench.limits import STEADY
 from bench.precision import Arithmetic
 from bench.record import WorkRow

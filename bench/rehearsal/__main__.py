@@ -26,9 +26,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from bench.case import format_value, parse_value
+from bench.case import axis_flag, format_value, parse_value
 from bench.errors import UsageError
-from bench.flags import Parser, axis_flag, run_command
+from bench.flags import Parser, run_command
 from bench.models import check_model
 from bench.precision import POLICIES, PRECISIONS, Precision
 

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bench.case import AXES, Case, format_value, spell_value
-from bench.flags import axis_flag
+from bench.case import AXES, Case, axis_flag, format_value, spell_value
 from bench.halving import Halving, Settings
 from bench.record import MEASURED, Status
 from bench.report.cells import outcome

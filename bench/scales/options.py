@@ -9,11 +9,11 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from bench.case import Case, format_value, parse_value
+from bench.case import Case, axis_flag, format_value, parse_value
 from bench.data import find_layout
 from bench.environment import has_cuda
 from bench.errors import UsageError, nearest
-from bench.flags import Parser, axis_flag
+from bench.flags import Parser
 from bench.precision import PRECISIONS
 from bench.report.scalemap import TOLERANCE, Way
 from bench.scales.formats import FORMATS, to_float32

@@ -14,6 +14,7 @@ from bench.case import (
     FOLLOWS,
     Case,
     Value,
+    axis_flag,
     default_lr,
     format_value,
     parse_value,
@@ -21,7 +22,7 @@ from bench.case import (
 )
 from bench.environment import has_cuda
 from bench.errors import UsageError, nearest
-from bench.flags import Parser, add_axes, axis_flag, describe, read_axes, refuse_flags
+from bench.flags import Parser, add_axes, describe, read_axes, refuse_flags
 from bench.halving import METRICS, Halving
 from bench.precision import PRECISIONS
 from bench.preset import Preset
