@@ -6,14 +6,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
 import pandas as pd
 
+from bench.card.folder import Card
+from bench.case import Case
 from bench.record import Status
+from bench.store.attempts import keep_cases
 from bench.store.reader import read_records
 
 ROOT = Path(__file__).parents[1]
@@ -24,13 +27,14 @@ PRECISIONS = ("fp32", "tf32", "bf16-amp", "fp16")
 
 @dataclass(frozen=True)
 class Source:
-    """One set of published figures, and which of its rows the README shows.
+    """One set of figures, and which of its rows the README shows.
 
     Those are the rows of `PRECISIONS` at ``batch_sizes``, at the main loss scale and the default
-    memory layout, that ran to their end or ran out of memory.
+    memory layout, on one GPU, that ran to their end or ran out of memory; of repeats the first.
+    ``file`` is in `REFERENCE`, or the folder of a sweep.
     """
 
-    file: str
+    file: str | Path
     name: str
     how: str
     batch_sizes: tuple[int, ...]
@@ -47,9 +51,12 @@ class Source:
             & (rows["cudnn_benchmark"] == self.cudnn_benchmark)
             & ~rows["channels_last"]
             & rows["loss_scale"].isin(["", "128", "dynamic"])
+            & (rows["parallel"] == Case.parallel)
+            & (rows["repeat"] == 1)
+            & ~rows["profile"]
             & rows["status"].isin([Status.OK, Status.OOM])
         )
-        return rows[keep].sort_values("batch_size", kind="stable")
+        return keep_cases(rows[keep]).sort_values("batch_size", kind="stable")
 
     def describe(self, rows: pd.DataFrame) -> str:
         """Which GPU and versions measured it, how much of an epoch, and how."""
@@ -123,16 +130,34 @@ def _known(value: float) -> float | None:
     return None if pd.isna(value) else float(value)
 
 
-def write_table() -> str:
+def find_source(card: Card) -> Source:
+    """What `make card` measured on a GPU, beside which the README shows 2019."""
+    return Source(
+        card.folder,
+        f"{card.identity['gpu'].removeprefix('NVIDIA ')}, {card.started_at[:4]}",
+        "after warm-up; one run each",
+        (256, 512),
+        False,
+        "peak_device_bytes",
+        "of the card, over its baseline",
+    )
+
+
+def choose_sources(card: Card | None) -> Sequence[Source]:
+    """What the README's table shows: 2019 and this card, or what was published of others."""
+    return SOURCES if card is None else (SOURCES[0], find_source(card))
+
+
+def write_table(sources: Sequence[Source] = SOURCES) -> str:
     """The table, in Markdown, with what each GPU's figures are below it."""
     lines = [
         "| GPU | batch size | precision | one epoch | images/s | speed-up over fp32 | memory |",
         "|:---|---:|:---|---:|---:|---:|---:|",
     ]
-    for source in SOURCES:
+    for source in sources:
         lines += [f"| {' | '.join(_cells(bar))} |" for bar in read_bars(source)]
     lines.append("")
-    lines += [f"- {source.describe(source.read())}; memory {source.memory}." for source in SOURCES]
+    lines += [f"- {source.describe(source.read())}; memory {source.memory}." for source in sources]
     return "\n".join(lines) + "\n"
 
 
