@@ -222,6 +222,9 @@ def test_a_case_without_a_time_was_not_tried() -> None:
 # ------------------------------------------------------------------------ a share that is planted
 
 
+TRIES = 3  # a busy machine may stop a step anywhere
+
+
 @pytest.mark.slow
 def test_a_planted_loader_bound_share_is_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -236,19 +239,22 @@ def test_a_planted_loader_bound_share_is_found(
         model=slow, workload=slow, dataset="own", device="cpu", batch_size=4, steps=5
     )  # fmt: skip
     cases = [plain, *(replace(plain, loader="torch", workers=n) for n in (0, 1, 4))]
-    with Store(tmp_path / "sweep") as store:
-        for case in cases:
-            found = measure(case, "", Channel(), time.monotonic())
-            values = {k: v for k, v in asdict(found.measurement).items() if v is not None}
-            store.append(make_record(case, **values, cpu="A CPU, 2 cores", torch="2"))
-    assert report([str(tmp_path / "sweep"), "--format", "json"]) == 0
-    document = json.loads(capsys.readouterr().out)
-    (table,) = [table for table in document["tables"] if table["name"] == "loading"]
-    names = [head["name"] for head in table["heads"]]
-    rows = [dict(zip(names, row, strict=True)) for row in table["rows"]]
-    train_s, load_s = rows[0]["epoch_time_s"]["value"] / (4000 / 4), 4 * ITEM_S
-    assert train_s > STEP_S
-    alone, one, four = (row["share"]["value"] for row in rows[1:])
-    assert alone == pytest.approx(load_s / (load_s + train_s), abs=0.1)
-    assert one == pytest.approx(1 - train_s / load_s, abs=0.1)
-    assert four == pytest.approx(0, abs=0.1)
+    for number in range(TRIES):
+        folder = tmp_path / f"sweep-{number}"
+        with Store(folder) as store:
+            for case in cases:
+                found = measure(case, "", Channel(), time.monotonic())
+                values = {k: v for k, v in asdict(found.measurement).items() if v is not None}
+                store.append(make_record(case, **values, cpu="A CPU, 2 cores", torch="2"))
+        assert report([str(folder), "--format", "json"]) == 0
+        document = json.loads(capsys.readouterr().out)
+        (table,) = [table for table in document["tables"] if table["name"] == "loading"]
+        names = [head["name"] for head in table["heads"]]
+        rows = [dict(zip(names, row, strict=True)) for row in table["rows"]]
+        train_s, load_s = rows[0]["epoch_time_s"]["value"] / (4000 / 4), 4 * ITEM_S
+        assert train_s > STEP_S
+        shares = [row["share"]["value"] for row in rows[1:]]
+        expected = [load_s / (load_s + train_s), 1 - train_s / load_s, 0]
+        if shares == pytest.approx(expected, abs=0.05):
+            break
+    assert shares == pytest.approx(expected, abs=0.05)
