@@ -467,7 +467,7 @@ class Case:
         named = list(axes or NAMED)
         words = [_name_value(name, getattr(self, name)) for name in named]
         if self.world_size > 1 and {"batch_size", "world_size"} <= {*named}:
-            words.append(f"global batch {self.world_size * self.batch_size}")
+            words.append(f"global batch {whole_batch(self)}")
         return " · ".join(text for text in words if text is not None)
 
     def slug(self) -> str:
