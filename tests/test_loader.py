@@ -322,7 +322,8 @@ def test_what_processes_of_its_own_compute_is_no_work_of_others(
             # the machine computed what we and the child did, and nothing else
             machine[0] += time.process_time() - own + burnt
         child.communicate("\n" if not ends else None)
-        assert read_cpu_time() - before >= 0.5
+        # the kernel counts a process's time in hundredths of a second
+        assert read_cpu_time() - before >= 0.48
         assert others.cores() * others._wall < 0.1
 
 

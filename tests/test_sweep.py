@@ -100,6 +100,7 @@ def test_every_outcome_is_a_row_and_the_sweep_goes_on(
     answers(" ".join(f"seed={n}:{status}" for n, status in enumerate(statuses)))
     frame = run(out, "8", "--seed", *map(str, range(len(statuses) + 1)), report=True)
     assert frame["status"].tolist().count("lost") == 3, "it is tried again"
+    assert frame["seed"].is_monotonic_increasing, "and at once"
     frame = frame.drop_duplicates("seed", keep="last")
     assert frame["status"].tolist() == [*statuses, "ok"]
     for status, reason, time_s in rows(frame, "status", "reason", "epoch_time_s"):
