@@ -85,5 +85,5 @@ class Grid:
         if self._skips and ticket.smaller is None:
             self._skips.note(record.case, record.status)
         if record.status is Status.LOST and self._losses.allow(ticket.run, outcome):
-            self._ran[record.case, record.lane] -= 1  # it gave that lane nothing
+            self._ran[record.case, self._first[ticket.run]] -= 1  # it gave that lane nothing
             self._runs.appendleft(ticket.run)
