@@ -103,6 +103,13 @@ def test_memory_that_was_not_read_in_every_pair_is_no_agreement() -> None:
     assert judge_all([unread])["memory"].verdict is Verdict.NOT_READ
 
 
+def test_what_the_allocator_does_not_use_is_no_difference() -> None:
+    held = pair(memory_bytes=2_200_000_000, unused_bytes=200_000_000)
+    assert judge_all([held])["memory"].ratio == 1
+    used = pair(memory_bytes=2_200_000_000, unused_bytes=0)
+    assert judge_all([used])["memory"].verdict is Verdict.DISAGREE
+
+
 def test_the_peak_is_the_epochs_alone_and_over_the_baseline() -> None:
     polled = [(0.0, 100), (1.0, 900), (2.0, 500), (2.5, 600), (3.0, 950)]
     assert find_peak(polled, 1.5, 2.9, over_baseline=True) == 500

@@ -7,8 +7,9 @@ what is in them.
 
 It waits for a line on standard input, so that a poller can read the memory before it starts. Then
 it prints one JSON object: seconds, steps and images of the measured steps, when they began and
-ended (CLOCK_MONOTONIC), the seconds that making their batches takes by itself, and the modules
-of the harness that it imported (none).
+ended (CLOCK_MONOTONIC), the bytes that torch's allocator held at most but did not use (null on a
+CPU), the seconds that making their batches takes by itself, and the modules of the harness that it
+imported (none).
 """
 
 import argparse
@@ -103,6 +104,7 @@ def main() -> None:
             x, y = make_batch(start, *draws)
             if len(x):
                 train(x, y)
+        torch.cuda.reset_peak_memory_stats()
     losses.zero_()
     hits.zero_()
     wait()
@@ -115,6 +117,9 @@ def main() -> None:
         count += len(y)
     wait()
     seconds, ended = time.perf_counter() - start_s, time.monotonic()
+    unused = None
+    if device.type == "cuda":
+        unused = torch.cuda.max_memory_reserved() - torch.cuda.max_memory_allocated()
 
     batches_start = time.perf_counter()
     for step in range(given.steps):
@@ -130,6 +135,7 @@ def main() -> None:
                 "images": count,
                 "began": began,
                 "ended": ended,
+                "unused_bytes": unused,
                 "batches_s": batches_s,
                 "shared": sorted(name for name in sys.modules if name.split(".")[0] == "bench"),
             }
