@@ -1,4 +1,4 @@
-"""`python -m bench.card`: run every measurement of a new GPU, in nine minutes.
+"""`python -m bench.card`: run every measurement of a new GPU, nine minutes at a time.
 
 Doctor, the GPU tests, the presets rtx-titan and precision, NVIDIA apex, the harness's overhead, an
 independent cross-check, the loss-scale map and repeats, by priority, into one folder under

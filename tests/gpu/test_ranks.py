@@ -14,7 +14,12 @@ from bench.gpu.cards import find_cards
 from bench.record import Outcome, Status
 
 CARDS, WHY = find_cards()
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not CARDS, reason=f"no CUDA device: {WHY}")]
+pytestmark = [
+    pytest.mark.gpu,
+    # a case in three workers takes 17 s on an H100; unmarked, these came before all others there
+    pytest.mark.slow,
+    pytest.mark.skipif(not CARDS, reason=f"no CUDA device: {WHY}"),
+]
 
 CASE = Case(
     model="dpn-small", dataset="synthetic", device="cuda", batch_size=128, steps=10, world_size=1
