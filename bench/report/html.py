@@ -41,7 +41,7 @@ def render(report: Report) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    templates.filters |= {"clean": clean, "keep_flags": keep_flags}
+    templates.filters |= {"clean": clean, "keep_whole": keep_whole}
     figures, units = draw_figures(report), find_units(report.cases)
     shown = [_show(figure) for figure in figures]
     return templates.get_template("page.html").render(
@@ -70,13 +70,18 @@ def render(report: Report) -> str:
     )
 
 
-def keep_flags(text: str) -> Markup:
-    """Escape a text, with each flag in it on one line: ``--`` at a line's end reads as a dash."""
+def keep_whole(text: str) -> Markup:
+    """Escape a text whose flags and shares are not broken over lines.
+
+    ``--`` at a line's end reads as a dash, and ``%`` at its beginning as nothing.
+    """
     from markupsafe import Markup, escape
 
-    return Markup(_FLAG.sub(r'<span class="flag">\g<0></span>', str(escape(text))))
+    whole = _SHARE.sub("\N{NO-BREAK SPACE}", str(escape(text)))
+    return Markup(_FLAG.sub(r'<span class="flag">\g<0></span>', whole))
 
 
+_SHARE = re.compile(r"(?<=\d) (?=%)")
 _FLAG = re.compile(r"(?<!\S)--[a-z][a-z-]*")
 
 

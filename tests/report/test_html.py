@@ -13,6 +13,7 @@ import pytest
 from made_up import CARDS, REFERENCE, make_record, make_switches, measured, write_sweep
 
 from bench.case import Case
+from bench.report.html import keep_whole
 from bench.report.scalemap import (
     Gradients,
     Kind,
@@ -151,6 +152,12 @@ def test_the_page_says_what_is_no_measurement(pages: dict[str, Path]) -> None:
     assert "measures nothing" in head
     assert "python -m bench.sweep --executor fake" in re.sub(r"</?span[^>]*>", "", text)
     assert "cold first epoch" in pages["reference"].read_text(encoding="utf-8")
+
+
+def test_shares_and_flags_are_not_broken_over_lines() -> None:
+    assert keep_whole("29 % <b> by --compile on") == (
+        '29\N{NO-BREAK SPACE}% &lt;b&gt; by <span class="flag">--compile</span> on'
+    )
 
 
 def test_hostile_names_are_text(pages: dict[str, Path]) -> None:
