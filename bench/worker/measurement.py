@@ -258,16 +258,16 @@ def _measure_exchange(
     assert isinstance(exchange, Exchange)
     assert m.step_time_median_s
     with forgive(found, *_EXCHANGED):
-        m.sync_step_s, m.no_sync_step_s = measure_exchange(
-            training, batches, case, group, m.step_time_median_s
-        )
+        exposed = measure_exchange(training, batches, case, group, m.step_time_median_s)
+        m.sync_step_s, m.no_sync_step_s = exposed.sync_step_s, exposed.no_sync_step_s
+        m.exposed_error_s = exposed.error_s
     _end_workers(batches)
     exchange.end()
     training.exchange = Alone()
     group.leave()
 
 
-_EXCHANGED = ("sync_step_s", "no_sync_step_s")
+_EXCHANGED = ("sync_step_s", "no_sync_step_s", "exposed_error_s")
 
 
 def join_group(case: Case, device: torch.device, seat: Seat | None) -> Group:
