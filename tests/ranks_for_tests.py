@@ -24,9 +24,12 @@ from torch import Tensor, nn
 from bench.case import Case, whole_batch
 from bench.data.batches import Batches, Divided, Share
 from bench.precision import PRECISIONS
-from bench.training.loop import Training, merge, train_epoch
+from bench.record import Measurement
+from bench.training.loop import Epoch, Training, merge, train_epoch
 from bench.training.parallel import Exchange, Group, Processes, measure_exchange
 from bench.training.timing import StepClock
+from bench.worker.measurement import Findings, TimedEpoch, describe_exchange, describe_group
+from bench.worker.messages import Seat
 from bench.workloads import Loss, Workload
 
 CPU = torch.device("cpu")
@@ -264,10 +267,23 @@ def exposed(group: Group) -> dict[str, Any]:
     return {"exposed": found, "same": group.gather(same)}
 
 
+def synchronized(group: Group) -> dict[str, Any]:
+    """What a case with ``--sync-bn`` says of its exchange, on a network without BatchNorm."""
+    case = replace(CASE, world_size=group.size, sync_bn=True)
+    training = train(16, case, group)[0]
+    batches = open_data(16, case, Share(group.rank, group.size))
+    found = Findings(Measurement(epoch_time_s=1.0, measured_time_s=1.0, step_time_median_s=0.1))
+    own = [TimedEpoch(Epoch([8], [1.0], [1], [], []), [1.0], [0.1], 1.0)]
+    describe_group(found, case, training, own, group, Seat(group.rank, group.size, "", [], 60.0))
+    group.leave = lambda: None  # type: ignore[method-assign]  # other scenarios follow
+    describe_exchange(found, training, batches, case, group)
+    return {"found": found}
+
+
 def buckets(group: Group) -> list[int]:
-    """Parts of 3 MiB of gradients in buckets of 1 MiB, and of 25."""
+    """Parts of 6 MiB of gradients in buckets of 1 MiB, and of 25 and 26, either above all."""
     found = []
-    for size in (1, 25):
+    for size in (1, 25, 26):
         case = replace(CASE, world_size=group.size, bucket_mb=size)
         torch.manual_seed(0)
         layers = [nn.Linear(256, 512) for _ in range(6)]
@@ -297,6 +313,7 @@ SCENARIOS: dict[str, Callable[[Group], Any]] = {
         straggler,
         exposed,
         buckets,
+        synchronized,
     )
 }
 

@@ -207,7 +207,7 @@ def test_cores_are_divided() -> None:
 @pytest.fixture(scope="module")
 def found() -> dict[int, dict[str, Any]]:
     """What the scenarios of `ranks_for_tests` gave, by the number of processes."""
-    names = "unweighted,compressed,divided_first,overflow,straggler,exposed,buckets"
+    names = "unweighted,compressed,divided_first,overflow,straggler,exposed,buckets,synchronized"
     with tempfile.TemporaryDirectory() as folder:
         subprocess.run(
             [
@@ -323,8 +323,23 @@ def test_the_interval_of_exposed_communication_covers_as_often_as_it_says() -> N
 
 @pytest.mark.slow
 def test_smaller_buckets_are_more(found: Found) -> None:
-    many, few = found[2]["buckets"]
-    assert many > few > 1
+    many, default, another = found[2]["buckets"]
+    assert many > 1
+    assert default == another == 1, "the default is a size as any other"
+
+
+@pytest.mark.slow
+def test_with_sync_bn_no_process_works_alone(found: Found) -> None:
+    told = found[2]["synchronized"]["found"]
+    m = told.measurement
+    assert m.wire_bytes
+    empty = {"sync_step_s", "no_sync_step_s", "exposed_error_s", "slowest_rank"}
+    assert {getattr(m, name) for name in empty} == {None}
+    assert {told.missing[name] for name in empty} == {
+        "with --sync-bn the processes wait for each other in the forward pass too"
+    }
+    assert [rank.work_s for rank in told.ranks] == [None, None]
+    assert [rank.epoch_time_s for rank in told.ranks] == [1.0, 1.0]
 
 
 # ------------------------------------------------------------------ several workers look like one
@@ -532,6 +547,22 @@ def test_a_whole_epoch_of_two_is_measured(data: DatasetInfo, tmp_path: Path) -> 
     assert all(isinstance(r, RankRow) and r.peak_process_bytes for r in found.ranks)
     assert m.arithmetic == "float32", "the first process goes on alone"
     assert m.step_bytes
+    assert not workers()
+
+
+@pytest.mark.slow
+def test_a_process_that_fails_in_the_exchange_does_not_keep_the_others(
+    data: DatasetInfo, tmp_path: Path
+) -> None:
+    """The first one hangs there, as NCCL does where another is gone, and the epoch is kept."""
+    case = replace(SHORT, model="models_for_tests:fails_to_exchange", steps=2)
+    found = run(case, data, tmp_path / "log", timeout_s=120)
+    m = found.measurement
+    assert found.status is Status.OK, found.reason
+    assert m.epoch_time_s
+    assert m.slowest_rank is not None
+    assert m.sync_step_s is None
+    assert "sync_step_s: rank 1: RuntimeError: no link" in str(m.missing)
     assert not workers()
 
 

@@ -139,8 +139,7 @@ class Exchange(Alone):
         self._parts: DistributedDataParallel | None = DistributedDataParallel(
             _Whole(training.parameters),
             device_ids=[0] if training.device.type == "cuda" else None,
-            # its own default has a first bucket of 1 MiB, so that exchange begins early
-            bucket_cap_mb=None if case.bucket_mb == Case.bucket_mb else case.bucket_mb,
+            bucket_cap_mb=case.bucket_mb,  # without it, 25 and a first bucket of 1 MiB
         )
         # without annotations, which would have to be evaluated ones
         self._parts.register_comm_hook(None, lambda state, bucket: self._average(bucket))
