@@ -246,7 +246,11 @@ class Measurement:
     )
     throttle_before: str | None = quantity(str, "throttle reasons when the worker started")
     throttle_during: str | None = quantity(str, "throttle reasons seen during the epoch")
-    throttle_after: str | None = quantity(str, "throttle reasons after the epoch")
+    throttle_after: str | None = quantity(
+        str,
+        "throttle reasons seen after an epoch: in its evaluation, and in all that the worker did "
+        "before it ended, such as counting and profiling",
+    )
     neighbours: str | None = quantity(str, "other processes seen on the card: pid and bytes")
     neighbours_computing: int | None = quantity(
         int, "of these, how many computed before the epoch ended", since=2

@@ -399,7 +399,7 @@ def _pack(done: Sequence[TimedEpoch], others: OtherWork, m: Measurement) -> dict
     return {
         "epochs": [asdict(one) for one in done],
         "others": others.sums,
-        "memory": {name: getattr(m, name) for name in _SPANNING},
+        "noted": {name: getattr(m, name) for name in _NOTED},
     }
 
 
@@ -412,7 +412,7 @@ def _resume(
     m.resumed_epochs = len(done) if files.stay else None
     if progress is None:
         return [], OtherWork()
-    for name, value in progress["memory"].items():
+    for name, value in progress["noted"].items():
         setattr(m, name, value)
     files.keep_best(_list_epochs(case, done))  # which an interruption may have prevented
     which = f"{len(done)} of {case.epochs} epochs {'was' if len(done) == 1 else 'were'}"
@@ -891,6 +891,9 @@ _TROUBLES = {"alloc_retries": "num_alloc_retries", "alloc_ooms": "num_ooms"}
 
 _SPANNING = ("peak_allocated_bytes", "peak_reserved_bytes", *_TROUBLES)
 """Columns that are noted epoch by epoch, those of earlier processes included."""
+
+_NOTED = (*_SPANNING, "loader_first_batch_s")
+"""Columns that a process which resumes has from the earlier ones."""
 
 
 def _count_allocator_troubles(device: torch.device) -> dict[str, int]:
