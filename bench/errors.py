@@ -20,8 +20,11 @@ _ABBREVIATION = 3
 """From so many letters on, the start of a right word is taken for an abbreviation of it."""
 
 
-def nearest(word: str, right: list[str]) -> str:
+def nearest(word: str, right: list[str], otherwise: str = "") -> str:
     """Say what would have been right for a misspelt ``word``: the nearest of ``right``, or all.
+
+    Args:
+        otherwise: what is said where none is near, in place of all.
 
     >>> nearest("fp61", ["fp32", "fp16"])
     "did you mean 'fp16'?"
@@ -36,4 +39,6 @@ def nearest(word: str, right: list[str]) -> str:
                 return f"did you mean {name!r}?"
     # difflib takes quadratic time, and a file may hold a key of a megabyte
     close = get_close_matches(word[:100], right, n=1, cutoff=0.7)  # 0.6 takes gpu for cpu
-    return f"did you mean {close[0]!r}?" if close else "right values: " + ", ".join(right)
+    if close:
+        return f"did you mean {close[0]!r}?"
+    return otherwise or "right values: " + ", ".join(right)

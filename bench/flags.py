@@ -44,13 +44,15 @@ class Parser(argparse.ArgumentParser):
         """Parse ``argv``.
 
         Raises:
-            UsageError: a flag is unknown, with the nearest right one, or lacks its value.
+            UsageError: a flag is unknown, with the nearest right one if any is near, or lacks its
+                value.
         """
         given, unknown = self.parse_known_args(argv)
         if unknown:
             shown = (action for action in self._actions if action.help != argparse.SUPPRESS)
             flags = [flag for action in shown for flag in action.option_strings]
-            raise UsageError(f"unknown argument {unknown[0]!r}; {nearest(unknown[0], flags)}")
+            near = nearest(unknown[0], flags, "--help lists the right ones")
+            raise UsageError(f"unknown argument {unknown[0]!r}; {near}")
         return given
 
 

@@ -246,7 +246,11 @@ class Measurement:
     )
     throttle_before: str | None = quantity(str, "throttle reasons when the worker started")
     throttle_during: str | None = quantity(str, "throttle reasons seen during the epoch")
-    throttle_after: str | None = quantity(str, "throttle reasons after the epoch")
+    throttle_after: str | None = quantity(
+        str,
+        "throttle reasons seen after an epoch: in its evaluation, and in all that the worker did "
+        "before it ended, such as counting and profiling",
+    )
     neighbours: str | None = quantity(str, "other processes seen on the card: pid and bytes")
     neighbours_computing: int | None = quantity(
         int, "of these, how many computed before the epoch ended", since=2
@@ -319,10 +323,13 @@ class Measurement:
     )
     buckets: int | None = quantity(int, "parts that the gradients are exchanged in", since=5)
     sync_step_s: float | None = quantity(
-        float, "median step after the epoch, gradients exchanged", "s", since=5
+        float, "median step of blocks after the epoch, gradients exchanged", "s", since=5
     )
     no_sync_step_s: float | None = quantity(
-        float, "median step after the epoch, nothing exchanged", "s", since=5
+        float, "median step of blocks after the epoch, nothing exchanged", "s", since=5
+    )
+    exposed_error_s: float | None = quantity(
+        float, "half of the 95 % interval of the difference of these two, in this run", "s", since=5
     )
     slowest_rank: int | None = quantity(
         int, "the process that worked longest before gradients were first exchanged", since=5

@@ -104,6 +104,11 @@ def count(number: int, thing: str) -> str:
     return f"{number:,} {thing}" + ("s" if number != 1 else "")
 
 
+def say_left_out(number: int, thing: str) -> str:
+    """Say how many more things there are: ``1 more row is left out``."""
+    return f"{count(number, f'more {thing}')} {'is' if number == 1 else 'are'} left out"
+
+
 _UNITS = {
     "TiB": 2**40,
     "TB": 10**12,

@@ -10,9 +10,13 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from bench.training.parallel import Group
 
 PIDS = "BENCH_TEST_PIDS"
 """Environment variable: the file that `sleeps` writes its own and its child's process id to."""
@@ -39,6 +43,21 @@ class Tiny(nn.Module):
 
 
 def good() -> nn.Module:
+    return Tiny()
+
+
+def fails_to_exchange() -> nn.Module:
+    """Steps for exposed communication fail in the second process, and never end in the first."""
+    from bench.training import parallel
+
+    def measure(
+        training: object, batches: object, case: object, group: Group, step_s: float
+    ) -> None:
+        if group.rank:
+            raise RuntimeError("no link")
+        time.sleep(3600)
+
+    parallel.measure_exchange = measure  # type: ignore[assignment]
     return Tiny()
 
 

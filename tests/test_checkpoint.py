@@ -481,6 +481,18 @@ def test_an_interrupted_case_ends_as_if_it_had_not_been(precision: str, tmp_path
     assert m.resume_exact is True
 
 
+def test_what_an_earlier_process_saw_of_the_loader_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only the process that begins the first epoch sees how long its first batch takes."""
+    first = iter([0.25])
+    monkeypatch.setattr("bench.worker.measurement._read_first_batch", lambda _: next(first))
+    interrupt(make_case(**THREE), tmp_path, 1)
+    found = run(make_case(**THREE), tmp_path)
+    assert found.measurement.resumed_epochs == 1
+    assert found.measurement.loader_first_batch_s == 0.25
+
+
 def test_interrupted_after_its_last_epoch_nothing_is_trained_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,6 +21,7 @@ from bench.merge import union
 from bench.merge.__main__ import main as merge
 from bench.record import EpochRow, RankRow, Status, Step, WorkRow
 from bench.report.__main__ import main as report
+from bench.search.__main__ import main as search
 from bench.store.cells import LOGS, TRACES
 from bench.store.reader import (
     read_epochs,
@@ -253,9 +254,9 @@ def test_when_folders_come_does_not_matter(tmp_path: Path) -> None:
     assert read_files(at_once) == read_files(slowly)
     join(at_once, first, second, at_once)
     assert read_files(at_once) == read_files(slowly)
-    # and through another merged folder
+    # and through another merged folder, which has the other shard
     join(tmp_path / "one", first, rc=1)
-    join(tmp_path / "other", tmp_path / "one", second, rc=1)  # whose plan says the same
+    join(tmp_path / "other", tmp_path / "one", second)
     records = read_files(tmp_path / "other")["records.csv"]
     assert records == read_files(at_once)["records.csv"]
 
@@ -283,6 +284,68 @@ def test_what_is_missing_is_said(
     assert capsys.readouterr().err == ""
     merged = read_records(tmp_path / "merged")
     assert set(merged[merged["batch_size"] == 64]["status"]) == {"interrupted", "ok"}
+
+
+@pytest.mark.parametrize("through", [False, True])
+def test_what_is_missing_is_not_forgotten(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    through: bool,
+) -> None:
+    """A later merge of the rest names it too, also one of a folder that others were merged in."""
+    monkeypatch.setenv(fake.ANSWERS, "batch_size=64:interrupted")
+    first = run(tmp_path / "first", [*GRID, "--shard", "1/2"])
+    monkeypatch.delenv(fake.ANSWERS)
+    second = run(tmp_path / "second", [*GRID, "--shard", "2/2"])
+    merged = join(tmp_path / "merged", first, rc=1)
+    capsys.readouterr()
+    if through:
+        merged = join(tmp_path / "more", merged, rc=1)
+        assert "missing: shard 2/2" in capsys.readouterr().err
+    join(merged, second, rc=1)
+    said = capsys.readouterr().err.splitlines()
+    assert said[0].startswith(f"missing: {first}: fp32 · batch size 64, repeat 1")
+    assert said[-1] == f"missing: {first}: run its command again, and merge it again"
+    run(first, [*GRID, "--shard", "1/2"])
+    capsys.readouterr()
+    join(merged, first)
+    assert capsys.readouterr().err == ""
+
+
+def test_a_sweep_that_went_on_in_a_merged_folder_is_not_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, second = run_shards(tmp_path, GRID, 2)
+    merged = join(tmp_path / "merged", first, second)
+    monkeypatch.setenv(fake.ANSWERS, "batch_size=256:interrupted")
+    run(merged, [*FAKE, "--batch-size", "256"])
+    capsys.readouterr()
+    for _ in range(2):
+        join(merged, second, rc=1)
+        assert f"missing: {merged}: fp32 · batch size 256, repeat 1" in capsys.readouterr().err
+
+
+def test_a_trial_that_a_search_ended_early_is_not_missing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = [*FAKE, "--lr", "0.01..1", "--batch-size", "64", "128", "--epochs", "9"]
+    out = tmp_path / "search"
+    assert search([*flags, "--samples", "8", "--out", str(out)]) == 0
+    found = read_records(out)
+    assert found["truncated_after"].notna().any()
+    merged = join(tmp_path / "merged", out)
+    assert len(read_records(merged)) == len(found)
+    halving = json.loads((out / "config.json").read_text())["halving"]
+    assert json.loads((merged / "config.json").read_text())["halving"] == halving
+    # to a sweep of the same cases they are
+    file = out / "config.json"
+    file.write_text(
+        json.dumps({k: v for k, v in json.loads(file.read_text()).items() if k != "halving"})
+    )
+    capsys.readouterr()
+    join(tmp_path / "again", out, rc=1)
+    assert "repeat 1" in capsys.readouterr().err
 
 
 def test_a_folder_without_its_configuration_is_joined_and_named(
@@ -434,6 +497,23 @@ def test_rows_that_cannot_be_compared_are_refused(
     assert read_files(merged) == before
     join(merged, other, rc=1, mix=True)
     assert len(read_records(merged)) == 2
+
+
+@pytest.mark.parametrize("mix", [[], ["--mix"]])
+def test_what_nothing_measured_is_not_joined_with_what_was_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], mix: list[str]
+) -> None:
+    real = write_folder(tmp_path / "a", "aaaa", 0)
+    fakes = write_folder(tmp_path / "b", "bbbb", 1, executor="fake")
+    merged = tmp_path / "merged"
+    said = f"{fakes} has rows of --executor fake, which nothing measured, and {{}} has measured"
+    assert merge([str(real), str(fakes), "--out", str(merged), *mix]) == 2
+    assert said.format(real) in capsys.readouterr().err
+    assert not merged.exists()
+    join(merged, real, rc=1)
+    assert merge([str(fakes), "--out", str(merged), *mix]) == 2
+    assert said.format(merged) in capsys.readouterr().err
+    assert len(read_records(merged)) == 1
 
 
 def test_what_a_row_never_knew_refuses_nothing(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from textwrap import dedent
 
 import pytest
 
-from bench.merge.union import MARK
+from bench.merge.plans import MARK
 from bench.store.reader import read_records
 
 ROOT = Path(__file__).parents[1]

@@ -524,6 +524,7 @@ def test_the_rungs_of_the_report_are_those_of_the_trials(tmp_path: Path) -> None
     frame = run(tmp_path, *RANGE)
     halving, epochs = read_told(tmp_path), read_epochs(tmp_path)
     trials, rungs = tabulate_halving(frame, epochs, halving)
+    assert trials.title.endswith("longest first, and of them the best by test accuracy (%)")
     trained = frame["truncated_after"].fillna(9)
     shown = [[cell.value for cell in row] for row in rungs.rows]
     by_rung = {int(row[0]): row for row in shown}  # type: ignore[arg-type]
@@ -536,6 +537,9 @@ def test_the_rungs_of_the_report_are_those_of_the_trials(tmp_path: Path) -> None
     assert [row[-1].text for row in trials.rows if row[1].text == ""] == []
     spent = [row[3].value for row in trials.rows]
     assert spent == sorted(spent, reverse=True)  # type: ignore[type-var]
+    whole = [row[-2].value for row in trials.rows if row[3].value == 9]
+    assert len(whole) > 1
+    assert whole == sorted(whole, reverse=True)  # type: ignore[type-var]
 
 
 def test_a_sweep_trains_a_truncated_case_whole(

@@ -7,20 +7,23 @@ What the sweeps planned and no folder has is named.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from bench.case import telling_axes
 from bench.flags import Parser, describe, run_command, writable
+from bench.merge.plans import Plan, read_plans
 from bench.merge.sources import (
     Source,
     list_final_runs,
     list_lost_shards,
+    list_truncated_runs,
     read_source,
+    refuse_fakes,
     refuse_schemas,
     refuse_unlike,
 )
-from bench.merge.union import claim, read_mark, write_union
+from bench.merge.union import claim, write_union
 from bench.store.attempts import keep_cases, keep_latest
 from bench.store.writer import Store
 from bench.sweep.shards import parse_shard
@@ -69,25 +72,31 @@ def merge(argv: Sequence[str]) -> int:
     folders = {path.resolve(): path for path in given.folders}
     folders.pop(out.resolve(), None)  # it is joined in any case
     sources = [read_source(path) for path in folders.values()]
+    # first, so that nothing is made for what cannot be joined
     refuse_schemas(sources)
+    refuse_fakes(sources)
     if not given.mix:
-        refuse_unlike(sources)  # first, so that nothing is made for what cannot be joined
+        refuse_unlike(sources)
     with writable("--out", out):
         claim(out)
         with Store(out):
             # read under its lock, and in today's schema, which opening it has seen to
             before = read_source(out)
+            refuse_fakes([*sources, before])
             if not given.mix:
                 refuse_unlike([*sources, before])
             union = write_union(out, [*sources, before])
+    plans = read_plans(out)
     new = len(union.records) - len(before.records)
     print(
         f"{out}: {count(len(union.records), 'record')}, {new:,} of them new, of "
-        f"{count(len(read_mark(out)), 'folder')}"
+        f"{count(len(plans), 'folder')}"
     )
     for line in describe_shadowed(union):
         print(f"note: {line}", file=sys.stderr)
-    lacks = list(describe_gaps(union, sources))
+    given_as = {str(path): str(given) for path, given in folders.items()}
+    named = {given_as.get(name, name): plan for name, plan in plans.items()}
+    lacks = list(describe_gaps(union, named))
     for line in lacks:
         print(f"missing: {line}", file=sys.stderr)
     return 1 if lacks else 0
@@ -104,26 +113,31 @@ def describe_shadowed(union: Source) -> Iterator[str]:
         )
 
 
-def describe_gaps(union: Source, sources: Sequence[Source]) -> Iterator[str]:
-    """Say what the sweeps planned and ``union`` does not have, a line each."""
-    shards = [parse_shard(text) for text in read_mark(union.folder).values() if text]
+def describe_gaps(union: Source, plans: Mapping[str, Plan]) -> Iterator[str]:
+    """Say what the sweeps planned and ``union`` does not have, a line each.
+
+    Args:
+        plans: by the folder of each sweep.
+    """
+    shards = [parse_shard(plan.shard) for plan in plans.values() if plan.shard]
     for shard in list_lost_shards(shards):
         yield f"shard {shard}; run its command, and merge its folder"
-    final = list_final_runs(union.records)
-    for source in sources:
-        if not source.config:
-            yield f"{source.folder} has no config.json, so what it planned is not known"
+    final, truncated = list_final_runs(union.records), list_truncated_runs(union.records)
+    for folder, plan in plans.items():
+        if plan.cases is None:
+            yield f"{folder} has no config.json, so what it planned is not known"
             continue
-        plan = source.list_plan()
-        runs = [run for run in plan if run not in final]
-        axes = telling_axes(case for case, _, _ in plan) if runs else []
+        made = final | truncated if plan.searched else final
+        planned = plan.list_runs()
+        runs = [run for run in planned if run not in made]
+        axes = telling_axes(case for case, _, _ in planned) if runs else []
         for case, repeat, sentinel in runs[:_SHOWN]:
             which = "sentinel" if sentinel else f"repeat {repeat}"
-            yield f"{source.folder}: {case.label(axes)}, {which}"
+            yield f"{folder}: {case.label(axes)}, {which}"
         if len(runs) > _SHOWN:
-            yield f"{source.folder}: {count(len(runs) - _SHOWN, 'more run')}"
+            yield f"{folder}: {count(len(runs) - _SHOWN, 'more run')}"
         if runs:
-            yield f"{source.folder}: run its command again, and merge it again"
+            yield f"{folder}: run its command again, and merge it again"
 
 
 if __name__ == "__main__":

@@ -4,19 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bench.case import AXES, Case, Value, parse_value
 from bench.errors import UsageError
+from bench.merge.plans import MARK, MERGED, Plan, read_plans
 from bench.record import COLUMNS, COMPARABLE
-from bench.store.attempts import find_unknown, number_groups
+from bench.store.attempts import find_truncated, find_unknown, number_groups
 from bench.store.cells import RECORDS
-from bench.store.reader import Run, read_config, read_history, read_text, records_file, type_table
+from bench.store.reader import (
+    Run,
+    read_cases,
+    read_config,
+    read_history,
+    read_text,
+    records_file,
+    type_table,
+)
 from bench.store.writer import FILES, find_torn_tail
-from bench.sweep.schedule import REPEATED, plan_runs
-from bench.sweep.shards import KEY, Shard, parse_shard
+from bench.sweep.schedule import REPEATED
+from bench.sweep.shards import Shard
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -36,26 +43,12 @@ class Source:
     records: pd.DataFrame
     config: Mapping[str, Any] = field(default_factory=dict)
 
-    @property
-    def shard(self) -> Shard | None:
-        """The shard that the folder holds, if it holds one."""
-        text = self.config.get(KEY)
-        return parse_shard(text) if isinstance(text, str) else None
-
-    def list_plan(self) -> list[Run]:
-        """The runs that its sweep planned; none where its configuration does not tell."""
-        cases, repeats = self.config.get("cases", []), self.config.get("repeats", 1)
-        return plan_runs([_read_case(texts) for texts in cases], repeats)
-
-
-def _read_case(texts: Mapping[str, str]) -> Case:
-    """A case as `bench.sweep.preflight.describe_config` writes it."""
-    return Case(**{name: _read_value(name, texts[name]) for name in AXES if name in texts})  # type: ignore[arg-type]
-
-
-@cache
-def _read_value(name: str, text: str) -> Value:
-    return None if text == "" else parse_value(name, text, name)
+    def list_plans(self) -> dict[str, Plan]:
+        """What was planned for it, by folder: its own sweep, and those that were joined in it."""
+        plans = read_plans(self.folder)
+        if self.config.get(MERGED) or (not self.config and (self.folder / MARK).exists()):
+            return plans
+        return plans | {str(self.folder.resolve()): Plan.of(self.config)}
 
 
 def read_source(folder: Path) -> Source:
@@ -100,6 +93,23 @@ def refuse_schemas(sources: Sequence[Source]) -> None:
         )
 
 
+def refuse_fakes(sources: Sequence[Source]) -> None:
+    """Refuse rows of the fake executor beside measured ones.
+
+    Raises:
+        UsageError: it names a folder of each.
+    """
+    found: dict[bool, Path] = {}
+    for source in sources:
+        for name in source.records["executor"].unique():
+            found.setdefault(name == "fake", source.folder)
+    if len(found) > 1:
+        raise UsageError(
+            f"{found[True]} has rows of --executor fake, which nothing measured, and "
+            f"{found[False]} has measured ones; merge them into a folder each"
+        )
+
+
 def refuse_unlike(sources: Sequence[Source]) -> None:
     """Refuse records that could not be compared: another GPU, torch, network or data.
 
@@ -140,3 +150,12 @@ def list_lost_shards(shards: Sequence[Shard]) -> list[Shard]:
 def list_final_runs(records: pd.DataFrame) -> set[Run]:
     """The runs that need not be made again, of all records that are joined."""
     return {run for run, past in read_history(records).items() if past.status not in REPEATED}
+
+
+def list_truncated_runs(records: pd.DataFrame) -> set[Run]:
+    """The runs that a search ended early, which it does not make again."""
+    rows = records[find_truncated(records)]
+    return {
+        (case, int(repeat), False)
+        for case, repeat in zip(read_cases(rows), rows["repeat"], strict=True)
+    }

@@ -5,38 +5,27 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bench.errors import UsageError
+from bench.merge.plans import MARK, MERGED, write_plans
 from bench.merge.sources import Source
 from bench.record import COLUMNS
 from bench.store.cells import CONFIG, LOGS, RECORDS, TRACES
 from bench.store.reader import type_table
 from bench.store.writer import FILES, write_table
-from bench.sweep.shards import KEY
 from bench.text import replace_file
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-MARK = "merged.json"
-"""The file by which a folder is known to be of `bench.merge`: which folders were joined there."""
 
 SEVERAL = "several"
 """What the configuration calls the preset of sweeps that had different ones."""
 
 _ORDER = ("finished_at", "started_at", "record_id")
 _PLACED = frozenset({"log", "schema"})  # cells that joining changes
-
-
-def read_mark(folder: Path) -> dict[str, str]:
-    """The folders that were joined in ``folder``, each with its shard or ""; empty for none."""
-    try:
-        mark = json.loads((folder / MARK).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return dict(mark.get("folders", {})) if isinstance(mark, dict) else {}
 
 
 def claim(out: Path) -> None:
@@ -53,12 +42,7 @@ def claim(out: Path) -> None:
             f"--out {out}: has a {there[0]} that bench.merge did not write; choose another --out"
         )
     out.mkdir(parents=True, exist_ok=True)
-    _write_mark(out, {})
-
-
-def _write_mark(out: Path, folders: Mapping[str, str]) -> None:
-    content = json.dumps({"folders": dict(sorted(folders.items()))}, indent=2)
-    replace_file(out / MARK, content + "\n")
+    write_plans(out, {})
 
 
 def join_records(sources: Sequence[Source]) -> tuple[pa.Table, list[int]]:
@@ -173,6 +157,7 @@ def join_configs(configs: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     commands = {line for config in known for line in str(config.get("command", "")).splitlines()}
     cases = {json.dumps(case): case for config in known for case in config.get("cases", [])}
     searches = [config["search"] for config in known if config.get("search")]
+    halvings = {json.dumps(c["halving"]): c["halving"] for c in known if c.get("halving")}
     return {
         "command": "\n".join(sorted(commands)),
         "preset": presets.pop() if len(presets) == 1 else SEVERAL,
@@ -181,6 +166,9 @@ def join_configs(configs: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
         "environment": _join(known, "environment"),
         "datasets": _join(known, "datasets"),
         **({"search": min(searches, key=json.dumps)} if searches else {}),
+        # trials of different searches were not compared with each other
+        **({"halving": next(iter(halvings.values()))} if len(halvings) == 1 else {}),
+        MERGED: True,
     }
 
 
@@ -212,9 +200,8 @@ def write_union(out: Path, sources: Sequence[Source]) -> Source:
         OSError: something cannot be written.
     """
     records, owners = join_records(sources)
-    given = {str(s.folder.resolve()): str(s.config.get(KEY, "")) for s in sources}
-    given.pop(str(out.resolve()), None)
-    _write_mark(out, read_mark(out) | given)
+    # what a folder that is given now plans comes before what was known of it
+    write_plans(out, dict(chain.from_iterable(s.list_plans().items() for s in reversed(sources))))
     records = copy_logs(out, sources, records, owners)
     config = join_configs(source.config for source in sources)
     replace_file(out / CONFIG, json.dumps(config, indent=2) + "\n")

@@ -56,6 +56,7 @@ from bench.report.scaling import (
     match_sizes,
     write_drop,
 )
+from bench.text import say_left_out
 from bench.wall.answer import Wall
 from bench.wall.search import STEP, Ending
 from bench.workloads import IMAGES
@@ -118,7 +119,7 @@ def _cut(table: Table) -> Table:
 def _note_left(table: Table, left: int, families: int) -> Iterator[str]:
     """What a table does not show, of which ``left`` are rows."""
     if left > 0:
-        yield f"{left:,} more rows are left out; --where chooses."
+        yield f"{say_left_out(left, 'row')}; --where chooses."
     if families == MOST_FAMILIES and table.name not in ("walls", "accumulation"):
         yield f"Only the first {MOST_FAMILIES} settings are looked at; --where chooses others."
 

@@ -18,6 +18,7 @@ from bench.report.cells import Row, iterate, name_place
 from bench.report.model import NOTHING, Cell, Head, Table
 from bench.report.profiles import Profiled
 from bench.report.quantities import write_number
+from bench.text import count, say_left_out
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -99,14 +100,14 @@ def tabulate_breakdowns(
         for (one, breakdown), share in zip(shown, shares, strict=False)
     ]
     left = len(divided) - len(profiled)
-    more = len(profiled) - len(shown)
+    more, have = len(profiled) - len(shown), "has" if left == 1 else "have"
     notes = [
         "A step is the median step without the profiler; a profile of a few steps after the epoch "
         "says how it is divided. "
         "Limited by: what limits at least two thirds of a step; of a mixed one, all that limit "
         f"{100 * LISTED:.0f} % or more.",
-        *([f"{more:,} more cases are left out; --where chooses."] if more else []),
-        *([f"{left:,} other cases have no profile: {UNPROFILED}"] if left else []),
+        *([f"{say_left_out(more, 'case')}; --where chooses."] if more else []),
+        *([f"{count(left, 'other case')} {have} no profile: {UNPROFILED}"] if left else []),
     ]
     yield Table(
         "time", "Where the time of a step goes", heads, tuple(lines), tuple(notes)
@@ -187,7 +188,7 @@ def tabulate_operations(
     ]
     if len(profiled) > MOST_STEPS:
         more = len(profiled) - MOST_STEPS
-        notes.append(f"{more:,} more cases are left out; --where chooses.")
+        notes.append(f"{say_left_out(more, 'case')}; --where chooses.")
     yield Table(
         "operations",
         "The operations that take longest",

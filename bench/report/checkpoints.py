@@ -10,6 +10,7 @@ from bench.report.axes import Machines
 from bench.report.cells import TIMED, iterate, name_place, quantity_cell, quantity_head
 from bench.report.model import Cell, Head, Table
 from bench.report.quantities import QUANTITIES
+from bench.text import say_left_out
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -67,7 +68,7 @@ def tabulate_checkpoints(
     notes = list(_describe(kept, verdicts, runs))
     if len(kept) > MOST_ROWS:
         more = len(kept) - MOST_ROWS
-        notes.append(f"{more:,} more rows are left out; --where chooses.")
+        notes.append(f"{say_left_out(more, 'row')}; --where chooses.")
     yield Table("checkpoints", "Checkpoints", heads, tuple(lines), tuple(notes))
 
 

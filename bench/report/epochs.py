@@ -14,6 +14,7 @@ from bench.report.cells import TIMED, iterate, name_place, quantity_head
 from bench.report.model import NOTHING, Cell, Head, Table
 from bench.report.quantities import QUANTITIES, is_number
 from bench.report.spread import CONFIDENCE
+from bench.text import say_left_out
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -172,7 +173,7 @@ def tabulate_epochs(
         )
     if len(shown) > len(cut):
         notes.append(
-            f"{len(shown) - len(cut):,} more rows are left out; --where chooses, and epochs.csv "
+            f"{say_left_out(len(shown) - len(cut), 'row')}; --where chooses, and epochs.csv "
             "has them all."
         )
     yield Table("epochs", "Epoch by epoch", tuple(heads), tuple(lines), tuple(notes), groups)

@@ -62,7 +62,7 @@ class Trial:
 
 
 def find_trials(records: pd.DataFrame, epochs: pd.DataFrame, halving: Halving) -> list[Trial]:
-    """The trials that a folder holds, best first: by how long they trained, then by the metric.
+    """The trials that a folder holds: those that trained longest first, the best of them first.
 
     Args:
         records: of `bench.store.reader.read_records`.
@@ -105,7 +105,7 @@ def _key(settings: Settings) -> tuple[tuple[str, str], ...]:
 def tabulate_halving(
     records: pd.DataFrame, epochs: pd.DataFrame, halving: Halving
 ) -> Iterator[Table]:
-    """The trials, best first, and the rungs; nothing where no trial has ended."""
+    """The trials in the order of `find_trials`, and the rungs; nothing where no trial has ended."""
     trials = find_trials(records, epochs, halving)
     if not trials:
         return
@@ -140,8 +140,8 @@ def _tabulate_trials(trials: Sequence[Trial], halving: Halving) -> Table:
     left = len(trials) - len(lines)
     more = [f"{count(left, 'more trial')} left out; records.csv has them all."] if left else []
     title = (
-        f"Search: {len(trials)} of {count(len(halving.trials), 'trial')}, best first, by "
-        f"{quantity.title} after epochs"
+        f"Search: {len(trials)} of {count(len(halving.trials), 'trial')}, those that trained "
+        f"longest first, and of them the best by {quantity.title}"
     )
     return Table(
         "search",

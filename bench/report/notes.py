@@ -161,6 +161,8 @@ def _dataset_note(rows: pd.DataFrame) -> str:
 
 
 def _epoch_note(rows: pd.DataFrame) -> str:
+    if rows["epoch_time_s"].notna().any():
+        rows = rows[rows["epoch_time_s"].notna()]  # what was interrupted measured no part
     fractions = sorted(rows.loc[rows["part"] < 1, "part"].unique())
     if not fractions:
         cold = (rows["kind"] == "published").all()

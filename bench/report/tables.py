@@ -69,7 +69,7 @@ from bench.report.startup import find_prices, find_start
 from bench.report.units import count_table_in, find_units
 from bench.report.why import choose_pairs, tabulate_expected, tabulate_explained, tabulate_pairs
 from bench.store.attempts import number_groups
-from bench.text import count
+from bench.text import count, say_left_out
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -401,7 +401,7 @@ def _lay_out(name: str, title: str, parts: Sequence[Part], rows: pd.DataFrame) -
     cut = rows.head(MOST_ROWS)
     cells = tuple(tuple(part.cell(row) for part in parts) for row in iterate(cut))
     left = len(rows) - len(cut)
-    more = f"{left:,} more rows are left out; --where chooses, and --format csv has them all."
+    more = f"{say_left_out(left, 'row')}; --where chooses, and --format csv has them all."
     heads = tuple(part.head for part in parts)
     table = Table(name, title, heads, cells, (more,) if left else ())
     required = [part.head.name for part in parts if not part.optional]

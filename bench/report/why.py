@@ -17,6 +17,7 @@ from bench.report.effects import Effect
 from bench.report.model import NOTHING, Cell, Head, Table
 from bench.report.profiles import Profiled
 from bench.report.quantities import QUANTITIES
+from bench.text import say_left_out
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -103,7 +104,7 @@ def tabulate_expected(
         "--model NAME says it before a sweep."
     ]
     if len(lines) > MOST_ROWS:
-        notes.append(f"{len(lines) - MOST_ROWS:,} more rows are left out; --where chooses.")
+        notes.append(f"{say_left_out(len(lines) - MOST_ROWS, 'row')}; --where chooses.")
     yield Table("expected", "Expected and measured", heads, tuple(lines[:MOST_ROWS]), tuple(notes))
 
 

@@ -176,10 +176,10 @@ def measure(
         _describe_loader(found, batches, case, device)
     m.flags = " ".join(f"{name}={value}" for name, value in read_flags().items())
     if seat is not None:
-        _describe_group(found, case, training, own, group, seat)
+        describe_group(found, case, training, own, group, seat)
         if not group.rank:
             on_follows(found, [*_EXCHANGED, *_PROVEN, "flop_per_image", "step_bytes"])
-        _measure_exchange(found, training, batches, case, group)
+        describe_exchange(found, training, batches, case, group)
         if group.rank:
             return found
     with forgive(found, *_PROVEN):
@@ -204,7 +204,7 @@ def measure(
     return found
 
 
-def _describe_group(
+def describe_group(
     found: Findings,
     case: Case,
     training: Training,
@@ -220,7 +220,7 @@ def _describe_group(
     m.comm_backend, m.wire_bytes, m.buckets = group.backend, exchange.wire_bytes, exchange.buckets
     assert m.epoch_time_s
     assert m.measured_time_s
-    times, work = [one.time_s for one in own], exchange.read_work()
+    times, work = [one.time_s for one in own], [] if case.sync_bn else exchange.read_work()
     row = RankRow(
         group.rank,
         seat.gpus[group.rank] if seat.gpus else None,
@@ -236,7 +236,7 @@ def _describe_group(
     if len(known) > 1:
         m.slowest_rank = max(known, key=lambda one: one.work_s or 0.0).rank
     else:
-        found.missing["slowest_rank"] = "there is one process"
+        found.missing["slowest_rank"] = _SYNC_BN if case.sync_bn else "there is one process"
     rates = group.gather(m.loader_samples_per_s)
     m.loader_samples_per_s = sum(filter(None, rates)) if all(rates) else None
     if len(seat.gpus) > 1:
@@ -247,27 +247,37 @@ def _describe_group(
         found.missing["links"] = "there is one GPU" if seat.gpus else "the case ran on a CPU"
 
 
-def _measure_exchange(
+def describe_exchange(
     found: Findings, training: Training, batches: Supply, case: Case, group: Group
 ) -> None:
-    """Measure what exchanging gradients adds to a step; then this process goes on alone."""
+    """Measure what exchanging gradients adds to a step; then this process goes on alone.
+
+    Raises:
+        Exception: it failed in this process, or in another that this one noticed.
+    """
+    from bench.training import parallel
     from bench.training.loop import Alone
-    from bench.training.parallel import Exchange, measure_exchange
 
     m, exchange = found.measurement, training.exchange
-    assert isinstance(exchange, Exchange)
+    assert isinstance(exchange, parallel.Exchange)
     assert m.step_time_median_s
-    with forgive(found, *_EXCHANGED):
-        m.sync_step_s, m.no_sync_step_s = measure_exchange(
-            training, batches, case, group, m.step_time_median_s
-        )
+    if case.sync_bn:
+        found.missing |= dict.fromkeys(_EXCHANGED, _SYNC_BN)
+    else:
+        # nothing is forgiven: a process that went on after a failure would leave the others waiting
+        # within NCCL, so it ends with it, and its parent keeps what was measured and ends them all
+        exposed = parallel.measure_exchange(training, batches, case, group, m.step_time_median_s)
+        m.sync_step_s, m.no_sync_step_s = exposed.sync_step_s, exposed.no_sync_step_s
+        m.exposed_error_s = exposed.error_s
     _end_workers(batches)
     exchange.end()
     training.exchange = Alone()
     group.leave()
 
 
-_EXCHANGED = ("sync_step_s", "no_sync_step_s")
+_EXCHANGED = ("sync_step_s", "no_sync_step_s", "exposed_error_s")
+
+_SYNC_BN = "with --sync-bn the processes wait for each other in the forward pass too"
 
 
 def join_group(case: Case, device: torch.device, seat: Seat | None) -> Group:
@@ -389,7 +399,7 @@ def _pack(done: Sequence[TimedEpoch], others: OtherWork, m: Measurement) -> dict
     return {
         "epochs": [asdict(one) for one in done],
         "others": others.sums,
-        "memory": {name: getattr(m, name) for name in _SPANNING},
+        "noted": {name: getattr(m, name) for name in _NOTED},
     }
 
 
@@ -402,7 +412,7 @@ def _resume(
     m.resumed_epochs = len(done) if files.stay else None
     if progress is None:
         return [], OtherWork()
-    for name, value in progress["memory"].items():
+    for name, value in progress["noted"].items():
         setattr(m, name, value)
     files.keep_best(_list_epochs(case, done))  # which an interruption may have prevented
     which = f"{len(done)} of {case.epochs} epochs {'was' if len(done) == 1 else 'were'}"
@@ -881,6 +891,9 @@ _TROUBLES = {"alloc_retries": "num_alloc_retries", "alloc_ooms": "num_ooms"}
 
 _SPANNING = ("peak_allocated_bytes", "peak_reserved_bytes", *_TROUBLES)
 """Columns that are noted epoch by epoch, those of earlier processes included."""
+
+_NOTED = (*_SPANNING, "loader_first_batch_s")
+"""Columns that a process which resumes has from the earlier ones."""
 
 
 def _count_allocator_troubles(device: torch.device) -> dict[str, int]:

@@ -394,6 +394,13 @@ def test_part_epochs_and_synthetic_images_are_doubted(tmp_path: Path) -> None:
     assert row["synthetic"]
 
 
+def test_what_was_interrupted_measured_no_part_of_an_epoch(tmp_path: Path) -> None:
+    stopped = make_record(Case(fraction=0.01), status=Status.INTERRUPTED, gpu="A card")
+    made = build([sweep_of(tmp_path, [ran(Case(fraction=0.02), 10), stopped])])
+    (note,) = (note for note in made.notes if "of an epoch was measured" in note)
+    assert "Only 2 % of an epoch" in note
+
+
 def test_a_few_steps_of_an_epoch_are_a_part_of_it(tmp_path: Path) -> None:
     """As far as they are: --steps above the epoch measures all of it, and a failed run nothing."""
     few, all_of_it = Case(steps=2), Case(steps=500, batch_size=256)

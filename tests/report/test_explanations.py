@@ -88,19 +88,21 @@ def test_operations_stand_beside_what_the_machine_can_do(page: Report) -> None:
 
 
 def test_cases_without_a_profile_have_no_table(profiled: Path, tmp_path: Path) -> None:
-    for folder, kept in ((tmp_path / "none", ""), (tmp_path / "one", "fp32-b512")):
-        forget_times(profiled, folder, kept)
-    bare, one = (build(read_sweeps([tmp_path / name])) for name in ("none", "one"))
+    kept = {"none": (), "one": ("fp32-b512",), "three": ("fp32", "bf16-amp-b512")}
+    for name, records in kept.items():
+        forget_times(profiled, tmp_path / name, records)
+    bare, one, three = (build(read_sweeps([tmp_path / name])) for name in kept)
     names = {table.name for table in bare.tables}
     assert not names & {"time", "operations", "why"}
     assert bare.explanations == ()
     assert len(find(one, "time").rows) == 1
     assert "3 other cases have no profile" in find(one, "time").notes[-1]
     assert "--profile" in find(one, "time").notes[-1]
+    assert "1 other case has no profile" in find(three, "time").notes[-1]
 
 
-def forget_times(source: Path, folder: Path, but: str) -> None:
-    """Copy a sweep without its profiles, but for that of one case."""
+def forget_times(source: Path, folder: Path, but: tuple[str, ...] = ()) -> None:
+    """Copy a sweep without its profiles, but for those of records that begin with ``but``."""
     folder.mkdir()
     for name, columns in (
         (WORK_FILE, ("time_s",)),
@@ -109,7 +111,7 @@ def forget_times(source: Path, folder: Path, but: str) -> None:
         with (source / name).open(newline="") as file:
             rows = list(csv.DictReader(file))
         for row in rows:
-            if not (but and row["record_id"].startswith(but)):
+            if not row["record_id"].startswith(but):
                 row |= dict.fromkeys(columns, "")
         with (folder / name).open("w", newline="") as file:
             writer = csv.DictWriter(file, rows[0], lineterminator="\n")
@@ -132,7 +134,7 @@ def test_what_counts_let_one_expect_stands_beside_what_was_measured(
     page: Report, profiled: Path, tmp_path: Path
 ) -> None:
     """Also without profiles: FLOP over rates, bytes over the copy's, whichever takes longer."""
-    forget_times(profiled, tmp_path / "none", "")
+    forget_times(profiled, tmp_path / "none")
     for report in (page, build(read_sweeps([tmp_path / "none"]))):
         full = read_rows(find(report, "expected"))[-1]
         assert "512" in str(full["case"])
