@@ -465,7 +465,8 @@ class RankRow:
 class Outcome:
     """The result of running a case: a status with its one-line reason, and what was measured.
 
-    ``preempted`` says of one that was lost that its machine was taken away as had been agreed.
+    ``preempted`` says of one that was lost that its machine was taken away as had been agreed, and
+    ``awaited`` that the lanes that it takes were gone, and waited for in vain.
     """
 
     status: Status
@@ -478,6 +479,7 @@ class Outcome:
     retries: int = 0
     log: str = ""
     preempted: bool = False
+    awaited: bool = False
 
 
 @dataclass

@@ -13,7 +13,7 @@ from bench.case import Case
 from bench.executors import Executor
 from bench.store.reader import Past, Run, read_history
 from bench.store.writer import Store
-from bench.sweep.anchors import make_anchor
+from bench.sweep.anchors import choose_anchors
 from bench.sweep.grid import Grid
 from bench.sweep.hardware import Hardware
 from bench.sweep.loop import Loop
@@ -96,10 +96,9 @@ class Part:
         skips = None if self.options.no_skip else OomSkips(known)
         return Grid(self.loop, self.runs, self.before, skips)
 
-    def choose_anchor(self) -> Case | None:
-        """The sweep's first case that can run here, shortened; None where none can."""
-        found = (case for case in self.cases if not self.loop.refuse(case))
-        return next(map(make_anchor, found), None)
+    def choose_anchors(self) -> list[Case]:
+        """The anchors that may be made of the sweep's cases that can run here, the best first."""
+        return choose_anchors([case for case in self.cases if not self.loop.refuse(case)])
 
 
 def open_part(

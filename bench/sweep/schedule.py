@@ -88,7 +88,10 @@ def remaining_runs(
 
 
 class Losses:
-    """How often each thing that runs was lost with its machine; pre-emption does not count."""
+    """How often each thing that runs was lost with its machine; pre-emption does not count.
+
+    What was waited for in vain is not to be run again in the same sweep.
+    """
 
     def __init__(self) -> None:
         self._lost = Counter[Hashable]()
@@ -96,7 +99,7 @@ class Losses:
     def allow(self, what: Hashable, outcome: Outcome) -> bool:
         """Whether ``what``, which ended as `lost`, is to be run again."""
         self._lost[what] += not outcome.preempted
-        return self._lost[what] < MOST_LOST
+        return not outcome.awaited and self._lost[what] < MOST_LOST
 
 
 class OomSkips:
