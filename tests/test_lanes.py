@@ -256,6 +256,55 @@ def test_each_class_of_hardware_has_the_full_grid_and_its_own_wall(
     assert len(read_records(out / "a100")) == 3, "all is there, and is found again"
 
 
+def test_a_class_keeps_its_folder_whichever_are_there(
+    out: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A node is down, and comes back; a class comes that never was there."""
+    for cards, lines in (
+        ("A100:1", 0),
+        ("A100:1 H100:2", 1),
+        ("H100:2", 1),
+        ("T4:1", 2),
+        ("A100:1", 3),
+    ):
+        monkeypatch.setenv(fake.LANES, cards)
+        run_mixed(out, "8", "16", "--no-anchors", "--lanes", "all")
+        said = capsys.readouterr().err
+        assert said.count("lanes: ") + said.count("no lane is of the class of ") == lines, said
+    for folder, gpu in ((out, "A100"), (out / "h100", "H100"), (out / "t4", "T4")):
+        frame = read_records(folder)
+        assert set(frame["gpu"]) == {gpu}
+        assert Counter(frame["batch_size"]) == {8: 1, 16: 1}, "and none twice"
+
+
+def test_the_folder_of_a_class_whose_driver_changed_is_refused_as_any_is(
+    out: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(fake.LANES, "A100:1 H100:2")
+    run_mixed(out, "8", "--lanes", "all")
+    examine = FakeExecutor.examine
+
+    def update(self: FakeExecutor, *rest: Any) -> Answer:
+        answer = examine(self, *rest)
+        for found in answer.devices.values():
+            found.environment["driver"] = "600"
+        return answer
+
+    monkeypatch.setattr(FakeExecutor, "examine", update)
+    monkeypatch.setenv(fake.LANES, "H100:2")
+    run_mixed(out, "8", "--lanes", "all", rc=2)
+    assert f"error: --out {out / 'h100'}: has rows that would not be comparable: driver was " in (
+        capsys.readouterr().err
+    )
+
+
+def test_other_sweeps_within_out_are_no_classes(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(fake.LANES, "A100:1")
+    run_mixed(out / "other", "8", "--lanes", "all")
+    run_mixed(out, "8", "--lanes", "all")
+    assert len(read_records(out)) == 1
+
+
 @pytest.mark.filterwarnings("error")
 def test_classes_are_reported_together(
     out: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -24,9 +24,11 @@ from bench.sweep.display import Display
 from bench.sweep.grid import Grid
 from bench.sweep.hardware import (
     Hardware,
+    describe_places,
     examine_lanes,
     find_kind,
     open_lanes,
+    place_classes,
     refuse_world_sizes,
 )
 from bench.sweep.loop import Loop
@@ -97,11 +99,13 @@ def run_sweep(asked: Plan, options: Options) -> int:
         asked = plan_cases(options, {}, inputs.settle)
         refuse_searches(asked.searched, inputs)
         out = options.out or default_out(inputs.platforms)
+        absent = place_classes(classes, out)
         with ExitStack() as stores:
             parts = [
                 open_part(hardware, executor, out, asked, options, stores, say_waiting)
                 for hardware in classes
             ]
+            parts[0].loop.notes += describe_places(classes, absent, out)
             with stop_signals(executor) as stopped:
                 admit = partial(admit_lane, executor, classes, parts, every, options)
                 with Crew(executor, stopped, 1 if options.quiet else 0, admit) as crew:
@@ -180,7 +184,7 @@ def admit_lane(
         say(f"warning: a lane that joined is left out: {error}")
         return None
     for hardware, part in zip(classes, parts, strict=True):
-        if find_kind(hardware.inputs) == find_kind(inputs):
+        if find_kind(hardware.environments) == find_kind(inputs.environments):
             part.loop.lanes[lane.name] = inputs
             say(f"lane {lane.name} joined")
             return part.loop

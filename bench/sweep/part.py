@@ -19,6 +19,7 @@ from bench.sweep.hardware import Hardware
 from bench.sweep.loop import Loop
 from bench.sweep.options import Options, Plan, plan_cases
 from bench.sweep.preflight import (
+    CLASS,
     describe_config,
     leave_out_batches,
     read_past,
@@ -118,7 +119,8 @@ def open_part(
     """
     folder = out / hardware.folder if hardware.folder else out
     store = stores.enter_context(Store(folder, options.wait_s, say_waiting))
-    inputs, earlier = hardware.inputs, store.read_config()
+    inputs = hardware.inputs
+    earlier = store.read_config() | ({CLASS: hardware.folder} if hardware.folder else {})
     refuse_other_part(folder, earlier, options.shard)
     comparable, frame = read_past(folder, [*asked.cases, *asked.unsized], options, inputs)
     lanes = {lane.name: known for lane, known in hardware.lanes}

@@ -38,6 +38,10 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
+CLASS = "class"
+"""The key of a configuration that names the folder of a class of hardware within --out."""
+
+
 def refuse_unwritable(out: Path | None) -> None:
     """Refuse an --out that no folder can be made at, before anything costs time.
 
@@ -68,6 +72,11 @@ class Inputs:
     warnings: Sequence[str] = ()
     apex: Apex | None = None
     starts: Mapping[str | None, str] = field(default_factory=dict)
+
+    @property
+    def environments(self) -> dict[str, Environment]:
+        """What is known of each device."""
+        return {device: platform.environment for device, platform in self.platforms.items()}
 
     def refuse(self, case: Case) -> str:
         """Say why the case cannot be run here at all, and what to do; empty where it can."""
@@ -540,6 +549,7 @@ def describe_config(
         **({"search": last} if last else {}),
         **({KEY: str(options.shard)} if options.shard else {}),
         **({"halving": halving} if halving else {}),
+        **({CLASS: before[CLASS]} if CLASS in before else {}),
     }
 
 
