@@ -26,7 +26,7 @@ from bench.environment import hash_code
 from bench.errors import UnsupportedError, UsageError
 from bench.executors import Event, Images, Job, Lane, Settings, ShortageError
 from bench.executors.ray import executor as executors
-from bench.executors.ray.caretaker import MARK, find_marked
+from bench.executors.ray.caretaker import MARK, end_marked, find_marked
 from bench.executors.ray.cluster import Cluster
 from bench.executors.ray.executor import Node, Post, RayExecutor, refuse
 from bench.executors.ray.station import Place, Report, Station
@@ -344,13 +344,13 @@ def test_gpus_that_were_there_are_short_and_those_that_never_were_unsupported(
     wide = unjoined.gather(first.lane, "cuda", 2)
     assert wide.gpus == first.lane.gpus + second.lane.gpus
     unjoined._lose(second)
-    with pytest.raises(ShortageError, match="takes 2 GPUs .*; the node that had 2 has lost some$"):
+    with pytest.raises(ShortageError, match=r"takes 2 GPUs .*; one node had 2, and none has now$"):
         unjoined.gather(first.lane, "cuda", 2)
     with pytest.raises(ShortageError, match="lane node-gpu1 is gone"):
         unjoined.gather(second.lane, "cuda", 2)
-    with pytest.raises(UnsupportedError, match="no node of the cluster has more than 2$"):
+    with pytest.raises(UnsupportedError, match=r"no node of the cluster has more than 2$"):
         unjoined.gather(first.lane, "cuda", 3)
-    with pytest.raises(UnsupportedError, match="no node of the cluster has more than 1$"):
+    with pytest.raises(UnsupportedError, match=r"no node of the cluster has more than 1$"):
         unjoined.gather(other.lane, "cuda", 2)
 
 
@@ -368,10 +368,43 @@ def test_a_station_that_is_gone_as_it_is_asked_is_a_lost_lane(
 
     monkeypatch.setattr(ray, "get", fail)
     monkeypatch.setattr(ray, "kill", lambda actor: None)
-    with pytest.raises(ShortageError, match="^lane node-gpu0 was lost: "):
+    with pytest.raises(ShortageError, match=r"^lane node-gpu0 was lost: "):
         unjoined.gather(post.lane, "cpu", 2)
     assert list(unjoined.lose_lanes()) == [post.lane], "and is dealt nothing more"
     assert not unjoined.lose_lanes()
+
+
+def test_the_caretaker_ends_what_is_the_clusters_and_nothing_of_the_user(tmp_path: Path) -> None:
+    folder = tmp_path / "cluster"
+    folder.mkdir()
+    (folder / "log").touch()
+    ours = {MARK: str(folder)}
+    commands = {
+        "marked": ("exec sleep 600", ours),
+        "agent": ("exec -a ray::Agent sleep 600 > agent.log", {}),
+        "reader": ("exec tail -f log > /dev/null", {}),
+        "agent that reads": ("exec -a ray::Agent sleep 600 < log", {}),
+        "writer": ("exec sleep 600 > note", {}),
+        "agent of another": ("exec -a ray::Agent sleep 600 > /dev/null", {MARK: "/elsewhere"}),
+    }
+    started = {
+        name: subprocess.Popen(["bash", "-c", command], cwd=folder, env={**os.environ, **variables})
+        for name, (command, variables) in commands.items()
+    }
+    try:
+        for process in started.values():
+            wait_for(lambda pid=process.pid: psutil.Process(pid).name() in ("sleep", "tail"))
+        found = {*find_marked(str(folder))}
+        assert {n for n, p in started.items() if p.pid in found} == {"marked", "agent"}
+        end_marked(str(folder))
+        assert [started[name].wait(60) for name in ("marked", "agent")] == [-signal.SIGKILL] * 2
+        left = [p.poll() for n, p in started.items() if n not in ("marked", "agent")]
+        assert left == [None] * 4
+        assert not folder.exists()
+    finally:
+        for process in started.values():
+            process.kill()
+            process.wait()
 
 
 def test_what_cannot_be_measured_on_is_refused() -> None:

@@ -183,7 +183,7 @@ class RayExecutor:
                 return replace(first.lane, gpus=gpus)
         takes = f"world size {size} takes {size} GPUs of one kind in one machine"
         if size <= (most := self._together[own.kind]):
-            raise ShortageError(f"{takes}; the node that had {most} has lost some")
+            raise ShortageError(f"{takes}; one node had {most}, and none has now")
         raise UnsupportedError(f"{takes}; no node of the cluster has more than {most}")
 
     def examine(
