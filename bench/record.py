@@ -55,6 +55,9 @@ MEASURED = frozenset({Status.OK, Status.DIVERGED, Status.INVALID})
 REFUSED = frozenset({Status.OOM, Status.OOM_SUSPECTED})
 """Outcomes of a case that did not get the memory that it asked for."""
 
+REPEATED = frozenset({Status.INTERRUPTED, Status.LOST})
+"""Outcomes that the same command answers anew without being asked to."""
+
 RELIABLE = frozenset({Status.OK, Status.DIVERGED})
 """Outcomes whose time and memory can be compared: of `MEASURED`, those that nothing disturbed.
 

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from bench.case import AXES, Case, Value, parse_value
 from bench.errors import UsageError
-from bench.record import COLUMNS, COMPARABLE
+from bench.record import COLUMNS, COMPARABLE, REPEATED
 from bench.store.attempts import find_unknown, number_groups
 from bench.store.cells import RECORDS
 from bench.store.reader import Run, read_config, read_history, read_text, records_file, type_table
 from bench.store.writer import FILES, find_torn_tail
-from bench.sweep.schedule import REPEATED, plan_runs
+from bench.sweep.schedule import plan_runs
 from bench.sweep.shards import KEY, Shard, parse_shard
 
 if TYPE_CHECKING:

@@ -85,7 +85,8 @@ def examine_lanes(
     Raises:
         UsageError: as `find_inputs` and `find_lane_inputs`.
     """
-    first = find_inputs(cases, options, families, executor, lanes[0])
+    beside = 0 if options.quiet else sum(lane.host == lanes[0].host for lane in lanes[1:])
+    first = find_inputs(cases, options, families, executor, lanes[0], beside)
     every = [*cases, *families]
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         others = pool.map(

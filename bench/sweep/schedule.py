@@ -7,11 +7,8 @@ from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import replace
 
 from bench.case import Case, Value
-from bench.record import Outcome, Status
+from bench.record import REPEATED, Outcome, Status
 from bench.store.reader import Past, Run
-
-REPEATED = frozenset({Status.INTERRUPTED, Status.LOST})
-"""Outcomes that the same command answers anew without being asked to."""
 
 MOST_LOST = 3
 """So often what runs is lost with its machine before the sweep goes on without it."""
