@@ -185,7 +185,11 @@ def test_a_world_size_beyond_the_cards_is_refused_or_a_row(
     ddp = ["--parallel", "ddp", "--world-size"]
     run_mixed(out, "8", *ddp, "3", "--lanes", "all", rc=2)
     said = capsys.readouterr().err
-    assert said.startswith("error: --world-size 3: world size 3 takes 3 GPUs of one kind; ")
+    has = f"{fake.LANES} has"
+    assert said == (
+        "error: --world-size 3: world size 3 takes 3 GPUs of one kind; "
+        f"{has} 2 (A100); {has} 1 (H100)\n"
+    )
     assert not out.exists()
     run_mixed(out, "8", *ddp, "2", "--lanes", "all", "--no-anchors")
     assert rows(read_records(out / "a100"), "status", "lane") == [("ok", "A100-0+A100-1")]
@@ -392,6 +396,28 @@ def test_a_lost_case_is_tried_again_as_a_new_attempt(
 
     again = run(out, "8", "--seed", "0", "1", "2")
     assert rows(again[len(frame) :], "seed", "attempt", "status") == [(1, 4, "ok")]
+
+
+def test_each_probe_of_a_search_may_be_lost_as_often_as_a_case(
+    out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(fake.MEMORY, "fixed=100MiB image=1MiB")
+    monkeypatch.setattr(crew, "_POLL_S", 0.01)
+    answer, seen = FakeExecutor.run, set[Case]()
+
+    def lose_once(self: FakeExecutor, job: Job, *rest: Any) -> Outcome:
+        if job.case in seen:
+            return answer(self, job, *rest)
+        seen.add(job.case)
+        self._lost.append(job.lane)
+        return Outcome(Status.LOST, "the node went away")
+
+    monkeypatch.setattr(FakeExecutor, "run", lose_once)
+    frame = run(out, "auto", "--memory-limit", "1GiB")
+    probes = frame[frame["probe"]]
+    lost = probes[probes["status"] == "lost"]
+    assert len(lost) > schedule.MOST_LOST
+    assert cases_of(frame[~frame["probe"]])["status"].tolist() == ["lost", "ok"]
 
 
 def test_preemption_is_not_counted(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
