@@ -119,6 +119,10 @@ def fit(argv: Sequence[str]) -> int:
     if stopped:
         print(f"stopped; run the same command with --out {options.out} to go on", file=sys.stderr)
         return 128 + stopped
+    if any(wall.ending is None for wall in walls.values()):
+        print(
+            f"not finished; run the same command with --out {options.out} to go on", file=sys.stderr
+        )
     found = any(wall.largest is not None for wall in walls.values())
     return 0 if found and all(wall.ending in ANSWERED for wall in walls.values()) else 1
 

@@ -55,6 +55,9 @@ MEASURED = frozenset({Status.OK, Status.DIVERGED, Status.INVALID})
 REFUSED = frozenset({Status.OOM, Status.OOM_SUSPECTED})
 """Outcomes of a case that did not get the memory that it asked for."""
 
+REPEATED = frozenset({Status.INTERRUPTED, Status.LOST})
+"""Outcomes that the same command answers anew without being asked to."""
+
 RELIABLE = frozenset({Status.OK, Status.DIVERGED})
 """Outcomes whose time and memory can be compared: of `MEASURED`, those that nothing disturbed.
 
@@ -472,7 +475,8 @@ class RankRow:
 class Outcome:
     """The result of running a case: a status with its one-line reason, and what was measured.
 
-    ``preempted`` says of one that was lost that its machine was taken away as had been agreed.
+    ``preempted`` says of one that was lost that its machine was taken away as had been agreed, and
+    ``awaited`` that the lanes that it takes were gone, and waited for in vain.
     """
 
     status: Status
@@ -485,6 +489,7 @@ class Outcome:
     retries: int = 0
     log: str = ""
     preempted: bool = False
+    awaited: bool = False
 
 
 @dataclass

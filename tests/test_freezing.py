@@ -405,3 +405,8 @@ def test_workers_of_all_processes_are_counted(monkeypatch: pytest.MonkeyPatch) -
     assert preflight.warn_of_workers([case]) == []
     (note,) = preflight.warn_of_workers([replace(case, world_size=4)])
     assert note.startswith("note: 16 workers share 8 CPU cores")
+    alone = replace(case, parallel="none", world_size=1)
+    assert preflight.warn_of_workers([alone], beside=1) == []
+    (note,) = preflight.warn_of_workers([alone], beside=2)
+    assert note.startswith("note: 12 workers share 8 CPU cores")
+    assert note.endswith("lower --workers or --lanes")

@@ -21,16 +21,18 @@ from test_sweep import FAKE, rows, run
 from bench.case import Case
 from bench.environment import Answer
 from bench.errors import UnsupportedError, UsageError
-from bench.executors import ALL, Job, Lane, Settings, fake
+from bench.executors import ALL, Job, Lane, Settings, ShortageError, fake
 from bench.executors import subprocess as room
 from bench.executors.fake import FakeExecutor
 from bench.executors.subprocess import SubprocessExecutor, name_lanes
 from bench.gpu.cards import Card
-from bench.record import Environment, Outcome, Status
+from bench.record import SCHEMA, Environment, Outcome, Status
 from bench.store.cells import RECORDS
 from bench.store.reader import read_cases, read_records
+from bench.store.writer import Store, StoreError
 from bench.sweep import __main__ as sweep
 from bench.sweep import crew, schedule
+from bench.sweep.anchors import STEPS, make_anchor
 from bench.sweep.gate import Gate
 from bench.sweep.hardware import name_folders
 from bench.sweep.options import parse_arguments
@@ -183,7 +185,11 @@ def test_a_world_size_beyond_the_cards_is_refused_or_a_row(
     ddp = ["--parallel", "ddp", "--world-size"]
     run_mixed(out, "8", *ddp, "3", "--lanes", "all", rc=2)
     said = capsys.readouterr().err
-    assert said.startswith("error: --world-size 3: world size 3 takes 3 GPUs of one kind; ")
+    has = f"{fake.LANES} has"
+    assert said == (
+        "error: --world-size 3: world size 3 takes 3 GPUs of one kind; "
+        f"{has} 2 (A100); {has} 1 (H100)\n"
+    )
     assert not out.exists()
     run_mixed(out, "8", *ddp, "2", "--lanes", "all", "--no-anchors")
     assert rows(read_records(out / "a100"), "status", "lane") == [("ok", "A100-0+A100-1")]
@@ -252,6 +258,55 @@ def test_each_class_of_hardware_has_the_full_grid_and_its_own_wall(
 
     run_mixed(out, "8", "16", "32", "--lanes", "2", "--no-anchors")
     assert len(read_records(out / "a100")) == 3, "all is there, and is found again"
+
+
+def test_a_class_keeps_its_folder_whichever_are_there(
+    out: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A node is down, and comes back; a class comes that never was there."""
+    for cards, lines in (
+        ("A100:1", 0),
+        ("A100:1 H100:2", 1),
+        ("H100:2", 1),
+        ("T4:1", 2),
+        ("A100:1", 3),
+    ):
+        monkeypatch.setenv(fake.LANES, cards)
+        run_mixed(out, "8", "16", "--no-anchors", "--lanes", "all")
+        said = capsys.readouterr().err
+        assert said.count("lanes: ") + said.count("no lane is of the class of ") == lines, said
+    for folder, gpu in ((out, "A100"), (out / "h100", "H100"), (out / "t4", "T4")):
+        frame = read_records(folder)
+        assert set(frame["gpu"]) == {gpu}
+        assert Counter(frame["batch_size"]) == {8: 1, 16: 1}, "and none twice"
+
+
+def test_the_folder_of_a_class_whose_driver_changed_is_refused_as_any_is(
+    out: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(fake.LANES, "A100:1 H100:2")
+    run_mixed(out, "8", "--lanes", "all")
+    examine = FakeExecutor.examine
+
+    def update(self: FakeExecutor, *rest: Any) -> Answer:
+        answer = examine(self, *rest)
+        for found in answer.devices.values():
+            found.environment["driver"] = "600"
+        return answer
+
+    monkeypatch.setattr(FakeExecutor, "examine", update)
+    monkeypatch.setenv(fake.LANES, "H100:2")
+    run_mixed(out, "8", "--lanes", "all", rc=2)
+    assert f"error: --out {out / 'h100'}: has rows that would not be comparable: driver was " in (
+        capsys.readouterr().err
+    )
+
+
+def test_other_sweeps_within_out_are_no_classes(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(fake.LANES, "A100:1")
+    run_mixed(out / "other", "8", "--lanes", "all")
+    run_mixed(out, "8", "--lanes", "all")
+    assert len(read_records(out)) == 1
 
 
 @pytest.mark.filterwarnings("error")
@@ -343,6 +398,28 @@ def test_a_lost_case_is_tried_again_as_a_new_attempt(
     assert rows(again[len(frame) :], "seed", "attempt", "status") == [(1, 4, "ok")]
 
 
+def test_each_probe_of_a_search_may_be_lost_as_often_as_a_case(
+    out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(fake.MEMORY, "fixed=100MiB image=1MiB")
+    monkeypatch.setattr(crew, "_POLL_S", 0.01)
+    answer, seen = FakeExecutor.run, set[Case]()
+
+    def lose_once(self: FakeExecutor, job: Job, *rest: Any) -> Outcome:
+        if job.case in seen:
+            return answer(self, job, *rest)
+        seen.add(job.case)
+        self._lost.append(job.lane)
+        return Outcome(Status.LOST, "the node went away")
+
+    monkeypatch.setattr(FakeExecutor, "run", lose_once)
+    frame = run(out, "auto", "--memory-limit", "1GiB")
+    probes = frame[frame["probe"]]
+    lost = probes[probes["status"] == "lost"]
+    assert len(lost) > schedule.MOST_LOST
+    assert cases_of(frame[~frame["probe"]])["status"].tolist() == ["lost", "ok"]
+
+
 def test_preemption_is_not_counted(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tries = 0
 
@@ -367,11 +444,119 @@ def test_without_any_lane_the_sweep_ends_and_says_so(
     monkeypatch.setenv(fake.ANSWERS, "batch_size=8:lost")
     monkeypatch.setattr(FakeExecutor, "join_lanes", lambda self: ())
     monkeypatch.setattr(crew, "WAIT_S", 0.2)
-    frame = run(out, "8", "16", rc=1)
-    assert frame["status"].tolist() == ["lost"]
-    assert "no lane is left; run the same command again to continue" in capsys.readouterr().err
+    frame = run(out, "4", "8", "16", rc=1)
+    assert frame["status"].tolist() == ["ok", "lost"]
+    said = capsys.readouterr().err
+    assert "warning: no lane is left" in said
+    assert f"not finished; run the same command with --out {out} to continue" in said
     monkeypatch.undo()
-    assert rows(run(out, "8", "16"), "batch_size", "status") == [(8, "lost"), (8, "ok"), (16, "ok")]
+    again = run(out, "4", "8", "16")[2:]
+    assert rows(again, "batch_size", "status") == [(8, "ok"), (16, "ok")]
+
+
+WIDE = ["--parallel", "ddp", "--world-size", "1", "2", "--repeats", "1", "--no-anchors"]
+
+
+def test_a_wide_case_whose_lane_is_lost_while_it_waits_runs_on_another(
+    out: Path, monkeypatch: pytest.MonkeyPatch, watch: Callable[..., None]
+) -> None:
+    monkeypatch.setenv(fake.LANES, "A100:2")
+    monkeypatch.setattr(crew, "_POLL_S", 0.01)
+    begun, gone = threading.Event(), threading.Event()
+
+    def lose(self: FakeExecutor) -> Sequence[Lane]:
+        if not begun.is_set() or gone.is_set():
+            return ()
+        gone.set()
+        return [Lane("A100-1", ("GPU-A100-1",))]
+
+    def look(job: Job) -> None:
+        if job.case.world_size == 1:
+            begun.set()
+            assert gone.wait(60)
+
+    monkeypatch.setattr(FakeExecutor, "lose_lanes", lose)
+    watch(look)
+    frame = run(out, "8", *WIDE, "--lanes", "2")
+    assert rows(frame, "world_size", "status") == [(1, "ok"), (2, "ok")]
+
+
+@pytest.mark.parametrize("back", [True, False])
+def test_what_a_case_takes_is_waited_for_before_the_case_is_lost(
+    out: Path, monkeypatch: pytest.MonkeyPatch, back: bool
+) -> None:
+    """Never is it `unsupported`, which is not tried again."""
+    monkeypatch.setenv(fake.LANES, "A100:2")
+    monkeypatch.setattr(crew, "WAIT_S", 60.0 if back else 0.2)
+    gather, asked = FakeExecutor.gather, 0
+
+    def lack(self: FakeExecutor, lane: Lane, device: str, size: int) -> Lane:
+        nonlocal asked
+        asked += size > 1
+        # the first time it is asked whether there ever were so many
+        if asked < 2 or (back and asked > 4):
+            return gather(self, lane, device, size)
+        if size == 1:
+            return lane
+        raise ShortageError("one of two went away")
+
+    monkeypatch.setattr(FakeExecutor, "gather", lack)
+    flags = ["8", "--seed", "0", "1", *WIDE, "--lanes", "2"]
+    frame = run(out, *flags)
+    wide = frame[frame["world_size"] == 2]
+    assert Counter(frame[frame["world_size"] == 1]["status"]) == {"ok": 2}
+    if back:
+        assert rows(wide, "attempt", "status") == [(1, "ok"), (1, "ok")]
+        return
+    lost = (1, "lost", "one of two went away")
+    assert rows(wide, "attempt", "status", "reason") == [lost, lost], "once each"
+    monkeypatch.setattr(FakeExecutor, "gather", gather)
+    assert rows(run(out, *flags)[4:], "attempt", "status") == [(2, "ok"), (2, "ok")]
+
+
+def test_a_lane_that_is_back_before_its_loss_is_known_is_one_lane(
+    out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(crew, "_POLL_S", 0.01)
+    back, admitted = threading.Event(), []
+
+    def join(self: FakeExecutor) -> Sequence[Lane]:
+        lanes, self._lost = self._lost, []
+        if lanes:
+            back.set()
+        return lanes
+
+    def answer(self: FakeExecutor, job: Job, *_: Any) -> Outcome:
+        if back.is_set():
+            return Outcome(Status.OK)
+        self._lost.append(job.lane)
+        assert back.wait(60)
+        time.sleep(0.05)  # a look or two later
+        return Outcome(Status.LOST, "the node went away")
+
+    admit = sweep.admit_lane
+    monkeypatch.setattr(sweep, "admit_lane", lambda *a: admitted.append(a[-1]) or admit(*a))
+    monkeypatch.setattr(FakeExecutor, "join_lanes", join)
+    monkeypatch.setattr(FakeExecutor, "run", answer)
+    frame = run(out, "8", "16")
+    assert frame["status"].tolist() == ["lost", "ok", "ok"]
+    assert not admitted, "it was never another"
+
+
+def test_a_sentinel_runs_where_its_case_did_in_an_earlier_session(
+    out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flags = ["8", "--repeats", "2", "--lanes", "2", "--no-anchors"]
+    run(out, *flags)
+    lines = (out / RECORDS).read_text().splitlines(keepends=True)
+    lane = lines[0].split(",").index("lane")
+    moved = [
+        ",".join([*(cells := line.split(","))[:lane], "fake1", *cells[lane + 1 :]])
+        for line in lines[1:-1]
+    ]
+    (out / RECORDS).write_text("".join([lines[0], *moved]))
+    ((sentinel, where),) = rows(run(out, *flags)[2:], "sentinel", "lane")
+    assert (sentinel, where) == (True, "fake1")
 
 
 def test_a_lane_that_joins_late_works_with_the_others(
@@ -448,7 +633,64 @@ def test_what_fails_in_a_lane_ends_the_sweep_and_the_other_lanes(
     assert killed.is_set()
 
 
+def test_what_has_ended_is_written_where_another_row_could_not_be(
+    out: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two outcomes wait for the main thread; only the first of them cannot be written."""
+    crews, append, enter = [], Store.append, crew.Crew.__enter__
+    monkeypatch.setattr(crew.Crew, "__enter__", lambda self: crews.append(self) or enter(self))
+
+    def fail_once(self: Store, *rest: Any) -> None:
+        monkeypatch.setattr(Store, "append", append)
+        while not crews[0]._said.qsize():
+            time.sleep(0.01)
+        raise StoreError("the disk is full")
+
+    monkeypatch.setattr(Store, "append", fail_once)
+    frame = run(out, "8", "16", "--lanes", "2", "--no-anchors", rc=1)
+    (size,) = frame["batch_size"]
+    said = capsys.readouterr().err
+    assert f"not written: {{'schema': {SCHEMA}" in said
+    assert f"'batch_size': {24 - size}" in said
+
+
 # ------------------------------------------------------------------------------------------ anchors
+
+
+def test_an_anchor_that_runs_out_of_memory_gives_way_to_a_smaller_batch(
+    out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(fake.MEMORY, "image=1MiB capacity=40MiB")
+    anchors = run(out, "64", "16", "32", "128", "--lanes", "2")
+    anchors = anchors[anchors["anchor"] != ""]
+    assert rows(anchors, "anchor", "batch_size", "status") == [
+        *[("alone", 64, "oom")] * 2,
+        *[("alone", 32, "ok")] * 2,
+        *[("busy", 32, "ok")] * 2,
+        *[("close", 32, "ok")] * 2,
+    ]
+    none = run(out.with_name("none"), "64", "--lanes", "2")
+    assert rows(none, "anchor", "status") == [("alone", "oom"), ("alone", "oom"), ("", "oom")]
+
+
+def test_an_anchor_does_not_wait_for_a_loader() -> None:
+    case = Case(loader="torch", workers=4, pin_memory=True, precision="bf16", batch_size=32)
+    anchor = make_anchor(case)
+    assert (anchor.loader, anchor.workers, anchor.pin_memory) == ("device", 0, False)
+    assert (anchor.precision, anchor.batch_size, anchor.steps) == ("bf16", 32, STEPS)
+
+
+def test_anchors_do_not_wait_for_a_lane_that_was_lost(
+    out: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its own anchor, nor those of the others at the gate."""
+    monkeypatch.setattr(crew, "_POLL_S", 0.0)
+    lost = [[Lane("fake2")], [Lane("fake1")]]
+    monkeypatch.setattr(FakeExecutor, "lose_lanes", lambda self: lost.pop() if lost else ())
+    frame = run(out, "8", *SEEDS, "--lanes", "3")
+    assert "no lane is left" not in capsys.readouterr().err
+    assert set(frame["lane"]) == {"fake0"}
+    assert frame["anchor"].tolist() == ["alone", "busy", *[""] * 6, "close"]
 
 
 def test_anchors_open_and_close_the_lanes(out: Path) -> None:

@@ -36,7 +36,7 @@ from bench.gpu.device import Process
 from bench.gpu.nvml import EFFECTS, Lack
 from bench.precision import FP8_INSTALL, PRECISIONS
 from bench.record import Environment
-from bench.text import clean
+from bench.text import clean, count
 
 GB = 1e9
 
@@ -307,7 +307,7 @@ STEAL_NOTED, STEAL_HEAVY = 0.01, 0.05
 
 def _judge_cpu(m: Machine) -> Iterator[Finding]:
     cpu = m.cpu
-    used = f"other processes used {cpu.others:.2g} of {cpu.cores} cores"
+    used = f"other processes used {cpu.others:.2g} of {count(cpu.cores, 'core')}"
     if cpu.others > OTHERS_NOTED * cpu.cores:
         heavy = cpu.others > OTHERS_HEAVY * cpu.cores
         level = Level.UNBELIEVABLE if heavy else Level.NOTE

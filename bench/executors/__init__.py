@@ -24,6 +24,14 @@ EXECUTORS: dict[str, str] = {
     "fake": "bench.executors.fake:FakeExecutor",
 }
 
+
+class ShortageError(Exception):
+    """What a case takes was there, and is not just now; it may come back.
+
+    The message is one line that says what is lacking.
+    """
+
+
 Event = PhaseEntered | StepTaken
 """A progress report of a running case."""
 
@@ -139,7 +147,8 @@ class Executor(Protocol):
         may be another's, and has the name of a lane there. It is only used while nothing else runs.
 
         Raises:
-            UnsupportedError: there are not that many; it says how many there are.
+            UnsupportedError: there never were that many; it says how many there are.
+            ShortageError: there were, and some are gone.
         """
 
     def examine(

@@ -234,17 +234,16 @@ class SubprocessExecutor:
                     if isinstance(message, Finished):
                         answer = message
                         break
-                    if isinstance(message, PhaseEntered):
-                        monitor.enter(message.phase)
-                        trained = True  # or is about to
-                        if message.phase != "warmup":
-                            done = message.epoch + (message.phase == "evaluation")
                     if isinstance(message, EpochEnded):
                         assert job.enough
                         worker.acknowledge(END if job.enough(message.row) else GO_ON)
                         continue
                     on_event(message)  # which may hold the worker before its phase
                     if isinstance(message, PhaseEntered):
+                        monitor.enter(message.phase)
+                        trained = True  # or is about to
+                        if message.phase != "warmup":
+                            done = message.epoch + (message.phase == "evaluation")
                         worker.acknowledge()
             finally:
                 returncode = worker.end(patiently=not answer or answer.status not in _CUT_SHORT)
@@ -289,10 +288,11 @@ class SubprocessExecutor:
                 )
                 yield Finished(Status.TIMEOUT, reason)
                 return
-            if isinstance(message, PhaseEntered):
-                phase, deadline = message.phase, time.monotonic() + self._settings.timeout_s
             if message is not None:
                 yield message
+            if isinstance(message, PhaseEntered):
+                # only now: the worker may have been held at a gate until here
+                phase, deadline = message.phase, time.monotonic() + self._settings.timeout_s
 
 
 def name_lanes(cards: Sequence[Card]) -> list[Lane]:

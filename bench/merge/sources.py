@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from bench.errors import UsageError
 from bench.merge.plans import MARK, MERGED, Plan, read_plans
-from bench.record import COLUMNS, COMPARABLE
+from bench.record import COLUMNS, COMPARABLE, REPEATED
 from bench.store.attempts import find_truncated, find_unknown, number_groups
 from bench.store.cells import RECORDS
 from bench.store.reader import (
@@ -22,7 +22,6 @@ from bench.store.reader import (
     type_table,
 )
 from bench.store.writer import FILES, find_torn_tail
-from bench.sweep.schedule import REPEATED
 from bench.sweep.shards import Shard
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from bench.diagnosis.rates import RATES, SAME_DEVICE, find_losses, write_losses
 from bench.limits import STEADY
-from bench.record import COMPARABLE, MEASURED, Status
+from bench.record import COMPARABLE, MEASURED, REPEATED, Status
 from bench.report.doubts import DOUBTS
 from bench.report.drift import Drift, Steadiness, find_drifts, write_moment
 from bench.report.summaries import find_wide, latest
@@ -65,8 +65,10 @@ def warn(
     if len(failed):
         ends = failed["status"].str.replace("_", " ").value_counts()
         kinds = ", ".join(f"{n:,} {end}" for end, n in ends.items())
-        again = " ".join(dict.fromkeys(failed["status"]))
-        text = f"{_count(failed, rows)}: {kinds}. Run them again with --retry {again}."
+        asked = [s for s in dict.fromkeys(failed["status"]) if s not in REPEATED]
+        mend = f"Run them again with --retry {' '.join(asked)}" if asked else ""
+        mend = mend or "The same command of bench.sweep runs them again"
+        text = f"{_count(failed, rows)}: {kinds}. {mend}."
         notices.append(Notice("No result", text))
     drifts = find_drifts(records if everything is None else everything)
     notices += [_describe_drift(*where, found) for where, found in drifts.items()]

@@ -13,12 +13,12 @@ from bench.case import Case, telling_axes
 from bench.errors import UsageError
 from bench.executors import Lane
 from bench.halving import Halving
-from bench.record import MEASURED, EpochRow, Outcome, Record, Status
+from bench.record import MEASURED, REPEATED, EpochRow, Outcome, Record, Status
 from bench.search.ladder import Climber, Curve, Ladder
 from bench.store.attempts import keep_latest
 from bench.store.reader import read_cases, read_epochs
 from bench.sweep.loop import Loop, Ticket
-from bench.sweep.schedule import REPEATED, Losses
+from bench.sweep.schedule import Losses
 from bench.wall.records import name_family
 
 if TYPE_CHECKING:

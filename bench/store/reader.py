@@ -51,6 +51,7 @@ class Past(NamedTuple):
     attempt: int
     inferred: bool = False
     seed: int = 0
+    lane: str = ""
 
 
 Run = tuple[Case, int, bool]
@@ -419,18 +420,18 @@ def read_cases(frame: pd.DataFrame) -> list[Case]:
 
 def read_history(frame: pd.DataFrame) -> dict[Run, Past]:
     """The latest attempt at every run in a records table: no probe, anchor or truncated trial."""
-    names = ("repeat", "sentinel", "status", "attempt", "inferred", "run_seed")
+    names = ("repeat", "sentinel", "status", "attempt", "inferred", "run_seed", "lane")
     history: dict[Run, Past] = {}
     aside = frame["probe"] | (frame["anchor"] != "") | find_truncated(frame)
     rows = keep_latest(frame[~aside])
     for case, repeat, sentinel, *past in zip(
         read_cases(rows), *(rows[name] for name in names), strict=True
     ):
-        status, attempt, inferred, seed = past
+        status, attempt, inferred, seed, lane = past
         run = (case, int(repeat), bool(sentinel))
         # rows of several environments are attempts of their own; the number goes on from the last
         if run not in history or history[run].attempt <= attempt:
-            history[run] = Past(Status(status), int(attempt), bool(inferred), int(seed))
+            history[run] = Past(Status(status), int(attempt), bool(inferred), int(seed), lane)
     return history
 
 

@@ -16,17 +16,19 @@ from bench.environment import PACKAGES, refuse_missing
 from bench.errors import UsageError
 from bench.executors import Executor, Lane, Settings, build_executor
 from bench.flags import run_command
-from bench.report.anchors import ALONE, BUSY, CLOSE
+from bench.report.anchors import BUSY, CLOSE
 from bench.store.writer import StoreError
-from bench.sweep.anchors import describe_anchors, run_anchors
+from bench.sweep.anchors import describe_anchors, find_anchors, run_anchors
 from bench.sweep.crew import Crew
 from bench.sweep.display import Display
 from bench.sweep.grid import Grid
 from bench.sweep.hardware import (
     Hardware,
+    describe_places,
     examine_lanes,
     find_kind,
     open_lanes,
+    place_classes,
     refuse_world_sizes,
 )
 from bench.sweep.loop import Loop
@@ -55,8 +57,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a sweep.
 
     Returns:
-        0; 1 where the disk is full or nothing could be measured; 2 for a usage error; 130 or 143
-        where it was stopped.
+        0; 1 where the disk is full, nothing could be measured or all lanes were lost; 2 for a usage
+        error; 130 or 143 where it was stopped.
     """
     return run_command(sweep, argv)
 
@@ -97,11 +99,13 @@ def run_sweep(asked: Plan, options: Options) -> int:
         asked = plan_cases(options, {}, inputs.settle)
         refuse_searches(asked.searched, inputs)
         out = options.out or default_out(inputs.platforms)
+        absent = place_classes(classes, out)
         with ExitStack() as stores:
             parts = [
                 open_part(hardware, executor, out, asked, options, stores, say_waiting)
                 for hardware in classes
             ]
+            parts[0].loop.notes += describe_places(classes, absent, out)
             with stop_signals(executor) as stopped:
                 admit = partial(admit_lane, executor, classes, parts, every, options)
                 with Crew(executor, stopped, 1 if options.quiet else 0, admit) as crew:
@@ -110,7 +114,7 @@ def run_sweep(asked: Plan, options: Options) -> int:
                             crew.add(part.loop, lane)
                     measured = measure(crew, parts, out, options)
     print_report(*(part.folder for part in parts))
-    return conclude(parts, out, measured, stopped())
+    return conclude(parts, out, measured, stopped(), crew.unfinished)
 
 
 def measure(crew: Crew, parts: Sequence[Part], out: Path, options: Options) -> bool:
@@ -150,16 +154,15 @@ def measure_between_anchors(
     Raises:
         StoreError: a record could not be written.
     """
-    cases = {part.loop: case for part in parts if part.runs and (case := part.choose_anchor())}
+    choices = {part.loop: part.choose_anchors() for part in parts if part.runs}
     before = {part.loop: part.anchored for part in parts}
-    if cases:
-        alone = run_anchors(crew, cases, ALONE, before, together=False)
-        for loop, records in alone.items():
-            loop.say(describe_anchors(records))
-        if not quiet:
-            busy = run_anchors(crew, cases, BUSY, before, together=True)
-            for loop, records in busy.items():
-                loop.say(describe_anchors(alone[loop], records))
+    cases, alone = find_anchors(crew, choices, before)
+    for loop, records in alone.items():
+        loop.say(describe_anchors(records))
+    if cases and not quiet:
+        busy = run_anchors(crew, cases, BUSY, before, together=True)
+        for loop, records in busy.items():
+            loop.say(describe_anchors(alone[loop], records))
     crew.work(grids)
     if cases:
         run_anchors(crew, cases, CLOSE, before, together=not quiet)
@@ -181,7 +184,7 @@ def admit_lane(
         say(f"warning: a lane that joined is left out: {error}")
         return None
     for hardware, part in zip(classes, parts, strict=True):
-        if find_kind(hardware.inputs) == find_kind(inputs):
+        if find_kind(hardware.environments) == find_kind(inputs.environments):
             part.loop.lanes[lane.name] = inputs
             say(f"lane {lane.name} joined")
             return part.loop
@@ -193,7 +196,9 @@ def admit_lane(
     return None
 
 
-def conclude(parts: Sequence[Part], out: Path, measured: bool, stopped: int) -> int:
+def conclude(
+    parts: Sequence[Part], out: Path, measured: bool, stopped: int, unfinished: bool
+) -> int:
     """Say what is missing; the return code."""
     walls = [(family, wall) for part in parts for family, wall in part.walls.items()]
     lost = [(family, wall) for family, wall in walls if wall.ending and not wall.recommended]
@@ -204,6 +209,9 @@ def conclude(parts: Sequence[Part], out: Path, measured: bool, stopped: int) -> 
     if stopped:
         print(f"stopped; run the same command with --out {out} to continue", file=sys.stderr)
         return 128 + stopped
+    if unfinished:
+        print(f"not finished; run the same command with --out {out} to continue", file=sys.stderr)
+        return 1
     failed = any(wall.ending is not Ending.UNSUPPORTED for _, wall in lost)
     asked = any(part.runs or part.asked.families for part in parts)
     return 1 if failed or (asked and not measured) else 0

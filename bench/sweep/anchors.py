@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from bench.case import FOLLOWS, Case
 from bench.executors import Lane
-from bench.record import RELIABLE, Outcome, Record
+from bench.record import REFUSED, RELIABLE, Outcome, Record
 from bench.report.anchors import ALONE, BUSY, LaneReading, Pace, Session, Verdict, read_pace
 from bench.sweep.crew import Crew
 from bench.sweep.gate import Gate
@@ -19,11 +20,22 @@ within 0.5 %, and to within 2 % where they vary by 5 %."""
 
 
 def make_anchor(case: Case) -> Case:
-    """The first steps of a case, with nothing measured beside them, on one GPU."""
-    alone = {name: getattr(Case, name) for name in ("parallel", *FOLLOWS["parallel"])}
+    """The first steps of a case, with nothing measured beside them, on one GPU.
+
+    Its batches come from the plain loader: one that waits for a DataLoader compares CPUs and disks.
+    """
     apart = ("epochs", "fraction", "evaluate", "checkpoint", "profile", "compile")
-    plain = {name: getattr(Case, name) for name in apart}
-    return replace(case, **{**alone, **plain, "steps": STEPS})
+    alone = ("parallel", *FOLLOWS["parallel"], "loader", *FOLLOWS["loader"])
+    return replace(case, **{name: getattr(Case, name) for name in (*apart, *alone)}, steps=STEPS)
+
+
+def choose_anchors(cases: Sequence[Case]) -> list[Case]:
+    """The anchors that may be made of ``cases``: of the first, then of ever smaller batches."""
+    anchors = [make_anchor(cases[0])] if cases else []
+    for case in sorted(cases, key=lambda case: -case.batch_size):
+        if case.batch_size < anchors[-1].batch_size:
+            anchors.append(make_anchor(case))
+    return anchors
 
 
 class Anchors:
@@ -51,6 +63,7 @@ class Anchors:
         self.records: dict[str, Record] = {}
         self._case, self._kind, self._before, self._gate = case, kind, before, gate
         self._waiting = {lane.name for lane in lanes}
+        self._open = 0  # anchors that run
 
     @property
     def left(self) -> bool:
@@ -59,14 +72,21 @@ class Anchors:
 
     def take(self, lane: Lane, idle: Sequence[Lane]) -> Ticket | None:
         """The anchor, once for each lane."""
+        if not self._open:
+            for lost in self._waiting - {free.name for free in idle}:
+                self._waiting.discard(lost)
+                if self._gate:
+                    self._gate.leave(lost)
         if lane.name not in self._waiting:
             return None
         self._waiting.discard(lane.name)
+        self._open += 1
         attempt = self._before.get((self._kind, lane.name), 0) + 1
         return Ticket((self._case, 1, False), attempt, anchor=self._kind, gate=self._gate)
 
     def settle(self, ticket: Ticket, record: Record, outcome: Outcome) -> None:
         """Keep what was measured."""
+        self._open -= 1
         self.records[record.lane] = record
 
 
@@ -96,6 +116,36 @@ def run_anchors(
     ]
     crew.work(sources, most=0 if together else 1)
     return {source.loop: source.records for source in sources}
+
+
+def find_anchors(
+    crew: Crew,
+    choices: Mapping[Loop, Sequence[Case]],
+    before: Mapping[Loop, Mapping[tuple[str, str], int]],
+) -> tuple[dict[Loop, Case], dict[Loop, dict[str, Record]]]:
+    """Run on each lane alone the first anchor for which all lanes of its loop have the memory.
+
+    Args:
+        crew: with the lanes.
+        choices: of `choose_anchors`, for each loop.
+        before: as `Anchors` takes it.
+
+    Returns:
+        The anchor of each loop that has one, and the last records of each loop, by lane.
+    """
+    cases: dict[Loop, Case] = {}
+    records: dict[Loop, dict[str, Record]] = {}
+    left = {loop: deque(anchors) for loop, anchors in choices.items() if anchors}
+    while left:
+        now = {loop: anchors.popleft() for loop, anchors in left.items()}
+        for loop, found in run_anchors(crew, now, ALONE, before, together=False).items():
+            records[loop] = found
+            if any(record.status in REFUSED for record in found.values()):
+                continue
+            cases[loop] = now[loop]
+            del left[loop]
+        left = {loop: anchors for loop, anchors in left.items() if anchors}
+    return cases, records
 
 
 def describe_anchors(

@@ -9,18 +9,21 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from threading import Thread
 from types import TracebackType
 
-from bench.executors import Event, Executor, Job, Lane
-from bench.record import Outcome, Status
+from bench.executors import Event, Executor, Job, Lane, ShortageError
+from bench.record import Outcome, Record, Status
+from bench.store.writer import StoreError
 from bench.sweep.gate import Gate
 from bench.sweep.loop import Loop, Source, Ticket, read_clock
 
 WAIT_S = 60.0
-"""How long a sweep without lanes, all of them lost, waits for one to join."""
+"""How long a sweep without lanes, all of them lost, waits for one to join; and a case for lost ones
+that it takes, since the lanes last changed."""
 
 _POLL_S = 0.5  # between looks for lanes that joined
 
@@ -45,6 +48,8 @@ class _Running:
 class Crew:
     """The lanes of one or several loops; a context manager that ends what still runs.
 
+    ``unfinished`` says that something was left undone for want of a lane.
+
     Args:
         executor: that offers the lanes.
         stopped: the number of the signal that asks to stop, or 0.
@@ -61,13 +66,15 @@ class Crew:
     ) -> None:
         self._executor, self._stopped, self._most = executor, stopped, most
         self._admit = admit
+        self.unfinished = False
         self._idle = dict[Loop, deque[Lane]]()
         self._lost = dict[Lane, Loop]()
         self._running = dict[str, _Running]()
         self._held: tuple[Source, Lane, Ticket] | None = None
         self._inboxes = dict[str, _Inbox]()
         self._said = SimpleQueue[tuple[str, Event | Outcome | BaseException]]()
-        self._looked = time.monotonic()
+        self._looked = self._changed = time.monotonic()
+        self._came: list[Lane] = []
 
     def __enter__(self) -> Crew:
         """Return the crew."""
@@ -76,7 +83,16 @@ class Crew:
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, _: TracebackType | None
     ) -> None:
-        """End what runs, which is nothing but where writing failed, and the threads."""
+        """End what runs, which is nothing but where an error ended the work, and the threads.
+
+        What had ended by then is recorded, as far as it can be written.
+        """
+        with suppress(Empty):
+            while True:
+                name, said = self._said.get_nowait()
+                if isinstance(said, Outcome):
+                    with suppress(StoreError):
+                        self._record(name, said)
         if self._running:
             self._executor.kill()
         for inbox in self._inboxes.values():
@@ -111,16 +127,17 @@ class Crew:
             self._join()
             if not self._stopped():
                 self._deal(sources, most or self._most or math.inf)
-            if self._running:
+            if self._running or (self._held and self._idle[self._held[0].loop]):
                 alive = time.monotonic()
+            if self._running:
                 self._hear()
                 continue
             if self._stopped() or not (self._held or any(source.left for source in sources)):
                 self._held = None
                 return
             if time.monotonic() - alive > WAIT_S:
-                gone = "warning: no lane is left; run the same command again to continue"
-                sources[0].loop.say([gone])
+                self._held, self.unfinished = None, True
+                sources[0].loop.say(["warning: no lane is left, and none joined"])
                 return
             time.sleep(0.1)
 
@@ -138,15 +155,19 @@ class Crew:
                     elif self._start(source, lane, ticket, sources):
                         break
         if self._held is not None and not self._running:
-            held, self._held = self._held, None
-            self._start(*held, sources)
+            source, lane, ticket = self._held
+            idle = self._idle[source.loop]
+            if idle:
+                self._held = None
+                # its own may have been lost while it waited
+                self._start(source, lane if lane in idle else idle[0], ticket, sources)
 
     def _has_room(self, most: float) -> bool:
         running = self._running.values()
         return len(running) < most and not any(one.wide for one in running)
 
     def _start(self, source: Source, lane: Lane, ticket: Ticket, sources: Sequence[Source]) -> bool:
-        """Start a ticket; False where it had its outcome at once."""
+        """Start a ticket, or hold it; False where it had its outcome at once."""
         loop, device = source.loop, ticket.run[0].device
         if not self._running:
             # nothing disturbs these measurements, nor do they disturb a case
@@ -156,7 +177,14 @@ class Crew:
                         other.loop.rate(free, device)
         loop.rate(lane, device)
         started_at = read_clock()
-        job = loop.begin(ticket, lane)
+        job: Job | Outcome
+        try:
+            job = loop.begin(ticket, lane)
+        except ShortageError as error:
+            if time.monotonic() - self._changed < WAIT_S:
+                self._held = (source, lane, ticket)
+                return True
+            job = Outcome(Status.LOST, str(error), awaited=True)
         if isinstance(job, Outcome):
             source.settle(ticket, loop.finish(ticket, lane, job, started_at), job)
             return False
@@ -182,13 +210,17 @@ class Crew:
         if not isinstance(said, Outcome):
             one.source.loop.display.show(said, name)
             return
-        del self._running[name]
-        loop = one.source.loop
-        record = loop.finish(one.ticket, one.lane, said, one.started_at, one.place, one.beside)
+        record, loop = self._record(name, said), one.source.loop
         self._idle[loop].append(one.lane)
         if said.status is Status.LOST:
             self._lose(next((i for i in self._idle[loop] if i.name == one.place.name), one.lane))
         one.source.settle(one.ticket, record, said)
+
+    def _record(self, name: str, outcome: Outcome) -> Record:
+        """Write the record of what a lane has run."""
+        one = self._running.pop(name)
+        finish = one.source.loop.finish
+        return finish(one.ticket, one.lane, outcome, one.started_at, one.place, one.beside)
 
     def _join(self) -> None:
         """Take in lanes that came since the last look."""
@@ -198,10 +230,14 @@ class Crew:
         self._looked = now
         for lane in self._executor.lose_lanes():
             self._lose(lane)
-        for lane in self._executor.join_lanes():
+        self._came += self._executor.join_lanes()
+        # one may be back before it has said that it was lost
+        for lane in [lane for lane in self._came if lane.name not in self._running]:
+            self._came.remove(lane)
             # of the same name, but with another GPU, it is another lane
             loop = self._lost.pop(lane, None) or self._admit(lane)
             if loop is not None:
+                self._changed = now
                 self.add(loop, lane)
 
     def _lose(self, lane: Lane) -> None:
@@ -209,7 +245,7 @@ class Crew:
         for loop, idle in self._idle.items():
             if lane in idle:
                 idle.remove(lane)
-                self._lost[lane] = loop
+                self._lost[lane], self._changed = loop, time.monotonic()
 
     def _is_stopping(self) -> bool:
         return bool(self._stopped())

@@ -41,7 +41,8 @@ class Grid:
         self._losses = Losses()
         self._ran = Counter[tuple[Case, str]]()  # how often a case ran on a lane
         self._open = 0  # runs that are dealt out and have not ended
-        self._first: dict[Run, str] = {}  # the lane of each first run, for the sentinel
+        # the lane of each run, for its sentinel; of one on several GPUs, that of the first
+        self._lanes = {run: _name_first(past.lane) for run, past in before.items()}
 
     @property
     def left(self) -> bool:
@@ -55,13 +56,13 @@ class Grid:
         run = self._choose(lane)
         case, repeat, sentinel = run
         if sentinel:
-            home = self._first.get((case, repeat, False), lane.name)
+            home = self._lanes.get((case, repeat, False), lane.name)
             if self._open or (home != lane.name and home in [free.name for free in idle]):
                 return None
         self._runs.remove(run)
         self._ran[case, lane.name] += 1
         self._open += 1
-        self._first[run] = lane.name
+        self._lanes[run] = lane.name
         self._attempts[run] += 1
         smaller = self._skips.blocks(case) if self._skips else None
         return Ticket(run, self._attempts[run], smaller)
@@ -85,5 +86,10 @@ class Grid:
         if self._skips and ticket.smaller is None:
             self._skips.note(record.case, record.status)
         if record.status is Status.LOST and self._losses.allow(ticket.run, outcome):
-            self._ran[record.case, self._first[ticket.run]] -= 1  # it gave that lane nothing
+            self._ran[record.case, self._lanes[ticket.run]] -= 1  # it gave that lane nothing
             self._runs.appendleft(ticket.run)
+        self._lanes[ticket.run] = _name_first(record.lane)
+
+
+def _name_first(lane: str) -> str:
+    return lane.partition("+")[0]

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 from bench.case import Case
 from bench.errors import UnsupportedError, UsageError
-from bench.executors import Executor, Lane
+from bench.executors import Executor, Lane, ShortageError
 from bench.record import COMPARABLE, Environment
+from bench.store.reader import read_config
 from bench.sweep.options import Options
-from bench.sweep.preflight import Inputs, find_inputs, find_lane_inputs
+from bench.sweep.preflight import CLASS, Inputs, find_inputs, find_lane_inputs
 
 Kind = tuple[object, ...]
 """What lanes of one class agree on."""
 
+_NAMED = 8  # lanes of a class that the line on it names
 _AT_ONCE = 8  # processes that import torch to say what a lane is
 
 _TOLD_APART: tuple[Callable[[Environment], str], ...] = (
@@ -30,7 +36,10 @@ _TOLD_APART: tuple[Callable[[Environment], str], ...] = (
 
 @dataclass
 class Hardware:
-    """A class of lanes whose rows can be compared; ``folder`` is empty for the only one."""
+    """A class of lanes whose rows can be compared.
+
+    ``folder`` is the name of its folder within --out, and empty where that is --out itself.
+    """
 
     folder: str = ""
     lanes: list[tuple[Lane, Inputs]] = field(default_factory=list)
@@ -39,6 +48,17 @@ class Hardware:
     def inputs(self) -> Inputs:
         """What is known of its first lane."""
         return self.lanes[0][1]
+
+    @property
+    def environments(self) -> dict[str, Environment]:
+        """What it is, by device."""
+        return self.inputs.environments
+
+    def describe(self, out: Path) -> str:
+        """Its lanes and its folder, as a part of a line."""
+        names = [lane.name for lane, _ in self.lanes]
+        more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+        return f"{', '.join(names[:_NAMED])}{more} into {out / self.folder}"
 
 
 def open_lanes(executor: Executor, cases: Sequence[Case], options: Options) -> Sequence[Lane]:
@@ -65,7 +85,8 @@ def examine_lanes(
     Raises:
         UsageError: as `find_inputs` and `find_lane_inputs`.
     """
-    first = find_inputs(cases, options, families, executor, lanes[0])
+    beside = 0 if options.quiet else sum(lane.host == lanes[0].host for lane in lanes[1:])
+    first = find_inputs(cases, options, families, executor, lanes[0], beside)
     every = [*cases, *families]
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         others = pool.map(
@@ -74,14 +95,97 @@ def examine_lanes(
         known = list(zip(lanes, [first, *others], strict=True))
     classes: dict[Kind, Hardware] = {}
     for lane, inputs in known:
-        classes.setdefault(find_kind(inputs), Hardware()).lanes.append((lane, inputs))
+        kind = find_kind(inputs.environments)
+        classes.setdefault(kind, Hardware()).lanes.append((lane, inputs))
     if len(classes) > 1:
-        names = name_folders(
-            [next(iter(c.inputs.platforms.values())).environment for c in classes.values()]
-        )
-        for hardware, name in zip(classes.values(), names, strict=True):
-            hardware.folder = name
+        name_classes(list(classes.values()))
     return list(classes.values())
+
+
+def name_classes(classes: Sequence[Hardware]) -> None:
+    """Give each class a folder of its own."""
+    names = name_folders([_take_first(hardware.environments) for hardware in classes])
+    for hardware, name in zip(classes, names, strict=True):
+        hardware.folder = name
+
+
+def place_classes(classes: Sequence[Hardware], out: Path) -> list[str]:
+    """Give each class the folder that an earlier start gave it, whichever classes are there now.
+
+    A class is found again by what its rows must agree on; where that has changed, such as by
+    another driver, by its card, so that what has changed is refused. A new one gets ``out`` itself
+    if it is the only one that there ever was.
+
+    Args:
+        classes: of `examine_lanes`; their folders are settled here.
+        out: where earlier starts may have left folders.
+
+    Returns:
+        The names of folders of other classes.
+    """
+    known = read_folders(out)
+    if len(classes) == 1 and known.keys() <= {""}:
+        return []
+    new, left = list(classes), dict(known)
+    for tell in (find_kind, find_card):
+        for hardware in list(new):
+            alike = (name for name, of in left.items() if tell(of) == tell(hardware.environments))
+            if (name := next(alike, None)) is not None:
+                hardware.folder = name
+                new.remove(hardware)
+                del left[name]
+    others = [of for name, of in known.items() if name]
+    names = name_folders([_take_first(of) for of in [*(h.environments for h in new), *others]])
+    for hardware, name in zip(new, names, strict=False):
+        tries = (f"{name}-{n}" if n > 1 else name for n in itertools.count(1))
+        hardware.folder = next(name for name in tries if name not in known)
+    return [name for name in left if name]
+
+
+def describe_places(classes: Sequence[Hardware], absent: Sequence[str], out: Path) -> list[str]:
+    """Say which lanes measure into which folder, where that is not ``out`` alone.
+
+    Args:
+        classes: placed by `place_classes`.
+        absent: what that returned.
+        out: of the sweep.
+    """
+    if not absent and not any(hardware.folder for hardware in classes):
+        return []
+    places = "; ".join(hardware.describe(out) for hardware in classes)
+    left = "no lane is of the class of {}: nothing is added to it"
+    return [f"lanes: {places}", *(left.format(out / name) for name in absent)]
+
+
+def read_folders(out: Path) -> dict[str, dict[str, Environment]]:
+    """What the folders of classes within ``out`` were measured on, by name; ``out`` itself as "".
+
+    Other sweeps may have their folders there too; a class's says that it is one.
+    """
+    configs = {"": read_config(out)}
+    with suppress(OSError):
+        configs |= {path.name: read_config(path) for path in sorted(out.iterdir())}
+    return {
+        name: of
+        for name, config in configs.items()
+        if config.get(CLASS, "") == name and (of := _read_environments(config))
+    }
+
+
+def _read_environments(config: Mapping[str, Any]) -> dict[str, Environment]:
+    """What a configuration says of its devices, as far as classes are told by it."""
+    names, found = [*_find_names(), "gpu_memory_bytes"], config.get("environment")
+    return {
+        device: Environment(
+            **{
+                name: cells[name]
+                for name in names
+                if isinstance(cells.get(name), int if name == "gpu_memory_bytes" else str)
+            }
+        )
+        for device, cells in (found if isinstance(found, dict) else {}).items()
+        if isinstance(cells, dict)
+    }
 
 
 def expect_one(classes: Sequence[Hardware], why: str) -> Hardware:
@@ -103,15 +207,30 @@ def expect_one(classes: Sequence[Hardware], why: str) -> Hardware:
     return classes[0]
 
 
-def find_kind(inputs: Inputs) -> Kind:
+def find_kind(environments: Mapping[str, Environment]) -> Kind:
     """What a lane must have in common with others for its rows to be compared with theirs."""
     return tuple(
-        (device, *(getattr(e, n) for n in COMPARABLE if COMPARABLE[n] == ("device",)), memory)
-        for device, platform in inputs.platforms.items()
-        for e in [platform.environment]
-        # two of one name may have 40 and 80 GB
-        for memory in [round((e.gpu_memory_bytes or 0) / 2**30)]
+        (device, *(getattr(e, name) for name in _find_names()), _round_memory(e))
+        for device, e in environments.items()
     )
+
+
+def _find_names() -> list[str]:
+    return [name for name in COMPARABLE if COMPARABLE[name] == ("device",)]
+
+
+def find_card(environments: Mapping[str, Environment]) -> Kind:
+    """What stays of the kind of a lane where other software is installed."""
+    return tuple((device, e.gpu or e.cpu, _round_memory(e)) for device, e in environments.items())
+
+
+def _take_first(environments: Mapping[str, Environment]) -> Environment:
+    return next(iter(environments.values()))
+
+
+def _round_memory(environment: Environment) -> int:
+    # two of one name may have 40 and 80 GB
+    return round((environment.gpu_memory_bytes or 0) / 2**30)
 
 
 def name_folders(environments: Sequence[Environment]) -> list[str]:
@@ -145,11 +264,18 @@ def refuse_world_sizes(
     if "world_size" not in options.axes:
         return
     for device, size in dict.fromkeys((case.device, case.world_size) for case in cases):
-        reasons = []
-        for hardware in classes:
-            try:
-                executor.gather(hardware.lanes[0][0], device, size)
-            except UnsupportedError as error:
-                reasons.append(str(error))
-        if len(reasons) == len(classes):
-            raise UsageError(f"--world-size {size}: {'; '.join(dict.fromkeys(reasons))}")
+        lacks = [_find_lack(executor, hardware, device, size) for hardware in classes]
+        if all(lacks):
+            # what it takes, once, and what there is of each class
+            parts = dict.fromkeys(part for lack in lacks for part in lack.split("; "))
+            raise UsageError(f"--world-size {size}: {'; '.join(parts)}")
+
+
+def _find_lack(executor: Executor, hardware: Hardware, device: str, size: int) -> str:
+    try:
+        executor.gather(hardware.lanes[0][0], device, size)
+    except UnsupportedError as error:
+        return str(error)
+    except ShortageError:
+        pass
+    return ""

@@ -13,12 +13,13 @@ from bench.case import Case
 from bench.executors import Executor
 from bench.store.reader import Past, Run, read_history
 from bench.store.writer import Store
-from bench.sweep.anchors import make_anchor
+from bench.sweep.anchors import choose_anchors
 from bench.sweep.grid import Grid
 from bench.sweep.hardware import Hardware
 from bench.sweep.loop import Loop
 from bench.sweep.options import Options, Plan, plan_cases
 from bench.sweep.preflight import (
+    CLASS,
     describe_config,
     leave_out_batches,
     read_past,
@@ -96,10 +97,9 @@ class Part:
         skips = None if self.options.no_skip else OomSkips(known)
         return Grid(self.loop, self.runs, self.before, skips)
 
-    def choose_anchor(self) -> Case | None:
-        """The sweep's first case that can run here, shortened; None where none can."""
-        found = (case for case in self.cases if not self.loop.refuse(case))
-        return next(map(make_anchor, found), None)
+    def choose_anchors(self) -> list[Case]:
+        """The anchors that may be made of the sweep's cases that can run here, the best first."""
+        return choose_anchors([case for case in self.cases if not self.loop.refuse(case)])
 
 
 def open_part(
@@ -119,7 +119,8 @@ def open_part(
     """
     folder = out / hardware.folder if hardware.folder else out
     store = stores.enter_context(Store(folder, options.wait_s, say_waiting))
-    inputs, earlier = hardware.inputs, store.read_config()
+    inputs = hardware.inputs
+    earlier = store.read_config() | ({CLASS: hardware.folder} if hardware.folder else {})
     refuse_other_part(folder, earlier, options.shard)
     comparable, frame = read_past(folder, [*asked.cases, *asked.unsized], options, inputs)
     lanes = {lane.name: known for lane, known in hardware.lanes}

@@ -29,13 +29,17 @@ from bench.store.reader import Past, Run, read_records
 from bench.sweep.options import Options
 from bench.sweep.schedule import choose_seed
 from bench.sweep.shards import KEY
-from bench.text import clean
+from bench.text import clean, count
 from bench.wall.records import name_family
 from bench.wall.search import list_sizes
 from bench.workloads import IMAGES, NO_DATASET, OWN, Workload
 
 if TYPE_CHECKING:
     import pandas as pd
+
+
+CLASS = "class"
+"""The key of a configuration that names the folder of a class of hardware within --out."""
 
 
 def refuse_unwritable(out: Path | None) -> None:
@@ -68,6 +72,11 @@ class Inputs:
     warnings: Sequence[str] = ()
     apex: Apex | None = None
     starts: Mapping[str | None, str] = field(default_factory=dict)
+
+    @property
+    def environments(self) -> dict[str, Environment]:
+        """What is known of each device."""
+        return {device: platform.environment for device, platform in self.platforms.items()}
 
     def refuse(self, case: Case) -> str:
         """Say why the case cannot be run here at all, and what to do; empty where it can."""
@@ -134,6 +143,7 @@ def find_inputs(
     families: Sequence[Case],
     executor: Executor,
     lane: Lane,
+    beside: int = 0,
 ) -> Inputs:
     """Examine devices and models, decode the images, and refuse what cannot be trained.
 
@@ -143,6 +153,7 @@ def find_inputs(
         families: those whose batch size is yet to be found.
         executor: that runs them.
         lane: where they are to run; of several, the first.
+        beside: how many others may run a case on its machine meanwhile.
 
     Raises:
         UsageError: torch cannot use a device, or it has less memory than a memory limit; a
@@ -198,7 +209,7 @@ def find_inputs(
         platforms,
         models,
         prepare_datasets(cases, options, executor, lane),
-        [*write_warnings(machine), *warn_of_workers(cases), *warn_of_freezing(cases)],
+        [*write_warnings(machine), *warn_of_workers(cases, beside), *warn_of_freezing(cases)],
         machine.apex,
         starts,
     )
@@ -268,15 +279,20 @@ def hash_starts(cases: Sequence[Case]) -> dict[str | None, str]:
     return {name: hash_weights(name) for name in dict.fromkeys(c.start for c in cases) if name}
 
 
-def warn_of_workers(cases: Sequence[Case]) -> list[str]:
-    """A line where a DataLoader has more workers than there are cores for them."""
-    most = max(case.workers * case.world_size for case in cases)
+def warn_of_workers(cases: Sequence[Case], beside: int = 0) -> list[str]:
+    """A line where DataLoaders have more workers than there are cores for them.
+
+    Args:
+        cases: of which one runs on each lane; one of several GPUs has them all.
+        beside: the other lanes of this machine that run a case at once.
+    """
+    most = max(c.workers * (c.world_size if c.world_size > 1 else 1 + beside) for c in cases)
     cores = len(usable_cpus())
     if most <= cores:
         return []
     return [
-        f"note: {most} workers share {cores} CPU cores, and load no faster than {cores}; lower "
-        "--workers"
+        f"note: {most} workers share {count(cores, 'CPU core')}, and load no faster than {cores}; "
+        f"lower --workers{' or --lanes' if beside else ''}"
     ]
 
 
@@ -540,6 +556,7 @@ def describe_config(
         **({"search": last} if last else {}),
         **({KEY: str(options.shard)} if options.shard else {}),
         **({"halving": halving} if halving else {}),
+        **({CLASS: before[CLASS]} if CLASS in before else {}),
     }
 
 

@@ -88,12 +88,12 @@ class Searches:
         return None
 
     def settle(self, ticket: Ticket, record: Record, outcome: Outcome) -> None:
-        """Learn from a probe; a family whose probes are lost time and again is given up."""
+        """Learn from a probe; a family with a probe that is lost time and again is given up."""
         family = next(f for f, search in self._left.items() if search.probe == record.case)
         search = self._left[family]
         search.probe = None
         search.trial.add(flatten(record))
-        if record.status is Status.LOST and not self._losses.allow(family, outcome):
+        if record.status is Status.LOST and not self._losses.allow(record.case, outcome):
             self.conclude(family)
 
     def finish(self) -> dict[Case, Wall]:

@@ -7,11 +7,8 @@ from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import replace
 
 from bench.case import Case, Value
-from bench.record import Outcome, Status
+from bench.record import REPEATED, Outcome, Status
 from bench.store.reader import Past, Run
-
-REPEATED = frozenset({Status.INTERRUPTED, Status.LOST})
-"""Outcomes that the same command answers anew without being asked to."""
 
 MOST_LOST = 3
 """So often what runs is lost with its machine before the sweep goes on without it."""
@@ -88,7 +85,10 @@ def remaining_runs(
 
 
 class Losses:
-    """How often each thing that runs was lost with its machine; pre-emption does not count."""
+    """How often each thing that runs was lost with its machine; pre-emption does not count.
+
+    What was waited for in vain is not to be run again in the same sweep.
+    """
 
     def __init__(self) -> None:
         self._lost = Counter[Hashable]()
@@ -96,7 +96,7 @@ class Losses:
     def allow(self, what: Hashable, outcome: Outcome) -> bool:
         """Whether ``what``, which ended as `lost`, is to be run again."""
         self._lost[what] += not outcome.preempted
-        return self._lost[what] < MOST_LOST
+        return not outcome.awaited and self._lost[what] < MOST_LOST
 
 
 class OomSkips:

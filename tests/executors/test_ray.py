@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import psutil
 import pytest
@@ -23,13 +24,14 @@ import pytest
 from bench.case import Case
 from bench.environment import hash_code
 from bench.errors import UnsupportedError, UsageError
-from bench.executors import Event, Images, Job, Lane, Settings
+from bench.executors import Event, Images, Job, Lane, Settings, ShortageError
 from bench.executors.ray import executor as executors
-from bench.executors.ray.caretaker import MARK, find_marked
+from bench.executors.ray.caretaker import MARK, end_marked, find_marked
 from bench.executors.ray.cluster import Cluster
-from bench.executors.ray.executor import RayExecutor, refuse
+from bench.executors.ray.executor import Node, Post, RayExecutor, refuse
 from bench.executors.ray.station import Place, Report, Station
 from bench.executors.subprocess import SubprocessExecutor
+from bench.gpu.cards import Card
 from bench.record import Outcome, Status
 from bench.worker.messages import PhaseEntered
 
@@ -314,6 +316,95 @@ def test_nothing_is_left_of_a_local_cluster_whose_driver_is_killed() -> None:
         driver.kill()
     wait_for(lambda: not list(find_marked(folder)))
     wait_for(lambda: not Path(folder).exists())
+
+
+@pytest.fixture
+def unjoined() -> RayExecutor:
+    """An executor whose lanes, and the answers of their stations, are made up."""
+    executor = RayExecutor.__new__(RayExecutor)
+    executor._open, executor._together, executor._gone, executor._busy = {}, {}, [], set()
+    executor._lock = threading.Lock()
+    return executor
+
+
+def open_post(executor: RayExecutor, label: str, number: int, gpu: str = "A100") -> Post:
+    card = Card(f"GPU-{label}-{number}", gpu, number, 80 * 2**30)
+    post = Post(None, Node(label, label, 8.0, 2), None, None, card)
+    post.lane = Lane(f"{label}-gpu{number}", (card.uuid,), host=label)
+    executor._enter(post)
+    return post
+
+
+def test_gpus_that_were_there_are_short_and_those_that_never_were_unsupported(
+    unjoined: RayExecutor,
+) -> None:
+    """What is unsupported is not tried again."""
+    first, second = (open_post(unjoined, "node", number) for number in range(2))
+    other = open_post(unjoined, "node", 2, gpu="T4")
+    wide = unjoined.gather(first.lane, "cuda", 2)
+    assert wide.gpus == first.lane.gpus + second.lane.gpus
+    unjoined._lose(second)
+    with pytest.raises(ShortageError, match=r"takes 2 GPUs .*; one node had 2, and none has now$"):
+        unjoined.gather(first.lane, "cuda", 2)
+    with pytest.raises(ShortageError, match="lane node-gpu1 is gone"):
+        unjoined.gather(second.lane, "cuda", 2)
+    with pytest.raises(UnsupportedError, match=r"no node of the cluster has more than 2$"):
+        unjoined.gather(first.lane, "cuda", 3)
+    with pytest.raises(UnsupportedError, match=r"no node of the cluster has more than 1$"):
+        unjoined.gather(other.lane, "cuda", 2)
+
+
+def test_a_station_that_is_gone_as_it_is_asked_is_a_lost_lane(
+    unjoined: RayExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a CPU a station says which cores a wide case takes; the sweep goes on without it."""
+    import ray
+
+    post = open_post(unjoined, "node", 0)
+    post.actor = MagicMock()
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise ray.exceptions.RayActorError
+
+    monkeypatch.setattr(ray, "get", fail)
+    monkeypatch.setattr(ray, "kill", lambda actor: None)
+    with pytest.raises(ShortageError, match=r"^lane node-gpu0 was lost: "):
+        unjoined.gather(post.lane, "cpu", 2)
+    assert list(unjoined.lose_lanes()) == [post.lane], "and is dealt nothing more"
+    assert not unjoined.lose_lanes()
+
+
+def test_the_caretaker_ends_what_is_the_clusters_and_nothing_of_the_user(tmp_path: Path) -> None:
+    folder = tmp_path / "cluster"
+    folder.mkdir()
+    (folder / "log").touch()
+    ours = {MARK: str(folder)}
+    commands = {
+        "marked": ("exec sleep 600", ours),
+        "agent": ("exec -a ray::Agent sleep 600 > agent.log", {}),
+        "reader": ("exec tail -f log > /dev/null", {}),
+        "agent that reads": ("exec -a ray::Agent sleep 600 < log", {}),
+        "writer": ("exec sleep 600 > note", {}),
+        "agent of another": ("exec -a ray::Agent sleep 600 > /dev/null", {MARK: "/elsewhere"}),
+    }
+    started = {
+        name: subprocess.Popen(["bash", "-c", command], cwd=folder, env={**os.environ, **variables})
+        for name, (command, variables) in commands.items()
+    }
+    try:
+        for process in started.values():
+            wait_for(lambda pid=process.pid: psutil.Process(pid).name() in ("sleep", "tail"))
+        found = {*find_marked(str(folder))}
+        assert {n for n, p in started.items() if p.pid in found} == {"marked", "agent"}
+        end_marked(str(folder))
+        assert [started[name].wait(60) for name in ("marked", "agent")] == [-signal.SIGKILL] * 2
+        left = [p.poll() for n, p in started.items() if n not in ("marked", "agent")]
+        assert left == [None] * 4
+        assert not folder.exists()
+    finally:
+        for process in started.values():
+            process.kill()
+            process.wait()
 
 
 def test_what_cannot_be_measured_on_is_refused() -> None:

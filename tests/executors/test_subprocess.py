@@ -385,12 +385,13 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Outcome]:
         epochs: int = 1,
         case: Case = Case(device="cpu"),  # noqa: B008
         settings: Settings = Settings(),  # noqa: B008
+        hear: Callable[[Event], None] = lambda event: None,
     ) -> Outcome:
         monkeypatch.setattr(room, "Worker", Script)
         monkeypatch.setattr(room, "_BACK_OFF_S", 0.001)
         Script.scripts, Script.started = list(scripts), 0
         job = Job(replace(case, epochs=epochs), "nowhere")
-        return SubprocessExecutor(settings).run(job, lambda event: None, lambda: stopping)
+        return SubprocessExecutor(settings).run(job, hear, lambda: stopping)
 
     return run
 
@@ -511,6 +512,20 @@ def test_each_epoch_has_the_time_limit_for_itself(
     assert outcome.status is Status.TIMEOUT
     assert outcome.reason.startswith("epoch took longer than 3600 s")
     assert outcome.reason.endswith("; after 1 of 2 epochs")
+
+
+def test_to_be_held_before_a_phase_takes_nothing_of_its_time(
+    scripted: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As at the gate, where an anchor waits for those of the other lanes."""
+    now = 0.0
+    monkeypatch.setattr(room.time, "monotonic", lambda: now)
+
+    def hold(event: Event) -> None:
+        nonlocal now
+        now += 4000
+
+    assert scripted([*EPOCHS, *says(Status.OK)], epochs=2, hear=hold).status is Status.OK
 
 
 def test_nothing_after_the_end_is_heard(scripted: Callable[..., Outcome]) -> None:

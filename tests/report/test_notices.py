@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -146,6 +147,16 @@ def test_repeats_of_one_seed_are_a_check_of_determinism(tmp_path: Path) -> None:
     )
     seeds = [ran(100, i, train_loss=2.05, run_seed=i) for i in (1, 2, 3)]
     assert "Determinism" not in notices_of(read(tmp_path / "seeds", seeds))
+
+
+def test_what_the_same_command_runs_again_needs_no_flag(tmp_path: Path) -> None:
+    cut = ran(1, case=Case(batch_size=8), status=Status.INTERRUPTED, epoch_time_s=None)
+    lost = replace(cut, case=Case(batch_size=16), status=Status.LOST)
+    text = notices_of(read(tmp_path, [*runs((1, 1, 1)), cut, lost]))["No result"]
+    assert text.endswith("1 interrupted, 1 lost. The same command of bench.sweep runs them again.")
+    failed = replace(cut, case=Case(batch_size=32), status=Status.ERROR)
+    text = notices_of(read(tmp_path / "failed", [*runs((1, 1, 1)), cut, failed]))["No result"]
+    assert text.endswith("Run them again with --retry error.")
 
 
 FLAG = re.compile(r"--[a-z][-a-z]+")

@@ -19,6 +19,7 @@ from pathlib import Path
 MARK = "BENCH_RAY_CLUSTER"
 """Environment variable of all processes of a local cluster: the cluster's folder."""
 
+_TITLE = b"ray::"
 _PATIENCE_S = 5.0
 _POLL_S = 0.1
 
@@ -26,12 +27,15 @@ _POLL_S = 0.1
 def find_marked(folder: str) -> Iterator[int]:
     """The ids of the processes of the cluster in ``folder``, of what they started among them.
 
-    Ray's agents write their title over their environment; they have their logs open.
+    Ray's own may write their title over their environment; those write logs there. What a user has
+    there, such as a `tail -f` of a log, is not among them.
     """
     mark = os.fsencode(f"{MARK}={folder}")
     for place in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
-            if mark in (place / "environ").read_bytes().split(b"\0") or _writes_into(place, folder):
+            if mark in (place / "environ").read_bytes().split(b"\0") or (
+                (place / "cmdline").read_bytes().startswith(_TITLE) and _writes_into(place, folder)
+            ):
                 yield int(place.name)
 
 
@@ -39,20 +43,17 @@ def _writes_into(place: Path, folder: str) -> bool:
     for descriptor in (place / "fd").iterdir():
         with suppress(OSError):  # closed meanwhile
             if str(descriptor.readlink()).startswith(f"{folder}/"):
-                return True
+                opened = (place / "fdinfo" / descriptor.name).read_text().partition("flags:")[2]
+                if int(opened.split()[0], 8) & os.O_ACCMODE != os.O_RDONLY:
+                    return True
     return False
 
 
-def end_marked(folder: str, spared: int) -> None:
-    """SIGKILL the processes of the cluster in ``folder`` until none is left, then remove it.
-
-    Args:
-        folder: of the cluster.
-        spared: the process that started it, which ends by itself, and has a log there too.
-    """
+def end_marked(folder: str) -> None:
+    """SIGKILL the processes of the cluster in ``folder`` until none is left, then remove it."""
     until = time.monotonic() + _PATIENCE_S
     # what is killed while it starts another leaves that one to the next look
-    while (found := {*find_marked(folder)} - {spared}) and time.monotonic() < until:
+    while (found := {*find_marked(folder)}) and time.monotonic() < until:
         for pid in found:
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
@@ -61,6 +62,5 @@ def end_marked(folder: str, spared: int) -> None:
 
 
 if __name__ == "__main__":
-    driver = os.getppid()
     sys.stdin.buffer.read()
-    end_marked(sys.argv[1], driver)
+    end_marked(sys.argv[1])

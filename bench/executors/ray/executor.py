@@ -18,7 +18,7 @@ from bench.data import DatasetInfo
 from bench.doctor.rates import Yardstick
 from bench.environment import Answer, find_variables, hash_code
 from bench.errors import UnsupportedError, UsageError
-from bench.executors import ALL, EXECUTORS, Event, Images, Job, Lane, Settings
+from bench.executors import ALL, EXECUTORS, Event, Images, Job, Lane, Settings, ShortageError
 from bench.executors.ray.cluster import Cluster
 from bench.executors.ray.station import HEARTBEAT_S, Place, Report, Station
 from bench.gpu.cards import Card
@@ -95,6 +95,8 @@ class RayExecutor:
         self._open: dict[str, Post] = {}
         self._labels: dict[str, str] = {}  # of nodes by id, those that are gone too
         self._failures: dict[str, _Failures] = {}  # by the node's id
+        self._together: dict[object, int] = {}  # by kind: the most GPUs that one node ever had open
+        self._gone: list[Lane] = []  # lost while something was asked there
         self._busy: set[str] = set()  # lanes whose run notices by itself that they are gone
         self._numbers = itertools.count()
         self._lock = threading.Lock()
@@ -153,7 +155,8 @@ class RayExecutor:
         gone, _ = ray.wait([*watched], num_returns=len(watched), timeout=0) if watched else ([], [])
         for watch in gone:
             self._lose(watched[watch])
-        return [watched[watch].lane for watch in gone]
+        before, self._gone = self._gone, []
+        return [*before, *(watched[watch].lane for watch in gone)]
 
     def gather(self, lane: Lane, device: str, size: int) -> Lane:
         """The lane's GPU and others of its kind, on its node or on one that has enough of them.
@@ -165,24 +168,23 @@ class RayExecutor:
             return lane
         own = self._open.get(lane.name)
         if own is None:
-            raise UnsupportedError(f"lane {lane.name} is gone")
+            raise ShortageError(f"lane {lane.name} is gone")
         if device == "cpu":
-            found: Lane = self._ask(lane, "gather", lane, device, size)
+            try:
+                found: Lane = self._ask(lane, "gather", lane, device, size)
+            except UsageError as error:  # the station is gone
+                raise ShortageError(str(error)) from error
             return replace(found, name=lane.name, host=lane.host)
-        most = 1
         posts = [*self._open.values()]
         for first in (own, *posts):
             alike = [first, *(p for p in posts if p.is_beside(first))]
-            if first.kind != own.kind:
-                continue
-            if size <= len(alike):
+            if first.kind == own.kind and size <= len(alike):
                 gpus = tuple(gpu for post in alike[:size] for gpu in post.lane.gpus)
                 return replace(first.lane, gpus=gpus)
-            most = max(most, len(alike))
-        raise UnsupportedError(
-            f"world size {size} takes {size} GPUs of one kind in one machine; no node of the "
-            f"cluster has more than {most}"
-        )
+        takes = f"world size {size} takes {size} GPUs of one kind in one machine"
+        if size <= (most := self._together[own.kind]):
+            raise ShortageError(f"{takes}; one node had {most}, and none has now")
+        raise UnsupportedError(f"{takes}; no node of the cluster has more than {most}")
 
     def examine(
         self,
@@ -350,6 +352,7 @@ class RayExecutor:
             raise UsageError(f"lane {lane.name}: {clean(repr(error.cause))}") from error
         except ray.exceptions.RayError as error:
             self._lose(post)
+            self._gone.append(post.lane)
             raise UsageError(f"lane {lane.name} was lost: {_explain(error)}") from error
 
     def _list_nodes(self) -> list[Node]:
@@ -437,8 +440,14 @@ class RayExecutor:
             self._failures.pop(post.node.id, None)
             post.card = place.card
             post.lane = self._name(post.node, place.card)
-            self._open[post.lane.name] = post
+            self._enter(post)
             yield post.lane
+
+    def _enter(self, post: Post) -> None:
+        """Count a station in, and how many GPUs of its kind its node has open now."""
+        self._open[post.lane.name] = post
+        beside = sum(other.is_beside(post) for other in self._open.values())
+        self._together[post.kind] = max(self._together.get(post.kind, 0), 1 + beside)
 
     def _name(self, node: Node, card: Card | None) -> Lane:
         """A lane, named by its node, and by its GPU as NVML counts them."""
