@@ -24,7 +24,7 @@ from bench.work import Kind
 #   4  2026-11  memory limits, accumulation, optimizers, learning rates that change, several
 #               epochs (in epochs.csv), probes of the largest batch, workloads, fine-tuning,
 #               checkpoints, and the work of a step (in work.csv), profiled or counted
-#   5  2026-11  lanes, and the anchors that compare them; training on several GPUs, the processes of
+#   5  2026-11  lanes, the anchors that compare them, and starts of a sweep; training on several GPUs, the processes of
 #               a case in ranks.csv; cases that a search ended before their last epoch
 SCHEMA = 5
 
@@ -504,6 +504,7 @@ class Record:
     log: str
     measurement: Measurement
     environment: Environment
+    session: str = ""
 
 
 @dataclass(frozen=True)
@@ -534,6 +535,7 @@ _OUTCOME = (
     Column(
         "lanes_beside", int, "", "other lanes that ran a case meanwhile, at most", True, since=5
     ),
+    Column("session", str, "", "which start of the sweep wrote the row", since=5),
     Column("attempt", int, "", "1, or more where an earlier attempt failed"),
     Column("status", str, "", "; ".join(f"{s}: {s.meaning}" for s in Status)),
     Column("reason", str, "", "one line on the status"),
