@@ -24,8 +24,9 @@ from bench.work import Kind
 #   4  2026-11  memory limits, accumulation, optimizers, learning rates that change, several
 #               epochs (in epochs.csv), probes of the largest batch, workloads, fine-tuning,
 #               checkpoints, and the work of a step (in work.csv), profiled or counted
-#   5  2026-11  lanes, the anchors that compare them, and starts of a sweep; training on several GPUs, the processes of
-#               a case in ranks.csv; cases that a search ended before their last epoch
+#   5  2026-11  lanes, the anchors that compare them, and which start of a sweep wrote a row;
+#               training on several GPUs, the processes of a case in ranks.csv; cases that a search
+#               ended before their last epoch
 SCHEMA = 5
 
 

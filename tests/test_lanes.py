@@ -508,7 +508,8 @@ def test_each_start_of_a_sweep_is_a_session(out: Path) -> None:
     assert frame[frame["batch_size"] == 8]["session"].nunique() == 1
     assert frame["session"].nunique() == 2
     (first,) = frame[frame["anchor"] != ""]["session"].unique()
-    assert first and (frame[frame["batch_size"] == 16]["session"] != first).all()
+    assert first
+    assert (frame[frame["batch_size"] == 16]["session"] != first).all()
 
 
 def test_one_lane_has_no_anchor(out: Path) -> None:
