@@ -320,10 +320,13 @@ class Measurement:
     )
     buckets: int | None = quantity(int, "parts that the gradients are exchanged in", since=5)
     sync_step_s: float | None = quantity(
-        float, "median step after the epoch, gradients exchanged", "s", since=5
+        float, "median step of blocks after the epoch, gradients exchanged", "s", since=5
     )
     no_sync_step_s: float | None = quantity(
-        float, "median step after the epoch, nothing exchanged", "s", since=5
+        float, "median step of blocks after the epoch, nothing exchanged", "s", since=5
+    )
+    exposed_error_s: float | None = quantity(
+        float, "half of the 95 % interval of the difference of these two, in this run", "s", since=5
     )
     slowest_rank: int | None = quantity(
         int, "the process that worked longest before gradients were first exchanged", since=5
