@@ -24,8 +24,9 @@ from bench.work import Kind
 #   4  2026-11  memory limits, accumulation, optimizers, learning rates that change, several
 #               epochs (in epochs.csv), probes of the largest batch, workloads, fine-tuning,
 #               checkpoints, and the work of a step (in work.csv), profiled or counted
-#   5  2026-11  lanes, and the anchors that compare them; training on several GPUs, the processes of
-#               a case in ranks.csv; cases that a search ended before their last epoch
+#   5  2026-11  lanes, the anchors that compare them, and which start of a sweep wrote a row;
+#               training on several GPUs, the processes of a case in ranks.csv; cases that a search
+#               ended before their last epoch
 SCHEMA = 5
 
 
@@ -516,6 +517,7 @@ class Record:
     log: str
     measurement: Measurement
     environment: Environment
+    session: str = ""
 
 
 @dataclass(frozen=True)
@@ -546,6 +548,7 @@ _OUTCOME = (
     Column(
         "lanes_beside", int, "", "other lanes that ran a case meanwhile, at most", True, since=5
     ),
+    Column("session", str, "", "which start of the sweep wrote the row", since=5),
     Column("attempt", int, "", "1, or more where an earlier attempt failed"),
     Column("status", str, "", "; ".join(f"{s}: {s.meaning}" for s in Status)),
     Column("reason", str, "", "one line on the status"),

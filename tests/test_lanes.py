@@ -743,6 +743,17 @@ def test_busy_anchors_run_at_once_and_those_alone_do_not(
     assert (kinds["alone"], kinds["busy"], kinds["close"]) == (3, 3, 3)
 
 
+def test_each_start_of_a_sweep_is_a_session(out: Path) -> None:
+    """What the anchors of the first start say is of its own rows, also where the next has none."""
+    run(out, "8", "--lanes", "2")
+    frame = run(out, "8", "16", "--lanes", "2", "--no-anchors")
+    assert frame[frame["batch_size"] == 8]["session"].nunique() == 1
+    assert frame["session"].nunique() == 2
+    (first,) = frame[frame["anchor"] != ""]["session"].unique()
+    assert first
+    assert (frame[frame["batch_size"] == 16]["session"] != first).all()
+
+
 def test_one_lane_has_no_anchor(out: Path) -> None:
     assert not run(out, "8", "16", "--lanes", "1")["anchor"].any()
 

@@ -3,13 +3,17 @@
 An anchor is a few dozen steps of one case, the same on every lane. What is compared is its median
 step, with the standard error of a median of normally distributed steps: 1.2533 σ / √n, and σ is
 1.4826 times their median absolute deviation.
+
+That estimate of σ is as uncertain as a standard deviation of 0.37 times as many steps (the
+efficiency of the median absolute deviation: Rousseeuw and Croux, JASA 88, 1993). It counts where
+many lanes are compared, of which the interval of two looks far into the tail.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
@@ -22,7 +26,9 @@ if TYPE_CHECKING:
 ALONE, BUSY, CLOSE = "alone", "busy", "close"
 """When an anchor ran: while other lanes were idle, on all lanes at once, and when all was done."""
 
-_HALF_INTERVAL = 1.96 * 1.2533 * 1.4826  # in median absolute deviations, over √n
+_QUANTILE = 1.96
+_HALF_INTERVAL = _QUANTILE * 1.2533 * 1.4826  # in median absolute deviations, over √n
+_EFFICIENCY = 0.37
 
 
 class Verdict(StrEnum):
@@ -38,10 +44,14 @@ _MEASURED = ("step_time_median_s", "step_time_mad_s", "measured_steps")
 
 @dataclass(frozen=True)
 class Pace:
-    """The median step of an anchor, in s, and half of its 95 % interval, as a share of it."""
+    """The median step of an anchor, in s, and half of its 95 % interval, as a share of it.
+
+    ``freedom`` is how many degrees of freedom that interval is known with.
+    """
 
     step_s: float
     error: float
+    freedom: float = math.inf
 
 
 @dataclass(frozen=True)
@@ -75,21 +85,16 @@ def read_pace(median_s: float | None, mad_s: float | None, steps: float | None) 
     known = [value for value in (median_s, mad_s, steps) if value is not None]
     if len(known) < 3 or not all(map(math.isfinite, known)) or known[0] <= 0 or known[2] < 2:
         return None
-    return Pace(known[0], _HALF_INTERVAL * known[1] / known[0] / math.sqrt(known[2]))
+    error = _HALF_INTERVAL * known[1] / known[0] / math.sqrt(known[2])
+    return Pace(known[0], error, _EFFICIENCY * (known[2] - 1))
 
 
-def compare(now: Pace | None, before: Pace | None, also: float = 0.0) -> Change | None:
-    """How ``now`` differs from ``before``; None where either is not known.
-
-    Args:
-        now: the later or busier one.
-        before: what it is compared with.
-        also: a share by which they may differ for another reason, which widens the margin.
-    """
+def compare(now: Pace | None, before: Pace | None) -> Change | None:
+    """How ``now``, the later or busier one, differs from ``before``; None where one is unknown."""
     if now is None or before is None:
         return None
     share = now.step_s / before.step_s - 1
-    return Change(share, math.hypot((1 + share) * math.hypot(now.error, before.error), also))
+    return Change(share, (1 + share) * math.hypot(now.error, before.error))
 
 
 @dataclass(frozen=True)
@@ -110,15 +115,23 @@ class LaneReading:
 
     @property
     def interference(self) -> Change | None:
-        """The busy anchor over the one alone. What the lane drifted may be in it by chance."""
-        drift = self.drift
-        also = abs(drift.share) if drift else 0.0
-        return compare(self.paces.get(BUSY), self.paces.get(ALONE), also)
+        """The busy anchor over the one alone.
+
+        All lanes are busy in the closing anchor too. What of the difference is gone by then was
+        none that other lanes make, so it is added to the margin; a difference that stays or grows
+        is in doubt by the spread of the steps alone.
+        """
+        alone = self.paces.get(ALONE)
+        busy, close = (compare(self.paces.get(kind), alone) for kind in (BUSY, CLOSE))
+        if busy is None or close is None:
+            return busy
+        gone = math.copysign(1, busy.share) * (busy.share - close.share)
+        return replace(busy, margin=busy.margin + max(0.0, gone))
 
 
 @dataclass(frozen=True)
 class Session:
-    """The lanes of a sweep between two starts of it."""
+    """The lanes of one start of a sweep."""
 
     started_at: str
     lanes: tuple[LaneReading, ...]
@@ -133,41 +146,37 @@ class Session:
             (lane.paces[ALONE] for lane in self.lanes if ALONE in lane.paces),
             key=lambda pace: pace.step_s,
         )
-        drifts = [abs(lane.drift.share) for lane in self.lanes if lane.drift]
-        return compare(paces[-1], paces[0], max(drifts, default=0.0)) if len(paces) > 1 else None
+        if len(paces) < 2:
+            return None
+        found = compare(slow := paces[-1], fast := paces[0])
+        assert found
+        drift = max((abs(lane.drift.share) for lane in self.lanes if lane.drift), default=0.0)
+        wide = _choose_quantile(len(paces), slow.freedom + fast.freedom) / _QUANTILE
+        return replace(found, margin=math.hypot(wide * found.margin, drift))
 
 
-def number_sessions(records: pd.DataFrame) -> pd.Series:
-    """The session of each row: 0 before any anchor, and one more where lanes are opened again.
+def _choose_quantile(lanes: int, freedom: float) -> float:
+    """Errors by which the slowest and the fastest of equal lanes differ in 5 of 100 cases at most.
 
-    Args:
-        records: of one folder, in the order in which they were written.
+    They are one of many pairs, any of which could have been the furthest apart: Šidák, Rectangular
+    confidence regions for the means of multivariate normal distributions, JASA 62, 1967.
     """
-    alone = records["anchor"] == ALONE
-    # in a merged folder the lanes of several machines may have the same names; those of a cluster
-    # are named by their machines, and compared
-    hosts = records.loc[records["lane"] != ""].groupby("lane")["host"].nunique()
-    several = bool((hosts > 1).any())
-    machine = records["host"] if several else records["host"].map(lambda host: "")
-    before = alone.groupby(machine).shift(fill_value=False).astype(bool)
-    first = (len(records) + 1) * machine.factorize()[0]
-    number: pd.Series = (alone & ~before).groupby(machine).cumsum() + first
-    return number
+    from scipy.special import ndtri, stdtrit
+
+    share = 1 - 0.95 ** (1 / math.comb(lanes, 2))
+    tail = 1 - share / 2
+    return float(stdtrit(freedom, tail) if math.isfinite(freedom) else ndtri(tail))
 
 
-def find_sessions(records: pd.DataFrame, numbers: pd.Series | None = None) -> dict[int, Session]:
-    """The lanes of each session by its number.
+def find_sessions(records: pd.DataFrame) -> dict[str, Session]:
+    """The lanes of each start of a sweep whose anchors ran, by the column ``session``.
 
     Args:
         records: of one folder, in the order in which they were written.
-        numbers: of `number_sessions`, where they are known.
     """
     anchors = records[records["anchor"] != ""]
-    if anchors.empty:
-        return {}
     sessions = {}
-    numbers = number_sessions(records) if numbers is None else numbers
-    for number, rows in anchors.groupby(numbers[anchors.index], sort=True):
+    for key, rows in anchors.groupby("session", sort=False):
         lanes = []
         for lane, own in rows.groupby("lane", sort=False):
             # one that other programs disturbed says nothing of lanes
@@ -181,7 +190,7 @@ def find_sessions(records: pd.DataFrame, numbers: pd.Series | None = None) -> di
             }
             place = " ".join(filter(None, own.iloc[0][["gpu", "gpu_uuid"]])) or own["cpu"].iloc[0]
             lanes.append(LaneReading(str(lane), str(place), paces))
-        sessions[int(number)] = Session(str(rows["started_at"].iloc[0]), tuple(lanes))
+        sessions[str(key)] = Session(str(rows["started_at"].iloc[0]), tuple(lanes))
     return sessions
 
 
@@ -200,13 +209,9 @@ def judge_lanes(records: pd.DataFrame) -> dict[str, pd.Series]:
     found = {
         name: pd.Series(math.nan, index=records.index) for name in ("interference", "lane_spread")
     }
-    if (records["anchor"] == "").all():
-        return found
-    number = number_sessions(records)
-    sessions = find_sessions(records, number)
     beside = records["lanes_beside"].astype(float) > 0
-    for key, session in sessions.items():
-        here = (number == key) & (records["lane"] != "") & (records["anchor"] == "")
+    for key, session in find_sessions(records).items():
+        here = (records["session"] == key) & (records["lane"] != "") & (records["anchor"] == "")
         if session.spread is not None and session.spread.verdict is Verdict.DIFFERENT:
             found["lane_spread"][here] = session.spread.share
         for lane in session.lanes:

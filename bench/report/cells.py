@@ -92,6 +92,19 @@ def _write_spread(quantity: Quantity, row: Row, value: float) -> str:
     return f" {opened}{ends}{closed}" if ends else ""
 
 
+def name_spread(cases: pd.DataFrame) -> str:
+    """What the head of the times says of the ends beside them."""
+    kinds = cases.loc[cases["spread"] != Spread.NONE.value, "spread"].unique().tolist()
+    if len(kinds) > 1:
+        return ", spread"
+    words = {
+        Spread.WITHIN.value: " [within the run]",
+        Spread.RANGE.value: ", range",
+        Spread.PREDICTION.value: ", interval",
+    }
+    return words[kinds[0]] if kinds else ""
+
+
 def is_estimate(quantity: Quantity, row: Row) -> bool:
     """Whether this number of a case was extrapolated."""
     other = row.base_fraction if quantity.name == "speedup" else 1.0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -184,6 +184,21 @@ def list_links(text: str) -> list[str]:
     return sorted(set(_LINK.findall(text)))
 
 
+def name_links(kinds: Mapping[int, Sequence[str]]) -> str:
+    """Name the kinds of links by the number of GPUs.
+
+    >>> name_links({2: ["NV18"], 4: ["NV18", "SYS"]})
+    '2 GPUs: NV18; 4 GPUs: NV18 and SYS'
+    """
+    return "; ".join(f"{gpus} GPUs: {' and '.join(kinds[gpus])}" for gpus in sorted(kinds))
+
+
+def _beside_others(records: pd.DataFrame) -> pd.Series:
+    """Whether a case of one GPU had neighbours, in a sweep whose cases of several have none."""
+    wide = (records["world_size"] > 1).groupby(records["sweep"]).transform("any")
+    return wide & (records["world_size"] == 1) & (records["lanes_beside"] > 0)
+
+
 def _cut_by_steps(records: pd.DataFrame) -> pd.Series:
     """Whether ``--steps`` is what keeps a row from having measured more."""
     return records["part"] < records["fraction"]
@@ -332,6 +347,15 @@ DOUBTS: dict[str, Doubt] = {
             detail=_name_most("lane_spread"),
         ),
         Doubt(
+            "beside",
+            "beside other lanes",
+            "Cases of one GPU ran beside other lanes, and those of several ran alone, so that "
+            "speed-ups over one may be too high",
+            "Use --lanes quiet with another --out: it runs one case at a time.",
+            _beside_others,
+            fatal=False,
+        ),
+        Doubt(
             "noisy",
             "noisy",
             "Step times did not settle during warm-up, or vary by more than "
@@ -461,12 +485,15 @@ DOUBTS: dict[str, Doubt] = {
             "unlike links",
             "The GPUs were not all linked alike, so that the exchange of gradients was as slow as "
             "the slowest link",
-            "CUDA_VISIBLE_DEVICES chooses GPUs that are; nvidia-smi topo -m shows their links.",
+            "CUDA_VISIBLE_DEVICES chooses GPUs that are linked alike; nvidia-smi topo -m shows how "
+            "they are.",
             lambda r: r["links"].map(lambda links: len(list_links(str(links))) > 1).astype(bool),
             fatal=False,
-            detail=lambda r: "; ".join(
-                f"{n} GPUs: {' and '.join(list_links(', '.join(part)))}"
-                for n, part in r["links"].groupby(r["world_size"])
+            detail=lambda r: name_links(
+                {
+                    int(n): list_links(", ".join(part))
+                    for n, part in r["links"].groupby(r["world_size"])
+                }
             ),
         ),
         Doubt(
@@ -532,6 +559,11 @@ DOUBTS: dict[str, Doubt] = {
 
 SAID_BELOW = ("extrapolated", "synthetic", "published")
 """Doubts that are said below the tables, or marked at each number, and not beside each row."""
+
+
+def list_below(cases: pd.DataFrame) -> list[str]:
+    """Doubts that would be noise beside each row of these cases."""
+    return [*SAID_BELOW, *(["fake"] if cases["fake"].all() else [])]
 
 
 def trusted(cases: pd.DataFrame) -> pd.Series:

@@ -57,8 +57,12 @@ def find_drifts(records: pd.DataFrame) -> dict[tuple[str, str], list[Drift]]:
     """Per sweep and machine: each sentinel against all runs of its case and the sentinel before.
 
     A sweep that was gone on with has a sentinel at the end of each session, and keeps them all.
-    The spread that a change must exceed is that of the runs: the interval is Student's, for one
-    more reading from the same normal distribution (ISO 16269-8).
+    Of several lanes, only what ran on the same one is compared, and not beside others where the
+    sentinel was not: a slower card, or what lanes change in each other, is no drift.
+
+    The spread that a change must exceed is that of the runs, of all lanes, each around its own
+    mean: the interval is Student's, for one more reading from the same normal distribution
+    (ISO 16269-8).
 
     Args:
         records: of `read`, in the order in which they ran.
@@ -69,11 +73,14 @@ def find_drifts(records: pd.DataFrame) -> dict[tuple[str, str], list[Drift]]:
     drifts: dict[tuple[str, str], list[Drift]] = {}
     if not sentinel.any():
         return drifts
-    group = number_groups(timed, [*SOURCE, *AXES, "environment", "kind"])
+    cell = number_groups(timed, [*SOURCE, *AXES, "environment", "kind"])
+    alike = number_groups(timed.assign(beside=timed["lanes_beside"] > 0), _ALIKE)
     counting = keep_latest(keep_cases(records))  # whether timed or not
     runs = timed[timed.index.isin(counting.index)]
-    for number, closing in timed[sentinel].groupby(group[sentinel], sort=False):
-        times = runs.loc[group[runs.index] == number, "epoch_time_s"].astype(float)
+    for (number, place), closing in timed[sentinel].groupby([cell, alike], sort=False):
+        every = runs.loc[cell[runs.index] == number, "epoch_time_s"].astype(float)
+        spread, freedom = _pool(every, alike[every.index])
+        times = every[alike[every.index] == place]
         source = (str(closing["sweep"].iloc[0]), str(closing["machine"].iloc[0]))
         before: tuple[float, str] | None = None
         for time, moment in zip(closing["epoch_time_s"], closing["started_at"], strict=True):
@@ -81,25 +88,35 @@ def find_drifts(records: pd.DataFrame) -> dict[tuple[str, str], list[Drift]]:
             if len(times):
                 many = f"the median of its {len(times)} runs" if len(times) > 1 else "its only run"
                 middle = float(times.median())
-                margin = _margin(times, 1 + 1 / len(times))
+                margin = _margin(spread, freedom, 1 + 1 / len(times))
                 found.append(Drift(str(moment), many, time / middle - 1, margin / middle))
             if before:
                 earlier, then = before
                 against = f"the one of {write_moment(then)}"
-                margin = _margin(times, 2) / earlier
+                margin = _margin(spread, freedom, 2) / earlier
                 found.append(Drift(str(moment), against, time / earlier - 1, margin))
             before = (float(time), str(moment))
     return {source: found for source, found in drifts.items() if found}
 
 
-def _margin(times: pd.Series, variances: float) -> float:
+_ALIKE = ("lane", "gpu_uuid", "beside")
+
+
+def _pool(times: pd.Series, alike: pd.Series) -> tuple[float, int]:
+    """The spread of runs under like conditions, in s, and the degrees of freedom that it has."""
+    own = times.groupby(alike)
+    freedom = len(times) - own.ngroups
+    squares = float(((times - own.transform("mean")) ** 2).sum())
+    return (math.sqrt(squares / freedom) if freedom else math.inf), freedom
+
+
+def _margin(spread: float, freedom: int, variances: float) -> float:
     """Half the 95 % interval, in s, of a difference of so many variances of one run."""
-    if len(times) < 2:
+    if not freedom:
         return math.inf
     from scipy.special import stdtrit
 
-    quantile = float(stdtrit(len(times) - 1, (1 + CONFIDENCE) / 2))
-    return quantile * float(times.std()) * math.sqrt(variances)
+    return float(stdtrit(freedom, (1 + CONFIDENCE) / 2)) * spread * math.sqrt(variances)
 
 
 def write_moment(moment: str) -> str:

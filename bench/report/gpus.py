@@ -23,15 +23,17 @@ from bench.report.cells import (
     Row,
     iterate,
     name_place,
+    name_spread,
     quantity_cell,
     quantity_head,
+    remarks,
     time_cell,
     write_ratio,
 )
-from bench.report.doubts import list_links
+from bench.report.doubts import DOUBTS, list_below, list_links, name_links
 from bench.report.effects import TIME
 from bench.report.model import NOTHING, Cell, Head, Table
-from bench.report.quantities import QUANTITIES
+from bench.report.quantities import QUANTITIES, is_number
 from bench.report.summaries import SOURCE
 from bench.store.attempts import number_groups
 from bench.verdict import CONFIDENCE, Ratio, compare
@@ -86,6 +88,21 @@ class Point:
         return self.speedup / self.gpus
 
     @property
+    def exposed_error_s(self) -> float:
+        """How far exposed communication may be off: in a run, or between runs if that is more.
+
+        Half of an interval; NaN where it is not known.
+        """
+        row = self.row
+        halves = (row.exposed_error_s, (row.exposed_s_high - row.exposed_s_low) / 2)
+        return max(filter(is_number, halves), default=math.nan)
+
+    @property
+    def hidden(self) -> bool:
+        """Whether exposed communication cannot be told from none."""
+        return bool(self.row.exposed_s <= self.exposed_error_s)
+
+    @property
     def ends(self) -> tuple[float, float] | None:
         """The 95 % interval of the efficiency; None with too few repeats."""
         if self.ratio.low is None or self.ratio.high is None:
@@ -100,7 +117,7 @@ class Line:
     Attributes:
         strong: whether the batch of all GPUs stays, and not that of each.
         base: on one GPU; None where that was not measured.
-        points: upwards by their number. Of DDP there may be one on one GPU too.
+        points: upwards by their number. There may be another one on one GPU too.
         group: a number that it shares with lines that differ from it in precision only.
     """
 
@@ -123,8 +140,9 @@ class Line:
 def find_lines(rows: pd.DataFrame, cases: pd.DataFrame) -> list[Line]:
     """The lines of weak scaling, then those of strong scaling, in the order of the overview.
 
-    The base is a case of ``--parallel none``, or of the same kind as the others on one GPU. A case
-    that is on no line with another is a line of weak scaling by itself.
+    The base is a case of ``--parallel none``, or of the same kind as the others on one GPU; one
+    that ran alone, as those on several GPUs do, comes before one beside other lanes. A case that is
+    on no line with another is a line of weak scaling by itself.
 
     Args:
         rows: the runs that count, of `summaries.latest`.
@@ -185,13 +203,15 @@ def _gather(cases: pd.DataFrame, held: str, readings: _Readings) -> Iterator[Lin
             if not (line["world_size"] > 1).any():
                 continue  # of DDP on one GPU alone there is nothing to say
             line = line.sort_values("world_size", kind="stable")
-            first = [*iterate(single), *iterate(line[line["world_size"] == 1])][:1]
-            base = first[0] if first else None
-            points = [row for row in iterate(line) if base is None or row.cell != base.cell]
+            ones = [*iterate(single), *iterate(line[line["world_size"] == 1])]
+            base = min(ones, key=lambda row: bool(row.beside), default=None)
+            points = {row.cell: row for row in (*ones[:1], *iterate(line))}
+            if base is not None:
+                del points[base.cell]
             yield Line(
                 held == "global_batch",
                 readings.read(base, None) if base is not None else None,
-                tuple(readings.read(row, base) for row in points),
+                tuple(readings.read(row, base) for row in points.values()),
                 int(groups[line.index[0]]),
             )
 
@@ -290,7 +310,7 @@ def tabulate_gpus(
     both = [[line for line in lines if line.strong is strong] for strong in (False, True)]
     for of_kind in filter(None, both):
         again = bool(both[0]) and of_kind is both[1]  # what the first says of both is not repeated
-        yield _tabulate_lines(of_kind, named, machines, again)
+        yield _tabulate_lines(of_kind, cases, named, machines, again)
     yield from _tabulate_taxes(find_taxes(lines), named, machines)
 
 
@@ -319,15 +339,22 @@ def _name_base(line: Line) -> str:
 
 
 def _tabulate_lines(
-    lines: Sequence[Line], named: Sequence[str], machines: Machines, again: bool
+    lines: Sequence[Line],
+    cases: pd.DataFrame,
+    named: Sequence[str],
+    machines: Machines,
+    again: bool,
 ) -> Table:
     strong, on_gpus = lines[0].strong, any(p.row.device == "cuda" for p in lines[0].all)
     what = "GPUs" if on_gpus else "processes"
+    time, below = QUANTITIES["epoch_time_s"], list_below(cases)
     heads = (
         Head("world_size", what, "that train one network together"),
+        Head("parallel", "parallel", "how they do", False, keep=8),
         Head("batch_size", "batch size", "of each"),
         Head("global_batch", "global batch", "of all together, a step of the optimizer"),
-        Head("epoch_time_s", "epoch time (s)", "of the slowest process", better="lower"),
+        Head(time.name, f"{time.title}{name_spread(cases)}", "of the slowest process",
+             better=time.better),
         quantity_head(QUANTITIES["images_per_s"]),
         Head("gpu_speedup", "speed-up (×)", "images/s over those of one", better="higher"),
         Head("gpu_efficiency", "efficiency (%)", "speed-up over their number", better="higher"),
@@ -335,16 +362,18 @@ def _tabulate_lines(
         *(replace(quantity_head(QUANTITIES[name]), keep=6) for name in EXCHANGED),
         Head("slowest", "slowest process", "how much longer it works before gradients are "
              "exchanged than the others' median", keep=5),
+        Head("remarks", "remarks", "what to know before believing the row", False, wrap=True),
     )  # fmt: skip
     rows: list[tuple[Cell, ...]] = []
     groups: dict[int, str] = {}
     shown, bases = 0, {_name_base(line) for line in lines}
+    ways = len({point.row.parallel for line in lines for point in line.all})
     for line in lines:
         if rows and len(rows) + len(line.all) > MOST_ROWS:
             break
         said = f" (against {_name_base(line)})" if len(bases) > 1 else ""
         groups[len(rows)] = _name_line(line, named, machines) + said
-        rows += [tuple(_write_point(point, line)) for point in line.all]
+        rows += [tuple(_write_point(point, line, ways > 1, below)) for point in line.all]
         shown += 1
     notes = list(_explain_lines(lines[:shown], strong, what, again))
     if shown < len(lines):
@@ -361,9 +390,16 @@ def _tabulate_lines(
     ).drop_empty(but=("world_size", "gpu_speedup", "gpu_efficiency"))
 
 
-def _write_point(point: Point, line: Line) -> Iterator[Cell]:
+def _write_point(point: Point, line: Line, ways: bool, below: Sequence[str]) -> Iterator[Cell]:
+    """The cells of a point.
+
+    Args:
+        ways: whether rows of the table differ in ``parallel``.
+        below: doubts that are not said beside a row.
+    """
     row = point.row
     yield Cell(str(point.gpus), point.gpus)
+    yield Cell(name_value("parallel", row.parallel, {}) if ways else NOTHING, row.parallel)
     yield Cell(str(row.batch_size), int(row.batch_size))
     yield Cell(str(row.global_batch), int(row.global_batch))
     yield time_cell(row)
@@ -377,13 +413,26 @@ def _write_point(point: Point, line: Line) -> Iterator[Cell]:
         yield Cell(mark + _write_percent(point.efficiency), point.efficiency)
         ends = point.ends
         yield Cell(" to ".join(map(_write_percent, ends)) if ends else NOTHING)
+    exposed = QUANTITIES["exposed_s"]
     for name in EXCHANGED:
-        yield quantity_cell(QUANTITIES[name], row, spread=False)
+        cell = quantity_cell(QUANTITIES[name], row, spread=False)
+        if name == exposed.name and is_number(cell.value) and is_number(point.exposed_error_s):
+            cell = replace(cell, text=f"{cell.text} ± {exposed.write(point.exposed_error_s)}")
+        yield cell
     late = QUANTITIES["straggle"]
     if point.slowest is None or math.isnan(row.straggle):
         yield Cell(NOTHING)
     else:
         yield Cell(f"{point.slowest}, +{late.write(row.straggle)} %", float(row.straggle))
+    yield Cell(", ".join(filter(None, [remarks(row, below), *_list_remarks(point, line)])))
+
+
+def _list_remarks(point: Point, line: Line) -> Iterator[str]:
+    """What to know of a point that its case alone does not tell."""
+    if line.base and line.base.row.beside and not (point is line.base or point.row.beside):
+        yield f"against one {DOUBTS['beside'].remark}"
+    if point.hidden:
+        yield "exchange not above noise"
 
 
 def _write_percent(share: float) -> str:
@@ -412,8 +461,9 @@ def _explain_lines(lines: Sequence[Line], strong: bool, what: str, again: bool) 
     if any(not math.isnan(row.exposed_s) for row in rows):
         yield (
             "Exposed communication is what the exchange of gradients adds to a step: a step with "
-            "it less one without, measured after the epoch. What goes on beside the backward pass "
-            "adds nothing. "
+            "it less one without, measured after the epoch, ± half of its 95 % interval within a "
+            "run, or of the range of the runs where that is wider. Not above noise: none at all is "
+            "within that. What goes on beside the backward pass adds nothing. "
             "On the wire: what a ring all-reduce sends from each, 2 (N - 1) / N of the gradients, "
             "over the time of a step."
         )
@@ -424,11 +474,10 @@ def _explain_lines(lines: Sequence[Line], strong: bool, what: str, again: bool) 
         if (kinds := list_links(str(point.row.links)))
     }
     if len({tuple(kinds) for kinds in links.values()}) > 1:
-        said = "; ".join(f"{gpus}: {' and '.join(links[gpus])}" for gpus in sorted(links))
+        doubt = DOUBTS["unlike_links"]
         yield (
-            f"The GPUs of different numbers are not linked alike ({said}), so that a drop may be "
-            "that of a slower link. CUDA_VISIBLE_DEVICES chooses GPUs; nvidia-smi topo -m shows "
-            "their links."
+            f"The GPUs of different numbers are not linked alike ({name_links(links)}), so that a "
+            f"drop may be that of a slower link. {doubt.fix}"
         )
     if any(row.parallel in LEGACY for row in rows):
         yield "dp is torch's DataParallel, which torch itself advises against; use --parallel ddp."

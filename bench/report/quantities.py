@@ -182,8 +182,12 @@ def checkpoint_share(records: pd.DataFrame) -> pd.Series:
 
 
 def exposed(records: pd.DataFrame) -> pd.Series:
-    """What the exchange of gradients adds to a step; noise may make it negative."""
-    return records["sync_step_s"].astype(float) - records["no_sync_step_s"].astype(float)
+    """What the exchange of gradients adds to a step; noise may make it negative.
+
+    NaN for one process, which exchanges nothing.
+    """
+    added = records["sync_step_s"].astype(float) - records["no_sync_step_s"].astype(float)
+    return added.where(records["world_size"] > 1)
 
 
 def exposed_share(records: pd.DataFrame) -> pd.Series:
@@ -556,6 +560,16 @@ QUANTITIES: dict[str, Quantity] = {
             "what the exchange of gradients adds to a step",
             "lower",
             exposed,
+            scale=1e-3,
+            decimals=2,
+        ),
+        Quantity(
+            "exposed_error_s",
+            "exposed communication, ±",
+            "ms",
+            "half of the 95 % interval of exposed communication, within a run",
+            "lower",
+            _column("exposed_error_s"),
             scale=1e-3,
             decimals=2,
         ),

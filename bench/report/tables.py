@@ -33,6 +33,7 @@ from bench.report.cells import (
     TIMED,
     Row,
     iterate,
+    name_spread,
     number_cell,
     outcome,
     published_time_cell,
@@ -43,7 +44,7 @@ from bench.report.cells import (
 )
 from bench.report.changes import tabulate_effects, tabulate_learning, tabulate_prices
 from bench.report.checkpoints import tabulate_checkpoints
-from bench.report.doubts import SAID_BELOW
+from bench.report.doubts import list_below
 from bench.report.effects import Effect, find_effects
 from bench.report.epochs import collect_epochs, tabulate_epochs
 from bench.report.filters import Filter, select
@@ -64,7 +65,6 @@ from bench.report.scalemap import (
     summarize_scale_map,
 )
 from bench.report.scaling import find_families, find_searches
-from bench.report.spread import Spread
 from bench.report.startup import find_prices, find_start
 from bench.report.units import count_table_in, find_units
 from bench.report.why import choose_pairs, tabulate_expected, tabulate_explained, tabulate_pairs
@@ -135,7 +135,7 @@ def build(
         *tabulate_pairs(pairs),
         *tabulate_explained(choose_pairs(pairs)),
         *tabulate_operations(_put_first(divided, steps, pairs), named, machines),
-        *tabulate_batches(families, cases, searches, machines, _said_below(cases)),
+        *tabulate_batches(families, cases, searches, machines, list_below(cases)),
         *tabulate_gpus(lines, cases, machines),
         *tabulate_loaded(find_loaded(rows, cases), cases, machines),
         *tabulate_epochs(cases, collect_epochs(rows, cases, sweeps), order, machines),
@@ -285,10 +285,10 @@ def _tabulate_cases(
     """One row a case, one column an axis that varies."""
     word = "synthetic " if (cases["dataset"] == "synthetic").all() else ""
     time = QUANTITIES["epoch_time_s"]
-    label = _add_unit(time.label, time.unit) + _name_spread(cases)
+    label = _add_unit(time.label, time.unit) + name_spread(cases)
     seconds = cases["start_time_s"]
     slow = len(seconds.dropna()) and seconds.max() > max(2 * seconds.min(), seconds.min() + 1)
-    headings, below = _choose_headings(cases, order, by), _said_below(cases)
+    headings, below = _choose_headings(cases, order, by), list_below(cases)
     cases = sort_cases(cases, headings)
     columns = [axis for axis in order if axis not in headings] or ["precision", "batch_size"]
     parts = [
@@ -323,24 +323,6 @@ def _tabulate_cases(
     table = _lay_out("overview", f"Overview: {count(len(cases), 'case')}", parts, cases)
     shown = cases.head(MOST_ROWS)
     return replace(table, groups=_find_groups(shown, order, headings, machines))
-
-
-def _said_below(cases: pd.DataFrame) -> list[str]:
-    """Doubts that would be noise beside each row."""
-    return [*SAID_BELOW, *(["fake"] if cases["fake"].all() else [])]
-
-
-def _name_spread(cases: pd.DataFrame) -> str:
-    """What the head of the times says of the ends beside them."""
-    kinds = cases.loc[cases["spread"] != Spread.NONE.value, "spread"].unique().tolist()
-    if len(kinds) > 1:
-        return ", spread"
-    words = {
-        Spread.WITHIN.value: " [within the run]",
-        Spread.RANGE.value: ", range",
-        Spread.PREDICTION.value: ", interval",
-    }
-    return words[kinds[0]] if kinds else ""
 
 
 def _choose_headings(cases: pd.DataFrame, order: Sequence[str], by: str) -> tuple[str, ...]:
@@ -418,7 +400,7 @@ def _tabulate_machines(
     rest = [axis for axis in order if axis != MACHINE]
     if len(machines) < 2 or not rest:
         return
-    below = _said_below(cases)
+    below = list_below(cases)
     lines: dict[tuple[Any, ...], dict[tuple[str, str], Cell]] = {}
     # only what several machines ran, and no more rows than are shown
     question = number_groups(cases, rest)

@@ -162,7 +162,10 @@ def describe_anchors(
             return ["lanes: not known whether they are equally fast; too few anchors were timed"]
         line = f"lanes: a step of the slowest against one of the fastest: {spread}"
         if spread.verdict is Verdict.DIFFERENT:
-            line = f"warning: {line}; --lanes 1 or more --repeats keep this out of comparisons"
+            line = (
+                f"warning: {line}; more --repeats, or --lanes 1 with another --out, keep this out "
+                "of comparisons"
+            )
         return [line]
     for lane in session.lanes:
         change = lane.interference
@@ -175,7 +178,7 @@ def describe_anchors(
             f"({then:.4g} → {now:.4g} ms, {change})"
         )
         if change.slower:
-            line = f"warning: {line}; --lanes quiet runs one case at a time"
+            line = f"warning: {line}; --lanes quiet with another --out runs one case at a time"
         lines.append(line)
     return lines
 

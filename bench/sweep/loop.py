@@ -86,6 +86,8 @@ class Loop:
     notes: list[str] = field(default_factory=list)
     display: Display = field(init=False)
     rated: set[tuple[str, str]] = field(default_factory=set)  # lane and device
+    session: str = field(default_factory=lambda: uuid4().hex[:12], init=False)
+    """Of this start of the sweep: its anchors say nothing of rows that another start wrote."""
 
     @property
     def inputs(self) -> Inputs:
@@ -193,6 +195,7 @@ class Loop:
             log=log if (self.store.folder / log).exists() else "",
             measurement=outcome.measurement,
             environment=self._know(lane, place).describe(case),
+            session=self.session,
         )
         self._write(record, outcome)
         self._keep_run(ticket).finish(record)

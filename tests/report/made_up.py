@@ -509,6 +509,7 @@ def make_gpus_records(
                 "buckets": 5,
                 "sync_step_s": sync,
                 "no_sync_step_s": alone,
+                "exposed_error_s": alone / 100,
                 "slowest_rank": gpus - 1 if gpus > 1 else None,
             }
             works = [alone / 2 * (1 + 0.001 * rank) for rank in range(gpus)]

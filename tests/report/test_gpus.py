@@ -119,7 +119,8 @@ def test_the_exchange_is_told(whole: Report) -> None:
     sync, alone = time_step("bf16-amp", 64, 8)
     last = {head.name: row for head, row in zip(table.heads, table.rows[-1], strict=True)}
     assert last["exposed_s"].value == pytest.approx(sync - alone)
-    assert last["exposed_s"].text == f"{1e3 * (sync - alone):.2f}"
+    assert last["exposed_s"].text == f"{1e3 * (sync - alone):.2f} ± {1e3 * alone / 100:.2f}"
+    assert not last["remarks"].text.count("noise")
     assert last["exposed_share"].value == pytest.approx(1 - alone / sync)
     assert last["wire_bytes"].value == PARAMETERS * 4
     assert last["wire_rate"].value == pytest.approx(PARAMETERS * 4 * 2 * 7 / 8 / sync)
@@ -234,6 +235,75 @@ def test_one_gpu_without_ddp_comes_before_ddp_on_one(tmp_path: Path) -> None:
     assert line.base
     assert line.base.row.parallel == "none"
     assert [point.gpus for point in line.points] == [1, 4], "what DDP itself costs is seen"
+    assert read(take_table(made, "weak-scaling"), "parallel") == ["none", "ddp", "ddp"]
+
+
+def put_beside(records: list[Any], others: int = 3) -> list[Any]:
+    for record, *_ in records:
+        record.lanes_beside = others
+    return records
+
+
+def test_a_base_that_ran_alone_comes_before_one_that_did_not(tmp_path: Path) -> None:
+    on_one = make_gpus_records("fp32", 64, 1, parallel="ddp")
+    alone = put_beside(make_gpus_records("fp32", 64, 1))
+    made = scale(tmp_path, alone, on_one, make_gpus_records("fp32", 64, 4))
+    (line,) = made.lines
+    assert line.base
+    assert line.base.row.parallel == "ddp"
+    assert [(point.row.parallel, point.gpus) for point in line.points] == [("none", 1), ("ddp", 4)]
+    assert line.by_gpus[1] is line.base
+    table = take_table(made, "weak-scaling")
+    assert ["lanes" in row[-1].text for row in table.rows] == [False, True, False]
+
+
+def test_a_base_that_ran_beside_others_is_doubted(tmp_path: Path) -> None:
+    """Of 110 % it is not known how much the lanes beside the base made."""
+    alone = put_beside(make_gpus_records("fp32", 64, 1))
+    cases = [alone, make_gpus_records("fp32", 64, 2)]
+    table = take_table(scale(tmp_path / "x", *cases), "weak-scaling")
+    assert table.heads[-1].name == "remarks"
+    first, second = (row[-1].text for row in table.rows)
+    assert first == "beside other lanes"
+    assert second.startswith("against one beside other lanes")
+    made = report(tmp_path / "y", *cases)
+    (notice,) = (n for n in made.warnings if n.label == "Beside other lanes")
+    assert "--lanes quiet with another --out" in notice.text
+    assert "3 of 6 runs" in notice.text
+
+
+def test_lanes_beside_are_no_doubt_where_nothing_runs_on_several(tmp_path: Path) -> None:
+    made = scale(tmp_path, put_beside(make_gpus_records("fp32", 64, 1)))
+    assert not made.cases["beside"].any()
+
+
+@pytest.mark.parametrize(
+    ("added", "error", "said"),
+    [(0.004, 0.001, "4.00 ± 1.00"), (0.001, 0.004, "1.00 ± 4.00"), (-0.001, 0.004, "-1.00 ± 4.00")],
+)
+def test_an_exchange_that_noise_hides_is_said_to_be(
+    tmp_path: Path, added: float, error: float, said: str
+) -> None:
+    cases = [make_gpus_records("fp32", 64, gpus, 1, parallel="ddp") for gpus in (1, 2)]
+    for records in cases:
+        m = records[0][0].measurement
+        m.sync_step_s, m.no_sync_step_s, m.exposed_error_s = 0.1 + added, 0.1, error
+    table = take_table(scale(tmp_path, *cases), "weak-scaling")
+    at = [head.name for head in table.heads].index("exposed_s")
+    assert [row[at].text for row in table.rows] == ["–", said], "one process exchanges nothing"
+    hidden = ["exchange not above noise"] if added < error else []
+    told = [row[-1].text for row in table.rows] if table.heads[-1].name == "remarks" else []
+    assert list(filter(None, told)) == hidden
+
+
+def test_what_differs_between_runs_counts_where_it_is_more(tmp_path: Path) -> None:
+    records = make_gpus_records("fp32", 64, 2, 3)
+    for record, added in zip(records, (0.001, 0.005, 0.009), strict=True):
+        m = record[0].measurement
+        m.sync_step_s, m.no_sync_step_s, m.exposed_error_s = 0.1 + added, 0.1, 0.001
+    (point,) = scale(tmp_path, records).lines[0].points
+    assert point.exposed_error_s == pytest.approx(0.004)
+    assert not point.hidden
 
 
 def test_without_one_gpu_there_is_no_speedup(tmp_path: Path) -> None:
@@ -284,7 +354,7 @@ def test_links_that_differ_are_told(tmp_path: Path) -> None:
         make_gpus_records("fp32", 64, 4, links="SYS"),
     )
     (note,) = (n for n in take_table(made, "weak-scaling").notes if "not linked alike" in n)
-    assert "(2: NV18; 4: SYS)" in note
+    assert "(2 GPUs: NV18; 4 GPUs: SYS)" in note
     assert not made.cases["unlike_links"].any(), "within each case they are alike"
 
 

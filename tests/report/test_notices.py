@@ -28,9 +28,9 @@ def ran(time_s: float, repeat: int = 1, case: Case = FP32, **values: Any) -> Rec
     return make_record(case, **{**card, **measured(time_s, GIB), "repeat": repeat, **values})
 
 
-def close(time_s: float, hour: int, attempt: int = 1) -> Record:
+def close(time_s: float, hour: int, attempt: int = 1, lane: str = "") -> Record:
     started = f"2026-11-20T{hour:02}:00:00.000Z"
-    return ran(time_s, sentinel=True, attempt=attempt, started_at=started)
+    return ran(time_s, sentinel=True, attempt=attempt, started_at=started, lane=lane)
 
 
 def runs(times: Sequence[float]) -> list[Record]:
@@ -117,6 +117,28 @@ def test_a_sentinel_of_another_card_is_no_drift(tmp_path: Path) -> None:
     other = {**measured(300, GIB), "gpu": "A card", "torch": "2.12", "sentinel": True}
     frame = read(tmp_path, [*runs((100, 100.1, 99.9)), make_record(FP32, **other)])
     assert find_drifts(frame) == {}
+
+
+def test_a_sentinel_is_held_against_runs_on_its_own_lane(tmp_path: Path) -> None:
+    """Of two lanes one takes 10 % longer, and each repeats to 0.1 %: nothing drifted."""
+    pace = {"a": 100.0, "b": 110.0}
+    lanes = [("a", 0.1), ("b", 0.1), ("a", -0.1), ("b", -0.1)]
+    made = [ran(pace[lane] + wobble, n, lane=lane) for n, (lane, wobble) in enumerate(lanes, 1)]
+    frame = read(tmp_path / "quiet", [*made, close(110, 12, lane="b")])
+    (drift,) = find_drifts(frame)[WHERE]
+    assert drift.against == "the median of its 2 runs"
+    assert drift.change == pytest.approx(0)
+    # two degrees of freedom: four runs around two means
+    assert drift.margin == pytest.approx(4.302653 * 0.141421 * (3 / 2) ** 0.5 / 110, rel=1e-5)
+    two = [close(100, 12, lane="a"), close(110, 14, attempt=2, lane="b")]
+    found = find_drifts(read(tmp_path / "two", [*made, *two]))[WHERE]
+    assert [drift.change for drift in found] == pytest.approx([0, 0])
+
+
+def test_a_sentinel_alone_is_not_held_against_runs_beside_others(tmp_path: Path) -> None:
+    """That they took 10 % longer is what lanes change in each other."""
+    made = [ran(110 + n / 10, n, lane="a", lanes_beside=1) for n in (1, 2, 3)]
+    assert find_drifts(read(tmp_path, [*made, close(100, 12, lane="a")])) == {}
 
 
 def test_the_committed_cpu_sweep_is_called_what_it_is() -> None:
