@@ -481,6 +481,40 @@ def test_a_wide_case_whose_lane_is_lost_while_it_waits_runs_on_another(
     assert rows(frame, "world_size", "status") == [(1, "ok"), (2, "ok")]
 
 
+def test_a_class_that_lost_its_lanes_does_not_stop_another(
+    out: Path, monkeypatch: pytest.MonkeyPatch, watch: Callable[..., None]
+) -> None:
+    """Not even while one of its wide cases waits for all others to end."""
+    monkeypatch.setenv(fake.LANES, "A100:1 H100:2")
+    monkeypatch.setattr(crew, "_POLL_S", 0.01)
+    monkeypatch.setattr(crew, "WAIT_S", 0.3)
+    crews, enter, gone = [], crew.Crew.__enter__, threading.Event()
+    monkeypatch.setattr(crew.Crew, "__enter__", lambda self: crews.append(self) or enter(self))
+
+    def lose(self: FakeExecutor) -> Sequence[Lane]:
+        held = crews[0]._held
+        if gone.is_set() or held is None:
+            return ()
+        assert held[1].name == "H100-1"
+        gone.set()
+        return [held[1]]
+
+    def look(job: Job) -> Outcome | None:
+        assert gone.wait(60)
+        lost = job.lane.name == "H100-0"
+        return Outcome(Status.LOST, "the node went away") if lost else None
+
+    monkeypatch.setattr(FakeExecutor, "lose_lanes", lose)
+    watch(look)
+    run_mixed(out, "8", *WIDE, "--lanes", "all", rc=1)
+    near = read_records(out / "a100")
+    assert rows(near, "world_size", "status") == [(1, "ok"), (2, "unsupported")]
+    assert rows(read_records(out / "h100"), "world_size", "status", "reason") == [
+        (1, "lost", "the node went away"),
+        (2, "lost", "lane H100-1 is gone"),
+    ]
+
+
 @pytest.mark.parametrize("back", [True, False])
 def test_what_a_case_takes_is_waited_for_before_the_case_is_lost(
     out: Path, monkeypatch: pytest.MonkeyPatch, back: bool
