@@ -18,6 +18,7 @@ import psutil
 import pytest
 from test_sweep import FAKE, rows, run
 
+from bench import fit
 from bench.case import Case
 from bench.environment import Answer
 from bench.errors import UnsupportedError, UsageError
@@ -452,6 +453,23 @@ def test_without_any_lane_the_sweep_ends_and_says_so(
     monkeypatch.undo()
     again = run(out, "4", "8", "16")[2:]
     assert rows(again, "batch_size", "status") == [(8, "ok"), (16, "ok")]
+
+
+def test_a_search_without_any_lane_says_how_to_go_on(
+    out: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(fake.ANSWERS, "precision=fp32:lost")
+    monkeypatch.setattr(FakeExecutor, "join_lanes", lambda self: ())
+    monkeypatch.setattr(crew, "WAIT_S", 0.2)
+    flags = [*FAKE, "--precision", "fp32", "--memory-limit", "1GiB", "--out", str(out)]
+    assert fit.main(flags) == 1
+    assert f"not finished; run the same command with --out {out} to go on" in (
+        capsys.readouterr().err
+    )
+    assert sweep.main([*flags, "--batch-size", "auto"]) == 1
+    assert f"not finished; run the same command with --out {out} to continue" in (
+        capsys.readouterr().err
+    )
 
 
 WIDE = ["--parallel", "ddp", "--world-size", "1", "2", "--repeats", "1", "--no-anchors"]
