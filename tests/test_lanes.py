@@ -18,6 +18,7 @@ import psutil
 import pytest
 from test_sweep import FAKE, rows, run
 
+from bench import fit
 from bench.case import Case
 from bench.environment import Answer
 from bench.errors import UnsupportedError, UsageError
@@ -454,6 +455,23 @@ def test_without_any_lane_the_sweep_ends_and_says_so(
     assert rows(again, "batch_size", "status") == [(8, "ok"), (16, "ok")]
 
 
+def test_a_search_without_any_lane_says_how_to_go_on(
+    out: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(fake.ANSWERS, "precision=fp32:lost")
+    monkeypatch.setattr(FakeExecutor, "join_lanes", lambda self: ())
+    monkeypatch.setattr(crew, "WAIT_S", 0.2)
+    flags = [*FAKE, "--precision", "fp32", "--memory-limit", "1GiB", "--out", str(out)]
+    assert fit.main(flags) == 1
+    assert f"not finished; run the same command with --out {out} to go on" in (
+        capsys.readouterr().err
+    )
+    assert sweep.main([*flags, "--batch-size", "auto"]) == 1
+    assert f"not finished; run the same command with --out {out} to continue" in (
+        capsys.readouterr().err
+    )
+
+
 WIDE = ["--parallel", "ddp", "--world-size", "1", "2", "--repeats", "1", "--no-anchors"]
 
 
@@ -479,6 +497,40 @@ def test_a_wide_case_whose_lane_is_lost_while_it_waits_runs_on_another(
     watch(look)
     frame = run(out, "8", *WIDE, "--lanes", "2")
     assert rows(frame, "world_size", "status") == [(1, "ok"), (2, "ok")]
+
+
+def test_a_class_that_lost_its_lanes_does_not_stop_another(
+    out: Path, monkeypatch: pytest.MonkeyPatch, watch: Callable[..., None]
+) -> None:
+    """Not even while one of its wide cases waits for all others to end."""
+    monkeypatch.setenv(fake.LANES, "A100:1 H100:2")
+    monkeypatch.setattr(crew, "_POLL_S", 0.01)
+    monkeypatch.setattr(crew, "WAIT_S", 0.3)
+    crews, enter, gone = [], crew.Crew.__enter__, threading.Event()
+    monkeypatch.setattr(crew.Crew, "__enter__", lambda self: crews.append(self) or enter(self))
+
+    def lose(self: FakeExecutor) -> Sequence[Lane]:
+        held = crews[0]._held
+        if gone.is_set() or held is None:
+            return ()
+        assert held[1].name == "H100-1"
+        gone.set()
+        return [held[1]]
+
+    def look(job: Job) -> Outcome | None:
+        assert gone.wait(60)
+        lost = job.lane.name == "H100-0"
+        return Outcome(Status.LOST, "the node went away") if lost else None
+
+    monkeypatch.setattr(FakeExecutor, "lose_lanes", lose)
+    watch(look)
+    run_mixed(out, "8", *WIDE, "--lanes", "all", rc=1)
+    near = read_records(out / "a100")
+    assert rows(near, "world_size", "status") == [(1, "ok"), (2, "unsupported")]
+    assert rows(read_records(out / "h100"), "world_size", "status", "reason") == [
+        (1, "lost", "the node went away"),
+        (2, "lost", "lane H100-1 is gone"),
+    ]
 
 
 @pytest.mark.parametrize("back", [True, False])

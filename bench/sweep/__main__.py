@@ -112,13 +112,16 @@ def run_sweep(asked: Plan, options: Options) -> int:
                     for hardware, part in zip(classes, parts, strict=True):
                         for lane, _ in hardware.lanes:
                             crew.add(part.loop, lane)
-                    measured = measure(crew, parts, out, options)
+                    measured, finished = measure(crew, parts, out, options)
     print_report(*(part.folder for part in parts))
-    return conclude(parts, out, measured, stopped(), crew.unfinished)
+    return conclude(parts, out, measured, finished, stopped())
 
 
-def measure(crew: Crew, parts: Sequence[Part], out: Path, options: Options) -> bool:
-    """Find the batch sizes that are asked for and run all that is left; whether any was measured.
+def measure(crew: Crew, parts: Sequence[Part], out: Path, options: Options) -> tuple[bool, bool]:
+    """Find the batch sizes that are asked for and run all that is left.
+
+    Returns:
+        Whether any was measured, and whether everything ran.
 
     Raises:
         StoreError: a record could not be written.
@@ -143,7 +146,10 @@ def measure(crew: Crew, parts: Sequence[Part], out: Path, options: Options) -> b
             measure_between_anchors(crew, parts, grids, options.quiet)
         else:
             crew.work(grids)
-    return measured or any(grid.measured for grid in grids)
+    finished = not any(grid.left for grid in grids) and not any(
+        wall.ending is None for part in parts for wall in part.walls.values()
+    )
+    return measured or any(grid.measured for grid in grids), finished
 
 
 def measure_between_anchors(
@@ -196,9 +202,7 @@ def admit_lane(
     return None
 
 
-def conclude(
-    parts: Sequence[Part], out: Path, measured: bool, stopped: int, unfinished: bool
-) -> int:
+def conclude(parts: Sequence[Part], out: Path, measured: bool, finished: bool, stopped: int) -> int:
     """Say what is missing; the return code."""
     walls = [(family, wall) for part in parts for family, wall in part.walls.items()]
     lost = [(family, wall) for family, wall in walls if wall.ending and not wall.recommended]
@@ -209,7 +213,7 @@ def conclude(
     if stopped:
         print(f"stopped; run the same command with --out {out} to continue", file=sys.stderr)
         return 128 + stopped
-    if unfinished:
+    if not finished:
         print(f"not finished; run the same command with --out {out} to continue", file=sys.stderr)
         return 1
     failed = any(wall.ending is not Ending.UNSUPPORTED for _, wall in lost)

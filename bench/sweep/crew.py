@@ -48,8 +48,6 @@ class _Running:
 class Crew:
     """The lanes of one or several loops; a context manager that ends what still runs.
 
-    ``unfinished`` says that something was left undone for want of a lane.
-
     Args:
         executor: that offers the lanes.
         stopped: the number of the signal that asks to stop, or 0.
@@ -66,7 +64,6 @@ class Crew:
     ) -> None:
         self._executor, self._stopped, self._most = executor, stopped, most
         self._admit = admit
-        self.unfinished = False
         self._idle = dict[Loop, deque[Lane]]()
         self._lost = dict[Lane, Loop]()
         self._running = dict[str, _Running]()
@@ -127,22 +124,24 @@ class Crew:
             self._join()
             if not self._stopped():
                 self._deal(sources, most or self._most or math.inf)
-            if self._running or (self._held and self._idle[self._held[0].loop]):
+            waiting = [s for s in sources if s.left or (self._held and self._held[0] is s)]
+            if self._running or any(self._idle[source.loop] for source in waiting):
                 alive = time.monotonic()
             if self._running:
                 self._hear()
                 continue
-            if self._stopped() or not (self._held or any(source.left for source in sources)):
+            if self._stopped() or not waiting:
                 self._held = None
                 return
-            if time.monotonic() - alive > WAIT_S:
-                self._held, self.unfinished = None, True
+            if time.monotonic() - alive > WAIT_S and not self._held:
                 sources[0].loop.say(["warning: no lane is left, and none joined"])
                 return
             time.sleep(0.1)
 
     def _deal(self, sources: Sequence[Source], most: float) -> None:
         """Give idle lanes what is next, as far as they may run beside each other."""
+        if self._held and not self._running:
+            self._start_held(*self._held, sources)
         for source in sources:
             for lane in list(self._idle[source.loop]):
                 while self._held is None and self._has_room(most):
@@ -154,13 +153,24 @@ class Crew:
                         self._held = (source, lane, ticket)
                     elif self._start(source, lane, ticket, sources):
                         break
-        if self._held is not None and not self._running:
-            source, lane, ticket = self._held
-            idle = self._idle[source.loop]
-            if idle:
-                self._held = None
-                # its own may have been lost while it waited
-                self._start(source, lane if lane in idle else idle[0], ticket, sources)
+
+    def _start_held(
+        self, source: Source, lane: Lane, ticket: Ticket, sources: Sequence[Source]
+    ) -> None:
+        """Start what was held, on another lane where its own was lost meanwhile."""
+        loop, idle = source.loop, self._idle[source.loop]
+        if idle:
+            self._held = None
+            self._start(source, lane if lane in idle else idle[0], ticket, sources)
+        elif self._has_waited():
+            self._held = None
+            lost = Outcome(Status.LOST, f"lane {lane.name} is gone", awaited=True)
+            loop.display.begin(*ticket.run, lane.name)
+            source.settle(ticket, loop.finish(ticket, lane, lost, read_clock()), lost)
+
+    def _has_waited(self) -> bool:
+        """Whether no lane has come or gone for so long that none will soon."""
+        return time.monotonic() - self._changed > WAIT_S
 
     def _has_room(self, most: float) -> bool:
         running = self._running.values()
@@ -181,7 +191,7 @@ class Crew:
         try:
             job = loop.begin(ticket, lane)
         except ShortageError as error:
-            if time.monotonic() - self._changed < WAIT_S:
+            if not self._has_waited():
                 self._held = (source, lane, ticket)
                 return True
             job = Outcome(Status.LOST, str(error), awaited=True)

@@ -56,7 +56,7 @@ class Hardware:
 
     def describe(self, out: Path) -> str:
         """Its lanes and its folder, as a part of a line."""
-        names = [lane.name for lane, _ in self.lanes]
+        names = [lane.name or "the only one" for lane, _ in self.lanes]
         more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
         return f"{', '.join(names[:_NAMED])}{more} into {out / self.folder}"
 
