@@ -19,6 +19,7 @@ from bench.errors import UsageError
 from bench.executors import fake
 from bench.merge import union
 from bench.merge.__main__ import main as merge
+from bench.merge.plans import MARK
 from bench.record import EpochRow, RankRow, Status, Step, WorkRow
 from bench.report.__main__ import main as report
 from bench.search.__main__ import main as search
@@ -549,6 +550,17 @@ def test_what_is_no_sweep_is_refused(
     (tmp_path / "empty").mkdir()
     assert said in refuse(capsys, tmp_path / "merged", tmp_path / name)
     assert not (tmp_path / "merged").exists()
+
+
+def test_plans_that_were_edited_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    merged = join(tmp_path / "merged", write_folder(tmp_path / "a", "aaaa", 0), rc=1)
+    (merged / MARK).write_text('{"folders": {"a": "1/2"}}')
+    before = read_files(merged)
+    said = refuse(capsys, merged, write_folder(tmp_path / "b", "bbbb", 1))
+    assert f"{merged / MARK}: it is not as bench.merge wrote it" in said
+    assert read_files(merged) == before
 
 
 def test_a_merge_waits_for_no_sweep(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
