@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
@@ -261,6 +262,22 @@ def test_each_start_of_a_sweep_has_its_own_anchors(tmp_path: Path) -> None:
     found = find_sessions(sweep.records)
     assert list(found) == ["start 1", "start 2", "start 4"]
     assert [set(lane.paces) for lane in found["start 2"].lanes] == [{ALONE}] * 2
+
+
+def test_an_anchor_for_which_a_lane_had_no_memory_is_compared_with_no_other(
+    tmp_path: Path,
+) -> None:
+    """The next has a smaller batch, and of its two steps alone others disturbed one."""
+    opening, closing = session(0.1, 0.11, 0.11)
+    large = [anchor(lane, ALONE, 0.05) for lane in "ab"]
+    for record in large:
+        record.case = replace(SHORT, batch_size=2 * SHORT.batch_size)
+        record.record_id += "-large"
+    large[1].status = Status.OOM
+    opening[0].measurement.other_cores = 0.9
+    sweep = sweep_of(tmp_path, [*large, *opening, run("a", 1), *closing])
+    (found,) = find_sessions(sweep.records).values()
+    assert [set(lane.paces) for lane in found.lanes] == [{BUSY, CLOSE}, {ALONE, BUSY, CLOSE}]
 
 
 def test_an_anchor_that_failed_says_nothing(tmp_path: Path) -> None:
