@@ -252,14 +252,18 @@ def find_taxes(lines: Sequence[Line]) -> list[Tax]:
     found = []
     for line in lines:
         other = plain.get((line.strong, line.group))
-        if other is None or other is line or not (line.base and other.base):
+        if other is None or other is line:
             continue
-        if line.base.row.parallel != other.base.row.parallel:
+        # the two bases may differ in kind, where one of them ran beside other lanes
+        theirs = {point.row.parallel: point.times for point in other.all if point.gpus == 1}
+        ours = {point.row.parallel: point.times for point in line.all if point.gpus == 1}
+        kind = next((kind for kind in ours if kind in theirs), None)
+        if kind is None:
             continue
-        pairs = {
+        pairs = {1: (theirs[kind], ours[kind])} | {
             gpus: (other.by_gpus[gpus].times, line.by_gpus[gpus].times)
             for gpus in sorted(line.by_gpus)
-            if gpus in other.by_gpus
+            if gpus > 1 and gpus in other.by_gpus
         }
         if len(pairs) > 1 and all(min(map(len, pair)) for pair in pairs.values()):
             speedups = {gpus: math.exp(_lead(pair)) for gpus, pair in pairs.items()}
