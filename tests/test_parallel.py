@@ -324,8 +324,7 @@ def test_the_interval_of_exposed_communication_covers_as_often_as_it_says() -> N
 @pytest.mark.slow
 def test_smaller_buckets_are_more(found: Found) -> None:
     many, default, another = found[2]["buckets"]
-    assert many > 1
-    assert default == another == 1, "the default is a size as any other"
+    assert many > default > another == 1, "the default is torch's, with a small first one"
 
 
 @pytest.mark.slow

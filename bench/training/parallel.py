@@ -139,7 +139,9 @@ class Exchange(Alone):
         self._parts: DistributedDataParallel | None = DistributedDataParallel(
             _Whole(training.parameters),
             device_ids=[0] if training.device.type == "cuda" else None,
-            bucket_cap_mb=case.bucket_mb,  # without it, 25 and a first bucket of 1 MiB
+            # without a size it is 25, and the first bucket has 1 MiB, so that exchange begins
+            # early: what users of torch have who choose none
+            bucket_cap_mb=None if case.bucket_mb == Case.bucket_mb else case.bucket_mb,
         )
         # without annotations, which would have to be evaluated ones
         self._parts.register_comm_hook(None, lambda state, bucket: self._average(bucket))
