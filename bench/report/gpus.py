@@ -36,6 +36,7 @@ from bench.report.model import NOTHING, Cell, Head, Table
 from bench.report.quantities import QUANTITIES, is_number
 from bench.report.summaries import SOURCE
 from bench.store.attempts import number_groups
+from bench.text import say_left_out
 from bench.verdict import CONFIDENCE, Ratio, compare
 
 if TYPE_CHECKING:
@@ -381,7 +382,7 @@ def _tabulate_lines(
         shown += 1
     notes = list(_explain_lines(lines[:shown], strong, what, again))
     if shown < len(lines):
-        notes.append(f"{len(lines) - shown:,} more lines are left out; --where chooses.")
+        notes.append(f"{say_left_out(len(lines) - shown, 'line')}; --where chooses.")
     kind = "Strong" if strong else "Weak"
     held = "the global batch stays" if strong else "the batch of each stays"
     return Table(

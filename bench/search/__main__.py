@@ -47,8 +47,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Search for the best settings.
 
     Returns:
-        0; 1 where no trial was measured or the disk is full; 2 for a usage error; 130 or 143 where
-        it was stopped.
+        0; 1 where no trial was measured, all lanes were lost or the disk is full; 2 for a usage
+        error; 130 or 143 where it was stopped.
     """
     return run_command(search, argv)
 
@@ -123,7 +123,8 @@ def run_search(asked: Search) -> int:
     if trials.waiting:
         left = count(trials.waiting, "trial")
         print(f"{left} left; run the same command with --out {out} to go on", file=sys.stderr)
-    return 0 if found else 1
+    # there was time for them, so that their lanes were lost
+    return 0 if found and not trials.left else 1
 
 
 def refuse_other_search(out: Path, before: Halving | None, now: Halving) -> None:
