@@ -1,6 +1,6 @@
 # make sweep   build the environment and run the main job
-# make test    build the same environment; lint, type-check and test
-# make test-fast   the tests of the inner loop, in about two minutes on two cores
+# make test    build the same environment; lint, type-check and run the tests, in under ten minutes
+# make test-all    the slow tests as well, in about forty minutes on two cores
 VENV   ?= .venv
 PYTHON ?= python3
 # the interpreter everything runs with: set BIN=python3 to use one that already has a GPU torch
@@ -8,17 +8,19 @@ BIN    ?= $(VENV)/bin/python
 # tests of one file stay in one process, for what they share; the order is that of tests/conftest.py
 SPREAD  = -n logical --dist loadfile --no-loadscope-reorder
 
-.PHONY: sweep test test-fast test-gpu card lint chaos publish clean
+.PHONY: sweep test test-all test-gpu card lint chaos publish clean
 
 sweep: $(VENV)/ready
 	$(BIN) -m bench.sweep $(ARGS)
 
+# what is not marked slow
 test: lint
-	$(BIN) -m pytest $(SPREAD) $(ARGS)
+	$(BIN) -m pytest $(SPREAD) -m "not slow" $(ARGS)
 
-# what is not marked slow, a file a worker; a tenth of the fuzzing, which make test does whole
-test-fast: $(VENV)/ready
-	BENCH_FUZZ=20 $(BIN) -m pytest $(SPREAD) -m "not slow and not gpu" $(ARGS)
+# everything, with five times the fuzzing: before a release, and what you changed before a commit, by
+# make test-all ARGS=tests/test_card.py
+test-all: lint
+	BENCH_FUZZ=100 $(BIN) -m pytest $(SPREAD) $(ARGS)
 
 # everything that needs a card, in one run, by the python3 that has a torch for it (pytest is all it
 # needs besides): make test-gpu, or make test-gpu GPU=.venv/bin/python
@@ -31,7 +33,7 @@ test-gpu:
 card:
 	$(GPU) -m bench.card $(ARGS)
 
-# the sweep killed a hundred times, and a cluster's parts 33 times; make test does so 10 and 3 times
+# the sweep killed a hundred times, and a cluster's parts 33 times; make test-all does so 10 and 3 times
 chaos: $(VENV)/ready
 	BENCH_CHAOS=100 $(BIN) -m pytest -s --timeout 3600 tests/test_chaos.py tests/test_cluster.py $(ARGS)
 

@@ -27,7 +27,7 @@ with suppress(ImportError):  # the tests for a card need pytest alone
     settings.register_profile(
         "tests",
         deadline=None,
-        max_examples=int(os.environ.get("BENCH_FUZZ", "100")),
+        max_examples=int(os.environ.get("BENCH_FUZZ", "20")),
         suppress_health_check=[HealthCheck.too_slow],
     )
     settings.load_profile("tests")

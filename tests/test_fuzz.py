@@ -19,7 +19,7 @@ from bench.store.cells import RECORDS
 from bench.store.reader import read_cases, read_history, read_records, read_steps
 from bench.store.writer import Store
 
-EXAMPLES = int(os.environ.get("BENCH_FUZZ", "200"))
+EXAMPLES = int(os.environ.get("BENCH_FUZZ", "50"))
 FUZZ = settings(
     max_examples=EXAMPLES,
     deadline=None,

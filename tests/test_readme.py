@@ -397,8 +397,14 @@ def run_in_fork(
     return subprocess.CompletedProcess(words, os.waitstatus_to_exitcode(status), *said)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("command", COMMANDS)
+LONG = re.compile(r"bench\.(crosscheck|rehearsal|overhead|fit|check|export)\b")
+"""Commands that take more than five seconds of a core."""
+
+
+@pytest.mark.parametrize(
+    "command",
+    [pytest.param(c, marks=[pytest.mark.slow] if LONG.search(c) else []) for c in COMMANDS],
+)
 def test_commands_run(command: str, checkout: Path, imported: None) -> None:
     if command.startswith("asv ") or command == "make publish":
         # these need a history of commits, which is made and run there

@@ -58,7 +58,7 @@ from bench.work import Kind
 
 ONE_FOLDER = settings(
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-    max_examples=int(os.environ.get("BENCH_FUZZ", "60")),
+    max_examples=int(os.environ.get("BENCH_FUZZ", "20")),
 )
 TEXT = st.text(st.characters(exclude_categories=()), max_size=30)
 STEP = Step(0, 32, 2.25, 4, 0.125, 128.0)

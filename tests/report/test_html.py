@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,11 +29,39 @@ from bench.scales.folder import write_map
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
-pytestmark = pytest.mark.slow  # five pages are made first
+QUICK = {"quick", "profiled"}
+"""Pages that are made in every run of the tests; each takes five seconds of a core or more."""
+
+
+def name_pages(*names: str) -> pytest.MarkDecorator:
+    """A test of each page, slow but for those in `QUICK`."""
+    marks = {name: [] if name in QUICK else [pytest.mark.slow] for name in names}
+    return pytest.mark.parametrize("name", [pytest.param(n, marks=m) for n, m in marks.items()])
+
 
 Run = Callable[..., tuple[int, str, str]]
 
 MOST_BYTES = 3_000_000
+
+
+class Pages(dict[str, Path]):
+    """Pages by name, each made when it is first asked for."""
+
+    def __init__(self, folder: Path, makers: Mapping[str, Callable[[], list[Path]]]) -> None:
+        super().__init__()
+        self._folder, self._makers = folder, makers
+
+    def __missing__(self, name: str) -> Path:
+        from bench.report.__main__ import main
+
+        page = self[name] = self._folder / f"{name}.html"
+        sweeps = map(str, self._makers[name]())
+        assert main([*sweeps, "--format", "html", "-o", str(page)]) == 0
+        return page
+
+    def make_all(self) -> Mapping[str, Path]:
+        """All of them."""
+        return {name: self[name] for name in self._makers}
 
 
 @pytest.fixture(scope="module")
@@ -42,10 +70,8 @@ def pages(
     quick: Path,
     fake_cards: list[Path],
     profiled: Path,
-) -> dict[str, Path]:
+) -> Pages:
     """A page of each: a quick sweep, cards, published figures, many cases or axes, profiles."""
-    from bench.report.__main__ import main
-
     folder = tmp_path_factory.mktemp("pages")
     rows = [
         make_record(
@@ -58,20 +84,19 @@ def pages(
     added = (
         "python -m bench.sweep --model mine\npython -m bench.sweep --model mine --compile on off"
     )
-    sweeps = {
-        "quick": [quick],
-        "cards": fake_cards,
-        "reference": [REFERENCE],
-        "long": [write_sweep(folder / "400 records", rows, added)],
-        "switches": [make_switches(folder)],
-        "noisy": [make_switches(folder / "noisy", noise=0.05)],
-        "profiled": [profiled],
-        "scales": [make_scale_map(write_sweep(folder / "scales", rows[:40]))],
-    }
-    for name, paths in sweeps.items():
-        out = folder / f"{name}.html"
-        assert main([*map(str, paths), "--format", "html", "-o", str(out)]) == 0
-    return {name: folder / f"{name}.html" for name in sweeps}
+    return Pages(
+        folder,
+        {
+            "quick": lambda: [quick],
+            "cards": lambda: fake_cards,
+            "reference": lambda: [REFERENCE],
+            "long": lambda: [write_sweep(folder / "400 records", rows, added)],
+            "switches": lambda: [make_switches(folder)],
+            "noisy": lambda: [make_switches(folder / "noisy", noise=0.05)],
+            "profiled": lambda: [profiled],
+            "scales": lambda: [make_scale_map(write_sweep(folder / "scales", rows[:40]))],
+        },
+    )
 
 
 def make_scale_map(folder: Path) -> Path:
@@ -109,8 +134,8 @@ class Outline(HTMLParser):
         return [attributes for name, attributes in self.tags if name == tag]
 
 
-@pytest.mark.parametrize("name", ["quick", "cards", "reference", "long", "switches", "profiled"])
-def test_the_page_stands_alone(pages: dict[str, Path], name: str) -> None:
+@name_pages("quick", "cards", "reference", "long", "switches", "profiled")
+def test_the_page_stands_alone(pages: Pages, name: str) -> None:
     text = pages[name].read_text(encoding="utf-8")
     assert len(text.encode()) < MOST_BYTES
     outline = Outline(text)
@@ -134,10 +159,11 @@ def test_the_page_stands_alone(pages: dict[str, Path], name: str) -> None:
     assert len(outline.named("figcaption")) == len(outline.named("figure")) > 0
 
 
-def test_links_lead_to_the_records(pages: dict[str, Path]) -> None:
+@pytest.mark.slow
+def test_links_lead_to_the_records(pages: Pages) -> None:
     from urllib.parse import unquote
 
-    for name, page in pages.items():
+    for name, page in pages.make_all().items():
         text = page.read_text(encoding="utf-8")
         links = [a["href"] or "" for a in Outline(text).named("a")]
         files = [link for link in links if link.endswith(".csv")]
@@ -145,7 +171,8 @@ def test_links_lead_to_the_records(pages: dict[str, Path]) -> None:
         assert all((page.parent / unquote(link)).is_file() for link in files)
 
 
-def test_the_page_says_what_is_no_measurement(pages: dict[str, Path]) -> None:
+@pytest.mark.slow
+def test_the_page_says_what_is_no_measurement(pages: Pages) -> None:
     text = pages["cards"].read_text(encoding="utf-8")
     head = text[: text.index("<main")]
     assert "Nothing here was measured" in head
@@ -160,7 +187,8 @@ def test_shares_and_flags_are_not_broken_over_lines() -> None:
     )
 
 
-def test_hostile_names_are_text(pages: dict[str, Path]) -> None:
+@pytest.mark.slow
+def test_hostile_names_are_text(pages: Pages) -> None:
     text = pages["cards"].read_text(encoding="utf-8")
     assert "<script>alert" not in text
     data = text[text.index('id="data">') + len('id="data">') :]
@@ -203,9 +231,9 @@ def open_page(browser: Browser, path: Path, width: int = 1280, scheme: Any = "li
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1280, 390])
-@pytest.mark.parametrize("name", ["quick", "cards", "reference", "switches", "profiled"])
+@name_pages("quick", "cards", "reference", "switches", "profiled")
 def test_the_page_fits_and_has_contrast(
-    browser: Browser, pages: dict[str, Path], name: str, width: int, scheme: str
+    browser: Browser, pages: Pages, name: str, width: int, scheme: str
 ) -> None:
     page = open_page(browser, pages[name], width, scheme)
     assert page.evaluate("document.documentElement.scrollWidth") <= width
@@ -227,8 +255,9 @@ def test_the_page_fits_and_has_contrast(
     page.context.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [1280, 390])
-def test_nothing_but_tables_is_cut(browser: Browser, pages: dict[str, Path], width: int) -> None:
+def test_nothing_but_tables_is_cut(browser: Browser, pages: Pages, width: int) -> None:
     """What is wider than the page scrolls in its own box, and only tables are."""
     for name in ("switches", "long", "profiled"):
         page = open_page(browser, pages[name], width)
@@ -241,9 +270,8 @@ def test_nothing_but_tables_is_cut(browser: Browser, pages: dict[str, Path], wid
         page.context.close()
 
 
-def test_the_records_fit_until_all_columns_are_asked_for(
-    browser: Browser, pages: dict[str, Path]
-) -> None:
+@pytest.mark.slow
+def test_the_records_fit_until_all_columns_are_asked_for(browser: Browser, pages: Pages) -> None:
     page = open_page(browser, pages["switches"])
     fits = "(n => n.scrollWidth <= n.clientWidth)(document.querySelector('.records'))"
     assert page.evaluate(fits)
@@ -259,10 +287,8 @@ def test_the_records_fit_until_all_columns_are_asked_for(
     page.context.close()
 
 
-@pytest.mark.parametrize("name", ["reference", "switches", "noisy", "quick", "cards"])
-def test_the_overview_fits_with_its_remarks(
-    browser: Browser, pages: dict[str, Path], name: str
-) -> None:
+@name_pages("reference", "switches", "noisy", "quick", "cards")
+def test_the_overview_fits_with_its_remarks(browser: Browser, pages: Pages, name: str) -> None:
     page = open_page(browser, pages[name])
     box = page.locator("[role=region][aria-label^=Overview]").first
     assert box.evaluate("box => box.scrollWidth <= box.clientWidth")
@@ -272,10 +298,9 @@ def test_the_overview_fits_with_its_remarks(
     page.context.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [1280, 390])
-def test_the_map_of_scales_is_wide_and_legible(
-    browser: Browser, pages: dict[str, Path], width: int
-) -> None:
+def test_the_map_of_scales_is_wide_and_legible(browser: Browser, pages: Pages, width: int) -> None:
     """It fills its own row, or scrolls in its box; its smallest text is 10 pixels or more."""
     page = open_page(browser, pages["scales"], width)
     box = page.locator(".map .drawing")
@@ -297,9 +322,7 @@ def test_the_map_of_scales_is_wide_and_legible(
     page.context.close()
 
 
-def test_a_pair_is_explained_in_words_before_its_figures(
-    browser: Browser, pages: dict[str, Path]
-) -> None:
+def test_a_pair_is_explained_in_words_before_its_figures(browser: Browser, pages: Pages) -> None:
     """The words stand between the title and the rows, and nothing in a drawing is cut."""
     page = open_page(browser, pages["profiled"], 390)
     said = page.locator("p.title:has-text('Why: fp32 → bf16-amp')").first
@@ -317,7 +340,7 @@ def test_a_pair_is_explained_in_words_before_its_figures(
     page.context.close()
 
 
-def test_what_has_no_value_is_not_told(pages: dict[str, Path]) -> None:
+def test_what_has_no_value_is_not_told(pages: Pages) -> None:
     told = pages["quick"].read_text(encoding="utf-8").split("The same in every record: ")[1]
     told = told[: told.index("</p>")]
     assert "lr 0.01" in told
@@ -325,7 +348,8 @@ def test_what_has_no_value_is_not_told(pages: dict[str, Path]) -> None:
     assert " ," not in told
 
 
-def test_commands_are_pasted_line_by_line(browser: Browser, pages: dict[str, Path]) -> None:
+@pytest.mark.slow
+def test_commands_are_pasted_line_by_line(browser: Browser, pages: Pages) -> None:
     page = open_page(browser, pages["long"])
     assert page.locator("pre code").inner_text().split("\n") == [
         "python -m bench.sweep --model mine",
@@ -334,7 +358,8 @@ def test_commands_are_pasted_line_by_line(browser: Browser, pages: dict[str, Pat
     page.context.close()
 
 
-def test_the_page_answers_before_it_lists(pages: dict[str, Path]) -> None:
+@pytest.mark.slow
+def test_the_page_answers_before_it_lists(pages: Pages) -> None:
     text = pages["switches"].read_text(encoding="utf-8")
     order = [
         'class="constant"',
@@ -359,7 +384,8 @@ def column(page: Page, label: str) -> list[str]:
     return page.locator(f"#table tbody tr td:nth-child({index})").all_inner_texts()
 
 
-def test_the_table_sorts_and_filters_by_keyboard(browser: Browser, pages: dict[str, Path]) -> None:
+@pytest.mark.slow
+def test_the_table_sorts_and_filters_by_keyboard(browser: Browser, pages: Pages) -> None:
     page = open_page(browser, pages["cards"])
     page.locator("#filter").focus()
     page.keyboard.type("fp16-amp 512 v100")
@@ -384,7 +410,8 @@ def test_the_table_sorts_and_filters_by_keyboard(browser: Browser, pages: dict[s
     page.context.close()
 
 
-def test_long_tables_are_paged(browser: Browser, pages: dict[str, Path]) -> None:
+@pytest.mark.slow
+def test_long_tables_are_paged(browser: Browser, pages: Pages) -> None:
     page = open_page(browser, pages["long"], 390)
     assert page.locator("#count").inner_text() == "Records 1 to 50 of 400."
     page.locator("#next").focus()
@@ -396,9 +423,7 @@ def test_long_tables_are_paged(browser: Browser, pages: dict[str, Path]) -> None
     page.context.close()
 
 
-def test_the_skip_link_is_first_and_data_opens_by_keyboard(
-    browser: Browser, pages: dict[str, Path]
-) -> None:
+def test_the_skip_link_is_first_and_data_opens_by_keyboard(browser: Browser, pages: Pages) -> None:
     page = open_page(browser, pages["quick"])
     page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement.className") == "skip"
@@ -410,7 +435,8 @@ def test_the_skip_link_is_first_and_data_opens_by_keyboard(
     page.context.close()
 
 
-def test_every_card_is_named_in_its_figures(browser: Browser, pages: dict[str, Path]) -> None:
+@pytest.mark.slow
+def test_every_card_is_named_in_its_figures(browser: Browser, pages: Pages) -> None:
     page = open_page(browser, pages["cards"])
     labels = page.locator("[role=img]").evaluate_all("nodes => nodes.map(n => n.ariaLabel)")
     for card in CARDS:
