@@ -149,7 +149,6 @@ def test_rehearsed_interrupted_within_a_case_and_gone_on_with(tmp_path: Path) ->
     assert find_published(tmp_path, PUBLISHED) is None, "a rehearsal is never published"
 
 
-@pytest.mark.slow
 def test_cut_to_some_seconds(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """No time but for the end: every phase is named, with what it needs."""
     cut = start(tmp_path, minutes="0.05")
@@ -278,7 +277,6 @@ def test_nine_minutes_measure_everything_once(card: Card, monkeypatch: pytest.Mo
     assert card.finished("repeats")
 
 
-@pytest.mark.slow
 def test_what_is_stopped_is_reported_all_the_same(tmp_path: Path) -> None:
     wait = [sys.executable, "-c", "import time; time.sleep(1); print('reported')"]
     children = Supervisor(tmp_path / LOG, stopped=signal.SIGINT)

@@ -495,6 +495,7 @@ def test_an_exploding_learning_rate(data: DatasetInfo, lr: float) -> None:
     assert "initial-loss" not in found
 
 
+@pytest.mark.slow
 def test_a_vanishing_learning_rate(data: DatasetInfo) -> None:
     found = failing(subject(data, lr=1e-7), "overfit", "first-steps", "baseline")
     assert found == {"overfit", "first-steps", "baseline"}
@@ -530,10 +531,12 @@ def test_a_kept_graph(
     assert failing(subject(data), "memory", "graphs") == caught
 
 
+@pytest.mark.slow
 def test_a_network_that_keeps_its_logits(data: DatasetInfo) -> None:
     assert failing(subject(data, "keeping"), "memory", "graphs") == {"graphs", "memory"}
 
 
+@pytest.mark.slow
 def test_a_network_that_keeps_its_logits_detached(data: DatasetInfo) -> None:
     recording = subject(data, "recording", batch_size=64)
     assert failing(recording, "memory", "graphs") == {"memory"}
@@ -549,6 +552,7 @@ def test_what_a_step_keeps_on_purpose_fits_a_card(data: DatasetInfo) -> None:
     assert failing(plain, "memory") == set()
 
 
+@pytest.mark.slow
 def test_a_network_that_keeps_its_images(data: DatasetInfo) -> None:
     """Without a graph, and on every step: only the bytes tell."""
     hoarding = subject(data, "hoarding")
@@ -557,6 +561,7 @@ def test_a_network_that_keeps_its_images(data: DatasetInfo) -> None:
     assert CHECKS["memory"].run(hoarding).value == pytest.approx(4 * 32 * 3 * 32 * 32, abs=100)
 
 
+@pytest.mark.slow
 def test_a_layer_never_used(data: DatasetInfo) -> None:
     spare = subject(data, "with_a_spare_layer")
     assert failing(spare) == {"gradients"}
@@ -700,6 +705,7 @@ def test_the_ledger_sees_what_only_a_graph_holds() -> None:
 # ------------------------------------------------------------------------------------ the pictures
 
 
+@pytest.mark.slow
 def test_pictures_of_what_is_not_finite(data: DatasetInfo, tmp_path: Path) -> None:
     """A training that has gone to NaN is drawn as far as it goes."""
     exploded = subject(data, lr=1e6)

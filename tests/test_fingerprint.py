@@ -109,7 +109,6 @@ def of(answer: Answer, name: str) -> Fingerprint:
     return found
 
 
-@pytest.mark.slow
 def test_one_process_tells_of_all_models_and_of_what_is_wrong_with_each() -> None:
     good = ["mynet:build", "mynet:wide", "dpn92"]
     answer = examine(*BROKEN, *good)

@@ -234,7 +234,6 @@ def found() -> dict[int, dict[str, Any]]:
 Found = dict[int, dict[str, Any]]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("size", SIZES)
 def test_gradients_are_those_of_one_process(found: Found, size: int) -> None:
     """In float64, with micro-batches, an uneven last batch, and one that leaves some without."""
@@ -249,12 +248,10 @@ def test_gradients_are_those_of_one_process(found: Found, size: int) -> None:
         assert len(set(run["weights"])) == 1, "all processes hold the same weights"
 
 
-@pytest.mark.slow
 def test_an_uneven_batch_needs_its_weights(found: Found) -> None:
     assert found[2]["unweighted"] > 1e-3
 
 
-@pytest.mark.slow
 def test_compressed_gradients_are_rounded_once_or_twice(found: Found) -> None:
     """Of two numbers that are rounded to a format, and of their sum."""
     runs = found[2]["compressed"]
@@ -265,7 +262,6 @@ def test_compressed_gradients_are_rounded_once_or_twice(found: Found) -> None:
         assert runs[name]["wire"] == size * runs[name]["weights"]
 
 
-@pytest.mark.slow
 def test_gradients_are_divided_before_they_are_summed(found: Found) -> None:
     """40,000 and 40,000 would be infinite; 1e-6 survives."""
     run = found[2]["divided_first"]
@@ -273,7 +269,6 @@ def test_gradients_are_divided_before_they_are_summed(found: Found) -> None:
     assert run["low"] == pytest.approx(1e-6, rel=0.1)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("scale", ["dynamic", "128.0"])
 def test_all_skip_a_step_that_one_overflowed_in(found: Found, scale: str) -> None:
     run = found[2]["overflow"][scale]
@@ -284,7 +279,6 @@ def test_all_skip_a_step_that_one_overflowed_in(found: Found, scale: str) -> Non
     assert run["wire"] == 2 * run["halves"], "pure fp16 exchanges half the bytes"
 
 
-@pytest.mark.slow
 def test_a_straggler_shows_in_its_work_and_not_in_steps(found: Found) -> None:
     run = found[2]["straggler"]
     first, last = run["work"]
@@ -294,7 +288,6 @@ def test_a_straggler_shows_in_its_work_and_not_in_steps(found: Found) -> None:
     assert run["steps"][1] / run["steps"][0] == pytest.approx(1, abs=0.2)
 
 
-@pytest.mark.slow
 def test_waiting_for_a_slower_process_is_no_exchange(found: Found) -> None:
     """The first process waits for `SLEEP_S` in each step that exchanges, and in no other."""
     run = found[2]["straggler"]["exposed"]
@@ -302,7 +295,6 @@ def test_waiting_for_a_slower_process_is_no_exchange(found: Found) -> None:
     assert run.sync_step_s - run.no_sync_step_s == pytest.approx(0, abs=SLEEP_S / 10)
 
 
-@pytest.mark.slow
 def test_exchange_that_nothing_hides_is_found(found: Found) -> None:
     run = found[2]["exposed"]
     exposed = run["exposed"]
@@ -321,13 +313,11 @@ def test_the_interval_of_exposed_communication_covers_as_often_as_it_says() -> N
     assert 0.935 < covered / rounds < 0.965
 
 
-@pytest.mark.slow
 def test_smaller_buckets_are_more(found: Found) -> None:
     many, default, another = found[2]["buckets"]
     assert many > default > another == 1, "the default is torch's, with a small first one"
 
 
-@pytest.mark.slow
 def test_with_sync_bn_no_process_works_alone(found: Found) -> None:
     told = found[2]["synchronized"]["found"]
     m = told.measurement

@@ -92,7 +92,6 @@ def test_the_resolved_configuration_stands_beside_the_records(out: Path) -> None
     assert config["datasets"]["synthetic"]["train_images"] == 50_000
 
 
-@pytest.mark.slow
 def test_every_outcome_is_a_row_and_the_sweep_goes_on(
     out: Path, answers: Callable[[str], None]
 ) -> None:
@@ -514,7 +513,6 @@ def test_handlers_are_restored() -> None:
 # ---------------------------------------------------------------------------------- two at once
 
 
-@pytest.mark.slow
 def test_a_second_sweep_is_refused_by_the_name_of_the_first(
     out: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -586,7 +584,6 @@ def expect_full_disk(out: Path, errors: str, returncode: int) -> None:
     assert not list(out.glob("*.torn-*"))
 
 
-@pytest.mark.slow
 def test_a_file_that_may_not_grow(out: Path) -> None:
     command = [sys.executable, HERE / "slow_sweep.py", *FP32, "8", "--repeats", "200", "--out", out]
 
@@ -603,7 +600,6 @@ def test_a_file_that_may_not_grow(out: Path) -> None:
     assert frame["repeat"].tolist() == [*range(1, 201), 1]
 
 
-@pytest.mark.slow
 def test_a_disk_that_fills(tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()

@@ -502,6 +502,7 @@ def sweep_grid(out: Path, workload: str) -> list[dict[str, str]]:
     return rows
 
 
+@pytest.mark.slow
 def test_a_transformer_is_swept_and_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -520,6 +521,7 @@ def test_a_transformer_is_swept_and_reported(
     assert report([str(tmp_path / "out"), "--format", "html", "-o", str(tmp_path / "x.html")]) == 0
 
 
+@pytest.mark.slow
 def test_a_last_batch_of_one_item_is_trained_where_no_batchnorm_is(tmp_path: Path) -> None:
     """100 items are 11 times 9 and one."""
     (row,) = sweep_example(tmp_path / "out", TWO, "--precision", "fp32", "--batch-size", "9")

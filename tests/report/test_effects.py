@@ -106,7 +106,6 @@ def test_p_values_are_adjusted_over_all_changes(tmp_path: Path) -> None:
     assert ratios[0].p_adjusted != ratios[0].p
 
 
-@pytest.mark.slow
 def test_planted_effects_are_found(switches: Path) -> None:
     """Three networks on two machines, two precisions, two switches: each axis acts on its own."""
     report = build(read_sweeps([switches]))

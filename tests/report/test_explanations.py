@@ -238,7 +238,6 @@ def test_the_roof_is_what_was_measured(page: Report) -> None:
     assert ("loss", "fp32") not in points.index, "too little to be drawn"
 
 
-@pytest.mark.slow
 def test_both_figures_are_drawn_with_names_and_numbers(page: Report) -> None:
     drawn = {figure.name: figure for figure in figures.draw_figures(page)}
     waterfall, roofline = drawn["waterfall"], drawn["roofline"]

@@ -196,7 +196,6 @@ def test_every_csv_has_one_guard_against_formulas(tmp_path: Path, text: str, rep
 KEY = ("precision", "loss_scale", "batch_size")
 
 
-@pytest.mark.slow
 def test_csv_and_json_say_the_same(rtx_like: Path, report: Run) -> None:
     _, text, _ = report(rtx_like, "--format", "csv")
     rows = list(csv.DictReader(io.StringIO(text)))
@@ -219,7 +218,6 @@ def test_csv_and_json_say_the_same(rtx_like: Path, report: Run) -> None:
     assert "speedup" in document["columns"]
 
 
-@pytest.mark.slow
 def test_other_outcomes_are_named_with_their_reasons(fake_cards: list[Path], report: Run) -> None:
     _, out, _ = report(fake_cards[0])
     for words in (
@@ -234,7 +232,6 @@ def test_other_outcomes_are_named_with_their_reasons(fake_cards: list[Path], rep
         assert words in out
 
 
-@pytest.mark.slow
 def test_estimates_and_synthetic_accuracy_are_marked(quick: Path, report: Run) -> None:
     _, out, _ = report(quick)
     overview = out[out.index("Overview") : out.index("What each change does")]
@@ -356,7 +353,6 @@ def test_two_runs_of_two_make_nothing_the_fastest(tmp_path: Path) -> None:
     assert "astest" not in said
 
 
-@pytest.mark.slow
 def test_what_overlaps_is_not_told_apart(tmp_path: Path) -> None:
     bf16 = repeat(Case(precision="bf16"), (101, 103, 99.8), 6)
     slow = repeat(Case(batch_size=256), (101, 102, 103), 6)
@@ -454,7 +450,6 @@ def test_memory_saved_on_a_cpu_says_what_is_shared_there(tmp_path: Path) -> None
     assert "including Python, torch and the dataset" in said
 
 
-@pytest.mark.slow
 def test_files_hold_the_ends_as_numbers(tmp_path: Path, report: Run) -> None:
     folder = write_sweep(tmp_path / "s", repeat(FP16, (88.8, 76.6, 90.4), 6))
     _, text, _ = report(folder, "--format", "csv")

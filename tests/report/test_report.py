@@ -32,7 +32,6 @@ def test_help_loads_nothing_slow() -> None:
         assert f"  {format} " in run.stdout
 
 
-@pytest.mark.slow
 def test_no_format_loads_torch(tmp_path: Path) -> None:
     code = (
         "import sys\n"
@@ -80,7 +79,6 @@ def test_a_folder_without_rows_yet_is_no_error(tmp_path: Path, report: Run) -> N
         assert (code, err) == (0, "")
 
 
-@pytest.mark.slow
 def test_output_goes_to_the_file(tmp_path: Path, report: Run) -> None:
     _, printed, _ = report(REFERENCE, "--format", "md")
     code, out, _ = report(REFERENCE, "--format", "md", "-o", tmp_path / "r.md")
@@ -88,7 +86,6 @@ def test_output_goes_to_the_file(tmp_path: Path, report: Run) -> None:
     assert (tmp_path / "r.md").read_text(encoding="utf-8") == printed
 
 
-@pytest.mark.slow
 def test_a_closed_pipe_is_no_error() -> None:
     command = f"{sys.executable} -m bench.report {REFERENCE} --format csv | head -c 1"
     run = subprocess.run(
