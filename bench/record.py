@@ -24,10 +24,10 @@ from bench.work import Kind
 #   4  2026-11  memory limits, accumulation, optimizers, learning rates that change, several
 #               epochs (in epochs.csv), probes of the largest batch, workloads, fine-tuning,
 #               checkpoints, and the work of a step (in work.csv), profiled or counted
-#   5  2026-11  lanes, the anchors that compare them, and which start of a sweep wrote a row;
-#               training on several GPUs, the processes of a case in ranks.csv; cases that a search
-#               ended before their last epoch
-SCHEMA = 5
+#   5  2026-11  lanes, and the anchors that compare them; training on several GPUs, the processes of
+#               a case in ranks.csv; cases that a search ended before their last epoch
+#   6  2026-11  which start of a sweep wrote a row; how certain exposed communication is
+SCHEMA = 6
 
 
 class Status(Explained):
@@ -333,7 +333,7 @@ class Measurement:
         float, "median step of blocks after the epoch, nothing exchanged", "s", since=5
     )
     exposed_error_s: float | None = quantity(
-        float, "half of the 95 % interval of the difference of these two, in this run", "s", since=5
+        float, "half of the 95 % interval of the difference of these two, in this run", "s", since=6
     )
     slowest_rank: int | None = quantity(
         int, "the process that worked longest before gradients were first exchanged", since=5
@@ -548,7 +548,7 @@ _OUTCOME = (
     Column(
         "lanes_beside", int, "", "other lanes that ran a case meanwhile, at most", True, since=5
     ),
-    Column("session", str, "", "which start of the sweep wrote the row", since=5),
+    Column("session", str, "", "which start of the sweep wrote the row", since=6),
     Column("attempt", int, "", "1, or more where an earlier attempt failed"),
     Column("status", str, "", "; ".join(f"{s}: {s.meaning}" for s in Status)),
     Column("reason", str, "", "one line on the status"),

@@ -314,6 +314,24 @@ def test_what_is_missing_is_not_forgotten(
     assert capsys.readouterr().err == ""
 
 
+@pytest.mark.parametrize("newer_first", [True, False])
+def test_a_folder_itself_knows_best_what_it_planned(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    newer_first: bool,
+) -> None:
+    """Whatever a folder that it was merged in knew of it."""
+    sweep = run(tmp_path / "sweep", [*FAKE, "--batch-size", "128"])
+    merged = join(tmp_path / "merged", sweep)
+    monkeypatch.setenv(fake.ANSWERS, "batch_size=256:interrupted")
+    run(sweep, [*FAKE, "--batch-size", "128", "256"])
+    capsys.readouterr()
+    both = (sweep, merged) if newer_first else (merged, sweep)
+    join(tmp_path / "out", *both, rc=1)
+    assert f"missing: {sweep}: fp32 · batch size 256, repeat 1" in capsys.readouterr().err
+
+
 def test_a_sweep_that_went_on_in_a_merged_folder_is_not_forgotten(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -35,7 +35,7 @@ from bench.executors.ranks import Ranks, share_cores
 from bench.executors.subprocess import SubprocessExecutor
 from bench.record import Measurement, Outcome, RankRow, Status
 from bench.training.loop import Epoch, merge
-from bench.training.parallel import Exposed
+from bench.training.parallel import Exposed, find_slowest
 from bench.training.schedule import learning_rates
 from bench.worker.measurement import OtherWork
 from bench.worker.messages import GO_ON, Finished, Message, PhaseEntered, StepTaken
@@ -311,6 +311,21 @@ def test_the_interval_of_exposed_communication_covers_as_often_as_it_says() -> N
         found = Exposed.of([(a, b) for a, b in blocks.tolist()])
         covered += abs(found.sync_step_s - found.no_sync_step_s - 0.1) <= found.error_s
     assert 0.935 < covered / rounds < 0.965
+
+
+def test_waiting_for_whoever_jitters_is_no_exchange() -> None:
+    """Steps of 1 s that vary by 2 %; of eight processes, those that exchange wait for the last."""
+    random, rounds, noise = np.random.default_rng(0), 300, 0.02
+    found = []
+    for _ in range(rounds):
+        free, bound = random.normal(1, noise, (2, 8, 6, 30))
+        bound[:] = bound.max(0)
+        steps = zip(find_slowest(bound.tolist()), find_slowest(free.tolist()), strict=True)
+        found.append(Exposed.of(list(steps)))
+    exposed = [one.sync_step_s - one.no_sync_step_s for one in found]
+    assert abs(np.mean(exposed)) < noise / 20
+    above = np.mean([e > one.error_s for e, one in zip(exposed, found, strict=True)])
+    assert above < 0.06, "half of the five in a hundred that are outside their interval"
 
 
 def test_smaller_buckets_are_more(found: Found) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bench.errors import UsageError
-from bench.merge.plans import MARK, MERGED, Plan, read_plans
+from bench.merge.plans import MARK, MERGED, Plan
 from bench.record import COLUMNS, COMPARABLE, REPEATED
 from bench.store.attempts import find_truncated, find_unknown, number_groups
 from bench.store.cells import RECORDS
@@ -42,12 +42,11 @@ class Source:
     records: pd.DataFrame
     config: Mapping[str, Any] = field(default_factory=dict)
 
-    def list_plans(self) -> dict[str, Plan]:
-        """What was planned for it, by folder: its own sweep, and those that were joined in it."""
-        plans = read_plans(self.folder)
+    def list_own_plan(self) -> dict[str, Plan]:
+        """What its own sweep planned, by its folder; empty where it was only joined."""
         if self.config.get(MERGED) or (not self.config and (self.folder / MARK).exists()):
-            return plans
-        return plans | {str(self.folder.resolve()): Plan.of(self.config)}
+            return {}
+        return {str(self.folder.resolve()): Plan.of(self.config)}
 
 
 def read_source(folder: Path) -> Source:

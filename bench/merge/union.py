@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bench.errors import UsageError
-from bench.merge.plans import MARK, MERGED, write_plans
+from bench.merge.plans import MARK, MERGED, Plan, read_plans, write_plans
 from bench.merge.sources import Source
 from bench.record import COLUMNS
 from bench.store.cells import CONFIG, LOGS, RECORDS, TRACES
@@ -189,6 +189,12 @@ def _join(configs: Sequence[Mapping[str, Any]], part: str) -> dict[str, Any]:
     }
 
 
+def join_plans(sources: Sequence[Source]) -> dict[str, Plan]:
+    """What each folder's sweep planned: as the folder itself says now, where it is given."""
+    plans = dict(chain.from_iterable(read_plans(s.folder).items() for s in reversed(sources)))
+    return plans | dict(chain.from_iterable(s.list_own_plan().items() for s in sources))
+
+
 def write_union(out: Path, sources: Sequence[Source]) -> Source:
     """Join ``sources`` into ``out``, whose own rows are the last of them if it has any.
 
@@ -200,8 +206,7 @@ def write_union(out: Path, sources: Sequence[Source]) -> Source:
         OSError: something cannot be written.
     """
     records, owners = join_records(sources)
-    # what a folder that is given now plans comes before what was known of it
-    write_plans(out, dict(chain.from_iterable(s.list_plans().items() for s in reversed(sources))))
+    write_plans(out, join_plans(sources))
     records = copy_logs(out, sources, records, owners)
     config = join_configs(source.config for source in sources)
     replace_file(out / CONFIG, json.dumps(config, indent=2) + "\n")

@@ -117,16 +117,15 @@ class LaneReading:
     def interference(self) -> Change | None:
         """The busy anchor over the one alone.
 
-        All lanes are busy in the closing anchor too. What of the difference is gone by then was
-        none that other lanes make, so it is added to the margin; a difference that stays or grows
-        is in doubt by the spread of the steps alone.
+        All lanes are busy in the closing anchor too, so that what it differs in from the busy one
+        is none of other lanes' doing. A lane may have drifted as much from the first anchor to the
+        second: that is added to the margin.
         """
         alone = self.paces.get(ALONE)
         busy, close = (compare(self.paces.get(kind), alone) for kind in (BUSY, CLOSE))
         if busy is None or close is None:
             return busy
-        gone = math.copysign(1, busy.share) * (busy.share - close.share)
-        return replace(busy, margin=busy.margin + max(0.0, gone))
+        return replace(busy, margin=busy.margin + abs(busy.share - close.share))
 
 
 @dataclass(frozen=True)

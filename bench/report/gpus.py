@@ -256,12 +256,13 @@ def find_taxes(lines: Sequence[Line]) -> list[Tax]:
         if other is None or other is line:
             continue
         # the two bases may differ in kind, where one of them ran beside other lanes
-        theirs = {point.row.parallel: point.times for point in other.all if point.gpus == 1}
-        ours = {point.row.parallel: point.times for point in line.all if point.gpus == 1}
-        kind = next((kind for kind in ours if kind in theirs), None)
-        if kind is None:
+        theirs = {point.row.parallel: point for point in other.all if point.gpus == 1}
+        ours = {point.row.parallel: point for point in line.all if point.gpus == 1}
+        ones = [(theirs[kind], one) for kind, one in ours.items() if kind in theirs]
+        if not ones:
             continue
-        pairs = {1: (theirs[kind], ours[kind])} | {
+        one = min(ones, key=lambda pair: any(point.row.beside for point in pair))
+        pairs = {1: (one[0].times, one[1].times)} | {
             gpus: (other.by_gpus[gpus].times, line.by_gpus[gpus].times)
             for gpus in sorted(line.by_gpus)
             if gpus > 1 and gpus in other.by_gpus

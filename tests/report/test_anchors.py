@@ -135,22 +135,22 @@ def test_noise_hides_a_change_and_does_not_make_one() -> None:
 @pytest.mark.parametrize(
     ("alone", "busy", "close", "verdict"),
     [
-        (100, 108, 120, Verdict.DIFFERENT),  # it grows
+        (100, 108, 120, Verdict.UNKNOWN),  # beside the same lanes it grew: the lane drifts
         (100, 108, 108, Verdict.DIFFERENT),
         (100, 110, 106, Verdict.DIFFERENT),  # most of it stays
         (100, 110, 100, Verdict.UNKNOWN),  # beside the same lanes, at the end it was gone
         (100, 110, 98, Verdict.UNKNOWN),
         (100, 95, 100, Verdict.UNKNOWN),
-        (100, 95, 90, Verdict.DIFFERENT),
+        (100, 95, 89, Verdict.UNKNOWN),
         (100, 101, 101, Verdict.ALIKE),
-        (100, 101, 120, Verdict.ALIKE),  # the lane drifted, and not by its neighbours
+        (100, 101, 120, Verdict.UNKNOWN),
         (100, 101, 98, Verdict.UNKNOWN),
     ],
 )
-def test_what_is_gone_at_the_end_may_be_no_interference(
+def test_what_changes_beside_the_same_lanes_is_no_interference(
     alone: float, busy: float, close: float, verdict: Verdict
 ) -> None:
-    """All lanes are busy then as well: what grows or stays is no drift that came by chance."""
+    """All lanes are busy at the end as well."""
     lane = LaneReading("a", "", {ALONE: Pace(alone, 0), BUSY: Pace(busy, 0), CLOSE: Pace(close, 0)})
     assert lane.interference is not None
     assert lane.interference.share == pytest.approx(busy / alone - 1)

@@ -257,18 +257,19 @@ def test_a_base_that_ran_alone_comes_before_one_that_did_not(tmp_path: Path) -> 
     assert ["lanes" in row[-1].text for row in table.rows] == [False, True, False]
 
 
-def test_a_tax_needs_the_same_kind_of_base(tmp_path: Path) -> None:
-    """Of fp16, --parallel none ran beside others, and of fp32 alone: DDP on one GPU is left."""
+@pytest.mark.parametrize("slowed", ["fp32", "fp16"])
+def test_a_tax_needs_two_bases_of_a_kind_that_ran_alone(tmp_path: Path, slowed: str) -> None:
+    """Of one precision, --parallel none ran beside others: DDP on one GPU is left."""
     cases = [
         make_gpus_records(name, 64, gpus, parallel="ddp")
         for name in ("fp32", "fp16")
         for gpus in (1, 8)
     ]
-    half = put_beside(make_gpus_records("fp16", 64, 1))
-    for record, *_ in half:
+    plain = {name: make_gpus_records(name, 64, 1) for name in ("fp32", "fp16")}
+    for record, *_ in put_beside(plain[slowed]):
         record.measurement.epoch_time_s *= 2  # type: ignore[operator]
-    lines = scale(tmp_path, make_gpus_records("fp32", 64, 1), half, *cases).lines
-    assert [line.base.row.parallel for line in lines if line.base] == ["none", "ddp"]
+    lines = scale(tmp_path, *plain.values(), *cases).lines
+    assert sorted(line.base.row.parallel for line in lines if line.base) == ["ddp", "none"]
     (tax,) = find_taxes(lines)
     lead = time_step("fp32", 64, 1)[0] / time_step("fp16", 64, 1)[0]
     assert tax.speedups[1] == pytest.approx(lead)
