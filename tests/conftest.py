@@ -66,8 +66,16 @@ LONGEST = (
     "test_memory_limit.py",
     "test_extension.py",
     "test_crosscheck.py",
+    "test_compare.py",
+    "test_scaling.py",
+    "test_derive.py",
+    "test_profile.py",
+    "test_merge.py",
+    "test_worker.py",
+    "test_figures.py",
+    "test_asv.py",
 )
-"""Files that take minutes or nearly one. Each is for one of the processes that share the tests, so
+"""Files that take minutes or nearly half of one. Each is for one of the processes that share the tests, so
 they go first: with test_card.py among the last, one core was idle for minutes."""
 
 

@@ -448,6 +448,7 @@ def test_flags_make_it_another_grid_than_the_preset_s(project: Path) -> None:
     assert result.params["preset"] == "mine"  # a line of its own, by the folder's name
 
 
+@pytest.mark.slow
 def test_another_grid_widens_what_asv_shows(project: Path) -> None:
     assert asv_import.main([str(sweep(project))]) == 0
     out = project / "results" / "mine"

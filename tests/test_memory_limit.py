@@ -64,6 +64,7 @@ except RuntimeError as error:
 """
 
 
+@pytest.mark.slow
 @linux
 @pytest.mark.parametrize("block_mib", [1, 8])
 def test_the_resident_set_ends_at_the_limit(block_mib: int) -> None:

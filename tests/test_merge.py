@@ -221,6 +221,7 @@ def test_searches_of_shards_are_those_of_the_sweep(
     assert read_records(merged)["probe"].sum() == read_records(whole)["probe"].sum() > 4
 
 
+@pytest.mark.slow
 def test_a_merged_sweep_is_read_as_any_other(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -361,6 +361,7 @@ def test_a_trace_needs_a_profile(capsys: pytest.CaptureFixture[str]) -> None:
     assert "leave out --profile off" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_trace_is_kept_beside_the_records(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -377,6 +378,7 @@ def test_a_trace_is_kept_beside_the_records(
     assert work["time_s"].sum() == pytest.approx(records["busy_s"][0])
 
 
+@pytest.mark.slow
 def test_a_case_is_the_same_question_with_and_without(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

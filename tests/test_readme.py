@@ -397,8 +397,10 @@ def run_in_fork(
     return subprocess.CompletedProcess(words, os.waitstatus_to_exitcode(status), *said)
 
 
-LONG = re.compile(r"bench\.(crosscheck|rehearsal|overhead|fit|check|export)\b")
-"""Commands that take more than five seconds of a core."""
+LONG = re.compile(
+    r"bench\.(crosscheck|rehearsal|overhead|fit|check|export|scales)\b|--preset scaling|--figures"
+)
+"""Commands that take more than three seconds of a core."""
 
 
 @pytest.mark.parametrize(

@@ -101,6 +101,7 @@ class EveryMaster(Training):
             self.update = mixed_update.__get__(self)  # type: ignore[method-assign]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("precision", "half"), [("fp16", "float16"), ("bf16", "bfloat16")])
 def test_lists_of_mixed_dtype_are_refused(
     precision: str, half: str, monkeypatch: pytest.MonkeyPatch
@@ -287,6 +288,7 @@ def test_multi_tensor_launches_hold_what_they_can(sizes: list[int], lists: int) 
 # ------------------------------------------------------------------------------------ the command
 
 
+@pytest.mark.slow
 def test_the_command_prints_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--precision", "fp16", "--compile", "off"]) == 0
     head, *rows = capsys.readouterr().out.splitlines()

@@ -170,6 +170,7 @@ def test_the_metrics_are_columns_of_an_epoch() -> None:
 SETTINGS = st.lists(st.dictionaries(st.sampled_from(["lr", "batch_size"]), st.text()), max_size=3)
 
 
+@pytest.mark.slow
 @given(halvings(), SETTINGS, st.none() | st.integers(0, 9))
 def test_a_search_comes_back_from_its_folder(
     halving: Halving, trials: list[dict[str, str]], combinations: int | None
@@ -500,6 +501,7 @@ def test_nothing_measured_is_a_failure(tmp_path: Path, monkeypatch: pytest.Monke
 # ------------------------------------------------------------------- beside whole cases, and after
 
 
+@pytest.mark.slow
 def test_a_truncated_trial_is_in_no_table_of_whole_cases(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -513,6 +513,7 @@ def test_handlers_are_restored() -> None:
 # ---------------------------------------------------------------------------------- two at once
 
 
+@pytest.mark.slow
 def test_a_second_sweep_is_refused_by_the_name_of_the_first(
     out: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

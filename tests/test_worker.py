@@ -306,6 +306,7 @@ def test_an_evaluation_that_failed_is_left_behind(
     assert [step.loss for step in found.steps] == [step.loss for step in sound.steps]
 
 
+@pytest.mark.slow
 def test_overflows_and_divergence_count_over_all_epochs(few: DatasetInfo) -> None:
     case = replace(
         THREE,
@@ -388,6 +389,7 @@ def test_retries_before_the_epoch_are_counted_apart(
     assert missing["warmup_alloc_retries"] == "torch does not report CPU memory"
 
 
+@pytest.mark.slow
 def test_the_smaller_batch_is_warmed_only_where_it_is_measured(data: DatasetInfo) -> None:
     rest = 50_000 % 512
     assert shapes(CASE, data).count(rest) == 0

@@ -196,6 +196,7 @@ def test_a_sweep_that_goes_on_soon_keeps_its_rates(sweeps: Path) -> None:
     assert recall_rates(here(), sweeps / "faster") == {}  # of another day
 
 
+@pytest.mark.slow
 def test_a_report_names_the_slower_of_two_times(
     sweeps: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

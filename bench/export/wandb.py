@@ -79,7 +79,7 @@ class Offline:
                     written.log({f"{axis}/number": point.number, **point.values})
             written.summary.update(run.results)
             written.finish(exit_code=0 if run.measured else 1)
-        # the service writes the file after that, some milliseconds later, unless it is ended (0.3 s)
+        # the service writes the file milliseconds after that, unless it is ended, which takes 0.3 s
         wandb.teardown()
         (whole,) = (partial / "wandb").glob("offline-run-*")
         self._place.mkdir(parents=True, exist_ok=True)

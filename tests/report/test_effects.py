@@ -106,6 +106,7 @@ def test_p_values_are_adjusted_over_all_changes(tmp_path: Path) -> None:
     assert ratios[0].p_adjusted != ratios[0].p
 
 
+@pytest.mark.slow
 def test_planted_effects_are_found(switches: Path) -> None:
     """Three networks on two machines, two precisions, two switches: each axis acts on its own."""
     report = build(read_sweeps([switches]))
@@ -479,6 +480,7 @@ def test_outcomes_are_counted_at_the_end(tmp_path: Path, report: Run) -> None:
 # -------------------------------------------------------------------------------------- 80 columns
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("columns", [80, 60, 120])
 def test_text_is_no_wider_than_asked(
     switches: Path, report: Run, monkeypatch: pytest.MonkeyPatch, columns: int
@@ -525,6 +527,7 @@ def test_the_mean_over_two_pairs_by_hand(tmp_path: Path) -> None:
     assert time.ratio.high == pytest.approx(math.exp(shift + reach))
 
 
+@pytest.mark.slow
 def test_environments_are_not_mixed(tmp_path: Path) -> None:
     """Cases under another torch are no pair; nor are machines where it is open which is meant."""
     other = {"torch": "2.12"}

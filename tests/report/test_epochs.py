@@ -83,6 +83,7 @@ def test_two_epochs_are_no_trend(tmp_path: Path) -> None:
     assert "trend" not in [head.name for head in table.heads]
 
 
+@pytest.mark.slow
 def test_a_table_too_long_ends_between_cases(tmp_path: Path) -> None:
     cases = [replace(CASE, epochs=15, batch_size=size) for size in (64, 128, 256)]
     table = find(report(tmp_path / "a", *(run(case, [10] * 15) for case in cases)))

@@ -87,6 +87,7 @@ def test_operations_stand_beside_what_the_machine_can_do(page: Report) -> None:
     assert (dense["bound"], grouped["bound"]) == ("compute", "compute")
 
 
+@pytest.mark.slow
 def test_cases_without_a_profile_have_no_table(profiled: Path, tmp_path: Path) -> None:
     kept = {"none": (), "one": ("fp32-b512",), "three": ("fp32", "bf16-amp-b512")}
     for name, records in kept.items():

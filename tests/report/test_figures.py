@@ -100,6 +100,7 @@ def test_colours_have_contrast_on_both_papers() -> None:
         assert (luminance(dark) + 0.05) / (luminance("#12161b") + 0.05) >= 4.5
 
 
+@pytest.mark.slow
 def test_memory_marks_what_ran_out_at_the_cards_size(cards: Report) -> None:
     title, frame = take(cards, "memory")[1]
     assert title == "NVIDIA RTX 6000 Ada"
@@ -132,6 +133,7 @@ def test_memory_tells_apart_what_the_process_takes_at_its_start(tmp_path: Path) 
     assert "before the first step" in drawn["memory"].caption
 
 
+@pytest.mark.slow
 def test_a_panel_is_a_machine_and_a_model(switches: Report) -> None:
     panels = take(switches, "epoch-time")
     assert [title for title, _ in panels] == [
@@ -197,6 +199,7 @@ def test_loss_scales_that_are_no_number_are_no_static_ones(cards: Report) -> Non
         assert sorted(set(frame["loss scale"])) == [64.0, 128.0, 256.0]
 
 
+@pytest.mark.slow
 def test_a_single_batch_size_is_drawn_by_precision(tmp_path: Path) -> None:
     rows = [
         make_record(Case(precision=name), **{**make_card("NVIDIA H200"), **measured(time, GIB)})
@@ -389,6 +392,7 @@ def test_files_are_written_and_say_what_they_show(quick: Path, tmp_path: Path, r
             assert picture.width > 600
 
 
+@pytest.mark.slow
 def test_inlined_drawings_bring_no_colour_of_their_own(quick: Path) -> None:
     report = build(read_sweeps([quick]))
     for figure in figures.draw_figures(report):

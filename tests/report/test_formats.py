@@ -196,6 +196,7 @@ def test_every_csv_has_one_guard_against_formulas(tmp_path: Path, text: str, rep
 KEY = ("precision", "loss_scale", "batch_size")
 
 
+@pytest.mark.slow
 def test_csv_and_json_say_the_same(rtx_like: Path, report: Run) -> None:
     _, text, _ = report(rtx_like, "--format", "csv")
     rows = list(csv.DictReader(io.StringIO(text)))
@@ -232,6 +233,7 @@ def test_other_outcomes_are_named_with_their_reasons(fake_cards: list[Path], rep
         assert words in out
 
 
+@pytest.mark.slow
 def test_estimates_and_synthetic_accuracy_are_marked(quick: Path, report: Run) -> None:
     _, out, _ = report(quick)
     overview = out[out.index("Overview") : out.index("What each change does")]
@@ -450,6 +452,7 @@ def test_memory_saved_on_a_cpu_says_what_is_shared_there(tmp_path: Path) -> None
     assert "including Python, torch and the dataset" in said
 
 
+@pytest.mark.slow
 def test_files_hold_the_ends_as_numbers(tmp_path: Path, report: Run) -> None:
     folder = write_sweep(tmp_path / "s", repeat(FP16, (88.8, 76.6, 90.4), 6))
     _, text, _ = report(folder, "--format", "csv")

@@ -79,6 +79,7 @@ def read(table: Table, column: str) -> list[Any]:
     return [row[at].value for row in table.rows]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", GRADIENTS)
 @pytest.mark.parametrize("strong", [False, True])
 def test_efficiency_is_that_of_the_steps(whole: Report, precision: str, strong: bool) -> None:

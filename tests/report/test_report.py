@@ -79,6 +79,7 @@ def test_a_folder_without_rows_yet_is_no_error(tmp_path: Path, report: Run) -> N
         assert (code, err) == (0, "")
 
 
+@pytest.mark.slow
 def test_output_goes_to_the_file(tmp_path: Path, report: Run) -> None:
     _, printed, _ = report(REFERENCE, "--format", "md")
     code, out, _ = report(REFERENCE, "--format", "md", "-o", tmp_path / "r.md")

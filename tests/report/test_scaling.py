@@ -217,6 +217,7 @@ def test_planted_shapes_are_told(scaling: Report) -> None:
     assert not any("may be chance" in note for note in find_table(scaling, "batch-speed").notes)
 
 
+@pytest.mark.slow
 def test_noise_is_no_cliff_and_single_runs_say_so(tmp_path: Path) -> None:
     noisy = read(make_scaling(tmp_path / "noisy", noise=0.25))
     assert read_table(noisy, "batch-speed")[0]["cliffs"] == "none"
@@ -269,6 +270,7 @@ def make_line(folder: Path, sizes: Sequence[int], bend: float = 0, **axes: objec
     return read(write_sweep(folder / "line", rows))
 
 
+@pytest.mark.slow
 def test_memory_is_predicted_up_to_where_it_ends(tmp_path: Path) -> None:
     (row,) = read_table(make_line(tmp_path / "card", (64, 128, 256)), "batch-memory")
     assert (row["predicted"], row["largest"]) == ("512: 9.00", "512 or more")
@@ -301,6 +303,7 @@ def test_nothing_is_predicted_beyond_what_did_not_fit(tmp_path: Path) -> None:
     assert "predicted" not in set(data["outcome"])
 
 
+@pytest.mark.slow
 def test_the_figure_goes_on_where_memory_is_a_line(tmp_path: Path) -> None:
     ((_, data),) = take(make_line(tmp_path / "far", (64, 128, 256, 512)), "memory")
     assert data.loc[data["outcome"] == "predicted", "batch size"].tolist() == [1024]
@@ -335,6 +338,7 @@ def plant_end(folder: Path, size: int, **values: object) -> dict[str, str]:
     return row
 
 
+@pytest.mark.slow
 def test_what_was_measured_overrules_the_line(tmp_path: Path) -> None:
     assert plant_end(tmp_path / "a", 1200, status=Status.OOM)["largest"] == "does not hold"
     assert plant_end(tmp_path / "b", 1440, status=Status.OOM)["largest"] == "1472"
@@ -343,6 +347,7 @@ def test_what_was_measured_overrules_the_line(tmp_path: Path) -> None:
     assert plant_end(tmp_path / "d", 1480, **fits)["largest"] == "1472"
 
 
+@pytest.mark.slow
 def test_available_memory_is_what_others_left_by_the_measure_it_is_read_in(tmp_path: Path) -> None:
     """Torch's allocator holds neither what others took nor the context of CUDA."""
     card = {**make_card("NVIDIA RTX 6000 Ada"), "gpu_memory_bytes": 24 * GIB}
@@ -421,6 +426,7 @@ def test_the_wall_is_told_from_probes(probed: Report) -> None:
     assert any("fp32 1184 (1192 does not)" in sentence for sentence in answer.sentences)
 
 
+@pytest.mark.slow
 def test_a_search_alone_is_a_report(tmp_path: Path, report: Run) -> None:
     folder = write_sweep(tmp_path / "fit", PROBES[:-1])
     for format in ("text", "md", "latex", "html", "csv", "json"):
@@ -500,6 +506,7 @@ def make_ends(folder: Path, ends: dict[str, tuple[int, int | None]], *more: Reco
     return read(write_sweep(folder / "ends", [*rows, *more]))
 
 
+@pytest.mark.slow
 def test_only_precisions_whose_end_is_known_are_at_their_largest(tmp_path: Path) -> None:
     ends = {"fp32": (256, 512), "bf16": (512, 1024), "tf32": (512, 1032), "bf16-amp": (512, None)}
     report = make_ends(tmp_path, ends)
@@ -551,6 +558,7 @@ def test_a_batch_well_below_the_largest_does_not_stand_for_it(
         assert "bf16: 576 fits, timed up to 512" in find_table(report, "matched").notes[-1]
 
 
+@pytest.mark.slow
 def test_the_recommended_batch_stands_for_the_largest(tmp_path: Path) -> None:
     ends = {"fp32": (256, 512), "bf16": (512, None)}
     make_ends(tmp_path, ends, *search_bf16(576))
@@ -812,6 +820,7 @@ def rates(folder: Path, plan: dict[Case, Callable[[float], float]]) -> list[pd.D
     return [data for _, data in take(report, "learning-rate")]
 
 
+@pytest.mark.slow
 def test_learning_rates_are_shown_where_they_vary(tmp_path: Path) -> None:
     def rise(share: float) -> float:
         return 0.1 * share
@@ -861,6 +870,7 @@ def test_learning_rates_are_merged_and_spread_over_the_axes(tmp_path: Path) -> N
 # ------------------------------------------------------------------------------------------ files
 
 
+@pytest.mark.slow
 def test_every_format_has_the_tables(tmp_path: Path, report: Run) -> None:
     recommended = make_scaled_case("fp32", 1128)
     timed = make_record(recommended, **measured(50.0, LINES["fp32"][0] + LINES["fp32"][1] * 1128))
