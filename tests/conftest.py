@@ -75,8 +75,8 @@ LONGEST = (
     "test_figures.py",
     "test_asv.py",
 )
-"""Files that take minutes or nearly half of one. Each is for one of the processes that share the tests, so
-they go first: with test_card.py among the last, one core was idle for minutes."""
+"""Files that take minutes or nearly half of one. Each is for one of the processes that share the
+tests, so they go first: with test_card.py among the last, one core was idle for minutes."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
