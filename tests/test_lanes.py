@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pandas as pd
 import psutil
@@ -593,6 +594,138 @@ def test_a_lane_that_is_back_before_its_loss_is_known_is_one_lane(
     frame = run(out, "8", "16")
     assert frame["status"].tolist() == ["lost", "ok", "ok"]
     assert not admitted, "it was never another"
+
+
+@pytest.fixture
+def crews(monkeypatch: pytest.MonkeyPatch) -> list[crew.Crew]:
+    """The crews that were at work."""
+    seen: list[crew.Crew] = []
+    enter = crew.Crew.__enter__
+    monkeypatch.setattr(crew.Crew, "__enter__", lambda self: seen.append(self) or enter(self))
+    return seen
+
+
+@pytest.fixture
+def admitted(monkeypatch: pytest.MonkeyPatch) -> list[Lane]:
+    """Lanes that came and were not known."""
+    seen: list[Lane] = []
+    admit = sweep.admit_lane
+    monkeypatch.setattr(sweep, "admit_lane", lambda *a: seen.append(a[-1]) or admit(*a))
+    return seen
+
+
+X = Lane()
+
+
+@pytest.mark.parametrize(
+    "looks",
+    [
+        [([X], [X])],
+        [([X], []), ([], [X])],
+        [([X], [X]), ([X], []), ([], [X])],
+    ],
+    ids=["before it is heard of", "after", "before, and lost again"],
+)
+def test_a_lane_that_is_lost_once_its_case_has_ended_is_one_lane(
+    out: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    crews: list[crew.Crew],
+    admitted: list[Lane],
+    looks: list[tuple[list[Lane], list[Lane]]],
+) -> None:
+    """What comes back is no second lane, whose case would have the figures of another."""
+    monkeypatch.setattr(crew, "_POLL_S", 0.0)
+    lost = max(number for number, (gone, _) in enumerate(looks) if gone)
+    ended, back = threading.Event(), []
+    train = FakeExecutor.run
+
+    def lose(self: FakeExecutor) -> Sequence[Lane]:
+        number = len(back)
+        if not (crews[0]._running or number) or number >= len(looks):
+            return ()
+        if number == lost:
+            ended.set()
+            while not crews[0]._said.qsize():
+                time.sleep(0.01)
+        gone, came = looks[number]
+        back.append(came)
+        self._lost += came
+        return gone
+
+    def answer(self: FakeExecutor, job: Job, *rest: Any) -> Outcome:
+        assert ended.wait(60)
+        outcome = train(self, job, *rest)
+        outcome.measurement.epoch_time_s = 1000.0 + job.case.seed
+        return outcome
+
+    monkeypatch.setattr(FakeExecutor, "lose_lanes", lose)
+    monkeypatch.setattr(FakeExecutor, "run", answer)
+    frame = run(out, "8", *SEEDS)
+    assert len(back) == len(looks)
+    assert sorted(rows(cases_of(frame), "seed", "attempt", "status", "epoch_time_s")) == [
+        (seed, 1, "ok", 1000.0 + seed) for seed in range(6)
+    ]
+    assert not admitted, "it was never another"
+    assert [list(lanes) for lanes in crews[0]._idle.values()] == [[X]]
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_a_wide_case_that_is_lost_takes_along_the_lane_that_was_lost_and_no_other(
+    out: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    crews: list[crew.Crew],
+    admitted: list[Lane],
+    known: bool,
+) -> None:
+    """It ran by the station of another lane, which is back before the case is heard of."""
+    monkeypatch.setenv(fake.LANES, "A100:2")
+    monkeypatch.setattr(crew, "_POLL_S", 0.0)
+    lanes = [Lane(f"A100-{i}", (f"GPU-A100-{i}",)) for i in range(2)]
+    gather, train = FakeExecutor.gather, FakeExecutor.run
+    gone, back = list[Lane](), threading.Event()
+
+    def lend(self: FakeExecutor, lane: Lane, device: str, size: int) -> Lane:
+        found = gather(self, lane, device, size)
+        other = next(other for other in lanes if other != lane)
+        return found if size == 1 else replace(found, name=other.name)
+
+    def answer(self: FakeExecutor, job: Job, *rest: Any) -> Outcome:
+        if job.case.world_size == 1 or back.is_set():
+            return train(self, job, *rest)
+        gone.append(next(lane for lane in lanes if lane.name == job.lane.name))
+        assert back.wait(60)
+        return Outcome(Status.LOST, "the node went away")
+
+    def lose(self: FakeExecutor) -> Sequence[Lane]:
+        return gone if known and not back.is_set() else ()
+
+    def join(self: FakeExecutor) -> Sequence[Lane]:
+        if not gone or back.is_set():
+            return ()
+        back.set()
+        while not crews[0]._said.qsize():
+            time.sleep(0.01)
+        return gone
+
+    for name, stand_in in (("gather", lend), ("run", answer), ("lose_lanes", lose)):
+        monkeypatch.setattr(FakeExecutor, name, stand_in)
+    monkeypatch.setattr(FakeExecutor, "join_lanes", join)
+    frame = run(out, "8", *WIDE, "--lanes", "2")
+    wide = frame[frame["world_size"] == 2]
+    assert rows(wide, "attempt", "status") == [(1, "lost"), (2, "ok")]
+    assert not admitted
+    (idle,) = crews[0]._idle.values()
+    assert sorted(lane.name for lane in idle) == ["A100-0", "A100-1"], "both are there in the end"
+
+
+def test_no_lane_is_entered_twice() -> None:
+    loop, other = Mock(), Mock()
+    there = crew.Crew(Mock(), lambda: 0)
+    there._running["busy"] = Mock()
+    for name in ("free", "free", "busy"):
+        there.add(loop, Lane(name))
+    there.add(other, Lane("free"))
+    assert (there.list_idle(loop), there.list_idle(other)) == ([Lane("free")], [])
 
 
 def test_a_sentinel_runs_where_its_case_did_in_an_earlier_session(

@@ -39,6 +39,7 @@ class _Running:
     place: Lane  # what it takes
     started_at: str
     beside: int = 0
+    gone: bool = False  # the lane was lost meanwhile
 
     @property
     def wide(self) -> bool:
@@ -96,8 +97,11 @@ class Crew:
             inbox.put(None)
 
     def add(self, loop: Loop, lane: Lane) -> None:
-        """Let a lane work for a loop."""
-        self._idle.setdefault(loop, deque()).append(lane)
+        """Let a lane work for a loop, unless it works already."""
+        own = self._idle.setdefault(loop, deque())
+        idle = {other.name for lanes in self._idle.values() for other in lanes}
+        if lane.name not in idle | self._running.keys():
+            own.append(lane)
 
     def count(self, loop: Loop) -> int:
         """How many lanes work for a loop now."""
@@ -198,6 +202,7 @@ class Crew:
         if isinstance(job, Outcome):
             source.settle(ticket, loop.finish(ticket, lane, job, started_at), job)
             return False
+        assert lane.name not in self._running
         self._idle[loop].remove(lane)
         self._running[lane.name] = _Running(source, ticket, lane, job.lane, started_at)
         for one in self._running.values():
@@ -223,7 +228,11 @@ class Crew:
         record, loop = self._record(name, said), one.source.loop
         self._idle[loop].append(one.lane)
         if said.status is Status.LOST:
-            self._lose(next((i for i in self._idle[loop] if i.name == one.place.name), one.lane))
+            # the place may be known to be lost already
+            lanes = [*self._idle[loop], *self._lost]
+            self._lose(next((i for i in lanes if i.name == one.place.name), one.lane))
+        if one.gone:
+            self._lose(one.lane)
         one.source.settle(one.ticket, record, said)
 
     def _record(self, name: str, outcome: Outcome) -> Record:
@@ -239,10 +248,12 @@ class Crew:
             return
         self._looked = now
         for lane in self._executor.lose_lanes():
+            self._came = [other for other in self._came if other != lane]
             self._lose(lane)
         self._came += self._executor.join_lanes()
         # one may be back before it has said that it was lost
-        for lane in [lane for lane in self._came if lane.name not in self._running]:
+        busy = {lane.name for one in self._running.values() for lane in (one.lane, one.place)}
+        for lane in [lane for lane in self._came if lane.name not in busy]:
             self._came.remove(lane)
             # of the same name, but with another GPU, it is another lane
             loop = self._lost.pop(lane, None) or self._admit(lane)
@@ -251,7 +262,10 @@ class Crew:
                 self.add(loop, lane)
 
     def _lose(self, lane: Lane) -> None:
-        """Deal nothing to a lane until it comes back."""
+        """Deal nothing to a lane until it comes back, once what it ran is heard of."""
+        one = self._running.get(lane.name)
+        if one and one.lane == lane:
+            one.gone = True
         for loop, idle in self._idle.items():
             if lane in idle:
                 idle.remove(lane)
