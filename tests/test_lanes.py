@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
@@ -565,6 +566,61 @@ def test_what_a_case_takes_is_waited_for_before_the_case_is_lost(
     assert rows(wide, "attempt", "status", "reason") == [lost, lost], "once each"
     monkeypatch.setattr(FakeExecutor, "gather", gather)
     assert rows(run(out, *flags)[4:], "attempt", "status") == [(2, "ok"), (2, "ok")]
+
+
+@pytest.mark.parametrize("back", [True, False])
+def test_a_shortage_that_nobody_knew_of_is_waited_for_once_by_all_that_it_concerns(
+    out: Path, monkeypatch: pytest.MonkeyPatch, back: bool
+) -> None:
+    """It is found as a case begins, long after a lane came or went."""
+    monkeypatch.setenv(fake.LANES, "A100:2")
+    asked, later_s = Counter[str](), 0.0
+    gather = FakeExecutor.gather
+
+    def sleep(seconds: float) -> None:
+        nonlocal later_s
+        later_s += crew.WAIT_S / 3
+        asked["wait"] += 1
+
+    clock = SimpleNamespace(monotonic=lambda: time.monotonic() + later_s, sleep=sleep)
+    monkeypatch.setattr(crew, "time", clock)
+
+    def lack(self: FakeExecutor, lane: Lane, device: str, size: int) -> Lane:
+        nonlocal later_s
+        asked["gather"] += size > 1
+        # the first time it is asked whether there ever were so many
+        lacks = asked["gather"] in (2, 4) if back else asked["gather"] > 1
+        if size == 1 or not lacks:
+            return gather(self, lane, device, size)
+        if back or asked["gather"] == 2:
+            later_s += 10 * crew.WAIT_S
+        raise ShortageError("its station does not answer")
+
+    monkeypatch.setattr(FakeExecutor, "gather", lack)
+    frame = run(out, "8", "--seed", "0", "1", *WIDE, "--lanes", "2")
+    wide = frame[frame["world_size"] == 2]
+    assert rows(wide, "attempt", "status") == [(1, "ok" if back else "lost")] * 2
+    assert asked["wait"] == (2 if back else 3)
+
+
+def test_a_lane_whose_machine_fails_to_say_what_there_is_has_an_error(
+    out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fault of the harness there is nothing to wait for."""
+    monkeypatch.setenv(fake.LANES, "A100:2")
+    gather, asked = FakeExecutor.gather, 0
+
+    def fail(self: FakeExecutor, lane: Lane, device: str, size: int) -> Lane:
+        nonlocal asked
+        asked += size > 1
+        if asked > 1 and size > 1:
+            raise UsageError("lane A100-0: KeyError(0)")
+        return gather(self, lane, device, size)
+
+    monkeypatch.setattr(FakeExecutor, "gather", fail)
+    frame = run(out, "8", *WIDE, "--lanes", "2")
+    ends = rows(frame, "world_size", "status", "reason")
+    assert sorted(ends) == [(1, "ok", ""), (2, "error", "lane A100-0: KeyError(0)")]
 
 
 def test_a_lane_that_is_back_before_its_loss_is_known_is_one_lane(

@@ -72,6 +72,7 @@ class Crew:
         self._inboxes = dict[str, _Inbox]()
         self._said = SimpleQueue[tuple[str, Event | Outcome | BaseException]]()
         self._looked = self._changed = time.monotonic()
+        self._short = False  # whether something was lacking since a wide case last began
         self._came: list[Lane] = []
 
     def __enter__(self) -> Crew:
@@ -195,6 +196,8 @@ class Crew:
         try:
             job = loop.begin(ticket, lane)
         except ShortageError as error:
+            if not self._short:  # what it lacks may have gone just now, and be known to nobody
+                self._short, self._changed = True, time.monotonic()
             if not self._has_waited():
                 self._held = (source, lane, ticket)
                 return True
@@ -204,7 +207,8 @@ class Crew:
             return False
         assert lane.name not in self._running
         self._idle[loop].remove(lane)
-        self._running[lane.name] = _Running(source, ticket, lane, job.lane, started_at)
+        one = self._running[lane.name] = _Running(source, ticket, lane, job.lane, started_at)
+        self._short &= not one.wide
         for one in self._running.values():
             one.beside = max(one.beside, len(self._running) - 1)
         if lane.name not in self._inboxes:
