@@ -623,6 +623,25 @@ def test_a_lane_whose_machine_fails_to_say_what_there_is_has_an_error(
     assert sorted(ends) == [(1, "ok", ""), (2, "error", "lane A100-0: KeyError(0)")]
 
 
+def test_the_class_that_has_no_lane_left_is_named(
+    out: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(fake.LANES, "A100:1 H100:1")
+    monkeypatch.setattr(FakeExecutor, "join_lanes", lambda self: ())
+    monkeypatch.setattr(crew, "WAIT_S", 0.2)
+    answer = FakeExecutor.run
+
+    def lose(self: FakeExecutor, job: Job, *rest: Any) -> Outcome:
+        lost = job.lane.name == "H100-0"
+        return Outcome(Status.LOST, "it went away") if lost else answer(self, job, *rest)
+
+    monkeypatch.setattr(FakeExecutor, "run", lose)
+    run_mixed(out, "8", "16", "--lanes", "all", "--no-anchors", rc=1)
+    said = capsys.readouterr().err
+    assert said.count("no lane is left") == 1
+    assert f"warning: no lane is left for {out / 'h100'}, and none joined\n" in said
+
+
 def test_a_lane_that_is_back_before_its_loss_is_known_is_one_lane(
     out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

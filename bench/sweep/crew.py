@@ -139,7 +139,9 @@ class Crew:
                 self._held = None
                 return
             if time.monotonic() - alive > WAIT_S and not self._held:
-                sources[0].loop.say(["warning: no lane is left, and none joined"])
+                for source in waiting:
+                    folder = source.loop.store.folder
+                    source.loop.say([f"warning: no lane is left for {folder}, and none joined"])
                 return
             time.sleep(0.1)
 
