@@ -11,7 +11,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pandas as pd
 import psutil
@@ -566,6 +568,80 @@ def test_what_a_case_takes_is_waited_for_before_the_case_is_lost(
     assert rows(run(out, *flags)[4:], "attempt", "status") == [(2, "ok"), (2, "ok")]
 
 
+@pytest.mark.parametrize("back", [True, False])
+def test_a_shortage_that_nobody_knew_of_is_waited_for_once_by_all_that_it_concerns(
+    out: Path, monkeypatch: pytest.MonkeyPatch, back: bool
+) -> None:
+    """It is found as a case begins, long after a lane came or went."""
+    monkeypatch.setenv(fake.LANES, "A100:2")
+    asked, later_s = Counter[str](), 0.0
+    gather = FakeExecutor.gather
+
+    def sleep(seconds: float) -> None:
+        nonlocal later_s
+        later_s += crew.WAIT_S / 3
+        asked["wait"] += 1
+
+    clock = SimpleNamespace(monotonic=lambda: time.monotonic() + later_s, sleep=sleep)
+    monkeypatch.setattr(crew, "time", clock)
+
+    def lack(self: FakeExecutor, lane: Lane, device: str, size: int) -> Lane:
+        nonlocal later_s
+        asked["gather"] += size > 1
+        # the first time it is asked whether there ever were so many
+        lacks = asked["gather"] in (2, 4) if back else asked["gather"] > 1
+        if size == 1 or not lacks:
+            return gather(self, lane, device, size)
+        if back or asked["gather"] == 2:
+            later_s += 10 * crew.WAIT_S
+        raise ShortageError("its station does not answer")
+
+    monkeypatch.setattr(FakeExecutor, "gather", lack)
+    frame = run(out, "8", "--seed", "0", "1", *WIDE, "--lanes", "2")
+    wide = frame[frame["world_size"] == 2]
+    assert rows(wide, "attempt", "status") == [(1, "ok" if back else "lost")] * 2
+    assert asked["wait"] == (2 if back else 3)
+
+
+def test_a_lane_whose_machine_fails_to_say_what_there_is_has_an_error(
+    out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fault of the harness there is nothing to wait for."""
+    monkeypatch.setenv(fake.LANES, "A100:2")
+    gather, asked = FakeExecutor.gather, 0
+
+    def fail(self: FakeExecutor, lane: Lane, device: str, size: int) -> Lane:
+        nonlocal asked
+        asked += size > 1
+        if asked > 1 and size > 1:
+            raise UsageError("lane A100-0: KeyError(0)")
+        return gather(self, lane, device, size)
+
+    monkeypatch.setattr(FakeExecutor, "gather", fail)
+    frame = run(out, "8", *WIDE, "--lanes", "2")
+    ends = rows(frame, "world_size", "status", "reason")
+    assert sorted(ends) == [(1, "ok", ""), (2, "error", "lane A100-0: KeyError(0)")]
+
+
+def test_the_class_that_has_no_lane_left_is_named(
+    out: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(fake.LANES, "A100:1 H100:1")
+    monkeypatch.setattr(FakeExecutor, "join_lanes", lambda self: ())
+    monkeypatch.setattr(crew, "WAIT_S", 0.2)
+    answer = FakeExecutor.run
+
+    def lose(self: FakeExecutor, job: Job, *rest: Any) -> Outcome:
+        lost = job.lane.name == "H100-0"
+        return Outcome(Status.LOST, "it went away") if lost else answer(self, job, *rest)
+
+    monkeypatch.setattr(FakeExecutor, "run", lose)
+    run_mixed(out, "8", "16", "--lanes", "all", "--no-anchors", rc=1)
+    said = capsys.readouterr().err
+    assert said.count("no lane is left") == 1
+    assert f"warning: no lane is left for {out / 'h100'}, and none joined\n" in said
+
+
 def test_a_lane_that_is_back_before_its_loss_is_known_is_one_lane(
     out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -593,6 +669,138 @@ def test_a_lane_that_is_back_before_its_loss_is_known_is_one_lane(
     frame = run(out, "8", "16")
     assert frame["status"].tolist() == ["lost", "ok", "ok"]
     assert not admitted, "it was never another"
+
+
+@pytest.fixture
+def crews(monkeypatch: pytest.MonkeyPatch) -> list[crew.Crew]:
+    """The crews that were at work."""
+    seen: list[crew.Crew] = []
+    enter = crew.Crew.__enter__
+    monkeypatch.setattr(crew.Crew, "__enter__", lambda self: seen.append(self) or enter(self))
+    return seen
+
+
+@pytest.fixture
+def admitted(monkeypatch: pytest.MonkeyPatch) -> list[Lane]:
+    """Lanes that came and were not known."""
+    seen: list[Lane] = []
+    admit = sweep.admit_lane
+    monkeypatch.setattr(sweep, "admit_lane", lambda *a: seen.append(a[-1]) or admit(*a))
+    return seen
+
+
+X = Lane()
+
+
+@pytest.mark.parametrize(
+    "looks",
+    [
+        [([X], [X])],
+        [([X], []), ([], [X])],
+        [([X], [X]), ([X], []), ([], [X])],
+    ],
+    ids=["before it is heard of", "after", "before, and lost again"],
+)
+def test_a_lane_that_is_lost_once_its_case_has_ended_is_one_lane(
+    out: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    crews: list[crew.Crew],
+    admitted: list[Lane],
+    looks: list[tuple[list[Lane], list[Lane]]],
+) -> None:
+    """What comes back is no second lane, whose case would have the figures of another."""
+    monkeypatch.setattr(crew, "_POLL_S", 0.0)
+    lost = max(number for number, (gone, _) in enumerate(looks) if gone)
+    ended, back = threading.Event(), []
+    train = FakeExecutor.run
+
+    def lose(self: FakeExecutor) -> Sequence[Lane]:
+        number = len(back)
+        if not (crews[0]._running or number) or number >= len(looks):
+            return ()
+        if number == lost:
+            ended.set()
+            while not crews[0]._said.qsize():
+                time.sleep(0.01)
+        gone, came = looks[number]
+        back.append(came)
+        self._lost += came
+        return gone
+
+    def answer(self: FakeExecutor, job: Job, *rest: Any) -> Outcome:
+        assert ended.wait(60)
+        outcome = train(self, job, *rest)
+        outcome.measurement.epoch_time_s = 1000.0 + job.case.seed
+        return outcome
+
+    monkeypatch.setattr(FakeExecutor, "lose_lanes", lose)
+    monkeypatch.setattr(FakeExecutor, "run", answer)
+    frame = run(out, "8", *SEEDS)
+    assert len(back) == len(looks)
+    assert sorted(rows(cases_of(frame), "seed", "attempt", "status", "epoch_time_s")) == [
+        (seed, 1, "ok", 1000.0 + seed) for seed in range(6)
+    ]
+    assert not admitted, "it was never another"
+    assert [list(lanes) for lanes in crews[0]._idle.values()] == [[X]]
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_a_wide_case_that_is_lost_takes_along_the_lane_that_was_lost_and_no_other(
+    out: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    crews: list[crew.Crew],
+    admitted: list[Lane],
+    known: bool,
+) -> None:
+    """It ran by the station of another lane, which is back before the case is heard of."""
+    monkeypatch.setenv(fake.LANES, "A100:2")
+    monkeypatch.setattr(crew, "_POLL_S", 0.0)
+    lanes = [Lane(f"A100-{i}", (f"GPU-A100-{i}",)) for i in range(2)]
+    gather, train = FakeExecutor.gather, FakeExecutor.run
+    gone, back = list[Lane](), threading.Event()
+
+    def lend(self: FakeExecutor, lane: Lane, device: str, size: int) -> Lane:
+        found = gather(self, lane, device, size)
+        other = next(other for other in lanes if other != lane)
+        return found if size == 1 else replace(found, name=other.name)
+
+    def answer(self: FakeExecutor, job: Job, *rest: Any) -> Outcome:
+        if job.case.world_size == 1 or back.is_set():
+            return train(self, job, *rest)
+        gone.append(next(lane for lane in lanes if lane.name == job.lane.name))
+        assert back.wait(60)
+        return Outcome(Status.LOST, "the node went away")
+
+    def lose(self: FakeExecutor) -> Sequence[Lane]:
+        return gone if known and not back.is_set() else ()
+
+    def join(self: FakeExecutor) -> Sequence[Lane]:
+        if not gone or back.is_set():
+            return ()
+        back.set()
+        while not crews[0]._said.qsize():
+            time.sleep(0.01)
+        return gone
+
+    for name, stand_in in (("gather", lend), ("run", answer), ("lose_lanes", lose)):
+        monkeypatch.setattr(FakeExecutor, name, stand_in)
+    monkeypatch.setattr(FakeExecutor, "join_lanes", join)
+    frame = run(out, "8", *WIDE, "--lanes", "2")
+    wide = frame[frame["world_size"] == 2]
+    assert rows(wide, "attempt", "status") == [(1, "lost"), (2, "ok")]
+    assert not admitted
+    (idle,) = crews[0]._idle.values()
+    assert sorted(lane.name for lane in idle) == ["A100-0", "A100-1"], "both are there in the end"
+
+
+def test_no_lane_is_entered_twice() -> None:
+    loop, other = Mock(), Mock()
+    there = crew.Crew(Mock(), lambda: 0)
+    there._running["busy"] = Mock()
+    for name in ("free", "free", "busy"):
+        there.add(loop, Lane(name))
+    there.add(other, Lane("free"))
+    assert (there.list_idle(loop), there.list_idle(other)) == ([Lane("free")], [])
 
 
 def test_a_sentinel_runs_where_its_case_did_in_an_earlier_session(

@@ -149,6 +149,7 @@ class Executor(Protocol):
         Raises:
             UnsupportedError: there never were that many; it says how many there are.
             ShortageError: there were, and some are gone.
+            UsageError: the lane's machine failed to say; the case is an `error`.
         """
 
     def examine(

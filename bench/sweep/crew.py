@@ -39,6 +39,7 @@ class _Running:
     place: Lane  # what it takes
     started_at: str
     beside: int = 0
+    gone: bool = False  # the lane was lost meanwhile
 
     @property
     def wide(self) -> bool:
@@ -71,6 +72,7 @@ class Crew:
         self._inboxes = dict[str, _Inbox]()
         self._said = SimpleQueue[tuple[str, Event | Outcome | BaseException]]()
         self._looked = self._changed = time.monotonic()
+        self._short = False  # whether something was lacking since a wide case last began
         self._came: list[Lane] = []
 
     def __enter__(self) -> Crew:
@@ -96,8 +98,11 @@ class Crew:
             inbox.put(None)
 
     def add(self, loop: Loop, lane: Lane) -> None:
-        """Let a lane work for a loop."""
-        self._idle.setdefault(loop, deque()).append(lane)
+        """Let a lane work for a loop, unless it works already."""
+        own = self._idle.setdefault(loop, deque())
+        idle = {other.name for lanes in self._idle.values() for other in lanes}
+        if lane.name not in idle | self._running.keys():
+            own.append(lane)
 
     def count(self, loop: Loop) -> int:
         """How many lanes work for a loop now."""
@@ -134,7 +139,9 @@ class Crew:
                 self._held = None
                 return
             if time.monotonic() - alive > WAIT_S and not self._held:
-                sources[0].loop.say(["warning: no lane is left, and none joined"])
+                for source in waiting:
+                    folder = source.loop.store.folder
+                    source.loop.say([f"warning: no lane is left for {folder}, and none joined"])
                 return
             time.sleep(0.1)
 
@@ -191,6 +198,8 @@ class Crew:
         try:
             job = loop.begin(ticket, lane)
         except ShortageError as error:
+            if not self._short:  # what it lacks may have gone just now, and be known to nobody
+                self._short, self._changed = True, time.monotonic()
             if not self._has_waited():
                 self._held = (source, lane, ticket)
                 return True
@@ -198,8 +207,10 @@ class Crew:
         if isinstance(job, Outcome):
             source.settle(ticket, loop.finish(ticket, lane, job, started_at), job)
             return False
+        assert lane.name not in self._running
         self._idle[loop].remove(lane)
-        self._running[lane.name] = _Running(source, ticket, lane, job.lane, started_at)
+        one = self._running[lane.name] = _Running(source, ticket, lane, job.lane, started_at)
+        self._short &= not one.wide
         for one in self._running.values():
             one.beside = max(one.beside, len(self._running) - 1)
         if lane.name not in self._inboxes:
@@ -223,7 +234,11 @@ class Crew:
         record, loop = self._record(name, said), one.source.loop
         self._idle[loop].append(one.lane)
         if said.status is Status.LOST:
-            self._lose(next((i for i in self._idle[loop] if i.name == one.place.name), one.lane))
+            # the place may be known to be lost already
+            lanes = [*self._idle[loop], *self._lost]
+            self._lose(next((i for i in lanes if i.name == one.place.name), one.lane))
+        if one.gone:
+            self._lose(one.lane)
         one.source.settle(one.ticket, record, said)
 
     def _record(self, name: str, outcome: Outcome) -> Record:
@@ -239,10 +254,12 @@ class Crew:
             return
         self._looked = now
         for lane in self._executor.lose_lanes():
+            self._came = [other for other in self._came if other != lane]
             self._lose(lane)
         self._came += self._executor.join_lanes()
         # one may be back before it has said that it was lost
-        for lane in [lane for lane in self._came if lane.name not in self._running]:
+        busy = {lane.name for one in self._running.values() for lane in (one.lane, one.place)}
+        for lane in [lane for lane in self._came if lane.name not in busy]:
             self._came.remove(lane)
             # of the same name, but with another GPU, it is another lane
             loop = self._lost.pop(lane, None) or self._admit(lane)
@@ -251,7 +268,10 @@ class Crew:
                 self.add(loop, lane)
 
     def _lose(self, lane: Lane) -> None:
-        """Deal nothing to a lane until it comes back."""
+        """Deal nothing to a lane until it comes back, once what it ran is heard of."""
+        one = self._running.get(lane.name)
+        if one and one.lane == lane:
+            one.gone = True
         for loop, idle in self._idle.items():
             if lane in idle:
                 idle.remove(lane)

@@ -10,7 +10,7 @@ from uuid import uuid4
 
 from bench.case import Case
 from bench.doctor.rates import choose_seconds, describe_rates
-from bench.errors import UnsupportedError
+from bench.errors import UnsupportedError, UsageError
 from bench.executors import Executor, Job, Lane
 from bench.precision import PRECISIONS
 from bench.record import EpochRow, Outcome, Record, Status, flatten
@@ -132,6 +132,8 @@ class Loop:
             place = self.executor.gather(lane, case.device, case.world_size)
         except UnsupportedError as error:
             return Outcome(Status.UNSUPPORTED, str(error))
+        except UsageError as error:
+            return Outcome(Status.ERROR, str(error))
         inputs = self._know(lane, place)
         seed = choose_seed(ticket.run, self.options.same_seed)
         job = Job(

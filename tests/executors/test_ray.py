@@ -374,6 +374,22 @@ def test_a_station_that_is_gone_as_it_is_asked_is_a_lost_lane(
     assert not unjoined.lose_lanes()
 
 
+def test_a_station_that_fails_as_it_is_asked_is_not_gone(
+    unjoined: RayExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fault of the harness is said, and not waited for."""
+    import ray
+
+    post = open_post(unjoined, "node", 0)
+    post.actor = MagicMock()
+    fault = ray.exceptions.RayTaskError("ask", "a traceback", KeyError(0))
+    monkeypatch.setattr(ray, "get", MagicMock(side_effect=fault))
+    with pytest.raises(UsageError, match=r"^lane node-gpu0: KeyError\(0\)$"):
+        unjoined.gather(post.lane, "cpu", 2)
+    assert unjoined._open
+    assert not unjoined._gone
+
+
 def test_the_caretaker_ends_what_is_the_clusters_and_nothing_of_the_user(tmp_path: Path) -> None:
     folder = tmp_path / "cluster"
     folder.mkdir()

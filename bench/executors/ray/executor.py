@@ -172,7 +172,7 @@ class RayExecutor:
         if device == "cpu":
             try:
                 found: Lane = self._ask(lane, "gather", lane, device, size)
-            except UsageError as error:  # the station is gone
+            except _GoneError as error:
                 raise ShortageError(str(error)) from error
             return replace(found, name=lane.name, host=lane.host)
         posts = [*self._open.values()]
@@ -337,13 +337,13 @@ class RayExecutor:
         """Have the executor at a lane's station answer.
 
         Raises:
-            UsageError: it did, or the station is gone.
+            UsageError: it did, or failed; a `_GoneError` where the station is gone.
         """
         import ray
 
         post = self._open.get(lane.name)
         if post is None:
-            raise UsageError(f"lane {lane.name} is gone")
+            raise _GoneError(f"lane {lane.name} is gone")
         try:
             return ray.get(post.actor.ask.remote(question, *arguments))
         except ray.exceptions.RayTaskError as error:
@@ -353,7 +353,7 @@ class RayExecutor:
         except ray.exceptions.RayError as error:
             self._lose(post)
             self._gone.append(post.lane)
-            raise UsageError(f"lane {lane.name} was lost: {_explain(error)}") from error
+            raise _GoneError(f"lane {lane.name} was lost: {_explain(error)}") from error
 
     def _list_nodes(self) -> list[Node]:
         """The nodes that are alive, in the order of their names; nodes of one host are numbered."""
@@ -489,6 +489,10 @@ class RayExecutor:
         for post in posts:
             with suppress(Exception):
                 ray.kill(post.actor)
+
+
+class _GoneError(UsageError):
+    """A station that was asked is gone."""
 
 
 class _SilentError(Exception):
