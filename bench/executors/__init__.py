@@ -26,7 +26,7 @@ EXECUTORS: dict[str, str] = {
 
 
 class ShortageError(Exception):
-    """What a case takes was there, and is not just now; it may come back.
+    """What a case takes is not there just now, but it may come, or come back.
 
     The message is one line that says what is lacking.
     """
@@ -147,8 +147,8 @@ class Executor(Protocol):
         may be another's, and has the name of a lane there. It is only used while nothing else runs.
 
         Raises:
-            UnsupportedError: there never were that many; it says how many there are.
-            ShortageError: there were, and some are gone.
+            UnsupportedError: there are not that many; it says how many there are.
+            ShortageError: there are, or were, but some are gone or in use.
         """
 
     def examine(
