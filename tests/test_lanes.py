@@ -282,8 +282,9 @@ def test_a_class_keeps_its_folder_whichever_are_there(
         assert Counter(frame["batch_size"]) == {8: 1, 16: 1}, "and none twice"
 
 
-def test_the_folder_of_a_class_whose_driver_changed_is_refused_as_any_is(
-    out: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("name", ["driver", "cpu"])
+def test_the_folder_of_a_class_that_changed_is_refused_as_any_is(
+    out: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
     monkeypatch.setenv(fake.LANES, "A100:1 H100:2")
     run_mixed(out, "8", "--lanes", "all")
@@ -291,16 +292,51 @@ def test_the_folder_of_a_class_whose_driver_changed_is_refused_as_any_is(
 
     def update(self: FakeExecutor, *rest: Any) -> Answer:
         answer = examine(self, *rest)
+        assert answer.host is not None
         for found in answer.devices.values():
-            found.environment["driver"] = "600"
-        return answer
+            found.environment["driver"] = "600" if name == "driver" else None
+        return replace(answer, host=replace(answer.host, cpu="64")) if name == "cpu" else answer
 
     monkeypatch.setattr(FakeExecutor, "examine", update)
     monkeypatch.setenv(fake.LANES, "H100:2")
     run_mixed(out, "8", "--lanes", "all", rc=2)
-    assert f"error: --out {out / 'h100'}: has rows that would not be comparable: driver was " in (
+    assert f"error: --out {out / 'h100'}: has rows that would not be comparable: {name} was " in (
         capsys.readouterr().err
     )
+
+
+def test_classes_with_one_card_keep_their_folders_when_the_harness_changes(
+    out: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Their cards alone do not tell them apart."""
+    examine, code = FakeExecutor.examine, "1"
+
+    def look(self: FakeExecutor, lane: Lane, *rest: Any) -> Answer:
+        """The lane's name is that of its CPU."""
+        answer = examine(self, lane, *rest)
+        assert answer.host is not None
+        for found in answer.devices.values():
+            found.environment["gpu"] = "A100"
+        return replace(answer, host=replace(answer.host, cpu=lane.name, code=code))
+
+    monkeypatch.setattr(FakeExecutor, "examine", look)
+
+    def start(lanes: str, *flags: str, rc: int = 0) -> str:
+        monkeypatch.setenv(fake.LANES, lanes)
+        run_mixed(out, "8", "--lanes", "all", "--no-anchors", *flags, rc=rc)
+        return capsys.readouterr().err
+
+    start("Intel:1 AMD:1")
+    homes = {read_records(folder)["cpu"].iloc[0]: folder for folder in out.iterdir()}
+    assert {*homes} == {"Intel-0", "AMD-0"}
+    code = "2"
+    assert f"error: --out {homes['AMD-0']}: has rows that would" in start("AMD:1", rc=2)
+    start("AMD:1 Intel:1", "--mix", "--retry", "ok")
+    for cpu, folder in homes.items():
+        frame = read_records(folder)
+        assert set(frame["cpu"]) == {cpu}
+        assert set(frame["code"]) == {"1", "2"}
+    assert "no lane is of the class" in start("ARM:1"), "a new one has none of theirs"
 
 
 def test_other_sweeps_within_out_are_no_classes(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
