@@ -752,13 +752,64 @@ def test_an_anchor_that_runs_out_of_memory_gives_way_to_a_smaller_batch(
     anchors = run(out, "64", "16", "32", "128", "--lanes", "2")
     anchors = anchors[anchors["anchor"] != ""]
     assert rows(anchors, "anchor", "batch_size", "status") == [
-        *[("alone", 64, "oom")] * 2,
+        ("alone", 64, "oom"),
+        ("alone", 16, "ok"),
         *[("alone", 32, "ok")] * 2,
         *[("busy", 32, "ok")] * 2,
         *[("close", 32, "ok")] * 2,
     ]
     none = run(out.with_name("none"), "64", "--lanes", "2")
     assert rows(none, "anchor", "status") == [("alone", "oom"), ("alone", "oom"), ("", "oom")]
+
+
+def test_a_lane_that_no_anchor_fits_leaves_the_others_theirs(
+    out: Path,
+    watch: Callable[[Callable[[Job], Outcome | None]], None],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Something else uses its memory; it costs two anchors, however many batch sizes there are."""
+
+    def look(job: Job) -> Outcome | None:
+        full = job.lane.name == "fake1" and job.case.steps == STEPS
+        return Outcome(Status.OOM, "in use") if full else None
+
+    watch(look)
+    frame = run(out, "64", "32", "16", "8", "--lanes", "3")
+    anchors = frame[frame["anchor"] != ""]
+    assert rows(anchors[anchors["anchor"] == "alone"], "lane", "batch_size", "status") == [
+        ("fake0", 64, "ok"),
+        ("fake1", 64, "oom"),
+        ("fake1", 8, "oom"),
+        ("fake2", 64, "ok"),
+    ]
+    for kind in ("busy", "close"):
+        own = anchors[anchors["anchor"] == kind]
+        assert sorted(rows(own, "lane", "batch_size")) == [("fake0", 64), ("fake2", 64)]
+    said = capsys.readouterr().err
+    (line,) = [line for line in said.splitlines() if "fake1 has no anchor" in line]
+    assert line.endswith("batch size 8 is too large for it; add a smaller --batch-size")
+
+
+def test_the_lane_with_the_least_memory_chooses_the_anchor_of_all(
+    out: Path, watch: Callable[[Callable[[Job], Outcome | None]], None]
+) -> None:
+    """It is asked before the others, who run nothing that it refuses."""
+
+    def look(job: Job) -> Outcome | None:
+        large = job.lane.name == "fake1" and job.case.batch_size > 16
+        return Outcome(Status.OOM, "in use") if large else None
+
+    watch(look)
+    frame = run(out, "64", "32", "16", "8", "--lanes", "3")
+    assert rows(frame[frame["anchor"] == "alone"], "lane", "batch_size", "status") == [
+        ("fake0", 64, "ok"),
+        ("fake1", 64, "oom"),
+        ("fake1", 8, "ok"),
+        ("fake1", 32, "oom"),
+        ("fake1", 16, "ok"),
+        ("fake0", 16, "ok"),
+        ("fake2", 16, "ok"),
+    ]
 
 
 def test_an_anchor_does_not_wait_for_a_loader() -> None:

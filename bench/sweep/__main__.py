@@ -166,12 +166,12 @@ def measure_between_anchors(
     for loop, records in alone.items():
         loop.say(describe_anchors(records))
     if cases and not quiet:
-        busy = run_anchors(crew, cases, BUSY, before, together=True)
+        busy = run_anchors(crew, cases, BUSY, before, alone, together=True)
         for loop, records in busy.items():
             loop.say(describe_anchors(alone[loop], records))
     crew.work(grids)
     if cases:
-        run_anchors(crew, cases, CLOSE, before, together=not quiet)
+        run_anchors(crew, cases, CLOSE, before, alone, together=not quiet)
 
 
 def admit_lane(
