@@ -602,6 +602,25 @@ def test_what_a_case_takes_is_waited_for_before_the_case_is_lost(
     assert rows(run(out, *flags)[4:], "attempt", "status") == [(2, "ok"), (2, "ok")]
 
 
+def test_a_sweep_goes_on_where_the_machine_that_had_the_gpus_is_down(
+    out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it alone can run is `lost`, and runs once it is back; the rest runs now."""
+    monkeypatch.setattr(crew, "WAIT_S", 0.2)
+    flags = ["--parallel", "ddp", "--world-size", "1", "2", "--lanes", "all", "--no-anchors"]
+    monkeypatch.setenv(fake.LANES, "A100:2")
+    monkeypatch.setenv(fake.ANSWERS, "world_size=1:interrupted world_size=2:lost")
+    run_mixed(out, "8", *flags, rc=1)
+    monkeypatch.delenv(fake.ANSWERS)
+    found = []
+    for cards in ("A100:1", "A100:2"):
+        monkeypatch.setenv(fake.LANES, cards)
+        run_mixed(out, "8", *flags)
+        frame = read_records(out)
+        found.append([*frame.groupby("world_size")["status"].last()])
+    assert found == [["ok", "lost"], ["ok", "ok"]]
+
+
 def test_a_lane_that_is_back_before_its_loss_is_known_is_one_lane(
     out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

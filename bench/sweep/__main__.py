@@ -94,12 +94,12 @@ def run_sweep(asked: Plan, options: Options) -> int:
         every = [*asked.cases, *asked.unsized]
         lanes = open_lanes(executor, every, options)
         classes = examine_lanes(executor, lanes, asked.cases, options, asked.unsized)
-        refuse_world_sizes(executor, classes, every, options)
         inputs = classes[0].inputs
         asked = plan_cases(options, {}, inputs.settle)
         refuse_searches(asked.searched, inputs)
         out = options.out or default_out(inputs.platforms)
         absent = place_classes(classes, out)
+        refuse_world_sizes(executor, classes, every, options, out)
         with ExitStack() as stores:
             parts = [
                 open_part(hardware, executor, out, asked, options, stores, say_waiting)

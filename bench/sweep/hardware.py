@@ -9,15 +9,19 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bench.case import Case
 from bench.errors import UnsupportedError, UsageError
 from bench.executors import Executor, Lane, ShortageError
-from bench.record import COMPARABLE, Environment
-from bench.store.reader import read_config
+from bench.record import COMPARABLE, Environment, Status
+from bench.store.cells import RECORDS
+from bench.store.reader import read_config, read_records
 from bench.sweep.options import Options
 from bench.sweep.preflight import CLASS, Inputs, find_inputs, find_lane_inputs
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 Kind = tuple[tuple[object, ...], ...]
 """What lanes of one class agree on, of each device."""
@@ -286,9 +290,20 @@ def _slug(text: str) -> str:
 
 
 def refuse_world_sizes(
-    executor: Executor, classes: Sequence[Hardware], cases: Sequence[Case], options: Options
+    executor: Executor,
+    classes: Sequence[Hardware],
+    cases: Sequence[Case],
+    options: Options,
+    out: Path,
 ) -> None:
-    """Refuse a --world-size that no class of hardware has the GPUs for.
+    """Refuse a --world-size that no class of hardware has, or ever had, the GPUs for.
+
+    Args:
+        executor: with the lanes.
+        classes: placed by `place_classes`.
+        cases: all that are asked for.
+        options: of the sweep.
+        out: of the sweep.
 
     Raises:
         UsageError: it says how many there are.
@@ -297,10 +312,20 @@ def refuse_world_sizes(
         return
     for device, size in dict.fromkeys((case.device, case.world_size) for case in cases):
         lacks = [_find_lack(executor, hardware, device, size) for hardware in classes]
-        if all(lacks):
+        if all(lacks) and not any(size <= _recall_widest(out / h.folder) for h in classes):
             # what it takes, once, and what there is of each class
             parts = dict.fromkeys(part for lack in lacks for part in lack.split("; "))
             raise UsageError(f"--world-size {size}: {'; '.join(parts)}")
+
+
+def _recall_widest(folder: Path) -> int:
+    return find_widest(read_records(folder)) if (folder / RECORDS).is_file() else 0
+
+
+def find_widest(records: pd.DataFrame) -> int:
+    """The most GPUs that any of the cases that were measured, or lost, had."""
+    had = records["world_size"][records["status"] != Status.UNSUPPORTED]
+    return int(had.max()) if len(had) else 0
 
 
 def _find_lack(executor: Executor, hardware: Hardware, device: str, size: int) -> str:
