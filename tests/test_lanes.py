@@ -284,8 +284,9 @@ def test_a_class_keeps_its_folder_whichever_are_there(
         assert Counter(frame["batch_size"]) == {8: 1, 16: 1}, "and none twice"
 
 
-def test_the_folder_of_a_class_whose_driver_changed_is_refused_as_any_is(
-    out: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("name", ["driver", "cpu"])
+def test_the_folder_of_a_class_that_changed_is_refused_as_any_is(
+    out: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
     monkeypatch.setenv(fake.LANES, "A100:1 H100:2")
     run_mixed(out, "8", "--lanes", "all")
@@ -293,16 +294,51 @@ def test_the_folder_of_a_class_whose_driver_changed_is_refused_as_any_is(
 
     def update(self: FakeExecutor, *rest: Any) -> Answer:
         answer = examine(self, *rest)
+        assert answer.host is not None
         for found in answer.devices.values():
-            found.environment["driver"] = "600"
-        return answer
+            found.environment["driver"] = "600" if name == "driver" else None
+        return replace(answer, host=replace(answer.host, cpu="64")) if name == "cpu" else answer
 
     monkeypatch.setattr(FakeExecutor, "examine", update)
     monkeypatch.setenv(fake.LANES, "H100:2")
     run_mixed(out, "8", "--lanes", "all", rc=2)
-    assert f"error: --out {out / 'h100'}: has rows that would not be comparable: driver was " in (
+    assert f"error: --out {out / 'h100'}: has rows that would not be comparable: {name} was " in (
         capsys.readouterr().err
     )
+
+
+def test_classes_with_one_card_keep_their_folders_when_the_harness_changes(
+    out: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Their cards alone do not tell them apart."""
+    examine, code = FakeExecutor.examine, "1"
+
+    def look(self: FakeExecutor, lane: Lane, *rest: Any) -> Answer:
+        """The lane's name is that of its CPU."""
+        answer = examine(self, lane, *rest)
+        assert answer.host is not None
+        for found in answer.devices.values():
+            found.environment["gpu"] = "A100"
+        return replace(answer, host=replace(answer.host, cpu=lane.name, code=code))
+
+    monkeypatch.setattr(FakeExecutor, "examine", look)
+
+    def start(lanes: str, *flags: str, rc: int = 0) -> str:
+        monkeypatch.setenv(fake.LANES, lanes)
+        run_mixed(out, "8", "--lanes", "all", "--no-anchors", *flags, rc=rc)
+        return capsys.readouterr().err
+
+    start("Intel:1 AMD:1")
+    homes = {read_records(folder)["cpu"].iloc[0]: folder for folder in out.iterdir()}
+    assert {*homes} == {"Intel-0", "AMD-0"}
+    code = "2"
+    assert f"error: --out {homes['AMD-0']}: has rows that would" in start("AMD:1", rc=2)
+    start("AMD:1 Intel:1", "--mix", "--retry", "ok")
+    for cpu, folder in homes.items():
+        frame = read_records(folder)
+        assert set(frame["cpu"]) == {cpu}
+        assert set(frame["code"]) == {"1", "2"}
+    assert "no lane is of the class" in start("ARM:1"), "a new one has none of theirs"
 
 
 def test_other_sweeps_within_out_are_no_classes(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -642,6 +678,25 @@ def test_the_class_that_has_no_lane_left_is_named(
     assert f"warning: no lane is left for {out / 'h100'}, and none joined\n" in said
 
 
+def test_a_sweep_goes_on_where_the_machine_that_had_the_gpus_is_down(
+    out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it alone can run is `lost`, and runs once it is back; the rest runs now."""
+    monkeypatch.setattr(crew, "WAIT_S", 0.2)
+    flags = ["--parallel", "ddp", "--world-size", "1", "2", "--lanes", "all", "--no-anchors"]
+    monkeypatch.setenv(fake.LANES, "A100:2")
+    monkeypatch.setenv(fake.ANSWERS, "world_size=1:interrupted world_size=2:lost")
+    run_mixed(out, "8", *flags, rc=1)
+    monkeypatch.delenv(fake.ANSWERS)
+    found = []
+    for cards in ("A100:1", "A100:2"):
+        monkeypatch.setenv(fake.LANES, cards)
+        run_mixed(out, "8", *flags)
+        frame = read_records(out)
+        found.append([*frame.groupby("world_size")["status"].last()])
+    assert found == [["ok", "lost"], ["ok", "ok"]]
+
+
 def test_a_lane_that_is_back_before_its_loss_is_known_is_one_lane(
     out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -924,13 +979,64 @@ def test_an_anchor_that_runs_out_of_memory_gives_way_to_a_smaller_batch(
     anchors = run(out, "64", "16", "32", "128", "--lanes", "2")
     anchors = anchors[anchors["anchor"] != ""]
     assert rows(anchors, "anchor", "batch_size", "status") == [
-        *[("alone", 64, "oom")] * 2,
+        ("alone", 64, "oom"),
+        ("alone", 16, "ok"),
         *[("alone", 32, "ok")] * 2,
         *[("busy", 32, "ok")] * 2,
         *[("close", 32, "ok")] * 2,
     ]
     none = run(out.with_name("none"), "64", "--lanes", "2")
     assert rows(none, "anchor", "status") == [("alone", "oom"), ("alone", "oom"), ("", "oom")]
+
+
+def test_a_lane_that_no_anchor_fits_leaves_the_others_theirs(
+    out: Path,
+    watch: Callable[[Callable[[Job], Outcome | None]], None],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Something else uses its memory; it costs two anchors, however many batch sizes there are."""
+
+    def look(job: Job) -> Outcome | None:
+        full = job.lane.name == "fake1" and job.case.steps == STEPS
+        return Outcome(Status.OOM, "in use") if full else None
+
+    watch(look)
+    frame = run(out, "64", "32", "16", "8", "--lanes", "3")
+    anchors = frame[frame["anchor"] != ""]
+    assert rows(anchors[anchors["anchor"] == "alone"], "lane", "batch_size", "status") == [
+        ("fake0", 64, "ok"),
+        ("fake1", 64, "oom"),
+        ("fake1", 8, "oom"),
+        ("fake2", 64, "ok"),
+    ]
+    for kind in ("busy", "close"):
+        own = anchors[anchors["anchor"] == kind]
+        assert sorted(rows(own, "lane", "batch_size")) == [("fake0", 64), ("fake2", 64)]
+    said = capsys.readouterr().err
+    (line,) = [line for line in said.splitlines() if "fake1 has no anchor" in line]
+    assert line.endswith("batch size 8 is too large for it; add a smaller --batch-size")
+
+
+def test_the_lane_with_the_least_memory_chooses_the_anchor_of_all(
+    out: Path, watch: Callable[[Callable[[Job], Outcome | None]], None]
+) -> None:
+    """It is asked before the others, who run nothing that it refuses."""
+
+    def look(job: Job) -> Outcome | None:
+        large = job.lane.name == "fake1" and job.case.batch_size > 16
+        return Outcome(Status.OOM, "in use") if large else None
+
+    watch(look)
+    frame = run(out, "64", "32", "16", "8", "--lanes", "3")
+    assert rows(frame[frame["anchor"] == "alone"], "lane", "batch_size", "status") == [
+        ("fake0", 64, "ok"),
+        ("fake1", 64, "oom"),
+        ("fake1", 8, "ok"),
+        ("fake1", 32, "oom"),
+        ("fake1", 16, "ok"),
+        ("fake0", 16, "ok"),
+        ("fake2", 16, "ok"),
+    ]
 
 
 def test_an_anchor_does_not_wait_for_a_loader() -> None:

@@ -26,7 +26,7 @@ EXECUTORS: dict[str, str] = {
 
 
 class ShortageError(Exception):
-    """What a case takes was there, and is not just now; it may come back.
+    """What a case takes is not there just now, but it may come, or come back.
 
     The message is one line that says what is lacking.
     """
@@ -148,7 +148,7 @@ class Executor(Protocol):
 
         Raises:
             UnsupportedError: there never were that many; it says how many there are.
-            ShortageError: there were, and some are gone.
+            ShortageError: there are, or were, but some are gone or in use.
             UsageError: the lane's machine failed to say; the case is an `error`.
         """
 

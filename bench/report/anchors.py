@@ -176,8 +176,10 @@ def find_sessions(records: pd.DataFrame) -> dict[str, Session]:
     anchors = records[records["anchor"] != ""]
     sessions = {}
     for key, rows in anchors.groupby("session", sort=False):
-        # a larger one came before where a lane had not the memory for it
-        rows = rows[rows["batch_size"] == rows["batch_size"].iloc[-1]]
+        # a larger one came before where a lane had not the memory for it, and a smaller one is
+        # asked of that lane alone
+        ended = rows["batch_size"][rows["status"].isin(list(RELIABLE))]
+        rows = rows[rows["batch_size"] == [*rows["batch_size"], *ended][-1]]
         lanes = []
         for lane, own in rows.groupby("lane", sort=False):
             # one that other programs disturbed says nothing of lanes

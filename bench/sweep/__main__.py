@@ -94,12 +94,12 @@ def run_sweep(asked: Plan, options: Options) -> int:
         every = [*asked.cases, *asked.unsized]
         lanes = open_lanes(executor, every, options)
         classes = examine_lanes(executor, lanes, asked.cases, options, asked.unsized)
-        refuse_world_sizes(executor, classes, every, options)
         inputs = classes[0].inputs
         asked = plan_cases(options, {}, inputs.settle)
         refuse_searches(asked.searched, inputs)
         out = options.out or default_out(inputs.platforms)
         absent = place_classes(classes, out)
+        refuse_world_sizes(executor, classes, every, options, out)
         with ExitStack() as stores:
             parts = [
                 open_part(hardware, executor, out, asked, options, stores, say_waiting)
@@ -166,12 +166,12 @@ def measure_between_anchors(
     for loop, records in alone.items():
         loop.say(describe_anchors(records))
     if cases and not quiet:
-        busy = run_anchors(crew, cases, BUSY, before, together=True)
+        busy = run_anchors(crew, cases, BUSY, before, alone, together=True)
         for loop, records in busy.items():
             loop.say(describe_anchors(alone[loop], records))
     crew.work(grids)
     if cases:
-        run_anchors(crew, cases, CLOSE, before, together=not quiet)
+        run_anchors(crew, cases, CLOSE, before, alone, together=not quiet)
 
 
 def admit_lane(

@@ -45,9 +45,10 @@ class Anchors:
         loop: whose lanes they are.
         case: of `make_anchor`.
         kind: when it runs: one of those of `bench.report.anchors`.
-        lanes: that run it.
+        lanes: that run it, in this order where there is no gate.
         before: how many anchors of this kind each lane has in the records.
         gate: where they are to run at once, and pass it together.
+        search: whether no other lane is to run it once one has not the memory for it.
     """
 
     def __init__(
@@ -58,11 +59,13 @@ class Anchors:
         lanes: Sequence[Lane],
         before: Mapping[tuple[str, str], int],
         gate: Gate | None,
+        search: bool = False,
     ) -> None:
         self.loop = loop
         self.records: dict[str, Record] = {}
         self._case, self._kind, self._before, self._gate = case, kind, before, gate
-        self._waiting = {lane.name for lane in lanes}
+        self._search = search
+        self._waiting = [lane.name for lane in lanes]
         self._open = 0  # anchors that run
 
     @property
@@ -73,13 +76,13 @@ class Anchors:
     def take(self, lane: Lane, idle: Sequence[Lane]) -> Ticket | None:
         """The anchor, once for each lane."""
         if not self._open:
-            for lost in self._waiting - {free.name for free in idle}:
-                self._waiting.discard(lost)
+            for lost in {*self._waiting} - {free.name for free in idle}:
+                self._waiting.remove(lost)
                 if self._gate:
                     self._gate.leave(lost)
-        if lane.name not in self._waiting:
+        if lane.name not in (self._waiting if self._gate else self._waiting[:1]):
             return None
-        self._waiting.discard(lane.name)
+        self._waiting.remove(lane.name)
         self._open += 1
         attempt = self._before.get((self._kind, lane.name), 0) + 1
         return Ticket((self._case, 1, False), attempt, anchor=self._kind, gate=self._gate)
@@ -88,6 +91,8 @@ class Anchors:
         """Keep what was measured."""
         self._open -= 1
         self.records[record.lane] = record
+        if self._search and record.status in REFUSED:
+            self._waiting.clear()
 
 
 def run_anchors(
@@ -95,6 +100,7 @@ def run_anchors(
     cases: Mapping[Loop, Case],
     kind: str,
     before: Mapping[Loop, Mapping[tuple[str, str], int]],
+    alone: Mapping[Loop, Mapping[str, Record]],
     together: bool,
 ) -> dict[Loop, dict[str, Record]]:
     """Run an anchor on each idle lane: one after the other, or on all at once.
@@ -104,15 +110,19 @@ def run_anchors(
         cases: the anchor of each loop that has one.
         kind: when it runs.
         before: as `Anchors` takes it.
+        alone: of `find_anchors`; lanes that have not the memory are left out.
         together: whether all run at once.
 
     Returns:
         The records of each loop, by lane.
     """
-    idle = {loop: crew.list_idle(loop) for loop in cases}
-    gate = Gate(lane.name for lanes in idle.values() for lane in lanes) if together else None
+    lanes = {
+        loop: [lane for lane in crew.list_idle(loop) if not _is_refused(alone[loop].get(lane.name))]
+        for loop in cases
+    }
+    gate = Gate(lane.name for own in lanes.values() for lane in own) if together else None
     sources = [
-        Anchors(loop, case, kind, idle[loop], before[loop], gate) for loop, case in cases.items()
+        Anchors(loop, case, kind, lanes[loop], before[loop], gate) for loop, case in cases.items()
     ]
     crew.work(sources, most=0 if together else 1)
     return {source.loop: source.records for source in sources}
@@ -125,6 +135,8 @@ def find_anchors(
 ) -> tuple[dict[Loop, Case], dict[Loop, dict[str, Record]]]:
     """Run on each lane alone the first anchor for which all lanes of its loop have the memory.
 
+    A lane that has not the memory even for the last one is left out, and the others do without it.
+
     Args:
         crew: with the lanes.
         choices: of `choose_anchors`, for each loop.
@@ -135,17 +147,51 @@ def find_anchors(
     """
     cases: dict[Loop, Case] = {}
     records: dict[Loop, dict[str, Record]] = {}
-    left = {loop: deque(anchors) for loop, anchors in choices.items() if anchors}
-    while left:
-        now = {loop: anchors.popleft() for loop, anchors in left.items()}
-        for loop, found in run_anchors(crew, now, ALONE, before, together=False).items():
-            records[loop] = found
-            if any(record.status in REFUSED for record in found.values()):
-                continue
-            cases[loop] = now[loop]
-            del left[loop]
-        left = {loop: anchors for loop, anchors in left.items() if anchors}
+    for loop, anchors in choices.items():
+        if anchors:
+            case, records[loop] = _find_anchor(crew, loop, anchors, before[loop])
+            cases |= {loop: case} if case else {}
     return cases, records
+
+
+def _find_anchor(
+    crew: Crew, loop: Loop, anchors: Sequence[Case], before: Mapping[tuple[str, str], int]
+) -> tuple[Case | None, dict[str, Record]]:
+    """The anchor of one loop, and its records by lane, with the refusals of lanes that have none.
+
+    One that refuses an anchor is asked for the smallest first, and then for each before the others.
+    So one that has none costs two anchors, and a choice that is too large is refused once.
+    """
+    lanes, left = crew.list_idle(loop), deque(anchors)
+    records: dict[str, Record] = {}  # of the first that is left
+    smallest: dict[str, Record] = {}  # of the last
+
+    def run(case: Case, lanes: Sequence[Lane]) -> dict[str, Record]:
+        source = Anchors(loop, case, ALONE, lanes, before, None, search=True)
+        crew.work([source], most=1)
+        return source.records
+
+    while True:
+        records |= run(left[0], [lane for lane in lanes if lane.name not in records])
+        tight = next((lane for lane in lanes if _is_refused(records.get(lane.name))), None)
+        if tight is None:
+            without = {name: record for name, record in smallest.items() if _is_refused(record)}
+            return (left[0] if records else None), records | without
+        refused = records.pop(tight.name)
+        lanes.remove(tight)
+        if len(left) == 1:
+            smallest[tight.name] = refused
+        elif tight.name not in smallest:
+            smallest |= run(anchors[-1], [tight])
+        if tight.name in smallest and not _is_refused(smallest[tight.name]):
+            lanes.insert(0, tight)
+            left.popleft()
+            known = smallest if len(left) == 1 else {}
+            records = {lane.name: known[lane.name] for lane in lanes if lane.name in known}
+
+
+def _is_refused(record: Record | None) -> bool:
+    return record is not None and record.status in REFUSED
 
 
 def describe_anchors(
@@ -155,19 +201,30 @@ def describe_anchors(
     session = Session("", tuple(_read(name, alone, busy or {}) for name in alone))
     lines = []
     if busy is None:
+        lines = [
+            f"warning: {name} has no anchor, and is compared with no other lane: batch size "
+            f"{record.case.batch_size} is too large for it; add a smaller --batch-size"
+            for name, record in alone.items()
+            if _is_refused(record)
+        ]
         if len(session.lanes) < 2:
-            return []
+            return lines
         spread = session.spread
         if spread is None:
-            return ["lanes: not known whether they are equally fast; too few anchors were timed"]
+            return [
+                *lines,
+                "lanes: not known whether they are equally fast; too few anchors were timed",
+            ]
         line = f"lanes: a step of the slowest against one of the fastest: {spread}"
         if spread.verdict is Verdict.DIFFERENT:
             line = (
                 f"warning: {line}; more --repeats, or --lanes 1 with another --out, keep this out "
                 "of comparisons"
             )
-        return [line]
+        return [*lines, line]
     for lane in session.lanes:
+        if _is_refused(alone[lane.lane]):
+            continue
         change = lane.interference
         if change is None:
             lines.append(f"{lane.lane}: not known what the other lanes change; no anchor was timed")

@@ -9,18 +9,22 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bench.case import Case
 from bench.errors import UnsupportedError, UsageError
 from bench.executors import Executor, Lane, ShortageError
-from bench.record import COMPARABLE, Environment
-from bench.store.reader import read_config
+from bench.record import COMPARABLE, Environment, Status
+from bench.store.cells import RECORDS
+from bench.store.reader import read_config, read_records
 from bench.sweep.options import Options
 from bench.sweep.preflight import CLASS, Inputs, find_inputs, find_lane_inputs
 
-Kind = tuple[object, ...]
-"""What lanes of one class agree on."""
+if TYPE_CHECKING:
+    import pandas as pd
+
+Kind = tuple[tuple[object, ...], ...]
+"""What lanes of one class agree on, of each device."""
 
 _NAMED = 8  # lanes of a class that the line on it names
 _AT_ONCE = 8  # processes that import torch to say what a lane is
@@ -112,9 +116,10 @@ def name_classes(classes: Sequence[Hardware]) -> None:
 def place_classes(classes: Sequence[Hardware], out: Path) -> list[str]:
     """Give each class the folder that an earlier start gave it, whichever classes are there now.
 
-    A class is found again by what its rows must agree on; where that has changed, such as by
-    another driver, by its card, so that what has changed is refused. A new one gets ``out`` itself
-    if it is the only one that there ever was.
+    A class is found again by its machine, and of several by how much of what its rows must agree on
+    has stayed, so that what has changed, such as the driver, is refused. It is found by its card
+    where no other could be meant. A new one gets ``out`` itself if it is the only one that there
+    ever was.
 
     Args:
         classes: of `examine_lanes`; their folders are settled here.
@@ -127,19 +132,45 @@ def place_classes(classes: Sequence[Hardware], out: Path) -> list[str]:
     if len(classes) == 1 and known.keys() <= {""}:
         return []
     new, left = list(classes), dict(known)
-    for tell in (find_kind, find_card):
-        for hardware in list(new):
-            alike = (name for name, of in left.items() if tell(of) == tell(hardware.environments))
-            if (name := next(alike, None)) is not None:
-                hardware.folder = name
-                new.remove(hardware)
-                del left[name]
+
+    def give(hardware: Hardware, name: str) -> None:
+        hardware.folder = name
+        new.remove(hardware)
+        del left[name]
+
+    for hardware, name in _list_likely(new, left):
+        if hardware in new and name in left:
+            give(hardware, name)
+    for hardware in list(new):
+        card = find_card(hardware.environments)
+        names = [name for name, of in left.items() if find_card(of) == card]
+        if len(names) == 1 == sum(find_card(other.environments) == card for other in new):
+            give(hardware, names[0])
     others = [of for name, of in known.items() if name]
     names = name_folders([_take_first(of) for of in [*(h.environments for h in new), *others]])
     for hardware, name in zip(new, names, strict=False):
         tries = (f"{name}-{n}" if n > 1 else name for n in itertools.count(1))
         hardware.folder = next(name for name in tries if name not in known)
     return [name for name in left if name]
+
+
+def _list_likely(
+    classes: Sequence[Hardware], folders: Mapping[str, Mapping[str, Environment]]
+) -> list[tuple[Hardware, str]]:
+    """The classes and folders of like machines, those first that have most in common."""
+    pairs = [
+        (hardware, name)
+        for hardware in classes
+        for name, of in folders.items()
+        if find_machine(of) == find_machine(hardware.environments)
+    ]
+    return sorted(pairs, key=lambda pair: -_count_common(pair[0].environments, folders[pair[1]]))
+
+
+def _count_common(one: Mapping[str, Environment], other: Mapping[str, Environment]) -> int:
+    """On how much two of like machines agree of what rows must agree on."""
+    parts = zip(find_kind(one), find_kind(other), strict=True)
+    return sum(a == b for mine, its in parts for a, b in zip(mine, its, strict=True))
 
 
 def describe_places(classes: Sequence[Hardware], absent: Sequence[str], out: Path) -> list[str]:
@@ -215,12 +246,17 @@ def find_kind(environments: Mapping[str, Environment]) -> Kind:
     )
 
 
+def find_machine(environments: Mapping[str, Environment]) -> Kind:
+    """What stays of the kind of a lane where other software is installed."""
+    return tuple((device, e.gpu, e.cpu, _round_memory(e)) for device, e in environments.items())
+
+
 def _find_names() -> list[str]:
     return [name for name in COMPARABLE if COMPARABLE[name] == ("device",)]
 
 
 def find_card(environments: Mapping[str, Environment]) -> Kind:
-    """What stays of the kind of a lane where other software is installed."""
+    """What stays of it where the card has moved to another host, or has other cores there."""
     return tuple((device, e.gpu or e.cpu, _round_memory(e)) for device, e in environments.items())
 
 
@@ -254,9 +290,20 @@ def _slug(text: str) -> str:
 
 
 def refuse_world_sizes(
-    executor: Executor, classes: Sequence[Hardware], cases: Sequence[Case], options: Options
+    executor: Executor,
+    classes: Sequence[Hardware],
+    cases: Sequence[Case],
+    options: Options,
+    out: Path,
 ) -> None:
-    """Refuse a --world-size that no class of hardware has the GPUs for.
+    """Refuse a --world-size that no class of hardware has, or ever had, the GPUs for.
+
+    Args:
+        executor: with the lanes.
+        classes: placed by `place_classes`.
+        cases: all that are asked for.
+        options: of the sweep.
+        out: of the sweep.
 
     Raises:
         UsageError: it says how many there are.
@@ -265,10 +312,20 @@ def refuse_world_sizes(
         return
     for device, size in dict.fromkeys((case.device, case.world_size) for case in cases):
         lacks = [_find_lack(executor, hardware, device, size) for hardware in classes]
-        if all(lacks):
+        if all(lacks) and not any(size <= _recall_widest(out / h.folder) for h in classes):
             # what it takes, once, and what there is of each class
             parts = dict.fromkeys(part for lack in lacks for part in lack.split("; "))
             raise UsageError(f"--world-size {size}: {'; '.join(parts)}")
+
+
+def _recall_widest(folder: Path) -> int:
+    return find_widest(read_records(folder)) if (folder / RECORDS).is_file() else 0
+
+
+def find_widest(records: pd.DataFrame) -> int:
+    """The most GPUs that any of the cases that were measured, or lost, had."""
+    had = records["world_size"][records["status"] != Status.UNSUPPORTED]
+    return int(had.max()) if len(had) else 0
 
 
 def _find_lack(executor: Executor, hardware: Hardware, device: str, size: int) -> str:

@@ -11,7 +11,7 @@ from uuid import uuid4
 from bench.case import Case
 from bench.doctor.rates import choose_seconds, describe_rates
 from bench.errors import UnsupportedError, UsageError
-from bench.executors import Executor, Job, Lane
+from bench.executors import Executor, Job, Lane, ShortageError
 from bench.precision import PRECISIONS
 from bench.record import EpochRow, Outcome, Record, Status, flatten
 from bench.store.cells import CHECKPOINTS, LOGS, TRACES
@@ -77,6 +77,7 @@ class Loop:
         lanes: by name, what is known of each; at least one.
         options: of the sweep.
         notes: lines that are shown once.
+        widest: the most GPUs that a case in the folder had: as many are short, where they are gone.
     """
 
     store: Store
@@ -84,6 +85,7 @@ class Loop:
     lanes: dict[str, Inputs]
     options: Options
     notes: list[str] = field(default_factory=list)
+    widest: int = 0
     display: Display = field(init=False)
     rated: set[tuple[str, str]] = field(default_factory=set)  # lane and device
     session: str = field(default_factory=lambda: uuid4().hex[:12], init=False)
@@ -131,6 +133,8 @@ class Loop:
         try:
             place = self.executor.gather(lane, case.device, case.world_size)
         except UnsupportedError as error:
+            if case.world_size <= self.widest:
+                raise ShortageError(str(error)) from error
             return Outcome(Status.UNSUPPORTED, str(error))
         except UsageError as error:
             return Outcome(Status.ERROR, str(error))

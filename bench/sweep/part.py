@@ -15,7 +15,7 @@ from bench.store.reader import Past, Run, read_history
 from bench.store.writer import Store
 from bench.sweep.anchors import choose_anchors
 from bench.sweep.grid import Grid
-from bench.sweep.hardware import Hardware
+from bench.sweep.hardware import Hardware, find_widest
 from bench.sweep.loop import Loop
 from bench.sweep.options import Options, Plan, plan_cases
 from bench.sweep.preflight import (
@@ -127,7 +127,7 @@ def open_part(
     notes = [*inputs.warnings, *store.set_aside]
     anchors = frame[frame["anchor"] != ""]
     part = Part(
-        loop=Loop(store, executor, lanes, options, notes),
+        loop=Loop(store, executor, lanes, options, notes, find_widest(frame)),
         asked=asked,
         options=options,
         comparable=comparable,

@@ -24,7 +24,7 @@ import pytest
 from bench.case import Case
 from bench.environment import hash_code
 from bench.errors import UnsupportedError, UsageError
-from bench.executors import Event, Images, Job, Lane, Settings, ShortageError
+from bench.executors import ALL, Event, Images, Job, Lane, Settings, ShortageError
 from bench.executors.ray import executor as executors
 from bench.executors.ray.caretaker import MARK, end_marked, find_marked
 from bench.executors.ray.cluster import Cluster
@@ -319,17 +319,22 @@ def test_nothing_is_left_of_a_local_cluster_whose_driver_is_killed() -> None:
 
 
 @pytest.fixture
-def unjoined() -> RayExecutor:
+def unjoined(monkeypatch: pytest.MonkeyPatch) -> RayExecutor:
     """An executor whose lanes, and the answers of their stations, are made up."""
     executor = RayExecutor.__new__(RayExecutor)
     executor._open, executor._together, executor._gone, executor._busy = {}, {}, [], set()
-    executor._lock = threading.Lock()
+    executor._lock, executor._most = threading.Lock(), ALL
+    monkeypatch.setattr(
+        executor, "_list_nodes", lambda: [post.node for post in executor._open.values()]
+    )
     return executor
 
 
-def open_post(executor: RayExecutor, label: str, number: int, gpu: str = "A100") -> Post:
+def open_post(
+    executor: RayExecutor, label: str, number: int, gpu: str = "A100", gpus: int = 2
+) -> Post:
     card = Card(f"GPU-{label}-{number}", gpu, number, 80 * 2**30)
-    post = Post(None, Node(label, label, 8.0, 2), None, None, card)
+    post = Post(None, Node(label, label, 8.0, gpus), None, None, card)
     post.lane = Lane(f"{label}-gpu{number}", (card.uuid,), host=label)
     executor._enter(post)
     return post
@@ -339,19 +344,32 @@ def test_gpus_that_were_there_are_short_and_those_that_never_were_unsupported(
     unjoined: RayExecutor,
 ) -> None:
     """What is unsupported is not tried again."""
-    first, second = (open_post(unjoined, "node", number) for number in range(2))
-    other = open_post(unjoined, "node", 2, gpu="T4")
+    first, second = (open_post(unjoined, "node", number, gpus=3) for number in range(2))
+    other = open_post(unjoined, "node", 2, gpu="T4", gpus=3)
     wide = unjoined.gather(first.lane, "cuda", 2)
     assert wide.gpus == first.lane.gpus + second.lane.gpus
     unjoined._lose(second)
-    with pytest.raises(ShortageError, match=r"takes 2 GPUs .*; one node had 2, and none has now$"):
+    with pytest.raises(ShortageError, match=r"takes 2 GPUs .*; one node has or had 2, and "):
         unjoined.gather(first.lane, "cuda", 2)
     with pytest.raises(ShortageError, match="lane node-gpu1 is gone"):
         unjoined.gather(second.lane, "cuda", 2)
     with pytest.raises(UnsupportedError, match=r"no node of the cluster has more than 2$"):
         unjoined.gather(first.lane, "cuda", 3)
+    open_post(unjoined, "node", 1, gpus=3)
     with pytest.raises(UnsupportedError, match=r"no node of the cluster has more than 1$"):
         unjoined.gather(other.lane, "cuda", 2)
+
+
+def test_gpus_that_were_not_there_when_the_sweep_started_are_short(unjoined: RayExecutor) -> None:
+    """One is down or in use, and a sweep that is started again knows nothing of it but from Ray."""
+    first = open_post(unjoined, "node", 0)
+    with pytest.raises(ShortageError, match=r"takes 2 GPUs .*; one node has or had 2, and "):
+        unjoined.gather(first.lane, "cuda", 2)
+    with pytest.raises(UnsupportedError, match=r"no node of the cluster has more than 2$"):
+        unjoined.gather(first.lane, "cuda", 3)
+    unjoined._most = 1
+    with pytest.raises(UnsupportedError, match=r"no node of the cluster has more than 1$"):
+        unjoined.gather(first.lane, "cuda", 2)
 
 
 def test_a_station_that_is_gone_as_it_is_asked_is_a_lost_lane(

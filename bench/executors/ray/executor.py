@@ -8,6 +8,7 @@ import re
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -182,8 +183,9 @@ class RayExecutor:
                 gpus = tuple(gpu for post in alike[:size] for gpu in post.lane.gpus)
                 return replace(first.lane, gpus=gpus)
         takes = f"world size {size} takes {size} GPUs of one kind in one machine"
-        if size <= (most := self._together[own.kind]):
-            raise ShortageError(f"{takes}; one node had {most}, and none has now")
+        most = max(self._together[own.kind], self._count_most(own.kind))
+        if size <= most:
+            raise ShortageError(f"{takes}; one node has or had {most}, and none has so many open")
         raise UnsupportedError(f"{takes}; no node of the cluster has more than {most}")
 
     def examine(
@@ -448,6 +450,16 @@ class RayExecutor:
         self._open[post.lane.name] = post
         beside = sum(other.is_beside(post) for other in self._open.values())
         self._together[post.kind] = max(self._together.get(post.kind, 0), 1 + beside)
+
+    def _count_most(self, kind: object) -> int:
+        """The most GPUs of a kind that one node may have, of as many as are wanted.
+
+        One that is down or in use, perhaps since before this start, is taken to be of that kind:
+        what is short is tried again, and what is unsupported never is.
+        """
+        other = Counter(post.node.id for post in [*self._open.values()] if post.kind != kind)
+        most = max((node.gpus - other[node.id] for node in self._list_nodes()), default=0)
+        return min(most, self._most or sys.maxsize)
 
     def _name(self, node: Node, card: Card | None) -> Lane:
         """A lane, named by its node, and by its GPU as NVML counts them."""
