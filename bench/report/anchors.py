@@ -15,7 +15,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from bench.limits import BUSY_CORES, INTERFERENCE
 from bench.record import RELIABLE
@@ -97,16 +97,28 @@ def compare(now: Pace | None, before: Pace | None) -> Change | None:
     return Change(share, (1 + share) * math.hypot(now.error, before.error))
 
 
+def is_disturbed(computing: Any, cores: Any) -> Any:
+    """Whether other programs computed beside an anchor, which then says nothing of lanes.
+
+    Args:
+        computing: other processes that used the GPU, and
+        cores: cores that others used; numbers, or columns of them.
+    """
+    return (computing > 0) | (cores > BUSY_CORES)
+
+
 @dataclass(frozen=True)
 class LaneReading:
     """The anchors of a lane in one session of a sweep, by when they ran.
 
-    ``place`` is its GPU with the UUID, or the CPU with as many cores as it has.
+    ``place`` is its GPU with the UUID, or the CPU with as many cores as it has; ``disturbed`` says
+    how many more anchors it had, which other programs disturbed.
     """
 
     lane: str
     place: str
     paces: Mapping[str, Pace] = field(default_factory=dict)
+    disturbed: int = 0
 
     @property
     def drift(self) -> Change | None:
@@ -182,9 +194,9 @@ def find_sessions(records: pd.DataFrame) -> dict[str, Session]:
         rows = rows[rows["batch_size"] == [*rows["batch_size"], *ended][-1]]
         lanes = []
         for lane, own in rows.groupby("lane", sort=False):
-            # one that other programs disturbed says nothing of lanes
-            shared = (own["neighbours_computing"] > 0) | (own["other_cores"] > BUSY_CORES)
-            timed = own[own["status"].isin(list(RELIABLE)) & ~shared]
+            timed = own[own["status"].isin(list(RELIABLE))]
+            shared = is_disturbed(timed["neighbours_computing"], timed["other_cores"])
+            timed = timed[~shared]
             columns = (timed[name] for name in _MEASURED)
             paces = {
                 kind: pace
@@ -192,7 +204,7 @@ def find_sessions(records: pd.DataFrame) -> dict[str, Session]:
                 if (pace := read_pace(*map(float, cells)))
             }
             place = " ".join(filter(None, own.iloc[0][["gpu", "gpu_uuid"]])) or own["cpu"].iloc[0]
-            lanes.append(LaneReading(str(lane), str(place), paces))
+            lanes.append(LaneReading(str(lane), str(place), paces, int(shared.sum())))
         sessions[str(key)] = Session(str(rows["started_at"].iloc[0]), tuple(lanes))
     return sessions
 

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 
 from bench.case import Case
 from bench.gpu.nvml import EFFECTS
-from bench.limits import BUSY_CORES, INTERFERENCE, STEADY, STRAGGLES
+from bench.limits import INTERFERENCE, STEADY, STRAGGLES
 from bench.precision import EMULATE_FP8, PRECISIONS, Arithmetic, is_dynamic
 from bench.record import Status
+from bench.report.anchors import is_disturbed
 from bench.report.quantities import positive, step_noise
 
 if TYPE_CHECKING:
@@ -51,7 +52,8 @@ def _shared(records: pd.DataFrame) -> pd.Series:
 
     A desktop, or who came after the epoch, did not.
     """
-    return (records["neighbours_computing"] > 0) | (records["other_cores"] > BUSY_CORES)
+    shared: pd.Series = is_disturbed(records["neighbours_computing"], records["other_cores"])
+    return shared
 
 
 def _quarter_noise(records: pd.DataFrame) -> pd.Series:

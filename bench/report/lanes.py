@@ -19,6 +19,7 @@ from bench.report.anchors import (
 from bench.report.drift import write_moment
 from bench.report.model import NOTHING, Cell, Head, Table
 from bench.report.quantities import write_number
+from bench.text import say_left_out
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -50,6 +51,9 @@ def tabulate_lanes(records: pd.DataFrame) -> Iterator[Table]:
             groups[len(rows)] = where
             rows += [_write_lane(lane) for lane in session.lanes]
             notes.append(f"{where}: {_describe_spread(session)}")
+            if disturbed := sum(lane.disturbed for lane in session.lanes):
+                left = say_left_out(disturbed, "anchor")
+                notes.append(f"{where}: {left}, because other programs computed meanwhile.")
     if rows:
         yield Table(
             "lanes",

@@ -9,7 +9,16 @@ from dataclasses import replace
 from bench.case import FOLLOWS, Case
 from bench.executors import Lane
 from bench.record import REFUSED, RELIABLE, Outcome, Record
-from bench.report.anchors import ALONE, BUSY, LaneReading, Pace, Session, Verdict, read_pace
+from bench.report.anchors import (
+    ALONE,
+    BUSY,
+    LaneReading,
+    Pace,
+    Session,
+    Verdict,
+    is_disturbed,
+    read_pace,
+)
 from bench.sweep.crew import Crew
 from bench.sweep.gate import Gate
 from bench.sweep.loop import Loop, Ticket
@@ -211,10 +220,8 @@ def describe_anchors(
             return lines
         spread = session.spread
         if spread is None:
-            return [
-                *lines,
-                "lanes: not known whether they are equally fast; too few anchors were timed",
-            ]
+            why = _say_why_unknown(session.lanes)
+            return [*lines, f"lanes: not known whether they are equally fast; {why}"]
         line = f"lanes: a step of the slowest against one of the fastest: {spread}"
         if spread.verdict is Verdict.DIFFERENT:
             line = (
@@ -227,7 +234,8 @@ def describe_anchors(
             continue
         change = lane.interference
         if change is None:
-            lines.append(f"{lane.lane}: not known what the other lanes change; no anchor was timed")
+            why = _say_why_unknown([lane])
+            lines.append(f"{lane.lane}: not known what the other lanes change; {why}")
             continue
         now, then = (1e3 * lane.paces[kind].step_s for kind in (BUSY, ALONE))
         line = (
@@ -240,12 +248,22 @@ def describe_anchors(
     return lines
 
 
+def _say_why_unknown(lanes: Sequence[LaneReading]) -> str:
+    if any(lane.disturbed for lane in lanes):
+        return "other programs computed beside the anchors; end them"
+    return "too few anchors were timed"
+
+
 def _read(name: str, alone: Mapping[str, Record], busy: Mapping[str, Record]) -> LaneReading:
     paces: dict[str, Pace] = {}
+    disturbed = 0
     for kind, records in ((ALONE, alone), (BUSY, busy)):
         record = records.get(name)
         if record and record.status in RELIABLE:
             m = record.measurement
+            if is_disturbed(m.neighbours_computing or 0, m.other_cores or 0.0):
+                disturbed += 1
+                continue
             pace = read_pace(m.step_time_median_s, m.step_time_mad_s, m.measured_steps)
             paces |= {kind: pace} if pace else {}
-    return LaneReading(name, "", paces)
+    return LaneReading(name, "", paces, disturbed)

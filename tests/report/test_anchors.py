@@ -31,8 +31,10 @@ from bench.report.anchors import (
     judge_lanes,
     read_pace,
 )
+from bench.report.lanes import tabulate_lanes
 from bench.report.notices import warn
 from bench.report.sweeps import Sweep, read_sweep
+from bench.sweep.anchors import describe_anchors
 
 CASE = Case(precision="fp32", device="cpu", dataset="synthetic", model="dpn-small")
 SHORT = Case(precision="fp32", device="cpu", dataset="synthetic", model="dpn-small", steps=30)
@@ -288,10 +290,20 @@ def test_an_anchor_that_failed_says_nothing(tmp_path: Path) -> None:
 
 
 def test_an_anchor_that_others_disturbed_says_nothing(tmp_path: Path) -> None:
+    """Neither in the report nor while the sweep runs, and both say so."""
     opening, closing = session(0.1, 0.15, 0.15)
     opening[0].measurement.other_cores = 0.9
     frame = summaries.read([sweep_of(tmp_path, [*opening, run("a", 1), *closing])])
     assert not frame[["disturbed", "unequal"]].any(axis=None)
+    (table,) = tabulate_lanes(frame)
+    assert any("1 more anchor is left out" in note for note in table.notes)
+    alone, busy = ({r.lane: r for r in opening if r.anchor == kind} for kind in (ALONE, BUSY))
+    (said,) = describe_anchors(alone)
+    assert said.endswith("not known whether they are equally fast; other programs computed beside "
+                         "the anchors; end them")  # fmt: skip
+    of_a, of_b = describe_anchors(alone, busy)
+    assert of_a.startswith("a: not known what the other lanes change; other programs computed")
+    assert of_b.startswith("b: a step takes 1.000 × as long")
 
 
 def test_the_table_of_lanes(tmp_path: Path, report: Callable[..., tuple[int, str, str]]) -> None:
