@@ -694,7 +694,7 @@ def grid(
             unused = WORKER_SETTINGS
         settings |= {name: getattr(Case, name) for name in unused}
         parallel = settings.get("parallel", Case.parallel)
-        if parallel == Case.parallel and "parallel" in axes:
+        if parallel == Case.parallel and {*axes.get("parallel", ())} - {Case.parallel}:
             settings |= {name: getattr(Case, name) for name in FOLLOWS["parallel"]}
         elif parallel == "dp":
             only = [name for name in FOLLOWS["parallel"] if name != "world_size"]

@@ -516,6 +516,15 @@ def workers() -> list[psutil.Process]:
     ]
 
 
+def test_several_gpus_need_a_way_to_train_on_them() -> None:
+    """Also where ``--parallel none`` is said, which would drop the size in silence."""
+    for parallel in ({}, {"parallel": ["none"]}):
+        with pytest.raises(UsageError, match="--world-size 2 is of training on several GPUs"):
+            grid({"device": ["cpu"], "world_size": [1, 2], **parallel})
+    both = grid({"device": ["cpu"], "world_size": [1, 2], "parallel": ["none", "ddp"]})
+    assert [(c.parallel, c.world_size) for c in both] == [("none", 1), ("ddp", 1), ("ddp", 2)]
+
+
 @pytest.mark.slow
 def test_one_process_trains_as_without(data: DatasetInfo) -> None:
     case = replace(SHORT, world_size=1, steps=4, precision="fp16", loss_scale=128.0, evaluate=True)

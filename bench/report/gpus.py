@@ -366,8 +366,8 @@ def _tabulate_lines(
         Head("gpu_efficiency", "efficiency (%)", "speed-up over their number", better="higher"),
         Head("gpu_interval", "95 % interval", "of the efficiency", keep=7),
         *(replace(quantity_head(QUANTITIES[name]), keep=6) for name in EXCHANGED),
-        Head("slowest", "slowest process", "how much longer it works before gradients are "
-             "exchanged than the others' median", keep=5),
+        Head("slowest", "longest work", "the process that works longest before gradients are "
+             "exchanged, and how much longer than the others' median", keep=5),
         Head("remarks", "remarks", "what to know before believing the row", False, wrap=True),
     )  # fmt: skip
     rows: list[tuple[Cell, ...]] = []
@@ -464,6 +464,11 @@ def _explain_lines(lines: Sequence[Line], strong: bool, what: str, again: bool) 
         f"Efficiency is the speed-up over the number of {what}. An epoch is as long as that of the "
         "slowest process."
     )
+    if rows[0].device == "cpu":
+        yield (
+            "One process uses all cores of the CPU, and several share them: where N processes are "
+            "as fast as one, their efficiency is 1/N, and nothing is lost."
+        )
     if any(not math.isnan(row.exposed_s) for row in rows):
         yield (
             "Exposed communication is what the exchange of gradients adds to a step: a step with "

@@ -105,11 +105,13 @@ def _describe_drift(sweep: str, machine: str, found: Sequence[Drift]) -> Notice:
     order = list(Steadiness)
     worst = min(found, key=lambda drift: (order.index(drift.steadiness), -abs(drift.change)))
     moments = len({drift.started_at for drift in found})
+    percent = f"{100 * abs(worst.change):.1f}"
+    longer = f"{percent} % {'longer' if worst.change > 0 else 'less'} than"
     several = f" This is the largest change of {moments} such runs." if moments > 1 else ""
     text = (
         f"The first case of {sweep}, run again at the end on {machine} "
-        f"({write_moment(worst.started_at)}), took {100 * abs(worst.change):.1f} % "
-        f"{'longer' if worst.change > 0 else 'less'} than {worst.against}"
+        f"({write_moment(worst.started_at)}), took "
+        f"{longer if float(percent) else 'as long as'} {worst.against}"
     )
     if worst.steadiness is Steadiness.DRIFTED:
         text += f", more than the runs' own spread explains (±{100 * worst.margin:.1f} %)"

@@ -575,7 +575,7 @@ QUANTITIES: dict[str, Quantity] = {
         ),
         Quantity(
             "exposed_share",
-            "of the step",
+            "exposed share",
             "%",
             "what the exchange of gradients adds to a step, over that step",
             "lower",
