@@ -355,6 +355,7 @@ def imported(project: Path) -> list[Results]:
     return [Results.load(str(file)) for file in files]
 
 
+@pytest.mark.slow
 def test_a_sweep_becomes_results_of_its_commit(
     project: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -372,6 +373,7 @@ def test_a_sweep_becomes_results_of_its_commit(
     assert result.get_result_value("cases.track_status", params) == [0, STATUSES.index("oom")]
 
 
+@pytest.mark.slow
 def test_results_already_there_are_not_averaged(
     project: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -393,6 +395,7 @@ def mix(records: Path, before: dict[str, str], after: dict[str, str]) -> None:
         writer.writerows(row | cells for cells in (before, after) for row in rows)
 
 
+@pytest.mark.slow
 def test_rows_of_another_card_become_results_of_their_own(project: Path) -> None:
     out = sweep(project, "--repeats", "3")
     slow = {"gpu": "Y", "torch": "2.13.0", "epoch_time_s": "500", "attempt": "2"}
@@ -405,6 +408,7 @@ def test_rows_of_another_card_become_results_of_their_own(project: Path) -> None
     assert seconds == {"X": [10 + 1000 / 64, 10 + 1000 / 128], "Y": [500, 500]}
 
 
+@pytest.mark.slow
 def test_rows_asv_cannot_tell_apart_are_refused(
     project: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -416,6 +420,7 @@ def test_rows_asv_cannot_tell_apart_are_refused(
     assert imported(project) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("commit", "reason"),
     [
@@ -432,6 +437,7 @@ def test_records_without_a_commit_are_refused(
     assert imported(project) == []
 
 
+@pytest.mark.slow
 def test_the_fake_executor_s_records_are_refused(
     project: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -442,6 +448,7 @@ def test_the_fake_executor_s_records_are_refused(
     assert "fake executor" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_flags_make_it_another_grid_than_the_preset_s(project: Path) -> None:
     assert asv_import.main([str(sweep(project, "--fraction", "0.5"))]) == 0
     (result,) = imported(project)
@@ -463,6 +470,7 @@ def test_another_grid_widens_what_asv_shows(project: Path) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_a_grid_of_other_parameters_is_refused(
     project: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

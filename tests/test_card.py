@@ -149,6 +149,7 @@ def test_rehearsed_interrupted_within_a_case_and_gone_on_with(tmp_path: Path) ->
     assert find_published(tmp_path, PUBLISHED) is None, "a rehearsal is never published"
 
 
+@pytest.mark.slow
 def test_cut_to_some_seconds(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """No time but for the end: every phase is named, with what it needs."""
     cut = start(tmp_path, minutes="0.05")
@@ -459,6 +460,7 @@ def test_the_next_case_is_not_begun_in_vain(tmp_path: Path, monkeypatch) -> None
     assert enough(), "20 s the longest, and 19 are left"
 
 
+@pytest.mark.slow
 def test_a_sweep_that_is_refused_says_why(card: Card) -> None:
     refused = replace(FAKE, sweep=(*FAKE.sweep, "--batch-size", "60000"))
     run_sweeps(card, 300, "headline", scale=refused)

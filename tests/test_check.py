@@ -331,6 +331,7 @@ def test_classes_of_ones_own_have_their_own_first_loss(data: DatasetInfo, tmp_pa
 # ------------------------------------------------------------------------ what is planted is caught
 
 
+@pytest.mark.slow
 def test_shuffled_labels(data: DatasetInfo, monkeypatch: pytest.MonkeyPatch) -> None:
     epoch = Batches.epoch
 
@@ -488,6 +489,7 @@ def test_frozen_batchnorm(data: DatasetInfo) -> None:
     assert CHECKS["batchnorm"].run(frozen).named == ("norm", "norm2")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lr", [20.0, 1e6])
 def test_an_exploding_learning_rate(data: DatasetInfo, lr: float) -> None:
     found = failing(subject(data, lr=lr), "overfit", "first-steps", "baseline", "initial-loss")
@@ -873,6 +875,7 @@ def test_bad_input_is_refused_before_training(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_an_out_that_is_a_file_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -890,6 +893,7 @@ def test_a_cpu_checks_the_small_network() -> None:
     assert (case.model, case.batch_size) == ("dpn92", 128)
 
 
+@pytest.mark.slow
 def test_a_precision_that_cannot_run_here_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

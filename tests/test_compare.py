@@ -388,6 +388,7 @@ def test_clocks_are_those_of_the_cases_in_both(write: Write, machine: Callable[.
     assert not any(condition["differs"] for condition in machine(a, b)["conditions"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("column", "what"),
     [
@@ -1031,6 +1032,7 @@ LOSSES = (2.00, 2.20, 1.90, 2.10, 2.05)
 NEAR = (1.001, 1.004, 0.998, 1.000, 1.003)
 
 
+@pytest.mark.slow
 def test_equivalence_of_losses_and_errors_is_judged(
     write: Write, machine: Callable[..., Any], capsys: pytest.CaptureFixture[str]
 ) -> None:

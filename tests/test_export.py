@@ -237,6 +237,7 @@ def write_sweep(folder: Path, *records: Record) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_what_arrives(place: Place, tmp_path: Path) -> None:
     sweep = write_sweep(tmp_path / "sweep", measure("a1", test_loss=math.nan))
     assert place.export(sweep) == 0
@@ -278,6 +279,7 @@ def test_no_figure_travels_without_its_doubts(place: Place, tmp_path: Path) -> N
         assert "  doubts: extrapolated; synthetic images\n" in run.text
 
 
+@pytest.mark.slow
 def test_every_outcome_arrives(place: Place, tmp_path: Path) -> None:
     records = [
         measure(f"id-{number}", status=status, reason=f"why {status}")
@@ -478,6 +480,7 @@ def test_it_is_silent_and_alone(place: Place, tmp_path: Path) -> None:
     assert len(lines) == 2
 
 
+@pytest.mark.slow
 def test_wandb_finds_what_is_to_upload(tmp_path: Path) -> None:
     """`wandb sync`, as its user would call it, but for the upload."""
     pytest.importorskip("wandb")
@@ -662,6 +665,7 @@ def test_an_id_that_leads_elsewhere_is_refused(
     assert "record_id '../../a1': an id is letters, digits" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_trackers_are_imported_by_their_own_files_alone() -> None:
     """No process that measures may import one, nor what imports one."""
     packages = {package for kind in command.TRACKERS.values() for package in kind.packages}

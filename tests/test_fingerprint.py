@@ -109,6 +109,7 @@ def of(answer: Answer, name: str) -> Fingerprint:
     return found
 
 
+@pytest.mark.slow
 def test_one_process_tells_of_all_models_and_of_what_is_wrong_with_each() -> None:
     good = ["mynet:build", "mynet:wide", "dpn92"]
     answer = examine(*BROKEN, *good)
@@ -195,6 +196,7 @@ def refused(arguments: Sequence[str], capsys: pytest.CaptureFixture[str]) -> str
     return line
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "message"),
     [

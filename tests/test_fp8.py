@@ -84,6 +84,7 @@ def run() -> Callable[..., Findings]:
     return run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recipe", FP8_RECIPES)
 def test_the_transformer_trains_in_fp8(recipe: str, run: Callable[..., Findings]) -> None:
     found = run(precision="fp8", fp8_recipe=recipe)
@@ -464,6 +465,7 @@ def test_a_map_of_loss_scales_has_none_to_look_for(capsys: pytest.CaptureFixture
 # ------------------------------------------------------------------------------------ the report
 
 
+@pytest.mark.slow
 def test_what_a_report_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     where: dict[str, Any] = {"gpu": "NVIDIA H200", "torch": "2.13"}
     converted: dict[str, Any] = {"fp8_layers": "8 of 9 linear layers: a.*", "fp8_flop_share": 0.75}
@@ -511,6 +513,7 @@ def test_a_sweep_from_end_to_end(tmp_path: Path, capfd: pytest.CaptureFixture[st
     assert (row["log"], "BENCH_EMULATE_FP8=1" in row["variables"]) == ("", True)
 
 
+@pytest.mark.slow
 def test_torchao_is_imported_for_fp8_alone() -> None:
     code = "import sys, bench.training.loop, bench.training.proof; print('torchao' in sys.modules)"
     done = subprocess.run(

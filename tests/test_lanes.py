@@ -201,6 +201,7 @@ def test_a_world_size_beyond_the_cards_is_refused_or_a_row(
     assert reason.startswith("world size 2 takes 2 GPUs of one kind")
 
 
+@pytest.mark.slow
 def test_searches_have_a_lane_each_and_find_what_one_lane_finds(
     out: Path, monkeypatch: pytest.MonkeyPatch, watch: Callable[..., None]
 ) -> None:
@@ -263,6 +264,7 @@ def test_each_class_of_hardware_has_the_full_grid_and_its_own_wall(
     assert len(read_records(out / "a100")) == 3, "all is there, and is found again"
 
 
+@pytest.mark.slow
 def test_a_class_keeps_its_folder_whichever_are_there(
     out: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -307,6 +309,7 @@ def test_the_folder_of_a_class_that_changed_is_refused_as_any_is(
     )
 
 
+@pytest.mark.slow
 def test_classes_with_one_card_keep_their_folders_when_the_harness_changes(
     out: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -348,6 +351,7 @@ def test_other_sweeps_within_out_are_no_classes(out: Path, monkeypatch: pytest.M
     assert len(read_records(out)) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("error")
 def test_classes_are_reported_together(
     out: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -120,6 +120,7 @@ RUNS = st.lists(
 """So many overflows, then so many good steps: about the windows, and down to the lowest scale."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", POLICIES)
 @settings(deadline=None, max_examples=12)
 @given(RUNS)

@@ -257,6 +257,7 @@ def test_a_limit_above_the_device_is_refused() -> None:
     assert card.refuse_limit("21GiB") == ""
 
 
+@pytest.mark.slow
 def test_a_sweep_refuses_it_before_it_trains(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

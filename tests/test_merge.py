@@ -209,6 +209,7 @@ def test_merged_shards_are_the_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert config["environment"] == asked["environment"]
 
 
+@pytest.mark.slow
 def test_searches_of_shards_are_those_of_the_sweep(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -263,6 +264,7 @@ def test_when_folders_come_does_not_matter(tmp_path: Path) -> None:
     assert records == read_files(at_once)["records.csv"]
 
 
+@pytest.mark.slow
 def test_what_is_missing_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -288,6 +290,7 @@ def test_what_is_missing_is_said(
     assert set(merged[merged["batch_size"] == 64]["status"]) == {"interrupted", "ok"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("through", [False, True])
 def test_what_is_missing_is_not_forgotten(
     tmp_path: Path,
@@ -333,6 +336,7 @@ def test_a_folder_itself_knows_best_what_it_planned(
     assert f"missing: {sweep}: fp32 · batch size 256, repeat 1" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_sweep_that_went_on_in_a_merged_folder_is_not_forgotten(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -346,6 +350,7 @@ def test_a_sweep_that_went_on_in_a_merged_folder_is_not_forgotten(
         assert f"missing: {merged}: fp32 · batch size 256, repeat 1" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_trial_that_a_search_ended_early_is_not_missing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -443,6 +448,7 @@ def test_a_record_is_joined_only_with_its_rows(tmp_path: Path) -> None:
     assert set(read_steps(merged)["record_id"]) == {"aaaa"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("left", [0, 1, 2, 3, 4])
 def test_a_merge_that_is_cut_off_loses_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left: int

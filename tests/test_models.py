@@ -69,6 +69,7 @@ def test_flop_by_hand(name: str) -> None:
     assert f"{flop / 1e9:.2f} GFLOP" in (said or "")
 
 
+@pytest.mark.slow
 def test_the_h200_reference_is_counted_as_the_harness_counts() -> None:
     file = Path(__file__).parents[1] / "results" / "reference" / "h200-lab.csv"
     with file.open(encoding="utf-8", newline="") as lines:
@@ -137,6 +138,7 @@ def build(): return nn.Sequential(nn.Flatten(), nn.Linear(3072, 10))
 SWEEP = [sys.executable, "-m", "bench.sweep", "--preset", "quick", "--model", "mynet:build"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("safe", ["", "1"], ids=["default", "PYTHONSAFEPATH"])
 def test_own_model_of_the_current_folder(tmp_path: Path, safe: str) -> None:
     """Also where Python itself leaves the current folder out of its path."""

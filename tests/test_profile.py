@@ -162,6 +162,7 @@ class Watched(torch.autograd.Function):
 SOME = torch.full((WIDTH, WIDTH), 1 / WIDTH, dtype=torch.bfloat16)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("apply", "kind", "format"),
     [
@@ -204,6 +205,7 @@ def test_a_planted_share_is_that_of_the_clock(apply: Any, kind: Kind, format: st
     assert max(shares) > 0.05
 
 
+@pytest.mark.slow
 def test_large_operations_take_the_whole_step() -> None:
     lines = [run(Planted(Products)) for _ in range(TRIES)]
     found = [line.busy_s / line.step_s for line in lines]
@@ -211,6 +213,7 @@ def test_large_operations_take_the_whole_step() -> None:
     assert all(share <= 1 for share in found)
 
 
+@pytest.mark.slow
 def test_a_sleeping_loader_is_waited_for() -> None:
     errors = []
     for _ in range(TRIES):
@@ -222,6 +225,7 @@ def test_a_sleeping_loader_is_waited_for() -> None:
     assert min(errors) <= 0.05
 
 
+@pytest.mark.slow
 def test_as_many_steps_as_fill_a_second_are_profiled() -> None:
     workload = Planted(Products)
     assert run(workload, step_s=0.2).steps == 5
@@ -234,6 +238,7 @@ def test_the_batches_of_an_epoch_may_be_fewer() -> None:
     assert run(workload).steps == 3
 
 
+@pytest.mark.slow
 def test_no_worker_starts_within_the_profiled_steps_where_an_epoch_has_enough() -> None:
     workload = Planted(Products)
     assert run(workload, step_s=0.2, workers=2).steps == 6

@@ -398,7 +398,8 @@ def run_in_fork(
 
 
 LONG = re.compile(
-    r"bench\.(crosscheck|rehearsal|overhead|fit|check|export|scales)\b|--preset scaling|--figures"
+    r"bench\.(check|crosscheck|export|fit|overhead|rehearsal|scales|search)\b"
+    r"|--preset scaling|--figures|--format html"
 )
 """Commands that take more than three seconds of a core."""
 

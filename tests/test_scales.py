@@ -746,6 +746,7 @@ def test_a_broken_map_is_refused_in_a_line(
     assert len(said.splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_the_figure_shows_each_case(tmp_path: Path) -> None:
     scales = make_map(make_case(), make_case(precision="bf16"))
     svg = draw_scale_map(scales)

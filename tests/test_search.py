@@ -186,6 +186,7 @@ JSON = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(st.sampled_from(["metric", "epochs", "grace", "reduction", "trials"]), JSON)
 def test_a_folder_that_somebody_edited_is_read_or_left(name: str, value: Any) -> None:
     told = Halving("test_loss", 9, 1, 3).describe() | {"trials": []}
@@ -402,6 +403,7 @@ def test_several_lanes_share_the_rungs(tmp_path: Path) -> None:
     assert told[0].last > told[-1].last
 
 
+@pytest.mark.slow
 def test_a_trial_that_is_lost_with_its_machine_is_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -128,6 +128,7 @@ def test_a_dry_run_says_how_many_runs_the_cases_take(capsys: pytest.CaptureFixtu
     assert "runs:" not in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_repeats_end_with_a_sentinel(out: Path) -> None:
     frame = run(out, "8", "16", "--repeats", "2", report=True)
     assert rows(frame, "batch_size", "repeat", "sentinel") == [
@@ -467,6 +468,7 @@ def test_stopped_once_it_ends_cleanly_and_goes_on_later(
     assert sorted(case.seed for case in read_cases(done)) == list(range(400))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_stopped_twice_it_ends_at_once(out: Path, number: signal.Signals) -> None:
     """The case would go on for 600 s; a fake that does not heed the first signal stands for it."""
@@ -585,6 +587,7 @@ def expect_full_disk(out: Path, errors: str, returncode: int) -> None:
     assert not list(out.glob("*.torn-*"))
 
 
+@pytest.mark.slow
 def test_a_file_that_may_not_grow(out: Path) -> None:
     command = [sys.executable, HERE / "slow_sweep.py", *FP32, "8", "--repeats", "200", "--out", out]
 

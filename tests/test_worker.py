@@ -273,6 +273,7 @@ def test_a_schedule_goes_on_over_the_epochs(few: DatasetInfo) -> None:
     assert m.peak_lr == 0.3
 
 
+@pytest.mark.slow
 def test_evaluation_leaves_no_trace_in_training(few: DatasetInfo) -> None:
     """Also where a model draws random numbers while it is evaluated, as this one does."""
     losses = [

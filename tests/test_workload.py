@@ -554,6 +554,7 @@ def test_an_example_is_compiled(tmp_path: Path) -> None:
     assert (row["status"], row["compile"]) == ("ok", "on")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

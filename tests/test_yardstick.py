@@ -89,6 +89,7 @@ def test_another_value_of_it_is_refused(text: str, monkeypatch: pytest.MonkeyPat
         choose_seconds("cpu")
 
 
+@pytest.mark.slow
 def test_a_process_that_fails_gives_its_reason() -> None:
     found = measure_rates("nowhere", 0.001)
     assert found.rates == {}

@@ -323,6 +323,7 @@ def test_the_table_of_lanes(tmp_path: Path, report: Callable[..., tuple[int, str
     assert "30" not in said.partition("Overview")[2].partition("What each")[0], "no anchor there"
 
 
+@pytest.mark.slow
 def test_a_sweep_of_one_lane_has_no_such_table(
     quick: Path, report: Callable[..., tuple[int, str, str]]
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from made_up import make_record, measured, write_sweep
 
 from bench.case import Case
@@ -27,6 +28,7 @@ def report(folder: Path, *runs: Record) -> Report:
     return build([read_sweep(write_sweep(folder / "sweep", runs))])
 
 
+@pytest.mark.slow
 def test_each_case_has_what_its_checkpoint_takes(tmp_path: Path) -> None:
     why = "resume_exact: this device does not repeat a step bitwise; energy_j: this is a CPU"
     made = report(
@@ -66,6 +68,7 @@ def test_each_case_has_what_its_checkpoint_takes(tmp_path: Path) -> None:
     assert "(loss of step 2)" in page
 
 
+@pytest.mark.slow
 def test_without_checkpoints_there_is_no_table(tmp_path: Path) -> None:
     made = report(tmp_path, make_record(Case(), **measured(10.0, 2**30)))
     assert not [table for table in made.tables if table.name == "checkpoints"]

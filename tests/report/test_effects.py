@@ -90,6 +90,7 @@ def test_one_pair_has_the_interval_of_compare(tmp_path: Path) -> None:
         assert getattr(time.ratio, name) == pytest.approx(getattr(expected, name), rel=1e-9)
 
 
+@pytest.mark.slow
 def test_p_values_are_adjusted_over_all_changes(tmp_path: Path) -> None:
     noisy = (100, 103, 98)
     cases = [replace(FP32, batch_size=64 * 2**i) for i in range(4)]
@@ -238,6 +239,7 @@ def test_the_loss_of_what_diverged_is_not_compared(tmp_path: Path) -> None:
     assert effect.doubts == ("diverged",)
 
 
+@pytest.mark.slow
 def test_a_difference_of_loss_needs_seeds(tmp_path: Path) -> None:
     """Three repeats of one seed are one reading; three seeds are paired one by one."""
 
@@ -290,6 +292,7 @@ def test_equal_losses_of_equal_seeds_are_the_same(tmp_path: Path) -> None:
     assert loss.reach == 0
 
 
+@pytest.mark.slow
 def test_json_holds_the_effects(tmp_path: Path, report: Run) -> None:
     folder = write_sweep(tmp_path, [*ran(FP32, (100, 101, 99)), *ran(FP16, (50, 51, 49))])
     document = json.loads(report(folder, "--format", "json")[1])
@@ -316,6 +319,7 @@ def prices(report: Run, folder: Path) -> list[list[str]]:
     return [line.split() for line in out[out.index("What compiling costs") :].splitlines()]
 
 
+@pytest.mark.slow
 def test_compiling_pays_off_after_so_many_epochs(tmp_path: Path, report: Run) -> None:
     """30 s more at the start, 4 s less an epoch: 8 epochs. Repeats that find a cache count not."""
     off = starting(FP32, (20.1, 20, 19.9), (1, 1, 1))
@@ -329,6 +333,7 @@ def test_compiling_pays_off_after_so_many_epochs(tmp_path: Path, report: Run) ->
     assert "Without 3 repeats of both cases" in " ".join(word for row in rows for word in row)
 
 
+@pytest.mark.slow
 def test_the_epochs_until_it_pays_off_have_the_range_of_the_times(
     tmp_path: Path, report: Run
 ) -> None:
@@ -348,6 +353,7 @@ def test_the_epochs_until_it_pays_off_have_the_range_of_the_times(
     assert fp16[-2:] == ["cannot", "tell"]
 
 
+@pytest.mark.slow
 def test_pairs_that_disagree_are_told(tmp_path: Path, report: Run) -> None:
     """Channels-last brings nothing in fp32 and 1.11× in fp16: no mean hides that."""
     rows = []
@@ -409,6 +415,7 @@ def test_fraction_has_a_column_only_where_nothing_else_tells_rows_apart(tmp_path
     assert [head.name for head in report.tables[0].heads][:2] == ["fraction", "epoch_time_s"]
 
 
+@pytest.mark.slow
 def test_neighbours_differ_in_one_thing(switches: Path) -> None:
     report = build(read_sweeps([switches]))
     (table,) = [table for table in report.tables if table.name == "overview"]
@@ -438,6 +445,7 @@ def test_by_an_axis_groups_by_it(tmp_path: Path, report: Run) -> None:
     assert [lines[first + i].split()[0] for i in (1, 2)] == ["fp32", "fp16"]
 
 
+@pytest.mark.slow
 def test_where_chooses_cases_and_keeps_their_partners(tmp_path: Path, report: Run) -> None:
     cases = [replace(c, batch_size=b) for c in (FP32, FP16) for b in (64, 128)]
     folder = write_sweep(
@@ -494,6 +502,7 @@ def test_text_is_no_wider_than_asked(
     assert ("Not shown at this width: " in out) is (columns < 120)
 
 
+@pytest.mark.slow
 def test_where_nothing_asks_for_a_width_every_column_is_shown(switches: Path, report: Run) -> None:
     _, out, _ = report(switches)
     assert "Not shown" not in out
@@ -544,6 +553,7 @@ def test_environments_are_not_mixed(tmp_path: Path) -> None:
     assert build(read_sweeps([mixed])).effects == ()
 
 
+@pytest.mark.slow
 def test_what_was_not_measured_is_in_no_mean(tmp_path: Path) -> None:
     """Published figures beside measured ones are compared with each other alone, or not at all."""
     theirs = [replace(case, batch_size=256) for case in (FP32, FP16)]
@@ -593,6 +603,7 @@ def some_steps(case: Case, steps: int, of: int, time_s: float, **values: Any) ->
     return ran(replace(case, steps=steps), (time_s,), **counts, **values)
 
 
+@pytest.mark.slow
 def test_losses_of_a_few_steps_are_compared_over_equal_parts_of_an_epoch(tmp_path: Path) -> None:
     """20 steps at batch size 256 are of twice as many images as at 128; 10 are of as many."""
     large = replace(FP32, batch_size=256)
@@ -674,6 +685,7 @@ def lessons(tmp_path: Path, losses: dict[Case, Sequence[float]], **values: Any) 
     return found
 
 
+@pytest.mark.slow
 def test_equivalence_has_to_hold_in_every_case(tmp_path: Path) -> None:
     """Ten per cent worse at one batch size and better at the other is no equivalence."""
     seeds, large = (1.0, 1.1, 1.2, 1.3), replace(FP32, batch_size=256)
@@ -695,6 +707,7 @@ def test_equal_losses_of_guessing_show_nothing(tmp_path: Path) -> None:
     assert "guessing" in found["remarks"]
 
 
+@pytest.mark.slow
 def test_what_was_learnt_in_a_few_steps_is_of_part_of_an_epoch(tmp_path: Path) -> None:
     seeds, counts = (1.0, 1.1, 1.2, 1.3), {"measured_steps": 20, "steps_per_epoch": 400}
     few = {replace(case, steps=20): seeds for case in (FP32, FP16)}
@@ -704,6 +717,7 @@ def test_what_was_learnt_in_a_few_steps_is_of_part_of_an_epoch(tmp_path: Path) -
     assert "remarks" not in lessons(tmp_path / "whole", whole, **counts)  # there are none
 
 
+@pytest.mark.slow
 def test_what_diverged_is_not_left_out_in_silence(tmp_path: Path) -> None:
     seeds = (1.0, 1.1, 1.2)
     rows = []
@@ -729,6 +743,7 @@ def learnt_table(report: Report) -> list[dict[str, str]]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("factor", "wobble", "verdict"),
     [

@@ -45,6 +45,7 @@ def texts(table: Table) -> list[list[str]]:
     return [[cell.text for cell in row] for row in table.rows]
 
 
+@pytest.mark.slow
 def test_each_epoch_has_a_row_under_its_case(tmp_path: Path) -> None:
     other = replace(CASE, batch_size=256)
     table = find(report(tmp_path, run(CASE, [10, 10.1, 10.1]), run(other, [8, 8, 8])))
@@ -65,6 +66,7 @@ def test_each_epoch_has_a_row_under_its_case(tmp_path: Path) -> None:
     assert table.notes == ()
 
 
+@pytest.mark.slow
 def test_a_trend_above_what_counts_as_steady_is_said(tmp_path: Path) -> None:
     case = replace(CASE, epochs=4)
     rising = run(case, [10, 10.5, 11, 11.5])
@@ -78,6 +80,7 @@ def test_a_trend_above_what_counts_as_steady_is_said(tmp_path: Path) -> None:
     assert "--repeats" in table.notes[0]
 
 
+@pytest.mark.slow
 def test_two_epochs_are_no_trend(tmp_path: Path) -> None:
     table = find(report(tmp_path, run(replace(CASE, epochs=2), [10, 20])))
     assert "trend" not in [head.name for head in table.heads]
@@ -98,6 +101,7 @@ def test_what_counts_as_steady(change: float, said: bool) -> None:
     assert bool(str(Trend(change))) is said
 
 
+@pytest.mark.slow
 def test_repeats_are_shown_by_their_median(tmp_path: Path) -> None:
     runs = [run(CASE, [t, 10, 10], repeat) for repeat, t in enumerate([10, 10.1, 99], 1)]
     failed = run(CASE, [1, 1, 1], 4, status=Status.DIVERGED)
@@ -105,6 +109,7 @@ def test_repeats_are_shown_by_their_median(tmp_path: Path) -> None:
     assert [row[1].value for row in table.rows] == [10.1, 10, 10]
 
 
+@pytest.mark.slow
 def test_without_evaluation_its_columns_are_left_out(tmp_path: Path) -> None:
     record, steps, epochs = run(CASE, [10, 10, 10])
     for epoch in epochs:
@@ -115,6 +120,7 @@ def test_without_evaluation_its_columns_are_left_out(tmp_path: Path) -> None:
     assert texts(table)[1][2] == "–"
 
 
+@pytest.mark.slow
 def test_one_epoch_is_in_the_overview_alone(tmp_path: Path) -> None:
     once = make_record(replace(CASE, epochs=1), **measured(10, 2**30))
     made = report(tmp_path, (once, [], []))
@@ -129,6 +135,7 @@ def test_the_report_says_what_the_overview_has_of_several(tmp_path: Path) -> Non
     assert "Epoch by epoch" in render(made)
 
 
+@pytest.mark.slow
 def test_a_short_energy_is_one_short_in_each_epoch(tmp_path: Path) -> None:
     """Each epoch has two ends at which the sensor is read: 3 s in three epochs are short."""
     record, steps, epochs = run(CASE, [1, 1, 1])

@@ -54,6 +54,7 @@ def read_rows(table: Table) -> list[dict[str, object]]:
 # ------------------------------------------------------------------------------------------ tables
 
 
+@pytest.mark.slow
 def test_a_step_is_divided_among_kinds_of_work(page: Report) -> None:
     rows = {str(row["case"]): row for row in read_rows(find(page, "time"))}
     assert list(rows) == [
@@ -131,6 +132,7 @@ def test_each_pair_has_a_row_with_what_was_hoped_and_is_possible(page: Report) -
     assert "memory traffic" in str(full["reasons"])
 
 
+@pytest.mark.slow
 def test_what_counts_let_one_expect_stands_beside_what_was_measured(
     page: Report, profiled: Path, tmp_path: Path
 ) -> None:

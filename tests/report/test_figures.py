@@ -143,6 +143,7 @@ def test_a_panel_is_a_machine_and_a_model(switches: Report) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_a_line_holds_cases_that_differ_only_in_batch_size(switches: Report) -> None:
     grouping = group_cases(switches)
     assert grouping.baseline == "compile off, channels last off"
@@ -153,6 +154,7 @@ def test_a_line_holds_cases_that_differ_only_in_batch_size(switches: Report) -> 
         assert not frame.duplicated(["precision", "batch size"]).any()
 
 
+@pytest.mark.slow
 def test_the_baseline_is_what_most_cases_have() -> None:
     """The H200's cases mostly have cuDNN's autotuning on, which is not the default."""
     report = build(read_sweeps([ROOT / "results" / "reference" / "h200-lab.csv"]))
@@ -193,6 +195,7 @@ def test_switches_are_shown_as_pairs(switches: Report) -> None:
     assert (pairs["off (s)"] / pairs["on (s)"]).tolist() == pytest.approx([1.25] * 16)
 
 
+@pytest.mark.slow
 def test_loss_scales_that_are_no_number_are_no_static_ones(cards: Report) -> None:
     for _, frame in take(cards, "loss-by-scale"):
         assert set(frame["precision"]) == {"fp16"}
@@ -351,6 +354,7 @@ def test_curves_have_the_published_ones_beside(cards: Report) -> None:
     assert published[published["precision"] == "fp32"]["loss"].iloc[0] == pytest.approx(2.436)
 
 
+@pytest.mark.slow
 def test_curves_are_of_the_repeat_of_the_median_time(tmp_path: Path) -> None:
     """Three repeats of 10, 14 and 11 s, whose steps take as long: the third is drawn."""
     rows = [

@@ -139,6 +139,7 @@ def test_latex_leaves_no_special_character_bare(text: str) -> None:
     assert "\n" not in escaped
 
 
+@pytest.mark.slow
 def test_latex_rows_have_as_many_cells_as_columns(hostile: Path, report: Run) -> None:
     _, out, _ = report(hostile, "--format", "latex")
     for columns, body in re.findall(
@@ -219,6 +220,7 @@ def test_csv_and_json_say_the_same(rtx_like: Path, report: Run) -> None:
     assert "speedup" in document["columns"]
 
 
+@pytest.mark.slow
 def test_other_outcomes_are_named_with_their_reasons(fake_cards: list[Path], report: Run) -> None:
     _, out, _ = report(fake_cards[0])
     for words in (
@@ -334,6 +336,7 @@ def test_a_speedup_where_fp32_is_slow_stands_beside_the_one_over_its_fastest(
     assert said.endswith("20 % less memory (the fp32 times have warnings).")
 
 
+@pytest.mark.slow
 def test_what_is_left_out_of_a_list_is_said_to_be_cases(tmp_path: Path) -> None:
     rows = [
         row
@@ -355,6 +358,7 @@ def test_two_runs_of_two_make_nothing_the_fastest(tmp_path: Path) -> None:
     assert "astest" not in said
 
 
+@pytest.mark.slow
 def test_what_overlaps_is_not_told_apart(tmp_path: Path) -> None:
     bf16 = repeat(Case(precision="bf16"), (101, 103, 99.8), 6)
     slow = repeat(Case(batch_size=256), (101, 102, 103), 6)
@@ -367,6 +371,7 @@ def test_what_overlaps_is_not_told_apart(tmp_path: Path) -> None:
     assert "overlap with those of tf32 · batch size 128, so the difference is not certain" in said
 
 
+@pytest.mark.slow
 def test_a_single_run_is_not_beaten_for_certain(tmp_path: Path) -> None:
     """It shows no spread of its own, so it is taken to have that of the fastest case."""
     rows = repeat(FP16, (100, 101, 98), 6)
@@ -376,6 +381,7 @@ def test_a_single_run_is_not_beaten_for_certain(tmp_path: Path) -> None:
     assert said.startswith("Fastest: fp16 · ")
 
 
+@pytest.mark.slow
 def test_rows_of_one_case_say_what_tells_them_apart(tmp_path: Path) -> None:
     """Added with --mix: the same case of an edited network, and on another version of torch."""
     networks = [

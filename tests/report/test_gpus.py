@@ -394,6 +394,7 @@ def test_other_axes_are_compared_at_equal_world_sizes(whole: Report) -> None:
             assert (sizes[before] == sizes[after]) == (effect.axis != "world_size")
 
 
+@pytest.mark.slow
 def test_ddp_is_compared_with_one_gpu_on_one_gpu(tmp_path: Path) -> None:
     made = report(
         tmp_path,

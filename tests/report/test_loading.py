@@ -79,6 +79,7 @@ def loading(folder: Path) -> Report:
     return read(folder)
 
 
+@pytest.mark.slow
 def test_the_share_is_what_the_device_does_not_take(loading: Report) -> None:
     table = find(loading)
     assert table is not None
@@ -103,6 +104,7 @@ def test_the_share_is_what_the_device_does_not_take(loading: Report) -> None:
     )
 
 
+@pytest.mark.slow
 def test_cases_that_differ_in_more_are_no_pair(tmp_path: Path) -> None:
     records = [*runs(DEVICE), *runs(replace(TORCH, batch_size=64))]
     assert find(read(write_sweep(tmp_path / "sweep", records))) is None
@@ -115,6 +117,7 @@ def test_more_workers_than_cores_are_doubted(loading: Report) -> None:
     assert any("--workers" in str(warning) for warning in loading.warnings)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("steps", "settings", "doubted"),
     [(15, {}, True), (16, {}, False), (7, {"accumulate": 2}, True), (8, {"accumulate": 2}, False)],
@@ -136,6 +139,7 @@ def replace_counts(record: Record, counts: dict[str, int]) -> Record:
     return replace(record, measurement=replace(record.measurement, **counts))
 
 
+@pytest.mark.slow
 def test_losses_of_a_users_own_data_are_not_compared_between_loaders(tmp_path: Path) -> None:
     own = [
         replace(case, workload=name, model=name, dataset="own" if name == "m:f" else "cifar10")
@@ -225,6 +229,7 @@ def test_a_case_without_a_time_was_not_tried() -> None:
 TRIES = 3  # a busy machine may stop a step anywhere
 
 
+@pytest.mark.slow
 def test_a_planted_loader_bound_share_is_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -75,6 +75,7 @@ def test_a_sentinel_is_held_against_the_attempts_that_count(tmp_path: Path) -> N
     assert drift.change == pytest.approx(0)
 
 
+@pytest.mark.slow
 def test_one_lucky_pair_does_not_make_a_machine_steady(tmp_path: Path) -> None:
     """The sentinel equals the first run to the last digit; the other runs do not."""
     lucky = read(tmp_path / "lucky", [*runs((100, 88, 108)), close(100, 12)])

@@ -87,6 +87,7 @@ def test_output_goes_to_the_file(tmp_path: Path, report: Run) -> None:
     assert (tmp_path / "r.md").read_text(encoding="utf-8") == printed
 
 
+@pytest.mark.slow
 def test_a_closed_pipe_is_no_error() -> None:
     command = f"{sys.executable} -m bench.report {REFERENCE} --format csv | head -c 1"
     run = subprocess.run(

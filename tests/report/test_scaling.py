@@ -226,6 +226,7 @@ def test_noise_is_no_cliff_and_single_runs_say_so(tmp_path: Path) -> None:
     assert any("may be chance; use --repeats 3" in note for note in single.notes)
 
 
+@pytest.mark.slow
 def test_knees_and_cliffs_are_marked_in_the_figure(scaling: Report) -> None:
     ((_, data),) = take(scaling, "images-per-s")
     marks = data[data[MARK] != ""]
@@ -283,6 +284,7 @@ def test_memory_is_predicted_up_to_where_it_ends(tmp_path: Path) -> None:
     assert "batch-memory" not in names(make_line(tmp_path / "two", (64, 128)))
 
 
+@pytest.mark.slow
 def test_nothing_is_predicted_beyond_what_did_not_fit(tmp_path: Path) -> None:
     """The line ends at 520, but 512 failed."""
     end = GIB + 16 * MIB * 524
@@ -380,6 +382,7 @@ def test_the_figure_of_a_limited_case_ends_at_the_limit(tmp_path: Path) -> None:
 # ----------------------------------------------------------------------------------------- probes
 
 
+@pytest.mark.slow
 def test_probes_say_nothing_of_speed(scaling: Report, probed: Report) -> None:
     """Their epoch times are absurd; nothing but the wall and the memory may know them."""
     assert len(probed.records) == len(scaling.records) + len(PROBES)
@@ -395,6 +398,7 @@ def test_probes_say_nothing_of_speed(scaling: Report, probed: Report) -> None:
         pd.testing.assert_frame_equal(before, after)
 
 
+@pytest.mark.slow
 def test_probes_of_the_very_same_case_supersede_nothing(tmp_path: Path) -> None:
     """A later attempt at a run counts instead of it; a probe is none, and no drift."""
     case = Case(batch_size=64, device="cpu")
@@ -545,6 +549,7 @@ def search_bf16(largest: int) -> list[Record]:
     return [*first, probe(largest, steps=16)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("largest", "told"), [(568, True), (576, False)])
 def test_a_batch_well_below_the_largest_does_not_stand_for_it(
     tmp_path: Path, largest: int, told: bool
@@ -622,6 +627,7 @@ def test_losses_of_unequal_parts_are_not_compared_at_the_largest_batches(tmp_pat
     assert not any("loss" in sentence for sentence in answer.sentences if "Each at" in sentence)
 
 
+@pytest.mark.slow
 def test_a_few_steps_are_an_estimate_and_whole_epochs_stand_for_them(tmp_path: Path) -> None:
     few = {"measured_steps": 20, "steps_per_epoch": 200, "train_loss": 2.0}
     rows = [
@@ -670,6 +676,7 @@ def test_a_few_steps_are_marked_and_their_losses_not_held_against_others(tmp_pat
     assert (large["batch_size"], large["speed"], large["loss"]) == ("256", "≈1.00×", "+0.100")
 
 
+@pytest.mark.slow
 def test_equal_batches_repeat_nothing_of_the_overview(tmp_path: Path) -> None:
     """Without losses, there is only the speed-up over fp32, which the overview has."""
 
@@ -685,6 +692,7 @@ def test_equal_batches_repeat_nothing_of_the_overview(tmp_path: Path) -> None:
     assert "matched" in names(run("tf32", "bf16"))
 
 
+@pytest.mark.slow
 def test_a_long_table_ends_between_batches(tmp_path: Path) -> None:
     rows = [
         make_record(Case(batch_size=128 * size, accumulate=parts), **measured(50.0, GIB))
@@ -696,6 +704,7 @@ def test_a_long_table_ends_between_batches(tmp_path: Path) -> None:
     assert table.notes[-1] == "6 more rows are left out; --where chooses."
 
 
+@pytest.mark.slow
 def test_nothing_appears_unless_it_varies(tmp_path: Path) -> None:
     rows = [
         make_record(Case(precision=precision, batch_size=64), **measured(50.0, GIB))
@@ -778,6 +787,7 @@ def test_micro_batches_of_a_workload_are_not_the_plain_batch(tmp_path: Path) -> 
     assert "train_loss" not in effect.estimates
 
 
+@pytest.mark.slow
 def test_a_page_counts_in_the_unit_everywhere(tmp_path: Path) -> None:
     """Also in what its columns mean, and in the figures that it has no data for."""
     case = Case(batch_size=256, dataset=OWN, model="m:f", workload="m:f")
