@@ -106,7 +106,7 @@ class Worker:
         for child in list_children(self.pid):
             with suppress(ProcessLookupError):
                 os.kill(child, signal.SIGUSR1)
-        time.sleep(0.1)
+        time.sleep(0.5)  # on a busy machine 0.1 s was too short
         return stacks
 
     def kill(self) -> None:
