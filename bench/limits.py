@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 STEADY = 0.02
 """Within this share of each other, times are called the same: what a trend of steps may come to
 when warm-up ends, and how far repeats and the sentinel may lie from the median of their case."""
 
 BUSY_CORES = 0.15
 """CPU cores that others may use during an epoch on a CPU; an idle machine's daemons stay below."""
+
+
+def is_shared(computing: Any, cores: Any) -> Any:
+    """Whether others computed beside what was measured, on its card or its cores.
+
+    Args:
+        computing: other processes that used the card, and
+        cores: CPU cores that others used: two numbers, or two columns of them.
+    """
+    return (computing > 0) | (cores > BUSY_CORES)
+
 
 MIN_REPEATS = 3
 """Repeats a side for a verdict. Two give a spread with one degree of freedom: an interval reaches

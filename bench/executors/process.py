@@ -103,10 +103,12 @@ class Worker:
         time.sleep(0.5)
         stacks = b"".join(self._recent).decode(errors="replace")
         # workers of a DataLoader inherit the handler; what has none is ended a little early
-        for child in list_children(self.pid):
+        children = list_children(self.pid)
+        for child in children:
             with suppress(ProcessLookupError):
                 os.kill(child, signal.SIGUSR1)
-        time.sleep(0.5)  # on a busy machine 0.1 s was too short
+        if children:
+            time.sleep(0.5)  # on a busy machine 0.1 s was too short
         return stacks
 
     def kill(self) -> None:

@@ -15,9 +15,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from bench.limits import BUSY_CORES, INTERFERENCE
+from bench.limits import INTERFERENCE, is_shared
 from bench.record import RELIABLE
 
 if TYPE_CHECKING:
@@ -95,16 +95,6 @@ def compare(now: Pace | None, before: Pace | None) -> Change | None:
         return None
     share = now.step_s / before.step_s - 1
     return Change(share, (1 + share) * math.hypot(now.error, before.error))
-
-
-def is_disturbed(computing: Any, cores: Any) -> Any:
-    """Whether other programs computed beside an anchor, which then says nothing of lanes.
-
-    Args:
-        computing: other processes that used the GPU, and
-        cores: cores that others used; numbers, or columns of them.
-    """
-    return (computing > 0) | (cores > BUSY_CORES)
 
 
 @dataclass(frozen=True)
@@ -195,7 +185,8 @@ def find_sessions(records: pd.DataFrame) -> dict[str, Session]:
         lanes = []
         for lane, own in rows.groupby("lane", sort=False):
             timed = own[own["status"].isin(list(RELIABLE))]
-            shared = is_disturbed(timed["neighbours_computing"], timed["other_cores"])
+            # one that other programs disturbed says nothing of lanes
+            shared = is_shared(timed["neighbours_computing"], timed["other_cores"])
             timed = timed[~shared]
             columns = (timed[name] for name in _MEASURED)
             paces = {

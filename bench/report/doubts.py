@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING
 
 from bench.case import Case
 from bench.gpu.nvml import EFFECTS
-from bench.limits import INTERFERENCE, STEADY, STRAGGLES
+from bench.limits import INTERFERENCE, STEADY, STRAGGLES, is_shared
 from bench.precision import EMULATE_FP8, PRECISIONS, Arithmetic, is_dynamic
 from bench.record import Status
-from bench.report.anchors import is_disturbed
 from bench.report.quantities import positive, step_noise
 
 if TYPE_CHECKING:
@@ -52,7 +51,7 @@ def _shared(records: pd.DataFrame) -> pd.Series:
 
     A desktop, or who came after the epoch, did not.
     """
-    shared: pd.Series = is_disturbed(records["neighbours_computing"], records["other_cores"])
+    shared: pd.Series = is_shared(records["neighbours_computing"], records["other_cores"])
     return shared
 
 

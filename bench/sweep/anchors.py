@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from bench.case import FOLLOWS, Case
 from bench.executors import Lane
+from bench.limits import is_shared
 from bench.record import REFUSED, RELIABLE, Outcome, Record
 from bench.report.anchors import (
     ALONE,
@@ -16,7 +17,6 @@ from bench.report.anchors import (
     Pace,
     Session,
     Verdict,
-    is_disturbed,
     read_pace,
 )
 from bench.sweep.crew import Crew
@@ -261,7 +261,7 @@ def _read(name: str, alone: Mapping[str, Record], busy: Mapping[str, Record]) ->
         record = records.get(name)
         if record and record.status in RELIABLE:
             m = record.measurement
-            if is_disturbed(m.neighbours_computing or 0, m.other_cores or 0.0):
+            if is_shared(m.neighbours_computing or 0, m.other_cores or 0.0):
                 disturbed += 1
                 continue
             pace = read_pace(m.step_time_median_s, m.step_time_mad_s, m.measured_steps)

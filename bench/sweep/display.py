@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from bench.case import Case
 from bench.executors import Event
+from bench.limits import is_shared
 from bench.record import MEASURED, Record, Status, Step
-from bench.report.anchors import is_disturbed
 from bench.report.quantities import GIB, write_number
 from bench.text import clean
 from bench.worker.messages import PhaseEntered
@@ -185,7 +185,7 @@ def _describe(record: Record) -> str:
         words.append("fake, not measured")
     if m.warmup_steady is False:
         words.append("step times not steady")
-    if is_disturbed(m.neighbours_computing or 0, m.other_cores or 0.0):
+    if is_shared(m.neighbours_computing or 0, m.other_cores or 0.0):
         words.append("shared with others")
     if record.status != "ok":
         words.append(f"{record.status}: {record.reason}")

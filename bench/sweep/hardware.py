@@ -42,7 +42,8 @@ _TOLD_APART: tuple[Callable[[Environment], str], ...] = (
 class Hardware:
     """A class of lanes whose rows can be compared.
 
-    ``folder`` is the name of its folder within --out, and empty where that is --out itself.
+    ``folder`` is the name of its folder within --out, and empty where that is --out itself;
+    `place_classes` gives it.
     """
 
     folder: str = ""
@@ -101,16 +102,7 @@ def examine_lanes(
     for lane, inputs in known:
         kind = find_kind(inputs.environments)
         classes.setdefault(kind, Hardware()).lanes.append((lane, inputs))
-    if len(classes) > 1:
-        name_classes(list(classes.values()))
     return list(classes.values())
-
-
-def name_classes(classes: Sequence[Hardware]) -> None:
-    """Give each class a folder of its own."""
-    names = name_folders([_take_first(hardware.environments) for hardware in classes])
-    for hardware, name in zip(classes, names, strict=True):
-        hardware.folder = name
 
 
 def place_classes(classes: Sequence[Hardware], out: Path) -> list[str]:
@@ -230,7 +222,7 @@ def expect_one(classes: Sequence[Hardware], why: str) -> Hardware:
         UsageError: there are several.
     """
     if len(classes) > 1:
-        kinds = ", ".join(hardware.folder for hardware in classes)
+        kinds = ", ".join(name_folders([_take_first(one.environments) for one in classes]))
         raise UsageError(
             f"--lanes: these are of several kinds ({kinds}), {why}; choose with "
             "CUDA_VISIBLE_DEVICES"

@@ -117,7 +117,7 @@ def open_part(
         UsageError: another sweep uses it, its rows cannot be compared with new ones, or it holds
             another shard.
     """
-    folder = out / hardware.folder if hardware.folder else out
+    folder = out / hardware.folder
     store = stores.enter_context(Store(folder, options.wait_s, say_waiting))
     inputs = hardware.inputs
     earlier = store.read_config() | ({CLASS: hardware.folder} if hardware.folder else {})
