@@ -398,10 +398,10 @@ def run_in_fork(
 
 
 LONG = re.compile(
-    r"bench\.(check|crosscheck|export|fit|overhead|rehearsal|scales|search)\b"
+    r"bench\.(check|crosscheck|export|fit|overhead|rehearsal|scales)\b"
     r"|--preset scaling|--figures|--format html"
 )
-"""Commands that take more than three seconds of a core."""
+"""Commands that take more than three seconds of a core, and that no other command needs."""
 
 
 @pytest.mark.parametrize(
