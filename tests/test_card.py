@@ -52,9 +52,9 @@ from bench.environment import Platform
 from bench.errors import UsageError
 from bench.record import Environment, Status
 from bench.store.cells import LOGS, RECORDS
+from bench.store.plans import plan_runs
 from bench.store.reader import read_records
 from bench.sweep.options import choose_cases, parse_arguments
-from bench.sweep.schedule import plan_runs
 from bench.wall.search import Ending
 
 ROOT = Path(__file__).parents[1]

@@ -19,11 +19,11 @@ from bench.errors import UsageError
 from bench.executors import fake
 from bench.merge import union
 from bench.merge.__main__ import main as merge
-from bench.merge.plans import MARK
 from bench.record import EpochRow, RankRow, Status, Step, WorkRow
 from bench.report.__main__ import main as report
 from bench.search.__main__ import main as search
 from bench.store.cells import LOGS, TRACES
+from bench.store.plans import JOINED, Shard, parse_shard
 from bench.store.reader import (
     read_epochs,
     read_ranks,
@@ -35,7 +35,7 @@ from bench.store.reader import (
 from bench.store.writer import Store
 from bench.sweep import __main__ as sweep
 from bench.sweep.options import parse_arguments, plan_cases
-from bench.sweep.shards import Shard, choose_part, estimate_cost, parse_shard, split_costs
+from bench.sweep.shards import choose_part, estimate_cost, split_costs
 
 ROOT = Path(__file__).parents[1]
 FAKE = ["--executor", "fake", "--device", "cpu", "--dataset", "synthetic", "--model", "dpn-small"]
@@ -379,7 +379,7 @@ def test_a_folder_without_its_configuration_is_joined_and_named(
     out = run(tmp_path / "a", GRID)
     (out / "config.json").unlink()
     join(tmp_path / "merged", out, rc=1)
-    assert "a has no config.json, so what it planned is not known" in capsys.readouterr().err
+    assert "a has no config.json that says what it planned" in capsys.readouterr().err
     assert len(read_records(tmp_path / "merged")) == 9
 
 
@@ -581,10 +581,10 @@ def test_plans_that_were_edited_are_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     merged = join(tmp_path / "merged", write_folder(tmp_path / "a", "aaaa", 0), rc=1)
-    (merged / MARK).write_text('{"folders": {"a": "1/2"}}')
+    (merged / JOINED).write_text('{"folders": {"a": "1/2"}}')
     before = read_files(merged)
     said = refuse(capsys, merged, write_folder(tmp_path / "b", "bbbb", 1))
-    assert f"{merged / MARK}: it is not as bench.merge wrote it" in said
+    assert f"{merged / JOINED}: it is not as bench.merge wrote it" in said
     assert read_files(merged) == before
 
 

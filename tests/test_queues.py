@@ -11,7 +11,7 @@ from textwrap import dedent
 
 import pytest
 
-from bench.merge.plans import MARK
+from bench.store.plans import JOINED
 from bench.store.reader import read_records
 
 ROOT = Path(__file__).parents[1]
@@ -114,5 +114,5 @@ def test_machines_over_ssh_make_the_sweep(place: Path) -> None:
     script = take_script("ssh").replace("--repeats 3", "--dataset synthetic --repeats 3")
     run(place, script)
     merged = place / "results" / "queued" / "merged"
-    assert (merged / MARK).exists()
+    assert (merged / JOINED).exists()
     assert len(read_records(merged)) == CASES * REPEATS + 3

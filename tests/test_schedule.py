@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from bench.case import Case, grid
 from bench.errors import UsageError
 from bench.record import Status
+from bench.store.plans import plan_runs
 from bench.store.reader import Past, Run
 from bench.sweep.options import build_parser, choose_cases, parse_arguments
-from bench.sweep.schedule import OomSkips, plan_runs, remaining_runs
+from bench.sweep.schedule import OomSkips, remaining_runs
 
 CASES = grid({"precision": ["fp32", "bf16"], "batch_size": [64, 128, 256]})
 SMALL, MIDDLE, LARGE = CASES[:3]

@@ -31,9 +31,9 @@ from bench.card.folder import (
 from bench.record import REPEATED, Status
 from bench.report.scalemap import read_scale_map, summarize_scale_map
 from bench.store.cells import LOGS, RECORDS
+from bench.store.plans import plan_runs
 from bench.store.reader import read_history, read_records
 from bench.sweep.options import parse_arguments, plan_cases
-from bench.sweep.schedule import plan_runs
 from bench.text import count
 from bench.wall.records import read_walls
 from bench.wall.search import ANSWERED, STEP, Ending

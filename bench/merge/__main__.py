@@ -12,11 +12,9 @@ from pathlib import Path
 
 from bench.case import telling_axes
 from bench.flags import Parser, describe, run_command, writable
-from bench.merge.plans import Plan, read_plans
 from bench.merge.sources import (
     Source,
     list_final_runs,
-    list_lost_shards,
     list_truncated_runs,
     read_source,
     refuse_fakes,
@@ -25,8 +23,8 @@ from bench.merge.sources import (
 )
 from bench.merge.union import claim, write_union
 from bench.store.attempts import keep_cases, keep_latest
+from bench.store.plans import Plan, list_lost_shards, parse_shard, read_plans
 from bench.store.writer import Store
-from bench.sweep.shards import parse_shard
 from bench.text import count
 
 _SHOWN = 10
@@ -124,11 +122,11 @@ def describe_gaps(union: Source, plans: Mapping[str, Plan]) -> Iterator[str]:
         yield f"shard {shard}; run its command, and merge its folder"
     final, truncated = list_final_runs(union.records), list_truncated_runs(union.records)
     for folder, plan in plans.items():
-        if plan.cases is None:
-            yield f"{folder} has no config.json, so what it planned is not known"
+        planned = plan.list_runs()
+        if planned is None:
+            yield f"{folder} has no config.json that says what it planned"
             continue
         made = final | truncated if plan.searched else final
-        planned = plan.list_runs()
         runs = [run for run in planned if run not in made]
         axes = telling_axes(case for case, _, _ in planned) if runs else []
         for case, repeat, sentinel in runs[:_SHOWN]:

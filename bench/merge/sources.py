@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bench.errors import UsageError
-from bench.merge.plans import MARK, MERGED, Plan
 from bench.record import COLUMNS, COMPARABLE, REPEATED
 from bench.store.attempts import find_truncated, find_unknown, number_groups
 from bench.store.cells import RECORDS
@@ -22,7 +21,6 @@ from bench.store.reader import (
     type_table,
 )
 from bench.store.writer import FILES, find_torn_tail
-from bench.sweep.shards import Shard
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -41,12 +39,6 @@ class Source:
     tables: dict[str, pa.Table]
     records: pd.DataFrame
     config: Mapping[str, Any] = field(default_factory=dict)
-
-    def list_own_plan(self) -> dict[str, Plan]:
-        """What its own sweep planned, by its folder; empty where it was only joined."""
-        if self.config.get(MERGED) or (not self.config and (self.folder / MARK).exists()):
-            return {}
-        return {str(self.folder.resolve()): Plan.of(self.config)}
 
 
 def read_source(folder: Path) -> Source:
@@ -134,15 +126,6 @@ def refuse_unlike(sources: Sequence[Source]) -> None:
             f"the records would not be comparable: {'; '.join(dict.fromkeys(differing))}; merge "
             "what is comparable into a folder each, or join all with --mix"
         )
-
-
-def list_lost_shards(shards: Sequence[Shard]) -> list[Shard]:
-    """The shards of which others are there, and they are not."""
-    whole = {
-        of: {Shard(number, of) for number in range(1, of + 1)} for of in {s.of for s in shards}
-    }
-    lost = set().union(*whole.values()) - set(shards)
-    return sorted(lost, key=lambda shard: (shard.of, shard.number))
 
 
 def list_final_runs(records: pd.DataFrame) -> set[Run]:

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bench.errors import UsageError
-from bench.merge.plans import MARK, MERGED, Plan, read_plans, write_plans
 from bench.merge.sources import Source
 from bench.record import COLUMNS
 from bench.store.cells import CONFIG, LOGS, RECORDS, TRACES
+from bench.store.plans import JOINED, MERGED, Plan, read_own_plan, read_plans, write_plans
 from bench.store.reader import type_table
 from bench.store.writer import FILES, write_table
 from bench.text import replace_file
@@ -35,7 +35,7 @@ def claim(out: Path) -> None:
         UsageError: a sweep is there that was not joined.
         OSError: it cannot be written.
     """
-    if (out / MARK).exists():
+    if (out / JOINED).exists():
         return
     if there := [name for name in (*FILES, CONFIG) if (out / name).exists()]:
         raise UsageError(
@@ -192,7 +192,8 @@ def _join(configs: Sequence[Mapping[str, Any]], part: str) -> dict[str, Any]:
 def join_plans(sources: Sequence[Source]) -> dict[str, Plan]:
     """What each folder's sweep planned: as the folder itself says now, where it is given."""
     plans = dict(chain.from_iterable(read_plans(s.folder).items() for s in reversed(sources)))
-    return plans | dict(chain.from_iterable(s.list_own_plan().items() for s in sources))
+    own = ((s.folder, read_own_plan(s.folder, s.config)) for s in sources)
+    return plans | {str(folder.resolve()): plan for folder, plan in own if plan}
 
 
 def write_union(out: Path, sources: Sequence[Source]) -> Source:

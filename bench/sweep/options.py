@@ -20,14 +20,14 @@ from bench.optimization import OPTIMIZERS, SCHEDULES
 from bench.precision import FP8_RECIPES, OPT_LEVELS, POLICIES, PRECISIONS
 from bench.preset import Preset, load_config, load_preset, preset_names, read_micro_batch
 from bench.record import Status
+from bench.store.plans import Shard, parse_shard, plan_runs
 from bench.sweep.schedule import (
     CHEAP_FRACTION,
     CHEAP_REPEATS,
     CHEAP_STEPS,
     default_repeats,
-    plan_runs,
 )
-from bench.sweep.shards import Shard, choose_part, default_folder, parse_shard
+from bench.sweep.shards import choose_part, default_folder
 from bench.wall.answer import Wall
 from bench.wall.records import name_family
 

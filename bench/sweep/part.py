@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from bench.case import Case
 from bench.executors import Executor
+from bench.store.plans import plan_runs
 from bench.store.reader import Past, Run, read_history
 from bench.store.writer import Store
 from bench.sweep.anchors import choose_anchors
@@ -26,7 +27,7 @@ from bench.sweep.preflight import (
     refuse_other_seeds,
 )
 from bench.sweep.probing import Searches
-from bench.sweep.schedule import OomSkips, plan_runs, remaining_runs
+from bench.sweep.schedule import OomSkips, remaining_runs
 from bench.sweep.shards import refuse_other_part
 from bench.wall.answer import Wall
 from bench.wall.search import MARGIN, STEP

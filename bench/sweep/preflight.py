@@ -25,10 +25,10 @@ from bench.models.weights import hash_weights
 from bench.optimization import count_warmup_steps
 from bench.precision import FP8_INSTALL, PRECISIONS, find_torchao, refuse_fp8
 from bench.record import COMPARABLE, MODEL_PARTS, Environment
+from bench.store.plans import SHARD
 from bench.store.reader import Past, Run, read_records
 from bench.sweep.options import Options
 from bench.sweep.schedule import choose_seed
-from bench.sweep.shards import KEY
 from bench.text import clean, count
 from bench.wall.records import name_family
 from bench.wall.search import list_sizes
@@ -554,7 +554,7 @@ def describe_config(
             for name, info in inputs.datasets.items()
         },
         **({"search": last} if last else {}),
-        **({KEY: str(options.shard)} if options.shard else {}),
+        **({SHARD: str(options.shard)} if options.shard else {}),
         **({"halving": halving} if halving else {}),
         **({CLASS: before[CLASS]} if CLASS in before else {}),
     }

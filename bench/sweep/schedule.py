@@ -1,4 +1,4 @@
-"""Which runs a sweep makes, in which order, and which it need not make."""
+"""How often a sweep makes each run, with which seed, and which runs it need not make."""
 
 from __future__ import annotations
 
@@ -42,16 +42,6 @@ def default_repeats(fractions: Sequence[Value], steps: Sequence[Value]) -> int:
 def _all_below(values: Sequence[Value], most: float) -> bool:
     """Whether there are values and each is a number of at most ``most``."""
     return bool(values) and all(isinstance(v, (int, float)) and v <= most for v in values)
-
-
-def plan_runs(cases: Sequence[Case], repeats: int) -> list[Run]:
-    """Every case ``repeats`` times, interleaved, so that drift of the machine hits all alike.
-
-    With repeats, the first case runs once more at the end: a sentinel, whose distance from its
-    first runs is the drift.
-    """
-    runs = [(case, repeat, False) for repeat in range(1, repeats + 1) for case in cases]
-    return [*runs, (cases[0], 1, True)] if repeats > 1 and cases else runs
 
 
 def choose_seed(run: Run, same_seed: bool) -> int:

@@ -5,19 +5,16 @@ What is planned is split from the command line alone, so that each job finds its
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from bench.case import Case
 from bench.errors import UsageError
+from bench.store.plans import SHARD, Shard
 from bench.text import count
 from bench.wall.records import name_family
-
-KEY = "shard"
-"""What a folder's configuration calls the shard that it holds."""
 
 START_IMAGES = 10_000
 """Images that the start of a run is counted as: nothing is known of the machine before it ran."""
@@ -26,39 +23,6 @@ EPOCH_IMAGES = 50_000
 
 SEARCH_RUNS = 10
 """Runs that a search for the largest batch and the cases that follow from it are counted as."""
-
-
-@dataclass(frozen=True)
-class Shard:
-    """One of ``of`` parts of a sweep, ``number`` from 1."""
-
-    number: int
-    of: int
-
-    def __str__(self) -> str:
-        """As ``--shard`` takes it."""
-        return f"{self.number}/{self.of}"
-
-    @property
-    def folder(self) -> str:
-        """What its folder is called where ``--out`` does not say."""
-        return f"shard-{self.number}-of-{self.of}"
-
-
-def parse_shard(text: str) -> Shard:
-    """Read a shard.
-
-    Raises:
-        UsageError: it is none.
-
-    >>> parse_shard("2/8")
-    Shard(number=2, of=8)
-    """
-    found = re.fullmatch(r"([0-9]{1,6})/([0-9]{1,6})", text)
-    shard = Shard(int(found[1]), int(found[2])) if found else Shard(0, 0)
-    if not 1 <= shard.number <= shard.of:
-        raise UsageError(f"--shard {text!r}: give K/N with K from 1 to N, such as 1/8")
-    return shard
 
 
 def split_costs(costs: Sequence[float], parts: int) -> list[int]:
@@ -141,7 +105,7 @@ def refuse_other_part(out: Path, config: Mapping[str, Any], shard: Shard | None)
     Raises:
         UsageError: it says which.
     """
-    there, now = str(config.get(KEY, "")), str(shard or "")
+    there, now = str(config.get(SHARD, "")), str(shard or "")
     if config and there != now:
         held = f"shard {there}" if there else "a sweep that is not split into shards"
         raise UsageError(

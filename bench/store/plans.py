@@ -1,0 +1,157 @@
+"""What sweeps planned into a folder, of which the rows may not all be there yet.
+
+A folder's configuration says what its own sweep planned. One that others are joined in remembers
+what the sweep of each planned.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from bench.case import AXES, Case, Value, parse_value
+from bench.errors import UsageError
+from bench.store.reader import Run
+from bench.text import replace_file
+
+JOINED = "merged.json"
+"""The file by which a folder is known to be of `bench.merge`: what was joined there."""
+
+MERGED = "merged"
+"""The key of a configuration that `bench.merge` wrote, whose cases no sweep planned together."""
+
+SHARD = "shard"
+"""What a folder's configuration calls the shard that it holds."""
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One of ``of`` parts of a sweep, ``number`` from 1."""
+
+    number: int
+    of: int
+
+    def __str__(self) -> str:
+        """As ``--shard`` takes it."""
+        return f"{self.number}/{self.of}"
+
+    @property
+    def folder(self) -> str:
+        """What its folder is called where ``--out`` does not say."""
+        return f"shard-{self.number}-of-{self.of}"
+
+
+def parse_shard(text: str) -> Shard:
+    """Read a shard.
+
+    Raises:
+        UsageError: it is none.
+
+    >>> parse_shard("2/8")
+    Shard(number=2, of=8)
+    """
+    found = re.fullmatch(r"([0-9]{1,6})/([0-9]{1,6})", text)
+    shard = Shard(int(found[1]), int(found[2])) if found else Shard(0, 0)
+    if not 1 <= shard.number <= shard.of:
+        raise UsageError(f"--shard {text!r}: give K/N with K from 1 to N, such as 1/8")
+    return shard
+
+
+def list_lost_shards(shards: Sequence[Shard]) -> list[Shard]:
+    """The shards of which others are there, and they are not."""
+    whole = {
+        of: {Shard(number, of) for number in range(1, of + 1)} for of in {s.of for s in shards}
+    }
+    lost = set().union(*whole.values()) - set(shards)
+    return sorted(lost, key=lambda shard: (shard.of, shard.number))
+
+
+def plan_runs(cases: Sequence[Case], repeats: int) -> list[Run]:
+    """Every case ``repeats`` times, interleaved, so that drift of the machine hits all alike.
+
+    With repeats, the first case runs once more at the end: a sentinel, whose distance from its
+    first runs is the drift.
+    """
+    runs = [(case, repeat, False) for repeat in range(1, repeats + 1) for case in cases]
+    return [*runs, (cases[0], 1, True)] if repeats > 1 and cases else runs
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a folder's sweep planned.
+
+    Attributes:
+        shard: as ``--shard`` takes it; empty for none.
+        cases: each as `bench.sweep.preflight.describe_config` writes it; None where not known.
+        searched: whether a search planned them, which ends the poorer ones early.
+    """
+
+    shard: str = ""
+    cases: Sequence[Mapping[str, str]] | None = None
+    repeats: int = 1
+    searched: bool = False
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any]) -> Plan:
+        """What a folder's configuration tells."""
+        return cls(
+            str(config.get(SHARD, "")),
+            config.get("cases"),
+            config.get("repeats", 1),
+            "halving" in config,
+        )
+
+    def list_runs(self) -> list[Run] | None:
+        """The runs that were planned; None where it is not known, or somebody edited it."""
+        if self.cases is None:
+            return None
+        try:
+            return plan_runs([_read_case(texts) for texts in self.cases], self.repeats)
+        except (UsageError, ValueError, TypeError):
+            return None
+
+
+def _read_case(texts: Mapping[str, str]) -> Case:
+    return Case(**{name: _read_value(name, texts[name]) for name in AXES if name in texts})  # type: ignore[arg-type]
+
+
+@cache
+def _read_value(name: str, text: str) -> Value:
+    return None if text == "" else parse_value(name, text, name)
+
+
+def read_plans(folder: Path) -> dict[str, Plan]:
+    """The plans of the folders that were joined in ``folder``, by their paths; empty for none.
+
+    Raises:
+        UsageError: the file that has them was edited.
+    """
+    file = folder / JOINED
+    try:
+        text = file.read_text(encoding="utf-8")
+    except OSError:
+        return {}
+    try:
+        return {name: Plan(**told) for name, told in json.loads(text)["folders"].items()}
+    except (ValueError, TypeError, KeyError, AttributeError):
+        raise UsageError(
+            f"{file}: it is not as bench.merge wrote it; restore it, or merge into a new folder"
+        ) from None
+
+
+def write_plans(folder: Path, plans: Mapping[str, Plan]) -> None:
+    """Write what `read_plans` reads."""
+    told = {name: asdict(plan) for name, plan in sorted(plans.items())}
+    replace_file(folder / JOINED, json.dumps({"folders": told}) + "\n")
+
+
+def read_own_plan(folder: Path, config: Mapping[str, Any]) -> Plan | None:
+    """What the folder's own sweep planned; None where others were only joined there."""
+    if config.get(MERGED) or (not config and (folder / JOINED).exists()):
+        return None
+    return Plan.of(config)
