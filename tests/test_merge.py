@@ -373,6 +373,29 @@ def test_a_trial_that_a_search_ended_early_is_not_missing(
     assert "repeat 1" in capsys.readouterr().err
 
 
+def test_a_report_of_what_is_not_complete_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, second, third = run_shards(tmp_path, GRID, 3)
+    records = second / "records.csv"
+    whole = records.read_text()
+    records.write_text("".join(whole.splitlines(keepends=True)[:-1]))
+    out = join(tmp_path / "all", first, second, rc=1)
+
+    def warn() -> str:
+        capsys.readouterr()
+        report([str(out)])
+        return " ".join(capsys.readouterr().out.split())
+
+    said = warn()
+    assert "all is without shard 3/3. Run it, and merge it with bench.merge." in said
+    assert "all has no row of 1 of the 6 runs that were planned" in said
+    assert "run the same command again, and merge its folder again." in said
+    records.write_text(whole)
+    join(out, second, third)
+    assert "Incomplete" not in warn()
+
+
 def test_a_folder_without_its_configuration_is_joined_and_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

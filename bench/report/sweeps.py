@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from bench.halving import Halving, read_halving
 from bench.record import STEP_COLUMNS
 from bench.store.cells import STEPS
+from bench.store.plans import Plan, read_own_plan, read_plans
 from bench.store.reader import (
     read_config,
     read_epochs,
@@ -40,6 +41,7 @@ class Sweep:
         step: images to which the largest batch was searched; None where it is not known.
         margin: share of memory that the recommended batch was to leave free.
         halving: the search for the best settings that its trials are of, if there was one.
+        plans: what was planned by its own sweep, or by those that were joined in its folder.
     """
 
     name: str
@@ -49,6 +51,7 @@ class Sweep:
     step: int | None = None
     margin: float = MARGIN
     halving: Halving | None = None
+    plans: Sequence[Plan] = ()
 
     def read_steps(self, most_bytes: float = math.inf) -> pd.DataFrame:
         """The steps of its records, the columns of `STEP_COLUMNS`; none if the file is larger."""
@@ -95,12 +98,13 @@ def read_sweep(path: Path, name: str = "") -> Sweep:
     """Read a sweep from its folder, or from a records file.
 
     Raises:
-        UsageError: there are no records, or they are not records.
+        UsageError: there are no records, they are not records, or as `read_plans`.
     """
     file = records_file(path)
     records, config = read_records(file), read_config(file.parent)
     command, search = config.get("command"), config.get("search")
     told = search if isinstance(search, dict) else {}
+    own = read_own_plan(file.parent, config)
     return Sweep(
         name or _name(path),
         file,
@@ -109,6 +113,7 @@ def read_sweep(path: Path, name: str = "") -> Sweep:
         step if isinstance(step := told.get("step"), int) and step > 0 else None,
         margin if isinstance(margin := told.get("margin"), float) and 0 <= margin < 1 else MARGIN,
         read_halving(config.get("halving")),
+        (*filter(None, [own]), *read_plans(file.parent).values()),
     )
 
 

@@ -150,7 +150,7 @@ def build(
     scale_maps = [read_scale_map(sweep.file.parent) for sweep in sweeps]
     for scales in filter(None, scale_maps):
         tables += _tabulate_scales(scales)
-    notices = warn(records, cases, everything)
+    notices = warn(records, cases, everything, sweeps)
     answered = answer(cases, machines, varying, probes, families)
     units = find_units(cases)
     return Report(

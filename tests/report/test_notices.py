@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 from dataclasses import replace
@@ -17,6 +18,7 @@ from bench.report import doubts, summaries
 from bench.report.drift import Steadiness, find_drifts
 from bench.report.notices import Notice, warn
 from bench.report.sweeps import read_sweep
+from bench.sweep.__main__ import main as run_sweep
 
 FP32 = Case()
 WHERE = ("sweep", "A card")
@@ -179,6 +181,40 @@ def test_what_the_same_command_runs_again_needs_no_flag(tmp_path: Path) -> None:
     failed = replace(cut, case=Case(batch_size=32), status=Status.ERROR)
     text = notices_of(read(tmp_path / "failed", [*runs((1, 1, 1)), cut, failed]))["No result"]
     assert text.endswith("Run them again with --retry error.")
+
+
+FAKE = ["--executor", "fake", "--precision", "fp32", "fp16", "--batch-size", "8", "16"]
+
+
+def say_gaps(folder: Path) -> str:
+    sweep = read_sweep(folder)
+    frame = summaries.read([sweep])
+    found = warn(frame, summaries.summarize(summaries.latest(frame)), sweeps=[sweep])
+    return " ".join(notice.text for notice in found if notice.label == "Incomplete")
+
+
+def test_what_was_planned_and_did_not_run_is_named(tmp_path: Path) -> None:
+    """A table from which rows are missing looks like a whole one."""
+    out = tmp_path / "sweep"
+    assert run_sweep([*FAKE, "--repeats", "2", "--out", str(out)]) == 0
+    assert say_gaps(out) == ""
+    file = out / "records.csv"
+    head, *lines = file.read_text().splitlines(keepends=True)
+    file.write_text("".join([head, *lines[:-2]]))
+    assert say_gaps(out) == (
+        "sweep has no row of 2 of the 9 runs that were planned (fp16 · loss scale 128 · batch size "
+        "16, fp32 · batch size 8). Unless it still runs, run the same command again."
+    )
+    # what was refused without a try has a row that says why
+    file.write_text("".join([head, *lines[:-2], lines[-2].replace(",ok,", ",oom,")]))
+    assert "1 of the 9 runs that were planned (fp32" in say_gaps(out)
+
+
+@pytest.mark.parametrize("cases", [None, 3, [3], [{"batch_size": "many"}], [{"precision": 7}]])
+def test_a_plan_that_somebody_edited_is_not_known(tmp_path: Path, cases: Any) -> None:
+    out = write_sweep(tmp_path / "sweep", [ran(1)])
+    (out / "config.json").write_text(json.dumps({"cases": cases}))
+    assert say_gaps(out) == ""
 
 
 FLAG = re.compile(r"--[a-z][-a-z]+")
