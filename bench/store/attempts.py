@@ -15,17 +15,24 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
+_LARGEST = 2**62  # the product of all axes' levels may be more, and then does not fit 64 bits
+
+
 def number_groups(frame: pd.DataFrame, names: Iterable[str]) -> pd.Series:
     """Number the rows so that two have one number exactly where they agree on ``names``."""
     import numpy as np
     import pandas as pd
 
-    codes = np.zeros(len(frame), dtype=np.int64)
+    codes, levels = np.zeros(len(frame), dtype=np.int64), 1
     for name in names:
-        levels, uniques = pd.factorize(frame[name], use_na_sentinel=False)
-        codes = codes * (len(uniques) + 1) + levels
-        # renumbered each time: the product of all axes may not fit 64 bits
-        codes = pd.factorize(codes)[0].astype(np.int64)
+        places, uniques = pd.factorize(frame[name], use_na_sentinel=False)
+        if len(uniques) < 2:  # most axes of most sweeps
+            continue
+        if levels * len(uniques) > _LARGEST:
+            codes, found = pd.factorize(codes)
+            levels = len(found)
+        codes, levels = codes * len(uniques) + places, levels * len(uniques)
+    codes = pd.factorize(codes)[0].astype(np.int64)
     return pd.Series(codes, index=frame.index)
 
 
