@@ -234,6 +234,16 @@ def _lengthen_for_energy(rows: pd.DataFrame) -> str:
     return f"Use {', or '.join(said)}."
 
 
+def _find_straggler(rows: pd.DataFrame) -> str:
+    shown = "See its rank in ranks.csv; python -m bench.doctor shows what else uses the"
+    if not (rows["device"] == "cuda").any():
+        return f"{shown} CPU."
+    return (
+        f"{shown} GPUs and the CPU, and nvidia-smi -q -d PERFORMANCE,TEMPERATURE whether one of "
+        "them is slowed."
+    )
+
+
 def _use_cifar10(rows: pd.DataFrame) -> str:
     given = [f"--{name}" for name in ("input", "classes") if (rows[name] != "").any()]
     without = f" without {' and '.join(given)}" if given else ""
@@ -476,8 +486,7 @@ DOUBTS: dict[str, Doubt] = {
             "straggler",
             f"One of the processes worked more than {100 * STRAGGLES:.0f} % longer than the median "
             "of the others, and all waited for it",
-            "Its rank and GPU stand in ranks.csv; python -m bench.doctor shows what else uses the "
-            "GPUs and the CPU, and nvidia-smi -q -d PERFORMANCE,TEMPERATURE whether one is slowed.",
+            _find_straggler,
             lambda r: r["straggle"] > STRAGGLES,
             fatal=False,
         ),

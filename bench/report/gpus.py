@@ -14,7 +14,7 @@ from statistics import fmean, variance
 from typing import TYPE_CHECKING
 
 from bench.case import AXES, FOLLOWS, LEGACY, SAME_QUESTION, Case, format_value
-from bench.limits import MIN_REPEATS
+from bench.limits import MIN_REPEATS, STEADY
 from bench.precision import PRECISIONS
 from bench.record import RELIABLE
 from bench.report.axes import Machines, find_varying, list_naming_axes, name_value
@@ -87,6 +87,11 @@ class Point:
     def efficiency(self) -> float:
         """Speed-up over the number of GPUs."""
         return self.speedup / self.gpus
+
+    @property
+    def beyond(self) -> bool:
+        """Whether N GPUs are more than N times as fast as one, by more than runs vary."""
+        return self.ends[0] > 1 if self.ends else self.efficiency > 1 + STEADY
 
     @property
     def exposed_error_s(self) -> float:
@@ -437,6 +442,8 @@ def _list_remarks(point: Point, line: Line) -> Iterator[str]:
     """What to know of a point that its case alone does not tell."""
     if line.base and line.base.row.beside and not (point is line.base or point.row.beside):
         yield f"against one {DOUBTS['beside'].remark}"
+    if point.beyond:
+        yield "above 100 %"
     if point.hidden:
         yield "exchange not above noise"
 
@@ -464,6 +471,12 @@ def _explain_lines(lines: Sequence[Line], strong: bool, what: str, again: bool) 
         f"Efficiency is the speed-up over the number of {what}. An epoch is as long as that of the "
         "slowest process."
     )
+    if any(point.beyond for line in lines for point in line.points):
+        yield (
+            f"Above 100 %: more {what} do not make each of them faster. The case on one was "
+            "slowed, or smaller batches take less time an item, as they may where the global batch "
+            "stays. Look at its remarks, and run both again on an idle machine with --repeats 5."
+        )
     if rows[0].device == "cpu":
         yield (
             "One process uses all cores of the CPU, and several share them: where N processes are "

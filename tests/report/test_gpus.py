@@ -139,6 +139,14 @@ def test_a_straggler_is_named_and_doubted(whole: Report) -> None:
     (notice,) = (n for n in whole.warnings if n.label == "Straggler")
     assert "ranks.csv" in notice.text
     assert "bench.doctor" in notice.text
+    assert "nvidia-smi" in notice.text
+
+
+def test_on_a_cpu_a_straggler_is_no_matter_of_cards(tmp_path: Path) -> None:
+    made = report(tmp_path, make_gpus_records("fp32", 64, 2, device="cpu", late=0.5))
+    (notice,) = (n for n in made.warnings if n.label == "Straggler")
+    assert "bench.doctor" in notice.text
+    assert "nvidia-smi" not in notice.text
 
 
 def test_of_two_processes_the_slower_is_held_against_the_other(tmp_path: Path) -> None:
@@ -313,6 +321,20 @@ def test_an_exchange_that_noise_hides_is_said_to_be(
     hidden = ["exchange not above noise"] if added < error else []
     told = [row[-1].text for row in table.rows] if table.heads[-1].name == "remarks" else []
     assert list(filter(None, told)) == hidden
+
+
+@pytest.mark.parametrize("repeats", [1, 3])
+def test_more_than_n_times_one_is_doubted(tmp_path: Path, repeats: int) -> None:
+    """Two GPUs are 2 % below twice one here; where that one was slowed by 10 %, they are above."""
+    one, two = (make_gpus_records("fp32", 512, gpus, repeats) for gpus in (1, 2))
+    table = take_table(scale(tmp_path / "a", one, two), "weak-scaling")
+    assert not any("above 100 %" in row[-1].text for row in table.rows)
+    assert not any("Above 100 %" in note for note in table.notes)
+    for record, *_ in one:
+        record.measurement.epoch_time_s *= 1.1
+    table = take_table(scale(tmp_path / "b", one, two), "weak-scaling")
+    assert ["above 100 %" in row[-1].text for row in table.rows] == [False, True]
+    assert any("The case on one was" in note for note in table.notes)
 
 
 def test_what_differs_between_runs_counts_where_it_is_more(tmp_path: Path) -> None:
