@@ -121,13 +121,18 @@ class LaneReading:
 
         All lanes are busy in the closing anchor too, so that what it differs in from the busy one
         is none of other lanes' doing. A lane may have drifted as much from the first anchor to the
-        second: that is added to the margin.
+        second: that is added to the margin, which is then that of what is left without it.
         """
-        alone = self.paces.get(ALONE)
-        busy, close = (compare(self.paces.get(kind), alone) for kind in (BUSY, CLOSE))
-        if busy is None or close is None:
-            return busy
-        return replace(busy, margin=busy.margin + abs(busy.share - close.share))
+        alone, busy, close = (self.paces.get(kind) for kind in (ALONE, BUSY, CLOSE))
+        found = compare(busy, alone)
+        if found is None or alone is None or busy is None or close is None:
+            return found
+        drift = abs(found.share - (close.step_s / alone.step_s - 1))
+        left = 1 + found.share - drift
+        # the busy one less what it lacks of the closing one, which is 2 busy - close; or closing
+        weight = 2 if close.step_s > busy.step_s else 0
+        error = math.hypot(weight * busy.step_s * busy.error, close.step_s * close.error)
+        return replace(found, margin=drift + math.hypot(error / alone.step_s, left * alone.error))
 
 
 @dataclass(frozen=True)
