@@ -5,17 +5,23 @@ The lanes are real: examined, started and lost as any others.
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 from bench.executors import Event, Job
+from bench.executors.ray.caretaker import MARK
 from bench.executors.ray.executor import RayExecutor
 from bench.executors.subprocess import SubprocessExecutor
 from bench.record import Measurement, Outcome, Status
 from bench.worker.messages import PhaseEntered
 
 CASE_S = 0.3
+
+BEGUN = "begun-"
+"""What a file in the cluster's folder is called that an actor touches when a case of it begins."""
 
 
 class BriefExecutor(SubprocessExecutor):
@@ -24,8 +30,9 @@ class BriefExecutor(SubprocessExecutor):
     def run(
         self, job: Job, on_event: Callable[[Event], None], stopping: Callable[[], bool]
     ) -> Outcome:
-        """Announce a phase, then wait."""
+        """Announce a phase, leave word that a case has begun, then wait."""
         on_event(PhaseEntered("epoch"))
+        (Path(os.environ[MARK]) / f"{BEGUN}{os.getpid()}").touch()
         until = time.monotonic() + CASE_S
         while time.monotonic() < until:
             if stopping():

@@ -19,6 +19,7 @@ from typing import Any
 
 import psutil
 import pytest
+from ray_sweep import BEGUN, CASE_S
 
 from bench.executors.ray.caretaker import MARK, find_marked
 from bench.store.reader import read_cases, read_records
@@ -73,6 +74,15 @@ def find_actors(folder: str) -> list[int]:
     return found
 
 
+def find_busy(folder: str) -> int | None:
+    """An actor whose case has only begun."""
+    for pid in find_actors(folder):
+        begun = Path(folder) / f"{BEGUN}{pid}"
+        if begun.exists() and time.time() - begun.stat().st_mtime < CASE_S / 2:
+            return pid
+    return None
+
+
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
     from ray.cluster_utils import Cluster
@@ -115,7 +125,8 @@ def test_nodes_actors_and_driver_are_killed(cluster: Any, tmp_path: Path) -> Non
             cluster.remove_node(nodes.pop(rng.randrange(len(nodes))), allow_graceful=False)
             nodes.append(add_node())
         elif kind == "actor":
-            os.kill(rng.choice(find_actors(cluster.folder)), signal.SIGKILL)
+            # of three kills at any moment, it happened that none hit a case
+            os.kill(wait_for(lambda: find_busy(cluster.folder)), signal.SIGKILL)
         else:
             sweep.kill()
             said += sweep.communicate()[1]
