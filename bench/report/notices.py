@@ -88,12 +88,15 @@ def warn(
 
 def _list_gaps(sweep: Sweep) -> Iterator[str]:
     """Say what was planned and has no row, also none that says why."""
-    joined = sweep.plans if len(sweep.plans) > 1 else ()
-    if lost := list_lost_shards([parse_shard(plan.shard) for plan in joined if plan.shard]):
+    shards = [parse_shard(plan.shard) for plan in sweep.joined if plan.shard]
+    if lost := list_lost_shards(shards):
         names = _list([f"shard {shard}" for shard in lost])
         it = "it" if len(lost) == 1 else "them"
         yield f"{sweep.name} is without {names}. Run {it}, and merge {it} with bench.merge."
-    planned = dict.fromkeys(run for plan in sweep.plans for run in plan.list_runs() or ())
+    plans = [*([sweep.plan] if sweep.plan else []), *sweep.joined]
+    planned = dict.fromkeys(run for plan in plans for run in plan.list_runs() or ())
+    if not planned:
+        return
     rows = sweep.records
     rows = rows[~rows["probe"].astype(bool) & (rows["anchor"] == "")]
     made = zip(read_cases(rows), rows["repeat"], rows["sentinel"], strict=True)
@@ -102,11 +105,10 @@ def _list_gaps(sweep: Sweep) -> Iterator[str]:
     if left:
         axes = telling_axes(case for case, _, _ in planned)
         names = _list(case.label(axes) for case, _, _ in left)
-        merge = ", and merge its folder again" if joined else ""
+        merge = ", and merge its folder again" if sweep.joined else ""
         yield (
             f"{sweep.name} has no row of {len(left):,} of the {count(len(planned), 'run')} that "
-            f"were planned ({names}). Unless it still runs, run the same command "
-            f"again{merge}."
+            f"were planned ({names}). Unless it still runs, run the same command again{merge}."
         )
 
 

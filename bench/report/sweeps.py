@@ -41,7 +41,8 @@ class Sweep:
         step: images to which the largest batch was searched; None where it is not known.
         margin: share of memory that the recommended batch was to leave free.
         halving: the search for the best settings that its trials are of, if there was one.
-        plans: what was planned by its own sweep, or by those that were joined in its folder.
+        plan: what its own sweep planned; None where it was only joined.
+        joined: what was planned by the sweeps that were joined in its folder.
     """
 
     name: str
@@ -51,7 +52,8 @@ class Sweep:
     step: int | None = None
     margin: float = MARGIN
     halving: Halving | None = None
-    plans: Sequence[Plan] = ()
+    plan: Plan | None = None
+    joined: Sequence[Plan] = ()
 
     def read_steps(self, most_bytes: float = math.inf) -> pd.DataFrame:
         """The steps of its records, the columns of `STEP_COLUMNS`; none if the file is larger."""
@@ -104,7 +106,6 @@ def read_sweep(path: Path, name: str = "") -> Sweep:
     records, config = read_records(file), read_config(file.parent)
     command, search = config.get("command"), config.get("search")
     told = search if isinstance(search, dict) else {}
-    own = read_own_plan(file.parent, config)
     return Sweep(
         name or _name(path),
         file,
@@ -113,7 +114,8 @@ def read_sweep(path: Path, name: str = "") -> Sweep:
         step if isinstance(step := told.get("step"), int) and step > 0 else None,
         margin if isinstance(margin := told.get("margin"), float) and 0 <= margin < 1 else MARGIN,
         read_halving(config.get("halving")),
-        (*filter(None, [own]), *read_plans(file.parent).values()),
+        read_own_plan(file.parent, config),
+        tuple(read_plans(file.parent).values()),
     )
 
 
