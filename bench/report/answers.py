@@ -19,6 +19,7 @@ from bench.report.cells import (
     iterate,
     name_case,
     remarks,
+    take_first,
     write_quantity,
     write_ratio,
 )
@@ -134,7 +135,7 @@ def _fastest(cases: pd.DataFrame, named: Sequence[str]) -> str:
             "Every case has a warning, so none is called the fastest. Lowest time: "
             f"{_name_doubted(doubted, named)}."
         )
-    row = next(iterate(good))
+    row = take_first(good)
     rivals = _find_rivals(row, timed)
     faster = doubted[doubted["epoch_time_s"] < row.epoch_time_s]
     few = row.repeats < MIN_REPEATS
@@ -226,7 +227,7 @@ def _against_fp32(row: Row, timed: pd.DataFrame) -> str:
     about = ESTIMATE if row.part < 1 else ""
     doubt = "" if (trusted & same).any() else " (the fp32 times have warnings)"
     # one in doubt is named only where none is better
-    best = next(iterate(timed[same & trusted] if (same & trusted).any() else timed[same]))
+    best = take_first(timed[same & trusted] if (same & trusted).any() else timed[same])
     speedup = best.epoch_time_s / row.epoch_time_s
     at_best = (
         f", {about}{speedup:.2f}× as fast as fp32 at its fastest (batch size {best.batch_size})"
@@ -255,7 +256,7 @@ def _against_other_fp32(row: Row, others: pd.DataFrame, settings: Sequence[str])
     unlike = unlike + (others["batch_size"] != row.batch_size)
     nearest = others[unlike == unlike.min()]
     trusted = doubts.trusted(nearest)
-    other = next(iterate(nearest[trusted] if trusted.any() else nearest))
+    other = take_first(nearest[trusted] if trusted.any() else nearest)
     doubt = "" if trusted.any() else " (that fp32 time has a warning)"
     differs = [
         f"{name_axis(name)} {format_value(getattr(other, name))}"

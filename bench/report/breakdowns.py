@@ -60,7 +60,7 @@ def divide_cases(steps: Mapping[int, Profiled], cases: pd.DataFrame) -> list[Div
         steps: of `bench.report.profiles.read_steps`.
         cases: of `bench.report.summaries.summarize`.
     """
-    rows = (row for row in iterate(cases) if row.cell in steps)
+    rows = iterate(cases[cases["cell"].isin(list(steps))])
     return [Divided(row, step, divide(step)) for row in rows for step in [steps[row.cell].step]]
 
 

@@ -37,6 +37,11 @@ def iterate(frame: pd.DataFrame) -> Iterator[Row]:
     return map(row._make, zip(*(column.tolist() for _, column in frame.items()), strict=True))
 
 
+def take_first(frame: pd.DataFrame) -> Row:
+    """The first row of a frame that has one, as `iterate` gives it."""
+    return next(iterate(frame.head(1)))
+
+
 @cache
 def _name_cells(columns: tuple[str, ...]) -> Any:
     return namedtuple("Row", columns, rename=True)  # type: ignore[misc]  # known when it runs

@@ -10,7 +10,7 @@ from bench.case import AXES, Case
 from bench.record import Status
 from bench.report import summaries
 from bench.report.axes import ORDER, list_naming_axes
-from bench.report.cells import ESTIMATE, iterate, name_case, outcome
+from bench.report.cells import ESTIMATE, iterate, name_case, outcome, take_first
 from bench.report.quantities import GIB, MEMORY, QUANTITIES, RSS, is_number
 from bench.report.spread import CONFIDENCE, Spread
 from bench.report.units import describe_units
@@ -27,7 +27,7 @@ def describe_constants(cases: pd.DataFrame, varying: Collection[str]) -> Iterato
     """
     if not len(cases):
         return
-    first = next(iterate(cases))
+    first = take_first(cases)
     same = [n for n in ("model", "dataset", "precision", "batch_size") if n not in varying]
     others = [
         name

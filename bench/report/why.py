@@ -69,12 +69,14 @@ def tabulate_expected(
         cases: of `bench.report.summaries.summarize`.
         effects: whose pairs of precisions are shown.
     """
-    rows = {row.cell: row for row in iterate(cases)}
     axes = list_naming_axes(find_varying(cases))
     quantity, lines = QUANTITIES["speedup"], []
     cells = [pair for effect in effects if effect.axis == "precision" for pair in effect.pairs]
-    for a, b in cells:
-        found = expect(steps[a].step, steps[b].step) if a in steps and b in steps else None
+    counted = [(a, b) for a, b in cells if a in steps and b in steps]
+    known = cases["cell"].isin([cell for pair in counted for cell in pair])
+    rows = {row.cell: row for row in iterate(cases[known])}
+    for a, b in counted:
+        found = expect(steps[a].step, steps[b].step)
         # compiled, both move less than was counted
         if found is None or rows[a].precision != "fp32" or rows[b].compile:
             continue

@@ -10,13 +10,12 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
-from bench.case import AXES, Case, Value, parse_value
+from bench.case import AXES, Case
 from bench.errors import UsageError
-from bench.store.reader import Run
+from bench.store.reader import Run, parse_axis
 from bench.text import replace_file
 
 JOINED = "merged.json"
@@ -117,12 +116,7 @@ class Plan:
 
 
 def _read_case(texts: Mapping[str, str]) -> Case:
-    return Case(**{name: _read_value(name, texts[name]) for name in AXES if name in texts})  # type: ignore[arg-type]
-
-
-@cache
-def _read_value(name: str, text: str) -> Value:
-    return None if text == "" else parse_value(name, text, name)
+    return Case(**{name: parse_axis(name, texts[name]) for name in AXES if name in texts})  # type: ignore[arg-type]
 
 
 def read_plans(folder: Path) -> dict[str, Plan]:

