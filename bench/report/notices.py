@@ -53,8 +53,9 @@ def warn(
     rows = latest(records)
     notices = []
     for doubt in DOUBTS.values():
-        hit = rows[rows[doubt.name]]
-        if len(hit):
+        doubted = rows[doubt.name]
+        if doubted.any():  # most are not, and a row has 250 columns
+            hit = rows[doubted]
             said = doubt.detail(hit) if doubt.detail else ""
             detail = f" ({said})" if said else ""
             label = doubt.remark[0].upper() + doubt.remark[1:]
@@ -168,7 +169,8 @@ def _describe_slowdowns(rows: pd.DataFrame) -> list[Notice]:
     rated = rows[rows[list(RATES)].notna().any(axis=1)]
     notices = []
     for _, here in rated.groupby(list(SAME_DEVICE), dropna=False, sort=False):
-        times = here.drop_duplicates(["sweep", *RATES]).to_dict("records")
+        told = here[["sweep", "started_at", "gpu", "cpu", *RATES]]
+        times = told.drop_duplicates(["sweep", *RATES]).to_dict("records")
         pairs = [(find_losses(now, before), now, before) for now in times for before in times]
         losses, now, before = max(pairs, key=lambda pair: max(pair[0].values(), default=0.0))
         if losses:

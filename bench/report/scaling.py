@@ -163,7 +163,7 @@ def find_families(
             tuple(rows[at] for at in places[number]),
             tuple(probed.get(cases["_memory"].iloc[places[number][0]], ())),
             int(cases["_group"].iloc[places[number][0]]),
-            _find_wall(cases.iloc[places[number][:1]], searches),
+            _find_wall(cases.iloc[places[number][:1]], searches) if searches else None,
         )
         for number in first
     ]

@@ -515,11 +515,14 @@ def _environments(cases: pd.DataFrame, machines: Machines) -> Table:
         "flags": "flags",
     }
     pairs = list(machines)[:MOST_SECTIONS]
+    parts = [
+        cases.loc[(cases["sweep"] == sweep) & (cases["machine"] == machine), list(names)]
+        for sweep, machine in pairs
+    ]
     rows = []
     for name, label in names.items():
         cells = []
-        for sweep, machine in pairs:
-            part = cases[(cases["sweep"] == sweep) & (cases["machine"] == machine)]
+        for part in parts:
             values = list_values(part, name)
             if name == "gpu_memory_bytes":
                 values = [f"{b / GIB:.1f} GiB" for b in part[name].dropna().unique()]
