@@ -387,15 +387,28 @@ def test_a_report_of_what_is_not_complete_says_so(
         report([str(out)])
         return " ".join(capsys.readouterr().out.split())
 
-    assert "all is without shard 2/3, shard 3/3. Run them, and merge them" in warn()
+    assert "all is without shard 2/3; shard 3/3. Run them, and merge them" in warn()
     join(out, second, rc=1)
     said = warn()
     assert "all is without shard 3/3. Run it, and merge it with bench.merge." in said
-    assert "all has no row of 1 of the 6 runs that were planned" in said
-    assert "run the same command again, and merge its folder again." in said
+    assert "all has no row of 1 of the 6 runs that its folders planned" in said
+    assert "run their commands and merge them again." in said
     records.write_text(whole)
     join(out, second, third)
     assert "Incomplete" not in warn()
+
+
+def test_a_sweep_in_the_merged_folder_makes_up_for_shards(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It has one sentinel, where each shard has its own."""
+    first, second, _ = run_shards(tmp_path, TWICE, 3)
+    records = second / "records.csv"
+    records.write_text("".join(records.read_text().splitlines(keepends=True)[:-1]))
+    out = run(join(tmp_path / "all", first, second, rc=1), TWICE)
+    capsys.readouterr()
+    report([str(out)])
+    assert "Incomplete" not in capsys.readouterr().out
 
 
 def test_a_folder_without_its_configuration_is_joined_and_named(

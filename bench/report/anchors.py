@@ -132,7 +132,8 @@ class LaneReading:
         # the busy one less what it lacks of the closing one, which is 2 busy - close; or closing
         weight = 2 if close.step_s > busy.step_s else 0
         error = math.hypot(weight * busy.step_s * busy.error, close.step_s * close.error)
-        return replace(found, margin=drift + math.hypot(error / alone.step_s, left * alone.error))
+        margin = drift + math.hypot(error / alone.step_s, left * alone.error)
+        return replace(found, margin=max(found.margin, margin))
 
 
 @dataclass(frozen=True)

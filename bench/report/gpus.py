@@ -90,8 +90,12 @@ class Point:
 
     @property
     def beyond(self) -> bool:
-        """Whether N GPUs are more than N times as fast as one, by more than runs vary."""
-        return self.ends[0] > 1 if self.ends else self.efficiency > 1 + STEADY
+        """Whether N GPUs are more than N times as fast as one, by more than runs should vary.
+
+        And by more than they do vary, where there are enough to tell.
+        """
+        sure = self.ends is None or self.ends[0] > 1
+        return self.gpus > 1 and self.efficiency > 1 + STEADY and sure
 
     @property
     def exposed_error_s(self) -> float:
@@ -465,18 +469,18 @@ def _explain_lines(lines: Sequence[Line], strong: bool, what: str, again: bool) 
     bases = {_name_base(line) for line in lines}
     if len(bases) == 1:
         yield f"Each is compared with {bases.pop()}."
-    if again:
-        return
-    yield (
-        f"Efficiency is the speed-up over the number of {what}. An epoch is as long as that of the "
-        "slowest process."
-    )
     if any(point.beyond for line in lines for point in line.points):
         yield (
             f"Above 100 %: more {what} do not make each of them faster. The case on one was "
             "slowed, or smaller batches take less time an item, as they may where the global batch "
             "stays. Look at its remarks, and run both again on an idle machine with --repeats 5."
         )
+    if again:
+        return
+    yield (
+        f"Efficiency is the speed-up over the number of {what}. An epoch is as long as that of the "
+        "slowest process."
+    )
     if rows[0].device == "cpu":
         yield (
             "One process uses all cores of the CPU, and several share them: where N processes are "

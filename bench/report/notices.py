@@ -6,22 +6,19 @@ Each notice says what was found, in how many runs, and which flag or command hel
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from bench.case import telling_axes
 from bench.diagnosis.rates import RATES, SAME_DEVICE, find_losses, write_losses
 from bench.limits import STEADY
 from bench.record import COMPARABLE, MEASURED, REPEATED, Status
 from bench.report.doubts import DOUBTS
 from bench.report.drift import Drift, Steadiness, find_drifts, write_moment
+from bench.report.gaps import describe_gaps
 from bench.report.summaries import find_wide, latest
 from bench.report.sweeps import Sweep
 from bench.store.attempts import find_unknown
-from bench.store.plans import list_lost_shards, parse_shard
-from bench.store.reader import read_cases
-from bench.text import count
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -80,37 +77,11 @@ def warn(
         mend = mend or "The same command of bench.sweep runs them again"
         text = f"{_count(failed, rows)}: {kinds}. {mend}."
         notices.append(Notice("No result", text))
-    notices += [Notice("Incomplete", text) for sweep in sweeps for text in _list_gaps(sweep)]
+    notices += [Notice("Incomplete", text) for sweep in sweeps for text in describe_gaps(sweep)]
     drifts = find_drifts(records if everything is None else everything)
     notices += [_describe_drift(*where, found) for where, found in drifts.items()]
     notices += _describe_slowdowns(rows)
     return notices + [Notice("Mixed environments", text) for text in _mixtures(rows)]
-
-
-def _list_gaps(sweep: Sweep) -> Iterator[str]:
-    """Say what was planned and has no row, also none that says why."""
-    shards = [parse_shard(plan.shard) for plan in sweep.joined if plan.shard]
-    if lost := list_lost_shards(shards):
-        names = _list([f"shard {shard}" for shard in lost])
-        it = "it" if len(lost) == 1 else "them"
-        yield f"{sweep.name} is without {names}. Run {it}, and merge {it} with bench.merge."
-    plans = [*([sweep.plan] if sweep.plan else []), *sweep.joined]
-    planned = dict.fromkeys(run for plan in plans for run in plan.list_runs() or ())
-    if not planned:
-        return
-    rows = sweep.records
-    rows = rows[~rows["probe"].astype(bool) & (rows["anchor"] == "")]
-    made = zip(read_cases(rows), rows["repeat"], rows["sentinel"], strict=True)
-    done = {(case, int(repeat), bool(sentinel)) for case, repeat, sentinel in made}
-    left = [run for run in planned if run not in done]
-    if left:
-        axes = telling_axes(case for case, _, _ in planned)
-        names = _list(case.label(axes) for case, _, _ in left)
-        merge = ", and merge its folder again" if sweep.joined else ""
-        yield (
-            f"{sweep.name} has no row of {len(left):,} of the {count(len(planned), 'run')} that "
-            f"were planned ({names}). Unless it still runs, run the same command again{merge}."
-        )
 
 
 def _determinism(cases: pd.DataFrame) -> list[Notice]:

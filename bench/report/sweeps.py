@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
 
+from bench.errors import UsageError
 from bench.halving import Halving, read_halving
 from bench.record import STEP_COLUMNS
-from bench.store.cells import STEPS
+from bench.store.cells import RECORDS, STEPS
 from bench.store.plans import Plan, read_own_plan, read_plans
 from bench.store.reader import (
     read_config,
@@ -41,8 +43,9 @@ class Sweep:
         step: images to which the largest batch was searched; None where it is not known.
         margin: share of memory that the recommended batch was to leave free.
         halving: the search for the best settings that its trials are of, if there was one.
-        plan: what its own sweep planned; None where it was only joined.
-        joined: what was planned by the sweeps that were joined in its folder.
+        plan: what its own sweep planned, by its last command; None where it was only joined, and
+            for a records file by itself.
+        joined: what was planned by the sweeps that were joined in its folder, where it is known.
     """
 
     name: str
@@ -100,12 +103,15 @@ def read_sweep(path: Path, name: str = "") -> Sweep:
     """Read a sweep from its folder, or from a records file.
 
     Raises:
-        UsageError: there are no records, they are not records, or as `read_plans`.
+        UsageError: there are no records, or they are not records.
     """
     file = records_file(path)
     records, config = read_records(file), read_config(file.parent)
     command, search = config.get("command"), config.get("search")
     told = search if isinstance(search, dict) else {}
+    whole, joined = file.name == RECORDS, dict[str, Plan]()
+    with suppress(UsageError):  # bench.merge refuses what somebody edited
+        joined = read_plans(file.parent) if whole else {}
     return Sweep(
         name or _name(path),
         file,
@@ -114,8 +120,8 @@ def read_sweep(path: Path, name: str = "") -> Sweep:
         step if isinstance(step := told.get("step"), int) and step > 0 else None,
         margin if isinstance(margin := told.get("margin"), float) and 0 <= margin < 1 else MARGIN,
         read_halving(config.get("halving")),
-        read_own_plan(file.parent, config),
-        tuple(read_plans(file.parent).values()),
+        read_own_plan(file.parent, config) if whole else None,
+        tuple(joined.values()),
     )
 
 

@@ -24,6 +24,8 @@ JOINED = "merged.json"
 MERGED = "merged"
 """The key of a configuration that `bench.merge` wrote, whose cases no sweep planned together."""
 
+_MOST_RUNS = 10_000_000  # of a plan that is believed
+
 SHARD = "shard"
 """What a folder's configuration calls the shard that it holds."""
 
@@ -97,12 +99,19 @@ class Plan:
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Plan:
-        """What a folder's configuration tells."""
-        return cls(
-            str(config.get(SHARD, "")),
-            config.get("cases"),
-            config.get("repeats", 1),
-            "halving" in config,
+        """What a folder's configuration tells; of one that somebody edited, nothing is known."""
+        shard, repeats = config.get(SHARD, ""), config.get("repeats", 1)
+        plan = cls(shard, config.get("cases"), repeats, "halving" in config)
+        return plan if plan.is_sound() else cls()
+
+    def is_sound(self) -> bool:
+        """Whether it is as `describe_config` writes it, as far as can be seen without its cases."""
+        return (
+            (self.shard == "" or _is_shard(self.shard))
+            and isinstance(self.cases, list | None)
+            and all(isinstance(texts, dict) and texts for texts in self.cases or ())
+            and isinstance(self.repeats, int)
+            and 1 <= self.repeats <= _MOST_RUNS // max(1, len(self.cases or ()))
         )
 
     def list_runs(self) -> list[Run] | None:
@@ -111,8 +120,15 @@ class Plan:
             return None
         try:
             return plan_runs([_read_case(texts) for texts in self.cases], self.repeats)
-        except (UsageError, ValueError, TypeError):
+        except (UsageError, TypeError):
             return None
+
+
+def _is_shard(text: object) -> bool:
+    try:
+        return isinstance(text, str) and bool(parse_shard(text))
+    except UsageError:
+        return False
 
 
 def _read_case(texts: Mapping[str, str]) -> Case:
@@ -128,14 +144,16 @@ def read_plans(folder: Path) -> dict[str, Plan]:
     file = folder / JOINED
     try:
         text = file.read_text(encoding="utf-8")
+        plans = {name: Plan(**told) for name, told in json.loads(text)["folders"].items()}
     except OSError:
         return {}
-    try:
-        return {name: Plan(**told) for name, told in json.loads(text)["folders"].items()}
     except (ValueError, TypeError, KeyError, AttributeError):
+        plans = None
+    if plans is None or not all(plan.is_sound() for plan in plans.values()):
         raise UsageError(
             f"{file}: it is not as bench.merge wrote it; restore it, or merge into a new folder"
-        ) from None
+        )
+    return plans
 
 
 def write_plans(folder: Path, plans: Mapping[str, Plan]) -> None:

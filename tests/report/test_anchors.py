@@ -187,6 +187,16 @@ def test_drift_is_seldom_called_interference(
     assert least <= slowed / tries <= most
 
 
+@pytest.mark.parametrize("busy", [0.103, 0.1005])
+def test_the_interval_is_at_least_that_of_the_two_anchors(busy: float) -> None:
+    """The closing anchor, however exact, makes the busy one no more exact."""
+    paces = {ALONE: Pace(0.1, 0.002), BUSY: Pace(busy, 0.05), CLOSE: Pace(busy, 0.002)}
+    found = LaneReading("a", "", paces).interference
+    assert found is not None
+    assert found.margin >= 0.05
+    assert found.verdict is Verdict.UNKNOWN
+
+
 def test_lanes_that_took_turns_have_drift_and_no_interference() -> None:
     lane = LaneReading("a", "", {ALONE: Pace(0.1, 0), CLOSE: Pace(0.12, 0)})
     assert lane.interference is None

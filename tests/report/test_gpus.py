@@ -337,6 +337,32 @@ def test_more_than_n_times_one_is_doubted(tmp_path: Path, repeats: int) -> None:
     assert any("The case on one was" in note for note in table.notes)
 
 
+def test_each_table_explains_its_own_remarks(tmp_path: Path) -> None:
+    """By strong scaling only; what both have in common stands below the first of them."""
+    one, two, half = (
+        make_gpus_records("fp32", size, gpus) for size, gpus in ((512, 1), (512, 2), (256, 2))
+    )
+    for (record, *_), (base, *_) in zip(half, one, strict=True):
+        assert base.measurement.epoch_time_s
+        record.measurement.epoch_time_s = 0.4 * base.measurement.epoch_time_s
+    made = scale(tmp_path, one, two, half)
+    explained = {
+        name: any("Above 100 %" in note for note in take_table(made, f"{name}-scaling").notes)
+        for name in ("weak", "strong")
+    }
+    assert explained == {"weak": False, "strong": True}
+
+
+def test_ddp_on_one_gpu_is_not_more_gpus(tmp_path: Path) -> None:
+    alone, on_one = (make_gpus_records("fp32", 64, 1, parallel=way) for way in ("none", "ddp"))
+    for record, *_ in alone:
+        record.measurement.epoch_time_s *= 1.5
+    made = scale(tmp_path, alone, on_one, make_gpus_records("fp32", 64, 4))
+    table = take_table(made, "weak-scaling")
+    assert read(table, "world_size") == [1, 1, 4]
+    assert ["above 100 %" in row[-1].text for row in table.rows] == [False, False, True]
+
+
 def test_what_differs_between_runs_counts_where_it_is_more(tmp_path: Path) -> None:
     records = make_gpus_records("fp32", 64, 2, 3)
     for record, added in zip(records, (0.001, 0.005, 0.009), strict=True):

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from made_up import GIB, ROOT, make_record, measured, write_sweep
 
-from bench.case import Case
+from bench.case import AXES, Case, format_value
 from bench.record import Record, Status
 from bench.report import doubts, summaries
 from bench.report.drift import Steadiness, find_drifts
@@ -202,19 +202,44 @@ def test_what_was_planned_and_did_not_run_is_named(tmp_path: Path) -> None:
     head, *lines = file.read_text().splitlines(keepends=True)
     file.write_text("".join([head, *lines[:-2]]))
     assert say_gaps(out) == (
-        "sweep has no row of 2 of the 9 runs that were planned (fp16 · loss scale 128 · batch size "
-        "16, fp32 · batch size 8). Unless it still runs, run the same command again."
+        "sweep has no row of 2 of the 9 runs that its last command planned (fp16 · loss scale 128 "
+        "· batch size 16, repeat 2; fp32 · batch size 8, sentinel). Unless it still runs, run that "
+        "command again."
     )
     # what was refused without a try has a row that says why
     file.write_text("".join([head, *lines[:-2], lines[-2].replace(",ok,", ",oom,")]))
-    assert "1 of the 9 runs that were planned (fp32" in say_gaps(out)
+    assert "1 of the 9 runs that its last command planned (fp32" in say_gaps(out)
+    # rows by themselves were not planned by anybody
+    (out / "mine.csv").write_text("".join([head, lines[0]]))
+    assert say_gaps(out / "mine.csv") == ""
 
 
-@pytest.mark.parametrize("cases", [None, 3, [3], [{"batch_size": "many"}], [{"precision": 7}]])
-def test_a_plan_that_somebody_edited_is_not_known(tmp_path: Path, cases: Any) -> None:
+def test_a_missing_case_is_named_by_what_tells_it_from_the_rows(tmp_path: Path) -> None:
     out = write_sweep(tmp_path / "sweep", [ran(1)])
-    (out / "config.json").write_text(json.dumps({"cases": cases}))
+    texts = {name: format_value(getattr(Case(seed=7), name)) for name in AXES}
+    (out / "config.json").write_text(json.dumps({"cases": [texts]}))
+    assert say_gaps(out).startswith(
+        "sweep has no row of the only run that its last command planned (fp32 · batch size 128 · "
+        "seed 7)."
+    )
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        *({"cases": cases} for cases in (None, 3, "abc", [3], [{}], {"a": 1})),
+        *({"cases": [case]} for case in ({"batch_size": "many"}, {"precision": 7})),
+        *({"cases": [{"seed": "1"}], "repeats": n} for n in (10**9, 0, None, "2", 1e3)),
+        *({"cases": [{"seed": "1"}], "shard": shard} for shard in (3, "x", "3/2")),
+    ],
+)
+def test_a_plan_that_somebody_edited_is_not_known(tmp_path: Path, config: Any) -> None:
+    out = write_sweep(tmp_path / "sweep", [ran(1)])
+    (out / "config.json").write_text(json.dumps(config))
     assert say_gaps(out) == ""
+    for text in ("", '{"fol', json.dumps({"folders": {"a": config}}), "\udcff"):
+        (out / "merged.json").write_text(text, errors="surrogateescape")
+        assert say_gaps(out) == ""
 
 
 FLAG = re.compile(r"--[a-z][-a-z]+")

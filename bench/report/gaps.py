@@ -1,0 +1,68 @@
+"""What was planned and has no row: a table from which rows are missing looks like a whole one."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator
+
+from bench.case import Case, telling_axes
+from bench.report.sweeps import Sweep
+from bench.store.plans import list_lost_shards, parse_shard
+from bench.store.reader import Run, read_cases
+from bench.text import count
+
+_NAMED = 4  # of the runs that are missing
+
+
+def describe_gaps(sweep: Sweep) -> Iterator[str]:
+    """Say which shards of a joined folder are missing, and which runs have no row of any kind.
+
+    A row of another environment is a row: the sweep knows better, and runs it again.
+    """
+    # a sweep in the joined folder makes itself what it plans, and closes with its own sentinel
+    own = [] if sweep.plan is None else (sweep.plan.list_runs() or [])
+    joined = [run for plan in sweep.joined for run in plan.list_runs() or ()]
+    if sweep.plan is not None:
+        joined = [run for run in joined if not run[2]]
+    else:
+        shards = [parse_shard(plan.shard) for plan in sweep.joined if plan.shard]
+        if lost := list_lost_shards(shards):
+            it = "it" if len(lost) == 1 else "them"
+            yield (
+                f"{sweep.name} is without {_list(f'shard {shard}' for shard in lost)}. "
+                f"Run {it}, and merge {it} with bench.merge."
+            )
+    planned = dict.fromkeys([*own, *joined])
+    if not planned:
+        return
+    rows = sweep.records
+    rows = rows[~rows["probe"].astype(bool) & (rows["anchor"] == "")]
+    made = zip(read_cases(rows), rows["repeat"], rows["sentinel"], strict=True)
+    done = {(case, int(repeat), bool(sentinel)) for case, repeat, sentinel in made}
+    left = [run for run in planned if run not in done]
+    if not left:
+        return
+    known = {case for case, _, _ in done}
+    axes = telling_axes(known | {case for case, _, _ in planned})
+    runs = f"{len(left):,} of the {count(len(planned), 'run')}"
+    who, mend = (
+        ("its last command", "it still runs, run that command again")
+        if {*left} <= {*own}
+        else ("its folders", "they still grow, run their commands and merge them again")
+    )
+    yield (
+        f"{sweep.name} has no row of {runs if len(planned) > 1 else 'the only run'} that {who} "
+        f"planned ({_list(_name_run(run, axes, known) for run in left)}). Unless {mend}."
+    )
+
+
+def _name_run(run: Run, axes: Iterable[str], known: Collection[Case]) -> str:
+    """Name a run by its case, and where others of this case have rows, by which of them it is."""
+    case, repeat, sentinel = run
+    which = "sentinel" if sentinel else f"repeat {repeat}"
+    return f"{case.label(axes)}, {which}" if case in known else case.label(axes)
+
+
+def _list(names: Iterable[str]) -> str:
+    each = list(dict.fromkeys(names))
+    more = f" and {len(each) - _NAMED:,} more" if len(each) > _NAMED else ""
+    return "; ".join(each[:_NAMED]) + more
