@@ -382,10 +382,12 @@ def test_a_report_of_what_is_not_complete_says_so(
     records.write_text("".join(whole.splitlines(keepends=True)[:-1]))
     out = join(tmp_path / "all", first, rc=1)
 
-    def warn() -> str:
+    def warn(folder: Path = out) -> str:
         capsys.readouterr()
-        report([str(out)])
+        report([str(folder)])
         return " ".join(capsys.readouterr().out.split())
+
+    assert "shard-1-of-3 is shard 1/3 of a sweep. Join all with bench.merge." in warn(first)
 
     assert "all is without shard 2/3; shard 3/3. Run them, and merge them" in warn()
     join(out, second, rc=1)

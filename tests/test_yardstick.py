@@ -26,7 +26,10 @@ from bench.doctor.rates import SECONDS, Yardstick, choose_seconds, describe_rate
 from bench.errors import UsageError
 from bench.precision import Arithmetic
 from bench.record import Environment, WorkRow
+from bench.report import summaries
 from bench.report.__main__ import main as report
+from bench.report.notices import warn
+from bench.report.sweeps import read_sweep
 from bench.store.writer import Store
 from bench.sweep.__main__ import main as sweep
 from bench.sweep.slowdown import describe_slowdown, recall_rates
@@ -209,6 +212,16 @@ def test_a_report_names_the_slower_of_two_times(
     assert "float32 products −40 %." in out
     assert report(both[:1]) == 0
     assert "Slower device" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("lane", "told"), [("cpu0", True), ("cpu1", False)])
+def test_two_lanes_are_not_one_device_at_two_times(lane: str, told: bool, tmp_path: Path) -> None:
+    """How they differ, their anchors tell."""
+    write_sweep(tmp_path, lane="cpu0", **FASTER)
+    write_sweep(tmp_path, lane=lane, repeat=2, **SLOWER)
+    rows = summaries.read([read_sweep(tmp_path)])
+    labels = [notice.label for notice in warn(rows, summaries.summarize(summaries.latest(rows)))]
+    assert ("Slower device" in labels) is told
 
 
 def test_compare_tells_rates_that_differ(sweeps: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator
 
 from bench.case import Case, telling_axes
+from bench.record import REPEATED
 from bench.report.sweeps import Sweep
 from bench.store.plans import list_lost_shards, parse_shard
 from bench.store.reader import Run, read_cases
@@ -14,7 +15,7 @@ _NAMED = 4  # of the runs that are missing
 
 
 def describe_gaps(sweep: Sweep) -> Iterator[str]:
-    """Say which shards of a joined folder are missing, and which runs have no row of any kind.
+    """Say which shards of a joined folder are missing, and which runs have no row.
 
     A row of another environment is a row: the sweep knows better, and runs it again.
     """
@@ -31,11 +32,15 @@ def describe_gaps(sweep: Sweep) -> Iterator[str]:
                 f"{sweep.name} is without {_list(f'shard {shard}' for shard in lost)}. "
                 f"Run {it}, and merge {it} with bench.merge."
             )
+    if sweep.plan is not None and sweep.plan.shard:
+        yield f"{sweep.name} is shard {sweep.plan.shard} of a sweep. Join all with bench.merge."
     planned = dict.fromkeys([*own, *joined])
     if not planned:
         return
     rows = sweep.records
-    rows = rows[~rows["probe"].astype(bool) & (rows["anchor"] == "")]
+    # of other runs that did not end, the notice "No result" tells
+    cut = rows["sentinel"].astype(bool) & rows["status"].isin(list(REPEATED))
+    rows = rows[~rows["probe"].astype(bool) & (rows["anchor"] == "") & ~cut]
     made = zip(read_cases(rows), rows["repeat"], rows["sentinel"], strict=True)
     done = {(case, int(repeat), bool(sentinel)) for case, repeat, sentinel in made}
     left = [run for run in planned if run not in done]

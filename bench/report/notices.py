@@ -74,7 +74,7 @@ def warn(
         kinds = ", ".join(f"{n:,} {end}" for end, n in ends.items())
         asked = [s for s in dict.fromkeys(failed["status"]) if s not in REPEATED]
         mend = f"Run them again with --retry {' '.join(asked)}" if asked else ""
-        mend = mend or "The same command of bench.sweep runs them again"
+        mend = mend or "The same command runs them again"
         text = f"{_count(failed, rows)}: {kinds}. {mend}."
         notices.append(Notice("No result", text))
     notices += [Notice("Incomplete", text) for sweep in sweeps for text in describe_gaps(sweep)]
@@ -139,7 +139,8 @@ def _describe_slowdowns(rows: pd.DataFrame) -> list[Notice]:
     """Devices that were measured to do less at one time than at another, each at its worst."""
     rated = rows[rows[list(RATES)].notna().any(axis=1)]
     notices = []
-    for _, here in rated.groupby(list(SAME_DEVICE), dropna=False, sort=False):
+    # how lanes differ from each other, their anchors tell
+    for _, here in rated.groupby([*SAME_DEVICE, "lane"], dropna=False, sort=False):
         told = here[["sweep", "started_at", "gpu", "cpu", *RATES]]
         times = told.drop_duplicates(["sweep", *RATES]).to_dict("records")
         pairs = [(find_losses(now, before), now, before) for now in times for before in times]

@@ -177,7 +177,7 @@ def test_what_the_same_command_runs_again_needs_no_flag(tmp_path: Path) -> None:
     cut = ran(1, case=Case(batch_size=8), status=Status.INTERRUPTED, epoch_time_s=None)
     lost = replace(cut, case=Case(batch_size=16), status=Status.LOST)
     text = notices_of(read(tmp_path, [*runs((1, 1, 1)), cut, lost]))["No result"]
-    assert text.endswith("1 interrupted, 1 lost. The same command of bench.sweep runs them again.")
+    assert text.endswith("1 interrupted, 1 lost. The same command runs them again.")
     failed = replace(cut, case=Case(batch_size=32), status=Status.ERROR)
     text = notices_of(read(tmp_path / "failed", [*runs((1, 1, 1)), cut, failed]))["No result"]
     assert text.endswith("Run them again with --retry error.")
@@ -209,6 +209,12 @@ def test_what_was_planned_and_did_not_run_is_named(tmp_path: Path) -> None:
     # what was refused without a try has a row that says why
     file.write_text("".join([head, *lines[:-2], lines[-2].replace(",ok,", ",oom,")]))
     assert "1 of the 9 runs that its last command planned (fp32" in say_gaps(out)
+    # a sentinel that was stopped shows no drift
+    cut = lines[-1].replace(",ok,", ",interrupted,")
+    file.write_text("".join([head, *lines[:-1], cut]))
+    assert "1 of the 9 runs that its last command planned (fp32 · batch size 8, sentinel)" in (
+        say_gaps(out)
+    )
     # rows by themselves were not planned by anybody
     (out / "mine.csv").write_text("".join([head, lines[0]]))
     assert say_gaps(out / "mine.csv") == ""
