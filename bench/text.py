@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
@@ -102,6 +102,16 @@ def last_line(text: str) -> str:
 def count(number: int, thing: str) -> str:
     """Write a number of things: ``1 epoch``, ``1,200 epochs``."""
     return f"{number:,} {thing}" + ("s" if number != 1 else "")
+
+
+def name_first(names: Sequence[str], most: int, between: str = ", ") -> str:
+    """Name the first few, and say how many more there are.
+
+    >>> name_first(["a", "b", "c"], 2)
+    'a, b and 1 more'
+    """
+    more = f" and {len(names) - most:,} more" if len(names) > most else ""
+    return between.join(names[:most]) + more
 
 
 def say_left_out(number: int, thing: str) -> str:

@@ -9,7 +9,7 @@ from bench.record import REPEATED
 from bench.report.sweeps import Sweep
 from bench.store.plans import list_lost_shards, parse_shard
 from bench.store.reader import Run, read_cases
-from bench.text import count
+from bench.text import count, name_first
 
 _NAMED = 4  # of the runs that are missing
 
@@ -19,21 +19,18 @@ def describe_gaps(sweep: Sweep) -> Iterator[str]:
 
     A row of another environment is a row: the sweep knows better, and runs it again.
     """
-    # a sweep in the joined folder makes itself what it plans, and closes with its own sentinel
-    own = [] if sweep.plan is None else (sweep.plan.list_runs() or [])
-    joined = [run for plan in sweep.joined for run in plan.list_runs() or ()]
-    if sweep.plan is not None:
-        joined = [run for run in joined if not run[2]]
-    else:
+    if sweep.plan is None:
         shards = [parse_shard(plan.shard) for plan in sweep.joined if plan.shard]
         if lost := list_lost_shards(shards):
             it = "it" if len(lost) == 1 else "them"
-            yield (
-                f"{sweep.name} is without {_list(f'shard {shard}' for shard in lost)}. "
-                f"Run {it}, and merge {it} with bench.merge."
-            )
-    if sweep.plan is not None and sweep.plan.shard:
+            names = name_first([f"shard {shard}" for shard in lost], _NAMED, "; ")
+            yield f"{sweep.name} is without {names}. Run {it}, and merge {it} with bench.merge."
+    elif sweep.plan.shard:
         yield f"{sweep.name} is shard {sweep.plan.shard} of a sweep. Join all with bench.merge."
+    own = (sweep.plan and sweep.plan.list_runs()) or []
+    joined = [run for plan in sweep.joined for run in plan.list_runs() or ()]
+    if sweep.plan:  # a sweep in the joined folder closes with its own sentinel
+        joined = [run for run in joined if not run[2]]
     planned = dict.fromkeys([*own, *joined])
     if not planned:
         return
@@ -48,6 +45,9 @@ def describe_gaps(sweep: Sweep) -> Iterator[str]:
         return
     known = {case for case, _, _ in done}
     axes = telling_axes(known | {case for case, _, _ in planned})
+    names = name_first(
+        list(dict.fromkeys(_name_run(run, axes, known) for run in left)), _NAMED, "; "
+    )
     runs = f"{len(left):,} of the {count(len(planned), 'run')}"
     who, mend = (
         ("its last command", "it still runs, run that command again")
@@ -56,7 +56,7 @@ def describe_gaps(sweep: Sweep) -> Iterator[str]:
     )
     yield (
         f"{sweep.name} has no row of {runs if len(planned) > 1 else 'the only run'} that {who} "
-        f"planned ({_list(_name_run(run, axes, known) for run in left)}). Unless {mend}."
+        f"planned ({names}). Unless {mend}."
     )
 
 
@@ -65,9 +65,3 @@ def _name_run(run: Run, axes: Iterable[str], known: Collection[Case]) -> str:
     case, repeat, sentinel = run
     which = "sentinel" if sentinel else f"repeat {repeat}"
     return f"{case.label(axes)}, {which}" if case in known else case.label(axes)
-
-
-def _list(names: Iterable[str]) -> str:
-    each = list(dict.fromkeys(names))
-    more = f" and {len(each) - _NAMED:,} more" if len(each) > _NAMED else ""
-    return "; ".join(each[:_NAMED]) + more

@@ -19,6 +19,7 @@ from bench.report.gaps import describe_gaps
 from bench.report.summaries import find_wide, latest
 from bench.report.sweeps import Sweep
 from bench.store.attempts import find_unknown
+from bench.text import name_first
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -166,8 +167,7 @@ def _count(hit: pd.DataFrame, rows: pd.DataFrame) -> str:
 
 
 def _list(values: Iterable[str]) -> str:
-    names = list(dict.fromkeys(values))
-    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+    return name_first(list(dict.fromkeys(values)), 4)
 
 
 def _mixtures(rows: pd.DataFrame) -> list[str]:

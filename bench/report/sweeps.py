@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from bench.errors import UsageError
 from bench.halving import Halving, read_halving
@@ -109,9 +108,6 @@ def read_sweep(path: Path, name: str = "") -> Sweep:
     records, config = read_records(file), read_config(file.parent)
     command, search = config.get("command"), config.get("search")
     told = search if isinstance(search, dict) else {}
-    whole, joined = file.name == RECORDS, dict[str, Plan]()
-    with suppress(UsageError):  # bench.merge refuses what somebody edited
-        joined = read_plans(file.parent) if whole else {}
     return Sweep(
         name or _name(path),
         file,
@@ -120,9 +116,19 @@ def read_sweep(path: Path, name: str = "") -> Sweep:
         step if isinstance(step := told.get("step"), int) and step > 0 else None,
         margin if isinstance(margin := told.get("margin"), float) and 0 <= margin < 1 else MARGIN,
         read_halving(config.get("halving")),
-        read_own_plan(file.parent, config) if whole else None,
-        tuple(joined.values()),
+        *_recall_plans(file, config),
     )
+
+
+def _recall_plans(file: Path, config: Mapping[str, Any]) -> tuple[Plan | None, tuple[Plan, ...]]:
+    """What its own sweep planned, and what those did that were joined in its folder."""
+    if file.name != RECORDS:
+        return None, ()
+    own = read_own_plan(file.parent, config)
+    try:
+        return own, tuple(read_plans(file.parent).values())
+    except UsageError:  # somebody edited it, which bench.merge refuses
+        return own, ()
 
 
 def read_sweeps(paths: Sequence[Path]) -> list[Sweep]:

@@ -69,7 +69,7 @@ from bench.report.startup import find_prices, find_start
 from bench.report.units import count_table_in, find_units
 from bench.report.why import choose_pairs, tabulate_expected, tabulate_explained, tabulate_pairs
 from bench.store.attempts import number_groups
-from bench.text import count, say_left_out
+from bench.text import count, name_first, say_left_out
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -201,8 +201,7 @@ def _answer(answers: Sequence[Answer], effects: Sequence[Effect]) -> Iterator[An
 
 
 def _title(sweeps: Sequence[Sweep]) -> str:
-    names = [sweep.name for sweep in sweeps]
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    return name_first([sweep.name for sweep in sweeps], 3)
 
 
 def label_machines(cases: pd.DataFrame) -> dict[tuple[str, str], str]:
