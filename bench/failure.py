@@ -111,6 +111,8 @@ RULES: tuple[Rule, ...] = (
     Rule(Status.UNSUPPORTED, "", r"too old to be supported by the triton GPU compiler"),
     Rule(Status.UNSUPPORTED, "", r"Cannot find a working triton installation"),
     Rule(Status.UNSUPPORTED, "", r"No working C\+\+ compiler found"),
+    # of a step that --cuda-graphs captures: it waits for the device, or allocates on the host
+    Rule(Status.UNSUPPORTED, "", r"when stream is capturing"),
     Rule(Status.UNSUPPORTED, "", r"(?:torch\.compile|Dynamo) is not supported on"),
 )
 
@@ -161,8 +163,12 @@ def classify(
             if rule.shared:
                 reason = f"{_SHARED}: {reason}"
             elif limit and rule.status is Status.OOM:
+                # the allocator's own words, which the log has, say what one block asked for
+                spaced = re.sub(r"(?<=\d)(?=[A-Za-z])", " ", limit)
                 memory = "host memory" if on_host else "GPU memory"
-                reason = f"{memory}: {reason}; the limit is {limit}"
+                reason = f"needs more than {spaced} of {memory}{where}"
+                if "MemoryLimitError" in kinds:
+                    reason += f": {first}"
             return Fault(rule.status, reason, rule.transient, rule.peer)
     return Fault(Status.ERROR, reason)
 

@@ -10,12 +10,14 @@ from __future__ import annotations
 import json
 import os
 import re
+import select
 import signal
 import sys
 import sysconfig
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from hashlib import sha256
 from importlib import import_module
@@ -31,6 +33,7 @@ from bench.models import MODELS, build_model, is_timm, load_factory, split_model
 from bench.models.freezing import NONE, freeze, normalises_batches
 from bench.models.weights import fit_weights
 from bench.precision import PRECISIONS
+from bench.record import WorkRow
 from bench.workloads import IMAGES, Loss, Workload, check_workload, count_items
 
 if TYPE_CHECKING:
@@ -39,6 +42,8 @@ if TYPE_CHECKING:
 
     from bench.case import Case
     from bench.data.sources import Shape
+
+_SKETCH_S = 10.0  # that a user's code may take on the meta device; DPN-92 takes 0.4
 
 _TRIED = 2
 """Images that a user's model is tried on."""
@@ -53,7 +58,8 @@ class Fingerprint:
     ``outputs`` is the number of classes it tells apart; None for a built-in network, which is not
     run, and for a workload, whose network need not. ``products`` is the number of its layers that
     fp8 can convert, ``batchnorm`` whether it has BatchNorm, and ``still`` are those of the freezes
-    asked for that leave none which normalises by the batch.
+    asked for that leave none which normalises by the batch. ``work`` is what an item computes and
+    moves in float32, as `bench.training.counting.sketch_work` has it; empty where that fails.
     """
 
     parameters: str
@@ -64,6 +70,7 @@ class Fingerprint:
     products: int = 0
     batchnorm: bool = True
     still: tuple[str, ...] = ()
+    work: tuple[WorkRow, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -87,7 +94,9 @@ def read_fingerprint(values: Mapping[str, Any]) -> Fingerprint:
     """Make one of its fields, as `examine_in_fork` gives them."""
     facts = values["workload"]
     still = tuple(values["still"])  # a list in JSON
-    return Fingerprint(**{**values, "still": still, "workload": facts and WorkloadFacts(**facts)})
+    work = tuple(WorkRow(**row) for row in values["work"])
+    facts = facts and WorkloadFacts(**facts)
+    return Fingerprint(**{**values, "still": still, "workload": facts, "work": work})
 
 
 _WORKLOAD = "workload:"
@@ -152,6 +161,7 @@ def examine(
     classes: int = CLASSES,
     freezes: Sequence[str] = (),
     starts: Sequence[str] = (),
+    tell: Callable[[Fingerprint], object] = lambda found: None,
 ) -> Fingerprint:
     """Import and build ``name``, run a user's own once, and say what it is.
 
@@ -166,6 +176,9 @@ def examine(
         shape: of the images that a model is tried on: channels, height and width.
         classes: that a built-in network, or one of timm, is built for.
 
+    Its work is sketched last, and ``tell`` is given all else before: a user's code may crash on
+    torch's meta device, or never end.
+
     A workload is tried by `try_workload`. A user's model takes a training step's forward pass on
     two images, float32 (2, *shape), on the device that it puts itself on. A built-in network is
     built without memory (torch's meta device) and not run: DPN-92 would take 2 s.
@@ -178,6 +191,7 @@ def examine(
     """
     import torch
 
+    from bench.training.counting import sketch_work
     from bench.training.float8 import find_products
 
     if kind == "workload":
@@ -188,6 +202,7 @@ def examine(
     torch.manual_seed(0)  # as a worker does before it builds: a factory may draw its layers
     outputs = facts = None
     workload = Workload()
+    workload.shape, workload.classes = shape, classes
     if name in MODELS:
         with torch.device("meta"):
             model = build_model(name, classes, shape)
@@ -217,7 +232,7 @@ def examine(
         texts.append(sys.modules[module].__version__.encode())
     products = _try(f"{kind} {name!r}: find_head fails", lambda: find_products(model, workload))
     tensors = [*model.named_parameters(), *model.named_buffers()]
-    return Fingerprint(
+    found = Fingerprint(
         _hash(f"{key} {tuple(t.shape)} {t.dtype}".encode() for key, t in tensors),
         _hash([re.sub(r"0x[0-9a-fA-F]+", "", repr(model)).encode()]),
         _hash(texts),
@@ -227,6 +242,10 @@ def examine(
         normalises_batches(model),
         still,
     )
+    tell(found)
+    with suppress(BaseException):  # of a user's code, which may look at values, or leave
+        return replace(found, work=sketch_work(model, workload))
+    return found
 
 
 def check_tuning(
@@ -630,23 +649,35 @@ def examine_in_fork(text: str) -> dict[str, Any]:
     pid = os.fork()
     if not pid:
         os.close(reader)
-        answer: dict[str, Any]
-        try:
-            answer = asdict(examine(name, kind, shape, classes, asked.freezes, asked.starts))
-        except UsageError as error:
-            answer = {"error": str(error)}
-        except BaseException as error:
-            answer = {"error": f"{kind} {name!r} cannot be examined: {error!r}"}
         with os.fdopen(writer, "w") as file:
-            json.dump(answer, file)
+
+            def tell(answer: Mapping[str, Any]) -> None:
+                file.write(json.dumps(answer) + "\n")
+                file.flush()
+
+            try:
+                found = examine(
+                    *(name, kind, shape, classes, asked.freezes, asked.starts),
+                    tell=lambda found: tell(asdict(found)),
+                )
+                tell(asdict(found))
+            except UsageError as error:
+                tell({"error": str(error)})
+            except BaseException as error:
+                tell({"error": f"{kind} {name!r} cannot be examined: {error!r}"})
         os._exit(0)
     os.close(writer)
     with os.fdopen(reader) as file:
-        text = file.read()
+        told = file.readline()
+        # of both lines the second is in the file's buffer, and the end of the pipe is seen
+        if told and select.select([reader], [], [], _SKETCH_S)[0]:
+            told = file.readline() or told
+    if told:
+        os.kill(pid, signal.SIGKILL)  # it may be sketching for ever
     _, status = os.waitpid(pid, 0)
-    if text:
-        found: dict[str, Any] = json.loads(text)
-        return found
+    if told:
+        answer: dict[str, Any] = json.loads(told)
+        return answer
     code = os.waitstatus_to_exitcode(status)
     end = f"with return code {code}" if code >= 0 else f"by {signal.Signals(-code).name}"
     return {"error": f"{kind} {name!r} ends its process {end} when it is built and run once"}

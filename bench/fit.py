@@ -14,13 +14,15 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
-from bench.case import AUTO, Case, format_value, telling_axes
+from bench.case import AUTO, Case, Value, format_value, telling_axes
 from bench.compare.gates import parse_percent
+from bench.data import SYNTHETIC, find_layout
 from bench.environment import PACKAGES, has_cuda, refuse_missing
 from bench.errors import UsageError
-from bench.executors import Settings, build_executor
+from bench.executors import build_executor
 from bench.flags import Parser, add_axes, describe, read_axes, refuse_flags, run_command
 from bench.preset import Preset
 from bench.report.cells import whole_cell
@@ -74,12 +76,18 @@ def build_parser() -> Parser:
         metavar="P%",
         help=f"recommend a batch size that leaves so much memory free ({100 * MARGIN:g}%%)",
     )
+    what.add_argument(
+        "--probes",
+        metavar="N",
+        help="end each search after N runs; the same command goes on (default: as needed)",
+    )
     what.add_argument("--json", action="store_true", help="print JSON on standard output")
     names = {device: " ".join(known) for device, known in PRECISIONS.items()}
     add_axes(
         parser,
         "each takes one value or several, and each combination is searched; default precisions: "
-        f"{names['cuda']} on a GPU, {names['cpu']} on a CPU",
+        f"{names['cuda']} on a GPU, {names['cpu']} on a CPU; without images in --data-dir, "
+        "synthetic ones, which take as much memory",
         _WITHOUT,
     )
     add_images(parser)
@@ -105,10 +113,11 @@ def fit(argv: Sequence[str]) -> int:
     """
     refuse_flags(argv, _WITHOUT, "bench.fit chooses what its runs measure; leave it out")
     given = build_parser().parse(argv)
-    step, margin = _read_step(given.step), _read_margin(given.margin)
+    step, margin = _read_whole("--step", given.step), _read_margin(given.margin)
+    most = None if given.probes is None else _read_whole("--probes", given.probes)
     options = _read_options(given, shlex.join(["python", "-m", "bench.fit", *argv]))
     try:
-        walls, stopped, options.out = find(options, step, margin)
+        walls, stopped, out = find(options, step, margin, most)
     except StoreError as error:
         print(f"error: {clean(str(error))}", file=sys.stderr)
         return 1
@@ -116,20 +125,20 @@ def fit(argv: Sequence[str]) -> int:
         print(json.dumps(describe_walls(walls, step), indent=2))
     else:
         print_walls(walls, step)
-    if stopped:
-        print(f"stopped; run the same command with --out {options.out} to go on", file=sys.stderr)
-        return 128 + stopped
-    if any(wall.ending is None for wall in walls.values()):
-        print(
-            f"not finished; run the same command with --out {options.out} to go on", file=sys.stderr
+    if stopped or any(wall.ending is None for wall in walls.values()):
+        same = (
+            options.command if options.out else f"{options.command} --out {shlex.quote(str(out))}"
         )
+        print(f"not finished; to go on: {same}", file=sys.stderr)
+    if stopped:
+        return 128 + stopped
     found = any(wall.largest is not None for wall in walls.values())
     return 0 if found and all(wall.ending in ANSWERED for wall in walls.values()) else 1
 
 
-def _read_step(text: str) -> int:
+def _read_whole(flag: str, text: str) -> int:
     if not (text.isascii() and text.isdigit() and 1 <= int(text[:9]) <= 10_000):
-        raise UsageError(f"--step {text[:40]!r}: give a whole number, from 1 to 10000")
+        raise UsageError(f"{flag} {text[:40]!r}: give a whole number, from 1 to 10000")
     return int(text)
 
 
@@ -145,12 +154,17 @@ def _read_options(given: argparse.Namespace, command: str) -> Options:
     devices = axes.get("device", ["cuda" if has_cuda() else "cpu"])
     known = dict.fromkeys(name for device in devices for name in PRECISIONS[str(device)])
     # not as if they were given as flags: what this machine cannot run is then a row that says so
-    defaults = Preset("fit", "", ({"precision": [*known], "batch_size": [AUTO]},))
+    chosen: dict[str, list[Value]] = {"precision": [*known], "batch_size": [AUTO]}
+    if not given.data_url and find_layout(given.data_dir) is None:
+        chosen["dataset"] = [SYNTHETIC]  # which take as much memory, and no download
+    defaults = Preset("fit", "", (chosen,))
     return read_running(given, axes, defaults, command)
 
 
-def find(options: Options, step: int, margin: float) -> tuple[dict[Case, Wall], int, Any]:
-    """Find the largest batch of each family, into --out or a new folder.
+def find(
+    options: Options, step: int, margin: float, most: int | None = None
+) -> tuple[dict[Case, Wall], int, Path]:
+    """Find the largest batch of each family by at most so many probes, into --out or a new folder.
 
     Returns:
         What was found, the number of the signal that stopped it or 0, and the folder.
@@ -158,8 +172,7 @@ def find(options: Options, step: int, margin: float) -> tuple[dict[Case, Wall], 
     families = plan_cases(options, {}).families
     refuse_unwritable(options.out)
     refuse_missing(name for name in PACKAGES if name != "nvidia-ml-py")  # whose lack is noted
-    settings = Settings(options.timeout_s, options.allow_shared, options.address)
-    with closing(build_executor(options.executor, settings)) as executor:
+    with closing(build_executor(options.executor, options.settings)) as executor:
         lanes = open_lanes(executor, families, options)
         classes = examine_lanes(executor, lanes, [], options, families)
         hardware = expect_one(classes, "and a batch that fits one may not fit another")
@@ -182,7 +195,7 @@ def find(options: Options, step: int, margin: float) -> tuple[dict[Case, Wall], 
             ):
                 for lane in lanes:
                     crew.add(loop, lane)
-                searches = Searches(loop, families, comparable, step, margin)
+                searches = Searches(loop, families, comparable, step, margin, most)
                 (walls,) = find_walls(crew, [searches])
     return walls, stopped(), out
 
@@ -239,7 +252,7 @@ def tabulate(walls: Mapping[Case, Wall], step: int) -> Table:
 def _write_row(family: Case, wall: Wall, axes: Sequence[str]) -> tuple[Cell, ...]:
     line, ending = wall.line, wall.ending
     told = ending is Ending.FOUND
-    remark = "not found yet" if ending is None else "" if told else ending.meaning
+    remark = "the search has not ended" if ending is None else "" if told else ending.meaning
     if wall.largest is not None and not wall.confirmed:
         remark = f"not confirmed: {remark}"
     return (

@@ -7,7 +7,7 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn
@@ -65,8 +65,13 @@ def add_axes(
         if name in without:
             continue
         # an on/off flag needs no value: --evaluate is --evaluate on
-        some = "*" if axis.default is False else "+"
-        group.add_argument(axis_flag(name), nargs=some, metavar="VALUE", help=axis.metadata["help"])
+        some = "*" if axis.metadata["switch"] else "+"
+        group.add_argument(
+            axis_flag(name),
+            nargs=some,
+            metavar="VALUE",
+            help=axis.metadata["help"].replace("%", "%%"),
+        )
 
 
 def refuse_flags(argv: Sequence[str], names: Collection[str], why: str) -> None:
@@ -80,17 +85,17 @@ def refuse_flags(argv: Sequence[str], names: Collection[str], why: str) -> None:
             raise UsageError(f"{flag}: {why}")
 
 
-CIFAR_ONLY = ("workload", "input", "classes")
-"""Axes that a command has not which trains networks on images of CIFAR's shape alone."""
+CIFAR_ONLY = ("input", "classes")
+"""Axes that a command has not which trains networks on images of CIFAR's shape, and workloads."""
 
 
-def refuse_other_data(argv: Sequence[str], command: str) -> None:
-    """Refuse other data than images of CIFAR's shape and classes.
+def refuse_other_images(argv: Sequence[str], command: str) -> None:
+    """Refuse other images than those of CIFAR's shape and classes.
 
     Raises:
         UsageError: a flag of `CIFAR_ONLY` is given.
     """
-    why = f"{command} trains networks on images of 3x32x32 only; leave it out, or use bench.sweep"
+    why = f"{command} has images of 3x32x32; leave it out, give a --workload, or use bench.sweep"
     refuse_flags(argv, CIFAR_ONLY, why)
 
 
@@ -107,15 +112,24 @@ def read_axes(given: argparse.Namespace, without: Collection[str] = ()) -> dict[
         for name in AXES
         if name not in without and (texts := getattr(given, name)) is not None
     }
+    refuse_beside_workload(axes)
+    if {"input", "classes"} & axes.keys():
+        axes.setdefault("dataset", [SYNTHETIC])  # also where a preset names another
+    return axes
+
+
+def refuse_beside_workload(axes: Mapping[str, Collection[Value]]) -> None:
+    """Refuse the axes that a user's workload decides by itself.
+
+    Raises:
+        UsageError: one is given beside it.
+    """
     if any(name != IMAGES for name in axes.get("workload", [])):
         for name in ("model", "dataset", "input", "classes"):
             if name in axes:
                 raise UsageError(
                     f"--workload brings its own {name}; leave out {axis_flag(name)}, or --workload"
                 )
-    if {"input", "classes"} & axes.keys():
-        axes.setdefault("dataset", [SYNTHETIC])  # also where a preset names another
-    return axes
 
 
 def add_filters(parser: argparse.ArgumentParser, example: str) -> None:

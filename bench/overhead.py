@@ -2,7 +2,8 @@
 
 The same case is trained by a bare loop (same network, images, warm-up and steps; no sampler, no
 events, no step clock, no records) and by the harness, in turn, each in a fresh process. The last
-line printed is the ratio of their epoch times and its spread.
+line printed is the ratio of their epoch times and its spread; the line before it is the time of the
+harness's process that is neither warm-up nor training, and its parts.
 """
 
 from __future__ import annotations
@@ -12,25 +13,18 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 from statistics import median
 
-from bench.case import Case, Value, check_batches, grid
-from bench.data import prepare
-from bench.environment import has_cuda, probe
+from bench.case import Case, Value, grid
+from bench.environment import ask, has_cuda
 from bench.errors import UsageError
-from bench.executors import Job, Settings
-from bench.flags import (
-    CIFAR_ONLY,
-    Parser,
-    add_axes,
-    describe,
-    read_axes,
-    refuse_other_data,
-    run_command,
-)
-from bench.record import Status
+from bench.executors import Executor, Job, Settings, build_executor
+from bench.flags import Parser, add_axes, describe, read_axes, run_command
+from bench.record import BESIDE, Measurement, Status
+from bench.sweep.preflight import gather_inputs, list_examined
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -44,14 +38,13 @@ def compare(argv: Sequence[str]) -> int:
     Raises:
         UsageError: the case is not one, or cannot be measured here.
     """
-    refuse_other_data(argv, "bench.overhead")
     parser = Parser(
         prog="python -m bench.overhead", description=describe(__doc__), allow_abbrev=False
     )
     parser.add_argument("--pairs", type=int, default=5, metavar="N", help="pairs to measure (5)")
     parser.add_argument("--data-dir", type=Path, metavar="DIR", help="where CIFAR-10 is")
     parser.add_argument("--json", action="store_true", help="print JSON on standard output")
-    add_axes(parser, "of the case; default on a GPU: dpn92, fp16, batch 512", without=CIFAR_ONLY)
+    add_axes(parser, "of the case; default on a GPU: dpn92, fp16, batch 512")
     given = parser.parse(argv)
     if given.pairs < 1:
         raise UsageError(f"--pairs {given.pairs}: give a whole number of at least 1")
@@ -61,33 +54,54 @@ def compare(argv: Sequence[str]) -> int:
         if cuda
         else {"device": ["cpu"], "model": ["dpn-small"], "fraction": [0.1]}
     )
-    cases = grid({**defaults, "dataset": ["synthetic"], **read_axes(given, without=CIFAR_ONLY)})
+    axes = read_axes(given)
+    cases = grid({**defaults, "dataset": ["synthetic"], **axes})
     if len(cases) > 1:
         raise UsageError(f"{len(cases)} cases are given; give one value for each axis")
     (case,) = cases
-    data = prepare(case.dataset, data_dir=given.data_dir)
-    check_batches(case, data.train_images)
-    platform = probe(case.device)
+    asked = ask([case.device], list_examined([case]))
+    inputs = gather_inputs([case], asked, axes, given.data_dir)
+    case = inputs.settle(case)
+    platform, folder = inputs.platforms[case.device], inputs.data(case).folder
     where = platform.environment.gpu or platform.environment.cpu
     out = sys.stderr if given.json else sys.stdout
     print(
         f"{case.model}, {case.label()}, {case.dataset}, fraction {case.fraction:g}, on {where}",
         file=out,
     )
-    ratios = []
-    for pair in range(given.pairs):
-        # whichever goes first may find a cooler machine, so they take turns at it
-        timers = [time_bare, time_harness] if pair % 2 == 0 else [time_harness, time_bare]
-        times = {timer: timer(case, data.folder, platform.environment.gpu_uuid) for timer in timers}
-        ratios.append(times[time_harness] / times[time_bare])
-        print(
-            f"pair {pair + 1}: bare {times[time_bare]:.4f} s, harness {times[time_harness]:.4f} s, "
-            f"ratio {ratios[-1]:.4f}",
-            file=out,
-        )
+    job, settings = (
+        Job(case, folder, platform.environment.gpu_uuid),
+        Settings(allow_shared=True),
+    )
+    ratios, measured = [], []
+    with closing(build_executor("subprocess", settings)) as executor:
+        for pair in range(given.pairs):
+            # whichever goes first may find a cooler machine, so they take turns at it
+            if pair % 2 == 0:
+                bare_s = time_bare(job)
+            measured.append(measure_case(executor, job))
+            if pair % 2:
+                bare_s = time_bare(job)
+            harness_s = measured[-1].measured_time_s or 0.0
+            ratios.append(harness_s / bare_s)
+            print(
+                f"pair {pair + 1}: bare {bare_s:.4f} s, harness {harness_s:.4f} s, "
+                f"ratio {ratios[-1]:.4f}",
+                file=out,
+            )
+    parts = {name: median(getattr(m, name) or 0.0 for m in measured) for name in BESIDE}
+    said = ", ".join(f"{label} {parts[name]:.2f}" for name, label in BESIDE.items())
+    print(f"seconds beside training: {sum(parts.values()):.2f} ({said})", file=out)
     print(f"overhead: harness / bare = {median(ratios):.4f} ({describe_spread(ratios)})", file=out)
     if given.json:
-        answer = {"case": asdict(case), "on": where, "ratio": median(ratios), "ratios": ratios}
+        answer = {
+            "case": asdict(case),
+            "on": where,
+            "ratio": median(ratios),
+            "ratios": ratios,
+            "beside_s": sum(parts.values()),
+            "beside": parts,
+        }
         print(json.dumps(answer, indent=2))
     return 0
 
@@ -103,31 +117,27 @@ def describe_spread(ratios: Sequence[float]) -> str:
     return f"median of {len(ratios)}; {min(ratios):.4f} to {max(ratios):.4f}"
 
 
-def time_harness(case: Case, folder: str, gpu_uuid: str | None) -> float:
-    """Measure ``case`` as a sweep does; the measured steps' seconds.
+def measure_case(executor: Executor, job: Job) -> Measurement:
+    """Measure a case as a sweep does.
 
     Raises:
         UsageError: it cannot be measured here.
     """
-    from bench.executors.subprocess import SubprocessExecutor
-
-    outcome = SubprocessExecutor(Settings(allow_shared=True)).run(
-        Job(case, folder, gpu_uuid), lambda event: None, lambda: False
-    )
+    outcome = executor.run(job, lambda event: None, lambda: False)
     if outcome.status is not Status.OK or outcome.measurement.measured_time_s is None:
         raise UsageError(f"the case ended as {outcome.status}: {outcome.reason}; choose another")
-    return outcome.measurement.measured_time_s
+    return outcome.measurement
 
 
-def time_bare(case: Case, folder: str, gpu_uuid: str | None) -> float:
-    """Train ``case`` by the bare loop in a fresh process; the same steps' seconds.
+def time_bare(job: Job) -> float:
+    """Train a case by the bare loop in a fresh process; the same steps' seconds.
 
     Raises:
         UsageError: it failed.
     """
-    job = json.dumps({"case": asdict(case), "folder": folder})
+    asked = json.dumps({"case": asdict(job.case), "folder": job.folder})
     command = [sys.executable, "-c", "from bench.overhead import _train; _train()"]
-    answer = subprocess.run(command, input=job, capture_output=True, text=True, check=False)
+    answer = subprocess.run(command, input=asked, capture_output=True, text=True, check=False)
     if answer.returncode:
         raise UsageError(f"the bare loop failed: {answer.stderr.strip().splitlines()[-1]}")
     return float(answer.stdout)

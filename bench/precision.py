@@ -51,6 +51,12 @@ class Precision:
     float8: bool = False  # torchao converts its linear layers; the rest runs as autocast says
 
     @property
+    def float32(self) -> Arithmetic:
+        """What products of float32 tensors are rounded to."""
+        ran = self.arithmetic
+        return ran if ran is Arithmetic.TFLOAT32 else Arithmetic.FLOAT32
+
+    @property
     def masters(self) -> bool:
         """Whether fp32 master weights stand behind the weights the network computes with."""
         return self.weights != "float32"

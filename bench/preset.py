@@ -80,7 +80,10 @@ class Preset:
         cases = list(dict.fromkeys(case for block in blocks for case in grid(block, note)))
         for axis, what, attribute in _USED:
             using = [name for name, p in PRECISIONS.items() if getattr(p, attribute)]
-            asked = any(axis in block for block in blocks)
+            # a preset's own is not asked for where a flag names other precisions
+            asked = axis in flags or (
+                "precision" not in flags and any(axis in block for block in self.grids)
+            )
             planned = [case.precision for case in [*cases, *families]]
             if asked and not any(precision in using for precision in planned):
                 chosen = ", ".join(dict.fromkeys(planned))
@@ -104,9 +107,18 @@ class Preset:
 def _leave_out_other(
     block: Mapping[str, Sequence[Value]], flags: Mapping[str, Sequence[Value]]
 ) -> dict[str, Sequence[Value]]:
-    """A grid without what a flag decides in another way: micro-batches by their size or number."""
-    pair = {MICRO_BATCH: "accumulate", "accumulate": MICRO_BATCH}
+    """A grid without what a flag decides in another way.
+
+    That is micro-batches by their size or number, and the optimizer by a workload that may bring
+    its own.
+    """
+    pair = {MICRO_BATCH: "accumulate", "accumulate": MICRO_BATCH, "optimizer": "workload"}
     return {name: values for name, values in block.items() if pair.get(name) not in flags}
+
+
+def default_preset(device: str) -> str:
+    """The name of the preset of a sweep on ``device`` ("cuda" or "cpu") that names none."""
+    return "rtx-titan" if device == "cuda" else "quick"
 
 
 def preset_names() -> list[str]:

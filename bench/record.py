@@ -5,13 +5,14 @@ Every column of a records file is a field here, described once: type, unit, mean
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import Field, dataclass, field, fields
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import Field, dataclass, field, fields, replace
 from typing import Any
 
 from bench.case import AXES, Case
-from bench.text import Explained
+from bench.text import Explained, count
 from bench.work import Kind
 
 # History of the schema; a reader migrates what is older and refuses what is newer.
@@ -27,7 +28,14 @@ from bench.work import Kind
 #   5  2026-11  lanes, and the anchors that compare them; training on several GPUs, the processes of
 #               a case in ranks.csv; cases that a search ended before their last epoch
 #   6  2026-11  which start of a sweep wrote a row; how certain exposed communication is
-SCHEMA = 6
+#   7  2026-11  in work.csv, time that kernels have to themselves, and which kernels ran; how the
+#               rates of a device were measured, and those of convolutions on a CPU; cases that end
+#               once their epoch time is known; both ends of an epoch by the medians of their steps;
+#               memory on a CPU without the pages of mapped files; what the time beside training
+#               goes into; whose proof and whose count of FLOP and bytes a row has, and in work.csv
+#               what an item adds
+#   8  2026-11  the mode in which a network is compiled; steps captured as CUDA graphs
+SCHEMA = 8
 
 
 class Status(Explained):
@@ -74,6 +82,11 @@ def quantity(type: type, help: str, unit: str = "", **metadata: Any) -> Any:
     return field(default=None, metadata={"type": type, "help": help, "unit": unit, **metadata})
 
 
+def beside(label: str, help: str) -> Any:
+    """Describe a column of `BESIDE`."""
+    return quantity(float, help, "s", since=7, beside=label)
+
+
 @dataclass
 class Measurement:
     """Raw readings of one case, in SI units. None where there is no value.
@@ -85,6 +98,21 @@ class Measurement:
     """
 
     setup_time_s: float | None = quantity(float, "process start to the first step", "s")
+    process_start_s: float | None = beside(
+        "process start", "asking for the process to the first line of its code"
+    )
+    imports_s: float | None = beside("imports", "importing torch and the harness")
+    device_context_s: float | None = beside(
+        "device context", "making the device's context, setting limits, meeting other processes"
+    )
+    data_s: float | None = beside("data", "opening the data and bringing them to the device")
+    building_s: float | None = beside("building", "building network and optimizer")
+    proof_s: float | None = beside("proof", "testing which arithmetic runs")
+    counting_s: float | None = beside("counting", "counting FLOP and bytes")
+    teardown_s: float | None = beside("teardown", "last result to the end of the process")
+    other_s: float | None = beside(
+        "other", "what lies between all these, such as resetting the weights after warm-up"
+    )
     warmup_time_s: float | None = quantity(
         float, "warm-up steps of each batch shape that is measured", "s"
     )
@@ -98,16 +126,20 @@ class Measurement:
     warmup_steady: bool | None = quantity(bool, "step times were steady when warm-up ended")
     epoch_time_s: float | None = quantity(
         float,
-        "one warm epoch, the mean of several; extrapolated where fraction is below 1",
+        "one warm epoch, the mean of several; extrapolated where fewer steps were measured",
         "s",
     )
     epoch_time_low_s: float | None = quantity(
         float,
-        "lower end of the 95 % interval of an extrapolated epoch, within this run",
+        "lower end of the 95 % interval of an extrapolated epoch, within this run; with --until, "
+        "also if its steps drift",
         "s",
         since=2,
     )
     epoch_time_high_s: float | None = quantity(float, "upper end of that interval", "s", since=2)
+    epoch_time_error: float | None = quantity(
+        float, "how far that interval reaches from epoch_time_s, as a share of it", since=7
+    )
     measured_time_s: float | None = quantity(
         float, "wall time of the measured steps, of all epochs", "s"
     )
@@ -122,11 +154,11 @@ class Measurement:
     step_time_max_index: int | None = quantity(int, "index of the slowest step, from 0")
     step_time_first_s: float | None = quantity(
         float,
-        "mean of the full steps' first quarter, after the first tenth of them",
+        "median of the full steps' first quarter, after the first tenth of them",
         "s",
         since=2,
     )
-    step_time_last_s: float | None = quantity(float, "mean step of the last quarter", "s", since=2)
+    step_time_last_s: float | None = quantity(float, "median of the last quarter", "s", since=2)
     eval_time_s: float | None = quantity(float, "last evaluation on the test images", "s")
     truncated_after: int | None = quantity(
         int,
@@ -148,7 +180,7 @@ class Measurement:
 
     setup_process_bytes: int | None = quantity(
         int,
-        "peak of the process before the first warm-up step (NVML; resident set on a CPU)",
+        "peak of the process before the first warm-up step (NVML; on a CPU what it holds)",
         "B",
         since=3,
     )
@@ -161,7 +193,7 @@ class Measurement:
     peak_allocated_bytes: int | None = quantity(int, "peak of tensors, epoch", "B")
     peak_reserved_bytes: int | None = quantity(int, "peak of torch's allocator, epoch", "B")
     peak_process_bytes: int | None = quantity(
-        int, "peak of the process, epoch (NVML; resident set on a CPU)", "B"
+        int, "peak of the process, epoch (NVML; on a CPU what it holds, without files)", "B"
     )
     peak_device_bytes: int | None = quantity(
         int, "peak of the device over its baseline, epoch (NVML)", "B"
@@ -341,6 +373,37 @@ class Measurement:
 
     missing: str | None = quantity(str, "why columns are empty: 'column: reason; …'")
     notes: str | None = quantity(str, "what a reader should know before using the row")
+    proof_notes: str | None = quantity(
+        str, "what a reader should know of the arithmetic that was found", since=7
+    )
+    shared: str | None = quantity(
+        str,
+        "what was not found anew, but is that of an earlier row of the folder, and whose: 'proof: "
+        "record_id; flop: …; work: …' (arithmetic and errors; FLOP per image; bytes and work of a "
+        "step)",
+        since=7,
+    )
+
+
+PROVEN = (
+    "arithmetic",
+    "proof_layer",
+    "conv_error",
+    "input_grad_error",
+    "weight_grad_error",
+    "matmul_error",
+)
+"""Columns that the proof fills, and says why where it cannot."""
+
+
+BESIDE: dict[str, str] = {
+    f.name: f.metadata["beside"] for f in fields(Measurement) if "beside" in f.metadata
+}
+"""Columns of the time of a worker that is neither warm-up nor training, and what each is called.
+
+The first five add up to `setup_time_s`. What a case is asked for besides is in none of them: its
+evaluation, checkpoints, profile, and measurements of a DataLoader or of exchanged gradients.
+"""
 
 
 @dataclass
@@ -402,18 +465,34 @@ class Environment:
     train_images: int | None = quantity(int, "training images in the dataset, or units")
     test_images: int | None = quantity(int, "test images in the dataset, or units")
     rate_float32: float | None = quantity(
-        float, "FLOP/s of a large matrix product in float32, measured once a sweep", since=4
+        float, "FLOP/s of a large matrix product in float32, measured before the case", since=4
     )
     rate_tfloat32: float | None = quantity(float, "the same in TF32", since=4)
     rate_float16: float | None = quantity(float, "the same in float16", since=4)
     rate_bfloat16: float | None = quantity(float, "the same in bfloat16", since=4)
     rate_float8: float | None = quantity(float, "the same in float8", since=4)
+    rate_conv_float32: float | None = quantity(
+        float, "the same of convolutions, forward and backward, in float32 on a CPU", since=7
+    )
+    rate_conv_float16: float | None = quantity(
+        float, "that of convolutions in float16 on a CPU", since=7
+    )
+    rate_conv_bfloat16: float | None = quantity(
+        float, "that of convolutions in bfloat16 on a CPU", since=7
+    )
     rate_copy: float | None = quantity(
-        float, "bytes read and written by a large copy, a second, measured once a sweep", since=4
+        float, "bytes read and written by a large copy, a second, measured before the case", since=4
     )
     call_time_s: float | None = quantity(
         float, "the smallest operation, of many one after the other", "s", since=4
     )
+    rate_tries: str | None = quantity(
+        str,
+        "of how many tries each of these is the best, more where it was measured again; on a GPU "
+        "with the SM clock and the power during that try",
+        since=7,
+    )
+    rates_at: str | None = quantity(str, "when these rates were measured, UTC", since=7)
     unit: str | None = quantity(
         str, "what a workload counts: 'images' in this table are these; empty for images", since=4
     )
@@ -446,9 +525,145 @@ class EpochRow:
     overflow_steps: int | None = None
 
 
+@dataclass(frozen=True)
+class KernelTime:
+    """A kernel of an operation, and its time in a step in s."""
+
+    name: str
+    time_s: float
+
+
+def write_kernels(kernels: Sequence[KernelTime], others: Sequence[KernelTime] = ()) -> str:
+    """Write the kernels of a row of work.csv as its cell has them, and those without their names.
+
+    >>> write_kernels([KernelTime("bn_fw_tr_1C11_kernel_NCHW", 0.0115)], [KernelTime("fill", 2e-6)])
+    '0.0115 bn_fw_tr_1C11_kernel_NCHW; 2e-06 1 other'
+    """
+    parts = [f"{k.time_s:.4g} {k.name.replace(';', ',')}" for k in kernels]
+    if others:
+        parts.append(f"{sum(k.time_s for k in others):.4g} {count(len(others), 'other')}")
+    return "; ".join(parts)
+
+
+def read_kernels(cell: str) -> tuple[KernelTime, ...]:
+    """Read the kernels that `write_kernels` named; the rest of the row's time is that of others.
+
+    >>> read_kernels("0.0115 void at::native::vectorized<4, float>(int); 2e-06 3 others")
+    (KernelTime(name='void at::native::vectorized<4, float>(int)', time_s=0.0115),)
+    """
+    parts = [part.split(" ", 1) for part in cell.split("; ")] if cell else []
+    # no identifier begins with a number
+    named = (part for part in parts if not re.fullmatch(r"[\d,]+ others?", part[1]))
+    return tuple(KernelTime(name, float(time_s)) for time_s, name in named)
+
+
+@dataclass(frozen=True)
+class Tries:
+    """How a rate was measured: as the best of so many tries, at that SM clock and power draw."""
+
+    number: int
+    clock_mhz: float | None = None
+    power_w: float | None = None
+
+
+def write_tries(tries: Mapping[str, Tries]) -> str:
+    """Write how rates were measured, by column, as the cell of ``rate_tries`` has it.
+
+    >>> write_tries({"rate_float16": Tries(16, 1365, 723.4), "call_time_s": Tries(8)})
+    'rate_float16 16 1365 MHz 723 W; call_time_s 8'
+    """
+    units = [(name, t.number, (t.clock_mhz, "MHz"), (t.power_w, "W")) for name, t in tries.items()]
+    return "; ".join(
+        " ".join([name, str(number), *(f"{v:.0f} {unit}" for v, unit in read if v is not None)])
+        for name, number, *read in units
+    )
+
+
+def read_tries(cell: str) -> dict[str, Tries]:
+    """Read what `write_tries` wrote.
+
+    >>> read_tries("rate_float16 16 1365 MHz 723 W; call_time_s 8")["rate_float16"]
+    Tries(number=16, clock_mhz=1365.0, power_w=723.0)
+    """
+    found = {}
+    for part in cell.split("; ") if cell else []:
+        name, number, *rest = part.split()
+        read = {unit: float(value) for value, unit in zip(rest[::2], rest[1::2], strict=True)}
+        found[name] = Tries(int(number), read.get("MHz"), read.get("W"))
+    return found
+
+
+@dataclass(frozen=True)
+class Collapse:
+    """FLOP/s in float32 that ``threads`` reached together, and more that one of them did alone.
+
+    Threads that wait for each other on cores that other programs use, too, took products from 51
+    GFLOP/s to 0.1.
+    """
+
+    rate: float
+    alone: float
+    threads: int
+
+    def __str__(self) -> str:
+        """In words."""
+        rate, alone = (f"{flops / 1e9:.3g} GFLOP/s" for flops in (self.rate, self.alone))
+        return f"{self.threads} threads reach {rate} in float32, where one of them reaches {alone}"
+
+
+@dataclass(frozen=True)
+class Yardstick:
+    """What a device was measured to do, by column of `Environment`, and how.
+
+    Each column that the device should have is in ``rates`` and ``tries``; or ``reasons`` says why
+    it could not be measured; or what was measured ``collapsed``, and is not kept. ``measured_at``
+    is UTC, and empty where it is not known.
+    """
+
+    rates: dict[str, float] = field(default_factory=dict)
+    reasons: dict[str, str] = field(default_factory=dict)
+    tries: dict[str, Tries] = field(default_factory=dict)
+    collapsed: dict[str, Collapse] = field(default_factory=dict)
+    measured_at: str = ""
+
+    def improve(self, other: Yardstick, peaks: Mapping[str, float] | None = None) -> Yardstick:
+        """With the better of two measurements of each rate, and the tries of both.
+
+        Args:
+            other: the other measurement.
+            peaks: of `bench.gpu.peaks.list_peaks`; a rate above its own is none.
+        """
+        rates, tries = dict(self.rates), dict(self.tries)
+        for column, rate in other.rates.items():
+            most = (peaks or {}).get(column, math.inf)
+            then, now = (0.0 if one > most else one for one in (rate, rates.get(column, 0.0)))
+            better = column not in rates or (then > now) != (column == "call_time_s")
+            rates[column] = rate if better else rates[column]
+            best, rest = (other.tries, tries) if better else (tries, other.tries)
+            number = best[column].number + (rest[column].number if column in rest else 0)
+            tries[column] = replace(best[column], number=number)
+        return replace(self, rates=rates, tries=tries)
+
+    @property
+    def columns(self) -> dict[str, Any]:
+        """The columns of a record."""
+        how = {"rate_tries": write_tries(self.tries), "rates_at": self.measured_at}
+        return {**self.rates, **{name: cell or None for name, cell in how.items()}}
+
+    @property
+    def missing(self) -> dict[str, str]:
+        """Why columns are empty."""
+        return self.reasons | {column: str(one) for column, one in self.collapsed.items()}
+
+
 @dataclass
 class WorkRow:
-    """One row of work.csv: the operations of a step that have the same `bench.work.Label`."""
+    """One row of work.csv: the operations of a step that have the same `bench.work.Label`.
+
+    ``exclusive_s`` divides each instant among the kernels that run in it, so that it adds up to the
+    time in which any ran; ``time_s`` adds up to more where kernels overlap. ``kernels`` is the cell
+    of `write_kernels`.
+    """
 
     kind: str
     operation: str
@@ -457,6 +672,40 @@ class WorkRow:
     flop: float | None
     bytes: float | None
     time_s: float | None = None
+    exclusive_s: float | None = None
+    kernels: str = ""
+    flop_per_item: float | None = None
+    bytes_per_item: float | None = None
+
+
+@dataclass(frozen=True)
+class Known:
+    """What earlier rows have found that a case need not find anew.
+
+    ``sources`` says for ``proof``, ``flop`` and ``work``, as far as they are known, which record
+    found it. ``values`` are columns of a `Measurement`, with the ``flags`` that the proof holds
+    for, ``missing`` says why some are empty, and ``work`` is that of the case's own step.
+    """
+
+    sources: dict[str, str] = field(default_factory=dict)
+    values: dict[str, Any] = field(default_factory=dict)
+    missing: dict[str, str] = field(default_factory=dict)
+    work: list[WorkRow] = field(default_factory=list)
+
+
+def write_sources(sources: Mapping[str, str]) -> str:
+    """Write whose values a row has, as the column ``shared`` has it."""
+    return "; ".join(f"{part}: {record_id}" for part, record_id in sources.items())
+
+
+def read_sources(cell: str) -> dict[str, str]:
+    """Read what `write_sources` wrote.
+
+    >>> read_sources("proof: 0123; work: 4567")
+    {'proof': '0123', 'work': '4567'}
+    """
+    parts = (part.partition(": ") for part in cell.split("; ") if part)
+    return {part: record_id for part, _, record_id in parts}
 
 
 @dataclass
@@ -619,6 +868,32 @@ WORK_COLUMNS: dict[str, Column] = _by_name(
     Column("flop", float, "", "FLOP of a step; empty where not counted", optional=True),
     Column("bytes", float, "B", "least memory traffic of a step, not fused", optional=True),
     Column("time_s", float, "s", "time of a step, with --profile", optional=True),
+    Column(
+        "exclusive_s",
+        float,
+        "s",
+        "that time, each instant divided among the kernels that run in it",
+        optional=True,
+        since=7,
+    ),
+    Column(
+        "kernels",
+        str,
+        "",
+        "the kernels that make nearly all of time_s on a GPU, each with its part of it in s, the "
+        "longest first, and how many others there were",
+        optional=True,
+        since=7,
+    ),
+    Column(
+        "flop_per_item",
+        float,
+        "",
+        "what another item in each micro-batch adds to flop; empty where that is not known",
+        optional=True,
+        since=7,
+    ),
+    Column("bytes_per_item", float, "B", "the same of bytes", optional=True, since=7),
 )
 
 RANK_COLUMNS: dict[str, Column] = _by_name(

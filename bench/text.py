@@ -6,9 +6,13 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
 from typing import IO, Self
+
+ESTIMATE = "≈"
+"""Stands before each number that was not measured but concluded from what was."""
 
 # also what a terminal obeys beyond ASCII (U+009B starts a sequence) and what turns text around
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]+")
@@ -102,6 +106,32 @@ def last_line(text: str) -> str:
 def count(number: int, thing: str) -> str:
     """Write a number of things: ``1 epoch``, ``1,200 epochs``."""
     return f"{number:,} {thing}" + ("s" if number != 1 else "")
+
+
+def write_seconds(seconds: float) -> str:
+    """A time for people, to two digits, in seconds, minutes or hours.
+
+    >>> write_seconds(0.318), write_seconds(89), write_seconds(5380), write_seconds(43000)
+    ('0.32 s', '89 s', '90 min', '12 h')
+    """
+    size, unit = next(
+        (size, unit) for size, unit in ((3600, "h"), (60, "min"), (0, "s")) if seconds >= 1.5 * size
+    )
+    return f"{float(f'{seconds / (size or 1):.2g}'):g} {unit}"
+
+
+def read_clock() -> str:
+    """The time as records have it, UTC to the millisecond."""
+    return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def read_time(text: str) -> float:
+    """Seconds since 1970; 0 where the text is no time, as in a file edited by hand."""
+    try:
+        time = datetime.fromisoformat(text)
+    except ValueError:
+        return 0.0
+    return max((time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp(), 0.0)
 
 
 def name_first(names: Sequence[str], most: int, between: str = ", ") -> str:

@@ -1,8 +1,11 @@
 """Where the time of training steps went, from a trace as torch.profiler exports it.
 
 On a GPU the time of an operation is that of the kernels that it launched, and waiting is where none
-ran. On a CPU it is the time that the operation took, with all that it called. Durations of kernels
-are sound under the profiler; what lies between them on the host is stretched.
+ran. Where several run at once, each instant belongs in equal parts to those that run in it: beside
+its plain time an operation has this exclusive one, and exclusive times add up to that in which any
+ran. On a CPU an operation's time is what it took, with all that it called; the operators of one
+thread follow each other, so that both times are the same. Durations of kernels are sound under the
+profiler; what lies between them on the host is stretched.
 """
 
 from __future__ import annotations
@@ -10,9 +13,11 @@ from __future__ import annotations
 import gzip
 import json
 import math
+import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -93,18 +98,38 @@ class Trace:
 
 @dataclass
 class Timed:
-    """How often operations of a label ran in a step, and for how many seconds."""
+    """How often operations of a label ran in a step, and for how many seconds.
+
+    Attributes:
+        time_s: of their kernels, each from its start to its end.
+        exclusive_s: what is theirs when each instant is divided among the kernels that run in it.
+        kernels: the part of ``time_s`` of each kernel, by `shorten_kernel`; none on a CPU.
+    """
 
     calls: float = 0.0
     time_s: float = 0.0
+    exclusive_s: float = 0.0
+    kernels: dict[str, float] = field(default_factory=dict)
+
+    def add(self, other: Timed) -> None:
+        """Add what ran of the same label."""
+        self.calls += other.calls
+        self.time_s += other.time_s
+        self.exclusive_s += other.exclusive_s
+        for name, time_s in other.kernels.items():
+            self.kernels[name] = self.kernels.get(name, 0.0) + time_s
+
+    def scale(self, factor: float) -> Timed:
+        """So many times of this."""
+        kernels = {name: time_s * factor for name, time_s in self.kernels.items()}
+        return Timed(self.calls * factor, self.time_s * factor, self.exclusive_s * factor, kernels)
 
 
 @dataclass(frozen=True)
 class Timeline:
     """A profiled step, the mean of several: times in s, as `bench.diagnosis.step.Profile` has them.
 
-    ``work`` holds the time of each label; kernels that run side by side count twice there and once
-    in ``busy_s``.
+    ``work`` holds the time of each label; the exclusive times add up to ``busy_s``.
     """
 
     steps: int
@@ -192,7 +217,7 @@ def summarize(trace: Trace, steps: int, vocabulary: Vocabulary, device: str) -> 
         found.busy_s / steps,
         found.input_wait_s / steps,
         found.sync_wait_s / steps,
-        {label: Timed(t.calls / steps, t.time_s / steps) for label, t in found.work.items()},
+        {label: timed.scale(1 / steps) for label, timed in found.work.items()},
     )
 
 
@@ -261,7 +286,8 @@ def _read_cpu(view: _View) -> Timeline:
         if view.vocabulary.free(base_name(event.name)):
             continue  # what it took is the program's, not that of moving an element
         label = view.label(event)
-        _add(work, label, event.duration)
+        timed = Timed(1, event.duration, event.duration)
+        work.setdefault(label, Timed()).add(timed)
         spans.append((event.start, event.end))
     waiting = _length(view.inputs) - _overlap(view.inputs, spans)
     busy = sum(timed.time_s for timed in work.values())
@@ -279,7 +305,8 @@ def _read_gpu(view: _View) -> Timeline:
     finder = _Finder(trace.operators)
     work: dict[Label, Timed] = {}
     owners: dict[Label, set[int]] = {}
-    for kernel in kernels:
+    spans = [(e.start, e.end) for e in kernels]
+    for kernel, exclusive_s in zip(kernels, divide_overlaps(spans), strict=True):
         launch = launches.get(kernel.arguments.get("correlation"))
         caller = operators.get(kernel.arguments.get("External id")) or (
             finder.find(launch.thread, launch.start) if launch else None
@@ -291,10 +318,12 @@ def _read_gpu(view: _View) -> Timeline:
         else:
             named = label_kernel(kernel.name, view.vocabulary)
             label = view.place(named, launch.start) if launch else named
-        _add(work, label, kernel.duration)
+        took = kernel.duration
+        timed = Timed(1, took, exclusive_s, {shorten_kernel(kernel.name): took})
+        work.setdefault(label, Timed()).add(timed)
     for label, called in owners.items():
         work[label].calls = len(called)  # an operation may take several kernels
-    busy = _unite([(e.start, e.end) for e in kernels])
+    busy = _unite(spans)
     end = max(window.end, busy[-1][1])
     gaps = _complement(busy, window.start, end)
     waits = sorted((e.end, e.start) for e in trace.calls if e.name in _WAITS)
@@ -316,12 +345,6 @@ def _ends_within(waits: Sequence[tuple[float, float]], gap: Span) -> bool:
     first = bisect_left(waits, (gap[0], -math.inf))
     last = bisect_right(waits, (gap[1], math.inf))
     return any(start < gap[0] for _, start in waits[first:last])
-
-
-def _add(work: dict[Label, Timed], label: Label, time_s: float) -> None:
-    timed = work.setdefault(label, Timed())
-    timed.calls += 1
-    timed.time_s += time_s
 
 
 # formats as a trace names them, and as it numbers them among an operator's plain arguments
@@ -495,11 +518,114 @@ def label_kernel(name: str, vocabulary: Vocabulary) -> Label:
     if _is_fused(name):
         return label_fused(name, vocabulary)
     kind = next((kind for part, kind in _KERNELS.items() if part in name), Kind.OTHER)
-    plain = name.removeprefix("void ").partition("<")[0].partition("(")[0].strip()
-    return Label(kind, plain or name)
+    return Label(kind, _split_kernel(name)[0].partition(" (")[0])
+
+
+LONGEST = 200
+"""Letters of a kernel's name that are kept; cuDNN's own, which have no templates, reach 180."""
+
+MOST_WORDS = 3
+"""Words of a kernel's templates that are kept."""
+
+# number formats, what is around them, and what wraps the function that a kernel of torch's runs
+_DULL = re.compile(
+    r"(__|nv_)*(half|float|double|int|long|short|char|bool|signed|unsigned|void|b?float16)\d*(_t)?|"
+    r"array|const|true|false|operator|OpaqueType|TensorListMetadata|ReduceOp|func_wrapper_t|"
+    r"gpu_kernel_impl\w*|[AB]?(Unary|Binary)Functor|TrivialOffsetCalculator|(Load|Store)WithCast",
+    re.IGNORECASE,
+)
+_TENSOR_OPERATION = re.compile("tensorop|w?mma", re.IGNORECASE)
+
+
+@cache
+def shorten_kernel(name: str) -> str:
+    """A kernel's name without its arguments, and of its templates a few words that tell it.
+
+    Templates are long for what they say: of CUTLASS the first says all, and of torch's elementwise
+    kernels a word deep inside says which function runs. Words of number formats are left out, and
+    one that names an operation of tensor cores is always kept.
+
+    >>> shorten_kernel("void at::native::vectorized_elementwise_kernel<8, at::native::FillFunctor"
+    ...                "<c10::Half>, std::array<char*, 1ul> >(int, at::native::FillFunctor)")
+    'at::native::vectorized_elementwise_kernel<FillFunctor>'
+    >>> shorten_kernel("void cudnn::bn_bw_1C11_kernel_new<__half, float, 128, true>(float)")
+    'cudnn::bn_bw_1C11_kernel_new'
+    """
+    head, words = _split_kernel(name)
+    told = [word for word in dict.fromkeys(words) if not _DULL.fullmatch(word)]
+    kept = told[:MOST_WORDS]
+    if not any(map(_TENSOR_OPERATION.search, kept)):
+        kept += [word for word in told[MOST_WORDS:] if _TENSOR_OPERATION.search(word)][:1]
+    short = f"{head}<{', '.join(kept)}>" if kept else head
+    return short if len(short) <= LONGEST else f"{short[: LONGEST - 1]}…"
+
+
+def _split_kernel(name: str) -> tuple[str, list[str]]:
+    """A kernel's name up to its templates and arguments, and the words of its templates."""
+    if name.startswith("_Z"):
+        return _split_mangled(name)
+    plain = re.sub(r"\(anonymous namespace\)::|\{lambda[^{}]*\}", "", name.removeprefix("void "))
+    # what stands in parentheses after a blank is no argument: Memcpy HtoD (Pageable -> Device)
+    head = re.split(r"<|(?<! )\(", plain, maxsplit=1)[0].strip()
+    inside, depth = "", 0
+    for part in re.split(r"([<>])", plain[len(head) :]):
+        depth += {"<": 1, ">": -1}.get(part, 0)
+        inside += part
+        if depth <= 0 and part == ">":
+            break
+    while (less := re.sub(r"\([^()]*\)", "", inside)) != inside:
+        inside = less
+    # of what is defined in an operator() the name is before it
+    words = re.findall(r"\b[A-Za-z_]\w*(?=(?:::(?:operator)?)*[^\w:])", inside)
+    return head or name, words
+
+
+_MANGLED = re.compile(r"L\w\d+E|S[\dA-Z]*_|T\d*_|(\d+)")
+
+
+def _split_mangled(name: str) -> tuple[str, list[str]]:
+    """The same of a name that nobody demangled, by the rules of the Itanium C++ ABI.
+
+    An identifier follows its length. One that another follows directly is its namespace.
+    """
+    head: list[str] = []
+    words: list[str] = []
+    at, closed = 2, False
+    while found := _MANGLED.search(name, at):
+        at = found.end()
+        if found[1]:
+            word, at = name[at : at + int(found[1])], at + int(found[1])
+            if not closed:
+                head.append(word)
+                closed = not name[at : at + 1].isdigit()
+            elif not name[at : at + 1].isdigit():
+                words.append(word)
+    return "::".join(head) or name, words
 
 
 Span = tuple[float, float]
+
+
+def divide_overlaps(spans: Sequence[Span]) -> list[float]:
+    """What of each span is its own, when each instant belongs in equal parts to all that hold it.
+
+    The shares add up to the length of the union. A clock that runs at 1/k of the time while k spans
+    are open advances by a span's share from its start to its end, so this takes n log n steps.
+
+    >>> divide_overlaps([(0.0, 3.0), (1.0, 2.0)])
+    [2.5, 0.5]
+    """
+    edges = sorted([(start, 1) for start, _ in spans] + [(end, -1) for _, end in spans])
+    clock: dict[float, float] = {}
+    now: float = 0
+    before: float = 0
+    running = 0
+    for moment, change in edges:
+        if running > 0:
+            now += (moment - before) / running
+        clock[moment] = now
+        before, running = moment, running + change
+    return [clock[end] - clock[start] for start, end in spans]
 
 
 def _unite(spans: Iterable[Span]) -> list[Span]:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 from bench.text import Explained
+
+T = TypeVar("T")
 
 
 class Kind(Explained):
@@ -60,17 +62,32 @@ class Work:
 
     ``bytes`` counts, for each operation, every element that it reads and every one that it writes
     once: the least that separate operations move, as if nothing stayed in a cache between them.
+    ``flop_per_item`` and ``bytes_per_item`` are what another item in each micro-batch adds; None
+    where that is not known.
     """
 
     calls: int = 0
     flop: float = 0.0
     bytes: float = 0.0
+    flop_per_item: float | None = None
+    bytes_per_item: float | None = None
 
     def add(self, other: Work) -> None:
         """Add other work of the same kind."""
         self.calls += other.calls
         self.flop += other.flop
         self.bytes += other.bytes
+
+
+def add_items(work: T, items: int) -> T:
+    """Work with so many more items in each micro-batch, or fewer: a `Work`, or a row of it.
+
+    What an item adds must be known.
+    """
+    one: Any = work
+    flop, bytes = items * one.flop_per_item, items * one.bytes_per_item
+    more: T = replace(one, flop=one.flop + flop, bytes=one.bytes + bytes)
+    return more
 
 
 def sum_kinds(work: Mapping[Label, Work]) -> dict[Kind, Work]:

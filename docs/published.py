@@ -14,10 +14,11 @@ from pathlib import Path
 import pandas as pd
 
 from bench.card.folder import Card
-from bench.case import Case
+from bench.case import AXES, SAME_QUESTION, Case
 from bench.record import Status
 from bench.store.attempts import keep_cases
-from bench.store.reader import read_records
+from bench.store.cells import RECORDS
+from bench.store.reader import read_records, read_steps
 
 ROOT = Path(__file__).parents[1]
 REFERENCE = ROOT / "results" / "reference"
@@ -30,8 +31,9 @@ class Source:
     """One set of figures, and which of its rows the README shows.
 
     Those are the rows of `PRECISIONS` at ``batch_sizes``, at the main loss scale and the default
-    memory layout, on one GPU, that ran to their end or ran out of memory; of repeats the first.
-    ``file`` is in `REFERENCE`, or the folder of a sweep.
+    memory layout, by the optimizer of most of them, on one GPU, that ran to their end or ran out of
+    memory; of repeats the first, and of parts of one epoch the largest. ``file`` is in `REFERENCE`,
+    or the folder of a sweep.
     """
 
     file: str | Path
@@ -50,20 +52,30 @@ class Source:
             & rows["batch_size"].isin(self.batch_sizes)
             & (rows["cudnn_benchmark"] == self.cudnn_benchmark)
             & ~rows["channels_last"]
+            & ~rows["cuda_graphs"]
             & rows["loss_scale"].isin(["", "128", "dynamic"])
             & (rows["parallel"] == Case.parallel)
             & (rows["repeat"] == 1)
             & ~rows["profile"]
             & rows["status"].isin([Status.OK, Status.OOM])
         )
-        return keep_cases(rows[keep]).sort_values("batch_size", kind="stable")
+        rows = keep_cases(rows[keep])
+        rows = rows[rows["optimizer"] == rows["optimizer"].mode()[0]]
+        rows = rows.sort_values(["fraction", "evaluate"], ascending=False, kind="stable")
+        rows = rows.drop_duplicates([axis for axis in AXES if axis not in SAME_QUESTION])
+        return rows.sort_values("batch_size", kind="stable")
 
     def describe(self, rows: pd.DataFrame) -> str:
         """Which GPU and versions measured it, how much of an epoch, and how."""
         row = rows.iloc[0]
-        part = rows["fraction"].max()
-        epoch = "whole epochs" if part == 1 else f"≈ estimated from {100 * part:.0f} % of an epoch"
-        return f"{row['gpu']}, torch {row['torch']}, cuDNN {row['cudnn']}; {epoch}, {self.how}"
+        whole, parts = rows["fraction"] == 1, rows["fraction"][rows["fraction"] < 1]
+        epochs = ["whole epochs"] if whole.any() else []
+        if len(parts):
+            epochs.append(f"≈ estimated from {100 * parts.max():.0f} % of an epoch")
+        how = f"{', '.join(epochs)}, {self.how}"
+        if row["optimizer"] != Case.optimizer:
+            how += f"; {row['optimizer']} at lr {row['lr']:g}"
+        return f"{row['gpu']}, torch {row['torch']}, cuDNN {row['cudnn']}; {how}"
 
 
 SOURCES = (
@@ -99,6 +111,7 @@ class Bar:
     images_per_s: float | None
     speedup: float | None  # over fp32 at the same batch size
     memory_bytes: float | None
+    test_accuracy: float | None  # as a fraction, after the epoch
     estimated: bool
     fp32: bool
 
@@ -112,12 +125,13 @@ def read_bars(source: Source) -> list[Bar]:
     bars = [
         Bar(
             source.name,
-            f"{row.precision} + torch.compile" if row.compile else row.precision,
+            f"{row.precision} + torch.compile" if row.compile != Case.compile else row.precision,
             row.batch_size,
             _known(row.epoch_time_s),
             _known(row.images_per_s),
             _known(fp32.get(row.batch_size, float("nan")) / row.epoch_time_s),
             _known(getattr(row, source.memory_column)),
+            _known(row.test_accuracy),
             row.fraction < 1,
             row.precision == "fp32",
         )
@@ -150,15 +164,21 @@ def choose_sources(card: Card | None) -> Sequence[Source]:
 
 def write_table(sources: Sequence[Source] = SOURCES) -> str:
     """The table, in Markdown, with what each GPU's figures are below it."""
-    lines = [
-        "| GPU | batch size | precision | one epoch | images/s | speed-up over fp32 | memory |",
-        "|:---|---:|:---|---:|---:|---:|---:|",
-    ]
-    for source in sources:
-        lines += [f"| {' | '.join(_cells(bar))} |" for bar in read_bars(source)]
+    heads = [*HEADS]
+    bars = [bar for source in sources for bar in read_bars(source)]
+    if not any(bar.test_accuracy for bar in bars):
+        del heads[-1]  # until a whole epoch was evaluated
+    lines = [f"| {' | '.join(heads)} |", f"|:---|---:|:---|{'---:|' * (len(heads) - 3)}"]
+    lines += [f"| {' | '.join([*_cells(bar)][: len(heads)])} |" for bar in bars]
     lines.append("")
     lines += [f"- {source.describe(source.read())}; memory {source.memory}." for source in sources]
     return "\n".join(lines) + "\n"
+
+
+HEADS = (
+    *("GPU", "batch size", "precision", "one epoch", "images/s", "speed-up over fp32", "memory"),
+    "test accuracy after it",
+)
 
 
 def _cells(bar: Bar) -> Iterator[str]:
@@ -168,6 +188,50 @@ def _cells(bar: Bar) -> Iterator[str]:
     yield "–" if bar.images_per_s is None else f"{about}{bar.images_per_s:,.0f}"
     yield "–" if bar.speedup is None or bar.fp32 else f"{about}{bar.speedup:.2f}×"
     yield "–" if bar.memory_bytes is None else f"{bar.memory_bytes / GIB:.1f} GiB"
+    told = bar.test_accuracy is not None and not bar.estimated
+    yield f"{100 * bar.test_accuracy:.1f} %" if told else "–"
+
+
+# --------------------------------------------------------------------------------------- learning
+
+CARD = ROOT / "results" / "nvidia-h100-80gb-hbm3-20261122-112118"
+
+
+def write_learning() -> str:
+    """How DPN-92's loss falls by each recipe, in Markdown, in the page's windows of fifty steps."""
+    lines = [
+        "| recipe | measured on | precision | batch size | first step | steps 1–50 | 51–100 "
+        "| highest |",
+        "|:---|:---|:---|---:|---:|---:|---:|---:|",
+    ]
+    for name, where, file in (
+        ("2019, not published", "TITAN RTX, torch 1.0", REFERENCE / "rtx-titan-2019.csv"),
+        ("SGD, 0.01", "H100, torch 2.11", CARD / RECORDS),
+    ):
+        records, steps = read_records(file), read_steps(file)
+        records = records[records["precision"].isin(["fp32", "fp16"])]
+        for row in records.sort_values("batch_size", kind="stable").itertuples():
+            mine = steps[steps["record_id"] == row.record_id]
+            if len(mine) and row.batch_size <= 512 and row.loss_scale in ("", "128"):
+                cells = _mean_losses(mine["step"], mine["loss"], row.executor == "published")
+                told = (name, where, row.precision, str(row.batch_size), *cells)
+                lines.append(f"| {' | '.join(told)} |")
+    ours = pd.read_csv(REFERENCE / "dpn92-adamw-cpu-curve.csv")
+    cells = _mean_losses(ours["step"], ours["loss"])
+    lines.append(f"| AdamW, 3e-4 | CPU, torch 2.13 | fp32 | 128 | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _mean_losses(steps: pd.Series, losses: pd.Series, published: bool = False) -> Iterator[str]:
+    """The loss of the first step, its means over the two windows, and the highest of all steps.
+
+    Of the page these means are all there is, each at the last step of its window.
+    """
+    for first, last in ((0, 0), (1, 50), (51, 100)):
+        mine = losses[steps.between(first, last)]
+        few = "" if published or len(mine) in (0, last - first + 1) else f" ({len(mine)} steps)"
+        yield f"{mine.mean():.2f}{few}" if len(mine) else "–"
+    yield "–" if published else f"{losses.max():.2f} at step {losses.idxmax() - losses.index[0]}"
 
 
 # ---------------------------------------------------------------------------------------- picture

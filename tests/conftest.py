@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -87,6 +88,23 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if marked and (reason := why_no_cuda()):
         for item in marked:
             item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_set_of_servers() -> Iterator[None]:
+    """What the tests of a process start is forked from servers that they share.
+
+    Most run a case or two, and would wait for a server of their own each.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        with suppress(ImportError):  # the tests for a card need pytest alone
+            from bench.executors import subprocess
+            from bench.executors.server import Servers
+
+            shared = Servers(cold=False)
+            patch.setattr(shared, "close", lambda: None)
+            patch.setattr(subprocess, "Servers", lambda cold: Servers(cold) if cold else shared)
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -28,7 +30,8 @@ TRIES = "BENCH_TEST_TRIES"
 class Tiny(nn.Module):
     """A convolution and a classifier; ``behave`` is called on the logits of every training step.
 
-    Not on those of the two images that a sweep tries a model on before its first case.
+    Not on those of the two images that a sweep tries a model on before its first case, nor on the
+    meta device, where it is looked at what the model computes.
     """
 
     def __init__(self, behave: Callable[[Tensor], Tensor] = lambda logits: logits) -> None:
@@ -39,7 +42,7 @@ class Tiny(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         logits = self.head(self.conv(x).flatten(1))
-        return self.behave(logits) if len(x) > 2 else logits
+        return self.behave(logits) if len(x) > 2 and not x.is_meta else logits
 
 
 def good() -> nn.Module:
@@ -65,6 +68,23 @@ def wide() -> nn.Module:
     """Few weights, a few hundred KiB of activations for each image."""
     conv = nn.Conv2d(3, 64, 3, padding=1)
     return nn.Sequential(conv, nn.ReLU(), nn.AvgPool2d(8), nn.Flatten(), nn.Linear(64 * 16, 10))
+
+
+def reclaimed() -> nn.Module:
+    """`wide`; before its first step the kernel takes back what it can of mapped files."""
+
+    def page_out(*_: object) -> None:
+        libc, page_out_pages = ctypes.CDLL(None), 21  # MADV_PAGEOUT
+        for line in Path("/proc/self/maps").read_text().splitlines():
+            found = re.match(r"([0-9a-f]+)-([0-9a-f]+) (\S+) \S+ \S+ (\d+)", line)
+            if found and int(found[4]) and "w" not in found[3]:
+                first, end = int(found[1], 16), int(found[2], 16)
+                libc.madvise(ctypes.c_void_p(first), ctypes.c_size_t(end - first), page_out_pages)
+        hook.remove()
+
+    network = wide()
+    hook = network.register_forward_pre_hook(page_out)
+    return network
 
 
 def raises() -> nn.Module:
@@ -193,6 +213,90 @@ def speaks_out_of_turn() -> nn.Module:
                 os.write(descriptor, b'{"event": "phase", "name": "dinner"}\nno JSON\n\xff\n')
             except OSError:
                 continue
+        return logits
+
+    return Tiny(behave)
+
+
+FACTS = "BENCH_TEST_FACTS"
+"""Environment variable: the file that `tells` writes what it has as a process to."""
+
+
+def tells() -> nn.Module:
+    """Writes what its process has at the first step, then trains well."""
+
+    def behave(logits: Tensor) -> Tensor:
+        if not (file := Path(os.environ[FACTS])).exists():
+            file.write_text(json.dumps(describe_process()))
+        return logits
+
+    return Tiny(behave)
+
+
+def describe_process() -> dict[str, object]:
+    """What a process has of its own, but for its ids and the time."""
+    import gc
+    import resource
+
+    import numpy as np
+
+    descriptors = [os.readlink(f"/proc/self/fd/{n}") for n in (0, 1, 2)]  # noqa: PTH115
+    kinds = [place.partition(":")[0] for place in descriptors]
+    streams = (sys.stdin, sys.stdout, sys.stderr)
+    return {
+        "leads": os.getsid(0) == os.getpgid(0) == os.getpid(),
+        "signals": {str(n): str(signal.getsignal(n)) for n in signal.valid_signals()},
+        "blocked": sorted(signal.pthread_sigmask(signal.SIG_BLOCK, [])),
+        "limits": [resource.getrlimit(n) for n in range(16)],
+        "folder": str(Path.cwd()),
+        "environment": {k: v for k, v in os.environ.items() if not k.startswith("BENCH_TEST_")},
+        "niceness": os.getpriority(os.PRIO_PROCESS, 0),
+        "oom": Path("/proc/self/oom_score_adj").read_text(),
+        "cores": sorted(os.sched_getaffinity(0)),
+        "streams": [(s.encoding, s.line_buffering, s.seekable(), s.isatty()) for s in streams],
+        "kinds": [*kinds, descriptors[1] == descriptors[2]],
+        "open": len(os.listdir("/proc/self/fd")),  # noqa: PTH208
+        "main": sys.modules["__main__"].__spec__.name,  # type: ignore[union-attr]
+        "path": sys.path,
+        "collecting": (gc.isenabled(), gc.get_threshold(), gc.get_freeze_count() > 100_000),
+        "threads": (torch.get_num_threads(), torch.get_num_interop_threads()),
+        "dtype": str(torch.get_default_dtype()),
+        "drawn": (float(torch.rand(())), float(np.random.rand())),
+    }
+
+
+def vandalizes() -> nn.Module:
+    """Spoils what it can reach: settings, functions, signals, limits, threads; then the heap."""
+    import gc
+    import random
+    import resource
+    import threading
+
+    import numpy as np
+    import torch.nn.functional as F
+
+    def behave(logits: Tensor) -> Tensor:
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+        torch.set_default_dtype(torch.float64)
+        torch.set_flush_denormal(True)
+        torch.use_deterministic_algorithms(True)
+        torch.manual_seed(1)
+        np.random.seed(1)
+        random.seed(1)
+        gc.disable()
+        gc.unfreeze()
+        F.cross_entropy = lambda *_, **__: torch.zeros(())
+        nn.Linear.forward = nn.Conv2d.forward = lambda self, x: x * torch.nan  # type: ignore
+        os.environ.clear()
+        os.chdir("/")
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        threading.Thread(target=time.sleep, args=(3600,)).start()
+        libc = ctypes.CDLL(None)
+        libc.malloc.restype = ctypes.c_void_p
+        block = libc.malloc(64)
+        ctypes.memset(block - 16, 0x41, 512)  # the heap's own notes, which free() finds broken
+        libc.free(ctypes.c_void_p(block))
         return logits
 
     return Tiny(behave)

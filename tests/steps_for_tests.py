@@ -91,8 +91,10 @@ def make_profiled(case: Case, step: Step, repeat: int = 1, **values: Any) -> Rec
     return make_record(case, repeat=repeat, **{**measured, **HOLD, **values})
 
 
-def write_profiled(folder: Path, runs: Sequence[tuple[Case, Step]], repeats: int = 3) -> Path:
-    """A sweep of profiled cases; repeats are 0.5 % apart."""
+def write_profiled(
+    folder: Path, runs: Sequence[tuple[Case, Step]], repeats: int = 3, **values: Any
+) -> Path:
+    """A sweep of profiled cases; repeats are 0.5 % apart. ``values`` are columns of all records."""
     with Store(folder) as store:
         for number, (case, step) in enumerate(runs):
             for repeat in range(1, repeats + 1):
@@ -104,6 +106,7 @@ def write_profiled(folder: Path, runs: Sequence[tuple[Case, Step]], repeats: int
                     record_id=f"{number:08x}{repeat:08x}",
                     step_time_median_s=step.step_s * slower,
                     epoch_time_s=step.step_s * slower * 100,
+                    **values,
                 )
                 store.append(record, work=step.work)
     return folder

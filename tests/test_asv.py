@@ -6,8 +6,10 @@ import csv
 import importlib
 import json
 import math
+import os
 import subprocess
 import sys
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ from hypothesis import strategies as st
 pytest.importorskip("asv", reason="asv is not installed (the 'asv' extra)")
 
 from asv.results import Results
+from asv_runner.discovery import disc_benchmarks
 
 from bench.asv import host as asv_host
 from bench.asv import importer as asv_import
@@ -27,9 +30,9 @@ from bench.case import Case, grid
 from bench.errors import UsageError
 from bench.executors import fake
 from bench.preset import load_preset, parse_preset, preset_names
-from bench.record import Status
+from bench.record import BESIDE, Status
 from bench.sweep.__main__ import main as run_sweep
-from benchmarks.figures import ABSENT, FIGURES, MEASURED, STATUSES
+from benchmarks.figures import ABSENT, FIGURES, MEASURED, PARTS, STATUSES
 
 ROOT = Path(__file__).parents[1]
 NAN = math.nan
@@ -44,6 +47,7 @@ ROW = {
     "peak_device_bytes": NAN,
     "peak_process_bytes": 3e9,
     "peak_reserved_bytes": 2e9,
+    **dict.fromkeys(PARTS, 0.25),
 }
 
 
@@ -64,7 +68,15 @@ def test_figures_of_a_measured_case() -> None:
         "top1_error": 75,
         "energy": 2800,  # of a whole epoch, of which a quarter was measured
         "status": 0,
+        **{name.removesuffix("_s"): 0.25 for name in PARTS},
     }
+
+
+def test_every_part_of_the_time_beside_training_is_tracked() -> None:
+    assert {*PARTS} == {*BESIDE}
+    old = {name: value for name, value in ROW.items() if name not in PARTS}
+    figures = {figure.name: figure.value(old) for figure in FIGURES}
+    assert math.isnan(figures["teardown"] or 0), "a commit from before has no such column"
 
 
 def test_memory_is_the_device_s_where_nvml_told() -> None:
@@ -137,18 +149,23 @@ def test_weights_to_start_from_are_found_from_asv_s_folder() -> None:
 
 def test_the_2019_grid_as_asv_sees_it() -> None:
     laid = lay_out(expand(load_preset("rtx-titan")))
-    assert laid["names"] == ["precision", "loss_scale", "batch_size"]
+    # the optimizer too: results of the same cases by SGD are in no line with these
+    assert laid["names"] == ["precision", "loss_scale", "batch_size", "optimizer"]
     assert laid["params"] == [
         ["fp32", "fp16"],
         ["none", "64", "128", "256"],
         [128, 256, 512, 640],
+        ["adamw"],
     ]
+    assert "optimizer" not in lay_out([Case(), Case(batch_size=512)])["names"]
 
 
 def test_an_axis_that_varies_is_a_parameter() -> None:
-    laid = lay_out(grid({"compile": [True, False], "lr": [0.1, 0.01]}))
+    laid = lay_out(grid({"compile": ["default", "off"], "lr": [0.1, 0.01]}))
     assert laid["names"] == ["precision", "loss_scale", "batch_size", "lr", "compile"]
     assert laid["params"][3:] == [[0.01, 0.1], ["off", "on"]]
+    # the mode as commits that knew one alone call it, which all read
+    assert {case["axes"].get("compile") for case in laid["cases"]} == {"on", None}
 
 
 def test_place_spells_dynamic_and_none() -> None:
@@ -189,7 +206,8 @@ def test_the_small_grid_is_small() -> None:
 @pytest.fixture
 def cases(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     """The benchmarks of a grid of two cases, in asv's shared folder."""
-    two = [Case(batch_size=8), Case(batch_size=16, precision="bf16")]
+    small = Case(dataset="synthetic", batch_size=8, device="cpu")
+    two = [small, replace(small, batch_size=16, precision="bf16")]
     monkeypatch.setenv("BENCH_ASV_GRID", json.dumps(describe_grid("two", two)))
     monkeypatch.chdir(tmp_path)
     import benchmarks.cases
@@ -201,7 +219,7 @@ def cases(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
 
 def test_every_benchmark_says_what_it_is(cases: Any) -> None:
     tracks = [getattr(cases, f"track_{figure.name}") for figure in FIGURES]
-    assert len(tracks) == 6
+    assert len(tracks) == 6 + len(PARTS)
     for one in tracks:
         assert one.version
         assert one.unit
@@ -254,6 +272,64 @@ def test_a_harness_that_cannot_answer_is_no_figure(
     assert cases.track_status("fp32", "none", 8) == STATUSES.index("died")
     with pytest.raises(RuntimeError, match="no-such-flag"):
         cases.track_epoch_time("fp32", "none", 8)
+
+
+# ------------------------------------------------------------------------------ every benchmark
+
+
+def test_every_benchmark_runs(
+    cases: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Found by asv's own rules and run as asv runs them, but small, and in one process."""
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(str, (ROOT, ROOT / "tests"))))
+    monkeypatch.setitem(cases.GRID, "flags", ["--executor", "fake"])  # the sweep is a real one
+    tiny = "--device=cpu --model=models_for_tests:good --batch-size=16 --steps=1 --pairs=1"
+    monkeypatch.setattr("benchmarks.overhead.GRID", {})
+    monkeypatch.setattr("benchmarks.overhead.SMALL", tiny.split())
+    monkeypatch.setattr("benchmarks.report_scale.RECORDS", 4000)
+    monkeypatch.setattr("benchmarks.report_scale.ReportScale.params", ("text",))
+    monkeypatch.setattr("benchmarks.rehearsal.PRECISIONS", ("fp32",))
+    figures, caches = {}, {}
+    for benchmark in disc_benchmarks(str(ROOT / "benchmarks")):
+        if (shared := benchmark.setup_cache_key) not in caches:
+            caches[shared] = benchmark.do_setup_cache()
+        benchmark.set_cache(caches[shared])
+        if benchmark.params:
+            benchmark.set_param_idx(0)
+        assert not benchmark.do_setup(), "asv would leave it out"
+        figures[benchmark.name] = benchmark.do_run()
+    of_a_case = {f"cases.track_{figure.name}" for figure in FIGURES}
+    assert figures.keys() == of_a_case | {
+        "overhead.track_overhead",
+        "rehearsal.track_launches",
+        "report_scale.ReportScale.track_peak_bytes",
+        "report_scale.ReportScale.track_time_s",
+    }
+    # a fake has no energy, predicts nothing, and starts no process
+    untold = {name for name, figure in figures.items() if not math.isfinite(figure)}
+    parts = {f"cases.track_{column.removesuffix('_s')}" for column in PARTS}
+    assert untold == {"cases.track_energy", "cases.track_top1_error", *parts}
+    assert figures["cases.track_status"] == STATUSES.index("ok")
+    assert figures["cases.track_epoch_time"] == 10 + 1000 / 8  # the fake's
+
+
+def test_the_report_that_is_timed_is_the_commit_s(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """asv runs the benchmarks of the working tree, with a commit's harness on the path."""
+    from benchmarks.report_scale import measure
+
+    package = tmp_path / "commit" / "bench" / "report"
+    package.mkdir(parents=True)
+    for folder in (package, package.parent):
+        (folder / "__init__.py").touch()
+    (package / "__main__.py").write_text(
+        "def main(words):\n    open(words[-1], 'w').write('the commit s')\n    return 0\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "commit"))
+    measure(tmp_path, "text")
+    assert (tmp_path / "report.text").read_text() == "the commit s"
 
 
 # ------------------------------------------------------------------------------ kernel launches

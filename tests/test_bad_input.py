@@ -76,7 +76,7 @@ FLAGS = [
     (["--seed", "1.5"], "--seed '1.5': a seed is a whole number from 0 to 2147483647"),
     (["--seed", "9" * 5000], "--seed", "from 0 to 2147483647"),
     (["--evaluate", "yes"], "--evaluate 'yes': a boolean value is 'on' or 'off'"),
-    (["--compile", "1"], "--compile '1': a boolean value is 'on' or 'off'"),
+    (["--compile", "1"], "--compile '1': right values: off, default, reduce-overhead,"),
     (["--device", "gpu"], "--device 'gpu': right values: cuda, cpu"),
     (["--device", "cuda:1"], "--device 'cuda:1': did you mean 'cuda'?"),
     (["--model", "dpn29"], "--model 'dpn29': did you mean 'dpn92'?"),

@@ -49,6 +49,7 @@ from bench.card.phases import (
     rehearse,
 )
 from bench.card.testrun import read_outcomes
+from bench.case import Case
 from bench.environment import Platform
 from bench.errors import UsageError
 from bench.record import Environment, Status
@@ -127,6 +128,9 @@ def test_rehearsed_interrupted_within_a_case_and_gone_on_with(tmp_path: Path) ->
     assert states.keys() == PHASES.keys()
     del states["doctor"]
     assert states.pop("wall") is State.ABSENT  # a CPU has none without a limit
+    assert states.pop("apex") is State.ABSENT
+    assert states.pop("autotune") is states.pop("graphs") is State.ABSENT  # nor cuDNN, nor graphs
+    assert "NVIDIA apex is not installed" in card.phases["apex"].line
     assert set(states.values()) == {State.DONE}, said
     assert all(entry.seconds for entry in card.phases.values() if entry.state is State.DONE)
     assert set(card.tests.values()) <= {"skipped", "passed"}
@@ -134,7 +138,7 @@ def test_rehearsed_interrupted_within_a_case_and_gone_on_with(tmp_path: Path) ->
     frame = read_records(folder)
     trained = frame[(frame["status"] == "ok") & ~frame["sentinel"] & ~frame["probe"]]
     assert {"fp32", "bf16-amp"} <= set(trained["precision"])
-    told = ["precision", "loss_scale", "repeat", "profile", "parallel"]
+    told = ["precision", "loss_scale", "repeat", "profile", "parallel", "evaluate"]
     assert not trained.duplicated(told).any(), "none twice"
     assert (trained["measured_steps"] > 0).all()
     checks = json.loads((folder / CHECKS).read_text())
@@ -142,7 +146,9 @@ def test_rehearsed_interrupted_within_a_case_and_gone_on_with(tmp_path: Path) ->
     assert checks["crosscheck"]["judgements"]["work"]["verdict"] == "agree"
     assert "dpn-small, batch size 8, synthetic images: scales from" in card.phases["scales"].line
     assert set(checks["scales"]) == {"scales.json", "gradients.csv", "trainings.csv"}
-    assert "unsupported" in card.phases["apex"].line
+    (whole,) = trained[trained["evaluate"]].to_dict("records")
+    assert (whole["precision"], whole["optimizer"]) == ("fp32", "adamw")
+    assert 0 < whole["test_accuracy"] < 1
     names = {file.name for file in folder.iterdir()}
     assert names <= set(FILES)
     assert {STATE, RECORDS, CHECKS, LOG, PAGE} <= names
@@ -204,18 +210,22 @@ class Clock:
 
 
 UNITS = {
-    "headline": [30.0, 17.0],
-    "rtx-titan": [31.0, 22.0, 18.0, 17.0, 17.0, 17.0, 17.0],
-    "precision": [26.0, 17.0, 17.0, 17.0],
-    "repeats": [28.0] + [19.0] * 18,
-    "tests": [8.0, 0.5, 1.0, 4.0, 0.5, *[8.0] * 6, *[0.5] * 8, *[14.0] * 10, *[50.0] * 3],
-    "doctor": [12.0],
+    "doctor": [18.0],
+    "headline": [14.0, 13.0],
+    "rtx-titan": [12.0] * 7,
+    "precision": [10.0] * 5,
+    "repeats": [8.0] * 7,
+    "epochs": [45.0, 30.0],
+    "tests": [*[1.0] * 30, *[4.0] * 10, *[8.0] * 20],
+    "compile": [60.0],
+    "autotune": [10.0, 10.0],
+    "graphs": [10.0, 10.0],
+    "crosscheck": [45.0],
     "overhead": [62.0],
-    "crosscheck": [60.0],
-    "profiles": [40.0, 28.0, 26.0, 25.0, 24.0, 23.0, 22.0, 22.0],
-    "ddp": [30.0, 17.0],
+    "profiles": [12.0] * 4,
+    "ddp": [16.0] * 2,
 }
-"""Seconds of an H200 at a fifth of an epoch; a sweep's first case waits for torch to be asked."""
+"""Seconds as they are planned for an H100."""
 
 
 def simulate(
@@ -245,38 +255,40 @@ def simulate(
     return dict(done), clock.now - Clock.now
 
 
-def test_three_minutes_show_the_headline_and_tests(
+def test_three_minutes_show_the_nine_cases_and_some_precisions(
     card: Card, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     done, seconds = simulate(3, monkeypatch, card)
-    assert done["headline"] == 2
-    assert done["tests"] >= 6
-    assert done["rtx-titan"] >= 2
+    assert (done["headline"], done["rtx-titan"]) == (2, 7)
+    assert done["precision"] >= 3
     assert seconds <= 180 - CLOSING_S
     assert "overhead" not in done
     assert card.phases["overhead"].state is State.CUT
     said = "\n".join(summarize(card, Entry(State.DONE), [], seconds, "3"))
     assert "overhead    cut              –  needs about 65 s, " in said
     left = (
-        "tests, rtx-titan, precision, apex, overhead, crosscheck, wall-limit, wall, scales, "
-        "profiles, ddp, repeats"
+        "precision, repeats, epochs, tests, compile, autotune, graphs, apex, overhead, "
+        "crosscheck, wall-limit, wall, scales, profiles, ddp"
     )
     assert f"to continue with {left}" in said
 
 
-def test_nine_minutes_measure_everything_once(card: Card, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nine_minutes_measure_each_case_once_and_whole_epochs(
+    card: Card, monkeypatch: pytest.MonkeyPatch
+) -> None:
     done, seconds = simulate(9, monkeypatch, card)
-    measured = ("doctor", "headline", "rtx-titan", "precision", "overhead", "crosscheck")
+    measured = ("doctor", "headline", "rtx-titan", "precision", "repeats", "epochs")
+    measured += ("compile", "autotune", "crosscheck")
     assert {name: card.phases[name].state for name in measured} == dict.fromkeys(
         measured, State.DONE
     )
-    assert done["tests"] >= 12
+    assert done["tests"] >= 30, "those that train in one process"
     assert seconds <= 540 - CLOSING_S
     before = dict(done)
     done, _ = simulate(20, monkeypatch, card)  # gone on with: only what was left
-    assert done.keys() == {"doctor", "tests", "profiles", "ddp", "repeats"}
+    assert done.keys() == {"doctor", "tests", "overhead", "profiles", "ddp"}
     assert before["doctor"] == done["doctor"] == 1
-    assert card.finished("repeats")
+    assert card.finished("tests")
 
 
 def test_what_is_stopped_is_reported_all_the_same(tmp_path: Path) -> None:
@@ -302,9 +314,11 @@ def test_the_agenda_has_every_phase() -> None:
         ("headline", 2, 2),
         ("rtx-titan", 9, 4),
         ("precision", 6, 6),
-        ("profiles", 8, 2),
+        ("epochs", 2, 2),
+        ("compile", 1, 1),
+        ("profiles", 4, 1),
         ("ddp", 2, 2),
-        ("repeats", 28, 9),
+        ("repeats", 10, 5),
     ],
 )
 @pytest.mark.parametrize("rehearsal", [False, True])
@@ -330,6 +344,37 @@ def test_a_sweep_measures_each_case_once_but_for_the_repeats(
     assert entry.line.startswith(f"0 of {runs} ")
     options = parse_arguments(asked[0])
     assert len(plan_runs(choose_cases(options), options.repeats)) == runs
+
+
+def test_no_case_is_measured_again_only_to_be_profiled(
+    card: Card, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[list[str]] = []
+    count = phases.count_runs
+    monkeypatch.setattr(
+        phases, "count_runs", lambda _, flags: asked.append(flags) or count(_, flags)
+    )
+    children = Supervisor(card.folder / LOG)
+    monkeypatch.setattr(children, "run", lambda *_, **__: Ended(0, 1.0, False, "", ""))
+
+    def cases(phase: str) -> set[Case]:
+        asked.clear()
+        PHASES[phase].run(card, Scale("cuda", "synthetic", None, 0.2), children)
+        return set(choose_cases(parse_arguments(asked[0])))
+
+    nine = cases("rtx-titan")
+    assert all(case.profile for case in nine)
+    assert cases("headline") < nine
+    assert len(cases("repeats") & nine) == 2
+    assert cases("repeats") < nine | cases("precision")
+    assert {case.precision for case in cases("precision") & nine} == {"fp32", "fp16"}
+    left = cases("profiles") - nine
+    assert sorted((case.precision, case.batch_size) for case in left) == [
+        ("bf16-amp", 128),
+        ("bf16-amp", 512),
+        ("tf32", 128),
+        ("tf32", 512),
+    ]
 
 
 def test_the_doctor_looks_where_the_card_does(card: Card) -> None:
@@ -382,10 +427,11 @@ def test_presets_share_cases_and_none_runs_twice(card: Card) -> None:
         "headline": "2 of 2 cases: 2 ok",
         "rtx-titan": "9 of 9 cases: 9 ok",
         "precision": "6 of 6 cases: 5 ok, 1 unsupported",  # tf32, on a CPU
-        "repeats": "28 of 28 runs: 28 ok",
+        "repeats": "7 of 7 runs: 7 ok",
     }
     frame = read_records(card.folder)
-    assert len(frame) == 9 + 4 + 18 + 1
+    # of the six precisions the headline has two, and a second run tells each time of the fake
+    assert len(frame) == 9 + 4 + 3 + 1
     log = (card.folder / LOG).read_text()
     run_sweeps(card, 300, "headline", "rtx-titan", "precision", "repeats")
     assert (card.folder / LOG).read_text() == log, "what is done is not started again"

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from bench.case import (
     AXES,
+    COMPILES,
     NAMED,
     Case,
     check_axes,
@@ -38,7 +39,7 @@ CASES = st.builds(
     fraction=st.floats(min_value=1e-300, max_value=1),
     evaluate=st.booleans(),
     cudnn_benchmark=st.booleans(),
-    compile=st.booleans(),
+    compile=st.sampled_from(list(COMPILES)),
     channels_last=st.booleans(),
     seed=st.integers(0, 2**31 - 1),
     device=st.sampled_from(["cuda", "cpu"]),
@@ -53,6 +54,23 @@ def test_a_case_is_read_back_from_what_is_written(case: Case) -> None:
         name: None if text == "" else parse_value(name, text, name) for name, text in texts.items()
     }
     assert Case(**back) == case  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("text", "mode"), [("off", "off"), ("False", "off"), ("on", "default"), ("max-autotune",) * 2]
+)
+def test_a_mode_of_compilation_and_what_it_was_called(text: str, mode: str) -> None:
+    """``on`` and a TOML ``true`` are the default mode."""
+    assert parse_value("compile", text, "") == mode
+    assert parse_value("compile", True, "") == "default"
+    assert Case(compile=mode).compiled == (mode != "off")
+
+
+def test_graphs_of_torch_compile_sum_no_gradients() -> None:
+    both = {"compile": ["reduce-overhead"], "accumulate": [2]}
+    with pytest.raises(UsageError, match="give --compile default"):
+        grid({**both, "device": ["cuda"]})
+    grid({**both, "device": ["cpu"]})  # which has no such graphs
 
 
 @given(CASES, CASES)
@@ -89,6 +107,9 @@ def test_a_case_is_a_key() -> None:
         ("opt_level", "none", None),
         ("lr", "1e-3", 0.001),
         ("fraction", "1", 1.0),
+        ("until", "1%", 0.01),
+        ("until", "0.02", 0.02),
+        ("until", "none", None),
         ("evaluate", "on", True),
         ("evaluate", "False", False),
         ("seed", "2147483647", 2**31 - 1),

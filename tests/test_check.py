@@ -6,9 +6,11 @@ import io
 import json
 import math
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +28,11 @@ from bench.check.layers import Ledger, dead_share, spread
 from bench.check.pictures import draw_batch, draw_pictures
 from bench.check.subject import Retained, Subject
 from bench.data import DatasetInfo, load
-from bench.data.batches import Batches
+from bench.data.batches import Batches, Divided, stream
+from bench.sweep.options import choose_cases as plan_sweep
+from bench.sweep.options import parse_arguments as parse_sweep
 from bench.training.loop import Training
+from bench.workloads import Loss, Network, Workload
 
 ROOT = Path(__file__).parents[1]
 
@@ -225,6 +230,106 @@ def trained() -> nn.Module:
     return net
 
 
+# ----------------------------------------------------------------------------------- the workloads
+
+
+class Summing(Workload):
+    """Predict the sum of five numbers: no classes, nothing that is right, a loss of its own."""
+
+    unit = "sums"
+    samples = 640
+
+    def build_model(self) -> nn.Module:
+        return nn.Sequential(nn.Linear(5, 32), nn.ReLU(), nn.Linear(32, 1))
+
+    def make_batch(
+        self, size: int, device: torch.device, generator: torch.Generator
+    ) -> dict[str, Tensor]:
+        numbers = torch.randn(size, 5, device=device, generator=generator)
+        return {"numbers": numbers, "sum": numbers.sum(1, keepdim=True)}
+
+    def compute_loss(self, network: Network, batch: dict[str, Tensor]) -> Tensor:
+        return F.mse_loss(network(batch["numbers"]), batch["sum"])
+
+
+class Total(Summing):
+    """Its loss is that of all items together."""
+
+    def compute_loss(self, network: Network, batch: dict[str, Tensor]) -> Tensor:
+        return len(batch["sum"]) * super().compute_loss(network, batch)
+
+
+class Ranking(Summing):
+    """Its network compares each item with the mean of all."""
+
+    def build_model(self) -> nn.Module:
+        class Centred(nn.Sequential):
+            def forward(self, x: Tensor) -> Tensor:
+                return super().forward(x - x.mean(0))  # type: ignore[no-any-return]
+
+        return Centred(*super().build_model())  # type: ignore[misc]
+
+
+class Deaf(Summing):
+    """Its targets do not follow from what the network is given."""
+
+    def make_batch(
+        self, size: int, device: torch.device, generator: torch.Generator
+    ) -> dict[str, Tensor]:
+        batch = super().make_batch(size, device, generator)
+        return {**batch, "sum": torch.randn(size, 1, device=device, generator=generator)}
+
+
+class Following(Workload):
+    """Which token follows which of eight: its network is given whole numbers alone."""
+
+    unit = "tokens"
+    samples = 640
+
+    def build_model(self) -> nn.Module:
+        return nn.Sequential(nn.Embedding(8, 16), nn.LayerNorm(16), nn.Linear(16, 8))
+
+    def make_batch(self, size: int, device: torch.device, generator: torch.Generator) -> Tensor:
+        first = torch.randint(8, (size, 1), device=device, generator=generator)
+        return (first + 3 * torch.arange(6, device=device)) % 8
+
+    def compute_loss(self, network: Network, batch: Tensor) -> Loss:
+        logits, right = network(batch[:, :-1]), batch[:, 1:]
+        loss = F.cross_entropy(logits.flatten(0, 1), right.flatten())
+        return Loss(loss, (logits.detach().argmax(2) == right).sum())
+
+    def count_units(self, size: int) -> int:
+        return size * 5
+
+
+class Coded(Following):
+    """Its network looks the tokens up in no `nn.Embedding`."""
+
+    def build_model(self) -> nn.Module:
+        class Code(nn.Module):
+            def forward(self, tokens: Tensor) -> Tensor:
+                return F.one_hot(tokens, 8).float()
+
+        return nn.Sequential(Code(), nn.Linear(8, 8))
+
+
+class Pictures(Workload):
+    """Images of ten patterns, by the loss and the batches' form of the default."""
+
+    samples = 640
+
+    def build_model(self) -> nn.Module:
+        return Net()
+
+    def make_batch(
+        self, size: int, device: torch.device, generator: torch.Generator
+    ) -> tuple[Tensor, Tensor]:
+        y = torch.randint(10, (size,), device=device, generator=generator)
+        noise = torch.randn(size, *self.shape, device=device, generator=generator)
+        noise[torch.arange(size), y % 3, y] += 8  # a bright row, in one of the colours
+        return noise, y
+
+
 # ------------------------------------------------------------------------------------ the subject
 
 
@@ -328,18 +433,105 @@ def test_classes_of_ones_own_have_their_own_first_loss(data: DatasetInfo, tmp_pa
     assert failing(three) == set()
 
 
+# ------------------------------------------------------------------------------- users' workloads
+
+
+def own(workload: str, lr: float = 0.05, **settings: object) -> Subject:
+    case = Case(
+        model=f"test_check:{workload}",
+        dataset="own",
+        workload=f"test_check:{workload}",
+        device="cpu",
+        batch_size=32,
+        lr=lr,
+        **settings,  # type: ignore[arg-type]
+    )
+    return Subject(case, "", STEPS)
+
+
+IMAGES, CLASSES = "no images of --dataset", "no number of classes"
+
+
+HELD = ("memory", "graphs")  # a look at all that Python holds takes long
+
+
+@pytest.mark.parametrize(
+    ("workload", "lr", "lacking"),
+    [
+        ("Summing", 0.05, {"batch": IMAGES, "initial-loss": CLASSES}),
+        ("Following", 0.5, {"batch": IMAGES, "initial-loss": CLASSES}),
+        pytest.param("Pictures", 0.01, {"batch": IMAGES}, marks=pytest.mark.slow),
+    ],
+)
+def test_a_sound_workload_passes_what_it_has_the_data_for(
+    workload: str, lr: float, lacking: dict[str, str]
+) -> None:
+    checked = own(workload, lr)
+    answers = {c.name: answer(c, checked) for c in CHECKS.values() if c.name not in HELD}
+    assert {name for name, a in answers.items() if a.result is Result.FAIL} == set()
+    found = {name: a.lacks for name, a in answers.items() if a.result is Result.SKIPPED}
+    assert found.keys() == lacking.keys()
+    for name, what in lacking.items():
+        assert what in found[name], "it says what is missing"
+        assert len(describe(answers[name])) <= 80
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workload", ["Summing", "Following"])
+def test_a_step_of_a_workload_retains_nothing(workload: str) -> None:
+    """Nor does torch's mse_loss, whose result is in the memory of all elements' losses."""
+    assert failing(own(workload), *HELD) == set()
+
+
+@pytest.mark.parametrize(
+    ("workload", "check"),
+    [("Total", "averaging"), ("Ranking", "own-pixels"), ("Deaf", "baseline")],
+)
+def test_what_is_planted_in_a_workload_is_caught(workload: str, check: str) -> None:
+    assert failing(own(workload), check) == {check}
+    assert failing(own("Summing"), check) == set()
+
+
+def test_what_only_whole_numbers_enter_cannot_be_followed() -> None:
+    found = answer(CHECKS["own-pixels"], own("Coded", 0.5))
+    assert found.result is Result.SKIPPED
+    assert found.lacks == "the network has no float inputs and no nn.Embedding"
+
+
+@pytest.mark.slow
+def test_the_command_takes_a_workload(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--workload", "test_check:Summing", "--lr", "0.05", "--batch-size", "32"]
+    flags += ["--device", "cpu", "--steps", str(LEAST_STEPS), "--out", str(tmp_path / "out")]
+    assert main(flags) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("test_check:Summing, fp32 · batch size 32, on cpu\n")
+    assert "12 of 12 checks passed" in said
+    assert re.search(r"^batch +skipped the workload has no images", said, re.MULTILINE)
+    (case,) = json.loads((tmp_path / "out" / "check.json").read_text())["cases"]
+    assert [Path(picture).name for picture in case["pictures"]] == ["losses.png", "layers.png"]
+    assert case["environment"]["unit"] == "sums"
+    assert case["checks"][0]["lacks"] == "the workload has no images of --dataset"
+
+
 # ------------------------------------------------------------------------ what is planted is caught
+
+
+def shuffle_labels(monkeypatch: pytest.MonkeyPatch, augmented: bool = False) -> None:
+    """Give each image the label of the one before; ``augmented`` ones alone."""
+    divide = Batches.divide
+
+    def shuffled(self: Batches, *at: int | None, **limits: int | None) -> Iterator[Divided]:
+        for batch in divide(self, *at, **limits):  # type: ignore[arg-type]
+            shuffle = self.augment or not augmented
+            parts = ((x, y.roll(1) if shuffle else y) for x, y in batch.parts)
+            yield Divided(batch.size, parts)
+
+    monkeypatch.setattr(Batches, "divide", shuffled)
 
 
 @pytest.mark.slow
 def test_shuffled_labels(data: DatasetInfo, monkeypatch: pytest.MonkeyPatch) -> None:
-    epoch = Batches.epoch
-
-    def shuffled(self: Batches, index: int = 0, steps: int | None = None) -> Iterator[object]:
-        for x, y in epoch(self, index, steps):
-            yield x, y.roll(1)
-
-    monkeypatch.setattr(Batches, "epoch", shuffled)
+    shuffle_labels(monkeypatch)
     assert failing(subject(data), "batch", "overfit", "first-steps", "baseline") >= {
         "batch",
         "baseline",
@@ -361,13 +553,7 @@ def test_labels_that_augmentation_shuffles(
     data: DatasetInfo, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without augmentation each image has its label."""
-    epoch = Batches.epoch
-
-    def shuffled(self: Batches, index: int = 0, steps: int | None = None) -> Iterator[object]:
-        for x, y in epoch(self, index, steps):
-            yield x, y.roll(1) if self.augment else y
-
-    monkeypatch.setattr(Batches, "epoch", shuffled)
+    shuffle_labels(monkeypatch, augmented=True)
     assert failing(subject(data), "batch") == {"batch"}
 
 
@@ -687,7 +873,7 @@ def test_watching_leaves_the_training_as_it_is(data: DatasetInfo) -> None:
     """The losses of the watched steps are those of the same steps unwatched, dropout included."""
     watched = subject(data, "with_dropout")
     batches, training = watched.start()
-    plain = [float(training.step(batch)[0]) for batch in list(batches.epoch(0))[:STEPS]]
+    plain = [float(training.step(batch)[0]) for batch in islice(stream(batches), STEPS)]
     assert watched.first_steps.losses[:STEPS] == plain
 
 
@@ -834,6 +1020,7 @@ def test_the_small_network_on_real_images(
     cifar10: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     flags = ["--precision", "bf16-amp", "--batch-size", "32", "--device", "cpu"]
+    flags += ["--dataset", "cifar10"]
     assert main([*flags, "--data-dir", str(cifar10), "--out", str(tmp_path)]) == 0
     assert "14 of 14 checks passed" in capsys.readouterr().out
 
@@ -886,11 +1073,18 @@ def test_an_out_that_is_a_file_is_refused(
     assert "choose a folder" in capsys.readouterr().err
 
 
-def test_a_cpu_checks_the_small_network() -> None:
-    (case,) = choose_cases({"device": ["cpu"]})
-    assert (case.model, case.batch_size) == ("dpn-small", 64)
-    (case,) = choose_cases({"device": ["cuda"]})
-    assert (case.model, case.batch_size) == ("dpn92", 128)
+@pytest.mark.parametrize(
+    ("device", "network"), [("cpu", ("dpn-small", 64)), ("cuda", ("dpn92", 128))]
+)
+def test_the_network_and_the_images_are_those_of_a_sweep(
+    device: str, network: tuple[str, int]
+) -> None:
+    """So on a CPU nothing is downloaded."""
+    (case,) = choose_cases({"device": [device]})
+    assert (case.model, case.batch_size) == network
+    first, *_ = plan_sweep(parse_sweep(["--device", device]))
+    assert (case.model, case.dataset) == (first.model, first.dataset)
+    assert case.dataset == {"cpu": "synthetic", "cuda": "cifar10"}[device]
 
 
 @pytest.mark.slow

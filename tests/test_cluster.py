@@ -86,6 +86,8 @@ def find_busy(folder: str) -> int | None:
 def cluster() -> Iterator[Any]:
     from ray.cluster_utils import Cluster
 
+    Path("/tmp/ray").mkdir(exist_ok=True)  # where Ray notes a cluster's address, made by none
+
     folder = f"/tmp/bench-chaos-{os.getpid()}"
     before = dict(os.environ)
     os.environ |= {

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from bench.case import AXES, Case
+from bench.case import AXES, SAME_QUESTION, Case
 from bench.compare.__main__ import main
 from bench.compare.gates import OUTCOME_FINDINGS, parse_percent
 from bench.errors import UsageError
@@ -290,6 +290,25 @@ def test_seeds_that_one_side_lacks_are_left_out_and_that_is_said(
     assert finding["remarks"] == ["synthetic", "fake"]
 
 
+def test_a_seed_of_one_side_alone_makes_no_difference(
+    write: Write, machine: Callable[..., Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """B was interrupted before its third seed, which is far off: the first two are equal."""
+    a = write("a", losses([2.0, 2.1, 1.0], [0, 1, 2]))
+    b = write("b", losses([2.0, 2.1], [0, 1]))
+    (finding,) = machine(a, b)["metrics"]["train_loss"]
+    assert (finding["ratio"], finding["pairs"]) == (pytest.approx(1), 2)
+    assert finding["lack"] == "two seeds in B: needs three"
+    assert "only the 2 seeds that both sides ran are compared" in finding["remarks"]
+    assert finding["a"] == [2.0, 2.1, 1.0], "raw values stay"
+    (found,) = machine(a, b)["equivalence"]["train_loss"]
+    assert (found["ratio"], found["seeds"]) == (pytest.approx(1), 2)
+    capsys.readouterr()
+    assert main([a, b, "--metric", "train_loss"]) == 0
+    (line,) = [x for x in capsys.readouterr().out.splitlines() if "needs three" in x and "–" in x]
+    assert "2.049  2.049" in line, "the means are of the seeds that are compared"
+
+
 def test_losses_equal_in_every_seed_are_the_same(write: Write, machine: Callable[..., Any]) -> None:
     a = write("a", losses([2.0, 2.3, 1.9], [0, 1, 2]))
     (finding,) = machine(a, a)["metrics"]["train_loss"]
@@ -370,6 +389,7 @@ def test_differing_conditions_are_told(
         {"other_cores": 0.1},
         {"neighbours_computing": 0},
         {"throttle_during": "voltage reliability"},
+        {"busy_s": 0.07, "step_time_median_s": 0.1},  # without a profile on both sides
     ],
 )
 def test_conditions_alike_are_not_told(
@@ -718,11 +738,13 @@ ANY_AXIS: dict[str, tuple[Case, Case, str, str]] = {
     "epochs": (CASE, at(CASE, epochs=2), "1", "2"),
     "steps": (CASE, at(CASE, steps=20), "none", "20"),
     "fraction": (CASE, at(CASE, fraction=0.1), "1", "0.1"),
+    "until": (CASE, at(CASE, until=0.01), "none", "0.01"),
     "evaluate": (CASE, at(CASE, evaluate=True), "off", "on"),
     "checkpoint": (CASE, at(CASE, checkpoint=True), "off", "on"),
     "profile": (CASE, at(CASE, profile=True), "off", "on"),
     "cudnn_benchmark": (CASE, at(CASE, cudnn_benchmark=True), "off", "on"),
-    "compile": (CASE, at(CASE, compile=True), "off", "on"),
+    "compile": (CASE, at(CASE, compile="default"), "off", "default"),
+    "cuda_graphs": (CASE, at(CASE, cuda_graphs=True), "off", "on"),
     "channels_last": (CASE, at(CASE, channels_last=True), "off", "on"),
     "freeze": (CASE, at(CASE, freeze="bn"), "none", "bn"),
     "start": (CASE, at(CASE, start="w.pt"), "none", "w.pt"),
@@ -759,8 +781,11 @@ def test_any_axis_is_compared_with_all_others_equal(
     assert (finding["verdict"], finding["ratio"]) == ("same", pytest.approx(1))
     assert len(document["only_in_b"]) == 1
     assert finding["case_a"][axis] != finding["case_b"][axis]
-    # two folders that differ in the axis: the message names the command, and the command answers
     a, b = write("a", runs(one, BASE)), write("b", runs(two, BASE))
+    if axis in SAME_QUESTION:  # how a case was measured parts no two folders
+        assert verdicts(machine(a, b)) == ["same"]
+        return
+    # two folders that differ in the axis: the message names the command, and the command answers
     assert main([a, b]) == 0
     said = f"to compare these values: python -m bench.compare a b --axis {axis} "
     (line,) = [x for x in capsys.readouterr().out.splitlines() if x.startswith("no case in both")]
@@ -770,10 +795,10 @@ def test_any_axis_is_compared_with_all_others_equal(
 
 
 def test_a_switch_is_named_by_its_state(write: Write, capsys: pytest.CaptureFixture[str]) -> None:
-    sweep = write("sweep", [*runs(CASE, BASE), *runs(at(CASE, compile=True), FASTER)])
+    sweep = write("sweep", [*runs(CASE, BASE), *runs(at(CASE, compile="default"), FASTER)])
     assert main([sweep, "--axis", "compile", "off", "on", "--fail-on", "faster"]) == 1
     out, err = capsys.readouterr()
-    assert "ratio = on / off" in out
+    assert "ratio = default / off" in out
     assert "compile off (baseline)" in out
     assert err == "fail: faster: fp32 · batch size 128: epoch time: 0.8000×\n"
 
@@ -843,6 +868,33 @@ def test_a_fraction_need_not_match_for_times_but_for_losses_and_energy(
     assert [case["fraction"] for case in document["only_in_a"]] == [1.0]
 
 
+def test_a_profile_is_no_other_case(write: Write, machine: Callable[..., Any]) -> None:
+    """Two folders that differ in --profile alone are compared, and so are runs beside them."""
+    a = write("a", [*runs(CASE, BASE), *runs(SMALL, BASE)])
+    b = write("b", runs(replace(CASE, profile=True), SLOWER))
+    document = machine(a, b)
+    assert verdicts(document) == ["slower"]
+    (finding,) = document["metrics"]["epoch_time_s"]
+    assert "profile" not in finding["case"]
+    assert (finding["case_a"]["profile"], finding["case_b"]["profile"]) == (False, True)
+    assert [case["batch_size"] for case in document["only_in_a"]] == [64]
+    # where both ran both, each is compared with its like
+    both = write("c", [*runs(CASE, BASE), *runs(replace(CASE, profile=True), SLOWER)])
+    assert verdicts(machine(both, both)) == ["same", "same"]
+    assert verdicts(machine(a, both)) == ["same"]
+
+
+def test_another_fraction_is_compared_in_time_alone(
+    write: Write, machine: Callable[..., Any]
+) -> None:
+    a = write("a", measured_on(CASE, 1.0, BASE))
+    b = write("b", measured_on(CASE, 0.25, SLOWER))
+    found = {name: findings[0] for name, findings in machine(a, b)["metrics"].items()}
+    assert found["epoch_time_s"]["verdict"] == "slower"
+    assert "extrapolated: fraction 0.25 in B" in found["epoch_time_s"]["remarks"]
+    assert found["train_loss"]["lack"] == "fractions 1 and 0.25 of an epoch: not comparable"
+
+
 def trained(case: Case, steps: int, of: int, times: Sequence[float]) -> list[Record]:
     """Runs with --steps, of an epoch of so many."""
     rows = measured_on(at(case, steps=steps), 1.0, times)
@@ -877,9 +929,13 @@ def test_equal_parts_are_matched_and_not_equal_numbers_of_steps(
     sweep = write("sweep", [*rows, *trained(SMALL, 20, 800, BASE), *trained(SMALL, 40, 800, BASE)])
     chosen = [sweep, "--axis", "batch_size", "128", "64"]
     document = machine(*chosen)
-    (finding,) = document["metrics"]["train_loss"]
+    (finding,) = document["metrics"]["energy_j"]
     assert (finding["case_a"]["steps"], finding["case_b"]["steps"]) == (20, 40)
     assert (finding["verdict"], finding["n_a"], finding["n_b"]) == ("same", 5, 5)
+    # as many images in twice as many steps: what was learnt by then is no effect of the batch size
+    (finding,) = document["metrics"]["train_loss"]
+    assert finding["verdict"] == "no verdict"
+    assert finding["lack"].startswith("less than an epoch does not show")
     assert [case["steps"] for case in document["only_in_a"]] == [30]
     assert [case["steps"] for case in document["only_in_b"]] == [20]
     assert main(chosen) == 0
@@ -1306,7 +1362,7 @@ def test_tables_fit_the_terminal(
     write: Write, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     long = at(CASE, model="a_package.of_networks:build_the_large_one")
-    cases = [at(c, compile=on) for c in (CASE, long) for on in (False, True)]
+    cases = [at(c, compile=mode) for c in (CASE, long) for mode in ("off", "default")]
     a = write("a", [r for case in cases for r in measured_on(case, 0.5, BASE)])
     b = write("b", [r for case in cases for r in measured_on(case, 0.5, SLOWER[:2])])
     assert main([a, b]) == 0
@@ -1339,7 +1395,7 @@ def test_two_states_of_a_switch_fit_the_terminal(
                 epoch_time_s=time * (1 + i / 7), train_loss=2 + i / 9, test_accuracy=i / 9, **noise
             ),
         )
-        for case in (CASE, at(SMALL, compile=True), at(BF16, model="a_package.networks:large"))
+        for case in (CASE, at(SMALL, compile="default"), at(BF16, model="a_package.networks:large"))
         for on in (False, True)
         for i, time in enumerate(BASE, 1)
     ]

@@ -16,7 +16,15 @@ from bench.case import Case, grid
 from bench.data.batches import MadeBatches
 from bench.models import build_model
 from bench.precision import PRECISIONS
-from bench.training.counting import Counter, count_bytes, count_step, name_kind
+from bench.training.counting import (
+    Counter,
+    _count_items,
+    count_bytes,
+    count_step,
+    join_work,
+    name_kind,
+    read_work,
+)
 from bench.training.flop import count_flop
 from bench.training.loop import Training
 from bench.work import Kind, Label, Work, base_name, sum_kinds
@@ -185,7 +193,7 @@ class Flat(Workload):
 
 
 @pytest.mark.parametrize("accumulate", [1, 4])
-def test_a_step_of_any_size_from_two_small_ones(accumulate: int) -> None:
+def test_a_step_of_any_size_from_a_few_small_ones(accumulate: int) -> None:
     case, workload = case_of(batch_size=64, accumulate=accumulate), Flat()
     work = sum_kinds(count_step(*train(case, workload), case))
     weights, part = 30720, 64 // accumulate
@@ -196,6 +204,71 @@ def test_a_step_of_any_size_from_two_small_ones(accumulate: int) -> None:
     # weights, gradients and momentum, each read and written
     assert work[Kind.OPTIMIZER] == Work(1, 0, 4 * 6 * weights)
     assert Kind.OTHER not in work
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"precision": "fp32"},
+        {"precision": "fp16", "loss_scale": 128.0},
+        {"precision": "fp16-amp", "loss_scale": "dynamic"},
+        {"precision": "bf16-amp", "channels_last": True},
+        {"precision": "bf16", "accumulate": 2},
+        {"freeze": "backbone"},
+        {"optimizer": "adamw", "lr": 0.001},
+        {"optimizer": "lars"},
+    ],
+)
+def test_what_a_step_moves_is_a_line_to_the_byte(settings: dict[str, Any]) -> None:
+    """A step of twenty items, counted itself, is what steps of two, four and eight had told."""
+    case = replace(case_of(), batch_size=20 * settings.get("accumulate", 1), **settings)
+    training, batches = train(case, Images("dpn-small"))
+    told = count_step(training, batches, case)
+    counted, _ = _count_items(training, batches, 20, case.accumulate)
+    assert {label: (w.calls, w.flop, w.bytes) for label, w in told.items()} == {
+        label: (w.calls, w.flop, w.bytes) for label, w in counted.items()
+    }
+    assert all(work.bytes_per_item is not None for work in told.values())
+
+
+def test_rows_tell_what_was_counted() -> None:
+    case = case_of("bf16-amp", batch_size=20)
+    told = count_step(*train(case, Images("dpn-small")), case)
+    assert read_work(join_work(told, {})) == told
+
+
+class Squares(Flat):
+    """Looks at each pair of items: what it moves is no line over them."""
+
+    def compute_loss(self, network: Any, batch: Any) -> Any:
+        pairs = torch.cdist(network(batch[0]), network(batch[0]))
+        return pairs.mean()
+
+
+class Picky(Flat):
+    """Does more where a batch has more than six items."""
+
+    def compute_loss(self, network: Any, batch: Any) -> Any:
+        out = network(batch[0])
+        return (out.exp() if len(out) > 6 else out).mean()
+
+
+@pytest.mark.parametrize("workload", [Squares(), Picky()])
+def test_what_is_no_line_is_counted_whole(workload: Workload) -> None:
+    case = case_of(batch_size=20)
+    training, batches = train(case, workload)
+    told = count_step(training, batches, case)
+    assert told == _count_items(training, batches, 20, 1)[0]
+    assert all(work.bytes_per_item is None for work in told.values())
+
+
+def test_a_step_that_overflowed_tells_nothing_of_other_batch_sizes() -> None:
+    settings = {"precision": "fp16-amp", "loss_scale": "dynamic-apex"}
+    case = replace(case_of(batch_size=20), **settings)
+    training, batches = train(case, Flat())
+    with torch.no_grad():
+        training.model[1].weight.mul_(1e6)
+    assert all(work.bytes_per_item is None for work in count_step(training, batches, case).values())
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16-amp", "bf16"])

@@ -6,20 +6,42 @@ import json
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from bench.crosscheck import __main__ as crosscheck
-from bench.crosscheck.__main__ import Judgement, Pair, Side, Verdict, find_peak, judge, judge_all
-from bench.environment import Platform, probe
+from bench.crosscheck.__main__ import (
+    BOUND,
+    Judgement,
+    Pair,
+    Side,
+    Verdict,
+    find_peak,
+    judge,
+    judge_all,
+)
+from bench.store.reader import read_records
 
 HERE = Path(crosscheck.__file__).parent
+RESULTS = Path(__file__).parents[1] / "results"
 SMALL = ["--device", "cpu", "--model", "dpn-small", "--fraction", "0.001", "--batch-size", "32"]
 
 
+MIB = 2**20
+
+
 def pair(harness_s: float = 10.0, bare_s: float = 10.0, **unlike: int) -> Pair:
-    work = {"steps": 20, "images": 5120, "memory_bytes": 2_000_000_000}
+    """Of bf16-amp at batch size 256 on an H100: 769 MiB lie outside the allocator."""
+    work = {
+        "steps": 20,
+        "images": 5120,
+        "memory_bytes": 8635 * MIB,
+        "allocated_bytes": 6206 * MIB,
+        "reserved_bytes": 7866 * MIB,
+    }
     return Pair(Side(harness_s, **{**work, **unlike}), Side(bare_s, **work))
 
 
@@ -43,12 +65,35 @@ def test_both_sides_do_the_same_work(precision: str, capsys: pytest.CaptureFixtu
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("workload", "units", "unit"),
+    # tokens, an optimizer of its own; a loss without a count of what was right, frozen weights
+    [
+        ("examples.transformer:tiny", 20 * 16 * 32, "tokens"),
+        ("examples.two_losses:tiny", 100, "images"),
+    ],
+)
+def test_a_workload_is_trained_by_both_sides(
+    workload: str, units: int, unit: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its last batch is smaller where 100 images are no multiple of 16."""
+    flags = ["--workload", workload, "--batch-size", "16", "--fraction", "1", "--device", "cpu"]
+    assert crosscheck.main([*flags, "--pairs", "1", "--json", "--precision", "bf16-amp"]) == 0
+    said = capsys.readouterr()
+    ((both,), judged) = (json.loads(said.out)[name] for name in ("pairs", "judgements"))
+    assert judged["work"]["verdict"] == "agree"
+    assert {side["images"] for side in both.values()} == {units}
+    assert f"{units} {unit}" in said.err
+
+
+@pytest.mark.slow
 def test_the_bare_loop_imports_nothing_of_the_harness() -> None:
     flags = "--model dpn_small --precision fp32 --batch-size 16 --steps 1 --warmup-s 0"
     command = [sys.executable, str(HERE / "bare.py"), *flags.split(), "--device", "cpu"]
     done = subprocess.run(command, input="go\n", capture_output=True, text=True, check=True)
     answer = json.loads(done.stdout)
     assert answer["shared"] == []
+    assert answer["allocated_bytes"] is None, "of a CPU torch tells nothing"
     assert answer["ended"] - answer["began"] == pytest.approx(answer["seconds"], abs=0.01)
 
 
@@ -99,15 +144,68 @@ def test_verdicts_at_the_bound(ratios: list[float], verdict: Verdict) -> None:
 
 def test_memory_that_was_not_read_in_every_pair_is_no_agreement() -> None:
     assert judge([(1.0, 1.0), None]) == Judgement(Verdict.NOT_READ)
-    unread = Pair(Side(1, 1, 1, None), Side(1, 1, 1, 10))
-    assert judge_all([unread])["memory"].verdict is Verdict.NOT_READ
+    unread = pair()
+    unread = replace(unread, harness=replace(unread.harness, memory_bytes=None))
+    judged = judge_all([pair(), unread])
+    assert judged["tensors"].verdict is Verdict.AGREE, "torch tells them without NVML"
+    assert judged["outside the allocator"].verdict is Verdict.NOT_READ
 
 
 def test_what_the_allocator_does_not_use_is_no_difference() -> None:
-    held = pair(memory_bytes=2_200_000_000, unused_bytes=200_000_000)
-    assert judge_all([held])["memory"].ratio == 1
-    used = pair(memory_bytes=2_200_000_000, unused_bytes=0)
-    assert judge_all([used])["memory"].verdict is Verdict.DISAGREE
+    """The first cross-check on a card: 154 MiB more, 1.8 %, of the allocator's segments alone."""
+    held = judge_all([pair(memory_bytes=8789 * MIB, reserved_bytes=8020 * MIB)])
+    assert {held["tensors"].ratio, held["outside the allocator"].ratio} == {1.0}
+
+
+def test_tensors_above_the_bound_disagree() -> None:
+    """65 MiB are 1.05 % of them, and 0.75 % of all that the device holds."""
+    more = {"allocated_bytes": 6206, "reserved_bytes": 7866, "memory_bytes": 8635}
+    judged = judge_all([pair(**{name: (size + 65) * MIB for name, size in more.items()})])
+    assert judged["tensors"].verdict is Verdict.DISAGREE
+    assert judged["outside the allocator"].verdict is Verdict.AGREE
+
+
+def test_a_reading_of_the_device_that_misses_something_disagrees() -> None:
+    """60 MiB are 7.8 % of what lies outside the allocator, and 0.69 % of all."""
+    judged = judge_all([pair(memory_bytes=(8635 - 60) * MIB)])
+    assert judged["outside the allocator"].verdict is Verdict.DISAGREE
+    assert judged["tensors"].verdict is Verdict.AGREE
+
+
+def test_on_a_cpu_there_is_the_resident_set_alone() -> None:
+    side = Side(1.0, 1, 1, 500 * MIB)
+    judged = judge_all([Pair(side, side)], rehearsal=True)
+    assert set(judged) == {"work", "time", "memory"}
+    assert judged["memory"].ratio == 1
+
+
+@pytest.fixture(scope="module")
+def rows() -> pd.DataFrame:
+    """The measured rows of the first card, of which `BOUND` speaks."""
+    frames = map(read_records, RESULTS.glob("nvidia-h100-80gb-hbm3-20261122-*"))
+    frame = pd.concat(list(frames), ignore_index=True)
+    return frame[frame["peak_device_bytes"].notna()]
+
+
+def test_the_memory_of_a_card_is_made_up_of_what_is_judged(rows: pd.DataFrame) -> None:
+    assert len(rows) == 22
+    inside = rows["peak_reserved_bytes"] + rows["context_bytes"]
+    assert (rows["peak_process_bytes"] == inside).all()
+    assert set(rows["peak_device_bytes"] - rows["peak_process_bytes"]) == {9_240_576}
+    outside = (rows["peak_device_bytes"] - rows["peak_reserved_bytes"]) / MIB
+    alone = outside[rows["parallel"] == "none"]
+    assert set(alone[rows["precision"] != "tf32"]) == {768.8125}
+    assert set(alone[rows["precision"] == "tf32"]) == {770.8125}
+    assert alone.max() / alone.min() - 1 < BOUND / 3
+
+
+def test_tensors_vary_by_a_tenth_of_the_bound_and_what_is_unused_by_far_more(
+    rows: pd.DataFrame,
+) -> None:
+    tensors = rows["warmup_allocated_bytes"] / rows["peak_allocated_bytes"]
+    assert (tensors - 1).abs().max() < BOUND / 9
+    unused = 1 - rows["peak_allocated_bytes"] / rows["peak_reserved_bytes"]
+    assert (unused.min(), unused.max()) == pytest.approx((0.135, 0.211), abs=0.001)
 
 
 def test_the_peak_is_the_epochs_alone_and_over_the_baseline() -> None:
@@ -135,12 +233,6 @@ def test_the_poller_sees_a_process_grow() -> None:
             assert poller.returncode == 0
 
 
-@pytest.fixture(scope="module")
-def platform() -> Platform:
-    """What torch says of the CPU, asked once."""
-    return probe("cpu")
-
-
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
@@ -150,17 +242,14 @@ def platform() -> Platform:
             "--precision fp16: the bare loop can only train fp32 or bf16-amp",
         ),
         (["--precision", "fp32", "bf16-amp"], "2 cases are given; give one value for each axis"),
-        (["--model", "package:factory"], "the bare loop can only train dpn92, dpn26, dpn-small"),
-        (["--channels-last"], "the bare loop supports --model, --precision, --batch-size"),
+        (
+            ["--model", "package:factory"],
+            "can only train dpn92, dpn26, dpn-small; give your own as a --workload",
+        ),
+        (["--channels-last"], "--channels-last: the bare loop supports --model, --workload, "),
+        (["--workload", "examples.resnet:tiny"], "--workload brings its own model"),
     ],
 )
-def test_bad_input(
-    flags: list[str],
-    message: str,
-    platform: Platform,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(crosscheck, "probe", lambda device: platform)
+def test_bad_input(flags: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert crosscheck.main([*SMALL, *flags]) == 2
     assert message in capsys.readouterr().err

@@ -103,7 +103,7 @@ def test_the_curve_begins_anew_with_each_epoch() -> None:
 
 
 def test_lines_name_every_axis_that_varies(capsys: pytest.CaptureFixture[str]) -> None:
-    cases = [CASE, replace(CASE, compile=True), replace(CASE, model="dpn-small", lr=0.1)]
+    cases = [CASE, replace(CASE, compile="default"), replace(CASE, model="dpn-small", lr=0.1)]
     with Display(Path("x"), 3, 0, telling_axes(cases)) as display:
         for case in cases:
             display.begin(case, 1, False)
@@ -114,7 +114,7 @@ def test_lines_name_every_axis_that_varies(capsys: pytest.CaptureFixture[str]) -
     common = "fp16 · loss scale 128 · batch size 512"
     names = [
         f"dpn92 · {common} · lr 0.01",
-        f"dpn92 · {common} · lr 0.01 · compile",
+        f"dpn92 · {common} · lr 0.01 · compile default",
         f"dpn-small · {common} · lr 0.1",
     ]
     assert lines[1::2] == names

@@ -15,6 +15,7 @@ import pytest
 
 from bench import environment
 from bench.environment import (
+    CPU_FLAGS,
     PACKAGES,
     Answer,
     DeviceAnswer,
@@ -24,13 +25,14 @@ from bench.environment import (
     has_cuda,
     hash_code,
     probe,
+    read_cpu_flags,
     read_governor,
     with_inputs,
 )
 from bench.errors import UsageError
 from bench.fingerprint import Fingerprint
 from bench.gpu.cards import Card, Link
-from bench.precision import PRECISIONS
+from bench.precision import PRECISIONS, Arithmetic
 from bench.record import COMPARABLE, MODEL_PARTS, Environment
 
 ROOT = Path(__file__).parents[1]
@@ -152,6 +154,7 @@ def gpu(capability: str) -> Platform:
         (gpu("10.0"), "tf32", False, False),  # 10 is above 8, though "10.0" sorts before "8.0"
         (Platform(Environment(), fp16_native=False), "fp16", False, True),
         (Platform(Environment(), fp16_native=True), "fp16-amp", False, False),
+        (Platform(Environment(), bf16_native=False), "bf16-amp", False, False),
         (Platform(Environment()), "tf32", True, False),
         (Platform(Environment()), "bf16-amp", False, False),
     ],
@@ -162,6 +165,32 @@ def test_what_runs_where(
     chosen = PRECISIONS[precision]
     assert bool(platform.refuse(chosen)) is refused
     assert bool(platform.discourage(chosen)) is discouraged
+
+
+def test_both_halves_are_emulated_where_both_are() -> None:
+    cpu = Platform(Environment(), fp16_native=False, bf16_native=False)
+    found = {name: cpu.find_emulation(precision) for name, precision in PRECISIONS.items()}
+    assert found["fp16"] == "this CPU has no fp16 arithmetic"
+    assert found["bf16"] == found["bf16-amp"] == "this CPU has no bf16 arithmetic"
+    assert found["fp32"] == Platform(Environment()).find_emulation(PRECISIONS["bf16"]) == ""
+    turing = Platform(Environment(gpu="Tesla T4", capability="7.5"))
+    assert turing.find_emulation(PRECISIONS["bf16"]) == "Tesla T4 has no bfloat16 arithmetic"
+
+
+@pytest.mark.parametrize(
+    ("text", "formats"),
+    [
+        ("flags\t\t: fpu avx2\n", set()),
+        ("flags\t\t: fpu avx512_bf16 avx512_fp16\nflags\t\t: fpu\n", set(CPU_FLAGS)),
+        ("Features\t: fp asimd bf16\n", {Arithmetic.BFLOAT16}),
+        ("model name\t: bf16\n", set()),
+    ],
+)
+def test_instructions_of_a_cpu(text: str, formats: set[Arithmetic], tmp_path: Path) -> None:
+    (file := tmp_path / "cpuinfo").write_text(text)
+    flags = read_cpu_flags(file)
+    assert {format for format, needed in CPU_FLAGS.items() if needed & flags} == formats
+    assert read_cpu_flags(tmp_path / "nowhere") == frozenset()
 
 
 def test_commit_says_whether_the_code_was_edited(

@@ -565,7 +565,7 @@ def test_the_name_is_short_and_keeps_its_doubts(tmp_path: Path) -> None:
         precision="fp16",
         loss_scale=128.0,
         fraction=0.5,
-        compile=True,
+        compile="default",
         channels_last=True,
         cudnn_benchmark=True,
         evaluate=True,

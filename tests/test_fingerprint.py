@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from bench import fingerprint
 from bench.environment import Answer, ask
 from bench.errors import UsageError
-from bench.fingerprint import Fingerprint, check_outputs
+from bench.fingerprint import Fingerprint, check_outputs, examine_in_fork, read_fingerprint
 from bench.store.reader import read_records
 from bench.sweep import __main__ as sweep
 
@@ -52,6 +53,16 @@ class Pair(nn.Linear):
     def forward(self, x): return x, x
 def pair(): return Pair(1, 1)
 def sleeps(): import time; time.sleep(600)
+class Odd(nn.Linear):
+    # computes, and on the meta device does what it is told
+    def __init__(self, does): super().__init__(3072, 10); self.does = does
+    def forward(self, x):
+        if x.is_meta: self.does()
+        return super().forward(x.flatten(1))
+def odd_exit(): return Odd(exits)
+def odd_leave(): return Odd(leaves)
+def odd_crash(): return Odd(crashes)
+def odd_sleep(): return Odd(sleeps)
 constant = 3
 """
 
@@ -157,7 +168,18 @@ def test_what_is_edited_shows(
     write(file, old, new)
     after = of(examine("mynet:build"), "mynet:build")
     differ = {name for name in vars(unedited) if getattr(unedited, name) != getattr(after, name)}
-    assert differ == ({"parameters", "structure", "source"} if changed is None else changed)
+    # a sketch of its work follows from its structure
+    assert differ - {"work"} == (
+        {"parameters", "structure", "source"} if changed is None else changed
+    )
+
+
+def test_what_a_model_does_on_the_meta_device_is_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Custom kernels may do anything there; then its work is not known, and no more."""
+    monkeypatch.setattr(fingerprint, "_SKETCH_S", 1.0)
+    for name in ("mynet:odd_exit", "mynet:odd_leave", "mynet:odd_crash", "mynet:odd_sleep"):
+        found = read_fingerprint(examine_in_fork(name))
+        assert (found.outputs, found.work) == (10, ())
 
 
 @pytest.mark.slow
@@ -227,8 +249,10 @@ def test_a_dry_run_of_built_in_networks_asks_no_process(monkeypatch: pytest.Monk
     def never(*_: object, **__: object) -> Answer:
         raise AssertionError("asked")
 
-    monkeypatch.setattr("bench.sweep.preflight.ask", never)
-    assert sweep.main([*CPU, "--model", "dpn92", "dpn-small", "--dry-run"]) == 0
+    for room in ("preflight", "emulation"):
+        monkeypatch.setattr(f"bench.sweep.{room}.ask", never)
+    flags = ["--model", "dpn92", "dpn-small", "--precision", "fp32", "--dry-run"]
+    assert sweep.main([*CPU, *flags]) == 0
 
 
 @pytest.mark.slow

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import shlex
+import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -23,6 +27,7 @@ from bench.report.scaling import find_searches
 from bench.report.sweeps import read_sweeps
 from bench.store.reader import read_history, read_records
 from bench.sweep import __main__ as sweep
+from bench.sweep.options import Options, plan_cases
 from bench.wall.records import read_walls
 from tests.test_sweep import rows
 
@@ -127,12 +132,57 @@ def test_the_same_command_goes_on_where_it_was_stopped(
         patch.setattr(FakeExecutor, "run", stop_third)
         run_fit(tmp_path / "cut", *LIMIT, rc=130)
     table = fit.tabulate(dict(read_walls(read_records(tmp_path / "cut"))), 8)
-    assert table.rows[0][-1].text == "not confirmed: not found yet"
+    assert table.rows[0][-1].text == "not confirmed: the search has not ended"
     assert not table.notes
     assert len(read_records(tmp_path / "cut")) == 2
     names = ("precision", "batch_size", "steps", "status", "attempt")
     assert rows(run_fit(tmp_path / "cut", *LIMIT), *names) == rows(whole, *names)
     assert len(run_fit(tmp_path / "cut", *LIMIT)) == len(whole), "nothing is left to do"
+
+
+def test_so_many_probes_then_the_largest_so_far_and_the_command_that_goes_on(
+    tmp_path: Path,
+    memory: Callable[[str], None],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    memory(LINE)
+    monkeypatch.chdir(tmp_path)
+    flags = [*FAKE, *LIMIT, "--precision", "fp32", "--probes", "3"]
+    assert fit.main(flags) == 1
+    said = capsys.readouterr()
+    (out,) = (tmp_path / "results").iterdir()
+    frame = read_records(out)
+    assert len(frame) == 3
+    largest = frame[frame["status"] == "ok"]["batch_size"].max()
+    assert f"fp32: batch size {largest} trains" in said.err
+    assert "the search has not ended (3 probes)" in said.err
+    *_, last = said.err.splitlines()
+    assert last.startswith("not finished; to go on: python -m bench.fit ")
+    goes_on = shlex.split(last.partition("bench.fit ")[2])
+    assert goes_on == [*flags, "--out", str(out.relative_to(tmp_path))]
+    assert fit.main(goes_on) == 0, "it was found within three more"
+    assert "fp32: batch size 720 trains, 728 does not, 672 leaves" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_one_that_is_interrupted_says_what_fits_so_far(tmp_path: Path) -> None:
+    """Real training, and the signal of Ctrl-C once two batch sizes have trained."""
+    command = [sys.executable, "-m", "bench.fit", "--model", "tests.models_for_tests:wide"]
+    command += ["--dataset", "synthetic", "--device", "cpu", "--precision", "fp32"]
+    command += ["--memory-limit", "640MiB", "--out", str(tmp_path)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        lines: list[str] = []
+        for line in process.stderr:
+            lines.append(line.rstrip())
+            if line.startswith("[2]"):
+                process.send_signal(signal.SIGINT)
+        assert process.wait() == 130
+    frame = read_records(tmp_path)
+    largest = frame[frame["status"] == "ok"]["batch_size"].max()
+    assert f"fp32: batch size {largest} trains, the search has not ended (2 probes)" in lines
+    assert lines[-1] == f"not finished; to go on: {shlex.join(['python', *command[1:]])}"
 
 
 def test_what_fails_three_times_is_given_up_and_tried_again_on_request(
@@ -208,7 +258,7 @@ def test_usage(
 def test_a_real_wall_is_where_a_scan_has_it(tmp_path: Path) -> None:
     """Real training under a real limit; a step of 32 images is 40 times what memory varies by."""
     case = ["--model", "tests.models_for_tests:wide", "--dataset", "synthetic", "--device", "cpu"]
-    case += ["--precision", "fp32", "--memory-limit", "1GiB", "--out", str(tmp_path)]
+    case += ["--precision", "fp32", "--memory-limit", "640MiB", "--out", str(tmp_path)]
     assert fit.main([*case, "--step", "32"]) == 0
     ((_, wall),) = read_walls(read_records(tmp_path), step=32)
     assert wall.largest is not None
@@ -294,6 +344,24 @@ def test_what_fit_found_a_sweep_need_not_find(
         (0.1, 672, False),
         (0.2, 672, False),
     ]
+
+
+def test_images_that_are_not_there_are_not_downloaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, memory: Callable[[str], None]
+) -> None:
+    """They say nothing of memory. Where they are, a sweep of them finds what was searched."""
+    memory(LINE)
+    monkeypatch.chdir(tmp_path)
+    flags = ["--executor", "fake", "--device", "cpu", "--model", "dpn-small", *LIMIT]
+    flags += ["--precision", "fp32", "--out", "found"]
+    assert fit.main(flags) == 0
+    assert set(read_records(Path("found"))["dataset"]) == {"synthetic"}
+    monkeypatch.setattr(fit, "find_layout", lambda folder: "parquet")
+    asked: list[Options] = []
+    monkeypatch.setattr(fit, "find", lambda options, *_: asked.append(options) or ({}, 0, Path()))
+    fit.main(flags)
+    (family,) = plan_cases(asked[0], {}).families
+    assert family.dataset == "cifar10"
 
 
 def test_probes_are_no_runs_of_their_case(tmp_path: Path, memory: Callable[[str], None]) -> None:

@@ -35,6 +35,15 @@ def test_products_of_float32_run_in_the_arithmetic_that_is_on() -> None:
     assert find_rate("int64", RATES, "float32") is None
 
 
+def test_a_convolution_runs_at_what_convolutions_or_products_reach() -> None:
+    rates = replace(RATES, convolutions={"float16": 20e12, "bfloat16": 3e12, "float32": 0.5e12})
+    for format, rate in {"float16": 20e12, "bfloat16": 3e12, "float32": 1e12}.items():
+        convolution = replace(row(2e9, 0, format=format), kind="grouped_convolution")
+        assert find_floor(convolution, rates, "float32") == pytest.approx(2e9 / rate)
+    assert find_floor(row(2e9, 0, format="float16"), rates, "float32") == pytest.approx(2e-4)
+    assert find_rate("bfloat16", rates, "float32") is None
+
+
 @pytest.mark.parametrize(
     ("work", "bound"),
     [
@@ -76,14 +85,25 @@ def step(*rows: WorkRow, rates: Rates = RATES) -> Step:
 
 
 def test_the_floor_of_a_step_is_that_of_its_rows() -> None:
-    assert floor_step(step(row(2e9, 1e6), row(0, 5e6), row(None, None))) == pytest.approx(7e-3)
+    quick = row(0, 5e6)
+    counted = step(row(2e9, 1e6), quick, row(None, None))
+    assert floor_step(counted) == pytest.approx({Bound.COMPUTE: 2e-3, Bound.MEMORY: 5e-3})
+    # a cache made it faster than its floor
+    found = floor_step(counted, {id(quick): 4e-3})
+    assert found == pytest.approx({Bound.COMPUTE: 2e-3, Bound.MEMORY: 4e-3})
     assert floor_step(step(row(None, None))) is None
     assert floor_step(step(row(2e9, 1e6), row(2e9, 1e6, format="bfloat16"))) is None
 
 
 def test_rates_are_read_from_a_record() -> None:
-    environment = Environment(rate_float32=1e12, rate_bfloat16=2e12, rate_copy=3e9, call_time_s=4)
-    rates = Rates({"float32": 1e12, "bfloat16": 2e12}, 3e9, 4)
+    environment = Environment(
+        rate_float32=1e12,
+        rate_bfloat16=2e12,
+        rate_copy=3e9,
+        call_time_s=4,
+        rate_conv_bfloat16=3e12,
+    )
+    rates = Rates({"float32": 1e12, "bfloat16": 2e12}, 3e9, 4, {"bfloat16": 3e12})
     assert take_rates(vars(environment)) == rates
     assert take_rates({"rate_float32": math.nan, "rate_copy": math.nan}) == Rates()
 

@@ -474,7 +474,7 @@ def test_what_a_report_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
                     arithmetic="bfloat16"),
         make_record(Case(precision="fp8"), **measured(8, 2**30), **where, **converted,
                     flop_per_image=1e9, arithmetic="float8/bfloat16"),
-        make_record(Case(precision="fp8", fp8_recipe="rowwise", compile=True),
+        make_record(Case(precision="fp8", fp8_recipe="rowwise", compile="default"),
                     **measured(5, 2**30), **where, **converted, flop_per_image=1e9,
                     arithmetic="float8/bfloat16"),
     ]  # fmt: skip

@@ -292,8 +292,8 @@ def test_a_workload_that_freezes_by_itself_freezes_more() -> None:
 def test_compiled_in_channels_last_it_is_the_same() -> None:
     """Also after an evaluation, whose end puts the network in training mode."""
     plain, compiled = (
-        training("fp32", frozen="bn", compile=compile, channels_last=compile)
-        for compile in (False, True)
+        training("fp32", frozen="bn", compile=mode, channels_last=mode != "off")
+        for mode in ("off", "default")
     )
     for ours in (plain, compiled):
         for seed in range(2):

@@ -128,15 +128,27 @@ def test_a_workload_has_no_shape_of_ours() -> None:
     assert (case.dataset, case.input, case.classes) == (OWN, None, None)
 
 
-@pytest.mark.parametrize("command", [check, crosscheck, overhead, scales])
-@pytest.mark.parametrize("flag", ["--workload=m:f", "--input=3x64x64", "--classes=100"])
+@pytest.mark.parametrize("command", [check, crosscheck, scales])
+@pytest.mark.parametrize("flag", ["--input=3x64x64", "--classes=100"])
 def test_commands_for_images_of_cifar_say_so(
     command: Any, flag: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert command.main([flag]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"error: {flag.partition('=')[0]}: bench.")
-    assert "images of 3x32x32 only; leave it out, or use bench.sweep" in line
+    assert "has images of 3x32x32; leave it out, give a --workload, or use bench.sweep" in line
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", [check, crosscheck, overhead, scales])
+def test_commands_that_take_a_workload_refuse_one_that_is_none(
+    command: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    out = ["--out", str(tmp_path / "out")] if command in (check, scales) else []
+    assert command.main(["--workload", "no_such:work", "--device", "cpu", *out]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: --workload 'no_such:work': there is no module 'no_such'")
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(
@@ -322,4 +334,4 @@ def test_a_users_batches_are_counted(batches: list[Any], message: str) -> None:
 
 def test_recurrent_layers_are_said_not_to_be_probed() -> None:
     m = run(f"{__name__}:sequences").measurement
-    assert m.notes == "recurrent layers (LSTM) were not probed for their arithmetic"
+    assert m.proof_notes == "recurrent layers (LSTM) were not probed for their arithmetic"

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,6 +19,7 @@ import pandas as pd
 import psutil
 import pytest
 from test_sweep import FAKE, rows, run
+from workers_for_tests import find_workers
 
 from bench import fit
 from bench.case import Case
@@ -505,9 +506,8 @@ def test_a_search_without_any_lane_says_how_to_go_on(
     monkeypatch.setattr(crew, "WAIT_S", 0.2)
     flags = [*FAKE, "--precision", "fp32", "--memory-limit", "1GiB", "--out", str(out)]
     assert fit.main(flags) == 1
-    assert f"not finished; run the same command with --out {out} to go on" in (
-        capsys.readouterr().err
-    )
+    said = capsys.readouterr().err
+    assert f"not finished; to go on: python -m bench.fit {shlex.join(flags)}" in said
     assert sweep.main([*flags, "--batch-size", "auto"]) == 1
     assert f"not finished; run the same command with --out {out} to continue" in (
         capsys.readouterr().err
@@ -1227,7 +1227,10 @@ def test_what_a_lane_starts_is_pinned_as_it_is(monkeypatch: pytest.MonkeyPatch) 
     lane = Lane("gpu0", ("GPU-a", "GPU-b"), (first,))
     worker = room.Worker(Job(Case(), lane=lane), {})
     try:
-        variables = Path(f"/proc/{worker.pid}/environ").read_bytes().split(b"\0")
+        # the kernel fills it in a moment after the process is known to have started
+        while not (environ := Path(f"/proc/{worker.pid}/environ").read_bytes()):
+            time.sleep(0.01)
+        variables = environ.split(b"\0")
         assert b"CUDA_VISIBLE_DEVICES=GPU-a,GPU-b" in variables
         assert os.sched_getaffinity(worker.pid) == {first}
     finally:
@@ -1243,7 +1246,7 @@ def test_what_a_lane_starts_is_pinned_as_it_is(monkeypatch: pytest.MonkeyPatch) 
     )
     executor = SubprocessExecutor(Settings())
     executor.examine(lane, ["cuda"], [], 60.0)
-    executor.rate(lane, "cuda", 1.0)
+    executor.rate(lane, "cuda", 1.0, {})
     assert seen == [({"CUDA_VISIBLE_DEVICES": "GPU-a,GPU-b"}, {first})] * 2
     assert os.sched_getaffinity(0) == before
 
@@ -1326,14 +1329,7 @@ def started(tmp_path: Path) -> Iterator[Any]:
 @pytest.mark.slow
 @needs_cores
 def test_stopped_twice_no_lane_leaves_a_process(started: Any, tmp_path: Path) -> None:
-    def list_workers() -> list[psutil.Process]:
-        found = []
-        for child in psutil.Process(started.pid).children(recursive=True):
-            with suppress(psutil.Error):  # what asks about the device ends meanwhile
-                found += [child] if "bench.worker" in child.cmdline() else []
-        return found
-
-    while len(workers := list_workers()) < 2:
+    while len(workers := find_workers(started.pid)) < 2:
         assert started.poll() is None
         time.sleep(0.1)
     cores = [set(worker.cpu_affinity()) for worker in workers]

@@ -440,9 +440,9 @@ def test_a_workload_without_a_dataset_is_refused_before_any_case() -> None:
     device, torch_ = choose_cases(options)
     known = Fingerprint("", "", "", workload=look(loads_for_tests.bare()))
     models = {name_subject(device): known}
-    preflight._check_examined([device], models, options)
+    preflight._check_examined([device], models, options.data_dir, options.axes)
     with pytest.raises(UsageError, match=f"workload '{name}': it has no dataset for --loader torc"):
-        preflight._check_examined([device, torch_], models, options)
+        preflight._check_examined([device, torch_], models, options.data_dir, options.axes)
 
 
 # ------------------------------------------------------------------------------------ its outcomes

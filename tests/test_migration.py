@@ -16,6 +16,7 @@ from bench.record import COLUMNS, SCHEMA, Step
 from bench.report import summaries
 from bench.report.sweeps import read_sweep
 from bench.store.cells import RECORDS, STEPS
+from bench.store.plans import Plan
 from bench.store.reader import read_cases, read_records, read_steps
 from bench.store.writer import Store
 
@@ -76,6 +77,22 @@ def test_a_shared_cpu_is_doubted_as_before(tmp_path: Path) -> None:
     row: Any = read_records(tmp_path).iloc[0]
     assert row.other_cores == 0.4
     assert summaries.read([read_sweep(tmp_path)])["shared"].tolist() == [True]
+
+
+def test_what_was_compiled_was_so_in_the_default_mode(tmp_path: Path) -> None:
+    """A switch until schema 8; what is written on says the mode."""
+    file = write_schema_1(tmp_path, compile="on")
+    (case,) = read_cases(read_records(tmp_path))
+    assert case.compile == "default"
+    assert read_records(tmp_path)["compile"].tolist() == ["default"]
+    with Store(tmp_path) as store:
+        store.append(make_record(Case(seed=8, compile="max-autotune")))
+    with file.open() as lines:
+        found = [row["compile"] for row in csv.DictReader(lines)]
+    assert found == ["default", "max-autotune"]
+    # a folder's plan of that time has the same runs, so that it is not measured again
+    ((planned, _, _),) = Plan(cases=[{"compile": "on", "seed": "7"}]).list_runs() or []
+    assert planned == case
 
 
 def test_repeats_of_schema_1_shared_their_seed(tmp_path: Path) -> None:

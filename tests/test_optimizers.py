@@ -189,12 +189,20 @@ def test_an_overflow_skips_the_step_and_leaves_no_trace(
         assert all(map(torch.equal, ours.masters, plain.masters))
 
 
-@pytest.mark.parametrize("skip", [False, True])
+@pytest.mark.parametrize(
+    ("precision", "scale", "skip"),
+    [("fp16", 128.0, False), ("fp16", 128.0, True), ("fp16-amp", "dynamic", True)],
+)
 @pytest.mark.parametrize("name", NAMES)
-def test_only_lars_waits_for_the_device_and_only_to_skip(name: str, skip: bool) -> None:
+def test_only_lars_waits_for_the_device_and_only_to_skip(
+    name: str, precision: str, scale: float | str, skip: bool
+) -> None:
+    """A dynamic loss scale skips what overflows by itself."""
     watch = Watch()
     with watch:
-        ours = training("fp16", optimizer=name, loss_scale=128.0, skip_overflow=skip)
+        ours = training(
+            precision, optimizer=name, loss_scale=scale, skip_overflow=skip and scale != "dynamic"
+        )
         x, y = batch()
     ours.step((x, y))
     watch.judge()

@@ -7,6 +7,7 @@ import re
 import pytest
 
 from bench import overhead
+from bench.record import BESIDE, Measurement
 
 SMALL = ["--device", "cpu", "--model", "dpn-small", "--fraction", "0.003", "--batch-size", "64"]
 
@@ -23,6 +24,12 @@ def test_last_line_is_the_ratio_with_its_spread(capsys: pytest.CaptureFixture[st
     )
     assert last
     assert [float(x) for x in last.groups()] == pytest.approx([sum(ratios) / 2, *ratios], abs=0.01)
+    beside = re.fullmatch(r"seconds beside training: (\S+) \((.+)\)", lines[-2])
+    assert beside
+    parts = dict(part.rsplit(" ", 1) for part in beside[2].split(", "))
+    assert [*parts] == [*BESIDE.values()]
+    assert float(beside[1]) == pytest.approx(sum(map(float, parts.values())), abs=0.05)
+    assert float(parts["imports"]) > 0
 
 
 @pytest.mark.slow
@@ -32,24 +39,35 @@ def test_the_turns_alternate(
     """Whichever goes first may find a cooler machine."""
     order: list[str] = []
 
-    def timer(name: str, seconds: float):  # type: ignore[no-untyped-def]
-        def time(*_: object) -> float:
-            order.append(name)
-            return seconds
+    def time_bare(*_: object) -> float:
+        order.append("bare")
+        return 2.0
 
-        return time
+    def measure_case(*_: object) -> Measurement:
+        order.append("harness")
+        return Measurement(measured_time_s=2.02, imports_s=len(order), data_s=0.5)
 
-    monkeypatch.setattr(overhead, "time_bare", timer("bare", 2.0))
-    monkeypatch.setattr(overhead, "time_harness", timer("harness", 2.02))
+    monkeypatch.setattr(overhead, "time_bare", time_bare)
+    monkeypatch.setattr(overhead, "measure_case", measure_case)
     assert overhead.main([*SMALL, "--pairs", "3"]) == 0
     assert order == ["bare", "harness", "harness", "bare", "bare", "harness"]
-    assert capsys.readouterr().out.splitlines()[-1] == (
-        "overhead: harness / bare = 1.0100 (median of 3; 1.0100 to 1.0100)"
-    )
+    *_, beside, ratio = capsys.readouterr().out.splitlines()
+    assert ratio == "overhead: harness / bare = 1.0100 (median of 3; 1.0100 to 1.0100)"
+    # of 2, 3 and 6 s of imports the median
+    assert beside.startswith("seconds beside training: 3.50 (process start 0.00, imports 3.00, ")
     assert overhead.main([*SMALL, "--pairs", "1"]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == (
         "overhead: harness / bare = 1.0100 (one pair: its spread is unknown; use --pairs 5)"
     )
+
+
+@pytest.mark.slow
+def test_a_workload_is_timed(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--workload", "examples.two_losses:tiny", "--batch-size", "16", "--steps", "2"]
+    assert overhead.main(["--device", "cpu", *flags, "--pairs", "1"]) == 0
+    first, *_, last = capsys.readouterr().out.splitlines()
+    assert first.startswith("examples.two_losses:tiny, fp32 · batch size 16, own, ")
+    assert last.startswith("overhead: harness / bare = ")
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from ranks_for_tests import SLEEP_S
+from workers_for_tests import find_workers
 
 from bench.case import Case, check_axes, check_batches, divide_items, grid, whole_batch
 from bench.data import DatasetInfo, prepare
@@ -183,7 +184,10 @@ def test_no_process_is_left_one_image(batch: int, size: int, images: int) -> Non
         ({"precision": "fp16-apex", "loss_scale": 128.0}, "trains on one GPU"),
         ({"sync_bn": True}, "--sync-bn needs GPUs"),
         ({"parallel": "dp"}, "--parallel dp needs GPUs"),
-        ({"parallel": "dp", "device": "cuda", "compile": True}, "--compile on with --parallel dp"),
+        (
+            {"parallel": "dp", "device": "cuda", "compile": "default"},
+            "--compile default with --parallel dp",
+        ),
     ],
 )
 def test_settings_that_do_not_go_together(settings: dict[str, Any], said: str) -> None:
@@ -352,6 +356,8 @@ def test_with_sync_bn_no_process_works_alone(found: Found) -> None:
 class Script:
     """A worker that says what it was given, and at each phase waits as one does; then it ends."""
 
+    note = ""
+
     def __init__(self, says: list[Message], code: int = 0) -> None:
         self.says, self.code, self.pid, self.told = says, code, 4242, 0
         self._may, self._killed = threading.Semaphore(0), False
@@ -386,7 +392,7 @@ def play(
 ) -> tuple[Ranks, list[Message]]:
     """What the parent hears of workers that say their lines."""
     left = iter(scripts)
-    monkeypatch.setattr(room, "Worker", lambda job, variables, seat: next(left))
+    monkeypatch.setattr(room, "Worker", lambda job, variables, seat, servers: next(left))
     monkeypatch.setattr(room.os, "sched_setaffinity", lambda pid, cores: None)
     monkeypatch.setattr(room, "_GRACE_S", 0.5)
     ranks = Ranks(Job(replace(DDP, world_size=len(scripts)), log=log), {}, 60.0)
@@ -471,7 +477,7 @@ def test_too_few_gpus_are_unsupported() -> None:
 def test_each_process_sees_its_own_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[Job, Any, Any]] = []
 
-    def start(job: Job, variables: Any, seat: Any) -> Script:
+    def start(job: Job, variables: Any, seat: Any, servers: Any) -> Script:
         seen.append((job, variables, seat))
         return Script([OK])
 
@@ -506,14 +512,6 @@ def run(case: Case, data: DatasetInfo, log: Path | None = None, timeout_s: float
 
 
 SHORT = replace(DDP, model="models_for_tests:good", batch_size=2048, world_size=2)
-
-
-def workers() -> list[psutil.Process]:
-    return [
-        p
-        for p in psutil.Process().children(recursive=True)
-        if p.status() != psutil.STATUS_ZOMBIE and "bench.worker" in p.cmdline()
-    ]
 
 
 def test_several_gpus_need_a_way_to_train_on_them() -> None:
@@ -560,7 +558,7 @@ def test_a_whole_epoch_of_two_is_measured(data: DatasetInfo, tmp_path: Path) -> 
     assert all(isinstance(r, RankRow) and r.peak_process_bytes for r in found.ranks)
     assert m.arithmetic == "float32", "the first process goes on alone"
     assert m.step_bytes
-    assert not workers()
+    assert not find_workers()
 
 
 @pytest.mark.slow
@@ -576,7 +574,7 @@ def test_a_process_that_fails_in_the_exchange_does_not_keep_the_others(
     assert m.slowest_rank is not None
     assert m.sync_step_s is None
     assert "sync_step_s: rank 1: RuntimeError: no link" in str(m.missing)
-    assert not workers()
+    assert not find_workers()
 
 
 class Hour:
@@ -596,7 +594,7 @@ def end_second(data: DatasetInfo, log: Path, number: int, clock: Hour | None = N
 
     def look(event: object) -> None:
         if isinstance(event, PhaseEntered) and event.phase == "epoch":
-            os.kill(workers()[1].pid, number)
+            os.kill(find_workers()[1].pid, number)
             if clock is not None:
                 # the first one waits for it by then; what an event is held for does not count
                 threading.Timer(1, setattr, (clock, "come", True)).start()
@@ -611,7 +609,7 @@ def test_a_killed_process_ends_the_case(data: DatasetInfo, tmp_path: Path) -> No
     found = end_second(data, tmp_path / "log", signal.SIGKILL)
     assert found.status is Status.KILLED
     assert found.reason == "rank 1: SIGKILL from outside the sweep"
-    assert not workers()
+    assert not find_workers()
 
 
 @pytest.mark.slow
@@ -627,7 +625,7 @@ def test_a_stopped_process_ends_at_the_deadline(
     assert "[stacks of rank 0]" in first
     assert "measurement.py" in first, "where it waits for the other"
     assert "measurement.py" not in second, "which was stopped and says nothing"
-    assert not workers()
+    assert not find_workers()
 
 
 @pytest.mark.slow
@@ -645,8 +643,7 @@ def test_no_process_outlives_the_sweep(tmp_path: Path) -> None:
         end = time.monotonic() + 300
         ours: list[psutil.Process] = []
         while len(ours) < 2 and time.monotonic() < end and sweep.poll() is None:
-            children = psutil.Process(sweep.pid).children(recursive=True)
-            ours = [p for p in children if "bench.worker" in p.cmdline()]
+            ours = find_workers(sweep.pid)
             time.sleep(0.1)
         assert len(ours) == 2
     finally:

@@ -2,7 +2,7 @@ import re
 
 import pytest
 
-from bench.gpu.peaks import PEAKS, find_peak, peak_flops
+from bench.gpu.peaks import PEAKS, find_peak, peak_bandwidth, peak_flops
 from bench.precision import PRECISIONS
 
 
@@ -44,6 +44,24 @@ def test_known_cards(gpu, arithmetic, flops):
 def test_namesakes_and_unknown_cards_have_no_peak(gpu):
     assert find_peak(gpu) is None
     assert peak_flops(gpu, "float32") is None
+    assert peak_bandwidth(gpu) is None
+
+
+@pytest.mark.parametrize(
+    ("gpu", "bandwidth"),
+    [
+        ("NVIDIA H100 80GB HBM3", 3.35e12),
+        ("NVIDIA H200", 4.8e12),
+        ("NVIDIA A100-SXM4-40GB", 1.555e12),
+        ("NVIDIA A100-PCIE-40GB", 1.555e12),
+        ("NVIDIA A100-SXM4-80GB", 2.039e12),
+        ("NVIDIA A100 80GB PCIe", 1.935e12),
+        ("Tesla T4", 0.32e12),
+        ("NVIDIA GeForce RTX 3090", 0.936e12),
+    ],
+)
+def test_the_memory_of_known_cards(gpu, bandwidth):
+    assert peak_bandwidth(gpu) == pytest.approx(bandwidth)
 
 
 @pytest.mark.parametrize("gpu", ["Tesla T4", "TITAN RTX", "Tesla V100-PCIE-32GB"])
@@ -71,6 +89,8 @@ def test_every_card_is_plausible(peak):
     re.compile(peak.names)
     assert peak.source
     assert 5 < peak.float32 < 200
+    # FLOP a byte: fewest with HBM, most with GDDR beside a large cache
+    assert 9 < peak.float32 / peak.bandwidth < 110
     # tensor cores do fp16 at twice the rate of TF32, and never slower than fp32 without them
     assert peak.float16 / peak.float32 >= 1.99
     if peak.tfloat32 is not None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.case import AXES, Case
+from bench.case import AXES, Case, Value
 from bench.errors import UsageError
 from bench.preset import Preset, load_config, load_preset, parse_preset, preset_names
 
@@ -31,6 +31,24 @@ def test_the_2019_page_has_its_grid() -> None:
         *(("fp16", scale, 512) for scale in (64, 256)),
     ]
     assert all(case.model == "dpn92" for case in cases)
+
+
+@pytest.mark.parametrize("name", ["rtx-titan", "precision", "scaling"])
+def test_dpn92_learns_as_on_the_page_of_2019(name: str) -> None:
+    """By AdamW, in every grid alike; what a flag or a workload decides is not the preset's."""
+    preset = load_preset(name)
+
+    def recipes(**flags: list[Value]) -> set[tuple[str, float]]:
+        cases = preset.cases({"batch_size": [64], **flags}, {"device": ["cuda"]})
+        return {(case.optimizer, case.lr) for case in cases}
+
+    assert recipes() == {("adamw", 3e-4)}
+    assert recipes(optimizer=["sgd"]) == {("sgd", 0.01)}, "with a rate of its own"
+    assert recipes(lr=[1e-3]) == {("adamw", 1e-3)}
+    assert recipes(workload=["mine:work"]) == {("sgd", 0.01)}, "which may bring its own optimizer"
+    with pytest.raises(UsageError, match="fp16-apex trains with SGD only; give --optimizer sgd"):
+        recipes(precision=["fp16-apex"])
+    assert recipes(precision=["fp16", "fp16-apex"], optimizer=["sgd"]) == {("sgd", 0.01)}
 
 
 def test_flags_override_grids_and_defaults_fill_in() -> None:
@@ -72,7 +90,7 @@ def test_values_are_spelt_as_flags_spell_them() -> None:
     assert preset.grids == (
         {
             "evaluate": [True],
-            "compile": [False],
+            "compile": ["off"],
             "loss_scale": [128.0, "dynamic", 1.0],
             "precision": ["fp16"],
             "lr": [0.01],
@@ -88,6 +106,7 @@ NEVER_NONE = {
     "memory_limit": '"21GiB"',
     "start": '"w.pt"',
     "steps": 4,
+    "until": 0.01,
     "input": '"3x64x64"',
     "classes": 100,
 }

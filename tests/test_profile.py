@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+import gc
+import gzip
 import os
 import time
 from dataclasses import replace
@@ -19,7 +21,7 @@ from bench.report.__main__ import main as report
 from bench.store.reader import read_records, read_work
 from bench.sweep.__main__ import main as sweep
 from bench.sweep.options import choose_cases, parse_arguments
-from bench.timeline import Timed, Timeline, read_trace
+from bench.timeline import Timed, Timeline, Trace, read_trace
 from bench.training import profiling
 from bench.training.counting import join_work
 from bench.training.loop import Training
@@ -101,11 +103,17 @@ class Small(Workload):
         return build_model("dpn-small")
 
 
-def run(workload: Workload, batch: int = ITEMS, step_s: float = 1.0, **settings: Any) -> Timeline:
+def run(
+    workload: Workload,
+    batch: int = ITEMS,
+    step_s: float = 1.0,
+    trace: Path | None = None,
+    **settings: Any,
+) -> Timeline:
     (case,) = grid({"workload": [TINY], "device": ["cpu"], "batch_size": [batch]})
     case = replace(case, **settings)
     training = Training.of(case, workload.build_model(), CPU, workload)
-    return profile_step(training, open_supply(case, workload, CPU), case, step_s)
+    return profile_step(training, open_supply(case, workload, CPU), case, step_s, trace)
 
 
 def shares(line: Timeline) -> dict[Kind, float]:
@@ -201,6 +209,8 @@ def test_a_planted_share_is_that_of_the_clock(apply: Any, kind: Kind, format: st
         )
         errors.append(abs(found - clock) / line.step_s)
         shares.append(clock / line.step_s)
+        if min(errors) <= 0.05 < max(shares):  # where bfloat16 is emulated, a try takes a minute
+            break
     assert min(errors) <= 0.05
     assert max(shares) > 0.05
 
@@ -228,29 +238,50 @@ def test_a_sleeping_loader_is_waited_for() -> None:
 @pytest.mark.slow
 def test_as_many_steps_as_fill_a_second_are_profiled() -> None:
     workload = Planted(Products)
-    assert run(workload, step_s=0.2).steps == 5
-    assert len(workload.slept) == 1 + 1 + 5  # one outside of the profiler, one for its start
+    assert run(workload, step_s=0.2).steps == 4
+    assert len(workload.slept) == 1 + 4  # one for the profiler's start
 
 
 def test_the_batches_of_an_epoch_may_be_fewer() -> None:
     workload = Planted(Products)
     workload.samples = 2 * ITEMS
-    assert run(workload).steps == 3
+    assert run(workload, step_s=0.2).steps == 4
 
 
 @pytest.mark.slow
 def test_no_worker_starts_within_the_profiled_steps_where_an_epoch_has_enough() -> None:
     workload = Planted(Products)
-    assert run(workload, step_s=0.2, workers=2).steps == 6
-    workload.samples = 9 * ITEMS
-    assert run(workload, step_s=0.2, workers=2).steps == 9 - 3 - 1
+    assert run(workload, step_s=0.2, workers=2).steps == 4
+    workload.samples = 7 * ITEMS
+    assert run(workload, step_s=0.2, workers=2).steps == 7 - 3 - 1
 
 
 def test_a_batch_may_be_larger_than_the_data() -> None:
     """Without a full batch it would look for one for ever."""
     workload = Planted(Products)
     workload.samples = ITEMS // 2
-    assert run(workload).steps == 3
+    assert run(workload).steps == 2
+
+
+def test_a_trace_is_read_once_without_zipping_it_or_collecting_garbage(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Zipping and unzipping took longer than all the rest, and the collector as long as that."""
+    read: list[tuple[str, bool]] = []
+
+    def watch(file: Path) -> Trace:
+        read.append((file.suffix, gc.isenabled()))
+        return read_trace(file)
+
+    monkeypatch.setattr(profiling, "read_trace", watch)
+    kept = tmp_path / "traces" / "a.json.gz"
+    run(Planted(Products), trace=kept)
+    with monkeypatch.context() as patch:
+        patch.setattr(gzip, "compress", None)
+        run(Planted(Products))
+    assert read == [(".json", False)] * 2
+    assert gc.isenabled()
+    assert read_trace(kept).operators
 
 
 @pytest.mark.slow
@@ -267,7 +298,7 @@ def test_next_to_nothing_of_a_dpn_is_unnamed(precision: str) -> None:
 @pytest.mark.slow
 def test_compiled_kernels_have_names_and_training_stays_as_it_was() -> None:
     workload = Planted(Elementwise)
-    (case,) = grid({"workload": [TINY], "device": ["cpu"], "compile": [True]})
+    (case,) = grid({"workload": [TINY], "device": ["cpu"], "compile": ["default"]})
     case = replace(case, batch_size=ITEMS)
     training = Training.of(case, workload.build_model(), CPU, workload)
     compiled = training.forward
@@ -300,6 +331,7 @@ def test_a_case_holds_what_was_profiled(found: Findings) -> None:
     assert m.input_wait_s is not None
     assert m.sync_wait_s == 0
     assert m.busy_s == pytest.approx(sum(row.time_s or 0 for row in found.work))
+    assert [row.exclusive_s for row in found.work] == [row.time_s for row in found.work]
     products = [row for row in found.work if row.kind == Kind.MATMUL]
     assert [row.operation for row in products] == ["addmm", "mm"]
     assert all(row.flop and row.bytes and row.time_s for row in products)
@@ -337,10 +369,10 @@ def test_time_joins_what_was_counted() -> None:
     cats = [Label(Kind.CONCATENATION, "cat", format) for format in ("float32", "float16")]
     counted = {mm: Work(2, 8.0, 4.0), cats[0]: Work(1, 0.0, 30.0), cats[1]: Work(1, 0.0, 10.0)}
     timed = {
-        mm: Timed(2, 5.0),
-        half: Timed(1.4, 3.0),
-        Label(Kind.CONCATENATION, "cat"): Timed(2, 8.0),
-        Label(Kind.OTHER, "mystery"): Timed(0.3, 1.0),
+        mm: Timed(2, 5.0, 4.0, {"gemm_nn": 0.3, "gemm_tn": 4.7}),
+        half: Timed(1.4, 3.0, 3.0, {f"part_{i}": 0.3 for i in range(10)}),
+        Label(Kind.CONCATENATION, "cat"): Timed(2, 8.0, 4.0, {"CatArray": 8.0}),
+        Label(Kind.OTHER, "mystery"): Timed(0.3, 1.0, 1.0),
     }
     rows = {(r.operation, r.format): r for r in join_work(counted, timed)}
     assert {key: row.time_s for key, row in rows.items()} == {
@@ -350,6 +382,21 @@ def test_time_joins_what_was_counted() -> None:
         ("mm", "float16"): 3.0,
         ("mystery", ""): 1.0,
     }
+    assert {key: row.exclusive_s for key, row in rows.items()} == {
+        ("mm", "float32"): 4.0,
+        ("cat", "float32"): 3.0,
+        ("cat", "float16"): 1.0,
+        ("mm", "float16"): 3.0,
+        ("mystery", ""): 1.0,
+    }
+    assert [row.kernels for row in rows.values()] == [
+        "4.7 gemm_tn; 0.3 gemm_nn",
+        "6 CatArray",
+        "2 CatArray",
+        "0.3 part_0; 0.3 part_1; 0.3 part_2; 0.3 part_3; 0.3 part_4; 0.3 part_5; 1.2 4 others",
+        "",
+    ]
+    assert timed[mm].time_s == 5.0, "what was timed stays as it was"
     assert (rows["mm", "float32"].flop, rows["mm", "float16"].flop) == (8.0, None)
     assert [rows[key].calls for key in (("mm", "float16"), ("mystery", ""))] == [1, 1]
 
@@ -381,6 +428,9 @@ def test_a_trace_is_kept_beside_the_records(
     work = read_work(tmp_path / "a")
     assert records["profiled_steps"].tolist() == [profiling.MOST]
     assert work["time_s"].sum() == pytest.approx(records["busy_s"][0])
+    # on a CPU operators follow each other, and there are no kernels
+    assert work["exclusive_s"].tolist() == pytest.approx(work["time_s"].tolist(), nan_ok=True)
+    assert set(work["kernels"]) == {""}
 
 
 @pytest.mark.slow

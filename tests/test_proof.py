@@ -263,7 +263,7 @@ def test_a_true_or_unclear_label_is_not(found: Proof, label: str, arithmetic: st
 
 
 def prove_model(
-    model: nn.Module, name: str = "fp32", compile: bool = False, channels_last: bool = False
+    model: nn.Module, name: str = "fp32", compile: str = "off", channels_last: bool = False
 ) -> Proof:
     memory = torch.channels_last if channels_last else torch.contiguous_format
     precision = PRECISIONS[name]
@@ -454,7 +454,7 @@ def test_a_compiler_that_fails_is_forgiven(monkeypatch: pytest.MonkeyPatch) -> N
         raise RuntimeError("no compiler\nhere")
 
     monkeypatch.setattr(torch, "compile", broken)
-    found = prove_model(build_model("dpn-small"), compile=True)
+    found = prove_model(build_model("dpn-small"), compile="default")
     assert found.arithmetic == "float32"
     assert found.notes == (
         "the probe could not be compiled and ran without: RuntimeError: no compiler",
@@ -464,6 +464,6 @@ def test_a_compiler_that_fails_is_forgiven(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["fp32", "bf16-amp"])
 def test_compiled_layers_are_proven(name: str) -> None:
-    found = prove_model(build_model("dpn-small"), name, compile=True)
+    found = prove_model(build_model("dpn-small"), name, compile="default")
     assert found.notes == ()
     assert found.arithmetic == PRECISIONS[name].arithmetic

@@ -20,15 +20,20 @@ import traceback
 from pathlib import Path
 from textwrap import fill
 from types import ModuleType
+from typing import Any
 
 import pytest
+from records_for_tests import make_record
 
 from bench.card.folder import FIGURE, Card, find_published
 from bench.card.phases import PUBLISHED
 from bench.case import AXES, Case, axis_flag, format_value
-from bench.diagnosis.reasons import CURES
+from bench.diagnosis.advice import CURES
 from bench.export.__main__ import TRACKERS
-from bench.record import Status
+from bench.precision import PRECISIONS
+from bench.record import Record, Status
+from bench.store.writer import Store
+from bench.sweep import options
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
@@ -127,13 +132,13 @@ MEASURED = {
 
 
 def write_causes() -> str:
-    """Every reason that `bench.why` may give, with the options that may mend it."""
-    rows = "".join(
-        f"| {cause.meaning} | {', '.join(f'`{o.flag}`' for o in cure.options) or '–'} "
-        f"| {cure.advice} |\n"
+    """Every cause that `bench.why` may name, with what may mend it."""
+    mended = {
+        cause: [*(f"`{option.flag}`" for option in cure.options), *filter(None, [cure.other])]
         for cause, cure in CURES.items()
-    )
-    return f"\n| reason | try | |\n|---|---|---|\n{rows}"
+    }
+    rows = "".join(f"| {c.meaning} | {', '.join(what) or '–'} |\n" for c, what in mended.items())
+    return f"\n| cause | may help |\n|---|---|\n{rows}"
 
 
 WHY_BATCH = 512
@@ -169,6 +174,7 @@ PARTS = {
     "axes": (DOCS / "sweep.md", write_axes),
     "statuses": (DOCS / "sweep.md", write_statuses),
     "cpu": (DOCS / "report.md", lambda: report(f"results/{CPU_SWEEP}")),
+    "learning": (DOCS / "published.md", lambda: f"\n{published.write_learning()}"),
     "2019": (DOCS / "published.md", lambda: report("results/reference/rtx-titan-2019.csv")),
     "h200": (
         DOCS / "published.md",
@@ -217,6 +223,40 @@ def test_published_figures_are_those_of_the_records() -> None:
         if bar.speedup is not None and not bar.fp32
     ]
     assert f"{min(ratios):.1f} to {max(ratios):.1f} times" in " ".join(said.split())
+
+
+def test_a_card_s_table_is_of_whole_epochs_with_their_accuracy(tmp_path: Path) -> None:
+    """Of the cases that have any; the others stay estimates. Another recipe is none of them."""
+    recipe = {"batch_size": 256, "optimizer": "adamw", "lr": 3e-4}
+    part, whole = {"fraction": 0.2}, {"fraction": 1.0, "evaluate": True}
+
+    def make(precision: str, time_s: float, accuracy: float | None = None, **axes: Any) -> Record:
+        scale = PRECISIONS[precision].default_loss_scale
+        case = Case(precision=precision, loss_scale=scale, device="cuda", **{**recipe, **axes})
+        timed = {"epoch_time_s": time_s, "images_per_s": 50_000 / time_s}
+        known = {"gpu": "NVIDIA H200", "torch": "2.11", "cudnn": "91900"}
+        return make_record(case, **known, **timed, test_accuracy=accuracy)
+
+    rows = [make("fp32", 44.0, **part), make("fp16", 13.0, **part), make("tf32", 22.0, **part)]
+    rows += [make("fp16", 14.0, **part, optimizer="sgd", lr=0.01)]
+    card = Card(tmp_path, False, {"gpu": "NVIDIA H200"}, started_at="2026-11-21T12:00:00")
+    with Store(tmp_path) as store:
+        for row in rows:
+            store.append(row)
+    assert "accuracy" not in published.write_table(published.choose_sources(card))
+    with Store(tmp_path) as store:
+        for row in (make("fp32", 40.0, 0.4512, **whole), make("fp16", 16.0, 0.4498, **whole)):
+            store.append(row)
+    table = published.write_table(published.choose_sources(card)).splitlines()
+    assert table[0].endswith("| memory | test accuracy after it |")
+    assert [line for line in table if line.startswith("| H200")] == [
+        "| H200, 2026 | 256 | fp32 | 40.0 s | 1,250 | – | – | 45.1 % |",
+        "| H200, 2026 | 256 | tf32 | ≈22.0 s | ≈2,273 | ≈1.82× | – | – |",
+        "| H200, 2026 | 256 | fp16 | 16.0 s | 3,125 | 2.50× | – | 45.0 % |",
+    ]
+    assert "whole epochs, ≈ estimated from 20 % of an epoch, after warm-up" in table[-1]
+    assert "; adamw at lr 0.0003; memory" in table[-1]
+    assert all(line.endswith("| – |") for line in table if line.startswith("| TITAN"))
 
 
 def check_part(page: Path, mark: str, part: str) -> None:
@@ -350,7 +390,10 @@ def stand_in(command: str) -> str:
     if "bench.check" in command:
         slow = "initial-loss overfit first-steps baseline activations memory graphs"
         # one linear layer; tests/test_check.py checks networks that are worth it
-        small = f"--model {LINEAR} --dataset synthetic --precision fp32 --skip {slow}"
+        small = "" if "--workload" in command else f"--model {LINEAR} "
+        # and there is nothing to download from
+        small += f"--precision fp32 --skip {slow} --device cpu --data-dir none"
+        small += " --data-url http://127.0.0.1:9"
         return f"{command} {small} --out results/checked-{len(command)}"
     if "bench.overhead" in command:
         # warm-up and checks are of whole batches
@@ -436,6 +479,18 @@ def test_commands_run(command: str, checkout: Path, imported: None) -> None:
         )
     assert done.returncode == 0, done.stderr
     assert done.stdout or {"-o", "--figures", ">"} & set(command.split())
+
+
+SWEEPS = [c for c in COMMANDS if re.match(r"python -m bench.sweep (?!.*--(device|config|list))", c)]
+
+
+@pytest.mark.parametrize("command", SWEEPS)
+def test_sweeps_are_planned_on_a_gpu_too(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There the default preset is another one, and its settings must go with the flags."""
+    monkeypatch.setattr(options, "has_cuda", lambda: True)
+    monkeypatch.chdir(ROOT)
+    plan = options.plan_cases(options.parse_arguments(shlex.split(command)[3:]), {})
+    assert {case.device for case in [*plan.cases, *plan.unsized]} == {"cuda"}
 
 
 def test_there_are_commands_to_test() -> None:

@@ -326,7 +326,7 @@ def test_the_command_fails_on_a_breach(
         (["--model", "no_such_module:net"], "there is no module 'no_such_module'"),
         (["--precision", "fp61"], "did you mean 'fp16'?"),
         (["--batch-size", "1"], "at least 2"),
-        (["--compile", "both"], "a boolean value is 'on' or 'off'"),
+        (["--compile", "both"], "--compile 'both': right values: off, default, reduce-overhead"),
     ],
 )
 def test_bad_input(flags: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -61,12 +61,14 @@ from bench.scales.gradients import (
     attach,
     choose_format,
     find_layers,
-    keeps_fp32,
+    list_kept,
     read_counts,
 )
 from bench.scales.measurement import Question, Session, measure
 from bench.scales.options import NARROW, build_parser
 from bench.training.loop import Training
+from bench.workloads import IMAGES, Workload
+from bench.workloads import Network as Run
 
 CPU = torch.device("cpu")
 TINY = 2.0**-149
@@ -252,7 +254,7 @@ class Position(nn.Module):
 def test_which_weights_gradients_stay_in_fp32(
     module: nn.Module, precision: str, kept: bool
 ) -> None:
-    assert keeps_fp32(module, precision) is kept
+    assert list_kept(module, precision)[0] is kept
 
 
 def test_the_gradient_of_a_norm_s_output_is_rounded_behind_it() -> None:
@@ -351,6 +353,26 @@ def network_with_dropout() -> nn.Module:
     return nn.Sequential(nn.Dropout(0.5), Network())
 
 
+class Rows(Workload):
+    """Numbers of which the network makes the planted gradients; its loss tells nothing else."""
+
+    unit = "rows"
+    samples = 16
+
+    def build_model(self) -> nn.Module:
+        return Planted(2.0**-20)
+
+    def make_batch(
+        self, size: int, device: torch.device, generator: torch.Generator
+    ) -> dict[str, Tensor]:
+        return {"x": torch.randn(size, 3, device=device, generator=generator)}
+
+    def compute_loss(self, network: Run, batch: dict[str, Tensor]) -> Tensor:
+        logits = network(batch["x"])
+        zeros = torch.zeros(len(logits), dtype=torch.int64, device=logits.device)
+        return nn.functional.cross_entropy(logits, zeros)
+
+
 BATCH = 4
 
 
@@ -383,8 +405,12 @@ QUESTION = Question(
 )
 
 
+OWN = replace(QUESTION, model="test_scales:Rows", dataset="own", workload="test_scales:Rows")
+
+
 def answer(question: Question, data: Dataset | None = None) -> ScaleCase:
-    (case,) = measure(question, data or dataset(), lambda text: None)
+    images = None if question.workload != IMAGES else data or dataset()
+    (case,) = measure(question, images, lambda text: None)
     return case
 
 
@@ -411,6 +437,23 @@ def test_a_planted_window_is_found() -> None:
     assert "Use 2^33." in said
     assert "Scale 1 flushes 90 %. Scale 2^37 overflows at step 1" in said
     assert "(weight gradient of layer head)." in said
+
+
+def test_the_window_of_a_workload_is_that_of_its_gradients() -> None:
+    """It has neither classes nor a count of what was right."""
+    images, rows = answer(QUESTION), answer(replace(OWN, train=("128", "dynamic")))
+    assert find_window(rows) == find_window(images)
+    assert rows.gradients == images.gradients
+    assert [training.setting for training in rows.trainings] == ["", "128", "dynamic"]
+    assert "fp16, test_scales:Rows, batch size 4: " in summarize_scale_map(make_map(rows))
+
+
+def test_what_a_workload_keeps_in_fp32_is_not_rounded() -> None:
+    model = nn.Sequential(nn.Sequential(nn.LayerNorm(4)), nn.Linear(4, 4))
+    assert list_kept(model, "fp16") == [False, False]
+    for keeps in (lambda m: isinstance(m, nn.LayerNorm), lambda m: m is model[0]):
+        assert list_kept(model, "fp16", keeps) == [True, False]
+        assert list_kept(model, "e4m3", keeps) == [True, False]
 
 
 def test_a_window_moves_with_its_gradients() -> None:
@@ -837,6 +880,20 @@ def test_showing_a_map_imports_nothing_heavy(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True, capture_output=True)
 
 
+@pytest.mark.slow
+def test_the_command_takes_a_workload(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    here = Path(__file__).parent
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(str, (here, here.parent))))
+    flags = ["--workload", "test_scales:Rows", "--batch-size", "4", "--at", "1", "--device", "cpu"]
+    assert main([*flags, "--train", "--out", str(tmp_path / "map")]) == 0
+    assert "scales from 2 to 2^24 are safe" in " ".join(capsys.readouterr().out.split())
+    assert main(["--workload", "test_scales:Row", "--out", str(tmp_path / "none")]) == 2
+    assert "did you mean 'Rows'?" in capsys.readouterr().err
+    assert not (tmp_path / "none").exists()
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
@@ -858,6 +915,7 @@ def test_showing_a_map_imports_nothing_heavy(tmp_path: Path) -> None:
         (["--model", "dpn93"], "did you mean 'dpn92'?"),
         (["--model", "no_such:net"], "no_such"),
         (["--batch-size", "99999"], "batch size 99999 is above the dataset's"),
+        (["--workload", "m:f"], "--workload brings its own dataset; leave out --dataset"),
         (["--show", "nowhere"], "--show nowhere: there is no scales.json"),
         (["--scale", "1"], "unknown argument '--scale'; did you mean '--scales'?"),
     ],

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,7 +13,7 @@ from hypothesis import strategies as st
 from bench.case import Case, grid
 from bench.errors import UsageError
 from bench.record import Status
-from bench.store.plans import plan_runs
+from bench.store.plans import find_width, plan_runs
 from bench.store.reader import Past, Run
 from bench.sweep.options import build_parser, choose_cases, parse_arguments
 from bench.sweep.schedule import OomSkips, remaining_runs
@@ -47,6 +49,21 @@ def test_cheap_parts_of_an_epoch_are_repeated_by_default(command: str, repeats: 
     assert len(plan_runs(cases, options.repeats)) == len(cases) * repeats + (repeats > 1)
 
 
+def test_other_precisions_than_a_preset_s_do_not_need_its_loss_scales() -> None:
+    """On a GPU the preset is rtx-titan, and README's first question is about fp32 and bf16-amp."""
+    flags = ["--preset", "rtx-titan", "--device", "cuda", "--batch-size", "128", "256"]
+    cases = choose_cases(parse_arguments([*flags, "--precision", "fp32", "bf16-amp"]))
+    assert [(case.precision, case.batch_size) for case in cases] == [
+        ("fp32", 128),
+        ("fp32", 256),
+        ("bf16-amp", 128),
+        ("bf16-amp", 256),
+    ]
+    asked = parse_arguments([*flags, "--precision", "fp32", "--loss-scale", "64"])
+    with pytest.raises(UsageError, match="a loss scale is given, but none of the precisions"):
+        choose_cases(asked)
+
+
 def test_several_epochs_are_whole_where_the_preset_measures_a_part() -> None:
     for flags, fractions in (("--epochs 3", {1.0}), ("--epochs 1", {0.02})):
         options = parse_arguments(["--preset", "quick", *flags.split(), "--device", "cpu"])
@@ -58,9 +75,20 @@ def test_several_epochs_are_whole_where_the_preset_measures_a_part() -> None:
 def test_help_states_the_default_of_repeats() -> None:
     text = " ".join(build_parser().format_help().split())
     assert (
-        "(default: 1; 3 where --fraction is at most 0.2 or --steps at most 20; a preset's own "
-        "fraction or steps do not count)" in text
+        "(default: 1; 3 where --fraction is at most 0.2 or --steps at most 20, as far as the "
+        "repeats take at most 5 minutes; a preset's own fraction or steps do not count; "
+        "with --until, until the repeats agree)" in text
     )
+
+
+@given(st.lists(st.floats(1e-3, 1e3), min_size=2, max_size=9))
+def test_the_width_of_repeats_is_students(times: list[float]) -> None:
+    from scipy.stats import t
+
+    logs = np.log(times)
+    expected = np.expm1(t.ppf(0.975, len(logs) - 1) * logs.std(ddof=1) / len(logs) ** 0.5)
+    assert find_width(times) == pytest.approx(expected, rel=1e-6, abs=1e-12)
+    assert find_width(times[:1]) == math.inf
 
 
 def test_single_runs_are_the_cases() -> None:
@@ -126,7 +154,7 @@ def test_a_wall_stands_for_cases_alike_in_all_else() -> None:
     others = [
         {"precision": "bf16"},
         {"model": "dpn26"},
-        {"compile": True},
+        {"compile": "default"},
         {"channels_last": True},
         {"seed": 1},
         {"device": "cpu"},

@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from bench.store.cells import RECORDS
 from bench.store.reader import read_cases, read_records
 from bench.store.writer import Store, StoreError
 from bench.sweep import __main__ as sweep
+from bench.sweep import crew, loop
 
 HERE = Path(__file__).parent
 FAKE = ["--executor", "fake", "--device", "cpu", "--dataset", "synthetic", "--model", "dpn-small"]
@@ -123,6 +125,11 @@ def test_a_dry_run_says_how_many_runs_the_cases_take(capsys: pytest.CaptureFixtu
     two = ["--device", "cpu", "--precision", "fp32", "--batch-size", "8", "16", "--dry-run"]
     assert sweep.main([*two, "--fraction", "0.1"]) == 0
     said = "runs: 7: each case 3 times, and the first once more at the end"
+    default = (
+        "; fewer where the repeats would take more than 5 minutes, unless --repeats 3 is given"
+    )
+    assert capsys.readouterr().out.splitlines()[-1] == said + default
+    assert sweep.main([*two, "--fraction", "0.1", "--repeats", "3"]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == said
     assert sweep.main(two) == 0
     assert "runs:" not in capsys.readouterr().out
@@ -141,6 +148,63 @@ def test_repeats_end_with_a_sentinel(out: Path) -> None:
 
 
 # ------------------------------------------------------------------------------ skip, retry, resume
+
+
+@pytest.mark.parametrize(
+    ("run_s", "lanes", "repeats"),
+    [(10, 1, 3), (90, 1, 2), (160, 1, 1), (160, 2, 2)],
+)
+def test_repeats_that_nobody_asked_for_take_five_minutes_at_most(
+    run_s: int,
+    lanes: int,
+    repeats: int,
+    out: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Two cases: a pass takes twice as long as a run, or as long on two lanes."""
+    begun = datetime(2026, 1, 1, tzinfo=UTC)
+    monkeypatch.setattr(crew, "read_clock", lambda: begun.isoformat())
+    monkeypatch.setattr(loop, "read_clock", lambda: (begun + timedelta(0, run_s)).isoformat())
+    flags = ["8", "16", "--fraction", "0.1"]
+    flags += ["--lanes", str(lanes), "--no-anchors"] if lanes > 1 else []
+    frame = run(out, *flags)
+    assert len(frame) == 2 * repeats + (repeats > 1)
+    said = capsys.readouterr().err
+    assert ("not 3 times: one more pass over the cases would take" in said) == (repeats < 3)
+    assert ("--repeats 3 runs them all" in said) == (repeats < 3)
+    assert repeats == 1 or f"[{len(frame)}/{len(frame)}] " in said, "the count is of what runs"
+    assert json.loads((out / "config.json").read_text())["repeats"] == repeats
+    assert len(run(out, *flags)) == len(frame), "nor are they made when it goes on"
+    frame = run(out, *flags, "--repeats", "3")
+    assert (~frame["sentinel"]).sum() == 6, "those that are asked for all run"
+
+
+def test_with_until_repeats_go_where_the_time_is_not_known(
+    out: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of batch size 8 the runs differ by up to 20 %, of 16 and 32 by a ten-thousandth."""
+    run_fake, order = FakeExecutor.run, list[int]()
+
+    def run_noisily(self: FakeExecutor, job: Any, *rest: Any) -> Outcome:
+        outcome = run_fake(self, job, *rest)
+        size = job.case.batch_size
+        noise = {8: 0.1, 16: 1e-4, 32: 1e-4}[size] * (-1) ** order.count(size)
+        outcome.measurement.epoch_time_s = 10 * (1 + noise)
+        order.append(size)
+        return outcome
+
+    monkeypatch.setattr(FakeExecutor, "run", run_noisily)
+    flags = ["8", "16", "32", "--until", "1%", "--repeats", "4"]
+    run(out, *flags)
+    assert order == [8, 16, 32, 8, 16, 32, 8, 8, 8], "and 8 once more, as the sentinel"
+    said = capsys.readouterr().err
+    assert "[9/9]" in said, "the count is of what runs"
+    run(out, *flags, report=True)
+    assert len(order) == 9, "nor when it goes on"
+    assert "no row of" not in capsys.readouterr().out, "none of those is missed"
+    run(out, "8", "16", "32", "--repeats", "3")
+    assert len(order) == 9 + 10, "without --until all run"
 
 
 def test_after_an_oom_larger_batches_are_inferred(
@@ -240,7 +304,7 @@ def test_progress_names_what_varies_in_the_folder(
     out: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run(out, "8", "--compile", "off", "on")
-    assert "[2/2] fp32 · batch size 8 · compile: " in capsys.readouterr().err
+    assert "[2/2] fp32 · batch size 8 · compile default: " in capsys.readouterr().err
     run(out, "8", "--lr", "0.1")  # beside rows of another learning rate
     assert "[1/1] fp32 · batch size 8 · lr 0.1: " in capsys.readouterr().err
 

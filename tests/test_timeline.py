@@ -5,23 +5,31 @@ from __future__ import annotations
 import gzip
 import json
 from collections.abc import Sequence
+from fractions import Fraction
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from bench.record import read_kernels
 from bench.timeline import (
+    LONGEST,
     STEPS,
     Timeline,
     Trace,
     Vocabulary,
     build_trace,
+    divide_overlaps,
     label_kernel,
     name_region,
     read_trace,
+    shorten_kernel,
     summarize,
 )
-from bench.training.counting import read_vocabulary
+from bench.training.counting import join_work, read_vocabulary
 from bench.work import Kind, Label
 
 MAIN, BACKWARD = 1, 2
@@ -133,6 +141,52 @@ def test_kernels_side_by_side_are_busy_once(words: Vocabulary) -> None:
     line = trace.read(words)
     assert seconds(line) == {Kind.ELEMENTWISE: 40 + 30 + 5 + 10}
     assert us(line.busy_s) == 50 + 10
+
+
+def test_each_instant_belongs_in_equal_parts_to_the_kernels_that_run_in_it(
+    words: Vocabulary,
+) -> None:
+    """Grouped convolutions on two streams, and a normalisation that runs by itself."""
+    trace = Recorder()
+    trace.region(STEPS, 0, 200)
+    grouped = trace.operator("aten::convolution", 1, 9, **CONVOLUTION)
+    trace.kernel("wgrad2d_grouped_direct_kernel", 10, 50, grouped, stream=7)
+    trace.kernel("wgrad2d_grouped_direct_kernel", 20, 60, grouped, stream=8)
+    normalised = trace.operator("aten::cudnn_batch_norm", 60, 62)
+    trace.kernel("void cudnn::bn_fw_tr_1C11_singleread_spec<float>(int)", 70, 90, normalised)
+    summed = trace.operator("aten::add", 85, 86)
+    trace.kernel("elementwise", 85, 95, summed, stream=8)
+    line = trace.read(words)
+    found = {label.kind: (us(one.time_s), us(one.exclusive_s)) for label, one in line.work.items()}
+    assert found == {
+        Kind.GROUPED: (80, 50),
+        Kind.NORMALISATION: (20, 15 + 2.5),
+        Kind.ELEMENTWISE: (10, 2.5 + 5),
+    }
+    assert us(line.busy_s) == 50 + 25
+
+
+@given(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 12)), max_size=30))
+def test_the_shares_of_overlapping_spans_add_up_to_their_union(drawn: list[Any]) -> None:
+    """In exact arithmetic, and each is that of a count instant by instant."""
+    spans: Any = [(Fraction(start, 7), Fraction(start + length, 7)) for start, length in drawn]
+    shares: list[Any] = divide_overlaps(spans)
+    edges = sorted({moment for span in spans for moment in span})
+    instants = [
+        (a, b, sum(start <= a and b <= end for start, end in spans)) for a, b in pairwise(edges)
+    ]
+    assert sum(shares) == sum(b - a for a, b, running in instants if running)
+    assert shares == [
+        sum((b - a) / running for a, b, running in instants if start <= a and b <= end)
+        for start, end in spans
+    ]
+
+
+def test_a_hundred_thousand_kernels_that_all_overlap_are_divided_in_no_time() -> None:
+    """Counted kernel by kernel at each edge it would take hours."""
+    many = 100_000
+    shares = divide_overlaps([(float(i), float(2 * many - i)) for i in range(many)])
+    assert sum(shares) == pytest.approx(2 * many)
 
 
 def test_gaps_are_told_apart(words: Vocabulary) -> None:
@@ -306,7 +360,44 @@ def test_operators_of_a_cpu_take_what_they_call_with_them(words: Vocabulary) -> 
     trace.operator("aten::sum", 20, 90, tid=BACKWARD)  # a loader's thread
     line = trace.read(words, device="cpu")
     assert seconds(line) == {Kind.INPUT: 10, Kind.MATMUL: 23, Kind.CONCATENATION: 18}
+    assert all(one.exclusive_s == one.time_s for one in line.work.values())
+    assert not any(one.kernels for one in line.work.values())
     assert (us(line.step_s), us(line.busy_s), us(line.input_wait_s)) == (100, 51, 20)
+
+
+@pytest.mark.parametrize(
+    ("name", "short"),
+    [
+        (
+            "void at::native::elementwise_kernel<128, 4, at::native::gpu_kernel_impl_nocast<at::"
+            "native::direct_copy_kernel_cuda(at::TensorIteratorBase&)::{lambda()#3}::operator()() "
+            "const::{lambda(c10::Half)#1}>(at::TensorIteratorBase&)::{lambda(int)#1}>(int, at::x)",
+            "at::native::elementwise_kernel<direct_copy_kernel_cuda>",
+        ),
+        (
+            "void at::native::(anonymous namespace)::CatArrayBatchedCopy<at::native::(anonymous "
+            "namespace)::OpaqueType<2u>, unsigned int, 4, 64, 64>(at::native::OpaqueType<2u>*)",
+            "at::native::CatArrayBatchedCopy",
+        ),
+        (
+            "void cutlass::Kernel2<cutlass_80_wmma_tensorop_f16_s161616gemm_f16_32x32_128x2_tn>"
+            "(cutlass_80_wmma_tensorop_f16_s161616gemm_f16_32x32_128x2_tn::Params)",
+            "cutlass::Kernel2<cutlass_80_wmma_tensorop_f16_s161616gemm_f16_32x32_128x2_tn>",
+        ),
+        (
+            "_ZN7cutlass6KernelINS_4conv6kernel23ImplicitGemmConvolutionINS1_9threadblk22Implicit"
+            "GemmMultistageINS_4gemm9GemmShapeILi128ELi64EEENS_6half_tENS_4warp11MmaTensorOpIS4_E",
+            "cutlass::Kernel<ImplicitGemmConvolution, ImplicitGemmMultistage, GemmShape, "
+            "MmaTensorOp>",
+        ),
+        ("void (anonymous namespace)::softmax_warp_forward<float>(int)", "softmax_warp_forward"),
+        ("ampere_fp16_s16816gemm_fp16_64x64_nn", "ampere_fp16_s16816gemm_fp16_64x64_nn"),
+        ("Memcpy HtoD (Pageable -> Device)", "Memcpy HtoD (Pageable -> Device)"),
+        ("nobody" * 100, ("nobody" * 100)[: LONGEST - 1] + "…"),
+    ],
+)
+def test_a_kernel_keeps_of_its_name_what_tells_it(name: str, short: str) -> None:
+    assert shorten_kernel(name) == short
 
 
 @pytest.mark.parametrize("zipped", [False, True])
@@ -348,6 +439,8 @@ def test_a_recorded_step_of_an_h100_is_told_apart() -> None:
     took = sum(e["dur"] for e in own) / 1e6 / 10
     assert line.busy_s == pytest.approx(took, rel=1e-6)
     assert sum(timed.time_s for timed in line.work.values()) == pytest.approx(took, rel=1e-6)
+    assert sum(timed.exclusive_s for timed in line.work.values()) == pytest.approx(line.busy_s)
+    assert sum(sum(t.kernels.values()) for t in line.work.values()) == pytest.approx(took)
     assert line.step_s == pytest.approx(steps["dur"] / 1e6 / 10, rel=0.05)
     assert line.busy_s < 0.15 * line.step_s, "the GPU waits to be told what to do"
     kinds = {label.kind for label in line.work}
@@ -355,3 +448,25 @@ def test_a_recorded_step_of_an_h100_is_told_apart() -> None:
     assert {Kind.GROUPED, Kind.NORMALISATION, Kind.OPTIMIZER, Kind.LOSS_SCALING} < kinds
     # 2019's recipe casts its images, and the loss back to float32
     assert sum(timed.calls for label, timed in line.work.items() if label.kind is Kind.CAST) == 3
+
+
+def test_the_kernels_of_a_recorded_step_keep_their_names() -> None:
+    """cuDNN's batch norm, torch's own additions, and tensor cores."""
+    file = Path(__file__).parent / "recordings" / "h100-dpn-small-fp16.json.gz"
+    line = summarize(read_trace(file), 10, read_vocabulary(), "cuda")
+    rows = {row.operation: row for row in join_work({}, line.work)}
+    kernels = {name: read_kernels(row.kernels) for name, row in rows.items()}
+    assert [k.name for k in kernels["cudnn_batch_norm_backward"]] == [
+        "cudnn::bn_bw_1C11_kernel_new",
+        "cudnn::bn_bw_1C11_singleread_spec",
+    ]
+    assert all(k.name.startswith("at::native::") for k in kernels["add"])
+    (grouped,) = {name for name in rows if name.endswith("8 groups of 16→16")}
+    assert any("xmma_fprop" in kernel.name for kernel in kernels[grouped])
+    for name, row in rows.items():
+        named = [kernel.time_s for kernel in kernels[name]]
+        assert named == sorted(named, reverse=True)
+        assert row.time_s is not None
+        assert sum(named) >= 0.8 * row.time_s, "six at most, of 0.95 if these are enough"
+        assert sum(named) <= 1.001 * row.time_s
+        assert len(row.kernels) < 1000

@@ -231,7 +231,8 @@ def test_repeats_of_one_seed_are_one_reading() -> None:
     [
         ({0: [2.05] * 3}, {0: [2.10] * 3}, "one seed: differs by 2.4 %, no verdict"),
         ({0: [2.05] * 3}, {0: [2.05] * 3}, "one seed: equal, no verdict"),
-        ({0: [2.0]}, {s: [2.0 + s] for s in range(3)}, "one seed in A: differs by 44 %, no"),
+        ({0: [2.0]}, {s: [2.2 + s] for s in range(3)}, "one seed in A: differs by 10 %, no"),
+        ({9: [2.0]}, {s: [2.0 + s] for s in range(3)}, "one seed in A: differs by 44 %, no"),
         ({0: [2.0], 1: [2.1]}, {0: [2.0], 1: [2.1]}, "two seeds: needs three"),
         ({s: [2.0 + s] for s in range(3)}, {0: [2.0], 1: [2.1]}, "two seeds in B: needs three"),
         ({}, {0: [2.0]}, "no value in A"),
@@ -268,11 +269,26 @@ def test_shared_seeds_are_compared_as_pairs() -> None:
     assert ratio.pairs == 4
     assert ratio.p == pytest.approx(paired.pvalue, rel=1e-9)
     assert (ratio.low, ratio.high) == pytest.approx(tuple(map(math.exp, interval)), rel=1e-9)
-    # with fewer shared seeds than a verdict needs, all seeds count, and none is paired
-    few = {s + 2: [v] for s, v in b.items()}
+    # where none is shared, all seeds count, and none is paired
+    few = {s + 20: [v] for s, v in b.items()}
     (ratio,) = compare_seeds([({s: [v] for s, v in a.items()}, few)])
     assert ratio.pairs == 0
     assert ratio == compare([(list(a.values()), list(b.values()))])[0]
+
+
+def test_a_seed_that_one_side_lacks_is_in_no_ratio() -> None:
+    """An interrupted side has two of five seeds: the others, far off, are no part of the change."""
+    a = {0: [2.0], 1: [2.2], 2: [1.0], 3: [9.0], 4: [0.1]}
+    b = {0: [2.02], 1: [2.222]}
+    (ratio,) = compare_seeds([(a, b)])
+    assert (ratio.value, ratio.pairs) == (pytest.approx(1.01), 2)
+    assert ratio.lack == "two seeds in B: needs three"
+    (found,) = judge_equivalences([(a, b)], MARGIN)
+    assert (found.ratio, found.seeds, found.verdict) == (pytest.approx(1.01), 2, Claim.UNCLEAR)
+    # three seeds on each side, of which they share one
+    (few,) = compare_seeds([({0: [2.0], 1: [3.0], 2: [4.0]}, {0: [2.0], 5: [9.0], 6: [8.0]})])
+    assert few.value == pytest.approx(1)
+    assert few.lack == "one seed in A and B: equal, no verdict"
 
 
 def test_seeds_without_effect_are_no_pairs() -> None:

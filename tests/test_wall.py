@@ -27,7 +27,7 @@ from bench.wall.records import (
     read_trials,
     read_walls,
 )
-from bench.wall.search import Ask, Ending, Goal, Probe, decide, list_sizes
+from bench.wall.search import Ask, Ending, Goal, Probe, Standing, decide, list_sizes
 from tests.records_for_tests import make_record
 
 SIZES = range(8, 50_001, 8)
@@ -165,6 +165,67 @@ def test_random_failures_do_not_move_the_wall(
 
     _, found = search(answer, Goal(SIZES, available), most=3 * BOUND)
     check(found, largest(memory, available))
+
+
+def take_less(memory: Callable[[int], float], available: float, most: int, seed: int) -> Answer:
+    """Answer by a model of memory, of which first runs of a batch may take 3 to 15 % less.
+
+    As a worker did of which the kernel had taken back what counted: it also trained by that.
+    """
+    chance, lucky = random.Random(seed), set[int]()
+
+    def answer(ask: Ask) -> Probe:
+        used = memory(ask.batch_size)
+        if len(lucky) < most and ask.batch_size not in lucky and chance.random() < 0.3:
+            lucky.add(ask.batch_size)
+            used = max(1.0, used - chance.uniform(0.03, 0.15) * available)
+        return remember(lambda _: used, available)(ask)
+
+    return answer
+
+
+@given(walls, shares, seeds)
+def test_a_run_that_took_too_little_does_not_move_the_wall_of_a_line(
+    wall: float, share: float, seed: int
+) -> None:
+    def memory(size: int) -> float:
+        return share * wall + size
+
+    available = memory(0) + wall
+    probes, found = search(take_less(memory, available, 1, seed), Goal(SIZES, available))
+    check(found, largest(memory, available))
+    assert len(probes) <= 24
+
+
+@given(models(), st.floats(10, 60_000), seeds)
+def test_nor_do_many_whatever_memory_is(
+    memory: Callable[[int], float], available: float, seed: int
+) -> None:
+    answer = take_less(memory, available, len(SIZES), seed)
+    _, found = search(answer, Goal(SIZES, available), most=2 * BOUND)
+    check(found, largest(memory, available))
+
+
+def test_memory_that_falls_as_the_batch_grows_is_read_again() -> None:
+    """Such as 1.00 GiB at 624 images and then 0.89 at 632, where the limit was 1 GiB."""
+    goal = Goal(SIZES, 2**30)
+
+    def trained(size: int, gib: float, long: bool = False) -> Probe:
+        return Probe(size, Status.OK, gib * 2**30, 0, long)
+
+    before = [trained(32, 0.55), trained(320, 0.77), trained(624, 1.0)]
+    fell = [*before, trained(632, 0.89)]
+    asked = decide(fell, goal)
+    assert asked == Ask(632)
+    assert isinstance(asked, Ask)
+    assert asked.again == "it took less memory than a smaller batch"
+    assert conclude(fell, goal).largest == 624, "it may have fitted by luck"
+    assert conclude([*fell, Probe(632, Status.OOM)], goal).smallest_failing == 632
+    assert conclude([*fell, trained(632, 1.0)], goal).largest == 632
+    again = Standing([*fell, trained(632, 0.89)], goal)
+    assert again.largest == 632
+    assert 624 not in again.points, "what took less twice shows that the smaller took too much"
+    assert decide([*before, trained(632, 0.995)], goal) != Ask(632), "readings differ by as much"
 
 
 @given(walls, shares, seeds, st.sampled_from([Status.OOM, Status.OOM_SUSPECTED]))
@@ -310,7 +371,7 @@ def test_a_prediction_that_was_far_too_high_costs_few_probes() -> None:
     check(found, largest(memory, 2900))
     assert found.off is not None
     assert found.off > 50 * 8
-    assert len(probes) <= 18
+    assert len(probes) <= 19
 
 
 def test_sizes_leave_no_batch_of_one_image() -> None:

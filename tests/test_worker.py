@@ -18,11 +18,13 @@ from torch import nn
 from bench.case import Case
 from bench.data import DatasetInfo, load, prepare
 from bench.errors import UsageError
+from bench.limits import find_ends
 from bench.precision import Arithmetic
-from bench.record import Measurement, Status, Step
+from bench.record import BESIDE, Measurement, Status, Step
 from bench.training.flop import count_flop
 from bench.training.loop import Training
 from bench.training.proof import DENSE, Finding, LayerProof, Proof
+from bench.training.timing import Warmup
 from bench.worker import measurement
 from bench.worker.__main__ import conclude
 from bench.worker.channel import Channel, Reporter
@@ -35,6 +37,7 @@ from bench.worker.measurement import (
     warm_up_shapes,
 )
 from bench.worker.messages import Message, PhaseEntered, StepTaken, decode
+from bench.worker.stopwatch import Stopwatch
 from bench.workloads.images import Images
 
 TINY = f"{__name__}:tiny"
@@ -170,6 +173,31 @@ def test_a_whole_epoch(data: DatasetInfo) -> None:
     assert m.peak_allocated_bytes is None
 
 
+def test_the_parts_of_the_time_of_a_worker_add_up(data: DatasetInfo) -> None:
+    """Each instant from the moment it was asked for is in one of them, and in no other."""
+    started = time.monotonic() - 5.0
+    case = replace(CASE, evaluate=True, steps=2)
+    found = measure(case, data.folder, Channel(), started, began=started + 2.0)
+    ended, m = time.monotonic(), found.measurement
+    assert m.process_start_s == pytest.approx(2.0)
+    assert m.imports_s is not None
+    assert m.imports_s >= 3.0, "from its first line on"
+    setup = (m.process_start_s, m.imports_s, m.device_context_s, m.data_s, m.building_s)
+    assert m.setup_time_s == pytest.approx(sum(setup))
+    assert m.teardown_s is None, "which its parent measures"
+    assert all((getattr(m, name) or 0) > 0 for name in BESIDE if name != "teardown_s")
+    beside = sum(getattr(m, name) or 0.0 for name in BESIDE)
+    trained = m.warmup_time_s + m.measured_time_s
+    assert started + beside + trained <= found.until <= ended
+    # an evaluation is measured apart, batches of each shape before it are not
+    assert found.until - started - beside - trained >= m.eval_time_s
+    watch = Stopwatch(10.0)
+    for part, now in (("a", 11.0), ("b", 14.0), ("a", 14.5)):
+        watch.lap(part, now)
+    assert watch.parts == {"a": 1.5, "b": 3.0}
+    assert watch.total == 4.5
+
+
 def test_a_fraction_is_extrapolated(data: DatasetInfo) -> None:
     m, steps, _ = run(CASE, data)
     assert m.measured_steps == len(steps) == math.ceil(0.1 * 98)
@@ -178,10 +206,8 @@ def test_a_fraction_is_extrapolated(data: DatasetInfo) -> None:
     assert m.epoch_time_low_s is not None
     assert m.epoch_time_high_s is not None
     assert m.measured_time_s <= m.epoch_time_low_s <= m.epoch_time_s <= m.epoch_time_high_s
-    times = [step.time_s for step in steps]
-    assert m.step_time_first_s == pytest.approx(sum(times[1:4]) / 3)
-    assert m.step_time_last_s == pytest.approx(sum(times[-3:]) / 3)
-    assert m.warmup_steps <= 1 + 10, "as many as are measured, and the first"
+    assert (m.step_time_first_s, m.step_time_last_s) == find_ends([s.time_s for s in steps])
+    assert m.warmup_steps <= 1 + 5, "half as many as are measured, and the first"
     assert 0 < m.first_steps_time_s < m.warmup_time_s
     assert m.measured_time_s is not None
     assert m.epoch_time_s is not None
@@ -189,17 +215,16 @@ def test_a_fraction_is_extrapolated(data: DatasetInfo) -> None:
 
 
 @pytest.mark.slow
-def test_one_slow_first_step_is_no_trend(
+def test_a_slow_first_or_last_step_is_no_trend(
     data: DatasetInfo, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It starts on an idle device; the smaller last batch, which is quicker, is none either."""
     import bench.training.timing
 
-    times = [0.15, *[0.1] * 8, 0.11]
+    times = [0.15, *[0.1] * 8, 0.2]
     monkeypatch.setattr(bench.training.timing.StepClock, "read", lambda self: times)
     m, _, _ = run(CASE, data)
-    assert m.step_time_first_s == pytest.approx(0.1)
-    assert m.step_time_last_s == pytest.approx(0.31 / 3)
+    assert m.step_time_first_s == m.step_time_last_s == pytest.approx(0.1)
     monkeypatch.setattr(
         bench.training.timing.StepClock, "read", lambda self: [0.15, *[0.1] * 96, 0.01]
     )
@@ -360,6 +385,45 @@ def test_a_few_steps_are_extrapolated_too(data: DatasetInfo) -> None:
     assert run(replace(CASE, fraction=0.02, steps=9), data)[0].measured_steps == 2
 
 
+def test_until_ends_an_epoch_that_is_known(data: DatasetInfo) -> None:
+    m, steps, missing = run(replace(CASE, fraction=1.0, batch_size=64, until=0.5), data)
+    assert m.measured_steps == len(steps)
+    assert m.measured_steps is not None
+    assert m.steps_per_epoch is not None
+    assert 10 <= m.measured_steps < m.steps_per_epoch
+    assert m.epoch_time_error is not None
+    assert 0 < m.epoch_time_error <= 0.5
+    assert m.epoch_time_low_s is not None
+    assert m.epoch_time_s is not None
+    assert m.epoch_time_low_s < m.epoch_time_s
+    assert m.peak_lr
+    assert "epoch_time_low_s" not in missing
+
+
+def test_until_measures_all_of_an_epoch_that_cannot_be_told(data: DatasetInfo) -> None:
+    m, _, _ = run(replace(CASE, fraction=1.0, until=1e-9), data)
+    assert m.measured_steps == m.steps_per_epoch
+    assert m.epoch_time_s == m.measured_time_s
+    assert m.epoch_time_error is None
+
+
+def test_with_until_warm_up_is_for_the_steps_that_most_cases_need(
+    data: DatasetInfo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+
+    def warm_up(step: Any, device: Any, measured: int, clock: Any = None) -> Warmup:
+        asked.append(measured)
+        return Warmup(1, 0.0, 0.0, steady=True)
+
+    monkeypatch.setattr("bench.training.timing.warm_up", warm_up)
+    for until in (None, 0.01):
+        case = replace(CASE, fraction=1.0, batch_size=500, until=until)
+        _, batches, training = set_up(case, data.folder)
+        warm_up_shapes(training, batches, case, lambda step, loss: None)
+    assert asked == [100, 40]
+
+
 def shapes(case: Case, data: DatasetInfo) -> list[int]:
     """The batch sizes of each step that the case takes before its epoch."""
     _, batches, training = set_up(case, data.folder)
@@ -408,8 +472,9 @@ def test_warm_up_leaves_no_trace(data: DatasetInfo, monkeypatch: pytest.MonkeyPa
 
     case = replace(CASE, model=f"{__name__}:dropping")
     losses = []
-    for steady, steps in ((True, bench.training.timing.FEWEST_WINDOWS), (False, 10)):  # its budget
-        monkeypatch.setattr(bench.training.timing.Slope, "within", lambda *_, steady=steady: steady)
+    monkeypatch.setattr(bench.training.timing, "LEAST_S", 0.0)
+    for steady, steps in ((True, bench.training.timing.FEWEST_WINDOWS), (False, 5)):  # its budget
+        monkeypatch.setattr(bench.training.timing, "is_level", lambda *_, steady=steady: steady)
         m, found, _ = run(case, data)
         assert m.warmup_steps == 1 + steps
         losses.append([step.loss for step in found])
@@ -474,7 +539,7 @@ def test_an_unclear_proof_is_noted_and_the_row_stays_ok(
     found = measure(CASE, data.folder, Channel(), time.monotonic())
     assert conclude(found) == (Status.OK, "")
     assert found.measurement.arithmetic == "unclear"
-    assert "a convolution: unclear (error 5.0e-05)" in (found.measurement.notes or "")
+    assert "a convolution: unclear (error 5.0e-05)" in (found.measurement.proof_notes or "")
 
 
 def test_both_shapes_are_evaluated_once_before_the_clock(

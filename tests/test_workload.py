@@ -435,6 +435,18 @@ def test_a_reset_of_a_workloads_optimizer_is_bitwise_a_fresh_start(
         assert all(map(torch.equal, fresh.masters, warmed.masters))
 
 
+def test_a_loss_is_kept_without_the_memory_that_it_was_computed_in() -> None:
+    """torch's mse_loss returns a number in the memory of all elements' losses."""
+
+    def compute_loss(self: Workload, network: Network, batch: tuple[Tensor, Tensor]) -> Tensor:
+        return F.mse_loss(network(batch[0]), torch.zeros(len(batch[0]), 1))
+
+    workload = broken(compute_loss=compute_loss, build_model=lambda self: nn.Linear(8, 1))
+    ours = Training(workload.build_model(), PRECISIONS["fp32"], CPU, lr=0.1, workload=workload)
+    loss, *_ = ours.step((torch.randn(16, 8), torch.zeros(16)))
+    assert loss.untyped_storage().nbytes() == 4
+
+
 def test_apex_does_not_train_with_a_workloads_optimizer() -> None:
     (case,) = grid({"precision": ["fp16-apex"]})
     workload = broken(build_optimizer=lambda self, parameters, lr: torch.optim.Adam(parameters, lr))
@@ -551,7 +563,7 @@ def test_the_other_examples_over_precision_and_batch_size(workload: str, tmp_pat
 def test_an_example_is_compiled(tmp_path: Path) -> None:
     flags = ["--precision", "bf16-amp", "--batch-size", "8", "--compile", "on"]
     (row,) = sweep_example(tmp_path / "out", TRANSFORMER, *flags)
-    assert (row["status"], row["compile"]) == ("ok", "on")
+    assert (row["status"], row["compile"]) == ("ok", "default")
 
 
 @pytest.mark.slow

@@ -30,6 +30,7 @@ from bench.errors import UsageError
 from bench.gpu.cards import find_cards
 from bench.precision import PRECISIONS
 from bench.preset import Preset, load_config, load_preset
+from bench.store.migration import RESPELLED
 
 PRESET, TIMEOUT, FLAGS = "BENCH_PRESET", "BENCH_TIMEOUT", "BENCH_SWEEP_FLAGS"
 GRID = "BENCH_ASV_GRID"
@@ -64,11 +65,14 @@ def expand(preset: Preset) -> list[Case]:
 def lay_out(cases: Sequence[Case]) -> dict[str, Any]:
     """Lay cases out as asv wants them: names of parameters, the values of each, a place for each.
 
-    The parameters are `ALWAYS` and whatever else varies among the cases. asv takes their whole
-    product; a place without a case is not available.
+    The parameters are `ALWAYS` and whatever else varies among the cases, and an optimizer other
+    than the default: results of a preset stay where they are when it gets another. asv takes the
+    whole product of all; a place without a case is not available.
     """
-    varying = (name for name in AXES if len({getattr(case, name) for case in cases}) > 1)
-    names = list(dict.fromkeys([*ALWAYS, *varying]))
+    values = {name: {getattr(case, name) for case in cases} for name in AXES}
+    told = [name for name in AXES if len(values[name]) > 1]
+    told += ["optimizer"] if values["optimizer"] - {Case.optimizer} else []
+    names = list(dict.fromkeys([*ALWAYS, *told]))
     placed = [place(case, names) for case in cases]
     return {
         "names": names,
@@ -89,7 +93,13 @@ def _parameter(name: str, value: Value) -> str | int | float:
     default = AXES[name].default
     if isinstance(default, int | float) and not isinstance(default, bool):
         return value  # type: ignore[return-value]
-    return format_value(value) or "none"  # what is text may be none
+    return format_value(_spell_as_before(name, value)) or "none"  # what is text may be none
+
+
+def _spell_as_before(name: str, value: Value) -> Value:
+    """A value as older commits spell it, so that they understand it and a series goes on."""
+    was = {new: old for old, new in RESPELLED.get(name, {}).items()}
+    return was.get(str(value), value)
 
 
 def rank(value: str | float) -> tuple[int, Any]:
@@ -109,7 +119,7 @@ def _settings(case: Case) -> dict[str, Value]:
     if case.start is not None:  # sweeps run in a folder of asv's own
         case = replace(case, start=str(Path(case.start).absolute()))
     return {
-        name: value
+        name: _spell_as_before(name, value)
         for name, axis in AXES.items()
         if (value := getattr(case, name)) is not None and (name in told or value != axis.default)
     }

@@ -1,9 +1,9 @@
 """`python -m bench.card`: run every measurement of a new GPU, nine minutes at a time.
 
-Doctor, the GPU tests, the presets rtx-titan and precision, NVIDIA apex, the harness's overhead, an
-independent cross-check, the loss-scale map and repeats, by priority, into one folder under
-results/. The same command continues where it was stopped. Without a GPU it rehearses itself on the
-CPU at a small scale.
+Doctor, the GPU tests, the presets rtx-titan and precision, whole epochs, NVIDIA apex, the harness's
+overhead, an independent cross-check, the loss-scale map and repeats, by priority, into one folder
+under results/. The same command continues where it was stopped. Without a GPU it rehearses itself
+on the CPU at a small scale.
 """
 
 from __future__ import annotations

@@ -18,6 +18,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Protocol
 
+from bench.apex import choose_interface, find_apex
 from bench.card.folder import (
     FIGURE,
     MAP_FILES,
@@ -28,10 +29,11 @@ from bench.card.folder import (
     fold_map,
     unfold_map,
 )
+from bench.errors import UnsupportedError
 from bench.record import REPEATED, Status
 from bench.report.scalemap import read_scale_map, summarize_scale_map
 from bench.store.cells import LOGS, RECORDS
-from bench.store.plans import plan_runs
+from bench.store.plans import leave_out_known, plan_runs
 from bench.store.reader import read_history, read_records
 from bench.sweep.options import parse_arguments, plan_cases
 from bench.text import count
@@ -87,6 +89,8 @@ class Scale:
     dataset: str
     data_dir: Path | None
     fraction: float
+    whole: float = 1.0
+    """The fraction of the phase that measures whole epochs."""
     allow_shared: bool = False
     repeats: int = 3
     pairs: int = 2
@@ -97,13 +101,27 @@ class Scale:
         *("--scales", "1", "128", "2^16", "2^24"),
         *("--train", "1", "128", "2^16", "2^24", "dynamic"),
     )
-    walls: tuple[str, ...] = ("--model", "dpn92", "--precision", "fp32", "fp16", "bf16-amp")
+    walls: tuple[str, ...] = (
+        *("--model", "dpn92", "--precision", "fp32", "fp16", "bf16-amp"),
+        *("--optimizer", "adamw"),  # as the presets: its state is the larger one
+    )
     limit: str = "21GiB"
-    profiles: tuple[str, ...] = ("--precision", "fp32", "tf32", "fp16", "bf16-amp")
+    profiles: tuple[str, ...] = ("--precision", "tf32", "bf16-amp")
+    compiled: tuple[str, ...] = ("--precision", "fp16", "--loss-scale", "128")
+    repeated: tuple[str, ...] = ("--precision", "fp32", "fp16", "bf16-amp", "--loss-scale", "128")
+    until: str = "1%"
+    """How well the epoch time of a case is to be known, which ends a part of an epoch early."""
 
-    def sweep_flags(self) -> list[str]:
-        """What every sweep is told beside its preset."""
-        flags = [*self.sweep, "--dataset", self.dataset, "--fraction", f"{self.fraction:g}"]
+    def sweep_flags(self, whole: bool = False, until: bool = True) -> list[str]:
+        """What every sweep is told beside its preset; after a whole epoch, to evaluate.
+
+        Args:
+            whole: whether it measures whole epochs.
+            until: whether a part of one may end as soon as its time is known.
+        """
+        fraction = self.whole if whole else self.fraction
+        flags = [*self.sweep, "--dataset", self.dataset, "--fraction", f"{fraction:g}"]
+        flags += ["--evaluate"] if whole else ["--until", self.until] if until else []
         flags += ["--device", self.device]
         flags += ["--data-dir", str(self.data_dir)] if self.data_dir else []
         return [*flags, "--allow-shared"] if self.allow_shared else flags
@@ -121,6 +139,7 @@ def rehearse(fraction: float | None) -> Scale:
         dataset="synthetic",
         data_dir=None,
         fraction=fraction or 0.0005,
+        whole=0.001,
         repeats=2,
         pairs=1,
         # fp16 is emulated on most CPUs: of dpn-small a step took 9 s at batch size 32
@@ -144,7 +163,9 @@ def rehearse(fraction: float | None) -> Scale:
         ),
         walls=("--model", "dpn-small", "--precision", "fp32", "--step", "8"),
         limit="720MiB",
-        profiles=("--precision", "fp32", "bf16-amp"),
+        profiles=("--precision", "bf16-amp"),
+        compiled=("--precision", "fp32"),
+        repeated=("--precision", "fp32", "bf16-amp"),
     )
 
 
@@ -166,11 +187,18 @@ class Phase:
     run: Run
 
 
-def _sweep(*flags: str | Callable[[Scale], str]) -> Run:
+def _sweep(
+    *flags: str,
+    own: Callable[[Scale], Sequence[str]] = lambda scale: (),
+    whole: bool = False,
+    until: bool = True,
+) -> Run:
+    """A phase that is a sweep, told these flags, its ``own`` of the scale, and the scale's."""
+
     def run(card: Card, scale: Scale, children: Children) -> Entry:
-        own = [flag if isinstance(flag, str) else flag(scale) for flag in flags]
         # once, though a sweep repeats a part of an epoch by itself: the phase repeats comes last
-        arguments = ["--repeats", "1", *own, *scale.sweep_flags()]  # of a flag twice, the last
+        # of a flag given twice the last counts
+        arguments = ["--repeats", "1", *flags, *own(scale), *scale.sweep_flags(whole, until)]
         before = count_runs(card.folder, arguments)
         if not before.left and not before.failed:
             return Entry(State.DONE, line=before.line)
@@ -233,7 +261,7 @@ def count_runs(folder: Path, arguments: Sequence[str]) -> _Tally:
         records = read_records(folder)
         history, walls = read_history(records), dict(read_walls(records, STEP))
     cases = plan_cases(options, walls)
-    plan = plan_runs(cases.cases, options.repeats)
+    plan = leave_out_known(plan_runs(cases.cases, options.repeats), history)
     statuses_of = [history[run].status if run in history else None for run in plan]
     done = [status for status in statuses_of if status and status not in REPEATED]
     statuses = ", ".join(f"{n} {status}" for status, n in Counter(done).items())
@@ -387,8 +415,6 @@ def _map_scales(card: Card, scale: Scale, children: Children) -> Entry:
 
 def _find_walls(limited: bool) -> Run:
     def run(card: Card, scale: Scale, children: Children) -> Entry:
-        if not limited and scale.device == "cpu":
-            return Entry(State.ABSENT, line="a CPU has no largest batch without a memory limit")
         command = [sys.executable, "-m", "bench.fit", *scale.walls, "--json"]
         command += ["--memory-limit", scale.limit] if limited else []
         command += ["--device", scale.device, "--dataset", scale.dataset]
@@ -419,14 +445,32 @@ def _find_walls(limited: bool) -> Run:
     return run
 
 
-def _profile(card: Card, scale: Scale, children: Children) -> Entry:
-    # two sizes: what limits a small batch is another thing than what limits a large one
-    flags = ("--preset", "precision", "--batch-size", "128", "512")
-    return _sweep(*flags, "--profile", "on", *scale.profiles)(card, scale, children)
+_HEADLINE = ("--batch-size", "256", "--loss-scale", "128")
+
+_PROFILED = ("--profile", "on")
+"""For all phases that share cases, so that none is measured again for its profile alone, which took
+39 s a case on an H100."""
 
 
-def _repeats(scale: Scale) -> str:
-    return str(scale.repeats)
+def _on_card(run: Run, why: str) -> Run:
+    """A phase that a CPU has not, and why."""
+
+    def absent(card: Card, scale: Scale, children: Children) -> Entry:
+        if scale.device == "cpu":
+            return Entry(State.ABSENT, line=why)
+        return run(card, scale, children)
+
+    return absent
+
+
+def _apex(card: Card, scale: Scale, children: Children) -> Entry:
+    try:
+        choose_interface(find_apex(), None)
+    except UnsupportedError as error:
+        return Entry(State.ABSENT, line=f"could not run: {error}")
+    # apex trains with SGD only, so that the fp16 beside it is not that of the other phases
+    flags = ("--precision", "fp16-apex", "fp16", "--optimizer", "sgd")
+    return _sweep(*flags, *_HEADLINE)(card, scale, children)
 
 
 PHASES: dict[str, Phase] = {
@@ -439,18 +483,75 @@ PHASES: dict[str, Phase] = {
             30,
             10,
             # the very cases of the preset, so that nothing is measured twice
-            _sweep("--preset", "rtx-titan", "--batch-size", "256", "--loss-scale", "128"),
+            _sweep("--preset", "rtx-titan", *_HEADLINE, *_PROFILED),
         ),
-        Phase("tests", "the GPU tests, those of the arithmetic first", 15, 8, _tests),
-        Phase("rtx-titan", "the nine cases of 2019", 30, 10, _sweep("--preset", "rtx-titan")),
-        Phase("precision", "every precision", 25, 10, _sweep("--preset", "precision")),
         Phase(
-            "apex",
-            "NVIDIA apex beside our own fp16, where it is installed",
+            "rtx-titan",
+            "the nine cases of 2019",
+            30,
+            10,
+            _sweep("--preset", "rtx-titan", *_PROFILED),
+        ),
+        Phase(
+            "precision",
+            "every precision, with the parts of its step",
             25,
             10,
-            _sweep("--precision", "fp16-apex", "--batch-size", "256", "--loss-scale", "128"),
+            _sweep("--preset", "precision", *_PROFILED),
         ),
+        Phase(
+            "repeats",
+            "fp32, fp16 and bf16-amp again, in fresh processes",
+            20,
+            10,
+            _sweep(
+                *("--preset", "precision", *_PROFILED),
+                own=lambda scale: ("--repeats", str(scale.repeats), *scale.repeated),
+            ),
+        ),
+        Phase(
+            "epochs",
+            "whole epochs of the headline's cases, with their accuracy on the test images",
+            70,
+            40,
+            _sweep("--preset", "rtx-titan", *_HEADLINE, whole=True),
+        ),
+        Phase("tests", "the GPU tests, those of the arithmetic first", 15, 8, _tests),
+        Phase(
+            "compile",
+            "fp16 compiled",
+            60,
+            20,
+            _sweep("--preset", "precision", "--compile", "on", own=lambda scale: scale.compiled),
+        ),
+        Phase(
+            "autotune",
+            "fp32 and fp16 with cudnn.benchmark",
+            20,
+            1,
+            _on_card(
+                _sweep(
+                    *("--preset", "precision", "--precision", "fp32", "fp16"),
+                    *("--loss-scale", "128", "--cudnn-benchmark", "on"),
+                ),
+                "a CPU has no cuDNN",
+            ),
+        ),
+        Phase(
+            "graphs",
+            "fp16's whole step as a CUDA graph",
+            20,
+            1,
+            # at batch size 128 an H100 waited for the host; at 256 it did not
+            _on_card(
+                _sweep(
+                    *("--preset", "precision", "--precision", "fp16", "--loss-scale", "128"),
+                    *("--batch-size", "128", "256", "--cuda-graphs", "on"),
+                ),
+                "a CPU has no CUDA graphs",
+            ),
+        ),
+        Phase("apex", "NVIDIA apex beside our own fp16, where it is installed", 25, 1, _apex),
         Phase(
             "overhead",
             "what the harness adds to an epoch",
@@ -473,26 +574,35 @@ PHASES: dict[str, Phase] = {
             _find_walls(limited=True),
         ),
         Phase(
-            "wall", "the largest batch that fits on this card", 25, 1, _find_walls(limited=False)
+            "wall",
+            "the largest batch that fits on this card",
+            25,
+            1,
+            _on_card(
+                _find_walls(limited=False), "a CPU has no largest batch without a memory limit"
+            ),
         ),
         Phase("scales", "which loss scales are safe for DPN-92", 60, 14, _map_scales),
-        Phase("profiles", "where the time of a step goes, in four precisions", 40, 14, _profile),
+        Phase(
+            "profiles",
+            "the parts of a step of tf32 and bf16-amp at other batch sizes",
+            25,
+            14,
+            # two sizes beside the presets' 256: a small batch has limits of its own
+            _sweep(
+                *("--preset", "precision", "--batch-size", "128", "512", *_PROFILED),
+                own=lambda scale: scale.profiles,
+            ),
+        ),
         Phase(
             "ddp",
             "the headline's cases by DistributedDataParallel in one process: what it costs alone",
             30,
             12,
             _sweep(
-                *("--preset", "rtx-titan", "--batch-size", "256", "--loss-scale", "128"),
-                *("--parallel", "ddp", "--world-size", "1"),
+                *("--preset", "rtx-titan", *_HEADLINE, "--parallel", "ddp", "--world-size", "1"),
+                until=False,  # its processes would end after different steps
             ),
-        ),
-        Phase(
-            "repeats",
-            "rtx-titan again, in fresh processes",
-            30,
-            10,
-            _sweep("--preset", "rtx-titan", "--repeats", _repeats),
         ),
     )
 }
@@ -500,26 +610,32 @@ PHASES: dict[str, Phase] = {
 AGENDA: tuple[tuple[str, float], ...] = (
     ("doctor", 1),
     ("headline", 1),
-    ("tests", 0.2),
     ("rtx-titan", 1),
     ("precision", 1),
-    ("apex", 1),
-    ("overhead", 1),
+    ("repeats", 1),
+    ("epochs", 1),
+    ("tests", 0.12),
+    ("compile", 1),
+    ("autotune", 1),
     ("crosscheck", 1),
-    ("profiles", 1),
+    ("graphs", 1),
+    ("apex", 1),
     ("wall-limit", 0.4),
     ("scales", 1),
-    ("ddp", 1),
     ("tests", 1),
     ("wall", 1),
-    ("repeats", 1),
+    ("overhead", 1),
+    ("profiles", 1),
+    ("ddp", 1),
 )
 """Turns in order of priority, each with the share of the whole time it may take at most.
 
-In three minutes: the headline, the in-process GPU tests, three or four more cases. In nine, on an
-H100: the doctor 18 s, the headline 89 s, the nine cases of 2019 183 s, every precision 101 s. A
-second call has the overhead (76 s), the cross-check (91 s) and the profiles (313 s); the tests that
-train in workers come after everything that is measured.
+The nine minutes as they are planned for an H100: the doctor 18 s, the nine cases of 2019 with their
+profiles 110, every precision 50, two more repeats of three of them 60, whole epochs with their
+accuracy 75, tests that train in one process 60, compiled and autotuned cases 80, the cross-check
+45. These are estimates: they rest on what the parts of a case took on an H100 on 2026-11-22, where
+nine cases took 271 s, and on the steps that they need to be known within 1 % (docs/card.md). What
+no card has shown yet comes first in the second call.
 """
 
 CLOSING_S, CLOSING_REHEARSAL_S = 20.0, 12.0

@@ -15,39 +15,38 @@ import textwrap
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, is_dataclass, replace
+from dataclasses import asdict, is_dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any, TextIO
 
-from bench.apex import find_apex
 from bench.case import (
     AXES,
     SAME_QUESTION,
     Case,
     Value,
-    check_batches,
     format_value,
     free_axes,
     grid,
     telling_axes,
 )
 from bench.check.checks import CHECKS, Answer, Finding, Result, answer
-from bench.data import DatasetInfo, prepare, progress_bar
+from bench.data import DatasetInfo
 from bench.environment import ask, has_cuda, refuse_missing
 from bench.errors import UsageError, nearest
-from bench.fingerprint import check_outputs
 from bench.flags import (
     CIFAR_ONLY,
     Parser,
     add_axes,
     read_axes,
-    refuse_other_data,
+    refuse_other_images,
     run_command,
 )
 from bench.precision import PRECISIONS
-from bench.sweep.preflight import Inputs
+from bench.preset import default_preset, load_preset
+from bench.sweep.preflight import gather_inputs, list_examined
 from bench.text import clean, replace_file
+from bench.workloads import IMAGES
 
 FILE = "check.json"
 STEPS, LEAST_STEPS = 60, 20
@@ -57,7 +56,7 @@ _MOST_NAMED = 8
 _SUMMARY = (
     "Check that a training is sound before it is measured: for every precision asked for, short "
     "runs of the harness's own training, each with a figure and the bounds it must lie within. "
-    "Networks on images of 3x32x32 only. "
+    "A network is trained on images of 3x32x32; --workload brings its own data. "
     "Return code 1: a check failed. 2: a wrong flag or model."
 )
 
@@ -67,6 +66,7 @@ _WITHOUT = (
     *SAME_QUESTION,
     "accumulate",
     "memory_limit",
+    "cuda_graphs",
     "lr_scaling",
     "base_batch",
     "lr_warmup",
@@ -117,7 +117,8 @@ def build_parser() -> Parser:
     parser.add_argument("--json", action="store_true", help="print JSON on standard output")
     add_axes(
         parser,
-        "one value or several; on a CPU the defaults are dpn-small and batch size 64",
+        "one value or several; network and images default to those of a sweep, which on a CPU are "
+        "dpn-small and synthetic images, and the batch size there to 64",
         without=_WITHOUT,
     )
     return parser
@@ -129,17 +130,21 @@ def check(argv: Sequence[str]) -> int:
     Raises:
         UsageError: a flag or value is wrong, or a model, a device or the images are of no use.
     """
-    refuse_other_data(argv, "bench.check")
+    refuse_other_images(argv, "bench.check")
     given = build_parser().parse(argv)
     steps = _parse_steps(given.steps)
     for name in given.skip:
         if name not in CHECKS:
             raise UsageError(f"--skip {name!r}: {nearest(name, list(CHECKS))}")
-    cases = choose_cases(read_axes(given, without=_WITHOUT))
+    axes = read_axes(given, without=_WITHOUT)
+    cases = choose_cases(axes)
     out = given.out or Path("results") / f"check-{datetime.now():%Y%m%d-%H%M%S}"
     screen = sys.stderr if given.json else sys.stdout
     refuse_missing(["torch", "numpy", "seaborn"])
-    inputs = find_inputs(cases, given.data_dir, given.data_url)
+    with _show_running("machine and model"):
+        asked = ask([cases[0].device], list_examined(cases))
+    inputs = gather_inputs(cases, asked, axes, given.data_dir, given.data_url)
+    cases = [inputs.settle(case) for case in cases]
     for case in cases:
         if why := inputs.platforms[case.device].discourage(PRECISIONS[case.precision]):
             print(f"warning: {case.precision}: {why}, so it will be slow", file=sys.stderr)
@@ -152,7 +157,6 @@ def check(argv: Sequence[str]) -> int:
     }
     failed = 0
     for case in cases:
-        data = inputs.datasets[case.dataset]
         entry: dict[str, Any] = {
             "case": {name: format_value(getattr(case, name)) for name in AXES},
             "environment": asdict(inputs.describe(case)),
@@ -160,7 +164,7 @@ def check(argv: Sequence[str]) -> int:
         }
         findings.append(entry)
         print(f"{_title(case, cases)}\n{_row('check', '', 'figure', 'passes')}", file=screen)
-        failed += check_case(case, data, steps, given.skip, out, report, entry, screen)
+        failed += check_case(case, inputs.data(case), steps, given.skip, out, report, entry, screen)
     print(f"figures and pictures: {out}", file=screen)
     if given.json:
         print(json.dumps(report, indent=2))
@@ -228,7 +232,7 @@ def _show_running(name: str) -> Iterator[None]:
 
 
 def choose_cases(axes: Mapping[str, list[Value]]) -> list[Case]:
-    """The cases to check; on a CPU a small network and batch unless told otherwise."""
+    """The cases to check: by default of the network and images of a sweep's first case."""
     device = axes.get("device", ["cuda" if has_cuda() else "cpu"])
     if len(device) > 1:
         raise UsageError(f"--device {' '.join(map(str, device))}: give one")
@@ -238,34 +242,11 @@ def choose_cases(axes: Mapping[str, list[Value]]) -> list[Case]:
             "--opt-level: apex's amp starts once in a process and the checks start many times; "
             "leave it out, and check the precision without opt level"
         )
-    small: dict[str, list[Value]] = {"model": ["dpn-small"], "batch_size": [64]}
-    return grid({**(small if device == ["cpu"] else {}), **axes, "device": device})
-
-
-def find_inputs(cases: Sequence[Case], data_dir: Path | None, data_url: str | None) -> Inputs:
-    """Examine device and models and decode the images, and refuse what cannot be trained.
-
-    Raises:
-        UsageError: torch cannot use the device, a precision cannot run there, a model is broken or
-            has other classes than the images, or the images cannot be had.
-    """
-    with _show_running("machine and model"):
-        found = ask([cases[0].device], list(dict.fromkeys(case.model for case in cases)))
-    platforms = {cases[0].device: found.platform(cases[0].device)}
-    models = {case.model: found.fingerprint(case.model) for case in cases}
-    inputs = Inputs(platforms, models, {}, apex=find_apex())
-    for case in cases:
-        if why := inputs.refuse(case):
-            raise UsageError(f"--precision {case.precision}: {why}; leave it out")
-    with progress_bar() as progress:
-        datasets = {
-            name: prepare(name, data_dir=data_dir, url=data_url, progress=progress)
-            for name in dict.fromkeys(case.dataset for case in cases)
-        }
-    for case in cases:
-        check_batches(case, datasets[case.dataset].train_images)
-        check_outputs(case.model, models[case.model], datasets[case.dataset].classes)
-    return replace(inputs, datasets=datasets)
+    first = load_preset(default_preset(str(device[0]))).grids[0]
+    defaults = {name: list(first[name][:1]) for name in ("model", "dataset") if name in first}
+    if device == ["cpu"]:
+        defaults["batch_size"] = [64]
+    return grid({**defaults, **axes, "device": device})
 
 
 def _parse_steps(text: str) -> int:
@@ -289,7 +270,8 @@ def _make(out: Path) -> None:
 
 def _title(case: Case, cases: Iterable[Case]) -> str:
     names = [n for n in telling_axes(cases) if n not in ("model", "dataset", "device")]
-    return f"{case.model} on {case.dataset}, {case.label(names)}, on {case.device}"
+    what = f"{case.model} on {case.dataset}" if case.workload == IMAGES else case.model
+    return f"{what}, {case.label(names)}, on {case.device}"
 
 
 def _row(name: str, result: str, figure: str, bounds: str) -> str:
@@ -300,7 +282,7 @@ def describe(found: Answer) -> str:
     """One line of the table."""
     finding = found.finding
     if finding is None:
-        figure = "could not be run" if found.error else ""
+        figure = "could not be run" if found.error else found.lacks
         return _row(found.check.name, found.result, figure, "")
     figure = f"{write_number(finding.value)} {finding.unit}"
     return _row(found.check.name, found.result, figure, write_bounds(finding))
@@ -346,7 +328,7 @@ def explain(found: Answer) -> str:
 def _plain(found: Answer) -> dict[str, Any]:
     answer = {"name": found.check.name, "result": found.result, "shows": found.check.shows}
     finding = {} if found.finding is None else _simplify(asdict(found.finding))
-    return {**answer, **finding, "error": found.error}
+    return {**answer, **finding, "error": found.error, "lacks": found.lacks}
 
 
 def _simplify(value: Any) -> Any:

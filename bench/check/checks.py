@@ -8,7 +8,8 @@ costs nothing; torch is imported by the checks.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -17,10 +18,12 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, nn
 
     from bench.check.subject import Subject
-    from bench.data.batches import Batch, Batches
+    from bench.data import Dataset
+    from bench.data.batches import Batches
+    from bench.training.loop import Training
 
 
 @dataclass(frozen=True)
@@ -64,13 +67,21 @@ class Check:
     run: Callable[[Subject], Finding]
 
 
+class InapplicableError(Exception):
+    """What the training has not, and the check needs; in at most 55 characters."""
+
+
 @dataclass(frozen=True)
 class Answer:
-    """A check with what it found; None where it was skipped, ``error`` where it could not run."""
+    """A check with what it found; None where it was skipped, ``error`` where it could not run.
+
+    ``lacks`` is why it was skipped where nobody asked for that.
+    """
 
     check: Check
     finding: Finding | None = None
     error: str = ""
+    lacks: str = ""
 
     @property
     def result(self) -> Result:
@@ -86,6 +97,8 @@ def answer(check: Check, subject: Subject) -> Answer:
     """Run a check; whatever the training raises in it is a failure."""
     try:
         return Answer(check, check.run(subject))
+    except InapplicableError as error:
+        return Answer(check, lacks=str(error))
     except Exception as error:
         return Answer(check, error=" ".join(f"{type(error).__name__}: {error}".split())[:300])
 
@@ -99,12 +112,16 @@ def check_batch(subject: Subject) -> Finding:
     Without augmentation an image must be the dataset's, to the byte, with its label. With it, it
     must be one of the 162 crops and mirrored crops of that image.
     """
+    from bench.data.batches import Batches, stream
+
     batches, _ = subject.start()
+    if subject.images is None or not isinstance(batches, Batches):
+        raise InapplicableError("the workload has no images of --dataset")
     plain = copy(batches)
     plain.augment = False
-    (x, y), (as_they_are, labels) = next(batches.epoch(0)), next(plain.epoch(0))
+    (x, y), (as_they_are, labels) = next(stream(batches)), next(stream(plain))
     originals = _to_bytes(as_they_are, batches)
-    known = _find_images(subject, originals, labels)
+    known = _find_images(subject.images.data, originals, labels)
     wrong = [
         f"image {i} (label {int(y[i])})"
         for i in range(len(y))
@@ -126,11 +143,11 @@ def _to_bytes(x: Tensor, batches: Batches) -> Tensor:
     return torch.where(fits, whole, -1).to(torch.int16).cpu()
 
 
-def _find_images(subject: Subject, images: Tensor, labels: Tensor) -> set[int]:
+def _find_images(data: Dataset, images: Tensor, labels: Tensor) -> set[int]:
     """Which of ``images`` the dataset holds with that label."""
     import numpy as np
 
-    whole = subject.data.train_images
+    whole = data.train_images
     flat = whole.reshape(len(whole), -1)
     wanted = images.numpy().astype(np.int16).reshape(len(images), -1)
     corners = np.ascontiguousarray(flat[:, ::307]).astype(np.int16)  # a few pixels rule most out
@@ -138,7 +155,7 @@ def _find_images(subject: Subject, images: Tensor, labels: Tensor) -> set[int]:
     for i, image in enumerate(wanted):
         for at in np.flatnonzero((corners == image[::307]).all(axis=1)):
             same = (flat[at] == image).all()
-            if same and int(subject.data.train_labels[at]) == int(labels[i]):
+            if same and int(data.train_labels[at]) == int(labels[i]):
                 found.add(i)
     return found
 
@@ -170,8 +187,10 @@ def check_initial_loss(subject: Subject) -> Finding:
     """
     import torch
 
-    from bench.check.subject import stream
+    from bench.data.batches import stream
 
+    if subject.classes is None:
+        raise InapplicableError("the workload's own loss has no number of classes")
     batches, training = subject.start()
     losses = []
     for batch in islice(stream(batches), -(-_AT_LEAST // batches.batch_size)):
@@ -188,16 +207,15 @@ def check_averaging(subject: Subject) -> Finding:
     BatchNorm's mean and variance are the same, so a mean loss gives the same step, and a summed one
     twice that. Dropout draws anew for the copies: of independent noise alone, 0.71 would be left.
     """
-    import torch
+    from bench.check.subject import double_items, take_items
+    from bench.data.batches import count_items
 
-    x, y = subject.batch
-    half = max(2, len(x) // 2)
-    once = _first_step(subject, (x[:half], y[:half]))
-    twice = _first_step(subject, (torch.cat([x[:half]] * 2), torch.cat([y[:half]] * 2)))
+    half = take_items(subject.batch, max(2, count_items(subject.batch) // 2))
+    once, twice = _first_step(subject, half), _first_step(subject, double_items(half))
     return Finding(twice / once if once else math.nan, "(1 = the same step)", 0.6, math.sqrt(2))
 
 
-def _first_step(subject: Subject, batch: Batch) -> float:
+def _first_step(subject: Subject, batch: Any) -> float:
     """Length of the first step's change of all weights; steps that overflow are tried again."""
     import torch
 
@@ -212,47 +230,99 @@ def _first_step(subject: Subject, batch: Batch) -> float:
 
 # ----------------------------------------------------------------------------------- who sees whom
 
-_SAMPLES = 8
+_SAMPLES = 7  # seldom the length of a text, whose positions would pass for samples
 
 
 def check_own_pixels(subject: Subject) -> Finding:
-    """Gradients of each sample's loss, in evaluation mode, by the pixels of all of a batch.
+    """Gradients of what the network makes of each sample, by the inputs of all of a batch.
 
-    A step is taken first: of a head that starts at zero, no loss depends on any pixel.
+    They are those of a random sum of its outputs, in evaluation mode, by the numbers that it takes
+    and by what its `nn.Embedding` layers make of others. A step is taken first: of a head that
+    starts at zero, nothing depends on any pixel.
     """
-    import torch.nn.functional as F
+    import torch
 
-    from bench.check.subject import evaluating, take_steps
+    from bench.check.subject import evaluating, take_items, take_steps
+    from bench.data.batches import count_items
 
-    _, training = subject.start()
+    _, training = subject.start(compiled=False)
     take_steps(training, repeat(subject.batch), 1)
-    scale = float(training.current_scale()) / len(subject.batch[0])  # as in the mean of a batch
-    x, y = (tensor[:_SAMPLES] for tensor in subject.batch)
+    scale = float(training.current_scale()) / count_items(subject.batch)  # as in a batch's mean
+    batch = take_items(subject.batch, _SAMPLES)
+    items = count_items(batch)
+    with evaluating(training.model), _watch(training, items) as (inputs, outputs):
+        training.compute_loss(batch)
+    if not inputs:
+        raise InapplicableError("the network has no float inputs and no nn.Embedding")
+    if not outputs:
+        raise InapplicableError("the network returns no row for each sample")
+    rng = torch.Generator().manual_seed(0)
+    sums = sum(
+        (t.float() * torch.randn(t.shape, generator=rng).to(t.device)).flatten(1).sum(1)
+        for t in outputs
+    )
+    assert isinstance(sums, torch.Tensor)
     wrong = []
-    with evaluating(training.model):
-        for i in range(len(x)):
-            images = x.clone().requires_grad_()
-            loss = F.cross_entropy(training.compute(images)[i : i + 1], y[i : i + 1])
-            gradient = _scaled_gradient(loss, images, scale)
-            reached = gradient.flatten(1).ne(0).any(dim=1)  # NaN is not 0 either
-            others = [str(j) for j in range(len(x)) if j != i and reached[j]]
-            if not gradient.isfinite().all():
-                wrong.append(f"the gradient of sample {i} is not finite")
-            elif others:
-                wrong.append(f"the loss of sample {i} depends on {', '.join(others)}")
-            elif not reached[i]:
-                wrong.append(f"the loss of sample {i} does not depend on its image")
-    return Finding(len(wrong), f"of {len(x)} samples at fault", high=0, named=tuple(wrong))
+    for i in range(items):
+        gradients = _scaled_gradients(sums[i], inputs, scale)
+        # NaN is not 0 either
+        reached = torch.stack([g.flatten(1).ne(0).any(dim=1) for g in gradients]).any(dim=0)
+        others = [str(j) for j in range(items) if j != i and reached[j]]
+        if not all(g.isfinite().all() for g in gradients):
+            wrong.append(f"the gradient of sample {i} is not finite")
+        elif others:
+            wrong.append(f"the output for sample {i} depends on {', '.join(others)}")
+        elif not reached[i]:
+            wrong.append(f"the output for sample {i} does not depend on it")
+    return Finding(len(wrong), f"of {items} samples at fault", high=0, named=tuple(wrong))
 
 
-def _scaled_gradient(loss: Tensor, images: Tensor, scale: float) -> Tensor:
-    """Scaled as a step's, or in fp16 a small one would be zero; less where it is not finite."""
+@contextmanager
+def _watch(training: Training, items: int) -> Iterator[tuple[list[Tensor], list[Tensor]]]:
+    """What has a row for each of ``items`` samples: the network's inputs (leaves) and outputs."""
+    from torch import Tensor, nn
+    from torch.utils._pytree import tree_leaves, tree_map_only
+
+    inputs: list[Tensor] = []
+    outputs: list[Tensor] = []
+    forward = training.forward
+
+    def is_of_samples(t: Tensor) -> bool:
+        return t.is_floating_point() and t.dim() > 0 and len(t) == items
+
+    def cut(t: Tensor) -> Tensor:
+        if is_of_samples(t):
+            t = t.detach().clone().requires_grad_()
+            inputs.append(t)
+        return t
+
+    def watched(*given: Any, **named: Any) -> Any:
+        given, named = tree_map_only(Tensor, cut, (given, named))
+        found = forward(*given, **named)
+        outputs.extend(t for t in tree_leaves(found) if isinstance(t, Tensor) and is_of_samples(t))
+        return found
+
+    layers = [m for m in training.model.modules() if isinstance(m, nn.Embedding)]
+    hooks = [layer.register_forward_hook(lambda _, given, out: cut(out)) for layer in layers]
+    training.forward = watched
+    try:
+        yield inputs, outputs
+    finally:
+        training.forward = forward
+        for hook in hooks:
+            hook.remove()
+
+
+def _scaled_gradients(output: Tensor, inputs: list[Tensor], scale: float) -> Sequence[Tensor]:
+    """Scaled as a step's, or in fp16 a small one would be zero; less where one is not finite."""
     import torch
 
     while True:
-        (gradient,) = torch.autograd.grad(loss * scale, images, retain_graph=True)
-        if scale <= 1 or gradient.isfinite().all():
-            return gradient
+        gradients = torch.autograd.grad(
+            output * scale, inputs, retain_graph=True, allow_unused=True, materialize_grads=True
+        )
+        if scale <= 1 or all(g.isfinite().all() for g in gradients):
+            return gradients
         scale /= 2
 
 
@@ -266,28 +336,40 @@ def check_overfit(subject: Subject) -> Finding:
 
     0.1 gives each image's label 90 %. With dropout the training loss stays higher; that in
     evaluation mode counts as well. Where weights are frozen, what is left may not be able to learn
-    a batch by heart: it must halve the first loss.
+    a batch by heart, and where the loss is a workload's own, 0.1 may say nothing of it: then it
+    must halve the first loss.
     """
+    from bench.check.subject import take_items
+    from bench.data.batches import count_items
+
     _, training = subject.start()
     frozen = sum(not p.requires_grad for p in training.model.parameters())
-    bound = _OVERFIT_LOSS
-    x, y = (tensor[:_OVERFIT_IMAGES] for tensor in subject.batch)
+    few = take_items(subject.batch, _OVERFIT_IMAGES)
     losses: list[float] = []
     for _ in range(_OVERFIT_STEPS):
-        losses.append(float(training.step((x, y))[0]))
-        if frozen and math.isfinite(losses[0]):
-            bound = max(_OVERFIT_LOSS, losses[0] / 2)
+        losses.append(float(training.step(few)[0]))
+        bound = _bound_overfit(subject, losses[0], frozen > 0)
         if losses[-1] <= bound or not math.isfinite(losses[-1]):
             break
     loss = losses[-1]
     if math.isfinite(loss) and loss > bound:
-        loss = min(loss, training.evaluate([(x, y)])[0])
-    unit = f"after {len(losses)} steps on {len(x)} images"
+        loss = min(loss, training.evaluate([few])[0])
+    what = "images" if subject.images else "items"
+    unit = f"after {len(losses)} steps on {count_items(few)} {what}"
     named: tuple[str, ...] = ()
     if frozen:
         unit = f"after {len(losses)} steps, {frozen} frozen"
         named = (f"{frozen} weights are frozen; --skip overfit if that is intended",)
     return Finding(loss, unit, high=bound, named=named, data={"losses": losses})
+
+
+def _bound_overfit(subject: Subject, first: float, frozen: bool) -> float:
+    if not math.isfinite(first):
+        return _OVERFIT_LOSS
+    half = first - abs(first) / 2
+    if subject.classes is None:
+        return half
+    return max(_OVERFIT_LOSS, half) if frozen else _OVERFIT_LOSS
 
 
 def check_first_steps(subject: Subject) -> Finding:
@@ -305,14 +387,14 @@ def check_first_steps(subject: Subject) -> Finding:
 
 
 def check_baseline(subject: Subject) -> Finding:
-    """What the images gain in the last third of the first steps, against blank ones.
+    """What the inputs gain in the last third of the first steps, against blank ones.
 
     Both see the same labels in the same order.
     """
     blind = subject.blind_steps.losses
     return Finding(
         _gain(blind, subject.first_steps.losses),
-        "lower than with blank images",
+        f"lower than with blank {'images' if subject.images else 'inputs'}",
         _least(subject),
         data={"blank_losses": blind},
     )
@@ -327,7 +409,7 @@ def _gain(others: Sequence[float], losses: Sequence[float]) -> float:
 def _least(subject: Subject) -> float:
     from bench.check.subject import GAIN
 
-    return GAIN * math.log(subject.classes)
+    return GAIN * abs(subject.guess(subject.first_steps.losses[0]))
 
 
 # --------------------------------------------------------------------------------- the same again
@@ -365,7 +447,8 @@ def _train(subject: Subject, epoch: int) -> tuple[Tensor, Tensor, Tensor]:
     """Three steps that do not overflow: losses, what the network holds and masters, each flat."""
     import torch
 
-    from bench.check.subject import stream, take_steps
+    from bench.check.subject import take_steps
+    from bench.data.batches import stream
 
     batches, training = subject.start()
     losses = take_steps(training, stream(batches, epoch), _AGAIN)
@@ -502,19 +585,23 @@ def growth(held: Sequence[int]) -> float:
 def check_evaluation(subject: Subject) -> Finding:
     """Whether evaluating keeps a graph, trains, or leaves the training other than it was."""
     import torch
+    from torch.utils._pytree import tree_leaves
 
     batches, training = subject.start(compiled=False)
     training.step(subject.batch)
     before = {name: t.clone() for name, t in training.model.state_dict().items()}
     seen: list[tuple[bool, bool]] = []
-    handle = training.model.register_forward_hook(
-        lambda model, _, out: seen.append((out.requires_grad, model.training))
-    )
+
+    def look(model: nn.Module, _: Any, out: Any) -> None:
+        tensors = [t for t in tree_leaves(out) if isinstance(t, torch.Tensor)]
+        seen.append((any(t.requires_grad for t in tensors), model.training))
+
+    handle = training.model.register_forward_hook(look)
     training.evaluate(islice(batches.evaluation(), 2))
     handle.remove()
     wrong = []
     if any(graph for graph, _ in seen):
-        wrong.append("its logits carry a graph")
+        wrong.append("its outputs carry a graph")
     if any(trains for _, trains in seen):
         wrong.append("the network is in training mode within it")
     if not training.model.training:
@@ -551,7 +638,7 @@ CHECKS: dict[str, Check] = {
         ),
         Check(
             "own-pixels",
-            "a sample's loss depends on its own pixels only (evaluation mode)",
+            "what comes of a sample depends on its own pixels only (evaluation mode)",
             "The network mixes the samples of a batch: look for a view or reshape where permute "
             "or flatten(1) is meant, or a mean over dimension 0.",
             check_own_pixels,
@@ -575,7 +662,8 @@ CHECKS: dict[str, Check] = {
             "it learns from the images, not from the labels' shares alone",
             "With every image blank it learns as well: the labels do not belong to the images "
             "(see batch.png), or the images do not reach the network. A network that only starts "
-            "slowly needs more --steps.",
+            "slowly needs more --steps. Where the data are random there is nothing to learn: add "
+            "--skip first-steps baseline.",
             check_baseline,
         ),
         Check(

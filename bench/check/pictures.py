@@ -44,7 +44,8 @@ def draw_pictures(subject: Subject, folder: Path) -> list[Path]:
     """Write as PNG what there is to see: only of the parts that a check has run.
 
     Returns:
-        The files: batch.png, and losses.png, predictions.png, layers.png.
+        The files: batch.png, and losses.png, predictions.png, layers.png; of a workload without
+        images of a dataset, losses.png and layers.png.
     """
     import matplotlib as mpl
 
@@ -57,19 +58,21 @@ def draw_pictures(subject: Subject, folder: Path) -> list[Path]:
             drawn.append(file)
 
     known = vars(subject)  # what was computed; a picture trains nothing
-    if "batch" in known:
+    if subject.images is not None and "batch" in known:
         save("batch", lambda: draw_batch(subject))
     first, blind = known.get("first_steps"), known.get("blind_steps")
     if first is not None:
         save("losses", lambda: draw_losses(first, blind))
-        save("predictions", lambda: draw_predictions(first.predictions, subject))
+        if first.predictions is not None:
+            save("predictions", lambda: draw_predictions(first.predictions, subject))
         save("layers", lambda: draw_layers(first))
     return drawn
 
 
 def name_class(subject: Subject, label: int) -> str:
     """A label with its class, where the dataset is CIFAR-10 in one of its own layouts."""
-    info = subject.data.info
+    assert subject.images is not None
+    info = subject.images.data.info
     known = info.name == "cifar10" and info.source != "folders"
     return f"{label} {NAMES[label]}" if known else f"{label}"
 
@@ -114,9 +117,9 @@ def draw_losses(first: FirstSteps, blind: FirstSteps | None) -> Figure:
     """The loss of the first steps, with images and with blank ones."""
     canvas = _canvas("Loss of the first steps", 6, 3.2)
     ax = canvas.add_subplot()
-    ax.plot(_finite(first.losses), color=LAST, label="images")
+    ax.plot(_finite(first.losses), color=LAST, label="inputs")
     if blind is not None:
-        ax.plot(_finite(blind.losses), color=FIRST, label="blank images", linewidth=1)
+        ax.plot(_finite(blind.losses), color=FIRST, label="blank inputs", linewidth=1)
     ax.set(xlabel="step", ylabel="loss")
     ax.grid(linewidth=0.6)
     ax.legend()

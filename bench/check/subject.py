@@ -12,25 +12,27 @@ from contextlib import contextmanager, nullcontext
 from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import chain, count, islice
+from itertools import islice
 from statistics import fmean
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 from bench.case import Case
 from bench.check.layers import Ledger, Reading, count_graphs, read_layers, watch_gradients
-from bench.data import Dataset
-from bench.data.batches import Batches
+from bench.data.batches import Batches, count_items, stream
+from bench.training.building import open_workload
 from bench.training.loop import Training, train_epoch
 from bench.training.timing import StepClock
 from bench.worker.measurement import set_up
+from bench.workloads import Workload
 from bench.workloads.images import Images
 
 if TYPE_CHECKING:
-    from bench.data.batches import Batch
+    from bench.data.batches import Batch, Supply
 
 GRADIENT_STEPS = 10
 """Steps without overflow in which a weight must receive a gradient once. Where a head or the last
@@ -41,7 +43,7 @@ MOST_STEPS = 60
 """
 
 GAIN = 0.02
-"""Of ln(classes), 0.046 for ten: the least that learning must gain.
+"""Of the loss of guessing, ln(classes), 0.046 for ten: the least that learning must gain.
 
 `dpn-small` on CIFAR-10 gains 0.28 in 60 steps of batch 64 (three seeds: 0.24 to 0.28), and with its
 labels shuffled -0.04, standard error 0.01."""
@@ -85,6 +87,7 @@ class FirstSteps:
     readings: list[Reading] = field(default_factory=list)
     received: dict[str, bool] = field(default_factory=dict)
     predictions: Predictions | None = None
+    """Of images with labels alone."""
 
 
 @dataclass(frozen=True)
@@ -99,42 +102,43 @@ class Retained:
 
 
 class Subject:
-    """A case, its images, and its training from the start.
+    """A case, its data, and its training from the start.
 
     Args:
-        folder: where `bench.data.prepare` left the dataset.
+        folder: where `bench.data.prepare` left the dataset; a user's workload needs none.
         steps: how many the first steps are.
+
+    Attributes:
+        images: the harness's own workload, on a dataset; None for a user's.
+        classes: that the loss tells apart; None where the workload computes a loss of its own.
     """
 
     def __init__(self, case: Case, folder: str, steps: int) -> None:
         self.case, self.folder, self.steps = case, folder, steps
         self.device = torch.device(case.device)
+        workload = open_workload(case, folder)
+        self.images = workload if isinstance(workload, Images) else None
+        usual = type(workload).compute_loss is Workload.compute_loss
+        self.classes = workload.classes if usual else None
 
-    def start(self, *, compiled: bool = True) -> tuple[Batches, Training]:
+    def start(self, *, compiled: bool = True) -> tuple[Supply, Training]:
         """The training as a worker sets it up, with its batches.
 
         Args:
             compiled: False leaves the network as written, where hooks are to see its layers.
         """
-        case = self.case if compiled else replace(self.case, compile=False)
-        self.data: Dataset
-        workload, batches, training = set_up(case, self.folder)
-        assert isinstance(workload, Images), "checks are of a network on images"
-        assert isinstance(batches, Batches)
-        self.data = workload.data
+        case = self.case if compiled else replace(self.case, compile=Case.compile)
+        _, batches, training = set_up(case, self.folder)
         return batches, training
 
     @cached_property
-    def batch(self) -> Batch:
+    def batch(self) -> Any:
         """The first batch of the epoch, as it enters the network."""
-        return next(self.start()[0].epoch(0))
+        return next(stream(self.start()[0]))
 
-    @cached_property
-    def classes(self) -> int:
-        """Classes that the network tells apart."""
-        _, training = self.start()
-        with torch.no_grad():
-            return int(training.compute(self.batch[0]).shape[1])
+    def guess(self, first: float) -> float:
+        """The loss of guessing: ln(classes), or the ``first`` loss where there are no classes."""
+        return first if self.classes is None else math.log(self.classes)
 
     @cached_property
     def first_steps(self) -> FirstSteps:
@@ -146,25 +150,25 @@ class Subject:
         every = max(1, self.steps // _MOMENTS)
         losses: list[float] = []
         readings: list[Reading] = []
-        moments, seen = [0], [predict(training, few[0])]
+        moments, seen = [0], [predict(training, few[0])] if few else []
         supply, good = stream(batches), 0
         by_then: dict[str, Tensor] = {}
         with watch_gradients(training) as received:
             while len(losses) < PATIENCE * self.steps and not self.has_learnt(losses):
                 done, new = len(losses), list[Tensor]()
-                for index, (x, y) in enumerate(islice(supply, self.steps), done):
+                for index, batch in enumerate(islice(supply, self.steps), done):
                     if index in (0, done + self.steps - 1):
                         with read_layers(training, index, lr=training.lr) as reading:
-                            loss, _, overflowed = training.step((x, y))
+                            loss, _, overflowed = training.step(batch)
                         readings[1:] = [reading] if readings else []
                         readings = readings or [reading]
                     else:
-                        loss, _, overflowed = training.step((x, y))
+                        loss, _, overflowed = training.step(batch)
                     new.append(loss)
                     good += not overflowed
                     if not by_then and (good == GRADIENT_STEPS or index + 1 == MOST_STEPS):
                         by_then = dict(received)
-                    if (index + 1) % every == 0:
+                    if few and (index + 1) % every == 0:
                         moments.append(index + 1)
                         seen.append(predict(training, few[0]))
                 losses += torch.stack(new).tolist()
@@ -174,12 +178,15 @@ class Subject:
             losses,
             readings,
             {name: bool(usable) for name, usable in (by_then or received).items()},
-            Predictions(moments, *few, torch.stack(seen).cpu()),
+            Predictions(moments, *few, torch.stack(seen).cpu()) if few else None,
         )
 
     def has_learnt(self, losses: Sequence[float]) -> bool:
         """Whether the last third of the losses is below guessing, by twice `GAIN`."""
-        return bool(losses) and fmean(last_third(losses)) < (1 - 2 * GAIN) * math.log(self.classes)
+        if not losses:
+            return False
+        guess = self.guess(losses[0])
+        return fmean(last_third(losses)) < guess - 2 * GAIN * abs(guess)
 
     @cached_property
     def untrained_losses(self) -> list[float]:
@@ -188,18 +195,24 @@ class Subject:
         steps = len(self.first_steps.losses)
         with torch.no_grad():
             losses = [
-                F.cross_entropy(training.compute(x), y)
-                for x, y in islice(stream(batches), steps - steps // 3, steps)
+                training.compute_loss(batch).loss
+                for batch in islice(stream(batches), steps - steps // 3, steps)
             ]
         return torch.stack(losses).tolist()
 
     @cached_property
     def blind_steps(self) -> FirstSteps:
-        """The same steps with the same labels, every image blank."""
+        """The same steps with the same labels, of a network whose every input is blank."""
         batches, training = self.start()
+        see = training.forward
+
+        def forward(*inputs: Any, **named: Any) -> Any:
+            inputs, named = tree_map_only(Tensor, torch.zeros_like, (inputs, named))
+            return see(*inputs, **named)
+
+        training.forward = forward
         steps = islice(stream(batches), len(self.first_steps.losses))
-        losses = [training.step((torch.zeros_like(x), y))[0] for x, y in steps]
-        return FirstSteps(torch.stack(losses).tolist())
+        return FirstSteps(torch.stack([training.step(batch)[0] for batch in steps]).tolist())
 
     @cached_property
     def retained(self) -> Retained:
@@ -218,9 +231,11 @@ class Subject:
             train_epoch(training, steps, StepClock(self.device), look)
         return found
 
-    def _choose_watched(self, batches: Batches) -> Batch:
+    def _choose_watched(self, batches: Supply) -> Batch | None:
         """A few images to predict: of the test images where there are any."""
-        data = self.data
+        if self.images is None or not isinstance(batches, Batches):
+            return None
+        data = self.images.data
         held_out = len(data.test_images) > 0
         images = data.test_images if held_out else data.train_images
         labels = data.test_labels if held_out else data.train_labels
@@ -235,21 +250,29 @@ def last_third(losses: Sequence[float]) -> Sequence[float]:
     return losses[-(len(losses) // 3) :]
 
 
-def stream(batches: Batches, first: int = 0) -> Iterator[Batch]:
-    """Whole batches without end, epoch after epoch, from the epoch ``first``."""
-    whole = len(batches.labels) // batches.batch_size
-    return chain.from_iterable(batches.epoch(index, steps=whole) for index in count(first))
+def take_items(batch: Any, size: int) -> Any:
+    """The first ``size`` items of a batch: of each tensor that has as many rows as it has items."""
+    items = count_items(batch)
+    return tree_map_only(Tensor, lambda t: t[:size] if t.dim() and len(t) == items else t, batch)
 
 
-def take_steps(training: Training, batches: Iterable[Batch], steps: int) -> Tensor:
+def double_items(batch: Any) -> Any:
+    """A batch with every item twice."""
+    items = count_items(batch)
+    return tree_map_only(
+        Tensor, lambda t: torch.cat([t, t]) if t.dim() and len(t) == items else t, batch
+    )
+
+
+def take_steps(training: Training, batches: Iterable[Any], steps: int) -> Tensor:
     """Take ``steps`` steps that do not overflow, in at most `MOST_STEPS`.
 
     Returns:
         The losses of all that were taken: float32 (taken,).
     """
     losses, good = [], 0
-    for x, y in islice(batches, MOST_STEPS):
-        loss, _, overflowed = training.step((x, y))
+    for batch in islice(batches, MOST_STEPS):
+        loss, _, overflowed = training.step(batch)
         losses.append(loss)
         good += not overflowed
         if good == steps:

@@ -1,8 +1,9 @@
 """`python -m bench.compare`: what changed from sweep A, the baseline, to sweep B.
 
 With ``--axis``, it compares two values of one axis instead: within one sweep, or one value from
-each of two. Cases are matched by all other axes and, where a side ran one case on several GPUs or
-with several versions, by what ran them. Of each run the latest attempt counts; sentinels do not.
+each of two. Cases are matched by all other axes but those that say how a case was measured and,
+where a side ran one case on several GPUs or with several versions, by what ran them. Of each run
+the latest attempt counts; sentinels do not.
 Every metric is better when lower. `bench.verdict` describes how a verdict is reached.
 """
 
@@ -33,7 +34,7 @@ from bench.compare.gates import (
 )
 from bench.compare.kinds import find_kinds
 from bench.compare.tables import FORMATS, Margins
-from bench.compare.values import explain_one_sweep, parse_axis, take_values
+from bench.compare.values import explain_one_sweep, match, parse_axis, take_values
 from bench.errors import UsageError, nearest
 from bench.flags import Parser, run_command
 from bench.limits import MIN_REPEATS
@@ -158,7 +159,7 @@ def _read_sides(a: Path, b: Path | None, texts: Sequence[str] | None) -> tuple[s
         return axis, *take_values(one, two, axis, values)
     if two is None:
         raise UsageError(explain_one_sweep(one))
-    return "", one, two
+    return "", *match(one, two)
 
 
 def _write(document: str, output: Path | None) -> None:

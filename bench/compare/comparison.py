@@ -13,17 +13,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bench import verdict
-from bench.case import AXES, SAME_QUESTION, Case, free_axes, telling_axes
+from bench.case import AXES, RECIPE, SAME_QUESTION, Case, free_axes, telling_axes
 from bench.compare import conditions
-from bench.compare.conditions import CONDITIONS, TREND, Condition, Count, Summarized
+from bench.compare.conditions import CONDITIONS, HOST_BOUND, TREND, Condition, Count, Summarized
 from bench.errors import UsageError
 from bench.record import COMPARABLE, MODEL_PARTS, RELIABLE, Environment, Status
 from bench.report.doubts import DOUBTS
 from bench.report.metrics import METRICS, Metric
 from bench.report.quantities import MEMORY
 from bench.report.summaries import measure_part
+from bench.report.sweeps import mend_ends
 from bench.store.attempts import fill_unknown, keep_cases, keep_latest, number_groups
-from bench.store.reader import read_cases, read_records
+from bench.store.reader import read_cases, read_records, records_file
 from bench.text import clean
 from bench.verdict import Claim, Equivalence, Ratio
 
@@ -75,9 +76,10 @@ class Subject:
     """What is compared: a case and, where a side ran it in several environments, which of them.
 
     Where two values of an axis are compared, the case has the default of that axis and of those
-    that follow from it; `Side.case` is the case that ran. ``environment`` has columns of
-    `COMPARABLE` and their values; usually it is empty. ``share`` tells cases of two values apart
-    that have the same number of steps and so measured different parts of an epoch.
+    that follow from it, and how it was measured is how A did; `Side.case` is the case that ran.
+    ``environment`` has columns of `COMPARABLE` and their values; usually it is empty. ``share``
+    tells cases of two values apart that have the same number of steps and so measured different
+    parts of an epoch.
     """
 
     case: Case
@@ -96,7 +98,7 @@ class Side:
 
     Attributes:
         name: what tables call it: A, B, or a value of an axis, such as ``on``.
-        title: what lines call it that stand alone, such as ``compile on``.
+        title: what lines call it that stand alone, such as ``compile default``.
         cases: that of each record.
         rows: positions among the records of the runs of each subject.
     """
@@ -203,7 +205,7 @@ def read_side(name: str, path: Path) -> Side:
     Raises:
         UsageError: it has no records, or they cannot be read.
     """
-    records = read_records(path)
+    records = mend_ends(read_records(path), records_file(path))
     kept = keep_cases(records)
     if len(records) and not len(kept):
         raise UsageError(f"{path}: has only probes of bench.fit; compare sweeps")
@@ -211,7 +213,8 @@ def read_side(name: str, path: Path) -> Side:
     if not len(records):
         raise UsageError(f"{path}: no records yet; compare sweeps that have run")
     records = keep_latest(records).reset_index(drop=True)
-    records[TREND] = DOUBTS[TREND].find(records)
+    for column in (TREND, HOST_BOUND):
+        records[column] = DOUBTS[column].find(records)
     records["part"] = measure_part(records)
     cases = list(read_cases(records))
     rows: dict[Subject, list[int]] = {}
@@ -264,6 +267,15 @@ class Finding:
     b: Readings
     ratio: Ratio
 
+    @property
+    def compared(self) -> tuple[Readings, Readings]:
+        """Of both sides what the ratio is of: where seeds are compared, those that both ran."""
+        if not self.ratio.pairs:
+            return self.a, self.b
+        shared = {seed for seed, _ in self.a} & {seed for seed, _ in self.b}
+        a, b = ([(s, x) for s, x in side if s in shared] for side in (self.a, self.b))
+        return a, b
+
 
 @dataclass(frozen=True)
 class KindChange:
@@ -276,6 +288,8 @@ class KindChange:
         after_s: in a step of B.
         step_s: the whole step of A.
         p: that the repeats differ by chance, by Holm over all kinds; None with too few repeats.
+        before_estimated: whether the first is `bench.diagnosis.breakdown.Timed.estimated`.
+        after_estimated: whether the second is.
     """
 
     subject: Subject
@@ -284,6 +298,8 @@ class KindChange:
     after_s: float
     step_s: float
     p: float | None = None
+    before_estimated: bool = False
+    after_estimated: bool = False
 
     @property
     def change_s(self) -> float:
@@ -319,7 +335,7 @@ class Comparison:
     @property
     def free(self) -> tuple[str, ...]:
         """The axes in which matched cases may differ, but for how much was measured."""
-        return free_axes(self.axis) if self.axis else ()
+        return free_axes(self.axis)
 
     def parts(self, subject: Subject) -> tuple[Part, Part]:
         """Which part of an epoch each side measured of a matched subject."""
@@ -374,11 +390,19 @@ class Comparison:
         """Those that differ by so much that it is told."""
         return [found for found in self.conditions if conditions.differ(*found)]
 
-    def spoilt(self, subjects: Sequence[Subject]) -> Iterator[tuple[Side, Condition, Count]]:
-        """What makes the times of ``subjects`` unreliable, and in how many of a side's runs."""
+    def spoilt(
+        self, subjects: Sequence[Subject], beside: bool = False
+    ) -> Iterator[tuple[Side, Condition, Count]]:
+        """What makes the times of ``subjects`` unreliable, and in how many of a side's runs.
+
+        Args:
+            subjects: that are in both sweeps.
+            beside: whether what is told beside times that are reliable is wanted too.
+        """
         for side in (self.a, self.b):
             for condition in CONDITIONS:
-                count = self._summarize(side, condition, subjects) if condition.spoils else None
+                wanted = condition.spoils or (beside and condition.beside)
+                count = self._summarize(side, condition, subjects) if wanted else None
                 if isinstance(count, Count) and count.runs:
                     yield side, condition, count
 
@@ -415,8 +439,6 @@ class Comparison:
     def telling(self) -> list[str]:
         """The axes to name a case by."""
         cases = {subject.case for side in (self.a, self.b) for subject in side.rows}
-        if not self.axis:
-            return telling_axes(cases)
         neutral: dict[str, Any] = {name: AXES[name].default for name in SAME_QUESTION}
         whole = {replace(case, **neutral) for case in cases}
         names = [name for name in telling_axes(whole) if name not in self.free]
@@ -458,9 +480,9 @@ def compare(a: Side, b: Side, metrics: Sequence[Metric], axis: str = "") -> Comp
     """Compare two sides case by case; the cases of one metric are one family.
 
     Args:
-        axis: whose values the sides are, after `bench.compare.values.take_values`. Cases may then
-            have been measured on different parts of an epoch, and metrics that depend on that are
-            not compared.
+        a: of `bench.compare.values.match`; so is ``b``. Their cases may have been measured on
+            different parts of an epoch, and metrics that depend on that are then not compared.
+        axis: whose values the sides are; empty for two sweeps.
     """
     a, b = part(a, b)
     comparison = Comparison(a, b, {}, axis)
@@ -491,6 +513,8 @@ def _doubt_ratio(comparison: Comparison, finding: Finding) -> Finding:
 def _refuse(comparison: Comparison, metric: Metric, subject: Subject) -> str:
     one, two = comparison.parts(subject)
     known = one.known and two.known
+    if known and metric.seeded and comparison.axis in RECIPE and one.share == two.share < 1:
+        return "less than an epoch does not show what it does to learning; use --fraction 1"
     if one.share == two.share or not known or not depends_on_part(metric):
         return ""
     if one.steps is None and two.steps is None:

@@ -17,9 +17,9 @@ from bench.diagnosis.rates import CALL, RATES, UNITS
 from bench.gpu.nvml import EFFECTS
 from bench.limits import BUSY_CORES, SLOWED
 
-TREND = "trend"
-"""A column that is added to the records: whether an epoch ended otherwise than it began, as
-`bench.report.doubts.DOUBTS` has it."""
+TREND, HOST_BOUND = "trend", "host_bound"
+"""Columns that are added to the records, as `bench.report.doubts.DOUBTS` has them: whether an epoch
+ended otherwise than it began, and whether the GPU waited for the host."""
 
 
 class Summary(StrEnum):
@@ -37,12 +37,13 @@ class Condition:
     Attributes:
         name: what it is called in JSON.
         label: what people read; of a count, what happened to a run.
-        column: of the records, or `TREND`.
+        column: of the records, `TREND` or `HOST_BOUND`.
         least: reported above this: the ratio of two medians minus 1, or the difference of two
             shares of runs. Sets are reported where they differ at all.
         happened: of a count, whether it happened in a run with such a cell.
         known: a column whose cell is empty where this one was not read; by default this one.
         spoils: times measured under it are unreliable.
+        beside: told beside the times of a case; what spoils them is too.
         both: reported only where both sides know it.
     """
 
@@ -55,6 +56,7 @@ class Condition:
     happened: Callable[[Any], bool] = bool
     known: str = ""
     spoils: bool = False
+    beside: bool = False
     both: bool = False
 
 
@@ -138,6 +140,15 @@ CONDITIONS: tuple[Condition, ...] = (
         Summary.COUNT,
         known="step_time_first_s",
         spoils=True,
+    ),
+    Condition(
+        "host_bound",
+        "host-bound",
+        HOST_BOUND,
+        Summary.COUNT,
+        known="busy_s",
+        beside=True,
+        both=True,
     ),
     *(
         Condition(

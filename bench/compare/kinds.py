@@ -39,7 +39,11 @@ def find_kinds(comparison: Comparison) -> list[KindChange]:
     found = [change for subject in both for change in _list(subject, a[subject], b[subject])]
     ratios = compare([samples for _, samples in found])
     changes = [
-        KindChange(*known, p=ratio.p_adjusted)
+        KindChange(
+            *known,
+            ratio.p_adjusted,
+            *(any(known[1] in one.estimates for one in side[known[0]]) for side in (a, b)),
+        )
         for (known, (before, after)), ratio in zip(found, ratios, strict=True)
         # a ratio without interval has too few repeats
         if (_lie_apart(before, after) if ratio.low is None else ratio.differs)

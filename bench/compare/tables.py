@@ -26,8 +26,8 @@ from bench.compare.comparison import (
 from bench.compare.conditions import Condition, Count, Summarized
 from bench.compare.gates import Result
 from bench.compare.values import explain_unmatched, list_left_out
+from bench.diagnosis.evidence import write_ms
 from bench.diagnosis.rates import CALL, RATES, write_rate
-from bench.diagnosis.reasons import write_ms
 from bench.diagnosis.sentences import name_part
 from bench.limits import MIN_REPEATS, STEADY
 from bench.record import Status
@@ -157,8 +157,8 @@ def _kinds_table(comparison: Comparison, kinds: Sequence[KindChange]) -> Table:
         _cells(
             comparison.label(kind.subject),
             name_part(kind.name),
-            write_ms(kind.before_s),
-            write_ms(kind.after_s),
+            write_ms(kind.before_s, kind.before_estimated),
+            write_ms(kind.after_s, kind.after_estimated),
             ("+" if kind.change_s > 0 else "") + write_ms(kind.change_s),
             f"{100 * kind.change_s / kind.step_s:+.1f} %",
             NOTHING if kind.p is None else _write_p(kind.p),
@@ -199,10 +199,12 @@ def _write_summary(condition: Condition, value: Summarized) -> str:
     return f"{text} {condition.unit}".rstrip()
 
 
-def _write_spoilt(comparison: Comparison, subjects: Sequence[Subject]) -> Iterator[str]:
-    """Each thing that makes times unreliable, once, with the runs of either side."""
+def _write_spoilt(
+    comparison: Comparison, subjects: Sequence[Subject], beside: bool = False
+) -> Iterator[str]:
+    """Each thing that `Comparison.spoilt` finds, once, with the runs of either side."""
     counts: dict[str, list[str]] = {}
-    for side, condition, count in comparison.spoilt(subjects):
+    for side, condition, count in comparison.spoilt(subjects, beside):
         where = f"{side.name} in {count.runs} of {count.of} runs"
         counts.setdefault(condition.label, []).append(where)
     yield from (f"{label}: {', '.join(where)}" for label, where in counts.items())
@@ -226,10 +228,9 @@ def _metric_table(
         tuple(
             _cells(
                 comparison.label(finding.subject),
-                _write_mean(finding.a, metric),
-                _write_mean(finding.b, metric),
+                *(_write_mean(side, metric) for side in finding.compared),
                 *_write_ratio(finding.ratio),
-                f"{len(finding.a)}, {len(finding.b)}",
+                ", ".join(str(len(side)) for side in finding.compared),
                 metric.word(finding.ratio.judge(margin)),
                 text,
             )
@@ -246,7 +247,7 @@ def _gather(said: Sequence[Sequence[str]]) -> tuple[list[str], list[str]]:
     return ["; ".join(text for text in each if text not in common) for each in said], notes
 
 
-PAIRED = "Runs with the same seed are compared as pairs, where both sides have three or more."
+PAIRED = "Runs with the same seed are compared as pairs; without a pair they are left out."
 
 
 def _equivalence_table(comparison: Comparison, metric: Metric, margin: float) -> Iterator[Table]:
@@ -365,9 +366,10 @@ def remarks(
             yield f"{side.name} lacks {outcomes[Status.OK] - len(values)} of its values"
     pairs = finding.ratio.pairs
     if pairs and any(len({seed for seed, _ in side}) > pairs for side in (finding.a, finding.b)):
-        yield f"only the {pairs} seeds that both sides ran are compared"
+        be = "is" if pairs == 1 else "are"
+        yield f"only the {_count(pairs, 'seed')} that both sides ran {be} compared"
     if metric.timed:
-        yield from _write_spoilt(comparison, [subject])
+        yield from _write_spoilt(comparison, [subject], beside=True)
     if why := finding.ratio.explain(margin):
         yield why
 
@@ -579,6 +581,8 @@ def render_json(comparison: Comparison, margins: Margins, results: Sequence[Resu
                 "kind": kind.name,
                 "a_s": kind.before_s,
                 "b_s": kind.after_s,
+                "a_estimated": kind.before_estimated,
+                "b_estimated": kind.after_estimated,
                 "step_a_s": kind.step_s,
                 "p": kind.p,
             }
@@ -606,7 +610,7 @@ def _name_subject(comparison: Comparison, subject: Subject) -> dict[str, Any]:
     """Name a matched subject by what its cases have in common, and by both cases."""
     one, two = (asdict(side.case(subject)) for side in (comparison.a, comparison.b))
     common = {name: value for name, value in one.items() if two[name] == value}
-    both = {"case_a": one, "case_b": two} if comparison.axis else {}
+    both = {"case_a": one, "case_b": two} if one != two else {}
     return {"case": common, **both, "environment": dict(subject.environment)}
 
 

@@ -1,13 +1,13 @@
-"""Two values of one axis as the two sides of a comparison.
+"""Two sweeps, or two values of one axis, as the two sides of a comparison.
 
-A case of one value is matched with the case of the other value that has all other axes equal, but
-for these:
+A case of one side is matched with the case of the other that has all axes equal, but for the one
+that is compared, and for these:
 
 - axes that follow from the compared one (`FOLLOWS`): a precision that scales its loss has a loss
   scale, and fp32 has none. Of several loss scales, each precision's main one is taken;
-- ``fraction`` and ``steps``, which are how a case was measured. Where both values measured an equal
-  part of an epoch, these are matched; else the largest part of each. What depends on it is then not
-  compared, see `bench.compare.comparison.compare`.
+- ``fraction``, ``steps`` and ``profile``, which are how a case was measured. Where both sides
+  measured an equal part of an epoch, these are matched; else the largest part of each. What depends
+  on it is then not compared, see `bench.compare.comparison.compare`.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def _write(values: Iterable[Value], most: int = 8) -> str:
 def title_value(axis: str, value: Value) -> str:
     """What a side is called where nothing near it says the axis.
 
-    >>> title_value("precision", "fp32"), title_value("compile", False), title_value("lr", 0.1)
+    >>> title_value("precision", "fp32"), title_value("compile", "off"), title_value("lr", 0.1)
     ('fp32', 'compile off', 'lr 0.1')
     """
     text = spell_value(value)
@@ -118,7 +118,7 @@ def _take(side: Side, axis: str, value: Value) -> Side:
     kept = [i for i, case in enumerate(side.cases) if getattr(case, axis) == value]
     return replace(
         side,
-        name=format_value(value) if isinstance(value, bool) else title_value(axis, value),
+        name=format_value(value) if AXES[axis].metadata["switch"] else title_value(axis, value),
         title=title_value(axis, value),
         records=side.records.iloc[kept].reset_index(drop=True),
         cases=[side.cases[i] for i in kept],
@@ -126,8 +126,8 @@ def _take(side: Side, axis: str, value: Value) -> Side:
     )
 
 
-def match(a: Side, b: Side, axis: str) -> tuple[Side, Side]:
-    """Give the cases of two values of ``axis`` that are equal but for it one subject; see above."""
+def match(a: Side, b: Side, axis: str = "") -> tuple[Side, Side]:
+    """Give the cases that are equal, but for ``axis`` if there is one, one subject; see above."""
     ours, theirs = (_group_main(side, axis) for side in (a, b))
     subjects: tuple[dict[Case, Subject], dict[Case, Subject]] = ({}, {})
     for key in dict.fromkeys([*ours, *theirs]):
@@ -232,7 +232,7 @@ def explain_unmatched(comparison: Comparison) -> str:
         name
         for name in AXES
         if not {getattr(case, name) for case in a} & {getattr(case, name) for case in b}
-        and not (comparison.axis and name in SAME_QUESTION)
+        and name not in SAME_QUESTION
     ]
     why = f"they share no value of {', '.join(parted)}" if parted else "no combination is shared"
     command = "" if comparison.axis else suggest(one, two, parted)

@@ -1,29 +1,120 @@
 """A training loop of its own, to hold the harness against: `python bench/crosscheck/bare.py`.
 
-It shares no code with the harness but the network's definition, models/dpn.py, which is the
-workload and is loaded by its path. Images, augmentation, warm-up, precision and timing are written
-again here, in the plainest way. The images are random: a step's time does not depend on
-what is in them.
+It shares no code with the harness but what is trained: the network's definition, models/dpn.py,
+which is loaded by its path, or a user's workload with its network, batches and loss. Images,
+augmentation, warm-up, precision and timing are written again here, in the plainest way. The images
+are random: a step's time does not depend on what is in them.
 
 It waits for a line on standard input, so that a poller can read the memory before it starts. Then
-it prints one JSON object: seconds, steps and images of the measured steps, when they began and
-ended (CLOCK_MONOTONIC), the bytes that torch's allocator held at most but did not use (null on a
-CPU), the seconds that making their batches takes by itself, and the modules of the harness that it
-imported (none).
+it prints one JSON object: seconds, steps and images (units of a workload) of the measured steps,
+when they began and ended (CLOCK_MONOTONIC), the peaks of tensors and of what torch's allocator held
+in bytes (null on a CPU), the seconds that making their batches takes by itself, and the modules of
+the harness that it imported beside the workload (none).
 """
 
 import argparse
 import json
 import sys
 import time
+from importlib import import_module
+from itertools import chain, count
 from pathlib import Path
 
 IMAGES = 50_000  # as many as CIFAR-10 has to train on
+HARNESS = Path(__file__).parents[1]
+
+
+class Cifar:
+    """A network of models/dpn.py, on random images that stay on the device."""
+
+    def __init__(self, model, size, device):  # type: ignore[no-untyped-def]
+        import torch
+
+        sys.path.insert(0, str(HARNESS / "models"))
+        self.network = getattr(import_module("dpn"), model)()
+        self.samples, self.size, self.device = IMAGES, size, device
+        self.images = torch.randint(0, 256, (IMAGES, 3, 32, 32), dtype=torch.uint8, device=device)
+        self.labels = torch.randint(0, 10, (IMAGES,), device=device)
+        self.mean = torch.tensor([0.4914, 0.4822, 0.4465], device=device).view(1, 3, 1, 1)
+        self.std = torch.tensor([0.2023, 0.1994, 0.2010], device=device).view(1, 3, 1, 1)
+        self.channels = torch.arange(3, device=device).view(1, 3, 1, 1)
+        self.side = torch.arange(32, device=device)
+
+    def batches(self, epoch, steps, size=None):  # type: ignore[no-untyped-def]
+        import torch
+
+        order = torch.randperm(IMAGES, device=self.device)
+        top, left = (torch.randint(0, 9, (IMAGES,), device=self.device) for _ in range(2))
+        flip = torch.rand(IMAGES, device=self.device) < 0.5
+        for step in range(steps):
+            part = slice(step * self.size, step * self.size + (size or self.size))
+            yield self.make_batch(order[part], top[part], left[part], flip[part])
+
+    def make_batch(self, chosen, top, left, flip):  # type: ignore[no-untyped-def]
+        """Random crop out of 4 pixels of padding, random flip, normalised: as pytorch-cifar."""
+        import torch
+        import torch.nn.functional as F
+
+        x = F.pad(self.images[chosen], (4, 4, 4, 4))
+        rows = (top[:, None] + self.side).view(-1, 1, 32, 1)
+        columns = (left[:, None] + self.side).view(-1, 1, 1, 32)
+        each = torch.arange(len(chosen), device=self.device).view(-1, 1, 1, 1)
+        x = x[each, self.channels, rows, columns]
+        x = torch.where(flip.view(-1, 1, 1, 1), x.flip(3), x)
+        return (x.float() / 255 - self.mean) / self.std, self.labels[chosen]
+
+    def compute_loss(self, network, batch):  # type: ignore[no-untyped-def]
+        import torch.nn.functional as F
+
+        x, y = batch
+        logits = network(x)
+        return F.cross_entropy(logits, y), (logits.argmax(1) == y).sum()
+
+    def build_optimizer(self, parameters, lr):  # type: ignore[no-untyped-def]
+        return None
+
+    def count(self, batch):  # type: ignore[no-untyped-def]
+        return len(batch[1])
+
+
+class Own:
+    """A user's workload."""
+
+    def __init__(self, name, size, device):  # type: ignore[no-untyped-def]
+        sys.path += [str(HARNESS.parent), str(Path.cwd())]
+        module, _, factory = name.partition(":")
+        self.workload = getattr(import_module(module), factory)()
+        self.network = self.workload.build_model()
+        self.build_optimizer = self.workload.build_optimizer
+        self.supply = self.workload.open_batches(
+            batch_size=size, micro_batch=size, device=device, seed=0
+        )
+        self.samples = self.supply.samples
+
+    def batches(self, epoch, steps, size=None):  # type: ignore[no-untyped-def]
+        for batch in self.supply.divide(epoch, steps=steps, size=size):
+            yield from batch.parts
+
+    def compute_loss(self, network, batch):  # type: ignore[no-untyped-def]
+        found = self.workload.compute_loss(network, batch)
+        return getattr(found, "loss", found), getattr(found, "correct", None)
+
+    def count(self, batch):  # type: ignore[no-untyped-def]
+        import torch
+        from torch.utils._pytree import tree_leaves
+
+        first = next(leaf for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor))
+        return self.workload.count_units(len(first))
+
+
+def list_harness() -> set[str]:
+    return {name for name in sys.modules if name.split(".")[0] == "bench"}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--model", choices=["dpn92", "dpn26", "dpn_small"], required=True)
+    parser.add_argument("--model", choices=["dpn92", "dpn26", "dpn_small"])
+    parser.add_argument("--workload")
     parser.add_argument("--precision", choices=["fp32", "bf16-amp"], required=True)
     parser.add_argument("--batch-size", type=int, required=True)
     parser.add_argument("--steps", type=int, required=True)
@@ -33,10 +124,7 @@ def main() -> None:
     sys.stdin.readline()
 
     import torch
-    import torch.nn.functional as F
-
-    sys.path.insert(0, str(Path(__file__).parents[1] / "models"))
-    import dpn  # type: ignore[import-not-found, unused-ignore]
+    from torch.utils._pytree import tree_map_only
 
     device, size = torch.device(given.device), given.batch_size
     torch.backends.cuda.matmul.allow_tf32 = False
@@ -46,84 +134,67 @@ def main() -> None:
         if device.type == "cuda":
             torch.cuda.synchronize()
 
-    images = torch.randint(0, 256, (IMAGES, 3, 32, 32), dtype=torch.uint8, device=device)
-    labels = torch.randint(0, 10, (IMAGES,), device=device)
-    mean = torch.tensor([0.4914, 0.4822, 0.4465], device=device).view(1, 3, 1, 1)
-    std = torch.tensor([0.2023, 0.1994, 0.2010], device=device).view(1, 3, 1, 1)
-    channels = torch.arange(3, device=device).view(1, 3, 1, 1)
-    side = torch.arange(32, device=device)
-
-    def make_batch(start, order, top, left, flip):  # type: ignore[no-untyped-def]
-        """Random crop out of 4 pixels of padding, random flip, normalised: as pytorch-cifar."""
-        chosen = order[start : start + size]
-        part = slice(start, start + len(chosen))
-        x = F.pad(images[chosen], (4, 4, 4, 4))
-        rows = (top[part, None] + side).view(-1, 1, 32, 1)
-        columns = (left[part, None] + side).view(-1, 1, 1, 32)
-        each = torch.arange(len(chosen), device=device).view(-1, 1, 1, 1)
-        x = x[each, channels, rows, columns]
-        x = torch.where(flip[part].view(-1, 1, 1, 1), x.flip(3), x)
-        return (x.float() / 255 - mean) / std, labels[chosen]
-
-    def draw():  # type: ignore[no-untyped-def]
-        return (
-            torch.randperm(IMAGES, device=device),
-            torch.randint(0, 9, (IMAGES,), device=device),
-            torch.randint(0, 9, (IMAGES,), device=device),
-            torch.rand(IMAGES, device=device) < 0.5,
-        )
-
-    network = getattr(dpn, given.model)().to(device)
-    optimizer = torch.optim.SGD(
-        network.parameters(), lr=0.01, momentum=0.9, weight_decay=5e-4, fused=True
+    task = Own(given.workload, size, device) if given.workload else Cifar(given.model, size, device)
+    theirs = list_harness()
+    model = task.network.to(device)
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    optimizer = task.build_optimizer(parameters, 0.01) or torch.optim.SGD(
+        parameters, lr=0.01, momentum=0.9, weight_decay=5e-4, fused=True
     )
     losses = torch.zeros((), device=device)
     hits = torch.zeros((), dtype=torch.int64, device=device)
     amp = given.precision == "bf16-amp"
 
-    def train(x, y):  # type: ignore[no-untyped-def]
+    def network(*inputs, **named):  # type: ignore[no-untyped-def]
         with torch.autocast(device.type, torch.bfloat16, enabled=amp):
-            logits = network(x)
-        loss = F.cross_entropy(logits.float(), y)
+            outputs = model(*inputs, **named)
+        return tree_map_only(
+            torch.Tensor, lambda t: t.float() if t.is_floating_point() else t, outputs
+        )
+
+    def train(batch):  # type: ignore[no-untyped-def]
+        loss, correct = task.compute_loss(network, batch)
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
         losses.add_(loss.detach())
-        hits.add_((logits.argmax(1) == y).sum())
+        if correct is not None:
+            hits.add_(correct)
 
     # a fixed time of steps, whereas the harness waits until two windows agree
-    draws, begun, warmed = draw(), time.perf_counter(), 0
-    while warmed < 3 or time.perf_counter() - begun < given.warmup_s:
-        train(*make_batch(warmed % (IMAGES // size) * size, *draws))
+    whole, rest = divmod(task.samples, size)
+    begun, endless = time.perf_counter(), (task.batches(epoch, whole) for epoch in count())
+    for warmed, batch in enumerate(chain.from_iterable(endless), 1):
+        train(batch)
         wait()
-        warmed += 1
+        if warmed >= 3 and time.perf_counter() - begun >= given.warmup_s:
+            break
     if device.type == "cuda":
         # what an epoch needs at least: a step of each of its batch shapes
         torch.cuda.empty_cache()
-        for start in (0, IMAGES - IMAGES % size):
-            x, y = make_batch(start, *draws)
-            if len(x):
-                train(x, y)
+        for items in filter(None, (size, rest)):
+            for batch in task.batches(0, 1, items):
+                train(batch)
+    del batch, endless
+    if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
     losses.zero_()
     hits.zero_()
     wait()
 
-    began, start_s, count = time.monotonic(), time.perf_counter(), 0
-    draws = draw()
-    for step in range(given.steps):
-        x, y = make_batch(step * size, *draws)
-        train(x, y)
-        count += len(y)
+    began, start_s, images = time.monotonic(), time.perf_counter(), 0
+    for batch in task.batches(0, given.steps):
+        train(batch)
+        images += task.count(batch)
     wait()
     seconds, ended = time.perf_counter() - start_s, time.monotonic()
-    unused = None
+    allocated = reserved = None
     if device.type == "cuda":
-        unused = torch.cuda.max_memory_reserved() - torch.cuda.max_memory_allocated()
+        allocated, reserved = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
 
     batches_start = time.perf_counter()
-    for step in range(given.steps):
-        make_batch(step * size, *draws)
+    for _ in task.batches(0, given.steps):
+        pass
     wait()
     batches_s = time.perf_counter() - batches_start
     assert float(losses) < float("inf"), "the loss is inf or NaN"
@@ -132,12 +203,13 @@ def main() -> None:
             {
                 "seconds": seconds,
                 "steps": given.steps,
-                "images": count,
+                "images": images,
                 "began": began,
                 "ended": ended,
-                "unused_bytes": unused,
+                "allocated_bytes": allocated,
+                "reserved_bytes": reserved,
                 "batches_s": batches_s,
-                "shared": sorted(name for name in sys.modules if name.split(".")[0] == "bench"),
+                "shared": sorted(list_harness() - theirs),
             }
         )
     )

@@ -1,8 +1,9 @@
 """Reads memory and does nothing else: `python bench/crosscheck/poller.py PID [UUID]`.
 
-Of a card by its UUID: all memory in use on it, straight from pynvml. Without a UUID: the resident
-set of process PID, from /proc. It shares no code with the harness. One line a reading, until its
-standard input ends: CLOCK_MONOTONIC in s, and bytes. The first line is read before anything else.
+Of a card by its UUID: all memory in use on it, straight from pynvml. Without a UUID: what process
+PID holds, from /proc; pages of files do not count. It shares no code with the harness. One line a
+reading, until its standard input ends: CLOCK_MONOTONIC in s, and bytes. The first line is read
+before anything else.
 """
 
 import selectors
@@ -30,9 +31,14 @@ def read_card(uuid: str) -> Callable[[], int]:
 
 
 def read_process(pid: int) -> Callable[[], int]:
-    """A function that reads the bytes of the process's resident set."""
+    """A function that reads the bytes of the process's resident set that no file backs."""
     statm = Path(f"/proc/{pid}/statm")
-    return lambda: int(statm.read_text().split()[1]) * PAGE
+
+    def read() -> int:
+        resident, shared = statm.read_text().split()[1:3]
+        return (int(resident) - int(shared)) * PAGE
+
+    return read
 
 
 def main() -> None:

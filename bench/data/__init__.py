@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -18,6 +19,7 @@ from bench.data import download, synthetic
 from bench.data.progress import Progress, progress_bar
 from bench.data.sources import CIFAR10, CLASSES, LAYOUTS, SHAPE, Archive, Source, detect, one_line
 from bench.errors import UsageError, nearest
+from bench.text import replace_durably, sync_folder
 
 if TYPE_CHECKING:
     from typing import BinaryIO
@@ -95,7 +97,8 @@ def prepare(
     are those of synthetic images, where they are not to be CIFAR-10's.
 
     Entries of the cache are keyed by the path, size and modification time of every file read, and
-    appear whole or not at all, so that two sweeps may prepare the same dataset at once.
+    appear whole or not at all, so that two sweeps may prepare the same dataset at once. One that
+    was truncated, or that somebody wrote to, is made again.
 
     Raises UsageError for an unknown name, a file that cannot be read or is not what its name
     promises, a download that fails and a cache that cannot be written.
@@ -107,9 +110,9 @@ def prepare(
         source = synthetic.source(shape, classes or CLASSES)
     else:
         source = _find(data_dir or Path("data"), url, progress, archive)
-    folder = (cache_dir or _cache_dir()).absolute() / f"{name}-{_key(source)}"
+    folder = (cache_dir or find_cache()).absolute() / f"{name}-{_key(source)}"
     try:
-        return load(folder).info
+        return verify(folder)
     except UsageError:
         return _store(source, name, folder, progress)
 
@@ -144,6 +147,7 @@ def load(folder: str | Path) -> Dataset:
     folder = Path(folder)
     try:
         meta: dict[str, Any] = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
+        meta.pop("written", None)
         info = DatasetInfo(**meta, folder=str(folder))
         arrays = [np.load(folder / f"{array}.npy", mmap_mode="r") for array in _ARRAYS]
     except (OSError, EOFError, ValueError, TypeError) as error:
@@ -154,6 +158,43 @@ def load(folder: str | Path) -> Dataset:
 
 
 _ARRAYS = ("train_images", "train_labels", "test_images", "test_labels")
+
+
+def verify(folder: Path) -> DatasetInfo:
+    """What ``prepare`` wrote to ``folder``, if it is still that.
+
+    The arrays are read (184 MB of CIFAR-10 in 0.15 s) only where one was written to since they were
+    last known to be right, as their times of modification say.
+
+    Raises UsageError where the folder does not hold a whole dataset, or not the one it held.
+    """
+    dataset = load(folder)
+    file = folder / "meta.json"
+    meta, written = json.loads(file.read_text(encoding="utf-8")), _look_when_written(folder)
+    if meta.get("written") != written:
+        if hash_arrays(dataset) != dataset.info.fingerprint:
+            raise UsageError(f"{folder} holds other images than were decoded; prepare it again")
+        with suppress(OSError):  # another user's cache can be read, and that is enough
+            _write_meta(file, {**meta, "written": written})
+    return dataset.info
+
+
+def hash_arrays(dataset: Dataset) -> str:
+    """The `DatasetInfo.fingerprint` of a dataset."""
+    digest = sha256()
+    for array in _ARRAYS:
+        digest.update(getattr(dataset, array).data)
+    return digest.hexdigest()[:16]
+
+
+def _look_when_written(folder: Path) -> dict[str, int]:
+    """The time of modification of each array, in ns."""
+    return {array: (folder / f"{array}.npy").stat().st_mtime_ns for array in _ARRAYS}
+
+
+def _write_meta(file: Path, meta: dict[str, Any]) -> None:
+    with replace_durably(file) as opened:
+        opened.write(json.dumps(meta, indent=2).encode() + b"\n")
 
 
 def _find(folder: Path, url: str | None, progress: Progress | None, archive: Archive) -> Source:
@@ -167,7 +208,8 @@ def _find(folder: Path, url: str | None, progress: Progress | None, archive: Arc
     return source
 
 
-def _cache_dir() -> Path:
+def find_cache() -> Path:
+    """The folder of what is made once for a user: of decoded images, and what devices can do."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gpu-precision-bench"
 
 
@@ -192,10 +234,8 @@ def _store(source: Source, name: str, folder: Path, progress: Progress | None) -
         # The lock spares a second sweep the decoding and lets the holder clear what a killed one
         # left behind; that readers see whole entries only is the rename's doing.
         with FileLock(f"{folder}.lock"):
-            try:
-                return load(folder).info
-            except UsageError:
-                pass
+            with suppress(UsageError):
+                return verify(folder)
             partial = folder.with_name(folder.name + ".partial")
             for leftover in (partial, folder):
                 rmtree(leftover, ignore_errors=True)
@@ -203,6 +243,7 @@ def _store(source: Source, name: str, folder: Path, progress: Progress | None) -
             try:
                 decode(source, name, partial, progress)
                 partial.rename(folder)
+                sync_folder(folder.parent)
             finally:
                 rmtree(partial, ignore_errors=True)
     except OSError as error:
@@ -232,9 +273,14 @@ def decode(source: Source, name: str, folder: Path, progress: Progress | None) -
             # numpy pads the header for exactly this: the first axis may grow in place.
             images_file.seek(0)
             _write_header(images_file, number, *source.shape)
+            # else a power cut could leave a whole folder of files that hold nothing
+            images_file.flush()
+            os.fsync(images_file.fileno())
         with (folder / f"{split}_labels.npy").open("wb") as labels_file:
             _write_header(labels_file, number, kind=kind)
             labels_file.write(labels)
+            labels_file.flush()
+            os.fsync(labels_file.fileno())
         digest.update(labels)
         counts[split] = number
     rmtree(scratch, ignore_errors=True)
@@ -251,7 +297,7 @@ def decode(source: Source, name: str, folder: Path, progress: Progress | None) -
         distinct=counts["train"] if counts["train"] < source.epoch else None,
     )
     meta = {k: v for k, v in asdict(info).items() if k != "folder" and v is not None}
-    (folder / "meta.json").write_text(json.dumps(meta, indent=2) + "\n", encoding="utf-8")
+    _write_meta(folder / "meta.json", {**meta, "written": _look_when_written(folder)})
 
 
 def _write_header(file: BinaryIO, *shape: int, kind: str = "|u1") -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import cycle, islice
+from itertools import count, cycle, islice
 from typing import TYPE_CHECKING, Any, Protocol
 
 from bench.errors import UsageError
@@ -100,6 +100,17 @@ class Supply(Protocol):
 
     def evaluation(self, batch_size: int | None = None) -> Iterator[Any]:
         """Yield every item once, in order, ``batch_size`` at a time."""
+
+
+def stream(batches: Supply, first: int = 0) -> Iterator[Any]:
+    """Whole batches without end, each in one piece, epoch after epoch, from the epoch ``first``.
+
+    ``batches`` makes none in micro-batches.
+    """
+    whole = batches.samples // batches.batch_size
+    for index in count(first):
+        for batch in batches.divide(index, steps=whole):
+            yield from batch.parts
 
 
 class Batches:

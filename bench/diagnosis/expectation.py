@@ -1,11 +1,16 @@
-"""How much faster one step can be than another at most, from counts and measured rates alone."""
+"""How much faster one step may be than another, from counts and measured rates alone.
+
+An estimate, for before anything has run: it takes both to run at the machine's rates. A step before
+that falls further short of them gains more. What a pair can gain at most, once it has run, is
+`bench.diagnosis.ceiling`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from bench.diagnosis.floors import find_floor, find_limit, floor_step
+from bench.diagnosis.floors import floor_step
 from bench.diagnosis.step import Bound, Step
 
 
@@ -25,11 +30,11 @@ class Floor:
 
 @dataclass(frozen=True)
 class Expectation:
-    """What step B can gain on step A.
+    """What step B may gain on step A.
 
     Attributes:
-        speedup: A's least time over B's: where both do all that the machine was measured to do.
-            What is measured is less where B falls short of that, and can be more only where A does.
+        speedup: A's least time over B's: what is measured is less where B falls further short of
+            that than A does, and more where A does.
         a: the floor of the slower.
         b: that of the other.
     """
@@ -40,7 +45,7 @@ class Expectation:
 
 
 def expect(a: Step, b: Step) -> Expectation | None:
-    """What B can gain on A; ``step_s`` of neither is looked at.
+    """What B may gain on A; ``step_s`` of neither is looked at.
 
     Returns:
         None where the work of one was not counted, or a rate that it needs was not measured.
@@ -52,29 +57,25 @@ def expect(a: Step, b: Step) -> Expectation | None:
 
 
 def find_step_floor(step: Step) -> Floor | None:
-    """The least time of a step; None as `bench.diagnosis.floors.floor_step`, or where it is 0."""
-    working, calls = floor_step(step), sum(row.calls for row in step.work if row.bytes is not None)
-    if not working:
+    """The least time of a step; None as `bench.diagnosis.floors.floor_step`."""
+    working = floor_step(step)
+    if working is None:
         return None
-    if (starting := calls * (step.rates.call_s or 0.0)) > working:
+    time_s = sum(working.values())
+    calls = sum(row.calls for row in step.work if row.bytes is not None)
+    if (starting := calls * (step.rates.call_s or 0.0)) > time_s:
         return Floor(starting, {Bound.LAUNCH: 1.0})
-    shares = dict.fromkeys((Bound.COMPUTE, Bound.MEMORY), 0.0)
-    for row in step.work:
-        floor = find_floor(row, step.rates, step.arithmetic)
-        limit = find_limit(row, step.rates, step.arithmetic)
-        if floor is not None and limit is not None:
-            shares[limit] += floor / working
-    return Floor(working, shares)
+    return Floor(time_s, {bound: part / time_s for bound, part in working.items()})
 
 
 def describe_expectation(found: Expectation, base: str) -> str:
-    """In words, such as ``at most 2.4× over fp32, if both reach these rates: 58 % of …``.
+    """In words, such as ``about 2.4× over fp32, were both to run at these rates: 58 % of …``.
 
     Args:
         found: what is expected.
         base: what A is called.
     """
-    speedup = f"at most {found.speedup:.1f}× over {base}, if both reach these rates"
+    speedup = f"about {found.speedup:.1f}× over {base}, were both to run at these rates"
     if Bound.LAUNCH in found.a.bounds:
         return f"{speedup}: {base} takes longer to start its operations than to do them"
     share = found.a.bounds[Bound.MEMORY]

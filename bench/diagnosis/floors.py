@@ -12,41 +12,85 @@ from typing import Any
 from bench.diagnosis.step import Bound, Rates, Step
 from bench.precision import Arithmetic
 from bench.record import WorkRow
+from bench.work import Kind
 
-RATE_COLUMNS = {
+RATE_COLUMNS: dict[str, str] = {
     arithmetic: f"rate_{arithmetic}"
     for arithmetic in Arithmetic
     if arithmetic not in (Arithmetic.UNCLEAR, Arithmetic.WRONG)
 }
 """The column of a record that has the rate of products, by number format."""
 
+CONVOLUTION_COLUMNS: dict[str, str] = {
+    arithmetic: f"rate_conv_{arithmetic}"
+    for arithmetic in (Arithmetic.FLOAT32, Arithmetic.FLOAT16, Arithmetic.BFLOAT16)
+}
+"""That of convolutions, which are measured on a CPU."""
 
-def take_rates(columns: Mapping[str, Any]) -> Rates:
-    """The rates in a record's columns, or in the fields of its `bench.record.Environment`."""
+_CONVOLUTIONS = frozenset({Kind.CONVOLUTION_1X1, Kind.CONVOLUTION, Kind.GROUPED})
+
+
+def take_rates(columns: Mapping[str, Any], peaks: Mapping[str, float] | None = None) -> Rates:
+    """The rates in a record's columns, or in the fields of its `bench.record.Environment`.
+
+    Args:
+        columns: of the record, or of `bench.gpu.peaks.list_peaks`.
+        peaks: of the latter; a rate above its own was measured wrongly, and is left out.
+    """
 
     def take(name: str) -> float | None:
         value = columns.get(name)
-        return None if value is None or math.isnan(value) else float(value)
+        if value is None or math.isnan(value) or value > (peaks or {}).get(name, math.inf):
+            return None
+        return float(value)
 
-    products = {str(format): take(name) for format, name in RATE_COLUMNS.items()}
-    return Rates(
-        {format: rate for format, rate in products.items() if rate},
-        take("rate_copy"),
-        take("call_time_s"),
+    products, convolutions = (
+        {str(format): rate for format, name in columns_of.items() if (rate := take(name))}
+        for columns_of in (RATE_COLUMNS, CONVOLUTION_COLUMNS)
     )
+    return Rates(products, take("rate_copy"), take("call_time_s"), convolutions)
 
 
-def find_rate(format: str, rates: Rates, arithmetic: str) -> float | None:
+def name_rates(rates: Rates) -> dict[str, float]:
+    """FLOP/s of products and bytes a second of copies, by the columns of a record."""
+    products = {RATE_COLUMNS[format]: rate for format, rate in rates.products.items()}
+    return {**products, **({"rate_copy": rates.copy} if rates.copy else {})}
+
+
+def name_arithmetic(format: str, arithmetic: str) -> str:
+    """What products of a number format are computed in: of float32, what these are rounded to.
+
+    Args:
+        format: as `bench.work.Label` has it.
+        arithmetic: what products of float32 are rounded to.
+    """
+    if format == Arithmetic.FLOAT32:
+        return arithmetic
+    return Arithmetic.FLOAT8 if format.startswith(Arithmetic.FLOAT8) else format
+
+
+def find_rate(format: str, rates: Rates, arithmetic: str, kind: str = "") -> float | None:
     """FLOP/s of products of a number format; None where it was not measured.
+
+    Of convolutions it is the higher of their own and the products': neither alone is what another
+    convolution reaches at most.
 
     Args:
         format: as `bench.work.Label` has it.
         rates: of the machine.
         arithmetic: what products of float32 are rounded to.
+        kind: a `bench.work.Kind`.
     """
-    if format == Arithmetic.FLOAT32:
-        format = arithmetic
-    return rates.products.get("float8" if format.startswith("float8") else format)
+    return max(find_rates(format, rates, arithmetic, kind).values(), default=None)
+
+
+def find_rates(format: str, rates: Rates, arithmetic: str, kind: str = "") -> dict[str, float]:
+    """The rates that `find_rate` takes the highest of, by their columns."""
+    name = name_arithmetic(format, arithmetic)
+    known = {RATE_COLUMNS.get(name, ""): rates.products.get(name)}
+    if kind in _CONVOLUTIONS:
+        known[CONVOLUTION_COLUMNS.get(name, "")] = rates.convolutions.get(name)
+    return {column: rate for column, rate in known.items() if rate is not None}
 
 
 def find_floor(row: WorkRow, rates: Rates, arithmetic: str) -> float | None:
@@ -63,7 +107,7 @@ def find_floor(row: WorkRow, rates: Rates, arithmetic: str) -> float | None:
     Returns:
         None where the row was not counted, or a rate that it needs was not measured.
     """
-    times = _find_times(row, rates, arithmetic)
+    times = find_times(row, rates, arithmetic)
     return None if times is None else max(times)
 
 
@@ -86,30 +130,38 @@ def find_bound(row: WorkRow, rates: Rates, arithmetic: str) -> Bound | None:
 
 def find_limit(row: WorkRow, rates: Rates, arithmetic: str) -> Bound | None:
     """Which of arithmetic and memory traffic a row's floor is; None as `find_floor`."""
-    times = _find_times(row, rates, arithmetic)
+    times = find_times(row, rates, arithmetic)
     if times is None:
         return None
     computing, moving = times
     return Bound.COMPUTE if computing >= moving else Bound.MEMORY
 
 
-def floor_step(step: Step) -> float | None:
-    """The s that all counted work of a step takes at the machine's rates, one row after another.
+def floor_step(step: Step, times: Mapping[int, float] | None = None) -> dict[Bound, float] | None:
+    """The s that all counted work of a step takes at the machine's rates, by what limits it.
+
+    Args:
+        step: its ``step_s`` is not looked at.
+        times: what operations took, by ``id(row)``; one that was faster than its floor takes that.
 
     Returns:
         None where nothing was counted, or `find_floor` tells none of a row that was.
     """
-    counted = [row for row in step.work if row.bytes is not None]
-    floors = [find_floor(row, step.rates, step.arithmetic) for row in counted]
-    known = [floor for floor in floors if floor is not None]
-    return sum(known) if known and len(known) == len(counted) else None
+    found = dict.fromkeys((Bound.COMPUTE, Bound.MEMORY), 0.0)
+    for row in (row for row in step.work if row.bytes is not None):
+        floor = find_floor(row, step.rates, step.arithmetic)
+        limit = find_limit(row, step.rates, step.arithmetic)
+        if floor is None or limit is None:
+            return None
+        found[limit] += min(floor, (times or {}).get(id(row), floor))
+    return found if any(found.values()) else None
 
 
-def _find_times(row: WorkRow, rates: Rates, arithmetic: str) -> tuple[float, float] | None:
-    """The s of a row's arithmetic and of its memory traffic, each at its rate."""
+def find_times(row: WorkRow, rates: Rates, arithmetic: str) -> tuple[float, float] | None:
+    """The s of a row's arithmetic and of its memory traffic, each at its rate; as `find_floor`."""
     if row.flop is None or row.bytes is None or rates.copy is None:
         return None
-    rate = find_rate(row.format, rates, arithmetic)
+    rate = find_rate(row.format, rates, arithmetic, row.kind)
     if row.flop and rate is None:
         return None
     return row.flop / rate if rate else 0.0, row.bytes / rates.copy

@@ -6,16 +6,21 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from bench.diagnosis.floors import RATE_COLUMNS
+from bench.diagnosis.floors import CONVOLUTION_COLUMNS, RATE_COLUMNS
 from bench.limits import SLOWED
+from bench.precision import Arithmetic
 
 RATES: dict[str, str] = {
     **{column: f"{format} products" for format, column in RATE_COLUMNS.items()},
+    **{column: f"{format} convolutions" for format, column in CONVOLUTION_COLUMNS.items()},
     "rate_copy": "copies",
 }
 """Columns that are higher on a faster machine, and what of it each is the rate of."""
 
 UNITS = {column: "B/s" if column == "rate_copy" else "FLOP/s" for column in RATES}
+
+COPY, PRODUCT = "rate_copy", RATE_COLUMNS[Arithmetic.FLOAT32]
+"""Columns of one rate of each unit, to write others of that unit by."""
 
 CALL = "call_time_s"
 """The column of the time that an operation takes at least."""
@@ -38,7 +43,8 @@ def write_rate(column: str, value: float) -> str:
     if column == CALL:
         return f"{1e6 * value:.2g} µs"
     scale, prefix = choose_prefix(value)
-    return f"{value / scale:.3g} {prefix}{UNITS[column]}"
+    shown = f"{value / scale:,.0f}" if value >= 100 * scale else f"{value / scale:.3g}"
+    return f"{shown} {prefix}{UNITS[column]}"
 
 
 def find_losses(now: Mapping[Any, Any], before: Mapping[Any, Any]) -> dict[str, float]:

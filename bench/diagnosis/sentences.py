@@ -4,27 +4,37 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from bench.diagnosis.explanation import LEFT_OVER, Change, Explanation, Reason
-from bench.diagnosis.reasons import write_ms
+from bench.diagnosis.ceiling import Beaten
+from bench.diagnosis.evidence import name_operation, write_ms, write_run
+from bench.diagnosis.explanation import LEFT_OVER, Advice, Change, Explanation, Reason, Side
+from bench.diagnosis.rates import RATES, write_rate
 from bench.diagnosis.step import Wait
 from bench.limits import STEADY
+from bench.precision import Arithmetic
+from bench.text import ESTIMATE
 from bench.work import Kind
 
 TOLD = 3
-"""Reasons or changes that the words name; the tables have all."""
+"""Reasons, changes or swaps that the words name; the tables have all."""
 
 WORTH = 0.1
-"""Share of the gap from which a reason is named in words, but for the first."""
+"""Share of the answer from which a reason is named in words, but for the first."""
+
+BUSY = 0.9
+"""A GPU that works for less than this share of a step is held up by its program."""
 
 
 def describe(found: Explanation) -> list[str]:
-    """A few sentences: the speed-up, what limits it, and what may be done."""
+    """A few sentences: the speed-up, what changed, what is possible, and where the time goes."""
     return [
         _say_speed(found),
         *_say_doubt(found),
-        *_say_hope(found),
-        *(_say_reasons(found) if found.hoped else _say_changes(found)),
-        *_say_option(found),
+        *_say_baseline(found),
+        *_say_changes(found),
+        *_say_swaps(found),
+        *([write_beaten(found.beaten)] if found.beaten else _say_ceiling(found)),
+        *_say_reasons(found),
+        *_say_advice(found),
     ]
 
 
@@ -45,26 +55,32 @@ def name_part(name: str) -> str:
     return Wait(name).meaning if name in list(Wait) else Kind(name).meaning
 
 
-def write_percent(share: float) -> str:
-    """Write a share as whole percents.
+def write_percent(share: float, estimated: bool = False) -> str:
+    """Write a share as whole percents, an estimate with its mark.
 
-    >>> write_percent(0.614)
-    '61 %'
+    >>> write_percent(0.614), write_percent(0.2, estimated=True)
+    ('61 %', '≈20 %')
     """
-    return f"{100 * share:.0f} %"
+    return f"{ESTIMATE if estimated else ''}{100 * share:.0f} %"
 
 
 def _say_speed(found: Explanation) -> str:
     a, b = found.a, found.b
     where = f" ({found.about})" if found.about else ""
-    limits = " and ".join(
-        f"{side.name} is {side.breakdown.verdict}" for side in (a, b) if side.breakdown.verdict
-    )
+    held = "".join(f"; {said}" for side in (a, b) if (said := write_host(side)))
     return (
         f"{b.name} is {write_speedup(found)} as fast as {a.name}{where}: "
-        f"{write_ms(a.step.step_s)} → {write_ms(b.step.step_s)} ms for {found.items:,} items"
-        f"{'; ' + limits if limits else ''}."
+        f"{write_ms(a.step.step_s)} → {write_ms(b.step.step_s)} ms for {found.items:,} items{held}."
     )
+
+
+def write_host(side: Side) -> str:
+    """That a GPU had nothing to do for much of a step; empty where it had."""
+    step_s = side.step.step_s
+    busy_s = step_s - sum(side.breakdown.find_time(wait) for wait in Wait)
+    if side.step.device != "cuda" or busy_s >= BUSY * step_s:
+        return ""
+    return f"{side.name} keeps the GPU busy for only {write_ms(busy_s)} of {write_ms(step_s)} ms"
 
 
 def _say_doubt(found: Explanation) -> Iterator[str]:
@@ -76,81 +92,101 @@ def _say_doubt(found: Explanation) -> Iterator[str]:
         )
 
 
-def _say_hope(found: Explanation) -> Iterator[str]:
-    most = f"at most {found.ceiling:.2g}×" if found.ceiling else ""
-    if found.hoped:
-        first = f"Its number format promises {found.hoped:.2g}×"
-        more = f"; at the rates measured here, the work of its step allows {most}" if most else ""
-        yield f"{first}{more}."
-    elif most:
-        yield f"At the rates measured here, the work of its step allows {most}."
-
-
-def _say_reasons(found: Explanation) -> Iterator[str]:
-    if found.gap_s < 0 or not has_gap(found):
-        if has_gap(found):
-            yield f"It is faster than that promises, by {write_ms(-found.gap_s)} ms."
-        else:
-            yield f"It is as fast as was hoped, within {write_percent(STEADY)}."
-        return
-    told = list_main(found)
-    if not told:
-        yield f"Nothing explains the gap of {write_ms(found.gap_s)} ms."
-        return
-    listed = ", ".join(f"{write_percent(r.share)} {r.cause.meaning}" for r in told)
-    rest = ""
-    if abs(found.unexplained_s) > WORTH * found.gap_s:
-        rest = f"; {write_percent(found.unexplained_s / found.gap_s)} is not explained"
-    missing = f"{write_ms(found.gap_s)} ms are missing to the promised {found.hoped:.2g}×"
-    yield f"{missing}: {listed}{rest}."
-    if told[0].evidence:
-        yield told[0].evidence
-
-
-def has_gap(found: Explanation) -> bool:
-    """Whether the gap is more than noise; shares of a smaller one say nothing."""
-    return abs(found.gap_s) > STEADY * found.b.step.step_s
-
-
-def list_main(found: Explanation) -> list[Reason]:
-    """The reasons that words name: of those that make the gap larger, the first few."""
-    return [
-        reason
-        for place, reason in enumerate(found.reasons[:TOLD])
-        if reason.share >= WORTH or (place == 0 and reason.share > 0)
-    ]
+def _say_baseline(found: Explanation) -> Iterator[str]:
+    a = found.a
+    if a.format == Arithmetic.FLOAT32 and a.step.arithmetic == Arithmetic.TFLOAT32:
+        yield (
+            f"{a.name} rounded its products to TF32, so a part of the gain is in it already: "
+            "look whether the model or NVIDIA_TF32_OVERRIDE switches TF32 on."
+        )
 
 
 def _say_changes(found: Explanation) -> Iterator[str]:
-    whole = found.b.step.step_s - found.a.step.step_s
-    if not has_gap(found):
+    whole = found.change_s
+    if abs(whole) <= STEADY * found.b.step.step_s:
         yield f"The two steps take the same time, within {write_percent(STEADY)}."
         return
-    told = [change for change in found.changes if change.change_s * whole > 0][:TOLD]
-    if told and abs(whole) > STEADY * found.a.step.step_s:
+    told = [change for change in found.changes if change.change_s / whole >= WORTH][:TOLD]
+    against = [change for change in found.changes if change.change_s / whole <= -WORTH][:TOLD]
+    if told:
         listed = ", ".join(_say_change(change, whole) for change in told)
-        verb = "lost" if whole > 0 else "gained"
+        verb, other = ("lost", "gained") if whole > 0 else ("gained", "lost")
+        if against:
+            listed += f"; {other} at the same time: "
+            listed += ", ".join(_say_change(change, -whole) for change in against)
         yield f"Of the {write_ms(abs(whole))} ms {verb}: {listed}."
 
 
 def _say_change(change: Change, whole: float) -> str:
     return (
-        f"{write_percent(change.change_s / whole)} {name_part(change.name)} "
-        f"({write_ms(change.before_s)} → {write_ms(change.after_s)} ms)"
+        f"{write_percent(change.change_s / whole, change.estimated)} {name_part(change.name)} "
+        f"({write_ms(change.before_s, change.before_estimated)} → "
+        f"{write_ms(change.after_s, change.after_estimated)} ms)"
     )
 
 
-def _say_option(found: Explanation) -> Iterator[str]:
-    """What may mend the first reason that can be mended, and what was measured of it."""
-    for reason in list_main(found) if found.gap_s > 0 and has_gap(found) else []:
-        if reason.option:
-            yield f"{reason.option}{write_tried(reason)}"
-            return
+def _say_swaps(found: Explanation) -> Iterator[str]:
+    if not (told := found.swaps[:TOLD]):
+        return
+    before, after = (
+        " and ".join(write_run(getattr(swap, end)) for swap in told) for end in ("before", "after")
+    )
+    yield f"{found.b.name} runs {after} where {found.a.name} runs {before}."
 
 
-def write_tried(reason: Reason) -> str:
-    """What the sweep measured of a reason's options, by items a second; empty for nothing."""
-    if not reason.tried:
-        return ""
-    trials = ", ".join(f"{trial.speedup:.2f}× as fast with {trial.flag}" for trial in reason.tried)
-    return f" In this sweep it is {trials}."
+def _say_ceiling(found: Explanation) -> Iterator[str]:
+    if most := found.ceiling:
+        yield (
+            f"At most {most.speedup:.2f}× is possible without fusing operations: at the rates "
+            f"measured on this machine {found.b.name}'s work takes {write_ms(most.least_s)} ms, "
+            f"{write_percent(most.memory)} of it memory traffic."
+        )
+
+
+def write_beaten(beaten: Beaten) -> str:
+    """That the machine's rates were measured too low, and how to measure them again."""
+    which = name_operation(beaten.row) if beaten.row else "a step"
+    measured, reached = (write_rate(beaten.rate, r) for r in (beaten.measured, beaten.reached))
+    return (
+        "The rates of this machine were measured too low, so neither a bound nor reasons are told: "
+        f"{RATES[beaten.rate]} at {measured}, but {which} reached at least {reached}. Close other "
+        "programs, look at what python -m bench.doctor measures now, and run the sweep again with "
+        "another --out."
+    )
+
+
+def _say_reasons(found: Explanation) -> Iterator[str]:
+    if told := list_main(found):
+        listed = ", ".join(
+            f"{write_percent(found.share(r), found.estimates(r))} {r.cause.meaning}" for r in told
+        )
+        of = "the loss" if found.lost else f"{found.b.name}'s {write_ms(found.b.step.step_s)} ms"
+        yield f"By cause, of {of}: {listed}."
+
+
+def list_main(found: Explanation) -> list[Reason]:
+    """The reasons that words name: the first few of those that matter."""
+    return [
+        reason
+        for place, reason in enumerate(found.reasons[:TOLD])
+        if found.share(reason) >= WORTH or (place == 0 and found.share(reason) > 0)
+    ]
+
+
+def _say_advice(found: Explanation) -> Iterator[str]:
+    """What may mend the main reasons: by where it was measured, and what nobody measured."""
+    advice = list(dict.fromkeys(one for reason in list_main(found) for one in reason.advice))
+    for source in dict.fromkeys(one.source for one in advice if one.source):
+        told = [one for one in advice if one.source == source]
+        listed = ", ".join(_write_tried(one, one.speedup or 0.0) for one in told)
+        yield f"{source[:1].upper()}{source[1:]}: {listed}."
+    if untested := [one.what for one in advice if one.speedup is None]:
+        yield f"Untested: {', '.join(untested)}."
+
+
+def _write_tried(advice: Advice, speedup: float) -> str:
+    case = f" ({advice.case})" if advice.case else ""
+    if abs(speedup - 1) <= STEADY:
+        return f"{advice.what} changed nothing{case}"
+    verdict = "as fast" if speedup > 1 else "as fast, which is slower"
+    return f"{advice.what} was {speedup:.2f}× {verdict}{case}"

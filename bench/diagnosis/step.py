@@ -21,18 +21,20 @@ class Bound(Explained):
 
 @dataclass(frozen=True)
 class Rates:
-    """What the machine was measured to do, once a sweep; None or absent where it was not.
+    """What the machine was measured to do, before its cases; None or absent where it was not.
 
     Attributes:
         products: FLOP/s of a large matrix product, by number format as `bench.precision.Arithmetic`
             names it.
         copy: bytes a second that a large copy reads and writes.
         call_s: the smallest operation, of many one after the other, in s.
+        convolutions: FLOP/s of convolutions, likewise; on a CPU alone.
     """
 
     products: Mapping[str, float] = field(default_factory=dict)
     copy: float | None = None
     call_s: float | None = None
+    convolutions: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,7 @@ class Step:
         work: each row's ``time_s`` is None without a profile.
         arithmetic: what the products of float32 tensors are rounded to: float32 or tfloat32.
         device: cuda or cpu.
+        peaks: the rates of the card's data sheet, which nothing exceeds; none of a CPU.
     """
 
     step_s: float
@@ -74,6 +77,7 @@ class Step:
     device: str
     arithmetic: str = "float32"
     profile: Profile | None = None
+    peaks: Rates = field(default_factory=Rates)
 
 
 @dataclass(frozen=True)
@@ -87,6 +91,7 @@ class Part:
         floor_s: what that work would take at the machine's measured rates.
         bounds: its time by what limits it.
         counted_s: the time of its operations that were counted, all but what compilation fused.
+        estimated: whether some of this time is `bench.diagnosis.breakdown.Timed.estimated`.
     """
 
     name: str
@@ -97,6 +102,7 @@ class Part:
     floor_s: float | None = None
     bounds: Mapping[Bound, float] = field(default_factory=dict)
     counted_s: float = 0.0
+    estimated: bool = False
 
 
 class Wait(Explained):

@@ -21,8 +21,10 @@ from bench.case import Case, parse_value
 from bench.diagnosis.expectation import describe_expectation, expect
 from bench.diagnosis.floors import take_rates
 from bench.doctor.counts import count_model
+from bench.doctor.earlier import describe_slowdown, expect_rates, read_earlier
+from bench.doctor.kept import forget, keep
 from bench.doctor.machine import Gpu, Machine, examine_machine
-from bench.doctor.rates import choose_seconds, describe_rates, measure_rates
+from bench.doctor.rates import choose_seconds, describe_rates, doubt_rates, measure_rates
 from bench.environment import (
     VARIABLES,
     DeviceAnswer,
@@ -34,6 +36,7 @@ from bench.flags import Parser, run_command
 from bench.gpu.cards import find_card
 from bench.gpu.device import Process
 from bench.gpu.nvml import EFFECTS, Lack
+from bench.gpu.peaks import list_peaks
 from bench.precision import FP8_INSTALL, PRECISIONS
 from bench.record import Environment
 from bench.text import clean, count
@@ -377,7 +380,7 @@ def _judge_precisions(m: Machine) -> Iterator[Finding]:
             lacks |= precision.apex and bool(refuse_apex(m.apex, None, device))
             if lacks or platform.refuse(precision):
                 ways["cannot run"].append(precision.name)
-            elif platform.discourage(precision):
+            elif platform.find_emulation(precision):
                 ways["emulates, slowly,"].append(precision.name)
             else:
                 ways["runs"].append(precision.name)
@@ -467,20 +470,33 @@ def _judge_models(m: Machine) -> Iterator[Finding]:
 
 def _judge_rates(m: Machine) -> Iterator[Finding]:
     for device, yardstick in m.yardsticks.items():
-        if said := describe_rates(yardstick, m.devices[device].environment.get("gpu")):
+        gpu = m.devices[device].environment.get("gpu")
+        if said := describe_rates(yardstick, gpu):
             yield Finding(Level.FINE, "rates", f"measured now: {said}", numbers=False)
         for column, why in yardstick.reasons.items():
             what = f"{column.replace('_', ' ')} could not be measured: {why}"
             yield Finding(
                 Level.NOTE, "rates", what, "try again with more memory free", numbers=False
             )
+        for what, fix in doubt_rates(yardstick, gpu):
+            level = Level.UNBELIEVABLE if yardstick.collapsed else Level.NOTE
+            yield Finding(level, "rates", what, fix)
+    if m.slower:
+        fix = "find what else uses the machine, with top or nvidia-smi, and end it"
+        yield Finding(Level.NOTE, "rates", f"measured now: {m.slower}", fix)
 
 
 def _judge_expectations(m: Machine) -> Iterator[Finding]:
+    rates = {
+        device: take_rates(
+            yardstick.rates, list_peaks(m.devices[device].environment.get("gpu") or "")
+        )
+        for device, yardstick in m.yardsticks.items()
+    }
     steps = {
-        (one.model, one.precision): one.make_step(take_rates(m.yardsticks[one.device].rates))
+        (one.model, one.precision): one.make_step(rates[one.device])
         for one in m.counted
-        if not one.error and one.device in m.yardsticks
+        if not one.error and one.device in rates
     }
     for one in m.counted:
         name = f"{one.model}, batch size {one.batch_size}, {one.precision}"
@@ -710,8 +726,13 @@ def measure_machine(machine: Machine, batch_size: int) -> Machine:
         if not wrong
         for one in count_model(model, batch_size, device, precisions)
     ]
-    yardsticks = {device: measure_rates(device, seconds)}
-    return replace(machine, yardsticks=yardsticks, counted=tuple(counted))
+    earlier = read_earlier(platform.environment, Path(machine.results))
+    found = measure_rates(device, seconds, expected=expect_rates(earlier))
+    if slower := describe_slowdown(found.rates, earlier):
+        forget(platform.environment)
+    else:
+        keep(found, platform.environment, seconds)
+    return replace(machine, yardsticks={device: found}, slower=slower, counted=tuple(counted))
 
 
 if __name__ == "__main__":

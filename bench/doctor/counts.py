@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from bench.case import Case, grid
 from bench.diagnosis.step import Rates, Step
 from bench.errors import UsageError
-from bench.precision import PRECISIONS, Arithmetic
+from bench.precision import PRECISIONS
 from bench.processes import run_module
 from bench.record import WorkRow
 from bench.text import first_line
@@ -34,9 +34,7 @@ class Counted:
 
     def make_step(self, rates: Rates) -> Step:
         """The step for a diagnosis, on a machine of these rates; its time is not known."""
-        ran = PRECISIONS[self.precision].arithmetic
-        arithmetic = ran if ran is Arithmetic.TFLOAT32 else Arithmetic.FLOAT32
-        return Step(0.0, self.work, rates, self.device, str(arithmetic))
+        return Step(0.0, self.work, rates, self.device, PRECISIONS[self.precision].float32)
 
 
 def count_model(

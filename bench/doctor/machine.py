@@ -21,7 +21,6 @@ from typing import Any
 from bench.apex import Apex, find_apex
 from bench.data import find_layout
 from bench.doctor.counts import Counted
-from bench.doctor.rates import Yardstick
 from bench.environment import (
     Answer,
     DeviceAnswer,
@@ -38,7 +37,7 @@ from bench.gpu.cards import Card, find_card, find_cards
 from bench.gpu.device import READINGS, Depth, Process
 from bench.gpu.nvml import Lack, check_nvml, open_device
 from bench.precision import find_torchao
-from bench.record import Environment
+from bench.record import Environment, Yardstick
 
 
 @dataclass(frozen=True)
@@ -76,7 +75,8 @@ class Machine:
     """Facts. Sizes are in bytes; a size is None where it could not be asked.
 
     ``missing`` names the packages of `bench.environment.PACKAGES` that are not installed.
-    ``yardsticks`` is what devices were measured to do, and ``counted`` the work of ``models``.
+    ``yardsticks`` is what devices were measured to do, ``slower`` how much less that is than in an
+    earlier sweep, and ``counted`` the work of ``models``.
     """
 
     host: str
@@ -103,6 +103,7 @@ class Machine:
     missing: tuple[str, ...] = ()
     torchao: str | None = None
     yardsticks: dict[str, Yardstick] = field(default_factory=dict)
+    slower: str = ""
     counted: tuple[Counted, ...] = ()
 
     @property
@@ -114,7 +115,8 @@ class Machine:
     def platform(self, device: str) -> Platform:
         """What a device can run, as torch has told."""
         answer = self.devices[device]
-        return Platform(Environment(**answer.environment), answer.fp16_native)
+        environment = Environment(**answer.environment)
+        return Platform(environment, answer.fp16_native, answer.bf16_native)
 
 
 def examine_machine(

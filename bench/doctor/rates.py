@@ -3,36 +3,29 @@
 from __future__ import annotations
 
 import json
+import math
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from typing import Any
 
-from bench.diagnosis.floors import RATE_COLUMNS
-from bench.diagnosis.rates import CALL, write_rate
+from bench.diagnosis.floors import CONVOLUTION_COLUMNS, RATE_COLUMNS
+from bench.diagnosis.rates import CALL, COPY, RATES, write_rate
 from bench.errors import UsageError
-from bench.gpu.peaks import peak_flops
+from bench.gpu.peaks import list_peaks
+from bench.limits import FAR
 from bench.processes import run_module
+from bench.record import Collapse, Tries, Yardstick
+from bench.text import read_clock
 
 SECONDS = "BENCH_YARDSTICK_S"
 
-_DEFAULT_S = {"cuda": 1.0, "cpu": 0.2}
+_DEFAULT_S = {"cuda": 0.2, "cpu": 0.1}
 _START_S = 120.0  # torch, and CUDA's libraries from a slow disk
-_SLOWEST = 50  # times as long as asked: seven measurements, and products that are emulated
-
-
-@dataclass(frozen=True)
-class Yardstick:
-    """What a device was measured to do: columns of `bench.record.Environment`.
-
-    ``reasons`` says why any of them has no value; what the device does not have is in neither.
-    """
-
-    rates: dict[str, float] = field(default_factory=dict)
-    reasons: dict[str, str] = field(default_factory=dict)
+_SLOWEST = 250  # times as long as asked: seven rates or more, and products that are emulated
 
 
 def choose_seconds(device: str) -> float:
-    """How long each measurement may take, in s; 0 for none at all.
+    """How long the tries of each rate may take together, in s; 0 for none at all.
 
     Raises:
         UsageError: the variable `SECONDS` is not a number of seconds.
@@ -48,42 +41,113 @@ def choose_seconds(device: str) -> float:
 
 
 def measure_rates(
-    device: str, seconds: float, variables: Mapping[str, str] | None = None
+    device: str,
+    seconds: float,
+    variables: Mapping[str, str] | None = None,
+    expected: Mapping[str, float] | None = None,
 ) -> Yardstick:
     """Measure what ``device`` ("cuda" or "cpu") can do, in a fresh process.
 
     Args:
         device: that nothing else uses now.
-        seconds: about how long each of the five to seven measurements takes.
+        seconds: about how long the tries of each rate take together.
         variables: environment variables that choose the GPU.
+        expected: rates, by column; what falls short of one is measured again, as often.
     """
     limit_s = _START_S + _SLOWEST * seconds
     said, why = run_module(
         "bench.training.yardstick",
         device,
         str(seconds),
+        json.dumps(dict(expected or {})),
         timeout_s=limit_s,
         variables=variables,
     )
     if why is None:
         return Yardstick(reasons={"rates": f"not measured within {limit_s:.0f} s"})
     try:
-        return Yardstick(**json.loads(said))
-    except (ValueError, TypeError):
+        return read_found({**json.loads(said), "measured_at": read_clock()})
+    except (ValueError, TypeError, KeyError):
         return Yardstick(reasons={"rates": why})
 
 
+def read_found(values: Mapping[str, Any]) -> Yardstick:
+    """Make a yardstick of its fields, as they come out of JSON.
+
+    Raises:
+        TypeError, KeyError, AttributeError: they are none.
+    """
+    tries = {column: Tries(**one) for column, one in values["tries"].items()}
+    collapsed = {column: Collapse(**one) for column, one in values["collapsed"].items()}
+    return Yardstick(**{**values, "tries": tries, "collapsed": collapsed})
+
+
 def describe_rates(yardstick: Yardstick, gpu: str | None) -> str:
-    """The rates, each beside the data sheet's where that is known."""
-    parts = []
-    for format, column in RATE_COLUMNS.items():
-        if rate := yardstick.rates.get(column):
-            peak = peak_flops(gpu, format) if gpu else None
-            of = f" ({100 * rate / peak:.0f} % of the data sheet's)" if peak else ""
-            parts.append(f"{format} {write_rate(column, rate)}{of}")
-    said = [f"large products {', '.join(parts)}"] if parts else []
-    if rate := yardstick.rates.get("rate_copy"):
-        said.append(f"large copies {write_rate('rate_copy', rate)}")
-    if seconds := yardstick.rates.get(CALL):
-        said.append(f"the smallest operation {write_rate(CALL, seconds)}")
+    """The rates, each beside the data sheet's where that is known, and how it was measured.
+
+    What is above the data sheet's is left out: `doubt_rates` tells it.
+    """
+    peaks = list_peaks(gpu or "")
+    known = {c: rate for c, rate in yardstick.rates.items() if 0 < rate <= peaks.get(c, math.inf)}
+
+    def write(column: str) -> str:
+        beside = _list_readings(yardstick.tries.get(column, Tries(1)))
+        if column in peaks:
+            beside.insert(0, f"{100 * known[column] / peaks[column]:.0f} % of the data sheet's")
+        return write_rate(column, known[column]) + (f" ({', '.join(beside)})" if beside else "")
+
+    said = []
+    for what, columns in _FORMATS.items():
+        if parts := [
+            f"{name} {write(column)}" for name, column in columns.items() if column in known
+        ]:
+            said.append(f"{what} {', '.join(parts)}")
+    said += [f"{what} {write(column)}" for what, column in _SINGLE.items() if column in known]
     return "; ".join(said)
+
+
+_FORMATS = {"large products": RATE_COLUMNS, "convolutions": CONVOLUTION_COLUMNS}
+_SINGLE = {"large copies": COPY, "the smallest operation": CALL}
+
+
+def _list_readings(tries: Tries) -> list[str]:
+    """The SM clock and the power of the best try, where they are known."""
+    read = [(tries.clock_mhz, "MHz"), (tries.power_w, "W")]
+    return [f"{value:.0f} {unit}" for value, unit in read if value]
+
+
+def write_doubts(yardstick: Yardstick, gpu: str | None) -> list[str]:
+    """`doubt_rates` as warnings, a line each."""
+    return [f"warning: {what}; {fix}" for what, fix in doubt_rates(yardstick, gpu)]
+
+
+def doubt_rates(yardstick: Yardstick, gpu: str | None) -> Iterator[tuple[str, str]]:
+    """What speaks against the rates, each with the command that mends it.
+
+    Args:
+        yardstick: as it was measured.
+        gpu: the GPU's name; None on a CPU.
+    """
+    for collapse in dict.fromkeys(yardstick.collapsed.values()):
+        lost = [RATES[column] for column, one in yardstick.collapsed.items() if one == collapse]
+        what = f"{collapse}: no rate of {', '.join(lost)} is kept"
+        yield what, "end what else uses the CPU (top lists it), and measure again"
+    for column, peak in list_peaks(gpu or "").items():
+        share = yardstick.rates.get(column, peak) / peak
+        if FAR <= share <= 1:
+            continue
+        tries = yardstick.tries.get(column, Tries(1))
+        at = " and ".join(_list_readings(tries))
+        best = f"in the best of {tries.number} tries{f', at {at}' if at else ''}"
+        if share < FAR:
+            yield (
+                f"{RATES[column]} reach {100 * share:.0f} % of the data sheet's, {best}",
+                "nvidia-smi -q -d PERFORMANCE,CLOCK,POWER says what holds the card back",
+            )
+        else:
+            yield (
+                f"{RATES[column]} would be above the data sheet's, {best}: nothing is held against "
+                "that rate",
+                "nvidia-smi -q -d CLOCK shows a clock above the boost of the data sheet; if there "
+                "is none, measure again",
+            )

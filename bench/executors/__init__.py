@@ -5,7 +5,7 @@ An executor offers lanes, and each lane runs one case at a time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
@@ -13,9 +13,8 @@ from typing import Protocol
 
 from bench.case import Case
 from bench.data import DatasetInfo
-from bench.doctor.rates import Yardstick
 from bench.environment import Answer
-from bench.record import EpochRow, Outcome
+from bench.record import EpochRow, Known, Outcome, Yardstick
 from bench.worker.messages import PhaseEntered, StepTaken
 
 EXECUTORS: dict[str, str] = {
@@ -40,12 +39,14 @@ Event = PhaseEntered | StepTaken
 class Settings:
     """Settings of an executor, the same for all cases of a sweep.
 
-    ``address`` is that of a cluster to join.
+    ``address`` is that of a cluster to join. With ``cold`` each worker is started as a new Python,
+    and not forked from one that has imported torch.
     """
 
     timeout_s: float = 3600.0
     allow_shared: bool = False
     address: str | None = None
+    cold: bool = False
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,7 @@ class Job:
     profiled case is kept in the file ``trace``. ``enough`` is asked after each epoch but the last
     whether the case is to end there; its row then says after which epoch it was truncated. Where
     ``hold`` is set, each phase waits until ``on_event`` has returned; elsewhere it may be called a
-    little late.
+    little late. What is ``known`` is not found anew.
     """
 
     case: Case
@@ -90,6 +91,7 @@ class Job:
     lane: Lane = Lane()
     enough: Callable[[EpochRow], bool] | None = None
     hold: bool = False
+    known: Known = field(default_factory=Known)
 
 
 @dataclass(frozen=True)
@@ -172,7 +174,9 @@ class Executor(Protocol):
             UsageError: they cannot be had or read.
         """
 
-    def rate(self, lane: Lane, device: str, seconds: float) -> Yardstick:
+    def rate(
+        self, lane: Lane, device: str, seconds: float, expected: Mapping[str, float]
+    ) -> Yardstick:
         """Measure what the lane can do now, as `bench.doctor.rates.measure_rates` does."""
 
     def run(

@@ -8,16 +8,15 @@ from __future__ import annotations
 import math
 import os
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from bench.case import AXES, Case, Value, parse_value
 from bench.data import DatasetInfo, prepare
-from bench.doctor.rates import Yardstick
 from bench.environment import Answer, DeviceAnswer, describe_host
 from bench.errors import UnsupportedError, UsageError, nearest
 from bench.executors import Event, Images, Job, Lane, Settings
-from bench.record import MEASURED, EpochRow, Measurement, Outcome, Status
+from bench.record import MEASURED, EpochRow, Measurement, Outcome, Status, Yardstick
 from bench.text import parse_bytes
 
 ANSWERS = "BENCH_FAKE_ANSWERS"
@@ -163,7 +162,9 @@ class FakeExecutor:
             classes=images.classes,
         )
 
-    def rate(self, lane: Lane, device: str, seconds: float) -> Yardstick:
+    def rate(
+        self, lane: Lane, device: str, seconds: float, expected: Mapping[str, float]
+    ) -> Yardstick:
         """Nothing is measured."""
         return Yardstick()
 

@@ -6,7 +6,6 @@ import os
 import selectors
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections import deque
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import IO
 
 from bench.executors import Job
+from bench.executors.server import Servers
 from bench.processes import hold_to, list_children
 from bench.worker.messages import GO_ON, Assignment, Message, Seat, decode, encode_assignment
 
@@ -30,20 +30,21 @@ class Worker:
     which = ""
     """What a reason begins with that says how it ended."""
 
-    def __init__(self, job: Job, variables: Mapping[str, str], seat: Seat | None = None) -> None:
+    def __init__(
+        self,
+        job: Job,
+        variables: Mapping[str, str],
+        seat: Seat | None = None,
+        servers: Servers | None = None,
+    ) -> None:
         self._recent = deque[bytes](maxlen=16)  # of what it printed
         self._messages, write = os.pipe()
+        started = time.monotonic()
         try:
             with hold_to(job.lane.cores):
-                self._process = subprocess.Popen(
-                    [sys.executable, "-m", "bench.worker"],
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.STDOUT,
-                    pass_fds=[write],
-                    start_new_session=True,
-                    env={**os.environ, **job.lane.variables, **variables},
-                )
+                environment = {**os.environ, **job.lane.variables, **variables}
+                servers = servers or Servers(cold=True)
+                self._process, self.note = servers.launch(write, environment)
         except BaseException:
             os.close(self._messages)
             raise
@@ -58,15 +59,14 @@ class Worker:
         assignment = Assignment(
             job.case,
             job.folder,
-            write,
-            os.getpid(),
-            time.monotonic(),
+            started,
             job.gpu_uuid,
             str(job.checkpoints.absolute()) if job.checkpoints else "",
             job.identity,
             str(job.trace.absolute()) if job.trace else "",
             seat,
             judged=job.enough is not None,
+            known=job.known,
         )
         self._tell(encode_assignment(assignment))
 
@@ -129,15 +129,15 @@ class Worker:
         """
         with suppress(subprocess.TimeoutExpired):
             if not patiently:
-                self._process.terminate()
+                self._process.send_signal(signal.SIGTERM)
             self._process.wait(_GRACE_S)
         self.kill()
-        self._process.wait()
+        returncode = self._process.wait()
         os.close(self._messages)
         with suppress(OSError):
             self._process.stdin.close()  # type: ignore[union-attr]
         self._log.join(_GRACE_S)
-        return self._process.returncode
+        return returncode
 
     def _tell(self, line: bytes) -> None:
         assert self._process.stdin is not None

@@ -16,6 +16,8 @@ from bench.environment import usable_cpus
 from bench.errors import UnsupportedError
 from bench.executors import Job
 from bench.executors.process import Worker
+from bench.executors.server import Servers
+from bench.processes import hold_to
 from bench.record import MEASURED, REFUSED
 from bench.worker.messages import GO_ON, EpochEnded, Finished, Message, PhaseEntered, Seat
 
@@ -83,12 +85,19 @@ class Ranks:
         job: its lane has a GPU for each, or its cores are divided among them.
         variables: environment variables of each worker.
         timeout_s: how long a phase may take.
+        servers: which start each worker.
 
     Raises:
         UnsupportedError: its lane has too few GPUs.
     """
 
-    def __init__(self, job: Job, variables: Mapping[str, str], timeout_s: float) -> None:
+    def __init__(
+        self,
+        job: Job,
+        variables: Mapping[str, str],
+        timeout_s: float,
+        servers: Servers | None = None,
+    ) -> None:
         self._log, self._failed, self._deciding = job.log, False, 0
         self.which = ""
         self._readers: list[Thread] = []
@@ -102,6 +111,10 @@ class Ranks:
         given = {"GLOO_SOCKET_IFNAME": "lo", **variables}
         for name in given.keys() & os.environ.keys() - variables.keys():
             del given[name]
+        servers = servers or Servers(cold=True)
+        for few in cores:
+            with hold_to(few):
+                servers.prepare({**os.environ, **given})  # side by side: each takes seconds
         try:
             for rank in range(size):
                 lane = replace(job.lane, gpus=job.lane.gpus[rank : rank + 1], cores=cores[rank])
@@ -109,11 +122,13 @@ class Ranks:
                 store = str(Path(self._folder.name) / "store")
                 seat = Seat(rank, size, store, list(gpus), timeout_s + _MARGIN_S)
                 uuid = gpus[rank] if gpus else None
-                worker = Worker(replace(job, gpu_uuid=uuid, lane=lane), {**given, **own}, seat)
+                placed = replace(job, gpu_uuid=uuid, lane=lane)
+                worker = Worker(placed, {**given, **own}, seat, servers)
                 self._workers.append(worker)
         except BaseException:
             self.end(patiently=False)
             raise
+        self.note = self._workers[0].note
         self.pids = [worker.pid for worker in self._workers]
         self.pid = self.pids[0]
         self._readers = [

@@ -21,19 +21,20 @@ from tenacity import Retrying, retry_if_result, stop_after_attempt, wait_exponen
 
 from bench.case import Case
 from bench.data import DatasetInfo, prepare, progress_bar
-from bench.doctor.rates import Yardstick, measure_rates
+from bench.doctor.rates import measure_rates
 from bench.environment import Answer, ask, usable_cpus
 from bench.errors import UnsupportedError, UsageError
 from bench.executors import ALL, Event, Images, Job, Lane, Settings
 from bench.executors.process import Worker
 from bench.executors.ranks import Ranks, see_all, share_cores
+from bench.executors.server import Servers
 from bench.failure import Fault, classify, classify_death, count_oom_kills
 from bench.gpu.cards import Card, find_card, find_cards
 from bench.gpu.device import Device, Several, Unreadable
 from bench.gpu.monitor import ENERGY, Monitor, Observation
 from bench.gpu.nvml import open_device
 from bench.processes import hold_to
-from bench.record import MEASURED, REFUSED, Outcome, Status, write_missing
+from bench.record import MEASURED, REFUSED, Outcome, Status, Yardstick, write_missing
 from bench.text import count
 from bench.worker.messages import (
     END,
@@ -61,6 +62,7 @@ class SubprocessExecutor:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._workers: list[Worker | Ranks] = []
+        self._servers = Servers(settings.cold)
         self._compiled: tempfile.TemporaryDirectory[str] | None = None
         self._lock = threading.Lock()
 
@@ -139,10 +141,12 @@ class SubprocessExecutor:
                 classes=images.classes,
             )
 
-    def rate(self, lane: Lane, device: str, seconds: float) -> Yardstick:
+    def rate(
+        self, lane: Lane, device: str, seconds: float, expected: Mapping[str, float]
+    ) -> Yardstick:
         """Measure in a process that is pinned as the lane's workers are."""
         with hold_to(lane.cores):
-            return measure_rates(device, seconds, lane.variables)
+            return measure_rates(device, seconds, lane.variables, expected)
 
     def run(
         self, job: Job, on_event: Callable[[Event], None], stopping: Callable[[], bool]
@@ -177,7 +181,8 @@ class SubprocessExecutor:
             worker.kill()
 
     def close(self) -> None:
-        """Forget what was compiled."""
+        """End the servers of workers, and forget what was compiled."""
+        self._servers.close()
         if self._compiled is not None:
             self._compiled.cleanup()
 
@@ -188,7 +193,7 @@ class SubprocessExecutor:
         kernels: on a CPU the same two cases started in 12.6 s once and in 7.3 s the second time. So
         the first repeat of a case compiles, and the others find what it made.
         """
-        if not job.case.compile or _CACHE in os.environ:
+        if not job.case.compiled or _CACHE in os.environ:
             return {}
         with self._lock:
             if self._compiled is None:
@@ -215,7 +220,9 @@ class SubprocessExecutor:
         oom_kills = count_oom_kills()
         with Monitor(device) as monitor:
             try:
-                worker = start_worker(job, self.choose_cache(job), self._settings.timeout_s)
+                worker = start_worker(
+                    job, self.choose_cache(job), self._settings.timeout_s, self._servers
+                )
             except UnsupportedError as error:
                 return Outcome(Status.UNSUPPORTED, str(error)), False
             self._workers.append(worker)
@@ -248,6 +255,8 @@ class SubprocessExecutor:
             finally:
                 returncode = worker.end(patiently=not answer or answer.status not in _CUT_SHORT)
                 self._workers.remove(worker)
+            if answer is not None and answer.until:
+                answer.measurement.teardown_s = time.monotonic() - answer.until
             if answer is None:
                 oom_kills = count_oom_kills() - oom_kills
                 fault = classify_death(returncode, oom_kills, job.case, trained)
@@ -263,6 +272,8 @@ class SubprocessExecutor:
                 answer.measurement.warmup_reserved_bytes,
                 self._settings.allow_shared,
             )
+        if worker.note:
+            seen.notes.append(worker.note)
         outcome = _conclude(answer, seen, self._settings.allow_shared)
         if done is not None and job.case.epochs > 1 and outcome.status not in MEASURED:
             outcome.reason += f"; after {done} of {job.case.epochs} epochs"
@@ -366,17 +377,19 @@ def open_gpus(job: Job) -> Device:
     return Several([open_device(uuid) for uuid in job.lane.gpus[: job.case.world_size]])
 
 
-def start_worker(job: Job, variables: Mapping[str, str], timeout_s: float) -> Worker | Ranks:
+def start_worker(
+    job: Job, variables: Mapping[str, str], timeout_s: float, servers: Servers
+) -> Worker | Ranks:
     """Start what runs a job: a worker, or several that train one network.
 
     Raises:
         UnsupportedError: the job's lane has too few GPUs.
     """
     if job.case.parallel == Case.parallel:
-        return Worker(job, variables)
+        return Worker(job, variables, servers=servers)
     if job.case.parallel == "dp":
-        return Worker(job, {**variables, **see_all(job)})
-    return Ranks(job, variables, timeout_s)
+        return Worker(job, {**variables, **see_all(job)}, servers=servers)
+    return Ranks(job, variables, timeout_s, servers)
 
 
 def _log_error(path: Path | None) -> None:

@@ -6,7 +6,6 @@ import math
 import re
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, fields, replace
-from datetime import UTC, datetime
 from math import isfinite
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +15,7 @@ from bench.record import COLUMNS, EPOCH_COLUMNS, MEASURED, Environment, Measurem
 from bench.report.doubts import DOUBTS
 from bench.report.summaries import read
 from bench.store.reader import read_cases
-from bench.text import clean
+from bench.text import clean, read_time
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -130,7 +129,7 @@ def _make_run(
     epochs: dict[str, pd.DataFrame],
 ) -> Run:
     record_id, status = row["record_id"], Status(row["status"])
-    started = _read_time(row["started_at"])
+    started = read_time(row["started_at"])
     remarks = tuple(DOUBTS[name].remark for name in doubts)
     outcome: dict[str, Fact] = {
         "sweep": sweep,
@@ -153,7 +152,7 @@ def _make_run(
         steps=list(_list_steps(steps.get(record_id), started)),
         epochs=list(_list_epochs(epochs.get(record_id), started)),
         started_s=started,
-        finished_s=max(_read_time(row["finished_at"]), started),
+        finished_s=max(read_time(row["finished_at"]), started),
     )
 
 
@@ -219,15 +218,6 @@ def _list_epochs(rows: pd.DataFrame | None, started_s: float) -> Iterator[Point]
         at += row["time_s"]
         values = {f"epoch/{name}": value for name, value in _take_numbers(row, _EPOCH)}
         yield Point(row["epoch"], at, values)
-
-
-def _read_time(text: str) -> float:
-    """Seconds since 1970; 0 where the text is no time, as in a file edited by hand."""
-    try:
-        time = datetime.fromisoformat(text)
-    except ValueError:
-        return 0.0
-    return max((time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp(), 0.0)
 
 
 def write_axes(run: Run) -> dict[str, str]:

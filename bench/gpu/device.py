@@ -14,6 +14,8 @@ from enum import IntEnum
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Protocol
 
+from bench.processes import read_held_memory
+
 if TYPE_CHECKING:
     import psutil
 
@@ -159,12 +161,12 @@ class ProcessTree:
             self._alive = [root, *root.children(recursive=True)]
         self.pids.update(process.pid for process in self._alive)
 
-    def resident_bytes(self) -> int | None:
-        """Resident set of all of them together; None once they have ended."""
+    def held_bytes(self) -> int | None:
+        """What all of them together hold; None once they have ended."""
         total = 0
         for process in self._alive:
-            with suppress(self._error):
-                total += process.memory_info().rss
+            with suppress(self._error, OSError):
+                total += read_held_memory(process.pid)
         return total or None
 
 
@@ -193,7 +195,7 @@ class Unreadable:
 
 @dataclass
 class Host(Unreadable):
-    """A CPU: the resident set of the worker and its descendants, and nothing else.
+    """A CPU: the memory that the worker and its descendants hold, and nothing else.
 
     Descendants are looked for at the edges of phases only: the search would take from the very
     cores that train.
@@ -207,13 +209,13 @@ class Host(Unreadable):
         self._tree = ProcessTree(pid)
 
     def read(self, depth: Depth) -> Sequence[Reading]:
-        """The resident set."""
+        """What they hold."""
         now = time.monotonic_ns()
         if self._tree is None:
             return (Reading(now),)
         if depth == Depth.EDGE:
             self._tree.refresh()
-        return (Reading(now, process_bytes=self._tree.resident_bytes()),)
+        return (Reading(now, process_bytes=self._tree.held_bytes()),)
 
     def why(self, quantity: str) -> str:
         """The worker had ended, or the reason."""

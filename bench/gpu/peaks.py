@@ -1,4 +1,7 @@
-"""Peak dense FLOP/s of cards by arithmetic, from NVIDIA's data sheets and white papers.
+"""Peak FLOP/s of cards by arithmetic, dense, and their memory's bytes a second.
+
+Both are from NVIDIA's data sheets and white papers. A measured figure above them is wrong, or is of
+something else than it says, such as of a cache.
 
 A card that is not listed has no peak: it is not guessed.
 """
@@ -8,19 +11,22 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from bench.precision import Arithmetic
+
 
 @dataclass(frozen=True)
 class Peak:
     """One card's peaks at boost clock, in TFLOP/s, dense, tensor cores accumulating in fp32.
 
     ``names`` is a pattern for the whole of NVML's name, less ``NVIDIA``, so that a MIG instance or
-    a laptop's namesake does not match. ``float32`` is IEEE arithmetic, without tensor cores. None
-    where the card has no such arithmetic. Where a paper gives a figure with sparsity only, this is
-    half of it.
+    a laptop's namesake does not match. ``bandwidth`` is that of its memory, in TB/s. ``float32`` is
+    IEEE arithmetic, without tensor cores. None where the card has no such arithmetic. Where a paper
+    gives a figure with sparsity only, this is half of it.
     """
 
     names: str
     source: str
+    bandwidth: float
     float32: float
     tfloat32: float | None
     float16: float
@@ -31,34 +37,32 @@ class Peak:
 # GeForce cards accumulate in fp32, as torch does by default, at half the rate they do in fp16, so
 # theirs is the lower of the two figures. TITAN RTX and the professional cards do both alike.
 PEAKS = (
-    Peak("H200", "NVIDIA H200 datasheet (SXM)", 67, 494.5, 989.5, 989.5, 1979),
-    Peak("H200 NVL", "NVIDIA H200 datasheet (NVL)", 60, 417.5, 835.5, 835.5, 1670.5),
-    Peak("H100 80GB HBM3", "NVIDIA H100 datasheet (SXM)", 67, 494.5, 989.5, 989.5, 1979),
-    Peak("H100 PCIe", "NVIDIA H100 datasheet (PCIe)", 51, 378, 756.5, 756.5, 1513),
-    Peak("H100 NVL", "NVIDIA H100 datasheet (NVL)", 60, 417.5, 835.5, 835.5, 1670.5),
-    Peak(
-        "A100-SXM4-[48]0GB|A100-PCIE-40GB|A100 80GB PCIe",
-        "NVIDIA A100 datasheet",
-        19.5,
-        156,
-        312,
-        312,
-    ),
-    Peak("A30", "NVIDIA A30 datasheet", 10.3, 82, 165, 165),
-    Peak("A40", "NVIDIA A40 datasheet", 37.4, 74.8, 149.7, 149.7),
-    Peak("A10", "NVIDIA A10 datasheet", 31.2, 62.5, 125, 125),
-    Peak("RTX A6000", "NVIDIA Ampere GA102 whitepaper", 38.7, 77.4, 154.8, 154.8),
+    Peak("H200", "NVIDIA H200 datasheet (SXM)", 4.8, 67, 494.5, 989.5, 989.5, 1979),
+    Peak("H200 NVL", "NVIDIA H200 datasheet (NVL)", 4.8, 60, 417.5, 835.5, 835.5, 1670.5),
+    Peak("H100 80GB HBM3", "NVIDIA H100 datasheet (SXM)", 3.35, 67, 494.5, 989.5, 989.5, 1979),
+    Peak("H100 PCIe", "NVIDIA H100 datasheet (PCIe)", 2.0, 51, 378, 756.5, 756.5, 1513),
+    Peak("H100 NVL", "NVIDIA H100 datasheet (NVL)", 3.9, 60, 417.5, 835.5, 835.5, 1670.5),
+    Peak("A100-(SXM4|PCIE)-40GB", "NVIDIA A100 datasheet", 1.555, 19.5, 156, 312, 312),
+    Peak("A100-SXM4-80GB", "NVIDIA A100 datasheet", 2.039, 19.5, 156, 312, 312),
+    Peak("A100 80GB PCIe", "NVIDIA A100 datasheet", 1.935, 19.5, 156, 312, 312),
+    Peak("A30", "NVIDIA A30 datasheet", 0.933, 10.3, 82, 165, 165),
+    Peak("A40", "NVIDIA A40 datasheet", 0.696, 37.4, 74.8, 149.7, 149.7),
+    Peak("A10", "NVIDIA A10 datasheet", 0.6, 31.2, 62.5, 125, 125),
+    Peak("RTX A6000", "NVIDIA Ampere GA102 whitepaper", 0.768, 38.7, 77.4, 154.8, 154.8),
     # dense fp16 is printed as 362.05, yet 733 with sparsity: 142 SMs at 2.52 GHz give 366.4
-    Peak("L40S", "NVIDIA L40S datasheet", 91.6, 183, 366.5, 366.5, 733),
-    Peak("L4", "NVIDIA L4 datasheet", 30.3, 60, 121, 121, 242.5),
-    Peak("RTX 6000 Ada Generation", "NVIDIA Ada whitepaper", 91.1, 182.1, 364.2, 364.2, 728.5),
-    Peak("GeForce RTX 4090", "NVIDIA Ada whitepaper", 82.6, 82.6, 165.2, 165.2, 330.3),
-    Peak("GeForce RTX 4080", "NVIDIA Ada whitepaper", 48.7, 48.7, 97.5, 97.5, 194.9),
-    Peak("GeForce RTX 3090", "NVIDIA Ampere GA102 whitepaper", 35.6, 35.6, 71, 71),
-    Peak("T4", "NVIDIA T4 datasheet", 8.1, None, 65, None),
-    Peak("TITAN RTX", "NVIDIA TITAN RTX page; Turing whitepaper", 16.3, None, 130.5, None),
-    Peak("V100-SXM2-(16|32)GB", "NVIDIA V100 datasheet (SXM2)", 15.7, None, 125, None),
-    Peak("V100-PCIE-(16|32)GB", "NVIDIA V100 datasheet (PCIe)", 14, None, 112, None),
+    Peak("L40S", "NVIDIA L40S datasheet", 0.864, 91.6, 183, 366.5, 366.5, 733),
+    Peak("L4", "NVIDIA L4 datasheet", 0.3, 30.3, 60, 121, 121, 242.5),
+    Peak(
+        "RTX 6000 Ada Generation", "NVIDIA Ada whitepaper", 0.96, 91.1, 182.1, 364.2, 364.2, 728.5
+    ),
+    Peak("GeForce RTX 4090", "NVIDIA Ada whitepaper", 1.008, 82.6, 82.6, 165.2, 165.2, 330.3),
+    Peak("GeForce RTX 4080", "NVIDIA Ada whitepaper", 0.7168, 48.7, 48.7, 97.5, 97.5, 194.9),
+    Peak("GeForce RTX 3090", "NVIDIA Ampere GA102 whitepaper", 0.936, 35.6, 35.6, 71, 71),
+    # its bandwidth is printed as 320+ GB/s: 256 bit at 10 Gbit/s each
+    Peak("T4", "NVIDIA T4 datasheet", 0.32, 8.1, None, 65, None),
+    Peak("TITAN RTX", "NVIDIA TITAN RTX page; Turing whitepaper", 0.672, 16.3, None, 130.5, None),
+    Peak("V100-SXM2-(16|32)GB", "NVIDIA V100 datasheet (SXM2)", 0.9, 15.7, None, 125, None),
+    Peak("V100-PCIE-(16|32)GB", "NVIDIA V100 datasheet (PCIe)", 0.9, 14, None, 112, None),
 )
 
 
@@ -81,3 +85,23 @@ def peak_flops(gpu: str, arithmetic: str) -> float | None:
     peak = find_peak(gpu)
     tflops: float | None = getattr(peak, arithmetic, None)
     return None if tflops is None else tflops * 1e12
+
+
+def peak_bandwidth(gpu: str) -> float | None:
+    """Bytes a second of a card's memory, by NVML's name; None for a card that is not known."""
+    peak = find_peak(gpu)
+    return None if peak is None else peak.bandwidth * 1e12
+
+
+def list_peaks(gpu: str) -> dict[str, float]:
+    """What a card's data sheet says, by the column of a record that is measured of it.
+
+    Args:
+        gpu: NVML's name of it.
+
+    Returns:
+        FLOP/s and bytes/s; nothing of a card that is not known.
+    """
+    peaks = {f"rate_{arithmetic}": peak_flops(gpu, arithmetic) for arithmetic in Arithmetic}
+    found = {**peaks, "rate_copy": peak_bandwidth(gpu)}
+    return {column: peak for column, peak in found.items() if peak}

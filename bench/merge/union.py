@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from bench.errors import UsageError
 from bench.merge.sources import Source
 from bench.record import COLUMNS
-from bench.store.cells import CONFIG, LOGS, RECORDS, TRACES
+from bench.store.cells import CONFIG, LOGS, RECORDS, TRACES, spell_config
 from bench.store.plans import JOINED, MERGED, Plan, read_own_plan, read_plans, write_plans
 from bench.store.reader import type_table
 from bench.store.writer import FILES, write_table
@@ -210,7 +210,7 @@ def write_union(out: Path, sources: Sequence[Source]) -> Source:
     write_plans(out, join_plans(sources))
     records = copy_logs(out, sources, records, owners)
     config = join_configs(source.config for source in sources)
-    replace_file(out / CONFIG, json.dumps(config, indent=2) + "\n")
+    replace_file(out / CONFIG, spell_config(config))
     tables = {RECORDS: records}
     for name in FILES:
         if name != RECORDS and (table := join_beside(name, sources, records, owners)) is not None:

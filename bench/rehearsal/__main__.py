@@ -26,7 +26,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from bench.case import axis_flag, format_value, parse_value
+from bench.case import Case, axis_flag, format_value, parse_value
 from bench.errors import UsageError
 from bench.flags import Parser, run_command
 from bench.models import check_model
@@ -228,7 +228,7 @@ def run(argv: Sequence[str]) -> int:
     rows = rehearse(
         str(model),
         names,
-        [bool(value) for value in parsed("compile", given.compile)],
+        [value != Case.compile for value in parsed("compile", given.compile)],
         batch_size,  # type: ignore[arg-type]
     )
     for name in names:

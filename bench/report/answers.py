@@ -10,7 +10,13 @@ from bench.limits import MIN_REPEATS, STEADY
 from bench.precision import PRECISIONS
 from bench.record import REFUSED
 from bench.report import doubts, summaries
-from bench.report.axes import Machines, list_naming_axes, name_axis, order_values
+from bench.report.axes import (
+    Machines,
+    find_varying,
+    list_naming_axes,
+    name_axis,
+    order_values,
+)
 from bench.report.cells import (
     ESTIMATE,
     TIMED,
@@ -80,18 +86,28 @@ MOST_EFFECTS = 6
 """Changes that are said in a sentence."""
 
 
-def summarize_effects(effects: Sequence[Effect]) -> str:
-    """One sentence on what precisions and switches do; empty if none was varied."""
-    asked = [e for e in effects if e.time and (e.axis == "precision" or e.after == "on")]
-    said = [_tell_effect(effect) for effect in asked[:MOST_EFFECTS]]
-    if not said:
+def summarize_effects(effects: Sequence[Effect], cases: pd.DataFrame) -> str:
+    """What precisions and switches do, in a few sentences; empty if none was varied.
+
+    Args:
+        cases: by whose ``cell`` the effects name them.
+    """
+    asked = [e for e in effects if e.time and (e.axis == "precision" or e.before == "off")]
+    shown = asked[:MOST_EFFECTS]
+    if not shown:
         return ""
-    few = any(e.time and e.time.ratio.judge(STEADY) is Verdict.NONE for e in asked)
-    more = f" With fewer than {MIN_REPEATS} repeats this is not certain." if few else ""
-    return f"All else equal, {'; '.join(said)}.{more}"
+    said = [f"All else equal, {'; '.join(_tell_effect(effect, cases) for effect in shown)}."]
+    over = {e.over: None for e in shown if e.axis == "precision" and e.over}
+    if any(effect.apart for effect in shown):
+        said.append("They have no settings in common, and are not to be ranked.")
+    elif over:
+        said.append(f"Precisions are compared at what all of them have: {'; '.join(over)}.")
+    if any(e.time and e.time.ratio.judge(STEADY) is Verdict.NONE for e in asked):
+        said.append(f"With fewer than {MIN_REPEATS} repeats this is not certain.")
+    return " ".join(said)
 
 
-def _tell_effect(effect: Effect) -> str:
+def _tell_effect(effect: Effect, cases: pd.DataFrame) -> str:
     time = effect.time
     assert time is not None
     if time.ratio.value is None:
@@ -110,11 +126,30 @@ def _tell_effect(effect: Effect) -> str:
         assert time.ratio.high is not None
         ends = f"{write_ratio(1 / time.ratio.high)} to {write_ratio(1 / time.ratio.low)}"
         sure = f" ({ends})" if verdict is not Verdict.AMBIGUOUS else f" ({ends}: not certain)"
-    return f"{_name_change(effect)} is {speed}{sure}"
+    where = f" at {effect.over}" if effect.apart else ""
+    waits = _tell_least_busy(cases[cases["cell"].isin([c for pair in time.cells for c in pair])])
+    return f"{_name_change(effect)} is {speed}{sure}{where}{waits}"
+
+
+def _tell_least_busy(compared: pd.DataFrame) -> str:
+    """Which of the cases that are compared left the GPU idle most, where any is host-bound."""
+    waiting = compared[compared["host_bound"]].sort_values("busy_share")
+    if not len(waiting):
+        return ""
+    row = take_first(waiting)
+    named = list_naming_axes(find_varying(compared))
+    return f" ({name_case(row, named)} is host-bound: {_tell_busy(row)})"
+
+
+def _tell_busy(row: Row) -> str:
+    return f"the GPU is busy for {write_quantity(QUANTITIES['busy_share'], row)} of a step"
 
 
 def _name_change(effect: Effect) -> str:
-    return effect.after if effect.axis == "precision" else f"with {name_axis(effect.axis)}, it"
+    if effect.axis == "precision":
+        return effect.after
+    mode = "" if effect.after == "on" else f" {effect.after}"
+    return f"with {name_axis(effect.axis)}{mode}, it"
 
 
 def _name_before(effect: Effect) -> str:
@@ -149,6 +184,7 @@ def _fastest(cases: pd.DataFrame, named: Sequence[str]) -> str:
         f"{write_quantity(QUANTITIES['epoch_time_s'], row)} an epoch "
         f"({write_quantity(QUANTITIES['images_per_s'], row)} {row.unit or IMAGES}/s{part})"
         f"{_against_fp32(row, timed)}"
+        f"{f', host-bound: {_tell_busy(row)}' if row.host_bound else ''}"
     )
     if row.repeats == 1:
         said += f". These are single runs; use --repeats {MIN_REPEATS} to compare"

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from bench.case import (
     AXES,
+    COMPILES,
     FOLLOWS,
     LEGACY,
     SAME_QUESTION,
@@ -109,6 +110,7 @@ _KEYS: Mapping[str, Callable[[str], Any]] = {
     "loss_scale": order_scale,
     "opt_level": str,
     "fp8_recipe": list(FP8_RECIPES).index,
+    "compile": list(COMPILES).index,
     "memory_limit": lambda text: parse_bytes(text) if text else math.inf,
     "steps": lambda text: int(text) if text else math.inf,
     "lr_warmup": _order_share,

@@ -428,6 +428,7 @@ def _tabulate_matches(families: Sequence[Family], machines: Machines) -> Table:
         Head("speed", "speed", "epoch time of the baseline over this one's", better="higher"),
         Head("memory", "memory change", "of the peak", better="lower", keep=8),
         Head("loss", "loss difference", "of the training loss", better="lower", keep=8),
+        Head("remarks", "remarks", "which of the two waits for its program", False, wrap=True),
     )
     starts = {i for i in range(1, len(matches)) if _begins(matches[i - 1], matches[i])}
     table = _lay_out(
@@ -437,7 +438,7 @@ def _tabulate_matches(families: Sequence[Family], machines: Machines) -> Table:
         heads,
         (
             (match.after, (Cell(str(match.after.batch_size), match.after.batch_size),
-                           *_write_match(match)))
+                           *_write_match(match), Cell(_name_host_bound(match))))
             for match in matches
         ),
         [_CHOSEN, *_note_losses(matches)],
@@ -446,6 +447,11 @@ def _tabulate_matches(families: Sequence[Family], machines: Machines) -> Table:
 
 
 _CHOSEN = "At the smallest batch size, the baseline's knee and the largest that both ran."
+
+
+def _name_host_bound(match: Match) -> str:
+    waiting = (row for row in (match.before, match.after) if row.host_bound)
+    return ", ".join(f"{row.precision} {DOUBTS['host_bound'].remark}" for row in waiting)
 
 
 def _choose_matches(matches: Sequence[Match], base: Family) -> list[Match]:
@@ -475,7 +481,10 @@ def _write_match(match: Match) -> tuple[Cell, Cell, Cell]:
 
 
 def _note_losses(matches: Sequence[Match]) -> list[str]:
-    few = any(is_number(match.loss) and match.after.seeds < MIN_REPEATS for match in matches)
+    few = any(
+        is_number(match.loss) and min(match.before.seeds, match.after.seeds) < MIN_REPEATS
+        for match in matches
+    )
     return [
         "A difference of loss of one batch size may be chance; the effects have its mean over all."
     ] * few

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from bench.diagnosis.breakdown import LISTED, Breakdown, Timed, divide
+from bench.diagnosis.evidence import write_ms
 from bench.diagnosis.explanation import LEFT_OVER
 from bench.diagnosis.floors import find_floor
 from bench.diagnosis.rates import choose_prefix
-from bench.diagnosis.reasons import write_ms
 from bench.diagnosis.sentences import name_part
 from bench.diagnosis.step import Bound, Step
 from bench.report.axes import Machines
@@ -18,7 +18,7 @@ from bench.report.cells import Row, iterate, name_place
 from bench.report.model import NOTHING, Cell, Head, Table
 from bench.report.profiles import Profiled
 from bench.report.quantities import write_number
-from bench.text import count, say_left_out
+from bench.text import ESTIMATE, count, say_left_out
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -34,6 +34,10 @@ SMALL = 0.03
 
 MOST_STEPS, MOST_OPERATIONS = 4, 6
 """Cases whose operations are listed, and how many of each."""
+
+ESTIMATED = (
+    f"{ESTIMATE} Estimated: kernels overlapped, and how they shared the time was not measured."
+)
 
 UNPROFILED = "add --profile on to the command of the sweep and run it again."
 
@@ -94,8 +98,10 @@ def tabulate_breakdowns(
             Cell(name_place(one.row, axes, machines)),
             ms_cell(breakdown.step_s),
             Cell(breakdown.verdict or NOTHING, breakdown.bound),
-            *(_percent_cell(share.get(name, 0.0)) for name in parts),
-            _percent_cell(sum(share.get(name, 0.0) for name in others)),
+            *(_percent_cell(share.get(name, 0.0), name in breakdown.estimates) for name in parts),
+            _percent_cell(
+                sum(share.get(name, 0.0) for name in others), bool(others & breakdown.estimates)
+            ),
         )
         for (one, breakdown), share in zip(shown, shares, strict=False)
     ]
@@ -106,6 +112,7 @@ def tabulate_breakdowns(
         "says how it is divided. "
         "Limited by: what limits at least two thirds of a step; of a mixed one, all that limit "
         f"{100 * LISTED:.0f} % or more.",
+        *([ESTIMATED] if any(breakdown.estimates for _, breakdown in profiled[:MOST_ROWS]) else []),
         *([f"{say_left_out(more, 'case')}; --where chooses."] if more else []),
         *([f"{count(left, 'other case')} {have} no profile: {UNPROFILED}"] if left else []),
     ]
@@ -130,13 +137,15 @@ def choose_parts(shares: Sequence[dict[str, float]], most: int = MOST_PARTS) -> 
     return sorted(named, key=lambda name: -largest[name])[:most]
 
 
-def ms_cell(seconds: float | None) -> Cell:
-    """Write a time in milliseconds; nothing for none."""
-    return Cell(NOTHING) if seconds is None else Cell(write_ms(seconds), seconds)
+def ms_cell(seconds: float | None, estimated: bool = False) -> Cell:
+    """Write a time in milliseconds, an estimate with its mark; nothing for none."""
+    if seconds is None:
+        return Cell(NOTHING)
+    return Cell(write_ms(seconds, estimated), seconds, estimated)
 
 
-def _percent_cell(share: float) -> Cell:
-    return Cell(f"{100 * share:.1f}", share)
+def _percent_cell(share: float, estimated: bool = False) -> Cell:
+    return Cell(f"{ESTIMATE * estimated}{100 * share:.1f}", share, estimated)
 
 
 # ------------------------------------------------------------------------------------- operations
@@ -158,7 +167,7 @@ def tabulate_operations(
     groups: dict[int, str] = {}
     shown = profiled[:MOST_STEPS]
     listed = [timed for _, breakdown in shown for timed in breakdown.rows[:MOST_OPERATIONS]]
-    speeds = ((timed.row.flop or 0.0) / timed.time_s for timed in listed)
+    speeds = (timed.flops or 0.0 for timed in listed)
     scale, prefix = choose_prefix(max(speeds, default=0.0))
     heads = (
         Head("operation", "operation", "its name, or a convolution's window and channels", False),
@@ -186,6 +195,10 @@ def tabulate_operations(
         + "; ".join(f"{bound}: {bound.meaning}" for bound in Bound if bound in bounds)
         + ".",
     ]
+    if any(timed.estimated for timed in listed):
+        notes.append(ESTIMATED)
+    if any(timed.beyond for timed in listed):
+        notes.append("A rate above the data sheet of the card is left out, and warned of.")
     if len(profiled) > MOST_STEPS:
         more = len(profiled) - MOST_STEPS
         notes.append(f"{say_left_out(more, 'case')}; --where chooses.")
@@ -205,16 +218,16 @@ def _write(timed: Timed, step: Step, breakdown: Breakdown, scale: float) -> Iter
     yield Cell(name_part(row.kind), row.kind)
     yield Cell(row.format or NOTHING, row.format)
     yield Cell(f"{row.calls:,}", row.calls)
-    yield ms_cell(timed.time_s)
-    yield _percent_cell(timed.time_s / breakdown.step_s)
-    yield _rate_cell(row.flop, timed.time_s, scale)
-    yield _rate_cell(row.bytes, timed.time_s, 1e9)
+    yield ms_cell(timed.time_s, timed.estimated)
+    yield _percent_cell(timed.time_s / breakdown.step_s, timed.estimated)
+    yield _rate_cell(timed.flops, scale, timed.estimated)
+    yield _rate_cell(timed.traffic, 1e9, timed.estimated)
     yield ms_cell(find_floor(row, step.rates, step.arithmetic))
     yield Cell(timed.bound, timed.bound) if timed.bound else Cell(NOTHING)
 
 
-def _rate_cell(amount: float | None, seconds: float, scale: float) -> Cell:
-    """Write an amount a second, over a scale; nothing where there is none of it."""
-    if not amount:
+def _rate_cell(rate: float | None, scale: float, estimated: bool) -> Cell:
+    """Write a rate, over a scale; nothing where there is none."""
+    if rate is None:
         return Cell(NOTHING)
-    return Cell(write_number(amount / seconds / scale), amount / seconds)
+    return Cell(f"{ESTIMATE * estimated}{write_number(rate / scale)}", rate, estimated)

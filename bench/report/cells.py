@@ -15,13 +15,10 @@ from bench.report.doubts import DOUBTS
 from bench.report.model import NOTHING, Cell, Head
 from bench.report.quantities import QUANTITIES, Quantity, is_number, write_number
 from bench.report.spread import Spread
+from bench.text import ESTIMATE as ESTIMATE
 
 if TYPE_CHECKING:
     import pandas as pd
-
-
-ESTIMATE = "≈"
-"""Stands before each number that was extrapolated to a whole epoch."""
 
 
 Row = Any  # a row of the frame of cases, by name
@@ -48,16 +45,18 @@ def _name_cells(columns: tuple[str, ...]) -> Any:
 
 
 def quantity_cell(quantity: Quantity, row: Row, prefix: str = "", *, spread: bool = True) -> Cell:
-    """Write one number of a case, the ends of its spread and an estimate's mark, without unit."""
+    """Write one number of a case, the ends of its spread and an estimate's mark, without unit.
+
+    Of less than an epoch nothing that was learnt.
+    """
     value = getattr(row, prefix + quantity.name)
-    if not is_number(value):
+    if not is_number(value) or (quantity.learnt and not prefix and row.part < 1):
         return Cell(NOTHING)
     text = quantity.write(value)
     if spread and not prefix and quantity.spread:
         text += _write_spread(quantity, row, value)
-    if not prefix and is_estimate(quantity, row):
-        text = f"{ESTIMATE}{text}"
-    return Cell(text, value)
+    estimated = not prefix and is_estimate(quantity, row)
+    return Cell(f"{ESTIMATE * estimated}{text}", value, estimated)
 
 
 def quantity_head(quantity: Quantity) -> Head:

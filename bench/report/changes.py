@@ -9,9 +9,18 @@ from typing import TYPE_CHECKING
 
 from bench.case import AXES
 from bench.limits import MIN_REPEATS, STEADY
+from bench.record import BESIDE, COLUMNS
 from bench.report import axes
-from bench.report.axes import name_axis
-from bench.report.cells import ESTIMATE, Row, iterate, name_case, number_cell, write_ratio
+from bench.report.axes import MACHINE, Machines, name_axis
+from bench.report.cells import (
+    ESTIMATE,
+    Row,
+    iterate,
+    name_case,
+    number_cell,
+    whole_cell,
+    write_ratio,
+)
 from bench.report.effects import TIME, Effect, Estimate
 from bench.report.learning import MARGIN, Lesson
 from bench.report.model import NOTHING, Cell, Head, Table
@@ -48,6 +57,7 @@ def tabulate_effects(effects: Sequence[Effect], cases: pd.DataFrame) -> Iterator
         Head("interval", "95 % interval", "of the speed over these pairs", keep=8),
         Head("range", "range of pairs", "speed of the pairs", keep=7),
         Head("pairs", "pairs", "how many pairs of cases differ in that alone", keep=8),
+        Head("over", "over", "the settings at which it is compared", False, keep=8, wrap=True),
         Head("memory", "memory", "change of the peak", better="lower", keep=6),
         Head("energy", "energy", "change of an epoch's", better="lower", keep=4),
         Head("loss", "loss", "difference of the training loss", better="lower", keep=5),
@@ -69,16 +79,23 @@ def tabulate_effects(effects: Sequence[Effect], cases: pd.DataFrame) -> Iterator
 
 def _write_effect(effect: Effect, cases: pd.DataFrame) -> tuple[Cell, ...]:
     mark = ESTIMATE if effect.estimated else ""
-    time, pairs = effect.time, len(effect.pairs)
+    time, every = effect.time, len(effect.pairs)
+    pairs = time.pairs if time else every
+
+    def tell_pairs(estimate: Estimate | None) -> str:
+        """How many of the pairs a number is of, where these are not those of the row."""
+        return f" ({estimate.pairs} of {every})" if estimate and estimate.pairs != pairs else ""
+
     change = f"{name_axis(effect.axis)}: {effect.before} → {effect.after}"
-    remarks = [*effect.doubts, *([_tell_ends(effect, time, cases)] if time and time.mixed else [])]
+    remarks = [*effect.doubts, *([_tell_ends(time, cases)] if time and time.mixed else [])]
     return (
         Cell(change, change),
         *(_write_speed(time, mark) if time and time.ratio.value else [Cell(NOTHING)] * 4),
-        Cell(f"{time.pairs} of {pairs}" if time and time.pairs < pairs else str(pairs), pairs),
-        _write_percent(effect.memory, pairs),
-        _write_percent(effect.energy, pairs, mark),
-        _write_difference(effect.loss, pairs),
+        Cell(f"{pairs} of {every}" if pairs < every else str(pairs), pairs),
+        Cell(effect.over),
+        _write_percent(effect.memory, tell_pairs(effect.memory)),
+        _write_percent(effect.energy, tell_pairs(effect.energy), mark),
+        _write_difference(effect.loss, tell_pairs(effect.loss)),
         Cell(", ".join(remarks)),
     )
 
@@ -101,9 +118,9 @@ MIXED = "mixed"
 """The verdict on a change that makes some cases faster and others not."""
 
 
-def _tell_ends(effect: Effect, time: Estimate, cases: pd.DataFrame) -> str:
+def _tell_ends(time: Estimate, cases: pd.DataFrame) -> str:
     """Name the pairs between which the effect lies: ``1.00× at fp32, 1.11× at bf16-amp``."""
-    after = cases[cases["cell"].isin([b for _, b in effect.pairs])]
+    after = cases[cases["cell"].isin([b for _, b in time.cells])]
     named = [axis for axis in axes.find_varying(after) if axis in AXES]
     rows = {row.cell: row for row in iterate(after[after["cell"].isin(time.ends)])}
     fast, slow = time.ends
@@ -114,24 +131,18 @@ def _tell_ends(effect: Effect, time: Estimate, cases: pd.DataFrame) -> str:
     return ", ".join(said)
 
 
-def _write_percent(estimate: Estimate | None, pairs: int, mark: str = "") -> Cell:
+def _write_percent(estimate: Estimate | None, of: str, mark: str = "") -> Cell:
     if estimate is None or estimate.ratio.value is None:
         return Cell(NOTHING)
     change = estimate.ratio.value - 1
-    return Cell(f"{mark}{_sign(100 * change, 1)} %{_tell_pairs(estimate, pairs)}", change)
+    return Cell(f"{mark}{_sign(100 * change, 1)} %{of}", change)
 
 
-def _write_difference(estimate: Estimate | None, pairs: int) -> Cell:
+def _write_difference(estimate: Estimate | None, of: str) -> Cell:
     if estimate is None:
         return Cell(NOTHING)
     reach = f" ±{estimate.reach:.3f}" if estimate.reach is not None else ""
-    text = f"{_sign(estimate.difference, 3)}{reach}{_tell_pairs(estimate, pairs)}"
-    return Cell(text, estimate.difference)
-
-
-def _tell_pairs(estimate: Estimate, pairs: int) -> str:
-    """How many of the pairs a number is of, where these are not all."""
-    return f" ({estimate.pairs} of {pairs})" if estimate.pairs < pairs else ""
+    return Cell(f"{_sign(estimate.difference, 3)}{reach}{of}", estimate.difference)
 
 
 def _sign(value: float, decimals: int) -> str:
@@ -143,10 +154,24 @@ def _sign(value: float, decimals: int) -> str:
 def _note_effects(effects: Sequence[Effect]) -> Iterator[str]:
     """How to read the table, and what is missing for a verdict."""
     yield (
-        "Speed: epoch time before the change over that after it, geometric mean over all pairs of "
+        "Speed: epoch time before the change over that after it, geometric mean over the pairs of "
         "cases that differ in it alone. Precisions are compared at their default loss scale, or "
         "the commonest."
     )
+    if any(effect.over for effect in effects):
+        yield (
+            "Over: at which settings, where changes of one kind differ in them. Changes from one "
+            "value are compared at those that all of them have."
+        )
+    fewer = [e for e in effects if e.axis in AXES and e.time and e.time.pairs < len(e.pairs)]
+    if fewer and not fewer[0].apart:
+        both = f"{fewer[0].axis}={fewer[0].before},{fewer[0].after}"
+        yield f"--where {both} compares these two at all that both have."
+    if any(effect.apart for effect in effects):
+        yield (
+            "Changes from one value that are over different settings have none in common; do not "
+            "rank them."
+        )
     times = [effect.time for effect in effects if effect.time]
     if any(time.ratio.p is not None for time in times):
         yield (
@@ -231,39 +256,74 @@ def tabulate_prices(cases: pd.DataFrame, prices: Sequence[Price]) -> Iterator[Ta
         Head("case", "case", "in which case", False, wrap=True),
         Head("off", "start-up without (s)", "set-up and first steps without it", keep=7),
         Head("on", "start-up with (s)", "set-up and first steps with it", keep=7),
+        Head("cached", "cached (s)", "the same of a repeat that found compiled code", keep=6),
         Head("saved", "saved per epoch (s)", "how much shorter an epoch is"),
         Head("epochs", "pays off after", "whole epochs until it has paid off", better="lower"),
+        Head("again", "cached, after", "whole epochs where compiled code is found", keep=6),
     )
     shown = prices[:MOST_PRICES]
     rows = tuple(
         (
-            Cell(name_axis(price.axis)),
+            Cell(_name_switch(price)),
             Cell(name_case(by_cell[price.on], [axis for axis in named if axis != price.axis])),
             number_cell(price.start_off),
             number_cell(price.start_on),
+            Cell(NOTHING) if price.start_cached is None else number_cell(price.start_cached),
             Cell(mark + write_number(price.saved), price.saved),
-            _write_epochs(price, mark),
+            _write_epochs(price, price.epochs, price.ends, mark),
+            Cell(NOTHING)
+            if price.epochs_cached is None
+            else _write_epochs(price, price.epochs_cached, None, mark),
         )
         for price in shown
         for mark in [_mark(price, by_cell)]
     )
-    what = " and ".join(
-        {"compile": "compiling", "cudnn_benchmark": "autotuning"}[axis]
-        for axis in PREPARING
-        if any(price.axis == axis for price in prices)
-    )
+    found = [what for axis, what in PREPARING.items() if any(p.axis == axis for p in prices)]
+    what = " and ".join(filter(None, (", ".join(found[:-1]), found[-1])))
     yield Table(
         "start-up",
         f"What {what} costs before the first epoch, and when it pays off",
         heads,
         rows,
         (
-            "Start-up: set-up and the first step of each batch shape, where compiling and "
-            "autotuning happen; of these the slowest repeat, because later ones find compiled code "
-            "in a cache.",
+            "Start-up: set-up and the first step of each batch shape, where compiling, autotuning "
+            "and capturing happen; of these the slowest repeat, because later ones find compiled "
+            "code in a cache. Cached: with those of the fastest repeat.",
             *_note_prices(prices),
         ),
+    ).drop_empty()
+
+
+def _name_switch(price: Price) -> str:
+    """What is switched on: ``cudnn benchmark``, ``compile default``."""
+    return " ".join([name_axis(price.axis), *([price.value] if price.value != "on" else [])])
+
+
+def tabulate_parts(parts: pd.DataFrame, machines: Machines) -> Iterator[Table]:
+    """One row a machine, one column a part of the time beside training.
+
+    Args:
+        parts: of `startup.find_parts`.
+    """
+    if not len(parts):
+        return
+    heads = (
+        Head(MACHINE, "machine", "where the runs were", False, wrap=True),
+        Head("runs", "runs", "how many"),
+        *(Head(name, label, COLUMNS[name].help, better="lower") for name, label in BESIDE.items()),
+        Head("all", "all of these", "the median of their sum", better="lower"),
     )
+    rows = tuple(
+        (
+            Cell(machines[sweep, machine]),
+            whole_cell(int(row["runs"])),
+            *(Cell(f"{row[name]:.2f}", row[name]) for name in [*BESIDE, "all"]),
+        )
+        for (sweep, machine), row in zip(parts.index, parts.to_dict("records"), strict=True)
+    )
+    title = "Seconds of a run beside warm-up and training (median)"
+    table = Table("beside", title, heads, rows, ())
+    yield table if len(rows) > 1 else table.take(range(1, len(heads)))
 
 
 def _note_prices(prices: Sequence[Price]) -> Iterator[str]:
@@ -277,15 +337,14 @@ def _note_prices(prices: Sequence[Price]) -> Iterator[str]:
         yield "Cannot tell: the 95 % interval of the times includes no saving; use more --repeats."
     if len(prices) <= MOST_PRICES:
         return
-    for axis in PREPARING:
-        epochs = sorted(price.epochs for price in prices if price.axis == axis)
-        if epochs:
-            low, middle, high = epochs[0], epochs[len(epochs) // 2], epochs[-1]
-            said = ["never" if math.isinf(e) else f"{e:,.0f}" for e in (low, middle, high)]
-            yield (
-                f"Epochs until {name_axis(axis)} pays off, over all {len(epochs):,} pairs: "
-                f"{said[0]} at best, {said[1]} in the median, {said[2]} at worst."
-            )
+    for switch in dict.fromkeys(map(_name_switch, prices)):
+        epochs = sorted(price.epochs for price in prices if _name_switch(price) == switch)
+        low, middle, high = epochs[0], epochs[len(epochs) // 2], epochs[-1]
+        said = ["never" if math.isinf(e) else f"{e:,.0f}" for e in (low, middle, high)]
+        yield (
+            f"Epochs until {switch} pays off, over all {len(epochs):,} pairs: "
+            f"{said[0]} at best, {said[1]} in the median, {said[2]} at worst."
+        )
     yield f"{len(prices) - MOST_PRICES:,} more pairs are left out; --where chooses."
 
 
@@ -301,15 +360,15 @@ def _mark(price: Price, by_cell: dict[int, Row]) -> str:
     return ESTIMATE if min(by_cell[price.off].part, by_cell[price.on].part) < 1 else ""
 
 
-def _write_epochs(price: Price, mark: str) -> Cell:
+def _write_epochs(price: Price, epochs: float, ends: tuple[float, float] | None, mark: str) -> Cell:
     if _is_unclear(price):
         return Cell("cannot tell")
-    if math.isinf(price.epochs):
+    if math.isinf(epochs):
         return Cell("never")
-    if price.epochs == 0:
+    if epochs == 0:
         return Cell("at once", 0)
-    text = mark + count(int(price.epochs), "epoch")
-    if price.ends is not None and price.ends[0] != price.ends[1]:
-        low, high = (f"{end:,.0f}" if math.isfinite(end) else "never" for end in price.ends)
+    text = mark + count(int(epochs), "epoch")
+    if ends is not None and ends[0] != ends[1]:
+        low, high = (f"{end:,.0f}" if math.isfinite(end) else "never" for end in ends)
         text += f" ({low}–{high})"
-    return Cell(text, price.epochs)
+    return Cell(text, epochs)

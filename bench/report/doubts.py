@@ -12,7 +12,7 @@ from bench.gpu.nvml import EFFECTS
 from bench.limits import INTERFERENCE, STEADY, STRAGGLES, is_shared
 from bench.precision import EMULATE_FP8, PRECISIONS, Arithmetic, is_dynamic
 from bench.record import Status
-from bench.report.quantities import positive, step_noise
+from bench.report.quantities import busy_share, find_beyond, find_wrong_rates, positive, step_noise
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -32,6 +32,10 @@ SHORT_ENERGY_S = 2.0
 """Below this many seconds an energy is doubted: NVML's readings are 0.1 s apart, and the power of
 the moments before and after is in the first and the last."""
 
+
+LEAST_BUSY = 0.9
+"""A GPU that runs kernels for less than this share of a step waits for the host: of DPN-92 on an
+H100, 0.95 to 0.99 at batch sizes that fill it, 0.69 and 0.75 at 128 in half precision."""
 
 MOST_UNNAMED = 0.05
 """Share of a profiled step from which operations that no kind names are a defect."""
@@ -56,13 +60,36 @@ def _shared(records: pd.DataFrame) -> pd.Series:
 
 
 def _quarter_noise(records: pd.DataFrame) -> pd.Series:
-    """How far the means of two quarters of the steps lie apart by their noise alone, as a share.
+    """How far the medians of two quarters of the steps lie apart by their noise alone, as a share.
 
-    Two standard errors of a difference of two means; a normal distribution's standard deviation is
-    1.4826 times its median absolute deviation.
+    Two standard errors of a difference of two medians: of a normal distribution these are 1.2533
+    times those of means, and its standard deviation 1.4826 times its median absolute deviation.
     """
     quarter = positive(records["measured_steps"].astype(float)) / 4
-    return (2 * 1.4826 * step_noise(records) * (2 / quarter) ** 0.5).fillna(0.0)
+    return (2 * 1.2533 * 1.4826 * step_noise(records) * (2 / quarter) ** 0.5).fillna(0.0)
+
+
+LEAST_KNOWN = 0.5
+"""An epoch whose 95 % interval is wider than this share of it on either side is not known."""
+
+
+def _measure_error(records: pd.DataFrame) -> pd.Series:
+    """Half the 95 % interval of the epoch time by its own steps, as a share of it."""
+    time, low, high = (
+        records[name].astype(float)
+        for name in ("epoch_time_s", "epoch_time_low_s", "epoch_time_high_s")
+    )
+    return (high - low) / 2 / positive(time)
+
+
+def _find_unknown_time(records: pd.DataFrame) -> pd.Series:
+    """Which epoch times are known less well than was asked, or hardly at all."""
+    return _missed(records) | (_measure_error(records) > LEAST_KNOWN)
+
+
+def _describe_unknown_time(records: pd.DataFrame) -> str:
+    worst = records["epoch_time_error"].astype(float).fillna(_measure_error(records)).max()
+    return f"known within {100 * worst:.2g} %" if worst < 1 else "not known within 100 %"
 
 
 @dataclass(frozen=True)
@@ -100,7 +127,8 @@ class Trend:
         if not len(change):
             return ""
         largest = max(change.tolist(), key=abs)
-        word = "rose" if largest > 0 else "fell"
+        alike = (change > 0).all() or (change < 0).all()
+        word = ("rose" if largest > 0 else "fell") if alike else "changed"
         size = f"{100 * abs(largest):.1f} %" if self.relative else f"{abs(largest):.0f} {self.unit}"
         return f"{self.label} {word} by {'up to ' if len(change) > 1 else ''}{size}"
 
@@ -202,11 +230,23 @@ def _beside_others(records: pd.DataFrame) -> pd.Series:
 
 def _cut_by_steps(records: pd.DataFrame) -> pd.Series:
     """Whether ``--steps`` is what keeps a row from having measured more."""
-    return records["part"] < records["fraction"]
+    return (records["part"] < records["fraction"]) & ~_ended(records)
+
+
+def _ended(records: pd.DataFrame) -> pd.Series:
+    """Whether ``--until`` ended a row before its epoch did."""
+    return (records["until"] != "") & (records["part"] < 1) & ~_missed(records)
+
+
+def _missed(records: pd.DataFrame) -> pd.Series:
+    """Whether a row's epoch time is known less well than ``--until`` asked."""
+    import pandas as pd
+
+    return records["epoch_time_error"].astype(float) > pd.to_numeric(records["until"])
 
 
 def _name_longer(rows: pd.DataFrame, whole: str = "--epochs") -> str:
-    """The flags that make such rows measure longer: ``--fraction``, or ``--steps or --epochs``.
+    """What makes such rows measure longer: ``a larger --fraction``, or ``… --steps or --epochs``.
 
     Args:
         rows: of `bench.report.summaries.read`.
@@ -214,21 +254,23 @@ def _name_longer(rows: pd.DataFrame, whole: str = "--epochs") -> str:
     """
     by_steps = _cut_by_steps(rows)
     said = {
-        "--fraction": (~by_steps & (rows["part"] < 1)).any(),
+        "--fraction": (~by_steps & ~_ended(rows) & (rows["part"] < 1)).any(),
         "--steps": by_steps.any(),
         whole: (rows["part"] == 1).any(),
     }
-    return " or ".join(flag for flag, needed in said.items() if flag and needed)
+    larger = " or ".join(flag for flag, needed in said.items() if flag and needed)
+    smaller = "a smaller --until" if _ended(rows).any() else ""
+    return " or ".join(filter(None, [larger and f"a larger {larger}", smaller]))
 
 
 def _measure_longer(before: str, after: str) -> Callable[[pd.DataFrame], str]:
-    return lambda rows: f"{before} a larger {_name_longer(rows)}{after}"
+    return lambda rows: f"{before} {_name_longer(rows)}{after}"
 
 
 def _lengthen_for_energy(rows: pd.DataFrame) -> str:
     # the sensor is read at both ends of each epoch, so that more of them are as short
     longer = _name_longer(rows, whole="")
-    said = [f"a larger {longer}"] if longer else []
+    said = [longer] if longer else []
     if (rows["part"] == 1).any():
         said.append("--repeats 5 or more, which show the error of whole epochs")
     return f"Use {', or '.join(said)}."
@@ -254,6 +296,7 @@ def _measure_whole(rows: pd.DataFrame) -> str:
     said = {
         "--fraction 1": (rows["fraction"] < 1).any(),
         "--steps none": _cut_by_steps(rows).any(),
+        "--until none": _ended(rows).any(),
     }
     flags = " and ".join(flag for flag, needed in said.items() if needed)
     return f"Use {flags} to measure whole epochs."
@@ -331,7 +374,7 @@ DOUBTS: dict[str, Doubt] = {
         Doubt(
             "shared",
             "shared",
-            "Another program used the GPU, or the CPU that was measured",
+            "Another program used what was measured on",
             "Close other programs, or use --repeats 5 or more.",
             _shared,
             detail=_quote("neighbours"),
@@ -386,6 +429,15 @@ DOUBTS: dict[str, Doubt] = {
             detail=_describe(TRENDS),
         ),
         Doubt(
+            "unknown",
+            "epoch not known",
+            "The measured steps vary too much to tell the time of an epoch as well as --until "
+            f"asks, or within {100 * LEAST_KNOWN:.0f} %",
+            _measure_longer("Use", ", or close other programs."),
+            _find_unknown_time,
+            detail=_describe_unknown_time,
+        ),
+        Doubt(
             "warming",
             "warming",
             "The GPU was still warming up, and its clocks fall as it does",
@@ -395,11 +447,22 @@ DOUBTS: dict[str, Doubt] = {
             detail=_describe(WARMING),
         ),
         Doubt(
+            "host_bound",
+            "host-bound",
+            f"The GPU ran kernels for less than {100 * LEAST_BUSY:.0f} % of a step and waited for "
+            "the host, so that these times say little of what it can do",
+            "Compare at a larger --batch-size; python -m bench.why tells what it waited for.",
+            lambda r: busy_share(r) < LEAST_BUSY,
+            fatal=False,
+            detail=lambda r: f"down to {100 * r['busy_share'].min():.0f} %",
+        ),
+        Doubt(
             "few",
             "few steps",
             f"Fewer than {FEW_STEPS} steps were measured, too few to estimate noise",
             _measure_longer("Use", "."),
-            lambda r: (r["measured_steps"] < FEW_STEPS) & (r["part"] < 1),
+            # one that --until ended has shown its noise
+            lambda r: (r["measured_steps"] < FEW_STEPS) & (r["part"] < 1) & ~_ended(r),
         ),
         Doubt(
             "unscheduled",
@@ -458,7 +521,7 @@ DOUBTS: dict[str, Doubt] = {
             "fp8 rarely pays without torch.compile: each rounding to fp8 is then several kernels "
             "that read and write memory",
             "Use --compile on.",
-            lambda r: _in_fp8(r) & ~r["compile"].astype(bool),
+            lambda r: _in_fp8(r) & (r["compile"] == Case.compile),
             fatal=False,
         ),
         Doubt(
@@ -529,6 +592,26 @@ DOUBTS: dict[str, Doubt] = {
             fatal=False,
         ),
         Doubt(
+            "beyond",
+            "beyond the data sheet",
+            "More FLOP or bytes a second than the data sheet of the card allows, which are left "
+            "out: a cache holds what the network moves, or the times are wrong",
+            "Use a larger --batch-size, and python -m bench.overhead to check the times.",
+            find_beyond,
+            fatal=False,
+        ),
+        Doubt(
+            "wrong_rates",
+            "machine's rates beyond the data sheet",
+            "A rate of the machine was measured above the data sheet of its card, and is left out: "
+            "nothing is held against it. The time is wrong, or the card's clock was above the "
+            "boost that the data sheet is for",
+            "nvidia-smi -q -d CLOCK shows such a clock; if there is none, run the same command "
+            "with a new --out, which measures the rates again.",
+            find_wrong_rates,
+            fatal=False,
+        ),
+        Doubt(
             "energy",
             "short energy",
             f"Energy was measured over less than {SHORT_ENERGY_S:.0f} s, too short for the "
@@ -541,7 +624,7 @@ DOUBTS: dict[str, Doubt] = {
         Doubt(
             "extrapolated",
             "extrapolated",
-            "Only part of an epoch was measured; numbers marked ≈ are extrapolated",
+            "Only part of an epoch was measured; figures of whole ones, marked ≈, are extrapolated",
             _measure_whole,
             lambda r: (r["part"] < 1) & r["epoch_time_s"].notna(),
             fatal=False,

@@ -1,4 +1,8 @@
-"""What changing one axis does with all else equal: over every pair of cases that differs in it.
+"""What changing one axis does with all else equal: over the pairs of cases that differ in it alone.
+
+Changes of one baseline, such as fp32 to each other precision, are compared with each other, and so
+each metric of them is over the same settings of all other axes: those that all of them have. Where
+there are none, each is over its own, and `Effect.apart`.
 
 Of each pair the ratio of geometric means over the repeats is taken, and the geometric mean over the
 pairs. Its 95 % interval is of that mean over just these pairs: each pair's variance is Welch's, the
@@ -8,18 +12,21 @@ they rest on the degrees of freedom that follow from the median noise ratio of a
 and the highest pair tell how far the pairs differ from each other.
 
 Pairs of one seed have seen the same images from the same start, and so are one reading: losses are
-averaged over the pairs, seed by seed, and then compared as those of a single pair.
+averaged over the pairs, seed by seed, and then compared as those of a single pair. Only seeds count
+that all of these cases ran, or else, that both cases of a pair did.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import compress, groupby
+from operator import itemgetter
 from statistics import fmean, median, stdev, variance
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from bench.case import AXES, FOLLOWS, SAME_QUESTION, free_axes
+from bench.case import AXES, BARE, FOLLOWS, RECIPE, SAME_QUESTION, free_axes
 from bench.limits import MIN_REPEATS, STEADY
 from bench.record import COMPARABLE, RELIABLE, Status
 from bench.report import quantities
@@ -29,7 +36,9 @@ from bench.report.axes import (
     Machines,
     find_varying,
     keep_main,
+    name_axis,
     name_value,
+    order_values,
     rank,
     take_values,
 )
@@ -37,6 +46,7 @@ from bench.report.doubts import DOUBTS, SAID_BELOW
 from bench.report.metrics import METRICS
 from bench.report.summaries import SOURCE
 from bench.store.attempts import number_groups
+from bench.text import name_first
 from bench.verdict import CONFIDENCE, MIN_SEEDS, ROUNDING, Ratio, adjust, compare_seeds
 from bench.workloads import IMAGES
 
@@ -83,7 +93,7 @@ class Estimate:
 
     Attributes:
         ratio: after over before, of geometric means.
-        pairs: how many there are: those with enough repeats, if any has.
+        cells: the ``cell`` before and after of each pair: of those with enough repeats, if any has.
         lowest: the ratio of the pair where it is lowest; ``highest`` where it is highest.
         ends: the ``cell`` after the change of these two pairs.
         mixed: whether pairs, each judged by its own interval, differ in their verdicts.
@@ -92,13 +102,18 @@ class Estimate:
     """
 
     ratio: Ratio
-    pairs: int
+    cells: tuple[tuple[int, int], ...]
     lowest: float
     highest: float
     ends: tuple[int, int]
     mixed: bool
     difference: float
     reach: float | None
+
+    @property
+    def pairs(self) -> int:
+        """How many pairs it is over."""
+        return len(self.cells)
 
 
 @dataclass(frozen=True)
@@ -108,10 +123,14 @@ class Effect:
     Attributes:
         axis: an axis of `Case`, or ``machine``.
         before: its value, for people; ``after`` is the one it changes to.
-        pairs: the ``cell`` of the case before and of the case after.
-        estimates: by the name of one of `JUDGED`.
-        estimated: whether any of its times was extrapolated.
-        doubts: what speaks against its cases, as remarks.
+        pairs: the ``cell`` of the case before and of the case after, of all that differ in it.
+        estimates: by the name of one of `JUDGED`, each over some of these pairs.
+        estimated: whether any of the times compared was extrapolated.
+        doubts: what speaks against the cases compared, as remarks.
+        over: at which settings of other axes times are compared, for people; empty where that is at
+            all that any change of this axis has.
+        apart: whether changes of the same baseline are compared at other settings, for want of any
+            that all have.
     """
 
     axis: str
@@ -121,6 +140,8 @@ class Effect:
     estimates: dict[str, Estimate]
     estimated: bool
     doubts: tuple[str, ...]
+    over: str = ""
+    apart: bool = False
 
     @property
     def time(self) -> Estimate | None:
@@ -166,39 +187,98 @@ def find_effects(rows: pd.DataFrame, cases: pd.DataFrame, machines: Machines) ->
     found: list[dict[str, Estimate]] = [{} for _ in changes]
     for metric in JUDGED:
         judge = _judge_seeds if metric.seeded else _judge_repeats
-        estimates = judge(metric, [change.pairs for change in changes], take_readings(metric, rows))
+        estimates = judge(metric, changes, take_readings(metric, rows))
         for into, estimate in zip(found, estimates, strict=True):
             if estimate is not None:
                 into[metric.name] = estimate
+    kept = [pair for pair in zip(changes, found, strict=True) if pair[1]]
     return [
-        Effect(
+        effect
+        for _, axis in groupby(kept, key=lambda pair: pair[0].axis)
+        for effect in _describe_axis(list(axis), ended, machines)
+    ]
+
+
+def _describe_axis(
+    found: Sequence[tuple[Changed, dict[str, Estimate]]], cases: pd.DataFrame, machines: Machines
+) -> Iterator[Effect]:
+    """The effects of one axis, each with the settings at which it was compared: in time, if any."""
+    used: list[list[Pair]] = []
+    rivals: dict[str, set[frozenset[int]]] = {}
+    for change, estimates in found:
+        cells = {*estimates.get(TIME.name, next(iter(estimates.values()))).cells}
+        pairs = [pair for pair in change.pairs if (pair.a, pair.b) in cells]
+        used.append(pairs)
+        rivals.setdefault(change.before, set()).add(frozenset(pair.key for pair in pairs))
+    every = frozenset(pair.key for change, _ in found for pair in change.pairs)
+    everywhere = all(held == {every} for held in rivals.values())
+    settings: dict[str, dict[int, Any]] = {}
+    if not everywhere:
+        before = cases[cases["cell"].isin({p.a for change, _ in found for p in change.pairs})]
+        free = _list_free(found[0][0].axis)
+        settings = {
+            name: dict(zip(before["cell"], take_values(before, name), strict=True))
+            for name in find_varying(before)
+            if name not in free
+        }
+    for (change, estimates), pairs in zip(found, used, strict=True):
+        yield Effect(
             change.axis,
             change.before,
             change.after,
-            tuple(zip(change.pairs["cell_a"], change.pairs["cell_b"], strict=True)),
+            tuple((pair.a, pair.b) for pair in change.pairs),
             estimates,
-            bool((change.pairs[["part_a", "part_b"]] < 1).any(axis=None)),
-            tuple(_list_doubts(change.pairs)),
+            any(pair.estimated for pair in pairs),
+            tuple(_list_doubts(pairs)),
+            _name_settings(pairs, settings, machines),
+            len(rivals[change.before]) > 1,
         )
-        for change, estimates in zip(changes, found, strict=True)
-        if estimates
-    ]
+
+
+def _name_settings(
+    pairs: Sequence[Pair], settings: Mapping[str, Mapping[int, Any]], machines: Machines
+) -> str:
+    """Name the settings of pairs, by axis and cell: ``fp32, fp16 · batch size 128, 256``."""
+    said = []
+    for axis, value_of in settings.items():
+        values = order_values(axis, [value_of[pair.a] for pair in pairs])
+        text = name_first([name_value(axis, value, machines) for value in values], 4)
+        said.append(text if axis in (MACHINE, *BARE) else f"{name_axis(axis)} {text}")
+    return " · ".join(said)
 
 
 # ------------------------------------------------------------------------------------------ pairs
 
 
+class Pair(NamedTuple):
+    """Two cases that differ in one axis alone.
+
+    Attributes:
+        a: the ``cell`` of the case before the change; ``b`` of the one after it.
+        key: a number for the settings of all other axes.
+        same_loss: whether their losses can be compared.
+        same_memory: whether their memory was measured in the same way.
+        estimated: whether either measured a part of an epoch.
+        doubts: what speaks against either, of `DOUBTS`.
+    """
+
+    a: int
+    b: int
+    key: int
+    same_loss: bool
+    same_memory: bool
+    estimated: bool
+    doubts: frozenset[str]
+
+
 @dataclass(frozen=True)
 class Changed:
-    """Pairs of cases: their columns, with ``_a`` before the change and ``_b`` after it.
-
-    ``same_loss`` is whether the losses of a pair can be compared.
-    """
+    """A change of one axis, and the pairs that it makes."""
 
     axis: str
     before: str
     after: str
-    pairs: pd.DataFrame
+    pairs: Sequence[Pair]
 
 
 def find_changes(axis: str, cases: pd.DataFrame, machines: Machines) -> Iterator[Changed]:
@@ -208,8 +288,7 @@ def find_changes(axis: str, cases: pd.DataFrame, machines: Machines) -> Iterator
     values with the baseline. Of cases that differ only in how much of an epoch was measured, those
     that measured equal parts are compared, else the ones that measured most.
     """
-    free = {axis, *(set(free_axes(axis)) - set(KEPT)), *SAME_QUESTION}
-    equal = [name for name in AXES if name not in free]
+    equal = [name for name in AXES if name not in _list_free(axis)]
     told_by = "device" if axis == MACHINE else axis
     equal += [column for column, of in COMPARABLE.items() if told_by not in of]
     if axis == MACHINE:
@@ -233,14 +312,37 @@ def find_changes(axis: str, cases: pd.DataFrame, machines: Machines) -> Iterator
         lines.add_suffix("_b"), left_on=["_key", "_to"], right_on=["_key_b", "_rank_b"]
     )
     pairs = pairs.assign(
-        _equal=pairs["part_a"] == pairs["part_b"], same_loss=_have_same_loss(pairs)
+        _equal=pairs["part_a"] == pairs["part_b"], same_loss=_have_same_loss(axis, pairs)
     )
     order = ["_equal", "part_a", "part_b"]
     pairs = pairs.sort_values(order, ascending=False, kind="stable")
     pairs = pairs.drop_duplicates(["_key", "_from", "_to"]).sort_values(["_from", "_to", "_key"])
-    for (before, after), part in pairs.groupby(["_from", "_to"]):
+    ends = zip(pairs["_from"].tolist(), pairs["_to"].tolist(), strict=True)
+    for (before, after), part in groupby(zip(ends, _list_pairs(pairs), strict=True), itemgetter(0)):
         first, second = (name_value(axis, values[place], machines) for place in (before, after))
-        yield Changed(axis, first, second, part)
+        yield Changed(axis, first, second, [pair for _, pair in part])
+
+
+def _list_pairs(pairs: pd.DataFrame) -> Iterator[Pair]:
+    """The rows of cases that were joined, with ``_a`` before the change and ``_b`` after it."""
+    names = [name for name in DOUBTS if name not in SAID_BELOW]
+    a, b = (pairs[[f"{name}_{side}" for name in names]].to_numpy(dtype=bool) for side in "ab")
+    doubts = (frozenset(compress(names, held)) for held in a | b)
+    yield from map(
+        Pair,
+        pairs["cell_a"].tolist(),
+        pairs["cell_b"].tolist(),
+        pairs["_key"].tolist(),
+        pairs["same_loss"].tolist(),
+        (pairs["memory_measure_a"] == pairs["memory_measure_b"]).tolist(),
+        (pairs[["part_a", "part_b"]] < 1).any(axis=1).tolist(),
+        doubts,
+    )
+
+
+def _list_free(axis: str) -> set[str]:
+    """The axes in which cases that are compared by ``axis`` may differ."""
+    return {axis, *(set(free_axes(axis)) - set(KEPT)), *SAME_QUESTION}
 
 
 def _list_steps(axis: str, lines: pd.DataFrame, values: Mapping[int, Any]) -> pd.DataFrame:
@@ -300,10 +402,11 @@ SAME_LOSS = ("part", "dataset", "input", "classes")
 """What cases must agree on for their losses to be compared: as much of an epoch, the images."""
 
 
-def _have_same_loss(pairs: pd.DataFrame) -> Any:
-    """Of each pair, whether its losses can be compared: bool (pairs,).
+def _have_same_loss(axis: str, pairs: pd.DataFrame) -> Any:
+    """Of each pair that differs in an axis, whether its losses can be compared: bool (pairs,).
 
-    Not those of a user's workload that differ in what draws their data.
+    Not those of a user's workload that differ in what draws their data, nor before the end of an
+    epoch what differs in its `RECIPE`.
     """
 
     def agree(names: Sequence[str]) -> Any:
@@ -311,14 +414,32 @@ def _have_same_loss(pairs: pd.DataFrame) -> Any:
         return (a.to_numpy() == b.to_numpy()).all(axis=1)
 
     own = (pairs["workload_a"] != IMAGES).to_numpy()
-    return agree(SAME_LOSS) & (~own | agree(OWN_DRAWS))
+    early = (pairs["part_a"] < 1).to_numpy() & (axis in RECIPE)
+    return agree(SAME_LOSS) & (~own | agree(OWN_DRAWS)) & ~early
 
 
-def average_seeds(
-    cells: Iterable[int], seeds: Mapping[int, Mapping[int, tuple[float, float]]]
-) -> dict[int, tuple[float, float]]:
+Seeds = Mapping[int, tuple[float, float]]
+"""Of one cell of `take_seeds`: by seed, the value and its logarithm."""
+
+
+def share_seeds(
+    cells: Sequence[tuple[int, int]], seeds: Mapping[int, Seeds]
+) -> tuple[list[Seeds], list[Seeds]]:
+    """The readings of both sides of pairs, of the seeds that all of these cases ran.
+
+    Where there is no such seed, of those that both cases of a pair ran; all, where that is none.
+    """
+    every = set.intersection(*(set(seeds[cell]) for pair in cells for cell in pair))
+    sides: tuple[list[Seeds], list[Seeds]] = ([], [])
+    for pair in cells:
+        shared = every or set(seeds[pair[0]]) & set(seeds[pair[1]])
+        for side, cell in zip(sides, pair, strict=True):
+            side.append({s: r for s, r in seeds[cell].items() if not shared or s in shared})
+    return sides
+
+
+def average_seeds(held: Sequence[Seeds]) -> dict[int, tuple[float, float]]:
     """Over several cells, the mean of each seed that all of them ran: of values, of logarithms."""
-    held = [seeds[cell] for cell in cells]
     shared = set(held[0]).intersection(*held[1:]) if held else set()
     return {
         seed: (fmean(cell[seed][0] for cell in held), fmean(cell[seed][1] for cell in held))
@@ -326,53 +447,84 @@ def average_seeds(
     }
 
 
-def list_means(seeds: Mapping[int, tuple[float, float]]) -> dict[int, list[float]]:
+def list_means(seeds: Seeds) -> dict[int, list[float]]:
     """Of `average_seeds`, as verdicts take them: by seed one reading, the geometric mean."""
     return {seed: [math.exp(log)] for seed, (_, log) in seeds.items()}
 
 
-def average_log(seeds: Mapping[int, tuple[float, float]]) -> float:
-    """Of one cell of `take_seeds`, or of `average_seeds`: the mean logarithm over seeds."""
-    return fmean(log for _, log in seeds.values())
+def list_shifts(a: Sequence[Seeds], b: Sequence[Seeds]) -> list[float]:
+    """By how much each pair of `share_seeds` differs: the mean logarithm after less that before."""
+    return [
+        fmean(log for _, log in y.values()) - fmean(log for _, log in x.values())
+        for x, y in zip(a, b, strict=True)
+    ]
 
 
 # ---------------------------------------------------------------------------------------- judging
 
 
+def _keep_alike(
+    changes: Sequence[Changed], known: Sequence[Sequence[Pair]], sure: Collection[int]
+) -> list[list[Pair]]:
+    """Of each change the pairs at settings that all changes of its baseline have, if there are any.
+
+    Of these, or else of its own, those with enough repeats, where the changes that have any such
+    pairs have them in common; a change that has none does not stand in their way.
+
+    Args:
+        changes: of `find_changes`.
+        known: the pairs of each whose metric is known.
+        sure: the cells that have enough repeats.
+    """
+    families: dict[tuple[str, str], list[int]] = {}
+    for place, change in enumerate(changes):
+        if len(known[place]):
+            families.setdefault((change.axis, change.before), []).append(place)
+    kept = [list(pairs) for pairs in known]
+    for places in families.values():
+        keys = [{pair.key for pair in known[place]} for place in places]
+        good = [
+            {pair.key for pair in known[place] if pair.a in sure and pair.b in sure}
+            for place in places
+        ]
+        shared = set.intersection(*keys)
+        best = set.intersection(shared, *filter(None, good)) if any(good) else set()
+        for place, mine, enough in zip(places, keys, good, strict=True):
+            wanted = (best or shared) if shared else (enough or mine)
+            kept[place] = [pair for pair in known[place] if pair.key in wanted]
+    return kept
+
+
 def _judge_seeds(
-    metric: Metric, changes: Sequence[pd.DataFrame], readings: pd.DataFrame
+    metric: Metric, changes: Sequence[Changed], readings: pd.DataFrame
 ) -> list[Estimate | None]:
     """Estimate what each change does to a loss or an error."""
     seeds = take_seeds(readings)
+    known = [
+        [pair for pair in change.pairs if pair.same_loss and pair.a in seeds and pair.b in seeds]
+        for change in changes
+    ]
     found: list[Estimate | None] = []
     family: list[tuple[dict[int, list[float]], dict[int, list[float]]]] = []
-    for pairs in changes:
-        kept = pairs[pairs["same_loss"]]
-        cells = [
-            (a, b)
-            for a, b in zip(kept["cell_a"], kept["cell_b"], strict=True)
-            if a in seeds and b in seeds
-        ]
+    for pairs in _keep_alike(changes, known, seeds):
+        cells = tuple((pair.a, pair.b) for pair in pairs)
         if not cells:
             found.append(None)
             continue
-        a, b = (average_seeds(side, seeds) for side in zip(*cells, strict=True))
+        sides = share_seeds(cells, seeds)
+        shifts, (a, b) = list_shifts(*sides), map(average_seeds, sides)
         family.append((list_means(a), list_means(b)))
-        shifts = [average_log(seeds[y]) - average_log(seeds[x]) for x, y in cells]
         low, high = (shifts.index(end(shifts)) for end in (min, max))
-        apart = [
-            fmean(v for v, _ in seeds[y].values()) - fmean(v for v, _ in seeds[x].values())
-            for x, y in cells
-        ]
+        before, after = (fmean(fmean(v for v, _ in x.values()) for x in side) for side in sides)
         found.append(
             Estimate(
                 Ratio(),
-                len(cells),
+                cells,
                 math.exp(shifts[low]),
                 math.exp(shifts[high]),
                 (cells[low][1], cells[high][1]),
                 False,
-                fmean(apart),
+                after - before,
                 _reach({s: x[0] for s, x in a.items()}, {s: x[0] for s, x in b.items()}),
             )
         )
@@ -402,33 +554,35 @@ def _reach(a: Mapping[int, float], b: Mapping[int, float]) -> float | None:
 
 
 def _judge_repeats(
-    metric: Metric, changes: Sequence[pd.DataFrame], readings: pd.DataFrame
+    metric: Metric, changes: Sequence[Changed], readings: pd.DataFrame
 ) -> list[Estimate | None]:
     """Estimate what each change does to a time, a memory or an energy."""
-    import numpy as np
-
     grouped = readings.groupby("cell")["log"]
     moments = grouped.agg(["size", "mean", "var", "min", "max"])
     moments["value"] = readings.groupby("cell")["value"].mean()
     still = moments["max"] - moments["min"] <= ROUNDING
     moments["var"] = moments["var"].mask(still, 0.0)
+    place_of = {cell: place for place, cell in enumerate(moments.index.tolist())}
+    known = [
+        [
+            pair
+            for pair in change.pairs
+            if pair.a in place_of
+            and pair.b in place_of
+            and (metric is not MEMORY or pair.same_memory)
+        ]
+        for change in changes
+    ]
+    sure = {*moments.index[moments["size"] >= MIN_REPEATS].tolist()}
+    columns = [moments[name].to_numpy() for name in ("size", "mean", "var", "value")]
     samples: list[_Sample | None] = []
-    for pairs in changes:
-        if metric is MEMORY:
-            pairs = pairs[pairs["memory_measure_a"] == pairs["memory_measure_b"]]
-        known = pairs["cell_a"].isin(moments.index) & pairs["cell_b"].isin(moments.index)
-        pairs = pairs[known]
-        a, b = (moments.loc[pairs[f"cell_{side}"]] for side in "ab")
-        fewest = np.minimum(a["size"].to_numpy(), b["size"].to_numpy())
-        if not len(fewest):
+    for pairs in _keep_alike(changes, known, sure):
+        if not pairs:
             samples.append(None)
             continue
-        used = fewest >= MIN_REPEATS if (fewest >= MIN_REPEATS).any() else fewest > 0
-        moments_of = [
-            s[n].to_numpy()[used] for n in ("size", "mean", "var", "value") for s in (a, b)
-        ]
-        after = pairs["cell_b"].to_numpy()[used]
-        samples.append(_Sample(int(fewest[used].min()), after, *moments_of))
+        cells = tuple((pair.a, pair.b) for pair in pairs)
+        sides = [[place_of[cell] for cell in side] for side in zip(*cells, strict=True)]
+        samples.append(_Sample(cells, *(column[side] for column in columns for side in sides)))
     noises = [noise for sample in samples if sample for noise in sample.noises]
     typical = math.exp(median(noises)) if noises else None
     estimates = [sample.estimate(metric, typical) if sample else None for sample in samples]
@@ -446,8 +600,7 @@ def _judge_repeats(
 class _Sample:
     """Readings of the pairs of one change, as arrays: of logarithms, and the mean of values."""
 
-    fewest: int
-    after: np.ndarray
+    cells: tuple[tuple[int, int], ...]
     n_a: np.ndarray
     n_b: np.ndarray
     mean_a: np.ndarray
@@ -498,10 +651,10 @@ class _Sample:
         ratio, reach = self._judge(metric, shifts, typical)
         return Estimate(
             ratio,
-            len(shifts),
+            self.cells,
             float(np.exp(shifts[low])),
             float(np.exp(shifts[high])),
-            (int(self.after[low]), int(self.after[high])),
+            (self.cells[low][1], self.cells[high][1]),
             ratio.p is not None and self._is_mixed(shifts),
             float((self.value_b - self.value_a).mean()),
             reach,
@@ -514,8 +667,9 @@ class _Sample:
 
         shift = float(shifts.mean())
         value = math.exp(shift)
-        if self.fewest < MIN_REPEATS:
-            return Ratio(value, lack=f"needs {MIN_REPEATS} repeats, has {self.fewest}"), None
+        fewest = int(min(self.n_a.min(), self.n_b.min()))
+        if fewest < MIN_REPEATS:
+            return Ratio(value, lack=f"needs {MIN_REPEATS} repeats, has {fewest}"), None
         errors = self.errors
         if not errors.any():
             if metric.deterministic:
@@ -547,7 +701,6 @@ def _pool(errors: np.ndarray, freedom: np.ndarray) -> float:
     return float(1 / (shares**2 / freedom).sum())
 
 
-def _list_doubts(pairs: pd.DataFrame) -> Iterator[str]:
-    names = [name for name in DOUBTS if name not in SAID_BELOW]
-    a, b = (pairs[[f"{name}_{side}" for name in names]].any().tolist() for side in "ab")
-    yield from (DOUBTS[n].remark for n, *held in zip(names, a, b, strict=True) if any(held))
+def _list_doubts(pairs: Sequence[Pair]) -> Iterator[str]:
+    held = frozenset[str]().union(*(pair.doubts for pair in pairs))
+    yield from (DOUBTS[name].remark for name in DOUBTS if name in held)

@@ -7,8 +7,8 @@ from collections.abc import Collection, Iterable, Iterator
 from bench.case import Case, telling_axes
 from bench.record import REPEATED
 from bench.report.sweeps import Sweep
-from bench.store.plans import list_lost_shards, parse_shard
-from bench.store.reader import Run, read_cases
+from bench.store.plans import leave_out_known, list_lost_shards, parse_shard
+from bench.store.reader import Run, list_served, read_cases, read_history
 from bench.text import count, name_first
 
 _NAMED = 4  # of the runs that are missing
@@ -31,15 +31,21 @@ def describe_gaps(sweep: Sweep) -> Iterator[str]:
     joined = [run for plan in sweep.joined for run in plan.list_runs() or ()]
     if sweep.plan:  # a sweep in the joined folder closes with its own sentinel
         joined = [run for run in joined if not run[2]]
-    planned = dict.fromkeys([*own, *joined])
-    if not planned:
+    if not own and not joined:
         return
     rows = sweep.records
+    planned = dict.fromkeys([*own, *joined])
+    if any(case.until for case, _, _ in planned):
+        planned = dict.fromkeys(leave_out_known(planned, read_history(rows)))
     # of other runs that did not end, the notice "No result" tells
     cut = rows["sentinel"].astype(bool) & rows["status"].isin(list(REPEATED))
     rows = rows[~rows["probe"].astype(bool) & (rows["anchor"] == "") & ~cut]
     made = zip(read_cases(rows), rows["repeat"], rows["sentinel"], strict=True)
-    done = {(case, int(repeat), bool(sentinel)) for case, repeat, sentinel in made}
+    done = {
+        run
+        for case, repeat, sentinel in made
+        for run in list_served((case, int(repeat), bool(sentinel)))
+    }
     left = [run for run in planned if run not in done]
     if not left:
         return

@@ -16,6 +16,7 @@ from bench.report.cells import ESTIMATE
 from bench.report.doubts import DOUBTS
 from bench.report.figures import CHANGES, COLOURS, Figure, draw_figures, inline, tabulate, undrawn
 from bench.report.model import Report
+from bench.report.notes import join_notes
 from bench.report.quantities import QUANTITIES, Quantity, is_number
 from bench.report.scalemap import draw_scale_map, summarize_scale_map
 from bench.report.summaries import latest
@@ -161,13 +162,15 @@ def _records(report: Report) -> list[dict[str, Any]]:
         }
         for name in (*_SHOWN, *_MORE)
         for q in [QUANTITIES[name]]
-        if rows[name].notna().any()
+        if rows.loc[~(estimated & q.learnt), name].notna().any()
     ]
     at = 1 + next(i for i, column in enumerate(columns) if column["label"] == "remarks")
     return columns[:at] + numbers + columns[at:]
 
 
 def _write(values: pd.Series, quantity: Quantity, estimated: pd.Series) -> list[str]:
+    if quantity.learnt:
+        values = values.mask(estimated)
     marks = [ESTIMATE if quantity.whole and part else "" for part in estimated.tolist()]
     return [
         mark + quantity.write(value) if is_number(value) else ""
@@ -188,8 +191,8 @@ def _text_columns(rows: pd.DataFrame) -> Iterator[tuple[str, pd.Series]]:
     yield "remarks", _remarks(rows)
     if (rows["reason"] != "").any():
         yield "reason", rows["reason"]
-    if (rows["notes"] != "").any():
-        yield "notes", rows["notes"]
+    if ((notes := join_notes(rows)) != "").any():
+        yield "notes", notes
     yield "repeat", rows["repeat"]
     for name in _OTHERS:
         if rows[name].nunique() > 1:

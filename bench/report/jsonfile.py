@@ -7,7 +7,6 @@ from dataclasses import asdict
 from typing import Any
 
 from bench.diagnosis.explanation import Explanation, Side
-from bench.diagnosis.floors import floor_step
 from bench.diagnosis.sentences import describe
 from bench.limits import STEADY
 from bench.report.csvfile import column_names
@@ -73,7 +72,8 @@ METRIC_OF = {metric.name: metric for metric in JUDGED}
 
 def _table(table: Table) -> dict[str, Any]:
     def write(cell: Cell) -> dict[str, Any]:
-        return {"text": cell.text, "value": _value(cell.value)}
+        mark = {"estimated": True} if cell.estimated else {}
+        return {"text": cell.text, "value": _value(cell.value), **mark}
 
     return {
         "name": table.name,
@@ -106,13 +106,20 @@ def lay_out(found: Explanation) -> dict[str, Any]:
         "low": found.speedup.low,
         "high": found.speedup.high,
         "lack": found.speedup.lack,
-        "hoped": found.hoped,
-        "ceiling": found.ceiling,
+        "ceiling": found.ceiling and asdict(found.ceiling),
+        "beaten": found.beaten and asdict(found.beaten),
         "changes": [
-            {"name": c.name, "before_s": c.before_s, "after_s": c.after_s} for c in found.changes
+            {
+                "name": c.name,
+                "before_s": c.before_s,
+                "after_s": c.after_s,
+                "before_estimated": c.before_estimated,
+                "after_estimated": c.after_estimated,
+            }
+            for c in found.changes
         ],
-        "gap_s": found.gap_s,
-        "reasons": [asdict(reason) for reason in found.reasons],
+        "swaps": [asdict(swap) for swap in found.swaps],
+        "reasons": [asdict(reason) | {"share": found.share(reason)} for reason in found.reasons],
         "unexplained_s": found.unexplained_s,
         "words": describe(found),
     }
@@ -123,13 +130,13 @@ def _lay_out_side(side: Side) -> dict[str, Any]:
         "name": side.name,
         "case": asdict(side.case),
         "step_s": side.step.step_s,
-        "floor_s": floor_step(side.step),
         "verdict": side.breakdown.verdict,
         "bounds": dict(side.breakdown.bounds),
         "parts": [
             {
                 "name": part.name,
                 "time_s": part.time_s,
+                "estimated": part.estimated,
                 "calls": part.calls,
                 "flop": part.flop,
                 "bytes": part.bytes,

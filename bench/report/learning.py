@@ -7,8 +7,9 @@ beyond a margin can be ruled out, over seeds.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import TYPE_CHECKING
 
 from bench.limits import STEADY
@@ -16,9 +17,11 @@ from bench.report.effects import (
     LOSS,
     SAME_LOSS,
     Effect,
-    average_log,
+    Seeds,
     average_seeds,
     list_means,
+    list_shifts,
+    share_seeds,
     take_readings,
     take_seeds,
 )
@@ -60,56 +63,54 @@ class Lesson:
 
 
 def judge_learning(
-    rows: pd.DataFrame, cases: pd.DataFrame, effects: Sequence[Effect]
+    rows: pd.DataFrame,
+    cases: pd.DataFrame,
+    effects: Sequence[Effect],
+    losses: Mapping[int, Seeds],
 ) -> Iterator[Lesson]:
     """Judge every change of precision by each of `LEARNT` that was measured.
 
     Args:
         rows: the runs that count, of `summaries.latest`.
         cases: the same summarized.
+        losses: of `take_seeds`, of `LOSS`.
     """
     told = {row[0]: row[1:] for row in cases[["cell", *SAME_LOSS]].itertuples(index=False)}
-    losses = take_seeds(take_readings(LOSS, rows))
     for metric in LEARNT:
         seeds = losses if metric is LOSS else take_seeds(take_readings(metric, rows))
         concerned = []
         for effect in effects:
-            pairs = [pair for pair in effect.pairs if told[pair[0]] == told[pair[1]]]
-            known = [(a, b) for a, b in pairs if a in seeds and b in seeds]
-            if effect.axis == "precision" and known:
-                concerned.append((effect, pairs, known))
+            cells = effect.loss.cells if effect.axis == "precision" and effect.loss else ()
+            known = [(a, b) for a, b in cells if a in seeds and b in seeds]
+            if known:
+                concerned.append((effect, known, share_seeds(known, seeds)))
         family: list[Seeded] = []
-        for _, _, known in concerned:
-            a, b = (average_seeds(side, seeds) for side in zip(*known, strict=True))
-            family.append((list_means(a), list_means(b)))
+        for _, _, (before, after) in concerned:
+            family.append((list_means(average_seeds(before)), list_means(average_seeds(after))))
         found = judge_equivalences(family, MARGIN)
-        for (effect, pairs, known), equivalence in zip(concerned, found, strict=True):
-            ends = _find_ends(known, seeds)
+        for (effect, known, sides), equivalence in zip(concerned, found, strict=True):
+            ratios = [math.exp(shift) for shift in list_shifts(*sides)]
+            ends = (min(ratios), max(ratios))
             if equivalence.verdict is Claim.EQUIVALENT and max(ends[1], 1 / ends[0]) > 1 + MARGIN:
                 equivalence = take_back(equivalence, "not in every case")
             if all(_guesses(cell, losses, told) for pair in known for cell in pair):
                 equivalence = take_back(equivalence, GUESSING)
             remarks = tuple(_list_remarks(equivalence, known, told, ends))
-            yield Lesson(effect, metric, equivalence, len(known), len(pairs), remarks)
+            of = sum(told[a] == told[b] for a, b in effect.pairs)
+            yield Lesson(effect, metric, equivalence, len(known), of, remarks)
 
 
-_Seeds = dict[int, dict[int, tuple[float, float]]]
 _Told = dict[int, tuple[float, str, str, str]]
 """Of `SAME_LOSS`, by cell."""
 
 
-def _find_ends(pairs: Sequence[tuple[int, int]], seeds: _Seeds) -> tuple[float, float]:
-    """The ratio of the pair where it is lowest, and where it is highest."""
-    ratios = [math.exp(average_log(seeds[b]) - average_log(seeds[a])) for a, b in pairs]
-    return min(ratios), max(ratios)
-
-
-def _guesses(cell: int, losses: _Seeds, told: _Told) -> bool:
+def _guesses(cell: int, losses: Mapping[int, Seeds], told: _Told) -> bool:
     """Whether the loss of a case is still that of guessing; not, where it is unknown."""
     if cell not in losses:
         return False
     _, _, _, classes = told[cell]
-    return learnt_nothing(math.exp(average_log(losses[cell])), int(classes) if classes else None)
+    loss = math.exp(fmean(log for _, log in losses[cell].values()))
+    return learnt_nothing(loss, int(classes) if classes else None)
 
 
 def _list_remarks(
@@ -125,5 +126,7 @@ def _list_remarks(
     of = [told[before] for before, _ in pairs]
     if any(dataset == "synthetic" for _, dataset, *_ in of):
         yield "synthetic"
-    if any(part < 1 for part, *_ in of):
-        yield "part of an epoch"
+    parts = sorted({part for part, *_ in of})
+    if parts[0] < 1:
+        shares = dict.fromkeys(f"{100 * part:.4g}" for part in (parts[0], parts[-1]))
+        yield f"after {' to '.join(shares)} % of an epoch"

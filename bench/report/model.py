@@ -27,10 +27,14 @@ NOTHING = "–"
 
 @dataclass(frozen=True)
 class Cell:
-    """What stands in one place of a table: text for people, the number behind it for machines."""
+    """What stands in one place of a table: text for people, the number behind it for machines.
+
+    Of a number that is ``estimated``, the text begins with `bench.text.ESTIMATE`.
+    """
 
     text: str
     value: float | str | None = None
+    estimated: bool = False
 
 
 @dataclass(frozen=True)

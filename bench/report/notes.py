@@ -11,7 +11,8 @@ from bench.record import Status
 from bench.report import summaries
 from bench.report.axes import ORDER, list_naming_axes
 from bench.report.cells import ESTIMATE, iterate, name_case, outcome, take_first
-from bench.report.quantities import GIB, MEMORY, QUANTITIES, RSS, is_number
+from bench.report.doubts import DOUBTS
+from bench.report.quantities import GIB, MEMORY, QUANTITIES, is_number
 from bench.report.spread import CONFIDENCE, Spread
 from bench.report.units import describe_units
 from bench.workloads import OWN
@@ -88,8 +89,16 @@ def _outcomes(rows: pd.DataFrame, varying: Collection[str]) -> Iterator[str]:
         yield f"{len(lines) - 8} more outcomes have reasons; --format csv has a column of them."
 
 
+def join_notes(rows: pd.DataFrame) -> pd.Series:
+    """The notes on each row, those on its arithmetic last; empty for none."""
+    return (
+        (rows["notes"] + "; " + rows["proof_notes"]).str.removeprefix("; ").str.removesuffix("; ")
+    )
+
+
 def _noted(rows: pd.DataFrame) -> Iterator[str]:
-    counts = rows.loc[rows["notes"] != "", "notes"].value_counts(sort=False)
+    notes = join_notes(rows)
+    counts = notes[notes != ""].value_counts(sort=False)
     shown = 3 if len(counts) <= 3 else 1
     for text, count in list(counts.items())[:shown]:
         share = "Every case" if count == len(rows) else f"{count:,} of {len(rows):,} cases"
@@ -176,10 +185,20 @@ def _epoch_note(rows: pd.DataFrame) -> str:
         )
     ends = dict.fromkeys(f"{100 * f:.4g}" for f in (fractions[0], fractions[-1]))
     part = f"{' to '.join(ends)} %"
-    return (
+    said = [
         f"{ESTIMATE} Only {part} of an epoch was measured: what is marked {ESTIMATE} is "
-        "extrapolated to a whole one; loss and accuracy are over the measured part."
-    )
+        "extrapolated to a whole one."
+    ]
+    rows = rows[rows["part"] < 1]
+    if rows["train_loss"].notna().any():
+        said += [
+            "Loss and accuracy are shown of whole epochs only: before, they tell of the first "
+            "steps, and a larger batch has taken fewer of them. A difference of loss is shown "
+            "where both sides are to learn alike, as two precisions are: after that part, at equal "
+            "steps.",
+            DOUBTS["extrapolated"].advise(rows),
+        ]
+    return " ".join(said)
 
 
 def _repeats_notes(rows: pd.DataFrame) -> Iterator[str]:
@@ -215,12 +234,11 @@ def _repeats_notes(rows: pd.DataFrame) -> Iterator[str]:
 
 def _seeds_notes(rows: pd.DataFrame) -> Iterator[str]:
     seeds = rows.loc[rows["train_loss"].notna(), "seeds"]
-    if not len(seeds):
-        return
-    low, high = seeds.min(), seeds.max()
-    if high == 1:
-        yield "Loss and accuracy: one seed."
-    else:
+    whole = rows.loc[rows["train_loss"].notna() & (rows["part"] == 1), "seeds"]
+    if len(seeds) and seeds.max() == 1:
+        yield f"{'Loss and accuracy' if len(whole) else 'Loss'}: one seed."
+    elif len(whole):
+        low, high = whole.min(), whole.max()
         yield f"Loss and accuracy: medians over {low if low == high else f'{low} to {high}'} seeds."
 
 
@@ -229,7 +247,7 @@ def _memory_notes(rows: pd.DataFrame) -> Iterator[str]:
     said = {}
     for (device, kind, name), _ in rows.groupby(["device", "kind", "memory_measure"], sort=False):
         if device == "cpu":
-            said[RSS] = "Memory: peak resident set (RSS) of the process, on a CPU."
+            said[device] = "Memory: peak of the process, on a CPU."
         elif kind == "published":
             said[kind] = "Memory: as published, not over a baseline."
         else:

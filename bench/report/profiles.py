@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from statistics import fmean, geometric_mean
 from typing import TYPE_CHECKING, Any
 
 from bench.case import AXES, BARE, SAME_QUESTION, Case, Value, format_value, free_axes
+from bench.diagnosis.advice import CURES
 from bench.diagnosis.breakdown import divide
-from bench.diagnosis.explanation import Explanation, Side
+from bench.diagnosis.explanation import Alternatives, Explanation, Side
 from bench.diagnosis.floors import take_rates
 from bench.diagnosis.rates import CALL, RATES
-from bench.diagnosis.reasons import CURES, Alternatives, explain
+from bench.diagnosis.reasons import explain
+from bench.diagnosis.sentences import name_part
 from bench.diagnosis.step import PROFILED, Profile, Step
+from bench.gpu.peaks import list_peaks
 from bench.precision import Arithmetic, find_formats
-from bench.record import RELIABLE, WorkRow
+from bench.record import RELIABLE, read_kernels, write_kernels
 from bench.report.axes import Machines, find_varying, name_axis, rank
 from bench.report.effects import find_changes
+from bench.report.notices import Notice
 from bench.report.summaries import SOURCE
 from bench.store.attempts import number_groups
-from bench.store.reader import read_cases
+from bench.store.reader import list_work, read_cases
+from bench.text import ESTIMATE, count, name_first
 from bench.verdict import compare
 
 if TYPE_CHECKING:
@@ -82,7 +87,7 @@ Run = Mapping[Any, Any]
 
 def take_runs(records: pd.DataFrame) -> list[Run]:
     """What `make_step` looks at of each record, taken once: a cell of a frame costs 20 µs."""
-    columns = [STEP, *PROFILED, *RATES, CALL, "arithmetic", "sm_clock_mhz", "alloc_retries"]
+    columns = [STEP, *PROFILED, *RATES, CALL, "gpu", "arithmetic", "sm_clock_mhz", "alloc_retries"]
     return list(records[columns].to_dict("records"))
 
 
@@ -110,13 +115,15 @@ def make_step(case: Case, repeats: Sequence[tuple[Run, pd.DataFrame | None]]) ->
     ranked = sorted(profiled, key=lambda repeat: repeat[0]["profiled_step_s"]) or known[:1]
     run, frame = ranked[(len(ranked) - 1) // 2]
     times = tuple(float(run[STEP]) for run, _ in repeats)
+    peaks = list_peaks(run["gpu"]) if case.device == "cuda" else {}
     step = Step(
         geometric_mean(times),
-        list(_read_rows(frame)),
-        take_rates(run),
+        list_work(frame),
+        take_rates(run, peaks),
         case.device,
         _find_arithmetic(case, run["arithmetic"]),
         Profile(*(_none(run[name]) or 0.0 for name in PROFILED)) if profiled else None,
+        take_rates(peaks),
     )
     clocks, retries = (
         [value for run, _ in repeats if (value := _none(run[name])) is not None]
@@ -138,14 +145,46 @@ def _find_arithmetic(case: Case, probed: str) -> str:
     return Arithmetic.TFLOAT32 if is_tf32 else Arithmetic.FLOAT32
 
 
-def _read_rows(frame: pd.DataFrame) -> Iterator[WorkRow]:
-    columns = (frame[field.name].tolist() for field in fields(WorkRow))
-    for kind, operation, format, calls, *numbers in zip(*columns, strict=True):
-        yield WorkRow(kind, operation, format, int(calls), *map(_none, numbers))
-
-
 def _none(value: float) -> float | None:
     return None if math.isnan(value) else float(value)
+
+
+def doubt_profiles(steps: Iterable[Profiled]) -> Iterator[Notice]:
+    """What to know before believing the times and rates of operations.
+
+    Args:
+        steps: those that are shown.
+    """
+    divided = [(one, breakdown) for one in steps if (breakdown := divide(one.step))]
+    guessed = [(one, breakdown) for one, breakdown in divided if breakdown.estimates]
+    if guessed:
+        names = dict.fromkeys(name for _, breakdown in guessed for name in breakdown.estimates)
+        kinds = " and ".join(name_part(name) for name in sorted(names))
+        text = (
+            f"{_count_cases([one for one, _ in guessed], len(divided))}. Kernels ran side by side, "
+            "and these profiles do not say how they shared the time: parts of a step that are "
+            f"marked {ESTIMATE} take all that overlapped from {kinds}. Run the same command with "
+            "--profile on and a new --out: profiles now measure it."
+        )
+        yield Notice("Estimated division", text)
+    beyond = [
+        (one, timed) for one, breakdown in divided for timed in breakdown.rows if timed.beyond
+    ]
+    if beyond:
+        operations = list(dict.fromkeys(timed.row.operation for _, timed in beyond))
+        text = (
+            f"{_count_cases([one for one, _ in beyond], len(divided))}. The rates of "
+            f"{name_first(operations, 3)} would be above the data sheet of the card and are left "
+            "out: a cache holds what is moved, or the time is wrong. Use a larger --batch-size."
+        )
+        yield Notice("Beyond the data sheet", text)
+
+
+def _count_cases(held: Sequence[Profiled], whole: int) -> str:
+    """How many cases, and which: ``1 of 8 profiled cases (fp32 · batch size 128)``."""
+    names = list(dict.fromkeys(one.case.label(("precision", "batch_size")) for one in held))
+    cases = len({id(one) for one in held})
+    return f"{cases:,} of {count(whole, 'profiled case')} ({name_first(names, 4)})"
 
 
 # ------------------------------------------------------------------------------------------ pairs
@@ -220,7 +259,7 @@ def _list_pairs(
 ) -> Iterator[tuple[str, int, int]]:
     """The value that each change begins with, and the cells of its pairs."""
     for change in find_changes(axis, cases, machines):
-        cells = zip(change.pairs["cell_a"], change.pairs["cell_b"], strict=True)
+        cells = ((pair.a, pair.b) for pair in change.pairs)
         yield from ((change.before, int(one), int(two)) for one, two in cells)
 
 
@@ -249,8 +288,8 @@ def make_side(axis: str, one: Profiled, factor: float = 1.0) -> Side:
 def title_value(axis: str, value: Value) -> str:
     """What a value of an axis is called by itself.
 
-    >>> title_value("precision", "fp16"), title_value("compile", True), title_value("lr", 0.1)
-    ('fp16', 'compile on', 'lr 0.1')
+    >>> title_value("precision", "fp16"), title_value("compile", "default"), title_value("lr", 0.1)
+    ('fp16', 'compile default', 'lr 0.1')
     """
     text = format_value(value) or "none"
     return text if axis in BARE else f"{name_axis(axis)} {text}"
@@ -271,6 +310,10 @@ def scale_step(step: Step, factor: float) -> Step:
             flop=scale(row.flop),
             bytes=scale(row.bytes),
             time_s=scale(row.time_s),
+            exclusive_s=scale(row.exclusive_s),
+            kernels=write_kernels(
+                [replace(k, time_s=k.time_s * factor) for k in read_kernels(row.kernels)]
+            ),
         )
         for row in step.work
     ]

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from numbers import Real
 from typing import TYPE_CHECKING, Any
 
-from bench.gpu.peaks import peak_flops
+from bench.case import Case
+from bench.diagnosis.rates import COPY, RATES
+from bench.gpu.peaks import list_peaks, peak_bandwidth, peak_flops
 from bench.precision import PRECISIONS, Arithmetic
 from bench.record import COLUMNS
 from bench.report.spread import Spread
@@ -30,7 +32,8 @@ class Quantity:
     whole epoch, and are estimates where only a fraction of one was measured. A ``rate`` is over a
     time or an energy; its median over repeats is that of its inverse, so that it agrees with the
     time in the same row, also for an even number of repeats. ``spread`` is whether tables show how
-    far repeats lie apart; files hold it for all.
+    far repeats lie apart; files hold it for all. What was ``learnt`` is shown of whole epochs only,
+    see `bench.report.notes`; files hold it for all.
     """
 
     name: str
@@ -44,6 +47,7 @@ class Quantity:
     whole: bool = False
     rate: bool = False
     spread: bool = True
+    learnt: bool = False
 
     @property
     def title(self) -> str:
@@ -110,34 +114,87 @@ def fragmentation(records: pd.DataFrame) -> pd.Series:
 
 
 def achieved_flops(records: pd.DataFrame) -> pd.Series:
-    """FLOP an image takes forward and backward, times the images/s of each GPU."""
+    """FLOP an image takes forward and backward, times the images/s of each GPU.
+
+    NaN where that is above the data sheet of the card, as `traffic` and `peak_share` are.
+    """
+    return _count_flops(records).mask(_share_of_peaks(records) > 1)
+
+
+def _count_flops(records: pd.DataFrame) -> pd.Series:
     return records["flop_per_image"] * throughput(records) / records["world_size"]
 
 
 def traffic(records: pd.DataFrame) -> pd.Series:
     """Memory traffic of a step, as if nothing were fused, over the time of a median step."""
+    return _count_traffic(records).mask(_share_of_bandwidth(records) > 1)
+
+
+def _count_traffic(records: pd.DataFrame) -> pd.Series:
     return records["step_bytes"].astype(float) / positive(records["step_time_median_s"])
 
 
 def peak_share(records: pd.DataFrame) -> pd.Series:
     """Achieved FLOP/s over the card's peak in the arithmetic that ran, see `_share_of_rates`."""
-    gpus = records["gpu"]
+    share = _share_of_peaks(records)
+    return share.mask(share > 1)
 
-    def find_peaks(arithmetic: str) -> pd.Series:
-        peaks = {gpu: peak_flops(gpu, arithmetic) if gpu else None for gpu in set(gpus)}
-        return gpus.map(lambda gpu: peaks[gpu] or math.nan).astype(float)
 
-    return _share_of_rates(records, find_peaks)
+def find_beyond(records: pd.DataFrame) -> pd.Series:
+    """Which rows have more FLOP or bytes a second than the data sheet of their card allows.
+
+    Compiled code moves less than is counted, so that its bytes say nothing.
+    """
+    moved = (_share_of_bandwidth(records) > 1) & (records["compile"] == Case.compile)
+    return (_share_of_peaks(records) > 1) | moved
+
+
+def find_wrong_rates(records: pd.DataFrame) -> pd.Series:
+    """Which rows have a rate of their machine that is above the data sheet of its card."""
+    import pandas as pd
+
+    found = pd.Series(False, records.index)
+    for column in RATES:
+        found |= records[column].notna() & _take_rate(records, column).isna()
+    return found
+
+
+def _take_rate(records: pd.DataFrame, column: str) -> pd.Series:
+    """A rate that the machine was measured to reach; NaN where it is above the data sheet."""
+    rate = records[column].astype(float)
+    return rate.mask(rate > _look_up(records, lambda gpu: list_peaks(gpu).get(column)))
+
+
+def _share_of_peaks(records: pd.DataFrame) -> pd.Series:
+    return _share_of_rates(
+        records, lambda arithmetic: _look_up(records, lambda gpu: peak_flops(gpu, arithmetic))
+    )
+
+
+def _share_of_bandwidth(records: pd.DataFrame) -> pd.Series:
+    return _count_traffic(records) / _look_up(records, peak_bandwidth)
+
+
+def _look_up(records: pd.DataFrame, find: Callable[[str], float | None]) -> pd.Series:
+    """What the data sheet of each row's card says; NaN for a CPU and cards that are not known."""
+    cards = records["gpu"].where(records["device"] == "cuda", "")
+    known = {gpu: find(gpu) or math.nan for gpu in set(cards)}
+    return cards.map(known).astype(float)
 
 
 def measured_share(records: pd.DataFrame) -> pd.Series:
-    """Achieved FLOP/s over what a large product reached on this device, see `_share_of_rates`."""
+    """Achieved FLOP/s over what a large product reached on this device, see `_share_of_rates`.
+
+    Or a convolution, where that was more.
+    """
     import pandas as pd
 
-    none = pd.Series(math.nan, records.index)
-    return _share_of_rates(
-        records, lambda arithmetic: records.get(f"rate_{arithmetic}", none).astype(float)
-    )
+    def find_rates(arithmetic: str) -> pd.Series:
+        both = (f"rate_{arithmetic}", f"rate_conv_{arithmetic}")
+        known = [_take_rate(records, column) for column in both if column in RATES]
+        return pd.concat(known, axis=1).max(axis=1) if known else pd.Series(math.nan, records.index)
+
+    return _share_of_rates(records, find_rates)
 
 
 def _share_of_rates(records: pd.DataFrame, find_rates: Callable[[str], pd.Series]) -> pd.Series:
@@ -159,7 +216,7 @@ def _share_of_rates(records: pd.DataFrame, find_rates: Callable[[str], pd.Series
         rate = rate.mask(ran == arithmetic, find_rates(arithmetic))
     share = records["fp8_flop_share"].astype(float)
     mixed = 1 / (share / rate + (1 - share) / find_rates(Arithmetic.BFLOAT16))
-    return achieved_flops(records) / positive(rate.mask(ran == Arithmetic.FLOAT8, mixed))
+    return _count_flops(records) / positive(rate.mask(ran == Arithmetic.FLOAT8, mixed))
 
 
 def copy_share(records: pd.DataFrame) -> pd.Series:
@@ -167,8 +224,17 @@ def copy_share(records: pd.DataFrame) -> pd.Series:
 
     NaN for compiled code: it moves less than is counted, so that its share may be above all.
     """
-    share = traffic(records) / positive(records["rate_copy"].astype(float))
-    return share.mask(records["compile"].astype(bool))
+    share = _count_traffic(records) / positive(_take_rate(records, COPY))
+    return share.mask(records["compile"] != Case.compile)
+
+
+def busy_share(records: pd.DataFrame) -> pd.Series:
+    """Time in which a GPU ran any kernel, of a profiled step, over a median step without profile.
+
+    NaN without a profile, and on a CPU.
+    """
+    share = records["busy_s"].astype(float) / positive(records["step_time_median_s"].astype(float))
+    return share.where(records["device"] == "cuda")
 
 
 def step_noise(records: pd.DataFrame) -> pd.Series:
@@ -213,13 +279,11 @@ def positive(values: pd.Series) -> pd.Series:
 
 MEMORY: dict[str, str] = {
     "peak_device_bytes": "the device over its baseline (NVML)",
-    "peak_process_bytes": "the process (NVML, or its resident set on a CPU)",
+    "peak_process_bytes": "the process (NVML, or what it holds on a CPU)",
     "peak_reserved_bytes": "torch's allocator",
     "peak_allocated_bytes": "tensors",
 }
 """What ``memory_bytes`` may be, best first: a machine's rows all take the first it has."""
-
-RSS = "resident set of the process, on a CPU"
 
 
 def choose_memory(records: pd.DataFrame) -> pd.Series:
@@ -326,6 +390,7 @@ QUANTITIES: dict[str, Quantity] = {
             "lower",
             _column("train_loss"),
             decimals=3,
+            learnt=True,
         ),
         Quantity(
             "train_accuracy",
@@ -337,6 +402,7 @@ QUANTITIES: dict[str, Quantity] = {
             scale=0.01,
             decimals=1,
             spread=False,  # the loss shows it
+            learnt=True,
         ),
         Quantity(
             "test_loss",
@@ -346,6 +412,7 @@ QUANTITIES: dict[str, Quantity] = {
             "lower",
             _column("test_loss"),
             decimals=3,
+            learnt=True,
         ),
         Quantity(
             "test_accuracy",
@@ -356,6 +423,7 @@ QUANTITIES: dict[str, Quantity] = {
             _column("test_accuracy"),
             scale=0.01,
             decimals=1,
+            learnt=True,
         ),
         Quantity(
             "overflow_steps",
@@ -412,7 +480,7 @@ QUANTITIES: dict[str, Quantity] = {
             "of measured",
             "%",
             "achieved FLOP/s over those of a large matrix product in the arithmetic that ran, "
-            "measured on this device once a sweep",
+            "measured on this device before its cases",
             "higher",
             measured_share,
             scale=0.01,
@@ -434,7 +502,7 @@ QUANTITIES: dict[str, Quantity] = {
             "copy_share",
             "of a copy",
             "%",
-            "memory traffic over that of a large copy, measured on this device once a sweep",
+            "memory traffic over that of a large copy, measured on this device before its cases",
             "higher",
             copy_share,
             scale=0.01,
@@ -470,6 +538,16 @@ QUANTITIES: dict[str, Quantity] = {
             "lower",
             _column("step_time_median_s"),
             scale=1e-3,
+        ),
+        Quantity(
+            "busy_share",
+            "GPU busy",
+            "%",
+            "time in which kernels ran, of a profiled step, over a step that is not profiled",
+            "higher",
+            busy_share,
+            scale=0.01,
+            decimals=0,
         ),
         Quantity(
             "step_noise",

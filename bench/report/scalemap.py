@@ -575,7 +575,8 @@ def _tabulate_scales(case: ScaleCase, window: Window, name: str) -> Table:
         "Share of the gradient values of all layers' outputs and of all layers' weights, at "
         f"{_name_steps(case.at)}. Values that are zero before scaling are left out.{most}",
         "Flushed: rounded to zero. Subnormal: kept with fewer digits. Overflow: beyond the largest "
-        f"finite value; checked {_tell_seen(case)}. BatchNorm's parameters stay in fp32.",
+        f"finite value; checked {_tell_seen(case)}. What a network keeps in fp32, such as "
+        "BatchNorm's parameters, is not rounded.",
     ]
     return Table(
         f"scales-gradients{name}", f"Gradients by loss scale: {case.label}", heads, tuple(rows),

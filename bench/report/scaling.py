@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property
 from itertools import pairwise
-from statistics import median
+from statistics import fmean, median
 from typing import TYPE_CHECKING
 
 from bench.case import AXES, SAME_QUESTION, Case, free_axes
@@ -20,6 +20,7 @@ from bench.precision import PRECISIONS
 from bench.record import REFUSED, RELIABLE, Status
 from bench.report.axes import keep_main
 from bench.report.cells import TIMED, Row, iterate
+from bench.report.effects import share_seeds
 from bench.report.quantities import is_number
 from bench.report.summaries import SOURCE
 from bench.store.attempts import number_groups
@@ -479,12 +480,18 @@ class Match:
 
     @property
     def loss(self) -> float:
-        """Its training loss less that of the first; NaN where one is unknown.
+        """Its training loss less that of the first, over the seeds that both ran; NaN for none.
 
-        And where they are not of equal parts of an epoch.
+        And where they are not of equal parts of an epoch, or of batches of two sizes and no whole
+        one.
         """
         same = self.before.part == self.after.part
-        return float(self.after.train_loss - self.before.train_loss) if same else math.nan
+        early = self.before.part < 1 and self.before.batch_size != self.after.batch_size
+        if not same or early or not (self.before.losses and self.after.losses):
+            return math.nan
+        sides = share_seeds([(0, 1)], {0: self.before.losses, 1: self.after.losses})
+        before, after = (fmean(value for value, _ in side.values()) for (side,) in sides)
+        return after - before
 
 
 def divide(a: float, b: float) -> float:

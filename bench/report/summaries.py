@@ -18,7 +18,7 @@ from bench.case import AXES, SAME_QUESTION, free_axes
 from bench.limits import STEADY
 from bench.record import COMPARABLE, MEASURED, MODEL_PARTS, RELIABLE, Status
 from bench.report.anchors import judge_lanes
-from bench.report.doubts import DOUBTS
+from bench.report.doubts import DOUBTS, LEAST_KNOWN
 from bench.report.quantities import ALSO_FILLED, QUANTITIES, choose_memory, positive, take_median
 from bench.report.spread import CONFIDENCE, ENOUGH, Spread, choose_depth, find_coverage, find_ends
 from bench.store.attempts import keep_cases, keep_latest, number_groups
@@ -90,13 +90,16 @@ def _fill_environment(records: pd.DataFrame) -> None:
 def measure_part(records: pd.DataFrame, where: Sequence[str] = ()) -> pd.Series:
     """The part of an epoch that a case measures: its fraction, or less with ``--steps``.
 
+    With ``--until`` a run measures less too, and each as much as it needs.
+
     Args:
         records: any rows; all of one case have the same part.
         where: columns beside the axes that tell cases apart.
     """
     share = records["measured_steps"] / positive(records["steps_per_epoch"])
     part = records["fraction"].where(
-        records["steps"] == "", share.fillna(1.0).clip(upper=records["fraction"])
+        (records["steps"] == "") & (records["until"] == ""),
+        share.fillna(1.0).clip(upper=records["fraction"]),
     )
     # a run that failed has no steps: it is of the case that its repeats measured
     return part.groupby(number_groups(records, [*where, *AXES])).transform("min")
@@ -198,9 +201,13 @@ def _say_spread(cases: pd.DataFrame) -> None:
     """Add what the ends of each case are; single runs have those their own steps allow."""
     repeats = cases["repeats"]
     single = (repeats == 1) & cases[["epoch_time_low_s", "epoch_time_high_s"]].notna().all(axis=1)
-    single &= cases["epoch_time_s"].notna()
-    ends = cases.loc[single, ["epoch_time_low_s", "epoch_time_high_s"]].astype(float)
-    low, high = ends["epoch_time_low_s"], ends["epoch_time_high_s"]
+    time, low, high = (
+        cases[name].astype(float)
+        for name in ("epoch_time_s", "epoch_time_low_s", "epoch_time_high_s")
+    )
+    # an interval from nothing to a multiple of the time says nothing; a doubt does
+    single &= (high - low) / 2 <= LEAST_KNOWN * time
+    low, high = low[single], high[single]
     cases.loc[single, "epoch_time_s_low"], cases.loc[single, "epoch_time_s_high"] = low, high
     images = cases.loc[single, "images_per_s"] * cases.loc[single, "epoch_time_s"]
     cases.loc[single, "images_per_s_low"] = images / positive(high)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from bench.errors import UsageError
 from bench.halving import Halving, read_halving
+from bench.limits import find_ends
 from bench.record import STEP_COLUMNS
 from bench.store.cells import RECORDS, STEPS
 from bench.store.plans import Plan, read_own_plan, read_plans
@@ -98,6 +99,34 @@ class Sweep:
         return read_ranks(self.file)
 
 
+MOST_STEP_BYTES = 100_000_000
+"""Steps files above this are not read for a report: pandas would need ten times as much memory."""
+
+MEDIANS = 7
+"""The schema from which the steps at both ends of an epoch are medians. Before, they were means, of
+which one slow step made a trend."""
+
+
+def mend_ends(records: pd.DataFrame, file: Path) -> pd.DataFrame:
+    """Records of older schemas, the ends of their epochs as newer ones have them.
+
+    Args:
+        records: of `read_records`, from ``file``; its steps stand beside it.
+    """
+    ends, steps = ["step_time_first_s", "step_time_last_s"], file.with_name(STEPS)
+    old = records.loc[(records["schema"] < MEDIANS) & records[ends[0]].notna(), "record_id"]
+    if not (len(old) and steps.is_file() and steps.stat().st_size <= MOST_STEP_BYTES):
+        return records
+    every = read_steps(file).dropna(subset="time_s")
+    every = every[every["record_id"].isin(old)]
+    full = every[every["images"] == every.groupby("record_id")["images"].transform("max")]
+    times = full.groupby("record_id")["time_s"].apply(lambda part: find_ends(part.tolist()))
+    found = times.dropna().to_dict()
+    at, mended = records["record_id"].isin(found), records.copy()
+    mended.loc[at, ends] = [found[record] for record in records.loc[at, "record_id"]]
+    return mended
+
+
 def read_sweep(path: Path, name: str = "") -> Sweep:
     """Read a sweep from its folder, or from a records file.
 
@@ -106,6 +135,7 @@ def read_sweep(path: Path, name: str = "") -> Sweep:
     """
     file = records_file(path)
     records, config = read_records(file), read_config(file.parent)
+    records = mend_ends(records, file)
     command, search = config.get("command"), config.get("search")
     told = search if isinstance(search, dict) else {}
     return Sweep(

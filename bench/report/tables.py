@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bench.case import AXES, BARE, SAME_QUESTION
+from bench.case import AXES, BARE, SAME_QUESTION, Case
 from bench.diagnosis.explanation import Explanation
 from bench.precision import PRECISIONS
 from bench.record import Status
@@ -42,10 +42,15 @@ from bench.report.cells import (
     time_cell,
     whole_cell,
 )
-from bench.report.changes import tabulate_effects, tabulate_learning, tabulate_prices
+from bench.report.changes import (
+    tabulate_effects,
+    tabulate_learning,
+    tabulate_parts,
+    tabulate_prices,
+)
 from bench.report.checkpoints import tabulate_checkpoints
-from bench.report.doubts import list_below
-from bench.report.effects import Effect, find_effects
+from bench.report.doubts import DOUBTS, list_below
+from bench.report.effects import LOSS, find_effects, take_readings, take_seeds
 from bench.report.epochs import collect_epochs, tabulate_epochs
 from bench.report.filters import Filter, select
 from bench.report.gpus import find_lines, tabulate_gpus
@@ -56,7 +61,7 @@ from bench.report.loading import find_loaded, tabulate_loaded
 from bench.report.model import MOST_SECTIONS, NOTHING, Answer, Cell, Head, Report, Table
 from bench.report.notes import describe_constants, list_values, write_notes
 from bench.report.notices import warn
-from bench.report.profiles import Profiled, explain_pairs, read_steps
+from bench.report.profiles import Profiled, doubt_profiles, explain_pairs, read_steps
 from bench.report.quantities import GIB, QUANTITIES
 from bench.report.scalemap import (
     ScaleMap,
@@ -65,9 +70,9 @@ from bench.report.scalemap import (
     summarize_scale_map,
 )
 from bench.report.scaling import find_families, find_searches
-from bench.report.startup import find_prices, find_start
+from bench.report.startup import find_parts, find_prices, find_start
 from bench.report.units import count_table_in, find_units
-from bench.report.why import choose_pairs, tabulate_expected, tabulate_explained, tabulate_pairs
+from bench.report.why import choose_pairs, tabulate_explained, tabulate_pairs, tabulate_possible
 from bench.store.attempts import number_groups
 from bench.text import count, name_first, say_left_out
 
@@ -118,7 +123,9 @@ def build(
     varying = axes.find_varying(cases)
     order = _order_columns(cases, varying, by)
     cases = sort_cases(cases, order).reset_index(drop=True)
-    cases["start_time_s"] = cases["cell"].map(find_start(rows))
+    cases = cases.join(find_start(rows), on="cell")
+    losses = take_seeds(take_readings(LOSS, rows))
+    cases["losses"] = cases["cell"].map(lambda cell: losses.get(cell, {}))
     effects = find_effects(rows, cases, machines)
     searches = find_searches(records, sweeps)
     families = find_families(cases, probes, searches)
@@ -128,10 +135,11 @@ def build(
     tables = [
         _tabulate_cases(cases, order, by, machines),
         *tabulate_effects(effects, cases),
-        *tabulate_learning(list(judge_learning(rows, cases, effects))),
+        *tabulate_learning(list(judge_learning(rows, cases, effects, losses))),
         *tabulate_prices(cases, list(find_prices(rows, cases, effects))),
+        *tabulate_parts(find_parts(rows), machines),
         *tabulate_breakdowns(divided, named, machines),
-        *tabulate_expected(steps, cases, effects, machines),
+        *tabulate_possible(steps, cases, effects, machines),
         *tabulate_pairs(pairs),
         *tabulate_explained(choose_pairs(pairs)),
         *tabulate_operations(_put_first(divided, steps, pairs), named, machines),
@@ -150,7 +158,8 @@ def build(
     scale_maps = [read_scale_map(sweep.file.parent) for sweep in sweeps]
     for scales in filter(None, scale_maps):
         tables += _tabulate_scales(scales)
-    notices = warn(records, cases, everything, sweeps)
+    shown = (steps[cell] for cell in cases["cell"] if cell in steps)
+    notices = [*warn(records, cases, everything, sweeps), *doubt_profiles(shown)]
     answered = answer(cases, machines, varying, probes, families)
     units = find_units(cases)
     return Report(
@@ -162,7 +171,7 @@ def build(
         machines=machines,
         axes=varying,
         constants=tuple(describe_constants(cases, varying)),
-        answers=tuple(_answer(list(answered), effects)),
+        answers=tuple(_answer(list(answered), summarize_effects(effects, cases))),
         warnings=tuple(notice for notice in notices if not notice.good),
         effects=tuple(effects),
         explanations=tuple(pairs),
@@ -189,9 +198,8 @@ def _put_first(
     return sorted(divided, key=lambda one: steps[one.row.cell].case not in wanted)
 
 
-def _answer(answers: Sequence[Answer], effects: Sequence[Effect]) -> Iterator[Answer]:
+def _answer(answers: Sequence[Answer], summary: str) -> Iterator[Answer]:
     """The answers on each machine, and what each change does in all of them together."""
-    summary = summarize_effects(effects)
     if summary and len(answers) == 1:
         yield replace(answers[0], sentences=(summary, *answers[0].sentences))
         return
@@ -434,8 +442,8 @@ def _tabulate_machines(
 def _tabulate_published(cases: pd.DataFrame, machines: Machines) -> Iterator[Table]:
     """The cases that were published too, beside those figures."""
     beside = cases[(cases["published_status"] != "") & (cases["device"] == "cuda")]
-    for axis in ("compile", "channels_last"):  # unknown in 2019
-        beside = beside[~beside[axis]]
+    for axis in ("compile", "cuda_graphs", "channels_last"):  # unknown in 2019
+        beside = beside[beside[axis] == getattr(Case, axis)]
     if not len(beside):
         return
     order = [axis for axis in axes.ORDER if axis in ("precision", "loss_scale", "batch_size")]
@@ -457,6 +465,11 @@ def _tabulate_published(cases: pd.DataFrame, machines: Machines) -> Iterator[Tab
         _quantity_part("memory_bytes", "2019 memory", True, "published_", keep=7),
         _quantity_part("memory_saved", keep=6),
         _quantity_part("memory_saved", "2019 memory saved", True, "published_", keep=6),
+        Part(
+            Head("remarks", "remarks", "whether the GPU waits for the host", False),
+            lambda row: Cell(DOUBTS["host_bound"].remark * row.host_bound),
+            optional=True,
+        ),
     ]
     table = _lay_out("rtx-titan", "Beside the published RTX Titan of 2019", parts, beside)
     note = (

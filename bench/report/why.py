@@ -1,4 +1,4 @@
-"""Why a case is not faster than another by as much as was hoped: pairs explained, as tables."""
+"""Why a case is faster or slower than another, and not faster still: pairs explained, as tables."""
 
 from __future__ import annotations
 
@@ -6,18 +6,24 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import count
 from typing import TYPE_CHECKING
 
-from bench.diagnosis.expectation import expect
-from bench.diagnosis.explanation import Explanation, Reason
-from bench.diagnosis.sentences import describe, has_gap, name_part, write_tried
-from bench.diagnosis.step import Bound
+from bench.case import Case
+from bench.diagnosis.breakdown import divide
+from bench.diagnosis.ceiling import find_beaten, find_ceiling
+from bench.diagnosis.explanation import Change, Explanation
+from bench.diagnosis.sentences import (
+    describe,
+    name_part,
+    write_beaten,
+    write_host,
+    write_percent,
+)
 from bench.report.axes import Machines, find_varying, list_naming_axes
 from bench.report.breakdowns import ms_cell
-from bench.report.cells import iterate, name_place, quantity_cell, quantity_head, write_ratio
+from bench.report.cells import iterate, name_place, write_ratio
 from bench.report.effects import Effect
 from bench.report.model import NOTHING, Cell, Head, Table
 from bench.report.profiles import Profiled
-from bench.report.quantities import QUANTITIES
-from bench.text import say_left_out
+from bench.text import ESTIMATE, say_left_out
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -33,8 +39,7 @@ MOST_REASONS = 3
 """Reasons that are named in the row of a pair."""
 
 NAMED = 0.05
-"""Share of the gap from which a reason is named there."""
-
+"""Share of the step, or of the loss, from which a reason is named there, or its evidence told."""
 
 LEAST_S = 1e-6
 """What takes less of both steps is left out of the way between them."""
@@ -56,13 +61,13 @@ def name_pair(why: Explanation) -> str:
     return " · ".join(filter(None, (f"{why.a.name} → {why.b.name}", why.about)))
 
 
-def tabulate_expected(
+def tabulate_possible(
     steps: Mapping[int, Profiled],
     cases: pd.DataFrame,
     effects: Sequence[Effect],
     machines: Machines,
 ) -> Iterator[Table]:
-    """What counts and the machine's rates let one expect of each precision, beside what it brought.
+    """What each precision can gain at most, of pairs that are not explained for want of a profile.
 
     Args:
         steps: of `bench.report.profiles.read_steps`.
@@ -70,94 +75,104 @@ def tabulate_expected(
         effects: whose pairs of precisions are shown.
     """
     axes = list_naming_axes(find_varying(cases))
-    quantity, lines = QUANTITIES["speedup"], []
     cells = [pair for effect in effects if effect.axis == "precision" for pair in effect.pairs]
-    counted = [(a, b) for a, b in cells if a in steps and b in steps]
-    known = cases["cell"].isin([cell for pair in counted for cell in pair])
-    rows = {row.cell: row for row in iterate(cases[known])}
-    for a, b in counted:
-        found = expect(steps[a].step, steps[b].step)
-        # compiled, both move less than was counted
-        if found is None or rows[a].precision != "fp32" or rows[b].compile:
+    rows = {row.cell: row for row in iterate(cases) if row.cell in steps}
+    lines, wrong = [], None
+    for a, b in (pair for pair in cells if pair[0] in rows and pair[1] in rows):
+        before, after = steps[a].step, steps[b].step
+        if (before.profile and after.profile) or rows[a].precision != "fp32":
             continue
-        share = found.a.bounds.get(Bound.MEMORY, 0.0)
-        lines.append(
-            (
-                Cell(name_place(rows[b], axes, machines)),
-                quantity_cell(quantity, rows[b]),
-                _ratio_cell(found.speedup),
-                Cell(f"{100 * share:.0f}", share),
+        compiled = rows[b].compile != Case.compile
+        beaten = find_beaten(before, compiled) or find_beaten(after, compiled)
+        most = None if beaten else find_ceiling(before, after, compiled, divide(after))
+        if beaten or most:
+            wrong = beaten or wrong
+            lines.append(
+                (
+                    Cell(name_place(rows[b], axes, machines)),
+                    _ratio_cell(before.step_s / after.step_s),
+                    _ratio_cell(most.speedup if most else None),
+                    Cell(f"{100 * most.memory:.0f}", most.memory) if most else Cell(NOTHING),
+                )
             )
-        )
     if not lines:
         return
     heads = (
         Head("case", "case", "the settings that tell it apart", False, wrap=True),
-        quantity_head(quantity),
-        Head(
-            "expected", "expected at most (×)", "both at all that this machine was measured to do"
-        ),
-        Head("memory", "memory traffic of fp32 (%)", "share of the least time of fp32's step"),
+        Head("speedup", "speed-up (×)", "of a median step, over fp32", better="higher"),
+        Head("ceiling", "at most (×)", CEILING),
+        Head("memory", "memory traffic (%)", "share of the least time of this precision's step"),
     )
     notes = [
-        "Expected: the least time of fp32's operations over that of this precision's, from their "
-        "FLOP and bytes and from the rates that this machine reached: at most, if both reach these "
-        "rates. Where fp32 falls further short of them, more is measured. python -m bench.doctor "
-        "--model NAME says it before a sweep."
+        f"{AT_MOST} {OF_STEPS} With --profile on, python -m bench.why says where the rest goes."
     ]
+    notes += [write_beaten(wrong)] if wrong else []
     if len(lines) > MOST_ROWS:
         notes.append(f"{say_left_out(len(lines) - MOST_ROWS, 'row')}; --where chooses.")
-    yield Table("expected", "Expected and measured", heads, tuple(lines[:MOST_ROWS]), tuple(notes))
+    title = "What each precision can gain at most"
+    yield Table("possible", title, heads, tuple(lines[:MOST_ROWS]), tuple(notes))
+
+
+CEILING = "fp32's step as measured, over the work after at this machine's measured rates"
+
+AT_MOST = (
+    "At most: the step before as it was measured, over the time that the operations after take at "
+    "the rates that large products and large copies reach on this machine."
+)
+
+
+OF_STEPS = (
+    "Speed-up: of median steps, the geometric mean of the repeats. That of epochs, as elsewhere, "
+    "has their slow steps in it too."
+)
 
 
 def tabulate_pairs(pairs: Sequence[Explanation]) -> Iterator[Table]:
-    """A row a pair: the speed-up measured, hoped for and possible, and the largest reasons."""
+    """A row a pair: the speed-up measured and possible, and the largest reasons."""
     if not pairs:
         return
     heads = (
         Head("pair", "pair", "the two cases", False, wrap=True),
         Head("speedup", "speed-up (×)", "time of a step before over that after", better="higher"),
         Head("interval", "95 % interval", "of the speed-up", keep=6),
-        Head("hoped", "hoped (×)", "the measured rates of products in the two formats, one over "
-             "the other", keep=7),
         Head("ceiling", "at most (×)", "were all work done at the measured rates of this machine",
              keep=8),
-        Head("reasons", "reasons", "shares of what is missing to the hoped speed-up", False,
+        Head("reasons", "reasons", "shares of the step after, or of what was lost", False,
              wrap=True),
+        Head("remarks", "remarks", "whether a step waits for its program", False, wrap=True),
     )  # fmt: skip
     lines = [
         (
             Cell(name_pair(pair)),
             _ratio_cell(pair.speedup.value),
             Cell(_write_ends(pair.speedup.low, pair.speedup.high)),
-            _ratio_cell(pair.hoped),
-            _ratio_cell(pair.ceiling),
+            _ratio_cell(pair.ceiling.speedup if pair.ceiling else None),
             Cell(_name_reasons(pair)),
+            Cell("; ".join(filter(None, map(write_host, (pair.a, pair.b))))),
         )
         for pair in pairs[:MOST_ROWS]
     ]
-    notes = [
-        "Hoped: what the number format promises, by the rates of large matrix products and at "
-        "least by its bits. At most: the step before as it was measured, and all work after the "
-        "change at the rates that large products and large copies reach. The reasons are shares of "
-        "the time that is missing to the hoped speed-up. Speed-up: of median steps, the geometric "
-        "mean of the repeats; that of median epochs differs where the repeats do."
-    ]
+    notes = [f"{AT_MOST} {OF_STEPS} The reasons are shares of the step after, or of what it lost."]
     if len(pairs) > MOST_ROWS:
         notes.append(f"{len(pairs) - MOST_ROWS:,} more pairs are left out; --where chooses.")
     yield Table("why", "Why is it not faster?", heads, tuple(lines), tuple(notes)).drop_empty()
 
 
 def _name_reasons(why: Explanation) -> str:
-    if not has_gap(why):
-        return NOTHING
-    named = [reason for reason in why.reasons if reason.share >= NAMED][:MOST_REASONS]
-    listed = "; ".join(f"{100 * reason.share:.0f} % {reason.cause.meaning}" for reason in named)
-    return f"of the gain: {listed}" if why.gap_s < 0 and listed else listed
+    if why.beaten:
+        return "none: the machine's rates were measured too low"
+    listed = "; ".join(
+        f"{write_percent(why.share(reason), why.estimates(reason))} {reason.cause.meaning}"
+        for reason in why.reasons[:MOST_REASONS]
+        if why.share(reason) >= NAMED
+    )
+    return f"of the loss: {listed}" if why.lost and listed else listed
 
 
-def _ratio_cell(value: float | None) -> Cell:
-    return Cell(NOTHING) if value is None else Cell(write_ratio(value), value)
+def _ratio_cell(value: float | None, estimated: bool = False) -> Cell:
+    if value is None:
+        return Cell(NOTHING)
+    return Cell(f"{ESTIMATE * estimated}{write_ratio(value)}", value, estimated)
 
 
 def _write_ends(low: float | None, high: float | None) -> str:
@@ -174,39 +189,46 @@ def tabulate_explained(pairs: Sequence[Explanation]) -> Iterator[Table]:
 
 
 def tabulate_reasons(name: str, why: Explanation) -> Table:
-    """What each reason takes of the gap; the evidence below, which is sentences."""
+    """What the step after goes to, or what it lost by; the evidence below."""
+    lost, whole = why.lost, why.change_s if why.lost else why.b.step.step_s
     heads = (
-        Head("reason", "reason", "what makes it slower than was hoped", False),
-        Head(
-            "share",
-            "of the gain (%)" if why.gap_s < 0 and has_gap(why) else "of the gap (%)",
-            "share of the difference to what was hoped; none where that is within noise",
-        ),
-        Head("time", "ms a step", "the same as time"),
+        Head("reason", "what it lost by" if lost else "what the time goes to", "a cause", False),
+        *(_head_ends(why) if lost else [Head("after", f"{why.b.name} (ms)", "time in a step")]),
+        Head("share", f"of {'the loss' if lost else 'the step'} (%)", "a share of it"),
     )
-    found = [(r.cause.meaning, r.cause, r.time_s, r.share) for r in why.reasons]
-    rest = why.unexplained_s / why.gap_s if why.gap_s else 0.0
-    lines = [
-        (
-            Cell(meaning, value),
-            Cell(f"{100 * share:.0f}", share) if has_gap(why) else Cell(NOTHING),
-            ms_cell(time_s),
-        )
-        for meaning, value, time_s, share in [
-            *found,
-            ("not explained", None, why.unexplained_s, rest),
-        ]
-    ]
-    words = tuple(describe(why))
-    notes = tuple(_write_evidence(reason) for reason in why.reasons)
-    return Table(name, f"Why: {name_pair(why)}", heads, tuple(lines), notes, words=words)
+    found = [
+        (Cell(r.cause.meaning, str(r.cause)), Change("", r.before_s, r.after_s, r.before_estimated,
+                                                     r.after_estimated))
+        for r in why.reasons
+    ]  # fmt: skip
+    if any(abs(left) >= LEAST_S for left in why.unexplained_s):
+        found.append((Cell("not explained", ""), Change("", *why.unexplained_s)))
+    lines = []
+    for cause, ends in found:
+        share = (ends.change_s if lost else ends.after_s) / whole
+        estimated = ends.estimated if lost else ends.after_estimated
+        cells = _list_ends(ends) if lost else [ms_cell(ends.after_s, estimated)]
+        mark = ESTIMATE * estimated
+        lines.append((cause, *cells, Cell(f"{mark}{100 * share:.0f}", share, estimated)))
+    notes = tuple(
+        f"{reason.cause.meaning[:1].upper()}{reason.cause.meaning[1:]}: {reason.evidence}"
+        for reason in why.reasons
+        if reason.evidence and why.share(reason) >= NAMED
+    )
+    title = f"Why: {name_pair(why)}"
+    return Table(name, title, heads, tuple(lines), notes, words=tuple(describe(why)))
 
 
-def _write_evidence(reason: Reason) -> str:
-    about = reason.cause.meaning
-    cure = reason.option + write_tried(reason) if reason.time_s > 0 else ""  # a gain needs none
-    said = (f"{about[:1].upper()}{about[1:]}:", reason.evidence, cure)
-    return " ".join(filter(None, (part.strip() for part in said)))
+def _head_ends(why: Explanation) -> Iterator[Head]:
+    yield Head("before", f"{why.a.name} (ms)", "time in a step")
+    yield Head("after", f"{why.b.name} (ms)", "time in a step")
+    yield Head("change", "change (ms)", "what it adds to the step")
+
+
+def _list_ends(ends: Change) -> Iterator[Cell]:
+    yield ms_cell(ends.before_s, ends.before_estimated)
+    yield ms_cell(ends.after_s, ends.after_estimated)
+    yield change_cell(ends.change_s, ends.estimated)
 
 
 def tabulate_changes(name: str, why: Explanation) -> Table:
@@ -214,18 +236,14 @@ def tabulate_changes(name: str, why: Explanation) -> Table:
     a, b = why.a, why.b
     heads = (
         Head("part", "part of the step", "", False, wrap=True),
-        Head("before", f"{a.name} (ms)", "time in a step"),
-        Head("after", f"{b.name} (ms)", "time in a step"),
-        Head("change", "change (ms)", "what it adds to the step"),
+        *_head_ends(why),
         Head("speedup", "speed-up (×)", "of this part alone", keep=8),
     )
     lines = [
         (
             Cell(name_part(change.name), str(change.name)),
-            ms_cell(change.before_s),
-            ms_cell(change.after_s),
-            change_cell(change.change_s),
-            _ratio_cell(_divide(change.before_s, change.after_s)),
+            *_list_ends(change),
+            _ratio_cell(_divide(change.before_s, change.after_s), change.estimated),
         )
         for change in why.changes
         if max(abs(change.before_s), abs(change.after_s)) >= LEAST_S
@@ -233,9 +251,7 @@ def tabulate_changes(name: str, why: Explanation) -> Table:
     lines.append(
         (
             Cell("the whole step"),
-            ms_cell(a.step.step_s),
-            ms_cell(b.step.step_s),
-            change_cell(b.step.step_s - a.step.step_s),
+            *_list_ends(Change("", a.step.step_s, b.step.step_s)),
             _ratio_cell(_divide(a.step.step_s, b.step.step_s)),
         )
     )
@@ -246,7 +262,8 @@ def _divide(before: float, after: float) -> float | None:
     return before / after if before > 0 and after > 0 else None
 
 
-def change_cell(seconds: float) -> Cell:
+def change_cell(seconds: float, estimated: bool = False) -> Cell:
     """Write what is added to a time, in milliseconds with its sign."""
     text = ms_cell(seconds).text
-    return Cell(text if seconds <= 0 or text == "0" else f"+{text}", seconds)
+    sign = "" if seconds <= 0 or text == "0" else "+"
+    return Cell(f"{ESTIMATE * estimated}{sign}{text}", seconds, estimated)

@@ -9,12 +9,10 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 
-from bench.case import Case, check_batches
-from bench.data import load, prepare, progress_bar
+from bench.data import load
 from bench.environment import ask, refuse_missing, with_inputs
 from bench.errors import UsageError
-from bench.fingerprint import check_outputs
-from bench.flags import refuse_other_data, run_command
+from bench.flags import refuse_other_images, run_command
 from bench.precision import PRECISIONS
 from bench.report.scalemap import (
     GRADIENTS,
@@ -29,7 +27,12 @@ from bench.report.scalemap import (
 from bench.report.text import WIDTH, draw_table, style_text
 from bench.scales.folder import FIGURE, PICTURE, SUMMARY, refuse_existing, write_map, write_pages
 from bench.scales.options import Options, build_parser, read_options
-from bench.sweep.preflight import refuse_neighbours, refuse_unwritable
+from bench.sweep.preflight import (
+    gather_inputs,
+    list_examined,
+    refuse_neighbours,
+    refuse_unwritable,
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -43,7 +46,7 @@ def run(argv: Sequence[str]) -> int:
     Raises:
         UsageError: it cannot be done.
     """
-    refuse_other_data(argv, "bench.scales")
+    refuse_other_images(argv, "bench.scales")
     given = build_parser().parse(argv)
     if given.show is not None:
         scales = read_scale_map(given.show)
@@ -74,10 +77,10 @@ def measure_all(options: Options) -> ScaleMap:
     Raises:
         UsageError: a device, model or dataset cannot be used, or memory ran out.
     """
-    first = options.questions[0]
-    models = list(dict.fromkeys(q.model for q in options.questions))
-    answer = ask([first.device], models)
-    platform = answer.platform(first.device)
+    first, cases = options.questions[0], [question.case for question in options.questions]
+    answer = ask([first.device], list_examined(cases))
+    inputs = gather_inputs(cases, answer, data_dir=options.data_dir)
+    platform = inputs.platforms[first.device]
     if first.way is Way.TRAINED:
         for name in first.precisions:
             if why := platform.refuse(PRECISIONS[name]):
@@ -85,13 +88,7 @@ def measure_all(options: Options) -> ScaleMap:
     uuid = platform.environment.gpu_uuid
     if uuid and not options.allow_shared:
         refuse_neighbours(uuid)
-    with progress_bar() as progress:
-        info = prepare(first.dataset, data_dir=options.data_dir, progress=progress)
-    for model in models:
-        check_outputs(model, answer.fingerprint(model), info.classes)
-    for question in options.questions:
-        check_batches(Case(batch_size=question.batch_size), info.train_images)
-    environment = with_inputs(platform.environment, info, None)
+    environment = with_inputs(platform.environment, inputs.data(cases[0]), None)
     scales = ScaleMap(
         options.out,
         options.command,
@@ -105,8 +102,9 @@ def measure_all(options: Options) -> ScaleMap:
 
     from bench.scales.measurement import measure
 
-    data = load(info.folder)
     for question in options.questions:
+        folder = inputs.data(question.case).folder
+        data = load(folder) if folder else None
         try:
             for answered in measure(question, data, say):
                 scales = replace(scales, cases=(*scales.cases, answered))

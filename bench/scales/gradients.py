@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bench.precision import PRECISIONS, is_batchnorm
+from bench.precision import PRECISIONS, is_affine_batchnorm
 from bench.report.scalemap import Fate, Kind, Tally
 from bench.scales.formats import FORMATS, Cells, Format, find_bounds
 
@@ -56,19 +56,24 @@ def find_layers(model: nn.Module) -> dict[str, nn.Module]:
     }
 
 
-def keeps_fp32(module: nn.Module, precision: str) -> bool:
-    """Whether the gradients of the module's own parameters stay in fp32.
+def list_kept(
+    model: nn.Module,
+    precision: str,
+    keeps_fp32: Callable[[nn.Module], bool] = is_affine_batchnorm,
+) -> list[bool]:
+    """Of each of `find_layers`, whether the gradients of its own parameters stay in fp32.
 
-    Those of BatchNorm do in all precisions (see `bench.precision.cast`). Under autocast all do but
-    those of layers that it runs in the narrow format: a norm's, and a parameter that is added, such
-    as a position embedding, receive theirs in fp32. The gradient of an output is no such case: a
-    norm's output is fp32 there, but the layer behind it hands back a rounded gradient. A format by
-    itself is taken as a network in that format.
+    Under autocast all do but those of layers that it runs in the narrow format: a norm's, and a
+    parameter that is added, such as a position embedding, receive theirs in fp32. The gradient of
+    an output is no such case: a norm's output is fp32 there, but the layer behind it hands back a
+    rounded gradient. In other precisions those of the modules do that `bench.precision.cast`
+    leaves in fp32. A format by itself is taken as a network in that format.
     """
-    known = PRECISIONS.get(precision)
+    layers, known = find_layers(model).values(), PRECISIONS.get(precision)
     if known is not None and known.autocast is not None:
-        return not isinstance(module, _CAST)
-    return is_batchnorm(module)
+        return [not isinstance(layer, _CAST) for layer in layers]
+    kept = {part for module in filter(keeps_fp32, model.modules()) for part in module.modules()}
+    return [layer in kept for layer in layers]
 
 
 def attach(model: nn.Module, look: Look) -> Callable[[], None]:
@@ -201,10 +206,16 @@ class Rounding:
     What overflows becomes inf in every format, also in e4m3, which has none.
     """
 
-    def __init__(self, model: nn.Module, precision: str, format: Format) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        precision: str,
+        format: Format,
+        keeps_fp32: Callable[[nn.Module], bool] = is_affine_batchnorm,
+    ) -> None:
         self._dtype = getattr(torch, format.dtype)
         self._limit = find_bounds(format, 1.0).overflowing
-        self._exempt = [keeps_fp32(m, precision) for m in find_layers(model).values()]
+        self._exempt = list_kept(model, precision, keeps_fp32)
 
     def __call__(self, site: Site, gradient: Tensor) -> Tensor | None:
         """Round one gradient; a `Look`."""

@@ -6,13 +6,15 @@ import copy
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, count, islice
+from itertools import islice
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from bench.case import Case, Value, format_value, parse_value
+from bench.case import Value, format_value, parse_value
 from bench.data import Dataset
+from bench.data.batches import stream
 from bench.precision import PRECISIONS, is_dynamic, set_flags
 from bench.report.scalemap import (
     Fate,
@@ -35,22 +37,25 @@ from bench.scales.gradients import (
     attach,
     choose_format,
     find_layers,
-    keeps_fp32,
+    list_kept,
     read_counts,
 )
 from bench.scales.options import RECOMMENDED, Question
 from bench.training.building import build_training, seed_all
 from bench.training.loop import Training
 from bench.training.loss_scale import build_loss_scale
+from bench.worker.measurement import open_supply
+from bench.workloads import IMAGES, load_workload
 from bench.workloads.images import Images
 
 Say = Callable[[str], None]
 
 
-def measure(question: Question, data: Dataset, say: Say) -> Iterator[ScaleCase]:
+def measure(question: Question, data: Dataset | None, say: Say) -> Iterator[ScaleCase]:
     """Answer a question, one precision after another.
 
     Args:
+        data: the images; None for a user's workload.
         say: told what is done now, a line each.
     """
     session = Session(question, data)
@@ -83,33 +88,26 @@ def add_training(case: ScaleCase, training: ScaledTraining) -> ScaleCase:
 class Session:
     """One network and one stream of batches, from which every training of a question starts."""
 
-    def __init__(self, question: Question, data: Dataset) -> None:
+    def __init__(self, question: Question, data: Dataset | None) -> None:
         self.question, self.device = question, torch.device(question.device)
-        self._workload = Images(question.model, data)
+        own = question.workload != IMAGES
+        self._workload = load_workload(question.workload) if own else Images(question.model, data)
         seed_all(question.seed)
         self._start = self._workload.build_model()
         self.layers = tuple(find_layers(self._start))
-        self._batches = self._workload.open_batches(
-            batch_size=question.batch_size,
-            micro_batch=question.batch_size,
-            device=self.device,
-            seed=question.seed,
-        )
+        self._batches = open_supply(question.case, self._workload, self.device)
 
     def prepare(self, precision: str, loss_scale: Value = None) -> Training:
         """A training from the start, with the flags of its precision set."""
         assert loss_scale is None or isinstance(loss_scale, float | str)
-        q = self.question
-        case = Case(q.model, q.dataset, precision, loss_scale, lr=q.lr, seed=q.seed)
+        case = replace(self.question.case, precision=precision, loss_scale=loss_scale)
         return build_training(case, self._workload, self.device, copy.deepcopy(self._start))
 
-    def batches(self) -> Iterator[tuple[int, Tensor, Tensor]]:
+    def batches(self) -> Iterator[tuple[int, Any]]:
         """Steps from 1 and their batches; of dropout too each step draws the same every time."""
-        full = len(self._batches.labels) // self.question.batch_size
-        epochs = chain.from_iterable(self._batches.epoch(i, steps=full) for i in count())
-        for step, (x, y) in enumerate(islice(epochs, self.question.steps), 1):
+        for step, batch in enumerate(islice(stream(self._batches), self.question.steps), 1):
             seed_all(self.question.seed + step)
-            yield step, x, y
+            yield step, batch
 
     # ------------------------------------------------------------------------------- gradients
 
@@ -125,20 +123,20 @@ class Session:
         probes = {name: Probe(self, name) for name in q.precisions} if trained else {}
         losses: list[Tensor] = []
         attach(training.model, counter)
-        for step, x, y in self.batches():
+        for step, batch in self.batches():
             counter.step = step
             weights = None
             if probes and step in q.at:
                 weights = {n: v.clone() for n, v in training.model.state_dict().items()}
             ends = [attach(training.model, p.begin()) for p in probes.values() if weights]
             set_flags(training.precision)  # building and running the probes set theirs
-            losses.append(training.step((x, y))[0])
+            losses.append(training.step(batch)[0])
             for end in ends:
                 end()
             if weights is not None:
                 for name, probe in probes.items():
                     say(f"{name}: gradients at step {step}, {len(q.scales)} scales")
-                    probe.look(weights, step, x, y)
+                    probe.look(weights, step, batch)
         # here, and not before, the host waits for the device
         reference = _read_training("", losses, [1.0] * q.steps, [])
         peaks = counter.peaks.cpu()
@@ -152,7 +150,7 @@ class Session:
 
     def masks(self, precision: str) -> list[tuple[int, Kind]]:
         """The gradients that the precision rounds: layers by index, and kinds."""
-        kept = [keeps_fp32(module, precision) for module in find_layers(self._start).values()]
+        kept = list_kept(self._start, precision, self._workload.keeps_fp32)
         return [
             (index, kind)
             for index in range(len(kept))
@@ -231,11 +229,13 @@ class Session:
         rounded = self.question.way is Way.ROUNDED
         training = self.prepare("fp32" if rounded else precision, loss_scale)
         if rounded:
-            attach(training.model, Rounding(self._start, precision, choose_format(precision)))
+            keeps = self._workload.keeps_fp32
+            rounding = Rounding(self._start, precision, choose_format(precision), keeps)
+            attach(training.model, rounding)
         losses, scales, overflowed = [], [], []
-        for _, x, y in self.batches():
+        for _, batch in self.batches():
             scales.append(training.loss_scale.current().clone())
-            loss, _, bad = training.step((x, y))
+            loss, _, bad = training.step(batch)
             losses.append(loss)
             overflowed.append(bad)
         return _read_training(
@@ -272,7 +272,7 @@ class Probe:
         self.comparison.forget()
         return self.comparison.remember
 
-    def look(self, weights: dict[str, Tensor], step: int, x: Tensor, y: Tensor) -> None:
+    def look(self, weights: dict[str, Tensor], step: int, batch: Any) -> None:
         """One pass for each scale, over the batch that the fp32 pass has seen."""
         q = self._session.question
         set_flags(PRECISIONS[self.precision])
@@ -281,7 +281,7 @@ class Probe:
             self.training.loss_scale = build_loss_scale(scale, self._session.device)
             seed_all(q.seed + step)
             self.comparison.begin()
-            self.training.step((x, y))
+            self.training.step(batch)
 
     def read(self, peaks: Tensor) -> Observation:
         """Fetch what was counted."""

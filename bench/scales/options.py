@@ -13,10 +13,11 @@ from bench.case import Case, axis_flag, format_value, parse_value
 from bench.data import find_layout
 from bench.environment import has_cuda
 from bench.errors import UsageError, nearest
-from bench.flags import Parser
+from bench.flags import Parser, refuse_beside_workload
 from bench.precision import PRECISIONS
 from bench.report.scalemap import TOLERANCE, Way
 from bench.scales.formats import FORMATS, to_float32
+from bench.workloads import IMAGES, OWN
 
 POWERS = tuple(2.0**k for k in range(25))
 """The scales by default: from 1 to 2^24, all powers of two. Multiplying by one rounds nothing."""
@@ -45,7 +46,7 @@ NARROW = tuple(
 _DESCRIPTION = """\
 Find out which loss scales are safe: train for some steps, and count for each
 scale how many gradient values are flushed to zero and whether any overflow.
-Networks on images of 3x32x32 only.
+A network is trained on images of 3x32x32; --workload brings its own data.
 """
 
 _EPILOG = """\
@@ -63,7 +64,7 @@ takes it.
 
 @dataclass(frozen=True)
 class Question:
-    """What to find out of one model at one batch size.
+    """What to find out of one model or workload at one batch size.
 
     Attributes:
         steps: of each training.
@@ -86,6 +87,20 @@ class Question:
     scales: tuple[float, ...]
     train: tuple[str, ...]
     tolerance: float
+    workload: str = IMAGES
+
+    @property
+    def case(self) -> Case:
+        """What is trained, in fp32."""
+        return Case(
+            self.model,
+            self.dataset,
+            batch_size=self.batch_size,
+            lr=self.lr,
+            workload=self.workload,
+            seed=self.seed,
+            device=self.device,
+        )
 
 
 @dataclass(frozen=True)
@@ -118,6 +133,10 @@ def build_parser() -> Parser:
     what.add_argument(
         "--model", nargs="+", metavar="NAME", help="networks (dpn92 on a GPU, else dpn-small)"
     )
+    what.add_argument(
+        "--workload", nargs="+", metavar="NAME",
+        help="your own workloads, package.module:factory, in place of networks",
+    )  # fmt: skip
     what.add_argument(
         "--scales", nargs="+", metavar="S", help="loss scales, such as 128 or 2^16 (2^0 to 2^24)"
     )
@@ -169,12 +188,8 @@ def read_options(given: argparse.Namespace, command: str) -> Options:
     steps = _parse_step("--steps", given.steps) if given.steps else at[-1]
     if steps < at[-1]:
         raise UsageError(f"--steps {steps}: is below step {at[-1]} of --at; give at least {at[-1]}")
-    if given.dataset:
-        dataset = _axis("dataset", given.dataset)
-    else:
-        dataset = "cifar10" if given.data_dir or find_layout(None) else "synthetic"
     precisions = tuple(dict.fromkeys(_parse_precision(n, way) for n in given.precision))
-    models = given.model or ["dpn92" if device == "cuda" else "dpn-small"]
+    subjects = _read_subjects(given, device)
     train = _parse_train(given.train, way, scales)
 
     tolerance = _parse_tolerance(given.tolerance)
@@ -182,13 +197,26 @@ def read_options(given: argparse.Namespace, command: str) -> Options:
     questions = [
         Question(
             model, dataset, precisions, size, lr, seed, device, way, steps, at, scales, train,
-            tolerance,
+            tolerance, workload,
         )
-        for model in dict.fromkeys(_axis("model", name) for name in models)
+        for model, dataset, workload in subjects
         for size in dict.fromkeys(_axis("batch_size", text) for text in given.batch_size)
     ]  # fmt: skip
     out = given.out or Path("results") / f"scales-{datetime.now():%Y%m%d-%H%M%S}"
     return Options(tuple(questions), given.data_dir, given.allow_shared, out, command)
+
+
+def _read_subjects(given: argparse.Namespace, device: str) -> list[tuple[str, str, str]]:
+    """The model, dataset and workload of each question, each once."""
+    flags = {name: getattr(given, name) for name in ("workload", "model", "dataset")}
+    refuse_beside_workload({name: value for name, value in flags.items() if value})
+    workloads = [_axis("workload", name) for name in given.workload or []]
+    if own := [name for name in workloads if name != IMAGES]:
+        return [(name, OWN, name) for name in dict.fromkeys(own)]
+    found = "cifar10" if given.data_dir or find_layout(None) else "synthetic"
+    dataset = _axis("dataset", given.dataset) if given.dataset else found
+    models = given.model or ["dpn92" if device == "cuda" else "dpn-small"]
+    return [(name, dataset, IMAGES) for name in dict.fromkeys(_axis("model", n) for n in models)]
 
 
 def _axis(name: str, text: str) -> Any:

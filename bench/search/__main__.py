@@ -16,7 +16,7 @@ from time import monotonic
 
 from bench.environment import PACKAGES, refuse_missing
 from bench.errors import UsageError
-from bench.executors import Settings, build_executor
+from bench.executors import build_executor
 from bench.flags import run_command
 from bench.halving import Halving, read_halving
 from bench.record import MEASURED
@@ -86,8 +86,7 @@ def run_search(asked: Search) -> int:
     refuse_unwritable(options.out)
     refuse_missing(name for name in PACKAGES if name != "nvidia-ml-py")  # whose lack is noted
     Ladder(asked.halving)  # refuses where Ray Tune is not installed
-    settings = Settings(options.timeout_s, options.allow_shared)
-    with closing(build_executor(options.executor, settings)) as executor:
+    with closing(build_executor(options.executor, options.settings)) as executor:
         cases = asked.plan().trials
         lanes = open_lanes(executor, cases, options)
         classes = examine_lanes(executor, lanes, cases, options)

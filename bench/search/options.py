@@ -31,6 +31,7 @@ from bench.sweep.options import Options, add_images, add_running, plan_cases, re
 WITHOUT = {
     "fraction": "trials train whole epochs",
     "steps": "trials train whole epochs",
+    "until": "trials train whole epochs",
     "checkpoint": "a trial that was interrupted begins anew",
     "profile": "bench.sweep profiles the settings that were found",
     **dict.fromkeys(("parallel", *FOLLOWS["parallel"]), "each trial trains on one GPU"),

@@ -1,6 +1,7 @@
 """What older schemas said otherwise: how their rows fill the columns that came later.
 
-A column that is not here is empty in an older row, or has its axis's default.
+A column that is not here is empty in an older row, or has its axis's default. A value that has
+another name since is in `RESPELLED`.
 """
 
 from __future__ import annotations
@@ -50,6 +51,10 @@ def _other_cores(notes: str) -> str:
 
 
 _SAID = ("neighbours", "notes", "reason", "missing")
+
+RESPELLED = {"compile": {"on": "default"}}
+"""By column, values that had another spelling before: until schema 8 the network was compiled in
+one mode, or not."""
 
 MIGRATIONS: dict[str, Migration] = {
     # schema 2

@@ -7,15 +7,18 @@ what the sweep of each planned.
 from __future__ import annotations
 
 import json
+import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import stdev
 from typing import Any
 
 from bench.case import AXES, Case
 from bench.errors import UsageError
-from bench.store.reader import Run, parse_axis
+from bench.record import Status
+from bench.store.reader import Past, Run, parse_axis
 from bench.text import replace_file
 
 JOINED = "merged.json"
@@ -80,6 +83,44 @@ def plan_runs(cases: Sequence[Case], repeats: int) -> list[Run]:
     """
     runs = [(case, repeat, False) for repeat in range(1, repeats + 1) for case in cases]
     return [*runs, (cases[0], 1, True)] if repeats > 1 and cases else runs
+
+
+def find_width(times: Sequence[float]) -> float:
+    """How well the repeats of a case tell its epoch time: half of their 95 % interval, as a share.
+
+    Student's interval of the mean logarithm. It is infinite for fewer than two repeats.
+    """
+    if len(times) < 2:
+        return math.inf
+    from scipy.special import stdtrit
+
+    logs = [math.log(time) for time in times]
+    reach = float(stdtrit(len(logs) - 1, 0.975)) * stdev(logs) / math.sqrt(len(logs))
+    return math.expm1(reach)
+
+
+def is_known(case: Case, times: Sequence[float]) -> bool:
+    """Whether repeats that took these times tell a case's as well as its ``--until`` asks."""
+    return case.until is not None and find_width(times) <= case.until
+
+
+def collect_times(history: Mapping[Run, Past]) -> dict[Case, list[float]]:
+    """The epoch times, in s, of the runs of each case that ended well."""
+    times: dict[Case, list[float]] = {}
+    for (case, _, _), past in history.items():
+        if past.status is Status.OK and past.time_s:
+            times.setdefault(case, []).append(past.time_s)
+    return times
+
+
+def leave_out_known(runs: Iterable[Run], history: Mapping[Run, Past]) -> list[Run]:
+    """The runs less the repeats of cases that are known without them; all sentinels stay."""
+    times = collect_times(history)
+    return [
+        run
+        for run in runs
+        if run in history or run[1] == 1 or not is_known(run[0], times.get(run[0], ()))
+    ]
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,8 @@ import io
 import json
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import fields, replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
@@ -27,10 +28,11 @@ from bench.record import (
     WORK_COLUMNS,
     Column,
     Status,
+    WorkRow,
 )
 from bench.store.attempts import find_truncated, keep_latest
 from bench.store.cells import CONFIG, EPOCHS, RANKS, RECORDS, STEPS, WORK, write_lines
-from bench.store.migration import MIGRATIONS
+from bench.store.migration import MIGRATIONS, RESPELLED
 from bench.text import clean
 
 if TYPE_CHECKING:
@@ -52,6 +54,7 @@ class Past(NamedTuple):
     inferred: bool = False
     seed: int = 0
     lane: str = ""
+    time_s: float | None = None  # of the epoch
 
 
 Run = tuple[Case, int, bool]
@@ -131,6 +134,14 @@ def read_work(path: Path) -> pd.DataFrame:
     return _read_beside(path, WORK, WORK_COLUMNS)
 
 
+def list_work(frame: pd.DataFrame) -> list[WorkRow]:
+    """The rows of a table of `read_work`, as they were written."""
+    columns = (frame[field.name].tolist() for field in fields(WorkRow))
+    rows = zip(*columns, strict=True)
+    make: Callable[..., WorkRow] = WorkRow
+    return [make(*(None if cell != cell else cell for cell in row)) for row in rows]
+
+
 def read_ranks(path: Path) -> pd.DataFrame:
     """Read the processes beside a sweep's records: the columns of `RANK_COLUMNS`, maybe no row.
 
@@ -184,6 +195,9 @@ def read_text(path: Path, columns: dict[str, Column]) -> pa.Table:
             if column.since <= oldest:
                 raise UsageError(f"{path}:1: column {name!r} is missing; restore it")
             table = table.append_column(name, pa.array(_fill_in(column, table), pa.string()))
+        elif respelled := RESPELLED.get(name):
+            cells = [respelled.get(text, text) for text in table[name].to_pylist()]
+            table = table.set_column(header.index(name), name, pa.array(cells, pa.string()))
     return table.select(list(columns))
 
 
@@ -420,20 +434,49 @@ def read_cases(frame: pd.DataFrame) -> list[Case]:
 
 
 def read_history(frame: pd.DataFrame) -> dict[Run, Past]:
-    """The latest attempt at every run in a records table: no probe, anchor or truncated trial."""
-    names = ("repeat", "sentinel", "status", "attempt", "inferred", "run_seed", "lane")
+    """The latest attempt at every run in a records table: no probe, anchor or truncated trial.
+
+    A profiled run is the latest at what it serves too, see `list_served`, where that has no other.
+    """
+    names = (
+        "repeat",
+        "sentinel",
+        "status",
+        "attempt",
+        "inferred",
+        "run_seed",
+        "lane",
+        "epoch_time_s",
+    )
     history: dict[Run, Past] = {}
     aside = frame["probe"] | (frame["anchor"] != "") | find_truncated(frame)
     rows = keep_latest(frame[~aside])
     for case, repeat, sentinel, *past in zip(
         read_cases(rows), *(rows[name] for name in names), strict=True
     ):
-        status, attempt, inferred, seed, lane = past
+        status, attempt, inferred, seed, lane, time = past
+        time_s = None if math.isnan(time) else float(time)
         run = (case, int(repeat), bool(sentinel))
         # rows of several environments are attempts of their own; the number goes on from the last
         if run not in history or history[run].attempt <= attempt:
-            history[run] = Past(Status(status), int(attempt), bool(inferred), int(seed), lane)
+            history[run] = Past(
+                Status(status), int(attempt), bool(inferred), int(seed), lane, time_s
+            )
+    for run, latest in [*history.items()]:
+        for served in list_served(run):
+            history.setdefault(served, latest)
     return history
+
+
+def list_served(run: Run) -> Iterator[Run]:
+    """The runs that one is the measurement of: itself, and where it was profiled, itself without.
+
+    The profiler starts once all else is measured.
+    """
+    yield run
+    case, repeat, sentinel = run
+    if case.profile:
+        yield replace(case, profile=False), repeat, sentinel
 
 
 @cache

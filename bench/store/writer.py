@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import math
 import os
 import socket
@@ -47,7 +46,17 @@ from bench.record import (
     WorkRow,
     flatten,
 )
-from bench.store.cells import CONFIG, EPOCHS, LOGS, RANKS, RECORDS, STEPS, WORK, write_lines
+from bench.store.cells import (
+    CONFIG,
+    EPOCHS,
+    LOGS,
+    RANKS,
+    RECORDS,
+    STEPS,
+    WORK,
+    spell_config,
+    write_lines,
+)
 from bench.store.reader import read_config, read_text
 from bench.text import clean, replace_durably, replace_file, sync_folder
 
@@ -196,7 +205,7 @@ class Store:
             StoreError: it cannot be written.
         """
         try:
-            replace_file(self.folder / CONFIG, json.dumps(config, indent=2) + "\n")
+            replace_file(self.folder / CONFIG, spell_config(config))
         except OSError as error:
             raise StoreError(f"{self.folder / CONFIG}: {error.strerror}") from error
 

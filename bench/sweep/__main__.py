@@ -14,13 +14,14 @@ from bench.case import Case, telling_axes
 from bench.doctor.rates import choose_seconds
 from bench.environment import PACKAGES, refuse_missing
 from bench.errors import UsageError
-from bench.executors import Executor, Lane, Settings, build_executor
+from bench.executors import Executor, Lane, build_executor
 from bench.flags import run_command
 from bench.report.anchors import BUSY, CLOSE
 from bench.store.writer import StoreError
 from bench.sweep.anchors import describe_anchors, find_anchors, run_anchors
 from bench.sweep.crew import Crew
 from bench.sweep.display import Display
+from bench.sweep.emulation import foresee_emulation
 from bench.sweep.grid import Grid
 from bench.sweep.hardware import (
     Hardware,
@@ -75,7 +76,12 @@ def sweep(argv: Sequence[str]) -> int:
     plan = plan_cases(options, {})
     if options.dry_run:
         settle = try_models([*plan.cases, *plan.unsized], options)
-        return print_cases(plan_cases(options, {}, settle), options.repeats)
+        plan = plan_cases(options, {}, settle)
+        lines, pass_s = foresee_emulation(plan.cases, options)
+        print_cases(plan, options.repeats, options.repeats_given, pass_s)
+        for line in lines:
+            print(line)
+        return 0
     try:
         return run_sweep(plan, options)
     except StoreError as error:
@@ -89,8 +95,7 @@ def run_sweep(asked: Plan, options: Options) -> int:
     refuse_missing(name for name in PACKAGES if name != "nvidia-ml-py")  # whose lack is noted
     for device in dict.fromkeys(case.device for case in [*asked.cases, *asked.unsized]):
         choose_seconds(device)  # a wrong variable is refused before anything is opened
-    settings = Settings(options.timeout_s, options.allow_shared, options.address)
-    with closing(build_executor(options.executor, settings)) as executor:
+    with closing(build_executor(options.executor, options.settings)) as executor:
         every = [*asked.cases, *asked.unsized]
         lanes = open_lanes(executor, every, options)
         classes = examine_lanes(executor, lanes, asked.cases, options, asked.unsized)

@@ -33,7 +33,10 @@ def make_anchor(case: Case) -> Case:
 
     Its batches come from the plain loader: one that waits for a DataLoader compares CPUs and disks.
     """
-    apart = ("epochs", "fraction", "evaluate", "checkpoint", "profile", "compile")
+    apart = (
+        *("epochs", "fraction", "until", "evaluate", "checkpoint", "profile"),
+        *("compile", "cuda_graphs"),
+    )
     alone = ("parallel", *FOLLOWS["parallel"], "loader", *FOLLOWS["loader"])
     return replace(case, **{name: getattr(Case, name) for name in (*apart, *alone)}, steps=STEPS)
 

@@ -19,7 +19,8 @@ from bench.executors import Event, Executor, Job, Lane, ShortageError
 from bench.record import Outcome, Record, Status
 from bench.store.writer import StoreError
 from bench.sweep.gate import Gate
-from bench.sweep.loop import Loop, Source, Ticket, read_clock
+from bench.sweep.loop import Loop, Source, Ticket
+from bench.text import read_clock
 
 WAIT_S = 60.0
 """How long a sweep without lanes, all of them lost, waits for one to join; and a case for lost ones

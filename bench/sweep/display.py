@@ -73,6 +73,13 @@ class Display:
         if self._live:
             self._live.stop()
 
+    def leave_out(self, runs: int) -> None:
+        """Expect so many runs fewer."""
+        if self._runs is not None:
+            self._runs -= runs
+            if self._live:
+                self._live.update(self._all, total=self._runs)
+
     def say(self, line: str) -> None:
         """Print a line above whatever is live."""
         text = clean(line)
@@ -168,7 +175,8 @@ def _describe(record: Record) -> str:
         step_s = m.step_time_median_s
         return "no step was timed" if step_s is None else f"{write_number(1e3 * step_s)} ms a step"
     if m.epoch_time_s is not None:
-        about = "≈" if record.case.fraction < 1 or record.case.steps is not None else ""
+        cut = record.case.fraction < 1 or record.case.steps is not None
+        about = "≈" if cut or m.epoch_time_error is not None else ""
         words.append(f"{about}{write_number(m.epoch_time_s)} s an epoch")
     memory = m.peak_device_bytes if m.peak_device_bytes is not None else m.peak_process_bytes
     if memory is not None:

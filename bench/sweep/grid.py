@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import islice, takewhile
 
 from bench.case import Case
 from bench.executors import Lane
 from bench.record import Outcome, Record, Status
+from bench.store.plans import find_width, is_known
 from bench.store.reader import Past, Run
 from bench.sweep.loop import Loop, Ticket
-from bench.sweep.schedule import Losses, OomSkips
+from bench.sweep.schedule import Losses, OomSkips, Pace
+from bench.text import read_time
 
 _FAILED = (Status.ERROR, Status.KILLED, Status.TIMEOUT, Status.LOST)
 
@@ -24,6 +26,7 @@ class Grid:
         runs: in their order.
         before: the attempts that the records already hold.
         skips: which cases need not be run, if any may be skipped.
+        times: of the epochs of earlier runs, in s, by which repeats are left out.
     """
 
     def __init__(
@@ -32,17 +35,28 @@ class Grid:
         runs: Sequence[Run],
         before: Mapping[Run, Past],
         skips: OomSkips | None,
+        times: Mapping[Case, Sequence[float]],
     ) -> None:
         self.loop = loop
         self.measured = False  # whether any ended other than in failure
         self._runs = deque(runs)
         self._attempts = Counter({run: past.attempt for run, past in before.items()})
         self._skips = skips
+        self._times = {case: list(of) for case, of in times.items()}
+        self._limit: tuple[Pace, Callable[[Pace], int]] | None = None
         self._losses = Losses()
         self._ran = Counter[tuple[Case, str]]()  # how often a case ran on a lane
         self._open = 0  # runs that are dealt out and have not ended
         # the lane of each run, for its sentinel; of one on several GPUs, that of the first
         self._lanes = {run: _name_first(past.lane) for run, past in before.items()}
+
+    def limit_repeats(self, pace: Pace, limit: Callable[[Pace], int]) -> None:
+        """Before the first repeat, have ``limit`` say how often each case is to run.
+
+        Args:
+            pace: of first runs that have ended; it learns of those that still end.
+        """
+        self._limit = (pace, limit)
 
     @property
     def left(self) -> bool:
@@ -51,6 +65,8 @@ class Grid:
 
     def take(self, lane: Lane, idle: Sequence[Lane]) -> Ticket | None:
         """The next run. A sentinel comes when all else has ended, where its first run was."""
+        if self._limit and self._runs and _is_repeat(self._runs[0]):
+            self._leave_out_repeats()
         if not self._runs:
             return None
         run = self._choose(lane)
@@ -67,8 +83,20 @@ class Grid:
         smaller = self._skips.blocks(case) if self._skips else None
         return Ticket(run, self._attempts[run], smaller)
 
+    def _leave_out_repeats(self) -> None:
+        assert self._limit is not None
+        pace, limit = self._limit
+        most, self._limit = limit(pace), None
+        self._keep([run for run in self._runs if run[1] <= most and (most > 1 or not run[2])])
+
+    def _keep(self, runs: Sequence[Run]) -> None:
+        self.loop.display.leave_out(len(self._runs) - len(runs))
+        self._runs = deque(runs)
+
     def _choose(self, lane: Lane) -> Run:
         """The next run: of those of the same repeat, one whose case has run least on this lane.
+
+        Of several, that of the case whose time is known least.
 
         Dealt out in turn, each case would have the same GPU in all its repeats wherever the number
         of cases divides evenly, and a slower GPU would look like the effect of a setting.
@@ -77,11 +105,27 @@ class Grid:
         # of 10,000 cases it is not worth it to look at all
         near = islice(self._runs, 2 * len(self.loop.lanes))
         alike = takewhile(lambda run: run[1:] == (repeat, sentinel), near)
-        return min(alike, key=lambda run: self._ran[run[0], lane.name])
+        if repeat == 1:
+            return min(alike, key=lambda run: self._ran[run[0], lane.name])
+        return min(
+            alike,
+            key=lambda run: (
+                self._ran[run[0], lane.name],
+                -find_width(self._times.get(run[0], ())),
+            ),
+        )
 
     def settle(self, ticket: Ticket, record: Record, outcome: Outcome) -> None:
         """Learn from an outcome; a run that was lost is the next again, but not for ever."""
         self._open -= 1
+        if (time := record.measurement.epoch_time_s) and record.status is Status.OK:
+            times = self._times.setdefault(case := ticket.run[0], [])
+            times.append(time)
+            if is_known(case, times):
+                self._keep([r for r in self._runs if r[0] != case or r[1] == 1])
+        if self._limit and not _is_repeat(ticket.run):
+            took = read_time(record.finished_at) - read_time(record.started_at)
+            self._limit[0].seconds.append(took)
         self.measured |= record.status not in _FAILED
         if self._skips and ticket.smaller is None:
             self._skips.note(record.case, record.status)
@@ -89,6 +133,11 @@ class Grid:
             self._ran[record.case, self._lanes[ticket.run]] -= 1  # it gave that lane nothing
             self._runs.appendleft(ticket.run)
         self._lanes[ticket.run] = _name_first(record.lane)
+
+
+def _is_repeat(run: Run) -> bool:
+    _, repeat, sentinel = run
+    return repeat > 1 or sentinel
 
 
 def _name_first(lane: str) -> str:

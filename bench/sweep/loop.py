@@ -2,28 +2,53 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
+from functools import cached_property
 from typing import Protocol
 from uuid import uuid4
 
 from bench.case import Case
-from bench.doctor.rates import choose_seconds, describe_rates
+from bench.diagnosis.ceiling import find_beaten
+from bench.diagnosis.floors import take_rates
+from bench.diagnosis.rates import RATES, write_rate
+from bench.diagnosis.step import Step
+from bench.doctor.earlier import (
+    describe_slowdown,
+    expect_rates,
+    read_earlier,
+    read_yardstick,
+    recall_rates,
+)
+from bench.doctor.kept import find_age, forget, keep, recall
+from bench.doctor.rates import choose_seconds, describe_rates, write_doubts
 from bench.errors import UnsupportedError, UsageError
 from bench.executors import Executor, Job, Lane, ShortageError
+from bench.gpu.peaks import list_peaks
 from bench.precision import PRECISIONS
-from bench.record import EpochRow, Outcome, Record, Status, flatten
+from bench.record import (
+    EpochRow,
+    Known,
+    Outcome,
+    Record,
+    Status,
+    WorkRow,
+    flatten,
+    read_missing,
+    write_missing,
+)
 from bench.store.cells import CHECKPOINTS, LOGS, TRACES
 from bench.store.reader import Run
 from bench.store.writer import Store, StoreError
 from bench.sweep.checkpoints import KeptRun
 from bench.sweep.display import Display, write_curve
+from bench.sweep.emulation import warn_of_emulation
 from bench.sweep.gate import Gate
 from bench.sweep.options import Options
 from bench.sweep.preflight import Inputs
 from bench.sweep.schedule import choose_seed
-from bench.sweep.slowdown import describe_slowdown, recall_rates
+from bench.sweep.sharing import Sharing
+from bench.text import read_clock
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,6 +74,11 @@ class Ticket:
         """What tells its files from those of other runs of its case."""
         _, repeat, sentinel = self.run
         return "s" if sentinel else "p" if self.probe else str(repeat)
+
+    @cached_property
+    def slug(self) -> str:
+        """What its files are named by; they are asked for four times, and hashing takes 80 µs."""
+        return self.run[0].slug()
 
 
 class Source(Protocol):
@@ -78,6 +108,7 @@ class Loop:
         options: of the sweep.
         notes: lines that are shown once.
         widest: the most GPUs that a case in the folder had: as many are short, where they are gone.
+        planned: what is to run, each case once.
     """
 
     store: Store
@@ -86,10 +117,13 @@ class Loop:
     options: Options
     notes: list[str] = field(default_factory=list)
     widest: int = 0
+    planned: Sequence[Case] = ()
     display: Display = field(init=False)
     rated: set[tuple[str, str]] = field(default_factory=set)  # lane and device
     session: str = field(default_factory=lambda: uuid4().hex[:12], init=False)
     """Of this start of the sweep: its anchors say nothing of rows that another start wrote."""
+    _expected: dict[tuple[str, str], dict[str, float]] = field(default_factory=dict, init=False)
+    _beaten: set[tuple[str, str, str]] = field(default_factory=set, init=False)
 
     @property
     def inputs(self) -> Inputs:
@@ -99,6 +133,10 @@ class Loop:
     def show_on(self, display: Display) -> None:
         """Show runs on ``display`` from now on; first, once, the notes."""
         self.display = display
+        self.say_notes()
+
+    def say_notes(self) -> None:
+        """Print the notes that were not yet."""
         self.say(self.notes)
         self.notes = []
 
@@ -148,6 +186,7 @@ class Loop:
             lane=place,
             enough=ticket.enough,
             hold=ticket.gate is not None,
+            known=self._recall(ticket, inputs),
         )
         if case.profile and self.options.trace:
             name = self._name_files(ticket, lane.name)
@@ -158,6 +197,17 @@ class Loop:
             identity = kept.identify(case, inputs.describe(case))
             job = replace(job, checkpoints=kept.folder, identity=identity)
         return job
+
+    @cached_property
+    def _sharing(self) -> Sharing:
+        return Sharing(self.store.folder)
+
+    def _recall(self, ticket: Ticket, inputs: Inputs) -> Known:
+        """What a ticket need not find anew; a further attempt is to find everything."""
+        if ticket.attempt > 1 or self.options.executor == "fake":
+            return Known()
+        case = ticket.run[0]
+        return self._sharing.recall(case, inputs.describe(case))
 
     def finish(
         self,
@@ -179,7 +229,10 @@ class Loop:
             beside: how many other lanes ran a case meanwhile, at most.
         """
         case, repeat, sentinel = ticket.run
-        log = self._name_log(ticket, lane.name)
+        log, known = self._name_log(ticket, lane.name), self._know(lane, place)
+        if unrated := known.unrated.get(case.device):
+            m = outcome.measurement
+            m.missing = write_missing(read_missing(m.missing or "") | unrated)
         record = Record(
             record_id=uuid4().hex[:16],
             case=case,
@@ -200,10 +253,13 @@ class Loop:
             retries=outcome.retries,
             log=log if (self.store.folder / log).exists() else "",
             measurement=outcome.measurement,
-            environment=self._know(lane, place).describe(case),
+            environment=known.describe(case),
             session=self.session,
         )
         self._write(record, outcome)
+        if self.options.executor != "fake":
+            self._sharing.learn(record, outcome.work)
+        self._hold_rates(lane, record, outcome.work)
         self._keep_run(ticket).finish(record)
         self.display.end(record, lane.name)
         name = self._name_files(ticket, lane.name)
@@ -219,39 +275,91 @@ class Loop:
         name = lane.name if place is None or place.name not in self.lanes else place.name
         return self.lanes[name]
 
-    def rate(self, lane: Lane, device: str) -> None:
-        """Measure once what a lane can do, before the first case that is to run there."""
-        if (lane.name, device) in self.rated or self.options.executor == "fake":
+    def _hold_rates(self, lane: Lane, record: Record, work: Sequence[WorkRow]) -> None:
+        """Have the rates of a lane measured again where a step of it was faster than they allow."""
+        case, step_s = record.case, record.measurement.step_time_median_s
+        if record.lane != lane.name or case.world_size > 1 or not step_s:
             return
+        peaks = list_peaks(record.environment.gpu or "") if case.device == "cuda" else {}
+        step = Step(
+            step_s,
+            work,
+            take_rates(vars(record.environment), peaks),
+            case.device,
+            PRECISIONS[case.precision].float32,
+            peaks=take_rates(peaks),
+        )
+        beaten = find_beaten(step, case.compiled)
+        if beaten and (once := (lane.name, case.device, beaten.rate)) not in self._beaten:
+            self._beaten.add(once)
+            self._expected[lane.name, case.device] = {beaten.rate: beaten.reached}
+            forget(record.environment, lane.cores)
+            reached = write_rate(beaten.rate, beaten.reached)
+            what = f"{RATES[beaten.rate]} reached at least {reached} in it"
+            was = write_rate(beaten.rate, beaten.measured)
+            self.display.say(f"note: {what}, and {was} when measured: to be measured again")
+
+    def rate(self, lane: Lane, device: str) -> None:
+        """Measure what a lane can do, and say what is slow there, before its first case.
+
+        It is measured again where a step was faster than the rates allow, and then the better of
+        both counts.
+        """
+        expected = self._expected.pop((lane.name, device), {})
+        if ((lane.name, device) in self.rated and not expected) or self.options.executor == "fake":
+            return
+        first = all(device != other for _, other in self.rated)
         self.rated.add((lane.name, device))
+        self._measure_rates(lane, device, expected)
+        if first:
+            cases = [c for c in self.planned if c.device == device and not self.refuse(c)]
+            self.say(warn_of_emulation(cases, self.lanes[lane.name]))
+
+    def _measure_rates(self, lane: Lane, device: str, expected: Mapping[str, float]) -> None:
         if not (seconds := choose_seconds(device)):
             return
         inputs = self.lanes[lane.name]
         environment = inputs.platforms[device].environment
-        if rates := recall_rates(environment, self.store.folder):
-            self.lanes[lane.name] = inputs.add_rates(device, rates)
-            return
+        title = " · ".join(filter(None, [lane.name, environment.gpu or "the CPU"]))
+        if not expected:
+            recalled = recall_rates(environment, self.store.folder)
+            if not recalled.rates and (recalled := recall(environment, seconds, lane.cores)).rates:
+                said = describe_rates(recalled, environment.gpu)
+                minutes = find_age(recalled.measured_at) / 60
+                self.display.say(
+                    f"{title}: {said}, as measured {minutes:.0f} min ago; python -m bench.doctor "
+                    "measures it anew"
+                )
+            if recalled.rates:
+                self.lanes[lane.name] = inputs.add_rates(device, recalled)
+                return
         name = environment.gpu or "the CPU"
         name = f"{lane.name}, {name}," if lane.name else name
         self.display.say(f"measuring what {name} can do now")
-        found = self.executor.rate(lane, device, seconds)
-        self.lanes[lane.name] = inputs = inputs.add_rates(device, found.rates)
-        environment = inputs.platforms[device].environment
-        name = " · ".join(filter(None, [lane.name, environment.gpu or "the CPU"]))
-        self.display.say(f"{name}: {describe_rates(found, environment.gpu) or 'not known'}")
-        self.say(f"note: {name} was not measured: {why}" for name, why in found.reasons.items())
-        self.say(describe_slowdown(environment, self.store.folder.parent))
+        earlier = read_earlier(environment, self.store.folder.parent)
+        found = self.executor.rate(lane, device, seconds, expect_rates(earlier) | dict(expected))
+        if expected:
+            peaks = list_peaks(environment.gpu or "")
+            found = found.improve(read_yardstick(vars(environment)), peaks)
+        self.lanes[lane.name] = inputs.add_rates(device, found)
+        self.display.say(f"{title}: {describe_rates(found, environment.gpu) or 'not known'}")
+        self.say(f"note: {column} was not measured: {why}" for column, why in found.reasons.items())
+        self.say(write_doubts(found, environment.gpu))
+        if slower := describe_slowdown(found.rates, earlier):
+            fix = "python -m bench.doctor names what else uses it, or holds it back"
+            self.display.say(f"warning: {environment.gpu or environment.cpu} gives {slower}; {fix}")
+        if not (slower or expected):
+            keep(found, environment, seconds, lane.cores)
 
     def _name_files(self, ticket: Ticket, lane: str) -> str:
-        case = ticket.run[0]
         what = f"{ticket.anchor}-{lane}" if ticket.anchor else ticket.which
-        return f"{case.slug()}-{what}-{ticket.attempt}"
+        return f"{ticket.slug}-{what}-{ticket.attempt}"
 
     def _name_log(self, ticket: Ticket, lane: str) -> str:
         return f"{LOGS}/{self._name_files(ticket, lane)}.log"
 
     def _keep_run(self, ticket: Ticket) -> KeptRun:
-        folder = f"{ticket.run[0].slug()}-{ticket.which}"
+        folder = f"{ticket.slug}-{ticket.which}"
         return KeptRun(self.store.folder / CHECKPOINTS / folder, ticket.which)
 
     def _write(self, record: Record, outcome: Outcome) -> None:
@@ -262,8 +370,3 @@ class Loop:
             row = {name: v for name, v in flatten(record).items() if v not in (None, "")}
             self.display.say(f"not written: {row}")
             raise
-
-
-def read_clock() -> str:
-    """The time as records have it, UTC to the millisecond."""
-    return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

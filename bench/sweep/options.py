@@ -8,26 +8,37 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from bench.case import AXES, MICRO_BATCH, PARALLELS, Case, Value, fill_auto, format_value
+from bench.case import AXES, COMPILES, MICRO_BATCH, PARALLELS, Case, Value, fill_auto, format_value
 from bench.data import DATASETS
 from bench.environment import has_cuda
 from bench.errors import UsageError, nearest
-from bench.executors import ALL, EXECUTORS
+from bench.executors import ALL, EXECUTORS, Settings
 from bench.flags import Parser, add_axes, read_axes
 from bench.models import MODELS
 from bench.models.freezing import FREEZES
 from bench.optimization import OPTIMIZERS, SCHEDULES
 from bench.precision import FP8_RECIPES, OPT_LEVELS, POLICIES, PRECISIONS
-from bench.preset import Preset, load_config, load_preset, preset_names, read_micro_batch
+from bench.preset import (
+    Preset,
+    default_preset,
+    load_config,
+    load_preset,
+    preset_names,
+    read_micro_batch,
+)
 from bench.record import Status
 from bench.store.plans import Shard, parse_shard, plan_runs
 from bench.sweep.schedule import (
     CHEAP_FRACTION,
     CHEAP_REPEATS,
     CHEAP_STEPS,
+    REPEATS_S,
+    Pace,
     default_repeats,
+    write_times,
 )
 from bench.sweep.shards import choose_part, default_folder
+from bench.text import write_seconds
 from bench.wall.answer import Wall
 from bench.wall.records import name_family
 
@@ -48,7 +59,9 @@ class Options:
     executor: str
     mix: bool
     allow_shared: bool
+    cold: bool
     command: str
+    repeats_given: bool = True  # else as many of them are made as `schedule.Pace` allows
     same_seed: bool = False
     no_skip: bool = False
     verbose: bool = False
@@ -60,6 +73,11 @@ class Options:
     anchors: bool = True
     shard: Shard | None = None
     address: str | None = None
+
+    @property
+    def settings(self) -> Settings:
+        """Those of the executor."""
+        return Settings(self.timeout_s, self.allow_shared, self.address, self.cold)
 
 
 def build_parser() -> Parser:
@@ -81,7 +99,8 @@ def build_parser() -> Parser:
         metavar="N",
         help="fresh processes per case, spread over the sweep (default: 1; "
         f"{CHEAP_REPEATS} where --fraction is at most {CHEAP_FRACTION:g} or --steps at most "
-        f"{CHEAP_STEPS}; a preset's own fraction or steps do not count)",
+        f"{CHEAP_STEPS}, as far as the repeats take at most {REPEATS_S / 60:g} minutes; a preset's "
+        "own fraction or steps do not count; with --until, until the repeats agree)",
     )
     what.add_argument(
         "--same-seed",
@@ -161,6 +180,12 @@ def add_running(parser: Parser) -> argparse._ArgumentGroup:
         "--allow-shared", action="store_true", help="measure on a GPU that other processes use"
     )
     how.add_argument(
+        "--cold",
+        action="store_true",
+        help="start each worker as a new Python (default: fork it from a process that has imported "
+        "torch, which takes seconds less)",
+    )
+    how.add_argument(
         "--lanes",
         metavar="N",
         help="cases to run at once, each on a GPU (on a CPU, a share of the cores) of its own: a "
@@ -194,8 +219,9 @@ def parse_arguments(argv: Sequence[str]) -> Options:
         axes[MICRO_BATCH] = [read_micro_batch(given.micro_batch, "--micro-batch")]
     if given.trace and not any(axes.setdefault("profile", [True])):
         raise UsageError("--trace keeps the traces of profiles; leave out --profile off")
-    default = "rtx-titan" if "cuda" in axes.get("device", []) or _cuda_by_default(axes) else "quick"
-    preset = load_config(given.config) if given.config else load_preset(given.preset or default)
+    device = "cuda" if "cuda" in axes.get("device", []) or _cuda_by_default(axes) else "cpu"
+    name = given.preset or default_preset(device)
+    preset = load_config(given.config) if given.config else load_preset(name)
     repeats = (
         int(_parse_number("--repeats", given.repeats, whole=True))
         if given.repeats
@@ -208,6 +234,7 @@ def parse_arguments(argv: Sequence[str]) -> Options:
         shard=shard,
         out=options.out or (default_folder(shard, preset.name) if shard else None),
         repeats=repeats,
+        repeats_given=bool(given.repeats),
         same_seed=given.same_seed,
         no_skip=given.no_skip,
         verbose=given.verbose,
@@ -247,6 +274,7 @@ def read_running(
         address=given.address,
         mix=given.mix,
         allow_shared=given.allow_shared,
+        cold=given.cold,
         command=command,
     )
 
@@ -374,6 +402,7 @@ def print_registries() -> int:
         "recipes of fp8": {name: recipe.help for name, recipe in FP8_RECIPES.items()},
         "optimizers": {name: kind.help for name, kind in OPTIMIZERS.items()},
         "schedules": SCHEDULES,
+        "how the network is compiled (--compile)": COMPILES,
         "what --freeze takes": FREEZES,
         "how several GPUs train (--parallel)": PARALLELS,
         "models": {
@@ -394,10 +423,16 @@ def print_registries() -> int:
     return 0
 
 
-def print_cases(plan: Plan, repeats: int) -> int:
+def print_cases(plan: Plan, repeats: int, given: bool = True, pass_s: float = 0.0) -> int:
     """Print what varies, a line a case; then what all share, and how many runs they take.
 
     A batch size that is yet to be found stands as it was asked for.
+
+    Args:
+        plan: what is to run.
+        repeats: of each case.
+        given: whether they were asked for; others are left out where they take too long.
+        pass_s: the s that a pass over the cases takes at least, where that is known.
     """
     cases = [*plan.cases, *(case for case, _ in plan.searched)]
     varies = [
@@ -421,6 +456,19 @@ def print_cases(plan: Plan, repeats: int) -> int:
     if plan.searched:
         print("auto: found before the cases run, by a search that tries about eight batch sizes")
     elif repeats > 1:
-        runs = len(plan_runs(plan.cases, repeats))
-        print(f"runs: {runs}: each case {repeats} times, and the first once more at the end")
+        pace = Pace(1, 1, [pass_s] if pass_s and not given else [])
+        fits = pace.fit(repeats)
+        again = ", and the first once more at the end" if fits > 1 else ""
+        default = (
+            f"; fewer where the repeats would take more than {REPEATS_S / 60:g} minutes, unless "
+            f"--repeats {repeats} is given"
+        )
+        least = (
+            f"; a pass over the cases takes at least {write_seconds(pass_s)}, as estimated from "
+            "the rates of this machine"
+        )
+        print(
+            f"runs: {'at most ' * (fits < repeats)}{len(plan_runs(plan.cases, fits))}: each case "
+            f"{write_times(fits)}{again}{least if pace.seconds else ''}{'' if given else default}"
+        )
     return 0

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bench.case import Case
 from bench.executors import Executor
-from bench.store.plans import plan_runs
+from bench.record import Status
+from bench.store.plans import collect_times, leave_out_known, plan_runs
 from bench.store.reader import Past, Run, read_history
 from bench.store.writer import Store
 from bench.sweep.anchors import choose_anchors
@@ -27,8 +28,9 @@ from bench.sweep.preflight import (
     refuse_other_seeds,
 )
 from bench.sweep.probing import Searches
-from bench.sweep.schedule import OomSkips, remaining_runs
+from bench.sweep.schedule import OomSkips, Pace, remaining_runs
 from bench.sweep.shards import refuse_other_part
+from bench.text import read_time
 from bench.wall.answer import Wall
 from bench.wall.search import MARGIN, STEP
 
@@ -87,16 +89,49 @@ class Part:
         Raises:
             UsageError: the rows there have other seeds than they would now.
         """
+        if not self.options.repeats_given and not self._list_remaining(plan_runs(self.cases, 1)):
+            self.limit_repeats(self.read_pace())
         self.plan = plan_runs(self.cases, self.options.repeats)
         refuse_other_seeds(self.folder, self.plan, self.done, self.options.same_seed)
-        self.runs = remaining_runs(self.plan, self.done, self.options.retry, self.options.no_skip)
+        self.runs = self._list_remaining(self.plan)
+        self.loop.planned = list(dict.fromkeys(case for case, _, _ in self.runs))
+
+    def read_pace(self) -> Pace:
+        """How long the first runs took that are there."""
+        rows = self.comparable
+        rows = rows[(rows["repeat"] == 1) & ~rows["sentinel"] & ~rows["probe"] & ~rows["inferred"]]
+        rows = rows[(rows["anchor"] == "") & (rows["status"] != str(Status.LOST))]
+        times = zip(rows["started_at"], rows["finished_at"], strict=True)
+        seconds = [read_time(ended) - read_time(begun) for begun, ended in times]
+        return Pace(len(self.cases), len(self.loop.lanes), seconds)
+
+    def limit_repeats(self, pace: Pace) -> int:
+        """Leave out the repeats that would take too long; how often each case is to run."""
+        wanted = self.options.repeats
+        if (fits := pace.fit(wanted)) < wanted:
+            self.loop.notes.append(pace.describe(wanted))
+            self.options = replace(self.options, repeats=fits)
+            self.write_config()
+        return fits
 
     def make_grid(self) -> Grid:
         """The runs, as they are dealt out to lanes."""
         left = set(self.runs)
         known = {run: past for run, past in self.done.items() if run not in left}
         skips = None if self.options.no_skip else OomSkips(known)
-        return Grid(self.loop, self.runs, self.before, skips)
+        grid = Grid(self.loop, self.runs, self.before, skips, collect_times(self.done))
+        if not self.options.repeats_given and self.options.repeats > 1:
+            grid.limit_repeats(self.read_pace(), self._limit_while_running)
+        return grid
+
+    def _limit_while_running(self, pace: Pace) -> int:
+        fits = self.limit_repeats(pace)
+        self.loop.say_notes()
+        return fits
+
+    def _list_remaining(self, plan: Sequence[Run]) -> list[Run]:
+        plan = leave_out_known(plan, self.done)
+        return remaining_runs(plan, self.done, self.options.retry, self.options.no_skip)
 
     def choose_anchors(self) -> list[Case]:
         """The anchors that may be made of the sweep's cases that can run here, the best first."""

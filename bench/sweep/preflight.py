@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bench.apex import Apex, find_apex, refuse_apex
-from bench.case import AXES, Case, check_batches, format_value, telling_axes
-from bench.data import DatasetInfo, count_classes
+from bench.case import AXES, Case, check_axes, check_batches, format_value, telling_axes
+from bench.data import DatasetInfo, count_classes, prepare, progress_bar
+from bench.diagnosis.floors import take_rates
+from bench.diagnosis.prediction import predict_seconds
 from bench.doctor.__main__ import write_warnings
 from bench.doctor.machine import examine_machine
 from bench.environment import Answer, Platform, ask, usable_cpus, with_inputs
@@ -24,7 +26,7 @@ from bench.models import MODELS, check_model
 from bench.models.weights import hash_weights
 from bench.optimization import count_warmup_steps
 from bench.precision import FP8_INSTALL, PRECISIONS, find_torchao, refuse_fp8
-from bench.record import COMPARABLE, MODEL_PARTS, Environment
+from bench.record import COMPARABLE, MODEL_PARTS, Environment, Yardstick
 from bench.store.plans import SHARD
 from bench.store.reader import Past, Run, read_records
 from bench.sweep.options import Options
@@ -63,7 +65,7 @@ class Inputs:
 
     A model is None where it was not examined, as with the fake executor. ``warnings`` are what the
     examination found of this machine that matters, a line each. ``starts`` are the hashes of the
-    files that cases start from.
+    files that cases start from, ``unrated`` by device the columns of rates that are empty, and why.
     """
 
     platforms: Mapping[str, Platform]
@@ -72,6 +74,7 @@ class Inputs:
     warnings: Sequence[str] = ()
     apex: Apex | None = None
     starts: Mapping[str | None, str] = field(default_factory=dict)
+    unrated: Mapping[str, dict[str, str]] = field(default_factory=dict)
 
     @property
     def environments(self) -> dict[str, Environment]:
@@ -114,16 +117,34 @@ class Inputs:
         return model is None or (model.batchnorm and case.freeze not in model.still)
 
     def settle(self, case: Case) -> Case:
-        """The case with what its workload decides: a workload's own optimizer is `OWN`."""
+        """The case with what its workload decides: a workload's own optimizer is `OWN`.
+
+        Raises:
+            UsageError: the case cannot have it.
+        """
         model = self.models.get(name_subject(case))
         facts = model.workload if model else None
-        return replace(case, optimizer=OWN) if facts and facts.optimizer else case
+        if not (facts and facts.optimizer):
+            return case
+        check_axes(case := replace(case, optimizer=OWN))
+        return case
 
-    def add_rates(self, device: str, rates: Mapping[str, Any]) -> Inputs:
-        """The same, of a device that was measured: ``rates`` are columns of its environment."""
+    def add_rates(self, device: str, found: Yardstick) -> Inputs:
+        """The same, of a device that was measured."""
         platform = self.platforms[device]
-        rated = replace(platform, environment=replace(platform.environment, **rates))
-        return replace(self, platforms={**self.platforms, device: rated})
+        rated = replace(platform, environment=replace(platform.environment, **found.columns))
+        return replace(
+            self,
+            platforms={**self.platforms, device: rated},
+            unrated={**self.unrated, device: found.missing},
+        )
+
+    def predict(self, case: Case) -> float | None:
+        """The s that a case takes at least; None where its device or model was not measured."""
+        model, data = self.models[name_subject(case)], self.data(case)
+        rates = take_rates(asdict(self.platforms[case.device].environment))
+        work = model.work if model else ()
+        return predict_seconds(case, work, rates, data.train_images, data.test_images)
 
     def describe(self, case: Case) -> Environment:
         """What runs the case: the machine, its images, its model and the weights at its start."""
@@ -203,7 +224,7 @@ def find_inputs(
             raise UsageError(f"--precision {case.precision}: {reason}; leave it out")
     for case in cases:
         platforms[case.device].check_limit(case.memory_limit)
-    _check_examined(cases, models, options)
+    _check_examined(cases, models, options.data_dir, options.axes)
     _refuse_shared(platforms, options, lane)
     inputs = Inputs(
         platforms,
@@ -214,6 +235,51 @@ def find_inputs(
         starts,
     )
     refuse_batches(known, inputs)
+    return inputs
+
+
+def gather_inputs(
+    cases: Sequence[Case],
+    answer: Answer,
+    given: Collection[str] = (),
+    data_dir: Path | None = None,
+    data_url: str | None = None,
+) -> Inputs:
+    """What cases need that a command trains itself, without lanes: as `find_inputs` has it.
+
+    Args:
+        cases: all on one device.
+        answer: of a process that was asked about it and `list_examined` of the cases.
+        given: the axes that were given as flags.
+        data_dir: where CIFAR-10 is.
+        data_url: a mirror of its archive.
+
+    Raises:
+        UsageError: torch cannot use the device, a precision cannot run there, a model or workload
+            is broken, the images cannot be had, or a batch size does not fit them.
+    """
+    device = cases[0].device
+    models = {subject: answer.fingerprint(subject) for subject in map(name_subject, cases)}
+    inputs = Inputs({device: answer.platform(device)}, models, {}, apex=find_apex())
+    for case in cases:
+        if why := inputs.refuse(case):
+            raise UsageError(f"--precision {case.precision}: {why}; leave it out")
+    _check_examined(cases, models, data_dir, given)
+    images = {name_data(case): case for case in cases if case.workload == IMAGES}
+    with progress_bar() as progress:
+        datasets = {
+            name: prepare(
+                case.dataset,
+                data_dir=data_dir,
+                url=data_url,
+                progress=progress,
+                input=case.input,
+                classes=case.classes,
+            )
+            for name, case in images.items()
+        }
+    inputs = replace(inputs, datasets=datasets)
+    refuse_batches(cases, inputs)
     return inputs
 
 
@@ -355,25 +421,28 @@ def try_models(cases: Sequence[Case], options: Options) -> Callable[[Case], Case
     elif own:
         answer = ask([], list_examined(own), timeout_s=options.timeout_s)
         models = {subject: answer.fingerprint(subject) for subject in map(name_subject, own)}
-        _check_examined(own, models, options)
+        _check_examined(own, models, options.data_dir, options.axes)
     return Inputs({}, models, {}).settle
 
 
 def _check_examined(
-    cases: Sequence[Case], models: Mapping[str, Fingerprint], options: Options
+    cases: Sequence[Case],
+    models: Mapping[str, Fingerprint],
+    data_dir: Path | None,
+    given: Collection[str],
 ) -> None:
     asked = {(name_data(c), name_subject(c), c.optimizer, c.loader): c for c in cases}
     for case in asked.values():
         found = models[name_subject(case)]
         if case.workload == IMAGES:
-            classes = case.classes or count_classes(case.dataset, options.data_dir)
+            classes = case.classes or count_classes(case.dataset, data_dir)
             check_outputs(case.model, found, classes)
             continue
         facts = found.workload
         if case.loader != Case.loader and facts and not facts.dataset:
             raise UsageError(f"workload {case.model!r}: {NO_DATASET}")
         if facts and facts.optimizer:
-            if "optimizer" in options.axes and case.optimizer != OWN:
+            if "optimizer" in given and case.optimizer != OWN:
                 raise UsageError(
                     f"--workload {case.model} brings its own optimizer, {facts.optimizer}; leave "
                     "out --optimizer"

@@ -34,6 +34,7 @@ class Searches:
         frame: the rows that new ones can be compared with.
         step: images to which the walls are found.
         margin: share of memory that the recommended batches leave free.
+        most: how many probes each search may make now; None for all that it takes.
     """
 
     def __init__(
@@ -43,8 +44,9 @@ class Searches:
         frame: pd.DataFrame,
         step: int = STEP,
         margin: float = MARGIN,
+        most: int | None = None,
     ) -> None:
-        self.loop = loop
+        self.loop, self._most = loop, most
         self.walls: dict[Case, Wall] = {}
         self.known = 0
         self._step, self._margin = step, margin
@@ -78,10 +80,13 @@ class Searches:
             search = self._left[family]
             goal = search.trial.aim(search.images, self._step)
             asked = decide(search.trial.probes, goal)
-            if isinstance(asked, Ending):
+            if isinstance(asked, Ending) or search.made == self._most:
                 self.conclude(family)
                 continue
-            search.lane = lane.name
+            if asked.again:
+                again = f"batch size {asked.batch_size} is run again: {asked.again}"
+                self.loop.display.say(f"{self._name(family)}: {again}")
+            search.lane, search.made = lane.name, search.made + 1
             search.probe = make_probe(family, asked.batch_size, asked.long)
             self._attempts[search.probe] += 1
             return Ticket((search.probe, 1, False), self._attempts[search.probe], probe=True)
@@ -108,7 +113,7 @@ class Searches:
         trial = search.trial
         goal = trial.aim(search.images, self._step)
         self.walls[family] = wall = conclude(trial.probes, goal, self._margin, trial.retried)
-        name = family.label(self.axes) if self.axes else family.precision
+        name = self._name(family)
         say = self.loop.display.say
         say(f"{name}: {describe_wall(wall)}")
         if trial.spilled:
@@ -119,6 +124,9 @@ class Searches:
         if others := trial.describe_others():
             say(f"{name}: {others}")
 
+    def _name(self, family: Case) -> str:
+        return family.label(self.axes) if self.axes else family.precision
+
 
 @dataclass(eq=False)
 class _Search:
@@ -126,6 +134,7 @@ class _Search:
     images: int
     lane: str | None = None
     probe: Case | None = None  # that runs now
+    made: int = 0  # probes, by this start of the program
 
 
 def find_walls(crew: Crew, searches: Sequence[Searches]) -> list[dict[Case, Wall]]:
@@ -142,8 +151,6 @@ def find_walls(crew: Crew, searches: Sequence[Searches]) -> list[dict[Case, Wall
 
 def describe_wall(wall: Wall) -> str:
     """What a search found, in one line."""
-    if wall.ending is None:
-        return "not found yet"
     words = [f"batch size {wall.largest} trains"] if wall.largest else []
     if wall.smallest_failing is not None:
         words.append(f"{'' if words else 'batch size '}{wall.smallest_failing} does not")
@@ -151,6 +158,8 @@ def describe_wall(wall: Wall) -> str:
         words.append(f"{wall.recommended} leaves {100 * wall.margin:g} % of memory free")
     elif wall.largest and wall.ending in (Ending.FOUND, Ending.NO_WALL):
         words.append(f"none leaves {100 * wall.margin:g} % of memory free")
-    if wall.ending not in (Ending.FOUND, Ending.NO_WALL):
+    if wall.ending is None:
+        words.append("the search has not ended")
+    elif wall.ending not in (Ending.FOUND, Ending.NO_WALL):
         words.append(wall.ending.meaning)
     return ", ".join(words) + f" ({count(wall.probes, 'probe')})"

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Hashable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from bench.case import Case, Value
 from bench.record import REPEATED, Outcome, Status
 from bench.store.reader import Past, Run
+from bench.text import write_seconds
 
 MOST_LOST = 3
 """So often what runs is lost with its machine before the sweep goes on without it."""
@@ -21,6 +22,10 @@ CHEAP_STEPS = 20
 
 CHEAP_REPEATS = 3
 
+REPEATS_S = 300.0
+"""Repeats that were not asked for take at most so many s together: a card is paid for by the
+second, and on a slow CPU a hundredth of an epoch takes minutes."""
+
 
 def default_repeats(fractions: Sequence[Value], steps: Sequence[Value]) -> int:
     """How often each case runs where ``--repeats`` is not given.
@@ -28,7 +33,7 @@ def default_repeats(fractions: Sequence[Value], steps: Sequence[Value]) -> int:
     A part of an epoch says how a whole one would go on within the same run. A shared machine
     changes its speed in blocks of tens of seconds (72 and 119 ms a step, each steady within 3 %),
     so only repeats, which are spread over the sweep, say how the next run will be. Three runs of a
-    fifth are still cheaper than one whole epoch.
+    fifth are still cheaper than one whole epoch. `Pace` leaves out those that take too long.
 
     Args:
         fractions: those that ``--fraction`` names, none where it is not given. A preset that sets
@@ -37,6 +42,51 @@ def default_repeats(fractions: Sequence[Value], steps: Sequence[Value]) -> int:
     """
     cheap = _all_below(fractions, CHEAP_FRACTION) or _all_below(steps, CHEAP_STEPS)
     return CHEAP_REPEATS if cheap else 1
+
+
+@dataclass
+class Pace:
+    """How long the first runs of cases took; further passes over the cases are predicted by it.
+
+    Args:
+        cases: of a pass.
+        lanes: that share it.
+        seconds: of each first run that has ended.
+    """
+
+    cases: int
+    lanes: int
+    seconds: list[float]
+
+    def predict(self) -> float:
+        """The s that one more pass over the cases takes; 0 where nothing has run yet."""
+        if not self.seconds:
+            return 0.0
+        return sum(self.seconds) / len(self.seconds) * self.cases / max(1, self.lanes)
+
+    def fit(self, wanted: int) -> int:
+        """How often each case is to run, at most ``wanted`` times: as `REPEATS_S` allows.
+
+        >>> Pace(2, 1, [100.0, 140.0]).fit(3), Pace(2, 1, [10.0]).fit(3), Pace(2, 1, [900]).fit(3)
+        (2, 3, 1)
+        """
+        one = self.predict()
+        return min(wanted, 1 + int(REPEATS_S / one)) if one else wanted
+
+    def describe(self, wanted: int) -> str:
+        """Say what `fit` leaves out, and the flag that runs it anyway."""
+        fits = self.fit(wanted)
+        return (
+            f"note: each case runs {write_times(fits)}, not {wanted} times: one more pass over the "
+            f"cases would take about {write_seconds(self.predict())}, and repeats that are not "
+            f"asked for take at most {write_seconds(REPEATS_S)} together; --repeats {wanted} runs "
+            "them all"
+        )
+
+
+def write_times(number: int) -> str:
+    """Write how often something happens: once, twice, 3 times."""
+    return {1: "once", 2: "twice"}.get(number, f"{number} times")
 
 
 def _all_below(values: Sequence[Value], most: float) -> bool:

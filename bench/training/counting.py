@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from functools import cache, partial, wraps
-from itertools import islice
+from itertools import accumulate, islice
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,22 +18,28 @@ from torch.utils.flop_counter import flop_registry
 
 from bench.case import Case, micro_batch
 from bench.data.batches import Divided, Supply
-from bench.record import WorkRow
+from bench.precision import Arithmetic
+from bench.record import KernelTime, WorkRow, write_kernels
 from bench.timeline import Timed, Vocabulary
-from bench.training.flop import count_gradients
+from bench.training.flop import count_gradients, sketch_batch
 from bench.work import (
     CONVOLUTIONS,
     MOVES,
     Kind,
     Label,
     Work,
+    add_items,
     base_name,
     label_convolution,
     place_kind,
     read_groups,
+    sum_kinds,
 )
+from bench.workloads import Loss, Workload
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from bench.training.loop import Training
 
 _NAMED: dict[Kind, str] = {
@@ -394,42 +400,93 @@ def count_step(training: Training, batches: Supply, case: Case) -> dict[Label, W
     """The work of a step, of operations that are alike together; the network is not compiled.
 
     What an operation computes and moves is a line over the items of its micro-batch, so two steps
-    of a few items tell it for any number of them. They change the training.
+    of a few items tell it for any number of them; a third shows whether it is one. Where it is not,
+    since a network or its data decide what runs, a step of all items is counted. These steps change
+    the training.
 
     Raises:
-        Exception: whatever a step of a few items raises.
+        Exception: whatever such a step raises.
     """
     size = micro_batch(case)
-    low, high = _FEW if size > _FEW[-1] else (size, size)
-    before = _count_items(training, batches, low, case.accumulate)
-    if low == high:
-        return before
-    after, found = _count_items(training, batches, high, case.accumulate), {}
-    for label, more in after.items():
-        less = before.get(label, Work())
+    if size > _FEW[-1]:
+        counts = [_count_items(training, batches, items, case.accumulate) for items in _FEW]
+        if line := _find_line([work for work, _ in counts]):
+            found = {label: add_items(work, size - _FEW[0]) for label, work in line.items()}
+            if any(overflowed for _, overflowed in counts):
+                # such a step may leave the weights as they are, and another case's may not
+                for work in found.values():
+                    work.flop_per_item = work.bytes_per_item = None
+            return found
+    return _count_items(training, batches, size, case.accumulate)[0]
+
+
+_FEW = (2, 4, 8)  # items; BatchNorm needs two
+
+
+def _find_line(counts: Sequence[Mapping[Label, Work]]) -> dict[Label, Work] | None:
+    """The work of the first of `_FEW`, with what each more item adds; None where that varies."""
+    first, second, third = counts
+    if not first.keys() == second.keys() == third.keys():
+        return None
+    found = {}
+    for label, work in first.items():
+        more, most = second[label], third[label]
         flop, bytes = (
-            a + (b - a) * (size - low) / (high - low)
-            for a, b in ((less.flop, more.flop), (less.bytes, more.bytes))
+            (b - a) / (_FEW[1] - _FEW[0])
+            for a, b in ((work.flop, more.flop), (work.bytes, more.bytes))
         )
-        found[label] = Work(more.calls, flop, bytes)
+        found[label] = one = Work(work.calls, work.flop, work.bytes, flop, bytes)
+        there = add_items(one, _FEW[2] - _FEW[0])
+        if more.calls != work.calls or there != replace(
+            most, flop_per_item=flop, bytes_per_item=bytes
+        ):
+            return None
     return found
 
 
-_FEW = (2, 4)  # items; BatchNorm needs two
+def _count_items(
+    training: Training, batches: Supply, items: int, parts: int
+) -> tuple[dict[Label, Work], bool]:
+    """Train on a batch of micro-batches of so many items each, op by op, and count what that does.
 
-
-def _count_items(training: Training, batches: Supply, items: int, parts: int) -> dict[Label, Work]:
-    """Train on a batch of micro-batches of a few items each, op by op, and count what that does."""
+    Returns:
+        The work, and whether the step's gradients overflowed.
+    """
     compiled, training.forward = training.forward, training.model
+    captured, training.captured = training.captured, None
     counter = Counter()
     try:
         with counter, mark_parts(training, counter.inside):
             # of the data in order, which no DataLoader's worker has to make
             few = Divided(items * parts, islice(batches.evaluation(items), parts))
-            training.step(next(mark_input([few], counter.inside)))
+            *_, overflowed = training.step(next(mark_input([few], counter.inside)))
     finally:
-        training.forward = compiled
-    return counter.work
+        training.forward, training.captured = compiled, captured
+    return counter.work, bool(overflowed)
+
+
+_SKETCHED = 64  # items, beside which the weights that every step reads are few
+
+
+def sketch_work(network: nn.Module, workload: Workload) -> tuple[WorkRow, ...]:
+    """The work of one item, forward and backward in float32, a row a kind; nothing is computed.
+
+    Args:
+        network: is left on torch's meta device.
+
+    Raises:
+        Exception: whatever a network or a loss raises that looks at values.
+    """
+    items = min(_SKETCHED, workload.samples)
+    with Counter() as counter:
+        found = workload.compute_loss(network.to("meta"), sketch_batch(workload, items))
+        (found.loss if isinstance(found, Loss) else found).backward()
+    return tuple(
+        WorkRow(
+            str(kind), "", Arithmetic.FLOAT32, work.calls, work.flop / items, work.bytes / items
+        )
+        for kind, work in sum_kinds(counter.work).items()
+    )
 
 
 def join_work(counted: Mapping[Label, Work], timed: Mapping[Label, Timed]) -> list[WorkRow]:
@@ -438,7 +495,7 @@ def join_work(counted: Mapping[Label, Work], timed: Mapping[Label, Timed]) -> li
     A trace does not say the number format of a list of tensors. Time of a label without one is
     that of the same operation in all formats that were counted, divided as their bytes are.
     """
-    times = {label: one.time_s for label, one in timed.items() if label in counted}
+    times = {label: one.scale(1) for label, one in timed.items() if label in counted}
     rest = {label: one for label, one in timed.items() if label not in counted}
     for label in [label for label in rest if not label.format]:
         alike = {
@@ -447,17 +504,52 @@ def join_work(counted: Mapping[Label, Work], timed: Mapping[Label, Timed]) -> li
             if (other.kind, other.operation) == (label.kind, label.operation)
         }
         if total := sum(alike.values()):
-            time_s = rest.pop(label).time_s
+            one = rest.pop(label)
             for other, bytes in alike.items():
-                times[other] = times.get(other, 0.0) + time_s * bytes / total
+                times.setdefault(other, Timed()).add(one.scale(bytes / total))
     rows = [
-        WorkRow(*_spell(label), work.calls, work.flop, work.bytes, times.get(label))
+        WorkRow(
+            *_spell(label),
+            work.calls,
+            work.flop,
+            work.bytes,
+            *_spell_time(times.get(label)),
+            work.flop_per_item,
+            work.bytes_per_item,
+        )
         for label, work in counted.items()
     ]
     return rows + [
-        WorkRow(*_spell(label), max(1, round(one.calls)), None, None, one.time_s)
+        WorkRow(*_spell(label), max(1, round(one.calls)), None, None, *_spell_time(one))
         for label, one in rest.items()
     ]
+
+
+def read_work(rows: Iterable[WorkRow]) -> dict[Label, Work]:
+    """What was counted, of rows that `join_work` made of it."""
+    return {
+        Label(Kind(row.kind), row.operation, row.format): Work(
+            row.calls, row.flop or 0.0, row.bytes or 0.0, row.flop_per_item, row.bytes_per_item
+        )
+        for row in rows
+    }
+
+
+NEARLY_ALL = 0.95
+"""Share of a row's time from which no more of its kernels are named, nor are more than these."""
+
+MOST_KERNELS = 6
+
+
+def _spell_time(timed: Timed | None) -> tuple[float | None, float | None, str]:
+    if timed is None:
+        return None, None, ""
+    kernels = [KernelTime(name, time_s) for name, time_s in timed.kernels.items()]
+    kernels.sort(key=lambda kernel: -kernel.time_s)
+    sums = accumulate(kernel.time_s for kernel in kernels)
+    fewest = 1 + sum(1 for so_far in sums if so_far < NEARLY_ALL * timed.time_s)
+    named = min(fewest, MOST_KERNELS)
+    return timed.time_s, timed.exclusive_s, write_kernels(kernels[:named], kernels[named:])
 
 
 def _spell(label: Label) -> tuple[str, str, str]:

@@ -23,6 +23,7 @@ from bench.models.freezing import NONE, freeze
 from bench.optimization import scale_lr
 from bench.precision import Precision, autocast, cast, find_formats
 from bench.training.float8 import Conversion, convert
+from bench.training.graphs import Captured, Recorder, Results
 from bench.training.loss_scale import build_loss_scale
 from bench.training.optimizers import build_optimizer, clear_state
 from bench.training.timing import StepClock
@@ -47,14 +48,19 @@ class Training:
     Args:
         model: on the CPU, in float32.
         lr: learning rate of every step, unless `set_lr` says otherwise.
+        compile: one of `COMPILES`.
         optimizer: one of `OPTIMIZERS`.
         loss_scale: an axis value: None, a positive number or the name of one of `POLICIES`.
         opt_level: one of `OPT_LEVELS`, for apex.
         frozen: what is not trained, as `bench.models.freezing.freeze` takes it.
         fp8_recipe: one of `FP8_RECIPES`, for fp8.
         items: a number of which every micro-batch holds a multiple.
+        cuda_graphs: whether a step may be captured, for which the learning rate is on the device.
         workload: its loss, and what of it stays in fp32; by default of ten classes of images.
     """
+
+    captured: Captured | None = None
+    """The step as a CUDA graph, where `capture` recorded one."""
 
     apex: str | None = None
     """What of NVIDIA apex trains: its version and interface; None where it does not."""
@@ -79,11 +85,12 @@ class Training:
         loss_scale: float | str | None = None,
         skip_overflow: bool = False,
         channels_last: bool = False,
-        compile: bool = False,
+        compile: str = Case.compile,
         opt_level: str | None = None,
         frozen: str = NONE,
         fp8_recipe: str = Case.fp8_recipe,
         items: int = 1,
+        cuda_graphs: bool = False,
         workload: Workload | None = None,
     ) -> None:
         self.workload = workload or Workload()
@@ -93,7 +100,7 @@ class Training:
         self._start = {name: value.clone() for name, value in model.state_dict().items()}
         self._loss_scale_setting, self._skip_overflow = loss_scale, skip_overflow
         self._opt_level, self._optimizer_name = opt_level, optimizer
-        self._fp8_recipe, self._items = fp8_recipe, items
+        self._fp8_recipe, self._items, self._cuda_graphs = fp8_recipe, items, cuda_graphs
         self.lr, self.precision, self.device = lr, precision, device
         self.memory_format = torch.channels_last if channels_last else torch.contiguous_format
         self.model = model
@@ -101,7 +108,9 @@ class Training:
         self._equip()
         # dynamic=False: the last, smaller batch compiles for itself during warm-up instead of
         # turning the full batch's code into the slower general one
-        self.forward = torch.compile(model, dynamic=False) if compile else model
+        self.forward = (
+            model if compile == "off" else torch.compile(model, dynamic=False, mode=compile)
+        )
         self.reset()
 
     def _move(self) -> None:
@@ -136,7 +145,9 @@ class Training:
     def _make_optimizer(self) -> None:
         own = self.workload.build_optimizer(self.masters, self.lr)
         self.brings_optimizer = own is not None
-        self.optimizer = own or build_optimizer(self._optimizer_name, self.masters, self.lr)
+        self.optimizer = own or build_optimizer(
+            self._optimizer_name, self.masters, self.lr, self._cuda_graphs
+        )
         # a workload's own may have groups with learning rates of their own, such as a tenth
         self._ratios = [
             1.0 if own is None else float(group["lr"]) / self.lr
@@ -170,6 +181,7 @@ class Training:
             opt_level=case.opt_level,
             frozen=case.freeze,
             fp8_recipe=case.fp8_recipe,
+            cuda_graphs=case.cuda_graphs,
             items=math.gcd(*list_micro_batches(case, workload.samples)) if workload else 1,
             workload=workload,
         )
@@ -186,16 +198,18 @@ class Training:
             for master, (name, weight) in zip(self.masters, named, strict=True):
                 start = weight if self.precision.rounds_start else self._start[name]
                 master.copy_(start)
-                master.grad = None
+                if self.captured is None:  # which writes to it where it is
+                    master.grad = None
         self.model.zero_grad(set_to_none=True)
         if self.brings_optimizer:
             self._make_optimizer()  # its state need not start at zero: NAdam's is not
         else:
             clear_state(self.optimizer)
         self.set_lr(self.lr)
-        self.loss_scale = build_loss_scale(
-            self._loss_scale_setting, self.device, self._skip_overflow
-        )
+        if self.captured is None:  # which has it too, and a static one does not change
+            self.loss_scale = build_loss_scale(
+                self._loss_scale_setting, self.device, self._skip_overflow
+            )
 
     def state(self) -> dict[str, Any]:
         """All that steps change: tensors, as they are on the device, in plain containers.
@@ -233,9 +247,20 @@ class Training:
         Groups of a workload's own optimizer keep their ratio to it.
         """
         for group, ratio in zip(self.optimizer.param_groups, self._ratios, strict=True):
-            group["lr"] = lr * ratio
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(lr * ratio)
+            else:
+                group["lr"] = lr * ratio
 
-    def step(self, batch: Any) -> tuple[Tensor, Tensor | None, Tensor]:
+    def capture(self, batch: Any, recorder: Recorder | None = None) -> None:
+        """Record a step on ``batch``, in one piece, and replay it for all that are like it.
+
+        It trains on it some times. Any other batch, such as a smaller last one, is trained on as
+        before.
+        """
+        self.captured = Captured(self._step, _join(batch), recorder)
+
+    def step(self, batch: Any) -> Results:
         """Train on one batch, whole or in micro-batches, and update once.
 
         The loss of a micro-batch of n items of N counts n / N, so that the gradients of all of
@@ -254,6 +279,12 @@ class Training:
             say) and whether the scaled gradients overflowed (bool), each of shape () and still on
             the device.
         """
+        if self.captured is None:
+            return self._step(batch)
+        whole = _join(batch)
+        return self.captured.step(whole) if self.captured.fits(whole) else self._step(whole)
+
+    def _step(self, batch: Any) -> Results:
         size, parts = count_items(batch), batch.parts if isinstance(batch, Divided) else [batch]
         weight = self.exchange.begin(batch)
         losses, hits, done = [], [], 0
@@ -263,7 +294,7 @@ class Training:
             found = self.exchange.run(partial(self.compute_loss, part), last)
             loss = found.loss if items == size else found.loss * (items / size)
             self.backward(loss if weight == 1 else loss * weight, last=last)
-            losses.append(loss.detach())
+            losses.append(_keep(loss))
             hits.append(found.correct)
         if not size:  # the others wait for gradients of this process too
             found = self.exchange.run(self._compute_nothing, True)
@@ -374,6 +405,21 @@ class Training:
         )
 
 
+def _join(batch: Any) -> Any:
+    """A batch in one piece, also where it came as a `Divided` one of one part."""
+    (part,) = batch.parts if isinstance(batch, Divided) else [batch]
+    return part
+
+
+def _keep(loss: Tensor) -> Tensor:
+    """A loss to be kept until the epoch ends, without the graph behind it.
+
+    torch's mse_loss and smooth_l1_loss return theirs in the memory of all elements' losses.
+    """
+    loss = loss.detach()
+    return loss.clone() if loss.untyped_storage().nbytes() > loss.nbytes else loss
+
+
 def _sum(parts: list[Tensor | None]) -> Tensor | None:
     known = [part for part in parts if part is not None]
     return reduce(torch.add, known) if len(known) == len(parts) else None
@@ -419,6 +465,7 @@ def train_epoch(
     clock: StepClock,
     on_step: Callable[[int, Tensor], None],
     rates: Sequence[float] | None = None,
+    enough: Callable[[], bool] = lambda: False,
 ) -> Callable[[], Epoch]:
     """Train on ``batches``; the epoch's readings are fetched from the device when asked for.
 
@@ -427,6 +474,7 @@ def train_epoch(
         on_step: told each step's index and loss (float32, (), on the device).
         rates: the learning rate of each step, at least as many as batches; by default all have
             that of the training.
+        enough: asked after each step whether it was the last.
 
     Returns:
         A function that waits for the device and returns the `Epoch`, so that the caller decides
@@ -444,6 +492,8 @@ def train_epoch(
         clock.tick()
         images.append(training.workload.count_units(count_items(batch)))
         on_step(index, loss)
+        if enough():
+            break
 
     def fetch() -> Epoch:
         columns = [[t for t in column if t is not None] for column in zip(*results, strict=True)]

@@ -18,16 +18,30 @@ from bench.errors import UnsupportedError
 from bench.optimization import OPTIMIZERS
 
 
-def build_optimizer(name: str, parameters: Sequence[Tensor], lr: float) -> torch.optim.Optimizer:
+def build_optimizer(
+    name: str, parameters: Sequence[Tensor], lr: float, capturable: bool = False
+) -> torch.optim.Optimizer:
     """Make the optimizer ``name`` of `OPTIMIZERS` for ``parameters``.
 
     SGD and AdamW are fused: one kernel, and a step is skipped inside it instead of by asking the
     device. LARS has no such kernel: where steps may be skipped, each waits for the device.
 
+    Args:
+        capturable: whether its steps may be captured in a CUDA graph: its learning rate is then a
+            tensor beside the weights, float32, ().
+
     Raises:
         UnsupportedError: it needs a package that is not installed.
     """
-    return _BUILDERS[name](parameters, lr)
+    optimizer = _BUILDERS[name](parameters, lr)
+    if capturable:
+        for group in optimizer.param_groups:
+            group["lr"] = torch.tensor(lr, device=group["params"][0].device)
+            if "capturable" in group:  # of AdamW; torch refuses to capture it otherwise
+                group["capturable"] = True
+        # torch warns of each step that is not captured, as those of a smaller last batch are not
+        optimizer._warned_capturable_if_run_uncaptured = True  # type: ignore[attr-defined]
+    return optimizer
 
 
 def skips_itself(optimizer: torch.optim.Optimizer) -> bool:

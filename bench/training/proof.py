@@ -2,8 +2,9 @@
 
 A flag says what may happen, an output's dtype what came out; only the error says what was computed.
 Probed are the network's most expensive convolution and its most expensive grouped one, forward and
-both gradients, in the shapes, memory format and compilation of the case; and a matmul. Of a network
-with frozen weights, gradients that training does not compute are not probed, and are no expense.
+both gradients, in the shapes (of `bench.case.MOST_PROBED` images at most), memory format and
+compilation of the case; and a matmul. Of a network with frozen weights, gradients that training
+does not compute are not probed, and are no expense.
 
 Where the bounds come from
 --------------------------
@@ -60,6 +61,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from bench.case import Case
 from bench.precision import Arithmetic, Precision, autocast
 from bench.text import first_line
 from bench.training.float8 import MULTIPLE, Conversion
@@ -458,15 +460,26 @@ _EXACT_FLOP = 2e9  # of the float64 reference, on a CPU
 _EXACT_IMAGES = 8
 
 
+_WITHOUT_GRAPHS = {
+    "default": "default",
+    "reduce-overhead": "default",
+    "max-autotune": "max-autotune-no-cudagraphs",
+}
+"""The mode of torch.compile that has the kernels of another, each started by itself."""
+
+
 @dataclass(frozen=True)
 class Setting:
-    """How a case runs its layers; ``frozen`` says whether some of the weights are."""
+    """How a case runs its layers, and on how many images they are probed.
+
+    ``frozen`` says whether some of the weights are.
+    """
 
     precision: Precision
     device: torch.device
     batch_size: int
     memory_format: torch.memory_format = torch.contiguous_format
-    compile: bool = False
+    compile: str = Case.compile
     frozen: bool = False
 
 
@@ -533,7 +546,7 @@ def probe(
     notes: list[str],
     compute: Callable[[Tensor, Tensor], Tensor] | None = None,
 ) -> LayerProof:
-    """Run a layer forward and backward at the case's batch, and look at its first images' errors.
+    """Run a layer forward and backward on a batch, and look at its first images' errors.
 
     Only the gradients that training computes are.
 
@@ -575,9 +588,13 @@ def probe(
         return [out.detach(), *(torch.autograd.grad(out, wanted, behind) if wanted else ())]
 
     try:
-        got = run(torch.compile(compute, dynamic=False) if setting.compile else compute)
+        got = run(
+            compute
+            if setting.compile == "off"
+            else torch.compile(compute, dynamic=False, mode=_WITHOUT_GRAPHS[setting.compile])
+        )
     except Exception as error:
-        if not setting.compile:
+        if setting.compile == "off":
             raise
         notes.append(f"the probe could not be compiled and ran without: {first_line(error)}")
         got = run(compute)

@@ -16,6 +16,7 @@ whether cuDNN's autotuning of the first steps was counted.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -24,17 +25,17 @@ from time import perf_counter
 
 import torch
 
-from bench.limits import STEADY
+from bench.limits import STEADY, leave_out_first
 
-WINDOW_S = 0.5
-"""Length of a window of steps in warm-up at first, where the budget has room for such."""
+LEAST_S = 0.5
+"""As long warm-up takes after the first step, unless fewer steps are measured."""
 
-FEWEST_WINDOWS, MOST_WINDOWS = 5, 16
-"""Below five, no order of values is rarer than one in twenty. A window is at most a sixteenth of
-the budget; and at least of what has passed, so that judging hundreds of them costs nothing."""
+FEWEST_WINDOWS, MOST_WINDOWS = 3, 16
+"""One to allocate or capture anew, one more, one as it is. A window is at least a sixteenth of what
+has passed, so that judging hundreds of them costs nothing."""
 
-PATIENCE_S = {"cuda": 20.0, "cpu": 10.0}
-"""How long noise may keep warm-up from its answer; a trend that shows is waited for longer."""
+LEAST_STEPS = 5
+"""Warm-up may take as many after the first, however few are measured; else half as many as are."""
 
 
 def synchronize(device: torch.device) -> None:
@@ -52,6 +53,7 @@ class StepClock:
     def __init__(self, device: torch.device) -> None:
         self._cuda = device.type == "cuda"
         self._events: list[torch.cuda.Event] = []
+        self._ended = 0
         self._moments: list[float] = []
 
     def tick(self) -> None:
@@ -68,6 +70,14 @@ class StepClock:
         if self._cuda:
             return [a.elapsed_time(b) / 1e3 for a, b in pairwise(self._events)]
         return [b - a for a, b in pairwise(self._moments)]
+
+    def read_ended(self) -> list[float]:
+        """The duration of each step that the device has ended; nothing is waited for."""
+        while self._ended < len(self._events) and self._events[self._ended].query():
+            self._ended += 1
+        if self._cuda:
+            return [a.elapsed_time(b) / 1e3 for a, b in pairwise(self._events[: self._ended])]
+        return self.read()
 
 
 @dataclass(frozen=True)
@@ -93,10 +103,6 @@ class Slope:
         """Whether it can be told from noise."""
         return self.low > 0 or self.high < 0
 
-    def within(self, share: float, seconds: float) -> bool:
-        """Whether the change over ``seconds`` is surely no more than ``share``."""
-        return max(-self.low, self.high) * seconds <= share
-
 
 def measure_slope(moments: Sequence[float], values: Sequence[float]) -> Slope:
     """Theil-Sen slope of ``values`` over ``moments`` in s, relative to their median, per second.
@@ -117,6 +123,24 @@ def measure_slope(moments: Sequence[float], values: Sequence[float]) -> Slope:
     return Slope(slopes[low], median(slopes), slopes[high])
 
 
+def is_level(moments: Sequence[float], durations: Sequence[float], steps: int) -> bool:
+    """Whether windows of steps show no trend that would matter over ``steps`` more of them.
+
+    Their later half takes as long as the earlier one within `STEADY`, by the medians; and a trend
+    that can be told from noise comes to no more than that. One that noise hides, or that is slower
+    than a second shows, is left to the epoch, which sees more of it.
+
+    Args:
+        moments: the middle of each window, in s.
+        durations: of a step in it, in s; two or more.
+    """
+    level, half = median(durations), len(durations) // 2
+    apart = abs(median(durations[-half:]) - median(durations[:half]))
+    slope = measure_slope(moments, durations)
+    matters = slope.told and abs(slope.middle) * steps * level > STEADY
+    return apart <= STEADY * level and not matters
+
+
 def warm_up(
     step: Callable[[], object],
     device: torch.device,
@@ -125,14 +149,12 @@ def warm_up(
 ) -> Warmup:
     """Run ``step`` until its duration has no trend that would matter in what is measured.
 
-    The first step (autotuning, compilation, allocation) is timed apart. From there on windows of
-    about `WINDOW_S` are timed, and after each the trend of all of them, and of the later half, is
-    judged by `measure_slope`. Warm-up is over when
+    The first step (autotuning, compilation, allocation) is timed apart. From there on windows are
+    timed, of one step or, where steps are short, of several. Warm-up takes `LEAST_S` and
+    `FEWEST_WINDOWS` of them, and is over when
 
-    - the trend, extrapolated over the measured steps, is surely below `STEADY`: steady; or
-    - noise hides any trend in both and `PATIENCE_S` have passed: as steady as can be told; or
-    - as many steps were run as will be measured (at least `FEWEST_WINDOWS`): steady unless a trend
-      shows in the later half that would come to more than `STEADY`.
+    - those of the later half of that time are level (`is_level`): steady; or
+    - half as many steps were run as will be measured, or `LEAST_STEPS`: not steady.
 
     Args:
         step: runs one training step of one shape.
@@ -151,32 +173,25 @@ def warm_up(
 
     start = now()
     first_s = run(1)
-    budget = max(measured_steps, FEWEST_WINDOWS)
+    budget = max(measured_steps // 2, LEAST_STEPS)
     begun, steps, size = now(), 0, 1
     moments: list[float] = []
     durations: list[float] = []
-    steady: bool | None = None
-    while steady is None:
+    while True:
         duration = run(size)
         steps += size
         durations.append(duration)
         passed = now() - begun
         moments.append(passed - size * duration / 2)
         # the step before may still have been a slow one, so each window sets the next one's length
-        length_s = max(WINDOW_S, passed / MOST_WINDOWS)
+        length_s = max(LEAST_S / FEWEST_WINDOWS, passed / MOST_WINDOWS)
         size = max(1, min(math.ceil(length_s / duration), budget // MOST_WINDOWS, budget - steps))
-        if len(durations) < FEWEST_WINDOWS:
+        if steps < budget and (len(durations) < FEWEST_WINDOWS or passed < LEAST_S):
             continue
-        half = min(len(durations) // 2, len(durations) - FEWEST_WINDOWS)
-        whole, later = (measure_slope(moments[i:], durations[i:]) for i in (0, half))
-        ahead_s = measured_steps * median(durations[half:])
-        if whole.within(STEADY, ahead_s) or later.within(STEADY, ahead_s):
-            steady = True
-        elif steps >= budget:
-            steady = not later.told or abs(later.middle) * ahead_s <= STEADY
-        elif moments[-1] >= PATIENCE_S[device.type] and not (whole.told or later.told):
-            steady = True
-    return Warmup(1 + steps, now() - start, first_s, steady)
+        later = min(bisect_left(moments, passed / 2), len(durations) - FEWEST_WINDOWS)
+        steady = is_level(moments[later:], durations[later:], measured_steps)
+        if steady or steps >= budget:
+            return Warmup(1 + steps, now() - start, first_s, steady)
 
 
 @dataclass(frozen=True)
@@ -203,11 +218,6 @@ def summarize(times: Sequence[float]) -> StepTimes:
     )
 
 
-def leave_out_first(times: Sequence[float]) -> Sequence[float]:
-    """All but the first tenth: the first steps after a reset allocate anew, on an idle device."""
-    return times[math.ceil(len(times) / 10) :] or times
-
-
 @dataclass(frozen=True)
 class Extrapolation:
     """A whole epoch in s, told from a part of it, with a 95 % interval where there can be one."""
@@ -216,9 +226,20 @@ class Extrapolation:
     low_s: float | None
     high_s: float | None
 
+    @property
+    def error(self) -> float:
+        """How far the interval reaches from the epoch, as a share of it; infinite without one."""
+        if self.low_s is None or self.high_s is None:
+            return math.inf
+        return max(self.high_s - self.epoch_s, self.epoch_s - self.low_s) / self.epoch_s
+
 
 def extrapolate(
-    measured_s: float, times: Sequence[float], full_steps: float, ahead: int = 0
+    measured_s: float,
+    times: Sequence[float],
+    full_steps: float,
+    ahead: int = 0,
+    drift: bool = False,
 ) -> Extrapolation:
     """Estimate a whole epoch from its first steps.
 
@@ -240,6 +261,12 @@ def extrapolate(
     own, its bias removed as Kendall (Biometrika 41 (1954) 403) has it, between 0 and 0.95. Below
     `FEWEST_STEPS` steady steps there is no interval.
 
+    With ``drift`` it also holds the interval for steps that drift by b a step, as least squares
+    have it (Draper and Smith, Applied Regression Analysis, 3rd ed., 1.4), up to the middle of the
+    steps left out, d = (n + R) / 2 steps on from that of the steady ones::
+
+        m + b d ± t(0.975, n / tau - 2) * s * sqrt(tau * (1 / n + 1 / R + 12 d² / (n³ - n)))
+
     It speaks for this run alone. A machine that changes state in blocks (a virtual machine took 72
     ms a step for a minute and a half, then 119) is steady within each block, and no interval of
     steps from one block knows of the next: only repeats at other times do.
@@ -250,6 +277,7 @@ def extrapolate(
         full_steps: the epoch's images over the batch size, so 390.625 for 50,000 and 128.
         ahead: steps whose batches may lie ready once the first does, of which a loader knows no
             more than a start. They are left out too, if as many more were measured.
+        drift: whether the interval is to hold if the steps drift.
     """
     steady = leave_out_first(times)
     if len(times) >= 2 * ahead:
@@ -258,19 +286,71 @@ def extrapolate(
     epoch_s = measured_s + left * mean
     if len(steady) < FEWEST_STEPS or left <= 0:
         return Extrapolation(epoch_s, None, None)
+    n = len(steady)
+    smaller = (math.ceil(full_steps) - full_steps) * mean
+    half = left * _reach([t - mean for t in steady], 1, left)
+    low, high = -half, half
+    if drift:
+        places, far = [i - (n - 1) / 2 for i in range(n)], (n + left) / 2
+        spread = (n**3 - n) / 12  # the sum of the squares of the places
+        slope = sum(place * t for place, t in zip(places, steady, strict=True)) / spread
+        away = [t - mean - slope * place for place, t in zip(places, steady, strict=True)]
+        shift, reach = left * slope * far, left * _reach(away, 2, left, far * far / spread)
+        low, high = min(low, shift - reach), max(high, shift + reach)
+    return Extrapolation(epoch_s, max(epoch_s + low, measured_s), epoch_s + high + smaller)
+
+
+def _reach(away: Sequence[float], fitted: int, left: float, lever: float = 0.0) -> float:
+    """Half of a 95 % interval of `extrapolate`, for one step of those left out.
+
+    Args:
+        away: how far each steady step is from what was fitted to them.
+        fitted: how many parameters that has.
+        left: steps left out.
+        lever: the square of how far away these are, over the sum of the squares of the places.
+    """
     from scipy.special import stdtrit
 
-    n, away = len(steady), [t - mean for t in steady]
-    squares = sum(d * d for d in away)
+    n, squares = len(away), sum(d * d for d in away)
     r = sum(a * b for a, b in pairwise(away)) / squares if squares else 0.0
-    r = min(max((n * r + 1) / (n - 3), 0.0), 0.95)
-    effective = max(n * (1 - r) / (1 + r), 2.0)
-    variance = squares / n * effective / (effective - 1)
-    t = float(stdtrit(effective - 1, 0.975))
-    half = left * t * math.sqrt(variance * (1 / effective + n / effective / left))
-    smaller = (math.ceil(full_steps) - full_steps) * mean
-    low_s = max(epoch_s - half, measured_s)
-    return Extrapolation(epoch_s, low_s, epoch_s + half + smaller)
+    r = min(max((n * r + fitted) / (n - 2 - fitted), 0.0), 0.95)
+    effective = max(n * (1 - r) / (1 + r), fitted + 1.0)
+    variance = squares / n * effective / (effective - fitted)
+    t = float(stdtrit(effective - fitted, 0.975))
+    return t * math.sqrt(variance * (1 / effective + n / effective * (1 / left + lever)))
+
+
+class Certainty:
+    """Says after each step of an epoch whether the steps so far tell all of it.
+
+    It looks after `FIRST_LOOK` steps and then each time that a quarter more have ended. Each look
+    is one more chance to be lucky, so that the interval of a case that was ended holds less often
+    than one of a fixed number of steps would; tests/test_timing.py simulates how often.
+
+    Args:
+        share: of the epoch's time, that the 95 % interval is to reach at most.
+        clock: of the steps, ticking.
+        full_steps: as `extrapolate` takes them; ``ahead`` likewise.
+    """
+
+    def __init__(self, share: float, clock: StepClock, full_steps: float, ahead: int = 0) -> None:
+        self._share, self._clock = share, clock
+        self._full_steps, self._ahead = full_steps, ahead
+        self._next = float(max(FIRST_LOOK, 2 * ahead))
+
+    def __call__(self) -> bool:
+        """Whether the time of the epoch is known well enough."""
+        times = self._clock.read_ended()
+        if len(times) < self._next:
+            return False
+        self._next = len(times) * LOOKS
+        whole = extrapolate(sum(times), times, self._full_steps, self._ahead, drift=True)
+        return whole.error <= self._share
+
+
+FIRST_LOOK, LOOKS = 10, 1.25
+"""Steps before the first look, and by how many times more of them the next one comes. On an H100
+10 to 12 steps were enough for each batch of 512, and 15 to 47 for most of 128 and 256."""
 
 
 FEWEST_STEPS = 5

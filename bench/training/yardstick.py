@@ -1,34 +1,65 @@
 """What a device can do now: products in each number format, a copy, the start of an operation.
 
-`python -m bench.training.yardstick cuda 1` measures each for about a second and prints JSON: the
-columns of `bench.record.Environment`, and why any of them could not be measured.
+`python -m bench.training.yardstick cuda 0.2` spends about so many seconds on each and prints JSON:
+the fields of `bench.record.Yardstick`. A third argument, JSON too, has rates by column; what falls
+short of one is measured again.
+
+Each rate is the best of several short tries. On an H100 a second of large products drew 723 W at
+1365 MHz, where training runs at 1980 MHz, and three such seconds within an hour gave 652, 670 and
+636 TFLOP/s. So the tries of all rates take turns, and a GPU rests after each as long as it took.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from functools import partial
-from statistics import median
+from typing import Any
 
 import torch
+import torch.nn.functional as F
 
+from bench.gpu.device import Depth, Device, Reading
+from bench.gpu.nvml import open_device
+from bench.gpu.peaks import list_peaks
+from bench.limits import FAR, SLOWED
 from bench.precision import PRECISIONS, Arithmetic, set_flags
+from bench.record import Collapse, Tries, Yardstick
 from bench.text import first_line
-from bench.training.timing import synchronize
+from bench.training.timing import StepClock, synchronize
 
-LARGEST = 8192
-"""Rows of the largest matrix: its product fills every GPU, and takes 1.4 ms of one that does 800
+PRODUCT_ROWS = {"cuda": (1024, 2048, 4096, 8192), "cpu": (128, 256, 512, 1024, 2048, 4096, 8192)}
+"""Of square matrices. The largest fill every GPU: their product takes 1.4 ms of one that does 800
 TFLOP/s."""
 
-COPIED_BYTES = {"cuda": 2**30, "cpu": 2**29}
-"""The largest copy: several times the caches, of which a GPU has 50 MB and a CPU up to 400."""
+IMAGES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+"""Of a convolution."""
 
-_BLOCKS = 16  # readings; of the last half the median is taken, once clocks have settled
+COPIED_BYTES = {"cuda": 2**30, "cpu": 2**28}
+"""The largest copy. It touches twice as much: more than a GPU's 50 MB of cache, or a CPU's 400."""
+
+TRIES = {"cuda": 8, "cpu": 24}
+"""Of each rate; as many again where it falls short of what is expected. A CPU that other programs
+use is given for 3 ms or so, and then to them: tries of 12 ms all shared it."""
+
+FEWEST_TRIES = 3
+"""Of what takes longer than its time even once, such as a product that is emulated."""
+
+COLLAPSED = 0.75
+"""Threads that together do less than this share of what one of them does alone wait for each other.
+Two that share the vector units of a core do about as much as one."""
+
+FAMILIES = {
+    "rate_float32": frozenset(f"rate_{arithmetic}" for arithmetic in Arithmetic),
+    "rate_conv_float32": frozenset(f"rate_conv_{arithmetic}" for arithmetic in Arithmetic),
+}
+"""What is measured with a single thread too, and the columns that are as sound as it is."""
 
 
 @dataclass(frozen=True)
@@ -37,34 +68,192 @@ class Task:
 
     action: Callable[[], object]
     amount: float
+    precision: str = "fp32"  # whose flags are on
 
 
-def measure(device: torch.device, seconds: float) -> tuple[dict[str, float], dict[str, str]]:
+class Meter:
+    """Measures one rate, by tries.
+
+    Args:
+        column: of a record.
+        make: the task of a size.
+        device: that it runs on.
+        try_s: about how long a try takes.
+        sizes: of which the largest is taken that fits into a try.
+        growth: how many times longer each takes than the one before.
+        alone: with a single thread.
+        card: what is read during each try.
+    """
+
+    def __init__(
+        self,
+        column: str,
+        make: Callable[[int], Task],
+        device: torch.device,
+        try_s: float,
+        *,
+        sizes: Sequence[int] = (1,),
+        growth: int = 1,
+        alone: bool = False,
+        card: Device | None = None,
+    ) -> None:
+        self.column, self.alone = column, alone
+        self._make, self._device, self._try_s, self._card = make, device, try_s, card
+        self._sizes, self._growth = sizes, growth
+        self._task: Task | None = None
+        self._repeats = 1
+        self._number, self._reading = 0, Reading(0)
+        self.rate = 0.0
+        self._least_s = math.inf  # of a try
+
+    @property
+    def slow(self) -> bool:
+        """Whether even the best try takes much longer than it should."""
+        return self._least_s > 2 * self._try_s
+
+    @property
+    def tries(self) -> Tries:
+        """How the rate was measured."""
+        return Tries(self._number, self._reading.sm_clock_mhz, self._reading.power_w)
+
+    def attempt(self) -> None:
+        """Try once; the first time, find the size before.
+
+        Raises:
+            RuntimeError, NotImplementedError, AttributeError: the device or build cannot do it.
+        """
+        with use_threads(1 if self.alone else torch.get_num_threads()):
+            self._task = self._task or self._fit()
+            set_flags(PRECISIONS[self._task.precision])
+            time_s, reading = time_task(self._task, self._device, self._repeats, self._card)
+        self._number += 1
+        self._least_s = min(self._least_s, time_s * self._repeats)
+        if (rate := self._task.amount / time_s) > self.rate:
+            self.rate, self._reading = rate, reading
+
+    def renew(self) -> None:
+        """Find the size anew at the next try: a slow moment keeps it small."""
+        self._task, self._least_s = None, math.inf
+
+    def _fit(self) -> Task:
+        first, *larger = self._sizes
+        task = self._make(first)
+        once_s = self._estimate(task)
+        for size in larger:
+            if once_s * self._growth > self._try_s:
+                break
+            try:
+                task = self._make(size)
+            except torch.OutOfMemoryError:
+                break
+            once_s = self._estimate(task)
+        self._repeats = max(1, int(self._try_s / once_s))
+        return task
+
+    def _estimate(self, task: Task) -> float:
+        """The least of a few times, in s: on a busy machine one was 300 times the others."""
+        set_flags(PRECISIONS[task.precision])
+        task.action()  # the first chooses an algorithm and takes memory
+        times = [time_task(task, self._device, 1)[0]]
+        while len(times) < 3 and sum(times) < self._try_s:
+            times.append(time_task(task, self._device, 1)[0])
+        return min(times)
+
+
+def measure(
+    device: torch.device,
+    seconds: float,
+    expected: Mapping[str, float] | None = None,
+    card: Device | None = None,
+) -> Yardstick:
     """Measure all that the device has, an arithmetic that it only emulates too.
 
     Args:
         device: that nothing else uses.
-        seconds: that each may take; one that takes longer is done a few times all the same.
-
-    Returns:
-        Columns of a record, and why any of them has no value.
+        seconds: that the tries of each rate may take; a few are made that take longer.
+        expected: rates, by column; what falls short of one, or of half the data sheet's, is
+            measured again.
+        card: what is read during each try; nothing on a CPU.
     """
-    rates: dict[str, float] = {}
-    reasons: dict[str, str] = {}
-    tasks: dict[str, Callable[[], float]] = {
-        f"rate_{arithmetic}": partial(_measure_product, arithmetic, device, seconds)
-        for arithmetic in list_arithmetics(device)
+    found, try_s = Yardstick(), seconds / TRIES[device.type]
+    meters = list_meters(device, try_s, card)
+    take_turns = partial(_take_turns, TRIES[device.type], reasons=found.reasons)
+    take_turns(meters, rest_s=try_s if device.type == "cuda" else 0.0)
+    wanted = {name: rate * (1 - SLOWED) for name, rate in (expected or {}).items()}
+    card_name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
+    for name, peak in list_peaks(card_name).items():
+        wanted[name] = max(wanted.get(name, 0.0), FAR * peak)
+    short = {name for name, one in _find_best(meters).items() if one.rate < wanted.get(name, 0.0)}
+    short |= {column for name in _find_collapsed(meters) for column in FAMILIES[name]}
+    again = [meter for meter in meters if meter.column in short]
+    for meter in again:
+        meter.renew()
+    take_turns(again, rest_s=2 * try_s)
+    collapsed = _find_collapsed(meters)
+    for name, meter in _find_best(meters).items():
+        if name in found.reasons:
+            continue
+        if family := next((one for one in collapsed if name in FAMILIES[one]), None):
+            found.collapsed[name] = collapsed[family]
+        else:
+            found.rates[name] = 1 / meter.rate if name == "call_time_s" else meter.rate
+            found.tries[name] = meter.tries
+    return found
+
+
+def _take_turns(
+    tries: int, meters: Sequence[Meter], reasons: dict[str, str], rest_s: float
+) -> None:
+    """Let each meter try in turn; why one cannot goes into ``reasons``."""
+    for turn in range(tries):
+        for meter in meters:
+            if meter.column in reasons or (meter.slow and turn % (tries // FEWEST_TRIES)):
+                continue  # what is slow tries now and then: it may be so for a moment only
+            try:
+                meter.attempt()
+            except (RuntimeError, NotImplementedError, AttributeError) as error:
+                reasons[meter.column] = first_line(error)
+            time.sleep(rest_s)
+
+
+def _find_best(meters: Sequence[Meter]) -> dict[str, Meter]:
+    """Of each column the meter with the highest rate, of all threads."""
+    found: dict[str, Meter] = {}
+    for meter in (meter for meter in meters if not meter.alone):
+        if meter.rate >= found.get(meter.column, meter).rate:
+            found[meter.column] = meter
+    return found
+
+
+def _find_collapsed(meters: Sequence[Meter]) -> dict[str, Collapse]:
+    best = _find_best(meters)
+    return {
+        one.column: Collapse(best[one.column].rate, one.rate, torch.get_num_threads())
+        for one in meters
+        if one.alone and best[one.column].rate < COLLAPSED * one.rate
     }
-    tasks["rate_copy"] = lambda: _find_rate(make_copy(device), device, seconds)
-    tasks["call_time_s"] = lambda: 1 / _find_rate(make_call(device), device, seconds)
-    for column, find in tasks.items():
-        try:
-            rates[column] = find()
-        except (RuntimeError, NotImplementedError, AttributeError) as error:
-            reasons[column] = first_line(error)
-        if device.type == "cuda":
-            torch.cuda.empty_cache()
-    return rates, reasons
+
+
+def list_meters(device: torch.device, try_s: float, card: Device | None = None) -> list[Meter]:
+    """What is measured: products, on a CPU convolutions too, a copy and a call."""
+    meters = []
+
+    def add(column: str, make: Callable[[int], Task], **settings: Any) -> None:
+        meters.append(Meter(column, make, device, try_s, card=card, **settings))
+        if column in FAMILIES and device.type == "cpu" and torch.get_num_threads() > 1:
+            meters.append(Meter(column, make, device, try_s, alone=True, **settings))
+
+    formats = list_arithmetics(device)
+    for arithmetic in formats:
+        make = partial(make_product, arithmetic, device)
+        add(f"rate_{arithmetic}", make, sizes=PRODUCT_ROWS[device.type], growth=8)
+    for arithmetic in formats if device.type == "cpu" else ():
+        for window, channels in WINDOWS.items():
+            convolution = partial(make_convolution, arithmetic, device, window, channels)
+            add(f"rate_conv_{arithmetic}", convolution, sizes=IMAGES, growth=2)
+    add("rate_copy", lambda _: make_copy(device))
+    add("call_time_s", lambda _: make_call(device))
+    return meters
 
 
 def list_arithmetics(device: torch.device) -> list[Arithmetic]:
@@ -78,21 +267,45 @@ def list_arithmetics(device: torch.device) -> list[Arithmetic]:
     return formats
 
 
+_HALVES = {Arithmetic.FLOAT16: torch.float16, Arithmetic.BFLOAT16: torch.bfloat16}
+
+
 def make_product(arithmetic: Arithmetic, device: torch.device, size: int) -> Task:
     """A product of two square matrices of ``size`` rows."""
-    set_flags(PRECISIONS["tf32" if arithmetic is Arithmetic.TFLOAT32 else "fp32"])
-    half = {Arithmetic.FLOAT16: torch.float16, Arithmetic.BFLOAT16: torch.bfloat16}
-    dtype = half.get(arithmetic, torch.float32)
+    precision = "tf32" if arithmetic is Arithmetic.TFLOAT32 else "fp32"
+    dtype = _HALVES.get(arithmetic, torch.float32)
     a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
     if arithmetic is not Arithmetic.FLOAT8:
         out = torch.empty_like(a)
-        return Task(lambda: torch.mm(a, b, out=out), 2.0 * size**3)
+        return Task(lambda: torch.mm(a, b, out=out), 2.0 * size**3, precision)
     one = torch.ones((), device=device)
     a, b = a.to(torch.float8_e4m3fn), b.to(torch.float8_e4m3fn).t()  # it takes b by columns
     # as torchao's tensorwise recipe has it for the forward pass and the gradients of inputs
     return Task(
         lambda: torch._scaled_mm(a, b, one, one, out_dtype=torch.bfloat16, use_fast_accum=True),
         2.0 * size**3,
+    )
+
+
+WINDOWS = {3: 64, 1: 128}
+"""Convolutions that stand for all of a CPU: window, and channels in and out."""
+
+_PIXELS = 16
+
+
+def make_convolution(
+    arithmetic: Arithmetic, device: torch.device, window: int, channels: int, images: int
+) -> Task:
+    """A convolution of images of 16 by 16 pixels, forward and both its gradients."""
+    dtype = _HALVES.get(arithmetic, torch.float32)
+    x, grad = (
+        torch.randn(images, channels, _PIXELS, _PIXELS, device=device).to(dtype) for _ in range(2)
+    )
+    weight = torch.randn(channels, channels, window, window, device=device).to(dtype)
+    needed = [x.requires_grad_(), weight.requires_grad_()]
+    return Task(
+        lambda: torch.autograd.grad(F.conv2d(x, weight, padding=window // 2), needed, grad),
+        3 * 2.0 * weight.numel() * images * _PIXELS**2,
     )
 
 
@@ -111,44 +324,35 @@ def make_call(device: torch.device) -> Task:
     return Task(number.neg_, 1.0)
 
 
-def _measure_product(arithmetic: Arithmetic, device: torch.device, seconds: float) -> float:
-    """FLOP/s of the largest product that leaves time for some repetitions."""
-    size = 1024 if device.type == "cuda" else 128
-    task = make_product(arithmetic, device, size)
-    # a product of twice the rows takes eight times as long: at most ``seconds``
-    while size < LARGEST and _estimate(task, device) < seconds / 8:
-        size *= 2
-        try:
-            task = make_product(arithmetic, device, size)
-        except torch.OutOfMemoryError:
-            break
-    return _find_rate(task, device, seconds)
-
-
-def _find_rate(task: Task, device: torch.device, seconds: float) -> float:
-    """How much of its amount a second: the median of the last half of what ``seconds`` allow."""
-    repeats = max(1, int(seconds / _BLOCKS / _estimate(task, device)))
-    end = time.perf_counter() + seconds
-    readings = [_time(task, device, repeats)]
-    while time.perf_counter() < end:
-        readings.append(_time(task, device, repeats))
-    return task.amount / median(readings[len(readings) // 2 :])
-
-
-def _estimate(task: Task, device: torch.device) -> float:
-    """The least of three times, in s: on a busy machine one of them was 300 times the others."""
-    task.action()  # the first chooses an algorithm and takes memory
-    return min(_time(task, device, 1) for _ in range(3))
-
-
-def _time(task: Task, device: torch.device, repeats: int) -> float:
-    """Seconds of doing it once, of several one after the other."""
+def time_task(
+    task: Task, device: torch.device, repeats: int, card: Device | None = None
+) -> tuple[float, Reading]:
+    """Seconds of doing it once, of several one after the other; and what was read meanwhile."""
+    clock = StepClock(device)
     synchronize(device)
-    start = time.perf_counter()
+    clock.tick()
     for _ in range(repeats):
         task.action()
+    clock.tick()
+    # a GPU has only begun by now; that reading it takes some milliseconds does not stop its events
+    readings = card.read(Depth.SLOW) if card else ()
     synchronize(device)
-    return (time.perf_counter() - start) / repeats
+    (time_s,) = clock.read()
+    return time_s / repeats, readings[-1] if readings else Reading(0)
+
+
+@contextmanager
+def use_threads(number: int) -> Iterator[None]:
+    """Have operations on a CPU use so many threads meanwhile."""
+    before = torch.get_num_threads()
+    if number == before:
+        yield
+        return
+    torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _free_bytes() -> int:
@@ -158,11 +362,14 @@ def _free_bytes() -> int:
 
 
 def _main(arguments: Sequence[str]) -> None:
-    name, seconds = arguments
+    name, seconds, *expected = arguments
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # a library may print
-    rates, reasons = measure(torch.device(name), float(seconds))
-    print(json.dumps({"rates": rates, "reasons": reasons}), file=answers, flush=True)
+    device, card = torch.device(name), None
+    if device.type == "cuda":
+        card = open_device(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
+    found = measure(device, float(seconds), json.loads(expected[0]) if expected else {}, card)
+    print(json.dumps(asdict(found)), file=answers, flush=True)
 
 
 if __name__ == "__main__":

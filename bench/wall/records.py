@@ -28,7 +28,7 @@ _LESS = 0.05
 
 APART: tuple[str, ...] = (
     *("lr", "lr_scaling", "base_batch", "lr_warmup", "schedule"),
-    *("epochs", "fraction", "steps", "evaluate", "checkpoint", "profile", "seed", "start"),
+    *("epochs", "fraction", "steps", "until", "evaluate", "checkpoint", "profile", "seed", "start"),
 )
 """Axes that do not change how large a batch fits: no family has a value of its own."""
 

@@ -10,7 +10,7 @@ import math
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 
 from bench.case import Case, check_axes, check_batches
@@ -49,6 +49,10 @@ _NEAR = 0.8
 
 _STRAIGHT = 0.005
 """By how much readings may miss a line that they are said to lie on."""
+
+_FALL = 0.01
+"""By how much memory may read lower than that of a smaller batch without being doubted: readings of
+one batch on a busy CPU differed by 0.3 %."""
 
 _FOLLOWED = 12
 """Probes after which halving takes over from predictions, where memory is no line at all."""
@@ -97,10 +101,11 @@ class Goal:
 
 @dataclass(frozen=True)
 class Ask:
-    """The batch size to try next, and whether in a longer run."""
+    """The batch size to try next, whether in a longer run, and why again, if it is."""
 
     batch_size: int
     long: bool = False
+    again: str = field(default="", compare=False)
 
 
 class Ending(Explained):
@@ -176,12 +181,40 @@ def fit_near(points: dict[int, float]) -> MemoryLine | None:
     return fit_line(near) or whole
 
 
+def take_points(probes: Sequence[Probe]) -> tuple[dict[int, float], dict[int, bool]]:
+    """The memory that batch sizes took, and those that fell below a smaller one.
+
+    The larger of two has taken less by mistake, until it has trained twice; then the smaller has
+    taken more by mistake.
+
+    Returns:
+        Bytes by batch size, where the allocator was not short of them; and by each batch size that
+        trained once and fell, whether that was a longer run.
+    """
+    runs: dict[int, list[Probe]] = {}
+    for p in probes:
+        if p.trained and p.used_bytes and not p.alloc_retries:
+            runs.setdefault(p.batch_size, []).append(p)
+    points: dict[int, float] = {}
+    fallen: dict[int, bool] = {}
+    for size, of in sorted(runs.items()):
+        used = max(p.used_bytes or 0.0 for p in of)
+        above = [n for n, other in points.items() if used < (1 - _FALL) * other]
+        if above and len(of) == 1:
+            fallen[size] = of[0].long
+            continue
+        points = {n: other for n, other in points.items() if n not in above} | {size: used}
+    return points, fallen
+
+
 def decide(probes: Sequence[Probe], goal: Goal) -> Ask | Ending:
     """Say which batch size to try next, or how the search ended.
 
     Memory that is a line within a quarter of a step takes at most 8 probes. Whatever it does, no
     more than ``12 + 4 * ceil(log2(n + 1)) + 2`` probes are made that say something of memory, n
-    being the number of `Goal.sizes`, and each at most twice more for runs that say nothing.
+    being the number of `Goal.sizes`, and each at most twice more for runs that say nothing. Where
+    the first run of any batch may read too little, and train by that where it does not fit, it is
+    twice as many; of a line of which one run does, 24.
     """
     if not goal.sizes:
         return Ending.NOTHING_FITS
@@ -202,14 +235,19 @@ class Standing:
     """What the probes so far have shown.
 
     A batch of which a longer run was refused does not train, even if a short one did. From then on
-    only longer runs count.
+    only longer runs count. A batch that trained once, with less memory than a smaller one, does not
+    count until it has trained again: what made it read less may have let it fit.
     """
 
     def __init__(self, probes: Sequence[Probe], goal: Goal) -> None:
         self._goal, self._sizes = goal, goal.sizes
-        self._told = [p for p in probes if p.trained or p.refused]
-        self._long_trained = {p.batch_size for p in self._told if p.trained and p.long}
-        self._trained = {p.batch_size for p in self._told if p.trained}
+        told = [p for p in probes if p.trained or p.refused]
+        self.points, self._fallen = take_points(told)
+        self._told = [p for p in told if p.refused or p.batch_size not in self._fallen]
+        # the last run of a batch and a length counts: where it was run again, it had been doubted
+        last = {(p.batch_size, p.long): p.trained for p in self._told}
+        self._long_trained = {size for (size, long), trained in last.items() if trained and long}
+        self._trained = {size for (size, _), trained in last.items() if trained}
         long_refused = self._refusals(self._long_trained, long=True)
         short = max((p.batch_size for p in self._told if p.trained and not p.long), default=0)
         self._long_only = any(
@@ -246,15 +284,6 @@ class Standing:
         return self.line.predict(size) / available if self.line and available else 0.0
 
     @cached_property
-    def points(self) -> dict[int, float]:
-        """Memory by batch size, where the allocator was not short of it."""
-        points: dict[int, float] = {}
-        for p in self._told:
-            if p.trained and p.used_bytes and not p.alloc_retries:
-                points[p.batch_size] = max(points.get(p.batch_size, 0.0), p.used_bytes)
-        return points
-
-    @cached_property
     def line(self) -> MemoryLine | None:
         """The line that memory follows near the wall."""
         return fit_near(self.points)
@@ -288,17 +317,32 @@ class Standing:
         doubted = [n for n in self._refused if low < self._index(n) < high]
         if doubted:
             size = min(doubted)
-            return Ask(size, size in self._doubted_long)
+            again = "it ran out of memory where it should have had enough"
+            return Ask(size, size in self._doubted_long, again)
+        fallen = [n for n in self._fallen if low < self._index(n) < high]
+        if fallen:
+            size = min(fallen)
+            return Ask(size, self._fallen[size], "it took less memory than a smaller batch")
+        if self._surprised(low):
+            again = "larger ones ran out of memory where it leaves room for them"
+            return Ask(self._sizes[low], self._sizes[low] in self._long_trained, again)
         if high - low > 1:
             index = min(max(self._choose(low, high), low + 1), high - 1)
-            # just below the wall: if it trains, the longer run confirms it without another probe
-            last = index + 1 == high < len(self._sizes)
-            return Ask(self._sizes[index], self._long_only or last)
+            return Ask(self._sizes[index], self._long_only)
         if low < 0:
             return self._end_low()
-        if self._sizes[low] not in self._long_trained:
-            return Ask(self._sizes[low], long=True)
+        largest = self._sizes[low]
+        if largest not in self._long_trained or self._count_trained(largest) < 2:
+            return Ask(largest, long=True)
         return Ending.NO_WALL if high == len(self._sizes) else Ending.FOUND
+
+    def _surprised(self, low: int) -> bool:
+        """Whether the largest batch that trained seems to have read too little, in its only run."""
+        fitting = [n for n in self._refused if 0 < self._predict_share(n) <= 1]
+        return low >= 0 and len(fitting) > 1 and self._count_trained(self._sizes[low]) == 1
+
+    def _count_trained(self, size: int) -> int:
+        return sum(p.trained for p in self._told if p.batch_size == size)
 
     def _end_low(self) -> Ask | Ending:
         """The end where the smallest batch does not train: what only ever crashed may be broken."""

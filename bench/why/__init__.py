@@ -1,1 +1,1 @@
-"""`python -m bench.why`: why one case is not faster than another by as much as was hoped."""
+"""`python -m bench.why`: why one of two cases is faster, and not faster still."""

@@ -1,4 +1,4 @@
-"""`python -m bench.why`: why a case is not faster than another by as much as was hoped.
+"""`python -m bench.why`: why a case is faster or slower than another, and not faster still.
 
 The two differ in one axis: by default each precision is explained against fp32. `bench.diagnosis`
 describes the rules. A sweep needs ``--profile`` for it.
@@ -31,16 +31,19 @@ def build_parser() -> Parser:
     """The command line."""
     parser = Parser(
         prog="python -m bench.why",
-        description="Explain, from the profiles of a sweep, why a case is not faster than another.",
+        description="Explain, from the profiles of a sweep, why a case is faster or slower than "
+        "another, and not faster still.",
         epilog="The sweep has to have run with --profile.",
     )
     add = parser.add_argument
     add("sweep", type=Path, metavar="SWEEP", help="a sweep's folder or records file")
     add(
         "--axis",
-        default="precision",
-        metavar="NAME",
-        help="what the two cases differ in (default: precision)",
+        nargs="+",
+        default=["precision"],
+        metavar=("NAME", "A B"),
+        help="what the two cases differ in, and its two values, such as --axis precision fp16 "
+        "bf16-amp (default: precision, each against fp32)",
     )
     add("--from", dest="before", metavar="A", help="its value before (default: each; fp32)")
     add("--to", dest="after", metavar="B", help="its value after (default: each other)")
@@ -81,19 +84,21 @@ def _explain(options: argparse.Namespace) -> Answer:
     from bench.report.filters import parse_filter, parse_name, select
     from bench.report.notes import describe_constants
     from bench.report.notices import warn
-    from bench.report.profiles import explain_pairs, read_steps
+    from bench.report.profiles import doubt_profiles, explain_pairs, read_steps
     from bench.report.summaries import latest, read, summarize
     from bench.report.sweeps import read_sweeps
     from bench.report.tables import label_machines
     from bench.why.tables import Answer
 
-    axis = parse_name("--axis", options.axis, list(AXES))
+    axis = parse_name("--axis", options.axis[0], list(AXES))
+    ends = _take_ends(options)
     before, after = (
         None if text is None else format_value(parse_value(axis, text, flag))
-        for flag, text in (("--from", options.before), ("--to", options.after))
+        for flag, text in ends.items()
     )
     if before is not None and before == after:
-        raise UsageError(f"--from {options.before} --to {options.after}: give two different values")
+        given = " ".join(f"{flag} {text}" for flag, text in ends.items())
+        raise UsageError(f"{given}: give two different values")
     sweeps = read_sweeps([options.sweep])
     records = read(sweeps)
     rows = latest(records)
@@ -107,14 +112,33 @@ def _explain(options: argparse.Namespace) -> Answer:
         raise UsageError(
             f"{options.sweep}: no case has a profile; add --profile and run the same command again"
         )
-    _check_values(options, axis, (before, after), profiled)
+    _check_values(options.sweep, axis, (before, after), profiled)
     machines = label_machines(cases)
     found = explain_pairs(steps, cases, machines, axis, before, after, everything)
     if not found:
         raise UsageError(_explain_none(options, axis, profiled))
-    notices = warn(select(records, where), cases, records)
+    shown = (steps[cell] for cell in profiled["cell"])
+    notices = [*warn(select(records, where), cases, records), *doubt_profiles(shown)]
     doubts = [f"{notice.label}: {notice.text}" for notice in notices if not notice.good]
     return Answer(found, list(describe_constants(cases, find_varying(cases))), doubts)
+
+
+def _take_ends(options: argparse.Namespace) -> dict[str, str | None]:
+    """The two values that are asked for, by the flag of each.
+
+    Raises:
+        UsageError: --axis has one value or more than two, or they are given twice.
+    """
+    name, *values = options.axis
+    ends = {"--from": options.before, "--to": options.after}
+    if not values:
+        return ends
+    if len(values) != 2 or any(ends.values()):
+        raise UsageError(
+            f"--axis {' '.join(options.axis)}: give a name and two values, as in --axis precision "
+            f"fp16 bf16-amp, or --axis {name} with --from and --to"
+        )
+    return dict(zip(ends, values, strict=True))
 
 
 def _list_values(cases: pd.DataFrame, axis: str) -> list[str]:
@@ -124,9 +148,7 @@ def _list_values(cases: pd.DataFrame, axis: str) -> list[str]:
     return [format_value(value) or "none" for value in order_values(axis, cases[axis])]
 
 
-def _check_values(
-    options: argparse.Namespace, axis: str, ends: Sequence[str | None], cases: pd.DataFrame
-) -> None:
+def _check_values(sweep: Path, axis: str, ends: Sequence[str | None], cases: pd.DataFrame) -> None:
     """Refuse values that no profiled case has.
 
     Raises:
@@ -136,7 +158,7 @@ def _check_values(
     for flag, end in zip(("--from", "--to"), ends, strict=True):
         if end is not None and (end or "none") not in held:
             raise UsageError(
-                f"{flag} {end or 'none'}: no profiled case of {options.sweep} has this {axis}; "
+                f"{flag} {end or 'none'}: no profiled case of {sweep} has this {axis}; "
                 f"there is {', '.join(held)}"
             )
 

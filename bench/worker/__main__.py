@@ -1,24 +1,30 @@
-"""One case in one process: `python -m bench.worker`, started by an executor.
+"""One case in one process: `python -m bench.worker DESCRIPTOR PARENT`, started by an executor.
 
 The worker reads its assignment from standard input and writes `bench.worker.messages` to the file
-descriptor that it names. At each phase it waits for a line on standard input, so that the parent
-can take readings of the card at the boundary. What it prints otherwise is its log.
+descriptor; it dies with the process PARENT. At each phase it waits for a line on standard input, so
+that the parent can take readings of the card at the boundary. What it prints otherwise is its log.
+
+`python -m bench.worker serve DESCRIPTOR` is the server that workers are forked from.
 """
 
 from __future__ import annotations
 
+import atexit
 import faulthandler
-import gc
+import os
 import signal
 import sys
+import threading
 from collections.abc import Sequence
 from contextlib import suppress
+from typing import NoReturn
 
 from bench.case import Case
 from bench.errors import UnsupportedError, UsageError
 from bench.failure import Fault, classify
 from bench.processes import die_with_parent
 from bench.record import Status
+from bench.worker import BEGAN
 from bench.worker.channel import Channel
 from bench.worker.limit import lift_host_limit
 from bench.worker.measurement import Findings, measure
@@ -26,6 +32,7 @@ from bench.worker.messages import (
     Finished,
     decode_assignment,
 )
+from bench.worker.server import Birth, preload, serve
 
 
 def read_free_share(case: Case) -> float | None:
@@ -74,6 +81,7 @@ def finish(found: Findings, follows: Sequence[str] = ()) -> Finished:
         work=found.work,
         ranks=found.ranks,
         follows=list(follows),
+        until=found.until,
     )
 
 
@@ -90,6 +98,8 @@ def _report_failure(channel: Channel, case: Case, error: BaseException) -> None:
     """Send what ended the case; its traceback goes to the log."""
     import traceback
 
+    # torch raises in its handler for each worker of a DataLoader that dies, also in what follows
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     if case.memory_limit is not None:
         lift_host_limit()
     traceback.print_exception(error)
@@ -102,14 +112,33 @@ def _report_failure(channel: Channel, case: Case, error: BaseException) -> None:
     channel.send(Finished(fault.status, fault.reason, fault.transient, peer=fault.peer))
 
 
-def main() -> int:
-    """Read an assignment, measure its case, say how it ended."""
+def main(arguments: Sequence[str]) -> int:
+    """Be a worker, or the server of workers: also each of those that it forks ends here."""
+    if arguments[0] == "serve":
+        inherited = dict(os.environ)
+        preload()
+        birth = serve(int(arguments[1]), inherited)
+        if birth is None:
+            os._exit(0)
+        return work(birth)
+    die_with_parent(int(arguments[1]))
+    listen_for_stacks()
+    preload()
+    return work(Birth(int(arguments[0]), BEGAN))
+
+
+def listen_for_stacks() -> None:
+    """Have the stacks of all threads printed at a crash, and where the parent asks for them."""
     faulthandler.enable()
     if hasattr(faulthandler, "register"):
         faulthandler.register(signal.SIGUSR1, all_threads=True)
+
+
+def work(birth: Birth) -> int:
+    """Read an assignment, measure its case, say how it ended."""
+    listen_for_stacks()
     given = decode_assignment(sys.stdin.readline())
-    die_with_parent(given.parent)
-    channel = Channel(given.descriptor, given.judged)
+    channel = Channel(birth.descriptor, given.judged)
     try:
         found = measure(
             given.case,
@@ -122,6 +151,8 @@ def main() -> int:
             given.trace,
             lambda found, columns: channel.send(finish(found, columns)),
             given.seat,
+            birth.began,
+            given.known,
         )
     except BaseException as error:
         _report_failure(channel, given.case, error)
@@ -130,7 +161,17 @@ def main() -> int:
     return 0
 
 
+def leave(status: int) -> NoReturn:
+    """End this process as `multiprocessing` ends one: what is imported is not taken apart.
+
+    That took 0.4 s, and longer in a fork, which copies each page that it writes to.
+    """
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
 if __name__ == "__main__":
-    status = main()
-    gc.freeze()  # else all of torch is gone through once more before the process ends: 0.4 s
-    sys.exit(status)
+    leave(main(sys.argv[1:]))

@@ -7,6 +7,7 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
+from bench.processes import read_peak_memory
 from bench.record import EpochRow
 from bench.worker.messages import (
     END,
@@ -98,11 +99,9 @@ class Reporter:
 
 
 def read_memory(cuda: bool) -> int:
-    """What the allocator holds, or the peak resident set on a CPU."""
+    """What the allocator holds, or on a CPU what the process held at most."""
     if cuda:
         import torch
 
         return torch.cuda.memory_reserved()
-    import resource
-
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return read_peak_memory()

@@ -1,9 +1,9 @@
 """The memory limit of a case: a smaller GPU on a larger one, or a smaller host.
 
-A limit counts all memory of the process. On a GPU torch's allocator is capped at the limit less the
-context: what the driver, the kernels and the libraries take outside it, which is measured. On a CPU
-the kernel refuses the process more private memory (RLIMIT_DATA) once its resident set would pass
-the limit.
+On a GPU a limit counts all memory of the process: torch's allocator is capped at the limit less
+the context, which is what the driver, the kernels and the libraries take outside it, and is
+measured. On a CPU the kernel refuses the process more private memory (RLIMIT_DATA) once what it
+holds would pass the limit, see `bench.processes.read_held_memory`.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from bench.case import Case
 from bench.errors import UnsupportedError
 from bench.gpu.device import Depth, Device, Reading
 from bench.gpu.nvml import open_device
+from bench.processes import read_held_memory
 from bench.text import parse_bytes
 
 _MIB = 2**20
@@ -177,7 +178,7 @@ is mapped. After warm-up it is known how much that is.
 
 
 class HostLimit:
-    """A limit on the private memory of the process, set so that its resident set meets it."""
+    """A limit on the private memory of the process, set so that what it holds meets it."""
 
     context_bytes: int | None = None
     note = ""
@@ -214,15 +215,15 @@ class HostLimit:
 
         assert self._limit is not None
         _give_back()
-        resident, private = _read_status("VmRSS", "VmData")
-        if resident >= self._limit:
+        held = read_held_memory(os.getpid())
+        if held >= self._limit:
             raise MemoryLimitError(
-                f"the process alone takes {_write_mib(resident)}, with torch and the network loaded"
+                f"the process alone takes {_write_mib(held)}, with torch and the network loaded"
                 if not allowance
-                else f"the process alone takes {_write_mib(resident)} once torch is imported"
+                else f"the process alone takes {_write_mib(held)} once torch is imported"
             )
         hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
-        soft = private + self._limit - resident + allowance
+        soft = _read_mapped() + self._limit - held + allowance
         if hard != resource.RLIM_INFINITY:
             soft = min(soft, hard)
         resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
@@ -248,18 +249,18 @@ def _map_blocks() -> None:
 
 
 def _give_back() -> None:
-    """Have glibc return what it keeps of freed blocks, so that it does not count as resident."""
+    """Have glibc return what it keeps of freed blocks, so that it does not count as held."""
     import ctypes
 
     if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):
         trim(0)
 
 
-def _read_status(*names: str) -> tuple[int, ...]:
-    """Fields of /proc/self/status, in bytes."""
-    text = Path("/proc/self/status").read_text()
-    found = dict(re.findall(r"^(\w+):\s+(\d+) kB$", text, re.MULTILINE))
-    return tuple(int(found[name]) * 1024 for name in names)
+def _read_mapped() -> int:
+    """The bytes of private memory that is mapped, which RLIMIT_DATA limits."""
+    status = Path("/proc/self/status").read_text()
+    (kib,) = re.findall(r"^VmData:\s+(\d+) kB$", status, re.MULTILINE)
+    return int(kib) * 1024
 
 
 def _write_mib(number: int) -> str:

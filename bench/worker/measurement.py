@@ -10,23 +10,35 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from itertools import chain, count, islice
 from pathlib import Path
-from statistics import fmean, median
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from bench.case import FOLLOWS, Case, micro_batch, whole_batch
+from bench.case import FOLLOWS, Case, count_probed, micro_batch, whole_batch
 from bench.data.batches import Share
 from bench.diagnosis.step import PROFILED
 from bench.environment import usable_cpus
 from bench.errors import UsageError
 from bench.gpu.nvml import describe_links
+from bench.limits import find_ends
 from bench.processes import pause_collection, read_cpu_time
-from bench.record import EpochRow, Measurement, RankRow, Step, WorkRow
+from bench.record import (
+    BESIDE,
+    PROVEN,
+    EpochRow,
+    Known,
+    Measurement,
+    RankRow,
+    Step,
+    WorkRow,
+    write_sources,
+)
 from bench.timeline import Timed
 from bench.training.flop import count_flop
 from bench.work import Label, Work
 from bench.worker.channel import Channel, Reporter, read_memory
 from bench.worker.checkpoints import NOT_REPEATABLE, STEPS, Checkpoints, compare_resumed
 from bench.worker.limit import Limit, build_limit
+from bench.worker.stopwatch import Stopwatch
 
 if TYPE_CHECKING:
     import torch
@@ -44,7 +56,8 @@ if TYPE_CHECKING:
 class Findings:
     """What a worker found: measurement, rows, why columns are empty, what belies its label.
 
-    ``epochs`` is empty for a case of one epoch, which its measurement describes.
+    ``epochs`` is empty for a case of one epoch, which its measurement describes. ``until`` is the
+    time.monotonic() up to which the columns of `bench.record.BESIDE` are filled, in s.
     """
 
     measurement: Measurement = field(default_factory=Measurement)
@@ -54,6 +67,7 @@ class Findings:
     ranks: list[RankRow] = field(default_factory=list)
     missing: dict[str, str] = field(default_factory=dict)
     contradiction: Contradiction | None = None
+    until: float = 0.0
 
 
 def measure(
@@ -67,6 +81,8 @@ def measure(
     trace: str = "",
     on_follows: Callable[[Findings, Sequence[str]], object] = lambda found, columns: None,
     seat: Seat | None = None,
+    began: float | None = None,
+    known: Known | None = None,
 ) -> Findings:
     """Set up, warm up, train each warm epoch and evaluate after it: the whole life of a case.
 
@@ -81,25 +97,34 @@ def measure(
             profiler starts, or other processes are needed once more: either takes a crash or a
             hang of its own with it.
         seat: its place among the processes that train one network; None where it trains alone.
+        began: time.monotonic() at the first line of the process (default: now).
+        known: what earlier rows have found of it; the rest is found anew.
 
     Raises:
         UsageError: the case trains in several processes, and there is no seat.
         Exception: whatever ends the case.
     """
+    watch = Stopwatch(started)
+    watch.lap("process_start_s", began)
     found = Findings()
     m = found.measurement
     with pause_collection():
         import torch
 
         from bench.precision import read_flags
-        from bench.training.counting import count_step, join_work
+        from bench.training.building import build_training  # noqa: F401  (timed as an import)
+        from bench.training.counting import count_step, join_work, read_work
         from bench.training.schedule import learning_rates
+        from bench.training.timing import synchronize
 
+        watch.lap("imports_s")
         device, limit = torch.device(case.device), build_limit(case, gpu_uuid)
         limit.impose()
+        synchronize(device)  # which makes the context
         group = join_group(case, device, seat)
-        workload, batches, training = set_up(case, folder, group)
-    m.setup_time_s = time.monotonic() - started
+        watch.lap("device_context_s")
+        workload, batches, training = set_up(case, folder, group, watch)
+    m.setup_time_s = watch.total
     m.apex = training.apex
     if training.start_note:
         _note(found, training.start_note)
@@ -107,7 +132,7 @@ def measure(
         m.fp8_layers = str(training.conversion)
         for remark in training.conversion.notes:
             _note(found, remark)
-        if (layers := training.conversion.unneeded) and not case.compile:
+        if (layers := training.conversion.unneeded) and not case.compiled:
             _note(
                 found,
                 f"of {layers} layers in fp8 torchao computes a gradient that training does not "
@@ -119,7 +144,9 @@ def measure(
 
     channel.enter("warmup")
     report = Reporter(channel, device, "warmup", 0)
+    watch.lap("other_s")
     warm = warm_up_shapes(training, batches, case, report, group.now)
+    watch.lap("warmup")
     m.warmup_steps, m.warmup_time_s, m.warmup_steady = warm.steps, warm.time_s, warm.steady
     m.first_steps_time_s = warm.first_s
     _read_memory(device, "warmup", found)
@@ -137,8 +164,10 @@ def measure(
         before = _count_allocator_troubles(device)
         channel.enter("epoch", index)
         group.wait()
+        watch.lap("other_s")
         with others.watch():
             fetch = _train(training, batches, case, index, rates, channel)
+        watch.lap("epoch")
         if not index:
             m.loader_first_batch_s = _read_first_batch(batches)
         if not case.persistent_workers:
@@ -147,12 +176,14 @@ def measure(
         _read_memory(device, "peak", found)
         _add_allocator_troubles(before, device, found)
         done.append(fetch())
+        watch.lap("other_s")
         # what follows an epoch is not worth losing it for
         if case.evaluate and not group.rank:
             with forgive(found, *_TESTED):
                 done[-1].tested = evaluate(training, workload, case)
         if case.checkpoint:
             files.save(training, _list_epochs(case, done), _pack(done, others, m))
+        watch.lap("asked for")
         if len(done) < case.epochs and not channel.ask(_list_epochs(case, done)[-1]):
             m.truncated_after = len(done)
             break
@@ -164,28 +195,48 @@ def measure(
         _note(
             found, f"{m.alloc_retries} allocations retried within the epoch: memory was nearly full"
         )
+    if case.cuda_graphs:
+        m.peak_allocated_bytes = None
+        found.missing["peak_allocated_bytes"] = "torch does not count what a graph holds"
     own, done = done, join_epochs(group.gather(done))
     _describe_time(found, case, done, batches, workload)
     _describe_learning(found, case, done, training)
     found.steps = _list_steps(case, done)
     found.epochs = _list_epochs(case, done) if case.epochs > 1 else []
+    watch.lap("other_s")
     if case.checkpoint:
         _measure_checkpoint(files, training, batches, case, folder, found)
 
     with forgive(found, "loader_samples_per_s"):
         _describe_loader(found, batches, case, device)
+    watch.lap("asked for")
     m.flags = " ".join(f"{name}={value}" for name, value in read_flags().items())
     if seat is not None:
         describe_group(found, case, training, own, group, seat)
+        _describe_parts(found, watch)
         if not group.rank:
-            on_follows(found, [*_EXCHANGED, *_PROVEN, "flop_per_image", "step_bytes"])
+            on_follows(found, [*_EXCHANGED, *PROVEN, "flop_per_image", "step_bytes"])
         describe_exchange(found, training, batches, case, group)
+        watch.lap("asked for")
         if group.rank:
             return found
-    with forgive(found, *_PROVEN):
-        _prove(training, batches, case, found)
+    known = known or Known()
+    sources: dict[str, str] = {}
+    if "proof" in known.sources and known.values["flags"] == m.flags:
+        sources["proof"] = known.sources["proof"]
+        for name in (*PROVEN, "proof_notes"):
+            setattr(m, name, known.values[name])
+        found.missing |= known.missing
+    else:
+        with forgive(found, *PROVEN):
+            _prove(training, batches, case, found)
+    watch.lap("proof_s")
     with forgive(found, "flop_per_image"):
-        m.flop_per_image = count_flop(workload, case.freeze)
+        if "flop" in known.sources:
+            sources["flop"] = known.sources["flop"]
+            m.flop_per_image = known.values["flop_per_image"]
+        else:
+            m.flop_per_image = count_flop(workload, case.freeze)
         if training.conversion:
             if (flop := training.conversion.flop_per_unit) is not None:
                 m.fp8_flop_share = flop / m.flop_per_image
@@ -194,14 +245,31 @@ def measure(
     # last: both train on, and no memory is read after the profiler took its own
     counted: Mapping[Label, Work] = {}
     with forgive(found, "step_bytes"):
-        counted = count_step(training, batches, case)
+        if "work" in known.sources:
+            sources["work"] = known.sources["work"]
+            counted = read_work(known.work)
+        else:
+            counted = count_step(training, batches, case)
         m.step_bytes = round(sum(work.bytes for work in counted.values()))
     found.work = join_work(counted, {})
+    m.shared = write_sources(sources) or None
+    watch.lap("counting_s")
+    _describe_parts(found, watch)
     if case.profile:
         on_follows(found, _PROFILED)
         with forgive(found, *_PROFILED):
             found.work = join_work(counted, _profile(training, batches, case, trace, found))
+        watch.lap("asked for")
+        _describe_parts(found, watch)
     return found
+
+
+def _describe_parts(found: Findings, watch: Stopwatch) -> None:
+    """Note where the time beside training has gone so far."""
+    watch.lap("other_s")
+    found.until = watch.until
+    for name in BESIDE:
+        setattr(found.measurement, name, watch.parts.get(name))
 
 
 def describe_group(
@@ -380,18 +448,33 @@ def _train(
         rates: the learning rate of each step of all epochs.
     """
     from bench.training.loop import train_epoch
-    from bench.training.timing import StepClock, synchronize
+    from bench.training.timing import Certainty, StepClock, synchronize
 
     device, steps = training.device, count_steps(case, batches)
     clock, report = StepClock(device), Reporter(channel, device, "epoch", steps)
     first = index * len(batches)
     own = rates[first : first + steps]
+    parts = batches.divide(index, steps=steps)
+    arguments: tuple[Any, ...] = (training, parts, clock, report, own)
+    if case.until is not None:
+        full = batches.samples / whole_batch(case)
+        arguments += (Certainty(case.until, clock, full, _count_ahead(case)),)
     synchronize(device)
     start = time.perf_counter()
-    fetch = train_epoch(training, batches.divide(index, steps=steps), clock, report, own)
+    fetch = train_epoch(*arguments)
     synchronize(device)
     time_s = time.perf_counter() - start
-    return lambda: TimedEpoch(fetch(), clock.read(), own, time_s)
+
+    def read() -> TimedEpoch:
+        times = clock.read()
+        return TimedEpoch(fetch(), times, own[: len(times)], time_s)
+
+    return read
+
+
+def _count_ahead(case: Case) -> int:
+    """Steps whose batches may lie ready before the first."""
+    return math.ceil(case.workers * case.prefetch / case.accumulate)
 
 
 def _pack(done: Sequence[TimedEpoch], others: OtherWork, m: Measurement) -> dict[str, Any]:
@@ -486,15 +569,6 @@ _SAVED = ("checkpoint_bytes", "checkpoint_save_s", "checkpoint_load_s", "resume_
 
 _TESTED = ("test_loss", "test_accuracy", "eval_time_s")
 
-_PROVEN = (
-    "arithmetic",
-    "proof_layer",
-    "conv_error",
-    "input_grad_error",
-    "weight_grad_error",
-    "matmul_error",
-)
-
 
 @contextmanager
 def forgive(found: Findings, *columns: str) -> Iterator[None]:
@@ -514,7 +588,7 @@ def _describe_time(
     batches: Supply,
     workload: Workload,
 ) -> None:
-    from bench.training.timing import extrapolate, leave_out_first, summarize
+    from bench.training.timing import extrapolate, summarize
 
     m, times = found.measurement, [t for one in done for t in one.times]
     images = [n for one in done for n in one.epoch.images]
@@ -524,24 +598,28 @@ def _describe_time(
     m.measured_images = sum(images)
     m.epoch_time_s = m.measured_time_s / len(done)
     if len(times) < len(batches):
-        ahead = math.ceil(case.workers * case.prefetch / case.accumulate)
         full_steps = batches.samples / whole_batch(case)
-        whole = extrapolate(m.measured_time_s, times, full_steps, ahead)
+        ahead, drift = _count_ahead(case), case.until is not None
+        whole = extrapolate(m.measured_time_s, times, full_steps, ahead, drift)
         m.epoch_time_s = whole.epoch_s
         m.epoch_time_low_s, m.epoch_time_high_s = whole.low_s, whole.high_s
         if whole.low_s is None:
             flag = "--fraction" if case.steps is None else "--steps"
             reason = f"{len(times)} steps are too few for an interval; raise {flag}"
             found.missing |= dict.fromkeys(("epoch_time_low_s", "epoch_time_high_s"), reason)
+        else:
+            m.epoch_time_error = whole.error
     m.images_per_s = workload.count_units(batches.samples) / m.epoch_time_s
     m.step_time_median_s, m.step_time_p95_s = spread.median, spread.p95
     m.step_time_mad_s = spread.mad
     m.step_time_max_s, m.step_time_max_index = spread.slowest, spread.slowest_index
     units = workload.count_units(whole_batch(case))
     full = [t for t, n in zip(times, images, strict=True) if n == units]
-    level = leave_out_first(full)  # one slow first step of twenty would look like a trend
-    quarter = math.ceil(len(level) / 4)
-    m.step_time_first_s, m.step_time_last_s = fmean(level[:quarter]), fmean(level[-quarter:])
+    if ends := find_ends(full):
+        m.step_time_first_s, m.step_time_last_s = ends
+    else:
+        reason = f"{len(full)} steps are too few to tell a trend"
+        found.missing |= dict.fromkeys(("step_time_first_s", "step_time_last_s"), reason)
 
 
 def _describe_learning(
@@ -623,7 +701,7 @@ def _prove(training: Training, batches: Supply, case: Case, found: Findings) -> 
     setting = Setting(
         precision,
         training.device,
-        micro_batch(case),
+        count_probed(case),
         training.memory_format,
         case.compile,
         frozen=not all(p.requires_grad for p in training.model.parameters()),
@@ -634,9 +712,11 @@ def _prove(training: Training, batches: Supply, case: Case, found: Findings) -> 
         count_items(batch),
         training.conversion,
     )
+    remarks = []
     recurrent = (m for m in training.model.modules() if isinstance(m, nn.RNNBase))
     if kinds := dict.fromkeys(type(module).__name__ for module in recurrent):
-        _note(found, f"recurrent layers ({', '.join(kinds)}) were not probed for their arithmetic")
+        which = ", ".join(kinds)
+        remarks.append(f"recurrent layers ({which}) were not probed for their arithmetic")
     m.arithmetic = proof.arithmetic
     m.proof_layer = "; ".join(str(p.layer) for p in proof.layers)
     # of two layers the larger error: it is the one to look at
@@ -654,17 +734,18 @@ def _prove(training: Training, batches: Supply, case: Case, found: Findings) -> 
     m.matmul_error = _finite(proof.matmul.error)
     found.contradiction = proof.contradicts(precision)
     if found.contradiction is None:
-        for remark in proof.remarks(precision):
-            _note(found, remark)
+        remarks += proof.remarks(precision)
+    m.proof_notes = "; ".join(remarks) or None
 
 
 def set_up(
-    case: Case, folder: str, group: Group | None = None
+    case: Case, folder: str, group: Group | None = None, watch: Stopwatch | None = None
 ) -> tuple[Workload, Supply, Training]:
     """Set the flags, bring the data to the device and build the network: ready to train.
 
     Args:
         group: the processes that train it together; None where this one does alone.
+        watch: told how long the data take, and the network.
     """
     import torch
 
@@ -674,6 +755,8 @@ def set_up(
     device, workload = torch.device(case.device), open_workload(case, folder)
     share = Share(group.rank, group.size) if group else None
     batches = open_supply(case, workload, device, share)
+    watch = watch or Stopwatch(0.0)
+    watch.lap("data_s")
     training = build_training(case, workload, device)
     if case.parallel == "dp":
         from bench.training.parallel import replicate
@@ -684,6 +767,7 @@ def set_up(
 
         training.exchange = Exchange(training, case, group)
     synchronize(device)
+    watch.lap("building_s")
     return workload, batches, training
 
 
@@ -767,11 +851,12 @@ def _measured_shapes(case: Case, batches: Supply) -> list[int]:
     And with ``--steps``, whose few steps are to tell whether an epoch would fit.
     """
     rest = batches.samples % whole_batch(case)
-    whole = count_steps(case, batches) == len(batches)
+    whole = count_steps(case, batches) == len(batches)  # with --until too, as far as is known
     smaller = [rest] if rest and (whole or case.steps is not None) else []
     return [whole_batch(case), *smaller]
 
 
+_UNTIL_STEPS = 40  # as many as most cases of an H100 need to be known within 1 %
 _SMALLER_STEPS = 3  # of a shape that one step in an epoch has: one to tune, one more, one as it is
 
 
@@ -802,10 +887,15 @@ def warm_up_shapes(
     stream = enumerate(supply(whole_batch(case)))  # making batches is warmed up too
 
     def step() -> None:
+        if case.cuda_graphs and training.captured is None:
+            training.capture(next(stream)[1])
         index, batch = next(stream)
         on_step(index, training.step(batch)[0])
 
-    warm = warm_up(step, training.device, count_steps(case, batches), clock)
+    measured = count_steps(case, batches)
+    if case.until is not None:  # which measures on while steps drift
+        measured = min(measured, _UNTIL_STEPS)
+    warm = warm_up(step, training.device, measured, clock)
     smaller_steps = min(_SMALLER_STEPS, case.steps or _SMALLER_STEPS)
     for size in _measured_shapes(case, batches)[1:]:
         smaller = islice(supply(size), smaller_steps)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Literal, get_args
 
 from bench.case import Case
@@ -19,6 +19,7 @@ from bench.record import (
     WORK_COLUMNS,
     Column,
     EpochRow,
+    Known,
     Measurement,
     RankRow,
     Status,
@@ -56,19 +57,16 @@ class Seat:
 class Assignment:
     """What a worker is to do, the first line it reads.
 
-    ``folder`` is where `bench.data.prepare` left the dataset, ``descriptor`` the file descriptor
-    to write messages to, ``parent`` the process to die with, ``started`` the time.monotonic() at
+    ``folder`` is where `bench.data.prepare` left the dataset, ``started`` the time.monotonic() at
     which the worker was asked for, in s, ``gpu_uuid`` the GPU as NVML knows it, ``checkpoints`` the
     folder of the run's checkpoints, ``identity`` what one must be of to be resumed and ``trace``
     the file that the trace of a profile is to be kept in. ``seat`` is None for a worker that
     trains alone. With ``judged`` the worker asks after each epoch but the last whether to go on,
-    see `EpochEnded`.
+    see `EpochEnded`. What is ``known`` it does not find anew.
     """
 
     case: Case
     folder: str
-    descriptor: int
-    parent: int
     started: float
     gpu_uuid: str | None = None
     checkpoints: str = ""
@@ -76,6 +74,7 @@ class Assignment:
     trace: str = ""
     seat: Seat | None = None
     judged: bool = False
+    known: Known = field(default_factory=Known)
 
 
 @dataclass(frozen=True)
@@ -119,7 +118,8 @@ class Finished:
 
     ``follows`` are the columns that the worker goes on to fill, in another such message; if none
     comes, the case has ended like this, without them. ``peer`` says that it failed since a process
-    that it trains with was gone.
+    that it trains with was gone. ``until`` is the time.monotonic() up to which the parts of its
+    time are known, in s; 0 where they are not.
     """
 
     status: Status
@@ -133,6 +133,7 @@ class Finished:
     ranks: list[RankRow] = field(default_factory=list)
     follows: list[str] = field(default_factory=list)
     peer: bool = False
+    until: float = 0.0
 
 
 Message = PhaseEntered | StepTaken | EpochEnded | Finished
@@ -180,14 +181,18 @@ def decode(line: bytes) -> Message:
 
 def encode_assignment(assignment: Assignment) -> bytes:
     """Write an assignment as one line, its end included."""
-    return _line(asdict(assignment))
+    values = asdict(assignment)
+    values["known"]["work"] = [list(row.values()) for row in values["known"]["work"]]
+    return _line(values)
 
 
 def decode_assignment(line: str) -> Assignment:
     """Read what `encode_assignment` wrote."""
     values = json.loads(line)
     seat = values["seat"] and Seat(**values["seat"])
-    return Assignment(**{**values, "case": Case(**values["case"]), "seat": seat})
+    known = Known(**values["known"])
+    known = replace(known, work=[WorkRow(*row) for row in values["known"]["work"]])
+    return Assignment(**{**values, "case": Case(**values["case"]), "seat": seat, "known": known})
 
 
 def _line(values: dict[str, Any]) -> bytes:
@@ -269,6 +274,7 @@ _FIELDS: dict[str, Callable[[Any], Any]] = {
     "reason": _of(str),
     "transient": _of(bool),
     "peer": _of(bool),
+    "until": _of(float),
     "follows": lambda names: [_of(str)(name) for name in _of(list)(names)],
     "measurement": _measurement,
     "missing": _missing,

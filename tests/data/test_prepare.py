@@ -92,6 +92,33 @@ def test_damaged_entry_is_made_again(folder, tmp_path, decodings, array):
     assert len(decodings) == 3
 
 
+@pytest.mark.parametrize("array", ["train_images", "test_labels"])
+def test_an_entry_that_was_written_to_is_made_again(folder, tmp_path, decodings, array):
+    """Of the right size still: a byte of it is another."""
+    info = prepare("cifar10", data_dir=folder, cache_dir=tmp_path / "cache")
+    path = Path(info.folder) / f"{array}.npy"
+    content = path.read_bytes()
+    path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    assert prepare("cifar10", data_dir=folder, cache_dir=tmp_path / "cache") == info
+    assert path.read_bytes() == content
+    assert len(decodings) == 2
+
+
+def test_an_entry_is_read_only_where_it_was_written_to(folder, tmp_path, decodings, monkeypatch):
+    """As where the cache was copied, or was decoded before its times were kept."""
+    hashed = []
+    hash_arrays = data.hash_arrays
+    monkeypatch.setattr(data, "hash_arrays", lambda d: (hashed.append(d), hash_arrays(d))[1])
+    info = prepare("cifar10", data_dir=folder, cache_dir=tmp_path / "cache")
+    assert prepare("cifar10", data_dir=folder, cache_dir=tmp_path / "cache") == info
+    assert hashed == []
+    os.utime(Path(info.folder) / "train_images.npy", ns=(1, 1))
+    for _ in range(2):
+        assert prepare("cifar10", data_dir=folder, cache_dir=tmp_path / "cache") == info
+    assert len(hashed) == 1
+    assert len(decodings) == 1
+
+
 def test_load_names_a_folder_without_a_dataset(tmp_path):
     with pytest.raises(UsageError, match="absent does not hold a prepared dataset"):
         load(tmp_path / "absent")

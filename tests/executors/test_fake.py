@@ -47,7 +47,7 @@ def test_the_first_rule_that_matches_counts(monkeypatch: pytest.MonkeyPatch) -> 
     assert answer(Case(batch_size=64)).status is Status.OOM
     assert answer(Case(model="a.b:c")).status is Status.KILLED
     assert answer(Case(precision="fp16", loss_scale=1.0)).status is Status.TIMEOUT
-    assert answer(Case(compile=True, batch_size=64)).status is Status.OOM
+    assert answer(Case(compile="default", batch_size=64)).status is Status.OOM
 
 
 def test_it_stops(monkeypatch: pytest.MonkeyPatch) -> None:

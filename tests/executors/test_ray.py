@@ -20,6 +20,7 @@ from unittest.mock import MagicMock
 
 import psutil
 import pytest
+from workers_for_tests import is_server, is_worker
 
 from bench.case import Case
 from bench.environment import hash_code
@@ -61,6 +62,7 @@ class Nodes:
         from ray.cluster_utils import Cluster as Pretended
 
         self._folder = folder
+        Path("/tmp/ray").mkdir(exist_ok=True)  # where Ray notes a cluster's address, made by none
         head = {"num_gpus": 1, "include_dashboard": False, "temp_dir": folder}
         self.cluster = Pretended(initialize_head=True, head_node_args=head)
         self.others = [self.add(2), self.add(1)]
@@ -87,15 +89,16 @@ class Nodes:
         found = []
         for pid in find_marked(self._folder):
             try:
-                if "bench.worker" in psutil.Process(pid).cmdline():
+                if is_worker(psutil.Process(pid)):
                     found.append(pid)
             except psutil.Error:
                 continue
         return found
 
     def station(self, worker: int) -> int:
-        """The process of the actor that started a worker."""
-        return psutil.Process(worker).ppid()
+        """The process of the actor that started a worker, or the server of it."""
+        parent = psutil.Process(worker).parent()
+        return parent.ppid() if is_server(parent) else parent.pid
 
 
 @pytest.fixture(scope="module")
@@ -292,7 +295,7 @@ from bench.executors.ray.executor import RayExecutor
 executor = RayExecutor(Settings())
 lanes = executor.open_lanes("cpu")
 print(executor._cluster.folder, flush=True)
-sys.path.insert(0, sys.argv[1])
+sys.path[:0] = [sys.argv[1], sys.argv[1] + "/.."]
 from test_ray import LONG
 from bench.executors import Images, Job
 folder = executor.prepare(lanes[0], Images("synthetic")).folder
@@ -320,7 +323,13 @@ def test_nothing_is_left_of_a_local_cluster_whose_driver_is_killed() -> None:
 
 @pytest.fixture
 def unjoined(monkeypatch: pytest.MonkeyPatch) -> RayExecutor:
-    """An executor whose lanes, and the answers of their stations, are made up."""
+    """An executor whose lanes, and the answers of their stations, are made up.
+
+    It joins no cluster either: for an answer of one that has ended `ray.kill` waits for minutes.
+    """
+    import ray
+
+    monkeypatch.setattr(ray, "kill", lambda actor: None)
     executor = RayExecutor.__new__(RayExecutor)
     executor._open, executor._together, executor._gone, executor._busy = {}, {}, [], set()
     executor._lock, executor._most = threading.Lock(), ALL
@@ -385,7 +394,6 @@ def test_a_station_that_is_gone_as_it_is_asked_is_a_lost_lane(
         raise ray.exceptions.RayActorError
 
     monkeypatch.setattr(ray, "get", fail)
-    monkeypatch.setattr(ray, "kill", lambda actor: None)
     with pytest.raises(ShortageError, match=r"^lane node-gpu0 was lost: "):
         unjoined.gather(post.lane, "cpu", 2)
     assert list(unjoined.lose_lanes()) == [post.lane], "and is dealt nothing more"

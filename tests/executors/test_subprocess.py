@@ -18,15 +18,17 @@ import models_for_tests
 import pandas as pd
 import psutil
 import pytest
+from workers_for_tests import find_workers, gone
 
 from bench.case import Case
 from bench.data import DatasetInfo, prepare
 from bench.executors import Event, Job, Settings, process
 from bench.executors import subprocess as room
+from bench.executors.server import Servers
 from bench.executors.subprocess import SubprocessExecutor
 from bench.gpu.device import Host, Unreadable
 from bench.gpu.monitor import Observation
-from bench.record import EpochRow, Measurement, Outcome, Status, read_missing
+from bench.record import BESIDE, EpochRow, Measurement, Outcome, Status, read_missing
 from bench.store.reader import read_records
 from bench.sweep import __main__ as sweep
 from bench.worker.messages import Finished, Message, PhaseEntered, StepTaken
@@ -53,21 +55,6 @@ def data() -> DatasetInfo:
 def model(name: str) -> str:
     assert hasattr(models_for_tests, name)
     return f"models_for_tests:{name}"
-
-
-def gone(pids: list[int], within_s: float = 10) -> bool:
-    """Whether the processes end; one that waits to be reaped has ended."""
-
-    def alive(pid: int) -> bool:
-        try:
-            return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-        except psutil.NoSuchProcess:
-            return False
-
-    end = time.monotonic() + within_s
-    while any(map(alive, pids)) and time.monotonic() < end:
-        time.sleep(0.05)
-    return not any(map(alive, pids))
 
 
 # -------------------------------------------------------------- every way to end, in one sweep
@@ -192,10 +179,7 @@ def test_no_process_is_left(ended: Ended) -> None:
     """Neither the one that would not hear SIGTERM nor its child."""
     assert len(ended[2]) == 2
     assert gone(ended[2], within_s=0)
-    assert not [
-        p for p in psutil.process_iter(["cmdline"]) if "bench.worker" in (p.info["cmdline"] or [])
-        and p.ppid() == os.getpid()
-    ]  # fmt: skip
+    assert not find_workers()
 
 
 # ------------------------------------------------------------------ stopped, killed, tried again
@@ -314,6 +298,19 @@ def test_phases_and_steps_are_told(data: DatasetInfo) -> None:
 
 
 @pytest.mark.slow
+def test_the_parts_of_a_case_s_time_are_the_whole(data: DatasetInfo) -> None:
+    """As the parent sees it, from asking for the worker to its end."""
+    start = time.monotonic()
+    outcome = execute(data, "good")
+    whole, m = time.monotonic() - start, outcome.measurement
+    beside = [getattr(m, name) for name in BESIDE]
+    assert all(part is not None and part > 0 for part in beside), beside
+    told = sum(beside) + m.warmup_time_s + m.measured_time_s
+    assert told <= whole
+    assert told == pytest.approx(whole, rel=0.1), "the rest is the monitor's start and end"
+
+
+@pytest.mark.slow
 def test_the_epochs_of_a_worker_come_back(data: DatasetInfo) -> None:
     """Through a real process: each epoch is entered, seen by the monitor, and has its row."""
     case = Case(model=model("good"), dataset="synthetic", batch_size=5000, epochs=2, device="cpu")
@@ -351,9 +348,9 @@ class Script:
     started = 0
     pid = os.getpid()
     pids: Sequence[int] = ()
-    which = ""
+    which = note = ""
 
-    def __init__(self, job: Job, variables: Mapping[str, str]) -> None:
+    def __init__(self, job: Job, variables: Mapping[str, str], servers: Servers) -> None:
         script = self.scripts[Script.started]
         Script.started += 1
         if isinstance(script, Exception):
@@ -673,11 +670,11 @@ def test_a_compiled_case_has_a_cache_of_its_own(
     executor = SubprocessExecutor(Settings())
     plain, one, other = (
         executor.choose_cache(Job(case, ""))
-        for case in (Case(), Case(compile=True), Case(compile=True, batch_size=64))
+        for case in (Case(), Case(compile="default"), Case(compile="default", batch_size=64))
     )
     assert plain == {}
     assert one.keys() == other.keys() == {"TORCHINDUCTOR_CACHE_DIR"}
     assert one != other
-    assert executor.choose_cache(Job(Case(compile=True), "")) == one
+    assert executor.choose_cache(Job(Case(compile="default"), "")) == one
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    assert executor.choose_cache(Job(Case(compile=True), "")) == {}
+    assert executor.choose_cache(Job(Case(compile="default"), "")) == {}

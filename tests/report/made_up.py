@@ -309,8 +309,8 @@ def make_switches(folder: Path, noise: float = 0.002, batches: int = 2, repeats:
     ]
     for (device, card, slower), model, precision, batch, compiled, last, repeat in settings:
         case = Case(
-            model=model, precision=precision, batch_size=batch, compile=compiled,
-            channels_last=last, device=device,
+            model=model, precision=precision, batch_size=batch,
+            compile="default" if compiled else "off", channels_last=last, device=device,
         )  # fmt: skip
         time_s = 40 * slower * MODELS[model] * (1 + 32 / batch) * (1 + noise * (repeat - 2))
         time_s *= EFFECTS["precision"] if precision != "fp32" else 1

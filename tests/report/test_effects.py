@@ -8,6 +8,7 @@ import re
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from statistics import fmean, variance
 from typing import Any
@@ -21,7 +22,7 @@ from scipy import stats
 from bench import verdict
 from bench.case import Case
 from bench.limits import STEADY
-from bench.record import Record, Status
+from bench.record import BESIDE, Record, Status
 from bench.report.effects import LOSS, TIME, Effect
 from bench.report.model import Report
 from bench.report.sweeps import read_sweeps
@@ -121,7 +122,7 @@ def test_planted_effects_are_found(switches: Path) -> None:
     )
     for axis, after, pairs in (
         ("precision", "bf16-amp", 48),
-        ("compile", "on", 48),
+        ("compile", "default", 48),
         ("channels_last", "on", 48),
     ):
         effect = pick(report, axis, after)
@@ -132,7 +133,7 @@ def test_planted_effects_are_found(switches: Path) -> None:
     last = pick(report, "channels_last", "on").time
     assert last is not None
     assert last.ratio.judge(STEADY) is Verdict.SAME
-    compiled = pick(report, "compile", "on").time
+    compiled = pick(report, "compile", "default").time
     assert compiled is not None
     assert compiled.ratio.judge(STEADY) is Verdict.LOWER
 
@@ -175,7 +176,7 @@ def test_an_axis_without_effect_shows_one(
 
 def test_pairs_agree_in_all_else(tmp_path: Path) -> None:
     """Cases that differ in two things are no pair: here nothing is."""
-    report = report_of(tmp_path, ran(FP32, (100,)), ran(replace(FP16, compile=True), (50,)))
+    report = report_of(tmp_path, ran(FP32, (100,)), ran(replace(FP16, compile="default"), (50,)))
     assert report.axes == ("precision", "compile")
     assert report.effects == ()
 
@@ -210,7 +211,7 @@ def test_what_is_compared_with_what(tmp_path: Path) -> None:
         Case(precision="tf32"),
         FP32,
         *(replace(FP32, batch_size=b) for b in (512, 256)),
-        replace(FP32, compile=True),
+        replace(FP32, compile="default"),
         *(replace(FP16, loss_scale=s) for s in ("dynamic", 256.0, 128.0)),
     ]
     report = report_of(tmp_path, *(ran(case, (100,)) for case in cases))
@@ -222,7 +223,7 @@ def test_what_is_compared_with_what(tmp_path: Path) -> None:
         ("loss_scale", "256", "dynamic"),
         ("batch_size", "128", "256"),
         ("batch_size", "256", "512"),
-        ("compile", "off", "on"),
+        ("compile", "off", "default"),
     ]
 
 
@@ -314,22 +315,39 @@ def starting(case: Case, times: Sequence[float], firsts: Sequence[float]) -> lis
     return rows
 
 
+def test_the_time_beside_training_is_shown_by_machine(tmp_path: Path) -> None:
+    """The median of each part over all runs that say it, and of their sum."""
+    parts = dict.fromkeys(BESIDE, 0.25)
+    rows = ran(FP32, (20.1, 20, 19.9), **parts)
+    rows[1].measurement.imports_s = 2.0
+    rows[2].measurement.imports_s = 4.0
+    rows += ran(FP16, (10.0,))  # as by an older harness
+    (table,) = [table for table in report_of(tmp_path, rows).tables if table.name == "beside"]
+    assert [head.label for head in table.heads] == ["runs", *BESIDE.values(), "all of these"]
+    found = {head.name: cell.text for head, cell in zip(table.heads, table.rows[0], strict=True)}
+    assert found.pop("runs") == "3"
+    assert found.pop("imports_s") == "2.00"
+    assert found.pop("all") == "4.00"
+    assert set(found.values()) == {"0.25"}
+
+
 def prices(report: Run, folder: Path) -> list[list[str]]:
     _, out, _ = report(folder)
-    return [line.split() for line in out[out.index("What compiling costs") :].splitlines()]
+    return [line.split() for line in out[out.index("What compiling") :].splitlines()]
 
 
 @pytest.mark.slow
 def test_compiling_pays_off_after_so_many_epochs(tmp_path: Path, report: Run) -> None:
-    """30 s more at the start, 4 s less an epoch: 8 epochs. Repeats that find a cache count not."""
+    """30 s more at the start, 4 s less an epoch: 8 epochs. With a cache 2 s more: one."""
     off = starting(FP32, (20.1, 20, 19.9), (1, 1, 1))
-    on = starting(replace(FP32, compile=True), (16.1, 16, 15.9), (3, 31, 3))
+    on = starting(replace(FP32, compile="default"), (16.1, 16, 15.9), (3, 31, 3))
     on[2].measurement.setup_time_s = 9.0  # a slow start of one repeat is noise
     plain = starting(FP16, (20,), (1,))
-    never = starting(replace(FP16, compile=True), (21,), (31,))
+    never = starting(replace(FP16, compile="default"), (21,), (31,))
     rows = prices(report, write_sweep(tmp_path, [*off, *on, *never, *plain]))
-    assert ["compile", "fp32", "3.000", "33.00", "4.000", "8", "epochs"] in rows
-    assert ["compile", "fp16", "3.000", "33.00", "-1.000", "never"] in rows
+    lines = [" ".join(row) for row in rows]
+    assert "compile default fp32 3.000 33.00 5.000 4.000 8 epochs 1 epoch" in lines
+    assert "compile default fp16 3.000 33.00 – -1.000 never –" in lines
     assert "Without 3 repeats of both cases" in " ".join(word for row in rows for word in row)
 
 
@@ -339,18 +357,37 @@ def test_the_epochs_until_it_pays_off_have_the_range_of_the_times(
 ) -> None:
     """Times that may be equal say nothing; those that differ give the fewest and the most."""
     off = starting(FP32, (21, 20, 19), (1, 1, 1))
-    on = starting(replace(FP32, compile=True), (16.6, 16, 15.4), (31, 3, 3))
+    on = starting(replace(FP32, compile="default"), (16.6, 16, 15.4), (31, 3, 3))
     plain = starting(FP16, (21, 20, 19), (1, 1, 1))
-    equal = starting(replace(FP16, compile=True), (20.9, 19.9, 18.9), (31, 3, 3))
+    equal = starting(replace(FP16, compile="default"), (20.9, 19.9, 18.9), (31, 3, 3))
     rows = prices(report, write_sweep(tmp_path, [*off, *on, *plain, *equal]))
-    (fp32,) = [row for row in rows if row[:2] == ["compile", "fp32"]]
+    (fp32,) = [row for row in rows if row[:3] == ["compile", "default", "fp32"]]
     (ratio,) = verdict.compare([((21, 20, 19), (16.6, 16, 15.4))])
     assert ratio.low is not None
     assert ratio.high is not None
     fewest, most = (math.ceil(30 / (20 * (1 - end))) for end in (ratio.low, ratio.high))
-    assert fp32[-3:] == ["8", "epochs", f"({fewest}–{most})"]
-    (fp16,) = [row for row in rows if row[:2] == ["compile", "fp16"]]
+    assert fp32[-5:-2] == ["8", "epochs", f"({fewest}–{most})"]
+    (fp16,) = [row for row in rows if row[:3] == ["compile", "default", "fp16"]]
     assert fp16[-2:] == ["cannot", "tell"]
+
+
+@pytest.mark.slow
+def test_each_mode_is_priced_against_none(tmp_path: Path, report: Run) -> None:
+    """Modes are switches of their own; autotuning and capturing find nothing in a cache."""
+    modes = {
+        mode: starting(replace(FP32, compile=mode), (16.1, 16, 15.9), (31, 3, 3))
+        for mode in ("default", "max-autotune")
+    }
+    off = starting(FP32, (20.1, 20, 19.9), (1, 1, 1))
+    graphs = starting(replace(FP32, cuda_graphs=True), (10.1, 10, 9.9), (3, 3, 3))
+    rows = prices(report, write_sweep(tmp_path, [*off, *graphs, *chain(*modes.values())]))
+    text = [" ".join(row) for row in rows]
+    assert text[0].startswith("What compiling and capturing costs")
+    for mode in modes:
+        assert any(f"compile {mode} " in line and "8 epochs" in line for line in text)
+    (line,) = [line for line in text if line.startswith("cuda graphs")]
+    assert "3.000 5.000 – 10.00 1 epoch" in line
+    assert not any("max-autotune" in line and "default" in line for line in text)
 
 
 @pytest.mark.slow
@@ -386,12 +423,12 @@ def overview(report: Report) -> list[list[str]]:
 def test_one_overview_whatever_varies(tmp_path: Path) -> None:
     """A column an axis that varies; what is the same is said once, above."""
     cases = [
-        replace(FP16, compile=compiled, channels_last=last, cudnn_benchmark=True, fraction=fraction)
-        for compiled, last, fraction in (
-            (False, False, 0.1),
-            (True, False, 0.2),
-            (False, True, 0.3),
-            (True, True, 1.0),
+        replace(FP16, compile=mode, channels_last=last, cudnn_benchmark=True, fraction=fraction)
+        for mode, last, fraction in (
+            ("off", False, 0.1),
+            ("default", False, 0.2),
+            ("off", True, 0.3),
+            ("default", True, 1.0),
         )
     ]
     report = report_of(tmp_path, *(ran(case, (100,)) for case in cases))
@@ -400,8 +437,8 @@ def test_one_overview_whatever_varies(tmp_path: Path) -> None:
     assert [row[:2] for row in overview(report)] == [
         ["off", "off"],
         ["off", "on"],
-        ["on", "off"],
-        ["on", "on"],
+        ["default", "off"],
+        ["default", "on"],
     ]
     assert [row[2][0] for row in overview(report)] == ["≈", "≈", "≈", "1"]
     assert report.constants[0] == (
@@ -431,7 +468,8 @@ def test_neighbours_differ_in_one_thing(switches: Path) -> None:
     ]
     assert sum(n == 1 for n in changed) >= len(changed) / 2
     assert rows[: len(rows) // 6] == sorted(
-        rows[: len(rows) // 6], key=lambda r: (r[0] != "fp32", int(r[1]), r[2:])
+        rows[: len(rows) // 6],
+        key=lambda r: (r[0] != "fp32", int(r[1]), [x != "off" for x in r[2:]]),
     )
 
 
@@ -604,8 +642,11 @@ def some_steps(case: Case, steps: int, of: int, time_s: float, **values: Any) ->
 
 
 @pytest.mark.slow
-def test_losses_of_a_few_steps_are_compared_over_equal_parts_of_an_epoch(tmp_path: Path) -> None:
-    """20 steps at batch size 256 are of twice as many images as at 128; 10 are of as many."""
+def test_times_of_a_few_steps_are_compared_over_equal_parts_of_an_epoch(tmp_path: Path) -> None:
+    """20 steps at batch size 256 are of twice as many images as at 128; 10 are of as many.
+
+    What a batch size does to the loss is not told before the end of an epoch.
+    """
     large = replace(FP32, batch_size=256)
     unequal = report_of(
         tmp_path / "unequal",
@@ -624,8 +665,7 @@ def test_losses_of_a_few_steps_are_compared_over_equal_parts_of_an_epoch(tmp_pat
     )
     effect = pick(equal, "batch_size", "256")
     assert speed(effect) == pytest.approx(2.5)
-    assert effect.loss is not None
-    assert effect.loss.difference == pytest.approx(-0.1)
+    assert effect.loss is None
 
 
 def test_cases_that_differ_only_in_their_steps_are_compared_all_the_same(tmp_path: Path) -> None:
@@ -671,6 +711,187 @@ def test_memory_and_energy_of_whole_epochs(tmp_path: Path) -> None:
     assert effect.memory.ratio.exact
 
 
+# ------------------------------------------------------------------------------- like with like
+
+AMP = Case(precision="fp16-amp", loss_scale="dynamic")
+
+
+def at(batch: int, *cases: Case) -> list[Case]:
+    return [replace(case, batch_size=batch) for case in cases]
+
+
+def table_of(report: Report, name: str) -> list[dict[str, str]]:
+    """The rows of a table, by the names of their heads."""
+    return [
+        {head.name: cell.text for head, cell in zip(table.heads, row, strict=True)}
+        for table in report.tables
+        if table.name == name
+        for row in table.rows
+    ]
+
+
+def test_precisions_are_compared_at_the_batch_sizes_that_all_have(tmp_path: Path) -> None:
+    """fp16 at three batch sizes is slower in the mean than fp16-amp at one, and faster at that."""
+    times = {128: (100, 50), 256: (90, 30), 512: (80, 25)}
+    rows = [
+        ran(case, (time,), 8, energy_j=float(time))
+        for batch, both in times.items()
+        for case, time in zip(at(batch, FP32, FP16), both, strict=True)
+    ]
+    report = report_of(tmp_path, *rows, *(ran(case, (31,)) for case in at(256, AMP)))
+    fp16, amp = (pick(report, "precision", name) for name in ("fp16", "fp16-amp"))
+    assert (speed(fp16), speed(amp)) == (pytest.approx(90 / 30), pytest.approx(90 / 31))
+    assert (len(fp16.pairs), fp16.over, amp.over) == (3, "batch size 256", "batch size 256")
+    assert not fp16.apart
+    row = next(row for row in table_of(report, "effects") if "→ fp16" in row["change"])
+    assert (row["pairs"], row["over"]) == ("1 of 3", "batch size 256")
+    # energy is that of fp16 and fp32 alone, and so over all of their pairs
+    assert row["energy"].endswith("(3 of 3)")
+    (said, *_) = report.answers[0].sentences
+    assert "Precisions are compared at what all of them have: batch size 256." in said
+    (table,) = [table for table in report.tables if table.name == "effects"]
+    assert any("--where precision=fp32,fp16 compares these two" in note for note in table.notes)
+    # where all ran the same, nothing has to be said of it
+    alone = report_of(tmp_path / "alone", *rows)
+    fp16 = pick(alone, "precision", "fp16")
+    assert speed(fp16) == pytest.approx((100 / 50 * 90 / 30 * 80 / 25) ** (1 / 3))
+    assert fp16.over == ""
+    assert "over" not in table_of(alone, "effects")[0]
+
+
+def test_precisions_without_a_batch_size_in_common_are_not_ranked(tmp_path: Path) -> None:
+    cases = [*at(128, FP32, FP16), *at(512, FP32, AMP)]
+    report = report_of(
+        tmp_path, *(ran(c, (t,)) for c, t in zip(cases, (90, 30, 80, 20), strict=True))
+    )
+    fp16, amp = (pick(report, "precision", name) for name in ("fp16", "fp16-amp"))
+    assert (speed(fp16), speed(amp)) == (pytest.approx(3), pytest.approx(4))
+    assert (fp16.over, amp.over) == ("batch size 128", "batch size 512")
+    assert fp16.apart
+    (said, *_) = report.answers[0].sentences
+    assert "fp16 is 3.00× as fast as fp32 at batch size 128; fp16-amp is 4.00× as fast" in said
+    assert "They have no settings in common, and are not to be ranked." in said
+    (table,) = [table for table in report.tables if table.name == "effects"]
+    assert any("do not rank them" in note for note in table.notes)
+
+
+def test_repeats_are_alike_too(tmp_path: Path) -> None:
+    """An interrupted sweep: three repeats of fp16 at two batch sizes, of fp16-amp at one."""
+    slow, fast, once = (100, 101, 99), (50, 51, 49), (20,)
+    rows = [ran(case, slow) for batch in (128, 256) for case in at(batch, FP32)]
+    rows += [ran(at(128, FP16)[0], fast), ran(at(256, FP16)[0], [t / 2 for t in fast])]
+    rows += [ran(at(128, AMP)[0], fast), ran(at(256, AMP)[0], once)]
+    report = report_of(tmp_path, *rows)
+    for name in ("fp16", "fp16-amp"):
+        effect = pick(report, "precision", name)
+        assert (speed(effect), effect.over) == (pytest.approx(2, rel=0.01), "batch size 128")
+        assert effect.time is not None
+        assert effect.time.ratio.judge(STEADY) is Verdict.LOWER
+
+
+def test_steps_of_a_number_say_what_each_is_over(tmp_path: Path) -> None:
+    """fp32 ends at 256, so that the last step is of fp16 alone."""
+    cases = [*at(128, FP32, FP16), *at(256, FP32, FP16), *at(512, FP16)]
+    report = report_of(tmp_path, *(ran(case, (100,)) for case in cases))
+    found = {e.after: (e.over, e.apart) for e in report.effects if e.axis == "batch_size"}
+    assert found == {"256": ("fp32, fp16", False), "512": ("fp16", False)}
+
+
+def test_doubts_are_of_the_cases_that_are_compared(tmp_path: Path) -> None:
+    cases = [*at(128, FP32, FP16), *at(256, FP32, FP16, AMP)]
+    rows = [ran(case, (100,), warmup_steady=case.batch_size == 256) for case in cases]
+    report = report_of(tmp_path, *rows)
+    assert pick(report, "precision", "fp16").doubts == ()
+    assert pick(report, "batch_size", "256").doubts == ("noisy",)
+
+
+def seeded(case: Case, losses: dict[int, float]) -> list[Record]:
+    """A run of each seed."""
+    rows = ran(case, [100 + seed for seed in losses])
+    for row, (seed, loss) in zip(rows, losses.items(), strict=True):
+        row.measurement.train_loss, row.run_seed = loss, seed
+    return rows
+
+
+def test_a_difference_of_loss_is_over_seeds_that_both_sides_ran(tmp_path: Path) -> None:
+    """Each batch size shows next to no difference; a seed that only fp32 ran is far off."""
+    small, large = at(128, FP32, FP16), at(256, FP32, FP16)
+    rows = [
+        seeded(small[0], {0: 2.000, 1: 2.100, 2: 2.200}),
+        seeded(small[1], {0: 1.998, 1: 2.098}),
+        seeded(large[0], {0: 2.300, 1: 2.350, 2: 2.600}),
+        seeded(large[1], {0: 2.300}),
+    ]
+    report = report_of(tmp_path, *rows)
+    loss = pick(report, "precision", "fp16").loss
+    assert loss is not None
+    assert loss.difference == pytest.approx((-0.002 + 0.0) / 2)
+    assert (loss.lowest, loss.highest) == (pytest.approx(1.998 / 2), pytest.approx(1))
+    (by_batch,) = [t for t in report.tables if t.name == "matched"]
+    column = [head.name for head in by_batch.heads].index("loss")
+    assert [row[column].text for row in by_batch.rows] == ["-0.002", "0.000"]
+
+
+def test_pairs_without_a_seed_in_common_are_each_of_their_own(tmp_path: Path) -> None:
+    """No seed is in all four cases; each pair has one of its own."""
+    small, large = at(128, FP32, FP16), at(256, FP32, FP16)
+    rows = [
+        seeded(small[0], {0: 2.0, 1: 9.0}),
+        seeded(small[1], {0: 2.1}),
+        seeded(large[0], {7: 2.5, 1: 8.0}),
+        seeded(large[1], {7: 2.7}),
+    ]
+    loss = pick(report_of(tmp_path, *rows), "precision", "fp16").loss
+    assert loss is not None
+    assert loss.difference == pytest.approx((0.1 + 0.2) / 2)
+
+
+# ------------------------------------------------------------------- less than an epoch, the host
+
+
+def test_before_the_end_of_an_epoch_no_learning_is_a_result(tmp_path: Path, report: Run) -> None:
+    """Neither accuracy nor loss by batch size or loss scale; precisions at equal steps are told."""
+    learnt = {"train_loss": 2.5, "train_accuracy": 0.31, "test_accuracy": 0.33}
+    scaled = replace(FP16, loss_scale=64.0)
+    cases = [*at(128, FP32, FP16), *at(256, FP32, FP16, scaled), *at(512, FP32)]
+    part = [ran(replace(case, fraction=0.2), (100,), **learnt) for case in cases]
+    shown = report_of(tmp_path / "part", *part)
+    heads = {head.name for table in shown.tables for head in table.heads}
+    assert not heads & {"train_loss", "train_accuracy", "test_accuracy"}
+    assert {e.axis for e in shown.effects if e.loss} == {"precision"}
+    note = next(note for note in shown.notes if "of an epoch was measured" in note)
+    assert "Loss and accuracy are shown of whole epochs only" in note
+    assert note.endswith("Use --fraction 1 to measure whole epochs.")
+    document = json.loads(report(tmp_path / "part", "--format", "json")[1])
+    assert {case["train_accuracy"] for case in document["cases"]} == {0.31}, "raw values stay"
+    # whole epochs show all of it
+    whole = report_of(tmp_path / "whole", *(ran(case, (100,), **learnt) for case in cases))
+    heads = {head.name for table in whole.tables for head in table.heads}
+    assert heads >= {"train_loss", "train_accuracy", "test_accuracy"}
+    assert {e.axis for e in whole.effects if e.loss} == {"precision", "batch_size", "loss_scale"}
+    assert not any("whole epochs only" in note for note in whole.notes)
+
+
+def test_a_host_bound_case_says_so_beside_its_speed_up(tmp_path: Path) -> None:
+    """The GPU runs kernels for 34 of 45 ms; without a profile nobody knows."""
+    small, large = at(128, FP32, FP16), at(512, FP32, FP16)
+    step = {"step_time_median_s": 0.1, "busy_s": 0.098, "profiled_step_s": 0.11}
+    waits = {"step_time_median_s": 0.045, "busy_s": 0.034, "profiled_step_s": 0.087}
+    rows = [(small[0], 100, step), (small[1], 45, waits), (large[0], 100, step), (large[1], 60, {})]
+    report = report_of(tmp_path, *(ran(case, (time,), **values) for case, time, values in rows))
+    effect = pick(report, "precision", "fp16")
+    assert effect.doubts == ("host-bound",)
+    (said, fastest, *_) = report.answers[0].sentences
+    busy = "host-bound: the GPU is busy for 76 % of a step"
+    assert f"fp16 · batch size 128 is {busy}" in said
+    assert busy in fastest
+    remarks = {row["batch_size"]: row["remarks"] for row in table_of(report, "overview")[2:]}
+    assert remarks == {"128": "host-bound", "512": ""}
+    plain = [(case, time, {}) for case, time, _ in rows]
+    unknown = report_of(tmp_path / "b", *(ran(c, (t,), **values) for c, t, values in plain))
+    assert pick(unknown, "precision", "fp16").doubts == ()
+
+
 # ------------------------------------------------------------------------------------- learning
 
 
@@ -711,7 +932,7 @@ def test_equal_losses_of_guessing_show_nothing(tmp_path: Path) -> None:
 def test_what_was_learnt_in_a_few_steps_is_of_part_of_an_epoch(tmp_path: Path) -> None:
     seeds, counts = (1.0, 1.1, 1.2, 1.3), {"measured_steps": 20, "steps_per_epoch": 400}
     few = {replace(case, steps=20): seeds for case in (FP32, FP16)}
-    assert lessons(tmp_path / "few", few, **counts)["remarks"] == "part of an epoch"
+    assert lessons(tmp_path / "few", few, **counts)["remarks"] == "after 5 % of an epoch"
     whole = {replace(case, steps=500): seeds for case in (FP32, FP16)}
     counts["measured_steps"] = 400
     assert "remarks" not in lessons(tmp_path / "whole", whole, **counts)  # there are none

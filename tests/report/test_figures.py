@@ -28,6 +28,7 @@ from PIL import Image
 
 from bench.case import Case
 from bench.precision import PRECISIONS
+from bench.record import Step
 from bench.report import figures
 from bench.report.figures import data, palette
 from bench.report.figures.drawing import find_height
@@ -37,6 +38,8 @@ from bench.report.sweeps import read_sweep, read_sweeps
 from bench.report.tables import build
 
 Run = Callable[..., tuple[int, str, str]]
+
+CARD = make_card("NVIDIA H200")
 
 
 @pytest.fixture(scope="module")
@@ -171,11 +174,11 @@ def test_the_baseline_is_what_most_cases_have() -> None:
 def test_changes_show_the_ratio_that_was_made(switches: Report) -> None:
     panels = dict(take(switches, "changes"))
     speed = panels["Speed: right is faster"].set_index("change")["ratio"]
-    assert speed["compile: off → on"] == pytest.approx(1 / EFFECTS["compile"], rel=1e-3)
+    assert speed["compile: off → default"] == pytest.approx(1 / EFFECTS["compile"], rel=1e-3)
     assert speed["channels last: off → on"] == pytest.approx(1, rel=1e-3)
     assert speed["precision: fp32 → bf16-amp"] == pytest.approx(1.6, rel=1e-3)
     memory = panels["Memory: left is less"].set_index("change")["ratio"]
-    assert memory["compile: off → on"] == pytest.approx(1)
+    assert memory["compile: off → default"] == pytest.approx(1)
     for frame in panels.values():
         known = frame[frame["low"].notna()]
         assert (known["low"] <= known["ratio"]).all()
@@ -187,10 +190,10 @@ def test_changes_show_the_ratio_that_was_made(switches: Report) -> None:
 def test_switches_are_shown_as_pairs(switches: Report) -> None:
     panels = dict(take(switches, "switches"))
     assert list(panels) == [
-        "compile: off → on, 16 of 48 pairs",
+        "compile: off → default, 16 of 48 pairs",
         "channels last: off → on, 16 of 48 pairs",
     ]
-    pairs = panels["compile: off → on, 16 of 48 pairs"]
+    pairs = panels["compile: off → default, 16 of 48 pairs"]
     assert pairs["speed (×)"].tolist() == pytest.approx([1.25] * 16)
     assert (pairs["off (s)"] / pairs["on (s)"]).tolist() == pytest.approx([1.25] * 16)
 
@@ -297,7 +300,7 @@ def test_changes_are_read_against_a_tick_at_1(ratios: tuple[float, ...]) -> None
 
     data = pd.DataFrame(
         {
-            "change": "compile: off → on", "ratio": ratios, "low": 0.99 * np.array(ratios),
+            "change": "compile: off → default", "ratio": ratios, "low": 0.99 * np.array(ratios),
             "high": 1.01 * np.array(ratios), "lowest": 0.995 * np.array(ratios),
             "highest": 1.005 * np.array(ratios), "pairs": 4,
         }
@@ -343,8 +346,10 @@ def test_a_curve_is_a_mean_over_images() -> None:
     steps = pd.DataFrame(
         {"images": [100, 300], "loss": [2.0, 1.0], "correct": [10, 150], "time_s": [1.0, 1.0]}
     )
-    curve = data.thin_steps(steps, 800, points=1)
-    assert curve.iloc[0].tolist() == [50.0, 1.25, 40.0]
+    curve = data.thin_steps(steps, 800, [400])
+    assert curve.to_numpy().tolist() == [[50.0, 1.25, 40.0]]
+    curve = data.thin_steps(steps, 800, [100])
+    assert curve.to_numpy().tolist() == [[12.5, 2.0, 10.0], [50.0, 1.0, 50.0]]
 
 
 def test_curves_have_the_published_ones_beside(cards: Report) -> None:
@@ -352,6 +357,25 @@ def test_curves_have_the_published_ones_beside(cards: Report) -> None:
     published = frame[frame["run"] == "2019"]
     assert set(published["precision"]) == {"fp32", "fp16"}
     assert published[published["precision"] == "fp32"]["loss"].iloc[0] == pytest.approx(2.436)
+
+
+def test_a_curve_is_of_the_images_of_each_published_point(tmp_path: Path) -> None:
+    """The page has the mean of the first step, then of fifty each: so has a sweep beside it."""
+    case = Case(batch_size=128, optimizer="adamw", lr=3e-4, fraction=0.28)
+    losses = [3.0 - 0.01 * index for index in range(110)]
+    steps = [Step(i, 128, loss, 64, 0.1) for i, loss in enumerate(losses)]
+    record = make_record(case, **{**make_card("NVIDIA H200"), **measured(40, GIB)})
+    sweep = write_sweep(tmp_path / "s", [(record, steps)])
+    (curves,) = take(build(read_sweeps([sweep]), read_sweep(REFERENCE)), "loss-curve")
+    ours, page = (frame for _, frame in curves[1].groupby("run", sort=False))
+    means = [losses[0], np.mean(losses[1:51]), np.mean(losses[51:101]), np.mean(losses[101:])]
+    assert ours["loss"].tolist() == pytest.approx(means)
+    assert page["loss"].tolist()[:3] == pytest.approx([2.436, 2.349, 1.981], abs=5e-4)
+    assert ours["epoch (%)"].tolist()[:3] == page["epoch (%)"].tolist()[:3]
+    (alone,) = take(build(read_sweeps([sweep])), "loss-curve")
+    assert len(alone[1]) == data.CURVE_POINTS
+    (caption,) = (sketch.caption for sketch in figures.SKETCHES if sketch.name == "loss-curve")
+    assert "those of 50 steps" in caption
 
 
 @pytest.mark.slow
@@ -374,6 +398,37 @@ def test_curves_are_of_the_repeat_of_the_median_time(tmp_path: Path) -> None:
     told = {figure.name: figure.caption for figure in figures.draw_figures(report)}
     for name in ("loss-curve", "accuracy-curve", "step-time"):
         assert "of its repeats, the one whose epoch time is the median" in told[name]
+
+
+@pytest.mark.parametrize("fraction", [0.2, 1.0])
+def test_figures_of_learning_are_of_whole_epochs(tmp_path: Path, fraction: float) -> None:
+    """The loss through a part of an epoch is shown: two precisions at one batch size."""
+    scaled = [Case(precision="fp16", loss_scale=s, fraction=fraction) for s in (64.0, 128.0)]
+    rows = [
+        (
+            make_record(case, **make_card("NVIDIA H200") | measured(30, GIB, 128, train_loss=2.1)),
+            make_steps(case, 30, 0.4),
+        )
+        for case in (Case(fraction=fraction), *scaled)
+    ]
+    report = build(read_sweeps([write_sweep(tmp_path, rows)]))
+    drawn = {
+        name for name in ("loss-curve", "accuracy-curve", "loss-by-scale") if take(report, name)
+    }
+    whole = {"accuracy-curve", "loss-by-scale"} if fraction == 1 else set()
+    assert drawn == {"loss-curve", *whole}
+
+
+def test_changes_that_are_not_to_be_ranked_name_their_settings(tmp_path: Path) -> None:
+    cases = [Case(precision=p, batch_size=b) for p, b in
+             (("fp32", 128), ("tf32", 128), ("fp32", 256), ("bf16", 256))]  # fmt: skip
+    rows = [make_record(case, **make_card("NVIDIA H200") | measured(30, GIB)) for case in cases]
+    report = build(read_sweeps([write_sweep(tmp_path, rows)]))
+    frame = dict(take(report, "changes"))["Speed: right is faster"]
+    assert frame["change"].tolist()[:2] == [
+        "precision: fp32 → tf32 (batch size 128)",
+        "precision: fp32 → bf16 (batch size 256)",
+    ]
 
 
 def test_invalid_cases_are_not_drawn(cards: Report) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from made_up import REFERENCE, make_card, make_record, measured, write_sweep
+from made_up import GIB, REFERENCE, make_card, make_record, measured, write_sweep
 
 from bench.case import Case
 from bench.record import Record, Status
@@ -236,7 +236,9 @@ def test_other_outcomes_are_named_with_their_reasons(fake_cards: list[Path], rep
 
 
 @pytest.mark.slow
-def test_estimates_and_synthetic_accuracy_are_marked(quick: Path, report: Run) -> None:
+def test_estimates_and_synthetic_accuracy_are_marked(
+    tmp_path: Path, quick: Path, report: Run
+) -> None:
     _, out, _ = report(quick)
     overview = out[out.index("Overview") : out.index("What each change does")]
     found = re.compile(r" (fp32|bf16-amp) +(64|128|256) ")
@@ -245,8 +247,11 @@ def test_estimates_and_synthetic_accuracy_are_marked(quick: Path, report: Run) -
     for row in rows:
         assert re.match(r" \S+ +\d+ +≈[\d.]+ +≈[\d.]+ ", row)
     assert "Only 5 % of an epoch was measured" in out
-    assert "| synthetic accuracy (%) |" in report(quick, "--format", "md")[1]
-    assert "RSS" in out
+    assert "accuracy (%)" not in report(quick, "--format", "md")[1]
+    whole = make_record(Case(dataset="synthetic"), **measured(9, GIB, train_accuracy=0.3))
+    folder = write_sweep(tmp_path, [whole])
+    assert "| synthetic accuracy (%) |" in report(folder, "--format", "md")[1]
+    assert "peak of the process, on a CPU" in out
     assert "2019" not in out
 
 
@@ -440,7 +445,7 @@ def test_tables_say_what_stands_beside_a_number(tmp_path: Path) -> None:
     assert "epoch time (s) [within the run]" in said
     assert "≈30.50 [29.80–31.20]" in said
     assert "95 % interval of the epoch, within this run" in said
-    assert "Loss and accuracy: one seed." in said
+    assert "Loss: one seed." in said
     both = [*repeat(part, (30.5,), 6, **within), *repeat(Case(batch_size=256), (9, 10), 6)]
     assert "≈30.50 [29.80–31.20]" in text_of(tmp_path / "both", both)
 

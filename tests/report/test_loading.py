@@ -64,7 +64,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     died = make_record(
         replace(TORCH, workers=8), status=Status.KILLED, reason="a DataLoader worker died", **CPU
     )
-    others = [replace(TORCH, lr=0.5), replace(TORCH, compile=True), replace(DEVICE, batch_size=64)]
+    others = [
+        replace(TORCH, lr=0.5),
+        replace(TORCH, compile="default"),
+        replace(DEVICE, batch_size=64),
+    ]
     records = [
         *runs(DEVICE),
         *(r for n, ratio in loaded.items() for r in runs(replace(TORCH, workers=n), ratio)),

@@ -9,21 +9,20 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from bench.data import DatasetInfo
-from bench.doctor.rates import Yardstick
 from bench.environment import Answer, find_variables, hash_code
 from bench.errors import UnsupportedError, UsageError
 from bench.executors import ALL, EXECUTORS, Event, Images, Job, Lane, Settings, ShortageError
 from bench.executors.ray.cluster import Cluster
 from bench.executors.ray.station import HEARTBEAT_S, Place, Report, Station
 from bench.gpu.cards import Card
-from bench.record import Outcome, Status
+from bench.record import Outcome, Status, Yardstick
 from bench.text import clean, count, last_line
 from bench.worker.messages import PhaseEntered
 
@@ -209,10 +208,12 @@ class RayExecutor:
         info: DatasetInfo = self._ask(lane, "prepare", lane, replace(images, data_dir=folder))
         return info
 
-    def rate(self, lane: Lane, device: str, seconds: float) -> Yardstick:
+    def rate(
+        self, lane: Lane, device: str, seconds: float, expected: Mapping[str, float]
+    ) -> Yardstick:
         """Measure in a process on the node."""
         try:
-            found: Yardstick = self._ask(lane, "rate", lane, device, seconds)
+            found: Yardstick = self._ask(lane, "rate", lane, device, seconds, expected)
         except UsageError as error:
             return Yardstick(reasons={"rates": str(error)})
         return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from bench.case import FOLLOWS
@@ -28,7 +29,7 @@ from bench.report.scaling import (
     write_drop,
 )
 from bench.report.summaries import latest
-from bench.text import parse_bytes
+from bench.text import ESTIMATE, parse_bytes
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -55,7 +56,7 @@ MARK, KNEE = "mark", "knee"
 FITS, FULL, PREDICTED = "fits", "out of memory", "predicted"
 LINE = "largest miss of the line (%)"
 LR, SERIES = "learning rate", "series"
-HOPED = "at the hoped speed-up (ms)"
+FLOOR = "at the measured rates (ms)"
 SPEED, PRODUCT, COPY = "TFLOP/s", "large product (TFLOP/s)", "large copy (GB/s)"
 
 GPUS, WIDER, OVER_FP32 = "GPUs", "speed-up over one (×)", "speed-up over fp32 (×)"
@@ -171,10 +172,10 @@ def _predict_memory(rows: pd.DataFrame) -> Iterator[pd.DataFrame]:
 
 
 def take_scales(group: Group) -> pd.DataFrame:
-    """Loss by static scale, at the largest batch size with several."""
+    """Loss of whole epochs by static scale, at the largest batch size with several."""
     import pandas as pd
 
-    rows = group.cases[group.cases["train_loss"].notna()]
+    rows = group.cases[group.cases["train_loss"].notna() & (group.cases["part"] == 1)]
     rows = rows.assign(scale=pd.to_numeric(rows["loss_scale"], errors="coerce"))
     rows = rows[rows["scale"].notna()]  # neither dynamic nor none
     if not len(rows):
@@ -225,7 +226,7 @@ def take_trade(group: Group) -> pd.DataFrame:
 
 
 def _name_difference(row: Any, baseline: dict[str, Any]) -> str:
-    """What a case has other than its panel's baseline: ``lr 0.1, compile``."""
+    """What a case has other than its panel's baseline: ``lr 0.1, channels last``."""
     differing = {
         axis: value for axis, usual in baseline.items() if (value := getattr(row, axis)) != usual
     }
@@ -283,11 +284,18 @@ def _steps_of(rows: pd.DataFrame, steps: Steps) -> Iterator[tuple[Any, pd.DataFr
             yield row, mine
 
 
-def thin_steps(steps: pd.DataFrame, images: float, points: int = 40) -> pd.DataFrame:
-    """Steps as at most ``points`` means over images, by share of an epoch; several pass 100 %."""
+def thin_steps(steps: pd.DataFrame, images: float, ends: Sequence[float]) -> pd.DataFrame:
+    """Steps as means over images, by share of an epoch of ``images``; several epochs pass 100 %.
+
+    Args:
+        ends: how many images were seen where a mean ends, rising; what follows the last is one
+            more.
+    """
+    import numpy as np
+
     steps = steps[steps["images"] > 0]
     seen = steps["images"].cumsum()
-    bin = ((seen - 1) * points // max(float(seen.max()), 1)).astype(int)
+    bin = np.searchsorted(ends, seen)
     weighted = (steps["loss"] * steps["images"]).groupby(bin).sum(min_count=1)
     total = steps["images"].where(steps["loss"].notna()).groupby(bin).sum()
     hits, all = steps["correct"].groupby(bin).sum(), steps["images"].groupby(bin).sum()
@@ -300,29 +308,41 @@ def thin_steps(steps: pd.DataFrame, images: float, points: int = 40) -> pd.DataF
     )
 
 
+CURVE_POINTS = 40
+"""Of an epoch of a curve that has no published one beside it."""
+
+
 def take_curves(group: Group, report: Report, steps: Steps) -> pd.DataFrame:
-    """Loss and accuracy through the epoch per precision, and the published curves that match."""
+    """Loss and accuracy through the epoch per precision, and the published curves that match.
+
+    Beside a published curve, which has a mean for each fifty steps, all are means over its images.
+    """
+    import numpy as np
     import pandas as pd
 
     rows = _curve_cases(group, report, steps)
+    ours, theirs = [*_steps_of(rows, steps)], []
+    if ours and report.reference is not None and (rows["kind"] != "published").any():
+        match = ["model", "dataset", "precision", "batch_size", "loss_scale"]
+        there = report.reference.records.merge(rows[match], on=match)
+        theirs = [*_steps_of(there.assign(sweep=""), steps)]
+    ends = theirs[0][1]["images"].cumsum().tolist() if theirs else None
     curves = []
-
-    def add(run: str, row: Any, mine: pd.DataFrame, images: float) -> None:
-        named = {"precision": row.precision, "run": run, "batch size": row.batch_size}
-        points = 40 * int(row.epochs)
-        curves.append(thin_steps(mine, images, points).assign(**named))
-
-    for row, mine in _steps_of(rows, steps):
-        images = row.train_images if row.train_images > 0 else mine["images"].sum()
-        add("this sweep", row, mine, images)
-    if curves and report.reference is not None and (rows["kind"] != "published").any():
-        theirs = report.reference.records
-        for name in ("model", "dataset"):
-            theirs = theirs[theirs[name] == rows[name].iloc[0]]
-        keys = rows[["precision", "batch_size", "loss_scale"]]
-        for row, mine in _steps_of(theirs.merge(keys).assign(sweep=""), steps):
-            add("2019", row, mine, row.train_images)
+    for run, found in (("this sweep", ours), ("2019", theirs)):
+        for row, mine in found:
+            every = mine["images"].sum()
+            evenly = np.linspace(0, every, CURVE_POINTS * int(row.epochs) + 1)[1:].tolist()
+            images = row.train_images if row.train_images > 0 else every
+            curve = thin_steps(mine, images, evenly if ends is None else ends)
+            named = {"precision": row.precision, "run": run, "batch size": row.batch_size}
+            curves.append(curve.assign(**named))
     return pd.concat(curves, ignore_index=True) if curves else pd.DataFrame()
+
+
+def take_whole_curves(group: Group, report: Report, steps: Steps) -> pd.DataFrame:
+    """The curves of `take_curves` that go through whole epochs."""
+    whole = group.cases[group.cases["part"] == 1]
+    return take_curves(replace(group, cases=whole), report, steps) if len(whole) else whole
 
 
 def take_steps(group: Group, report: Report, steps: Steps) -> pd.DataFrame:
@@ -410,8 +430,10 @@ def _name_series(row: Any, axes: Sequence[str]) -> str:
 def take_waterfall(why: Explanation) -> pd.DataFrame:
     """The way from one step time to another: a row a part, between the two steps.
 
-    `HOPED` is what the part would take were it as much faster as was hoped.
+    `FLOOR` is what the part after would take at the machine's measured rates.
     """
+    parts = why.b.breakdown.parts if why.ceiling else ()
+    floors = {part.name: 1e3 * part.floor_s for part in parts if part.floor_s is not None}
     lines: list[tuple[str, float, float, float, float]] = [
         (why.a.name, 1e3 * why.a.step.step_s, math.nan, math.nan, math.nan)
     ]
@@ -419,17 +441,18 @@ def take_waterfall(why: Explanation) -> pd.DataFrame:
     large = [change for change in why.changes if abs(change.change_s) >= least]
     shown = sorted(large, key=lambda change: -abs(change.change_s))[:MOST_PARTS]
     for change in shown:
-        hoped = 1e3 * change.before_s / why.hoped if why.hoped else math.nan
         before, after = 1e3 * change.before_s, 1e3 * change.after_s
-        lines.append((name_part(change.name), before, after, after - before, hoped))
+        floor = floors.get(change.name, math.nan)
+        part = f"{ESTIMATE * change.estimated}{name_part(change.name)}"
+        lines.append((part, before, after, after - before, floor))
     rest = [change for change in why.changes if change not in shown]
     if rest:
         before, after = (1e3 * sum(getattr(change, name) for change in rest)
                          for name in ("before_s", "after_s"))  # fmt: skip
-        hoped = before / why.hoped if why.hoped else math.nan
-        lines.append(("all others", before, after, after - before, hoped))
+        mark = ESTIMATE * any(change.estimated for change in rest)
+        lines.append((f"{mark}all others", before, after, after - before, math.nan))
     lines.append((why.b.name, math.nan, 1e3 * why.b.step.step_s, math.nan, math.nan))
-    names = ("part", "before (ms)", "after (ms)", "change (ms)", HOPED)
+    names = ("part", "before (ms)", "after (ms)", "change (ms)", FLOOR)
     return frame(dict(zip(names, zip(*lines, strict=True), strict=True)))
 
 
@@ -446,19 +469,24 @@ def take_roofline(why: Explanation) -> pd.DataFrame:
         for part in side.breakdown.parts
         if part.time_s >= LEAST_SHARE * side.step.step_s
     }
+    estimates = why.a.breakdown.estimates | why.b.breakdown.estimates
     for side in (why.a, why.b):
         rates, product = side.step.rates, side.step.rates.products.get(side.format)
         if product is None or rates.copy is None:
             return frame({})
         for part in side.breakdown.parts:
             if part.name in large and part.bytes > 0 and part.counted_s > 0:
+                speed, traffic = part.flop / part.counted_s, part.bytes / part.counted_s
+                peak = side.step.peaks.products.get(side.format, math.inf)
+                if speed > peak or traffic > (side.step.peaks.copy or math.inf):
+                    continue  # above the data sheet: wrong, or of a cache
                 lines.append(
                     {
-                        "work": name_part(part.name),
+                        "work": f"{ESTIMATE * (part.name in estimates)}{name_part(part.name)}",
                         "precision": side.case.precision,
                         "FLOP/byte": part.flop / part.bytes or math.nan,
-                        SPEED: part.flop / part.counted_s / 1e12 or math.nan,
-                        "GB/s": part.bytes / part.counted_s / 1e9,
+                        SPEED: speed / 1e12 or math.nan,
+                        "GB/s": traffic / 1e9,
                         "of the step (%)": 100 * part.time_s / side.step.step_s,
                         PRODUCT: product / 1e12,
                         COPY: rates.copy / 1e9,
@@ -533,26 +561,24 @@ def _interval(estimate: Estimate) -> tuple[float, float]:
 
 
 def name_change(effect: Effect) -> str:
-    """A change for people: ``precision: fp32 → bf16``."""
+    """A change for people: ``precision: fp32 → bf16``; with its settings, if they are its own."""
     before, after = (_shorten(value) for value in (effect.before, effect.after))
-    return f"{name_axis(effect.axis)}: {before} → {after}"
+    where = f" ({effect.over})" if effect.apart else ""
+    return _shorten(f"{name_axis(effect.axis)}: {before} → {after}{where}", MOST_CHARACTERS)
 
 
 def _shorten(name: str, most: int = 20) -> str:
     return name if len(name) <= most else f"{name[: most - 1].rstrip()}…"
 
 
-def take_switch(report: Report, axis: str) -> tuple[pd.DataFrame, int]:
-    """The epoch times of pairs of cases that differ in one switch, and how many pairs there are.
+def take_switch(report: Report, effect: Effect) -> tuple[pd.DataFrame, int]:
+    """The epoch times of pairs of cases with a switch off and on, and how many pairs there are.
 
     The frame has a row a pair, the largest speed-up first; of more than `MOST_PAIRS`, it has some.
     """
     cases = report.cases.set_index("cell", drop=False)
-    effects = [effect for effect in report.effects if effect.axis == axis]
-    off, on = (
-        cases.loc[[pair[side] for effect in effects for pair in effect.pairs]] for side in (0, 1)
-    )
-    told = [name for name in report.axes if name != axis]
+    off, on = (cases.loc[[pair[side] for pair in effect.pairs]] for side in (0, 1))
+    told = [name for name in report.axes if name != effect.axis]
     data = frame(
         {
             "case": [_name_case(row, told, report) for row in iterate(off)],

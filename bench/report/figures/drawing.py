@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from bench.diagnosis.reasons import write_ms
+from bench.diagnosis.evidence import write_ms
 from bench.limits import STEADY
 from bench.precision import PRECISIONS
 from bench.report.cells import iterate
@@ -522,11 +522,11 @@ def _follow(points: Sequence[tuple[float, float]]) -> Iterator[tuple[float, floa
 def draw_waterfall(ax: Axes, data: pd.DataFrame, whole: pd.DataFrame) -> None:
     """From one step's time to another's, a row a part, each from where the row above has ended.
 
-    A tick is where a part would have ended if it were as much faster as its format promises.
+    A tick is where a part would have ended at the machine's measured rates.
     """
     totals, at = data["change (ms)"].isna(), 0.0
     for place, row in enumerate(data.itertuples(index=False)):
-        part, before, after, change, hoped = row[:5]
+        part, before, after, change, floor = row[:5]
         if totals[place]:
             at = after if place else before
             start, width, colour, said = 0.0, at, INK, f"{write_ms(at / 1e3)} ms"
@@ -537,9 +537,9 @@ def draw_waterfall(ax: Axes, data: pd.DataFrame, whole: pd.DataFrame) -> None:
             at += change
         ax.barh(place, width, left=start, height=0.42, color=colour, linewidth=0,
                 alpha=0.6 if totals[place] else 1)  # fmt: skip
-        if hoped == hoped and not totals[place]:
-            ax.plot(at - change + hoped - before, place, linestyle="", marker="|", markersize=13,
-                    markeredgewidth=1.4, color=INK, label="at the hoped speed-up")  # fmt: skip
+        if floor == floor and not totals[place]:
+            ax.plot(at - change + floor - before, place, linestyle="", marker="|", markersize=13,
+                    markeredgewidth=1.4, color=INK, label="at the measured rates")  # fmt: skip
         if place < len(data) - 1:
             ax.plot([at, at], [place + 0.21, place + 0.79], color=INK, linewidth=0.7, alpha=0.4)
         write_row(ax, place, part, said)

@@ -18,7 +18,7 @@ from bench.report.axes import find_varying, name_axis, name_value
 from bench.report.cells import TIMED, take_first
 from bench.report.model import Report
 from bench.report.summaries import SOURCE
-from bench.report.sweeps import Sweep
+from bench.report.sweeps import MOST_STEP_BYTES, Sweep
 from bench.store.attempts import number_groups
 
 if TYPE_CHECKING:
@@ -26,9 +26,6 @@ if TYPE_CHECKING:
 
 MOST_PANELS = 6
 """Panels of one figure: the machines, models and datasets with the most cases."""
-
-MOST_STEP_BYTES = 100_000_000
-"""Steps files above this are not read for curves: pandas would need ten times as much memory."""
 
 PANEL = (*SOURCE, "model", "dataset", "kind", "environment")
 """What the cases of one panel agree on."""

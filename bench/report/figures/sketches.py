@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from bench.case import AXES, Case
 from bench.report.figures import drawing
 from bench.report.figures.data import (
     CARD,
@@ -34,6 +33,7 @@ from bench.report.figures.data import (
     take_tax,
     take_trade,
     take_waterfall,
+    take_whole_curves,
 )
 from bench.report.figures.groups import Group, Grouping, Steps, group_cases, read_steps
 from bench.report.gpus import find_taxes, split_lines
@@ -166,11 +166,11 @@ def _take_taxes(view: View) -> Parts:
 
 
 def _take_switches(view: View) -> Parts:
-    for axis in AXES:
-        if isinstance(getattr(Case, axis), bool) and axis in view.report.axes:
-            data, pairs = take_switch(view.report, axis)
+    for effect in view.report.effects:
+        if effect.before == "off":
+            data, pairs = take_switch(view.report, effect)
             if len(data):
-                title = f"{axis.replace('_', ' ')}: off → on"
+                title = f"{effect.axis.replace('_', ' ')}: off → {effect.after}"
                 yield title + (f", {len(data)} of {pairs} pairs" if pairs > len(data) else ""), data
 
 
@@ -178,12 +178,17 @@ _OTHERS = "Each precision at its main loss scale"
 
 _ONE_RUN = "One run of each case: of its repeats, the one whose epoch time is the median."
 
+_SAME_IMAGES = (
+    "Published curves are dashed; beside one, each point is the mean of as many images as its own, "
+    "which are those of 50 steps."
+)
+
 SKETCHES: tuple[Sketch, ...] = (
     Sketch(
         CHANGES,
         "The same as a picture: speed and memory of each change",
-        "Ratio after the change to before, with everything else equal: the geometric mean of all "
-        "pairs of cases that differ only in this.",
+        "Ratio after the change to before, with everything else equal: the geometric mean of "
+        "pairs of cases that differ only in this, those of the table.",
         "ratio",
         _take_changes,
         drawing.draw_changes,
@@ -203,7 +208,7 @@ SKETCHES: tuple[Sketch, ...] = (
         "waterfall",
         "From one step time to the other",
         "By kind of work, what changed most first; the parts add up to the difference. A tick is "
-        "where a part would end were it as much faster as was hoped.",
+        "where a part would end at the rates measured on this machine.",
         "change (ms)",
         _take_waterfalls,
         drawing.draw_waterfall,
@@ -289,7 +294,7 @@ SKETCHES: tuple[Sketch, ...] = (
     Sketch(
         "loss-curve",
         "Loss during training",
-        f"Mean cross-entropy of the images since the previous point. {_ONE_RUN}",
+        f"Mean cross-entropy of the images since the previous point. {_ONE_RUN} {_SAME_IMAGES}",
         "loss",
         each_run(take_curves),
         drawing.draw_curve("loss"),
@@ -297,9 +302,10 @@ SKETCHES: tuple[Sketch, ...] = (
     Sketch(
         "accuracy-curve",
         "Accuracy during training",
-        f"Share of the images since the previous point that were predicted correctly. {_ONE_RUN}",
+        "Share of the images since the previous point that were predicted correctly, of whole "
+        f"epochs. {_ONE_RUN} {_SAME_IMAGES}",
         "accuracy (%)",
-        each_run(take_curves),
+        each_run(take_whole_curves),
         drawing.draw_curve("accuracy (%)"),
     ),
     Sketch(
@@ -315,7 +321,7 @@ SKETCHES: tuple[Sketch, ...] = (
     Sketch(
         "loss-by-scale",
         "Loss by static loss scale",
-        "Mean cross-entropy over the epoch, at the largest batch size with several scales.",
+        "Mean cross-entropy over a whole epoch, at the largest batch size with several scales.",
         "loss",
         _take_scales,
         drawing.draw_scales,

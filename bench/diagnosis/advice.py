@@ -1,0 +1,186 @@
+"""What may mend a cause, with what was measured of it: in the same sweep, or by a reference."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+from bench.case import Case, Value, axis_flag, format_value, go_together
+from bench.diagnosis.explanation import Advice, Alternatives, Cause
+from bench.precision import PRECISIONS
+
+
+@dataclass(frozen=True)
+class Option:
+    """A setting that may mend a cause.
+
+    Attributes:
+        axis: whose value it changes.
+        flag: as advice has it.
+        better: whether a value may mend what B's value has.
+    """
+
+    axis: str
+    flag: str
+    better: Callable[[Value, Value], bool]
+
+
+def _turn(to: bool) -> Callable[[Value, Value], bool]:
+    return lambda old, new: new is to and old is not to
+
+
+def _is_more(old: Value, new: Value) -> bool:
+    return isinstance(old, int) and isinstance(new, int) and new > old
+
+
+def _is_less(old: Value, new: Value) -> bool:
+    return _is_more(new, old)
+
+
+LARGER = Option("batch_size", "a larger --batch-size", _is_more)
+SMALLER = Option("batch_size", "a smaller --batch-size", _is_less)
+COMPILE = Option("compile", "--compile default", lambda old, new: old == Case.compile != new)
+GRAPHS = Option("cuda_graphs", "--cuda-graphs on", _turn(True))
+TUNED = Option("cudnn_benchmark", "--cudnn-benchmark on", _turn(True))
+NHWC, NCHW = (
+    Option("channels_last", f"--channels-last {'on' if to else 'off'}", _turn(to))
+    for to in (True, False)
+)
+ON_DEVICE = Option("loader", "--loader device", lambda old, new: new == "device" != old)
+WORKERS = Option("workers", "more --workers", _is_more)
+NO_LIMIT = Option("memory_limit", "no --memory-limit", lambda old, new: new is None is not old)
+FP32 = Option("precision", "--precision fp32", lambda old, new: new == "fp32" != old)
+HALF = Option("precision", "--precision fp16", lambda old, new: (old, new) == ("fp16-amp", "fp16"))
+
+
+@dataclass(frozen=True)
+class Cure:
+    """What may mend a cause: settings of this harness, and what else."""
+
+    options: tuple[Option, ...] = ()
+    other: str = ""
+
+
+CURES: dict[Cause, Cure] = {
+    Cause.MEMORY: Cure((COMPILE,)),  # operations that are fused move less
+    Cause.BELOW_COPY: Cure(),
+    Cause.ARITHMETIC: Cure(),
+    Cause.PRODUCTS: Cure((LARGER, TUNED)),
+    Cause.NO_TENSOR_CORES: Cure((NHWC,)),
+    Cause.EMULATED: Cure((FP32,)),
+    Cause.FLOAT32: Cure((HALF,)),
+    Cause.ADDED: Cure((COMPILE, HALF)),
+    Cause.LAYOUT: Cure((NHWC, NCHW)),
+    Cause.LAUNCH: Cure((LARGER, COMPILE, GRAPHS)),
+    Cause.SYNCHRONISATION: Cure(
+        other="reading losses (.item(), .cpu(), print) once an epoch, not each step"
+    ),
+    Cause.MEMORY_LIMIT: Cure((SMALLER, NO_LIMIT)),
+    Cause.LOADER: Cure((WORKERS, ON_DEVICE)),
+    Cause.CLOCKS: Cure(),
+}
+"""Every cause, and what may mend it."""
+
+_ABSENT_AXES: dict[str, Callable[[Case], bool]] = {
+    "workers": lambda case: case.loader == "device",
+    "cudnn_benchmark": lambda case: case.device == "cpu",
+    "cuda_graphs": lambda case: not go_together(replace(case, cuda_graphs=True, profile=False)),
+}
+"""Axes that mean nothing in some cases."""
+
+
+@dataclass(frozen=True)
+class Lever:
+    """What a change of one setting did in results/reference/h200-lab.csv, of seconds an epoch."""
+
+    axis: str
+    before: Value
+    after: Value
+    precision: str
+    batch_size: int
+    seconds: tuple[float, float]
+
+
+REFERENCE = "results/reference/h200-lab.csv"
+REFERENCE_GPU, REFERENCE_MODEL = "NVIDIA H200", "dpn92"
+LEVERS = (
+    Lever("compile", "off", "default", "fp16", 512, (11.0, 6.79)),
+    Lever("channels_last", False, True, "fp16-amp", 512, (11.05, 13.98)),
+    Lever("channels_last", False, True, "tf32", 512, (18.44, 20.08)),
+    Lever("cudnn_benchmark", False, True, "fp16", 512, (11.57, 11.0)),
+    Lever("batch_size", 128, 512, "fp16", 512, (20.14, 11.0)),
+    Lever("batch_size", 128, 512, "fp32", 512, (41.73, 36.81)),
+    Lever("batch_size", 512, 2048, "fp32", 2048, (36.81, 35.65)),
+    Lever("batch_size", 128, 2048, "fp32", 2048, (41.73, 35.65)),
+)
+"""All pairs of its cases that ended well and differ in one setting that an `Option` changes.
+
+But for the pair that differs in it, all were measured with ``--cudnn-benchmark on``.
+"""
+
+
+def advise(cause: Cause, case: Case, alternatives: Alternatives) -> Iterator[Advice]:
+    """What may mend a cause in a case, with what was measured of it."""
+    for option in CURES[cause].options:
+        old = getattr(case, option.axis)
+        if not _ABSENT_AXES.get(option.axis, lambda _: False)(case) and _is_open(option, old):
+            tried = _find_tried(option, case, alternatives)
+            yield tried or _find_lever(option, case) or Advice(option.flag)
+    if CURES[cause].other:
+        yield Advice(CURES[cause].other)
+
+
+def _is_open(option: Option, old: Value) -> bool:
+    """Whether there is any better value than a case has already."""
+    values: tuple[Value, ...] = (True, False, None, "default", "device", "fp32", "fp16")
+    numbers = isinstance(old, int) and not isinstance(old, bool)
+    return numbers or any(option.better(old, value) for value in values)
+
+
+def _find_tried(option: Option, case: Case, alternatives: Alternatives) -> Advice | None:
+    """The best of what the same sweep measured of an option."""
+    old = getattr(case, option.axis)
+    tried = [
+        Advice(_write_flag(option.axis, value), speedup, "in this sweep")
+        for value, speedup in alternatives.get(option.axis, {}).items()
+        if option.better(old, value)
+    ]
+    return max(tried, key=lambda one: one.speedup or 0.0, default=None)
+
+
+def _find_lever(option: Option, case: Case) -> Advice | None:
+    """What the reference measured of an option, of the case most like this one."""
+    if (case.device, case.model) != ("cuda", REFERENCE_MODEL):
+        return None
+    others = {"compile", "cuda_graphs", "channels_last"} - {option.axis}
+    old = getattr(case, option.axis)
+    alike = [
+        lever
+        for lever in LEVERS
+        if (lever.axis, lever.before) == (option.axis, old) and option.better(old, lever.after)
+    ]
+    if not alike or any(getattr(case, name) != getattr(Case, name) for name in others):
+        return None
+    nearest = min(alike, key=lambda lever: _differ(lever, case))
+    before, after = nearest.seconds
+    flag = _write_flag(nearest.axis, nearest.after)
+    against = "against " if option.axis == "batch_size" else ""
+    size = nearest.before if against else nearest.batch_size
+    about = f"{nearest.precision}, {against}batch size {size}"
+    if option.axis != "cudnn_benchmark" and not case.cudnn_benchmark:
+        about += ", both with --cudnn-benchmark on"
+    return Advice(flag, before / after, f"on an {REFERENCE_GPU} ({REFERENCE})", about)
+
+
+def _differ(lever: Lever, case: Case) -> tuple[bool, bool, int]:
+    """How unlike a case what was measured is: what matters most first."""
+    theirs, ours = PRECISIONS[lever.precision], PRECISIONS[case.precision]
+    return (
+        theirs is not ours,
+        theirs.arithmetic is not ours.arithmetic,
+        abs(lever.batch_size - case.batch_size),
+    )
+
+
+def _write_flag(axis: str, value: Value) -> str:
+    return f"{axis_flag(axis)} {format_value(value) or 'none'}"

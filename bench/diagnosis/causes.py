@@ -1,0 +1,140 @@
+"""The time of a step, divided among causes: each operation and wait has one, or two.
+
+What an operation takes at the machine's measured rates is its memory traffic or its arithmetic,
+whichever takes longer. What it takes beyond that has a cause of its own: a kernel below the rate of
+copies, products without tensor cores, and so on. Operations that need not be at all, such as casts,
+are wholly of their own cause.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from bench.diagnosis.breakdown import Timed
+from bench.diagnosis.explanation import Cause, Side
+from bench.diagnosis.floors import find_floor, find_limit, name_arithmetic
+from bench.diagnosis.kernels import find_tensor_cores
+from bench.diagnosis.step import Bound, Step, Wait
+from bench.precision import Arithmetic
+from bench.record import WorkRow
+from bench.work import Kind
+
+FASTER = 1.1
+"""A format whose products are faster than float32's by less than this is called emulated."""
+
+LOW = (Arithmetic.FLOAT16, Arithmetic.BFLOAT16, Arithmetic.FLOAT8)
+"""Formats of fewer bits than float32."""
+
+CONVOLUTIONS = (Kind.CONVOLUTION_1X1, Kind.CONVOLUTION, Kind.GROUPED)
+
+OWN_FORMAT = (Kind.OPTIMIZER, Kind.COPY)
+"""Kinds that are in float32 for what they do, and not because autocast keeps them there."""
+
+
+@dataclass(frozen=True)
+class Share:
+    """A part of a step's time that a cause has; ``timed`` is its operation, None for a wait."""
+
+    cause: Cause
+    time_s: float
+    timed: Timed | None = None
+
+
+def find_shares(side: Side, clock: float = 1.0) -> Iterator[Share]:
+    """Divide a step's time among causes; what has none is left out.
+
+    Args:
+        side: whose step it is.
+        clock: its clock over that of the side that it is held against, at most 1.
+    """
+    for timed in side.breakdown.rows:
+        for cause, time_s in _divide(timed, side, clock):
+            yield Share(cause, time_s, timed)
+    for wait in Wait:
+        if time_s := side.breakdown.find_time(wait):
+            yield Share(_blame_wait(wait, side), time_s)
+
+
+_WHOLLY = {
+    Kind.INPUT: Cause.LOADER,
+    Kind.CAST: Cause.ADDED,
+    Kind.LOSS_SCALING: Cause.ADDED,
+    Kind.LAYOUT: Cause.LAYOUT,
+}
+
+
+def _divide(timed: Timed, side: Side, clock: float) -> Iterator[tuple[Cause, float]]:
+    row, time_s, step = timed.row, timed.time_s, side.step
+    if whole := _find_whole(timed, side):
+        yield whole, time_s
+        return
+    if timed.bound is None:
+        return
+    if timed.bound is Bound.COMPUTE and clock < 1:
+        yield Cause.CLOCKS, time_s * (1 - clock)
+        time_s *= clock
+    floor = find_floor(row, step.rates, step.arithmetic)
+    moves = timed.bound is Bound.MEMORY
+    if floor is None:  # compiled into a kernel that was not counted
+        yield Cause.MEMORY if moves else Cause.PRODUCTS, time_s
+        return
+    limit = find_limit(row, step.rates, step.arithmetic)
+    yield Cause.MEMORY if limit is Bound.MEMORY else Cause.ARITHMETIC, min(floor, time_s)
+    if time_s > floor:
+        yield Cause.BELOW_COPY if moves else _blame_products(timed, step), time_s - floor
+
+
+def _find_whole(timed: Timed, side: Side) -> Cause | None:
+    """The cause that has all of an operation's time."""
+    row, kind = timed.row, Kind(timed.row.kind)
+    if cause := _WHOLLY.get(kind):
+        return cause
+    if timed.bound is Bound.LAUNCH:
+        return Cause.LAUNCH
+    if side.format in LOW and row.format == Arithmetic.FLOAT32 and kind not in OWN_FORMAT:
+        return Cause.FLOAT32
+    return Cause.EMULATED if timed.bound is Bound.COMPUTE and _is_emulated(row, side.step) else None
+
+
+def _is_emulated(row: WorkRow, step: Step) -> bool:
+    usual, rate = _find_rates(row, step)
+    return row.format != Arithmetic.FLOAT32 and 0 < rate < FASTER * usual
+
+
+def _find_rates(row: WorkRow, step: Step) -> tuple[float, float]:
+    """The rates of float32, and of a row's format; 0 where one was not measured.
+
+    Both are of convolutions where the row is one and both were measured, else of products.
+    """
+    name = name_arithmetic(row.format, step.arithmetic)
+    own = step.rates.convolutions if row.kind in CONVOLUTIONS else {}
+    rates = own if {Arithmetic.FLOAT32, name} <= own.keys() else step.rates.products
+    return rates.get(Arithmetic.FLOAT32, 0.0), rates.get(name, 0.0)
+
+
+def _blame_products(timed: Timed, step: Step) -> Cause:
+    if timed.row.kind in CONVOLUTIONS and lacks_tensor_cores(timed, step):
+        return Cause.NO_TENSOR_CORES
+    return Cause.PRODUCTS
+
+
+def lacks_tensor_cores(timed: Timed, step: Step) -> bool:
+    """Whether products of a format that has tensor cores ran without them.
+
+    Kernels' names tell it. Where none was recorded, a rate below float32's does: a convolution on
+    tensor cores may be as slow, so that is the weaker sign.
+    """
+    usual, rate = _find_rates(timed.row, step)
+    if step.device != "cuda" or not usual or rate < FASTER * usual:
+        return False
+    used = find_tensor_cores(timed.row)
+    return (timed.row.flop or 0.0) / timed.time_s < usual if used is None else not used
+
+
+def _blame_wait(wait: Wait, side: Side) -> Cause:
+    if wait is Wait.INPUT:
+        return Cause.LOADER
+    if side.alloc_retries:
+        return Cause.MEMORY_LIMIT
+    return Cause.SYNCHRONISATION if wait is Wait.SYNCHRONISATION else Cause.LAUNCH

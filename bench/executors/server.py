@@ -1,0 +1,313 @@
+"""Starting workers: forked from a server of `bench.worker.server`, or each as a new Python.
+
+This process never imports torch, so that the server is another one. There is one for each set of
+`Surroundings`: what a process has from its start on, and cannot be given later.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import IO, Protocol
+
+from bench.text import last_line
+from bench.worker.server import REFUSED, STALE
+
+LATE = (
+    "BENCH_*",
+    "CUDA_VISIBLE_DEVICES",
+    "GLOO_SOCKET_IFNAME",
+    "PYTEST_CURRENT_TEST",
+    "TORCHINDUCTOR_CACHE_DIR",
+)
+"""Environment variables that are read where they are used, and so may differ between a server and
+its workers. All others may be read as Python starts or torch is imported: where one differs, the
+server is another. `OMP_NUM_THREADS` is read as its library is loaded, `PYTORCH_ALLOC_CONF` too."""
+
+_ANSWER_S = 120.0  # torch from a slow disk, by the first of its workers
+
+
+class Process(Protocol):
+    """What a `Worker` needs of its process; `subprocess.Popen` has it."""
+
+    pid: int
+    stdin: IO[bytes] | None
+    stdout: IO[bytes] | None
+
+    @property
+    def returncode(self) -> int | None:
+        """As it ended, negative for a signal; None where that is not known."""
+
+    def poll(self) -> int | None:
+        """Look whether it has ended; its return code."""
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait until it has ended; its return code.
+
+        Raises:
+            subprocess.TimeoutExpired: it has not in so many s.
+        """
+
+    def send_signal(self, sig: int) -> None:
+        """Send it a signal, unless it has ended."""
+
+
+def start_cold(descriptor: int, environment: Mapping[str, str]) -> Process:
+    """Start a worker as a new Python."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "bench.worker", str(descriptor), str(os.getpid())],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        pass_fds=[descriptor],
+        start_new_session=True,
+        env=environment,
+    )
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What a process has from its start on: environment, folder, cores and niceness.
+
+    The OpenMP library counts its cores as it is loaded.
+    """
+
+    environment: frozenset[tuple[str, str]]
+    folder: str
+    cores: frozenset[int]
+    niceness: int
+
+    @classmethod
+    def take(cls, environment: Mapping[str, str]) -> Surroundings:
+        """Those of what this thread starts with ``environment``."""
+        fixed = frozenset(
+            (name, value)
+            for name, value in environment.items()
+            if not any(fnmatchcase(name, late) for late in LATE)
+        )
+        cores, niceness = os.sched_getaffinity(0), os.getpriority(os.PRIO_PROCESS, 0)
+        return cls(fixed, str(Path.cwd()), frozenset(cores), niceness)
+
+
+class UnfitError(Exception):
+    """A server forks no worker. ``stale`` where another one would."""
+
+    def __init__(self, why: str, stale: bool = False) -> None:
+        super().__init__(why)
+        self.stale = stale
+
+
+class Server:
+    """A running `bench.worker.server`; it ends with this object, or with this process.
+
+    Args:
+        environment: of the server; its workers have one of their own.
+    """
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._said = deque[bytes](maxlen=16)
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "bench.worker", "serve", str(theirs.fileno())],
+                # pipes, as workers have: Python looks what its streams are as it starts
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+                env=environment,
+            )
+        assert self._process.stdout is not None
+        self._hearing = threading.Thread(
+            target=_hear, args=(self._process.stdout, self._said), daemon=True
+        )
+        self._hearing.start()
+        self.close = weakref.finalize(self, _end, self._control, self._process)
+
+    def fork(self, descriptor: int, environment: Mapping[str, str]) -> Forked:
+        """Have a worker forked that writes messages to ``descriptor``.
+
+        Raises:
+            UnfitError: none is; it says why.
+            OSError: the machine has no process or memory to spare just now.
+        """
+        stdin, ours = os.pipe()
+        theirs, output = os.pipe()
+        told, tell = os.pipe()
+        try:
+            given = [stdin, output, descriptor, tell]
+            socket.send_fds(self._control, [json.dumps(dict(environment)).encode()], given)
+        except OSError as error:  # it has ended
+            for one in (ours, theirs, told):
+                os.close(one)
+            raise UnfitError(self._describe_end(), stale=True) from error
+        finally:
+            for one in (stdin, output, tell):
+                os.close(one)
+        forked = Forked(self, os.fdopen(ours, "wb"), os.fdopen(theirs, "rb"), told)
+        answer = forked.hear(_ANSWER_S)
+        if answer is not None and answer.isdecimal():
+            forked.pid = int(answer)
+            return forked
+        forked.release()
+        if answer is None:
+            raise UnfitError(f"no answer within {_ANSWER_S:g} s")
+        if answer.startswith(REFUSED):
+            number = int(answer.removeprefix(REFUSED))
+            raise OSError(number, os.strerror(number))
+        raise UnfitError(answer or self._describe_end(), stale=answer in ("", STALE))
+
+    def _describe_end(self) -> str:
+        self._hearing.join(1.0)  # what it said last may be on its way
+        return f"it ended: {last_line(b''.join(self._said).decode(errors='replace'))}"
+
+
+class Forked:
+    """A worker that a server has forked: a `Process`."""
+
+    pid = 0
+
+    def __init__(self, server: Server, stdin: IO[bytes], stdout: IO[bytes], told: int) -> None:
+        self._server = server  # which lives as long as its workers
+        self.stdin: IO[bytes] | None = stdin
+        self.stdout: IO[bytes] | None = stdout
+        self.returncode: int | None = None
+        self._told, self._buffer = told, b""
+
+    def hear(self, seconds: float | None) -> str | None:
+        """The next line of the server; empty where it has ended, None where none came in time."""
+        until = None if seconds is None else time.monotonic() + seconds
+        said = select.poll()
+        said.register(self._told, select.POLLIN)
+        while b"\n" not in self._buffer:
+            left = None if until is None else max(0.0, until - time.monotonic())
+            if not said.poll(None if left is None else 1000 * left):
+                return None
+            if not (data := os.read(self._told, 1 << 12)):
+                return ""
+            self._buffer += data
+        line, _, self._buffer = self._buffer.partition(b"\n")
+        return line.decode()
+
+    def poll(self) -> int | None:
+        """Look whether it has ended; its return code."""
+        with suppress(subprocess.TimeoutExpired):
+            self.wait(0.0)
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait until it has ended; its return code.
+
+        Raises:
+            subprocess.TimeoutExpired: it has not in so many s.
+        """
+        if self.returncode is None:
+            if (line := self.hear(timeout)) is None:
+                raise subprocess.TimeoutExpired("bench.worker", timeout or 0.0)
+            # without its server it was killed by the kernel
+            self.returncode = int(line) if line else -signal.SIGKILL
+            os.close(self._told)
+        return self.returncode
+
+    def send_signal(self, sig: int) -> None:
+        """Send it a signal, unless it has ended."""
+        if self.poll() is None:
+            os.kill(self.pid, sig)
+
+    def release(self) -> None:
+        """Close what leads to a worker that was never forked."""
+        os.close(self._told)
+        for stream in (self.stdin, self.stdout):
+            stream.close()  # type: ignore[union-attr]
+
+
+class Servers:
+    """Starts workers, by a server for each `Surroundings` that they have.
+
+    Args:
+        cold: whether each worker is to be a new Python.
+    """
+
+    def __init__(self, cold: bool) -> None:
+        self._cold = cold or sys.platform != "linux"
+        self._running: dict[Surroundings, Server] = {}
+        self._unfit: dict[Surroundings, str] = {}
+        self._lock = threading.Lock()
+
+    def launch(self, descriptor: int, environment: Mapping[str, str]) -> tuple[Process, str]:
+        """Start a worker that writes messages to ``descriptor``.
+
+        Returns:
+            It, and why it was started cold where it was to be warm.
+        """
+        if self._cold:
+            return start_cold(descriptor, environment), ""
+        around = Surroundings.take(environment)
+        for fresh in (False, True):
+            with self._lock:
+                if around in self._unfit:
+                    break
+                server = self._find(around, environment)
+            try:
+                return server.fork(descriptor, environment), ""
+            except UnfitError as error:
+                with self._lock:
+                    if self._running.get(around) is server:
+                        del self._running[around]
+                    if fresh or not error.stale:
+                        self._unfit[around] = str(error)
+        why = f"the worker was started cold, because of its server: {self._unfit[around]}"
+        return start_cold(descriptor, environment), why
+
+    def prepare(self, environment: Mapping[str, str]) -> None:
+        """Start the server of a worker that is about to be launched from this thread."""
+        if not self._cold:
+            with self._lock:
+                self._find(Surroundings.take(environment), environment)
+
+    def close(self) -> None:
+        """End the servers, and whatever they have forked."""
+        for server in self._running.values():
+            server.close()
+        self._running.clear()
+
+    def _find(self, around: Surroundings, environment: Mapping[str, str]) -> Server:
+        if around not in self._running:
+            # of another environment no worker is asked for any more; they end with their last one
+            self._running = {
+                other: server
+                for other, server in self._running.items()
+                if (other.environment, other.folder) == (around.environment, around.folder)
+            }
+            self._running[around] = Server(environment)
+        return self._running[around]
+
+
+def _hear(stream: IO[bytes], said: deque[bytes]) -> None:
+    """Keep the last that a server prints."""
+    with stream:
+        while data := os.read(stream.fileno(), 1 << 16):
+            said.append(data)
+
+
+def _end(control: socket.socket, process: subprocess.Popen[bytes]) -> None:
+    """End a server; what it has forked ends with it."""
+    control.close()
+    process.kill()
+    process.wait()
+    process.stdin.close()  # type: ignore[union-attr]

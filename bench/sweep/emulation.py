@@ -1,0 +1,114 @@
+"""Precisions that a device computes in another format, and how long their cases take at least."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from bench.case import Case
+from bench.data import DatasetInfo
+from bench.data.synthetic import IMAGES
+from bench.doctor.kept import keep, recall
+from bench.doctor.rates import choose_seconds, measure_rates, write_doubts
+from bench.environment import CPU_FLAGS, ask, read_cpu_flags
+from bench.fingerprint import name_subject
+from bench.gpu.cards import find_cards
+from bench.precision import PRECISIONS
+from bench.sweep.options import Options
+from bench.sweep.preflight import Inputs, list_examined, name_data
+from bench.text import name_first, write_seconds
+
+
+def warn_of_emulation(cases: Sequence[Case], inputs: Inputs) -> list[str]:
+    """A line for each reason why some of ``cases`` are emulated, of the one that takes longest.
+
+    Args:
+        cases: that are to run.
+        inputs: what is known of them, with the rates of their devices if these were measured.
+    """
+    emulated: dict[str, list[Case]] = {}
+    for case in cases:
+        if reason := _find_emulation(case, inputs):
+            emulated.setdefault(reason, []).append(case)
+    lines = []
+    for reason, of in emulated.items():
+        longest = max(of, key=lambda case: inputs.predict(case) or 0.0)
+        seconds, usual = (
+            inputs.predict(case) for case in (longest, replace(longest, precision="fp32"))
+        )
+        if seconds and usual and seconds <= usual:
+            continue  # the rates belie it
+        told = ""
+        if seconds and usual:
+            told = (
+                f"; {longest.precision} at batch size {longest.batch_size} takes at least "
+                f"{write_seconds(seconds)}, and fp32 {write_seconds(usual)}, as estimated from the "
+                "rates of this machine"
+            )
+        names = list(dict.fromkeys(case.precision for case in of))
+        lines.append(
+            f"warning: {name_first(names, 4)} {'is' if len(names) == 1 else 'are'} emulated: "
+            f"{reason}{told}; leave out of --precision what is too slow, or lower --fraction or "
+            "--batch-size"
+        )
+    return lines
+
+
+def foresee_emulation(cases: Sequence[Case], options: Options) -> tuple[list[str], float]:
+    """What `warn_of_emulation` says of cases in a dry run, and what speaks against the rates.
+
+    With it come the s that a pass over the cases takes at least; 0 where nothing is emulated, for
+    then no rates are measured.
+
+    Torch and the machine are asked, which takes some seconds, only where something may be emulated.
+    No images are opened; as many are assumed as CIFAR-10 has.
+
+    Raises:
+        UsageError: torch cannot use the device, or a model is broken.
+    """
+    devices = list(dict.fromkeys(case.device for case in cases if _may_be_emulated(case)))
+    if not devices or options.executor == "fake":
+        return [], 0.0
+    cases = [case for case in cases if case.device in devices]
+    answer = ask(devices, list_examined(cases), timeout_s=options.timeout_s)
+    inputs = Inputs(
+        {device: answer.platform(device) for device in devices},
+        {subject: answer.fingerprint(subject) for subject in map(name_subject, cases)},
+        {
+            name_data(case): DatasetInfo(
+                case.dataset, "", IMAGES["train"], IMAGES["test"], 0, "", ""
+            )
+            for case in cases
+        },
+    )
+    if "precision" not in options.axes:
+        cases = [
+            case
+            for case in cases
+            if not inputs.platforms[case.device].discourage(PRECISIONS[case.precision])
+        ]
+    lines = []
+    for device in dict.fromkeys(case.device for case in cases if _find_emulation(case, inputs)):
+        if seconds := choose_seconds(device):
+            environment = inputs.platforms[device].environment
+            if not (found := recall(environment, seconds)).rates:
+                found = measure_rates(device, seconds)
+                keep(found, environment, seconds)
+            inputs = inputs.add_rates(device, found)
+            lines += write_doubts(found, environment.gpu)
+    pass_s = sum(inputs.predict(case) or 0.0 for case in cases)
+    return [*lines, *warn_of_emulation(cases, inputs)], pass_s
+
+
+def _find_emulation(case: Case, inputs: Inputs) -> str:
+    return inputs.platforms[case.device].find_emulation(PRECISIONS[case.precision])
+
+
+def _may_be_emulated(case: Case) -> bool:
+    """Whether a device may emulate a precision, by what is known of it without torch."""
+    precision = PRECISIONS[case.precision]
+    if case.device == "cpu":
+        needed = CPU_FLAGS.get(precision.arithmetic)
+        return needed is not None and not needed & read_cpu_flags()
+    cards = find_cards()[0]
+    return bool(cards and cards[0].capability and cards[0].capability < precision.min_capability)

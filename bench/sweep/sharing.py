@@ -1,0 +1,183 @@
+"""What the rows of a folder have found, for cases that then need not find it anew.
+
+Three parts are shared, each among cases that agree on all that it depends on: the proof of a
+precision, FLOP per image, and the work of a step, which is a line over the items of a micro-batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from bench.case import AXES, FOLLOWS, SAME_QUESTION, Case, count_probed, format_value, micro_batch
+from bench.errors import UsageError
+from bench.precision import PRECISIONS
+from bench.record import (
+    COMPARABLE,
+    PROVEN,
+    Environment,
+    Known,
+    Record,
+    Status,
+    WorkRow,
+    flatten,
+    read_missing,
+    read_sources,
+)
+from bench.store.cells import RECORDS
+from bench.store.reader import list_work, read_cases, read_records, read_work
+from bench.text import clean
+from bench.work import add_items
+
+PROOF, FLOP, WORK = "proof", "flop", "work"
+
+_LEARNING = ("lr", "lr_scaling", "base_batch", "lr_warmup", "schedule", "epochs", "seed")
+_MEASURING = ("checkpoint", *SAME_QUESTION)
+_SIZES = ("batch_size", "accumulate")  # see `_make_key`
+
+_AXES: dict[str, tuple[str, ...]] = {
+    part: tuple(name for name in AXES if name not in indifferent)
+    for part, indifferent in {
+        # layers are run by themselves: without a loss, an optimizer or a loader
+        PROOF: {
+            *(*_LEARNING, *_MEASURING, *_SIZES, "loss_scale", "skip_overflow", "optimizer"),
+            *("loader", *FOLLOWS["loader"]),
+        },
+        # counted op by op, without the workers of a loader
+        WORK: {
+            *(*_LEARNING, *_MEASURING, "batch_size", "compile", "cudnn_benchmark"),
+            *("memory_limit", "workers", "persistent_workers", "prefetch"),
+        },
+    }.items()
+} | {FLOP: ("model", "dataset", "workload", "input", "classes", "freeze")}
+"""The axes that each part depends on; of a new one it is taken that proof and work do."""
+
+_MACHINE = (*COMPARABLE, "gpu_uuid", "torch_threads", "train_images")
+"""Columns of an environment that each part is taken to depend on."""
+
+_COLUMNS = {PROOF: (*PROVEN, "proof_notes", "flags"), FLOP: ("flop_per_image",), WORK: ()}
+"""The columns of each part."""
+
+_NEEDED = {PROOF: ("arithmetic", "conv_error", "matmul_error"), FLOP: ("flop_per_image",), WORK: ()}
+"""Those of them that a row which found it has."""
+
+_Key = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class _Found:
+    """What a record found of one part; ``items`` are those of the micro-batch of its step."""
+
+    record_id: str
+    values: dict[str, Any]
+    missing: dict[str, str]
+    items: int
+    work: list[WorkRow]
+
+
+class Sharing:
+    """What the records of one folder have found, those of this sweep and earlier ones.
+
+    Args:
+        folder: of a sweep; what it holds is read at the first question.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._found: dict[_Key, _Found] | None = None
+
+    def recall(self, case: Case, environment: Environment) -> Known:
+        """What is known of a case that is to be run in ``environment``."""
+        known, columns = Known(), asdict(environment)
+        if not environment.model_parameters:  # it was not examined, and may be another
+            return known
+        for part in _COLUMNS:
+            found = self._recall().get(_make_key(part, case, columns))
+            if found is None or (part == WORK and micro_batch(case) == 1):  # below what was seen
+                continue
+            more = micro_batch(case) - found.items
+            known.work.extend(add_items(row, more) for row in found.work)
+            known.sources[part] = found.record_id
+            known.values.update(found.values)
+            known.missing.update(found.missing)
+        return known
+
+    def learn(self, record: Record, work: Sequence[WorkRow]) -> None:
+        """Take in a record that was just written."""
+        self._learn(self._recall(), record.case, flatten(record), lambda: work)
+
+    def _recall(self) -> dict[_Key, _Found]:
+        if self._found is None:
+            self._found = {}
+            if (self._folder / RECORDS).is_file():
+                with suppress(UsageError):  # a file that cannot be read tells nothing
+                    self._read(self._found)
+        return self._found
+
+    def _read(self, found: dict[_Key, _Found]) -> None:
+        frame = read_records(self._folder)
+        frame = frame[frame["status"] == str(Status.OK)]
+        table = read_work(self._folder)
+        parts = dict(iter(table.groupby("record_id", sort=False)))
+        for case, row in zip(read_cases(frame), frame.to_dict("records"), strict=True):
+            cells = {str(name): _empty(value) for name, value in row.items()}
+            part = parts.get(cells["record_id"], table[:0])
+            self._learn(found, case, cells, partial(list_work, part))
+
+    @staticmethod
+    def _learn(
+        found: dict[_Key, _Found],
+        case: Case,
+        cells: Mapping[str, Any],
+        work: Callable[[], Sequence[WorkRow]],
+    ) -> None:
+        """Note what a row found itself, by its cells; the first of those that agree counts."""
+        if cells["status"] != Status.OK or cells["executor"] == "fake":
+            return
+        given, reasons = read_sources(cells["shared"] or ""), read_missing(cells["missing"] or "")
+        for part, names in _COLUMNS.items():
+            if part in given or (key := _make_key(part, case, cells)) in found:
+                continue
+            rows = _find_line(work()) if part == WORK else []
+            if any(cells[name] is None for name in _NEEDED[part]) or (part == WORK and not rows):
+                continue
+            values = {name: cells[name] for name in names}
+            missing = {name: why for name, why in reasons.items() if name in names}
+            found[key] = _Found(cells["record_id"], values, missing, micro_batch(case), rows)
+
+
+def _make_key(part: str, case: Case, machine: Mapping[str, Any]) -> _Key:
+    """What a part of a case depends on: cases of one key have it in common."""
+    axes = {name: getattr(case, name) for name in _AXES[part]}
+    if part == PROOF:
+        axes["images"] = count_probed(case)
+    if part == WORK and isinstance(case.loss_scale, float):
+        axes["loss_scale"] = "static"
+    if part != FLOP and PRECISIONS[case.precision].float8:
+        # which of its layers are converted depends on the sizes of all micro-batches
+        axes |= {name: getattr(case, name) for name in _SIZES}
+    cells = map(format_value, axes.values())
+    return (part, *cells, *(_spell(machine[name]) for name in _MACHINE))
+
+
+def _spell(value: Any) -> str:
+    return format_value(clean(value) if isinstance(value, str) else value)
+
+
+def _empty(cell: Any) -> Any:
+    """A cell of a table as a record has it: None where it is empty."""
+    return None if cell == "" or cell != cell else cell
+
+
+def _find_line(rows: Sequence[WorkRow]) -> list[WorkRow]:
+    """What was counted, if it tells the work of micro-batches of any size; else nothing."""
+    counted = [
+        replace(row, time_s=None, exclusive_s=None, kernels="")
+        for row in rows
+        if row.bytes is not None  # others were only timed
+    ]
+    return counted if all(row.bytes_per_item is not None for row in counted) else []

@@ -1,0 +1,109 @@
+"""A whole training step as a CUDA graph: its kernels are recorded once, and then started at once.
+
+A step of many small kernels is bound by the host, which starts them one by one. What is recorded
+runs on the memory that it was recorded with: so a batch is copied to where the first one was, the
+learning rate is a tensor, and what a step leaves is copied from where it stands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+Results = tuple[Tensor, Tensor | None, Tensor]
+"""What `bench.training.loop.Training.step` returns."""
+
+WARMUP_STEPS = 3
+"""Steps before a capture, as in torch's notes on CUDA graphs: what a first step tunes or compiles
+cannot be captured."""
+
+
+class Recorder(Protocol):
+    """What records work of the device; here the only part that needs a GPU."""
+
+    def capture(self, run: Callable[[], object]) -> None:
+        """Run ``run`` some times, and record what it does."""
+
+    def replay(self) -> None:
+        """Do what was recorded, in the current stream."""
+
+
+class CudaGraph:
+    """Records with `torch.cuda.CUDAGraph`."""
+
+    def __init__(self) -> None:
+        self._graph = torch.cuda.CUDAGraph()
+
+    def capture(self, run: Callable[[], object]) -> None:
+        """Run `WARMUP_STEPS` times in a stream of its own, then once more to record."""
+        side, current = torch.cuda.Stream(), torch.cuda.current_stream()
+        side.wait_stream(current)
+        with torch.cuda.stream(side):
+            for _ in range(WARMUP_STEPS):
+                run()
+        current.wait_stream(side)
+        try:
+            # a DataLoader's thread that pins memory may call CUDA meanwhile, and does no harm
+            with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
+                run()
+        except RuntimeError as error:
+            # ending a capture that broke raises too, and would hide what broke it
+            raise error.__context__ or error from None
+
+    def replay(self) -> None:
+        """Start all kernels that were recorded."""
+        self._graph.replay()
+
+
+class Captured:
+    """A step that was recorded for batches like one: of its shapes, dtypes and other contents.
+
+    Args:
+        step: trains on a batch in one piece.
+        batch: like all those to come; it is trained on.
+        recorder: what records.
+    """
+
+    def __init__(
+        self, step: Callable[[Any], Results], batch: Any, recorder: Recorder | None = None
+    ) -> None:
+        self._recorder = recorder or CudaGraph()
+        self._batch = tree_map_only(Tensor, torch.clone, batch)
+        self._results: list[Tensor | None] = []
+
+        def run() -> None:
+            found = step(self._batch)
+            if not self._results:
+                self._results = [None if one is None else torch.empty_like(one) for one in found]
+            for kept, one in zip(self._results, found, strict=True):
+                if kept is not None and one is not None:
+                    kept.copy_(one)
+
+        self._recorder.capture(run)
+
+    def fits(self, batch: Any) -> bool:
+        """Whether ``batch`` is like the one that the step was recorded with."""
+        ours, theirs = tree_leaves(self._batch), tree_leaves(batch)
+        return len(ours) == len(theirs) and all(map(_is_alike, ours, theirs))
+
+    def step(self, batch: Any) -> Results:
+        """Train on a batch that `fits`."""
+        for kept, one in zip(tree_leaves(self._batch), tree_leaves(batch), strict=True):
+            if isinstance(kept, Tensor):
+                kept.copy_(one, non_blocking=True)
+        self._recorder.replay()
+        # the next step writes over them
+        loss, correct, overflowed = (None if one is None else one.clone() for one in self._results)
+        assert loss is not None
+        assert overflowed is not None
+        return loss, correct, overflowed
+
+
+def _is_alike(one: Any, other: Any) -> bool:
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        return (one.shape, one.dtype, one.device) == (other.shape, other.dtype, other.device)
+    return type(one) is type(other) and bool(one == other)

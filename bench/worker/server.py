@@ -1,0 +1,207 @@
+"""A process that has imported torch and the harness, and forks a worker whenever it is asked to.
+
+To start Python and to import torch takes longer than all else that a short case needs. The server
+has done it once; what it forks goes on from there.
+
+A worker shares with its server, and so with the workers before and after it: the modules as they
+were imported, the layout of the address space, and the seed by which Python hashes strings. All
+else is its own. What it writes to memory is copied first, so that nothing it does there reaches the
+server or another worker. It has its session and process group, standard streams, environment,
+signals, limits, threads, device context and random numbers. It dies with the server, and the server
+dies with the process that started it, however that ends: it holds the only other end of a socket.
+
+The server itself computes nothing, draws no random number, has no thread beside the first, and
+opens no GPU. Before each fork it looks whether that is so, and whether the files that it imported
+are still as they were; if not, it says so and forks nothing more. It never imports a user's module.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import selectors
+import socket
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+
+from bench.processes import die_with_parent, pause_collection
+
+MODULES = (
+    "bench.data.loader",
+    "bench.models.dpn",
+    "bench.training.building",
+    "bench.training.checkpoint",
+    "bench.training.counting",
+    "bench.training.flop",
+    "bench.training.parallel",
+    "bench.training.profiling",
+    "bench.training.proof",
+    "bench.training.schedule",
+    "bench.worker.measurement",
+    "bench.workloads.images",
+    "psutil",
+    "torch._dynamo",  # which the first optimizer imports: as long as torch itself
+)
+"""What is imported before a worker knows its case, with all that these import."""
+
+STALE = "stale"
+"""What the server answers where a file that it imported was changed."""
+
+REFUSED = "errno "
+"""What it answers where the system has no process or memory to spare just now, and a number."""
+
+_DEVICES = ("/dev/nvidia", "/dev/dxg", "/dev/kfd")
+_REQUEST_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class Birth:
+    """What a worker has from the start: where to write messages, and when it began, in s."""
+
+    descriptor: int
+    began: float
+
+
+@dataclass(frozen=True)
+class _Child:
+    pid: int
+    told: int  # where to say how it ended
+
+
+def preload() -> None:
+    """Import `MODULES`, and have the garbage collector pass over them from then on."""
+    with pause_collection():
+        for name in MODULES:
+            import_module(name)
+        gc.freeze()
+
+
+def serve(descriptor: int, inherited: Mapping[str, str]) -> Birth | None:
+    """Fork a worker for each request on the socket ``descriptor``, until its other end is closed.
+
+    A request is one message: an environment as JSON, and file descriptors: the worker's standard
+    input, its output, where it writes messages, and where the server answers. The answer is a line:
+    the worker's process id, and another once it has ended: its return code, negative for a signal.
+    Or it is `STALE` or why no worker can be forked, and that stays so; or `REFUSED`.
+
+    Args:
+        descriptor: of the socket.
+        inherited: the environment before anything was imported.
+
+    Returns:
+        In each worker what it starts with; in the server None, at its end.
+    """
+    _end_threads()
+    imported, children = _look_at_files(), dict[int, _Child]()
+    with socket.socket(fileno=descriptor) as control, selectors.DefaultSelector() as selector:
+        selector.register(control, selectors.EVENT_READ)
+        while True:
+            for key, _ in selector.select():
+                if child := children.pop(key.fd, None):
+                    selector.unregister(key.fd)
+                    os.close(key.fd)
+                    _, status = os.waitpid(child.pid, 0)
+                    _tell(child.told, str(os.waitstatus_to_exitcode(status)))
+                    os.close(child.told)
+                    continue
+                request, given, _, _ = socket.recv_fds(control, _REQUEST_BYTES, 4)
+                if not request:
+                    return None
+                told = given.pop()
+                server, (pid, answer) = os.getpid(), _fork(imported)
+                if pid == 0:
+                    began = time.monotonic()
+                    die_with_parent(server)
+                    for own in (told, *children, *(child.told for child in children.values())):
+                        os.close(own)
+                    _adopt(json.loads(request), inherited)
+                    return Birth(_settle(given), began)
+                _tell(told, answer)
+                if pid is None:
+                    os.close(told)
+                else:
+                    watched = os.pidfd_open(pid)
+                    children[watched] = _Child(pid, told)
+                    selector.register(watched, selectors.EVENT_READ)
+                for one in given:
+                    os.close(one)
+
+
+def _fork(imported: dict[str, tuple[int, int]]) -> tuple[int | None, str]:
+    """Fork, where that may be; what `os.fork` returns, or None, and what is to be answered."""
+    if why := _refuse(imported):
+        return None, why
+    try:
+        pid = os.fork()
+    except OSError as error:
+        return None, f"{REFUSED}{error.errno}"
+    return pid, str(pid)
+
+
+def _adopt(environment: Mapping[str, str], inherited: Mapping[str, str]) -> None:
+    """Have the environment that a new Python would have, with what imports have changed in it."""
+    for name in inherited.keys() - environment.keys():
+        os.environ.pop(name, None)
+    for name, value in environment.items():
+        if inherited.get(name) != value:
+            os.environ[name] = value
+
+
+def _settle(given: list[int]) -> int:
+    """Make a forked process one of its own; the descriptor that it writes messages to."""
+    import numpy as np
+
+    os.setsid()
+    stdin, output, messages = given
+    for stream, place in ((stdin, 0), (output, 1), (output, 2)):
+        os.dup2(stream, place)
+    os.close(stdin)
+    os.close(output)
+    np.random.seed()  # as Python's own generator does; torch's starts the same in every process
+    return messages
+
+
+def _tell(descriptor: int, line: str) -> None:
+    with suppress(BrokenPipeError):  # who asked has ended
+        os.write(descriptor, f"{line}\n".encode())
+
+
+def _end_threads() -> None:
+    """Have libraries end the threads that they started as they were imported.
+
+    OpenBLAS, which numpy brings, does so before a fork, and starts them again where it needs them.
+    """
+    pid = os.fork()
+    if not pid:
+        os._exit(0)
+    os.waitpid(pid, 0)
+
+
+def _refuse(imported: dict[str, tuple[int, int]]) -> str:
+    """Why this process can fork no worker; empty where it can."""
+    if (threads := len(os.listdir("/proc/self/task"))) > 1:  # noqa: PTH208
+        return f"it has {threads} threads"
+    for place in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):
+            if str(place.readlink()).startswith(_DEVICES):
+                return f"it has opened {place.readlink()}"
+    if sys.modules["torch"].cuda.is_initialized():
+        return "it has initialised CUDA"
+    return "" if _look_at_files() == imported else STALE
+
+
+def _look_at_files() -> dict[str, tuple[int, int]]:
+    """Time of the last change and size of each file that was imported, as far as it is there."""
+    found = {}
+    for module in list(sys.modules.values()):
+        if file := getattr(module, "__file__", None):
+            with suppress(OSError):
+                stat = os.stat(file)  # noqa: PTH116  (of 2,000 files in 5 ms)
+                found[file] = (stat.st_mtime_ns, stat.st_size)
+    return found

@@ -1,0 +1,408 @@
+"""A step divided where kernels ran side by side, and rates that the card cannot have reached."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bench.case import Case
+from bench.compare.__main__ import main as compare
+from bench.diagnosis.breakdown import Breakdown, divide
+from bench.diagnosis.step import Profile, Rates, Step
+from bench.gpu.peaks import peak_bandwidth, peak_flops
+from bench.record import WorkRow
+from bench.report import figures
+from bench.report.__main__ import main as report
+from bench.report.profiles import Profiled, read_steps
+from bench.report.summaries import latest, read
+from bench.report.sweeps import read_sweeps
+from bench.report.tables import build
+from bench.why.__main__ import main as why
+from bench.work import Kind
+from tests.steps_for_tests import RATES, make_row, write_profiled
+
+Printed = pytest.CaptureFixture[str]
+
+H100 = "NVIDIA H100 80GB HBM3"
+PEAKS = Rates({"float32": 67e12, "float16": 989.5e12}, 3.35e12)
+RESULTS = Path(__file__).parents[1] / "results"
+CARD = RESULTS / "nvidia-h100-80gb-hbm3-20261122-113040"
+
+NORM = make_row(Kind.NORMALISATION, "cudnn_batch_norm", 20.0, bytes=40e9)
+ADD = make_row(Kind.ELEMENTWISE, "add", 20.0, bytes=60e9)
+DENSE = make_row(Kind.CONVOLUTION_1X1, "1×1, 64→256", 60.0, flop=0.8e12, bytes=10e9)
+GROUPED = make_row(Kind.GROUPED, "3×3, 32 groups of 3→3", 41.3, flop=0.1e12, bytes=10e9)
+OVERLAPPED = [NORM, ADD, DENSE, GROUPED]
+"""Kernels of 141.3 ms in 111.3: those of the grouped convolutions ran on several streams."""
+
+MEASURED = [
+    replace(row, exclusive_s=own_ms / 1e3)
+    for row, own_ms in zip(OVERLAPPED, (19.0, 18.0, 60.0, 14.3), strict=True)
+]
+"""The same, with what a profile measured of each row's own time."""
+
+
+def make_step(ms: float, rows: Sequence[WorkRow], busy_ms: float, **values: Any) -> Step:
+    """A step on a GPU whose kernels take all of it but 2 ms under the profiler."""
+    profile = Profile((busy_ms + 2) / 1e3, busy_ms / 1e3)
+    return Step(ms / 1e3, rows, RATES, "cuda", profile=profile, **{"peaks": PEAKS, **values})
+
+
+def divided(step: Step) -> Breakdown:
+    breakdown = divide(step)
+    assert breakdown is not None
+    return breakdown
+
+
+def times(breakdown: Breakdown) -> dict[str, float]:
+    """ms of each part."""
+    return {str(part.name): round(1e3 * part.time_s, 6) for part in breakdown.parts}
+
+
+# ------------------------------------------------------------------------------------- the division
+
+
+def test_each_operation_has_the_time_that_a_profile_measured_as_its_own() -> None:
+    breakdown = divided(make_step(113.3, MEASURED, 111.3))
+    assert times(breakdown) == {
+        "convolution_1x1": 60.0,
+        "normalisation": 19.0,
+        "elementwise": 18.0,
+        "grouped_convolution": 14.3,
+        "idle": 2.0,
+    }
+    assert breakdown.left_over_s == pytest.approx(0)
+    assert breakdown.estimates == set()
+    assert not any(timed.estimated for timed in breakdown.rows)
+
+
+def test_without_that_only_what_can_overlap_is_less_and_it_is_an_estimate() -> None:
+    breakdown = divided(make_step(113.3, OVERLAPPED, 111.3))
+    assert times(breakdown) == {
+        "convolution_1x1": 60.0,
+        "normalisation": 20.0,
+        "elementwise": 20.0,
+        "grouped_convolution": 11.3,
+        "idle": 2.0,
+    }
+    assert breakdown.estimates == {Kind.GROUPED}
+    assert [timed.row for timed in breakdown.rows if timed.estimated] == [GROUPED]
+    assert "≈" in breakdown.verdict
+
+
+@pytest.mark.parametrize(
+    ("rows", "busy", "expected", "estimated"),
+    [
+        # one stream: nothing is estimated where kernels touch by a moment that no digit shows
+        (OVERLAPPED, 141.3, (20, 20, 60, 41.3), set()),
+        (OVERLAPPED, 141.29, (20, 20, 60, 41.29), set()),
+        (OVERLAPPED, 141.2, (20, 20, 60, 41.2), {Kind.GROUPED}),
+        # more overlaps than the grouped convolutions are: all convolutions may have
+        (OVERLAPPED, 90.65, (20, 20, 30, 20.65), {Kind.GROUPED, Kind.CONVOLUTION_1X1}),
+        # or than convolutions are, as where gradients are exchanged meanwhile
+        (OVERLAPPED, 35.325, (5, 5, 15, 10.325), {*Kind}),
+        ([NORM, ADD], 30.0, (15, 15), {*Kind}),
+    ],
+)
+def test_what_overlaps_is_taken_from_the_likeliest_kinds(
+    rows: list[WorkRow], busy: float, expected: tuple[float, ...], estimated: set[Kind]
+) -> None:
+    breakdown = divided(make_step(busy + 2, rows, busy))
+    own = {timed.row.operation: 1e3 * timed.time_s for timed in breakdown.rows}
+    assert [own[row.operation] for row in rows] == pytest.approx(expected)
+    assert breakdown.estimates == estimated & {row.kind for row in rows}
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(list(Kind)), st.floats(1e-6, 1.0)), min_size=1, max_size=8),
+    st.floats(0.01, 1.0),
+)
+def test_operations_add_up_to_the_time_in_which_any_ran(
+    drawn: list[tuple[Kind, float]], share: float
+) -> None:
+    rows = [make_row(kind, f"{i}", 1e3 * time_s) for i, (kind, time_s) in enumerate(drawn)]
+    busy = share * sum(time_s for _, time_s in drawn)
+    breakdown = divided(make_step(1e3 * busy, rows, 1e3 * busy))
+    assert sum(timed.time_s for timed in breakdown.rows) == pytest.approx(busy)
+    assert all(timed.time_s >= 0 for timed in breakdown.rows)
+
+
+# ------------------------------------------------------------------------------------ what it says
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """fp32 and fp16 with kernels side by side, as an older profile has them and as one has now."""
+    half = [
+        replace(row, format="float16", time_s=(row.time_s or 0) / 2, bytes=(row.bytes or 0) / 2)
+        for row in (NORM, ADD, DENSE, replace(GROUPED, time_s=12e-3))
+    ]
+    after = make_step(58.0, half, 56.0)
+    cases = [Case(precision=name, profile=True, batch_size=512) for name in ("fp32", "fp16")]
+    found = {}
+    for name, rows in (("old", OVERLAPPED), ("new", MEASURED)):
+        runs = list(zip(cases, (make_step(113.3, rows, 111.3), after), strict=True))
+        folder = tmp_path_factory.mktemp("overlap") / name
+        found[name] = write_profiled(folder, runs, gpu=H100, arithmetic="float32", rate_copy=3e12)
+    return found
+
+
+UNMARKED = re.compile(r"(?<![≈\d.])11\.3\b")
+"""The time that the grouped convolutions are estimated to have, printed as if it were measured."""
+
+
+@pytest.mark.parametrize("format", ["text", "md", "json"])
+def test_an_estimate_is_marked_wherever_a_pair_is_explained(
+    folders: dict[str, Path], capsys: Printed, format: str
+) -> None:
+    assert why([str(folders["old"]), "--format", format]) == 0
+    said = capsys.readouterr().out
+    if format == "json":
+        document = json.loads(said)
+        said = json.dumps(document, ensure_ascii=False)
+    words = " ".join(said.split())
+    assert "Estimated division: 1 of 2 profiled cases (fp32 · batch size 512)" in words
+    assert "--profile on" in words
+    assert UNMARKED.findall(said) == []
+    if format == "json":
+        (pair,) = document["explanations"]
+        parts = {part["name"]: part["estimated"] for part in pair["a"]["parts"]}
+        assert [name for name, estimated in parts.items() if estimated] == ["grouped_convolution"]
+        assert not any(part["estimated"] for part in pair["b"]["parts"])
+        changes = {change["name"]: change for change in pair["changes"]}
+        grouped = changes["grouped_convolution"]
+        assert (grouped["before_estimated"], grouped["after_estimated"]) == (True, False)
+        assert not changes["normalisation"]["before_estimated"]
+    else:
+        assert "≈11.3" in said
+
+
+@pytest.mark.parametrize("format", ["text", "md", "latex", "html"])
+def test_an_estimate_is_marked_wherever_a_report_has_it(
+    folders: dict[str, Path], capsys: Printed, format: str
+) -> None:
+    code = report([str(folders["old"]), "--reference", "none", "--format", format])
+    assert code == 0
+    said = capsys.readouterr().out.replace("$\\approx$", "≈")
+    assert "≈11.3" in said
+    assert UNMARKED.findall(re.sub(r'(data-|points=|d=|x=|y=|viewBox=)"?[^>]*', "", said)) == []
+    assert "Estimated division" in said
+
+
+def test_tables_mark_the_time_the_share_and_the_rates_of_an_estimate(
+    folders: dict[str, Path],
+) -> None:
+    tables = {table.name: table for table in build(read_sweeps([folders["old"]])).tables}
+    time, operations = tables["time"], tables["operations"]
+    cells = dict(zip((head.name for head in time.heads), time.rows[0], strict=True))
+    assert cells["grouped_convolution"].text == f"≈{100 * 11.3 / 113.3:.1f}"
+    assert cells["grouped_convolution"].estimated
+    assert [name for name, cell in cells.items() if cell.estimated] == ["grouped_convolution"]
+    (row,) = (
+        row
+        for row in operations.rows
+        if row[0].value == GROUPED.operation and row[4].text[0] == "≈"
+    )
+    assert [cell.text for cell in row if cell.estimated] == ["≈11.3", "≈10.0", "≈8.850", "≈885.0"]
+    for table in (time, operations):
+        assert any(note.startswith("≈ Estimated") for note in table.notes)
+
+
+def test_what_was_measured_has_no_mark(folders: dict[str, Path], capsys: Printed) -> None:
+    assert why([str(folders["new"])]) == 0
+    said = capsys.readouterr().out
+    assert report([str(folders["new"]), "--reference", "none", "--format", "md"]) == 0
+    said += capsys.readouterr().out
+    assert "≈" not in said
+    assert "Estimated division" not in said
+    assert "14.3" in said
+
+
+def test_a_comparison_marks_an_estimate(folders: dict[str, Path], capsys: Printed) -> None:
+    """Old against new: the time of the grouped convolutions seems to have grown."""
+    sides = [str(folders["old"]), str(folders["new"])]
+    assert compare([*sides, "--why"]) == 0
+    said = capsys.readouterr().out
+    (line,) = (line for line in said.splitlines() if "grouped convolutions" in line)
+    assert [word for word in line.split() if "1" in word and "." in word][:2] == ["≈11.3", "14.3"]
+    assert compare([*sides, "--why", "--format", "json"]) == 0
+    kinds = {kind["kind"]: kind for kind in json.loads(capsys.readouterr().out)["kinds"]}
+    grouped = kinds["grouped_convolution"]
+    assert (grouped["a_estimated"], grouped["b_estimated"]) == (True, False)
+
+
+def test_figures_mark_an_estimate(folders: dict[str, Path]) -> None:
+    view = figures.view_report(build(read_sweeps([folders["old"]])))
+    for sketch in figures.SKETCHES:
+        if sketch.name in ("waterfall", "roofline"):
+            ((_, data),) = dict(sketch.take(view)).items()
+            names = set(data.iloc[:, 0])
+            assert "≈grouped convolutions" in names
+            assert "normalisation" in names
+
+
+# -------------------------------------------------------------------------------- beyond the card
+
+
+def test_no_rate_above_the_data_sheet_is_told() -> None:
+    """bf16-amp's relu at batch size 128 had 3.42 TB/s of an H100: a part of it was in its cache."""
+    cached = make_row(Kind.ELEMENTWISE, "relu", 1.0, bytes=3.42e9)
+    wrong = make_row(Kind.MATMUL, "mm", 1.0, format="float16", flop=0.99e12, bytes=1e9)
+    sound = make_row(Kind.MATMUL, "addmm", 1.0, format="float16", flop=0.98e12, bytes=3.3e9)
+    rows = {
+        timed.row.operation: timed
+        for timed in divided(make_step(4.0, [cached, wrong, sound], 3.0)).rows
+    }
+    assert (rows["relu"].traffic, rows["relu"].beyond) == (None, True)
+    assert (rows["mm"].flops, rows["mm"].traffic, rows["mm"].beyond) == (None, 1e12, True)
+    assert rows["addmm"].flops == pytest.approx(0.98e15)
+    assert rows["addmm"].traffic == pytest.approx(3.3e12)
+    assert not rows["addmm"].beyond
+    # nothing is known of another card, or of a CPU
+    assert divided(make_step(4.0, [cached], 3.0, peaks=Rates())).rows[0].traffic == 3.42e12
+
+
+def test_a_rate_above_the_data_sheet_is_a_doubt(tmp_path: Path, capsys: Printed) -> None:
+    rows = [make_row(Kind.ELEMENTWISE, "relu", 1.0, bytes=3.42e9), NORM]
+    runs = [
+        (Case(precision=name, profile=True), make_step(23.0, rows, 21.0))
+        for name in ("fp32", "fp16")
+    ]
+    write_profiled(tmp_path / "a", runs, gpu=H100, rate_copy=3e12)
+    assert report([str(tmp_path / "a"), "--reference", "none", "--format", "json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    (doubt,) = (w for w in document["warnings"] if w["label"] == "Beyond the data sheet")
+    assert "The rates of relu would be above" in doubt["text"]
+    (table,) = (table for table in document["tables"] if table["name"] == "operations")
+    names = [head["name"] for head in table["heads"]]
+    traffic = {row[0]["value"]: row[names.index("traffic")]["value"] for row in table["rows"]}
+    assert traffic == {"cudnn_batch_norm": pytest.approx(2e12), "relu": None}
+    assert why([str(tmp_path / "a")]) == 0
+    assert "Beyond the data sheet: 2 of 2 profiled cases" in capsys.readouterr().out
+
+
+def test_a_yardstick_above_the_data_sheet_bounds_nothing(tmp_path: Path, capsys: Printed) -> None:
+    """Copies of 5 TB/s on an H100 were believed: fp16 could gain 10.7 times at most."""
+    runs = [
+        (Case(precision=name, profile=True), make_step(ms, [NORM], 20.0))
+        for name, ms in (("fp32", 44.0), ("fp16", 22.0))
+    ]
+    for name, copy in (("sound", 3e12), ("wrong", 5e12)):
+        write_profiled(tmp_path / name, runs, gpu=H100, rate_copy=copy)
+        assert why([str(tmp_path / name)]) == 0
+        said = capsys.readouterr().out
+        assert ("At most" in said) is (name == "sound")
+        assert ("copies reach 5 TB/s" in said) is False
+        assert ("beyond the data sheet: " in said) is (name == "wrong")
+
+
+def test_a_step_above_the_data_sheet_is_one_too(tmp_path: Path, capsys: Printed) -> None:
+    """Its FLOP/s, its share of the peak and its memory traffic are left out."""
+    step = make_step(22.0, [NORM], 20.0)
+    values: dict[str, Any] = {
+        "flop_per_image": 20e9,
+        "step_bytes": 80e9,
+        "arithmetic": "float32",
+        "rate_copy": 3e12,
+    }
+    runs = [(Case(precision="fp32", batch_size=128), step)]
+    for name, gpu, factor in (("sound", H100, 0.5), ("wrong", H100, 1.0), ("other", "Card 9", 1.0)):
+        scaled = ("flop_per_image", "step_bytes")
+        these = values | {name: values[name] * factor for name in scaled}
+        write_profiled(tmp_path / name, runs, gpu=gpu, train_images=12800, **these)
+        assert report([str(tmp_path / name), "--reference", "none", "--format", "json"]) == 0
+        document = json.loads(capsys.readouterr().out)
+        (case,) = document["cases"]
+        rates = [case[name] for name in ("achieved_flops", "traffic")]
+        told = any("beyond the data sheet" in w["label"].lower() for w in document["warnings"])
+        assert told is (name == "wrong")
+        assert (rates == [None, None]) is (name == "wrong")
+        assert (case["peak_share"] is None) is (name != "sound")
+
+
+# ------------------------------------------------------------------------------ the committed rows
+
+PROFILES = sorted(path.parent for path in RESULTS.glob("*/work.csv"))
+
+
+def read_profiled(folder: Path) -> list[Profiled]:
+    sweeps = read_sweeps([folder])
+    return list(read_steps(latest(read(sweeps)), sweeps).values())
+
+
+@pytest.mark.parametrize("folder", PROFILES, ids=lambda folder: folder.name)
+def test_no_operation_of_the_committed_rows_is_above_the_data_sheet(folder: Path) -> None:
+    for one in read_profiled(folder):
+        breakdown = divide(one.step)
+        if breakdown is None:
+            continue
+        assert bool(one.step.peaks.copy) is (one.case.device == "cuda")
+        for timed in breakdown.rows:
+            assert (timed.traffic or 0) <= (one.step.peaks.copy or 1e15)
+            flops = one.step.peaks.products.get(timed.row.format, 1e15)
+            assert (timed.flops or 0) <= flops or one.step.arithmetic == "tfloat32"
+
+
+def test_batch_norm_of_the_h100_takes_as_long_in_fp32_as_in_tf32() -> None:
+    """It was printed as 23.2 and 27.5 ms, and additions as 21.1 and 25.1, at 4.5 TB/s."""
+    steps = {
+        one.case.precision: divided(one.step)
+        for one in read_profiled(CARD)
+        if one.case.batch_size == 512 and one.step.profile
+    }
+    for operation, ms in (("cudnn_batch_norm_backward", 27.5), ("add", 25.0)):
+        rows = [
+            next(timed for timed in steps[name].rows if timed.row.operation == operation)
+            for name in ("fp32", "tf32")
+        ]
+        assert [1e3 * timed.time_s for timed in rows] == pytest.approx([ms, ms], abs=0.1)
+        assert not any(timed.estimated for timed in rows)
+    (added,) = (
+        t for t in steps["fp32"].rows if (t.row.operation, t.row.format) == ("add", "float32")
+    )
+    assert added.traffic == pytest.approx(2.99e12, rel=0.01)
+    assert steps["fp32"].estimates == {Kind.GROUPED}
+    assert 1e3 * steps["fp32"].find_time(Kind.GROUPED) == pytest.approx(74.4, abs=0.1)
+    assert 1e3 * steps["fp32"].find_time(Kind.CONVOLUTION_1X1) == pytest.approx(246, abs=1)
+    assert all(not steps[name].estimates for name in ("tf32", "fp16", "bf16-amp"))
+
+
+RATE = re.compile(r"([\d.,]+) ([TG])(FLOP|B)/s")
+
+
+def list_rates(value: Any) -> Iterator[tuple[float, str]]:
+    """Every rate in the sentences and cells of a document, in FLOP/s or B/s."""
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list):
+        for one in value:
+            yield from list_rates(one)
+    elif isinstance(value, str):
+        for amount, prefix, unit in RATE.findall(value):
+            yield float(amount.replace(",", "").rstrip(".")) * {"T": 1e12, "G": 1e9}[prefix], unit
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", [why, report], ids=["why", "report"])
+def test_nothing_that_is_printed_of_the_h100_is_above_its_data_sheet(
+    command: Any, capsys: Printed
+) -> None:
+    assert command([str(CARD), "--format", "json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    limits = {"B": peak_bandwidth(H100), "FLOP": peak_flops(H100, "float16")}
+    rates = list(list_rates(document))
+    assert len(rates) > 10
+    assert [rate for rate in rates if rate[0] > (limits[rate[1]] or 0)] == []
+    for table in document.get("tables", []):
+        names = [head["name"] for head in table["heads"]]
+        for name, unit in (("traffic", "B"), ("flops", "FLOP")):
+            cells = [row[names.index(name)]["value"] for row in table["rows"] if name in names]
+            assert [cell for cell in cells if (cell or 0) > (limits[unit] or 0)] == []

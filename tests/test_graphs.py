@@ -1,0 +1,261 @@
+"""A captured step trains as one that is not; what records it is played by the CPU."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from training_for_tests import CPU, batch, training
+
+from bench.case import Case, Value, grid
+from bench.data import prepare
+from bench.errors import UsageError
+from bench.training import graphs
+from bench.training.graphs import WARMUP_STEPS
+from bench.training.loop import Epoch, Training, train_epoch
+from bench.training.timing import StepClock
+from bench.worker.channel import Channel
+from bench.worker.measurement import measure
+
+
+class Played:
+    """Runs what it recorded from where it was recorded; how often is counted."""
+
+    def __init__(self) -> None:
+        self.replays = 0
+
+    def capture(self, run: Callable[[], object]) -> None:
+        for _ in range(WARMUP_STEPS):
+            run()
+        self._run = run
+
+    def replay(self) -> None:
+        self.replays += 1
+        self._run()
+
+
+RATES = [2**-4, 2**-7, 2**-2, 2**-6]  # which float32 holds: in it the device has them
+LAST = 6  # items of the smaller last batch
+
+
+def train(ours: Training, rates: Sequence[float] = RATES) -> Epoch:
+    sizes = [16, 16, 16, LAST]
+    batches = [batch(size, seed=seed) for seed, size in enumerate(sizes)]
+    return train_epoch(ours, batches, StepClock(CPU), lambda *_: None, rates)()
+
+
+def captured(recorder: Played, *steps: int, **settings: Any) -> Training:
+    """A training that was warmed up and began anew, with its step captured on another batch."""
+    ours = training(cuda_graphs=True, **settings)
+    ours.capture(batch(seed=99), recorder)
+    for size in steps:
+        ours.step(batch(size, seed=98))
+    ours.reset()
+    return ours
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+@pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16", "bf16-amp"])
+def test_losses_are_those_of_steps_one_by_one(precision: str, optimizer: str) -> None:
+    """Bit for bit, the last batch and the learning rates included; so are the weights."""
+    recorder = Played()
+    ours = captured(recorder, 16, LAST, precision=precision, optimizer=optimizer)
+    before = recorder.replays
+    plain = training(precision, optimizer=optimizer)
+    assert train(ours) == train(plain)
+    assert recorder.replays - before == 3, "the last batch is a step of its own"
+    for name, weight in plain.model.state_dict().items():
+        assert torch.equal(weight, ours.model.state_dict()[name]), name
+
+
+def test_a_rate_that_changes_is_read_anew() -> None:
+    losses = [train(captured(Played()), rates).losses for rates in (RATES, RATES[:1] * 4)]
+    assert losses[0][:2] == losses[1][:2]  # the first rate is the same
+    assert losses[0][2] != losses[1][2]
+
+
+def test_what_overflows_is_counted_and_skipped() -> None:
+    settings = {"precision": "fp16", "loss_scale": 2.0**24, "skip_overflow": True}
+    found = train(captured(Played(), **settings))
+    assert found == train(training(**settings))  # type: ignore[arg-type]
+    assert any(found.overflowed)
+
+
+def test_a_replay_finds_all_where_it_was() -> None:
+    """A graph writes to addresses: of rates, weights, optimizer, masters and their gradients."""
+    seen: list[list[int]] = []
+
+    class Looking(Played):
+        def replay(self) -> None:
+            group = ours.optimizer.param_groups[0]
+            found = [group["lr"], *ours.model.state_dict().values(), *ours.masters]
+            found += [m.grad for m in ours.masters if m.grad is not None]
+            found += [t for state in ours.optimizer.state.values() for t in state.values()]
+            # a number would be recorded as it was; so would a tensor's address, if it moved
+            assert all(isinstance(one, Tensor) for one in found)
+            seen.append([one.data_ptr() for one in found])
+            super().replay()
+
+    ours = training("fp16", cuda_graphs=True, optimizer="adamw")
+    ours.capture(batch(), Looking())
+    scale = ours.loss_scale
+    for _ in range(2):
+        ours.step(batch())
+        ours.step(batch(LAST))
+        ours.evaluate([batch()])
+        ours.reset()
+        ours.step(batch())
+    assert all(one == seen[0] for one in seen)
+    assert all(group["capturable"] for group in ours.optimizer.param_groups)
+    assert ours.loss_scale is scale
+
+
+def test_a_batch_of_other_contents_is_a_step_of_its_own() -> None:
+    """A number in a batch, its dtype or its shape is part of what was recorded."""
+
+    recorder = Played()
+    x, y = batch()
+    kept = graphs.Captured(lambda part: (part[0].sum(), None, part[1].any()), (x, y, 2), recorder)
+    assert kept.fits((x + 1, y, 2))
+    assert not kept.fits((x, y, 3))
+    assert not kept.fits((x.half(), y, 2))
+    assert not kept.fits((x[:4], y[:4], 2))
+    assert not kept.fits((x, y))
+    loss, correct, _ = kept.step((x + 1, y, 2))
+    assert (loss, correct) == ((x + 1).sum(), None)
+    kept.step((x, y, 2))
+    assert loss == (x + 1).sum(), "a result is not written over"
+
+
+def test_the_worker_captures_once_in_the_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And finds what it does without: the losses of the same steps, the same work."""
+    made: list[Played] = []
+    monkeypatch.setattr(graphs, "CudaGraph", lambda: made.append(Played()) or made[-1])
+    case = Case(
+        model="models_for_tests:good", dataset="synthetic", precision="fp16", loss_scale=128.0,
+        batch_size=4, steps=3, evaluate=True, schedule="cosine", device="cpu",
+    )  # fmt: skip
+    folder = prepare("synthetic", data_dir=None).folder
+    plain, found = (
+        measure(replace(case, cuda_graphs=on), folder, Channel(), time.monotonic())
+        for on in (False, True)
+    )
+    assert len(made) == 1
+    assert made[0].replays >= 3
+    assert [replace(step, time_s=None) for step in found.steps] == [
+        replace(step, time_s=None) for step in plain.steps
+    ]
+    assert found.measurement.test_loss == plain.measurement.test_loss
+    assert found.measurement.step_bytes == plain.measurement.step_bytes + 4  # the learning rate
+    assert found.measurement.peak_allocated_bytes is None
+    assert "what a graph holds" in found.missing["peak_allocated_bytes"]
+
+
+def pretend(monkeypatch: pytest.MonkeyPatch, said: list[str]) -> None:
+    """torch.cuda with streams and graphs that say what is asked of them, and do nothing."""
+
+    class Stream:
+        def __init__(self, name: str = "side") -> None:
+            self.name = name
+
+        def wait_stream(self, other: Stream) -> None:
+            said.append(f"{self.name} waits for {other.name}")
+
+    class Graph:
+        def replay(self) -> None:
+            said.append("replay")
+
+    @contextmanager
+    def within(thing: object, **how: str) -> Iterator[None]:
+        said.append(f"in {type(thing).__name__} {how or ''}".strip())
+        try:
+            yield
+        except RuntimeError:
+            raise RuntimeError("operation failed due to a previous error during capture")  # noqa: B904
+        finally:
+            said.append("out")
+
+    for name, fake in {
+        "CUDAGraph": Graph, "Stream": Stream, "current_stream": lambda: Stream("main"),
+        "stream": within, "graph": within,
+    }.items():  # fmt: skip
+        monkeypatch.setattr(torch.cuda, name, fake)
+
+
+def test_a_graph_is_recorded_after_steps_in_a_stream_of_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As torch's notes have it; no GPU is asked."""
+    said: list[str] = []
+    pretend(monkeypatch, said)
+    graph = graphs.CudaGraph()
+    graph.capture(lambda: said.append("step"))
+    graph.replay()
+    assert said == [
+        *("side waits for main", "in Stream", "step", "step", "step", "out", "main waits for side"),
+        *("in Graph {'capture_error_mode': 'thread_local'}", "step", "out", "replay"),
+    ]
+
+
+def test_what_breaks_a_capture_is_what_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ending the capture fails too; out of memory stays out of memory."""
+    pretend(monkeypatch, [])
+    steps = iter([None] * WARMUP_STEPS)
+
+    def run() -> None:
+        if next(steps, 1):
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    with pytest.raises(torch.OutOfMemoryError):
+        graphs.CudaGraph().capture(run)
+
+
+FP16: dict[str, Value] = {"precision": "fp16"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"device": "cpu"}, "--device cpu cannot be: a CPU has none"),
+        ({**FP16, "loss_scale": "dynamic"}, "--loss-scale dynamic cannot be, because"),
+        ({"precision": "fp16-amp"}, "--loss-scale dynamic cannot be, because"),
+        ({"precision": "fp16-apex", "loss_scale": 128.0}, "--precision fp16-apex is not measured"),
+        ({"precision": "fp8"}, "--precision fp8 is not measured"),
+        ({"compile": "reduce-overhead"}, "--compile reduce-overhead is not measured"),
+        ({"compile": "max-autotune"}, "--compile max-autotune is not measured"),
+        ({"accumulate": 2}, "--accumulate 2 is not measured"),
+        ({"checkpoint": True}, "--checkpoint on is not measured"),
+        ({"profile": True}, "--profile on is not measured"),
+        ({"parallel": "ddp", "world_size": 2}, "--parallel ddp is not measured"),
+        ({"optimizer": "lars"}, "--optimizer lars cannot be: torch captures fused steps"),
+        ({"optimizer": "own", "workload": "a.b:c"}, "--optimizer own cannot be"),
+    ],
+)
+def test_what_cannot_be_captured_is_refused(settings: dict[str, Value], said: str) -> None:
+    asked = {name: [value] for name, value in {"device": "cuda", **settings}.items()}
+    with pytest.raises(UsageError, match=f"^--cuda-graphs with {said}"):
+        grid({**asked, "cuda_graphs": [True]})
+    grid({**asked, "cuda_graphs": [False]})
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {**FP16, "skip_overflow": True},
+        {"precision": "fp16-amp", "loss_scale": 128.0},
+        {"compile": "default", "cudnn_benchmark": True, "channels_last": True},
+        {"optimizer": "adamw", "schedule": "onecycle", "freeze": "backbone"},
+        {"loader": "torch", "workers": 2, "pin_memory": True},
+    ],
+)
+def test_what_can_be_captured_is_not(settings: dict[str, Value]) -> None:
+    asked = {name: [value] for name, value in settings.items()}
+    (case,) = grid({"device": ["cuda"], **asked, "cuda_graphs": [True]})
+    assert case.cuda_graphs

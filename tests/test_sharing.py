@@ -1,0 +1,232 @@
+"""What rows of a folder share: the proof, FLOP and the work of a step, by all they depend on."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from records_for_tests import make_record
+
+from bench.case import AXES, SAME_QUESTION, Case
+from bench.record import PROVEN, Known, Record, Status, WorkRow, read_sources
+from bench.store.reader import list_work, read_records, read_work
+from bench.store.writer import Store
+from bench.sweep.__main__ import sweep
+from bench.sweep.loop import Loop
+from bench.sweep.sharing import _AXES, Sharing
+
+CASE = Case("dpn-small", "synthetic", batch_size=32, device="cpu")
+LINE = WorkRow("matmul", "mm", "float32", 3, 3200.0, 1064.0, None, None, "", 100.0, 2.0)
+TIMED = [
+    replace(LINE, time_s=0.5, exclusive_s=0.25, kernels="0.5 mm"),
+    WorkRow("other", "", "", 1, None, None, 0.5),
+]
+MEASURED: dict[str, Any] = {
+    "arithmetic": "float32",
+    "proof_layer": "a layer",
+    "conv_error": 1.25e-7,
+    "weight_grad_error": 2.5e-7,
+    "matmul_error": 3e-7,
+    "missing": "input_grad_error: it is frozen; energy_j: no sensor",
+    "proof_notes": "a remark; with a semicolon",
+    "flags": "conv=ieee",
+    "flop_per_image": 100.0,
+    "model_parameters": "0123",
+}
+
+
+def found(case: Case = CASE, **values: Any) -> Record:
+    return make_record(case, **{"record_id": "first", **MEASURED, **values})
+
+
+def ask(sharing: Sharing, case: Case = CASE, **environment: Any) -> Known:
+    return sharing.recall(case, found(case, **environment).environment)
+
+
+@pytest.fixture(params=["in one sweep", "in a sweep that is resumed"])
+def learn(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
+    """Have a sweep, or an earlier one in its folder, write records."""
+
+    def write(*records: Record, work: list[WorkRow] = TIMED) -> Sharing:
+        sharing = Sharing(tmp_path)
+        if request.param == "in one sweep":
+            for record in records:
+                sharing.learn(record, work)
+        else:
+            with Store(tmp_path) as store:
+                for record in records:
+                    store.append(record, work=work)
+        return sharing
+
+    return write
+
+
+PARTS = {"proof": "first", "flop": "first", "work": "first"}
+
+
+def test_all_that_was_found_is_known_to_the_next_case(learn: Any) -> None:
+    known = ask(learn(found(), found(record_id="second")))
+    assert known.sources == PARTS
+    columns = (*PROVEN, "proof_notes", "flags", "flop_per_image")
+    assert known.values == {name: MEASURED.get(name) for name in columns}
+    assert known.missing == {"input_grad_error": "it is frozen"}
+    assert known.work == [LINE], "its time is not that of another case"
+
+
+def test_the_work_of_another_batch_size_is_further_along_the_line(learn: Any) -> None:
+    sharing = learn(found())
+    known = ask(sharing, replace(CASE, batch_size=96))
+    assert known.sources == PARTS
+    assert known.work == [replace(LINE, flop=9600.0, bytes=1192.0)]
+    assert ask(sharing, replace(CASE, batch_size=2)).work[0].bytes == 1004.0
+    assert "work" not in ask(sharing, replace(CASE, batch_size=1)).sources
+    assert "proof" not in ask(sharing, replace(CASE, batch_size=8)).sources, "of eight images"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"model_parameters": "4567"},
+        {"model_structure": "4567"},
+        {"model_source": "4567"},
+        {"torch": "2.14.0"},
+        {"gpu": "NVIDIA Other"},
+        {"gpu_uuid": "GPU-1"},
+        {"driver": "590.1"},
+        {"cpu": "another"},
+        {"code": "4567"},
+        {"variables": "A=1"},
+        {"model_parameters": None},
+    ],
+)
+def test_of_anything_else_it_is_found_anew(learn: Any, change: dict[str, Any]) -> None:
+    assert ask(learn(found()), **change) == Known()
+
+
+@pytest.mark.parametrize(
+    ("change", "parts"),
+    [
+        ({"seed": 3, "lr": 0.5, "epochs": 2, "fraction": 0.1, "profile": True}, "proof flop work"),
+        ({"precision": "bf16-amp"}, "flop"),
+        ({"channels_last": True}, "flop"),
+        ({"freeze": "backbone"}, ""),
+        ({"model": "dpn26"}, ""),
+        ({"input": "3x64x64"}, ""),
+        ({"device": "cuda"}, "flop"),  # the device itself is a part of the environment
+        ({"compile": True}, "flop work"),
+        ({"cudnn_benchmark": True}, "flop work"),
+        ({"optimizer": "adamw"}, "proof flop"),
+        ({"batch_size": 64, "accumulate": 2}, "proof flop"),
+        ({"loader": "torch"}, "proof flop"),
+        ({"loss_scale": "dynamic"}, "proof flop"),
+    ],
+)
+def test_each_part_depends_on_some_axes(learn: Any, change: dict[str, Any], parts: str) -> None:
+    assert [*ask(learn(found()), replace(CASE, **change)).sources] == parts.split()
+
+
+def test_static_loss_scales_are_one_step(learn: Any) -> None:
+    half = replace(CASE, precision="fp16", loss_scale=128.0)
+    sharing = learn(found(half))
+    assert ask(sharing, replace(half, loss_scale=64.0)).sources == PARTS
+    assert "work" not in ask(sharing, replace(half, loss_scale="dynamic")).sources
+    assert "work" not in ask(sharing, replace(half, skip_overflow=True)).sources
+
+
+def test_an_axis_is_taken_to_matter_unless_it_is_known_not_to() -> None:
+    assert {*AXES} - {*_AXES["proof"]} - {*_AXES["work"]} == {
+        *("lr", "lr_scaling", "base_batch", "lr_warmup", "schedule", "epochs", "seed"),
+        *("checkpoint", *SAME_QUESTION, "batch_size"),
+        *("workers", "persistent_workers", "prefetch"),
+    }
+
+
+def test_which_layers_run_in_fp8_depends_on_every_batch(learn: Any) -> None:
+    eight = replace(CASE, precision="fp8")
+    sharing = learn(found(eight))
+    assert ask(sharing, eight).sources == PARTS
+    assert [*ask(sharing, replace(eight, batch_size=64)).sources] == ["flop"]
+
+
+@pytest.mark.parametrize("status", [s for s in Status if s is not Status.OK])
+def test_a_row_that_is_not_ok_is_no_source(learn: Any, status: Status) -> None:
+    assert ask(learn(found(status=status))) == Known()
+
+
+def test_neither_is_what_a_row_has_from_another_nor_what_failed_there(learn: Any) -> None:
+    sharing = learn(
+        found(shared="proof: a; flop: a; work: a"),
+        found(arithmetic=None, record_id="unproven"),
+        found(flop_per_image=None, record_id="second"),
+    )
+    assert ask(sharing).sources == {"proof": "second", "flop": "unproven", "work": "unproven"}
+
+
+def test_work_that_is_no_line_is_not_shared(learn: Any) -> None:
+    crooked = replace(LINE, flop_per_item=None, bytes_per_item=None)
+    assert [*ask(learn(found(), work=[LINE, crooked])).sources] == ["proof", "flop"]
+
+
+# -------------------------------------------------------------------------- with real training
+
+SWEEP = "--model dpn-small --dataset synthetic --device cpu --steps 2 --repeats 1"
+
+
+def run(out: Path, *more: str) -> pd.DataFrame:
+    assert sweep([*SWEEP.split(), *more, "--out", str(out)]) == 0
+    return read_records(out)
+
+
+def test_a_sweep_proves_and_counts_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And its rows say the same as those of a sweep whose cases each found it themselves."""
+    out = tmp_path / "shared"
+    run(out, "--precision", "fp32", "--batch-size", "16", "24")
+    rows = run(out, "--precision", "fp32", "bf16-amp", "--batch-size", "20")  # it is resumed
+    first, second, third, _ = rows["record_id"]
+    assert list(map(read_sources, rows["shared"])) == [
+        {},
+        {"proof": first, "flop": first, "work": first},
+        {"proof": first, "flop": first, "work": first},
+        {"flop": first},
+    ]
+    monkeypatch.setattr(Loop, "_recall", lambda *_: Known())
+    alone = run(tmp_path / "alone", "--precision", "fp32", "--batch-size", "20", "24")
+    assert list(alone["shared"]) == ["", ""]
+    columns = [*PROVEN, "proof_notes", "flags", "flop_per_image", "step_bytes"]
+    taken = rows[rows["precision"] == "fp32"].set_index("batch_size").loc[[20, 24], columns]
+    pd.testing.assert_frame_equal(taken, alone.set_index("batch_size")[columns])
+    work, own = read_work(out), read_work(tmp_path / "alone")
+    for record_id, theirs in zip((third, second), alone["record_id"], strict=True):
+        mine = list_work(work[work["record_id"] == record_id])
+        assert mine == list_work(own[own["record_id"] == theirs])
+        assert len(mine) > 10
+
+
+def test_a_case_that_is_tried_again_finds_everything_anew(tmp_path: Path) -> None:
+    run(tmp_path, "--precision", "fp32", "--batch-size", "16", "24")
+    records = tmp_path / "records.csv"
+    *above, last = records.read_text().splitlines()
+    records.write_text("\n".join([*above, last.replace(",ok,", ",error,"), ""]))
+    rows = run(tmp_path, "--precision", "fp32", "--batch-size", "16", "24", "--retry", "error")
+    assert rows["attempt"].tolist() == [1, 1, 2]
+    assert list(rows["shared"] != "") == [False, True, False]
+
+
+def test_another_network_of_the_same_name_is_proved_and_counted_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code = "from torch import nn\ndef build():\n    return nn.Sequential(nn.Flatten(), LAYERS)\n"
+    file, out = tmp_path / "edited_network.py", tmp_path / "out"
+    asked = ("--model", "edited_network:build", "--precision", "fp32", "--mix", "--batch-size")
+    file.write_text(code.replace("LAYERS", "nn.Linear(3072, 10)"))
+    run(out, *asked, "16")
+    file.write_text(code.replace("LAYERS", "nn.Linear(3072, 20), nn.Linear(20, 10)"))
+    rows = run(out, *asked, "16", "24")
+    before, now, again = rows.to_dict("records")
+    assert (before["shared"], now["shared"]) == ("", "")
+    assert now["flop_per_image"] > before["flop_per_image"]
+    assert set(read_sources(again["shared"]).values()) == {now["record_id"]}
