@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from multiprocessing import Process
 from pathlib import Path
 from typing import Any
 
@@ -477,6 +478,44 @@ def test_workers_that_fail_are_outcomes(name: str, status: Status, said: str) ->
     assert fault.status is status
     assert re.search(said, fault.reason), fault.reason
     assert fault.reason.isprintable()
+
+
+class Breaks:
+    """Batches whose worker dies while one of them is read: its pipe breaks before it has ended."""
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+        dies = "import os, time; time.sleep(0.3); os.kill(os.getpid(), 9)"
+        self._workers = [Process(target=exec, args=(dies,)), Process(target=time.sleep, args=(9,))]
+        for worker in self._workers:
+            worker.start()
+
+    def __next__(self) -> None:
+        raise self._error
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        EOFError(),
+        ConnectionResetError(104, "Connection reset by peer"),
+        RuntimeError("DataLoader worker (pid(s) 7) exited unexpectedly"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_a_worker_that_dies_within_a_batch_is_named(error: Exception) -> None:
+    broken = Breaks(error)
+    try:
+        with pytest.raises(RuntimeError) as ended:
+            LoadedBatches._load(broken)  # type: ignore[arg-type]
+    finally:
+        for worker in broken._workers:
+            worker.kill()
+            worker.join()
+            worker.close()
+    fault = classify(*describe_error(ended.value), None, Case())
+    assert (fault.status, ended.value.__cause__) == (Status.KILLED, error)
+    assert "is killed by signal: Killed" in fault.reason
 
 
 class Hurried:

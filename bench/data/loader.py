@@ -19,6 +19,7 @@ from functools import partial
 from itertools import islice
 from multiprocessing import parent_process
 from multiprocessing.connection import wait
+from signal import strsignal
 from threading import Thread
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Protocol
@@ -43,6 +44,10 @@ if TYPE_CHECKING:
 
 Key = Any
 """What a dataset is asked for an item with: a number, or whatever else it understands."""
+
+
+_DIES_S = 10.0
+"""How long a worker whose pipe is broken is waited for; it was seen to take milliseconds."""
 
 
 class Dataset(Protocol):
@@ -193,10 +198,38 @@ class LoadedBatches:
         for _ in range(parts):
             if epoch != self._epoch or self._batches is None:
                 raise RuntimeError("a batch is taken after its epoch")
-            batch = self._move(next(self._batches))
+            batch = self._move(self._load(self._batches))
             if self.first_batch_s is None:
                 self.first_batch_s = perf_counter() - self._begun
             yield batch
+
+    @staticmethod
+    def _load(batches: Iterator[Any]) -> Any:
+        """The next batch.
+
+        Raises:
+            RuntimeError: a worker died by a signal, worded as torch's handler of SIGCHLD words it.
+                The pipe of a batch breaks before the worker can be waited for; torch then raises
+                what it met there (EOFError, ConnectionResetError), or names no signal.
+        """
+        try:
+            return next(batches)
+        except (EOFError, OSError, RuntimeError) as error:
+            said = str(error)
+            if isinstance(error, RuntimeError) and "exited unexpectedly" not in said:
+                raise
+            if "in DataLoader worker process" in said:  # an error of the dataset's own
+                raise
+            workers = {each.sentinel: each for each in getattr(batches, "_workers", ())}
+            for sentinel in wait(workers, _DIES_S):
+                worker = workers[sentinel]  # type: ignore[index]
+                worker.join(_DIES_S)  # its end of a pipe closes before it can be waited for
+                if (code := worker.exitcode) is not None and code < 0:
+                    raise RuntimeError(
+                        f"DataLoader worker (pid {worker.pid}) is killed by signal: "
+                        f"{strsignal(-code)}"
+                    ) from error
+            raise
 
     def _move(self, batch: Any) -> Any:
         """Copy a batch to the device; from page-locked memory without waiting for it."""

@@ -86,12 +86,8 @@ def finish(found: Findings, follows: Sequence[str] = ()) -> Finished:
 
 
 def describe_error(error: BaseException) -> tuple[list[str], str]:
-    """The classes of an exception and its text, for `classify`.
-
-    Where a worker of a DataLoader died, torch may say by which signal in the cause alone.
-    """
-    kinds = [kind.__name__ for kind in type(error).__mro__]
-    return kinds, str(error.__cause__ if "DataLoader worker" in str(error.__cause__) else error)
+    """The classes of an exception and its text, for `classify`."""
+    return [kind.__name__ for kind in type(error).__mro__], str(error)
 
 
 def _report_failure(channel: Channel, case: Case, error: BaseException) -> None:
