@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -16,6 +18,7 @@ from bench.questions.loss_scales import summarize_scale_map
 from bench.questions.notes import join_notes
 from bench.questions.scale_drawing import draw_scale_map
 from bench.render.cells import ESTIMATE
+from bench.render.model import Level, Table
 from bench.render.units import count_in, find_units
 from bench.report.document import Report
 from bench.report.figures import CHANGES, COLOURS, Figure, draw_figures, inline, tabulate, undrawn
@@ -45,11 +48,15 @@ def render(report: Report) -> str:
     )
     templates.filters |= {"clean": clean, "keep_whole": keep_whole}
     figures, units = draw_figures(report), find_units(report.cases)
-    shown = [_show(figure) for figure in figures]
+    lead = choose_lead(figures)
+    rest = [_show(figure) for figure in figures if figure is not lead]
     return templates.get_template("page.html").render(
         report=report,
-        changes=[figure for figure in shown if figure["name"] == CHANGES],
-        figures=[figure for figure in shown if figure["name"] != CHANGES],
+        lead=_show(lead) if lead else None,
+        tables=list(zip(_name_anchors(report.tables), report.tables, strict=True)),
+        stay=_count_axes(report),
+        changes=[figure for figure in rest if figure["name"] == CHANGES],
+        figures=[figure for figure in rest if figure["name"] != CHANGES],
         undrawn=[count_in(title, units) for title in undrawn(figures)],
         maps=[
             (inline(draw_scale_map(scales)), summarize_scale_map(scales))
@@ -72,6 +79,32 @@ def render(report: Report) -> str:
     )
 
 
+LEADS = ("gpu-scaling", "epoch-time", CHANGES)
+"""The figures that a page opens with, the first that the records have data for."""
+
+
+def choose_lead(figures: Sequence[Figure]) -> Figure | None:
+    """The figure that a page opens with: of `LEADS`, else the first."""
+    by_name = {figure.name: figure for figure in figures}
+    return next((by_name[name] for name in (*LEADS, *by_name) if name in by_name), None)
+
+
+def _name_anchors(tables: Iterable[Table]) -> Iterator[str]:
+    """An id for each table: its name, with a number where others before have it too."""
+    held: Counter[str] = Counter()
+    for table in tables:
+        held[table.name] += 1
+        number = f"-{held[table.name]}" if held[table.name] > 1 else ""
+        yield f"table-{table.name}{number}"
+
+
+def _count_axes(report: Report) -> int:
+    """How many of the overview's first columns name its rows."""
+    (overview, *_) = [table for table in report.tables if table.level is Level.TABLE] or [None]
+    heads = overview.heads if overview else ()
+    return sum(1 for _ in takewhile(lambda head: head.name in AXES, heads))
+
+
 def keep_whole(text: str) -> Markup:
     """Escape a text whose flags and shares are not broken over lines.
 
@@ -91,6 +124,7 @@ def _show(figure: Figure) -> dict[str, Any]:
     """A figure for the template."""
     return {
         "name": figure.name,
+        "question": figure.question,
         "title": figure.title,
         "caption": figure.caption,
         "told": figure.told,

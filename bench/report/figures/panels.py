@@ -72,6 +72,7 @@ class Figure:
     """
 
     name: str
+    question: str
     title: str
     caption: str
     told: str
@@ -100,6 +101,7 @@ def _plan(report: Report) -> Iterator[_Plan]:
         parts = [(title, data) for title, data in plain.take(view) if len(data)]
         sketch = replace(
             plain,
+            question=count_in(plain.question, units),
             title=count_in(plain.title, units),
             caption=count_in(plain.caption, units),
             value=count_in(plain.value, units),
@@ -146,8 +148,8 @@ def _draw(plan: _Plan) -> Figure:
         with _style(f"{sketch.name}-legend"):
             legend = _draw_legend(entries)
     return Figure(
-        sketch.name, sketch.title, sketch.describe(plan.whole.columns), plan.told, tuple(panels),
-        legend, is_in_rows(plan.whole),
+        sketch.name, sketch.question, sketch.title, sketch.describe(plan.whole.columns), plan.told,
+        tuple(panels), legend, is_in_rows(plan.whole),
     )  # fmt: skip
 
 

@@ -77,6 +77,7 @@ class Sketch:
     """
 
     name: str
+    question: str
     title: str
     caption: str
     value: str
@@ -186,6 +187,7 @@ _SAME_IMAGES = (
 SKETCHES: tuple[Sketch, ...] = (
     Sketch(
         CHANGES,
+        "How much does each change speed up or save?",
         "The same as a picture: speed and memory of each change",
         "Ratio after the change to before, with everything else equal: the geometric mean of "
         "pairs of cases that differ only in this, those of the table.",
@@ -196,6 +198,7 @@ SKETCHES: tuple[Sketch, ...] = (
     ),
     Sketch(
         "switches",
+        "What does each switch do, case by case?",
         "What each switch does",
         "A row is a pair of cases that differ only in the switch, with the speed-up at the right "
         "end; the largest speed-up is at the top.",
@@ -206,6 +209,7 @@ SKETCHES: tuple[Sketch, ...] = (
     ),
     Sketch(
         "waterfall",
+        "Which kinds of work make one step shorter than the other?",
         "From one step time to the other",
         "By kind of work, what changed most first; the parts add up to the difference. A tick is "
         "where a part would end at the rates measured on this machine.",
@@ -216,6 +220,7 @@ SKETCHES: tuple[Sketch, ...] = (
     ),
     Sketch(
         "roofline",
+        "How near is each kind of work to the limits of this machine?",
         "Kinds of work under what this machine was measured to do",
         "Higher is faster, and the line is the limit: a large copy on the slope, a large matrix "
         "product on the level. A larger point takes more of its step; lines join a kind of work "
@@ -228,6 +233,7 @@ SKETCHES: tuple[Sketch, ...] = (
     ),
     Sketch(
         "epoch-time",
+        "How long does an epoch take at each batch size?",
         "Epoch time",
         f"Lower is better. {_OTHERS}.",
         TIME,
@@ -236,6 +242,7 @@ SKETCHES: tuple[Sketch, ...] = (
     ),
     Sketch(
         "images-per-s",
+        "How many images a second are trained at each batch size?",
         "Images per second",
         f"Higher is better. {_OTHERS}.",
         "images/s",
@@ -248,6 +255,7 @@ SKETCHES: tuple[Sketch, ...] = (
     ),
     Sketch(
         "memory",
+        "How much memory does each batch size take?",
         "Memory",
         f"Lower is better. {_OTHERS}.",
         MEMORY,
@@ -264,6 +272,7 @@ SKETCHES: tuple[Sketch, ...] = (
     ),
     Sketch(
         "speed-up",
+        "How much faster than fp32 is each precision?",
         "Speed-up over fp32",
         "Higher is better. Each case is compared with fp32 at the same batch size and settings. "
         f"{_OTHERS}.",
@@ -273,6 +282,7 @@ SKETCHES: tuple[Sketch, ...] = (
     ),
     Sketch(
         "gpu-scaling",
+        "How much faster are several GPUs than one?",
         "Speed-up over one GPU",
         "Higher is better. Of weak scaling the batch of each GPU stays, of strong scaling that of "
         "all together; on a CPU they are processes.",
@@ -283,6 +293,7 @@ SKETCHES: tuple[Sketch, ...] = (
     ),
     Sketch(
         "scaling-tax",
+        "Does a precision keep its lead on more GPUs?",
         "Precision's scaling tax",
         "How much faster than fp32 each precision is on as many GPUs: a line that falls loses its "
         "lead to the exchange of gradients.",
@@ -293,6 +304,7 @@ SKETCHES: tuple[Sketch, ...] = (
     ),
     Sketch(
         "loss-curve",
+        "How does the loss fall during training?",
         "Loss during training",
         f"Mean cross-entropy of the images since the previous point. {_ONE_RUN} {_SAME_IMAGES}",
         "loss",
@@ -301,6 +313,7 @@ SKETCHES: tuple[Sketch, ...] = (
     ),
     Sketch(
         "accuracy-curve",
+        "How does the accuracy rise during training?",
         "Accuracy during training",
         "Share of the images since the previous point that were predicted correctly, of whole "
         f"epochs. {_ONE_RUN} {_SAME_IMAGES}",
@@ -310,6 +323,7 @@ SKETCHES: tuple[Sketch, ...] = (
     ),
     Sketch(
         "learning-rate",
+        "Which learning rate has each step?",
         "Learning rate of each step",
         "The cases with different learning rates, at all their settings, named by the values of "
         "what the heading says. Of learning rates that look alike, the first is shown.",
@@ -320,6 +334,7 @@ SKETCHES: tuple[Sketch, ...] = (
     ),
     Sketch(
         "loss-by-scale",
+        "Which static loss scale learns best?",
         "Loss by static loss scale",
         "Mean cross-entropy over a whole epoch, at the largest batch size with several scales.",
         "loss",
@@ -328,6 +343,7 @@ SKETCHES: tuple[Sketch, ...] = (
     ),
     Sketch(
         "time-memory",
+        "Which settings are best in time and memory together?",
         "Time against memory",
         "Lower left is better. All settings are shown. On the dashed line, the Pareto front, are "
         "the cases that no other case beats in both; where there is room, they are labelled with "
@@ -339,6 +355,7 @@ SKETCHES: tuple[Sketch, ...] = (
     ),
     Sketch(
         "step-time",
+        "How much do the times of single steps differ?",
         "Distribution of step times",
         "Box: quartiles and median. Whiskers: up to 1.5 times the interquartile range. Dots: "
         f"outliers. {_ONE_RUN}",
@@ -348,6 +365,7 @@ SKETCHES: tuple[Sketch, ...] = (
     ),
     Sketch(
         "energy",
+        "How much energy does an epoch take?",
         "Energy of an epoch",
         f"Lower is better. {_OTHERS}.",
         "energy (J)",
