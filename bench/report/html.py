@@ -18,7 +18,7 @@ from bench.questions.loss_scales import summarize_scale_map
 from bench.questions.notes import join_notes
 from bench.questions.scale_drawing import draw_scale_map
 from bench.render.cells import ESTIMATE
-from bench.render.model import Level, Table
+from bench.render.model import Table
 from bench.render.units import count_in, find_units
 from bench.report.document import Report
 from bench.report.figures import CHANGES, COLOURS, Figure, draw_figures, inline, tabulate, undrawn
@@ -46,17 +46,22 @@ def render(report: Report) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    templates.filters |= {"clean": clean, "keep_whole": keep_whole}
+    templates.filters |= {
+        "clean": clean,
+        "count_axes": count_axes,
+        "inline": inline,
+        "keep_whole": keep_whole,
+        "tabulate": lambda panel, figure: tabulate(figure, panel),
+    }
     figures, units = draw_figures(report), find_units(report.cases)
     lead = choose_lead(figures)
-    rest = [_show(figure) for figure in figures if figure is not lead]
+    rest = [figure for figure in figures if figure is not lead]
     return templates.get_template("page.html").render(
         report=report,
-        lead=_show(lead) if lead else None,
+        lead=lead,
         tables=list(zip(_name_anchors(report.tables), report.tables, strict=True)),
-        stay=_count_axes(report),
-        changes=[figure for figure in rest if figure["name"] == CHANGES],
-        figures=[figure for figure in rest if figure["name"] != CHANGES],
+        changes=[figure for figure in rest if figure.name == CHANGES],
+        figures=[figure for figure in rest if figure.name != CHANGES],
         undrawn=[count_in(title, units) for title in undrawn(figures)],
         maps=[
             (inline(draw_scale_map(scales)), summarize_scale_map(scales))
@@ -98,11 +103,9 @@ def _name_anchors(tables: Iterable[Table]) -> Iterator[str]:
         yield f"table-{table.name}{number}"
 
 
-def _count_axes(report: Report) -> int:
-    """How many of the overview's first columns name its rows."""
-    (overview, *_) = [table for table in report.tables if table.level is Level.TABLE] or [None]
-    heads = overview.heads if overview else ()
-    return sum(1 for _ in takewhile(lambda head: head.name in AXES, heads))
+def count_axes(table: Table) -> int:
+    """How many of its first columns name its rows."""
+    return sum(1 for _ in takewhile(lambda head: head.name in AXES, table.heads))
 
 
 def keep_whole(text: str) -> Markup:
@@ -118,20 +121,6 @@ def keep_whole(text: str) -> Markup:
 
 _SHARE = re.compile(r"(?<=\d) (?=%)")
 _FLAG = re.compile(r"(?<!\S)--[a-z][a-z-]*")
-
-
-def _show(figure: Figure) -> dict[str, Any]:
-    """A figure for the template."""
-    return {
-        "name": figure.name,
-        "question": figure.question,
-        "title": figure.title,
-        "caption": figure.caption,
-        "told": figure.told,
-        "in_rows": figure.in_rows,
-        "legend": inline(figure.legend) if figure.legend else "",
-        "panels": [(panel, inline(panel.svg), tabulate(figure, panel)) for panel in figure.panels],
-    }
 
 
 def _link(file: Path, home: Path) -> str:

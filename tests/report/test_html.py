@@ -497,7 +497,7 @@ def test_the_page_answers_before_it_lists(pages: Pages) -> None:
         'class="answers',
         'id="epoch-time"',
         "Overview: 96 cases",
-        'id="warnings"',
+        "<nav",
         "What each change does",
         'id="changes"',
         'id="switches"',

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -21,12 +21,12 @@ from bench.questions.batch_sizes import (
     write_drop,
 )
 from bench.questions.effects import Effect
+from bench.questions.gpus import Line, find_taxes
 from bench.record import REFUSED, RELIABLE
 from bench.render.cells import TIMED, iterate
 from bench.report.document import Report
 from bench.report.figures.groups import Group, Steps, name_setting
 from bench.study.axes import MACHINE, keep_main, name_axis, name_value, order_values, sort_cases
-from bench.study.estimate import Estimate
 from bench.study.quantities import QUANTITIES, Quantity
 from bench.study.summaries import latest
 from bench.text import ESTIMATE, GIB, parse_bytes, write_number
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from bench.diagnosis.explanation import Explanation
-    from bench.questions.gpus import Line, Tax
 
 MOST_POINTS = 300
 """Points of one panel."""
@@ -432,6 +431,8 @@ def take_waterfall(why: Explanation) -> pd.DataFrame:
 
     `FLOOR` is what the part after would take at the machine's measured rates.
     """
+    import pandas as pd
+
     parts = why.b.breakdown.parts if why.ceiling else ()
     floors = {part.name: 1e3 * part.floor_s for part in parts if part.floor_s is not None}
     lines: list[tuple[str, float, float, float, float]] = [
@@ -452,8 +453,8 @@ def take_waterfall(why: Explanation) -> pd.DataFrame:
         mark = ESTIMATE * any(change.estimated for change in rest)
         lines.append((f"{mark}all others", before, after, after - before, math.nan))
     lines.append((why.b.name, math.nan, 1e3 * why.b.step.step_s, math.nan, math.nan))
-    names = ("part", "before (ms)", "after (ms)", "change (ms)", FLOOR)
-    return frame(dict(zip(names, zip(*lines, strict=True), strict=True)))
+    names = ["part", "before (ms)", "after (ms)", "change (ms)", FLOOR]
+    return pd.DataFrame(lines, columns=names)
 
 
 def take_roofline(why: Explanation) -> pd.DataFrame:
@@ -462,6 +463,8 @@ def take_roofline(why: Explanation) -> pd.DataFrame:
     Empty where the machine's rates are not known. Kinds that take less than `LEAST_SHARE` of both
     steps are left out.
     """
+    import pandas as pd
+
     lines = []
     large = {
         part.name
@@ -473,7 +476,7 @@ def take_roofline(why: Explanation) -> pd.DataFrame:
     for side in (why.a, why.b):
         rates, product = side.step.rates, side.step.rates.products.get(side.format)
         if product is None or rates.copy is None:
-            return frame({})
+            return pd.DataFrame()
         for part in side.breakdown.parts:
             if part.name in large and part.bytes > 0 and part.counted_s > 0:
                 speed, traffic = part.flop / part.counted_s, part.bytes / part.counted_s
@@ -492,7 +495,7 @@ def take_roofline(why: Explanation) -> pd.DataFrame:
                         COPY: rates.copy / 1e9,
                     }
                 )
-    return frame({name: [line[name] for line in lines] for name in lines[0]} if lines else {})
+    return pd.DataFrame(lines)
 
 
 # --------------------------------------------------------------------------------- of several GPUs
@@ -500,7 +503,9 @@ def take_roofline(why: Explanation) -> pd.DataFrame:
 
 def take_scaling(lines: Sequence[Line]) -> pd.DataFrame:
     """The speed-up over one GPU by their number and precision; lines without one are left out."""
-    return frame_points(
+    import pandas as pd
+
+    return pd.DataFrame(
         {GPUS: point.gpus, "precision": point.row.precision, WIDER: speedup}
         for line in lines
         if line.base
@@ -509,19 +514,15 @@ def take_scaling(lines: Sequence[Line]) -> pd.DataFrame:
     )
 
 
-def take_tax(taxes: Sequence[Tax]) -> pd.DataFrame:
+def take_tax(lines: Sequence[Line]) -> pd.DataFrame:
     """The speed-up over fp32 by the number of GPUs and precision."""
-    return frame_points(
+    import pandas as pd
+
+    return pd.DataFrame(
         {GPUS: gpus, "precision": tax.line.points[0].row.precision, OVER_FP32: speedup}
-        for tax in taxes
+        for tax in find_taxes(lines)
         for gpus, speedup in tax.speedups.items()
     )
-
-
-def frame_points(points: Iterable[dict[str, Any]]) -> pd.DataFrame:
-    """A frame of points, each with the same columns; empty where there are none."""
-    lines = list(points)
-    return frame({name: [line[name] for line in lines] for name in lines[0]} if lines else {})
 
 
 # -------------------------------------------------------------------------------------- of changes
@@ -533,31 +534,27 @@ def take_changes(report: Report, metric: str, inverse: bool = False) -> pd.DataF
     ``lowest`` and ``highest`` are over the pairs; ``low`` and ``high`` the 95 % interval of their
     mean, empty where there are too few repeats.
     """
+    import pandas as pd
+
     power = -1 if inverse else 1
     lines: list[dict[str, Any]] = []
     for effect in report.effects:
         estimate = effect.estimates.get(metric)
         if estimate is None or not estimate.ratio.value or len(lines) == MOST_CHANGES:
             continue
-        ends = sorted(end**power for end in (estimate.lowest, estimate.highest))
-        low, high = sorted(end**power for end in _interval(estimate))
+        ratio = estimate.ratio
+        ends = (
+            (math.nan,) * 2 if ratio.low is None or ratio.high is None else (ratio.low, ratio.high)
+        )
+        low, high = sorted(end**power for end in ends)
+        lowest, highest = sorted(end**power for end in (estimate.lowest, estimate.highest))
         lines.append(
             {
-                "change": name_change(effect),
-                "ratio": estimate.ratio.value**power,
-                "low": low,
-                "high": high,
-                "lowest": ends[0],
-                "highest": ends[1],
-                "pairs": estimate.pairs,
+                "change": name_change(effect), "ratio": ratio.value**power, "low": low,
+                "high": high, "lowest": lowest, "highest": highest, "pairs": estimate.pairs,
             }
-        )
-    return frame({name: [line[name] for line in lines] for name in lines[0]} if lines else {})
-
-
-def _interval(estimate: Estimate) -> tuple[float, float]:
-    low, high = estimate.ratio.low, estimate.ratio.high
-    return (math.nan, math.nan) if low is None or high is None else (low, high)
+        )  # fmt: skip
+    return pd.DataFrame(lines)
 
 
 def name_change(effect: Effect) -> str:

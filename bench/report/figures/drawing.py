@@ -27,7 +27,6 @@ from bench.report.figures.data import (
     LR,
     MARK,
     MEMORY,
-    OVER_FP32,
     PREDICTED,
     PRODUCT,
     SERIES,
@@ -58,9 +57,6 @@ _CROSS = 9
 
 _DASHED: tuple[int, tuple[int, int]] = (0, (4, 3))
 
-# seaborn edges markers in white, which stands out on a dark page
-_LINE: dict[str, Any] = {"errorbar": None, "dashes": False, "markersize": 7, "markeredgewidth": 0}
-
 
 def list_series(whole: pd.DataFrame) -> list[str]:
     """The precisions of a figure, in their order."""
@@ -68,17 +64,38 @@ def list_series(whole: pd.DataFrame) -> list[str]:
     return [name for name in PRECISIONS if name in held]
 
 
-def tell_apart(whole: pd.DataFrame) -> dict[str, Any]:
-    """How seaborn tells precisions apart: by colour, and by marker for who sees no colour."""
-    order = list_series(whole)
+def style_series(whole: pd.DataFrame) -> dict[str, dict[str, Any]]:
+    """How the lines of a figure are told apart, each also by who sees no colour."""
+    if SERIES in whole:
+        return {
+            name: {
+                "color": PALETTE[place % len(PALETTE)][0],
+                "linestyle": ("-", "--", "-.", ":")[place % 4],
+                "linewidth": 1.8,
+            }
+            for place, name in enumerate(dict.fromkeys(whole[SERIES]))
+        }
     return {
-        "hue": "precision",
-        "hue_order": order,
-        "palette": {name: COLOURS[name][0] for name in order},
-        "style": "precision",
-        "style_order": order,
-        "markers": {name: MARKERS[name] for name in order},
+        name: {"color": COLOURS[name][0], "marker": MARKERS[name], "markersize": 7}
+        for name in list_series(whole)
     }
+
+
+def draw_lines(
+    ax: Axes, data: pd.DataFrame, whole: pd.DataFrame, x: str, y: str, **look: Any
+) -> None:
+    """A line a series; the legend names those that this panel lacks too."""
+    by = SERIES if SERIES in whole else "precision"
+    for name, own in style_series(whole).items():
+        line = data[data[by] == name].dropna(subset=[y]).sort_values(x, kind="stable")
+        ax.plot(line[x], line[y], label=name, **{"markeredgewidth": 0, **own, **look})
+    ax.set_xlabel(x)
+    ax.set_ylabel(y)
+
+
+def add_key(ax: Axes, label: str, **look: Any) -> None:
+    """Name in the legend what no series of a panel shows."""
+    ax.plot([], [], label=label, **{"color": INK, "linestyle": "", "markeredgewidth": 0, **look})
 
 
 # ------------------------------------------------------------------------------------ shared axes
@@ -156,15 +173,13 @@ def is_flat(whole: pd.DataFrame) -> bool:
 
 
 def draw_batches(ax: Axes, data: pd.DataFrame, whole: pd.DataFrame) -> None:
-    """A line a precision, over batch sizes."""
-    import seaborn as sns
-
-    y = data.columns[2]
+    """A line a precision: the third column over the first, batch sizes or what else doubles."""
     if is_flat(whole):
         draw_dots(ax, data, whole)
         return
-    sns.lineplot(data, x="batch size", y=y, ax=ax, **_LINE, **tell_apart(whole))
-    set_doublings(ax, whole["batch size"])
+    x, y = data.columns[0], data.columns[2]
+    draw_lines(ax, data, whole, x, y)
+    set_doublings(ax, whole[x])
     share(ax, "y", whole, y)
 
 
@@ -194,10 +209,9 @@ def draw_speeds(ax: Axes, data: pd.DataFrame, whole: pd.DataFrame) -> None:
             names.append(mark)
     marks = whole[MARK].dropna().astype(str)
     if marks.str.startswith(KNEE).any():
-        ax.plot([], [], linestyle="", marker="o", markersize=11, markerfacecolor="none",
-                markeredgecolor=INK, markeredgewidth=1.4, label=KNEE)  # fmt: skip
+        add_key(ax, KNEE, marker="o", markersize=11, markerfacecolor="none", markeredgewidth=1.4)
     if ((marks != "") & ~marks.str.startswith(KNEE)).any():
-        ax.plot([], [], color=INK, linewidth=6, alpha=0.3, label="cliff")
+        add_key(ax, "cliff", linestyle="-", linewidth=6, alpha=0.3)
     drawn = [line[[x, y]].to_numpy().tolist() for line in lines.values()]
     name_points(ax, data[[x, y]].to_numpy().tolist(), places, names, drawn)
 
@@ -242,7 +256,7 @@ def draw_memory(ax: Axes, data: pd.DataFrame, whole: pd.DataFrame) -> None:
         colour = COLOURS[str(precision)][0]
         ax.plot(sizes, bytes, color=colour, linewidth=1, linestyle=_DASHED)
     if len(ahead):
-        ax.plot([], [], color=INK, linewidth=1, linestyle=_DASHED, label=PREDICTED)
+        add_key(ax, PREDICTED, linewidth=1, linestyle=_DASHED)
     if START in data and math.isfinite(start := data[START].iloc[0]):
         ax.axhspan(0, start, facecolor=GRID, edgecolor="none", alpha=0.6, zorder=0,
                    label="before the first step")  # fmt: skip
@@ -253,30 +267,23 @@ def draw_memory(ax: Axes, data: pd.DataFrame, whole: pd.DataFrame) -> None:
         place = ax.transData + ScaledTranslation(beside / 72, 0, ax.figure.dpi_scale_trans)
         ax.plot(part["batch size"], [card] * len(part), linestyle="", marker="x", markersize=6,
                 markeredgewidth=2, color=colour, transform=place, clip_on=False)  # fmt: skip
-        if not (fits["precision"] == precision).any():
-            ax.plot([], [], marker=MARKERS[str(precision)], markeredgewidth=0, color=colour,
-                    label=precision)  # fmt: skip
     if len(full):
-        ax.plot(
-            [], [], linestyle="", marker="x", markeredgewidth=2, color=INK, label="out of memory"
-        )
+        add_key(ax, FULL, marker="x", markeredgewidth=2)
 
 
 def draw_speedup(ax: Axes, data: pd.DataFrame, whole: pd.DataFrame) -> None:
-    """Speed-up over fp32, with a line where there is none."""
+    """Speed-up over fp32, by batch size or the number of GPUs, with a line where there is none."""
     draw_batches(ax, data, whole)
-    column = data.columns[2]
+    share(ax, "x" if is_flat(whole) else "y", whole, data.columns[2], reach=1.1)
     if is_flat(whole):
-        share(ax, "x", whole, column, reach=1.1)
         ax.axvline(1, color=INK, linewidth=1, linestyle=_DASHED)
     else:
-        share(ax, "y", whole, column, reach=1.1)
         mark_level(ax, 1, "fp32")
 
 
 def draw_scaling(ax: Axes, data: pd.DataFrame, whole: pd.DataFrame) -> None:
     """Speed-up over one GPU by their number, with the line of as many times as GPUs."""
-    _draw_gpus(ax, data, whole, WIDER)
+    draw_batches(ax, data, whole)
     sizes = sorted(whole[GPUS].unique())
     ax.plot(sizes, sizes, color=INK, linewidth=1, linestyle=_DASHED, zorder=1)
     low, high = min(1.0, whole[WIDER].min()), max(sizes[-1], whole[WIDER].max())
@@ -289,29 +296,18 @@ def draw_scaling(ax: Axes, data: pd.DataFrame, whole: pd.DataFrame) -> None:
                 textcoords="offset points", fontsize=SMALL)  # fmt: skip
 
 
-def draw_tax(ax: Axes, data: pd.DataFrame, whole: pd.DataFrame) -> None:
-    """Speed-up over fp32 by the number of GPUs, with a line where there is none."""
-    _draw_gpus(ax, data, whole, OVER_FP32)
-    share(ax, "y", whole, OVER_FP32, reach=1.1)
-    mark_level(ax, 1, "fp32")
-
-
-def _draw_gpus(ax: Axes, data: pd.DataFrame, whole: pd.DataFrame, y: str) -> None:
-    import seaborn as sns
-
-    sns.lineplot(data, x=GPUS, y=y, ax=ax, **_LINE, **tell_apart(whole))
-    set_doublings(ax, whole[GPUS])
-
-
 def draw_scales(ax: Axes, data: pd.DataFrame, whole: pd.DataFrame) -> None:
     """Loss over static loss scales."""
-    import seaborn as sns
-
-    sns.lineplot(data, x="loss scale", y="loss", ax=ax, **_LINE, **tell_apart(whole))
+    draw_lines(ax, data, whole, "loss scale", "loss")
     set_doublings(ax, whole["loss scale"])
-    low, high = whole["loss"].min(), whole["loss"].max()
-    margin = 0.1 * (high - low) or 0.01
-    ax.set_ylim(low - margin, high + margin)
+    _surround(ax, whole["loss"], 0.1)
+
+
+def _surround(ax: Axes, values: pd.Series, margin: float) -> None:
+    """Limit the y axis to some values, with a share of their range around them."""
+    low, high = values.min(), values.max()
+    room = margin * (high - low) or 0.01
+    ax.set_ylim(low - room, high + room)
 
 
 # --------------------------------------------------------------------------------- through a run
@@ -321,30 +317,20 @@ def draw_curve(y: str) -> Callable[[Axes, pd.DataFrame, pd.DataFrame], None]:
     """A line a precision through the epoch; published ones are dashed."""
 
     def draw(ax: Axes, data: pd.DataFrame, whole: pd.DataFrame) -> None:
-        import seaborn as sns
-
-        options = {name: value for name, value in tell_apart(whole).items() if name[0] in "hp"}
-        if whole["run"].nunique() > 1:
-            options["style"] = "run"
-            options["dashes"] = {"this sweep": "", "2019": (2, 1.5)}
-        sns.lineplot(data, x="epoch (%)", y=y, ax=ax, errorbar=None, **options)
+        for run, dashes in (("this sweep", "-"), ("2019", _DASHED)):
+            part = data[data["run"] == run]
+            draw_lines(ax, part, whole, "epoch (%)", y, marker="", linestyle=dashes)
+            if whole["run"].nunique() > 1:
+                add_key(ax, run, linestyle=dashes)
         ax.set_xlim(0, 1.02 * whole["epoch (%)"].max())
-        margin = 0.05 * (whole[y].max() - whole[y].min()) or 0.01
-        ax.set_ylim(whole[y].min() - margin, whole[y].max() + margin)
+        _surround(ax, whole[y], 0.05)
 
     return draw
 
 
 def draw_rates(ax: Axes, data: pd.DataFrame, whole: pd.DataFrame) -> None:
-    """A line a way in which the learning rate goes, by colour and by dashes."""
-    order = list(dict.fromkeys(whole[SERIES]))
-    for name, line in data.groupby(SERIES, sort=False):
-        place = order.index(str(name))
-        ax.plot(line["epoch (%)"], line[LR], label=name, linewidth=1.8,
-                color=PALETTE[place % len(PALETTE)][0],
-                linestyle=("-", "--", "-.", ":")[place % 4])  # fmt: skip
-    ax.set_xlabel("epoch (%)")
-    ax.set_ylabel(LR)
+    """A line a way in which the learning rate goes."""
+    draw_lines(ax, data, whole, "epoch (%)", LR)
     ax.set_xlim(0, 1.02 * whole["epoch (%)"].max())
     share(ax, "y", whole, LR)
 
@@ -353,10 +339,10 @@ def draw_steps(ax: Axes, data: pd.DataFrame, whole: pd.DataFrame) -> None:
     """A box of step times a precision."""
     import seaborn as sns
 
-    series = tell_apart(whole)
+    order = list_series(whole)
     sns.boxplot(
         data, y="precision", x="step time (ms)", ax=ax, hue="precision", legend=False,
-        order=series["hue_order"], hue_order=series["hue_order"], palette=series["palette"],
+        order=order, hue_order=order, palette={name: COLOURS[name][0] for name in order},
         saturation=1, width=0.55, linecolor=INK, linewidth=1, fliersize=2.5,
     )  # fmt: skip
     ax.set_ylabel("")
@@ -368,13 +354,11 @@ def draw_steps(ax: Axes, data: pd.DataFrame, whole: pd.DataFrame) -> None:
 
 def draw_trade(ax: Axes, data: pd.DataFrame, whole: pd.DataFrame) -> None:
     """Time against memory, with the Pareto front named where there is room."""
-    import seaborn as sns
-
     front = data[data["front"] == "yes"]
     ax.plot(front[TIME], front[MEMORY], drawstyle="steps-post", color=INK, linewidth=1,
             linestyle=_DASHED, label="Pareto front")  # fmt: skip
-    options = {"s": 55 if len(data) < 100 else 30, "edgecolor": "none"}
-    sns.scatterplot(data, x=TIME, y=MEMORY, ax=ax, **options, **tell_apart(whole))
+    size = 7.4 if len(data) < 100 else 5.5
+    draw_lines(ax, data, whole, TIME, MEMORY, linestyle="", markersize=size)
     share(ax, "x", whole, TIME)
     share(ax, "y", whole, MEMORY)
     spots = front[[TIME, MEMORY]].to_numpy().tolist()
@@ -448,8 +432,7 @@ def name_points(
 
     dots = [place_on_paper(point) for point in points]
     drawn = [spot for line in lines for spot in _follow([place_on_paper(p) for p in line])]
-    box = ax.get_window_extent()
-    paper = (scale * box.x0, scale * box.y0 + 3, scale * box.x1, scale * box.y1)
+    left, bottom, right, top = (scale * end for end in ax.get_window_extent().extents)
     taken: list[Box] = []
     for point, name in zip(named, names, strict=True):
         x, y = place_on_paper(point)
@@ -458,33 +441,27 @@ def name_points(
         for apart, (side, dx, dy) in [(p in _APART, p) for p in (*_BESIDE, *_APART)]:
             x0 = x + dx - width * {"left": 0, "center": 0.5, "right": 1}[side]
             text = (x0, y + dy, x0 + width, y + dy + SMALL)
-            if not (paper[0] <= text[0] and text[2] <= paper[2]):
-                continue
-            if not (paper[1] <= text[1] and text[3] <= paper[3]):
-                continue
-            if _holds(text, dots, 4) or (not apart and _holds(text, others, 9)):
-                continue
-            if _holds(text, drawn) or any(_overlap(text, other) for other in taken):
-                continue
             end = (x + dx, y + dy + (0 if dy > 0 else SMALL))
             leader = [_between((x, y), end, i / 12) for i in range(13)] if apart else []
-            if any(math.dist(step, dot) < 4 for step in leader[3:] for dot in others):
-                continue
-            if any(_holds(other, leader) for other in taken):
+            if (
+                not (left <= text[0] and text[2] <= right)
+                or not (bottom + 3 <= text[1] and text[3] <= top)
+                or _holds(text, dots, 4)
+                or (not apart and _holds(text, others, 9))
+                or _holds(text, drawn)
+                or any(_overlap(text, other) or _holds(other, leader) for other in taken)
+                or any(math.dist(step, dot) < 4 for step in leader[3:] for dot in others)
+            ):
                 continue
             taken.append(text)
             drawn += leader
-            line = {"arrowstyle": "-", "color": INK, "linewidth": 0.6, "shrinkA": 0, "shrinkB": 4}
-            written = ax.annotate(
-                name, (point[0], point[1]), xytext=(dx, dy), fontsize=SMALL, ha=side, va="bottom",
-                textcoords="offset points",
-            )  # fmt: skip
-            written.set_in_layout(False)
+            own: dict[str, Any] = {"xy": (point[0], point[1]), "textcoords": "offset points"}
+            ax.annotate(name, xytext=(dx, dy), fontsize=SMALL, ha=side, va="bottom",
+                        **own).set_in_layout(False)  # fmt: skip
             if apart:
-                tie = ax.annotate(
-                    "", (point[0], point[1]), xytext=(dx, end[1] - y), textcoords="offset points",
-                    arrowprops=line,
-                )  # fmt: skip
+                line = {"arrowstyle": "-", "color": INK, "linewidth": 0.6, "shrinkA": 0,
+                        "shrinkB": 4}  # fmt: skip
+                tie = ax.annotate("", xytext=(dx, end[1] - y), arrowprops=line, **own)
                 tie.set_in_layout(False)
             break
 
@@ -498,9 +475,7 @@ def _holds(box: Box, points: Sequence[tuple[float, float]], margin: float = 0) -
 
 
 def _overlap(one: Box, other: Box) -> bool:
-    return (
-        one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]
-    )  # fmt: skip
+    return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]
 
 
 def _between(
@@ -544,8 +519,7 @@ def draw_waterfall(ax: Axes, data: pd.DataFrame, whole: pd.DataFrame) -> None:
             ax.plot([at, at], [place + 0.21, place + 0.79], color=INK, linewidth=0.7, alpha=0.4)
         write_row(ax, place, part, said)
     for colour, label in ((FASTER, "less time"), (SLOWER, "more time")):
-        ax.plot([], [], linestyle="", marker="s", markersize=8, markeredgewidth=0, color=colour,
-                label=label)  # fmt: skip
+        add_key(ax, label, marker="s", markersize=8, color=colour)
     ax.set_xlim(min(0, ax.get_xlim()[0]), 1.1 * ax.get_xlim()[1])  # room for the numbers
     ax.xaxis.set_major_formatter("{x:,.10g}")
     ax.set_xlabel("time of a step (ms)")
@@ -572,8 +546,7 @@ def draw_roofline(ax: Axes, data: pd.DataFrame, whole: pd.DataFrame) -> None:
         said = f"{roof:.3g} {SPEED}"  # the unit of the axis
         ax.annotate(said, (end, roof), xytext=(0, 3), fontsize=SMALL,
                     textcoords="offset points", ha="right")  # fmt: skip
-        ax.plot([], [], linestyle="", marker=MARKERS[precision], color=colour, markersize=7,
-                markeredgewidth=0, label=precision)  # fmt: skip
+        add_key(ax, precision, marker=MARKERS[precision], color=colour, markersize=7)
         for row in data[data["precision"] == precision].itertuples(index=False):
             kind, _, intensity, speed, traffic, share = row[:6]
             if kind in free:  # along its line it may stand anywhere
@@ -667,7 +640,7 @@ def draw_pairs(ax: Axes, data: pd.DataFrame, whole: pd.DataFrame) -> None:
     for column, label, marker in (("off (s)", "off", "|"), ("on (s)", "on", "o")):
         ax.scatter(data[column], range(len(data)), marker=marker, s=70 if marker == "|" else 42,
                    c=colours, linewidths=2, zorder=3)  # fmt: skip
-        ax.plot([], [], linestyle="", marker=marker, color=INK, markeredgewidth=2, label=label)
+        add_key(ax, label, marker=marker, markeredgewidth=2)
     ax.set_xlabel(TIME)
     finish_rows(ax, len(data))
 

@@ -177,16 +177,12 @@ def _save(canvas: Canvas) -> str:
 
 
 def _tidy(ax: Axes, entries: dict[str, Any]) -> None:
-    """Take away what seaborn adds to each panel; gather what the legend is to name."""
+    """Take away the frame of a panel; gather what the legend is to name."""
     import seaborn as sns
 
     sns.despine(ax=ax, left=not ax.spines["left"].get_visible())
-    handles, labels = ax.get_legend_handles_labels()
-    for handle, label in zip(handles, labels, strict=True):
-        if label not in ("precision", "run"):  # seaborn's headings
-            entries.setdefault(label, handle)
-    if ax.get_legend():
-        ax.get_legend().remove()  # type: ignore[union-attr]
+    for handle, label in zip(*ax.get_legend_handles_labels(), strict=True):
+        entries.setdefault(label, handle)
 
 
 def _add_legend(canvas: Canvas, entries: dict[str, Any], place: Any, width: float) -> None:

@@ -2,49 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from bench.questions.batch_sizes import DROP, NEAR
-from bench.questions.gpus import find_taxes
 from bench.questions.reasons import choose_pairs, name_pair
 from bench.report.document import Report
-from bench.report.figures import drawing
-from bench.report.figures.data import (
-    CARD,
-    LIMIT,
-    LINE,
-    LR,
-    MARK,
-    MEMORY,
-    OVER_FP32,
-    SPEED,
-    START,
-    TIME,
-    WIDER,
-    by_batch,
-    take_changes,
-    take_curves,
-    take_memory,
-    take_rates,
-    take_roofline,
-    take_scales,
-    take_scaling,
-    take_speeds,
-    take_steps,
-    take_switch,
-    take_tax,
-    take_trade,
-    take_waterfall,
-    take_whole_curves,
-)
+from bench.report.figures import data, drawing
 from bench.report.figures.groups import Group, Grouping, Steps, group_cases, read_steps, split_lines
 from bench.study.quantities import QUANTITIES
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
+
+    from bench.diagnosis.explanation import Explanation
+    from bench.questions.gpus import Line
 
 CHANGES = "changes"
 """The figure of the effects, which stands beside their table."""
@@ -91,88 +65,77 @@ class Sketch:
         return " ".join([self.caption, *(self.explain[c] for c in columns if c in self.explain)])
 
 
-def each_group(take: Callable[[Group], pd.DataFrame], least: int = 1) -> Callable[[View], Parts]:
-    """A panel a group, of cases at its baseline; none at all where no panel has ``least`` rows."""
-
-    def take_all(view: View) -> Parts:
-        parts = [(group.title, take(group)) for group in view.grouping.groups]
-        if max((len(data) for _, data in parts), default=0) >= least:
-            yield from parts
-
-    return take_all
+def _title(group: Group, frame: pd.DataFrame) -> str:
+    return group.title
 
 
-def each_run(
-    take: Callable[[Group, Report, Steps], pd.DataFrame],
-) -> Callable[[View], Parts]:
-    """A panel a group, of the steps of its runs at one batch size."""
-
-    def take_all(view: View) -> Parts:
-        for group in view.grouping.groups:
-            data = take(group, view.report, view.steps)
-            yield add_batch(group.title, data), data
-
-    return take_all
-
-
-def add_batch(title: str, data: pd.DataFrame) -> str:
+def _title_with_batch(group: Group, frame: pd.DataFrame) -> str:
     """Add to a title the batch sizes that are the same along each line."""
-    if not len(data):
-        return title
-    sizes = " and ".join(map(str, data["batch size"].unique()))
-    return f"{title}, batch size {sizes}" if title else f"Batch size {sizes}"
+    if not len(frame):
+        return group.title
+    sizes = " and ".join(map(str, frame["batch size"].unique()))
+    return f"{group.title}, batch size {sizes}" if group.title else f"Batch size {sizes}"
 
 
-def _take_trades(view: View) -> Parts:
-    for group in view.grouping.groups:
-        yield group.place, take_trade(group)
+def each_group(
+    take: Callable[[Group], pd.DataFrame],
+    title: Callable[[Group, pd.DataFrame], str] = _title,
+    least: int = 1,
+) -> Callable[[View], Parts]:
+    """A panel a group; none at all where no panel has ``least`` rows."""
+
+    def take_all(view: View) -> Parts:
+        parts = [(group, take(group)) for group in view.grouping.groups]
+        if max((len(frame) for _, frame in parts), default=0) >= least:
+            yield from ((title(*part), part[1]) for part in parts)
+
+    return take_all
+
+
+def each_run(take: Callable[[Group, Report, Steps], pd.DataFrame]) -> Callable[[View], Parts]:
+    """A panel a group, of the steps of its runs at one batch size."""
+    return lambda view: each_group(
+        lambda group: take(group, view.report, view.steps), _title_with_batch
+    )(view)
+
+
+def each_pair(take: Callable[[Explanation], pd.DataFrame]) -> Callable[[View], Parts]:
+    """A panel a pair of cases that is explained in full."""
+    return lambda view: (
+        (name_pair(why), take(why)) for why in choose_pairs(view.report.explanations)
+    )
+
+
+def each_width(take: Callable[[Sequence[Line]], pd.DataFrame]) -> Callable[[View], Parts]:
+    """A panel for the lines of cases on one GPU and on several that differ only in precision."""
+    return lambda view: (
+        (title, take(part)) for title, part in split_lines(view.report.lines, view.report)
+    )
 
 
 def _take_rates(view: View) -> Parts:
     for group in view.grouping.groups:
-        data, heading = take_rates(group, view.report, view.steps)
-        yield " · ".join(filter(None, (group.place, heading))), data
-
-
-def _take_scales(view: View) -> Parts:
-    for group in view.grouping.groups:
-        data = take_scales(group)
-        yield add_batch(group.title, data), data
+        frame, heading = data.take_rates(group, view.report, view.steps)
+        yield " · ".join(filter(None, (group.place, heading))), frame
 
 
 def _take_changes(view: View) -> Parts:
-    yield "Speed: right is faster", take_changes(view.report, "epoch_time_s", inverse=True)
-    yield "Memory: left is less", take_changes(view.report, "memory_bytes")
-    yield "Energy of an epoch: left is less", take_changes(view.report, "energy_per_epoch_j")
-
-
-def _take_waterfalls(view: View) -> Parts:
-    for why in choose_pairs(view.report.explanations):
-        yield name_pair(why), take_waterfall(why)
-
-
-def _take_rooflines(view: View) -> Parts:
-    for why in choose_pairs(view.report.explanations):
-        yield name_pair(why), take_roofline(why)
-
-
-def _take_scaling(view: View) -> Parts:
-    for title, part in split_lines(view.report.lines, view.report):
-        yield title, take_scaling(part)
-
-
-def _take_taxes(view: View) -> Parts:
-    for title, part in split_lines(view.report.lines, view.report):
-        yield title, take_tax(find_taxes(part))
+    yield "Speed: right is faster", data.take_changes(view.report, "epoch_time_s", inverse=True)
+    yield "Memory: left is less", data.take_changes(view.report, "memory_bytes")
+    yield "Energy of an epoch: left is less", data.take_changes(view.report, "energy_per_epoch_j")
 
 
 def _take_switches(view: View) -> Parts:
     for effect in view.report.effects:
         if effect.before == "off":
-            data, pairs = take_switch(view.report, effect)
-            if len(data):
-                title = f"{effect.axis.replace('_', ' ')}: off → {effect.after}"
-                yield title + (f", {len(data)} of {pairs} pairs" if pairs > len(data) else ""), data
+            frame, pairs = data.take_switch(view.report, effect)
+            if len(frame):
+                some = f", {len(frame)} of {pairs} pairs" if pairs > len(frame) else ""
+                yield f"{effect.axis.replace('_', ' ')}: off → {effect.after}{some}", frame
+
+
+def _by_batch(quantity: str, least: int = 2) -> Callable[[View], Parts]:
+    return each_group(data.by_batch(QUANTITIES[quantity]), least=least)
 
 
 _OTHERS = "Each precision at its main loss scale"
@@ -214,7 +177,7 @@ SKETCHES: tuple[Sketch, ...] = (
         "By kind of work, what changed most first; the parts add up to the difference. A tick is "
         "where a part would end at the rates measured on this machine.",
         "change (ms)",
-        _take_waterfalls,
+        each_pair(data.take_waterfall),
         drawing.draw_waterfall,
         baseline=False,
     ),
@@ -226,8 +189,8 @@ SKETCHES: tuple[Sketch, ...] = (
         "product on the level. A larger point takes more of its step; lines join a kind of work "
         "before and after. What has no FLOP stands in the grey strip, as far below the slope as "
         "it moves fewer bytes a second than a copy.",
-        SPEED,
-        _take_rooflines,
+        data.SPEED,
+        each_pair(data.take_roofline),
         drawing.draw_roofline,
         baseline=False,
     ),
@@ -236,8 +199,8 @@ SKETCHES: tuple[Sketch, ...] = (
         "How long does an epoch take at each batch size?",
         "Epoch time",
         f"Lower is better. {_OTHERS}.",
-        TIME,
-        each_group(by_batch(QUANTITIES["epoch_time_s"]), 2),
+        data.TIME,
+        _by_batch("epoch_time_s"),
         drawing.draw_batches,
     ),
     Sketch(
@@ -246,11 +209,12 @@ SKETCHES: tuple[Sketch, ...] = (
         "Images per second",
         f"Higher is better. {_OTHERS}.",
         "images/s",
-        each_group(take_speeds, 2),
+        each_group(data.take_speeds, least=2),
         drawing.draw_speeds,
         explain={
-            MARK: f"A ring marks the knee, the smallest batch size within {100 * NEAR:.0f} % of "
-            f"the best; a wide band marks a cliff, a drop of more than {100 * DROP:.0f} %.",
+            data.MARK: "A ring marks the knee, the smallest batch size within "
+            f"{100 * NEAR:.0f} % of the best; a wide band marks a cliff, a drop of more than "
+            f"{100 * DROP:.0f} %.",
         },
     ),
     Sketch(
@@ -258,16 +222,17 @@ SKETCHES: tuple[Sketch, ...] = (
         "How much memory does each batch size take?",
         "Memory",
         f"Lower is better. {_OTHERS}.",
-        MEMORY,
-        each_group(take_memory, 2),
+        data.MEMORY,
+        each_group(data.take_memory, least=2),
         drawing.draw_memory,
         explain={
-            START: "The grey band is what the process needs before the first step: Python, torch "
-            "and its libraries, the network and the dataset.",
-            CARD: "A cross on the line of the card marks a batch that ran out of memory.",
-            LIMIT: "A cross on the line of the memory limit marks a batch that ran out of memory.",
-            LINE: "Where memory is a line, it goes on dashed to batch sizes that did not run, up "
-            "to where it is predicted to end.",
+            data.START: "The grey band is what the process needs before the first step: Python, "
+            "torch and its libraries, the network and the dataset.",
+            data.CARD: "A cross on the line of the card marks a batch that ran out of memory.",
+            data.LIMIT: "A cross on the line of the memory limit marks a batch that ran out of "
+            "memory.",
+            data.LINE: "Where memory is a line, it goes on dashed to batch sizes that did not "
+            "run, up to where it is predicted to end.",
         },
     ),
     Sketch(
@@ -277,7 +242,7 @@ SKETCHES: tuple[Sketch, ...] = (
         "Higher is better. Each case is compared with fp32 at the same batch size and settings. "
         f"{_OTHERS}.",
         "speed-up (×)",
-        each_group(by_batch(QUANTITIES["speedup"])),
+        _by_batch("speedup", least=1),
         drawing.draw_speedup,
     ),
     Sketch(
@@ -286,8 +251,8 @@ SKETCHES: tuple[Sketch, ...] = (
         "Speed-up over one GPU",
         "Higher is better. Of weak scaling the batch of each GPU stays, of strong scaling that of "
         "all together; on a CPU they are processes.",
-        WIDER,
-        _take_scaling,
+        data.WIDER,
+        each_width(data.take_scaling),
         drawing.draw_scaling,
         baseline=False,
     ),
@@ -297,9 +262,9 @@ SKETCHES: tuple[Sketch, ...] = (
         "Precision's scaling tax",
         "How much faster than fp32 each precision is on as many GPUs: a line that falls loses its "
         "lead to the exchange of gradients.",
-        OVER_FP32,
-        _take_taxes,
-        drawing.draw_tax,
+        data.OVER_FP32,
+        each_width(data.take_tax),
+        drawing.draw_speedup,
         baseline=False,
     ),
     Sketch(
@@ -308,7 +273,7 @@ SKETCHES: tuple[Sketch, ...] = (
         "Loss during training",
         f"Mean cross-entropy of the images since the previous point. {_ONE_RUN} {_SAME_IMAGES}",
         "loss",
-        each_run(take_curves),
+        each_run(data.take_curves),
         drawing.draw_curve("loss"),
     ),
     Sketch(
@@ -318,7 +283,7 @@ SKETCHES: tuple[Sketch, ...] = (
         "Share of the images since the previous point that were predicted correctly, of whole "
         f"epochs. {_ONE_RUN} {_SAME_IMAGES}",
         "accuracy (%)",
-        each_run(take_whole_curves),
+        each_run(data.take_whole_curves),
         drawing.draw_curve("accuracy (%)"),
     ),
     Sketch(
@@ -327,7 +292,7 @@ SKETCHES: tuple[Sketch, ...] = (
         "Learning rate of each step",
         "The cases with different learning rates, at all their settings, named by the values of "
         "what the heading says. Of learning rates that look alike, the first is shown.",
-        LR,
+        data.LR,
         _take_rates,
         drawing.draw_rates,
         baseline=False,
@@ -338,7 +303,7 @@ SKETCHES: tuple[Sketch, ...] = (
         "Loss by static loss scale",
         "Mean cross-entropy over a whole epoch, at the largest batch size with several scales.",
         "loss",
-        _take_scales,
+        each_group(data.take_scales, _title_with_batch),
         drawing.draw_scales,
     ),
     Sketch(
@@ -348,8 +313,8 @@ SKETCHES: tuple[Sketch, ...] = (
         "Lower left is better. All settings are shown. On the dashed line, the Pareto front, are "
         "the cases that no other case beats in both; where there is room, they are labelled with "
         "their batch size and with what differs from the other settings.",
-        TIME,
-        _take_trades,
+        data.TIME,
+        each_group(data.take_trade, lambda group, frame: group.place),
         drawing.draw_trade,
         baseline=False,
     ),
@@ -360,7 +325,7 @@ SKETCHES: tuple[Sketch, ...] = (
         "Box: quartiles and median. Whiskers: up to 1.5 times the interquartile range. Dots: "
         f"outliers. {_ONE_RUN}",
         "step time (ms)",
-        each_run(take_steps),
+        each_run(data.take_steps),
         drawing.draw_steps,
     ),
     Sketch(
@@ -369,7 +334,7 @@ SKETCHES: tuple[Sketch, ...] = (
         "Energy of an epoch",
         f"Lower is better. {_OTHERS}.",
         "energy (J)",
-        each_group(by_batch(QUANTITIES["energy_per_epoch_j"]), 2),
+        _by_batch("energy_per_epoch_j"),
         drawing.draw_batches,
     ),
 )
