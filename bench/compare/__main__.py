@@ -27,7 +27,7 @@ from bench.compare.comparison import (
 from bench.compare.gates import OUTCOME_FINDINGS, Gate, describe_result, parse_gate, pass_gate
 from bench.compare.kinds import find_kinds
 from bench.compare.tables import FORMATS, Margins
-from bench.compare.values import explain_one_sweep, match, parse_axis, take_values
+from bench.compare.values import explain_one_sweep, parse_axis, take_values
 from bench.errors import UsageError, nearest
 from bench.flags import Parser, parse_percent, run_command
 from bench.limits import MIN_REPEATS
@@ -152,7 +152,7 @@ def _read_sides(a: Path, b: Path | None, texts: Sequence[str] | None) -> tuple[s
         return axis, *take_values(one, two, axis, values)
     if two is None:
         raise UsageError(explain_one_sweep(one))
-    return "", *match(one, two)
+    return "", one, two
 
 
 def _write(document: str, output: Path | None) -> None:

@@ -19,7 +19,6 @@ from bench.compare.comparison import (
     Finding,
     KindChange,
     Side,
-    Subject,
     printable,
     write_outcomes,
 )
@@ -33,6 +32,7 @@ from bench.limits import MIN_REPEATS, STEADY
 from bench.record import Status
 from bench.render.model import NOTHING, Cell, Head, Table
 from bench.study.metrics import Metric
+from bench.study.pairs import Match
 from bench.text import write_number
 from bench.verdict import Claim, Equivalence, Ratio, Verdict
 
@@ -61,11 +61,11 @@ def write_percent(fraction: float) -> str:
 def introduce(comparison: Comparison, margins: Margins) -> Iterator[str]:
     """What is compared, and how to read it."""
     for side, role in ((comparison.a, "baseline"), (comparison.b, "candidate")):
-        runs = _count(sum(map(len, side.rows.values())), "run")
-        cases = _count(len(side.rows), "case")
-        yield printable(f"{side.title} ({role}): {side.path}, {runs} of {cases}")
+        cases, runs = comparison.count(side)
+        said = f"{_count(runs, 'run')} of {_count(cases, 'case')}"
+        yield printable(f"{side.title} ({role}): {side.path}, {said}")
         for name in FOLLOWS.get(comparison.axis, ()):
-            used, left = list_left_out(side, name)
+            used, left = list_left_out(comparison, side, name)
             if used and left:
                 word = name.replace("_", " ")
                 kept, rest = ([value or "none" for value in part] for part in (used, left))
@@ -111,11 +111,10 @@ def _name_ratio(comparison: Comparison) -> str:
 
 def _write_common(comparison: Comparison) -> str:
     """What all matched cases have in common."""
-    subjects = comparison.matched
     hidden = {*comparison.telling, *comparison.free}
-    ran = [side.case(subject) for side in (comparison.a, comparison.b) for subject in subjects]
+    ran = [case for match in comparison.matched for case in comparison.ran(match)]
     hidden |= {name for name in SAME_QUESTION if len({getattr(case, name) for case in ran}) > 1}
-    return subjects[0].case.label(name for name in AXES if name not in hidden)
+    return comparison.ask(ran[0]).label(name for name in AXES if name not in hidden)
 
 
 def tabulate(comparison: Comparison, margins: Margins) -> Iterator[Table]:
@@ -142,7 +141,8 @@ def tabulate(comparison: Comparison, margins: Margins) -> Iterator[Table]:
     if comparison.kinds is not None:
         yield _kinds_table(comparison, comparison.kinds)
     for side in (comparison.a, comparison.b):
-        alone = tuple(_cells(comparison.label(s)) for s in comparison.only_in(side))
+        cells = comparison.alone(side)
+        alone = tuple(_cells(comparison.label_alone(side, cell)) for cell in cells)
         if alone:
             yield Table(f"only-{side.name}", f"Only in {side.title}", _heads("case"), alone, ())
 
@@ -155,7 +155,7 @@ def _kinds_table(comparison: Comparison, kinds: Sequence[KindChange]) -> Table:
     numbers = (*comparison.names, "change", "of a step", "p")
     rows = tuple(
         _cells(
-            comparison.label(kind.subject),
+            comparison.label(kind.match),
             name_part(kind.name),
             write_ms(kind.before_s, kind.before_estimated),
             write_ms(kind.after_s, kind.after_estimated),
@@ -176,15 +176,11 @@ BEYOND = (
 
 
 def _outcome_rows(comparison: Comparison) -> Iterator[tuple[Cell, ...]]:
-    for subject in comparison.matched:
-        a, b = comparison.a.outcomes(subject), comparison.b.outcomes(subject)
+    for match in comparison.matched:
+        a, b = comparison.a.outcomes(match.a), comparison.b.outcomes(match.b)
         if {*a, *b} != {Status.OK}:
-            yield _cells(
-                comparison.label(subject),
-                write_outcomes(a),
-                write_outcomes(b),
-                comparison.change(subject),
-            )
+            label, change = comparison.label(match), comparison.change(match)
+            yield _cells(label, write_outcomes(a), write_outcomes(b), change)
 
 
 def _write_summary(condition: Condition, value: Summarized) -> str:
@@ -200,11 +196,11 @@ def _write_summary(condition: Condition, value: Summarized) -> str:
 
 
 def _write_spoilt(
-    comparison: Comparison, subjects: Sequence[Subject], beside: bool = False
+    comparison: Comparison, matches: Sequence[Match], beside: bool = False
 ) -> Iterator[str]:
     """Each thing that `Comparison.spoilt` finds, once, with the runs of either side."""
     counts: dict[str, list[str]] = {}
-    for side, condition, count in comparison.spoilt(subjects, beside):
+    for side, condition, count in comparison.spoilt(matches, beside):
         where = f"{side.name} in {count.runs} of {count.of} runs"
         counts.setdefault(condition.label, []).append(where)
     yield from (f"{label}: {', '.join(where)}" for label, where in counts.items())
@@ -227,7 +223,7 @@ def _metric_table(
         _heads("case", *numbers, "verdict", "remarks", numbers=numbers),
         tuple(
             _cells(
-                comparison.label(finding.subject),
+                comparison.label(finding.match),
                 *(_write_mean(side, metric) for side in finding.compared),
                 *_write_ratio(finding.ratio),
                 ", ".join(str(len(side)) for side in finding.compared),
@@ -268,7 +264,7 @@ def _equivalence_table(comparison: Comparison, metric: Metric, margin: float) ->
     numbers = ("ratio", "90 % interval", "p", "seeds", "seeds needed")
     rest, common = _gather(
         [
-            [*describe_runs(comparison, metric, finding.subject), *filter(None, [found.lack])]
+            [*describe_runs(comparison, metric, finding.match), *filter(None, [found.lack])]
             for finding, found in judged
         ]
     )
@@ -283,7 +279,7 @@ def _equivalence_table(comparison: Comparison, metric: Metric, margin: float) ->
         _heads("case", *numbers, "verdict", "remarks", numbers=numbers),
         tuple(
             _cells(
-                comparison.label(finding.subject),
+                comparison.label(finding.match),
                 *_write_equivalence(equivalence),
                 equivalence.verdict.value,
                 text,
@@ -339,14 +335,14 @@ def _write_ratio(ratio: Ratio) -> tuple[str, str, str]:
     return value, interval, _write_p(ratio.p_adjusted)
 
 
-def describe_runs(comparison: Comparison, metric: Metric, subject: Subject) -> Iterator[str]:
+def describe_runs(comparison: Comparison, metric: Metric, match: Match) -> Iterator[str]:
     """What kind of runs a finding is of: of part of an epoch, of synthetic images, not measured."""
-    sides = (comparison.a, comparison.b)
-    if min(part.share for part in comparison.parts(subject)) < 1:
-        yield _write_parts(comparison, metric, subject)
-    kinds = {"synthetic": [s.name for s in sides if s.case(subject).dataset == "synthetic"]}
+    sides = ((comparison.a, match.a), (comparison.b, match.b))
+    if min(part.share for part in comparison.parts(match)) < 1:
+        yield _write_parts(comparison, metric, match)
+    kinds = {"synthetic": [s.name for s, cell in sides if s.case(cell).dataset == "synthetic"]}
     for kind in ("fake", "published"):
-        kinds[kind] = [s.name for s in sides if kind in s.executors(subject)]
+        kinds[kind] = [s.name for s, cell in sides if kind in s.executors(cell)]
     for kind, where in kinds.items():
         if where:
             yield kind if len(where) == 2 else f"{kind} in {where[0]}"
@@ -356,10 +352,13 @@ def remarks(
     comparison: Comparison, metric: Metric, finding: Finding, margin: float
 ) -> Iterator[str]:
     """What a reader must know about a finding before relying on it."""
-    subject = finding.subject
-    yield from describe_runs(comparison, metric, subject)
-    for side, values in ((comparison.a, finding.a), (comparison.b, finding.b)):
-        outcomes = side.outcomes(subject)
+    match = finding.match
+    yield from describe_runs(comparison, metric, match)
+    for side, cell, values in (
+        (comparison.a, match.a, finding.a),
+        (comparison.b, match.b, finding.b),
+    ):
+        outcomes = side.outcomes(cell)
         if set(outcomes) != {Status.OK}:
             yield f"{side.name} {write_outcomes(outcomes)}"
         elif len(values) < outcomes[Status.OK]:
@@ -369,15 +368,15 @@ def remarks(
         be = "is" if pairs == 1 else "are"
         yield f"only the {_count(pairs, 'seed')} that both sides ran {be} compared"
     if metric.timed:
-        yield from _write_spoilt(comparison, [subject], beside=True)
+        yield from _write_spoilt(comparison, [match], beside=True)
     if why := finding.ratio.explain(margin):
         yield why
 
 
-def _write_parts(comparison: Comparison, metric: Metric, subject: Subject) -> str:
+def _write_parts(comparison: Comparison, metric: Metric, match: Match) -> str:
     """Say that less than an epoch was measured, and on which side where only one did."""
     what = "extrapolated" if metric.name == "epoch_time_s" else "part of an epoch"
-    one, two = comparison.parts(subject)
+    one, two = comparison.parts(match)
     if one.share == two.share:
         return what
     named = zip(comparison.names, (one, two), strict=True)
@@ -497,7 +496,7 @@ def render_json(comparison: Comparison, margins: Margins, results: Sequence[Resu
             key: {
                 "name": side.name,
                 "path": str(side.path),
-                "runs": sum(map(len, side.rows.values())),
+                "runs": comparison.count(side)[1],
             }
             for key, side in (("a", comparison.a), ("b", comparison.b))
         },
@@ -522,17 +521,17 @@ def render_json(comparison: Comparison, margins: Margins, results: Sequence[Resu
         ],
         "outcomes": [
             {
-                **_name_subject(comparison, subject),
-                "a": comparison.a.outcomes(subject),
-                "b": comparison.b.outcomes(subject),
-                "change": comparison.change(subject),
+                **_name_match(comparison, match),
+                "a": comparison.a.outcomes(match.a),
+                "b": comparison.b.outcomes(match.b),
+                "change": comparison.change(match),
             }
-            for subject in comparison.matched
+            for match in comparison.matched
         ],
         "metrics": {
             metric.name: [
                 {
-                    **_name_subject(comparison, finding.subject),
+                    **_name_match(comparison, finding.match),
                     "a": [value for _, value in finding.a],
                     "b": [value for _, value in finding.b],
                     "n_a": len(finding.a),
@@ -550,7 +549,7 @@ def render_json(comparison: Comparison, margins: Margins, results: Sequence[Resu
                     "lack": finding.ratio.lack,
                     "spoilt": [
                         {"side": side.name, "condition": condition.name, **asdict(count)}
-                        for side, condition, count in comparison.spoilt([finding.subject])
+                        for side, condition, count in comparison.spoilt([finding.match])
                         if metric.timed
                     ],
                     "remarks": list(remarks(comparison, metric, finding, margin)),
@@ -563,7 +562,7 @@ def render_json(comparison: Comparison, margins: Margins, results: Sequence[Resu
         "equivalence": {
             metric.name: [
                 {
-                    **_name_subject(comparison, finding.subject),
+                    **_name_match(comparison, finding.match),
                     **asdict(found),
                     "verdict": found.verdict.value,
                     "sentence": found.sentence(),
@@ -577,7 +576,7 @@ def render_json(comparison: Comparison, margins: Margins, results: Sequence[Resu
         if comparison.kinds is None
         else [
             {
-                **_name_subject(comparison, kind.subject),
+                **_name_match(comparison, kind.match),
                 "kind": kind.name,
                 "a_s": kind.before_s,
                 "b_s": kind.after_s,
@@ -588,8 +587,8 @@ def render_json(comparison: Comparison, margins: Margins, results: Sequence[Resu
             }
             for kind in comparison.kinds
         ],
-        "only_in_a": [_name_alone(comparison.a, s) for s in comparison.only_in(comparison.a)],
-        "only_in_b": [_name_alone(comparison.b, s) for s in comparison.only_in(comparison.b)],
+        "only_in_a": _name_alone(comparison, comparison.a),
+        "only_in_b": _name_alone(comparison, comparison.b),
         "failures": {result.gate.text: result.failures for result in results},
         "gates": [
             {
@@ -606,16 +605,19 @@ def render_json(comparison: Comparison, margins: Margins, results: Sequence[Resu
     return json.dumps(document, indent=1, allow_nan=False) + "\n"
 
 
-def _name_subject(comparison: Comparison, subject: Subject) -> dict[str, Any]:
-    """Name a matched subject by what its cases have in common, and by both cases."""
-    one, two = (asdict(side.case(subject)) for side in (comparison.a, comparison.b))
+def _name_match(comparison: Comparison, match: Match) -> dict[str, Any]:
+    """Name a match by what its cases have in common, and by both cases."""
+    one, two = map(asdict, comparison.ran(match))
     common = {name: value for name, value in one.items() if two[name] == value}
     both = {"case_a": one, "case_b": two} if one != two else {}
-    return {"case": common, **both, "environment": dict(subject.environment)}
+    return {"case": common, **both, "environment": dict(match.told)}
 
 
-def _name_alone(side: Side, subject: Subject) -> dict[str, Any]:
-    return {**asdict(side.case(subject)), "environment": dict(subject.environment)}
+def _name_alone(comparison: Comparison, side: Side) -> list[dict[str, Any]]:
+    return [
+        {**asdict(side.case(cell)), "environment": dict(told)}
+        for cell, told in comparison.alone(side).items()
+    ]
 
 
 def _to_json(value: Summarized) -> Any:
