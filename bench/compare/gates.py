@@ -67,7 +67,8 @@ def find(comparison: Comparison, gate: Gate) -> Iterator[str]:
             judged = finding.ratio.judge(gate.margin)
             unjudged = judged is Verdict.NONE and finding.a and finding.b
             if metric.word(judged) == gate.word or (unjudged and gate.word == "unjudged"):
-                what = finding.ratio.lack or f"{write_number(finding.ratio.value or 0)}×"
+                shown = metric.show(finding.ratio).value or 0
+                what = finding.ratio.lack or f"{'speed ' * metric.speed}{write_number(shown)}×"
                 yield f"{comparison.label(finding.match)}: {metric.label}: {what}"
 
 
