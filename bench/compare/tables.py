@@ -29,6 +29,7 @@ from bench.compare.values import explain_unmatched, list_left_out
 from bench.diagnosis.evidence import write_ms
 from bench.diagnosis.rates import CALL, RATES, write_rate
 from bench.diagnosis.sentences import name_part
+from bench.interval import CONFIDENCE
 from bench.limits import MIN_REPEATS, STEADY
 from bench.record import Status
 from bench.render.model import NOTHING, Cell, Head, Level, Table
@@ -518,7 +519,7 @@ def render_json(
             for key, side in (("a", comparison.a), ("b", comparison.b))
         },
         "margin": margin,
-        "confidence": verdict.CONFIDENCE,
+        "confidence": CONFIDENCE,
         "environment": [
             {"name": name, "must_agree": agree, "a": a, "b": b}
             for name, agree, a, b in comparison.environment()
