@@ -76,8 +76,9 @@ def find_measured(results: Path) -> Card | None:
 
 
 def write_axes() -> str:
+    defaults = {name: format_value(getattr(Case, name)) or "–" for name in AXES}
     return "\n" + "".join(
-        f"- `{axis_flag(name)}` ({format_value(getattr(Case, name)) or '–'}): {axis.metadata['help']}\n"
+        f"- `{axis_flag(name)}` ({defaults[name]}): {axis.metadata['help']}\n"
         for name, axis in AXES.items()
     )
 
@@ -504,7 +505,7 @@ def test_every_page_is_linked_from_the_readme() -> None:
 
 
 def test_the_first_screen_has_what_a_reader_wants_first() -> None:
-    """One command, the reader's own network with an answer, and a table; a page for each question."""
+    """One command, the reader's own network with an answer, and a table with its baseline."""
     screen = "\n".join(README.read_text().splitlines()[:40])
     wanted = ["make sweep", "--model your_package", "<!-- answer -->", "| GPU |"]
     places = [screen.find(text) for text in wanted]
