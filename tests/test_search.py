@@ -30,17 +30,18 @@ from bench.executors import fake
 from bench.executors.fake import FakeExecutor
 from bench.halving import METRICS, Halving, read_halving
 from bench.optimization import OPTIMIZERS
+from bench.questions.halving import find_trials, spell_case, tabulate_halving
 from bench.record import EPOCH_COLUMNS, EpochRow, Outcome
-from bench.report import html, summaries
+from bench.report import html
 from bench.report.__main__ import main as report
-from bench.report.halving import find_trials, spell_case, tabulate_halving
-from bench.report.sweeps import read_sweeps
 from bench.search import __main__ as search
 from bench.search import trials
 from bench.search.ladder import INSTALL, Ladder
 from bench.search.options import AROUND, parse_arguments
 from bench.store.attempts import keep_cases
 from bench.store.reader import read_cases, read_epochs, read_history, read_records, read_steps
+from bench.study import summaries
+from bench.study.sweeps import read_sweeps
 from bench.sweep import __main__ as sweep
 from bench.sweep.options import choose_cases
 from bench.sweep.options import parse_arguments as parse_sweep
