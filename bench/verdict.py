@@ -144,6 +144,11 @@ class Ratio:
     lack: str = ""
     pairs: int = 0
 
+    def invert(self) -> Ratio:
+        """The same of A/B: of times, what is a speed."""
+        value, low, high = (x and 1 / x for x in (self.value, self.high, self.low))
+        return replace(self, value=value, low=low, high=high)
+
     def judge(self, margin: float) -> Verdict:
         """Conclude against ``margin``, a fraction: 0.02 is 2 %."""
         if self.lack or self.low is None or self.high is None:
