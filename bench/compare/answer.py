@@ -59,12 +59,17 @@ def _write_size(metric: Metric, findings: Sequence[Finding]) -> str:
     values = sorted(ratio.value for ratio in ratios if ratio.value is not None)
     if not values:
         return ""
-    text = " to ".join(dict.fromkeys(f"{value:.3g}" for value in (values[0], values[-1])))
+    text = " to ".join(dict.fromkeys(map(_write_digits, (values[0], values[-1]))))
     text += " times as fast" if metric.speed else " times as much"
     (first, *others) = ratios
     if others or first.exact or first.low is None or first.high is None:
         return text
-    return f"{text}; 95 %: {first.low:.3g} to {first.high:.3g}"
+    return f"{text}; 95 %: {_write_digits(first.low)} to {_write_digits(first.high)}"
+
+
+def _write_digits(value: float) -> str:
+    """Three of them, zeros too: by them a ratio of 1.00 is told from one of 1."""
+    return f"{value:#.3g}".rstrip(".")
 
 
 def advise(comparison: Comparison, margin: float) -> str:

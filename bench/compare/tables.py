@@ -9,6 +9,7 @@ import textwrap
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import chain
 from typing import Any
 
 from bench import verdict
@@ -405,10 +406,13 @@ def render_text(
 ) -> str:
     """The verdict, what to doubt and the first table on one screen; ``full`` for all there is."""
     width = shutil.get_terminal_size((UNLIMITED if full else WIDTH, 0)).columns
-    lines = [piece for line in _open(comparison, margins) for piece in _wrap(line, width)]
     tables = list(tabulate(comparison, margins))
     if full:
-        lines += [piece for line in introduce(comparison, margins) for piece in _wrap(line, width)]
+        said = chain(conclude(comparison, margins.verdict), introduce(comparison, margins))
+    else:
+        said = _open(comparison, margins)
+    lines = [piece for line in said for piece in _wrap(line, width)]
+    if full:
         for table in tables:
             lines += ["", *_draw(table, width)]
         return "\n".join(lines) + "\n"
