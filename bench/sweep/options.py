@@ -78,8 +78,13 @@ class Options:
 
     def resume(self, out: Path) -> str:
         """The command that goes on with what lies in ``out``."""
-        given = any(word.partition("=")[0] == "--out" for word in shlex.split(self.command))
+        given = "--out" in self.given
         return self.command if given else f"{self.command} --out {shlex.quote(str(out))}"
+
+    @property
+    def given(self) -> set[str]:
+        """The flags of the command, and its other words."""
+        return {word.partition("=")[0] for word in shlex.split(self.command)}
 
 
 def build_parser() -> Parser:

@@ -105,25 +105,27 @@ def _count_runs(plan: Plan, options: Options, pass_s: float) -> Iterator[str]:
 
 def _name_sources(plan: Plan, options: Options) -> list[str]:
     """The settings that are not at their defaults, a line for each source of them."""
-    cases, preset = _list_cases(plan), options.preset
-    lines: dict[str, list[str]] = {}
+    cases, preset, given = _list_cases(plan), options.preset, options.given
+    named = f"from {'preset ' * (preset.name in preset_names())}{preset.name}"
+    lines = {named: list[str](), "from flags": list[str](), "chosen here": list[str]()}
     for name in AXES:
         values = [format_value(getattr(case, name)) for case in cases]
-        if name == "batch_size":
+        if name == "batch_size" and plan.searched:
             values[len(plan.cases) :] = [text for _, text in plan.searched]
         elif all(_is_default(case, name) for case in cases):
             continue
         keys = {name, MICRO_BATCH} if name == "accumulate" else {name}
-        if keys & options.axes.keys():
-            source = "from flags"
-        elif any(keys & grid.keys() for grid in preset.grids):
-            known = preset.name in preset_names()
-            source = f"from {'preset ' * known}{preset.name}"
-        else:
-            source = "chosen here"
         texts = list(dict.fromkeys(filter(None, values)))
-        lines.setdefault(source, []).append(f"{axis_flag(name)} {name_first(texts, _VALUES, ' ')}")
-    return [f"{source}: {' '.join(settings)}" for source, settings in lines.items()]
+        if given & {*map(axis_flag, keys)}:
+            source = "from flags"
+        elif any(keys & grid.keys() for grid in preset.grids) and name not in options.axes:
+            source = named
+        elif len(texts) == 1:
+            source = "chosen here"
+        else:
+            continue  # drawn by a search: the cases name it
+        lines[source].append(f"{axis_flag(name)} {name_first(texts, _VALUES, ' ')}")
+    return [f"{source}: {' '.join(settings)}" for source, settings in lines.items() if settings]
 
 
 def _is_default(case: Case, name: str) -> bool:
