@@ -9,7 +9,7 @@ import signal
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import takewhile
+from itertools import chain, takewhile
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -118,6 +118,22 @@ class Parser(argparse.ArgumentParser):
                 raise UsageError(f"{flag} is given twice; give it once{values}")
             if isinstance(action, argparse._StoreAction):
                 seen.add(action)
+
+
+def join_flags(*parts: Sequence[str]) -> list[str]:
+    """Join parts of a command line that begin with flags; of a flag in several the last counts.
+
+    >>> join_flags(["--repeats", "1", "--mix"], ["--lr", "1", "2", "--repeats", "3"])
+    ['--mix', '--lr', '1', '2', '--repeats', '3']
+    """
+    joined: dict[str, list[str]] = {}
+    for word in chain.from_iterable(parts):
+        if word.startswith("--"):
+            joined.pop(word, None)
+            values = joined[word] = [word]
+        else:
+            values.append(word)
+    return list(chain.from_iterable(joined.values()))
 
 
 def add_axes(

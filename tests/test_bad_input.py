@@ -129,8 +129,9 @@ FLAGS = [
 
 @pytest.mark.parametrize(("flags", "parts"), [(f, p) for f, *p in FLAGS], ids=lambda v: str(v)[:40])
 def test_flags(capsys: pytest.CaptureFixture[str], flags: list[str], parts: list[str]) -> None:
-    settings = zip(FAKE[::2], FAKE[1::2], strict=True)
-    others = [word for setting in settings if setting[0] not in flags for word in setting]
+    given = {word.partition("=")[0] for word in flags}
+    pairs = zip(FAKE[::2], FAKE[1::2], strict=True)
+    others = [word for pair in pairs if pair[0] not in given for word in pair]
     expect(capsys, sweep.main, [*others, *flags], *parts)
 
 
