@@ -18,16 +18,23 @@ from pathlib import Path
 from typing import Any
 
 from bench.case import AUTO, Case, Value, format_value, telling_axes
-from bench.compare.gates import parse_percent
 from bench.data import SYNTHETIC, find_layout
 from bench.environment import PACKAGES, has_cuda, refuse_missing
 from bench.errors import UsageError
 from bench.executors import build_executor
-from bench.flags import Parser, add_axes, describe, read_axes, refuse_flags, run_command
+from bench.flags import (
+    Parser,
+    add_axes,
+    describe,
+    parse_percent,
+    read_axes,
+    refuse_flags,
+    run_command,
+)
 from bench.preset import Preset
-from bench.report.cells import whole_cell
-from bench.report.model import NOTHING, Cell, Head, Table
-from bench.report.text import draw_table
+from bench.render.cells import whole_cell
+from bench.render.model import NOTHING, Cell, Head, Table
+from bench.render.text import draw_table
 from bench.store.writer import Store, StoreError
 from bench.sweep.__main__ import say_waiting, stop_signals
 from bench.sweep.crew import Crew

@@ -220,7 +220,7 @@ def refuse_beside_workload(axes: Mapping[str, Collection[Value]]) -> None:
 
 
 def add_filters(parser: argparse.ArgumentParser, example: str) -> None:
-    """Add ``--where``, whose values `bench.report.filters.parse_filter` reads."""
+    """Add ``--where``, whose values `bench.study.filters.parse_filter` reads."""
     parser.add_argument(
         "--where",
         nargs="+",
@@ -264,3 +264,19 @@ def run_command(command: Callable[[Sequence[str]], int], argv: Sequence[str] | N
         return 128 + signal.SIGPIPE
     except KeyboardInterrupt:
         return 130
+
+
+def parse_percent(where: str, text: str) -> float:
+    """Read ``2%`` as 0.02.
+
+    Raises:
+        UsageError: it is not a percentage from 0 to 1000, or has no ``%``.
+    """
+    number, sign, rest = text.strip().partition("%")
+    try:
+        value = float(number) if sign and not rest and number.isascii() else -1.0
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= 1000:
+        raise UsageError(f"{where}: a margin is a percentage from 0 to 1000 %, such as 2%")
+    return value / 100

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -17,6 +18,23 @@ ESTIMATE = "≈"
 # also what a terminal obeys beyond ASCII (U+009B starts a sequence) and what turns text around
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]+")
 _FORMULA = tuple("=+-@＝＋－＠")  # the wide ones too: some spreadsheets read them alike
+
+
+GIB = 2**30
+
+
+def write_number(value: float) -> str:
+    """Four significant digits, thousands grouped, never an exponent below a billion.
+
+    >>> write_number(12345.6), write_number(33.1449), write_number(0.01234567)
+    ('12,346', '33.14', '0.01235')
+    """
+    if not math.isfinite(value):
+        return str(value)
+    if abs(value) >= 1000:
+        return f"{value:,.0f}" if abs(value) < 1e9 else f"{value:.3e}"
+    digits = 3 - math.floor(math.log10(abs(value))) if value else 1
+    return f"{value:.{min(digits, 6)}f}"
 
 
 class Explained(StrEnum):

@@ -15,11 +15,11 @@ from records_for_tests import make_record
 from bench.case import Case
 from bench.compare.comparison import read_side
 from bench.record import COLUMNS, Record, Status, flatten
-from bench.report import summaries
-from bench.report.sweeps import read_sweep
 from bench.store.attempts import fill_unknown, find_mixed, keep_latest
 from bench.store.reader import read_cases, read_history, read_records
 from bench.store.writer import Store
+from bench.study import summaries
+from bench.study.sweeps import read_sweep
 
 CASE = Case(batch_size=64, dataset="synthetic", device="cpu")
 UNKNOWN: dict[str, Any] = dict.fromkeys(

@@ -18,13 +18,13 @@ from bench.compare.__main__ import main as compare
 from bench.diagnosis.breakdown import Breakdown, divide
 from bench.diagnosis.step import Profile, Rates, Step
 from bench.gpu.peaks import peak_bandwidth, peak_flops
+from bench.questions.profiles import Profiled, read_steps
 from bench.record import WorkRow
 from bench.report import figures
 from bench.report.__main__ import main as report
-from bench.report.profiles import Profiled, read_steps
-from bench.report.summaries import latest, read
-from bench.report.sweeps import read_sweeps
-from bench.report.tables import build
+from bench.report.document import build
+from bench.study.summaries import latest, read
+from bench.study.sweeps import read_sweeps
 from bench.why.__main__ import main as why
 from bench.work import Kind
 from tests.steps_for_tests import RATES, make_row, write_profiled

@@ -15,11 +15,12 @@ import pytest
 
 from bench.case import AXES, SAME_QUESTION, Case
 from bench.compare.__main__ import main
-from bench.compare.gates import OUTCOME_FINDINGS, parse_percent
+from bench.compare.gates import OUTCOME_FINDINGS
 from bench.errors import UsageError
+from bench.flags import parse_percent
 from bench.record import COLUMNS, Environment, Measurement, Record, Status
-from bench.report.metrics import METRICS
 from bench.store.writer import Store
+from bench.study.metrics import METRICS
 
 CASE = Case(dataset="synthetic", device="cpu")
 SMALL = replace(CASE, batch_size=64)

@@ -39,9 +39,9 @@ from bench.diagnosis.kernels import find_tensor_cores
 from bench.diagnosis.reasons import explain
 from bench.diagnosis.sentences import describe
 from bench.diagnosis.step import Bound, Profile, Rates, Step, Wait
+from bench.questions.profiles import scale_step
+from bench.questions.reasons import tabulate_reasons
 from bench.record import KernelTime, WorkRow, write_kernels
-from bench.report.profiles import scale_step
-from bench.report.why import tabulate_reasons
 from bench.timeline import shorten_kernel
 from bench.verdict import Ratio
 from bench.work import Kind

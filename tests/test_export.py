@@ -27,9 +27,9 @@ from bench.export import __main__ as command
 from bench.export.runs import Run, read_runs
 from bench.record import MEASURED, EpochRow, Record, Status, Step
 from bench.report import watch
-from bench.report.sweeps import read_sweep
 from bench.store.cells import RECORDS, STEPS
 from bench.store.writer import Store
+from bench.study.sweeps import read_sweep
 
 ROOT = Path(__file__).parents[1]
 EXTRAPOLATED = Case(fraction=0.5, dataset="synthetic", model="dpn-small", device="cpu")

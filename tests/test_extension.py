@@ -27,7 +27,7 @@ def tiny() -> nn.Module:
 LIST = '''
 """A line a case."""
 
-from bench.report.model import Report
+from bench.report.document import Report
 
 
 def render(report: Report) -> str:

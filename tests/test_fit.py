@@ -21,11 +21,11 @@ from bench.data import prepare
 from bench.errors import UsageError
 from bench.executors import fake
 from bench.executors.fake import FakeExecutor, Memory
+from bench.questions.batch_sizes import find_searches
 from bench.record import Outcome, Status
-from bench.report import summaries
-from bench.report.scaling import find_searches
-from bench.report.sweeps import read_sweeps
 from bench.store.reader import read_history, read_records
+from bench.study import summaries
+from bench.study.sweeps import read_sweeps
 from bench.sweep import __main__ as sweep
 from bench.sweep.options import Options, plan_cases
 from bench.wall.records import read_walls

@@ -13,12 +13,12 @@ from records_for_tests import make_record
 from bench.case import Case
 from bench.errors import UsageError
 from bench.record import COLUMNS, SCHEMA, Step
-from bench.report import summaries
-from bench.report.sweeps import read_sweep
 from bench.store.cells import RECORDS, STEPS
 from bench.store.plans import Plan
 from bench.store.reader import read_cases, read_records, read_steps
 from bench.store.writer import Store
+from bench.study import summaries
+from bench.study.sweeps import read_sweep
 
 
 def write_schema_1(folder: Path, **cells: str) -> Path:

@@ -24,8 +24,15 @@ from torch import Tensor, nn
 
 from bench.data import Dataset, DatasetInfo
 from bench.precision import PRECISIONS
+from bench.questions.loss_scales import (
+    scale_map_tables,
+    summarize_scale_map,
+    write_scale,
+    write_share,
+)
+from bench.questions.scale_drawing import draw_scale_map, rasterize_scale_map
 from bench.rehearsal.dispatch import Rule, Watch
-from bench.report.scalemap import (
+from bench.scale_map import (
     GRADIENTS,
     HEADROOM,
     MAP,
@@ -39,14 +46,8 @@ from bench.report.scalemap import (
     ScaleMap,
     Tally,
     Way,
-    draw_scale_map,
     find_window,
-    rasterize_scale_map,
     read_scale_map,
-    scale_map_tables,
-    summarize_scale_map,
-    write_scale,
-    write_share,
 )
 from bench.scales.__main__ import main
 from bench.scales.folder import FIGURE, PICTURE, SUMMARY, write_map

@@ -28,19 +28,21 @@ from torch import Tensor, nn
 from bench.case import Case, grid
 from bench.executors import fake
 from bench.executors.fake import FakeExecutor
+from bench.flags import join_flags
 from bench.halving import METRICS, Halving, read_halving
 from bench.optimization import OPTIMIZERS
+from bench.questions.halving import find_trials, spell_case, tabulate_halving
 from bench.record import EPOCH_COLUMNS, EpochRow, Outcome
-from bench.report import html, summaries
+from bench.report import html
 from bench.report.__main__ import main as report
-from bench.report.halving import find_trials, spell_case, tabulate_halving
-from bench.report.sweeps import read_sweeps
 from bench.search import __main__ as search
 from bench.search import trials
 from bench.search.ladder import INSTALL, Ladder
 from bench.search.options import AROUND, parse_arguments
 from bench.store.attempts import keep_cases
 from bench.store.reader import read_cases, read_epochs, read_history, read_records, read_steps
+from bench.study import summaries
+from bench.study.sweeps import read_sweeps
 from bench.sweep import __main__ as sweep
 from bench.sweep.options import choose_cases
 from bench.sweep.options import parse_arguments as parse_sweep
@@ -62,7 +64,7 @@ def _plain_fake(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run(out: Path, *flags: str, rc: int = 0) -> pd.DataFrame:
-    assert search.main([*FAKE, *flags, "--out", str(out)]) == rc
+    assert search.main(join_flags(FAKE, flags, ["--out", str(out)])) == rc
     return read_records(out)
 
 
@@ -209,7 +211,7 @@ def test_without_ray_tune_one_line_says_what_to_install(
 
 
 def draw(*flags: str) -> list[Case]:
-    return parse_arguments([*FAKE, *flags]).plan().trials
+    return parse_arguments(join_flags(FAKE, flags)).plan().trials
 
 
 @given(st.integers(2, 40), st.integers(2, 40), st.integers(0, 2**31 - 1))
@@ -250,7 +252,7 @@ def test_lists_alone_are_drawn_without_repeating_any() -> None:
             }
         )
     )
-    assert parse_arguments([*FAKE, *flags]).plan().halving.combinations == 4
+    assert parse_arguments(join_flags(FAKE, flags)).plan().halving.combinations == 4
 
 
 def test_without_a_learning_rate_each_optimizer_has_its_own_range() -> None:
@@ -290,7 +292,7 @@ def test_without_a_learning_rate_each_optimizer_has_its_own_range() -> None:
 def test_what_cannot_be_searched_is_one_line(
     flags: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert search.main([*FAKE, *flags.split(), "--out", str(tmp_path / "out")]) == 2
+    assert search.main(join_flags(FAKE, flags.split(), ["--out", str(tmp_path / "out")])) == 2
     error = capsys.readouterr().err
     assert said in error
     assert error.count("\n") == 1
@@ -458,7 +460,7 @@ def test_no_trial_begins_after_the_time_limit(
         patch.setattr(search, "monotonic", lambda: clock[0])
         patch.setattr(trials, "monotonic", lambda: clock[0])
         assert len(run(tmp_path, *RANGE, "--time-limit", "100")) == 3
-    assert "9 trials left; run the same command with" in capsys.readouterr().err
+    assert "9 trials left; to go on: python -m bench.search --executor" in capsys.readouterr().err
     assert len(run(tmp_path, *RANGE)) == 12
 
 

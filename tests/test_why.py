@@ -15,13 +15,13 @@ from bench.case import Case, format_value
 from bench.compare.__main__ import main as compare
 from bench.diagnosis.sentences import describe
 from bench.diagnosis.step import Step
+from bench.questions.profiles import explain_pairs, read_steps
 from bench.report.__main__ import main as report
-from bench.report.axes import find_varying
-from bench.report.profiles import explain_pairs, read_steps
-from bench.report.summaries import latest, read, summarize
-from bench.report.sweeps import read_sweeps
-from bench.report.tables import build, label_machines
+from bench.report.document import build, label_machines
 from bench.store.writer import Store
+from bench.study.axes import find_varying
+from bench.study.summaries import latest, read, summarize
+from bench.study.sweeps import read_sweeps
 from bench.sweep.__main__ import main as sweep_main
 from bench.why.__main__ import main
 from bench.work import Kind

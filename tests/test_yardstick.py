@@ -48,6 +48,7 @@ from bench.gpu.device import Depth, Reading, Unreadable
 from bench.gpu.nvml import open_device
 from bench.gpu.peaks import list_peaks
 from bench.precision import Arithmetic
+from bench.questions.notices import warn
 from bench.record import (
     Collapse,
     Environment,
@@ -57,11 +58,10 @@ from bench.record import (
     read_missing,
     read_tries,
 )
-from bench.report import summaries
 from bench.report.__main__ import main as report
-from bench.report.notices import warn
-from bench.report.sweeps import read_sweep
 from bench.store.writer import Store
+from bench.study import summaries
+from bench.study.sweeps import read_sweep
 from bench.sweep.__main__ import main as sweep
 from bench.text import read_clock
 from bench.training.counting import Counter

@@ -27,6 +27,7 @@ from asv.util import ProcessError, UserError, check_output
 from bench.case import AXES, Case, Value, format_value
 from bench.environment import has_cuda
 from bench.errors import UsageError
+from bench.flags import join_flags
 from bench.gpu.cards import find_cards
 from bench.precision import PRECISIONS
 from bench.preset import Preset, load_config, load_preset

@@ -20,7 +20,7 @@ from typing import Any
 
 from bench.errors import UsageError
 from bench.record import Status
-from bench.report.scalemap import GRADIENTS, MAP, TRAININGS
+from bench.scale_map import GRADIENTS, MAP, TRAININGS
 from bench.store.cells import CONFIG, LOGS, RANKS, RECORDS, STEPS, WORK
 from bench.store.reader import read_records
 from bench.text import replace_file

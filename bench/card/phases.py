@@ -31,8 +31,9 @@ from bench.card.folder import (
 )
 from bench.errors import UnsupportedError
 from bench.flags import join_flags
+from bench.questions.loss_scales import summarize_scale_map
 from bench.record import REPEATED, Status
-from bench.report.scalemap import read_scale_map, summarize_scale_map
+from bench.scale_map import read_scale_map
 from bench.store.cells import LOGS, RECORDS
 from bench.store.plans import leave_out_known, plan_runs
 from bench.store.reader import read_history, read_records

@@ -24,21 +24,14 @@ from bench.compare.comparison import (
     read_side,
     refuse_other_models,
 )
-from bench.compare.gates import (
-    OUTCOME_FINDINGS,
-    Gate,
-    describe_result,
-    parse_gate,
-    parse_percent,
-    pass_gate,
-)
+from bench.compare.gates import OUTCOME_FINDINGS, Gate, describe_result, parse_gate, pass_gate
 from bench.compare.kinds import find_kinds
 from bench.compare.tables import FORMATS, Margins
 from bench.compare.values import explain_one_sweep, match, parse_axis, take_values
 from bench.errors import UsageError, nearest
-from bench.flags import Parser, run_command
+from bench.flags import Parser, parse_percent, run_command
 from bench.limits import MIN_REPEATS
-from bench.report.metrics import METRICS, Metric
+from bench.study.metrics import METRICS, Metric
 
 
 def build_parser() -> Parser:

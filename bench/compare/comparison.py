@@ -18,13 +18,13 @@ from bench.compare import conditions
 from bench.compare.conditions import CONDITIONS, HOST_BOUND, TREND, Condition, Count, Summarized
 from bench.errors import UsageError
 from bench.record import COMPARABLE, MODEL_PARTS, RELIABLE, Environment, Status
-from bench.report.doubts import DOUBTS
-from bench.report.metrics import METRICS, Metric
-from bench.report.quantities import MEMORY
-from bench.report.summaries import measure_part
-from bench.report.sweeps import mend_ends
 from bench.store.attempts import fill_unknown, keep_cases, keep_latest, number_groups
 from bench.store.reader import read_cases, read_records, records_file
+from bench.study.doubts import DOUBTS
+from bench.study.metrics import METRICS, Metric
+from bench.study.quantities import MEMORY
+from bench.study.summaries import measure_part
+from bench.study.sweeps import mend_ends
 from bench.text import clean
 from bench.verdict import Claim, Equivalence, Ratio
 

@@ -18,7 +18,7 @@ from bench.gpu.nvml import EFFECTS
 from bench.limits import BUSY_CORES, SLOWED
 
 TREND, HOST_BOUND = "trend", "host_bound"
-"""Columns that are added to the records, as `bench.report.doubts.DOUBTS` has them: whether an epoch
+"""Columns that are added to the records, as `bench.study.doubts.DOUBTS` has them: whether an epoch
 ended otherwise than it began, and whether the GPU waited for the host."""
 
 

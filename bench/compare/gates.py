@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from bench.compare.comparison import Comparison, printable, write_outcomes
 from bench.compare.values import explain_unmatched
 from bench.errors import UsageError, nearest
-from bench.report.metrics import METRICS
-from bench.report.quantities import write_number
+from bench.flags import parse_percent
+from bench.study.metrics import METRICS
+from bench.text import write_number
 from bench.verdict import Verdict
 
 OUTCOME_FINDINGS = {
@@ -45,22 +46,6 @@ def parse_gate(text: str, margin: float) -> Gate:
     if word in OUTCOME_FINDINGS:
         raise UsageError(f"--fail-on {text!r}: {word!r} takes no percentage; leave {percent!r} out")
     return Gate(text, word, parse_percent(f"--fail-on {text!r}", percent))
-
-
-def parse_percent(where: str, text: str) -> float:
-    """Read ``2%`` as 0.02.
-
-    Raises:
-        UsageError: it is not a percentage from 0 to 1000, or has no ``%``.
-    """
-    number, sign, rest = text.strip().partition("%")
-    try:
-        value = float(number) if sign and not rest and number.isascii() else -1.0
-    except ValueError:
-        value = -1.0
-    if not 0 <= value <= 1000:
-        raise UsageError(f"{where}: a margin is a percentage from 0 to 1000 %, such as 2%")
-    return value / 100
 
 
 def find(comparison: Comparison, gate: Gate) -> Iterator[str]:

@@ -10,8 +10,8 @@ from bench.compare.comparison import Comparison, KindChange, Side, Subject
 from bench.diagnosis.breakdown import Breakdown, divide
 from bench.errors import UsageError
 from bench.limits import STEADY
+from bench.questions.profiles import STEP, make_step, take_runs
 from bench.record import RELIABLE
-from bench.report.profiles import STEP, make_step, take_runs
 from bench.store.reader import read_cases, read_work
 from bench.verdict import compare
 

@@ -31,9 +31,9 @@ from bench.diagnosis.rates import CALL, RATES, write_rate
 from bench.diagnosis.sentences import name_part
 from bench.limits import MIN_REPEATS, STEADY
 from bench.record import Status
-from bench.report.metrics import Metric
-from bench.report.model import NOTHING, Cell, Head, Table
-from bench.report.quantities import write_number
+from bench.render.model import NOTHING, Cell, Head, Table
+from bench.study.metrics import Metric
+from bench.text import write_number
 from bench.verdict import Claim, Equivalence, Ratio, Verdict
 
 
@@ -477,7 +477,7 @@ def _write_row(
 
 def render_markdown(comparison: Comparison, margins: Margins, results: Sequence[Result]) -> str:
     """The comparison as GitHub-flavoured Markdown, to paste."""
-    from bench.report.markdown import escape, table_lines
+    from bench.render.markdown import escape, table_lines
 
     lines = [*(f"- {escape(line)}" for line in introduce(comparison, margins)), ""]
     for table in tabulate(comparison, margins):

@@ -16,9 +16,9 @@ from typing import Protocol
 from bench.errors import UsageError, nearest
 from bench.export.runs import Run, read_runs
 from bench.flags import Parser, describe, run_command
-from bench.report.sweeps import read_sweeps
 from bench.report.watch import follow
 from bench.store.reader import records_file
+from bench.study.sweeps import read_sweeps
 from bench.text import clean, count
 
 PROJECT = "gpu-precision-bench"

@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any
 from bench.case import AXES, NAMED, Case, Value, spell_value
 from bench.errors import UsageError
 from bench.record import COLUMNS, EPOCH_COLUMNS, MEASURED, Environment, Measurement, Record, Status
-from bench.report.doubts import DOUBTS
-from bench.report.summaries import read
 from bench.store.reader import read_cases
+from bench.study.doubts import DOUBTS
+from bench.study.summaries import read
 from bench.text import clean, read_time
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from bench.report.sweeps import Sweep
+    from bench.study.sweeps import Sweep
 
 Fact = str | int | bool
 

@@ -13,12 +13,12 @@ from bench.errors import UsageError, nearest
 from bench.flags import Parser, add_filters, run_command, writable
 
 if TYPE_CHECKING:
-    from bench.report.model import Report
+    from bench.report.document import Report
 
 FORMATS = {
-    "text": ("bench.report.text", "tables for a terminal"),
-    "md": ("bench.report.markdown", "the same tables to paste"),
-    "latex": ("bench.report.latex", "the same tables for a paper (booktabs)"),
+    "text": ("bench.render.text", "tables for a terminal"),
+    "md": ("bench.render.markdown", "the same tables to paste"),
+    "latex": ("bench.render.latex", "the same tables for a paper (booktabs)"),
     "html": ("bench.report.html", "one self-contained page with figures"),
     "csv": ("bench.report.csvfile", "a row a case, every derived number, SI units"),
     "json": ("bench.report.jsonfile", "the same, with tables and warnings"),
@@ -73,7 +73,7 @@ def _run(options: argparse.Namespace) -> int:
     if options.format == "text" and options.output is None and sys.stdout.isatty():
         from rich.console import Console
 
-        from bench.report.text import draw
+        from bench.render.text import draw
 
         draw(report, Console())
         return 0
@@ -87,10 +87,10 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _build(options: argparse.Namespace) -> Report:
-    from bench.report.axes import ORDER
-    from bench.report.filters import parse_filter, parse_name
-    from bench.report.sweeps import REFERENCE, read_sweep, read_sweeps
-    from bench.report.tables import build
+    from bench.report.document import build
+    from bench.study.axes import ORDER
+    from bench.study.filters import parse_filter, parse_name
+    from bench.study.sweeps import REFERENCE, read_sweep, read_sweeps
 
     reference = None
     if options.reference is None:

@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from bench.case import AXES, format_value
-from bench.report.doubts import DOUBTS
-from bench.report.model import Report
-from bench.report.quantities import QUANTITIES, is_number
-from bench.report.summaries import BESIDE
+from bench.report.document import Report
+from bench.study.doubts import DOUBTS
+from bench.study.quantities import QUANTITIES, is_number
+from bench.study.summaries import BESIDE
 from bench.text import write_text
 
 WHERE = ("gpu", "gpu_memory_bytes", "driver", "torch", "cuda", "cudnn", "cpu", "train_images")

@@ -12,16 +12,17 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from bench.case import AXES, NAMED, format_value
-from bench.report.cells import ESTIMATE
-from bench.report.doubts import DOUBTS
+from bench.questions.loss_scales import summarize_scale_map
+from bench.questions.notes import join_notes
+from bench.questions.scale_drawing import draw_scale_map
+from bench.render.cells import ESTIMATE
+from bench.render.units import count_in, find_units
+from bench.report.document import Report
 from bench.report.figures import CHANGES, COLOURS, Figure, draw_figures, inline, tabulate, undrawn
-from bench.report.model import Report
-from bench.report.notes import join_notes
-from bench.report.quantities import QUANTITIES, Quantity, is_number
-from bench.report.scalemap import draw_scale_map, summarize_scale_map
-from bench.report.summaries import latest
-from bench.report.units import count_in, find_units
 from bench.store.attempts import find_truncated
+from bench.study.doubts import DOUBTS
+from bench.study.quantities import QUANTITIES, Quantity, is_number
+from bench.study.summaries import latest
 from bench.text import clean
 
 if TYPE_CHECKING:

@@ -9,10 +9,12 @@ from typing import Any
 from bench.diagnosis.explanation import Explanation, Side
 from bench.diagnosis.sentences import describe
 from bench.limits import STEADY
+from bench.questions.effects import Effect
+from bench.render.model import Cell, Table
 from bench.report.csvfile import column_names
-from bench.report.effects import JUDGED, Effect
-from bench.report.model import Cell, Report, Table
-from bench.report.quantities import describe_columns, is_number
+from bench.report.document import Report
+from bench.study.estimate import JUDGED
+from bench.study.quantities import describe_columns, is_number
 
 
 def render(report: Report) -> str:

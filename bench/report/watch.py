@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from bench.report.model import Report
+from bench.report.document import Report
 from bench.store.reader import records_file
 
 POLL_S = 1.0
@@ -37,7 +37,7 @@ def watch(build: Callable[[], Report], paths: Sequence[Path]) -> None:
     """
     from rich.console import Console
 
-    from bench.report.text import draw
+    from bench.render.text import draw
 
     console = Console()
     for _ in follow(paths):

@@ -14,17 +14,9 @@ from bench.environment import ask, refuse_missing, with_inputs
 from bench.errors import UsageError
 from bench.flags import refuse_other_images, run_command
 from bench.precision import PRECISIONS
-from bench.report.scalemap import (
-    GRADIENTS,
-    MAP,
-    TRAININGS,
-    ScaleMap,
-    Way,
-    read_scale_map,
-    scale_map_tables,
-    summarize_scale_map,
-)
-from bench.report.text import WIDTH, draw_table, style_text
+from bench.questions.loss_scales import scale_map_tables, summarize_scale_map
+from bench.render.text import WIDTH, draw_table, style_text
+from bench.scale_map import GRADIENTS, MAP, TRAININGS, ScaleMap, Way, read_scale_map
 from bench.scales.folder import FIGURE, PICTURE, SUMMARY, refuse_existing, write_map, write_pages
 from bench.scales.options import Options, build_parser, read_options
 from bench.sweep.preflight import (

@@ -1,4 +1,4 @@
-"""Write a map as `bench.report.scalemap` reads it, and as files for people beside it."""
+"""Write a map as `bench.scale_map` reads it, and as files for people beside it."""
 
 from __future__ import annotations
 
@@ -11,19 +11,10 @@ from typing import Any
 
 from bench.case import format_value
 from bench.errors import UsageError
-from bench.report.markdown import escape, table_lines
-from bench.report.scalemap import (
-    GRADIENTS,
-    MAP,
-    TRAININGS,
-    VERSION,
-    ScaleMap,
-    Tally,
-    draw_scale_map,
-    rasterize_scale_map,
-    scale_map_tables,
-    summarize_scale_map,
-)
+from bench.questions.loss_scales import scale_map_tables, summarize_scale_map
+from bench.questions.scale_drawing import draw_scale_map, rasterize_scale_map
+from bench.render.markdown import escape, table_lines
+from bench.scale_map import GRADIENTS, MAP, TRAININGS, VERSION, ScaleMap, Tally
 from bench.store.cells import write_lines
 from bench.text import replace_file
 

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-from bench.report.scalemap import Fate
+from bench.scale_map import Fate
 
 
 @dataclass(frozen=True)

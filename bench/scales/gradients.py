@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from bench.precision import PRECISIONS, is_affine_batchnorm
-from bench.report.scalemap import Fate, Kind, Tally
+from bench.scale_map import Fate, Kind, Tally
 from bench.scales.formats import FORMATS, Cells, Format, find_bounds
 
 

@@ -16,7 +16,7 @@ from bench.case import Value, format_value, parse_value
 from bench.data import Dataset
 from bench.data.batches import stream
 from bench.precision import PRECISIONS, is_dynamic, set_flags
-from bench.report.scalemap import (
+from bench.scale_map import (
     Fate,
     Gradients,
     Kind,

@@ -15,7 +15,7 @@ from bench.environment import has_cuda
 from bench.errors import UsageError, nearest
 from bench.flags import Parser, refuse_beside_workload
 from bench.precision import PRECISIONS
-from bench.report.scalemap import TOLERANCE, Way
+from bench.scale_map import TOLERANCE, Way
 from bench.scales.formats import FORMATS, to_float32
 from bench.workloads import IMAGES, OWN
 
@@ -71,7 +71,7 @@ class Question:
         at: steps, from 1 and rising, at which gradients are counted.
         scales: rising, and each a float32 number.
         train: loss scales to train under, as flags spell them, or `RECOMMENDED`.
-        tolerance: see `bench.report.scalemap.find_window`.
+        tolerance: see `bench.scale_map.find_window`.
     """
 
     model: str

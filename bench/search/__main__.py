@@ -166,8 +166,8 @@ def print_findings(out: Path, halving: Halving) -> bool:
     """Print the trials, the rungs and how to confirm the best; whether any trial was measured."""
     from rich.console import Console
 
-    from bench.report.halving import confirm, tabulate_halving
-    from bench.report.text import draw_table
+    from bench.questions.halving import confirm, tabulate_halving
+    from bench.render.text import draw_table
 
     console = Console(highlight=False)
     if not (console.is_terminal or os.environ.get("COLUMNS")):

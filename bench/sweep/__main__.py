@@ -10,6 +10,7 @@ from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from pathlib import Path
 
+from bench.anchors import BUSY, CLOSE
 from bench.case import Case, telling_axes
 from bench.doctor.rates import choose_seconds
 from bench.environment import PACKAGES, refuse_missing
@@ -17,7 +18,6 @@ from bench.errors import UsageError
 from bench.executors import Executor, Lane, build_executor
 from bench.flags import run_command
 from bench.record import Status
-from bench.report.anchors import BUSY, CLOSE
 from bench.store.writer import StoreError
 from bench.sweep.anchors import describe_anchors, find_anchors, run_anchors
 from bench.sweep.crew import Crew

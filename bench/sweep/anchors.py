@@ -6,11 +6,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from bench.case import FOLLOWS, Case
-from bench.executors import Lane
-from bench.limits import is_shared
-from bench.record import REFUSED, RELIABLE, Outcome, Record
-from bench.report.anchors import (
+from bench.anchors import (
     ALONE,
     BUSY,
     LaneReading,
@@ -19,6 +15,10 @@ from bench.report.anchors import (
     Verdict,
     read_pace,
 )
+from bench.case import FOLLOWS, Case
+from bench.executors import Lane
+from bench.limits import is_shared
+from bench.record import REFUSED, RELIABLE, Outcome, Record
 from bench.sweep.crew import Crew
 from bench.sweep.gate import Gate
 from bench.sweep.loop import Loop, Ticket
@@ -56,7 +56,7 @@ class Anchors:
     Args:
         loop: whose lanes they are.
         case: of `make_anchor`.
-        kind: when it runs: one of those of `bench.report.anchors`.
+        kind: when it runs: one of those of `bench.anchors`.
         lanes: that run it, in this order where there is no gate.
         before: how many anchors of this kind each lane has in the records.
         gate: where they are to run at once, and pass it together.

@@ -15,8 +15,7 @@ from bench.case import Case
 from bench.executors import Event
 from bench.limits import is_shared
 from bench.record import MEASURED, Record, Status, Step
-from bench.report.quantities import GIB, write_number
-from bench.text import clean
+from bench.text import GIB, clean, write_number
 from bench.worker.messages import PhaseEntered
 
 if TYPE_CHECKING:

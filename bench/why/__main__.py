@@ -80,14 +80,14 @@ def _run(options: argparse.Namespace) -> int:
 
 def _explain(options: argparse.Namespace) -> Answer:
     from bench.case import AXES, format_value, parse_value
-    from bench.report.axes import find_varying
-    from bench.report.filters import parse_filter, parse_name, select
-    from bench.report.notes import describe_constants
-    from bench.report.notices import warn
-    from bench.report.profiles import doubt_profiles, explain_pairs, read_steps
-    from bench.report.summaries import latest, read, summarize
-    from bench.report.sweeps import read_sweeps
-    from bench.report.tables import label_machines
+    from bench.questions.notes import describe_constants
+    from bench.questions.notices import warn
+    from bench.questions.profiles import doubt_profiles, explain_pairs, read_steps
+    from bench.report.document import label_machines
+    from bench.study.axes import find_varying
+    from bench.study.filters import parse_filter, parse_name, select
+    from bench.study.summaries import latest, read, summarize
+    from bench.study.sweeps import read_sweeps
     from bench.why.tables import Answer
 
     axis = parse_name("--axis", options.axis[0], list(AXES))
@@ -143,7 +143,7 @@ def _take_ends(options: argparse.Namespace) -> dict[str, str | None]:
 
 def _list_values(cases: pd.DataFrame, axis: str) -> list[str]:
     from bench.case import format_value
-    from bench.report.axes import order_values
+    from bench.study.axes import order_values
 
     return [format_value(value) or "none" for value in order_values(axis, cases[axis])]
 

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bench.diagnosis.explanation import Explanation
+from bench.questions.reasons import tabulate_explained
+from bench.render.markdown import escape, table_lines
 from bench.report.jsonfile import lay_out
-from bench.report.markdown import escape, table_lines
-from bench.report.why import tabulate_explained
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ def render_text(answer: Answer, width: int) -> str:
     """Each pair for a terminal: its words, the reasons, the way from one step to the other."""
     from rich.console import Console
 
-    from bench.report.text import draw_table
+    from bench.render.text import draw_table
 
     buffer = io.StringIO()
     console = Console(file=buffer, width=width, color_system=None, force_terminal=False)

@@ -9,7 +9,7 @@ import torch
 from test_scales import QUESTION, answer, dataset, network
 
 from bench.precision import PRECISIONS
-from bench.report.scalemap import Fate, Kind, Way, find_window
+from bench.scale_map import Fate, Kind, Way, find_window
 from bench.scales.formats import FORMATS, Cells
 from bench.scales.gradients import Comparison, Counter, attach, find_layers
 from bench.training.loop import Training

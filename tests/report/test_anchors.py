@@ -14,10 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from made_up import make_record, measured, write_sweep
 
-from bench.case import Case
-from bench.record import Record, Status
-from bench.report import summaries
-from bench.report.anchors import (
+from bench.anchors import (
     ALONE,
     BUSY,
     CLOSE,
@@ -31,9 +28,12 @@ from bench.report.anchors import (
     judge_lanes,
     read_pace,
 )
-from bench.report.lanes import tabulate_lanes
-from bench.report.notices import warn
-from bench.report.sweeps import Sweep, read_sweep
+from bench.case import Case
+from bench.questions.lanes import tabulate_lanes
+from bench.questions.notices import warn
+from bench.record import Record, Status
+from bench.study import summaries
+from bench.study.sweeps import Sweep, read_sweep
 from bench.sweep.anchors import describe_anchors
 
 CASE = Case(precision="fp32", device="cpu", dataset="synthetic", model="dpn-small")

@@ -12,14 +12,15 @@ from hypothesis import strategies as st
 from made_up import GIB, REFERENCE, make_record, measured, write_sweep
 
 from bench.case import Case
+from bench.questions.notices import warn
 from bench.record import SCHEMA, Record, Status, Step
-from bench.report import doubts, quantities, summaries
-from bench.report.cells import is_estimate
-from bench.report.notices import warn
-from bench.report.quantities import QUANTITIES
-from bench.report.sweeps import Sweep, read_sweep, read_sweeps
-from bench.report.tables import build
+from bench.render.cells import is_estimate
+from bench.report.document import build
 from bench.store.attempts import number_groups
+from bench.study import doubts, quantities, summaries
+from bench.study.quantities import QUANTITIES
+from bench.study.sweeps import Sweep, read_sweep, read_sweeps
+from bench.text import write_number
 
 FP32, FP16 = Case(), Case(precision="fp16", loss_scale=128.0)
 
@@ -613,7 +614,7 @@ def test_group_numbers_agree_exactly_where_rows_do(rows: list[tuple[str, int, bo
 
 @given(st.floats(1e-3, 1e12))
 def test_written_numbers_keep_four_digits(value: float) -> None:
-    text = quantities.write_number(value)
+    text = write_number(value)
     assert float(text.replace(",", "")) == pytest.approx(value, rel=1e-3)
 
 

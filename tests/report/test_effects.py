@@ -22,11 +22,11 @@ from scipy import stats
 from bench import verdict
 from bench.case import Case
 from bench.limits import STEADY
+from bench.questions.effects import Effect
 from bench.record import BESIDE, Record, Status
-from bench.report.effects import LOSS, TIME, Effect
-from bench.report.model import Report
-from bench.report.sweeps import read_sweeps
-from bench.report.tables import build
+from bench.report.document import Report, build
+from bench.study.estimate import LOSS, TIME
+from bench.study.sweeps import read_sweeps
 from bench.verdict import Verdict
 
 Run = Callable[..., tuple[int, str, str]]

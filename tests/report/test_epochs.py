@@ -10,12 +10,12 @@ from made_up import make_record, measured, write_sweep
 
 from bench.case import Case
 from bench.limits import STEADY
+from bench.questions.epochs import Trend
 from bench.record import EpochRow, Record, Status, Step
-from bench.report.epochs import Trend
-from bench.report.model import Report, Table
-from bench.report.sweeps import read_sweep
-from bench.report.tables import build
-from bench.report.text import render
+from bench.render.model import Table
+from bench.render.text import render
+from bench.report.document import Report, build
+from bench.study.sweeps import read_sweep
 
 CASE = Case(epochs=3, evaluate=True, precision="bf16-amp")
 Written = tuple[Record, list[Step], list[EpochRow]]

@@ -13,13 +13,14 @@ import pytest
 from made_up import HOST_S, RATES, WORK
 
 from bench.case import Case
-from bench.report import figures, jsonfile, latex, markdown, text
+from bench.questions.reasons import choose_pairs, tabulate_changes, tabulate_reasons
+from bench.render import latex, markdown, text
+from bench.render.model import NOTHING, Table
+from bench.report import figures, jsonfile
+from bench.report.document import Report, build
 from bench.report.figures.data import COPY, FLOOR, PRODUCT, SPEED
-from bench.report.model import NOTHING, Report, Table
-from bench.report.sweeps import read_sweeps
-from bench.report.tables import build
-from bench.report.why import choose_pairs, tabulate_changes, tabulate_reasons
 from bench.store.cells import WORK as WORK_FILE
+from bench.study.sweeps import read_sweeps
 from bench.work import Kind
 
 Run = Callable[..., tuple[int, str, str]]

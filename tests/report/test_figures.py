@@ -29,13 +29,13 @@ from PIL import Image
 from bench.case import Case
 from bench.precision import PRECISIONS
 from bench.record import Step
+from bench.render import palette
 from bench.report import figures
-from bench.report.figures import data, palette
+from bench.report.document import Report, build
+from bench.report.figures import data
 from bench.report.figures.drawing import find_height
 from bench.report.figures.groups import HELD, group_cases
-from bench.report.model import Report
-from bench.report.sweeps import read_sweep, read_sweeps
-from bench.report.tables import build
+from bench.study.sweeps import read_sweep, read_sweeps
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -74,8 +74,8 @@ def test_a_new_precision_needs_one_entry(quick: Path) -> None:
         "for name in ('fp8', 'fp4', 'int8', 'mx6', 'posit'):\n"
         "    PRECISIONS[name] = Precision(name, 'a new one')\n"
         "from bench.report import figures, html\n"
-        "from bench.report.sweeps import read_sweeps\n"
-        "from bench.report.tables import build\n"
+        "from bench.study.sweeps import read_sweeps\n"
+        "from bench.report.document import build\n"
         "sweep, = read_sweeps([Path(sys.argv[1])])\n"
         "sweep.records.loc[sweep.records['precision'] == 'bf16-amp', 'precision'] = 'fp8'\n"
         "report = build([sweep])\n"

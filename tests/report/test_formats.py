@@ -19,7 +19,7 @@ from made_up import GIB, REFERENCE, make_card, make_record, measured, write_swee
 
 from bench.case import Case
 from bench.record import Record, Status
-from bench.report import latex, markdown
+from bench.render import latex, markdown
 from bench.report.csvfile import write_cell
 
 SNAPSHOTS = Path(__file__).with_name("snapshots")
@@ -272,8 +272,8 @@ def test_several_sweeps_stand_side_by_side(fake_cards: list[Path], report: Run) 
 
 
 def answer_of(folder: Path, rows: list[Record]) -> str:
-    from bench.report.sweeps import read_sweeps
-    from bench.report.tables import build
+    from bench.report.document import build
+    from bench.study.sweeps import read_sweeps
 
     sentences = build(read_sweeps([write_sweep(folder, rows)])).answers[0].sentences
     return next(said for said in sentences if not said.startswith("All else equal"))
@@ -412,9 +412,9 @@ def test_no_time_is_said_plainly(tmp_path: Path) -> None:
 
 
 def text_of(folder: Path, rows: list[Record]) -> str:
-    from bench.report import text
-    from bench.report.sweeps import read_sweeps
-    from bench.report.tables import build
+    from bench.render import text
+    from bench.report.document import build
+    from bench.study.sweeps import read_sweeps
 
     report = build(read_sweeps([write_sweep(folder, rows)]))
     heads = [head.label for table in report.tables for head in table.heads]
@@ -481,8 +481,8 @@ def test_files_hold_the_ends_as_numbers(tmp_path: Path, report: Run) -> None:
 def test_class_folders_are_not_passed_off_as_the_archive(tmp_path: Path) -> None:
     facts = {**measured(10, 2**30), "dataset_source": "folders", "train_images": 300}
     record = make_record(Case(), **facts)
-    from bench.report.sweeps import read_sweeps
-    from bench.report.tables import build
+    from bench.report.document import build
+    from bench.study.sweeps import read_sweeps
 
     said = markdown.render(build(read_sweeps([write_sweep(tmp_path / "s", [record])])))
     assert "Dataset: CIFAR-10 from class folders, 300 training images." in said
@@ -491,8 +491,8 @@ def test_class_folders_are_not_passed_off_as_the_archive(tmp_path: Path) -> None
 def test_a_number_is_not_parted_from_its_percent_sign() -> None:
     from rich.console import Console
 
-    from bench.report.model import Cell, Head, Table
-    from bench.report.text import draw_table
+    from bench.render.model import Cell, Head, Table
+    from bench.render.text import draw_table
 
     console = Console(width=20, file=io.StringIO())
     heads = (Head("a", "a", number=False, wrap=True), Head("b", "b"))

@@ -21,15 +21,15 @@ from made_up import (
 )
 
 from bench.case import Case
+from bench.questions.gpus import Line, Tax, find_lines, find_taxes, tabulate_gpus
 from bench.record import Status
-from bench.report import summaries
-from bench.report.doubts import list_links
+from bench.render.model import Table
+from bench.render.text import render
+from bench.report.document import Report, build, label_machines
 from bench.report.figures.sketches import SKETCHES, view_report
-from bench.report.gpus import Line, Tax, find_lines, find_taxes, tabulate_gpus
-from bench.report.model import Report, Table
-from bench.report.sweeps import read_sweep
-from bench.report.tables import build, label_machines
-from bench.report.text import render
+from bench.study import summaries
+from bench.study.doubts import list_links
+from bench.study.sweeps import read_sweep
 
 
 def report(folder: Path, *cases: Any) -> Report:
@@ -190,7 +190,7 @@ def test_the_interval_of_a_tax_covers_as_often_as_it_says() -> None:
     """95 of 100: four sets of five times whose logarithms are normal, with a true tax of 10 %."""
     import numpy as np
 
-    from bench.report.gpus import _judge
+    from bench.questions.gpus import _judge
 
     draw, covered, rounds = np.random.default_rng(1), 0, 2000
     for _ in range(rounds):

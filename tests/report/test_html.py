@@ -14,7 +14,7 @@ from made_up import CARDS, REFERENCE, make_record, make_switches, measured, writ
 
 from bench.case import Case
 from bench.report.html import keep_whole
-from bench.report.scalemap import (
+from bench.scale_map import (
     Gradients,
     Kind,
     Overflow,

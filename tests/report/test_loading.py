@@ -15,14 +15,15 @@ from made_up import GIB, make_record, measured, write_sweep
 
 from bench.case import Case
 from bench.data import loader
+from bench.questions.loading import Comparison, Loaded, find_enough, write_enough
 from bench.record import Record, Status
-from bench.report import jsonfile, markdown, text
+from bench.render import markdown, text
+from bench.render.model import Table
+from bench.report import jsonfile
 from bench.report.__main__ import main as report
-from bench.report.loading import Comparison, Loaded, find_enough, write_enough
-from bench.report.model import Report, Table
-from bench.report.sweeps import read_sweeps
-from bench.report.tables import build
+from bench.report.document import Report, build
 from bench.store.writer import Store
+from bench.study.sweeps import read_sweeps
 from bench.verdict import Ratio
 from bench.worker.channel import Channel
 from bench.worker.measurement import measure

@@ -8,8 +8,8 @@ import pytest
 
 from bench.precision import POLICIES
 from bench.report.__main__ import main as report
-from bench.report.axes import order_values
 from bench.store.reader import read_cases, read_records
+from bench.study.axes import order_values
 from bench.sweep.__main__ import main as sweep
 
 

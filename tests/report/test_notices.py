@@ -13,11 +13,12 @@ import pytest
 from made_up import GIB, ROOT, make_record, measured, write_sweep
 
 from bench.case import AXES, Case, format_value
+from bench.questions.notices import warn
 from bench.record import Record, Status
-from bench.report import doubts, summaries
-from bench.report.drift import Steadiness, find_drifts
-from bench.report.notices import Notice, warn
-from bench.report.sweeps import read_sweep
+from bench.render.model import Notice
+from bench.study import doubts, summaries
+from bench.study.drift import Steadiness, find_drifts
+from bench.study.sweeps import read_sweep
 from bench.sweep.__main__ import main as run_sweep
 
 FP32 = Case()

@@ -25,14 +25,7 @@ from made_up import (
 )
 
 from bench.case import Case
-from bench.record import Record, Status, Step
-from bench.report import figures
-from bench.report.axes import order_values
-from bench.report.batches import write_knee
-from bench.report.figures.data import LR, MARK, SERIES
-from bench.report.html import render
-from bench.report.model import Report, Table
-from bench.report.scaling import (
+from bench.questions.batch_sizes import (
     NEAR,
     Knee,
     Shape,
@@ -46,8 +39,15 @@ from bench.report.scaling import (
     list_rivals,
     list_speeds,
 )
-from bench.report.sweeps import read_sweeps
-from bench.report.tables import build
+from bench.questions.batch_tables import write_knee
+from bench.record import Record, Status, Step
+from bench.render.model import Table
+from bench.report import figures
+from bench.report.document import Report, build
+from bench.report.figures.data import LR, MARK, SERIES
+from bench.report.html import render
+from bench.study.axes import order_values
+from bench.study.sweeps import read_sweeps
 from bench.workloads import OWN
 
 Run = Callable[..., tuple[int, str, str]]

@@ -4,7 +4,7 @@ Ink and series have colours of their own here, which the page replaces by CSS va
 SVG reads on light and on dark.
 """
 
-from bench.report.figures.palette import COLOURS
+from bench.render.palette import COLOURS
 from bench.report.figures.panels import (
     Figure,
     Panel,

@@ -10,15 +10,7 @@ from typing import TYPE_CHECKING, Any
 from bench.case import FOLLOWS
 from bench.diagnosis.sentences import name_part
 from bench.precision import PRECISIONS
-from bench.record import REFUSED, RELIABLE
-from bench.report import quantities
-from bench.report.axes import MACHINE, keep_main, name_axis, name_value, order_values, sort_cases
-from bench.report.cells import TIMED, iterate
-from bench.report.effects import Effect, Estimate
-from bench.report.figures.groups import Group, Steps, name_setting
-from bench.report.model import Report
-from bench.report.quantities import GIB, QUANTITIES, Quantity
-from bench.report.scaling import (
+from bench.questions.batch_sizes import (
     Shape,
     find_bounds,
     find_cliffs,
@@ -28,14 +20,22 @@ from bench.report.scaling import (
     list_speeds,
     write_drop,
 )
-from bench.report.summaries import latest
-from bench.text import ESTIMATE, parse_bytes
+from bench.questions.effects import Effect
+from bench.record import REFUSED, RELIABLE
+from bench.render.cells import TIMED, iterate
+from bench.report.document import Report
+from bench.report.figures.groups import Group, Steps, name_setting
+from bench.study.axes import MACHINE, keep_main, name_axis, name_value, order_values, sort_cases
+from bench.study.estimate import Estimate
+from bench.study.quantities import QUANTITIES, Quantity
+from bench.study.summaries import latest
+from bench.text import ESTIMATE, GIB, parse_bytes, write_number
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from bench.diagnosis.explanation import Explanation
-    from bench.report.gpus import Line, Tax
+    from bench.questions.gpus import Line, Tax
 
 MOST_POINTS = 300
 """Points of one panel."""
@@ -614,7 +614,7 @@ def _name_case(row: Any, told: Sequence[str], report: Report) -> str:
 
 def describe(data: pd.DataFrame, value: str) -> str:
     """Say in words what a panel shows: its extremes per precision, or each change."""
-    write = quantities.write_number
+    write = write_number
     if "change" in data:
         return "; ".join(f"{row.change} {write(row.ratio)}×" for row in iterate(data))
     if "part" in data:

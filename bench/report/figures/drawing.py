@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 from bench.diagnosis.evidence import write_ms
 from bench.limits import STEADY
 from bench.precision import PRECISIONS
-from bench.report.cells import iterate
+from bench.render.cells import iterate
+from bench.render.palette import ACCENT, COLOURS, GRID, INK, MARKERS, PALETTE
 from bench.report.figures.data import (
     CARD,
     COPY,
@@ -35,7 +36,6 @@ from bench.report.figures.data import (
     TIME,
     WIDER,
 )
-from bench.report.figures.palette import ACCENT, COLOURS, GRID, INK, MARKERS, PALETTE
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -7,19 +7,20 @@ as common.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from bench.case import AXES, FOLLOWS, SAME_QUESTION, Case
+from bench.questions.gpus import Line, name_line
 from bench.record import Status
-from bench.report.axes import find_varying, name_axis, name_value
-from bench.report.cells import TIMED, take_first
-from bench.report.model import Report
-from bench.report.summaries import SOURCE
-from bench.report.sweeps import MOST_STEP_BYTES, Sweep
+from bench.render.cells import TIMED, take_first
+from bench.report.document import Report
 from bench.store.attempts import number_groups
+from bench.study.axes import find_varying, list_naming_axes, name_axis, name_value
+from bench.study.summaries import SOURCE
+from bench.study.sweeps import MOST_STEP_BYTES, Sweep
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -165,3 +166,25 @@ def read_steps(report: Report) -> Steps:
         return sweeps[name].read_steps(MOST_STEP_BYTES)
 
     return read
+
+
+MOST_LINES = 6
+"""Panels of a figure: the first lines that differ in more than their precision."""
+
+
+def split_lines(lines: Sequence[Line], report: Report) -> Iterator[tuple[str, list[Line]]]:
+    """Lines that differ in nothing but their precision, each such part with its title.
+
+    Of a precision with several loss scales, the first is drawn.
+    """
+    named = list_naming_axes(report.axes)
+    parts: dict[tuple[bool, int], dict[str, Line]] = {}
+    for line in lines:
+        part = parts.setdefault((line.strong, line.group), {})
+        part.setdefault(line.points[0].row.precision, line)
+    for part in list(parts.values())[:MOST_LINES]:
+        first = next(iter(part.values()))
+        axes = [name for name in named if name not in FOLLOWS["precision"]]
+        kind = "strong" if first.strong else "weak"
+        name = name_line(first, axes, report.machines, but="precision")
+        yield f"{kind}: {name}", list(part.values())

@@ -12,14 +12,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bench.report import quantities
+from bench.render.model import Cell, Head, Table
+from bench.render.palette import COLOURS, GRID, INK
+from bench.render.units import count_in, find_units
+from bench.report.document import Report
 from bench.report.figures.data import MOST_POINTS, describe, thin
 from bench.report.figures.drawing import find_height, is_in_rows
-from bench.report.figures.palette import COLOURS, GRID, INK
 from bench.report.figures.sketches import SKETCHES, Sketch, view_report
-from bench.report.model import Cell, Head, Report, Table
-from bench.report.units import count_in, find_units
-from bench.text import clean
+from bench.text import clean, write_number
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -270,7 +270,7 @@ def tabulate(figure: Figure, panel: Panel) -> Table:
 
 def _cell(value: Any) -> Cell:
     if isinstance(value, float):
-        return Cell(quantities.write_number(value) if math.isfinite(value) else "–", value)
+        return Cell(write_number(value) if math.isfinite(value) else "–", value)
     return Cell(str(value))
 
 

@@ -6,6 +6,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from bench.questions.batch_sizes import DROP, NEAR
+from bench.questions.gpus import find_taxes
+from bench.questions.reasons import choose_pairs, name_pair
+from bench.report.document import Report
 from bench.report.figures import drawing
 from bench.report.figures.data import (
     CARD,
@@ -35,12 +39,8 @@ from bench.report.figures.data import (
     take_waterfall,
     take_whole_curves,
 )
-from bench.report.figures.groups import Group, Grouping, Steps, group_cases, read_steps
-from bench.report.gpus import find_taxes, split_lines
-from bench.report.model import Report
-from bench.report.quantities import QUANTITIES
-from bench.report.scaling import DROP, NEAR
-from bench.report.why import choose_pairs, name_pair
+from bench.report.figures.groups import Group, Grouping, Steps, group_cases, read_steps, split_lines
+from bench.study.quantities import QUANTITIES
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -1,0 +1,1 @@
+"""One file a question that results answer: what is found, and the table that shows it."""

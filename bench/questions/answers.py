@@ -1,0 +1,392 @@
+"""What a report says first: the fastest case to trust, and the largest batch that fits."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from bench.case import AXES, SAME_QUESTION, format_value, free_axes
+from bench.limits import MIN_REPEATS, STEADY
+from bench.precision import PRECISIONS
+from bench.questions.batch_sizes import (
+    Family,
+    Match,
+    list_contests,
+)
+from bench.record import REFUSED
+from bench.render.cells import (
+    ESTIMATE,
+    TIMED,
+    Row,
+    is_estimate,
+    iterate,
+    name_case,
+    remarks,
+    take_first,
+    write_quantity,
+    write_ratio,
+)
+from bench.render.model import MOST_SECTIONS, Answer
+from bench.study import doubts, summaries
+from bench.study.axes import (
+    Machines,
+    find_varying,
+    list_naming_axes,
+    name_axis,
+    order_values,
+)
+from bench.study.doubts import DOUBTS
+from bench.study.quantities import QUANTITIES, is_number
+from bench.verdict import Verdict
+from bench.workloads import IMAGES, OWN
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from bench.questions.effects import Effect
+
+
+def answer(
+    cases: pd.DataFrame,
+    machines: Machines,
+    varying: Collection[str],
+    probes: pd.DataFrame,
+    families: Sequence[Family],
+) -> Iterator[Answer]:
+    """Per machine and workload: the fastest case to be trusted, and the largest batch that fits.
+
+    Args:
+        varying: the axes in which cases differ; a case is named by what it has of them.
+        probes: records of the search for the largest batch.
+        families: of `find_families`, of these.
+    """
+    named = [n for n in list_naming_axes(varying) if n not in ("model", "dataset")]
+    measured, probed = (
+        dict(list(part.groupby(list(_PLACE), sort=False))) for part in (cases, probes)
+    )
+    places = list(dict.fromkeys([*measured, *probed]))
+    several = len({place[2:] for place in places}) > 1
+    for pair in list(machines)[:MOST_SECTIONS]:
+        for place in [place for place in places if place[:2] == pair][:MOST_SECTIONS]:
+            rows, searched = measured.get(place), probed.get(place, probes.head(0))
+            here = [f for f in families if tuple(getattr(f.first, n) for n in _PLACE) == place]
+            said = (
+                "" if rows is None else _fastest(rows, named),
+                _largest(cases.head(0) if rows is None else rows, searched),
+                _compare_largest(here),
+            )
+            data = "" if place[3] == OWN else f" on {place[3]}"
+            about = machines[pair] + (f", {place[2]}{data}" if several else "")
+            yield Answer(about, tuple(filter(None, said)))
+
+
+_PLACE = (*summaries.SOURCE, "model", "dataset")
+
+MOST_EFFECTS = 6
+"""Changes that are said in a sentence."""
+
+
+def summarize_effects(effects: Sequence[Effect], cases: pd.DataFrame) -> str:
+    """What precisions and switches do, in a few sentences; empty if none was varied.
+
+    Args:
+        cases: by whose ``cell`` the effects name them.
+    """
+    asked = [e for e in effects if e.time and (e.axis == "precision" or e.before == "off")]
+    shown = asked[:MOST_EFFECTS]
+    if not shown:
+        return ""
+    said = [f"All else equal, {'; '.join(_tell_effect(effect, cases) for effect in shown)}."]
+    over = {e.over: None for e in shown if e.axis == "precision" and e.over}
+    if any(effect.apart for effect in shown):
+        said.append("They have no settings in common, and are not to be ranked.")
+    elif over:
+        said.append(f"Precisions are compared at what all of them have: {'; '.join(over)}.")
+    if any(e.time and e.time.ratio.judge(STEADY) is Verdict.NONE for e in asked):
+        said.append(f"With fewer than {MIN_REPEATS} repeats this is not certain.")
+    return " ".join(said)
+
+
+def _tell_effect(effect: Effect, cases: pd.DataFrame) -> str:
+    time = effect.time
+    assert time is not None
+    if time.ratio.value is None:
+        return f"{_name_change(effect)}: {time.ratio.lack}"
+    about = ESTIMATE if effect.estimated else ""
+    speed = f"{about}{write_ratio(1 / time.ratio.value)}× as fast as {_name_before(effect)}"
+    verdict = time.ratio.judge(STEADY)
+    if time.mixed:
+        sure = ", not alike in all cases"
+    elif verdict is Verdict.NONE:
+        sure = ""
+    elif verdict is Verdict.SAME:
+        sure = ", the same"
+    else:
+        assert time.ratio.low is not None
+        assert time.ratio.high is not None
+        ends = f"{write_ratio(1 / time.ratio.high)} to {write_ratio(1 / time.ratio.low)}"
+        sure = f" ({ends})" if verdict is not Verdict.AMBIGUOUS else f" ({ends}: not certain)"
+    where = f" at {effect.over}" if effect.apart else ""
+    waits = _tell_least_busy(cases[cases["cell"].isin([c for pair in time.cells for c in pair])])
+    return f"{_name_change(effect)} is {speed}{sure}{where}{waits}"
+
+
+def _tell_least_busy(compared: pd.DataFrame) -> str:
+    """Which of the cases that are compared left the GPU idle most, where any is host-bound."""
+    waiting = compared[compared["host_bound"]].sort_values("busy_share")
+    if not len(waiting):
+        return ""
+    row = take_first(waiting)
+    named = list_naming_axes(find_varying(compared))
+    return f" ({name_case(row, named)} is host-bound: {_tell_busy(row)})"
+
+
+def _tell_busy(row: Row) -> str:
+    return f"the GPU is busy for {write_quantity(QUANTITIES['busy_share'], row)} of a step"
+
+
+def _name_change(effect: Effect) -> str:
+    if effect.axis == "precision":
+        return effect.after
+    mode = "" if effect.after == "on" else f" {effect.after}"
+    return f"with {name_axis(effect.axis)}{mode}, it"
+
+
+def _name_before(effect: Effect) -> str:
+    return effect.before if effect.axis == "precision" else "without"
+
+
+def _fastest(cases: pd.DataFrame, named: Sequence[str]) -> str:
+    """Name the lowest time, and claim no more of it than its runs allow."""
+    timed = cases[cases["epoch_time_s"].notna()].sort_values("epoch_time_s", kind="stable")
+    trusted = doubts.trusted(timed)
+    good, doubted = timed[trusted], timed[~trusted]
+    if (cases["kind"] == "fake").all():
+        return "Nothing here was measured: these rows came from the fake executor."
+    if not len(timed):
+        return "No case was timed."
+    if not len(good):
+        return (
+            "Every case has a warning, so none is called the fastest. Lowest time: "
+            f"{_name_doubted(doubted, named)}."
+        )
+    row = take_first(good)
+    rivals = _find_rivals(row, timed)
+    faster = doubted[doubted["epoch_time_s"] < row.epoch_time_s]
+    few = row.repeats < MIN_REPEATS
+    claim = "Lowest median" if few or rivals else "Fastest"
+    if row.repeats == 1:
+        claim = "Lowest single time"
+    among = " of the rows without warnings" if len(faster) else ""
+    part = f", extrapolated from {100 * row.part:.4g} % of one" if row.part < 1 else ""
+    said = (
+        f"{claim}{among}: {name_case(row, named)}, "
+        f"{write_quantity(QUANTITIES['epoch_time_s'], row)} an epoch "
+        f"({write_quantity(QUANTITIES['images_per_s'], row)} {row.unit or IMAGES}/s{part})"
+        f"{_against_fp32(row, timed)}"
+        f"{f', host-bound: {_tell_busy(row)}' if row.host_bound else ''}"
+    )
+    if row.repeats == 1:
+        said += f". These are single runs; use --repeats {MIN_REPEATS} to compare"
+    elif rivals:
+        names = _list_some([name_case(rival, named) for rival in rivals])
+        said += (
+            f". Its runs overlap with those of {names}, so the difference is not certain; use "
+            f"--repeats {2 * row.repeats + 1} to compare"
+        )
+    elif few:
+        # two of two equal cases lie apart in one comparison of three
+        said += f". Two runs are too few to compare cases; use --repeats {MIN_REPEATS}"
+    if len(faster):
+        said += f". Faster, but with warnings: {_name_doubted(faster, named)}"
+    return f"{said}."
+
+
+def _find_rivals(row: Row, timed: pd.DataFrame) -> list[Row]:
+    """Slower cases, doubted or not, whose spread reaches that of ``row``; none of a single run.
+
+    A case of too few runs to show a spread is taken to have that of ``row``.
+    """
+    if row.repeats == 1:
+        return []
+    low = timed["epoch_time_s_low"].fillna(timed["epoch_time_s"])
+    alike = timed["epoch_time_s"] * row.epoch_time_s_low / row.epoch_time_s
+    low = low.mask(timed["repeats"] < MIN_REPEATS, low.clip(upper=alike))
+    near = (timed["epoch_time_s"] >= row.epoch_time_s) & (low <= row.epoch_time_s_high)
+    return [rival for rival in iterate(timed[near]) if rival.record_id != row.record_id]
+
+
+def _name_doubted(rows: pd.DataFrame, axes: Iterable[str]) -> str:
+    names = [
+        f"{name_case(row, axes)}, {_write_time(row)}: {remarks(row, _NOT_FATAL)}"
+        for row in iterate(rows)
+    ]
+    return _list_some(names, "; ")
+
+
+_NOT_FATAL = tuple(doubt.name for doubt in DOUBTS.values() if not doubt.fatal)
+
+
+def _write_time(row: Row) -> str:
+    time = QUANTITIES["epoch_time_s"]
+    mark = ESTIMATE if is_estimate(time, row) else ""
+    return mark + time.add_unit(time.write(row.epoch_time_s))
+
+
+def _list_some(names: Sequence[str], between: str = ", ") -> str:
+    more = [f"and {len(names) - 3} more cases"] if len(names) > 4 else names[3:]
+    return between.join([*names[:3], *more])
+
+
+def _against_fp32(row: Row, timed: pd.DataFrame) -> str:
+    """Compare the fastest case with fp32 at its batch size, and with the fastest fp32.
+
+    A speed-up at one batch size alone would flatter where fp32 is slow at just that one.
+
+    Args:
+        timed: all cases with a time, fastest first.
+    """
+    trusted = doubts.trusted(timed)
+    if row.precision == "fp32":
+        others = trusted & (timed["precision"] != "fp32")
+        return "; no other precision was faster" if others.any() else ""
+    theirs = timed["precision"] == "fp32"
+    for name in (*summaries.SOURCE, "model", "dataset", "kind"):
+        theirs &= timed[name] == getattr(row, name)
+    free = (*free_axes("precision"), *SAME_QUESTION, "batch_size")
+    settings = [name for name in AXES if name not in free]
+    same = theirs & (timed["environment"] == row.environment)
+    for name in settings:
+        same &= timed[name] == getattr(row, name)
+    if not same.any():
+        return _against_other_fp32(row, timed[theirs], settings)
+    about = ESTIMATE if row.part < 1 else ""
+    doubt = "" if (trusted & same).any() else " (the fp32 times have warnings)"
+    # one in doubt is named only where none is better
+    best = take_first(timed[same & trusted] if (same & trusted).any() else timed[same])
+    speedup = best.epoch_time_s / row.epoch_time_s
+    at_best = (
+        f", {about}{speedup:.2f}× as fast as fp32 at its fastest (batch size {best.batch_size})"
+    )
+    if not is_number(row.speedup):
+        return at_best + doubt
+    saved = ""
+    if is_number(row.memory_saved) and abs(row.memory_saved) >= 0.005:
+        less = "less" if row.memory_saved >= 0 else "more"
+        saved = f" with {100 * abs(row.memory_saved):.0f} % {less} memory"
+    said = f", {about}{row.speedup:.2f}× as fast as fp32 at that batch size{saved}"
+    if not doubt and not (trusted & same & (timed["batch_size"] == row.batch_size)).any():
+        said += " (that fp32 time has a warning)"
+    return said + (at_best if row.speedup > speedup * (1 + STEADY) else "") + doubt
+
+
+def _against_other_fp32(row: Row, others: pd.DataFrame, settings: Sequence[str]) -> str:
+    """Compare the fastest case with the fp32 case most like it, and say in what that differs.
+
+    Args:
+        others: the fp32 cases with a time, fastest first; none has the settings of ``row``.
+    """
+    if not len(others):
+        return "; there is no fp32 case here to compare it with"
+    unlike = sum((others[name] != getattr(row, name)).astype(int) for name in settings)
+    unlike = unlike + (others["batch_size"] != row.batch_size)
+    nearest = others[unlike == unlike.min()]
+    trusted = doubts.trusted(nearest)
+    other = take_first(nearest[trusted] if trusted.any() else nearest)
+    doubt = "" if trusted.any() else " (that fp32 time has a warning)"
+    differs = [
+        f"{name_axis(name)} {format_value(getattr(other, name))}"
+        for name in ("batch_size", *settings)
+        if getattr(other, name) != getattr(row, name)
+    ]
+    what = ", ".join(differs) or "other versions"
+    about = ESTIMATE if min(row.part, other.part) < 1 else ""
+    speedup = other.epoch_time_s / row.epoch_time_s
+    return f", {about}{speedup:.2f}× as fast as the nearest fp32 case ({what}){doubt}"
+
+
+def _largest(cases: pd.DataFrame, probes: pd.DataFrame) -> str:
+    """Name the largest batch that fits each precision, where any ran out of memory.
+
+    Micro-batches take less memory, so batches in one piece are told of, where there are any.
+    """
+    import pandas as pd
+
+    columns = ["precision", "status", "batch_size", "memory_limit", "accumulate", "kind"]
+    ended = pd.concat([part[columns] for part in (cases, probes)])
+    ended = ended[ended["accumulate"] == ended["accumulate"].min()]
+    full = ended[ended["status"].isin(REFUSED)]
+    fits = ended[ended["status"].isin(TIMED)]
+    if not len(full):
+        largest = ended["batch_size"].max() == fits["batch_size"].max()
+        several = fits["batch_size"].nunique() > 1 and largest
+        return f"Every batch size fits, up to {fits['batch_size'].max()}." if several else ""
+    limits = order_values("memory_limit", ended["memory_limit"])
+    said = []
+    for limit in limits:
+        under = f" under {limit}" if limit else " without a limit"
+        theirs = (part[part["memory_limit"] == limit] for part in (fits, full))
+        said.append(f"{under if len(limits) > 1 else ''}: {', '.join(_list_largest(*theirs))}")
+    fake = " (not measured)" if (ended["kind"] == "fake").all() else ""
+    return f"Largest batch size that fits{fake}{';'.join(said)}."
+
+
+def _list_largest(fits: pd.DataFrame, full: pd.DataFrame) -> Iterator[str]:
+    """Each precision with its largest batch and the next above that does not fit."""
+    for precision in PRECISIONS:
+        theirs, beyond = (
+            part.loc[part["precision"] == precision, "batch_size"] for part in (fits, full)
+        )
+        if len(theirs):
+            larger = beyond[beyond > theirs.max()]
+            yield (
+                f"{precision} {theirs.max()} ({larger.min()} does not)"
+                if len(larger)
+                else f"{precision} at least {theirs.max()}"
+            )
+        elif len(beyond):
+            yield f"{precision} none (not even {beyond.min()})"
+
+
+def _compare_largest(families: Sequence[Family]) -> str:
+    """Compare precisions each at its own largest batch, and say how that differs from equal ones.
+
+    Nothing, where fewer than two are known or all are at one batch size; and where several settings
+    ran, because then the tables tell.
+    """
+    contests = list(list_contests(families))
+    if len(contests) != 1 or not contests[0].ends or families[0].first.kind == "fake":
+        return ""
+    (_, first), *others = contests[0].ends
+    shown = [(f, row) for f, row in others if row.batch_size != first.batch_size][:MOST_EFFECTS]
+    if not shown:
+        return ""
+    said = "; ".join(_tell_largest(Match(first, row), family) for family, row in shown)
+    few = min(row.repeats for row in (first, *(row for _, row in shown))) < MIN_REPEATS
+    more = f" With fewer than {MIN_REPEATS} repeats this is not certain." if few else ""
+    return f"Each at its largest batch that was timed, {said}.{more}"
+
+
+def _tell_largest(largest: Match, family: Family) -> str:
+    """``fp16 (512) is 1.52× as fast as fp32 (256), and 1.45× with both at 256``.
+
+    Args:
+        family: that of the second case.
+    """
+    before, after = largest.before, largest.after
+    about = ESTIMATE if min(before.part, after.part) < 1 else ""
+    said = (
+        f"{after.precision} ({after.batch_size}) is {about}{write_ratio(largest.speed)}× as fast "
+        f"as {before.precision} ({before.batch_size})"
+    )
+    if is_number(largest.loss) and after.dataset != "synthetic":
+        higher = "higher" if largest.loss > 0 else "lower"
+        same = f"{abs(largest.loss):.3f}" == "0.000"
+        said += ", with the same loss" if same else f", with a loss {higher} by "
+        said += "" if same else f"{abs(largest.loss):.3f}"
+    for row in family.ended:
+        equal = Match(before, row)
+        if row.batch_size == before.batch_size and is_number(equal.speed):
+            about = ESTIMATE if min(before.part, row.part) < 1 else ""
+            said += f", and {about}{write_ratio(equal.speed)}× with both at {before.batch_size}"
+    return said

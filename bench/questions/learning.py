@@ -1,0 +1,132 @@
+"""Whether each precision learns as well as the one it is compared with: equivalent, or not.
+
+That no difference was found shows nothing; `bench.verdict.judge_equivalences` asks whether one
+beyond a margin can be ruled out, over seeds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import TYPE_CHECKING
+
+from bench.limits import STEADY
+from bench.questions.effects import Effect
+from bench.study.estimate import (
+    LOSS,
+    Seeds,
+    average_seeds,
+    list_means,
+    list_shifts,
+    share_seeds,
+    take_readings,
+    take_seeds,
+)
+from bench.study.metrics import METRICS, Metric
+from bench.study.pairs import SAME_LOSS
+from bench.verdict import (
+    GUESSING,
+    Claim,
+    Equivalence,
+    Seeded,
+    judge_equivalences,
+    learnt_nothing,
+    take_back,
+)
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+MARGIN = STEADY
+"""A loss or an error within this share of the other counts as equal."""
+
+LEARNT: tuple[Metric, ...] = (LOSS, METRICS["test_top1_error"])
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """What a change of precision does to a loss or an error: over its pairs, seed by seed.
+
+    Attributes:
+        pairs: how many pairs have readings on both sides, of ``of``.
+        remarks: what to know before believing it.
+    """
+
+    effect: Effect
+    metric: Metric
+    equivalence: Equivalence
+    pairs: int
+    of: int
+    remarks: tuple[str, ...]
+
+
+def judge_learning(
+    rows: pd.DataFrame,
+    cases: pd.DataFrame,
+    effects: Sequence[Effect],
+    losses: Mapping[int, Seeds],
+) -> Iterator[Lesson]:
+    """Judge every change of precision by each of `LEARNT` that was measured.
+
+    Args:
+        rows: the runs that count, of `summaries.latest`.
+        cases: the same summarized.
+        losses: of `take_seeds`, of `LOSS`.
+    """
+    told = {row[0]: row[1:] for row in cases[["cell", *SAME_LOSS]].itertuples(index=False)}
+    for metric in LEARNT:
+        seeds = losses if metric is LOSS else take_seeds(take_readings(metric, rows))
+        concerned = []
+        for effect in effects:
+            cells = effect.loss.cells if effect.axis == "precision" and effect.loss else ()
+            known = [(a, b) for a, b in cells if a in seeds and b in seeds]
+            if known:
+                concerned.append((effect, known, share_seeds(known, seeds)))
+        family: list[Seeded] = []
+        for _, _, (before, after) in concerned:
+            family.append((list_means(average_seeds(before)), list_means(average_seeds(after))))
+        found = judge_equivalences(family, MARGIN)
+        for (effect, known, sides), equivalence in zip(concerned, found, strict=True):
+            ratios = [math.exp(shift) for shift in list_shifts(*sides)]
+            ends = (min(ratios), max(ratios))
+            if equivalence.verdict is Claim.EQUIVALENT and max(ends[1], 1 / ends[0]) > 1 + MARGIN:
+                equivalence = take_back(equivalence, "not in every case")
+            if all(_guesses(cell, losses, told) for pair in known for cell in pair):
+                equivalence = take_back(equivalence, GUESSING)
+            remarks = tuple(_list_remarks(equivalence, known, told, ends))
+            of = sum(told[a] == told[b] for a, b in effect.pairs)
+            yield Lesson(effect, metric, equivalence, len(known), of, remarks)
+
+
+_Told = dict[int, tuple[float, str, str, str]]
+"""Of `SAME_LOSS`, by cell."""
+
+
+def _guesses(cell: int, losses: Mapping[int, Seeds], told: _Told) -> bool:
+    """Whether the loss of a case is still that of guessing; not, where it is unknown."""
+    if cell not in losses:
+        return False
+    _, _, _, classes = told[cell]
+    loss = math.exp(fmean(log for _, log in losses[cell].values()))
+    return learnt_nothing(loss, int(classes) if classes else None)
+
+
+def _list_remarks(
+    equivalence: Equivalence,
+    pairs: Sequence[tuple[int, int]],
+    told: _Told,
+    ends: tuple[float, float],
+) -> Iterator[str]:
+    if equivalence.lack:
+        yield equivalence.lack
+    if ends[1] / ends[0] > 1 + MARGIN:
+        yield f"from {ends[0]:.3f} to {ends[1]:.3f} over the cases"
+    of = [told[before] for before, _ in pairs]
+    if any(dataset == "synthetic" for _, dataset, *_ in of):
+        yield "synthetic"
+    parts = sorted({part for part, *_ in of})
+    if parts[0] < 1:
+        shares = dict.fromkeys(f"{100 * part:.4g}" for part in (parts[0], parts[-1]))
+        yield f"after {' to '.join(shares)} % of an epoch"

@@ -1,0 +1,273 @@
+"""What stands below a table: outcomes, hardware, dataset, epoch, memory, spread and seeds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator
+from typing import TYPE_CHECKING
+
+from bench.case import AXES, Case
+from bench.record import Status
+from bench.render.cells import ESTIMATE, iterate, name_case, outcome, take_first
+from bench.render.units import describe_units
+from bench.study import summaries
+from bench.study.axes import ORDER, list_naming_axes
+from bench.study.doubts import DOUBTS
+from bench.study.quantities import MEMORY, QUANTITIES, is_number
+from bench.study.spread import CONFIDENCE, Spread
+from bench.text import GIB
+from bench.workloads import OWN
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+def describe_constants(cases: pd.DataFrame, varying: Collection[str]) -> Iterator[str]:
+    """What is the same in every case, and what ran them: a sentence on the cases, one a machine.
+
+    Of the other axes only those that are not at their default are named.
+    """
+    if not len(cases):
+        return
+    first = take_first(cases)
+    same = [n for n in ("model", "dataset", "precision", "batch_size") if n not in varying]
+    others = [
+        name
+        for name in ORDER
+        if name in AXES
+        and name not in (*same, *varying, "loss_scale")
+        and cases[name].nunique() == 1
+        and getattr(first, name) != getattr(Case, name)
+    ]
+    scales = "" if "loss_scale" in varying else _name_scales(cases)
+    said = [name_case(first, [*same, *others]), *([scales] if scales else [])]
+    if any(said):
+        yield f"All cases: {' · '.join(filter(None, said))}."
+    for (_, machine), part in cases.groupby(list(summaries.SOURCE), sort=False):
+        yield describe_machine(str(machine), part)
+
+
+def _name_scales(cases: pd.DataFrame) -> str:
+    """The loss scale of each precision that has one."""
+    pairs = cases[["precision", "loss_scale"]].drop_duplicates()
+    scaled = pairs[pairs["loss_scale"] != ""]
+    several = len(pairs) > 1
+    names = [
+        f"{scale} ({precision})" if several else str(scale)
+        for precision, scale in zip(scaled["precision"], scaled["loss_scale"], strict=True)
+    ]
+    return f"loss scale {', '.join(names)}" if names else ""
+
+
+def write_notes(cases: pd.DataFrame, varying: Collection[str]) -> Iterator[str]:
+    """What must never part from the numbers: outcomes, dataset, epoch, spread, seeds, memory."""
+    if not len(cases):
+        return
+    yield from _outcomes(cases, varying)
+    yield from _noted(cases)
+    yield from _fp8_notes(cases)
+    yield _dataset_note(cases)
+    yield _epoch_note(cases)
+    yield " ".join([*_repeats_notes(cases), *_seeds_notes(cases)])
+    if memory := " ".join(_memory_notes(cases)):
+        yield memory
+
+
+def _outcomes(rows: pd.DataFrame, varying: Collection[str]) -> Iterator[str]:
+    told = rows[(rows["reason"] != "") & (rows["status"] != Status.OK.value)]
+    # that memory ran out is said in its row; what it was concluded from is not
+    told = told[(told["status"] != Status.OOM.value) | told["inferred"].astype(bool)]
+    axes = list_naming_axes(varying)
+    lines: dict[str, dict[str, None]] = {}
+    for row in iterate(told):
+        ended = f"{outcome(row.status, inferred=bool(row.inferred))}: {row.reason}"
+        lines.setdefault(ended, {})[name_case(row, axes)] = None
+    for ended, cases in list(lines.items())[:8]:
+        names = list(cases)
+        more = f" and {len(names) - 3:,} more cases" if len(names) > 3 else ""
+        yield f"{'; '.join(names[:3])}{more}: {ended}"
+    if len(lines) > 8:
+        yield f"{len(lines) - 8} more outcomes have reasons; --format csv has a column of them."
+
+
+def join_notes(rows: pd.DataFrame) -> pd.Series:
+    """The notes on each row, those on its arithmetic last; empty for none."""
+    return (
+        (rows["notes"] + "; " + rows["proof_notes"]).str.removeprefix("; ").str.removesuffix("; ")
+    )
+
+
+def _noted(rows: pd.DataFrame) -> Iterator[str]:
+    notes = join_notes(rows)
+    counts = notes[notes != ""].value_counts(sort=False)
+    shown = 3 if len(counts) <= 3 else 1
+    for text, count in list(counts.items())[:shown]:
+        share = "Every case" if count == len(rows) else f"{count:,} of {len(rows):,} cases"
+        yield f"{share}: {text}."
+    if len(counts) > shown:
+        yield f"{len(counts) - shown:,} more notes like this; the records have a column of them."
+
+
+def _fp8_notes(rows: pd.DataFrame) -> Iterator[str]:
+    told = rows[rows["fp8_layers"] != ""]
+    for (model, layers), part in told.groupby(["model", "fp8_layers"], sort=False):
+        share = QUANTITIES["fp8_flop_share"]
+        known = [float(value) for value in part["fp8_flop_share"] if is_number(value)]
+        much = f"{share.add_unit(share.write(known[0]))} of its FLOP" if known else "FLOP unknown"
+        yield f"In fp8, of {model}: {layers}; {much}. All else ran in bf16-amp."
+
+
+def list_values(rows: pd.DataFrame, name: str) -> list[str]:
+    """The distinct values of a column, in order, as text; empty cells left out."""
+    cells = rows[name].dropna()
+    return [f"{v:,.0f}" if is_number(v) else str(v) for v in cells.unique() if v != ""]
+
+
+def describe_machine(machine: str, rows: pd.DataFrame) -> str:
+    """Hardware and versions of some rows of one machine, as one line."""
+    said = [machine]
+    bytes = rows["gpu_memory_bytes"].dropna()
+    if len(bytes) and (rows["device"] == "cuda").any():
+        said[0] += f" ({bytes.iloc[0] / GIB:.1f} GiB)"
+    for label, name in (
+        ("driver", "driver"),
+        ("torch", "torch"),
+        ("CUDA", "cuda"),
+        ("cuDNN", "cudnn"),
+        ("device", "device"),
+    ):
+        if values := list_values(rows, name):
+            said.append(f"{label} {' or '.join(values[:4])}")
+    kinds = {"fake": "not measured (fake executor)", "published": "published figures"}
+    said += [kinds[kind] for kind in rows["kind"].unique() if kind in kinds]
+    return ", ".join(said) + "."
+
+
+def _dataset_note(rows: pd.DataFrame) -> str:
+    said = []
+    images_of = ["dataset", "input", "classes"]
+    for (dataset, shape, classes), part in rows.groupby(images_of, sort=False):
+        if dataset == OWN:
+            continue
+        images = " or ".join(list_values(part, "train_images")) or "an unknown number of"
+        if dataset == "synthetic":
+            parts = [f"{shape}, "] if shape else []
+            parts += [f"{classes} classes, "] if classes else []
+            said.append(
+                f"Dataset: synthetic, {''.join(parts)}{images} seeded images that can be learnt; "
+                "loss and accuracy are synthetic and say nothing about CIFAR-10."
+            )
+        else:
+            name = {"cifar10": "CIFAR-10"}.get(str(dataset), str(dataset))
+            # anybody's class folders are taken as CIFAR-10; whether they are is for them to say
+            source = " from class folders" if (part["dataset_source"] == "folders").any() else ""
+            said.append(f"Dataset: {name}{source}, {images} training images.")
+    for (model, unit), part in rows[rows["dataset"] == OWN].groupby(["model", "unit"], sort=False):
+        number = " or ".join(list_values(part, "train_images")) or "an unknown number of"
+        said.append(f"Data: that of {model}, {number} {unit} an epoch.")
+    if told := describe_units(rows):
+        said.append(told)
+    return " ".join(said)
+
+
+def _epoch_note(rows: pd.DataFrame) -> str:
+    if rows["epoch_time_s"].notna().any():
+        rows = rows[rows["epoch_time_s"].notna()]  # what was interrupted measured no part
+    fractions = sorted(rows.loc[rows["part"] < 1, "part"].unique())
+    if not fractions:
+        cold = (rows["kind"] == "published").all()
+        return (
+            "Epochs: whole, each the cold first of a process."
+            if cold
+            else "Epochs: whole, timed warm."
+            if rows["epochs"].max() == 1
+            else "Epochs: whole, timed warm. Of cases of several epochs the time is the mean "
+            "epoch's, and loss and accuracy are of the last."
+        )
+    ends = dict.fromkeys(f"{100 * f:.4g}" for f in (fractions[0], fractions[-1]))
+    part = f"{' to '.join(ends)} %"
+    said = [
+        f"{ESTIMATE} Only {part} of an epoch was measured: what is marked {ESTIMATE} is "
+        "extrapolated to a whole one."
+    ]
+    rows = rows[rows["part"] < 1]
+    if rows["train_loss"].notna().any():
+        said += [
+            "Loss and accuracy are shown of whole epochs only: before, they tell of the first "
+            "steps, and a larger batch has taken fewer of them. A difference of loss is shown "
+            "where both sides are to learn alike, as two precisions are: after that part, at equal "
+            "steps.",
+            DOUBTS["extrapolated"].advise(rows),
+        ]
+    return " ".join(said)
+
+
+def _repeats_notes(rows: pd.DataFrame) -> Iterator[str]:
+    rows = rows[rows["epoch_time_s"].notna()]
+    if not len(rows):
+        yield "Nothing was timed."
+    for kind, part in rows.groupby("spread", sort=False):
+        low, high = part["repeats"].min(), part["repeats"].max()
+        runs = f"{low} runs" if low == high else f"{low} to {high} runs"
+        if kind == Spread.NONE:
+            yield (
+                "Single runs: their spread is unknown."
+                if len(part) == len(rows)
+                else "Rows with a single number are single runs."
+            )
+        elif kind == Spread.WITHIN:
+            yield (
+                f"Single runs; in brackets the {100 * CONFIDENCE:.0f} % interval of the epoch, "
+                "within this run, from its own steps. It does not predict the next run; "
+                "--repeats 5 does."
+            )
+        elif kind == Spread.RANGE:
+            yield f"Medians of {runs}; in parentheses the lowest and the highest of them."
+        else:
+            shares = sorted({math.floor(100 * share) for share in part["coverage"]})
+            share = " to ".join(f"{s}" for s in dict.fromkeys((shares[0], shares[-1])))
+            yield (
+                f"Medians of {runs}; in parentheses a prediction interval: the median of as many "
+                f"more runs under the same conditions falls inside it in {share} of 100 cases, "
+                "whatever the distribution of times."
+            )
+
+
+def _seeds_notes(rows: pd.DataFrame) -> Iterator[str]:
+    seeds = rows.loc[rows["train_loss"].notna(), "seeds"]
+    whole = rows.loc[rows["train_loss"].notna() & (rows["part"] == 1), "seeds"]
+    if len(seeds) and seeds.max() == 1:
+        yield f"{'Loss and accuracy' if len(whole) else 'Loss'}: one seed."
+    elif len(whole):
+        low, high = whole.min(), whole.max()
+        yield f"Loss and accuracy: medians over {low if low == high else f'{low} to {high}'} seeds."
+
+
+def _memory_notes(rows: pd.DataFrame) -> Iterator[str]:
+    rows = rows[rows["memory_bytes"].notna()]
+    said = {}
+    for (device, kind, name), _ in rows.groupby(["device", "kind", "memory_measure"], sort=False):
+        if device == "cpu":
+            said[device] = "Memory: peak of the process, on a CPU."
+        elif kind == "published":
+            said[kind] = "Memory: as published, not over a baseline."
+        else:
+            said[str(name)] = f"Memory: peak of {MEMORY[str(name)]}."
+    yield from said.values()
+    if rows["memory_saved"].notna().any():
+        on_cpu, names = (rows["device"] == "cpu").any(), rows["memory_measure"].unique()
+        needed = [ON_CPU] if on_cpu else [SHARED_MEMORY[name] for name in names]
+        shared = " or ".join(dict.fromkeys(needed))
+        tensors = rows["tensors_saved"].notna().any()
+        beside = "; tensors saved compares torch's tensors only" if tensors else ""
+        yield f"Memory saved compares all of it, including {shared}{beside}."
+
+
+ON_CPU = "Python, torch and the dataset"
+SHARED_MEMORY = {
+    "peak_device_bytes": "the CUDA context and the dataset",
+    "peak_process_bytes": "the CUDA context and the dataset",
+    "peak_reserved_bytes": "the dataset and unused blocks",
+    "peak_allocated_bytes": "the dataset",
+}
+"""What every precision needs alike, by a column of `MEMORY`; on a CPU, `ON_CPU`."""

@@ -1,0 +1,118 @@
+"""What a report is made of, free of any format: cells, tables, sections, answers."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+MOST_SECTIONS = 8
+"""Machines, and networks on each, that a report opens with; more would not be read."""
+
+NOTHING = "–"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What stands in one place of a table: text for people, the number behind it for machines.
+
+    Of a number that is ``estimated``, the text begins with `bench.text.ESTIMATE`.
+    """
+
+    text: str
+    value: float | str | None = None
+    estimated: bool = False
+
+
+@dataclass(frozen=True)
+class Head:
+    """A column's head. Numbers stand to the right; ``better`` is lower, higher or empty.
+
+    Where a page is too narrow, columns that ``keep`` least go first; those of 9 never do.
+    A column that may ``wrap`` is no wider than what is left.
+    """
+
+    name: str
+    label: str
+    help: str = ""
+    number: bool = True
+    better: str = ""
+    keep: int = 9
+    wrap: bool = False
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows under heads, a title above and, below, what must never part from the numbers.
+
+    ``words`` are sentences between the title and the rows, which the rows bear out.
+    ``groups`` are the rows before which one is set off, by what is said there of those that
+    follow; nothing, where a line is enough.
+    """
+
+    name: str
+    title: str
+    heads: tuple[Head, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+    notes: tuple[str, ...]
+    groups: Mapping[int, str] = field(default_factory=dict)
+    words: tuple[str, ...] = ()
+
+    def take(self, columns: Iterable[int]) -> Table:
+        """The same table with these of its columns."""
+        kept = list(columns)
+        return replace(
+            self,
+            heads=tuple(self.heads[i] for i in kept),
+            rows=tuple(tuple(row[i] for i in kept) for row in self.rows),
+        )
+
+    def drop_empty(
+        self, empty: Collection[str] = ("", NOTHING), but: Collection[str] = ()
+    ) -> Table:
+        """The same table without the columns of which no cell says more than ``empty``.
+
+        Args:
+            but: the names of columns that stay all the same.
+        """
+        return self.take(
+            i
+            for i, head in enumerate(self.heads)
+            if head.name in but or any(row[i].text not in empty for row in self.rows)
+        )
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Two sentences on one machine."""
+
+    about: str
+    sentences: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Notice:
+    """Something to know before believing the numbers."""
+
+    label: str
+    text: str
+    good: bool = False  # to know, but nothing to worry about
+
+
+@dataclass(frozen=True)
+class Document:
+    """What stands in a document, in the order in which it is read.
+
+    Attributes:
+        constants: what is the same in every case, as sentences.
+        tables: overview, effects, what compiling costs, and those beside other figures.
+        notes: what must never part from the numbers of all the tables.
+        outcomes: how many cases and runs there are, and how they ended.
+    """
+
+    title: str
+    constants: tuple[str, ...]
+    answers: tuple[Answer, ...]
+    warnings: tuple[Notice, ...]
+    tables: tuple[Table, ...]
+    notes: tuple[str, ...]
+    outcomes: str

@@ -1,0 +1,448 @@
+"""The loss-scale map that `python -m bench.scales` stores: its parts, read and judged.
+
+A map says, for each precision, what a range of loss scales does to the gradients of a training.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from enum import StrEnum
+from functools import cached_property
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+from bench.errors import UsageError
+from bench.precision import PRECISIONS
+from bench.text import Explained
+
+MAP, GRADIENTS, TRAININGS = "scales.json", "gradients.csv", "trainings.csv"
+"""The files of a map: what was asked for and what ran it; counts of gradient values; losses."""
+
+VERSION = 1
+"""Of these files; a reader refuses another."""
+
+TOLERANCE = 0.01
+"""A scale is large enough where at most this share of the gradient values is lost beyond what the
+best scale that does not overflow loses. It is a choice: half the values of a layer may lie below
+the range of fp16 without harm (Micikevicius et al. 2018, arXiv:1710.03740, figure 3), so the loss
+after the same steps stands beside it."""
+
+LAYER_TOLERANCE = 0.5
+"""A scale is large enough only where no layer loses more than this share of its values beyond what
+it loses at its best scale: over all layers, a large one hides a small one that loses everything.
+Half may be lost without harm (Micikevicius et al. 2018, figure 3)."""
+
+HEADROOM = 8
+"""At the recommended scale, gradients this many times as large as any seen would not overflow.
+
+"Train With Mixed Precision" (NVIDIA, Choosing A Scaling Factor) asks that the factor times the
+largest gradient stay below 65504, and Micikevicius et al. 2018 (section 3.2) see no harm in a large
+one that does not overflow. Only some steps of one seed are seen here: within 30 steps on CIFAR-10
+the largest gradient of dpn-small (batch size 32) varies by a factor of 2.2. Two more powers of two
+are left for what was not seen."""
+
+
+class Fate(StrEnum):
+    """What becomes of a value that is scaled and rounded."""
+
+    ZERO = "zero"  # it was zero before
+    FLUSHED = "flushed"  # it was not, and is now
+    SUBNORMAL = "subnormal"  # kept, with fewer digits than the format has
+    NORMAL = "normal"
+    OVERFLOWED = "overflowed"  # beyond the largest finite value, or inf or NaN before
+
+
+class Kind(StrEnum):
+    """Which gradients of a layer.
+
+    ``OUTPUT`` is what the layer's backward pass begins with, the gradient of the loss by the
+    layer's output; ``WEIGHT`` is what it leaves in the layer's parameters.
+    """
+
+    OUTPUT = "output"
+    WEIGHT = "weight"
+
+
+class Way(Explained):
+    """Where the figures come from."""
+
+    ROUNDED = (
+        "rounded",
+        "The gradients were computed in fp32, then scaled and rounded once to the format. Rounding "
+        "in the forward pass, inside a layer's backward pass and from one layer to the next is not "
+        "counted. The trainings compute in fp32 and round the gradients of each layer's output and "
+        "weights. Under autocast (fp16-amp, bf16-amp), the weight "
+        "gradients of convolutions, linear and recurrent layers, attention and PReLU are rounded, "
+        "judged by the class of the module; those of other modules stay in fp32.",
+    )
+    TRAINED = (
+        "trained",
+        "The gradients are those that the precision itself computed, at each scale, from the "
+        "weights of the fp32 training. A value counts as flushed where it is zero here and not in "
+        "fp32. This includes values that ReLU sets to zero here and not in fp32; they are the same "
+        "at every scale. After an overflow, inf and NaN spread to other layers and are counted "
+        "there too.",
+    )
+
+
+@dataclass(frozen=True)
+class Tally:
+    """How many values met each fate."""
+
+    zero: int = 0
+    flushed: int = 0
+    subnormal: int = 0
+    normal: int = 0
+    overflowed: int = 0
+
+    def __add__(self, other: Tally) -> Tally:
+        """Both together."""
+        return Tally(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(Tally)))
+
+    def share(self, fate: Fate) -> float:
+        """Of the values that are not zero by themselves, those of a fate; 0 where there are none.
+
+        Zeros are left out because no scale changes them, and ReLU makes many.
+        """
+        values = self.flushed + self.subnormal + self.normal + self.overflowed
+        count: int = getattr(self, fate.value)
+        return count / values if values else 0.0
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """The values of one kind of gradient of one layer, at one step (from 1) and one scale."""
+
+    step: int
+    scale: float
+    layer: str
+    kind: Kind
+    tally: Tally
+
+
+@dataclass(frozen=True)
+class ScaledTraining:
+    """A training from the same start and with the same batches as all others of its case.
+
+    Attributes:
+        setting: a loss scale as a flag spells it; empty for fp32, which the others stand beside.
+        losses: one a step; NaN where it was not finite.
+        scales: the loss scale of each step.
+        overflowed: whether the step's gradients did.
+    """
+
+    setting: str
+    losses: tuple[float, ...]
+    scales: tuple[float, ...]
+    overflowed: tuple[bool, ...]
+
+    @property
+    def overflows(self) -> int:
+        """Steps whose gradients overflowed; under a dynamic scale these were skipped."""
+        return sum(self.overflowed)
+
+    @property
+    def first_overflow(self) -> int | None:
+        """The first such step, from 1."""
+        return next((i for i, bad in enumerate(self.overflowed, 1) if bad), None)
+
+
+@dataclass(frozen=True)
+class Overflow:
+    """The first overflow at a scale: the step, from 1, and where the largest value was."""
+
+    step: int
+    where: str = ""
+
+
+@dataclass(frozen=True)
+class ScaleCase:
+    """One precision, model and batch size: what each scale did.
+
+    Attributes:
+        steps: of the fp32 training that was looked at, and of each training.
+        at: the steps, from 1, at which gradients were counted.
+        layers: from the network's input to its output.
+        scales: rising.
+        overflows: the first overflow of each scale that had one.
+        peaks: the largest gradient of each step in the fp32 training, unscaled; NaN if not finite.
+        limit: the value from which on the format overflows, such as 65520.
+    """
+
+    model: str
+    dataset: str
+    precision: str
+    batch_size: int
+    lr: float
+    seed: int
+    device: str
+    way: Way
+    steps: int
+    at: tuple[int, ...]
+    layers: tuple[str, ...]
+    scales: tuple[float, ...]
+    overflows: Mapping[float, Overflow]
+    peaks: tuple[float, ...]
+    limit: float
+    gradients: tuple[Gradients, ...] = field(repr=False)
+    trainings: tuple[ScaledTraining, ...] = field(repr=False)
+
+    @property
+    def diverged(self) -> int | None:
+        """The first step, from 1, at which the fp32 training itself was not finite."""
+        fp32 = self.training("")
+        steps = zip_longest(fp32.losses if fp32 else (), self.peaks, fillvalue=0.0)
+        return next(
+            (i for i, pair in enumerate(steps, 1) if not all(map(math.isfinite, pair))), None
+        )
+
+    @property
+    def label(self) -> str:
+        """For people: ``fp16, dpn-small, batch size 128``."""
+        images = ", synthetic images" if self.dataset == "synthetic" else ""
+        return f"{self.precision}, {self.model}, batch size {self.batch_size}{images}"
+
+    @cached_property
+    def _totals(self) -> Mapping[tuple[float, Kind, int], Tally]:
+        totals: dict[tuple[float, Kind, int], Tally] = defaultdict(Tally)
+        for row in self.gradients:
+            totals[row.scale, row.kind, row.step] += row.tally
+        return totals
+
+    def share(self, fate: Fate, scale: float, kind: Kind) -> float:
+        """Share of the values of all layers, at the step where it is largest."""
+        return max(
+            (
+                tally.share(fate)
+                for (s, k, _), tally in self._totals.items()
+                if (s, k) == (scale, kind)
+            ),
+            default=0.0,
+        )
+
+    def lost(self, scale: float) -> float:
+        """Share of the values flushed to zero, of the kind and step where it is largest."""
+        return max(self.share(Fate.FLUSHED, scale, kind) for kind in Kind)
+
+    def subnormal(self, scale: float) -> float:
+        """Share of the values that lose digits, of the kind and step where it is largest."""
+        return max(self.share(Fate.SUBNORMAL, scale, kind) for kind in Kind)
+
+    def by_layer(self, fate: Fate, kind: Kind) -> Mapping[tuple[str, float], float]:
+        """Share of each layer's values, by layer and scale, at the step where it is largest."""
+        shares: dict[tuple[str, float], float] = {}
+        for row in self.gradients:
+            if row.kind is kind:
+                key = row.layer, row.scale
+                shares[key] = max(shares.get(key, 0.0), row.tally.share(fate))
+        return shares
+
+    def training(self, setting: str) -> ScaledTraining | None:
+        """The training under a setting, if there was one."""
+        return next((t for t in self.trainings if t.setting == setting), None)
+
+
+@dataclass(frozen=True)
+class ScaleMap:
+    """What a folder holds."""
+
+    folder: Path
+    command: str
+    started_at: str
+    tolerance: float
+    environment: Mapping[str, Any]
+    cases: tuple[ScaleCase, ...]
+
+
+# ------------------------------------------------------------------------------------------ judged
+
+
+@dataclass(frozen=True)
+class Window:
+    """The scales that are safe, and the one to use.
+
+    Attributes:
+        low: the smallest safe scale; None where no scale is safe, ``high`` and ``use`` too.
+        high: the largest.
+        ceiling: the smallest scale that overflowed; None where none did.
+        best: the share of values lost at the best scale that did not overflow.
+        use: the recommended scale.
+        narrow: whether ``use`` leaves less than `HEADROOM`.
+        needed: whether a loss scale is needed at all.
+        enough: the largest share that a safe scale may lose.
+        starved: of each scale at which a layer loses too much, that layer and its share lost.
+    """
+
+    low: float | None = None
+    high: float | None = None
+    ceiling: float | None = None
+    best: float = 0.0
+    use: float | None = None
+    narrow: bool = False
+    needed: bool = True
+    enough: float = 0.0
+    starved: Mapping[float, tuple[str, float]] = field(default_factory=dict)
+
+
+def find_window(case: ScaleCase, tolerance: float = TOLERANCE) -> Window:
+    """The safe window of scales.
+
+    The rule: a scale is safe where neither it nor any smaller one overflowed in any step that was
+    looked at, and where neither it nor any larger one below the overflow loses too much: more than
+    ``tolerance`` beyond the least share lost, or `LAYER_TOLERANCE` of one layer's gradients of a
+    kind beyond the least share that these lose. To be used is the largest safe scale at which the
+    largest gradient would not overflow if it were `HEADROOM` times as large, and which is at least
+    as far below any scale that overflowed. Where no safe scale leaves that room, it is the largest
+    up to the window's geometric middle. No scale is needed where the precision has none and a
+    scale of 1 is safe. Of a training that diverges in fp32 nothing is known.
+    """
+    ceiling = min(case.overflows, default=None)
+    held = [s for s in case.scales if ceiling is None or s < ceiling]
+    if not held or case.diverged:
+        return Window(ceiling=ceiling)
+    best = min(map(case.lost, held))
+    enough, starved = best + tolerance, _find_starved(case, held)
+    safe: list[float] = []
+    for scale in reversed(held):
+        if case.lost(scale) > enough or scale in starved:
+            # where the largest loses more, what is below it may be better; in the rounded way the
+            # share lost only falls
+            if safe:
+                break
+            continue
+        safe.insert(0, scale)
+    if not safe:  # in the trained way, where each scale starves a layer of its own
+        return Window(ceiling=ceiling, best=best, enough=enough, starved=starved)
+    largest = max(case.peaks, default=math.nan)
+    roomy = [
+        s
+        for s in safe
+        if s * HEADROOM * largest < case.limit and (ceiling is None or s * HEADROOM <= ceiling)
+    ]
+    middle = math.sqrt(safe[0] * safe[-1])
+    use = roomy[-1] if roomy else max(s for s in safe if s <= middle)
+    precision = PRECISIONS.get(case.precision)
+    needed = (precision is None or precision.scales_loss) or not safe[0] <= 1 <= safe[-1]
+    return Window(safe[0], safe[-1], ceiling, best, use, not roomy, needed, enough, starved)
+
+
+def _find_starved(case: ScaleCase, held: Sequence[float]) -> dict[float, tuple[str, float]]:
+    """The layer that loses most beyond its best, of each scale where that is too much."""
+    starved: dict[float, tuple[str, float]] = {}
+    most = dict.fromkeys(held, LAYER_TOLERANCE)
+    for kind in Kind:
+        lost = case.by_layer(Fate.FLUSHED, kind)
+        # the weights' gradients of some stay in fp32
+        known = [layer for layer in case.layers if any((layer, s) in lost for s in held)]
+        for layer in known:
+            shares = {s: lost.get((layer, s), 0.0) for s in held}
+            best = min(shares.values())
+            for scale, share in shares.items():
+                if share - best > most[scale]:
+                    most[scale], starved[scale] = share - best, (layer, share)
+    return starved
+
+
+# -------------------------------------------------------------------------------------------- read
+
+
+def read_scale_map(folder: Path) -> ScaleMap | None:
+    """Read a map; None where the folder holds none.
+
+    Raises:
+        UsageError: it holds one that cannot be read, naming the file.
+    """
+    file = folder / MAP
+    if not file.is_file():
+        return None
+    try:
+        head = json.loads(file.read_text(encoding="utf-8"))
+        if head["version"] != VERSION:
+            raise UsageError(
+                f"{file}: version {head['version']}, this reads {VERSION}; run bench.scales again"
+            )
+        file = folder / GRADIENTS
+        gradients = {n: _read_gradients(rows) for n, rows in _read_rows(file).items()}
+        file = folder / TRAININGS
+        trainings = {n: _read_trainings(rows) for n, rows in _read_rows(file).items()}
+        file = folder / MAP
+        return ScaleMap(
+            folder,
+            head["command"],
+            head["started_at"],
+            head["tolerance"],
+            head["environment"],
+            tuple(
+                _read_case(case, gradients.get(str(number), ()), trainings.get(str(number), ()))
+                for number, case in enumerate(head["cases"], 1)
+            ),
+        )
+    except OSError as error:
+        raise UsageError(f"{file}: {error.strerror}; give a folder of bench.scales") from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UsageError(
+            f"{file} is not as bench.scales writes it ({type(error).__name__}: {error}); "
+            "run bench.scales again"
+        ) from error
+
+
+Row = dict[str, str]
+
+
+def _read_rows(file: Path) -> dict[str, list[Row]]:
+    """By case, as the first column numbers them."""
+    groups: dict[str, list[Row]] = defaultdict(list)
+    with file.open(encoding="utf-8", newline="") as lines:
+        for row in csv.DictReader(lines, strict=True):
+            groups[row["case"]].append(row)
+    return groups
+
+
+def _read_gradients(rows: Sequence[Row]) -> tuple[Gradients, ...]:
+    return tuple(
+        Gradients(
+            int(row["step"]),
+            float(row["scale"]),
+            row["layer"],
+            Kind(row["gradient"]),
+            Tally(*(int(row[f.name]) for f in fields(Tally))),
+        )
+        for row in rows
+    )
+
+
+def _read_trainings(rows: Sequence[Row]) -> tuple[ScaledTraining, ...]:
+    settings: dict[str, list[Row]] = defaultdict(list)
+    for row in rows:
+        settings[row["loss_scale"]].append(row)
+    return tuple(
+        ScaledTraining(
+            setting,
+            tuple(float(row["loss"] or "nan") for row in steps),
+            tuple(float(row["scale"]) for row in steps),
+            tuple(row["overflowed"] == "on" for row in steps),
+        )
+        for setting, steps in settings.items()
+    )
+
+
+def _read_case(
+    head: Mapping[str, Any],
+    gradients: tuple[Gradients, ...],
+    trainings: tuple[ScaledTraining, ...],
+) -> ScaleCase:
+    parsed = {
+        "way": Way(head["way"]),
+        "at": tuple(head["at"]),
+        "layers": tuple(head["layers"]),
+        "scales": tuple(head["scales"]),
+        "overflows": {float(s): Overflow(**first) for s, first in head["overflows"].items()},
+        "peaks": tuple(math.nan if peak is None else peak for peak in head["peaks"]),
+    }
+    return ScaleCase(**{**head, **parsed}, gradients=gradients, trainings=trainings)

@@ -1,0 +1,170 @@
+"""Which axes a report is about: those that vary, in the order in which a reader compares."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from bench.case import (
+    AXES,
+    COMPILES,
+    FOLLOWS,
+    LEGACY,
+    SAME_QUESTION,
+    Case,
+    find_leader,
+    format_value,
+    main_loss_scale,
+    order_scale,
+)
+from bench.precision import FP8_RECIPES, PRECISIONS
+from bench.study.summaries import SOURCE
+from bench.text import parse_bytes
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+MACHINE = "machine"
+"""Where a case ran, which is compared like an axis: a sweep and a machine of it."""
+
+_FIRST = ("model", "dataset", "precision", "loss_scale", "skip_overflow", "batch_size")
+
+ORDER = (
+    MACHINE,
+    *_FIRST,
+    *(name for name in AXES if name not in (*_FIRST, *SAME_QUESTION, "device", "workload")),
+)
+"""Every axis a table may have a column for. ``device`` is told by the machine, a workload by the
+model."""
+
+NUMBERS = frozenset(
+    name for name in AXES if name == "loss_scale" or type(getattr(Case, name)) in (int, float)
+)
+"""Axes whose values are numbers, upwards; a dynamic loss scale comes last."""
+
+Machines = Mapping[tuple[str, str], str]
+"""(sweep, machine) to its name for people."""
+
+
+def find_varying(cases: pd.DataFrame) -> tuple[str, ...]:
+    """The axes of `ORDER` in which cases differ.
+
+    A loss scale (and what else only some precisions have) varies if it does within one precision;
+    a learning rate also where each optimizer has its own.
+    """
+    varying = []
+    for name in ORDER:
+        if name == MACHINE:
+            several = len(cases[list(SOURCE)].drop_duplicates()) > 1
+        elif find_leader(name) == "precision":
+            several = bool((cases.groupby("precision")[name].nunique() > 1).any())
+        else:
+            several = cases[name].nunique() > 1
+        if several:
+            varying.append(name)
+    return tuple(varying)
+
+
+def list_naming_axes(varying: Collection[str]) -> list[str]:
+    """The axes by which a sentence names a case: those that vary, and two that are always told."""
+    return [name for name in ORDER if name in (*varying, "precision", "batch_size")]
+
+
+def name_axis(axis: str) -> str:
+    """Name an axis for people."""
+    return axis.replace("_", " ")
+
+
+def name_value(axis: str, value: Any, machines: Machines) -> str:
+    """Write a value of an axis, of `take_values`, for people."""
+    if axis == MACHINE:
+        return machines[value]
+    if axis == "parallel" and value in LEGACY:
+        return f"{value} (legacy)"
+    return format_value(value) or "none"
+
+
+def order_values(axis: str, values: Iterable[Any]) -> list[Any]:
+    """The distinct values of an axis as a reader expects them.
+
+    Precisions in the order of `PRECISIONS`, numbers and amounts of memory upwards, dynamic loss
+    scales and no limit last, off before on, anything else as it first ran.
+    """
+    distinct = list(dict.fromkeys(values))
+    if axis == "precision":
+        return sorted(distinct, key=list(PRECISIONS).index)
+    if axis in _KEYS:
+        return sorted(distinct, key=_KEYS[axis])
+    if axis in AXES and isinstance(getattr(Case, axis), (bool, int, float)):
+        return sorted(distinct)
+    return distinct
+
+
+def _order_share(text: str) -> tuple[bool, float]:
+    """A key that sorts warm-ups: steps, then shares of all steps."""
+    return text.endswith("%"), float(text.removesuffix("%"))
+
+
+_KEYS: Mapping[str, Callable[[str], Any]] = {
+    "loss_scale": order_scale,
+    "opt_level": str,
+    "fp8_recipe": list(FP8_RECIPES).index,
+    "compile": list(COMPILES).index,
+    "memory_limit": lambda text: parse_bytes(text) if text else math.inf,
+    "steps": lambda text: int(text) if text else math.inf,
+    "lr_warmup": _order_share,
+}
+"""By what values that are text, as CSV spells them, are sorted; without a limit comes last."""
+
+
+def rank(cases: pd.DataFrame, axis: str) -> pd.Series:
+    """Where each case's value of an axis stands in `order_values`; of machines, as they ran."""
+    values = take_values(cases, axis)
+    order = {value: place for place, value in enumerate(order_values(axis, values))}
+    return values.map(order)
+
+
+def take_values(cases: pd.DataFrame, axis: str) -> pd.Series:
+    """Each case's value of an axis; of `MACHINE` its (sweep, machine)."""
+    import pandas as pd
+
+    if axis != MACHINE:
+        return cases[axis]
+    pairs = list(zip(cases["sweep"], cases["machine"], strict=True))
+    return pd.Series(pairs, index=cases.index, dtype=object)
+
+
+def sort_cases(cases: pd.DataFrame, axes: Sequence[str]) -> pd.DataFrame:
+    """Cases ordered by ``axes``, the last varying fastest, so that neighbours differ in little."""
+    keys = {f"_{axis}": rank(cases, axis) for axis in axes}
+    if not keys:
+        return cases
+    return cases.assign(**keys).sort_values(list(keys), kind="stable").drop(columns=list(keys))
+
+
+def keep_main(cases: pd.DataFrame, equal: pd.Series | None = None) -> pd.DataFrame:
+    """Of the cases of each precision, those that stand for it where precisions are compared.
+
+    They are at its main loss scale and do not skip overflows, if any such ran, and so on for all
+    that follows from a precision.
+
+    Args:
+        equal: a number for cases that are equal in all else. Where none of these is at the main
+            loss scale of the whole sweep, those at the lowest stand for it.
+    """
+    import pandas as pd
+
+    usual = {
+        precision: main_loss_scale(str(precision), part["loss_scale"])
+        for precision, part in cases.groupby("precision", sort=False)
+    }
+    group = pd.Series(0, index=cases.index) if equal is None else equal
+    places = [rank(cases, follower) for follower in FOLLOWS["precision"]]
+    # the usual scale comes before all others
+    places[0] = places[0].mask(cases["loss_scale"] == cases["precision"].map(usual), -1)
+    for place in places:
+        by = [group[cases.index], cases["precision"]]
+        best = place[cases.index] == place[cases.index].groupby(by).transform("min")
+        cases = cases[best]
+    return cases

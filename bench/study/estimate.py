@@ -1,0 +1,362 @@
+"""What a change does to a metric, over the pairs that differ in it alone.
+
+Of each pair the ratio of geometric means over the repeats is taken, and the geometric mean over the
+pairs. Its 95 % interval is of that mean over just these pairs: each pair's variance is Welch's, the
+degrees of freedom are Satterthwaite's, so that a single pair has the interval that `bench.compare`
+gives it. The p-values of all changes of one metric are adjusted by Holm; as in `bench.verdict`,
+they rest on the degrees of freedom that follow from the median noise ratio of all pairs. The lowest
+and the highest pair tell how far the pairs differ from each other.
+
+Pairs of one seed have seen the same images from the same start, and so are one reading: losses are
+averaged over the pairs, seed by seed, and then compared as those of a single pair. Only seeds count
+that all of these cases ran, or else, that both cases of a pair did.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean, median, stdev, variance
+from typing import TYPE_CHECKING
+
+from bench.limits import MIN_REPEATS, STEADY
+from bench.record import RELIABLE, Status
+from bench.study import quantities
+from bench.study.metrics import METRICS
+from bench.study.pairs import Changed, keep_alike
+from bench.verdict import CONFIDENCE, MIN_SEEDS, ROUNDING, Ratio, adjust, compare_seeds
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pandas as pd
+
+    from bench.study.metrics import Metric
+
+TIME, LOSS = METRICS["epoch_time_s"], METRICS["train_loss"]
+
+MEMORY = replace(METRICS[next(iter(quantities.MEMORY))], name="memory_bytes", label="peak memory")
+"""Whichever of `quantities.MEMORY` a machine has."""
+
+ENERGY = replace(METRICS["energy_j"], name="energy_per_epoch_j", label="energy of an epoch")
+"""Scaled to a whole epoch, so that parts of one can be compared too."""
+
+JUDGED = (TIME, MEMORY, ENERGY, LOSS)
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What a change does to one metric, over the pairs that have it on both sides.
+
+    Attributes:
+        ratio: after over before, of geometric means.
+        cells: the ``cell`` before and after of each pair: of those with enough repeats, if any has.
+        lowest: the ratio of the pair where it is lowest; ``highest`` where it is highest.
+        ends: the ``cell`` after the change of these two pairs.
+        mixed: whether pairs, each judged by its own interval, differ in their verdicts.
+        difference: after minus before, in the metric's SI unit: the mean over the pairs.
+        reach: half the 95 % interval of that difference; None where the ratio has no interval.
+    """
+
+    ratio: Ratio
+    cells: tuple[tuple[int, int], ...]
+    lowest: float
+    highest: float
+    ends: tuple[int, int]
+    mixed: bool
+    difference: float
+    reach: float | None
+
+    @property
+    def pairs(self) -> int:
+        """How many pairs it is over."""
+        return len(self.cells)
+
+
+def estimate(
+    metric: Metric, changes: Sequence[Changed], rows: pd.DataFrame
+) -> list[Estimate | None]:
+    """What each change does to a metric; None where no pair has it on both sides.
+
+    Args:
+        rows: the runs that count, of `summaries.latest`, with the ``cell`` of each.
+    """
+    judge = _judge_seeds if metric.seeded else _judge_repeats
+    return judge(metric, changes, take_readings(metric, rows))
+
+
+def take_readings(metric: Metric, rows: pd.DataFrame) -> pd.DataFrame:
+    """What the runs of each cell measured: ``cell``, ``run_seed``, ``value`` and its ``log``.
+
+    Repeats of one seed are one reading of what depends on the seed: their mean. A cell with a value
+    that has no logarithm has no ratio, and is left out.
+    """
+    import numpy as np
+
+    counted = RELIABLE if metric.diverged else {Status.OK}
+    rows = rows[rows["status"].isin(counted) & rows[metric.column].notna()]
+    values = rows[metric.column].astype(float)
+    values = 1 - values if metric.error_of else values
+    lost = ~(values > 0) | np.isinf(values)
+    readings = rows[["cell", "run_seed"]].assign(value=values, log=np.log(values.where(~lost)))
+    readings = readings[~readings["cell"].isin(readings.loc[lost, "cell"])]
+    if metric.seeded:
+        readings = readings.groupby(["cell", "run_seed"], as_index=False)[["value", "log"]].mean()
+    return readings
+
+
+def take_seeds(readings: pd.DataFrame) -> dict[int, dict[int, tuple[float, float]]]:
+    """By cell and seed, of `take_readings`: the value and its logarithm."""
+    seeds: dict[int, dict[int, tuple[float, float]]] = {}
+    columns = (readings[name].tolist() for name in ("cell", "run_seed", "value", "log"))
+    for cell, seed, value, log in zip(*columns, strict=True):
+        seeds.setdefault(cell, {})[seed] = (value, log)
+    return seeds
+
+
+Seeds = Mapping[int, tuple[float, float]]
+"""Of one cell of `take_seeds`: by seed, the value and its logarithm."""
+
+
+def share_seeds(
+    cells: Sequence[tuple[int, int]], seeds: Mapping[int, Seeds]
+) -> tuple[list[Seeds], list[Seeds]]:
+    """The readings of both sides of pairs, of the seeds that all of these cases ran.
+
+    Where there is no such seed, of those that both cases of a pair ran; all, where that is none.
+    """
+    every = set.intersection(*(set(seeds[cell]) for pair in cells for cell in pair))
+    sides: tuple[list[Seeds], list[Seeds]] = ([], [])
+    for pair in cells:
+        shared = every or set(seeds[pair[0]]) & set(seeds[pair[1]])
+        for side, cell in zip(sides, pair, strict=True):
+            side.append({s: r for s, r in seeds[cell].items() if not shared or s in shared})
+    return sides
+
+
+def average_seeds(held: Sequence[Seeds]) -> dict[int, tuple[float, float]]:
+    """Over several cells, the mean of each seed that all of them ran: of values, of logarithms."""
+    shared = set(held[0]).intersection(*held[1:]) if held else set()
+    return {
+        seed: (fmean(cell[seed][0] for cell in held), fmean(cell[seed][1] for cell in held))
+        for seed in sorted(shared)
+    }
+
+
+def list_means(seeds: Seeds) -> dict[int, list[float]]:
+    """Of `average_seeds`, as verdicts take them: by seed one reading, the geometric mean."""
+    return {seed: [math.exp(log)] for seed, (_, log) in seeds.items()}
+
+
+def list_shifts(a: Sequence[Seeds], b: Sequence[Seeds]) -> list[float]:
+    """By how much each pair of `share_seeds` differs: the mean logarithm after less that before."""
+    return [
+        fmean(log for _, log in y.values()) - fmean(log for _, log in x.values())
+        for x, y in zip(a, b, strict=True)
+    ]
+
+
+def _judge_seeds(
+    metric: Metric, changes: Sequence[Changed], readings: pd.DataFrame
+) -> list[Estimate | None]:
+    """Estimate what each change does to a loss or an error."""
+    seeds = take_seeds(readings)
+    known = [
+        [pair for pair in change.pairs if pair.same_loss and pair.a in seeds and pair.b in seeds]
+        for change in changes
+    ]
+    found: list[Estimate | None] = []
+    family: list[tuple[dict[int, list[float]], dict[int, list[float]]]] = []
+    for pairs in keep_alike(changes, known, seeds):
+        cells = tuple((pair.a, pair.b) for pair in pairs)
+        if not cells:
+            found.append(None)
+            continue
+        sides = share_seeds(cells, seeds)
+        shifts, (a, b) = list_shifts(*sides), map(average_seeds, sides)
+        family.append((list_means(a), list_means(b)))
+        low, high = (shifts.index(end(shifts)) for end in (min, max))
+        before, after = (fmean(fmean(v for v, _ in x.values()) for x in side) for side in sides)
+        found.append(
+            Estimate(
+                Ratio(),
+                cells,
+                math.exp(shifts[low]),
+                math.exp(shifts[high]),
+                (cells[low][1], cells[high][1]),
+                False,
+                after - before,
+                _reach({s: x[0] for s, x in a.items()}, {s: x[0] for s, x in b.items()}),
+            )
+        )
+    ratios = iter(compare_seeds(family))
+    return [e and replace(e, ratio=next(ratios)) for e in found]
+
+
+def _reach(a: Mapping[int, float], b: Mapping[int, float]) -> float | None:
+    """Half the 95 % interval of a difference of means over seeds: paired where they are shared."""
+    from scipy.special import stdtrit
+
+    shared = sorted(a.keys() & b.keys())
+    if len(shared) >= MIN_SEEDS:
+        apart = [b[seed] - a[seed] for seed in shared]
+        error, freedom = stdev(apart) / math.sqrt(len(apart)), len(apart) - 1.0
+        error = 0.0 if error <= ROUNDING * abs(fmean(a.values())) else error
+    elif min(len(a), len(b)) >= MIN_SEEDS:
+        parts = [variance(side.values()) / len(side) for side in (a, b)]
+        error = math.sqrt(sum(parts))
+        if not error:
+            return None
+        shares = [part / sum(parts) for part in parts]
+        freedom = 1 / sum(s**2 / (len(side) - 1) for s, side in zip(shares, (a, b), strict=True))
+    else:
+        return None
+    return float(stdtrit(freedom, (1 + CONFIDENCE) / 2)) * error
+
+
+def _judge_repeats(
+    metric: Metric, changes: Sequence[Changed], readings: pd.DataFrame
+) -> list[Estimate | None]:
+    """Estimate what each change does to a time, a memory or an energy."""
+    grouped = readings.groupby("cell")["log"]
+    moments = grouped.agg(["size", "mean", "var", "min", "max"])
+    moments["value"] = readings.groupby("cell")["value"].mean()
+    still = moments["max"] - moments["min"] <= ROUNDING
+    moments["var"] = moments["var"].mask(still, 0.0)
+    place_of = {cell: place for place, cell in enumerate(moments.index.tolist())}
+    known = [
+        [
+            pair
+            for pair in change.pairs
+            if pair.a in place_of
+            and pair.b in place_of
+            and (metric is not MEMORY or pair.same_memory)
+        ]
+        for change in changes
+    ]
+    sure = {*moments.index[moments["size"] >= MIN_REPEATS].tolist()}
+    columns = [moments[name].to_numpy() for name in ("size", "mean", "var", "value")]
+    samples: list[_Sample | None] = []
+    for pairs in keep_alike(changes, known, sure):
+        if not pairs:
+            samples.append(None)
+            continue
+        cells = tuple((pair.a, pair.b) for pair in pairs)
+        sides = [[place_of[cell] for cell in side] for side in zip(*cells, strict=True)]
+        samples.append(_Sample(cells, *(column[side] for column in columns for side in sides)))
+    noises = [noise for sample in samples if sample for noise in sample.noises]
+    typical = math.exp(median(noises)) if noises else None
+    estimates = [sample.estimate(metric, typical) if sample else None for sample in samples]
+    p_values = [e.ratio.p for e in estimates if e and e.ratio.p is not None]
+    adjusted = iter(adjust(p_values))
+    return [
+        replace(e, ratio=replace(e.ratio, p_adjusted=next(adjusted)))
+        if e and e.ratio.p is not None
+        else e
+        for e in estimates
+    ]
+
+
+@dataclass(frozen=True)
+class _Sample:
+    """Readings of the pairs of one change, as arrays: of logarithms, and the mean of values."""
+
+    cells: tuple[tuple[int, int], ...]
+    n_a: np.ndarray
+    n_b: np.ndarray
+    mean_a: np.ndarray
+    mean_b: np.ndarray
+    variance_a: np.ndarray
+    variance_b: np.ndarray
+    value_a: np.ndarray
+    value_b: np.ndarray
+
+    @property
+    def noises(self) -> list[float]:
+        """The logarithm of each pair's ratio of variances, where both sides vary."""
+        import numpy as np
+
+        both = (self.variance_a > 0) & (self.variance_b > 0)
+        ratios: list[float] = np.log(self.variance_a[both] / self.variance_b[both]).tolist()
+        return ratios
+
+    @property
+    def errors(self) -> np.ndarray:
+        """Variance of each pair's difference."""
+        errors: np.ndarray = self.variance_a / self.n_a + self.variance_b / self.n_b
+        return errors
+
+    def freedom(self, noise: float | None = None) -> np.ndarray:
+        """Each pair's degrees of freedom (Welch 1947, Satterthwaite); infinite without spread.
+
+        Args:
+            noise: variance before over variance after; by default each pair's own.
+        """
+        import numpy as np
+
+        a, b = self.variance_a / self.n_a, self.variance_b / self.n_b
+        if noise is not None:
+            both = (self.variance_a > 0) & (self.variance_b > 0)
+            a, b = np.where(both, noise / self.n_a, a), np.where(both, 1 / self.n_b, b)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            shares = (a / (a + b), b / (a + b))  # squares of tiny variances would vanish
+            freedom = 1 / (shares[0] ** 2 / (self.n_a - 1) + shares[1] ** 2 / (self.n_b - 1))
+        return np.where(a + b > 0, freedom, np.inf)
+
+    def estimate(self, metric: Metric, typical: float | None) -> Estimate:
+        """Judge the mean over the pairs."""
+        import numpy as np
+
+        shifts = self.mean_b - self.mean_a
+        low, high = int(shifts.argmin()), int(shifts.argmax())
+        ratio, reach = self._judge(metric, shifts, typical)
+        return Estimate(
+            ratio,
+            self.cells,
+            float(np.exp(shifts[low])),
+            float(np.exp(shifts[high])),
+            (self.cells[low][1], self.cells[high][1]),
+            ratio.p is not None and self._is_mixed(shifts),
+            float((self.value_b - self.value_a).mean()),
+            reach,
+        )
+
+    def _judge(
+        self, metric: Metric, shifts: np.ndarray, typical: float | None
+    ) -> tuple[Ratio, float | None]:
+        from scipy.special import stdtr, stdtrit
+
+        shift = float(shifts.mean())
+        value = math.exp(shift)
+        fewest = int(min(self.n_a.min(), self.n_b.min()))
+        if fewest < MIN_REPEATS:
+            return Ratio(value, lack=f"needs {MIN_REPEATS} repeats, has {fewest}"), None
+        errors = self.errors
+        if not errors.any():
+            if metric.deterministic:
+                return Ratio(value, value, value, exact=True), 0.0
+            lack = "repeats equal to the last digit are not independent readings"
+            return Ratio(value, lack=lack), None
+        error = math.sqrt(float(errors.sum())) / len(errors)
+        own, tested = (_pool(errors, self.freedom(noise)) for noise in (None, typical))
+        reach = float(stdtrit(own, (1 + CONFIDENCE) / 2)) * error
+        p = min(1.0, 2 * float(stdtr(tested, -abs(shift) / error)))
+        ratio = Ratio(value, math.exp(shift - reach), math.exp(shift + reach), p, p)
+        return ratio, reach * float(self.value_a.mean()) * value
+
+    def _is_mixed(self, shifts: np.ndarray) -> bool:
+        """Whether some pairs are below the margin, within it or above it, and others are not."""
+        import numpy as np
+        from scipy.special import stdtrit
+
+        freedom = np.minimum(self.freedom(), 1e9)
+        reach = stdtrit(freedom, (1 + CONFIDENCE) / 2) * np.sqrt(self.errors)
+        low, high, limit = shifts - reach, shifts + reach, math.log1p(STEADY)
+        kinds = [high < -limit, (low >= -limit) & (high <= limit), low > limit]
+        return sum(bool(kind.any()) for kind in kinds) > 1
+
+
+def _pool(errors: np.ndarray, freedom: np.ndarray) -> float:
+    """Satterthwaite's degrees of freedom of a mean over pairs, from the variance of each."""
+    shares = errors / errors.sum()
+    return float(1 / (shares**2 / freedom).sum())

@@ -1,0 +1,73 @@
+"""What was planned and has no row: a table from which rows are missing looks like a whole one."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator
+
+from bench.case import Case, telling_axes
+from bench.record import REPEATED
+from bench.store.plans import leave_out_known, list_lost_shards, parse_shard
+from bench.store.reader import Run, list_served, read_cases, read_history
+from bench.study.sweeps import Sweep
+from bench.text import count, name_first
+
+_NAMED = 4  # of the runs that are missing
+
+
+def describe_gaps(sweep: Sweep) -> Iterator[str]:
+    """Say which shards of a joined folder are missing, and which runs have no row.
+
+    A row of another environment is a row: the sweep knows better, and runs it again.
+    """
+    if sweep.plan is None:
+        shards = [parse_shard(plan.shard) for plan in sweep.joined if plan.shard]
+        if lost := list_lost_shards(shards):
+            it = "it" if len(lost) == 1 else "them"
+            names = name_first([f"shard {shard}" for shard in lost], _NAMED, "; ")
+            yield f"{sweep.name} is without {names}. Run {it}, and merge {it} with bench.merge."
+    elif sweep.plan.shard:
+        yield f"{sweep.name} is shard {sweep.plan.shard} of a sweep. Join all with bench.merge."
+    own = (sweep.plan and sweep.plan.list_runs()) or []
+    joined = [run for plan in sweep.joined for run in plan.list_runs() or ()]
+    if sweep.plan:  # a sweep in the joined folder closes with its own sentinel
+        joined = [run for run in joined if not run[2]]
+    if not own and not joined:
+        return
+    rows = sweep.records
+    planned = dict.fromkeys([*own, *joined])
+    if any(case.until for case, _, _ in planned):
+        planned = dict.fromkeys(leave_out_known(planned, read_history(rows)))
+    # of other runs that did not end, the notice "No result" tells
+    cut = rows["sentinel"].astype(bool) & rows["status"].isin(list(REPEATED))
+    rows = rows[~rows["probe"].astype(bool) & (rows["anchor"] == "") & ~cut]
+    made = zip(read_cases(rows), rows["repeat"], rows["sentinel"], strict=True)
+    done = {
+        run
+        for case, repeat, sentinel in made
+        for run in list_served((case, int(repeat), bool(sentinel)))
+    }
+    left = [run for run in planned if run not in done]
+    if not left:
+        return
+    known = {case for case, _, _ in done}
+    axes = telling_axes(known | {case for case, _, _ in planned})
+    names = name_first(
+        list(dict.fromkeys(_name_run(run, axes, known) for run in left)), _NAMED, "; "
+    )
+    runs = f"{len(left):,} of the {count(len(planned), 'run')}"
+    who, mend = (
+        ("its last command", "it still runs, run that command again")
+        if {*left} <= {*own}
+        else ("its folders", "they still grow, run their commands and merge them again")
+    )
+    yield (
+        f"{sweep.name} has no row of {runs if len(planned) > 1 else 'the only run'} that {who} "
+        f"planned ({names}). Unless {mend}."
+    )
+
+
+def _name_run(run: Run, axes: Iterable[str], known: Collection[Case]) -> str:
+    """Name a run by its case, and where others of this case have rows, by which of them it is."""
+    case, repeat, sentinel = run
+    which = "sentinel" if sentinel else f"repeat {repeat}"
+    return f"{case.label(axes)}, {which}" if case in known else case.label(axes)

@@ -1,0 +1,87 @@
+"""What is judged of a case: columns, and the words for their verdicts. Lower is always better."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from bench.study.quantities import MEMORY
+from bench.text import GIB
+from bench.verdict import Verdict
+
+
+@dataclass(frozen=True)
+class Metric:
+    """What is compared: a column, how it is named and written.
+
+    Attributes:
+        name: the column's, unless ``error_of`` has it.
+        error_of: a column of accuracies, fractions of 1, where what is compared is 1 minus these.
+        lower: the verdict where B is below A; ``higher`` where it is above.
+        scale: base units in a ``unit``, for people.
+        deterministic: may repeat to the last digit, and is then judged exactly. An allocator
+            serves the same requests with the same bytes. NVML counts in steps of 2 MiB, which hide
+            a spread smaller than that; against a margin of 2 % they matter below 100 MiB.
+        seeded: depends on the seed, and is judged over seeds.
+        timed: depends on what else the machine did, and is in doubt where that was much.
+        diverged: is a measurement even where the loss became inf or NaN. Loss is not, nor is
+            energy: arithmetic on NaN toggles fewer transistors.
+    """
+
+    name: str
+    label: str
+    lower: str
+    higher: str
+    unit: str = ""
+    scale: float = 1
+    deterministic: bool = False
+    seeded: bool = False
+    timed: bool = False
+    diverged: bool = False
+    error_of: str = ""
+
+    @property
+    def column(self) -> str:
+        """The column of the records that is read."""
+        return self.error_of or self.name
+
+    def read(self, cell: float) -> float:
+        """What is compared of a cell of that column."""
+        return 1 - cell if self.error_of else float(cell)
+
+    def word(self, verdict: Verdict) -> str:
+        """Name a verdict on this metric."""
+        words = {Verdict.LOWER: self.lower, Verdict.HIGHER: self.higher}
+        return words.get(verdict, verdict.value)
+
+
+def _time(column: str, label: str) -> Metric:
+    return Metric(column, label, "faster", "slower", "s", timed=True, diverged=True)
+
+
+def _memory(column: str, label: str) -> Metric:
+    return Metric(column, label, "less", "more", "GiB", GIB, deterministic=True, diverged=True)
+
+
+def _loss(column: str, label: str) -> Metric:
+    return Metric(column, label, "lower", "higher", seeded=True)
+
+
+def _error(name: str, label: str, accuracy: str) -> Metric:
+    return Metric(name, label, "lower", "higher", "%", 0.01, seeded=True, error_of=accuracy)
+
+
+METRICS: dict[str, Metric] = {
+    metric.name: metric
+    for metric in (
+        _time("epoch_time_s", "epoch time"),
+        _time("step_time_median_s", "median step time"),
+        _time("eval_time_s", "evaluation time"),
+        _time("warmup_time_s", "warm-up time"),
+        *(_memory(column, f"peak memory of {what}") for column, what in MEMORY.items()),
+        _loss("train_loss", "training loss"),
+        _loss("test_loss", "test loss"),
+        _error("train_top1_error", "training top-1 error", "train_accuracy"),
+        _error("test_top1_error", "test top-1 error", "test_accuracy"),
+        Metric("energy_j", "energy of the measured steps", "less", "more", "J", timed=True),
+    )
+}

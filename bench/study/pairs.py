@@ -1,0 +1,219 @@
+"""Pairs of cases that differ in one axis alone: the matching, for every question about a change.
+
+Changes of one baseline, such as fp32 to each other precision, are compared with each other, and so
+each metric of them is over the same settings of all other axes: those that all of them have
+(`keep_alike`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import compress, groupby
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from bench.case import AXES, FOLLOWS, RECIPE, SAME_QUESTION, free_axes
+from bench.record import COMPARABLE
+from bench.store.attempts import number_groups
+from bench.study.axes import (
+    MACHINE,
+    NUMBERS,
+    Machines,
+    keep_main,
+    name_value,
+    rank,
+    take_values,
+)
+from bench.study.doubts import DOUBTS, SAID_BELOW
+from bench.study.summaries import SOURCE
+from bench.workloads import IMAGES
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+BASELINES = {
+    "precision": "fp32",
+    "memory_limit": "",
+    "freeze": "none",
+    "start": "",
+    "parallel": "none",
+    "grad_compression": "none",
+}
+"""What the other values of an axis are compared with, where it ran; else the first value.
+
+Of numbers, each is compared with the next below it.
+"""
+
+
+KEPT = ("world_size",)
+"""Axes that follow another and are a question of their own: what is compared agrees in them."""
+
+
+class Pair(NamedTuple):
+    """Two cases that differ in one axis alone.
+
+    Attributes:
+        a: the ``cell`` of the case before the change; ``b`` of the one after it.
+        key: a number for the settings of all other axes.
+        same_loss: whether their losses can be compared.
+        same_memory: whether their memory was measured in the same way.
+        estimated: whether either measured a part of an epoch.
+        doubts: what speaks against either, of `DOUBTS`.
+    """
+
+    a: int
+    b: int
+    key: int
+    same_loss: bool
+    same_memory: bool
+    estimated: bool
+    doubts: frozenset[str]
+
+
+@dataclass(frozen=True)
+class Changed:
+    """A change of one axis, and the pairs that it makes."""
+
+    axis: str
+    before: str
+    after: str
+    pairs: Sequence[Pair]
+
+
+def find_changes(axis: str, cases: pd.DataFrame, machines: Machines) -> Iterator[Changed]:
+    """The changes of one axis for which there are pairs.
+
+    Of numbers, each is compared with the next below it that was run with all else equal; other
+    values with the baseline. Of cases that differ only in how much of an epoch was measured, those
+    that measured equal parts are compared, else the ones that measured most.
+    """
+    equal = [name for name in AXES if name not in list_free(axis)]
+    told_by = "device" if axis == MACHINE else axis
+    equal += [column for column, of in COMPARABLE.items() if told_by not in of]
+    if axis == MACHINE:
+        equal.remove("device")
+    else:
+        equal += SOURCE
+    if axis in FOLLOWS:
+        cases = keep_main(cases, number_groups(cases, equal))
+    told = (*SAME_LOSS, "workload", *OWN_DRAWS, "memory_measure")
+    columns = ["cell", *SAME_QUESTION, *told, *DOUBTS]
+    places = rank(cases, axis)
+    lines = cases[columns].assign(_key=number_groups(cases, equal), _rank=places)
+    # two environments of one machine: which of them is meant, nobody can say
+    lines = lines.drop_duplicates(["_key", "_rank", *SAME_QUESTION], keep=False)
+    values = dict(zip(places, take_values(cases, axis), strict=True))
+    steps = _list_steps(axis, lines, values)
+    pairs = steps.merge(
+        lines.add_suffix("_a"), left_on=["_key", "_from"], right_on=["_key_a", "_rank_a"]
+    )
+    pairs = pairs.merge(
+        lines.add_suffix("_b"), left_on=["_key", "_to"], right_on=["_key_b", "_rank_b"]
+    )
+    pairs = pairs.assign(
+        _equal=pairs["part_a"] == pairs["part_b"], same_loss=_have_same_loss(axis, pairs)
+    )
+    order = ["_equal", "part_a", "part_b"]
+    pairs = pairs.sort_values(order, ascending=False, kind="stable")
+    pairs = pairs.drop_duplicates(["_key", "_from", "_to"]).sort_values(["_from", "_to", "_key"])
+    ends = zip(pairs["_from"].tolist(), pairs["_to"].tolist(), strict=True)
+    for (before, after), part in groupby(zip(ends, _list_pairs(pairs), strict=True), itemgetter(0)):
+        first, second = (name_value(axis, values[place], machines) for place in (before, after))
+        yield Changed(axis, first, second, [pair for _, pair in part])
+
+
+def _list_pairs(pairs: pd.DataFrame) -> Iterator[Pair]:
+    """The rows of cases that were joined, with ``_a`` before the change and ``_b`` after it."""
+    names = [name for name in DOUBTS if name not in SAID_BELOW]
+    a, b = (pairs[[f"{name}_{side}" for name in names]].to_numpy(dtype=bool) for side in "ab")
+    doubts = (frozenset(compress(names, held)) for held in a | b)
+    yield from map(
+        Pair,
+        pairs["cell_a"].tolist(),
+        pairs["cell_b"].tolist(),
+        pairs["_key"].tolist(),
+        pairs["same_loss"].tolist(),
+        (pairs["memory_measure_a"] == pairs["memory_measure_b"]).tolist(),
+        (pairs[["part_a", "part_b"]] < 1).any(axis=1).tolist(),
+        doubts,
+    )
+
+
+def list_free(axis: str) -> set[str]:
+    """The axes in which cases that are compared by ``axis`` may differ."""
+    return {axis, *(set(free_axes(axis)) - set(KEPT)), *SAME_QUESTION}
+
+
+def _list_steps(axis: str, lines: pd.DataFrame, values: Mapping[int, Any]) -> pd.DataFrame:
+    """Which values are compared within each group of cases that agree on all else.
+
+    Returns:
+        ``_key`` of the group, and the ranks of the value before, ``_from``, and after, ``_to``.
+    """
+    held = lines[["_key", "_rank"]].drop_duplicates().sort_values(["_key", "_rank"])
+    if axis in NUMBERS:
+        held = held.assign(_from=held.groupby("_key")["_rank"].shift()).dropna()
+        return held.rename(columns={"_rank": "_to"}).astype(int)
+    wanted = BASELINES.get(axis)
+    first = next((place for place, value in values.items() if value == wanted), 0)
+    with_first = held.loc[held["_rank"] == first, "_key"]
+    others = held[(held["_rank"] != first) & held["_key"].isin(with_first)]
+    return others.rename(columns={"_rank": "_to"}).assign(_from=first)
+
+
+OWN_DRAWS = ("accumulate", "loader")
+"""Axes by which the data of a user's workload differ: micro-batches are drawn each by itself, and a
+DataLoader has a dataset instead."""
+
+SAME_LOSS = ("part", "dataset", "input", "classes")
+"""What cases must agree on for their losses to be compared: as much of an epoch, the images."""
+
+
+def _have_same_loss(axis: str, pairs: pd.DataFrame) -> Any:
+    """Of each pair that differs in an axis, whether its losses can be compared: bool (pairs,).
+
+    Not those of a user's workload that differ in what draws their data, nor before the end of an
+    epoch what differs in its `RECIPE`.
+    """
+
+    def agree(names: Sequence[str]) -> Any:
+        a, b = (pairs[[f"{name}_{side}" for name in names]] for side in "ab")
+        return (a.to_numpy() == b.to_numpy()).all(axis=1)
+
+    own = (pairs["workload_a"] != IMAGES).to_numpy()
+    early = (pairs["part_a"] < 1).to_numpy() & (axis in RECIPE)
+    return agree(SAME_LOSS) & (~own | agree(OWN_DRAWS)) & ~early
+
+
+def keep_alike(
+    changes: Sequence[Changed], known: Sequence[Sequence[Pair]], sure: Collection[int]
+) -> list[list[Pair]]:
+    """Of each change the pairs at settings that all changes of its baseline have, if there are any.
+
+    Of these, or else of its own, those with enough repeats, where the changes that have any such
+    pairs have them in common; a change that has none does not stand in their way.
+
+    Args:
+        changes: of `find_changes`.
+        known: the pairs of each whose metric is known.
+        sure: the cells that have enough repeats.
+    """
+    families: dict[tuple[str, str], list[int]] = {}
+    for place, change in enumerate(changes):
+        if len(known[place]):
+            families.setdefault((change.axis, change.before), []).append(place)
+    kept = [list(pairs) for pairs in known]
+    for places in families.values():
+        keys = [{pair.key for pair in known[place]} for place in places]
+        good = [
+            {pair.key for pair in known[place] if pair.a in sure and pair.b in sure}
+            for place in places
+        ]
+        shared = set.intersection(*keys)
+        best = set.intersection(shared, *filter(None, good)) if any(good) else set()
+        for place, mine, enough in zip(places, keys, good, strict=True):
+            wanted = (best or shared) if shared else (enough or mine)
+            kept[place] = [pair for pair in known[place] if pair.key in wanted]
+    return kept
