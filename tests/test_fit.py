@@ -21,6 +21,7 @@ from bench.data import prepare
 from bench.errors import UsageError
 from bench.executors import fake
 from bench.executors.fake import FakeExecutor, Memory
+from bench.flags import join_flags
 from bench.questions.batch_sizes import find_searches
 from bench.record import Outcome, Status
 from bench.store.reader import read_history, read_records
@@ -44,7 +45,7 @@ def memory(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
 
 
 def run_fit(out: Path, *flags: str, rc: int = 0) -> pd.DataFrame:
-    assert fit.main([*FAKE, *flags, "--out", str(out)]) == rc
+    assert fit.main(join_flags(FAKE, flags, ["--out", str(out)])) == rc
     return read_records(out)
 
 
@@ -52,7 +53,7 @@ def run_sweep(out: Path, *flags: str, rc: int = 0) -> pd.DataFrame:
     """Run a sweep in this process, without its report; its records."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sweep, "print_report", lambda out: None)
-        assert sweep.main([*FAKE, *flags, "--out", str(out)]) == rc
+        assert sweep.main(join_flags(FAKE, flags, ["--out", str(out)])) == rc
     return read_records(out)
 
 

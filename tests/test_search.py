@@ -555,8 +555,8 @@ def test_a_sweep_trains_a_truncated_case_whole(
     assert frame["truncated_after"].notna().tolist() == [False, False, False, True, True]
     monkeypatch.setattr(sweep, "print_report", lambda out: None)
     for index, case in enumerate(read_cases(frame)):
-        flags = [*spell_case(case), "--seed", "3", "--executor", "fake", "--out", str(tmp_path)]
-        assert sweep.main(flags) == 0
+        own = ["--seed", "3", "--executor", "fake", "--out", str(tmp_path)]
+        assert sweep.main(join_flags(spell_case(case), own)) == 0
         rows = len(read_records(tmp_path)) - len(frame)
         assert rows == frame["truncated_after"].notna()[: index + 1].sum()
     assert "halving" in json.loads((tmp_path / "config.json").read_text())

@@ -26,6 +26,7 @@ import pytest
 from bench.environment import describe_host
 from bench.executors import fake
 from bench.executors.fake import FakeExecutor
+from bench.flags import join_flags
 from bench.record import Environment, Outcome, Status
 from bench.store.cells import RECORDS
 from bench.store.reader import read_cases, read_records
@@ -55,7 +56,7 @@ def run(out: Path, *flags: str, rc: int = 0, report: bool = False) -> pd.DataFra
     with pytest.MonkeyPatch.context() as patch:
         if not report:
             patch.setattr(sweep, "print_report", lambda *folders: None)
-        assert sweep.main([*FP32, *flags, "--out", str(out)]) == rc
+        assert sweep.main(join_flags(FP32, flags, ["--out", str(out)])) == rc
     return read_records(out)
 
 
