@@ -13,7 +13,7 @@ from bench.case import AXES, Case, axis_flag, format_value, spell_value
 from bench.halving import Halving, Settings
 from bench.record import MEASURED, Status
 from bench.render.cells import outcome
-from bench.render.model import NOTHING, Cell, Head, Table
+from bench.render.model import NOTHING, Cell, Head, Level, Table
 from bench.store.attempts import keep_latest
 from bench.store.reader import read_cases
 from bench.study.quantities import QUANTITIES
@@ -155,6 +155,7 @@ def _tabulate_trials(trials: Sequence[Trial], halving: Halving) -> Table:
             *more,
         ),
         words=tuple(_summarize(trials, halving)),
+        level=Level.ANSWER,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from enum import Enum
 
 MOST_SECTIONS = 8
 """Machines, and networks on each, that a report opens with; more would not be read."""
@@ -40,6 +41,14 @@ class Head:
     wrap: bool = False
 
 
+class Level(Enum):
+    """How soon a table is read: what the first screen shows of it."""
+
+    ANSWER = "its words, as answers"
+    TABLE = "its rows, as many as there is room for"
+    DETAIL = "nothing: a document shows it in full, and a terminal by --full"
+
+
 @dataclass(frozen=True)
 class Table:
     """Rows under heads, a title above and, below, what must never part from the numbers.
@@ -56,6 +65,7 @@ class Table:
     notes: tuple[str, ...]
     groups: Mapping[int, str] = field(default_factory=dict)
     words: tuple[str, ...] = ()
+    level: Level = Level.DETAIL
 
     def take(self, columns: Iterable[int]) -> Table:
         """The same table with these of its columns."""

@@ -59,7 +59,7 @@ from bench.render.cells import (
     time_cell,
     whole_cell,
 )
-from bench.render.model import MOST_SECTIONS, NOTHING, Answer, Cell, Document, Head, Table
+from bench.render.model import MOST_SECTIONS, NOTHING, Answer, Cell, Document, Head, Level, Table
 from bench.render.units import count_table_in, find_units
 from bench.scale_map import ScaleMap, read_scale_map
 from bench.store.attempts import number_groups
@@ -359,7 +359,8 @@ def _tabulate_cases(
     ]  # fmt: skip
     table = _lay_out("overview", f"Overview: {count(len(cases), 'case')}", parts, cases)
     shown = cases.head(MOST_ROWS)
-    return replace(table, groups=_find_groups(shown, order, headings, machines))
+    groups = _find_groups(shown, order, headings, machines)
+    return replace(table, groups=groups, level=Level.TABLE)
 
 
 def _choose_headings(cases: pd.DataFrame, order: Sequence[str], by: str) -> tuple[str, ...]:

@@ -2,7 +2,7 @@
 
 Trials are cases of several epochs, drawn over learning rate, loss scale, batch size or any other
 axis, and run like those of a sweep. After some epochs the poorer ones end, by ASHA; see
-docs/search.md.
+docs/learning.md.
 """
 
 from __future__ import annotations
