@@ -29,6 +29,7 @@ from bench.check.pictures import draw_batch, draw_pictures
 from bench.check.subject import Retained, Subject
 from bench.data import DatasetInfo, load
 from bench.data.batches import Batches, Divided, stream
+from bench.flags import join_flags
 from bench.sweep.options import choose_cases as plan_sweep
 from bench.sweep.options import parse_arguments as parse_sweep
 from bench.training.loop import Training
@@ -988,7 +989,7 @@ def test_a_terminal_shows_which_check_runs(
 
 def run(data_dir: Path, out: Path, *flags: str) -> int:
     common = ["--device", "cpu", "--batch-size", "16", "--steps", str(LEAST_STEPS)]
-    return main([*common, "--data-dir", str(data_dir), "--out", str(out), *flags])
+    return main(join_flags(common, ["--data-dir", str(data_dir), "--out", str(out)], flags))
 
 
 @pytest.mark.slow

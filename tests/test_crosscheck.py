@@ -23,6 +23,7 @@ from bench.crosscheck.__main__ import (
     judge,
     judge_all,
 )
+from bench.flags import join_flags
 from bench.store.reader import read_records
 
 HERE = Path(crosscheck.__file__).parent
@@ -48,7 +49,10 @@ def pair(harness_s: float = 10.0, bare_s: float = 10.0, **unlike: int) -> Pair:
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", ["fp32", "bf16-amp"])
 def test_both_sides_do_the_same_work(precision: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert crosscheck.main([*SMALL, "--pairs", "1", "--json", "--precision", precision]) == 0
+    assert (
+        crosscheck.main(join_flags(SMALL, ["--pairs", "1", "--json", "--precision", precision]))
+        == 0
+    )
     said = capsys.readouterr()
     answer = json.loads(said.out)
     assert answer["rehearsal"]
@@ -78,7 +82,10 @@ def test_a_workload_is_trained_by_both_sides(
 ) -> None:
     """Its last batch is smaller where 100 images are no multiple of 16."""
     flags = ["--workload", workload, "--batch-size", "16", "--fraction", "1", "--device", "cpu"]
-    assert crosscheck.main([*flags, "--pairs", "1", "--json", "--precision", "bf16-amp"]) == 0
+    assert (
+        crosscheck.main(join_flags(flags, ["--pairs", "1", "--json", "--precision", "bf16-amp"]))
+        == 0
+    )
     said = capsys.readouterr()
     ((both,), judged) = (json.loads(said.out)[name] for name in ("pairs", "judgements"))
     assert judged["work"]["verdict"] == "agree"
@@ -251,5 +258,5 @@ def test_the_poller_sees_a_process_grow() -> None:
     ],
 )
 def test_bad_input(flags: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert crosscheck.main([*SMALL, *flags]) == 2
+    assert crosscheck.main(join_flags(SMALL, flags)) == 2
     assert message in capsys.readouterr().err

@@ -18,7 +18,7 @@ from unittest.mock import Mock
 import pandas as pd
 import psutil
 import pytest
-from test_sweep import FAKE, rows, run
+from test_sweep import FAKE, FP32, rows, run
 from workers_for_tests import find_workers
 
 from bench import fit
@@ -492,7 +492,10 @@ def test_without_any_lane_the_sweep_ends_and_says_so(
     assert frame["status"].tolist() == ["ok", "lost"]
     said = capsys.readouterr().err
     assert "warning: no lane is left" in said
-    assert f"not finished; run the same command with --out {out} to continue" in said
+    command = ["python", "-m", "bench.sweep", *FP32, "4", "8", "16", "--out", str(out)]
+    assert said.endswith(
+        f"\nnot finished: 1 run done, 2 runs left; to go on: {shlex.join(command)}\n"
+    )
     monkeypatch.undo()
     again = run(out, "4", "8", "16")[2:]
     assert rows(again, "batch_size", "status") == [(8, "ok"), (16, "ok")]
@@ -509,7 +512,7 @@ def test_a_search_without_any_lane_says_how_to_go_on(
     said = capsys.readouterr().err
     assert f"not finished; to go on: python -m bench.fit {shlex.join(flags)}" in said
     assert sweep.main([*flags, "--batch-size", "auto"]) == 1
-    assert f"not finished; run the same command with --out {out} to continue" in (
+    assert "not finished: 0 runs done, the search for 1 largest batch left; to go on: " in (
         capsys.readouterr().err
     )
 

@@ -19,6 +19,7 @@ from bench.case import grid, parse_value, telling_axes
 from bench.data.batches import MadeBatches, count_items
 from bench.errors import UnsupportedError, UsageError
 from bench.fingerprint import WorkloadFacts, build_network, examine, try_workload
+from bench.flags import join_flags
 from bench.precision import PRECISIONS
 from bench.report.__main__ import main as report
 from bench.sweep.__main__ import main as sweep
@@ -497,8 +498,8 @@ def test_flop_of_what_is_frozen_are_not_counted() -> None:
 
 
 def sweep_example(out: Path, workload: str, *arguments: str) -> list[dict[str, str]]:
-    given = ["--workload", workload, "--device", "cpu", "--out", str(out), *arguments]
-    assert sweep(given) == 0
+    given = ["--workload", workload, "--device", "cpu", "--out", str(out)]
+    assert sweep(join_flags(given, arguments)) == 0
     with (out / "records.csv").open() as file:
         return list(csv.DictReader(file))
 

@@ -6,7 +6,6 @@ to measure. Each passes or fails by a figure and its bounds; see `bench.check.ch
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import shlex
@@ -95,10 +94,8 @@ def build_parser() -> Parser:
     parser = Parser(
         prog="python -m bench.check",
         usage="%(prog)s [--precision NAME …] [--AXIS VALUE …] [--out DIR] […]",
-        description=textwrap.fill(_SUMMARY, _WIDTH),
+        description=_SUMMARY,
         epilog=f"checks:{names}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     parser.add_argument(
         "--steps",

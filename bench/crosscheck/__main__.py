@@ -199,7 +199,9 @@ def crosscheck(argv: Sequence[str]) -> int:
     """
     refuse_other_images(argv, "bench.crosscheck")
     parser = Parser(
-        prog="python -m bench.crosscheck", description=describe(__doc__), allow_abbrev=False
+        prog="python -m bench.crosscheck",
+        usage="%(prog)s [--AXIS VALUE] [--pairs N] [--json]",
+        description=describe(__doc__),
     )
     parser.add_argument("--pairs", type=int, default=3, metavar="N", help="pairs to measure (3)")
     parser.add_argument("--json", action="store_true", help="print JSON on standard output")

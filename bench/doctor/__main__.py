@@ -652,7 +652,6 @@ def doctor(argv: Sequence[str]) -> int:
         prog="python -m bench.doctor",
         description="Say what this machine can measure, and the command that fixes what it cannot.",
         epilog="Return code 1: something makes numbers unreliable. 2: a wrong flag or model.",
-        allow_abbrev=False,
     )
     parser.add_argument(
         "--model",
