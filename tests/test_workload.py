@@ -23,6 +23,7 @@ from bench.flags import join_flags
 from bench.precision import PRECISIONS
 from bench.report.__main__ import main as report
 from bench.sweep.__main__ import main as sweep
+from bench.training.building import make_training
 from bench.training.flop import count_flop
 from bench.training.loop import Training
 from bench.worker.channel import Channel
@@ -452,7 +453,7 @@ def test_apex_does_not_train_with_a_workloads_optimizer() -> None:
     (case,) = grid({"precision": ["fp16-apex"]})
     workload = broken(build_optimizer=lambda self, parameters, lr: torch.optim.Adam(parameters, lr))
     with pytest.raises(UnsupportedError, match="the workload brings its own optimizer: choose"):
-        Training.of(case, workload.build_model(), CPU, workload)
+        make_training(case, workload.build_model(), CPU, workload)
 
 
 def test_test_texts_of_the_example_do_not_depend_on_the_batch_size() -> None:

@@ -9,7 +9,6 @@ import textwrap
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import chain
 from typing import Any
 
 from bench import verdict
@@ -408,9 +407,9 @@ def render_text(
     width = shutil.get_terminal_size((UNLIMITED if full else WIDTH, 0)).columns
     tables = list(tabulate(comparison, margins))
     if full:
-        said = chain(conclude(comparison, margins.verdict), introduce(comparison, margins))
+        said = [*conclude(comparison, margins.verdict), *introduce(comparison, margins)]
     else:
-        said = _open(comparison, margins)
+        said = list(_open(comparison, margins))
     lines = [piece for line in said for piece in _wrap(line, width)]
     if full:
         for table in tables:
