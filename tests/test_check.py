@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from bench.case import Case
 from bench.check.__main__ import LEAST_STEPS, choose_cases, describe, explain, main, write_bounds
-from bench.check.checks import CHECKS, Answer, Check, Finding, Result, answer, check_seed
+from bench.check.checks import CHECKS, Check, Checked, Finding, Result, answer, check_seed
 from bench.check.layers import Ledger, dead_share, spread
 from bench.check.pictures import draw_batch, draw_pictures
 from bench.check.subject import Retained, Subject
@@ -951,7 +951,7 @@ def test_every_line_fits_a_terminal() -> None:
     ]
     for check in CHECKS.values():
         for finding in figures:
-            found = Answer(check, finding)
+            found = Checked(check, finding)
             assert len(describe(found)) <= 80
             text = explain(found)
             assert all(len(line) <= 80 for line in text.splitlines())

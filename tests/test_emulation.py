@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from bench.doctor.rates import SECONDS
-from bench.environment import Answer, DeviceAnswer
+from bench.environment import DeviceAnswer, ProcessAnswer
 from bench.executors.subprocess import SubprocessExecutor
 from bench.fingerprint import Fingerprint
 from bench.record import Collapse, WorkRow, Yardstick
@@ -27,11 +27,11 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """What a CPU that emulates both halves is asked in a dry run, and answers."""
     said: dict[str, Any] = {"yardstick": Yardstick(RATES), "native": False}
 
-    def ask(devices: Sequence[str], models: Sequence[str], *, timeout_s: float) -> Answer:
+    def ask(devices: Sequence[str], models: Sequence[str], *, timeout_s: float) -> ProcessAnswer:
         native = said["native"]
         answer = DeviceAnswer({}, fp16_native=native, bf16_native=native)
         fingerprint = Fingerprint("a", "b", "c", work=WORK)
-        return Answer("", dict.fromkeys(devices, answer), dict.fromkeys(models, fingerprint))
+        return ProcessAnswer("", dict.fromkeys(devices, answer), dict.fromkeys(models, fingerprint))
 
     monkeypatch.setattr("bench.sweep.emulation.ask", ask)
     monkeypatch.setattr("bench.sweep.emulation.read_cpu_flags", frozenset)
@@ -131,8 +131,8 @@ def test_a_sweep_says_it_before_its_first_case(
 ) -> None:
     def examine(
         self: SubprocessExecutor, *asked: Any, examine: Any = SubprocessExecutor.examine
-    ) -> Answer:
-        answer: Answer = examine(self, *asked)
+    ) -> ProcessAnswer:
+        answer: ProcessAnswer = examine(self, *asked)
         devices = {
             name: replace(device, bf16_native=False) for name, device in answer.devices.items()
         }

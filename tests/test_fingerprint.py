@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from bench import fingerprint
-from bench.environment import Answer, ask
+from bench.environment import ProcessAnswer, ask
 from bench.errors import UsageError
 from bench.fingerprint import Fingerprint, check_outputs, examine_in_fork, read_fingerprint
 from bench.flags import join_flags
@@ -111,11 +111,11 @@ def unedited(tmp_path_factory: pytest.TempPathFactory) -> Fingerprint:
         return of(examine("mynet:build"), "mynet:build")
 
 
-def examine(*names: str) -> Answer:
+def examine(*names: str) -> ProcessAnswer:
     return ask([], names)
 
 
-def of(answer: Answer, name: str) -> Fingerprint:
+def of(answer: ProcessAnswer, name: str) -> Fingerprint:
     found = answer.models[name]
     assert isinstance(found, Fingerprint), found
     return found
@@ -247,7 +247,7 @@ def test_the_fake_executor_refuses_a_missing_module_too(
 
 
 def test_a_dry_run_of_built_in_networks_asks_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    def never(*_: object, **__: object) -> Answer:
+    def never(*_: object, **__: object) -> ProcessAnswer:
         raise AssertionError("asked")
 
     for room in ("preflight", "emulation"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from bench.compare.comparison import Comparison, Finding, write_outcomes
+from bench.compare.comparison import Comparison, MetricPair, write_outcomes
 from bench.limits import MIN_REPEATS
 from bench.study.metrics import Metric
 from bench.text import count, name_first
@@ -32,9 +32,9 @@ def conclude(comparison: Comparison, margin: float) -> Iterator[str]:
         yield f"{change[0].upper()}{change[1:]}: {name_first(labels, 3, '; ')}."
 
 
-def _sum_up(metric: Metric, findings: Sequence[Finding], margin: float) -> str:
+def _sum_up(metric: Metric, findings: Sequence[MetricPair], margin: float) -> str:
     """How many cases have each verdict, and by how much they differ."""
-    held: dict[Verdict, list[Finding]] = {}
+    held: dict[Verdict, list[MetricPair]] = {}
     for finding in findings:
         held.setdefault(finding.ratio.judge(margin), []).append(finding)
     words = {
@@ -53,7 +53,7 @@ def _sum_up(metric: Metric, findings: Sequence[Finding], margin: float) -> str:
     return ", ".join(said)
 
 
-def _write_size(metric: Metric, findings: Sequence[Finding]) -> str:
+def _write_size(metric: Metric, findings: Sequence[MetricPair]) -> str:
     """The ratios of some cases, as the metric is shown: of one, its interval too."""
     ratios = [metric.show(finding.ratio) for finding in findings]
     values = sorted(ratio.value for ratio in ratios if ratio.value is not None)

@@ -207,7 +207,7 @@ def read_side(name: str, path: Path) -> Side:
 
 
 @dataclass(frozen=True)
-class Finding:
+class MetricPair:
     """One metric of one match on both sides: seed and value of each repeat."""
 
     match: Match
@@ -267,7 +267,7 @@ class Comparison:
     a: Side
     b: Side
     matches: Matches
-    metrics: dict[Metric, list[Finding]]
+    metrics: dict[Metric, list[MetricPair]]
     axis: str = ""
     kinds: Sequence[KindChange] | None = None
 
@@ -425,7 +425,9 @@ class Comparison:
         # how it was measured names a case only where the sides measured one in several ways
         return [*names, *(n for n in SAME_QUESTION if len({getattr(c, n) for c in cases}) > 1)]
 
-    def judge_equivalence(self, metric: Metric, margin: float) -> list[tuple[Finding, Equivalence]]:
+    def judge_equivalence(
+        self, metric: Metric, margin: float
+    ) -> list[tuple[MetricPair, Equivalence]]:
         """Whether B's loss or error is equivalent to A's, of each case that has it on both sides.
 
         The cases are one family. Empty for a metric that does not depend on the seed.
@@ -474,7 +476,7 @@ def compare(a: Side, b: Side, metrics: Sequence[Metric], axis: str = "") -> Comp
         family = [pair[1:] for pair, lack in zip(pairs, refused, strict=True) if not lack]
         judged = iter(_judge(metric, family, comparison.names))
         comparison.metrics[metric] = [
-            Finding(*pair, ratio=Ratio(lack=lack) if lack else next(judged))
+            MetricPair(*pair, ratio=Ratio(lack=lack) if lack else next(judged))
             for pair, lack in zip(pairs, refused, strict=True)
         ]
         if metric.seeded:
@@ -483,7 +485,7 @@ def compare(a: Side, b: Side, metrics: Sequence[Metric], axis: str = "") -> Comp
     return comparison
 
 
-def _doubt_ratio(comparison: Comparison, finding: Finding) -> Finding:
+def _doubt_ratio(comparison: Comparison, finding: MetricPair) -> MetricPair:
     """Take back the verdict on a loss or an error where neither side has learnt anything."""
     guessing = comparison.guessing(finding.match)
     if finding.ratio.lack or not guessing or not all(guessing):

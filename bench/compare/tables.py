@@ -17,8 +17,8 @@ from bench.compare import conditions
 from bench.compare.answer import advise, conclude, write_percent
 from bench.compare.comparison import (
     Comparison,
-    Finding,
     KindChange,
+    MetricPair,
     Side,
     printable,
     write_outcomes,
@@ -213,7 +213,7 @@ def _write_spoilt(
 
 
 def _metric_table(
-    comparison: Comparison, metric: Metric, findings: Sequence[Finding], margin: float
+    comparison: Comparison, metric: Metric, findings: Sequence[MetricPair], margin: float
 ) -> Table:
     counts = Counter(finding.ratio.judge(margin) for finding in findings)
     summary = ", ".join(f"{counts[v]} {metric.word(v)}" for v in Verdict if v in counts)
@@ -356,7 +356,7 @@ def describe_runs(comparison: Comparison, metric: Metric, match: Match) -> Itera
 
 
 def remarks(
-    comparison: Comparison, metric: Metric, finding: Finding, margin: float
+    comparison: Comparison, metric: Metric, finding: MetricPair, margin: float
 ) -> Iterator[str]:
     """What a reader must know about a finding before relying on it."""
     match = finding.match

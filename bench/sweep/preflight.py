@@ -17,7 +17,7 @@ from bench.diagnosis.floors import take_rates
 from bench.diagnosis.prediction import predict_seconds
 from bench.doctor.__main__ import write_warnings
 from bench.doctor.machine import examine_machine
-from bench.environment import Answer, Platform, ask, usable_cpus, with_inputs
+from bench.environment import Platform, ProcessAnswer, ask, usable_cpus, with_inputs
 from bench.errors import UsageError
 from bench.executors import Executor, Images, Lane
 from bench.fingerprint import Asked, Fingerprint, check_outputs, name_subject
@@ -203,8 +203,8 @@ def find_inputs(
         models: Sequence[str],
         *,
         timeout_s: float,
-        look: Callable[[Answer, int], None],
-    ) -> Answer:
+        look: Callable[[ProcessAnswer, int], None],
+    ) -> ProcessAnswer:
         return executor.examine(lane, devices, models, timeout_s, look)
 
     machine, answer = examine_machine(
@@ -240,7 +240,7 @@ def find_inputs(
 
 def gather_inputs(
     cases: Sequence[Case],
-    answer: Answer,
+    answer: ProcessAnswer,
     given: Collection[str] = (),
     data_dir: Path | None = None,
     data_url: str | None = None,
