@@ -31,7 +31,7 @@ _HALF_INTERVAL = _QUANTILE * 1.2533 * 1.4826  # in median absolute deviations, o
 _EFFICIENCY = 0.37
 
 
-class Verdict(StrEnum):
+class AnchorVerdict(StrEnum):
     """What can be said of a difference between two anchors."""
 
     DIFFERENT = "different"
@@ -62,18 +62,18 @@ class Change:
     margin: float
 
     @property
-    def verdict(self) -> Verdict:
+    def verdict(self) -> AnchorVerdict:
         """Whether it is more than `INTERFERENCE`, or surely not, or noise hides it."""
         if abs(self.share) > max(self.margin, INTERFERENCE):
-            return Verdict.DIFFERENT
+            return AnchorVerdict.DIFFERENT
         if abs(self.share) + self.margin <= INTERFERENCE:
-            return Verdict.ALIKE
-        return Verdict.UNKNOWN
+            return AnchorVerdict.ALIKE
+        return AnchorVerdict.UNKNOWN
 
     @property
     def slower(self) -> bool:
         """Whether it is surely slower by more than `INTERFERENCE`."""
-        return self.share > 0 and self.verdict is Verdict.DIFFERENT
+        return self.share > 0 and self.verdict is AnchorVerdict.DIFFERENT
 
     def __str__(self) -> str:
         """As in a table: ``+3.1 ± 0.4 %``."""
@@ -224,7 +224,7 @@ def judge_lanes(records: pd.DataFrame) -> dict[str, pd.Series]:
     beside = records["lanes_beside"].astype(float) > 0
     for key, session in find_sessions(records).items():
         here = (records["session"] == key) & (records["lane"] != "") & (records["anchor"] == "")
-        if session.spread is not None and session.spread.verdict is Verdict.DIFFERENT:
+        if session.spread is not None and session.spread.verdict is AnchorVerdict.DIFFERENT:
             found["lane_spread"][here] = session.spread.share
         for lane in session.lanes:
             if lane.interference is not None and lane.interference.slower:

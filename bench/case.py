@@ -236,6 +236,7 @@ def describe_axis(
     since: int = 1,
     quiet: bool = False,
     switch: bool = False,
+    common: bool = False,
 ) -> Any:
     """Describe an axis.
 
@@ -243,8 +244,9 @@ def describe_axis(
         since: the schema of records that brought it.
         quiet: a case is not named by it where it has its default.
         switch: of its values one is ``off``, and ``on`` is understood; all that are off or on are.
+        common: ``--help`` shows its flag; else ``--help-all`` alone does.
     """
-    metadata = {"parse": parse, "help": help, "since": since, "quiet": quiet}
+    metadata = {"parse": parse, "help": help, "since": since, "quiet": quiet, "common": common}
     metadata["switch"] = switch or default is False
     return field(default=default, metadata=metadata)
 
@@ -258,17 +260,19 @@ class Case:
     """
 
     model: str = describe_axis(
-        "dpn92", parse_model, "network, by name, package.module:factory or timm:NAME"
+        "dpn92", parse_model, "network, by name, package.module:factory or timm:NAME", common=True
     )
-    dataset: str = describe_axis("cifar10", _one_of([*DATASETS, OWN]), "images to train on")
+    dataset: str = describe_axis(
+        "cifar10", _one_of([*DATASETS, OWN]), "images to train on", common=True
+    )
     precision: str = describe_axis(
-        "fp32", _one_of(PRECISIONS), "number formats; --list describes them"
+        "fp32", _one_of(PRECISIONS), "number formats; --list describes them", common=True
     )
     loss_scale: float | str | None = describe_axis(
         None,
         _loss_scale,
-        "static loss scale, or a dynamic one of --list, for the fp16 precisions (default: 128 for "
-        "fp16)",
+        "static loss scale, or a dynamic one of --list (default: 128 for fp16)",
+        common=True,
     )
     skip_overflow: bool = describe_axis(
         False, _switch, "with a static loss scale, skip steps whose gradients overflow"
@@ -286,7 +290,9 @@ class Case:
         since=4,
         quiet=True,
     )
-    batch_size: int = describe_axis(128, _batch_size, "items (images) per step of the optimizer")
+    batch_size: int = describe_axis(
+        128, _batch_size, "items (images) per step of the optimizer", common=True
+    )
     accumulate: int = describe_axis(
         1,
         _whole("a number of micro-batches"),
@@ -306,13 +312,15 @@ class Case:
         "learning rate (default: "
         + ", ".join(f"{kind.lr:g} for {name}" for name, kind in OPTIMIZERS.items())
         + ")",
+        common=True,
     )
     optimizer: str = describe_axis(
         "sgd",
         _one_of([*OPTIMIZERS, OWN]),
-        "what steps the weights; --list describes them (default: sgd, or own, that of --workload)",
+        "what steps the weights, see --list (default: sgd, or a --workload's own)",
         since=4,
         quiet=True,
+        common=True,
     )
     lr_scaling: str = describe_axis(
         "none",
@@ -343,18 +351,25 @@ class Case:
         quiet=True,
     )
     epochs: int = describe_axis(
-        1, _whole("a number of epochs"), "epochs to train, each measured", since=4, quiet=True
+        1,
+        _whole("a number of epochs"),
+        "epochs to train, each measured",
+        since=4,
+        quiet=True,
+        common=True,
     )
     fraction: float = describe_axis(
         1.0,
         parse_number("a fraction", 0, 1),
         "part of the epoch to measure; the rest is extrapolated",
+        common=True,
     )
     steps: int | None = describe_axis(
         None,
         _steps,
-        "measure this many steps at most, after one of each batch shape (default: all)",
+        "measure this many steps at most, after one of each batch shape",
         since=4,
+        common=True,
     )
     until: float | None = describe_axis(
         None,
@@ -377,9 +392,10 @@ class Case:
     profile: bool = describe_axis(
         False,
         _switch,
-        "after the epoch, see by a few steps under torch's profiler where their time goes",
+        "see by a few steps under torch's profiler where their time goes",
         since=4,
         quiet=True,
+        common=True,
     )
     cudnn_benchmark: bool = describe_axis(
         False, _switch, "let cuDNN time its algorithms during warm-up"
@@ -387,9 +403,10 @@ class Case:
     compile: str = describe_axis(
         "off",
         _compile,
-        "torch.compile the network during warm-up, in a mode of --list; on is default",
+        "torch.compile the network during warm-up, in a mode of --list",
         quiet=True,
         switch=True,
+        common=True,
     )
     cuda_graphs: bool = describe_axis(
         False,
@@ -419,6 +436,7 @@ class Case:
         "--model on the images of --dataset)",
         since=4,
         quiet=True,
+        common=True,
     )
     input: str | None = describe_axis(
         None,
@@ -503,7 +521,10 @@ class Case:
     )
     seed: int = describe_axis(0, _seed, "seed of weights, order and augmentation")
     device: str = describe_axis(
-        "cuda", _one_of(("cuda", "cpu")), "where to train (default: cuda if there is a GPU)"
+        "cuda",
+        _one_of(("cuda", "cpu")),
+        "where to train (default: cuda if there is a GPU)",
+        common=True,
     )
 
     @property

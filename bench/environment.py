@@ -134,7 +134,7 @@ class DeviceAnswer:
 
 
 @dataclass(frozen=True)
-class Answer:
+class ProcessAnswer:
     """What a fresh process said of torch, of devices by name and of models by name.
 
     ``error`` is why torch cannot be asked at all. A model is a `Fingerprint`, or the line that
@@ -180,9 +180,9 @@ def ask(
     models: Sequence[str] = (),
     *,
     timeout_s: float = 600.0,
-    look: Callable[[Answer, int], None] = lambda answer, pid: None,
+    look: Callable[[ProcessAnswer, int], None] = lambda answer, pid: None,
     variables: Mapping[str, str] | None = None,
-) -> Answer:
+) -> ProcessAnswer:
     """Ask a fresh process about devices ("cuda" or "cpu") and models.
 
     Args:
@@ -230,16 +230,20 @@ def ask(
         return answer
     if late and models:
         what = ", ".join(split_subject(parse_asked(text).subject)[0] for text in models)
-        return Answer(f"model {what}: not built and run within {timeout_s:g} s; raise --timeout")
-    return Answer(f"torch cannot be asked about the device: {last_line(said)}; install torch>=2.9")
+        return ProcessAnswer(
+            f"model {what}: not built and run within {timeout_s:g} s; raise --timeout"
+        )
+    return ProcessAnswer(
+        f"torch cannot be asked about the device: {last_line(said)}; install torch>=2.9"
+    )
 
 
-def _read_answer(line: bytes) -> Answer | None:
+def _read_answer(line: bytes) -> ProcessAnswer | None:
     try:
         found = json.loads(line)
     except json.JSONDecodeError:
         return None
-    return Answer(
+    return ProcessAnswer(
         devices={name: DeviceAnswer(**device) for name, device in found["devices"].items()},
         models={
             name: model.get("error") or read_fingerprint(model)

@@ -40,7 +40,7 @@ from bench.sweep.__main__ import say_waiting, stop_signals
 from bench.sweep.crew import Crew
 from bench.sweep.hardware import examine_lanes, expect_one, open_lanes
 from bench.sweep.loop import Loop
-from bench.sweep.options import Options, add_images, add_running, plan_cases, read_running
+from bench.sweep.options import Options, add_running, plan_cases, read_running
 from bench.sweep.preflight import (
     default_out,
     describe_config,
@@ -68,7 +68,6 @@ def build_parser() -> Parser:
         prog="python -m bench.fit",
         usage="%(prog)s [--precision NAME …] [--memory-limit SIZE] [--out DIR] […]",
         description=describe(__doc__),
-        allow_abbrev=False,
     )
     what = parser.add_argument_group("what to find")
     what.add_argument(
@@ -97,7 +96,6 @@ def build_parser() -> Parser:
         "synthetic ones, which take as much memory",
         _WITHOUT,
     )
-    add_images(parser)
     add_running(parser)
     return parser
 
@@ -133,10 +131,7 @@ def fit(argv: Sequence[str]) -> int:
     else:
         print_walls(walls, step)
     if stopped or any(wall.ending is None for wall in walls.values()):
-        same = (
-            options.command if options.out else f"{options.command} --out {shlex.quote(str(out))}"
-        )
-        print(f"not finished; to go on: {same}", file=sys.stderr)
+        print(f"not finished; to go on: {options.resume(out)}", file=sys.stderr)
     if stopped:
         return 128 + stopped
     found = any(wall.largest is not None for wall in walls.values())

@@ -1,4 +1,4 @@
-"""Command lines: one-line errors, a flag for every axis."""
+"""Command lines: one-line errors, a flag for every axis, a help that fits a screen."""
 
 from __future__ import annotations
 
@@ -9,14 +9,17 @@ import signal
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import chain, takewhile
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from bench.case import AXES, Value, axis_flag, parse_values
 from bench.data import SYNTHETIC
 from bench.errors import UsageError, nearest
 from bench.text import clean
 from bench.workloads import IMAGES
+
+_ALL = "--help-all"
 
 
 def describe(docstring: str | None) -> str:
@@ -29,8 +32,52 @@ def describe(docstring: str | None) -> str:
     return text[:1].upper() + text[1:]
 
 
+class Rare(str):
+    """The help of a flag that only ``--help-all`` shows."""
+
+
+class _Layout(argparse.HelpFormatter):
+    """Help where a flag that takes several values is written ``--flag VALUE …``."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=32)  # room for --persistent-workers [VALUE …]
+
+    def _format_args(self, action: argparse.Action, default_metavar: str) -> str:
+        if action.nargs in ("+", "*") and isinstance(action.metavar, str):
+            return f"{action.metavar} …" if action.nargs == "+" else f"[{action.metavar} …]"
+        return super()._format_args(action, default_metavar)
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        # a list, whose lines are indented, stands as it is
+        return text if "\n  " in text else super()._fill_text(text, width, indent)
+
+
+class _Short(_Layout):
+    """The same without the flags whose help is `Rare`."""
+
+    def add_argument(self, action: argparse.Action) -> None:
+        if not isinstance(action.help, Rare):
+            super().add_argument(action)
+
+
+class _HelpAll(argparse.Action):
+    """Print the help of every flag, and end."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
+        parser.formatter_class = _Layout
+        parser.print_help()
+        parser.exit()
+
+
 class Parser(argparse.ArgumentParser):
-    """argparse, raising `UsageError` instead of printing its whole usage."""
+    """argparse, raising `UsageError` instead of printing its whole usage.
+
+    ``--help`` leaves out the flags whose help is `Rare`. A flag is written out and given once,
+    unless its action is made to be repeated.
+    """
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**{"formatter_class": _Short, "allow_abbrev": False, **settings})
 
     def error(self, message: str) -> NoReturn:
         """Raise with argparse's message.
@@ -38,39 +85,79 @@ class Parser(argparse.ArgumentParser):
         Raises:
             UsageError: always.
         """
-        raise UsageError(f"{message}; see --help")
+        raise UsageError(f"{message}; see {self._whole_help}")
 
     def parse(self, argv: Sequence[str]) -> argparse.Namespace:
         """Parse ``argv``.
 
         Raises:
-            UsageError: a flag is unknown, with the nearest right one if any is near, or lacks its
-                value.
+            UsageError: a flag is unknown, with the nearest right one if any is near, is given
+                twice, or lacks its value.
         """
+        self._refuse_repeated(argv)
         given, unknown = self.parse_known_args(argv)
         if unknown:
             shown = (action for action in self._actions if action.help != argparse.SUPPRESS)
             flags = [flag for action in shown for flag in action.option_strings]
-            near = nearest(unknown[0], flags, "--help lists the right ones")
+            near = nearest(unknown[0], flags, f"{self._whole_help} lists the right ones")
             raise UsageError(f"unknown argument {unknown[0]!r}; {near}")
         return given
+
+    @property
+    def _whole_help(self) -> str:
+        """The flag that shows every flag."""
+        return _ALL if _ALL in self._option_string_actions else "--help"
+
+    def _refuse_repeated(self, argv: Sequence[str]) -> None:
+        seen = set[argparse.Action]()
+        for word in takewhile(lambda word: word != "--", argv):
+            flag = word.partition("=")[0]
+            action = self._option_string_actions.get(flag)
+            if action in seen:
+                values = ", with all its values" if action.nargs else ""
+                raise UsageError(f"{flag} is given twice; give it once{values}")
+            if isinstance(action, argparse._StoreAction):
+                seen.add(action)
+
+
+def join_flags(*parts: Sequence[str]) -> list[str]:
+    """Join parts of a command line that begin with flags; of a flag in several the last counts.
+
+    >>> join_flags(["--repeats", "1", "--mix"], ["--lr", "1", "2", "--repeats", "3"])
+    ['--mix', '--lr', '1', '2', '--repeats', '3']
+    """
+    joined: dict[str, list[str]] = {}
+    for word in chain.from_iterable(parts):
+        if word.startswith("--"):
+            joined.pop(word, None)
+            values = joined[word] = [word]
+        else:
+            values.append(word)
+    return list(chain.from_iterable(joined.values()))
 
 
 def add_axes(
     parser: argparse.ArgumentParser, description: str, without: Collection[str] = ()
 ) -> None:
-    """Add a flag that takes one value or several for every axis but those of ``without``."""
+    """Add a flag that takes one value or several for every axis but those of ``without``.
+
+    ``--help`` shows those that `bench.case.describe_axis` calls common, ``--help-all`` all.
+    """
+    parser.add_argument(
+        _ALL, action=_HelpAll, nargs=0, help="show all settings; --help shows the most used"
+    )
     group = parser.add_argument_group("axes", description)
     for name, axis in AXES.items():
         if name in without:
             continue
         # an on/off flag needs no value: --evaluate is --evaluate on
         some = "*" if axis.metadata["switch"] else "+"
+        text = axis.metadata["help"].replace("%", "%%")
         group.add_argument(
             axis_flag(name),
             nargs=some,
             metavar="VALUE",
-            help=axis.metadata["help"].replace("%", "%%"),
+            help=text if axis.metadata["common"] else Rare(text),
         )
 
 

@@ -39,7 +39,9 @@ def compare(argv: Sequence[str]) -> int:
         UsageError: the case is not one, or cannot be measured here.
     """
     parser = Parser(
-        prog="python -m bench.overhead", description=describe(__doc__), allow_abbrev=False
+        prog="python -m bench.overhead",
+        usage="%(prog)s [--AXIS VALUE] [--pairs N] [--data-dir DIR] [--json]",
+        description=describe(__doc__),
     )
     parser.add_argument("--pairs", type=int, default=5, metavar="N", help="pairs to measure (5)")
     parser.add_argument("--data-dir", type=Path, metavar="DIR", help="where CIFAR-10 is")

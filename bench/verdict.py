@@ -76,14 +76,12 @@ from statistics import fmean, median
 from typing import TYPE_CHECKING
 
 from bench.data.sources import CLASSES
+from bench.interval import CONFIDENCE, find_freedom, find_quantile
 from bench.limits import MIN_REPEATS
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
-
-CONFIDENCE = 0.95
-"""Of a case's interval; the rest is the family-wise error of the first question."""
 
 MIN_SEEDS = MIN_REPEATS
 """Distinct seeds a side for a verdict on a loss or an error."""
@@ -143,6 +141,11 @@ class Ratio:
     exact: bool = False
     lack: str = ""
     pairs: int = 0
+
+    def invert(self) -> Ratio:
+        """The same of A/B: of times, what is a speed."""
+        value, low, high = (x and 1 / x for x in (self.value, self.high, self.low))
+        return replace(self, value=value, low=low, high=high)
 
     def judge(self, margin: float) -> Verdict:
         """Conclude against ``margin``, a fraction: 0.02 is 2 %."""
@@ -214,9 +217,7 @@ class _Difference:
             noise: variance of A's side over that of B's; by default, the case's own.
         """
         variances = (self.a.variance, self.b.variance) if noise is None else (noise, 1.0)
-        a, b = variances[0] / self.a.count, variances[1] / self.b.count
-        a, b = a / max(a, b), b / max(a, b)  # squares of tiny variances would vanish
-        return (a + b) ** 2 / (a**2 / (self.a.count - 1) + b**2 / (self.b.count - 1))
+        return find_freedom([(variances[0], self.a.count), (variances[1], self.b.count)])
 
 
 Samples = tuple[Sequence[float], Sequence[float]]
@@ -664,9 +665,7 @@ def _summarize(values: Sequence[float]) -> tuple[float, _Spread]:
 
 
 def _interval(difference: _Difference, confidence: float) -> tuple[float, float]:
-    from scipy.special import stdtrit
-
-    reach = float(stdtrit(difference.freedom(), (1 + confidence) / 2)) * difference.error
+    reach = find_quantile(difference.freedom(), confidence) * difference.error
     return _exp(difference.shift - reach), _exp(difference.shift + reach)
 
 

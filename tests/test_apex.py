@@ -27,6 +27,7 @@ from bench.precision import OPT_LEVELS, find_formats, set_flags
 from bench.record import Status
 from bench.store.reader import read_records
 from bench.sweep.__main__ import main as sweep
+from bench.training.building import make_training
 from bench.training.loop import Training, train_epoch
 from bench.training.timing import StepClock
 
@@ -48,7 +49,7 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Start:
             precision="fp16-apex", loss_scale=scale, opt_level=opt_level, lr=LR, device="cpu"
         )
         set_flags(find_formats(case.precision, case.opt_level))
-        return Training.of(case, small(), CPU)
+        return make_training(case, small(), CPU)
 
     return begin
 

@@ -16,6 +16,7 @@ from records_for_tests import make_record
 
 from bench.compare import __main__
 from bench.executors import fake
+from bench.flags import join_flags
 from bench.record import SCHEMA, Step
 from bench.report import __main__ as report
 from bench.store.cells import RECORDS, STEPS
@@ -118,15 +119,19 @@ FLAGS = [
     (["--prec", "fp16"], "unknown argument '--prec'; did you mean '--precision'?"),
     (["--preset", "rtx"], "--preset 'rtx': did you mean 'rtx-titan'?"),
     (["--batch", "64"], "unknown argument '--batch'; did you mean '--batch-size'?"),
-    (["--mix", "fp16"], "unknown argument 'fp16'; --help lists the right ones"),
+    (["--mix", "fp16"], "unknown argument 'fp16'; --help-all lists the right ones"),
     (["--out"], "--out: expected one argument"),
+    (["--out", "a", "--out=b"], "--out is given twice; give it once"),
+    (["--lr", "1", "--steps", "2", "--lr", "3"], "--lr is given twice; give it once, with all its"),
+    (["--lanes", "3", "--device", "cpu", "cuda"], "--lanes: the cases are of cpu and cuda; give"),
     (["--mix=yes"], "--mix: ignored explicit argument 'yes'"),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("flags", "parts"), [(f, p) for f, *p in FLAGS], ids=lambda v: str(v)[:40])
 def test_flags(capsys: pytest.CaptureFixture[str], flags: list[str], parts: list[str]) -> None:
-    expect(capsys, sweep.main, [*FAKE, *flags], *parts)
+    twice = "given twice" in parts[0]
+    expect(capsys, sweep.main, [*FAKE, *flags] if twice else join_flags(FAKE, flags), *parts)
 
 
 def test_places_that_cannot_be_written(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

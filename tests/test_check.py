@@ -23,12 +23,13 @@ from torch import Tensor, nn
 
 from bench.case import Case
 from bench.check.__main__ import LEAST_STEPS, choose_cases, describe, explain, main, write_bounds
-from bench.check.checks import CHECKS, Answer, Check, Finding, Result, answer, check_seed
+from bench.check.checks import CHECKS, Check, Checked, Finding, Result, answer, check_seed
 from bench.check.layers import Ledger, dead_share, spread
 from bench.check.pictures import draw_batch, draw_pictures
 from bench.check.subject import Retained, Subject
 from bench.data import DatasetInfo, load
 from bench.data.batches import Batches, Divided, stream
+from bench.flags import join_flags
 from bench.sweep.options import choose_cases as plan_sweep
 from bench.sweep.options import parse_arguments as parse_sweep
 from bench.training.loop import Training
@@ -950,7 +951,7 @@ def test_every_line_fits_a_terminal() -> None:
     ]
     for check in CHECKS.values():
         for finding in figures:
-            found = Answer(check, finding)
+            found = Checked(check, finding)
             assert len(describe(found)) <= 80
             text = explain(found)
             assert all(len(line) <= 80 for line in text.splitlines())
@@ -988,7 +989,7 @@ def test_a_terminal_shows_which_check_runs(
 
 def run(data_dir: Path, out: Path, *flags: str) -> int:
     common = ["--device", "cpu", "--batch-size", "16", "--steps", str(LEAST_STEPS)]
-    return main([*common, "--data-dir", str(data_dir), "--out", str(out), *flags])
+    return main(join_flags(common, ["--data-dir", str(data_dir), "--out", str(out)], flags))
 
 
 @pytest.mark.slow

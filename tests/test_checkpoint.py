@@ -32,7 +32,7 @@ from bench.precision import PRECISIONS
 from bench.record import Environment, EpochRow, Status
 from bench.store.reader import read_epochs, read_records, read_steps
 from bench.sweep.checkpoints import KeptRun
-from bench.training.building import seed_all
+from bench.training.building import make_training, seed_all
 from bench.training.checkpoint import (
     CheckpointError,
     find_difference,
@@ -528,7 +528,7 @@ def test_the_last_and_the_best_are_kept(tmp_path: Path, monkeypatch: pytest.Monk
     last, best = (load_checkpoint(tmp_path / name) for name in (LAST, BEST))
     assert (last["epoch"], best["epoch"]) == (3, 2)
     assert [row.test_accuracy for row in found.epochs] == [0.5, 0.75, 0.625]
-    other = Training.of(make_case(**THREE), Rows().build_model(), CPU, Rows())
+    other = make_training(make_case(**THREE), Rows().build_model(), CPU, Rows())
     restore_checkpoint(best, other)
     assert other.evaluate(Rows().open_tests(batch_size=16, device=CPU).evaluation())[0] == (
         pytest.approx(found.epochs[1].test_loss)

@@ -72,6 +72,43 @@ def test_a_help_describes_in_plain_sentences(
     assert "python -m" not in description
 
 
+def write_help(module: str, flag: str, capsys: pytest.CaptureFixture[str]) -> list[str]:
+    with pytest.raises(SystemExit) as end:
+        import_module(f"bench.{module}").main([flag])
+    assert end.value.code == 0
+    return capsys.readouterr().out.splitlines()
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        name if (ROOT / "bench" / f"{name}.py").is_file() else f"{name}.__main__"
+        for name in listed()
+    ],
+)
+def test_a_help_fits_a_screen(
+    module: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    lines = write_help(module, "--help", capsys)
+    assert len(lines) <= (45 if module.startswith("sweep") else 55)
+    assert max(map(len, lines)) <= 100
+
+
+@pytest.mark.parametrize("module", ["sweep", "search", "fit", "check", "crosscheck", "overhead"])
+def test_all_settings_are_in_the_long_help(
+    module: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    place = module if module in ("fit", "overhead") else f"{module}.__main__"
+    short, whole = (write_help(place, flag, capsys) for flag in ("--help", "--help-all"))
+    flags = [{line.split()[0] for line in of if line.startswith("  --")} for of in (short, whole)]
+    assert flags[0] < flags[1]
+    assert "--precision" in flags[0]
+    assert "--channels-last" in flags[1] - flags[0]
+    assert len(flags[1]) > 1.5 * len(flags[0])
+
+
 def test_a_command_without_its_line_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

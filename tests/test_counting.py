@@ -16,6 +16,7 @@ from bench.case import Case, grid
 from bench.data.batches import MadeBatches
 from bench.models import build_model
 from bench.precision import PRECISIONS
+from bench.training.building import make_training
 from bench.training.counting import (
     Counter,
     _count_items,
@@ -182,7 +183,7 @@ def train(case: Case, workload: Workload) -> tuple[Training, MadeBatches]:
         workload.make_batch, 1000, batch_size=case.batch_size,
         micro_batch=case.batch_size // case.accumulate, device=CPU, seed=0,
     )  # fmt: skip
-    return Training.of(case, workload.build_model(), CPU, workload), batches
+    return make_training(case, workload.build_model(), CPU, workload), batches
 
 
 class Flat(Workload):
@@ -288,7 +289,7 @@ def test_flop_are_those_that_torch_counts_on_shapes(precision: str) -> None:
 def test_dpn92_moves_what_was_computed_for_it() -> None:
     """SPEED: 612 TFLOP an epoch and 184 GB a step at batch 512 in half precision, not compiled."""
     case = Case("dpn92", "synthetic", "bf16", batch_size=512, device="cpu")
-    training = Training.of(case, build_model("dpn92"), CPU)
+    training = make_training(case, build_model("dpn92"), CPU)
     batches = MadeBatches(
         Workload().make_batch, 1000, batch_size=512, micro_batch=512, device=CPU, seed=0
     )

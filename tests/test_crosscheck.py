@@ -15,14 +15,15 @@ import pytest
 from bench.crosscheck import __main__ as crosscheck
 from bench.crosscheck.__main__ import (
     BOUND,
+    Agreement,
     Judgement,
     Pair,
     Side,
-    Verdict,
     find_peak,
     judge,
     judge_all,
 )
+from bench.flags import join_flags
 from bench.store.reader import read_records
 
 HERE = Path(crosscheck.__file__).parent
@@ -48,7 +49,10 @@ def pair(harness_s: float = 10.0, bare_s: float = 10.0, **unlike: int) -> Pair:
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", ["fp32", "bf16-amp"])
 def test_both_sides_do_the_same_work(precision: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert crosscheck.main([*SMALL, "--pairs", "1", "--json", "--precision", precision]) == 0
+    assert (
+        crosscheck.main(join_flags(SMALL, ["--pairs", "1", "--json", "--precision", precision]))
+        == 0
+    )
     said = capsys.readouterr()
     answer = json.loads(said.out)
     assert answer["rehearsal"]
@@ -78,7 +82,10 @@ def test_a_workload_is_trained_by_both_sides(
 ) -> None:
     """Its last batch is smaller where 100 images are no multiple of 16."""
     flags = ["--workload", workload, "--batch-size", "16", "--fraction", "1", "--device", "cpu"]
-    assert crosscheck.main([*flags, "--pairs", "1", "--json", "--precision", "bf16-amp"]) == 0
+    assert (
+        crosscheck.main(join_flags(flags, ["--pairs", "1", "--json", "--precision", "bf16-amp"]))
+        == 0
+    )
     said = capsys.readouterr()
     ((both,), judged) = (json.loads(said.out)[name] for name in ("pairs", "judgements"))
     assert judged["work"]["verdict"] == "agree"
@@ -110,45 +117,45 @@ def test_an_epochs_last_batch_is_smaller() -> None:
 
 def test_a_harness_that_is_a_fifth_slower_disagrees() -> None:
     judged = judge_all([pair(harness_s=12.0), pair(harness_s=12.1)])
-    assert judged["time"].verdict is Verdict.DISAGREE
+    assert judged["time"].verdict is Agreement.DISAGREE
     assert judged["time"].ratio == pytest.approx(1.205)
-    assert judged["work"].verdict is Verdict.AGREE
+    assert judged["work"].verdict is Agreement.AGREE
     assert "1.2000 to 1.2100" in judged["time"].describe("time")
 
 
 def test_a_bare_loop_that_is_a_fifth_slower_disagrees() -> None:
-    assert judge_all([pair(bare_s=12.0)])["time"].verdict is Verdict.DISAGREE
+    assert judge_all([pair(bare_s=12.0)])["time"].verdict is Agreement.DISAGREE
 
 
 def test_fewer_images_are_not_the_same_work() -> None:
     judged = judge_all([pair(), pair(images=5119)])
-    assert judged["work"].verdict is Verdict.DISAGREE
-    assert judged["time"].verdict is Verdict.AGREE
+    assert judged["work"].verdict is Agreement.DISAGREE
+    assert judged["time"].verdict is Agreement.AGREE
 
 
 @pytest.mark.parametrize(
     ("ratios", "verdict"),
     [
-        ([1.0099], Verdict.AGREE),
-        ([0.9901, 1.0099], Verdict.AGREE),
-        ([1.0101], Verdict.DISAGREE),
-        ([0.98, 0.985], Verdict.DISAGREE),
-        ([0.98, 1.0], Verdict.UNCLEAR),
-        ([0.98, 1.02], Verdict.UNCLEAR),
-        ([], Verdict.NOT_READ),
+        ([1.0099], Agreement.AGREE),
+        ([0.9901, 1.0099], Agreement.AGREE),
+        ([1.0101], Agreement.DISAGREE),
+        ([0.98, 0.985], Agreement.DISAGREE),
+        ([0.98, 1.0], Agreement.UNCLEAR),
+        ([0.98, 1.02], Agreement.UNCLEAR),
+        ([], Agreement.NOT_READ),
     ],
 )
-def test_verdicts_at_the_bound(ratios: list[float], verdict: Verdict) -> None:
+def test_verdicts_at_the_bound(ratios: list[float], verdict: Agreement) -> None:
     assert judge([(ratio, 1.0) for ratio in ratios]).verdict is verdict
 
 
 def test_memory_that_was_not_read_in_every_pair_is_no_agreement() -> None:
-    assert judge([(1.0, 1.0), None]) == Judgement(Verdict.NOT_READ)
+    assert judge([(1.0, 1.0), None]) == Judgement(Agreement.NOT_READ)
     unread = pair()
     unread = replace(unread, harness=replace(unread.harness, memory_bytes=None))
     judged = judge_all([pair(), unread])
-    assert judged["tensors"].verdict is Verdict.AGREE, "torch tells them without NVML"
-    assert judged["outside the allocator"].verdict is Verdict.NOT_READ
+    assert judged["tensors"].verdict is Agreement.AGREE, "torch tells them without NVML"
+    assert judged["outside the allocator"].verdict is Agreement.NOT_READ
 
 
 def test_what_the_allocator_does_not_use_is_no_difference() -> None:
@@ -161,15 +168,15 @@ def test_tensors_above_the_bound_disagree() -> None:
     """65 MiB are 1.05 % of them, and 0.75 % of all that the device holds."""
     more = {"allocated_bytes": 6206, "reserved_bytes": 7866, "memory_bytes": 8635}
     judged = judge_all([pair(**{name: (size + 65) * MIB for name, size in more.items()})])
-    assert judged["tensors"].verdict is Verdict.DISAGREE
-    assert judged["outside the allocator"].verdict is Verdict.AGREE
+    assert judged["tensors"].verdict is Agreement.DISAGREE
+    assert judged["outside the allocator"].verdict is Agreement.AGREE
 
 
 def test_a_reading_of_the_device_that_misses_something_disagrees() -> None:
     """60 MiB are 7.8 % of what lies outside the allocator, and 0.69 % of all."""
     judged = judge_all([pair(memory_bytes=(8635 - 60) * MIB)])
-    assert judged["outside the allocator"].verdict is Verdict.DISAGREE
-    assert judged["tensors"].verdict is Verdict.AGREE
+    assert judged["outside the allocator"].verdict is Agreement.DISAGREE
+    assert judged["tensors"].verdict is Agreement.AGREE
 
 
 def test_on_a_cpu_there_is_the_resident_set_alone() -> None:
@@ -251,5 +258,5 @@ def test_the_poller_sees_a_process_grow() -> None:
     ],
 )
 def test_bad_input(flags: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert crosscheck.main([*SMALL, *flags]) == 2
+    assert crosscheck.main(join_flags(SMALL, flags)) == 2
     assert message in capsys.readouterr().err

@@ -21,8 +21,8 @@ from bench.apex import Apex, Interface, find_apex
 from bench.doctor import __main__
 from bench.doctor.__main__ import (
     MOST_LINES,
-    Finding,
     Level,
+    Remark,
     judge,
     main,
     read_json,
@@ -30,7 +30,7 @@ from bench.doctor.__main__ import (
     write_warnings,
 )
 from bench.doctor.machine import Machine, examine_machine
-from bench.environment import Answer, DeviceAnswer, find_variables
+from bench.environment import DeviceAnswer, ProcessAnswer, find_variables
 from bench.gpu.nvml import Lack
 
 RECORDINGS = Path(__file__).parent / "recordings"
@@ -42,7 +42,7 @@ def healthy() -> Machine:
     return read_json(RECORDINGS / "healthy.json")
 
 
-def matter(machine: Machine) -> dict[str, Finding]:
+def matter(machine: Machine) -> dict[str, Remark]:
     """The findings above fine, by topic."""
     return {f.topic: f for f in judge(machine) if f.level > FINE}
 
@@ -288,13 +288,13 @@ def answering(uuid: str | None, pid: int) -> Any:
     """Stands in for `bench.environment.ask`: torch on the card ``uuid``, in process ``pid``."""
 
     def ask(
-        devices: Any, names: Any, *, timeout_s: float, look: Callable[[Answer, int], None]
-    ) -> Answer:
+        devices: Any, names: Any, *, timeout_s: float, look: Callable[[ProcessAnswer, int], None]
+    ) -> ProcessAnswer:
         environment = {"torch": "2.11.0+cu130", "cuda": "13.0"}
         if uuid:
             environment |= {"gpu": "NVIDIA H200", "gpu_uuid": uuid, "capability": "9.0"}
         error = "" if uuid else "device cuda: torch finds no usable GPU; check nvidia-smi"
-        answer = Answer(devices={"cuda": DeviceAnswer(environment, error=error)})
+        answer = ProcessAnswer(devices={"cuda": DeviceAnswer(environment, error=error)})
         look(answer, pid)
         return answer
 
@@ -311,9 +311,9 @@ def test_a_card_is_read_while_our_own_process_holds_it() -> None:
     nvml.compute = [(1, 5_000)]
     ask = answering(GPU, os.getpid())
 
-    def run(*arguments: Any, **named: Any) -> Answer:
+    def run(*arguments: Any, **named: Any) -> ProcessAnswer:
         nvml.compute.append((os.getpid(), 2_000))
-        answer: Answer = ask(*arguments, **named)
+        answer: ProcessAnswer = ask(*arguments, **named)
         return answer
 
     (gpu,) = gather(nvml, run).gpus
@@ -343,8 +343,8 @@ def test_a_mig_instance_is_found_as_torch_spells_it() -> None:
 
 
 def test_a_card_that_torch_cannot_use_is_read_all_the_same() -> None:
-    def ask(*_: Any, **__: Any) -> Answer:
-        return Answer("torch cannot be asked about the device: no torch; install torch>=2.9")
+    def ask(*_: Any, **__: Any) -> ProcessAnswer:
+        return ProcessAnswer("torch cannot be asked about the device: no torch; install torch>=2.9")
 
     machine = gather(FakeNvml(), ask)
     assert [(gpu.tried, gpu.lacks) for gpu in machine.gpus] == [(False, {})]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from bench.doctor.rates import SECONDS
-from bench.environment import Answer, DeviceAnswer
+from bench.environment import DeviceAnswer, ProcessAnswer
 from bench.executors.subprocess import SubprocessExecutor
 from bench.fingerprint import Fingerprint
 from bench.record import Collapse, WorkRow, Yardstick
@@ -19,7 +19,7 @@ from bench.work import Kind
 
 WORK = (WorkRow(Kind.CONVOLUTION, "", "float32", 9, 1e9, 1e3),)
 RATES = {"rate_float32": 1e11, "rate_bfloat16": 1e9, "rate_float16": 1e9, "rate_copy": 1e10}
-CASES = ["--device", "cpu", "--model", "dpn-small", "--batch-size", "100", "--fraction", "0.008"]
+CASES = ["--device", "cpu", "--model", "dpn-small", "--fraction", "0.008", "--batch-size", "100"]
 
 
 @pytest.fixture
@@ -27,11 +27,11 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """What a CPU that emulates both halves is asked in a dry run, and answers."""
     said: dict[str, Any] = {"yardstick": Yardstick(RATES), "native": False}
 
-    def ask(devices: Sequence[str], models: Sequence[str], *, timeout_s: float) -> Answer:
+    def ask(devices: Sequence[str], models: Sequence[str], *, timeout_s: float) -> ProcessAnswer:
         native = said["native"]
         answer = DeviceAnswer({}, fp16_native=native, bf16_native=native)
         fingerprint = Fingerprint("a", "b", "c", work=WORK)
-        return Answer("", dict.fromkeys(devices, answer), dict.fromkeys(models, fingerprint))
+        return ProcessAnswer("", dict.fromkeys(devices, answer), dict.fromkeys(models, fingerprint))
 
     monkeypatch.setattr("bench.sweep.emulation.ask", ask)
     monkeypatch.setattr("bench.sweep.emulation.read_cpu_flags", frozenset)
@@ -57,7 +57,7 @@ def test_a_dry_run_says_what_is_emulated_and_for_how_long(
         "100 takes at least 13 min, and fp32 8 s, as estimated from the rates of this machine; "
         "leave out of --precision what is too slow, or lower --fraction or --batch-size"
     ]
-    both = foresee(capsys, "--precision", "fp16", "bf16", "--batch-size", "100", "200")
+    both = foresee(capsys, "200", "--precision", "fp16", "bf16")
     assert ["fp16" in line for line in both] == [True, False]
     assert all("at batch size 200 takes at least 20 min" in line for line in both)
 
@@ -68,19 +68,19 @@ def test_a_plan_says_how_many_repeats_the_predicted_time_allows(
     """A pass takes 13 minutes in bf16 and 8 s in fp32; repeats take five minutes at most."""
     why = ", as estimated from the rates of this machine; fewer where the repeats would take more"
     for names, said in {
-        "fp32 bf16": "runs: at most 2: each case once; a pass over the cases takes at least 13 min",
-        "fp32": "runs: 4: each case 3 times, and the first once more at the end; fewer where the",
+        "fp32 bf16": "runs: at most 2 of 2 cases, each once; a pass over the cases takes at",
+        "fp32": "runs: 4 of 1 case, each 3 times, and the first once more at the end; fewer where",
     }.items():
         assert sweep([*CASES, "--precision", *names.split(), "--dry-run"]) == 0
         (line,) = (x for x in capsys.readouterr().out.splitlines() if x.startswith("runs: "))
         assert line.startswith(said)
         assert (why in line) is ("bf16" in names)
     assert sweep([*CASES, "--precision", "bf16", "--repeats", "3", "--dry-run"]) == 0
-    said = "runs: 4: each case 3 times, and the first once more at the end\n"
+    said = "runs: 4 of 1 case, each 3 times, and the first once more at the end\n"
     assert said in capsys.readouterr().out
     measured["yardstick"] = Yardstick({**RATES, "rate_conv_bfloat16": 4e9})
     assert sweep([*CASES, "--precision", "bf16", "--dry-run"]) == 0
-    assert "runs: at most 3: each case twice, and the first once" in capsys.readouterr().out
+    assert "runs: at most 3 of 1 case, each twice, and the first once" in capsys.readouterr().out
 
 
 def test_convolutions_count_at_their_own_rate(
@@ -131,8 +131,8 @@ def test_a_sweep_says_it_before_its_first_case(
 ) -> None:
     def examine(
         self: SubprocessExecutor, *asked: Any, examine: Any = SubprocessExecutor.examine
-    ) -> Answer:
-        answer: Answer = examine(self, *asked)
+    ) -> ProcessAnswer:
+        answer: ProcessAnswer = examine(self, *asked)
         devices = {
             name: replace(device, bf16_native=False) for name, device in answer.devices.items()
         }

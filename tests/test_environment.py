@@ -17,9 +17,9 @@ from bench import environment
 from bench.environment import (
     CPU_FLAGS,
     PACKAGES,
-    Answer,
     DeviceAnswer,
     Platform,
+    ProcessAnswer,
     describe_host,
     find_missing,
     has_cuda,
@@ -102,7 +102,9 @@ def test_the_card_described_is_the_one_torch_uses(monkeypatch: pytest.MonkeyPatc
         Card("GPU-bb", "NVIDIA H200", 1, driver="2.0", mig=False, pcie=Link(4, 8, 5, 16)),
     ]
     monkeypatch.setattr(environment, "find_cards", lambda: (cards, ""))
-    answer = Answer(devices={"cuda": DeviceAnswer({"gpu": "NVIDIA H200", "gpu_uuid": "GPU-bb"})})
+    answer = ProcessAnswer(
+        devices={"cuda": DeviceAnswer({"gpu": "NVIDIA H200", "gpu_uuid": "GPU-bb"})}
+    )
     found = answer.platform("cuda").environment
     assert (found.driver, found.mig, found.ecc, found.persistence_mode) == (
         "2.0",
@@ -111,9 +113,11 @@ def test_the_card_described_is_the_one_torch_uses(monkeypatch: pytest.MonkeyPatc
         None,
     )
     assert found.pcie == "gen 4 x8, at most gen 5 x16"
-    first = Answer(devices={"cuda": DeviceAnswer({"gpu": "NVIDIA T4", "gpu_uuid": "GPU-aa"})})
+    first = ProcessAnswer(
+        devices={"cuda": DeviceAnswer({"gpu": "NVIDIA T4", "gpu_uuid": "GPU-aa"})}
+    )
     assert first.platform("cuda").environment.ecc == "on"
-    gone = Answer(devices={"cuda": DeviceAnswer({"gpu": "NVIDIA T4", "gpu_uuid": "GPU-cc"})})
+    gone = ProcessAnswer(devices={"cuda": DeviceAnswer({"gpu": "NVIDIA T4", "gpu_uuid": "GPU-cc"})})
     assert gone.platform("cuda").environment.driver is None
 
 

@@ -118,7 +118,7 @@ def test_a_precision(copy: Copy) -> None:
 @pytest.mark.slow
 def test_an_axis(copy: Copy) -> None:
     add_axis(copy)
-    assert "--momentum" in copy.run("bench.sweep", "--help")
+    assert "--momentum" in copy.run("bench.sweep", "--help-all")
     copy.run(
         "bench.sweep",
         *FAKE,

@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from bench import fingerprint
-from bench.environment import Answer, ask
+from bench.environment import ProcessAnswer, ask
 from bench.errors import UsageError
 from bench.fingerprint import Fingerprint, check_outputs, examine_in_fork, read_fingerprint
+from bench.flags import join_flags
 from bench.store.reader import read_records
 from bench.sweep import __main__ as sweep
 
@@ -110,11 +111,11 @@ def unedited(tmp_path_factory: pytest.TempPathFactory) -> Fingerprint:
         return of(examine("mynet:build"), "mynet:build")
 
 
-def examine(*names: str) -> Answer:
+def examine(*names: str) -> ProcessAnswer:
     return ask([], names)
 
 
-def of(answer: Answer, name: str) -> Fingerprint:
+def of(answer: ProcessAnswer, name: str) -> Fingerprint:
     found = answer.models[name]
     assert isinstance(found, Fingerprint), found
     return found
@@ -208,7 +209,7 @@ CPU = ["--device", "cpu", "--dataset", "synthetic", "--precision", "fp32"]
 def refused(arguments: Sequence[str], capsys: pytest.CaptureFixture[str]) -> str:
     before = set(Path().rglob("*"))
     capsys.readouterr()
-    assert sweep.main([*CPU, *arguments]) == 2
+    assert sweep.main(join_flags(CPU, arguments)) == 2
     said = capsys.readouterr()
     assert said.out == ""
     assert set(Path().rglob("*")) - before <= set(Path().rglob("__pycache__/*")) | set(
@@ -246,13 +247,13 @@ def test_the_fake_executor_refuses_a_missing_module_too(
 
 
 def test_a_dry_run_of_built_in_networks_asks_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    def never(*_: object, **__: object) -> Answer:
+    def never(*_: object, **__: object) -> ProcessAnswer:
         raise AssertionError("asked")
 
     for room in ("preflight", "emulation"):
         monkeypatch.setattr(f"bench.sweep.{room}.ask", never)
     flags = ["--model", "dpn92", "dpn-small", "--precision", "fp32", "--dry-run"]
-    assert sweep.main([*CPU, *flags]) == 0
+    assert sweep.main(join_flags(CPU, flags)) == 0
 
 
 @pytest.mark.slow

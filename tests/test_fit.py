@@ -21,6 +21,7 @@ from bench.data import prepare
 from bench.errors import UsageError
 from bench.executors import fake
 from bench.executors.fake import FakeExecutor, Memory
+from bench.flags import join_flags
 from bench.questions.batch_sizes import find_searches
 from bench.record import Outcome, Status
 from bench.store.reader import read_history, read_records
@@ -44,7 +45,7 @@ def memory(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
 
 
 def run_fit(out: Path, *flags: str, rc: int = 0) -> pd.DataFrame:
-    assert fit.main([*FAKE, *flags, "--out", str(out)]) == rc
+    assert fit.main(join_flags(FAKE, flags, ["--out", str(out)])) == rc
     return read_records(out)
 
 
@@ -52,7 +53,7 @@ def run_sweep(out: Path, *flags: str, rc: int = 0) -> pd.DataFrame:
     """Run a sweep in this process, without its report; its records."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sweep, "print_report", lambda out: None)
-        assert sweep.main([*FAKE, *flags, "--out", str(out)]) == rc
+        assert sweep.main(join_flags(FAKE, flags, ["--out", str(out)])) == rc
     return read_records(out)
 
 
@@ -429,14 +430,16 @@ def test_a_dry_run_shows_what_is_yet_to_be_found(capsys: pytest.CaptureFixture[s
     flags = [*FAKE, *LIMIT, "--precision", "fp32", "bf16", "--batch-size", "64", "256..auto"]
     assert sweep.main([*flags, "--dry-run"]) == 0
     said = capsys.readouterr().out.splitlines()
-    assert said[:4] == [
+    assert said[:6] == [
+        "runs: 2 of 2 cases, each once; and those of 2 batch sizes yet to be found",
         "   1  fp32 · batch size 64",
         "   2  bf16 · batch size 64",
         "   ?  fp32 · batch size 256..auto",
         "   ?  bf16 · batch size 256..auto",
+        "   ?: found first, by a search that tries about eight batch sizes",
     ]
     assert sweep.main([*FAKE, *LIMIT, "--batch-size", "auto", "--dry-run"]) == 0
-    assert "batch_size 128" not in capsys.readouterr().out
+    assert "128" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -493,16 +496,16 @@ def test_micro_batch_is_a_flag_and_a_key(tmp_path: Path, memory: Callable[[str],
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (["--accumulate", "2"], "use one"),
-        (["--batch-size", "auto", *LIMIT], "give batch sizes as numbers"),
-        (["--micro-batch", "0"], "at least 1"),
-        (["--micro-batch", "many"], "whole number"),
+        (["32", "--accumulate", "2"], "use one"),
+        (["32", "--batch-size", "auto", *LIMIT], "give batch sizes as numbers"),
+        (["0"], "at least 1"),
+        (["many"], "whole number"),
     ],
 )
 def test_what_does_not_go_with_it(
     flags: list[str], words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert sweep.main([*FAKE, "--micro-batch", "32", *flags, "--dry-run"]) == 2
+    assert sweep.main([*FAKE, "--micro-batch", *flags, "--dry-run"]) == 2
     assert words in capsys.readouterr().err
 
 

@@ -41,6 +41,7 @@ from bench.scales.__main__ import main as scales
 from bench.sweep.__main__ import main as sweep
 from bench.sweep.preflight import Inputs
 from bench.training import float8
+from bench.training.building import make_training
 from bench.training.float8 import Conversion, convert, find_products
 from bench.training.flop import count_flop
 from bench.training.loop import Training
@@ -256,13 +257,13 @@ def test_rows_that_are_no_multiple_of_16_are_padded(
     workload = Images16()
     workload.samples = samples
     case = Case(precision="fp8", device="cpu", batch_size=batch, accumulate=accumulate)
-    training = Training.of(case, Odd(), CPU, workload)
+    training = make_training(case, Odd(), CPU, workload)
     assert training.conversion
     assert training.conversion.padded is padded
     config = training.model.first.config  # type: ignore[union-attr]
     assert config.pad_inner_dim is padded  # type: ignore[union-attr]
     assert any("padded" in note for note in training.conversion.notes) is padded
-    text = Training.of(replace(case, batch_size=17, accumulate=1), transformer.Decoder(
+    text = make_training(replace(case, batch_size=17, accumulate=1), transformer.Decoder(
         16, 32, 32, 2, 1), CPU, transformer.tiny()).conversion  # fmt: skip
     assert text is not None
     assert not text.padded, "32 rows an item are a multiple at any batch"

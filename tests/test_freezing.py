@@ -25,6 +25,7 @@ from bench.models.freezing import freeze
 from bench.precision import PRECISIONS, find_formats, set_flags
 from bench.sweep import preflight
 from bench.sweep.preflight import Inputs, warn_of_freezing
+from bench.training.building import make_training
 from bench.training.flop import count_flop
 from bench.training.loop import Training
 from bench.training.proof import find_layers
@@ -272,7 +273,7 @@ def test_apex_trains_what_is_left(
         monkeypatch.delitem(sys.modules, name)
     case = Case(precision="fp16-apex", loss_scale=128.0, opt_level=level, device="cpu")
     set_flags(find_formats(case.precision, case.opt_level))
-    ours = Training.of(replace(case, freeze="backbone"), small(), CPU)
+    ours = make_training(replace(case, freeze="backbone"), small(), CPU)
     before = copy.deepcopy(ours.model.state_dict())
     ours.step(batch())
     assert len(ours.masters) == 2

@@ -18,12 +18,12 @@ from unittest.mock import Mock
 import pandas as pd
 import psutil
 import pytest
-from test_sweep import FAKE, rows, run
+from test_sweep import FAKE, FP32, rows, run
 from workers_for_tests import find_workers
 
 from bench import fit
 from bench.case import Case
-from bench.environment import Answer
+from bench.environment import ProcessAnswer
 from bench.errors import UnsupportedError, UsageError
 from bench.executors import ALL, Job, Lane, Settings, ShortageError, fake
 from bench.executors import subprocess as room
@@ -295,7 +295,7 @@ def test_the_folder_of_a_class_that_changed_is_refused_as_any_is(
     run_mixed(out, "8", "--lanes", "all")
     examine = FakeExecutor.examine
 
-    def update(self: FakeExecutor, *rest: Any) -> Answer:
+    def update(self: FakeExecutor, *rest: Any) -> ProcessAnswer:
         answer = examine(self, *rest)
         assert answer.host is not None
         for found in answer.devices.values():
@@ -317,7 +317,7 @@ def test_classes_with_one_card_keep_their_folders_when_the_harness_changes(
     """Their cards alone do not tell them apart."""
     examine, code = FakeExecutor.examine, "1"
 
-    def look(self: FakeExecutor, lane: Lane, *rest: Any) -> Answer:
+    def look(self: FakeExecutor, lane: Lane, *rest: Any) -> ProcessAnswer:
         """The lane's name is that of its CPU."""
         answer = examine(self, lane, *rest)
         assert answer.host is not None
@@ -370,7 +370,7 @@ def test_a_lane_that_would_train_something_else_is_refused(
     examine, prepare = FakeExecutor.examine, FakeExecutor.prepare
     lanes = [Lane("near"), Lane("far", host="elsewhere")]
 
-    def look(self: FakeExecutor, lane: Lane, *rest: Any) -> Answer:
+    def look(self: FakeExecutor, lane: Lane, *rest: Any) -> ProcessAnswer:
         answer = examine(self, lane, *rest)
         assert answer.host is not None
         if lane.host and name == "code":
@@ -492,7 +492,10 @@ def test_without_any_lane_the_sweep_ends_and_says_so(
     assert frame["status"].tolist() == ["ok", "lost"]
     said = capsys.readouterr().err
     assert "warning: no lane is left" in said
-    assert f"not finished; run the same command with --out {out} to continue" in said
+    command = ["python", "-m", "bench.sweep", *FP32, "4", "8", "16", "--out", str(out)]
+    assert said.endswith(
+        f"\nnot finished: 1 run done, 2 runs left; to go on: {shlex.join(command)}\n"
+    )
     monkeypatch.undo()
     again = run(out, "4", "8", "16")[2:]
     assert rows(again, "batch_size", "status") == [(8, "ok"), (16, "ok")]
@@ -509,7 +512,7 @@ def test_a_search_without_any_lane_says_how_to_go_on(
     said = capsys.readouterr().err
     assert f"not finished; to go on: python -m bench.fit {shlex.join(flags)}" in said
     assert sweep.main([*flags, "--batch-size", "auto"]) == 1
-    assert f"not finished; run the same command with --out {out} to continue" in (
+    assert "not finished: 0 runs done, the search for 1 largest batch left; to go on: " in (
         capsys.readouterr().err
     )
 
@@ -884,7 +887,7 @@ def test_a_lane_that_joins_late_works_with_the_others(
     late = [[Lane("late")], [Lane("other", ("GPU-H100-0",))]]
     examine = FakeExecutor.examine
 
-    def look(self: FakeExecutor, lane: Lane, *rest: Any) -> Answer:
+    def look(self: FakeExecutor, lane: Lane, *rest: Any) -> ProcessAnswer:
         return examine(self, replace(lane, name="H100-0") if lane.gpus else lane, *rest)
 
     monkeypatch.setattr(FakeExecutor, "examine", look)

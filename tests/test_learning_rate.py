@@ -13,7 +13,8 @@ from training_for_tests import CPU, batch, training
 from bench.case import Case, check_batches
 from bench.errors import UsageError
 from bench.optimization import SCHEDULES
-from bench.training.loop import Training, train_epoch
+from bench.training.building import make_training
+from bench.training.loop import train_epoch
 from bench.training.schedule import learning_rates
 from bench.training.timing import StepClock
 
@@ -94,7 +95,7 @@ def test_the_base_is_scaled_by_the_batch() -> None:
     for rule, base in (("none", 0.1), ("linear", 0.4), ("sqrt", 0.2)):
         scaled = replace(case, lr_scaling=rule)
         assert learning_rates(scaled, 2) == pytest.approx([base, base])
-        assert Training.of(scaled, training().model, CPU).lr == pytest.approx(base)
+        assert make_training(scaled, training().model, CPU).lr == pytest.approx(base)
 
 
 def test_a_warm_up_past_the_end_is_refused_before_training() -> None:

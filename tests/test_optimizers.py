@@ -19,7 +19,7 @@ from bench.errors import UnsupportedError, UsageError
 from bench.optimization import OPTIMIZERS
 from bench.precision import POLICIES
 from bench.rehearsal.dispatch import Rule, Watch
-from bench.training.loop import Training
+from bench.training.building import make_training
 from bench.training.loss_scale import DynamicScale, StaticScale
 from bench.training.optimizers import TRUST, build_optimizer
 
@@ -224,7 +224,7 @@ def test_lars_without_its_package_says_what_to_install(monkeypatch: pytest.Monke
     monkeypatch.setitem(sys.modules, "pytorch_optimizer", None)
     case = Case(optimizer="lars", precision="fp32", device="cpu")
     with pytest.raises(UnsupportedError, match=r"pip install 'pytorch-optimizer>=") as raised:
-        Training.of(case, small(), CPU)
+        make_training(case, small(), CPU)
     assert "\n" not in str(raised.value)
 
 

@@ -7,6 +7,7 @@ import re
 import pytest
 
 from bench import overhead
+from bench.flags import join_flags
 from bench.record import BESIDE, Measurement
 
 SMALL = ["--device", "cpu", "--model", "dpn-small", "--fraction", "0.003", "--batch-size", "64"]
@@ -14,7 +15,7 @@ SMALL = ["--device", "cpu", "--model", "dpn-small", "--fraction", "0.003", "--ba
 
 @pytest.mark.slow
 def test_last_line_is_the_ratio_with_its_spread(capsys: pytest.CaptureFixture[str]) -> None:
-    assert overhead.main([*SMALL, "--pairs", "2"]) == 0
+    assert overhead.main(join_flags(SMALL, ["--pairs", "2"])) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("dpn-small, fp32 · batch size 64, synthetic, fraction 0.003, on ")
     pairs = [re.fullmatch(r"pair \d: bare (\S+) s, harness (\S+) s, ratio (\S+)", x) for x in lines]
@@ -49,13 +50,13 @@ def test_the_turns_alternate(
 
     monkeypatch.setattr(overhead, "time_bare", time_bare)
     monkeypatch.setattr(overhead, "measure_case", measure_case)
-    assert overhead.main([*SMALL, "--pairs", "3"]) == 0
+    assert overhead.main(join_flags(SMALL, ["--pairs", "3"])) == 0
     assert order == ["bare", "harness", "harness", "bare", "bare", "harness"]
     *_, beside, ratio = capsys.readouterr().out.splitlines()
     assert ratio == "overhead: harness / bare = 1.0100 (median of 3; 1.0100 to 1.0100)"
     # of 2, 3 and 6 s of imports the median
     assert beside.startswith("seconds beside training: 3.50 (process start 0.00, imports 3.00, ")
-    assert overhead.main([*SMALL, "--pairs", "1"]) == 0
+    assert overhead.main(join_flags(SMALL, ["--pairs", "1"])) == 0
     assert capsys.readouterr().out.splitlines()[-1] == (
         "overhead: harness / bare = 1.0100 (one pair: its spread is unknown; use --pairs 5)"
     )
@@ -80,5 +81,5 @@ def test_a_workload_is_timed(capsys: pytest.CaptureFixture[str]) -> None:
     ],
 )
 def test_bad_input(flags: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert overhead.main([*SMALL, *flags]) == 2
+    assert overhead.main(join_flags(SMALL, flags)) == 2
     assert message in capsys.readouterr().err

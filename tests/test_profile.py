@@ -23,8 +23,8 @@ from bench.sweep.__main__ import main as sweep
 from bench.sweep.options import choose_cases, parse_arguments
 from bench.timeline import Timed, Timeline, Trace, read_trace
 from bench.training import profiling
+from bench.training.building import make_training
 from bench.training.counting import join_work
-from bench.training.loop import Training
 from bench.training.profiling import profile_step
 from bench.work import Kind, Label, Work
 from bench.worker.channel import Channel
@@ -112,7 +112,7 @@ def run(
 ) -> Timeline:
     (case,) = grid({"workload": [TINY], "device": ["cpu"], "batch_size": [batch]})
     case = replace(case, **settings)
-    training = Training.of(case, workload.build_model(), CPU, workload)
+    training = make_training(case, workload.build_model(), CPU, workload)
     return profile_step(training, open_supply(case, workload, CPU), case, step_s, trace)
 
 
@@ -300,7 +300,7 @@ def test_compiled_kernels_have_names_and_training_stays_as_it_was() -> None:
     workload = Planted(Elementwise)
     (case,) = grid({"workload": [TINY], "device": ["cpu"], "compile": ["default"]})
     case = replace(case, batch_size=ITEMS)
-    training = Training.of(case, workload.build_model(), CPU, workload)
+    training = make_training(case, workload.build_model(), CPU, workload)
     compiled = training.forward
     line = profile_step(training, open_supply(case, workload, CPU), case, 1.0)
     assert training.forward is compiled

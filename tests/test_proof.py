@@ -18,9 +18,9 @@ from bench.training import proof as proof_module
 from bench.training.loop import Training
 from bench.training.proof import (
     DENSE,
-    Finding,
     Layer,
     LayerProof,
+    OperationProof,
     Proof,
     Setting,
     find_layers,
@@ -212,8 +212,8 @@ def test_winograd_is_named_only_where_it_can_be() -> None:
 # ---------------------------------------------------------------------- what contradicts a label
 
 
-def finding(arithmetic: str, error: float = 3e-4) -> Finding:
-    return Finding("it", Arithmetic(arithmetic), error)
+def finding(arithmetic: str, error: float = 3e-4) -> OperationProof:
+    return OperationProof("it", Arithmetic(arithmetic), error)
 
 
 def proof(forward: str, grads: str = "", matmul: str = "", dense: str = "") -> Proof:

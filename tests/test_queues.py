@@ -1,4 +1,4 @@
-"""The scripts of docs/queues.md: they are bash, and what they start is a sweep in shards."""
+"""The scripts of docs/gpus.md: they are bash, and what they start is a sweep in shards."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from bench.store.plans import JOINED
 from bench.store.reader import read_records
 
 ROOT = Path(__file__).parents[1]
-PAGE = (ROOT / "docs" / "queues.md").read_text()
+PAGE = (ROOT / "docs" / "gpus.md").read_text()
 CASES = 12  # four precisions, three batch sizes
 REPEATS = 3
 

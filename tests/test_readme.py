@@ -25,6 +25,7 @@ from typing import Any
 import pytest
 from records_for_tests import make_record
 
+from bench.__main__ import COMMANDS as PROGRAMS
 from bench.card.folder import FIGURE, Card, find_published
 from bench.card.phases import PUBLISHED
 from bench.case import AXES, Case, axis_flag, format_value
@@ -48,9 +49,9 @@ COMMANDS = list(
         if line.partition("#")[0].strip()
     )
 )
-CPU_SWEEP = "cpu-epyc-20261120"  # the example of docs/report.md
 WHY_SWEEP = "cpu-profiles-20261122"  # with profiles; what the commands of docs/why.md read
-WHY_CARD = "nvidia-h100-80gb-hbm3-20261122-113040"  # the example of docs/why.md, with profiles
+CARD = ROOT / "results" / "nvidia-h100-80gb-hbm3-20261122-113040"  # with profiles
+CARD_BATCH = "batch_size=512"  # the example of README and docs/why.md
 PICTURE = "Images per second by batch size, per precision"
 PUBLISHED_PICTURE = "Published images per second, by precision, on a TITAN RTX and on an H200"
 
@@ -75,9 +76,9 @@ def find_measured(results: Path) -> Card | None:
 
 
 def write_axes() -> str:
-    return "\n| axis | default | |\n|---|---|---|\n" + "".join(
-        f"| `{axis_flag(name)}` | {format_value(getattr(Case, name)) or '–'} "
-        f"| {axis.metadata['help']} |\n"
+    defaults = {name: format_value(getattr(Case, name)) or "–" for name in AXES}
+    return "\n" + "".join(
+        f"- `{axis_flag(name)}` ({defaults[name]}): {axis.metadata['help']}\n"
         for name, axis in AXES.items()
     )
 
@@ -101,10 +102,9 @@ def write_source(card: Card | None) -> str:
         images = "real CIFAR-10" if card.identity["dataset"] == "cifar10" else "synthetic images"
         folder = f"results/{card.folder.name}"
         text = (
-            f"What `make card` measured on {card.identity['gpu']}, with {images}, on "
-            f"{card.started_at[:10]} ([report]({folder}/report.html), "
-            f"[records]({folder}/records.csv), [every phase of it]({folder}/card.json)), beside "
-            "the figures of a TITAN RTX from 2019: one epoch of DPN-92 on CIFAR-10."
+            f"One epoch of DPN-92, measured by `make card` on {card.identity['gpu']}, with "
+            f"{images}, on {card.started_at[:10]} ([report]({folder}/report.html), "
+            f"[records]({folder}/records.csv)), above the figures of a TITAN RTX from 2019:"
         )
     return "\n" + fill(text, 120, break_long_words=False, break_on_hyphens=False) + "\n"
 
@@ -137,58 +137,49 @@ def write_causes() -> str:
         cause: [*(f"`{option.flag}`" for option in cure.options), *filter(None, [cure.other])]
         for cause, cure in CURES.items()
     }
-    rows = "".join(f"| {c.meaning} | {', '.join(what) or '–'} |\n" for c, what in mended.items())
-    return f"\n| cause | may help |\n|---|---|\n{rows}"
-
-
-WHY_BATCH = 512
-
-
-def ask_why(format: str) -> str:
-    """What `bench.why` says of the sweep of the example, at one batch size."""
-    command = [sys.executable, "-m", "bench.why", f"results/{WHY_CARD}", "--format", format]
-    command += ["--from", "fp32", "--to", "fp16", "--where", f"batch_size={WHY_BATCH}"]
-    environment = os.environ | {"COLUMNS": "110"}
-    done = subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, check=True, env=environment
+    return "\n" + "".join(
+        f"- {c.meaning}{': ' if what else ''}{', '.join(what)}\n" for c, what in mended.items()
     )
-    return done.stdout
+
+
+def ask(command: str, *flags: str) -> Any:
+    """What a command that reads results says of the example."""
+    words = [sys.executable, "-m", f"bench.{command}", str(CARD), "--where", CARD_BATCH, *flags]
+    done = subprocess.run(
+        [*words, "--format", "json"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    return json.loads(done.stdout)
+
+
+def quote(sentences: list[str]) -> str:
+    return "\n" + fill(" ".join(sentences), 120, initial_indent="> ", subsequent_indent="> ") + "\n"
+
+
+def quote_report() -> str:
+    (answer,) = ask("report")["answers"]
+    return quote(answer["sentences"])
 
 
 def quote_why() -> str:
     """Its words, and what it was measured on."""
-    said = json.loads(ask_why("json"))
+    said = ask("why", "--from", "fp32", "--to", "fp16")
     (pair,) = said["explanations"]
-    words = " ".join(pair["words"])
     doubts = ", ".join(doubt.partition(":")[0].lower() for doubt in said["doubts"])
-    source = f"[Measured](results/{WHY_CARD}/records.csv): {' '.join(said['conditions'])}"
-    source += f" Doubts, see [docs/why.md](docs/why.md): {doubts}." if doubts else ""
+    source = f"[Measured](../results/{CARD.name}/records.csv): {' '.join(said['conditions'])}"
+    source += f" Doubts: {doubts}." if doubts else ""
     source = fill(source, 120, break_long_words=False, break_on_hyphens=False)
-    return f"\n{source}\n\n> {words}\n"
+    return f"\n{source}\n{quote(pair['words'])}"
 
 
 PARTS = {
+    "answer": (README, quote_report),
     "causes": (DOCS / "why.md", write_causes),
-    "why": (DOCS / "why.md", lambda: f"\n```text\n{ask_why('text')}```\n"),
-    "answer": (README, quote_why),
+    "why": (DOCS / "why.md", quote_why),
     "axes": (DOCS / "sweep.md", write_axes),
     "statuses": (DOCS / "sweep.md", write_statuses),
-    "cpu": (DOCS / "report.md", lambda: report(f"results/{CPU_SWEEP}")),
     "learning": (DOCS / "published.md", lambda: f"\n{published.write_learning()}"),
-    "2019": (DOCS / "published.md", lambda: report("results/reference/rtx-titan-2019.csv")),
-    "h200": (
-        DOCS / "published.md",
-        lambda: report("results/reference/h200-lab.csv", "--reference", "none"),
-    ),
 }
 """The parts that follow from the code and the published records, and the page each is in."""
-
-
-def report(sweep: str, *flags: str) -> str:
-    """A sweep's report in Markdown, without its title: the pages have headings of their own."""
-    command = [sys.executable, "-m", "bench.report", sweep, "--format", "md", *flags]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    return "\n" + done.stdout.partition("\n")[2].lstrip()
 
 
 @pytest.mark.parametrize("mark", PARTS)
@@ -254,8 +245,8 @@ def test_a_card_s_table_is_of_whole_epochs_with_their_accuracy(tmp_path: Path) -
         "| H200, 2026 | 256 | tf32 | ≈22.0 s | ≈2,273 | ≈1.82× | – | – |",
         "| H200, 2026 | 256 | fp16 | 16.0 s | 3,125 | 2.50× | – | 45.0 % |",
     ]
-    assert "whole epochs, ≈ estimated from 20 % of an epoch, after warm-up" in table[-1]
-    assert "; adamw at lr 0.0003; memory" in table[-1]
+    assert "whole epochs, ≈ estimated from 20 % of an epoch, after warm-up" in table[-2]
+    assert "; adamw at lr 0.0003; memory" in table[-2]
     assert all(line.endswith("| – |") for line in table if line.startswith("| TITAN"))
 
 
@@ -514,15 +505,15 @@ def test_every_page_is_linked_from_the_readme() -> None:
 
 
 def test_the_first_screen_has_what_a_reader_wants_first() -> None:
-    """One sentence, the two commands, a table, a picture, four commands and where to read on."""
-    screen = README.read_text().partition("\n## ")[0]
-    wanted = [
-        "make sweep",
-        "make test",
-        "| GPU |",
-        write_picture(find_measured(ROOT / "results")),
-        "Where to read more",
-    ]
-    wanted += [f"python -m bench.{name} " for name in ("doctor", "sweep", "report", "compare")]
-    assert [text for text in wanted if text not in screen] == []
-    assert len(screen.splitlines()) < 75
+    """One command, the reader's own network with an answer, and a table with its baseline."""
+    screen = "\n".join(README.read_text().splitlines()[:40])
+    wanted = ["make sweep", "--model your_package", "<!-- answer -->", "| GPU |"]
+    places = [screen.find(text) for text in wanted]
+    assert -1 not in places
+    assert places == sorted(places)
+    assert "IEEE fp32" in screen
+
+
+@pytest.mark.parametrize("name", [name for names in PROGRAMS.values() for name in names])
+def test_every_command_is_on_a_page(name: str) -> None:
+    assert any(f"python -m bench.{name}" in page.read_text() for page in PAGES)

@@ -75,9 +75,8 @@ def test_several_epochs_are_whole_where_the_preset_measures_a_part() -> None:
 def test_help_states_the_default_of_repeats() -> None:
     text = " ".join(build_parser().format_help().split())
     assert (
-        "(default: 1; 3 where --fraction is at most 0.2 or --steps at most 20, as far as the "
-        "repeats take at most 5 minutes; a preset's own fraction or steps do not count; "
-        "with --until, until the repeats agree)" in text
+        "(default: 1; 3 where a --fraction up to 0.2 or --steps up to 20 are given, as far as the "
+        "repeats take at most 5 minutes)" in text
     )
 
 

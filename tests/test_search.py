@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from bench.case import Case, grid
 from bench.executors import fake
 from bench.executors.fake import FakeExecutor
+from bench.flags import join_flags
 from bench.halving import METRICS, Halving, read_halving
 from bench.optimization import OPTIMIZERS
 from bench.questions.halving import find_trials, spell_case, tabulate_halving
@@ -63,7 +64,7 @@ def _plain_fake(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run(out: Path, *flags: str, rc: int = 0) -> pd.DataFrame:
-    assert search.main([*FAKE, *flags, "--out", str(out)]) == rc
+    assert search.main(join_flags(FAKE, flags, ["--out", str(out)])) == rc
     return read_records(out)
 
 
@@ -210,7 +211,7 @@ def test_without_ray_tune_one_line_says_what_to_install(
 
 
 def draw(*flags: str) -> list[Case]:
-    return parse_arguments([*FAKE, *flags]).plan().trials
+    return parse_arguments(join_flags(FAKE, flags)).plan().trials
 
 
 @given(st.integers(2, 40), st.integers(2, 40), st.integers(0, 2**31 - 1))
@@ -251,7 +252,7 @@ def test_lists_alone_are_drawn_without_repeating_any() -> None:
             }
         )
     )
-    assert parse_arguments([*FAKE, *flags]).plan().halving.combinations == 4
+    assert parse_arguments(join_flags(FAKE, flags)).plan().halving.combinations == 4
 
 
 def test_without_a_learning_rate_each_optimizer_has_its_own_range() -> None:
@@ -291,7 +292,7 @@ def test_without_a_learning_rate_each_optimizer_has_its_own_range() -> None:
 def test_what_cannot_be_searched_is_one_line(
     flags: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert search.main([*FAKE, *flags.split(), "--out", str(tmp_path / "out")]) == 2
+    assert search.main(join_flags(FAKE, flags.split(), ["--out", str(tmp_path / "out")])) == 2
     error = capsys.readouterr().err
     assert said in error
     assert error.count("\n") == 1
@@ -304,8 +305,7 @@ def test_a_dry_run_says_which_trials_and_how_many_epochs(
     out = tmp_path / "out"
     assert search.main([*FAKE, *RANGE, "--dry-run", "--out", str(out)]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 14
-    assert lines[0] == "   1  batch size 128 · lr 4.61"
+    assert lines[:2] == ["runs: 12 of 12 cases, each once", "   1  batch size 128 · lr 4.61"]
     assert lines[-1] == (
         "rungs: after 1 and 3 of 9 epochs, by test_accuracy, about one in 3 goes on; "
         "12 to 108 epochs in all"
@@ -460,7 +460,7 @@ def test_no_trial_begins_after_the_time_limit(
         patch.setattr(search, "monotonic", lambda: clock[0])
         patch.setattr(trials, "monotonic", lambda: clock[0])
         assert len(run(tmp_path, *RANGE, "--time-limit", "100")) == 3
-    assert "9 trials left; run the same command with" in capsys.readouterr().err
+    assert "9 trials left; to go on: python -m bench.search --executor" in capsys.readouterr().err
     assert len(run(tmp_path, *RANGE)) == 12
 
 
@@ -555,8 +555,8 @@ def test_a_sweep_trains_a_truncated_case_whole(
     assert frame["truncated_after"].notna().tolist() == [False, False, False, True, True]
     monkeypatch.setattr(sweep, "print_report", lambda out: None)
     for index, case in enumerate(read_cases(frame)):
-        flags = [*spell_case(case), "--seed", "3", "--executor", "fake", "--out", str(tmp_path)]
-        assert sweep.main(flags) == 0
+        own = ["--seed", "3", "--executor", "fake", "--out", str(tmp_path)]
+        assert sweep.main(join_flags(spell_case(case), own)) == 0
         rows = len(read_records(tmp_path)) - len(frame)
         assert rows == frame["truncated_after"].notna()[: index + 1].sum()
     assert "halving" in json.loads((tmp_path / "config.json").read_text())

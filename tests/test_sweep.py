@@ -6,6 +6,7 @@ import json
 import os
 import re
 import resource
+import shlex
 import shutil
 import signal
 import socket
@@ -25,6 +26,7 @@ import pytest
 from bench.environment import describe_host
 from bench.executors import fake
 from bench.executors.fake import FakeExecutor
+from bench.flags import join_flags
 from bench.record import Environment, Outcome, Status
 from bench.store.cells import RECORDS
 from bench.store.reader import read_cases, read_records
@@ -54,7 +56,7 @@ def run(out: Path, *flags: str, rc: int = 0, report: bool = False) -> pd.DataFra
     with pytest.MonkeyPatch.context() as patch:
         if not report:
             patch.setattr(sweep, "print_report", lambda *folders: None)
-        assert sweep.main([*FP32, *flags, "--out", str(out)]) == rc
+        assert sweep.main(join_flags(FP32, flags, ["--out", str(out)])) == rc
     return read_records(out)
 
 
@@ -124,15 +126,65 @@ def test_a_dry_run_says_how_many_runs_the_cases_take(capsys: pytest.CaptureFixtu
     """Three repeats that nobody asked for are not found out from the clock."""
     two = ["--device", "cpu", "--precision", "fp32", "--batch-size", "8", "16", "--dry-run"]
     assert sweep.main([*two, "--fraction", "0.1"]) == 0
-    said = "runs: 7: each case 3 times, and the first once more at the end"
+    said = "runs: 7 of 2 cases, each 3 times, and the first once more at the end"
     default = (
         "; fewer where the repeats would take more than 5 minutes, unless --repeats 3 is given"
     )
-    assert capsys.readouterr().out.splitlines()[-1] == said + default
+    assert capsys.readouterr().out.splitlines()[0] == said + default
     assert sweep.main([*two, "--fraction", "0.1", "--repeats", "3"]) == 0
-    assert capsys.readouterr().out.splitlines()[-1] == said
+    assert capsys.readouterr().out.splitlines()[0] == said
     assert sweep.main(two) == 0
-    assert "runs:" not in capsys.readouterr().out
+    assert capsys.readouterr().out.splitlines()[0] == "runs: 2 of 2 cases, each once"
+
+
+def test_a_dry_run_names_what_differs_and_what_set_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert sweep.main(["--preset", "quick", "--device", "cpu", "--lr", "0.1", "--dry-run"]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert said[5:7] == [
+        "from preset quick: --model dpn-small --dataset synthetic --precision fp32 bf16-amp "
+        "--batch-size 64 128 --fraction 0.02",
+        "from flags: --lr 0.1 --device cpu",
+    ]
+    mine = tmp_path / "mine.toml"
+    mine.write_text("[[grid]]\nepochs = 2\nlr = 0.01\nprecision = 'fp16'\nloss_scale = 128\n")
+    seeds = ["--seed", *map(str, range(20)), "--batch-size", "128", "--input", "3x64x64"]
+    assert sweep.main(["--config", str(mine), "--device", "cpu", *seeds, "--dry-run"]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert said[12:17] == [
+        "  12  seed 11",
+        "      and 8 more",
+        f"from {mine}: --precision fp16 --epochs 2",
+        "from flags: --input 3x64x64 --seed 0 1 2 3 4 5 6 7 and 12 more --device cpu",
+        "chosen here: --dataset synthetic",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--lanes", "1000"], "--lanes 1000: this process may use "),
+        (
+            ["--parallel", "ddp", "--batch-size", "8", "--world-size", "2500"],
+            "--world-size 2500: world size 2500 takes 2500 CPU cores; ",
+        ),
+        (
+            ["--batch-size", "49999", "--executor", "fake"],
+            "batch size 49999 leaves a last batch of one image",
+        ),
+        (["--batch-size", "8..auto", "--lr-warmup", "7000", "--executor", "fake"], "7000"),
+    ],
+)
+def test_a_dry_run_refuses_what_a_start_refuses(
+    out: Path, capsys: pytest.CaptureFixture[str], flags: list[str], said: str
+) -> None:
+    command = ["--preset", "quick", "--precision", "fp32", "--device", "cpu", *flags]
+    command += ["--memory-limit", "2GiB"] if "8..auto" in flags else []
+    for more in (["--dry-run"], [], ["--dry-run"]):  # the images are decoded by the second
+        assert sweep.main([*command, *more, "--out", str(out)]) == 2
+        assert said in capsys.readouterr().err
+    assert not out.exists()
 
 
 @pytest.mark.slow
@@ -519,9 +571,12 @@ def test_stopped_once_it_ends_cleanly_and_goes_on_later(
     said, errors = process.communicate(timeout=200)
     assert process.returncode == rc, errors
     assert "stopping: what is done is kept; again to stop at once" in errors
-    assert f"stopped; run the same command with --out {out} to continue" in errors
-    assert "fp32" in said, "what was done is summarised"
+    assert said == "", "no report"
     frame = read_records(out)
+    *_, last = errors.splitlines()
+    done = int((frame["status"] == "ok").sum())
+    assert last.startswith(f"stopped: {done} runs done, {400 - done} runs left; to go on: ")
+    assert shlex.split(last)[-2:] == ["--out", str(out)]
     assert 2 <= len(frame) < 400
     assert set(frame["status"][:-1]) == {"ok"}
     assert not list(out.glob("*.torn-*"))

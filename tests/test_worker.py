@@ -23,7 +23,7 @@ from bench.precision import Arithmetic
 from bench.record import BESIDE, Measurement, Status, Step
 from bench.training.flop import count_flop
 from bench.training.loop import Training
-from bench.training.proof import DENSE, Finding, LayerProof, Proof
+from bench.training.proof import DENSE, LayerProof, OperationProof, Proof
 from bench.training.timing import Warmup
 from bench.worker import measurement
 from bench.worker.__main__ import conclude
@@ -498,8 +498,8 @@ def test_uncountable_models_are_no_loss() -> None:
 
 def test_a_false_label_is_invalid(data: DatasetInfo, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a card whose convolutions ran in TF32 under an fp32 label, and diverged besides."""
-    tf32 = Finding("a convolution", Arithmetic.TFLOAT32, 3e-4)
-    matmul = Finding("a matmul", Arithmetic.FLOAT32, 2e-7)
+    tf32 = OperationProof("a convolution", Arithmetic.TFLOAT32, 3e-4)
+    matmul = OperationProof("a matmul", Arithmetic.FLOAT32, 2e-7)
     proof = Proof((LayerProof(DENSE, tf32, tf32, tf32),), matmul)
     monkeypatch.setattr("bench.training.proof.prove", lambda *_: proof)
     found = measure(CASE, data.folder, Channel(), time.monotonic())
@@ -533,7 +533,7 @@ def test_a_failing_proof_keeps_the_flags_and_the_epoch(
 def test_an_unclear_proof_is_noted_and_the_row_stays_ok(
     data: DatasetInfo, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    unclear = Finding("a convolution", Arithmetic.UNCLEAR, 5e-5)
+    unclear = OperationProof("a convolution", Arithmetic.UNCLEAR, 5e-5)
     proof = Proof((LayerProof(DENSE, unclear, unclear, unclear),), unclear)
     monkeypatch.setattr("bench.training.proof.prove", lambda *_: proof)
     found = measure(CASE, data.folder, Channel(), time.monotonic())

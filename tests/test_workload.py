@@ -19,9 +19,11 @@ from bench.case import grid, parse_value, telling_axes
 from bench.data.batches import MadeBatches, count_items
 from bench.errors import UnsupportedError, UsageError
 from bench.fingerprint import WorkloadFacts, build_network, examine, try_workload
+from bench.flags import join_flags
 from bench.precision import PRECISIONS
 from bench.report.__main__ import main as report
 from bench.sweep.__main__ import main as sweep
+from bench.training.building import make_training
 from bench.training.flop import count_flop
 from bench.training.loop import Training
 from bench.worker.channel import Channel
@@ -451,7 +453,7 @@ def test_apex_does_not_train_with_a_workloads_optimizer() -> None:
     (case,) = grid({"precision": ["fp16-apex"]})
     workload = broken(build_optimizer=lambda self, parameters, lr: torch.optim.Adam(parameters, lr))
     with pytest.raises(UnsupportedError, match="the workload brings its own optimizer: choose"):
-        Training.of(case, workload.build_model(), CPU, workload)
+        make_training(case, workload.build_model(), CPU, workload)
 
 
 def test_test_texts_of_the_example_do_not_depend_on_the_batch_size() -> None:
@@ -497,8 +499,8 @@ def test_flop_of_what_is_frozen_are_not_counted() -> None:
 
 
 def sweep_example(out: Path, workload: str, *arguments: str) -> list[dict[str, str]]:
-    given = ["--workload", workload, "--device", "cpu", "--out", str(out), *arguments]
-    assert sweep(given) == 0
+    given = ["--workload", workload, "--device", "cpu", "--out", str(out)]
+    assert sweep(join_flags(given, arguments)) == 0
     with (out / "records.csv").open() as file:
         return list(csv.DictReader(file))
 

@@ -27,6 +27,7 @@ from asv.util import ProcessError, UserError, check_output
 from bench.case import AXES, Case, Value, format_value
 from bench.environment import has_cuda
 from bench.errors import UsageError
+from bench.flags import join_flags
 from bench.gpu.cards import find_cards
 from bench.precision import PRECISIONS
 from bench.preset import Preset, load_config, load_preset
@@ -154,8 +155,8 @@ def describe_grid(preset: str, cases: Sequence[Case]) -> dict[str, Any]:
         phase_s = float(text)
     except ValueError:
         raise UsageError(f"{TIMEOUT}={text}: give a number of seconds") from None
-    flags = ["--timeout", text, "--data-dir", str(ROOT / "data")]
-    flags += shlex.split(os.environ.get(FLAGS, ""))
+    own = ["--timeout", text, "--data-dir", str(ROOT / "data")]
+    flags = join_flags(own, shlex.split(os.environ.get(FLAGS, "")))
     return {
         # figures of the fake executor are not measurements, and say so
         "preset": f"{preset}-fake" if "fake" in flags else preset,

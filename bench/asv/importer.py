@@ -56,9 +56,7 @@ def import_sweeps(argv: Sequence[str]) -> int:
     Raises:
         UsageError: records are not there, are of no commit, or clash with results asv has.
     """
-    parser = Parser(
-        prog="python -m bench.asv_import", description=describe(__doc__), allow_abbrev=False
-    )
+    parser = Parser(prog="python -m bench.asv_import", description=describe(__doc__))
     parser.add_argument("sweeps", nargs="+", type=Path, metavar="RESULTS", help="a sweep's folder")
     for folder in parser.parse(argv).sweeps:
         for file in import_sweep(folder, load_config()):

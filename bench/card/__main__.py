@@ -58,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def build_parser() -> Parser:
     """The command line."""
-    parser = Parser(prog="python -m bench.card", description=describe(__doc__), allow_abbrev=False)
+    parser = Parser(prog="python -m bench.card", description=describe(__doc__))
     add = parser.add_argument
     minutes = os.environ.get(MINUTES) or "9"
     add("--minutes", metavar="N", default=minutes, help=f"time for all of it (${MINUTES}, or 9)")

@@ -30,6 +30,7 @@ from bench.card.folder import (
     unfold_map,
 )
 from bench.errors import UnsupportedError
+from bench.flags import join_flags
 from bench.questions.loss_scales import summarize_scale_map
 from bench.record import REPEATED, Status
 from bench.scale_map import read_scale_map
@@ -198,8 +199,8 @@ def _sweep(
 
     def run(card: Card, scale: Scale, children: Children) -> Entry:
         # once, though a sweep repeats a part of an epoch by itself: the phase repeats comes last
-        # of a flag given twice the last counts
-        arguments = ["--repeats", "1", *flags, *own(scale), *scale.sweep_flags(whole, until)]
+        once = ["--repeats", "1"]
+        arguments = join_flags(once, flags, own(scale), scale.sweep_flags(whole, until))
         before = count_runs(card.folder, arguments)
         if not before.left and not before.failed:
             return Entry(State.DONE, line=before.line)

@@ -6,7 +6,6 @@ to measure. Each passes or fails by a figure and its bounds; see `bench.check.ch
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import shlex
@@ -30,7 +29,7 @@ from bench.case import (
     grid,
     telling_axes,
 )
-from bench.check.checks import CHECKS, Answer, Finding, Result, answer
+from bench.check.checks import CHECKS, Checked, Finding, Result, answer
 from bench.data import DatasetInfo
 from bench.environment import ask, has_cuda, refuse_missing
 from bench.errors import UsageError, nearest
@@ -95,10 +94,8 @@ def build_parser() -> Parser:
     parser = Parser(
         prog="python -m bench.check",
         usage="%(prog)s [--precision NAME …] [--AXIS VALUE …] [--out DIR] […]",
-        description=textwrap.fill(_SUMMARY, _WIDTH),
+        description=_SUMMARY,
         epilog=f"checks:{names}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     parser.add_argument(
         "--steps",
@@ -193,7 +190,7 @@ def check_case(
     answers = []
     for one in CHECKS.values():
         with _show_running(one.name):
-            found = Answer(one) if one.name in skip else answer(one, subject)
+            found = Checked(one) if one.name in skip else answer(one, subject)
         answers.append(found)
         print(describe(found), file=screen, flush=True)
         entry["checks"].append(_plain(found))
@@ -278,7 +275,7 @@ def _row(name: str, result: str, figure: str, bounds: str) -> str:
     return clean(f"{name:<13} {result:<7} {figure:<38} {bounds}")
 
 
-def describe(found: Answer) -> str:
+def describe(found: Checked) -> str:
     """One line of the table."""
     finding = found.finding
     if finding is None:
@@ -305,7 +302,7 @@ def write_bounds(finding: Finding) -> str:
     return f"at least {low}" if math.isinf(finding.high) else f"{low} to {high}"
 
 
-def explain(found: Answer) -> str:
+def explain(found: Checked) -> str:
     """What a failed check means, and what is at fault."""
     said = [f"{found.check.name} failed. Expected: {found.check.shows}. {found.check.fix}"]
     if found.error:
@@ -325,7 +322,7 @@ def explain(found: Answer) -> str:
 # ---------------------------------------------------------------------------------------- the file
 
 
-def _plain(found: Answer) -> dict[str, Any]:
+def _plain(found: Checked) -> dict[str, Any]:
     answer = {"name": found.check.name, "result": found.result, "shows": found.check.shows}
     finding = {} if found.finding is None else _simplify(asdict(found.finding))
     return {**answer, **finding, "error": found.error, "lacks": found.lacks}

@@ -72,7 +72,7 @@ class InapplicableError(Exception):
 
 
 @dataclass(frozen=True)
-class Answer:
+class Checked:
     """A check with what it found; None where it was skipped, ``error`` where it could not run.
 
     ``lacks`` is why it was skipped where nobody asked for that.
@@ -93,14 +93,14 @@ class Answer:
         return Result.PASS if self.finding.passed else Result.FAIL
 
 
-def answer(check: Check, subject: Subject) -> Answer:
+def answer(check: Check, subject: Subject) -> Checked:
     """Run a check; whatever the training raises in it is a failure."""
     try:
-        return Answer(check, check.run(subject))
+        return Checked(check, check.run(subject))
     except InapplicableError as error:
-        return Answer(check, lacks=str(error))
+        return Checked(check, lacks=str(error))
     except Exception as error:
-        return Answer(check, error=" ".join(f"{type(error).__name__}: {error}".split())[:300])
+        return Checked(check, error=" ".join(f"{type(error).__name__}: {error}".split())[:300])
 
 
 # ------------------------------------------------------------------------------------ the images

@@ -4,7 +4,8 @@ With ``--axis``, it compares two values of one axis instead: within one sweep, o
 each of two. Cases are matched by all other axes but those that say how a case was measured and,
 where a side ran one case on several GPUs or with several versions, by what ran them. Of each run
 the latest attempt counts; sentinels do not.
-Every metric is better when lower. `bench.verdict` describes how a verdict is reached.
+A time is shown as a speed, above 1 is faster; every other metric is better when lower.
+`bench.verdict` describes how a verdict is reached.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from bench.compare.comparison import (
 from bench.compare.gates import OUTCOME_FINDINGS, Gate, describe_result, parse_gate, pass_gate
 from bench.compare.kinds import find_kinds
 from bench.compare.tables import FORMATS, Margins
-from bench.compare.values import explain_one_sweep, match, parse_axis, take_values
+from bench.compare.values import explain_one_sweep, parse_axis, take_values
 from bench.errors import UsageError, nearest
 from bench.flags import Parser, parse_percent, run_command
 from bench.limits import MIN_REPEATS
@@ -93,6 +94,7 @@ def build_parser() -> Parser:
         action="store_true",
         help="also name the kinds of work that changed, where both sweeps ran with --profile",
     )
+    add("--full", action="store_true", help="print every table, not one screen")
     add("--mix", action="store_true", help="compare cases even if their networks differ")
     return parser
 
@@ -126,7 +128,7 @@ def _run(argv: Sequence[str]) -> int:
     if options.why:
         comparison = replace(comparison, kinds=find_kinds(comparison))
     results = [pass_gate(comparison, gate) for gate in gates]
-    _write(FORMATS[options.format](comparison, margins, results), options.output)
+    _write(FORMATS[options.format](comparison, margins, results, options.full), options.output)
     for result in results:
         for line in describe_result(result):
             print(line, file=sys.stderr)
@@ -152,7 +154,7 @@ def _read_sides(a: Path, b: Path | None, texts: Sequence[str] | None) -> tuple[s
         return axis, *take_values(one, two, axis, values)
     if two is None:
         raise UsageError(explain_one_sweep(one))
-    return "", *match(one, two)
+    return "", one, two
 
 
 def _write(document: str, output: Path | None) -> None:

@@ -6,7 +6,7 @@ A side is a sweep, or the part of one that has one value of an axis (`bench.comp
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
@@ -22,6 +22,8 @@ from bench.store.attempts import fill_unknown, keep_cases, keep_latest, number_g
 from bench.store.reader import read_cases, read_records, records_file
 from bench.study.doubts import DOUBTS
 from bench.study.metrics import METRICS, Metric
+from bench.study.pairs import Match, Matches, Told
+from bench.study.pairs import match as match_cases
 from bench.study.quantities import MEMORY
 from bench.study.summaries import measure_part
 from bench.study.sweeps import mend_ends
@@ -72,35 +74,14 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Subject:
-    """What is compared: a case and, where a side ran it in several environments, which of them.
-
-    Where two values of an axis are compared, the case has the default of that axis and of those
-    that follow from it, and how it was measured is how A did; `Side.case` is the case that ran.
-    ``environment`` has columns of `COMPARABLE` and their values; usually it is empty. ``share``
-    tells cases of two values apart that have the same number of steps and so measured different
-    parts of an epoch.
-    """
-
-    case: Case
-    environment: tuple[tuple[str, str], ...] = ()
-    share: float = 1.0
-
-    def label(self, axes: Iterable[str]) -> str:
-        """Name it by ``axes`` of the case, and by its environment."""
-        where = (f"{name} {value or 'none'}" for name, value in self.environment)
-        return " · ".join([self.case.label(axes), *where])
-
-
-@dataclass(frozen=True)
 class Side:
     """One side: the latest attempt at each of its runs, without sentinels.
 
     Attributes:
         name: what tables call it: A, B, or a value of an axis, such as ``on``.
         title: what lines call it that stand alone, such as ``compile default``.
+        records: with a ``cell``, a number for each case in each environment.
         cases: that of each record.
-        rows: positions among the records of the runs of each subject.
     """
 
     name: str
@@ -108,7 +89,6 @@ class Side:
     path: Path
     records: pd.DataFrame
     cases: list[Case]
-    rows: dict[Subject, list[int]]
 
     @cached_property
     def _columns(self) -> dict[str, list[Any]]:
@@ -118,10 +98,19 @@ class Side:
         return {name: self.records[name].tolist() for name in names}
 
     @cached_property
-    def environments(self) -> dict[str, list[str]]:
-        """The columns of `COMPARABLE`; what a run did not get to know is its case's."""
-        filled = fill_unknown(self.records, number_groups(self.records, AXES))
-        return {name: filled[name].tolist() for name in COMPARABLE}
+    def rows(self) -> dict[int, list[int]]:
+        """Positions among the records of the runs of each cell."""
+        rows: dict[int, list[int]] = {}
+        for position, cell in enumerate(self.records["cell"].tolist()):
+            rows.setdefault(cell, []).append(position)
+        return rows
+
+    @cached_property
+    def cells(self) -> pd.DataFrame:
+        """A row for each cell, as `bench.study.pairs.match` takes it."""
+        first = self.records[~self.records["cell"].duplicated()]
+        known = [self.parts[self.cases[i]].known for i in first.index]
+        return first.assign(known=known).set_index("cell")
 
     @cached_property
     def parts(self) -> dict[Case, Part]:
@@ -137,49 +126,43 @@ class Side:
             for case, share in zip(self.cases, shares, strict=True)
         }
 
-    def case(self, subject: Subject) -> Case:
-        """The case that this side ran for a subject."""
-        return self.cases[self.rows[subject][0]]
+    def case(self, cell: int) -> Case:
+        """The case that this side ran."""
+        return self.cases[self.rows[cell][0]]
 
     def has(self, column: str) -> bool:
         """Whether any run has a value of ``column``."""
         return bool(self.records[column].notna().any())
 
-    def readings(self, subject: Subject, metric: Metric) -> Readings:
-        """What the subject's runs measured: seed and value of each repeat that has one."""
+    def readings(self, cell: int, metric: Metric) -> Readings:
+        """What the runs of a cell measured: seed and value of each repeat that has one."""
         values, statuses = self._columns[metric.column], self._columns["status"]
         counted = RELIABLE if metric.diverged else {Status.OK}
-        rows = [i for i in self.rows.get(subject, []) if statuses[i] in counted]
+        rows = [i for i in self.rows[cell] if statuses[i] in counted]
         seeds = self._columns["run_seed"]
         # NaN is empty
         return [(int(seeds[i]), metric.read(values[i])) for i in rows if values[i] == values[i]]
 
-    def cells(self, subject: Subject, condition: Condition) -> list[Any]:
-        """What those of the subject's runs that were measured and are used know of a condition."""
+    def know(self, cell: int, condition: Condition) -> list[Any]:
+        """What those runs of a cell that were measured and are used know of a condition."""
         cells, statuses = self._columns[condition.column], self._columns["status"]
         known = self._columns[condition.known or condition.column]
-        rows = [i for i in self.rows[subject] if statuses[i] in RELIABLE]
+        rows = [i for i in self.rows[cell] if statuses[i] in RELIABLE]
         return [cells[i] for i in rows if known[i] == known[i]]
 
-    def outcomes(self, subject: Subject) -> dict[str, int]:
-        """How many of the subject's runs ended in each way."""
+    def outcomes(self, cell: int) -> dict[str, int]:
+        """How many runs of a cell ended in each way."""
         statuses, inferred = self._columns["status"], self._columns["inferred"]
-        rows = self.rows.get(subject, [])
-        return dict(Counter(statuses[i] + " (inferred)" * inferred[i] for i in rows))
+        return dict(Counter(statuses[i] + " (inferred)" * inferred[i] for i in self.rows[cell]))
 
-    def severities(self, subject: Subject) -> list[int]:
-        """Of the subject's runs, best first: 0 is ok, 1 diverged, 2 not to be used."""
+    def severities(self, cell: int) -> list[int]:
+        """Of the runs of a cell, best first: 0 is ok, 1 diverged, 2 not to be used."""
         order = {Status.OK: 0, Status.DIVERGED: 1}
-        return sorted(order.get(self._columns["status"][i], 2) for i in self.rows.get(subject, []))
+        return sorted(order.get(self._columns["status"][i], 2) for i in self.rows[cell])
 
-    def executors(self, subject: Subject) -> set[str]:
-        """What ran the subject."""
-        return {self._columns["executor"][i] for i in self.rows.get(subject, [])}
-
-    def ran_on(self, rows: Iterable[int], names: Iterable[str]) -> set[tuple[tuple[str, str], ...]]:
-        """The distinct environments of some runs, as far as ``names`` tell them apart."""
-        columns, names = self.environments, list(names)
-        return {tuple((name, columns[name][i]) for name in names) for i in rows}
+    def executors(self, cell: int) -> set[str]:
+        """What ran a cell."""
+        return {self._columns["executor"][i] for i in self.rows[cell]}
 
     def environment(self, name: str) -> list[str]:
         """The distinct values of an environment column; none where all are empty."""
@@ -216,53 +199,18 @@ def read_side(name: str, path: Path) -> Side:
     for column in (TREND, HOST_BOUND):
         records[column] = DOUBTS[column].find(records)
     records["part"] = measure_part(records)
-    cases = list(read_cases(records))
-    rows: dict[Subject, list[int]] = {}
-    for position, case in enumerate(cases):
-        rows.setdefault(Subject(case), []).append(position)
-    return Side(name, name, path, records, cases, rows)
-
-
-def part(a: Side, b: Side) -> tuple[Side, Side]:
-    """Separate, on both sides, what one of them ran in several environments.
-
-    Where a side's runs of one case differ in columns of the environment, these columns are matched
-    like axes, if the two sides share a value. Runs that still mix environments after that are not
-    matched.
-    """
-    parted: tuple[dict[Subject, list[int]], dict[Subject, list[int]]] = ({}, {})
-    for subject in dict.fromkeys([*a.rows, *b.rows]):
-        sides = [(side, side.rows.get(subject, [])) for side in (a, b)]
-        found = {
-            name: [{value for ((_, value),) in side.ran_on(rows, [name])} for side, rows in sides]
-            for name in COMPARABLE
-        }
-        varying = [name for name, (x, y) in found.items() if len(x) > 1 or len(y) > 1]
-        shared = [name for name in varying if found[name][0] & found[name][1]]
-        keys = [side.ran_on(rows, shared) for side, rows in sides]
-        pure = {
-            key
-            for key in keys[0] & keys[1]
-            if all(len(side.ran_on(_within(side, rows, key), varying)) == 1 for side, rows in sides)
-        }
-        for (side, rows), into in zip(sides, parted, strict=True):
-            for i in rows:
-                (key,) = side.ran_on([i], shared)
-                (every,) = side.ran_on([i], varying)
-                which = replace(subject, environment=key if key in pure else every)
-                into.setdefault(which, []).append(i)
-    return replace(a, rows=parted[0]), replace(b, rows=parted[1])
-
-
-def _within(side: Side, rows: Iterable[int], key: tuple[tuple[str, str], ...]) -> list[int]:
-    return [i for i in rows if all(side.environments[name][i] == value for name, value in key)]
+    # what a run did not get to know of what ran it is its case's
+    filled = fill_unknown(records, number_groups(records, AXES))
+    records = records.assign(**{name: filled[name] for name in COMPARABLE})
+    records["cell"] = number_groups(records, [*AXES, *COMPARABLE])
+    return Side(name, name, path, records, read_cases(records))
 
 
 @dataclass(frozen=True)
-class Finding:
-    """One metric of one subject on both sides: seed and value of each repeat."""
+class MetricPair:
+    """One metric of one match on both sides: seed and value of each repeat."""
 
-    subject: Subject
+    match: Match
     a: Readings
     b: Readings
     ratio: Ratio
@@ -282,7 +230,7 @@ class KindChange:
     """A kind of work, or a wait, that takes longer or less long in B than in A.
 
     Attributes:
-        subject: the matched case.
+        match: the matched case.
         name: a `bench.work.Kind` or a `bench.diagnosis.step.Wait`.
         before_s: in a step of A.
         after_s: in a step of B.
@@ -292,7 +240,7 @@ class KindChange:
         after_estimated: whether the second is.
     """
 
-    subject: Subject
+    match: Match
     name: str
     before_s: float
     after_s: float
@@ -318,7 +266,8 @@ class Comparison:
 
     a: Side
     b: Side
-    metrics: dict[Metric, list[Finding]]
+    matches: Matches
+    metrics: dict[Metric, list[MetricPair]]
     axis: str = ""
     kinds: Sequence[KindChange] | None = None
 
@@ -337,19 +286,33 @@ class Comparison:
         """The axes in which matched cases may differ, but for how much was measured."""
         return free_axes(self.axis)
 
-    def parts(self, subject: Subject) -> tuple[Part, Part]:
-        """Which part of an epoch each side measured of a matched subject."""
-        return self.a.parts[self.a.case(subject)], self.b.parts[self.b.case(subject)]
+    def parts(self, match: Match) -> tuple[Part, Part]:
+        """Which part of an epoch each side measured of a matched case."""
+        a, b = self.ran(match)
+        return self.a.parts[a], self.b.parts[b]
+
+    def ran(self, match: Match) -> tuple[Case, Case]:
+        """The cases that the two sides ran."""
+        return self.a.case(match.a), self.b.case(match.b)
 
     @property
-    def matched(self) -> list[Subject]:
-        """Subjects on both sides, in the order of A."""
-        return [subject for subject in self.a.rows if subject in self.b.rows]
+    def matched(self) -> Sequence[Match]:
+        """Cases on both sides, in the order of A."""
+        return self.matches.pairs
 
-    def only_in(self, side: Side) -> list[Subject]:
-        """Subjects on one side alone."""
-        other = self.b if side is self.a else self.a
-        return [subject for subject in side.rows if subject not in other.rows]
+    def alone(self, side: Side) -> Mapping[int, Told]:
+        """Cells on one side alone, with what tells those of one case apart."""
+        return self.matches.alone[0 if side is self.a else 1]
+
+    def count(self, side: Side) -> tuple[int, int]:
+        """How many cases of a side were matched or are alone, and how many runs those are."""
+        cells = self.list_cells(side)
+        return len(cells), sum(len(side.rows[cell]) for cell in cells)
+
+    def list_cells(self, side: Side) -> list[int]:
+        """The cells of a side that were matched or are alone: not those that others stand for."""
+        place = 0 if side is self.a else 1
+        return [*(match.cells[place] for match in self.matched), *self.alone(side)]
 
     def environment(self) -> Iterator[tuple[str, bool, list[str], list[str]]]:
         """What ran them and differs: column, whether it must agree, A's and B's values.
@@ -375,70 +338,85 @@ class Comparison:
         both = (
             (
                 condition,
-                self._summarize(self.a, condition, self.matched),
-                self._summarize(self.b, condition, self.matched),
+                self._summarize(0, condition, self.matched),
+                self._summarize(1, condition, self.matched),
             )
             for condition in CONDITIONS
         )
         return [(condition, a, b) for condition, a, b in both if a is not None or b is not None]
 
-    @staticmethod
-    def _summarize(side: Side, condition: Condition, subjects: Sequence[Subject]) -> Summarized:
-        return conditions.summarize(condition, [side.cells(s, condition) for s in subjects])
+    def _summarize(self, of: int, condition: Condition, matches: Sequence[Match]) -> Summarized:
+        side = (self.a, self.b)[of]
+        return conditions.summarize(
+            condition, [side.know(match.cells[of], condition) for match in matches]
+        )
 
     def differing_conditions(self) -> list[tuple[Condition, Summarized, Summarized]]:
         """Those that differ by so much that it is told."""
         return [found for found in self.conditions if conditions.differ(*found)]
 
     def spoilt(
-        self, subjects: Sequence[Subject], beside: bool = False
+        self, matches: Sequence[Match], beside: bool = False
     ) -> Iterator[tuple[Side, Condition, Count]]:
-        """What makes the times of ``subjects`` unreliable, and in how many of a side's runs.
+        """What makes the times of ``matches`` unreliable, and in how many of a side's runs.
 
         Args:
-            subjects: that are in both sweeps.
+            matches: some of those compared.
             beside: whether what is told beside times that are reliable is wanted too.
         """
-        for side in (self.a, self.b):
+        for of, side in enumerate((self.a, self.b)):
             for condition in CONDITIONS:
                 wanted = condition.spoils or (beside and condition.beside)
-                count = self._summarize(side, condition, subjects) if wanted else None
+                count = self._summarize(of, condition, matches) if wanted else None
                 if isinstance(count, Count) and count.runs:
                     yield side, condition, count
 
-    def changed_models(self) -> Iterator[tuple[Subject, str]]:
-        """Matched subjects whose networks differ, and in which columns; unknown ones do not.
+    def changed_models(self) -> Iterator[tuple[str, str]]:
+        """Models of matched cases that are two networks, and in which columns; unknown are not.
 
         Two models are different networks on purpose, so are those for two shapes of images, and two
         files to start from are two files.
         """
-        for subject in self.matched:
-            for name in (name for name in MODEL_PARTS if not self._is_asked(name)):
-                a, b = (
-                    {value for ((_, value),) in side.ran_on(side.rows[subject], [name]) if value}
-                    for side in (self.a, self.b)
-                )
-                if a and b and a != b:
-                    yield subject, name
+        names = [name for name in MODEL_PARTS if not self._is_asked(name)]
+        columns = [[side.cells[name] for name in names] for side in (self.a, self.b)]
+        for match in self.matched:
+            for name, of_a, of_b in zip(names, *columns, strict=True):
+                if of_a[match.a] and of_b[match.b] and of_a[match.a] != of_b[match.b]:
+                    yield self.a.case(match.a).model, name
 
-    def change(self, subject: Subject) -> str:
+    def change(self, match: Match) -> str:
         """How a matched subject's outcome changed: broken, fixed, changed, or empty for not."""
-        a, b = self.a.severities(subject), self.b.severities(subject)
+        a, b = self.a.severities(match.a), self.b.severities(match.b)
         if b[0] > a[0] or b[-1] > a[-1]:
             return "broken"
         if b[0] < a[0] or b[-1] < a[-1]:
             return "fixed"
-        same = set(self.a.outcomes(subject)) == set(self.b.outcomes(subject))
+        same = set(self.a.outcomes(match.a)) == set(self.b.outcomes(match.b))
         return "" if same else "changed"
 
-    def label(self, subject: Subject) -> str:
-        """Name a subject by what tells it from the others."""
-        return subject.label(self.telling)
+    def label(self, match: Match) -> str:
+        """Name a matched case by what tells it from the others."""
+        return self._name(self.a.case(match.a), match.told)
+
+    def label_alone(self, side: Side, cell: int) -> str:
+        """Name a case of one side alone."""
+        return self._name(side.case(cell), self.alone(side)[cell])
+
+    def _name(self, case: Case, told: Told) -> str:
+        where = (f"{name} {value or 'none'}" for name, value in told)
+        return " · ".join([self.ask(case).label(self.telling), *where])
+
+    def ask(self, case: Case) -> Case:
+        """The case with the defaults of the axes in which matched cases may differ."""
+        neutral: dict[str, Any] = {name: AXES[name].default for name in self.free}
+        return replace(case, **neutral)
 
     @cached_property
     def telling(self) -> list[str]:
         """The axes to name a case by."""
-        cases = {subject.case for side in (self.a, self.b) for subject in side.rows}
+        cells = [(self.a, match.a) for match in self.matched]
+        cells += [(side, cell) for side in (self.a, self.b) for cell in self.alone(side)]
+        cases = {self.ask(side.case(cell)) for side, cell in cells}
         neutral: dict[str, Any] = {name: AXES[name].default for name in SAME_QUESTION}
         whole = {replace(case, **neutral) for case in cases}
         names = [name for name in telling_axes(whole) if name not in self.free]
@@ -447,7 +425,9 @@ class Comparison:
         # how it was measured names a case only where the sides measured one in several ways
         return [*names, *(n for n in SAME_QUESTION if len({getattr(c, n) for c in cases}) > 1)]
 
-    def judge_equivalence(self, metric: Metric, margin: float) -> list[tuple[Finding, Equivalence]]:
+    def judge_equivalence(
+        self, metric: Metric, margin: float
+    ) -> list[tuple[MetricPair, Equivalence]]:
         """Whether B's loss or error is equivalent to A's, of each case that has it on both sides.
 
         The cases are one family. Empty for a metric that does not depend on the seed.
@@ -455,21 +435,22 @@ class Comparison:
         findings = [f for f in self.metrics[metric] if metric.seeded and f.ratio.value is not None]
         family = [(_by_seed(f.a), _by_seed(f.b)) for f in findings]
         judged = verdict.judge_equivalences(family, margin, self.names)
-        return [(f, self._doubt(f.subject, e)) for f, e in zip(findings, judged, strict=True)]
+        return [(f, self._doubt(f.match, e)) for f, e in zip(findings, judged, strict=True)]
 
-    def guessing(self, subject: Subject) -> list[bool]:
+    def guessing(self, match: Match) -> list[bool]:
         """Whether a side's training loss is still that of guessing; of the sides that have one."""
-        losses = [_by_seed(s.readings(subject, METRICS["train_loss"])) for s in (self.a, self.b)]
-        classes = [s.case(subject).classes for s in (self.a, self.b)]
+        sides = ((self.a, match.a), (self.b, match.b))
+        losses = [_by_seed(side.readings(cell, METRICS["train_loss"])) for side, cell in sides]
+        classes = [case.classes for case in self.ran(match)]
         return [
             verdict.learnt_nothing(verdict.average_seeds(x), n)
             for x, n in zip(losses, classes, strict=True)
             if x
         ]
 
-    def _doubt(self, subject: Subject, found: Equivalence) -> Equivalence:
+    def _doubt(self, match: Match, found: Equivalence) -> Equivalence:
         """Take back a verdict on networks that guess; that only one of them learnt is one."""
-        guessing = self.guessing(subject)
+        guessing = self.guessing(match)
         differs = found.verdict in (Claim.BETTER, Claim.WORSE)
         if not any(guessing) or (differs and not all(guessing)):
             return found
@@ -479,21 +460,23 @@ class Comparison:
 def compare(a: Side, b: Side, metrics: Sequence[Metric], axis: str = "") -> Comparison:
     """Compare two sides case by case; the cases of one metric are one family.
 
+    Cases may have been measured on different parts of an epoch; metrics that depend on that are
+    then not compared.
+
     Args:
-        a: of `bench.compare.values.match`; so is ``b``. Their cases may have been measured on
-            different parts of an epoch, and metrics that depend on that are then not compared.
         axis: whose values the sides are; empty for two sweeps.
     """
-    a, b = part(a, b)
-    comparison = Comparison(a, b, {}, axis)
+    comparison = Comparison(a, b, match_cases(a.cells, b.cells, axis), {}, axis)
     for metric in metrics:
-        readings = [(s, a.readings(s, metric), b.readings(s, metric)) for s in comparison.matched]
+        readings = [
+            (m, a.readings(m.a, metric), b.readings(m.b, metric)) for m in comparison.matched
+        ]
         pairs = [pair for pair in readings if pair[1] or pair[2]]
-        refused = [_refuse(comparison, metric, subject) for subject, _, _ in pairs]
+        refused = [_refuse(comparison, metric, match) for match, _, _ in pairs]
         family = [pair[1:] for pair, lack in zip(pairs, refused, strict=True) if not lack]
         judged = iter(_judge(metric, family, comparison.names))
         comparison.metrics[metric] = [
-            Finding(*pair, ratio=Ratio(lack=lack) if lack else next(judged))
+            MetricPair(*pair, ratio=Ratio(lack=lack) if lack else next(judged))
             for pair, lack in zip(pairs, refused, strict=True)
         ]
         if metric.seeded:
@@ -502,16 +485,16 @@ def compare(a: Side, b: Side, metrics: Sequence[Metric], axis: str = "") -> Comp
     return comparison
 
 
-def _doubt_ratio(comparison: Comparison, finding: Finding) -> Finding:
+def _doubt_ratio(comparison: Comparison, finding: MetricPair) -> MetricPair:
     """Take back the verdict on a loss or an error where neither side has learnt anything."""
-    guessing = comparison.guessing(finding.subject)
+    guessing = comparison.guessing(finding.match)
     if finding.ratio.lack or not guessing or not all(guessing):
         return finding
     return replace(finding, ratio=replace(finding.ratio, lack=verdict.GUESSING))
 
 
-def _refuse(comparison: Comparison, metric: Metric, subject: Subject) -> str:
-    one, two = comparison.parts(subject)
+def _refuse(comparison: Comparison, metric: Metric, match: Match) -> str:
+    one, two = comparison.parts(match)
     known = one.known and two.known
     if known and metric.seeded and comparison.axis in RECIPE and one.share == two.share < 1:
         return "less than an epoch does not show what it does to learning; use --fraction 1"
@@ -549,8 +532,8 @@ def refuse_other_models(comparison: Comparison) -> None:
         UsageError: it says which network changed, and what in it.
     """
     changed: dict[str, dict[str, None]] = {}
-    for subject, name in comparison.changed_models():
-        changed.setdefault(subject.case.model, {})[MODEL_PARTS[name]] = None
+    for model, name in comparison.changed_models():
+        changed.setdefault(model, {})[MODEL_PARTS[name]] = None
     if changed:
         which = "; ".join(
             f"{model} changed in {', '.join(what)}" for model, what in changed.items()

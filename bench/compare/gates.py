@@ -52,23 +52,24 @@ def find(comparison: Comparison, gate: Gate) -> Iterator[str]:
     """The cases that fail a gate, one line each."""
     one, two = comparison.titles
     if gate.word == "broken":
-        for subject in comparison.matched:
-            if comparison.change(subject) == "broken":
-                a, b = (side.outcomes(subject) for side in (comparison.a, comparison.b))
+        for match in comparison.matched:
+            if comparison.change(match) == "broken":
+                a, b = comparison.a.outcomes(match.a), comparison.b.outcomes(match.b)
                 yield (
-                    f"{comparison.label(subject)}: {write_outcomes(a)} in {one}, "
+                    f"{comparison.label(match)}: {write_outcomes(a)} in {one}, "
                     f"{write_outcomes(b)} in {two}"
                 )
     elif gate.word == "missing":
-        for subject in comparison.only_in(comparison.a):
-            yield f"{comparison.label(subject)}: in {one}, not in {two}"
+        for cell in comparison.alone(comparison.a):
+            yield f"{comparison.label_alone(comparison.a, cell)}: in {one}, not in {two}"
     for metric, findings in comparison.metrics.items():
         for finding in findings:
             judged = finding.ratio.judge(gate.margin)
             unjudged = judged is Verdict.NONE and finding.a and finding.b
             if metric.word(judged) == gate.word or (unjudged and gate.word == "unjudged"):
-                what = finding.ratio.lack or f"{write_number(finding.ratio.value or 0)}×"
-                yield f"{comparison.label(finding.subject)}: {metric.label}: {what}"
+                shown = metric.show(finding.ratio).value or 0
+                what = finding.ratio.lack or f"{'speed ' * metric.speed}{write_number(shown)}×"
+                yield f"{comparison.label(finding.match)}: {metric.label}: {what}"
 
 
 @dataclass(frozen=True)
@@ -100,9 +101,11 @@ def pass_gate(comparison: Comparison, gate: Gate) -> Result:
     """Check a gate, and count how much it could check."""
     failures = list(find(comparison, gate))
     if gate.word in OUTCOME_FINDINGS:
-        sides = comparison.a.rows if gate.word == "missing" else comparison.matched
-        why = {} if sides else {explain_unmatched(comparison): 0}
-        return Result(gate, failures, len(sides), 0, why)
+        checked = len(comparison.matched)
+        if gate.word == "missing":
+            checked, _ = comparison.count(comparison.a)
+        why = {} if checked else {explain_unmatched(comparison): 0}
+        return Result(gate, failures, checked, 0, why)
     ratios = [
         finding.ratio
         for metric, findings in comparison.metrics.items()

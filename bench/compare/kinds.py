@@ -6,13 +6,14 @@ import math
 from collections.abc import Iterator
 from statistics import fmean
 
-from bench.compare.comparison import Comparison, KindChange, Side, Subject
+from bench.compare.comparison import Comparison, KindChange, Side
 from bench.diagnosis.breakdown import Breakdown, divide
 from bench.errors import UsageError
 from bench.limits import STEADY
 from bench.questions.profiles import STEP, make_step, take_runs
 from bench.record import RELIABLE
 from bench.store.reader import read_cases, read_work
+from bench.study.pairs import Match
 from bench.verdict import compare
 
 
@@ -31,54 +32,57 @@ def find_kinds(comparison: Comparison) -> list[KindChange]:
             f"{comparison.axis} explains two values of an axis"
         )
     a, b = (_divide_runs(side) for side in (comparison.a, comparison.b))
-    both = [s for s in comparison.matched if s in a and s in b]
+    both = [m for m in comparison.matched if m.a in a and m.b in b]
     if not both:
         lacking = [s.path for s, held in ((comparison.a, a), (comparison.b, b)) if not held]
         where = f" in {' or '.join(map(str, lacking))}" if lacking else " on both sides"
         raise UsageError(f"--why: no case has a profile{where}; run both sweeps with --profile on")
-    found = [change for subject in both for change in _list(subject, a[subject], b[subject])]
+    found = [change for match in both for change in _list(match, a[match.a], b[match.b])]
     ratios = compare([samples for _, samples in found])
     changes = [
         KindChange(
             *known,
             ratio.p_adjusted,
-            *(any(known[1] in one.estimates for one in side[known[0]]) for side in (a, b)),
+            *(
+                any(known[1] in one.estimates for one in side[cell])
+                for side, cell in zip((a, b), known[0].cells, strict=True)
+            ),
         )
         for (known, (before, after)), ratio in zip(found, ratios, strict=True)
         # a ratio without interval has too few repeats
         if (_lie_apart(before, after) if ratio.low is None else ratio.differs)
     ]
-    order = {subject: place for place, subject in enumerate(both)}
+    order = {match: place for place, match in enumerate(both)}
     kept = [c for c in changes if abs(c.change_s) > STEADY * c.step_s]
-    return sorted(kept, key=lambda change: (order[change.subject], -abs(change.change_s)))
+    return sorted(kept, key=lambda change: (order[change.match], -abs(change.change_s)))
 
 
 def _lie_apart(a: list[float], b: list[float]) -> bool:
     return max(a) < min(b) or max(b) < min(a)
 
 
-def _divide_runs(side: Side) -> dict[Subject, list[Breakdown]]:
+def _divide_runs(side: Side) -> dict[int, list[Breakdown]]:
     """Each profiled repeat of each case of a side, its step divided."""
     work = dict(list(read_work(side.path).groupby("record_id", sort=False)))
     names, statuses = (side.records[name].tolist() for name in ("record_id", "status"))
     cases, runs = read_cases(side.records), take_runs(side.records)
-    found: dict[Subject, list[Breakdown]] = {}
-    for subject, rows in side.rows.items():
+    found: dict[int, list[Breakdown]] = {}
+    for cell, rows in side.rows.items():
         for i in rows:
             if statuses[i] not in RELIABLE or math.isnan(runs[i][STEP]):
                 continue
             step = make_step(cases[i], [(runs[i], work.get(names[i]))])
             if step and (breakdown := divide(step.step)):
-                found.setdefault(subject, []).append(breakdown)
+                found.setdefault(cell, []).append(breakdown)
     return found
 
 
-Known = tuple[Subject, str, float, float, float]
+Known = tuple[Match, str, float, float, float]
 """A change but for its p-value."""
 
 
 def _list(
-    subject: Subject, a: list[Breakdown], b: list[Breakdown]
+    match: Match, a: list[Breakdown], b: list[Breakdown]
 ) -> Iterator[tuple[Known, tuple[list[float], list[float]]]]:
     """Each part of the step with its mean time on both sides, and the time of each repeat.
 
@@ -90,4 +94,4 @@ def _list(
         before, after = ([one.find_time(name) for one in side] for side in (a, b))
         least = STEADY / 3 * step_s
         first, second = ([max(least, time_s) for time_s in side] for side in (before, after))
-        yield (subject, name, fmean(before), fmean(after), step_s), (first, second)
+        yield (match, name, fmean(before), fmean(after), step_s), (first, second)

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
 import textwrap
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from itertools import zip_longest
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from bench import verdict
 from bench.case import AXES, FOLLOWS, SAME_QUESTION
 from bench.compare import conditions
+from bench.compare.answer import advise, conclude, write_percent
 from bench.compare.comparison import (
     Comparison,
-    Finding,
     KindChange,
+    MetricPair,
     Side,
-    Subject,
     printable,
     write_outcomes,
 )
@@ -29,11 +29,13 @@ from bench.compare.values import explain_unmatched, list_left_out
 from bench.diagnosis.evidence import write_ms
 from bench.diagnosis.rates import CALL, RATES, write_rate
 from bench.diagnosis.sentences import name_part
+from bench.interval import CONFIDENCE
 from bench.limits import MIN_REPEATS, STEADY
 from bench.record import Status
-from bench.render.model import NOTHING, Cell, Head, Table
+from bench.render.model import NOTHING, Cell, Head, Level, Table
 from bench.study.metrics import Metric
-from bench.text import write_number
+from bench.study.pairs import Match
+from bench.text import count, name_first, say_left_out, write_number
 from bench.verdict import Claim, Equivalence, Ratio, Verdict
 
 
@@ -49,23 +51,31 @@ def _cells(*texts: str) -> tuple[Cell, ...]:
     return tuple(Cell(printable(text)) for text in texts)
 
 
+_KEEP = {"p": 2, "runs": 3, "95 % interval": 6}
+"""What goes first where a page is too narrow; see `Head`."""
+
+
 def _heads(*labels: str, numbers: Sequence[str] = ()) -> tuple[Head, ...]:
-    return tuple(Head(label, label, number=label in numbers) for label in labels)
-
-
-def write_percent(fraction: float) -> str:
-    """Write 0.02 as ``2 %``."""
-    return f"{100 * fraction:.4g} %"
+    return tuple(
+        Head(
+            label,
+            label,
+            number=label in numbers,
+            keep=_KEEP.get(label, 9),
+            wrap=label in ("case", "remarks"),
+        )
+        for label in labels
+    )
 
 
 def introduce(comparison: Comparison, margins: Margins) -> Iterator[str]:
     """What is compared, and how to read it."""
     for side, role in ((comparison.a, "baseline"), (comparison.b, "candidate")):
-        runs = _count(sum(map(len, side.rows.values())), "run")
-        cases = _count(len(side.rows), "case")
-        yield printable(f"{side.title} ({role}): {side.path}, {runs} of {cases}")
+        cases, runs = comparison.count(side)
+        said = f"{count(runs, 'run')} of {count(cases, 'case')}"
+        yield printable(f"{side.title} ({role}): {side.path}, {said}")
         for name in FOLLOWS.get(comparison.axis, ()):
-            used, left = list_left_out(side, name)
+            used, left = list_left_out(comparison, side, name)
             if used and left:
                 word = name.replace("_", " ")
                 kept, rest = ([value or "none" for value in part] for part in (used, left))
@@ -76,7 +86,7 @@ def introduce(comparison: Comparison, margins: Margins) -> Iterator[str]:
     matched = comparison.matched
     if matched:
         both = f"with both values of {comparison.axis}" if comparison.axis else "in both"
-        yield printable(f"{_count(len(matched), 'case')} {both}: {_write_common(comparison)}")
+        yield printable(f"{count(len(matched), 'case')} {both}: {_write_common(comparison)}")
     else:
         yield printable(f"no case in both: {explain_unmatched(comparison)}")
     if not any(comparison.environment()) and not comparison.differing_conditions():
@@ -91,31 +101,26 @@ def introduce(comparison: Comparison, margins: Margins) -> Iterator[str]:
         yield f"not compared, because no run has a value: {', '.join(empty)}"
     limit = 1 + margins.verdict
     yield printable(
-        f"{_name_ratio(comparison)} compares geometric means; of a time it is time after / "
-        "time before: below 1 is faster (the report's effects show speed, where above 1 is faster)"
+        f"speed is the time of {comparison.names[0]} over that of {comparison.names[1]}: above 1 "
+        f"is faster; any other {_name_ratio(comparison)}; both of geometric means"
     )
     yield printable(
-        "each ratio has a 95 % interval; p is adjusted for the number of cases in a table (Holm); "
+        "each has a 95 % interval; p is adjusted for the number of cases in a table (Holm); "
         f"the margin of {write_percent(margins.verdict)} is from {1 / limit:.4g} to {limit:.4g}"
     )
 
 
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'s' * (number != 1)}"
-
-
 def _name_ratio(comparison: Comparison) -> str:
     one, two = comparison.names
-    return f"ratio = {two} / {one}" if comparison.axis else f"{two}/{one}"
+    return f"ratio is {two} / {one}"
 
 
 def _write_common(comparison: Comparison) -> str:
     """What all matched cases have in common."""
-    subjects = comparison.matched
     hidden = {*comparison.telling, *comparison.free}
-    ran = [side.case(subject) for side in (comparison.a, comparison.b) for subject in subjects]
+    ran = [case for match in comparison.matched for case in comparison.ran(match)]
     hidden |= {name for name in SAME_QUESTION if len({getattr(case, name) for case in ran}) > 1}
-    return subjects[0].case.label(name for name in AXES if name not in hidden)
+    return comparison.ask(ran[0]).label(name for name in AXES if name not in hidden)
 
 
 def tabulate(comparison: Comparison, margins: Margins) -> Iterator[Table]:
@@ -142,7 +147,8 @@ def tabulate(comparison: Comparison, margins: Margins) -> Iterator[Table]:
     if comparison.kinds is not None:
         yield _kinds_table(comparison, comparison.kinds)
     for side in (comparison.a, comparison.b):
-        alone = tuple(_cells(comparison.label(s)) for s in comparison.only_in(side))
+        cells = comparison.alone(side)
+        alone = tuple(_cells(comparison.label_alone(side, cell)) for cell in cells)
         if alone:
             yield Table(f"only-{side.name}", f"Only in {side.title}", _heads("case"), alone, ())
 
@@ -155,7 +161,7 @@ def _kinds_table(comparison: Comparison, kinds: Sequence[KindChange]) -> Table:
     numbers = (*comparison.names, "change", "of a step", "p")
     rows = tuple(
         _cells(
-            comparison.label(kind.subject),
+            comparison.label(kind.match),
             name_part(kind.name),
             write_ms(kind.before_s, kind.before_estimated),
             write_ms(kind.after_s, kind.after_estimated),
@@ -176,15 +182,11 @@ BEYOND = (
 
 
 def _outcome_rows(comparison: Comparison) -> Iterator[tuple[Cell, ...]]:
-    for subject in comparison.matched:
-        a, b = comparison.a.outcomes(subject), comparison.b.outcomes(subject)
+    for match in comparison.matched:
+        a, b = comparison.a.outcomes(match.a), comparison.b.outcomes(match.b)
         if {*a, *b} != {Status.OK}:
-            yield _cells(
-                comparison.label(subject),
-                write_outcomes(a),
-                write_outcomes(b),
-                comparison.change(subject),
-            )
+            label, change = comparison.label(match), comparison.change(match)
+            yield _cells(label, write_outcomes(a), write_outcomes(b), change)
 
 
 def _write_summary(condition: Condition, value: Summarized) -> str:
@@ -200,23 +202,23 @@ def _write_summary(condition: Condition, value: Summarized) -> str:
 
 
 def _write_spoilt(
-    comparison: Comparison, subjects: Sequence[Subject], beside: bool = False
+    comparison: Comparison, matches: Sequence[Match], beside: bool = False
 ) -> Iterator[str]:
     """Each thing that `Comparison.spoilt` finds, once, with the runs of either side."""
     counts: dict[str, list[str]] = {}
-    for side, condition, count in comparison.spoilt(subjects, beside):
-        where = f"{side.name} in {count.runs} of {count.of} runs"
+    for side, condition, held in comparison.spoilt(matches, beside):
+        where = f"{side.name} in {held.runs} of {held.of} runs"
         counts.setdefault(condition.label, []).append(where)
     yield from (f"{label}: {', '.join(where)}" for label, where in counts.items())
 
 
 def _metric_table(
-    comparison: Comparison, metric: Metric, findings: Sequence[Finding], margin: float
+    comparison: Comparison, metric: Metric, findings: Sequence[MetricPair], margin: float
 ) -> Table:
     counts = Counter(finding.ratio.judge(margin) for finding in findings)
     summary = ", ".join(f"{counts[v]} {metric.word(v)}" for v in Verdict if v in counts)
     unit = f" in {metric.unit}" if metric.unit else ""
-    ratio = "ratio" if comparison.axis else "B/A"
+    ratio = "speed" if metric.speed else "ratio" if comparison.axis else "B/A"
     numbers = (*comparison.names, ratio, "95 % interval", "p", "runs")
     said = [list(remarks(comparison, metric, finding, margin)) for finding in findings]
     rest, notes = _gather(said)
@@ -227,9 +229,9 @@ def _metric_table(
         _heads("case", *numbers, "verdict", "remarks", numbers=numbers),
         tuple(
             _cells(
-                comparison.label(finding.subject),
+                comparison.label(finding.match),
                 *(_write_mean(side, metric) for side in finding.compared),
-                *_write_ratio(finding.ratio),
+                *_write_ratio(metric.show(finding.ratio)),
                 ", ".join(str(len(side)) for side in finding.compared),
                 metric.word(finding.ratio.judge(margin)),
                 text,
@@ -237,6 +239,7 @@ def _metric_table(
             for finding, text in zip(findings, rest, strict=True)
         ),
         tuple(printable(note) for note in notes),
+        level=Level.TABLE if metric is next(iter(comparison.metrics)) else Level.DETAIL,
     )
 
 
@@ -268,7 +271,7 @@ def _equivalence_table(comparison: Comparison, metric: Metric, margin: float) ->
     numbers = ("ratio", "90 % interval", "p", "seeds", "seeds needed")
     rest, common = _gather(
         [
-            [*describe_runs(comparison, metric, finding.subject), *filter(None, [found.lack])]
+            [*describe_runs(comparison, metric, finding.match), *filter(None, [found.lack])]
             for finding, found in judged
         ]
     )
@@ -283,7 +286,7 @@ def _equivalence_table(comparison: Comparison, metric: Metric, margin: float) ->
         _heads("case", *numbers, "verdict", "remarks", numbers=numbers),
         tuple(
             _cells(
-                comparison.label(finding.subject),
+                comparison.label(finding.match),
                 *_write_equivalence(equivalence),
                 equivalence.verdict.value,
                 text,
@@ -339,27 +342,30 @@ def _write_ratio(ratio: Ratio) -> tuple[str, str, str]:
     return value, interval, _write_p(ratio.p_adjusted)
 
 
-def describe_runs(comparison: Comparison, metric: Metric, subject: Subject) -> Iterator[str]:
+def describe_runs(comparison: Comparison, metric: Metric, match: Match) -> Iterator[str]:
     """What kind of runs a finding is of: of part of an epoch, of synthetic images, not measured."""
-    sides = (comparison.a, comparison.b)
-    if min(part.share for part in comparison.parts(subject)) < 1:
-        yield _write_parts(comparison, metric, subject)
-    kinds = {"synthetic": [s.name for s in sides if s.case(subject).dataset == "synthetic"]}
+    sides = ((comparison.a, match.a), (comparison.b, match.b))
+    if min(part.share for part in comparison.parts(match)) < 1:
+        yield _write_parts(comparison, metric, match)
+    kinds = {"synthetic": [s.name for s, cell in sides if s.case(cell).dataset == "synthetic"]}
     for kind in ("fake", "published"):
-        kinds[kind] = [s.name for s in sides if kind in s.executors(subject)]
+        kinds[kind] = [s.name for s, cell in sides if kind in s.executors(cell)]
     for kind, where in kinds.items():
         if where:
             yield kind if len(where) == 2 else f"{kind} in {where[0]}"
 
 
 def remarks(
-    comparison: Comparison, metric: Metric, finding: Finding, margin: float
+    comparison: Comparison, metric: Metric, finding: MetricPair, margin: float
 ) -> Iterator[str]:
     """What a reader must know about a finding before relying on it."""
-    subject = finding.subject
-    yield from describe_runs(comparison, metric, subject)
-    for side, values in ((comparison.a, finding.a), (comparison.b, finding.b)):
-        outcomes = side.outcomes(subject)
+    match = finding.match
+    yield from describe_runs(comparison, metric, match)
+    for side, cell, values in (
+        (comparison.a, match.a, finding.a),
+        (comparison.b, match.b, finding.b),
+    ):
+        outcomes = side.outcomes(cell)
         if set(outcomes) != {Status.OK}:
             yield f"{side.name} {write_outcomes(outcomes)}"
         elif len(values) < outcomes[Status.OK]:
@@ -367,119 +373,131 @@ def remarks(
     pairs = finding.ratio.pairs
     if pairs and any(len({seed for seed, _ in side}) > pairs for side in (finding.a, finding.b)):
         be = "is" if pairs == 1 else "are"
-        yield f"only the {_count(pairs, 'seed')} that both sides ran {be} compared"
+        yield f"only the {count(pairs, 'seed')} that both sides ran {be} compared"
     if metric.timed:
-        yield from _write_spoilt(comparison, [subject], beside=True)
+        yield from _write_spoilt(comparison, [match], beside=True)
     if why := finding.ratio.explain(margin):
         yield why
 
 
-def _write_parts(comparison: Comparison, metric: Metric, subject: Subject) -> str:
+def _write_parts(comparison: Comparison, metric: Metric, match: Match) -> str:
     """Say that less than an epoch was measured, and on which side where only one did."""
     what = "extrapolated" if metric.name == "epoch_time_s" else "part of an epoch"
-    one, two = comparison.parts(subject)
+    one, two = comparison.parts(match)
     if one.share == two.share:
         return what
     named = zip(comparison.names, (one, two), strict=True)
     return f"{what}: " + ", ".join(f"{part} in {name}" for name, part in named if part.share < 1)
 
 
-def render_text(comparison: Comparison, margins: Margins, results: Sequence[Result]) -> str:
-    """The comparison as aligned columns, as wide as the terminal, or as needed without one."""
-    width = shutil.get_terminal_size((0, 0)).columns or UNLIMITED
-    lines = [piece for line in introduce(comparison, margins) for piece in _wrap(line, width)]
-    for table in tabulate(comparison, margins):
-        lines += ["", *_wrap(table.title, width), *_align(table, width)]
-        lines += [piece for note in table.notes for piece in _wrap(note, width, "  ")]
-    return "\n".join(lines) + "\n"
+HIGHEST = 40
+"""Lines of the first screen."""
 
+WIDTH = 100
+"""Columns where there is no terminal to ask, and COLUMNS is not set."""
 
 UNLIMITED = 10_000
-"""Columns where the text goes to a file or a pipe and COLUMNS is not set."""
+"""Columns of all tables in full, where they go to a file or a pipe."""
 
 
-def _wrap(text: str, width: int, indent: str = "") -> list[str]:
+def render_text(
+    comparison: Comparison, margins: Margins, results: Sequence[Result], full: bool = False
+) -> str:
+    """The verdict, what to doubt and the first table on one screen; ``full`` for all there is."""
+    width = shutil.get_terminal_size((UNLIMITED if full else WIDTH, 0)).columns
+    tables = list(tabulate(comparison, margins))
+    if full:
+        said = [*conclude(comparison, margins.verdict), *introduce(comparison, margins)]
+    else:
+        said = list(_open(comparison, margins))
+    lines = [piece for line in said for piece in _wrap(line, width)]
+    if full:
+        for table in tables:
+            lines += ["", *_draw(table, width)]
+        return "\n".join(lines) + "\n"
+    shown = next((table for table in tables if table.level is Level.TABLE), None)
+    left = len(tables) - bool(shown)
+    last = [f"--full shows {count(left, 'more table')} and the conditions of both sides."]
+    if shown:
+        rows = len(shown.rows)
+        while len(drawn := _draw(_cut(shown, rows), width)) + len(lines) + 3 > HIGHEST and rows > 1:
+            rows -= 1
+        lines += ["", *drawn]
+    return "\n".join([*lines, "", *last]) + "\n"
+
+
+def _cut(table: Table, rows: int) -> Table:
+    """The first rows of a table, and how many are left out."""
+    left = len(table.rows) - rows
+    notes = (
+        (*table.notes, f"{say_left_out(left, 'row')}; --full has them.") if left else table.notes
+    )
+    return replace(table, rows=table.rows[:rows], notes=notes)
+
+
+def _open(comparison: Comparison, margins: Margins) -> Iterator[str]:
+    """What is compared, the verdicts, and what to know before believing them."""
+    a, b = comparison.a, comparison.b
+    paths = "" if a.path == b.path else f" ({a.path}) and {b.title} ({b.path})"
+    both = f"{a.title}{paths}" if paths else f"{a.title} and {b.title} in {a.path}"
+    matched = comparison.matched
+    if not matched:
+        yield f"{both}: no case in both: {explain_unmatched(comparison)}"
+        return
+    cases = count(len(matched), "case")
+    yield f"{both}: {cases} in both, {_write_common(comparison)}."
+    yield from conclude(comparison, margins.verdict)
+    if said := advise(comparison, margins.verdict):
+        yield said
+    differing = [
+        f"{name} {' or '.join(of_a) or NOTHING} and {' or '.join(of_b) or NOTHING}"
+        for name, agree, of_a, of_b in comparison.environment()
+        if agree
+    ]
+    if differing:
+        yield f"! They differ in {name_first(differing, 2, '; ')}."
+    if spoilt := list(_write_spoilt(comparison, matched)):
+        yield (
+            f"! Do not rely on these times: {name_first(spoilt, 2, '; ')}. Close other programs "
+            "and run again, into a new --out."
+        )
+    alone = [
+        f"{count(len(cells), 'case')} only in {side.title}"
+        for side in (a, b)
+        if (cells := comparison.alone(side))
+    ]
+    if alone:
+        yield f"! Not compared: {', '.join(alone)}."
+
+
+def _wrap(text: str, width: int) -> list[str]:
     return textwrap.wrap(
-        text,
+        printable(text),
         width,
-        initial_indent=indent,
-        subsequent_indent=indent + "  ",
+        subsequent_indent="  ",
         break_long_words=False,
         break_on_hyphens=False,
     )
 
 
-_GAP = "  "
-_NARROWEST = 16  # of a column of text
-_WRAPPED = 8  # of a head over numbers: its longest word
+def _draw(table: Table, width: int) -> list[str]:
+    from rich.console import Console
+
+    from bench.render.text import draw_table
+
+    buffer = io.StringIO()
+    draw_table(table, Console(file=buffer, width=width, color_system=None, force_terminal=False))
+    return [line.rstrip() for line in buffer.getvalue().splitlines()]
 
 
-def _align(table: Table, width: int) -> Iterator[str]:
-    """The rows of a table, each indented; too wide, its remarks follow below each row.
-
-    Text is wrapped where that is not enough; then columns follow below each row too, from the
-    right, but for the verdict.
-    """
-    columns = [
-        [head.label, *(row[i].text for row in table.rows)] for i, head in enumerate(table.heads)
-    ]
-    if not columns:
-        return
-    whole = [len(_GAP) + max(map(len, column)) for column in columns]
-    least = [
-        min(full, len(_GAP) + max(_WRAPPED, *map(len, column[1:])) if head.number else _NARROWEST)
-        for full, column, head in zip(whole, columns, table.heads, strict=True)
-    ]
-    shown = list(range(len(columns)))
-    below: list[int] = []
-    labels = [head.label for head in table.heads]
-    if sum(whole) > width and labels[-1] == "remarks":
-        below = [shown.pop()]
-    kept = {0, 1, labels.index("verdict") if "verdict" in labels else 1}
-    while sum(least[i] for i in shown) > width and len(shown) > len(kept):
-        below.insert(0, shown.pop(max(n for n, i in enumerate(shown) if i not in kept)))
-    widths = {i: whole[i] for i in shown}
-    for i in [0, *sorted(shown[1:], key=lambda i: least[i] - whole[i])]:
-        excess = sum(widths.values()) - width
-        widths[i] = max(least[i], widths[i] - max(0, excess))
-    for index in range(len(table.rows) + 1):
-        cells = {i: columns[i][index] for i in shown}
-        yield from _write_row(cells, widths, [head.number for head in table.heads])
-        said = [
-            columns[i][index] if labels[i] == "remarks" else f"{labels[i]} {columns[i][index]}"
-            for i in below
-            if columns[i][index] not in ("", NOTHING)
-        ]
-        if index and said:
-            yield from _wrap("; ".join(said), width, _GAP * 3)
-
-
-def _write_row(
-    cells: Mapping[int, str], widths: Mapping[int, int], numbers: Sequence[bool]
-) -> Iterator[str]:
-    """One row, on as many lines as its longest cell needs; the first cell's are indented."""
-    wrapped = [
-        textwrap.wrap(
-            text,
-            widths[i] - len(_GAP),
-            subsequent_indent="" if i else _GAP,
-            break_on_hyphens=False,
-        )
-        for i, text in cells.items()
-    ]
-    for pieces in zip_longest(*wrapped, fillvalue=""):
-        line = "".join(
-            _GAP + (piece.rjust if numbers[i] else piece.ljust)(widths[i] - len(_GAP))
-            for i, piece in zip(cells, pieces, strict=True)
-        )
-        yield line.rstrip()
-
-
-def render_markdown(comparison: Comparison, margins: Margins, results: Sequence[Result]) -> str:
-    """The comparison as GitHub-flavoured Markdown, to paste."""
+def render_markdown(
+    comparison: Comparison, margins: Margins, results: Sequence[Result], full: bool = True
+) -> str:
+    """The comparison as GitHub-flavoured Markdown, to paste: the verdict, then all tables."""
     from bench.render.markdown import escape, table_lines
 
-    lines = [*(f"- {escape(line)}" for line in introduce(comparison, margins)), ""]
+    said = [*conclude(comparison, margins.verdict), *introduce(comparison, margins)]
+    lines = [*(f"- {escape(line)}" for line in said), ""]
     for table in tabulate(comparison, margins):
         if table.heads:
             lines += table_lines(table)
@@ -488,7 +506,9 @@ def render_markdown(comparison: Comparison, margins: Margins, results: Sequence[
     return "\n".join(lines).rstrip() + "\n"
 
 
-def render_json(comparison: Comparison, margins: Margins, results: Sequence[Result]) -> str:
+def render_json(
+    comparison: Comparison, margins: Margins, results: Sequence[Result], full: bool = True
+) -> str:
     """The comparison with all raw values, for machines; SI units."""
     margin = margins.verdict
     document = {
@@ -497,12 +517,12 @@ def render_json(comparison: Comparison, margins: Margins, results: Sequence[Resu
             key: {
                 "name": side.name,
                 "path": str(side.path),
-                "runs": sum(map(len, side.rows.values())),
+                "runs": comparison.count(side)[1],
             }
             for key, side in (("a", comparison.a), ("b", comparison.b))
         },
         "margin": margin,
-        "confidence": verdict.CONFIDENCE,
+        "confidence": CONFIDENCE,
         "environment": [
             {"name": name, "must_agree": agree, "a": a, "b": b}
             for name, agree, a, b in comparison.environment()
@@ -522,35 +542,29 @@ def render_json(comparison: Comparison, margins: Margins, results: Sequence[Resu
         ],
         "outcomes": [
             {
-                **_name_subject(comparison, subject),
-                "a": comparison.a.outcomes(subject),
-                "b": comparison.b.outcomes(subject),
-                "change": comparison.change(subject),
+                **_name_match(comparison, match),
+                "a": comparison.a.outcomes(match.a),
+                "b": comparison.b.outcomes(match.b),
+                "change": comparison.change(match),
             }
-            for subject in comparison.matched
+            for match in comparison.matched
         ],
         "metrics": {
             metric.name: [
                 {
-                    **_name_subject(comparison, finding.subject),
+                    **_name_match(comparison, finding.match),
                     "a": [value for _, value in finding.a],
                     "b": [value for _, value in finding.b],
                     "n_a": len(finding.a),
                     "n_b": len(finding.b),
                     "seeds_a": [seed for seed, _ in finding.a],
                     "seeds_b": [seed for seed, _ in finding.b],
-                    "ratio": finding.ratio.value,
-                    "low": finding.ratio.low,
-                    "high": finding.ratio.high,
-                    "p": finding.ratio.p,
-                    "p_adjusted": finding.ratio.p_adjusted,
-                    "exact": finding.ratio.exact,
+                    **metric.lay_out(finding.ratio),
                     "pairs": finding.ratio.pairs,
                     "verdict": metric.word(finding.ratio.judge(margin)),
-                    "lack": finding.ratio.lack,
                     "spoilt": [
                         {"side": side.name, "condition": condition.name, **asdict(count)}
-                        for side, condition, count in comparison.spoilt([finding.subject])
+                        for side, condition, count in comparison.spoilt([finding.match])
                         if metric.timed
                     ],
                     "remarks": list(remarks(comparison, metric, finding, margin)),
@@ -563,7 +577,7 @@ def render_json(comparison: Comparison, margins: Margins, results: Sequence[Resu
         "equivalence": {
             metric.name: [
                 {
-                    **_name_subject(comparison, finding.subject),
+                    **_name_match(comparison, finding.match),
                     **asdict(found),
                     "verdict": found.verdict.value,
                     "sentence": found.sentence(),
@@ -577,7 +591,7 @@ def render_json(comparison: Comparison, margins: Margins, results: Sequence[Resu
         if comparison.kinds is None
         else [
             {
-                **_name_subject(comparison, kind.subject),
+                **_name_match(comparison, kind.match),
                 "kind": kind.name,
                 "a_s": kind.before_s,
                 "b_s": kind.after_s,
@@ -588,8 +602,8 @@ def render_json(comparison: Comparison, margins: Margins, results: Sequence[Resu
             }
             for kind in comparison.kinds
         ],
-        "only_in_a": [_name_alone(comparison.a, s) for s in comparison.only_in(comparison.a)],
-        "only_in_b": [_name_alone(comparison.b, s) for s in comparison.only_in(comparison.b)],
+        "only_in_a": _name_alone(comparison, comparison.a),
+        "only_in_b": _name_alone(comparison, comparison.b),
         "failures": {result.gate.text: result.failures for result in results},
         "gates": [
             {
@@ -606,16 +620,19 @@ def render_json(comparison: Comparison, margins: Margins, results: Sequence[Resu
     return json.dumps(document, indent=1, allow_nan=False) + "\n"
 
 
-def _name_subject(comparison: Comparison, subject: Subject) -> dict[str, Any]:
-    """Name a matched subject by what its cases have in common, and by both cases."""
-    one, two = (asdict(side.case(subject)) for side in (comparison.a, comparison.b))
+def _name_match(comparison: Comparison, match: Match) -> dict[str, Any]:
+    """Name a match by what its cases have in common, and by both cases."""
+    one, two = map(asdict, comparison.ran(match))
     common = {name: value for name, value in one.items() if two[name] == value}
     both = {"case_a": one, "case_b": two} if one != two else {}
-    return {"case": common, **both, "environment": dict(subject.environment)}
+    return {"case": common, **both, "environment": dict(match.told)}
 
 
-def _name_alone(side: Side, subject: Subject) -> dict[str, Any]:
-    return {**asdict(side.case(subject)), "environment": dict(subject.environment)}
+def _name_alone(comparison: Comparison, side: Side) -> list[dict[str, Any]]:
+    return [
+        {**asdict(side.case(cell)), "environment": dict(told)}
+        for cell, told in comparison.alone(side).items()
+    ]
 
 
 def _to_json(value: Summarized) -> Any:

@@ -1,40 +1,26 @@
-"""Two sweeps, or two values of one axis, as the two sides of a comparison.
-
-A case of one side is matched with the case of the other that has all axes equal, but for the one
-that is compared, and for these:
-
-- axes that follow from the compared one (`FOLLOWS`): a precision that scales its loss has a loss
-  scale, and fp32 has none. Of several loss scales, each precision's main one is taken;
-- ``fraction``, ``steps`` and ``profile``, which are how a case was measured. Where both sides
-  measured an equal part of an epoch, these are matched; else the largest part of each. What depends
-  on it is then not compared, see `bench.compare.comparison.compare`.
-"""
+"""Two values of one axis as the two sides of a comparison, and what can be compared."""
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import islice, product
-from typing import Any
 
 from bench.case import (
     AXES,
     BARE,
-    FOLLOWS,
     NAMED,
     SAME_QUESTION,
-    Case,
     Value,
     find_leader,
     format_value,
-    free_axes,
-    main_loss_scale,
     parse_value,
     spell_value,
 )
-from bench.compare.comparison import Comparison, Part, Side, Subject
+from bench.compare.comparison import Comparison, Side
 from bench.errors import UsageError, nearest
+from bench.study.pairs import match
 
 
 def parse_axis(texts: Sequence[str]) -> tuple[str, list[Value]]:
@@ -59,7 +45,7 @@ def parse_axis(texts: Sequence[str]) -> tuple[str, list[Value]]:
 
 
 def take_values(a: Side, b: Side | None, axis: str, values: Sequence[Value]) -> tuple[Side, Side]:
-    """Take one value of ``axis`` from each sweep, or both from ``a``, and match their cases.
+    """Take one value of ``axis`` from each sweep, or both from ``a``.
 
     Args:
         values: two; or none, where there is no other choice.
@@ -81,7 +67,7 @@ def take_values(a: Side, b: Side | None, axis: str, values: Sequence[Value]) -> 
                 f"it has {_write(held_values)}"
             )
     one, two = (_take(side, axis, value) for side, value in zip(sources, values, strict=True))
-    return match(one, two, axis)
+    return one, two
 
 
 def _ask_for_values(sides: Sequence[Side], axis: str) -> str:
@@ -122,101 +108,14 @@ def _take(side: Side, axis: str, value: Value) -> Side:
         title=title_value(axis, value),
         records=side.records.iloc[kept].reset_index(drop=True),
         cases=[side.cases[i] for i in kept],
-        rows={},
     )
 
 
-def match(a: Side, b: Side, axis: str = "") -> tuple[Side, Side]:
-    """Give the cases that are equal, but for ``axis`` if there is one, one subject; see above."""
-    ours, theirs = (_group_main(side, axis) for side in (a, b))
-    subjects: tuple[dict[Case, Subject], dict[Case, Subject]] = ({}, {})
-    for key in dict.fromkeys([*ours, *theirs]):
-        parts = [
-            # of cases that follow from the axis, such as two learning rates, the last is taken
-            {case: side.parts[case] for case in {_ask(case): case for case in held}.values()}
-            for side, held in ((a, ours.get(key, [])), (b, theirs.get(key, [])))
-        ]
-        for cases, of_side in zip(parts, subjects, strict=True):
-            for case, part in cases.items():
-                asked = {name: getattr(case, name) for name in SAME_QUESTION}
-                of_side[case] = Subject(replace(key, **asked), share=part.share)
-        for one, two in _match_parts(*parts):
-            subjects[1][two] = subjects[0][one]
-    return _assign(a, subjects[0]), _assign(b, subjects[1])
-
-
-def _ask(case: Case) -> tuple[Value, ...]:
-    """How a case was to be measured."""
-    return tuple(getattr(case, name) for name in SAME_QUESTION)
-
-
-def _match_parts(ours: Mapping[Case, Part], theirs: Mapping[Case, Part]) -> list[tuple[Case, Case]]:
-    """Pairs of cases that measured equal parts of an epoch; else the largest of each side.
-
-    Of several with one part, those are matched first that were asked for alike, and so is one that
-    failed before its part was known.
-    """
-    if not ours or not theirs:
-        return []
-    pairs: dict[Case, Case] = {}
-    order = sorted(product(ours, theirs), key=lambda pair: _ask(pair[0]) != _ask(pair[1]))
-    for one, two in order:
-        x, y = ours[one], theirs[two]
-        failed = _ask(one) == _ask(two) and not (x.known and y.known)
-        if (x.share == y.share or failed) and one not in pairs and two not in pairs.values():
-            pairs[one] = two
-    if pairs:
-        return list(pairs.items())
-    one, two = (max(side, key=lambda case: side[case].share) for side in (ours, theirs))
-    return [(one, two)]
-
-
-def _group_main(side: Side, axis: str) -> dict[Case, list[Case]]:
-    """The cases of a side by what has to be equal, without those of other loss scales."""
-    groups: dict[Case, dict[Case, None]] = {}
-    neutral: dict[str, Any] = {
-        name: AXES[name].default for name in (*free_axes(axis), *SAME_QUESTION)
-    }
-    for case in side.cases:
-        groups.setdefault(replace(case, **neutral), {})[case] = None
-    if not FOLLOWS.get(axis):
-        return {key: list(cases) for key, cases in groups.items()}
-    usual = _main_scale(side.cases)
-    return {key: _keep_main(list(cases), usual) for key, cases in groups.items()}
-
-
-def _main_scale(cases: Sequence[Case]) -> str:
-    return main_loss_scale(cases[0].precision, [format_value(c.loss_scale) for c in cases])
-
-
-def _keep_main(cases: list[Case], usual: str) -> list[Case]:
-    """Of cases that differ in what follows, or in how they were measured, those of the main."""
-    scales = {format_value(case.loss_scale) for case in cases}
-    scale = usual if usual in scales else _main_scale(cases)
-    kept = [case for case in cases if format_value(case.loss_scale) == scale]
-    for name in FOLLOWS["precision"][1:]:
-        first = min((getattr(case, name) for case in kept), key=_order_value)
-        kept = [case for case in kept if getattr(case, name) == first]
-    return kept
-
-
-def _order_value(value: Value) -> tuple[bool, str]:
-    """A key that sorts nothing and off before all else."""
-    return value not in (None, False), format_value(value)
-
-
-def _assign(side: Side, subjects: dict[Case, Subject]) -> Side:
-    rows: dict[Subject, list[int]] = {}
-    for position, case in enumerate(side.cases):
-        if case in subjects:
-            rows.setdefault(subjects[case], []).append(position)
-    return replace(side, rows=rows)
-
-
-def list_left_out(side: Side, name: str) -> tuple[list[str], list[str]]:
+def list_left_out(comparison: Comparison, side: Side, name: str) -> tuple[list[str], list[str]]:
     """The values of an axis that are compared on a side, and those that are not."""
-    positions = [i for rows in side.rows.values() for i in rows]
-    used = dict.fromkeys(format_value(getattr(side.cases[i], name)) for i in positions)
+    used = dict.fromkeys(
+        format_value(getattr(side.case(cell), name)) for cell in comparison.list_cells(side)
+    )
     every = dict.fromkeys(format_value(getattr(case, name)) for case in side.cases)
     return list(used), [value for value in every if value not in used]
 
@@ -224,9 +123,11 @@ def list_left_out(side: Side, name: str) -> tuple[list[str], list[str]]:
 def explain_unmatched(comparison: Comparison) -> str:
     """Why no case is in both sides, with the command that compares them where there is one."""
     one, two = comparison.a, comparison.b
-    a, b = ({s.case for s in side.rows} for side in (one, two))
+    a, b = ({comparison.ask(s.case(cell)) for cell in comparison.alone(s)} for s in (one, two))
     if a & b:
-        mixed = {n: None for side in (one, two) for s in side.rows for n, _ in s.environment}
+        mixed = {
+            n: None for s in (one, two) for told in comparison.alone(s).values() for n, _ in told
+        }
         return f"within a side, runs of one case differ in {', '.join(mixed)}; none has an equal"
     parted = [
         name
@@ -244,8 +145,8 @@ def suggest(a: Side, b: Side, axes: Iterable[str]) -> str:
     for axis in axes:
         pairs = product(list_values(a, axis), list_values(b, axis))
         for one, two in islice(pairs, 16):
-            x, y = match(_take(a, axis, one), _take(b, axis, two), axis)
-            if one != two and x.rows.keys() & y.rows.keys():
+            sides = (_take(a, axis, one).cells, _take(b, axis, two).cells)
+            if one != two and match(*sides, axis).pairs:
                 sweeps = " ".join(shlex.quote(str(side.path)) for side in (a, b))
                 return f"python -m bench.compare {sweeps} {_write_flag(axis, one, two)}"
     return ""

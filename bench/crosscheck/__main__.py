@@ -105,7 +105,7 @@ class Pair:
     bare: Side
 
 
-class Verdict(StrEnum):
+class Agreement(StrEnum):
     """What the ratios of all pairs come to."""
 
     AGREE = "agree"
@@ -118,7 +118,7 @@ class Verdict(StrEnum):
 class Judgement:
     """Harness over bare: the median ratio, its range over the pairs, and the verdict."""
 
-    verdict: Verdict
+    verdict: Agreement
     ratio: float | None = None
     lowest: float | None = None
     highest: float | None = None
@@ -140,23 +140,23 @@ def judge(pairs: Sequence[tuple[float, float] | None]) -> Judgement:
     same side. Anything else is unclear: the machine is too restless to tell.
 
     >>> judge([(1.2, 1.0), (1.21, 1.0)]).verdict
-    <Verdict.DISAGREE: 'disagree'>
+    <Agreement.DISAGREE: 'disagree'>
     """
     ratios = [harness / bare for harness, bare in filter(None, pairs)]
     if not ratios or len(ratios) < len(pairs):
-        return Judgement(Verdict.NOT_READ)
-    verdict = Verdict.UNCLEAR
+        return Judgement(Agreement.NOT_READ)
+    verdict = Agreement.UNCLEAR
     if all(abs(ratio - 1) <= BOUND for ratio in ratios):
-        verdict = Verdict.AGREE
+        verdict = Agreement.AGREE
     elif min(ratios) > 1 + BOUND or max(ratios) < 1 - BOUND:
-        verdict = Verdict.DISAGREE
+        verdict = Agreement.DISAGREE
     return Judgement(verdict, median(ratios), min(ratios), max(ratios))
 
 
-def judge_work(pairs: Sequence[Pair]) -> Verdict:
+def judge_work(pairs: Sequence[Pair]) -> Agreement:
     """Whether both sides trained the same number of steps and images in every pair."""
     same = all((p.harness.steps, p.harness.images) == (p.bare.steps, p.bare.images) for p in pairs)
-    return Verdict.AGREE if same else Verdict.DISAGREE
+    return Agreement.AGREE if same else Agreement.DISAGREE
 
 
 JUDGED = {
@@ -199,7 +199,9 @@ def crosscheck(argv: Sequence[str]) -> int:
     """
     refuse_other_images(argv, "bench.crosscheck")
     parser = Parser(
-        prog="python -m bench.crosscheck", description=describe(__doc__), allow_abbrev=False
+        prog="python -m bench.crosscheck",
+        usage="%(prog)s [--AXIS VALUE] [--pairs N] [--json]",
+        description=describe(__doc__),
     )
     parser.add_argument("--pairs", type=int, default=3, metavar="N", help="pairs to measure (3)")
     parser.add_argument("--json", action="store_true", help="print JSON on standard output")
@@ -241,7 +243,7 @@ def crosscheck(argv: Sequence[str]) -> int:
         print(judgement.describe(what), file=out)
     if rehearsal:
         print("rehearsal: time and resident memory of a CPU decide nothing", file=out)
-    agree = all(judgement.verdict is Verdict.AGREE for judgement in judged.values())
+    agree = all(judgement.verdict is Agreement.AGREE for judgement in judged.values())
     if given.json:
         answer = {
             "case": asdict(case),

@@ -132,6 +132,18 @@ def count_classes(name: str, data_dir: Path | None) -> int:
     return CLASSES if source is None else source.classes
 
 
+def count_images(name: str, data_dir: Path | None) -> int | None:
+    """Training images of an epoch of the dataset ``name``; None where only decoding would tell."""
+    source = None if name == SYNTHETIC else _look(data_dir)
+    with suppress(OSError, ValueError, KeyError, UsageError):
+        if source is not None:  # decoded before?
+            meta = (find_cache() / f"{name}-{_key(source)}" / "meta.json").read_text("utf-8")
+            return int(json.loads(meta)["train_images"])
+    # synthetic images are as many as CIFAR-10's, which are downloaded where there are none
+    canonical = source is None or source.layout in (CIFAR10.folder, CIFAR10.name)
+    return synthetic.IMAGES["train"] if canonical else None
+
+
 def _look(data_dir: Path | None) -> Source | None:
     folder = data_dir or Path("data")
     return detect(folder) if folder.is_dir() else None

@@ -53,7 +53,7 @@ class Level(IntEnum):
 
 
 @dataclass(frozen=True)
-class Finding:
+class Remark:
     """One thing about the machine, and the command that fixes it; empty where none is needed.
 
     ``numbers`` is false where it has no part in the numbers that a sweep measures.
@@ -77,40 +77,40 @@ _START_FIXES: dict[Lack, str] = {
 }
 
 
-def _judge_driver(m: Machine) -> Iterator[Finding]:
+def _judge_driver(m: Machine) -> Iterator[Remark]:
     if "cuda" not in m.devices:
         return
     if m.gpus:
         card = m.gpus[0].card
         runs = "" if card.driver_cuda is None else f", runs CUDA up to {_dots(card.driver_cuda)}"
-        yield Finding(Level.FINE, "driver", f"{card.driver}{runs}")
+        yield Remark(Level.FINE, "driver", f"{card.driver}{runs}")
     elif m.nvml is Lack.NO_DRIVER and not _cuda_build(m):
-        yield Finding(Level.FINE, "driver", f"{m.nvml_reason}: only the CPU can be measured")
+        yield Remark(Level.FINE, "driver", f"{m.nvml_reason}: only the CPU can be measured")
     elif m.nvml is not None:
         level = Level.UNBELIEVABLE if m.nvml is Lack.MISMATCH else Level.NOTE
-        yield Finding(level, "driver", m.nvml_reason, _START_FIXES[m.nvml])
+        yield Remark(level, "driver", m.nvml_reason, _START_FIXES[m.nvml])
     else:
         fix = "unset CUDA_VISIBLE_DEVICES" if m.cuda_visible_devices is not None else "nvidia-smi"
-        yield Finding(Level.NOTE, "driver", m.no_gpu, fix)
+        yield Remark(Level.NOTE, "driver", m.no_gpu, fix)
 
 
-def _judge_torch(m: Machine) -> Iterator[Finding]:
+def _judge_torch(m: Machine) -> Iterator[Remark]:
     if m.torch_error:
-        yield Finding(Level.UNBELIEVABLE, "torch", m.torch_error, "pip install 'torch>=2.9'")
+        yield Remark(Level.UNBELIEVABLE, "torch", m.torch_error, "pip install 'torch>=2.9'")
         return
     version = next((d.environment.get("torch", "") for d in m.devices.values()), "")
     cuda = m.devices.get("cuda")
     if cuda is None or (cuda.error and not m.gpus and not cuda.environment.get("gpu")):
         threads = m.devices["cpu"].environment.get("torch_threads") if "cpu" in m.devices else None
         on = "the CPU" if threads is None else f"the CPU with {threads} threads"
-        yield Finding(Level.FINE, "torch", f"{version}, computes on {on}")
+        yield Remark(Level.FINE, "torch", f"{version}, computes on {on}")
     elif cuda.error:
         what = cuda.error.partition("; ")[0].removeprefix("device cuda: ")
-        yield Finding(Level.UNBELIEVABLE, "torch", what, _fix_torch(m, cuda))
+        yield Remark(Level.UNBELIEVABLE, "torch", what, _fix_torch(m, cuda))
     else:
         built = cuda.environment.get("cuda")
         what = f"{version}, built for CUDA {built}, computes on {cuda.environment.get('gpu')}"
-        yield Finding(Level.FINE, "torch", what)
+        yield Remark(Level.FINE, "torch", what)
 
 
 def _fix_torch(m: Machine, cuda: DeviceAnswer) -> str:
@@ -130,7 +130,7 @@ def _cuda_build(m: Machine) -> bool:
     return "cuda" in m.devices and m.devices["cuda"].environment.get("cuda") is not None
 
 
-def _judge_cards(m: Machine) -> Iterator[Finding]:
+def _judge_cards(m: Machine) -> Iterator[Remark]:
     for gpu in _used(m):
         yield from _judge_card(gpu)
         yield from _judge_sharing(gpu)
@@ -147,7 +147,7 @@ def _used(m: Machine) -> Sequence[Gpu]:
     return [gpu for gpu in m.gpus if card in (None, gpu.card)]
 
 
-def _judge_card(gpu: Gpu) -> Iterator[Finding]:
+def _judge_card(gpu: Gpu) -> Iterator[Remark]:
     card = gpu.card
     facts = [card.name]
     if card.memory_bytes:
@@ -156,9 +156,9 @@ def _judge_card(gpu: Gpu) -> Iterator[Finding]:
         facts.append(f"compute capability {_dots(card.capability)}")
     if card.ecc is not None:
         facts.append(f"ECC {'on' if card.ecc else 'off'}")
-    yield Finding(Level.FINE, "card", ", ".join(facts))
+    yield Remark(Level.FINE, "card", ", ".join(facts))
     if card.mig:
-        yield Finding(
+        yield Remark(
             Level.NOTE,
             "MIG",
             "this is a MIG instance: its power and energy cannot be read, and other "
@@ -166,14 +166,14 @@ def _judge_card(gpu: Gpu) -> Iterator[Finding]:
             f"to measure the whole card: sudo nvidia-smi -i {card.index} -mig 0",
         )
     if card.persistence_mode is False:
-        yield Finding(
+        yield Remark(
             Level.NOTE,
             "persistence",
             "persistence mode is off: the driver starts again for each case and loses its settings",
             f"sudo nvidia-smi -i {card.index} -pm 1",
         )
     if card.pcie and card.pcie.width < card.pcie.max_width:
-        yield Finding(
+        yield Remark(
             Level.NOTE,
             "PCIe",
             f"{card.pcie}: half the lanes or fewer, so copies to the card are slow",
@@ -181,10 +181,10 @@ def _judge_card(gpu: Gpu) -> Iterator[Finding]:
         )
 
 
-def _judge_sharing(gpu: Gpu) -> Iterator[Finding]:
+def _judge_sharing(gpu: Gpu) -> Iterator[Remark]:
     if gpu.others is None:
         why = gpu.lacks.get("others", "")
-        yield Finding(
+        yield Remark(
             Level.NOTE,
             "neighbours",
             f"other processes on the card cannot be listed ({why}), so a shared card would not "
@@ -195,21 +195,21 @@ def _judge_sharing(gpu: Gpu) -> Iterator[Finding]:
     computing = [p for p in gpu.others if not p.display]
     drawing = [p for p in gpu.others if p.display]
     if computing:
-        yield Finding(
+        yield Remark(
             Level.UNBELIEVABLE,
             "neighbours",
             "other processes compute on the card: " + _who(computing),
             "end them or wait (nvidia-smi lists them); --allow-shared measures anyway",
         )
     if drawing:
-        yield Finding(
+        yield Remark(
             Level.NOTE,
             "neighbours",
             "the card also drives a display: " + _who(drawing),
             "for steady numbers: sudo systemctl isolate multi-user.target",
         )
     if not gpu.others:
-        yield Finding(Level.FINE, "neighbours", "no other process uses the card")
+        yield Remark(Level.FINE, "neighbours", "no other process uses the card")
 
 
 def _who(processes: Iterable[Process]) -> str:
@@ -231,7 +231,7 @@ _READINGS = {
 }
 
 
-def _judge_readings(gpu: Gpu) -> Iterator[Finding]:
+def _judge_readings(gpu: Gpu) -> Iterator[Remark]:
     reasons: dict[str, list[str]] = {}
     for quantity, name in _READINGS.items():
         # that an instance of a divided card has no power of its own is said of MIG
@@ -239,7 +239,7 @@ def _judge_readings(gpu: Gpu) -> Iterator[Finding]:
             reasons.setdefault(gpu.lacks[quantity], []).append(name)
     for reason, names in reasons.items():
         also = "; energy is then integrated from power" if names == ["the energy counter"] else ""
-        yield Finding(
+        yield Remark(
             Level.NOTE,
             "readings",
             f"{', '.join(names)} cannot be read ({reason}){also}",
@@ -248,11 +248,11 @@ def _judge_readings(gpu: Gpu) -> Iterator[Finding]:
         )
     read = [name for quantity, name in _READINGS.items() if quantity not in gpu.lacks]
     if read:
-        yield Finding(Level.FINE, "readings", f"{', '.join(read)} can be read")
+        yield Remark(Level.FINE, "readings", f"{', '.join(read)} can be read")
     if gpu.process_bytes is not None:
-        yield Finding(Level.FINE, "memory", "the memory of a process can be read")
+        yield Remark(Level.FINE, "memory", "the memory of a process can be read")
     elif gpu.tried:
-        yield Finding(
+        yield Remark(
             Level.NOTE,
             "memory",
             "the memory of a process cannot be read ("
@@ -265,12 +265,12 @@ def _judge_readings(gpu: Gpu) -> Iterator[Finding]:
 _WHOLE_CARD = ("energy_j", "power_w", "power_limit_w")
 
 
-def _judge_power(gpu: Gpu) -> Iterator[Finding]:
+def _judge_power(gpu: Gpu) -> Iterator[Remark]:
     card = gpu.card
     limit, usual = card.power_limit_w, card.default_power_limit_w
     if limit is not None:
         if usual is not None and abs(limit / usual - 1) > 0.01:
-            yield Finding(
+            yield Remark(
                 Level.NOTE,
                 "power limit",
                 f"{limit:.0f} W, where this card's default is {usual:.0f} W: not comparable with "
@@ -278,10 +278,10 @@ def _judge_power(gpu: Gpu) -> Iterator[Finding]:
                 f"sudo nvidia-smi -i {card.index} -pl {usual:.0f}",
             )
         else:
-            yield Finding(Level.FINE, "power limit", f"{limit:.0f} W, the default")
+            yield Remark(Level.FINE, "power limit", f"{limit:.0f} W, the default")
     slowed = [name for name in gpu.throttle or () if EFFECTS.get(name) == "slowed"]
     if slowed:
-        yield Finding(
+        yield Remark(
             Level.UNBELIEVABLE,
             "clocks",
             f"the card is throttled before it has any work: {', '.join(slowed)}",
@@ -292,7 +292,7 @@ def _judge_power(gpu: Gpu) -> Iterator[Finding]:
     if clock is not None and default is not None and clock != default:
         held.append(f"application clock {clock} MHz, default {default} MHz")
     if held:
-        yield Finding(
+        yield Remark(
             Level.NOTE,
             "clocks",
             f"clocks are fixed ({'; '.join(held)}): steadier, but not comparable with cards at "
@@ -308,18 +308,18 @@ STEAL_NOTED, STEAL_HEAVY = 0.01, 0.05
 """The same of the time that the hypervisor gave to other machines."""
 
 
-def _judge_cpu(m: Machine) -> Iterator[Finding]:
+def _judge_cpu(m: Machine) -> Iterator[Remark]:
     cpu = m.cpu
     used = f"other processes used {cpu.others:.2g} of {count(cpu.cores, 'core')}"
     if cpu.others > OTHERS_NOTED * cpu.cores:
         heavy = cpu.others > OTHERS_HEAVY * cpu.cores
         level = Level.UNBELIEVABLE if heavy else Level.NOTE
-        yield Finding(
+        yield Remark(
             level, "CPU", f"{used} in {cpu.watched_s:.2g} s", "find them with top, and end them"
         )
     if cpu.steal > STEAL_NOTED:
         level = Level.UNBELIEVABLE if cpu.steal > STEAL_HEAVY else Level.NOTE
-        yield Finding(
+        yield Remark(
             level,
             "CPU",
             f"the hypervisor gave {100 * cpu.steal:.0f} % of this machine's CPU time to others",
@@ -327,9 +327,9 @@ def _judge_cpu(m: Machine) -> Iterator[Finding]:
             "of: vmstat 1",
         )
     if cpu.others <= OTHERS_NOTED * cpu.cores and cpu.steal <= STEAL_NOTED:
-        yield Finding(Level.FINE, "CPU", f"{cpu.name}; {used}")
+        yield Remark(Level.FINE, "CPU", f"{cpu.name}; {used}")
     if cpu.governor is not None and cpu.governor != "performance":
-        yield Finding(
+        yield Remark(
             Level.NOTE,
             "governor",
             f"CPU frequency governor {cpu.governor}: clocks rise and fall with the load",
@@ -337,10 +337,10 @@ def _judge_cpu(m: Machine) -> Iterator[Finding]:
         )
 
 
-def _judge_places(m: Machine) -> Iterator[Finding]:
+def _judge_places(m: Machine) -> Iterator[Remark]:
     if (free := m.results_free_bytes) is not None:
         low = free < 1 * GB
-        yield Finding(
+        yield Remark(
             Level.NOTE if low else Level.FINE,
             "disk",
             f"{free / GB:.1f} GB free for {m.results}",
@@ -348,7 +348,7 @@ def _judge_places(m: Machine) -> Iterator[Finding]:
         )
     if (free := m.shm_free_bytes) is not None:
         low = free < 0.5 * GB
-        yield Finding(
+        yield Remark(
             Level.NOTE if low else Level.FINE,
             "shared memory",
             f"{free / GB:.1f} GB free in /dev/shm"
@@ -358,9 +358,9 @@ def _judge_places(m: Machine) -> Iterator[Finding]:
         )
     if m.data_layout:
         what = f"CIFAR-10 found in {m.data_dir} ({m.data_layout})"
-        yield Finding(Level.FINE, "images", what, numbers=False)
+        yield Remark(Level.FINE, "images", what, numbers=False)
     else:
-        yield Finding(
+        yield Remark(
             Level.NOTE,
             "images",
             f"CIFAR-10 is not in {m.data_dir}: a sweep would download 170 MB to there",
@@ -369,7 +369,7 @@ def _judge_places(m: Machine) -> Iterator[Finding]:
         )
 
 
-def _judge_precisions(m: Machine) -> Iterator[Finding]:
+def _judge_precisions(m: Machine) -> Iterator[Remark]:
     for device, answer in m.devices.items():
         if answer.error:
             continue
@@ -386,13 +386,13 @@ def _judge_precisions(m: Machine) -> Iterator[Finding]:
                 ways["runs"].append(precision.name)
         told = "; ".join(f"{way} {', '.join(names)}" for way, names in ways.items() if names)
         where = "the GPU" if device == "cuda" else "the CPU"
-        yield Finding(Level.FINE, "precisions", f"{where} {told}", numbers=False)
+        yield Remark(Level.FINE, "precisions", f"{where} {told}", numbers=False)
 
 
-def _judge_packages(m: Machine) -> Iterator[Finding]:
+def _judge_packages(m: Machine) -> Iterator[Remark]:
     # what is said of these two below and of torch says more
     if missing := [name for name in m.missing if name not in ("nvidia-ml-py", "torch")]:
-        yield Finding(
+        yield Remark(
             Level.UNBELIEVABLE,
             "packages",
             f"not installed: {', '.join(missing)}; nothing can be measured without",
@@ -400,7 +400,7 @@ def _judge_packages(m: Machine) -> Iterator[Finding]:
             numbers=False,
         )
     if m.nvidia_ml_py is None:
-        yield Finding(
+        yield Remark(
             Level.NOTE,
             "NVML package",
             "nvidia-ml-py is not installed: memory, power and clocks of a card cannot be read",
@@ -408,7 +408,7 @@ def _judge_packages(m: Machine) -> Iterator[Finding]:
             numbers=bool(m.gpus) or _cuda_build(m),
         )
     elif m.pynvml is not None and int(m.pynvml.partition(".")[0] or 0) < 12:
-        yield Finding(
+        yield Remark(
             Level.NOTE,
             "NVML package",
             f"the deprecated package pynvml {m.pynvml} overwrites nvidia-ml-py {m.nvidia_ml_py}",
@@ -416,19 +416,19 @@ def _judge_packages(m: Machine) -> Iterator[Finding]:
             numbers=bool(m.gpus),
         )
     else:
-        yield Finding(Level.FINE, "NVML package", f"nvidia-ml-py {m.nvidia_ml_py}")
+        yield Remark(Level.FINE, "NVML package", f"nvidia-ml-py {m.nvidia_ml_py}")
     yield from _judge_apex(m.apex)
     what = f"torchao {m.torchao}; fp8 converts with it" if m.torchao else FP8_INSTALL
-    yield Finding(Level.FINE, "torchao", what, numbers=False)
+    yield Remark(Level.FINE, "torchao", what, numbers=False)
 
 
-def _judge_apex(apex: Apex | None) -> Iterator[Finding]:
+def _judge_apex(apex: Apex | None) -> Iterator[Remark]:
     if apex is None:
         what = "not installed; fp16-apex alone needs it"
-        yield Finding(Level.FINE, "apex", what, numbers=False)
+        yield Remark(Level.FINE, "apex", what, numbers=False)
         return
     if not apex.nvidia:
-        yield Finding(
+        yield Remark(
             Level.NOTE,
             "apex",
             f"apex {apex.version} is not NVIDIA's but a login toolkit for web sites, from PyPI",
@@ -441,52 +441,52 @@ def _judge_apex(apex: Apex | None) -> Iterator[Finding]:
     found = f"NVIDIA's apex {apex.version}, {has} its CUDA extensions, {contrib} those of contrib"
     if why := refuse_apex(apex, None, "cuda"):
         what, _, fix = why.partition(": ")
-        yield Finding(Level.NOTE, "apex", f"{found}; fp16-apex: {what}", fix, numbers=False)
+        yield Remark(Level.NOTE, "apex", f"{found}; fp16-apex: {what}", fix, numbers=False)
         return
     uses = str(choose_interface(apex, None))
     if not refuse_apex(apex, "O1", "cuda"):
         uses += ", or apex.amp with --opt-level"
-    yield Finding(Level.FINE, "apex", f"{found}; fp16-apex runs {uses}", numbers=False)
+    yield Remark(Level.FINE, "apex", f"{found}; fp16-apex runs {uses}", numbers=False)
 
 
-def _judge_variables(m: Machine) -> Iterator[Finding]:
+def _judge_variables(m: Machine) -> Iterator[Remark]:
     from fnmatch import fnmatchcase
 
     for name, value in m.variables.items():
         does = next((text for known, text in VARIABLES.items() if fnmatchcase(name, known)), "")
         what = f"{name}={value} is set and changes results ({does})"
-        yield Finding(Level.NOTE, "variables", what, f"unset {name}")
+        yield Remark(Level.NOTE, "variables", what, f"unset {name}")
     if not m.variables:
-        yield Finding(Level.FINE, "variables", "no variable that changes results is set")
+        yield Remark(Level.FINE, "variables", "no variable that changes results is set")
 
 
-def _judge_models(m: Machine) -> Iterator[Finding]:
+def _judge_models(m: Machine) -> Iterator[Remark]:
     for name, wrong in m.models.items():
         if wrong:
-            yield Finding(Level.UNBELIEVABLE, "model", wrong, numbers=False)
+            yield Remark(Level.UNBELIEVABLE, "model", wrong, numbers=False)
         else:
-            yield Finding(Level.FINE, "model", f"{name} can be imported and built", numbers=False)
+            yield Remark(Level.FINE, "model", f"{name} can be imported and built", numbers=False)
 
 
-def _judge_rates(m: Machine) -> Iterator[Finding]:
+def _judge_rates(m: Machine) -> Iterator[Remark]:
     for device, yardstick in m.yardsticks.items():
         gpu = m.devices[device].environment.get("gpu")
         if said := describe_rates(yardstick, gpu):
-            yield Finding(Level.FINE, "rates", f"measured now: {said}", numbers=False)
+            yield Remark(Level.FINE, "rates", f"measured now: {said}", numbers=False)
         for column, why in yardstick.reasons.items():
             what = f"{column.replace('_', ' ')} could not be measured: {why}"
-            yield Finding(
+            yield Remark(
                 Level.NOTE, "rates", what, "try again with more memory free", numbers=False
             )
         for what, fix in doubt_rates(yardstick, gpu):
             level = Level.UNBELIEVABLE if yardstick.collapsed else Level.NOTE
-            yield Finding(level, "rates", what, fix)
+            yield Remark(level, "rates", what, fix)
     if m.slower:
         fix = "find what else uses the machine, with top or nvidia-smi, and end it"
-        yield Finding(Level.NOTE, "rates", f"measured now: {m.slower}", fix)
+        yield Remark(Level.NOTE, "rates", f"measured now: {m.slower}", fix)
 
 
-def _judge_expectations(m: Machine) -> Iterator[Finding]:
+def _judge_expectations(m: Machine) -> Iterator[Remark]:
     rates = {
         device: take_rates(
             yardstick.rates, list_peaks(m.devices[device].environment.get("gpu") or "")
@@ -502,12 +502,12 @@ def _judge_expectations(m: Machine) -> Iterator[Finding]:
         name = f"{one.model}, batch size {one.batch_size}, {one.precision}"
         if one.error:
             what = f"{name}: not counted: {one.error}"
-            yield Finding(Level.FINE, "expected", what, numbers=False)
+            yield Remark(Level.FINE, "expected", what, numbers=False)
             continue
         base, step = steps.get((one.model, BASE)), steps.get((one.model, one.precision))
         if one.precision != BASE and base and step and (found := expect(base, step)):
             what = f"{name}: {describe_expectation(found, BASE)}"
-            yield Finding(Level.FINE, "expected", what, numbers=False)
+            yield Remark(Level.FINE, "expected", what, numbers=False)
 
 
 BASE = "fp32"
@@ -529,7 +529,7 @@ _JUDGES = (
 )
 
 
-def judge(machine: Machine) -> list[Finding]:
+def judge(machine: Machine) -> list[Remark]:
     """Say what the facts mean: in the order of the topics, whatever their level."""
     return [finding for judge in _JUDGES for finding in judge(machine)]
 
@@ -541,7 +541,7 @@ def _dots(version: Iterable[int]) -> str:
 _MARKS = {Level.FINE: "ok", Level.NOTE: "note", Level.UNBELIEVABLE: "WRONG"}
 
 
-def write_findings(findings: Sequence[Finding]) -> str:
+def write_findings(findings: Sequence[Remark]) -> str:
     """The findings as text: a line each, the fix below it, and the sum of it all."""
     width = max(len(finding.topic) for finding in findings)
     lines = []
@@ -575,7 +575,7 @@ def write_warnings(machine: Machine) -> list[str]:
     return [*lines, f"note: {more} more; python -m bench.doctor shows them"] if more else lines
 
 
-def write_json(machine: Machine, findings: Sequence[Finding]) -> str:
+def write_json(machine: Machine, findings: Sequence[Remark]) -> str:
     """Facts and findings, to be read elsewhere with --from."""
     said = [{**asdict(f), "level": f.level.name.lower()} for f in findings]
     return json.dumps({"facts": asdict(machine), "findings": said}, indent=2, ensure_ascii=False)
@@ -652,7 +652,6 @@ def doctor(argv: Sequence[str]) -> int:
         prog="python -m bench.doctor",
         description="Say what this machine can measure, and the command that fixes what it cannot.",
         epilog="Return code 1: something makes numbers unreliable. 2: a wrong flag or model.",
-        allow_abbrev=False,
     )
     parser.add_argument(
         "--model",

@@ -22,9 +22,9 @@ from bench.apex import Apex, find_apex
 from bench.data import find_layout
 from bench.doctor.counts import Counted
 from bench.environment import (
-    Answer,
     DeviceAnswer,
     Platform,
+    ProcessAnswer,
     ask,
     describe_host,
     find_missing,
@@ -128,8 +128,8 @@ def examine_machine(
     timeout_s: float = 600.0,
     watch_s: float = 0.5,
     nvml: Any = None,
-    ask: Callable[..., Answer] = ask,
-) -> tuple[Machine, Answer]:
+    ask: Callable[..., ProcessAnswer] = ask,
+) -> tuple[Machine, ProcessAnswer]:
     """Find out what there is to know; torch and the models are asked in a process of their own.
 
     Args:
@@ -171,7 +171,7 @@ def examine_machine(
                 card, lacks, now.others, now.throttle, tried, now.process_bytes if tried else None
             )
 
-    def look_at_ours(answer: Answer, pid: int) -> None:
+    def look_at_ours(answer: ProcessAnswer, pid: int) -> None:
         uuid = answer.devices["cuda"].environment.get("gpu_uuid") if "cuda" in devices else None
         ours = find_card(uuid, cards) if uuid else None
         look(pid, ours.uuid if ours else None)

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from bench.case import Case
 from bench.data import DatasetInfo
-from bench.environment import Answer
+from bench.environment import ProcessAnswer
 from bench.record import EpochRow, Known, Outcome, Yardstick
 from bench.worker.messages import PhaseEntered, StepTaken
 
@@ -160,8 +160,8 @@ class Executor(Protocol):
         devices: Sequence[str],
         models: Sequence[str],
         timeout_s: float,
-        look: Callable[[Answer, int], None] = lambda answer, pid: None,
-    ) -> Answer:
+        look: Callable[[ProcessAnswer, int], None] = lambda answer, pid: None,
+    ) -> ProcessAnswer:
         """Ask about devices and models where the lane is, as `bench.environment.ask` does.
 
         ``look`` is called only where the process that answers runs on this machine.

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from bench.case import AXES, Case, Value, parse_value
 from bench.data import DatasetInfo, prepare
-from bench.environment import Answer, DeviceAnswer, describe_host
+from bench.environment import DeviceAnswer, ProcessAnswer, describe_host
 from bench.errors import UnsupportedError, UsageError, nearest
 from bench.executors import Event, Images, Job, Lane, Settings
 from bench.record import MEASURED, EpochRow, Measurement, Outcome, Status, Yardstick
@@ -146,11 +146,11 @@ class FakeExecutor:
         devices: Sequence[str],
         models: Sequence[str],
         timeout_s: float,
-        look: Callable[[Answer, int], None] = lambda answer, pid: None,
-    ) -> Answer:
+        look: Callable[[ProcessAnswer, int], None] = lambda answer, pid: None,
+    ) -> ProcessAnswer:
         """This host, and the card that it was told of."""
         card = {"gpu": lane.name.rpartition("-")[0], "gpu_uuid": lane.gpus[0]} if lane.gpus else {}
-        return Answer(devices={d: DeviceAnswer(card) for d in devices}, host=describe_host())
+        return ProcessAnswer(devices={d: DeviceAnswer(card) for d in devices}, host=describe_host())
 
     def prepare(self, lane: Lane, images: Images) -> DatasetInfo:
         """Decode the images, once for all lanes."""

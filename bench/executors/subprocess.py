@@ -22,7 +22,7 @@ from tenacity import Retrying, retry_if_result, stop_after_attempt, wait_exponen
 from bench.case import Case
 from bench.data import DatasetInfo, prepare, progress_bar
 from bench.doctor.rates import measure_rates
-from bench.environment import Answer, ask, usable_cpus
+from bench.environment import ProcessAnswer, ask, usable_cpus
 from bench.errors import UnsupportedError, UsageError
 from bench.executors import ALL, Event, Images, Job, Lane, Settings
 from bench.executors.process import Worker
@@ -123,8 +123,8 @@ class SubprocessExecutor:
         devices: Sequence[str],
         models: Sequence[str],
         timeout_s: float,
-        look: Callable[[Answer, int], None] = lambda answer, pid: None,
-    ) -> Answer:
+        look: Callable[[ProcessAnswer, int], None] = lambda answer, pid: None,
+    ) -> ProcessAnswer:
         """Ask a process that is pinned as the lane's workers are."""
         with hold_to(lane.cores):
             return ask(devices, models, timeout_s=timeout_s, look=look, variables=lane.variables)

@@ -47,7 +47,6 @@ def build_parser() -> Parser:
         description=describe(__doc__),
         epilog="It returns 1 where a shard is not among the folders, or a planned run has no final "
         "row. Folders that were joined before need not be given again.",
-        allow_abbrev=False,
     )
     parser.add_argument("folders", nargs="+", metavar="FOLDER", type=Path, help="a sweep's folder")
     parser.add_argument(

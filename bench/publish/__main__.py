@@ -37,9 +37,7 @@ def publish(argv: Sequence[str]) -> int:
     Raises:
         UsageError: it is run elsewhere, npm or asv is missing, or a package is not the one pinned.
     """
-    parser = Parser(
-        prog="python -m bench.publish", description=describe(__doc__), allow_abbrev=False
-    )
+    parser = Parser(prog="python -m bench.publish", description=describe(__doc__))
     parser.add_argument(
         "--out", type=Path, default=Path("html"), metavar="DIR", help="folder to write (html)"
     )

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from statistics import fmean, linear_regression
 from typing import TYPE_CHECKING
 
+from bench.interval import find_quantile
 from bench.limits import STEADY
 from bench.render.cells import TIMED, iterate, name_place, quantity_head
 from bench.render.model import NOTHING, Cell, Head, Table
 from bench.study.axes import Machines
 from bench.study.quantities import QUANTITIES, is_number
-from bench.study.spread import CONFIDENCE
 from bench.text import say_left_out
 
 if TYPE_CHECKING:
@@ -103,8 +103,6 @@ def find_trends(epochs: pd.DataFrame) -> dict[int, Trend]:
 
 
 def _find_change(epochs: Sequence[float], times: Sequence[float]) -> float | None:
-    from scipy.special import stdtrit
-
     if len(times) < LEAST_EPOCHS:
         return None
     slope, start = linear_regression(epochs, times)
@@ -112,7 +110,7 @@ def _find_change(epochs: Sequence[float], times: Sequence[float]) -> float | Non
     freedom = len(times) - 2
     squares = sum((time - at) ** 2 for time, at in zip(times, fitted, strict=True)) / freedom
     around = sum((epoch - fmean(epochs)) ** 2 for epoch in epochs)
-    reach = float(stdtrit(freedom, (1 + CONFIDENCE) / 2)) * math.sqrt(squares / around)
+    reach = find_quantile(freedom) * math.sqrt(squares / around)
     rise = slope * (max(epochs) - min(epochs))
     return rise / (start + slope * min(epochs)) if abs(slope) > reach else None
 

@@ -14,6 +14,7 @@ from statistics import fmean, variance
 from typing import TYPE_CHECKING
 
 from bench.case import AXES, FOLLOWS, LEGACY, SAME_QUESTION, Case, format_value
+from bench.interval import find_reach
 from bench.limits import MIN_REPEATS, STEADY
 from bench.precision import PRECISIONS
 from bench.record import RELIABLE
@@ -37,7 +38,7 @@ from bench.study.estimate import TIME
 from bench.study.quantities import QUANTITIES, is_number
 from bench.study.summaries import SOURCE
 from bench.text import say_left_out
-from bench.verdict import CONFIDENCE, Ratio, compare
+from bench.verdict import Ratio, compare
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -294,15 +295,9 @@ def _judge(one: _Pair, most: _Pair) -> tuple[float, tuple[float, float] | None]:
     """The share of a lead that is lost, and its 95 % interval: Welch's, of four sets of repeats."""
     shift = _lead(most) - _lead(one)
     sets = [[math.log(time) for time in times] for pair in (one, most) for times in pair]
-    parts = [(variance(logs) / len(logs), len(logs)) for logs in sets if len(logs) >= MIN_REPEATS]
-    error = sum(part for part, _ in parts)
-    if len(parts) < len(sets) or not error:
+    parts = [(variance(logs), len(logs)) for logs in sets if len(logs) >= MIN_REPEATS]
+    if len(parts) < len(sets) or not (reach := find_reach(parts)):
         return 1 - math.exp(shift), None
-    from scipy.special import stdtrit
-
-    # each over the largest, whose square could vanish
-    freedom = 1 / sum((part / error) ** 2 / (number - 1) for part, number in parts)
-    reach = float(stdtrit(freedom, (1 + CONFIDENCE) / 2)) * math.sqrt(error)
     return 1 - math.exp(shift), (1 - math.exp(shift + reach), 1 - math.exp(shift - reach))
 
 

@@ -9,11 +9,11 @@ from bench.anchors import (
     ALONE,
     BUSY,
     CLOSE,
+    AnchorVerdict,
     Change,
     LaneReading,
     Pace,
     Session,
-    Verdict,
     find_sessions,
 )
 from bench.render.model import NOTHING, Cell, Head, Table
@@ -81,7 +81,7 @@ def _write_pace(pace: Pace | None) -> Cell:
 def _write_change(change: Change | None) -> Cell:
     if change is None:
         return Cell(NOTHING)
-    doubt = f" ({UNKNOWN})" if change.verdict is Verdict.UNKNOWN else ""
+    doubt = f" ({UNKNOWN})" if change.verdict is AnchorVerdict.UNKNOWN else ""
     return Cell(f"{change}{doubt}", change.share)
 
 
@@ -91,6 +91,6 @@ def _describe_spread(session: Session) -> str:
     if spread is None:
         return "whether the lanes are equally fast is not known."
     said = f"a step of the slowest lane against one of the fastest, each alone: {spread}"
-    if spread.verdict is Verdict.UNKNOWN:
+    if spread.verdict is AnchorVerdict.UNKNOWN:
         return f"{said}; whether they are equally fast is not known."
     return f"{said}."

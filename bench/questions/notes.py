@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING
 
 from bench.case import AXES, Case
+from bench.interval import CONFIDENCE
 from bench.record import Status
 from bench.render.cells import ESTIMATE, iterate, name_case, outcome, take_first
 from bench.render.units import describe_units
@@ -14,7 +15,7 @@ from bench.study import summaries
 from bench.study.axes import ORDER, list_naming_axes
 from bench.study.doubts import DOUBTS
 from bench.study.quantities import MEMORY, QUANTITIES, is_number
-from bench.study.spread import CONFIDENCE, Spread
+from bench.study.spread import Spread
 from bench.text import GIB
 from bench.workloads import OWN
 

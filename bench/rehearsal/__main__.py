@@ -201,7 +201,7 @@ def run(argv: Sequence[str]) -> int:
     Raises:
         UsageError: a flag or value is wrong.
     """
-    parser = Parser(prog="python -m bench.rehearsal", description=_SUMMARY, allow_abbrev=False)
+    parser = Parser(prog="python -m bench.rehearsal", description=_SUMMARY)
     parser.add_argument("--model", default="dpn-small", metavar="NAME", help="network (dpn-small)")
     parser.add_argument(
         "--precision",

@@ -75,7 +75,7 @@ def draw_table(table: Table, console: Console) -> None:
     if table.words:
         console.print(style_text(" ".join(table.words)))
         console.print()
-    for line in _draw_lines(shown, console):
+    for line in _draw_lines(shown, console) if shown.heads else ():
         console.print(line, no_wrap=True, overflow="ignore", crop=False)
     left = [head.label for head in table.heads if head not in shown.heads]
     more = [f"Not shown at this width: {', '.join(left)}."] if left else []

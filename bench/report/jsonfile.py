@@ -13,7 +13,8 @@ from bench.questions.effects import Effect
 from bench.render.model import Cell, Table
 from bench.report.csvfile import column_names
 from bench.report.document import Report
-from bench.study.estimate import JUDGED
+from bench.study.estimate import JUDGED, Estimate
+from bench.study.metrics import Metric
 from bench.study.quantities import describe_columns, is_number
 
 
@@ -40,7 +41,7 @@ def render(report: Report) -> str:
 
 
 def _effect(effect: Effect) -> dict[str, Any]:
-    """A change with what it does to each metric; ratios are after over before."""
+    """A change with what it does to each metric, as `Metric.lay_out` has it."""
     return {
         "axis": effect.axis,
         "before": effect.before,
@@ -50,23 +51,25 @@ def _effect(effect: Effect) -> dict[str, Any]:
         "doubts": effect.doubts,
         "metrics": {
             name: {
-                "ratio": estimate.ratio.value,
-                "low": estimate.ratio.low,
-                "high": estimate.ratio.high,
-                "p": estimate.ratio.p,
-                "p_adjusted": estimate.ratio.p_adjusted,
-                "exact": estimate.ratio.exact,
-                "lack": estimate.ratio.lack,
+                **METRIC_OF[name].lay_out(estimate.ratio),
                 "verdict": METRIC_OF[name].word(estimate.ratio.judge(STEADY)),
                 "pairs": estimate.pairs,
-                "lowest": estimate.lowest,
-                "highest": estimate.highest,
+                **dict(
+                    zip(("lowest", "highest"), _show_ends(METRIC_OF[name], estimate), strict=True)
+                ),
                 "difference": estimate.difference,
                 "difference_reach": estimate.reach,
             }
             for name, estimate in effect.estimates.items()
         },
     }
+
+
+def _show_ends(metric: Metric, estimate: Estimate) -> tuple[float, float]:
+    """The lowest and the highest pair, as the metric is shown."""
+    if metric.speed:
+        return 1 / estimate.highest, 1 / estimate.lowest
+    return estimate.lowest, estimate.highest
 
 
 METRIC_OF = {metric.name: metric for metric in JUDGED}

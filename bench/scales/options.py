@@ -120,8 +120,6 @@ def build_parser() -> Parser:
         prog="python -m bench.scales",
         description=_DESCRIPTION,
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     what = parser.add_argument_group("what to look at")
     what.add_argument(

@@ -2,7 +2,7 @@
 
 Trials are cases of several epochs, drawn over learning rate, loss scale, batch size or any other
 axis, and run like those of a sweep. After some epochs the poorer ones end, by ASHA; see
-docs/search.md.
+docs/learning.md.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from bench.sweep.crew import Crew
 from bench.sweep.display import Display
 from bench.sweep.hardware import examine_lanes, expect_one, open_lanes
 from bench.sweep.loop import Loop
-from bench.sweep.options import Plan, print_cases
+from bench.sweep.options import Plan
 from bench.sweep.preflight import (
     default_out,
     describe_config,
@@ -38,6 +38,7 @@ from bench.sweep.preflight import (
     refuse_unwritable,
     try_models,
 )
+from bench.sweep.preview import describe_plan
 from bench.text import clean, count
 
 _WIDTH = 120  # columns where there is no terminal to ask and COLUMNS is not set
@@ -61,8 +62,8 @@ def search(argv: Sequence[str]) -> int:
     """
     asked = parse_arguments(argv, __doc__)
     if asked.dry_run:
-        drawn = asked.plan(try_models(asked.plan().trials, asked.options))
-        print_cases(Plan(drawn.trials), repeats=1)
+        drawn = asked.plan(try_models(Plan(asked.plan().trials), asked.options).settle)
+        print(*describe_plan(Plan(drawn.trials), asked.options), sep="\n")
         print(describe_rungs(drawn.halving))
         return 0
     try:
@@ -117,11 +118,11 @@ def run_search(asked: Search) -> int:
                 run_trials(crew, trials)
     found = print_findings(out, halving)
     if stopped():
-        print(f"stopped; run the same command with --out {out} to go on", file=sys.stderr)
+        print(f"stopped; to go on: {options.resume(out)}", file=sys.stderr)
         return 128 + stopped()
     if trials.waiting:
         left = count(trials.waiting, "trial")
-        print(f"{left} left; run the same command with --out {out} to go on", file=sys.stderr)
+        print(f"{left} left; to go on: {options.resume(out)}", file=sys.stderr)
     # there was time for them, so that their lanes were lost
     return 0 if found and not trials.left else 1
 

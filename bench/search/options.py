@@ -26,7 +26,7 @@ from bench.flags import Parser, add_axes, describe, read_axes, refuse_flags
 from bench.halving import METRICS, Halving
 from bench.precision import PRECISIONS
 from bench.preset import Preset
-from bench.sweep.options import Options, add_images, add_running, plan_cases, read_running
+from bench.sweep.options import Options, add_running, plan_cases, read_running
 
 WITHOUT = {
     "fraction": "trials train whole epochs",
@@ -152,7 +152,6 @@ def build_parser(docstring: str | None) -> Parser:
         prog="python -m bench.search",
         usage="%(prog)s [--lr LOW..HIGH] [--AXIS VALUE …] [--epochs E] [--samples N] […]",
         description=describe(docstring),
-        allow_abbrev=False,
     )
     what = parser.add_argument_group("how to search")
     what.add_argument(
@@ -179,7 +178,7 @@ def build_parser(docstring: str | None) -> Parser:
     what.add_argument(
         "--time-limit",
         metavar="S",
-        help="begin no trial after so many seconds; the same command goes on (default: no limit)",
+        help="begin no trial after so many seconds; the same command goes on (no limit)",
     )
     what.add_argument("--dry-run", action="store_true", help="print the trials and their epochs")
     names = " ".join(map(str, BATCHES))
@@ -192,7 +191,6 @@ def build_parser(docstring: str | None) -> Parser:
         "times the optimizer's own; --seed is also that of the draw",
         WITHOUT,
     )
-    add_images(parser)
     add_running(parser)
     return parser
 

@@ -12,11 +12,12 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from statistics import stdev
+from statistics import variance
 from typing import Any
 
 from bench.case import AXES, Case
 from bench.errors import UsageError
+from bench.interval import find_reach
 from bench.record import Status
 from bench.store.reader import Past, Run, parse_axis
 from bench.text import replace_file
@@ -92,11 +93,8 @@ def find_width(times: Sequence[float]) -> float:
     """
     if len(times) < 2:
         return math.inf
-    from scipy.special import stdtrit
-
     logs = [math.log(time) for time in times]
-    reach = float(stdtrit(len(logs) - 1, 0.975)) * stdev(logs) / math.sqrt(len(logs))
-    return math.expm1(reach)
+    return math.expm1(find_reach([(variance(logs), len(logs))]))
 
 
 def is_known(case: Case, times: Sequence[float]) -> bool:

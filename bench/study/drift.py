@@ -11,10 +11,10 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from bench.case import AXES
+from bench.interval import find_quantile
 from bench.limits import STEADY
 from bench.record import MEASURED
 from bench.store.attempts import keep_cases, keep_latest, number_groups
-from bench.study.spread import CONFIDENCE
 from bench.study.summaries import SOURCE
 
 if TYPE_CHECKING:
@@ -114,9 +114,7 @@ def _margin(spread: float, freedom: int, variances: float) -> float:
     """Half the 95 % interval, in s, of a difference of so many variances of one run."""
     if not freedom:
         return math.inf
-    from scipy.special import stdtrit
-
-    return float(stdtrit(freedom, (1 + CONFIDENCE) / 2)) * spread * math.sqrt(variances)
+    return find_quantile(freedom) * spread * math.sqrt(variances)
 
 
 def write_moment(moment: str) -> str:

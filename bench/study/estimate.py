@@ -20,12 +20,13 @@ from dataclasses import dataclass, replace
 from statistics import fmean, median, stdev, variance
 from typing import TYPE_CHECKING
 
+from bench.interval import CONFIDENCE, find_reach
 from bench.limits import MIN_REPEATS, STEADY
 from bench.record import RELIABLE, Status
 from bench.study import quantities
 from bench.study.metrics import METRICS
 from bench.study.pairs import Changed, keep_alike
-from bench.verdict import CONFIDENCE, MIN_SEEDS, ROUNDING, Ratio, adjust, compare_seeds
+from bench.verdict import MIN_SEEDS, ROUNDING, Ratio, adjust, compare_seeds
 
 if TYPE_CHECKING:
     import numpy as np
@@ -195,23 +196,14 @@ def _judge_seeds(
 
 def _reach(a: Mapping[int, float], b: Mapping[int, float]) -> float | None:
     """Half the 95 % interval of a difference of means over seeds: paired where they are shared."""
-    from scipy.special import stdtrit
-
     shared = sorted(a.keys() & b.keys())
     if len(shared) >= MIN_SEEDS:
         apart = [b[seed] - a[seed] for seed in shared]
-        error, freedom = stdev(apart) / math.sqrt(len(apart)), len(apart) - 1.0
-        error = 0.0 if error <= ROUNDING * abs(fmean(a.values())) else error
-    elif min(len(a), len(b)) >= MIN_SEEDS:
-        parts = [variance(side.values()) / len(side) for side in (a, b)]
-        error = math.sqrt(sum(parts))
-        if not error:
-            return None
-        shares = [part / sum(parts) for part in parts]
-        freedom = 1 / sum(s**2 / (len(side) - 1) for s, side in zip(shares, (a, b), strict=True))
-    else:
+        spread = 0.0 if stdev(apart) <= ROUNDING * abs(fmean(a.values())) else variance(apart)
+        return find_reach([(spread, len(apart))])
+    if min(len(a), len(b)) < MIN_SEEDS:
         return None
-    return float(stdtrit(freedom, (1 + CONFIDENCE) / 2)) * error
+    return find_reach([(variance(side.values()), len(side)) for side in (a, b)]) or None
 
 
 def _judge_repeats(

@@ -1,12 +1,17 @@
-"""What is judged of a case: columns, and the words for their verdicts. Lower is always better."""
+"""What is judged of a case: columns, the words for their verdicts, and how a ratio is shown.
+
+Lower is always better. A verdict is on after / before; of a time people are shown the speed
+instead, before / after: above 1 is faster.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from bench.study.quantities import MEMORY
 from bench.text import GIB
-from bench.verdict import Verdict
+from bench.verdict import Ratio, Verdict
 
 
 @dataclass(frozen=True)
@@ -22,6 +27,7 @@ class Metric:
             serves the same requests with the same bytes. NVML counts in steps of 2 MiB, which hide
             a spread smaller than that; against a margin of 2 % they matter below 100 MiB.
         seeded: depends on the seed, and is judged over seeds.
+        speed: what changes it is shown as a speed.
         timed: depends on what else the machine did, and is in doubt where that was much.
         diverged: is a measurement even where the loss became inf or NaN. Loss is not, nor is
             energy: arithmetic on NaN toggles fewer transistors.
@@ -35,6 +41,7 @@ class Metric:
     scale: float = 1
     deterministic: bool = False
     seeded: bool = False
+    speed: bool = False
     timed: bool = False
     diverged: bool = False
     error_of: str = ""
@@ -48,6 +55,23 @@ class Metric:
         """What is compared of a cell of that column."""
         return 1 - cell if self.error_of else float(cell)
 
+    def show(self, ratio: Ratio) -> Ratio:
+        """A ratio after / before, as people and files are shown it."""
+        return ratio.invert() if self.speed else ratio
+
+    def lay_out(self, ratio: Ratio) -> dict[str, Any]:
+        """What JSON says of a ratio after / before: of a time the ``speed`` in its place."""
+        shown = self.show(ratio)
+        return {
+            "speed" if self.speed else "ratio": shown.value,
+            "low": shown.low,
+            "high": shown.high,
+            "p": ratio.p,
+            "p_adjusted": ratio.p_adjusted,
+            "exact": ratio.exact,
+            "lack": ratio.lack,
+        }
+
     def word(self, verdict: Verdict) -> str:
         """Name a verdict on this metric."""
         words = {Verdict.LOWER: self.lower, Verdict.HIGHER: self.higher}
@@ -55,7 +79,7 @@ class Metric:
 
 
 def _time(column: str, label: str) -> Metric:
-    return Metric(column, label, "faster", "slower", "s", timed=True, diverged=True)
+    return Metric(column, label, "faster", "slower", "s", speed=True, timed=True, diverged=True)
 
 
 def _memory(column: str, label: str) -> Metric:

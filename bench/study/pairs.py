@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import compress, groupby
-from operator import itemgetter
+from itertools import compress, groupby, product
+from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bench.case import AXES, FOLLOWS, RECIPE, SAME_QUESTION, free_axes
@@ -217,3 +217,163 @@ def keep_alike(
             wanted = (best or shared) if shared else (enough or mine)
             kept[place] = [pair for pair in known[place] if pair.key in wanted]
     return kept
+
+
+# --------------------------------------------------------------------------------------- two sides
+
+Told = tuple[tuple[str, str], ...]
+"""Columns of `COMPARABLE` and their values, which tell a case from the same one elsewhere."""
+
+
+class Match(NamedTuple):
+    """A case of one side and the case of the other that it is compared with.
+
+    Attributes:
+        a: the ``cell`` of the first side; ``b`` of the second.
+        told: what ran it, where a side ran it in several environments; usually empty.
+    """
+
+    a: int
+    b: int
+    told: Told = ()
+
+    @property
+    def cells(self) -> tuple[int, int]:
+        """Of the first side and of the second."""
+        return self.a, self.b
+
+
+@dataclass(frozen=True)
+class Matches:
+    """The cases of two sides: those that are compared, and by ``cell`` those on one side alone."""
+
+    pairs: Sequence[Match]
+    alone: tuple[Mapping[int, Told], Mapping[int, Told]]
+
+
+@dataclass(frozen=True)
+class _Candidate:
+    """A case of one side, and how much was measured of it: in each environment a ``cell``."""
+
+    asked: tuple[Any, ...]
+    share: float
+    known: bool
+    cells: list[int]
+
+
+def match(a: pd.DataFrame, b: pd.DataFrame, axis: str = "") -> Matches:
+    """Match the cases of two sides: two sweeps, or what has one of two values of an axis.
+
+    A case is matched with that of the other side that has all axes equal, but for these:
+
+    - the axis that is compared, and what follows from it (`FOLLOWS`): a precision that scales its
+      loss has a loss scale, and fp32 has none. Of several loss scales, each precision's main one is
+      taken; of cases that differ in what follows from another axis, the last;
+    - those that say how a case was measured. Where both sides measured an equal part of an epoch,
+      these are matched, first those that were asked for alike; else the largest part of each.
+
+    Where a side ran a case in several environments, the columns of `COMPARABLE` that vary are
+    matched like axes, if the two sides share a value. What is ambiguous even so is not matched.
+
+    Args:
+        a: a row for each ``cell``, its index: its axes, `COMPARABLE`, ``part`` and whether that is
+            ``known``; so is ``b``.
+    """
+    import pandas as pd
+
+    free = {*free_axes(axis), *SAME_QUESTION}
+    both = pd.concat([a, b], ignore_index=True)
+    keys = number_groups(both, [name for name in AXES if name not in free]).to_numpy()
+    numbers = number_groups(both, AXES).to_numpy()
+    groups = [
+        _list_candidates(side, keys[place], numbers[place], axis)
+        for side, place in ((a, slice(len(a))), (b, slice(len(a), None)))
+    ]
+    environments = [
+        dict(zip(side.index, side[list(COMPARABLE)].itertuples(index=False), strict=True))
+        for side in (a, b)
+    ]
+    pairs: list[Match] = []
+    alone: tuple[dict[int, Told], dict[int, Told]] = ({}, {})
+    for key in dict.fromkeys([*groups[0], *groups[1]]):
+        left = [group.get(key, []) for group in groups]
+        matched = _match_parts(*left)
+        taken = {id(one) for pair in matched for one in pair}
+        rest = [[one for one in side if id(one) not in taken] for side in left]
+        ends: list[tuple[_Candidate | None, _Candidate | None]] = [*matched]
+        ends += [(one, None) for one in rest[0]] + [(None, one) for one in rest[1]]
+        for one, two in ends:
+            ours, theirs = (
+                {cell: known[cell] for cell in end.cells} if end else {}
+                for end, known in zip((one, two), environments, strict=True)
+            )
+            _match_environments(ours, theirs, pairs, alone)
+    places = {cell: place for place, cell in enumerate(a.index)}
+    return Matches(sorted(pairs, key=lambda pair: places[pair.a]), alone)
+
+
+def _list_candidates(
+    side: pd.DataFrame, keys: Any, numbers: Any, axis: str
+) -> dict[int, list[_Candidate]]:
+    """The cases of a side by what has to be equal."""
+    import pandas as pd
+
+    side = side.assign(_key=keys, _case=numbers)
+    if FOLLOWS.get(axis):
+        side = keep_main(side, pd.Series(keys, index=side.index))
+    groups: dict[int, dict[int, _Candidate]] = {}
+    told = ("_key", "_case", "part", "known", *SAME_QUESTION)
+    columns = [side[name].tolist() for name in told]
+    for cell, key, case, share, known, *asked in zip(side.index, *columns, strict=True):
+        held = groups.setdefault(key, {})
+        held.setdefault(case, _Candidate(tuple(asked), share, known, [])).cells.append(cell)
+    return {
+        key: list({one.asked: one for one in held.values()}.values())
+        for key, held in groups.items()
+    }
+
+
+def _match_parts(
+    ours: Sequence[_Candidate], theirs: Sequence[_Candidate]
+) -> list[tuple[_Candidate, _Candidate]]:
+    """Those that measured equal parts of an epoch, or one failed before its part was known.
+
+    Where there are none, the largest of each side.
+    """
+    if not ours or not theirs:
+        return []
+    pairs: list[tuple[_Candidate, _Candidate]] = []
+    order = sorted(product(ours, theirs), key=lambda pair: pair[0].asked != pair[1].asked)
+    for one, two in order:
+        failed = one.asked == two.asked and not (one.known and two.known)
+        taken = any(one is x or two is y for x, y in pairs)
+        if (one.share == two.share or failed) and not taken:
+            pairs.append((one, two))
+    return pairs or [(max(ours, key=_get_share), max(theirs, key=_get_share))]
+
+
+_get_share = attrgetter("share")
+
+
+def _match_environments(
+    ours: Mapping[int, tuple[str, ...]],
+    theirs: Mapping[int, tuple[str, ...]],
+    pairs: list[Match],
+    alone: tuple[dict[int, Told], dict[int, Told]],
+) -> None:
+    """Match the cells of one case by what ran them, as far as that varies within a side."""
+    names = list(COMPARABLE)
+    sides = (ours, theirs)
+    held = [[set(column) for column in zip(*side.values(), strict=True)] for side in sides]
+    varying = [i for i in range(len(names)) if any(s and len(s[i]) > 1 for s in held)]
+    shared = [i for i in varying if all(held) and held[0][i] & held[1][i]]
+    groups: list[dict[Told, list[int]]] = [{}, {}]
+    for side, into in zip(sides, groups, strict=True):
+        for cell, values in side.items():
+            into.setdefault(tuple((names[i], values[i]) for i in shared), []).append(cell)
+    for told in groups[0].keys() & groups[1].keys():
+        if len(groups[0][told]) == len(groups[1][told]) == 1:
+            pairs.append(Match(groups[0].pop(told)[0], groups[1].pop(told)[0], told))
+    for side, group, left in zip(sides, groups, alone, strict=True):
+        for cell in (cell for cells in group.values() for cell in cells):
+            left[cell] = tuple((names[i], side[cell][i]) for i in varying)

@@ -138,7 +138,7 @@ def find_wrong_rates(records: pd.DataFrame) -> pd.Series:
     import pandas as pd
 
     found = pd.Series(False, records.index)
-    for column in RATES:
+    for column in (name for name in RATES if records[name].notna().any()):
         found |= records[column].notna() & _take_rate(records, column).isna()
     return found
 
@@ -175,7 +175,8 @@ def measured_share(records: pd.DataFrame) -> pd.Series:
 
     def find_rates(arithmetic: str) -> pd.Series:
         both = (f"rate_{arithmetic}", f"rate_conv_{arithmetic}")
-        known = [_take_rate(records, column) for column in both if column in RATES]
+        held = [c for c in both if c in RATES and records[c].notna().any()]
+        known = [_take_rate(records, column) for column in held]
         return pd.concat(known, axis=1).max(axis=1) if known else pd.Series(math.nan, records.index)
 
     return _share_of_rates(records, find_rates)

@@ -14,11 +14,10 @@ from functools import cache
 from math import comb
 from typing import TYPE_CHECKING
 
+from bench.interval import CONFIDENCE
+
 if TYPE_CHECKING:
     import pandas as pd
-
-CONFIDENCE = 0.95
-"""Of an interval, where there are runs enough; with fewer, that of the whole range is stated."""
 
 ENOUGH = 5
 """From so many repeats on an interval is given, below only their range."""

@@ -16,12 +16,13 @@ from typing import TYPE_CHECKING
 
 from bench.anchors import judge_lanes
 from bench.case import AXES, SAME_QUESTION, free_axes
+from bench.interval import CONFIDENCE
 from bench.limits import STEADY
 from bench.record import COMPARABLE, MEASURED, MODEL_PARTS, RELIABLE, Status
 from bench.store.attempts import keep_cases, keep_latest, number_groups
 from bench.study.doubts import DOUBTS, LEAST_KNOWN
 from bench.study.quantities import ALSO_FILLED, QUANTITIES, choose_memory, positive, take_median
-from bench.study.spread import CONFIDENCE, ENOUGH, Spread, choose_depth, find_coverage, find_ends
+from bench.study.spread import ENOUGH, Spread, choose_depth, find_coverage, find_ends
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -17,11 +17,11 @@ from bench.environment import PACKAGES, refuse_missing
 from bench.errors import UsageError
 from bench.executors import Executor, Lane, build_executor
 from bench.flags import run_command
+from bench.record import Status
 from bench.store.writer import StoreError
 from bench.sweep.anchors import describe_anchors, find_anchors, run_anchors
 from bench.sweep.crew import Crew
 from bench.sweep.display import Display
-from bench.sweep.emulation import foresee_emulation
 from bench.sweep.grid import Grid
 from bench.sweep.hardware import (
     Hardware,
@@ -38,7 +38,6 @@ from bench.sweep.options import (
     Plan,
     parse_arguments,
     plan_cases,
-    print_cases,
     print_registries,
 )
 from bench.sweep.part import Part, open_part
@@ -47,10 +46,10 @@ from bench.sweep.preflight import (
     find_lane_inputs,
     refuse_searches,
     refuse_unwritable,
-    try_models,
 )
+from bench.sweep.preview import preview
 from bench.sweep.probing import describe_wall, find_walls
-from bench.text import clean
+from bench.text import clean, count
 from bench.wall.search import Ending
 
 
@@ -75,13 +74,7 @@ def sweep(argv: Sequence[str]) -> int:
         return print_registries()
     plan = plan_cases(options, {})
     if options.dry_run:
-        settle = try_models([*plan.cases, *plan.unsized], options)
-        plan = plan_cases(options, {}, settle)
-        lines, pass_s = foresee_emulation(plan.cases, options)
-        print_cases(plan, options.repeats, options.repeats_given, pass_s)
-        for line in lines:
-            print(line)
-        return 0
+        return preview(plan, options)
     try:
         return run_sweep(plan, options)
     except StoreError as error:
@@ -104,7 +97,9 @@ def run_sweep(asked: Plan, options: Options) -> int:
         refuse_searches(asked.searched, inputs)
         out = options.out or default_out(inputs.platforms)
         absent = place_classes(classes, out)
-        refuse_world_sizes(executor, classes, every, options, out)
+        first = [hardware.lanes[0][0] for hardware in classes]
+        folders = [out / hardware.folder for hardware in classes]
+        refuse_world_sizes(executor, first, folders, every, options)
         with ExitStack() as stores:
             parts = [
                 open_part(hardware, executor, out, asked, options, stores, say_waiting)
@@ -117,26 +112,20 @@ def run_sweep(asked: Plan, options: Options) -> int:
                     for hardware, part in zip(classes, parts, strict=True):
                         for lane, _ in hardware.lanes:
                             crew.add(part.loop, lane)
-                    measured, finished = measure(crew, parts, out, options)
-    print_report(*(part.folder for part in parts))
-    return conclude(parts, out, measured, finished, stopped())
+                    grids = measure(crew, parts, out, options)
+    return conclude(parts, grids, out, options, stopped())
 
 
-def measure(crew: Crew, parts: Sequence[Part], out: Path, options: Options) -> tuple[bool, bool]:
-    """Find the batch sizes that are asked for and run all that is left.
-
-    Returns:
-        Whether any was measured, and whether everything ran.
+def measure(crew: Crew, parts: Sequence[Part], out: Path, options: Options) -> list[Grid]:
+    """Find the batch sizes that are asked for and run all that is left; what was run, by part.
 
     Raises:
         StoreError: a record could not be written.
     """
-    measured = False
     if parts[0].asked.families:
         found = find_walls(crew, [part.search() for part in parts])
         for part, walls in zip(parts, found, strict=True):
             part.fill_in(walls)
-            measured |= any(wall.largest is not None for wall in walls.values())
     for part in parts:
         part.plan_runs()
     runs = sum(len(part.runs) for part in parts)
@@ -151,10 +140,7 @@ def measure(crew: Crew, parts: Sequence[Part], out: Path, options: Options) -> t
             measure_between_anchors(crew, parts, grids, options.quiet)
         else:
             crew.work(grids)
-    finished = not any(grid.left for grid in grids) and not any(
-        wall.ending is None for part in parts for wall in part.walls.values()
-    )
-    return measured or any(grid.measured for grid in grids), finished
+    return grids
 
 
 def measure_between_anchors(
@@ -207,20 +193,37 @@ def admit_lane(
     return None
 
 
-def conclude(parts: Sequence[Part], out: Path, measured: bool, finished: bool, stopped: int) -> int:
-    """Say what is missing; the return code."""
+def conclude(
+    parts: Sequence[Part], grids: Sequence[Grid], out: Path, options: Options, stopped: int
+) -> int:
+    """Print the tables, or what is missing; the return code."""
     walls = [(family, wall) for part in parts for family, wall in part.walls.items()]
     lost = [(family, wall) for family, wall in walls if wall.ending and not wall.recommended]
     families = [family for family, _ in walls]
     for family, wall in lost:
         name = family.label(telling_axes(families, but="batch_size"))
         print(f"warning: no batch size for {name}: {describe_wall(wall)}", file=sys.stderr)
+    done = sum(len(part.plan) - len(part.runs) for part in parts)
+    done += sum(grid.ended.total() for grid in grids)
+    # what the stop cut off is run again
+    cut = sum(grid.ended[Status.INTERRUPTED] for grid in grids) if stopped else 0
+    runs = sum(grid.waiting for grid in grids) + cut
+    searches = sum(wall.ending is None for _, wall in walls)
+    if runs or searches:
+        what = [count(runs, "run")] * bool(runs)
+        what += [f"the search for {count(searches, 'largest batch')}"] * bool(searches)
+        print(
+            f"{'stopped' if stopped else 'not finished'}: {count(done - cut, 'run')} done, "
+            f"{' and '.join(what)} left; to go on: {options.resume(out)}",
+            file=sys.stderr,
+        )
+        return 128 + stopped if stopped else 1
+    print_report(*(part.folder for part in parts))
     if stopped:
-        print(f"stopped; run the same command with --out {out} to continue", file=sys.stderr)
         return 128 + stopped
-    if not finished:
-        print(f"not finished; run the same command with --out {out} to continue", file=sys.stderr)
-        return 1
+    measured = any(grid.measured for grid in grids) or any(
+        wall.largest is not None for _, wall in walls
+    )
     failed = any(wall.ending is not Ending.UNSUPPORTED for _, wall in lost)
     asked = any(part.runs or part.asked.families for part in parts)
     return 1 if failed or (asked and not measured) else 0

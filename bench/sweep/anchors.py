@@ -9,10 +9,10 @@ from dataclasses import replace
 from bench.anchors import (
     ALONE,
     BUSY,
+    AnchorVerdict,
     LaneReading,
     Pace,
     Session,
-    Verdict,
     read_pace,
 )
 from bench.case import FOLLOWS, Case
@@ -226,7 +226,7 @@ def describe_anchors(
             why = _say_why_unknown(session.lanes)
             return [*lines, f"lanes: not known whether they are equally fast; {why}"]
         line = f"lanes: a step of the slowest against one of the fastest: {spread}"
-        if spread.verdict is Verdict.DIFFERENT:
+        if spread.verdict is AnchorVerdict.DIFFERENT:
             line = (
                 f"warning: {line}; more --repeats, or --lanes 1 with another --out, keep this out "
                 "of comparisons"

@@ -38,8 +38,8 @@ class Grid:
         times: Mapping[Case, Sequence[float]],
     ) -> None:
         self.loop = loop
-        self.measured = False  # whether any ended other than in failure
-        self._runs = deque(runs)
+        self.ended = Counter[Status]()
+        self._runs, self._expected = deque(runs), len(runs)
         self._attempts = Counter({run: past.attempt for run, past in before.items()})
         self._skips = skips
         self._times = {case: list(of) for case, of in times.items()}
@@ -62,6 +62,16 @@ class Grid:
     def left(self) -> bool:
         """Whether any run is still to be dealt out."""
         return bool(self._runs)
+
+    @property
+    def waiting(self) -> int:
+        """Runs that have not ended."""
+        return self._expected - self.ended.total()
+
+    @property
+    def measured(self) -> bool:
+        """Whether any ended other than in failure."""
+        return any(status not in _FAILED for status in self.ended)
 
     def take(self, lane: Lane, idle: Sequence[Lane]) -> Ticket | None:
         """The next run. A sentinel comes when all else has ended, where its first run was."""
@@ -90,8 +100,9 @@ class Grid:
         self._keep([run for run in self._runs if run[1] <= most and (most > 1 or not run[2])])
 
     def _keep(self, runs: Sequence[Run]) -> None:
-        self.loop.display.leave_out(len(self._runs) - len(runs))
-        self._runs = deque(runs)
+        fewer = len(self._runs) - len(runs)
+        self.loop.display.leave_out(fewer)
+        self._runs, self._expected = deque(runs), self._expected - fewer
 
     def _choose(self, lane: Lane) -> Run:
         """The next run: of those of the same repeat, one whose case has run least on this lane.
@@ -126,12 +137,13 @@ class Grid:
         if self._limit and not _is_repeat(ticket.run):
             took = read_time(record.finished_at) - read_time(record.started_at)
             self._limit[0].seconds.append(took)
-        self.measured |= record.status not in _FAILED
         if self._skips and ticket.smaller is None:
             self._skips.note(record.case, record.status)
         if record.status is Status.LOST and self._losses.allow(ticket.run, outcome):
             self._ran[record.case, self._lanes[ticket.run]] -= 1  # it gave that lane nothing
             self._runs.appendleft(ticket.run)
+        else:
+            self.ended[record.status] += 1
         self._lanes[ticket.run] = _name_first(record.lane)
 
 

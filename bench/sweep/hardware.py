@@ -283,19 +283,19 @@ def _slug(text: str) -> str:
 
 def refuse_world_sizes(
     executor: Executor,
-    classes: Sequence[Hardware],
+    lanes: Sequence[Lane],
+    folders: Sequence[Path],
     cases: Sequence[Case],
     options: Options,
-    out: Path,
 ) -> None:
     """Refuse a --world-size that no class of hardware has, or ever had, the GPUs for.
 
     Args:
         executor: with the lanes.
-        classes: placed by `place_classes`.
+        lanes: at least one of each class.
+        folders: of the classes, as far as there are any.
         cases: all that are asked for.
         options: of the sweep.
-        out: of the sweep.
 
     Raises:
         UsageError: it says how many there are.
@@ -303,8 +303,8 @@ def refuse_world_sizes(
     if "world_size" not in options.axes:
         return
     for device, size in dict.fromkeys((case.device, case.world_size) for case in cases):
-        lacks = [_find_lack(executor, hardware, device, size) for hardware in classes]
-        if all(lacks) and not any(size <= _recall_widest(out / h.folder) for h in classes):
+        lacks = [_find_lack(executor, lane, device, size) for lane in lanes]
+        if all(lacks) and not any(size <= _recall_widest(folder) for folder in folders):
             # what it takes, once, and what there is of each class
             parts = dict.fromkeys(part for lack in lacks for part in lack.split("; "))
             raise UsageError(f"--world-size {size}: {'; '.join(parts)}")
@@ -320,9 +320,9 @@ def find_widest(records: pd.DataFrame) -> int:
     return int(had.max()) if len(had) else 0
 
 
-def _find_lack(executor: Executor, hardware: Hardware, device: str, size: int) -> str:
+def _find_lack(executor: Executor, lane: Lane, device: str, size: int) -> str:
     try:
-        executor.gather(hardware.lanes[0][0], device, size)
+        executor.gather(lane, device, size)
     except UnsupportedError as error:
         return str(error)
     except ShortageError:

@@ -8,12 +8,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from bench.case import AXES, COMPILES, MICRO_BATCH, PARALLELS, Case, Value, fill_auto, format_value
+from bench.case import COMPILES, MICRO_BATCH, PARALLELS, Case, Value, fill_auto
 from bench.data import DATASETS
 from bench.environment import has_cuda
 from bench.errors import UsageError, nearest
 from bench.executors import ALL, EXECUTORS, Settings
-from bench.flags import Parser, add_axes, read_axes
+from bench.flags import Parser, Rare, add_axes, read_axes
 from bench.models import MODELS
 from bench.models.freezing import FREEZES
 from bench.optimization import OPTIMIZERS, SCHEDULES
@@ -27,18 +27,15 @@ from bench.preset import (
     read_micro_batch,
 )
 from bench.record import Status
-from bench.store.plans import Shard, parse_shard, plan_runs
+from bench.store.plans import Shard, parse_shard
 from bench.sweep.schedule import (
     CHEAP_FRACTION,
     CHEAP_REPEATS,
     CHEAP_STEPS,
     REPEATS_S,
-    Pace,
     default_repeats,
-    write_times,
 )
 from bench.sweep.shards import choose_part, default_folder
-from bench.text import write_seconds
 from bench.wall.answer import Wall
 from bench.wall.records import name_family
 
@@ -79,6 +76,16 @@ class Options:
         """Those of the executor."""
         return Settings(self.timeout_s, self.allow_shared, self.address, self.cold)
 
+    def resume(self, out: Path) -> str:
+        """The command that goes on with what lies in ``out``."""
+        given = "--out" in self.given
+        return self.command if given else f"{self.command} --out {shlex.quote(str(out))}"
+
+    @property
+    def given(self) -> set[str]:
+        """The flags of the command, and its other words."""
+        return {word.partition("=")[0] for word in shlex.split(self.command)}
+
 
 def build_parser() -> Parser:
     """The command line: a flag for every axis, and what is not an axis."""
@@ -87,7 +94,6 @@ def build_parser() -> Parser:
         usage="%(prog)s [--preset NAME | --config FILE] [--AXIS VALUE …] [--out DIR] […]",
         description="Train one epoch per case, over precisions, batch sizes and loss scales; "
         "record time, memory and learning.",
-        allow_abbrev=False,
     )
     what = parser.add_argument_group("what to measure")
     what.add_argument("--preset", metavar="NAME", help="a named grid of cases, see --list")
@@ -97,15 +103,14 @@ def build_parser() -> Parser:
     what.add_argument(
         "--repeats",
         metavar="N",
-        help="fresh processes per case, spread over the sweep (default: 1; "
-        f"{CHEAP_REPEATS} where --fraction is at most {CHEAP_FRACTION:g} or --steps at most "
-        f"{CHEAP_STEPS}, as far as the repeats take at most {REPEATS_S / 60:g} minutes; a preset's "
-        "own fraction or steps do not count; with --until, until the repeats agree)",
+        help=f"fresh processes per case (default: 1; {CHEAP_REPEATS} where a --fraction up to "
+        f"{CHEAP_FRACTION:g} or --steps up to {CHEAP_STEPS} are given, as far as the repeats take "
+        f"at most {REPEATS_S / 60:g} minutes)",
     )
     what.add_argument(
         "--same-seed",
         action="store_true",
-        help="give all repeats one seed, to check determinism (default: seed, seed + 1, …)",
+        help=Rare("give all repeats one seed, to check determinism (default: seed, seed + 1, …)"),
     )
     add_axes(
         parser,
@@ -116,44 +121,46 @@ def build_parser() -> Parser:
     what.add_argument(
         "--micro-batch",
         metavar="M",
-        help="compute each batch in as few micro-batches as hold at most M images each",
+        help=Rare("compute each batch in as few micro-batches as hold at most M images each"),
     )
-    add_images(parser)
     how = add_running(parser)
     how.add_argument(
-        "--no-skip", action="store_true", help="run batch sizes above one that ran out of memory"
+        "--no-skip",
+        action="store_true",
+        help=Rare("run batch sizes above one that ran out of memory"),
     )
-    how.add_argument("--verbose", action="store_true", help="print each case's curve, as in 2019")
+    how.add_argument(
+        "--verbose", action="store_true", help=Rare("print each case's curve, as in 2019")
+    )
     how.add_argument(
         "--trace",
         action="store_true",
-        help="profile, and keep each trace in the folder's traces/, for ui.perfetto.dev",
+        help=Rare("profile, and keep each trace in the folder's traces/, for ui.perfetto.dev"),
     )
     how.add_argument(
         "--no-anchors",
         action="store_true",
-        help="with --lanes, do not measure whether the lanes are alike and disturb each other",
+        help=Rare(
+            "with --lanes, do not measure whether the lanes are alike and disturb each other"
+        ),
     )
     how.add_argument(
         "--shard",
         metavar="K/N",
-        help="run only part K of N, for job arrays; bench.merge joins the folders",
+        help=Rare("run only part K of N, for job arrays; bench.merge joins the folders"),
     )
-    how.add_argument("--dry-run", action="store_true", help="print the cases and check the models")
+    how.add_argument(
+        "--dry-run", action="store_true", help="print the plan and check it, but train nothing"
+    )
     how.add_argument("--list", action="store_true", help="print presets, precisions, models, …")
     return parser
 
 
-def add_images(parser: Parser) -> None:
-    """Add the flags that say where images are."""
-    data = parser.add_argument_group("images")
-    data.add_argument("--data-dir", metavar="DIR", type=Path, help="where CIFAR-10 is (./data)")
-    data.add_argument("--data-url", metavar="URL", help="a mirror of the CIFAR-10 archive")
-
-
 def add_running(parser: Parser) -> argparse._ArgumentGroup:
-    """Add the flags that say how runs are made and kept; the group that they are in."""
+    """Add the flags that say how runs are made and kept, and of which images; their group."""
     how = parser.add_argument_group("how to measure")
+    how.add_argument("--data-dir", metavar="DIR", type=Path, help="where CIFAR-10 is (./data)")
+    how.add_argument("--data-url", metavar="URL", help=Rare("a mirror of the CIFAR-10 archive"))
     how.add_argument(
         "--out",
         metavar="DIR",
@@ -168,13 +175,19 @@ def add_running(parser: Parser) -> argparse._ArgumentGroup:
         help="run cases that ended like this again",
     )
     how.add_argument(
-        "--timeout", metavar="S", default="3600", help="seconds a phase of a case may take (3600)"
+        "--timeout",
+        metavar="S",
+        default="3600",
+        help=Rare("seconds a phase of a case may take (3600)"),
     )
     how.add_argument(
-        "--wait", metavar="S", default="0", help="seconds to wait for another sweep on --out (0)"
+        "--wait",
+        metavar="S",
+        default="0",
+        help=Rare("seconds to wait for another sweep on --out (0)"),
     )
     how.add_argument(
-        "--mix", action="store_true", help="add to rows of another GPU, version or model"
+        "--mix", action="store_true", help=Rare("add to rows of another GPU, version or model")
     )
     how.add_argument(
         "--allow-shared", action="store_true", help="measure on a GPU that other processes use"
@@ -182,25 +195,29 @@ def add_running(parser: Parser) -> argparse._ArgumentGroup:
     how.add_argument(
         "--cold",
         action="store_true",
-        help="start each worker as a new Python (default: fork it from a process that has imported "
-        "torch, which takes seconds less)",
+        help=Rare(
+            "start each worker as a new Python (default: fork it from a process that has imported "
+            "torch, which takes seconds less)"
+        ),
     )
     how.add_argument(
         "--lanes",
         metavar="N",
-        help="cases to run at once, each on a GPU (on a CPU, a share of the cores) of its own: a "
-        "number, all, or quiet, which uses all GPUs but one at a time (default: 1)",
+        help="cases to run at once, each on a GPU or share of the CPU cores: a number, all, or "
+        "quiet, which uses all but one at a time (default: 1)",
     )
     how.add_argument(
         "--executor",
         metavar="NAME",
         default="subprocess",
-        help="subprocess, on this machine, or ray, on the nodes of a Ray cluster (subprocess)",
+        help=Rare(
+            "subprocess, on this machine, or ray, on the nodes of a Ray cluster (subprocess)"
+        ),
     )
     how.add_argument(
         "--address",
         metavar="HOST:PORT",
-        help="the Ray cluster to join (default: $RAY_ADDRESS, or a new one of this machine)",
+        help=Rare("the Ray cluster to join (default: $RAY_ADDRESS, or a new one of this machine)"),
     )
     return how
 
@@ -248,7 +265,7 @@ def parse_arguments(argv: Sequence[str]) -> Options:
 def read_running(
     given: argparse.Namespace, axes: dict[str, list[Value]], preset: Preset, command: str
 ) -> Options:
-    """The options that the flags of `add_images` and `add_running` give, each case run once.
+    """The options that the flags of `add_running` give, each case run once.
 
     Raises:
         UsageError: a value is wrong.
@@ -420,55 +437,4 @@ def print_registries() -> int:
         print(f"{title}:")
         for name, help in entries.items():
             print(f"  {name:<24}{help}")
-    return 0
-
-
-def print_cases(plan: Plan, repeats: int, given: bool = True, pass_s: float = 0.0) -> int:
-    """Print what varies, a line a case; then what all share, and how many runs they take.
-
-    A batch size that is yet to be found stands as it was asked for.
-
-    Args:
-        plan: what is to run.
-        repeats: of each case.
-        given: whether they were asked for; others are left out where they take too long.
-        pass_s: the s that a pass over the cases takes at least, where that is known.
-    """
-    cases = [*plan.cases, *(case for case, _ in plan.searched)]
-    varies = [
-        n
-        for n in AXES
-        if len({getattr(case, n) for case in cases}) > 1 and (plan.cases or n != "batch_size")
-    ]
-    shared = [n for n in AXES if n not in varies]
-    for index, case in enumerate(plan.cases, 1):
-        print(f"{index:>4}  {case.label(varies)}")
-    others = [n for n in varies if n != "batch_size"]
-    for case, text in plan.searched:
-        print(
-            "   ?  " + " · ".join([*([case.label(others)] if others else []), f"batch size {text}"])
-        )
-    settings = ((name, format_value(getattr(cases[0], name))) for name in shared)
-    known = (
-        f"{name} {text}" for name, text in settings if text and (plan.cases or name != "batch_size")
-    )
-    print("all:  " + ", ".join(known))
-    if plan.searched:
-        print("auto: found before the cases run, by a search that tries about eight batch sizes")
-    elif repeats > 1:
-        pace = Pace(1, 1, [pass_s] if pass_s and not given else [])
-        fits = pace.fit(repeats)
-        again = ", and the first once more at the end" if fits > 1 else ""
-        default = (
-            f"; fewer where the repeats would take more than {REPEATS_S / 60:g} minutes, unless "
-            f"--repeats {repeats} is given"
-        )
-        least = (
-            f"; a pass over the cases takes at least {write_seconds(pass_s)}, as estimated from "
-            "the rates of this machine"
-        )
-        print(
-            f"runs: {'at most ' * (fits < repeats)}{len(plan_runs(plan.cases, fits))}: each case "
-            f"{write_times(fits)}{again}{least if pace.seconds else ''}{'' if given else default}"
-        )
     return 0

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from bench.apex import Apex, find_apex, refuse_apex
 from bench.case import AXES, Case, check_axes, check_batches, format_value, telling_axes
-from bench.data import DatasetInfo, count_classes, prepare, progress_bar
+from bench.data import DatasetInfo, count_classes, count_images, prepare, progress_bar
 from bench.diagnosis.floors import take_rates
 from bench.diagnosis.prediction import predict_seconds
 from bench.doctor.__main__ import write_warnings
 from bench.doctor.machine import examine_machine
-from bench.environment import Answer, Platform, ask, usable_cpus, with_inputs
+from bench.environment import Platform, ProcessAnswer, ask, usable_cpus, with_inputs
 from bench.errors import UsageError
 from bench.executors import Executor, Images, Lane
 from bench.fingerprint import Asked, Fingerprint, check_outputs, name_subject
@@ -29,7 +29,7 @@ from bench.precision import FP8_INSTALL, PRECISIONS, find_torchao, refuse_fp8
 from bench.record import COMPARABLE, MODEL_PARTS, Environment, Yardstick
 from bench.store.plans import SHARD
 from bench.store.reader import Past, Run, read_records
-from bench.sweep.options import Options
+from bench.sweep.options import Options, Plan
 from bench.sweep.schedule import choose_seed
 from bench.text import clean, count
 from bench.wall.records import name_family
@@ -203,8 +203,8 @@ def find_inputs(
         models: Sequence[str],
         *,
         timeout_s: float,
-        look: Callable[[Answer, int], None],
-    ) -> Answer:
+        look: Callable[[ProcessAnswer, int], None],
+    ) -> ProcessAnswer:
         return executor.examine(lane, devices, models, timeout_s, look)
 
     machine, answer = examine_machine(
@@ -240,7 +240,7 @@ def find_inputs(
 
 def gather_inputs(
     cases: Sequence[Case],
-    answer: Answer,
+    answer: ProcessAnswer,
     given: Collection[str] = (),
     data_dir: Path | None = None,
     data_url: str | None = None,
@@ -399,18 +399,22 @@ def check_models(cases: Sequence[Case]) -> None:
         check_model(name, "--model" if workload == IMAGES else "--workload")
 
 
-def try_models(cases: Sequence[Case], options: Options) -> Callable[[Case], Case]:
+def try_models(plan: Plan, options: Options) -> Inputs:
     """Import, build and run once the user's own models, as a sweep does before its first case.
 
     Those that come with the harness are built only where some of their weights are given or frozen.
+    Batch sizes are checked where it is known without decoding how many images there are.
+
     Returns:
-        `Inputs.settle`, as far as they were examined.
+        The models that were examined, and the numbers of images.
 
     Raises:
-        UsageError: one is broken or not there, or as `find_inputs` has it of weights.
+        UsageError: one is broken or not there, a batch size does not fit, or as `find_inputs` has
+            it of weights.
     """
+    cases = [*plan.cases, *plan.unsized]
     hash_starts(cases)
-    models: dict[str, Fingerprint] = {}
+    models: dict[str, Fingerprint | None] = dict.fromkeys(map(name_subject, cases))
     own = [
         case
         for case in cases
@@ -420,9 +424,22 @@ def try_models(cases: Sequence[Case], options: Options) -> Callable[[Case], Case
         check_models(own)
     elif own:
         answer = ask([], list_examined(own), timeout_s=options.timeout_s)
-        models = {subject: answer.fingerprint(subject) for subject in map(name_subject, own)}
-        _check_examined(own, models, options.data_dir, options.axes)
-    return Inputs({}, models, {}).settle
+        examined = {subject: answer.fingerprint(subject) for subject in map(name_subject, own)}
+        _check_examined(own, examined, options.data_dir, options.axes)
+        models |= examined
+    images = {name_data(case): case.dataset for case in cases if case.workload == IMAGES}
+    counts = {name: count_images(dataset, options.data_dir) for name, dataset in images.items()}
+    datasets = {
+        n: DatasetInfo(n, "", counted, 0, 0, "", "") for n, counted in counts.items() if counted
+    }
+    inputs = Inputs({}, models, datasets)
+
+    def is_counted(case: Case) -> bool:
+        return case.workload != IMAGES or name_data(case) in datasets
+
+    refuse_batches(list(filter(is_counted, plan.cases)), inputs)
+    refuse_searches([(case, text) for case, text in plan.searched if is_counted(case)], inputs)
+    return inputs
 
 
 def _check_examined(

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import random
 
 import numpy as np
 import torch
 from torch import nn
 
-from bench.case import Case
+from bench.case import Case, list_micro_batches, whole_batch
 from bench.models.weights import load_weights
-from bench.precision import PRECISIONS, set_flags
+from bench.optimization import scale_lr
+from bench.precision import PRECISIONS, find_formats, set_flags
 from bench.training.loop import Training
 from bench.workloads import IMAGES, Workload, load_workload
 from bench.workloads.images import Images
@@ -56,9 +58,42 @@ def build_training(
     if case.sync_bn:
         # over all processes of a group, if there is one; otherwise it is ordinary BatchNorm
         model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
-    training = Training.of(case, model, device, workload)
+    training = make_training(case, model, device, workload)
     training.start_note = note
     return training
+
+
+def make_training(
+    case: Case, model: nn.Module, device: torch.device, workload: Workload | None = None
+) -> Training:
+    """The training that ``case`` asks for.
+
+    Raises:
+        UnsupportedError: it needs what is not installed.
+    """
+    formats = find_formats(case.precision, case.opt_level)
+    kind = Training
+    if formats.apex:
+        from bench.training.apex import ApexTraining  # which needs apex
+
+        kind = ApexTraining
+    return kind(
+        model,
+        formats,
+        device,
+        lr=scale_lr(case.lr, case.lr_scaling, whole_batch(case), case.base_batch),
+        optimizer=case.optimizer,
+        loss_scale=case.loss_scale,
+        skip_overflow=case.skip_overflow,
+        channels_last=case.channels_last,
+        compile=case.compile,
+        opt_level=case.opt_level,
+        frozen=case.freeze,
+        fp8_recipe=case.fp8_recipe,
+        cuda_graphs=case.cuda_graphs,
+        items=math.gcd(*list_micro_batches(case, workload.samples)) if workload else 1,
+        workload=workload,
+    )
 
 
 def seed_all(seed: int) -> None:

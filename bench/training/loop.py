@@ -6,7 +6,6 @@ predictions and overflows stay there until the epoch ends.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial, reduce
@@ -17,11 +16,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from bench.case import Case, list_micro_batches, whole_batch
+from bench.case import Case
 from bench.data.batches import Divided, count_items
 from bench.models.freezing import NONE, freeze
-from bench.optimization import scale_lr
-from bench.precision import Precision, autocast, cast, find_formats
+from bench.precision import Precision, autocast, cast
 from bench.training.float8 import Conversion, convert
 from bench.training.graphs import Captured, Recorder, Results
 from bench.training.loss_scale import build_loss_scale
@@ -153,38 +151,6 @@ class Training:
             1.0 if own is None else float(group["lr"]) / self.lr
             for group in self.optimizer.param_groups
         ]
-
-    @classmethod
-    def of(
-        cls, case: Case, model: nn.Module, device: torch.device, workload: Workload | None = None
-    ) -> Training:
-        """The training that ``case`` asks for.
-
-        Raises:
-            UnsupportedError: it needs what is not installed.
-        """
-        formats = find_formats(case.precision, case.opt_level)
-        if formats.apex:
-            from bench.training.apex import ApexTraining  # which extends this class
-
-            cls = ApexTraining
-        return cls(
-            model,
-            formats,
-            device,
-            lr=scale_lr(case.lr, case.lr_scaling, whole_batch(case), case.base_batch),
-            optimizer=case.optimizer,
-            loss_scale=case.loss_scale,
-            skip_overflow=case.skip_overflow,
-            channels_last=case.channels_last,
-            compile=case.compile,
-            opt_level=case.opt_level,
-            frozen=case.freeze,
-            fp8_recipe=case.fp8_recipe,
-            cuda_graphs=case.cuda_graphs,
-            items=math.gcd(*list_micro_batches(case, workload.samples)) if workload else 1,
-            workload=workload,
-        )
 
     @torch.no_grad()
     def reset(self) -> None:

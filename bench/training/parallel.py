@@ -14,7 +14,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from itertools import chain, count, islice
-from statistics import fmean, median, stdev
+from statistics import fmean, median, variance
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -26,6 +26,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from bench.case import Case, whole_batch
 from bench.data.batches import Supply, count_items, count_whole
 from bench.errors import UsageError
+from bench.interval import find_reach
 from bench.precision import autocast
 from bench.training.loop import Alone, Training
 from bench.training.timing import StepClock, synchronize
@@ -227,11 +228,8 @@ class Exposed:
     @classmethod
     def of(cls, pairs: Sequence[tuple[float, float]]) -> Exposed:
         """That of the steps of pairs of blocks, with exchange and without, in s."""
-        from scipy.special import stdtrit
-
-        error = stdev(a - b for a, b in pairs) / math.sqrt(len(pairs))
         sync, alone = (fmean(steps) for steps in zip(*pairs, strict=True))
-        return cls(sync, alone, float(stdtrit(len(pairs) - 1, 0.975)) * error)
+        return cls(sync, alone, find_reach([(variance(a - b for a, b in pairs), len(pairs))]))
 
 
 _PAIRS, _FEWEST, _MOST, _SECONDS = 6, 2, 30, 6.0

@@ -127,7 +127,7 @@ def _bands(dtype: torch.dtype, products: int, winograd: bool) -> list[Band]:
 
 
 @dataclass(frozen=True)
-class Finding:
+class OperationProof:
     """What one operation ran in.
 
     ``ways`` are more than one where its error fits several; where these are of several arithmetics,
@@ -159,7 +159,7 @@ def name_arithmetic(
     products: int,
     winograd: bool = False,
     fp8_bits: tuple[int, int] | None = None,
-) -> Finding:
+) -> OperationProof:
     """Name the arithmetic from an operation's relative error.
 
     Args:
@@ -172,19 +172,19 @@ def name_arithmetic(
         fp8_bits: of the two factors, for a layer converted to fp8.
     """
     if not error < (_WRONG_FP8 if fp8_bits else _WRONG):  # NaN too
-        return Finding(operation, Arithmetic.WRONG, error)
+        return OperationProof(operation, Arithmetic.WRONG, error)
     bands = _bands(dtype, products, winograd) + ([_band_fp8(fp8_bits)] if fp8_bits else [])
     fits = [b for b in bands if b.low <= error <= b.high]
     candidates = tuple(dict.fromkeys(b.arithmetic for b in fits))
     if len(candidates) > 1:
         ways = tuple(f"{b.arithmetic} by {b.way}" if b.way else str(b.arithmetic) for b in fits)
-        return Finding(operation, Arithmetic.UNCLEAR, error, ways, candidates)
+        return OperationProof(operation, Arithmetic.UNCLEAR, error, ways, candidates)
     plain = [b for b in fits if not b.way]
     if plain:
-        return Finding(operation, plain[0].arithmetic, error)
+        return OperationProof(operation, plain[0].arithmetic, error)
     if fits:
-        return Finding(operation, fits[0].arithmetic, error, tuple(b.way for b in fits))
-    return Finding(operation, Arithmetic.UNCLEAR, error)
+        return OperationProof(operation, fits[0].arithmetic, error, tuple(b.way for b in fits))
+    return OperationProof(operation, Arithmetic.UNCLEAR, error)
 
 
 @dataclass(frozen=True)
@@ -385,12 +385,12 @@ class LayerProof:
     """What a layer's forward pass ran in, and its gradients, those that training computes."""
 
     layer: Layer
-    forward: Finding
-    input_grad: Finding | None
-    weight_grad: Finding | None
+    forward: OperationProof
+    input_grad: OperationProof | None
+    weight_grad: OperationProof | None
 
     @property
-    def findings(self) -> tuple[Finding, ...]:
+    def findings(self) -> tuple[OperationProof, ...]:
         """All of them."""
         return tuple(f for f in (self.forward, self.input_grad, self.weight_grad) if f)
 
@@ -400,7 +400,7 @@ class Contradiction:
     """A label that is not true of what ran, and the findings that say so."""
 
     precision: str
-    findings: tuple[Finding, ...]
+    findings: tuple[OperationProof, ...]
 
     def __str__(self) -> str:
         """One line."""
@@ -417,12 +417,12 @@ class Proof:
     """
 
     layers: tuple[LayerProof, ...]
-    matmul: Finding
-    dense: Finding | None = None
+    matmul: OperationProof
+    dense: OperationProof | None = None
     notes: tuple[str, ...] = ()
 
     @property
-    def findings(self) -> tuple[Finding, ...]:
+    def findings(self) -> tuple[OperationProof, ...]:
         """All of them, the most expensive layer's forward pass first, the matmul last."""
         return (*(f for proof in self.layers for f in proof.findings), self.matmul)
 
@@ -607,7 +607,7 @@ def probe(
 
     def judge(
         operation: str, products: int, bits: tuple[int, int] | None, images: int | None
-    ) -> Finding:
+    ) -> OperationProof:
         one, exactly = next(pairs)
         error = _error(one[:images], exactly)
         return name_arithmetic(operation, error, got[0].dtype, products, layer.winograd, bits)
@@ -623,7 +623,7 @@ def probe(
     )
 
 
-def _multiply(setting: Setting) -> Finding:
+def _multiply(setting: Setting) -> OperationProof:
     rng = torch.Generator().manual_seed(0)
     a, b = torch.randn(256, 512, generator=rng), torch.randn(512, 256, generator=rng)
     dtype = getattr(torch, setting.precision.weights)

@@ -25,6 +25,7 @@ from time import perf_counter
 
 import torch
 
+from bench.interval import find_quantile
 from bench.limits import STEADY, leave_out_first
 
 LEAST_S = 0.5
@@ -309,15 +310,14 @@ def _reach(away: Sequence[float], fitted: int, left: float, lever: float = 0.0) 
         left: steps left out.
         lever: the square of how far away these are, over the sum of the squares of the places.
     """
-    from scipy.special import stdtrit
-
     n, squares = len(away), sum(d * d for d in away)
     r = sum(a * b for a, b in pairwise(away)) / squares if squares else 0.0
     r = min(max((n * r + fitted) / (n - 2 - fitted), 0.0), 0.95)
     effective = max(n * (1 - r) / (1 + r), fitted + 1.0)
     variance = squares / n * effective / (effective - fitted)
-    t = float(stdtrit(effective - fitted, 0.975))
-    return t * math.sqrt(variance * (1 / effective + n / effective * (1 / left + lever)))
+    return find_quantile(effective - fitted) * math.sqrt(
+        variance * (1 / effective + n / effective * (1 / left + lever))
+    )
 
 
 class Certainty:

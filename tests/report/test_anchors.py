@@ -18,11 +18,11 @@ from bench.anchors import (
     ALONE,
     BUSY,
     CLOSE,
+    AnchorVerdict,
     Change,
     LaneReading,
     Pace,
     Session,
-    Verdict,
     compare,
     find_sessions,
     judge_lanes,
@@ -126,35 +126,35 @@ def test_a_change_is_different_alike_or_unknown(
     sure = abs(change.share) + change.margin <= 0.02
     told = abs(change.share) > 0.02 and abs(change.share) > change.margin
     assert change.verdict is (
-        Verdict.DIFFERENT if told else Verdict.ALIKE if sure else Verdict.UNKNOWN
+        AnchorVerdict.DIFFERENT if told else AnchorVerdict.ALIKE if sure else AnchorVerdict.UNKNOWN
     )
     assert change.slower == (told and now > before)
 
 
 def test_noise_hides_a_change_and_does_not_make_one() -> None:
-    assert Change(0.05, 0.06).verdict is Verdict.UNKNOWN
-    assert Change(0.05, 0.04).verdict is Verdict.DIFFERENT
-    assert Change(0.01, 0.005).verdict is Verdict.ALIKE
-    assert Change(0.01, 0.015).verdict is Verdict.UNKNOWN
+    assert Change(0.05, 0.06).verdict is AnchorVerdict.UNKNOWN
+    assert Change(0.05, 0.04).verdict is AnchorVerdict.DIFFERENT
+    assert Change(0.01, 0.005).verdict is AnchorVerdict.ALIKE
+    assert Change(0.01, 0.015).verdict is AnchorVerdict.UNKNOWN
 
 
 @pytest.mark.parametrize(
     ("alone", "busy", "close", "verdict"),
     [
-        (100, 108, 120, Verdict.UNKNOWN),  # beside the same lanes it grew: the lane drifts
-        (100, 108, 108, Verdict.DIFFERENT),
-        (100, 110, 106, Verdict.DIFFERENT),  # most of it stays
-        (100, 110, 100, Verdict.UNKNOWN),  # beside the same lanes, at the end it was gone
-        (100, 110, 98, Verdict.UNKNOWN),
-        (100, 95, 100, Verdict.UNKNOWN),
-        (100, 95, 89, Verdict.UNKNOWN),
-        (100, 101, 101, Verdict.ALIKE),
-        (100, 101, 120, Verdict.UNKNOWN),
-        (100, 101, 98, Verdict.UNKNOWN),
+        (100, 108, 120, AnchorVerdict.UNKNOWN),  # beside the same lanes it grew: the lane drifts
+        (100, 108, 108, AnchorVerdict.DIFFERENT),
+        (100, 110, 106, AnchorVerdict.DIFFERENT),  # most of it stays
+        (100, 110, 100, AnchorVerdict.UNKNOWN),  # beside the same lanes, at the end it was gone
+        (100, 110, 98, AnchorVerdict.UNKNOWN),
+        (100, 95, 100, AnchorVerdict.UNKNOWN),
+        (100, 95, 89, AnchorVerdict.UNKNOWN),
+        (100, 101, 101, AnchorVerdict.ALIKE),
+        (100, 101, 120, AnchorVerdict.UNKNOWN),
+        (100, 101, 98, AnchorVerdict.UNKNOWN),
     ],
 )
 def test_what_changes_beside_the_same_lanes_is_no_interference(
-    alone: float, busy: float, close: float, verdict: Verdict
+    alone: float, busy: float, close: float, verdict: AnchorVerdict
 ) -> None:
     """All lanes are busy at the end as well."""
     lane = LaneReading("a", "", {ALONE: Pace(alone, 0), BUSY: Pace(busy, 0), CLOSE: Pace(close, 0)})
@@ -194,7 +194,7 @@ def test_the_interval_is_at_least_that_of_the_two_anchors(busy: float) -> None:
     found = LaneReading("a", "", paces).interference
     assert found is not None
     assert found.margin >= 0.05
-    assert found.verdict is Verdict.UNKNOWN
+    assert found.verdict is AnchorVerdict.UNKNOWN
 
 
 def test_lanes_that_took_turns_have_drift_and_no_interference() -> None:
@@ -230,7 +230,7 @@ def test_equal_lanes_are_called_unequal_in_5_of_100_cases_at_most(lanes: int, no
             tuple(LaneReading(str(n), "", {ALONE: pace}) for n, pace in enumerate(paces) if pace),
         ).spread
         assert spread is not None
-        different += spread.verdict is Verdict.DIFFERENT
+        different += spread.verdict is AnchorVerdict.DIFFERENT
     assert different / rounds < 0.05
 
 
@@ -242,7 +242,7 @@ def test_lanes_that_are_unequal_are_found_among_many() -> None:
     lanes = [LaneReading(name, "", {ALONE: pace}) for name, pace in paces.items() if pace]
     spread = Session("", tuple(lanes)).spread
     assert spread is not None
-    assert spread.verdict is Verdict.DIFFERENT
+    assert spread.verdict is AnchorVerdict.DIFFERENT
 
 
 # ----------------------------------------------------------------------------------- doubts, table

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.study.spread import CONFIDENCE, choose_depth, find_coverage, find_ends
+from bench.interval import CONFIDENCE
+from bench.study.spread import choose_depth, find_coverage, find_ends
 
 Draw = Callable[[np.random.Generator, tuple[int, int]], np.ndarray]
 

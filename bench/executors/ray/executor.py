@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.data import DatasetInfo
-from bench.environment import Answer, find_variables, hash_code
+from bench.environment import ProcessAnswer, find_variables, hash_code
 from bench.errors import UnsupportedError, UsageError
 from bench.executors import ALL, EXECUTORS, Event, Images, Job, Lane, Settings, ShortageError
 from bench.executors.ray.cluster import Cluster
@@ -193,13 +193,13 @@ class RayExecutor:
         devices: Sequence[str],
         models: Sequence[str],
         timeout_s: float,
-        look: Callable[[Answer, int], None] = lambda answer, pid: None,
-    ) -> Answer:
+        look: Callable[[ProcessAnswer, int], None] = lambda answer, pid: None,
+    ) -> ProcessAnswer:
         """Ask a process on the node."""
         try:
-            answer: Answer = self._ask(lane, "examine", lane, devices, models, timeout_s)
+            answer: ProcessAnswer = self._ask(lane, "examine", lane, devices, models, timeout_s)
         except UsageError as error:
-            return Answer(str(error))
+            return ProcessAnswer(str(error))
         return answer
 
     def prepare(self, lane: Lane, images: Images) -> DatasetInfo:

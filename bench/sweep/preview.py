@@ -1,0 +1,139 @@
+"""What a dry run shows of a plan, and refuses as a start would."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+
+from bench.case import AXES, MICRO_BATCH, Case, axis_flag, default_lr, format_value
+from bench.executors import build_executor
+from bench.precision import PRECISIONS
+from bench.preset import preset_names
+from bench.store.plans import plan_runs
+from bench.sweep.emulation import foresee_emulation
+from bench.sweep.hardware import open_lanes, read_folders, refuse_world_sizes
+from bench.sweep.options import Options, Plan, plan_cases
+from bench.sweep.preflight import try_models
+from bench.sweep.schedule import REPEATS_S, Pace, write_times
+from bench.text import count, name_first, write_seconds
+from bench.workloads import IMAGES
+
+_SHOWN = 12  # lines of cases
+_VALUES = 8  # of a setting
+
+
+def preview(plan: Plan, options: Options) -> int:
+    """Print what a sweep would run; the return code.
+
+    Raises:
+        UsageError: this machine has not the lanes or the GPUs asked for, a batch size does not fit
+            its data, or as `try_models`.
+    """
+    _refuse_lanes([*plan.cases, *plan.unsized], options)
+    plan = plan_cases(options, {}, try_models(plan, options).settle)
+    warnings, pass_s = foresee_emulation(plan.cases, options)
+    for line in [*describe_plan(plan, options, pass_s), *warnings]:
+        print(line)
+    return 0
+
+
+def _refuse_lanes(cases: Sequence[Case], options: Options) -> None:
+    if options.executor == "ray":
+        return  # what it has is known once a cluster was joined or started
+    with closing(build_executor(options.executor, options.settings)) as executor:
+        lanes, out = open_lanes(executor, cases, options), options.out
+        folders = [out / name for name in read_folders(out)] if out else []
+        refuse_world_sizes(executor, lanes, folders, cases, options)
+
+
+def describe_plan(plan: Plan, options: Options, pass_s: float = 0.0) -> Iterator[str]:
+    """How many runs there are, what varies between their cases, and what is not as by default.
+
+    A batch size that is yet to be found stands as it was asked for.
+
+    Args:
+        plan: what is to run.
+        options: it was made of.
+        pass_s: the s that a pass over the cases takes at least, where that is known.
+    """
+    cases = _list_cases(plan)
+    varies = [
+        name
+        for name in AXES
+        if len({getattr(case, name) for case in cases}) > 1 and (plan.cases or name != "batch_size")
+    ]
+    others = [name for name in varies if name != "batch_size"]
+    yield "runs: " + "; and ".join(_count_runs(plan, options, pass_s))
+    lines = [f"{index:>4}  {case.label(varies)}" for index, case in enumerate(plan.cases, 1)]
+    for case, text in plan.searched:
+        label = [case.label(others)] if others else []
+        lines.append("   ?  " + " · ".join([*label, f"batch size {text}"]))
+    yield from lines[:_SHOWN]
+    if more := len(lines) - _SHOWN:
+        yield from [f"      and {more:,} more"] * (more > 0)
+    if plan.searched:
+        yield "   ?: found first, by a search that tries about eight batch sizes"
+    yield from _name_sources(plan, options) or ["all settings are at their defaults"]
+
+
+def _list_cases(plan: Plan) -> list[Case]:
+    return [*plan.cases, *(case for case, _ in plan.searched)]
+
+
+def _count_runs(plan: Plan, options: Options, pass_s: float) -> Iterator[str]:
+    if plan.cases:
+        repeats, given = options.repeats, options.repeats_given
+        pace = Pace(1, 1, [pass_s] if pass_s and not given else [])
+        fits = pace.fit(repeats)
+        runs = f"{'at most ' * (fits < repeats)}{len(plan_runs(plan.cases, fits)):,}"
+        again = ", and the first once more at the end" if fits > 1 else ""
+        least = (
+            f"; a pass over the cases takes at least {write_seconds(pass_s)}, as estimated from "
+            "the rates of this machine"
+        )
+        fewer = (
+            f"; fewer where the repeats would take more than {REPEATS_S / 60:g} minutes, unless "
+            f"--repeats {repeats} is given"
+        )
+        yield (
+            f"{runs} of {count(len(plan.cases), 'case')}, each {write_times(fits)}{again}"
+            f"{least if pace.seconds else ''}{'' if given or repeats == 1 else fewer}"
+        )
+    if plan.searched:
+        yield f"those of {count(len(plan.searched), 'batch size')} yet to be found"
+
+
+def _name_sources(plan: Plan, options: Options) -> list[str]:
+    """The settings that are not at their defaults, a line for each source of them."""
+    cases, preset, given = _list_cases(plan), options.preset, options.given
+    named = f"from {'preset ' * (preset.name in preset_names())}{preset.name}"
+    lines = {named: list[str](), "from flags": list[str](), "chosen here": list[str]()}
+    for name in AXES:
+        values = [format_value(getattr(case, name)) for case in cases]
+        if name == "batch_size" and plan.searched:
+            values[len(plan.cases) :] = [text for _, text in plan.searched]
+        elif all(_is_default(case, name) for case in cases):
+            continue
+        keys = {name, MICRO_BATCH} if name == "accumulate" else {name}
+        texts = list(dict.fromkeys(filter(None, values)))
+        if given & {*map(axis_flag, keys)}:
+            source = "from flags"
+        elif any(keys & grid.keys() for grid in preset.grids) and name not in options.axes:
+            source = named
+        elif len(texts) == 1:
+            source = "chosen here"
+        else:
+            continue  # drawn by a search: the cases name it
+        lines[source].append(f"{axis_flag(name)} {name_first(texts, _VALUES, ' ')}")
+    return [f"{source}: {' '.join(settings)}" for source, settings in lines.items() if settings]
+
+
+def _is_default(case: Case, name: str) -> bool:
+    """Whether an axis has the value that it would have if nothing said otherwise."""
+    if name == "lr":
+        return case.lr == default_lr(case.optimizer)
+    if name == "loss_scale":
+        return case.loss_scale == PRECISIONS[case.precision].default_loss_scale
+    if name in ("model", "dataset") and case.workload != IMAGES:
+        return True
+    return bool(getattr(case, name) == getattr(Case, name))
