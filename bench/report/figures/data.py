@@ -543,14 +543,12 @@ def take_changes(report: Report, metric: str, inverse: bool = False) -> pd.DataF
         if estimate is None or not estimate.ratio.value or len(lines) == MOST_CHANGES:
             continue
         ratio = estimate.ratio
-        ends = (
-            (math.nan,) * 2 if ratio.low is None or ratio.high is None else (ratio.low, ratio.high)
-        )
+        ends = [math.nan if end is None else end for end in (ratio.low, ratio.high)]
         low, high = sorted(end**power for end in ends)
         lowest, highest = sorted(end**power for end in (estimate.lowest, estimate.highest))
         lines.append(
             {
-                "change": name_change(effect), "ratio": ratio.value**power, "low": low,
+                "change": name_change(effect), "ratio": estimate.ratio.value**power, "low": low,
                 "high": high, "lowest": lowest, "highest": highest, "pairs": estimate.pairs,
             }
         )  # fmt: skip
