@@ -319,7 +319,7 @@ def test_a_gpu_that_waits_is_told_beside_every_speed_up(capsys: pytest.CaptureFi
         told = [row for row in tables[name]["rows"] if row[-1]["text"]]
         assert [row[-1]["text"].partition(" for")[0] for row in told] == said
         assert all("128" in str(row) for row in told)
-    assert compare([str(CARD), "--axis", "precision", "fp32", "fp16"]) == 0
+    assert compare([str(CARD), "--axis", "precision", "fp32", "fp16", "--full"]) == 0
     said = capsys.readouterr().out
     assert "host-bound: fp16 in 1 of 1 runs" in said
     assert "do not rely on these times: host-bound" not in said

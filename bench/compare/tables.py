@@ -157,7 +157,7 @@ def _kinds_table(comparison: Comparison, kinds: Sequence[KindChange]) -> Table:
     """The kinds of work that changed between two profiles of a case."""
     title = "Kinds of work that changed, of a step in ms"
     if not kinds:
-        return Table("kinds", f"{title}: none beyond noise", (), (), (BEYOND,))
+        return Table("kinds", f"{title}: none beyond noise", (), (), (BEYOND,), level=Level.TABLE)
     numbers = (*comparison.names, "change", "of a step", "p")
     rows = tuple(
         _cells(
@@ -172,7 +172,7 @@ def _kinds_table(comparison: Comparison, kinds: Sequence[KindChange]) -> Table:
         for kind in kinds
     )
     heads = _heads("case", "kind of work", *numbers, numbers=numbers)
-    return Table("kinds", title, heads, rows, (BEYOND,))
+    return Table("kinds", title, heads, rows, (BEYOND,), level=Level.TABLE)
 
 
 BEYOND = (
@@ -415,7 +415,8 @@ def render_text(
         for table in tables:
             lines += ["", *_draw(table, width)]
         return "\n".join(lines) + "\n"
-    shown = next((table for table in tables if table.level is Level.TABLE), None)
+    wanted = [table for table in tables if table.level is Level.TABLE]
+    shown = wanted[-1] if wanted else None  # the kinds of work, where they are asked for
     left = len(tables) - bool(shown)
     last = [f"--full shows {count(left, 'more table')} and the conditions of both sides."]
     if shown:
@@ -453,6 +454,10 @@ def _open(comparison: Comparison, margins: Margins) -> Iterator[str]:
         f"{name} {' or '.join(of_a) or NOTHING} and {' or '.join(of_b) or NOTHING}"
         for name, agree, of_a, of_b in comparison.environment()
         if agree
+    ]
+    differing += [
+        f"{condition.label} {_write_summary(condition, of_a)} and {_write_summary(condition, of_b)}"
+        for condition, of_a, of_b in comparison.differing_conditions()
     ]
     if differing:
         yield f"! They differ in {name_first(differing, 2, '; ')}."
