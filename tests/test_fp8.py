@@ -480,7 +480,7 @@ def test_what_a_report_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
                     arithmetic="float8/bfloat16"),
     ]  # fmt: skip
     write_sweep(tmp_path / "made", rows)
-    assert report([str(tmp_path / "made")]) == 0
+    assert report([str(tmp_path / "made"), "--full"]) == 0
     text = " ".join(capsys.readouterr().out.split())
     assert "In fp8, of dpn92: 8 of 9 linear layers: a.*; 75.0 % of its FLOP." in text
     assert "Not compiled: 1 of 3 runs. fp8 rarely pays without torch.compile" in text

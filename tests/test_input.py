@@ -192,7 +192,7 @@ def test_a_sweep_of_two_shapes_is_measured_and_reported(
     assert 2.5 < float(rows[0]["train_loss"]) < 4, "ln 20 is 3.0"
     assert rows[0]["proof_layer"].endswith("on 8×8"), "of 32 pixels it is on 16×16"
     capsys.readouterr()
-    assert report([str(tmp_path)]) == 0
+    assert report([str(tmp_path), "--full"]) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "Dataset: synthetic, 1x16x16, 20 classes, 50,000 seeded images" in said
     assert "Dataset: synthetic, 3x16x24, 20 classes, 50,000 seeded images" in said

@@ -384,7 +384,7 @@ def test_a_report_of_what_is_not_complete_says_so(
 
     def warn(folder: Path = out) -> str:
         capsys.readouterr()
-        report([str(folder)])
+        report([str(folder), "--full"])
         return " ".join(capsys.readouterr().out.split())
 
     assert "shard-1-of-3 is shard 1/3 of a sweep. Join all with bench.merge." in warn(first)

@@ -291,7 +291,7 @@ def test_a_sweep_over_starts_and_freezes(here: Path, capsys: pytest.CaptureFixtu
     assert rows["", "none"].flop_per_image > 1.5 * tuned.flop_per_image
 
     capsys.readouterr()
-    assert report(["out"]) == 0
+    assert report(["out", "--full"]) == 0
     shown = capsys.readouterr().out
     assert "start: none → w.pt" in shown
     assert "freeze: none → backbone" in shown

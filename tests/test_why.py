@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -153,7 +154,7 @@ def test_of_two_batch_sizes_the_first_is_scaled_to_as_many_items(
 def test_words_come_first_then_the_reasons_then_the_way(
     sweep: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main([str(sweep), "--where", "batch_size=128"]) == 0
+    assert main([str(sweep), "--where", "batch_size=128", "--full"]) == 0
     text = capsys.readouterr().out
     title = "Why: fp32 → fp16 · dpn92 · batch size 128"
     assert f"{title} fp16 is 4.00× (3.9" in " ".join(text.split())
@@ -166,6 +167,20 @@ def test_words_come_first_then_the_reasons_then_the_way(
     markdown = file.read_text()
     assert f"\n### {title}\n\nfp16 is 4.00×" in markdown
     assert "| casts to another number format |" in markdown
+
+
+def test_without_full_tables_are_short_and_nothing_is_said_twice(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main([str(CARD), "--where", "batch_size=512"]) == 0
+    text = capsys.readouterr().out
+    assert max(map(len, text.splitlines())) <= 100
+    tables = [part.split("\n\n")[0].splitlines() for part in text.split("─\n")[1:]]
+    assert [sum(not line.startswith("  ") for line in lines) for lines in tables] == [5] * 6
+    assert "By cause" not in text
+    assert text.count("On an NVIDIA H200") == 2, "fp16 and bf16-amp have the same advice"
+    assert re.search(r"\n other +76\.4 +53\.1 +-23\.3 +1\.44\n the whole step", text)
+    assert "--full shows all rows" in text
 
 
 @pytest.mark.parametrize(

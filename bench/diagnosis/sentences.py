@@ -38,6 +38,17 @@ def describe(found: Explanation) -> list[str]:
     ]
 
 
+def summarize(found: Explanation) -> list[str]:
+    """What `describe` says and no table of reasons and changes does."""
+    return [
+        _say_speed(found),
+        *_say_doubt(found),
+        *_say_baseline(found),
+        *([write_beaten(found.beaten)] if found.beaten else _say_ceiling(found)),
+        *_say_advice(found),
+    ]
+
+
 def write_speedup(found: Explanation) -> str:
     """Write the speed-up with its interval: ``2.40× (2.35 to 2.45)``."""
     ratio = found.speedup

@@ -12,24 +12,51 @@ from bench.record import Status
 from bench.render.cells import ESTIMATE, iterate, name_case, outcome, take_first
 from bench.render.units import describe_units
 from bench.study import summaries
-from bench.study.axes import ORDER, list_naming_axes
+from bench.study.axes import ORDER, Machines, list_naming_axes
 from bench.study.doubts import DOUBTS
 from bench.study.quantities import MEMORY, QUANTITIES, is_number
 from bench.study.spread import Spread
-from bench.text import GIB
+from bench.text import GIB, name_first
 from bench.workloads import OWN
 
 if TYPE_CHECKING:
     import pandas as pd
 
 
-def describe_constants(cases: pd.DataFrame, varying: Collection[str]) -> Iterator[str]:
-    """What is the same in every case, and what ran them: a sentence on the cases, one a machine.
+def describe_subject(
+    title: str, cases: pd.DataFrame, varying: Collection[str], machines: Machines
+) -> str:
+    """What was measured, in one line: the sweep, what ran it, what is the same in every case."""
+    if not len(cases):
+        return title
+    kinds = [KINDS[kind] for kind in cases["kind"].unique() if kind in KINDS]
+    versions = list_values(cases, "torch")
+    said = [
+        name_first(list(dict.fromkeys(machines.values())), 2),
+        *kinds,
+        *([f"{ESTIMATE} from {part} of an epoch"] if (part := _name_part(cases)) else []),
+        *_list_same(cases, varying),
+        *([f"torch {' or '.join(versions[:2])}"] if versions else []),
+    ]
+    return f"{title}: {' · '.join(said)}"
 
-    Of the other axes only those that are not at their default are named.
-    """
+
+KINDS = {"fake": "not measured (fake executor)", "published": "published figures"}
+"""What is said of cases that were not measured."""
+
+
+def describe_constants(cases: pd.DataFrame, varying: Collection[str]) -> Iterator[str]:
+    """What is the same in every case, and what ran them: a sentence on the cases, one a machine."""
     if not len(cases):
         return
+    if said := _list_same(cases, varying):
+        yield f"All cases: {' · '.join(said)}."
+    for (_, machine), part in cases.groupby(list(summaries.SOURCE), sort=False):
+        yield describe_machine(str(machine), part)
+
+
+def _list_same(cases: pd.DataFrame, varying: Collection[str]) -> list[str]:
+    """What is the same in every case; of most axes only where that is not their default."""
     first = take_first(cases)
     same = [n for n in ("model", "dataset", "precision", "batch_size") if n not in varying]
     others = [
@@ -41,11 +68,7 @@ def describe_constants(cases: pd.DataFrame, varying: Collection[str]) -> Iterato
         and getattr(first, name) != getattr(Case, name)
     ]
     scales = "" if "loss_scale" in varying else _name_scales(cases)
-    said = [name_case(first, [*same, *others]), *([scales] if scales else [])]
-    if any(said):
-        yield f"All cases: {' · '.join(filter(None, said))}."
-    for (_, machine), part in cases.groupby(list(summaries.SOURCE), sort=False):
-        yield describe_machine(str(machine), part)
+    return [said for said in (name_case(first, [*same, *others]), scales) if said]
 
 
 def _name_scales(cases: pd.DataFrame) -> str:
@@ -139,8 +162,7 @@ def describe_machine(machine: str, rows: pd.DataFrame) -> str:
     ):
         if values := list_values(rows, name):
             said.append(f"{label} {' or '.join(values[:4])}")
-    kinds = {"fake": "not measured (fake executor)", "published": "published figures"}
-    said += [kinds[kind] for kind in rows["kind"].unique() if kind in kinds]
+    said += [KINDS[kind] for kind in rows["kind"].unique() if kind in KINDS]
     return ", ".join(said) + "."
 
 
@@ -156,7 +178,7 @@ def _dataset_note(rows: pd.DataFrame) -> str:
             parts += [f"{classes} classes, "] if classes else []
             said.append(
                 f"Dataset: synthetic, {''.join(parts)}{images} seeded images that can be learnt; "
-                "loss and accuracy are synthetic and say nothing about CIFAR-10."
+                "loss and accuracy say nothing about real images."
             )
         else:
             name = {"cifar10": "CIFAR-10"}.get(str(dataset), str(dataset))
@@ -171,11 +193,20 @@ def _dataset_note(rows: pd.DataFrame) -> str:
     return " ".join(said)
 
 
+def _name_part(cases: pd.DataFrame) -> str:
+    """How much of an epoch was measured: ``5 to 20 %``; empty where all epochs were whole."""
+    if cases["epoch_time_s"].notna().any():
+        cases = cases[cases["epoch_time_s"].notna()]  # what was interrupted measured no part
+    fractions = sorted(cases.loc[cases["part"] < 1, "part"].unique())
+    ends = dict.fromkeys(f"{100 * f:.4g}" for f in (*fractions[:1], *fractions[-1:]))
+    return f"{' to '.join(ends)} %" if ends else ""
+
+
 def _epoch_note(rows: pd.DataFrame) -> str:
+    part = _name_part(rows)
     if rows["epoch_time_s"].notna().any():
-        rows = rows[rows["epoch_time_s"].notna()]  # what was interrupted measured no part
-    fractions = sorted(rows.loc[rows["part"] < 1, "part"].unique())
-    if not fractions:
+        rows = rows[rows["epoch_time_s"].notna()]
+    if not part:
         cold = (rows["kind"] == "published").all()
         return (
             "Epochs: whole, each the cold first of a process."
@@ -185,8 +216,6 @@ def _epoch_note(rows: pd.DataFrame) -> str:
             else "Epochs: whole, timed warm. Of cases of several epochs the time is the mean "
             "epoch's, and loss and accuracy are of the last."
         )
-    ends = dict.fromkeys(f"{100 * f:.4g}" for f in (fractions[0], fractions[-1]))
-    part = f"{' to '.join(ends)} %"
     said = [
         f"{ESTIMATE} Only {part} of an epoch was measured: what is marked {ESTIMATE} is "
         "extrapolated to a whole one."

@@ -6,15 +6,15 @@ Each notice says what was found, in how many runs, and which flag or command hel
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from bench.diagnosis.rates import RATES, SAME_DEVICE, find_losses, write_losses
 from bench.limits import STEADY
 from bench.record import COMPARABLE, MEASURED, REPEATED, Status
-from bench.render.model import Notice
+from bench.render.model import Level, Notice
 from bench.store.attempts import find_unknown
-from bench.study.doubts import DOUBTS
+from bench.study.doubts import DOUBTS, Doubt, list_below
 from bench.study.drift import Drift, Steadiness, find_drifts, write_moment
 from bench.study.gaps import describe_gaps
 from bench.study.summaries import find_wide, latest
@@ -40,40 +40,75 @@ def warn(
         sweeps: that they are of, of which some may not be complete.
     """
     rows = latest(records)
-    notices = []
+    below = list_below(cases)
+    doubted: dict[bool, list[Notice]] = {True: [], False: []}
     for doubt in DOUBTS.values():
-        doubted = rows[doubt.name]
-        if doubted.any():  # most are not, and a row has 250 columns
-            hit = rows[doubted]
-            said = doubt.detail(hit) if doubt.detail else ""
-            detail = f" ({said})" if said else ""
-            label = doubt.remark[0].upper() + doubt.remark[1:]
-            text = f"{_count(hit, rows)}. {doubt.warning}{detail}. {doubt.advise(hit)}"
-            notices.append(Notice(label, text))
-    wide = find_wide(cases)
-    if wide.any():
-        text = (
-            f"The times of {wide.sum():,} of the {(cases['repeats'] > 1).sum():,} cases with "
-            f"repeats spread by more than ±{100 * STEADY:.0f} %; these cases are marked noisy. "
-            "Close other programs, or use --repeats 5 or more."
-        )
-        notices.append(Notice("Spread", text))
-    notices += _determinism(cases)
-    ended = [*(s.value for s in MEASURED), Status.OOM.value, Status.UNSUPPORTED.value]
-    failed = rows[~rows["status"].isin(ended)]
-    if len(failed):
-        ends = failed["status"].str.replace("_", " ").value_counts()
-        kinds = ", ".join(f"{n:,} {end}" for end, n in ends.items())
-        asked = [s for s in dict.fromkeys(failed["status"]) if s not in REPEATED]
-        mend = f"Run them again with --retry {' '.join(asked)}" if asked else ""
-        mend = mend or "The same command runs them again"
-        text = f"{_count(failed, rows)}: {kinds}. {mend}."
-        notices.append(Notice("No result", text))
-    notices += [Notice("Incomplete", text) for sweep in sweeps for text in describe_gaps(sweep)]
+        if rows[doubt.name].any():  # most are not, and a row has 250 columns
+            doubted[doubt.fatal].append(_describe_doubt(doubt, rows, doubt.name in below))
     drifts = find_drifts(records if everything is None else everything)
-    notices += [_describe_drift(*where, found) for where, found in drifts.items()]
-    notices += _describe_slowdowns(rows)
-    return notices + [Notice("Mixed environments", text) for text in _mixtures(rows)]
+    return [
+        *(Notice("Incomplete", *gap) for sweep in sweeps for gap in describe_gaps(sweep)),
+        *_describe_failures(rows),
+        *doubted[True],
+        *_describe_spread(cases),
+        *(_describe_drift(*where, found) for where, found in drifts.items()),
+        *_describe_slowdowns(rows),
+        *_mixtures(rows),
+        *doubted[False],
+        *_determinism(cases),
+    ]
+
+
+QUIETER = "Close other programs, or use --repeats 5 or more."
+"""What helps where runs differ."""
+
+
+def _describe_doubt(doubt: Doubt, rows: pd.DataFrame, below: bool) -> Notice:
+    hit = rows[rows[doubt.name]]
+    detail = doubt.detail(hit) if doubt.detail else ""
+    return Notice(
+        doubt.remark[0].upper() + doubt.remark[1:],
+        f"{doubt.warning}{f' ({detail})' if detail else ''}.",
+        doubt.advise(hit),
+        _count(hit, rows),
+        level=Level.DETAIL if below else Level.TABLE,
+    )
+
+
+def _describe_spread(cases: pd.DataFrame) -> Iterator[Notice]:
+    """How many cases of several runs spread."""
+    if wide := int(find_wide(cases).sum()):
+        several = int((cases["repeats"] > 1).sum())
+        yield Notice(
+            "Spread",
+            f"The times of {wide:,} of the {several:,} cases with repeats spread by more than "
+            f"±{100 * STEADY:.0f} %; these cases are marked noisy.",
+            QUIETER,
+        )
+
+
+def _describe_failures(rows: pd.DataFrame) -> Iterator[Notice]:
+    """The runs that ended otherwise than measured, out of memory or unsupported."""
+    failed = list_failed(rows)
+    if not len(failed):
+        return
+    ends = failed["status"].str.replace("_", " ").value_counts()
+    kinds = ", ".join(f"{n:,} {end}" for end, n in ends.items())
+    asked = list_asked(failed)
+    mend = f"Run them again with --retry {' '.join(asked)}." if asked else ""
+    mend = mend or "The same command runs them again."
+    yield Notice("No result", f"{kinds}.", mend, _count(failed, rows))
+
+
+def list_failed(rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows that ended otherwise than measured, out of memory or unsupported."""
+    ended = [*(s.value for s in MEASURED), Status.OOM.value, Status.UNSUPPORTED.value]
+    return rows[~rows["status"].isin(ended)]
+
+
+def list_asked(failed: pd.DataFrame) -> list[str]:
+    """The outcomes that are run again by ``--retry`` only."""
+    return [status for status in dict.fromkeys(failed["status"]) if status not in REPEATED]
 
 
 def _determinism(cases: pd.DataFrame) -> list[Notice]:
@@ -92,12 +127,8 @@ def _determinism(cases: pd.DataFrame) -> list[Notice]:
     )
     if equal < len(same):
         text += f"; in the others they differ by up to {apart.max():.2g}"
-    return [
-        Notice(
-            "Determinism",
-            f"{text}. To see how much the loss depends on the seed, leave out --same-seed.",
-        )
-    ]
+    mend = "To see how much the loss depends on the seed, leave out --same-seed."
+    return [Notice("Determinism", f"{text}.", mend, good=equal == len(same))]
 
 
 def _describe_drift(sweep: str, machine: str, found: Sequence[Drift]) -> Notice:
@@ -113,18 +144,20 @@ def _describe_drift(sweep: str, machine: str, found: Sequence[Drift]) -> Notice:
         f"({write_moment(worst.started_at)}), took "
         f"{longer if float(percent) else 'as long as'} {worst.against}"
     )
-    if worst.steadiness is Steadiness.DRIFTED:
+    mend = QUIETER
+    if worst.steadiness is Steadiness.STEADY:
+        mend = ""
+    elif worst.steadiness is Steadiness.DRIFTED:
         text += f", more than the runs' own spread explains (±{100 * worst.margin:.1f} %)"
-        text += ". Run the sweep again on an idle machine, into a new --out"
+        mend = "Run the sweep again on an idle machine, into a new --out."
     elif math.isinf(worst.margin):
-        text += "; one run does not show how far runs spread. Use --repeats 5"
-    elif worst.steadiness is Steadiness.UNKNOWN:
+        text += "; one run does not show how far runs spread"
+        mend = "Use --repeats 5."
+    else:
         # beyond 100 % it would allow for times below zero
         explained = f"up to ±{100 * worst.margin:.1f} %" if worst.margin < 1 else "any change"
         text += f"; the spread of the runs themselves may explain {explained}"
-        text += ". Close other programs, or use --repeats 5 or more"
-    good = worst.steadiness is Steadiness.STEADY
-    return Notice(worst.steadiness.value, f"{text}.{several}", good)
+    return Notice(worst.steadiness.value, f"{text}.{several}", mend, good=not mend)
 
 
 def _describe_slowdowns(rows: pd.DataFrame) -> list[Notice]:
@@ -144,9 +177,10 @@ def _describe_slowdowns(rows: pd.DataFrame) -> list[Notice]:
             text = (
                 f"{now['gpu'] or now['cpu']} gave less in {later} than in {then}: "
                 f"{write_losses(losses)}. What else used it, its clocks or its power limit is "
-                "between them; run the slower one again, into a new --out."
+                "between them."
             )
-            notices.append(Notice("Slower device", text))
+            mend = "Run the slower one again, into a new --out."
+            notices.append(Notice("Slower device", text, mend))
     return notices
 
 
@@ -161,24 +195,24 @@ def _list(values: Iterable[str]) -> str:
     return name_first(list(dict.fromkeys(values)), 4)
 
 
-def _mixtures(rows: pd.DataFrame) -> list[str]:
-    warnings = []
+def _mixtures(rows: pd.DataFrame) -> list[Notice]:
+    label, warnings = "Mixed environments", []
     for sweep, part in rows.groupby("sweep", sort=False):
         mixed = _differences(part)
         if mixed:
             said = "; ".join(mixed.values())
-            warnings.append(
+            text = (
                 f"The rows of {sweep} differ in what ran them, and are compared only where this "
-                f"agrees: {said}. Use a new --out for each."
+                f"agrees: {said}."
             )
+            warnings.append(Notice(label, text, "Use a new --out for each."))
     if rows["sweep"].nunique() > 1:
         mixed = _differences(rows)
         mixed.pop("gpu", None)  # that is what they are for
         if mixed and not warnings:
-            warnings.append(
-                f"The sweeps differ in {'; '.join(mixed.values())}. python -m bench.compare judges "
-                "two of them case by case."
-            )
+            text = f"The sweeps differ in {'; '.join(mixed.values())}."
+            mend = "python -m bench.compare judges two of them case by case."
+            warnings.append(Notice(label, text, mend))
     return warnings
 
 

@@ -161,23 +161,23 @@ def doubt_profiles(steps: Iterable[Profiled]) -> Iterator[Notice]:
         names = dict.fromkeys(name for _, breakdown in guessed for name in breakdown.estimates)
         kinds = " and ".join(name_part(name) for name in sorted(names))
         text = (
-            f"{_count_cases([one for one, _ in guessed], len(divided))}. Kernels ran side by side, "
-            "and these profiles do not say how they shared the time: parts of a step that are "
-            f"marked {ESTIMATE} take all that overlapped from {kinds}. Run the same command with "
-            "--profile on and a new --out: profiles now measure it."
+            "Kernels ran side by side, and these profiles do not say how they shared the time: "
+            f"parts of a step that are marked {ESTIMATE} take all that overlapped from {kinds}."
         )
-        yield Notice("Estimated division", text)
+        mend = "Run the same command with --profile on and a new --out: profiles now measure it."
+        where = _count_cases([one for one, _ in guessed], len(divided))
+        yield Notice("Estimated division", text, mend, where)
     beyond = [
         (one, timed) for one, breakdown in divided for timed in breakdown.rows if timed.beyond
     ]
     if beyond:
         operations = list(dict.fromkeys(timed.row.operation for _, timed in beyond))
         text = (
-            f"{_count_cases([one for one, _ in beyond], len(divided))}. The rates of "
-            f"{name_first(operations, 3)} would be above the data sheet of the card and are left "
-            "out: a cache holds what is moved, or the time is wrong. Use a larger --batch-size."
+            f"The rates of {name_first(operations, 3)} would be above the data sheet of the card "
+            "and are left out: a cache holds what is moved, or the time is wrong."
         )
-        yield Notice("Beyond the data sheet", text)
+        where = _count_cases([one for one, _ in beyond], len(divided))
+        yield Notice("Beyond the data sheet", text, "Use a larger --batch-size.", where)
 
 
 def _count_cases(held: Sequence[Profiled], whole: int) -> str:

@@ -188,8 +188,33 @@ def tabulate_explained(pairs: Sequence[Explanation]) -> Iterator[Table]:
         yield tabulate_changes(f"changes-{number}", why)
 
 
-def tabulate_reasons(name: str, why: Explanation) -> Table:
-    """What the step after goes to, or what it lost by; the evidence below."""
+def _fold(parts: Sequence[Part], least_s: float, most: int) -> list[Part]:
+    """The first ``most`` parts that take so long before or after; the others are one of these."""
+    large = [part for part in parts if max(abs(part[1].before_s), abs(part[1].after_s)) >= least_s]
+    kept = large if len(large) == len(parts) <= most else large[: most - 1]
+    rest = [ends for part, ends in parts if not any(part is other for other, _ in kept)]
+    if not rest:
+        return list(kept)
+    together = Change(
+        "",
+        sum(ends.before_s for ends in rest),
+        sum(ends.after_s for ends in rest),
+        any(ends.before_estimated for ends in rest),
+        any(ends.after_estimated for ends in rest),
+    )
+    return [*kept, (Cell("other", ""), together)]
+
+
+SMALL = 0.01
+"""Share of the step below which a part is no line of its own of a short table."""
+
+
+def tabulate_reasons(name: str, why: Explanation, most: int = 0) -> Table:
+    """What the step after goes to, or what it lost by; the evidence below.
+
+    Args:
+        most: rows, of which the last is all that is left or small; 0 for all.
+    """
     lost, whole = why.lost, why.change_s if why.lost else why.b.step.step_s
     heads = (
         Head("reason", "what it lost by" if lost else "what the time goes to", "a cause", False),
@@ -203,6 +228,8 @@ def tabulate_reasons(name: str, why: Explanation) -> Table:
     ]  # fmt: skip
     if any(abs(left) >= LEAST_S for left in why.unexplained_s):
         found.append((Cell("not explained", ""), Change("", *why.unexplained_s)))
+    if most:
+        found = _fold(found, SMALL * why.b.step.step_s, most)
     lines = []
     for cause, ends in found:
         share = (ends.change_s if lost else ends.after_s) / whole
@@ -210,13 +237,18 @@ def tabulate_reasons(name: str, why: Explanation) -> Table:
         cells = _list_ends(ends) if lost else [ms_cell(ends.after_s, estimated)]
         mark = ESTIMATE * estimated
         lines.append((cause, *cells, Cell(f"{mark}{100 * share:.0f}", share, estimated)))
+    shown = {cause.value for cause, _ in found}
     notes = tuple(
         f"{reason.cause.meaning[:1].upper()}{reason.cause.meaning[1:]}: {reason.evidence}"
         for reason in why.reasons
-        if reason.evidence and why.share(reason) >= NAMED
+        if reason.evidence and why.share(reason) >= NAMED and str(reason.cause) in shown
     )
     title = f"Why: {name_pair(why)}"
     return Table(name, title, heads, tuple(lines), notes, words=tuple(describe(why)))
+
+
+Part = tuple[Cell, Change]
+"""A row of a table of reasons or changes: its name, and what it takes of both steps."""
 
 
 def _head_ends(why: Explanation) -> Iterator[Head]:
@@ -231,30 +263,34 @@ def _list_ends(ends: Change) -> Iterator[Cell]:
     yield change_cell(ends.change_s, ends.estimated)
 
 
-def tabulate_changes(name: str, why: Explanation) -> Table:
-    """The way from one step time to the other, by kind of work; it adds up."""
+def tabulate_changes(name: str, why: Explanation, most: int = 0) -> Table:
+    """The way from one step time to the other, by kind of work; it adds up.
+
+    Args:
+        most: rows, as for `tabulate_reasons`; the whole step is one of them.
+    """
     a, b = why.a, why.b
     heads = (
         Head("part", "part of the step", "", False, wrap=True),
         *_head_ends(why),
         Head("speedup", "speed-up (×)", "of this part alone", keep=8),
     )
-    lines = [
-        (
-            Cell(name_part(change.name), str(change.name)),
-            *_list_ends(change),
-            _ratio_cell(_divide(change.before_s, change.after_s), change.estimated),
-        )
+    parts = [
+        (Cell(name_part(change.name), str(change.name)), change)
         for change in why.changes
         if max(abs(change.before_s), abs(change.after_s)) >= LEAST_S
     ]
-    lines.append(
+    if most:
+        parts = _fold(parts, SMALL * b.step.step_s, most - 1)
+    parts.append((Cell("the whole step"), Change("", a.step.step_s, b.step.step_s)))
+    lines = [
         (
-            Cell("the whole step"),
-            *_list_ends(Change("", a.step.step_s, b.step.step_s)),
-            _ratio_cell(_divide(a.step.step_s, b.step.step_s)),
+            part,
+            *_list_ends(ends),
+            _ratio_cell(_divide(ends.before_s, ends.after_s), ends.estimated),
         )
-    )
+        for part, ends in parts
+    ]
     return Table(name, f"From one step to the other: {name_pair(why)}", heads, tuple(lines), ())
 
 

@@ -6,7 +6,7 @@ import html
 import re
 from collections.abc import Iterator
 
-from bench.render.model import Document, Table
+from bench.render.model import Document, Level, Table
 from bench.text import clean
 
 _SPECIAL = re.compile(r"([\\`*_\[\]~|#$@!])")
@@ -27,11 +27,17 @@ def _lines(report: Document) -> Iterator[str]:
         about = f"**{escape(answer.about)}.** " if len(report.answers) > 1 else ""
         yield about + escape(" ".join(answer.sentences))
         yield ""
+    if step := report.next_step:
+        yield f"Next: {escape(step.why)}.\n\n```sh\n{clean(step.command)}\n```\n"
+    first = [table for table in report.tables if table.level is not Level.DETAIL]
+    for table in first:
+        yield from table_lines(table)
     for warning in report.warnings:
         yield f"> **{escape(warning.label)}**: {escape(warning.text)}"
         yield ""
     for table in report.tables:
-        yield from table_lines(table)
+        if table not in first:
+            yield from table_lines(table)
     for note in report.notes:
         yield f"- {escape(note)}"
     yield f"- {escape(report.outcomes)}"

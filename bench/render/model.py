@@ -93,7 +93,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Answer:
-    """Two sentences on one machine."""
+    """A few sentences on one machine, what matters most first."""
 
     about: str
     sentences: tuple[str, ...]
@@ -101,11 +101,35 @@ class Answer:
 
 @dataclass(frozen=True)
 class Notice:
-    """Something to know before believing the numbers."""
+    """Something to know before believing the numbers.
+
+    Attributes:
+        found: what was found, as sentences.
+        remedy: a sentence with the flag or the command that helps; empty for none.
+        where: in how much of what was measured: ``6 of 18 runs``; empty where that is no question.
+        good: to know, but nothing to worry about.
+        level: `Level.DETAIL` where a first screen says it otherwise.
+    """
 
     label: str
-    text: str
-    good: bool = False  # to know, but nothing to worry about
+    found: str
+    remedy: str = ""
+    where: str = ""
+    good: bool = False
+    level: Level = Level.TABLE
+
+    @property
+    def text(self) -> str:
+        """All of it but the label."""
+        return " ".join(filter(None, (self.where and f"{self.where}.", self.found, self.remedy)))
+
+
+@dataclass(frozen=True)
+class NextStep:
+    """What to do next: a reason, and the command line that does it."""
+
+    why: str
+    command: str
 
 
 @dataclass(frozen=True)
@@ -113,16 +137,21 @@ class Document:
     """What stands in a document, in the order in which it is read.
 
     Attributes:
+        subject: what was measured, in one line.
         constants: what is the same in every case, as sentences.
+        warnings: those that are not good, most serious first.
+        next_step: the one that would help most; None where none is known.
         tables: overview, effects, what compiling costs, and those beside other figures.
         notes: what must never part from the numbers of all the tables.
         outcomes: how many cases and runs there are, and how they ended.
     """
 
     title: str
+    subject: str
     constants: tuple[str, ...]
     answers: tuple[Answer, ...]
     warnings: tuple[Notice, ...]
     tables: tuple[Table, ...]
     notes: tuple[str, ...]
     outcomes: str
+    next_step: NextStep | None

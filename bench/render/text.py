@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Iterator
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import zip_longest
 from typing import TYPE_CHECKING
 
-from bench.render.model import Document, Table
-from bench.text import clean
+from bench.render.model import Document, Level, NextStep, Notice, Table
+from bench.text import clean, count, name_first, say_left_out
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -24,23 +27,55 @@ LONGEST = 16
 """Characters of a word in such a column that is not broken."""
 
 _GAP = 2
+_INDENT = "  "
 
 
-def render(report: Document) -> str:
-    """The report as plain text, as wide as COLUMNS says, or else as its tables need."""
+LINES = 40
+"""Lines of a first screen; of `WIDTH` columns at most."""
+
+MOST_SENTENCES, SENTENCE_LINES, ANSWER_LINES = 4, 4, 10
+"""Sentences of the answer, the lines that one may take, and those that all may."""
+
+COMMAND_LINES = 5
+"""Lines that a command may take; of a longer one only the reason is said."""
+
+MOST_DOUBTS = 3
+"""Doubts of a first screen, a line each."""
+
+ENDING_LINES = 2
+"""Lines of the end that says what else there is."""
+
+LEAST_TABLE = 8
+"""Lines below which a table is not begun."""
+
+MORE = "--full"
+"""The flag that shows what a first screen leaves out."""
+
+
+def render(report: Document, full: bool = False) -> str:
+    """The first screen, or all of the report, as plain text.
+
+    The first is as wide as COLUMNS says, up to `WIDTH`; all of it as COLUMNS says, or else as its
+    tables need.
+    """
     from rich.console import Console
 
     buffer = io.StringIO()
     asked = os.environ.get("COLUMNS", "")
-    whole = max([WIDTH, *map(_need_whole, report.tables)])
+    whole = max([WIDTH, *map(_need_whole, report.tables)]) if full else WIDTH
     width = max(int(asked), 40) if asked.isdecimal() and int(asked) else whole
-    draw(report, Console(file=buffer, width=width, color_system=None, force_terminal=False))
+    console = Console(file=buffer, width=width, color_system=None, force_terminal=False)
+    draw(report, console, full)
     lines = (line.rstrip() for line in buffer.getvalue().splitlines())
     return "\n".join(lines) + "\n"
 
 
-def draw(report: Document, console: Console) -> None:
-    """Print the report on a console of rich's, as wide and as colourful as that is."""
+def draw(report: Document, console: Console, full: bool = False) -> None:
+    """Print the first screen, or all of the report, on a console of rich's."""
+    if not full:
+        for line in _list_screen(report, console):
+            console.print(line, no_wrap=True, overflow="ignore", crop=False)
+        return
 
     def say(text: str, style: str = "") -> None:
         console.print(style_text(text, style))
@@ -55,6 +90,10 @@ def draw(report: Document, console: Console) -> None:
             say(answer.about, "bold")
         for sentence in answer.sentences:
             say(sentence)
+    if report.next_step:
+        say(f"Next: {report.next_step.why}.")
+        for part in _break_command(report.next_step.command, console.width):
+            console.print(part, markup=False, highlight=False, soft_wrap=True)
     for warning in report.warnings:
         say(f"! {warning.label}: {warning.text}", "yellow")
     for table in report.tables:
@@ -66,8 +105,177 @@ def draw(report: Document, console: Console) -> None:
     say(report.outcomes)
 
 
-def draw_table(table: Table, console: Console) -> None:
-    """Print a table: its title, the columns there is room for, its notes, and what is left out."""
+# ----------------------------------------------------------------------------------- first screen
+
+
+def _list_screen(report: Document, console: Console) -> list[Text]:
+    """What was measured, the answer, the next step, the table, what to doubt, what else there is.
+
+    The table has the room that the others leave of `LINES`.
+    """
+    width = min(console.width, WIDTH)
+    sentences, doubts = _choose_sentences(report), group_doubts(report.warnings)
+    told = [_wrap(sentence, width, console) for sentence in sentences[:MOST_SENTENCES]]
+    while sum(map(len, told)) > ANSWER_LINES:
+        told.pop()
+    doubted = doubts[:MOST_DOUBTS]
+    top = [style_text(_cut(report.subject, width), "bold")]
+    if told:
+        top.append(style_text(""))
+    for lines in told:
+        top += lines
+    if report.next_step:
+        top += [style_text(""), *_list_step(report.next_step, width, console)]
+    bottom = [style_text(join_doubts(notices, width), "yellow") for notices in doubted]
+    shown = 0
+    for table in (table for table in report.tables if table.level is Level.TABLE):
+        room = LINES - len(top) - len(bottom) - ENDING_LINES - 2
+        if room >= LEAST_TABLE:
+            top += [style_text(""), *_cut_table(table, width, room, console)]
+            shown += 1
+    left = {
+        "sentence": len(sentences) - len(told),
+        "table": len(report.tables) - shown,
+        "doubt": len(report.warnings) - sum(map(len, doubted)),
+        "note": len(report.notes),
+    }
+    bottom += _list_ending(report.outcomes, left, width)
+    return [*top, style_text(""), *bottom]
+
+
+def _choose_sentences(report: Document) -> list[str]:
+    """The sentences of all answers, what matters most first: one of each before a second of any."""
+    told = [[" ".join(t.words)] for t in report.tables if t.level is Level.ANSWER and t.words]
+    for answer in report.answers:
+        about = f"{answer.about}: " if len(report.answers) > 1 else ""
+        told.append([about + sentence for sentence in answer.sentences])
+    return [sentence for turn in zip_longest(*told) for sentence in turn if sentence]
+
+
+def _list_step(step: NextStep, width: int, console: Console) -> list[Text]:
+    """The next step; of a command that takes many lines only what it is for."""
+    from rich.text import Text
+
+    lines = _break_command(step.command, width)
+    if len(lines) > COMMAND_LINES or max(map(_measure, lines)) > width:
+        return _wrap(f"Next: {step.why}; {MORE} shows the command.", width, console)
+    return [style_text(_cut(f"Next: {step.why}.", width)), *map(Text, lines)]
+
+
+def _break_command(command: str, width: int) -> list[str]:
+    """Break a command between its words so that it can be pasted; no flag parts from its value."""
+    words = [shlex.quote(word) for word in shlex.split(_printable(command))]
+    lines = [_INDENT + words[0]]
+    for word, after in zip_longest(words[1:], words[2:], fillvalue="--"):
+        # a flag stays with its first value
+        held = word if after.startswith("--") else f"{word} {after}"
+        if _measure(f"{lines[-1]} {held if word.startswith('--') else word} \\") > width:
+            lines[-1] += " \\"
+            lines.append(f"{2 * _INDENT}{word}")
+        else:
+            lines[-1] += f" {word}"
+    return lines
+
+
+def group_doubts(notices: Sequence[Notice]) -> list[list[Notice]]:
+    """The doubts of a first screen, those that the same remedy helps together."""
+    groups: dict[str, list[Notice]] = {}
+    for notice in notices:
+        if notice.level is Level.TABLE:
+            groups.setdefault(notice.remedy or notice.found, []).append(notice)
+    return list(groups.values())
+
+
+def join_doubts(notices: Sequence[Notice], width: int) -> str:
+    """One line: ``! Noisy (6 of 18 runs), spread: close other programs``, as much as fits."""
+    first, *others = [notice.label for notice in notices]
+    labels = [first, *(label[0].lower() + label[1:] for label in others)]
+    exact = [
+        f"{label} ({notice.where})" if notice.where else label
+        for label, notice in zip(labels, notices, strict=True)
+    ]
+    remedy = notices[0].remedy or notices[0].found
+    if remedy[1:2].islower():  # no name or command
+        remedy = remedy[0].lower() + remedy[1:]
+    said = [", ".join(exact), ", ".join(labels), name_first(labels, 1)]
+    heads = [f"! {names}: " for names in said]
+    head = next((h for h in heads if _measure(h + remedy) <= width), heads[-1])
+    return _cut(head + remedy, width)
+
+
+def _list_ending(outcomes: str, left: Mapping[str, int], width: int) -> list[Text]:
+    """How many cases there are, how they ended, and what else there is."""
+    more = ", ".join(count(number, f"more {thing}") for thing, number in left.items() if number)
+    said = [outcomes, *([f"{MORE} shows {more}."] if more else [])]
+    if _measure(" ".join(said)) <= width:
+        said = [" ".join(said)]
+    return [style_text(_cut(line, width)) for line in said]
+
+
+def _cut_table(table: Table, width: int, room: int, console: Console) -> list[Text]:
+    """The rows of a table that there is room for, and how much is left out."""
+    from rich.text import Text
+
+    shown = fit(replace(table, rows=table.rows[:room]), width)
+    blocks = list(_draw_blocks(shown, width, console))
+    head, rows = [line for block in blocks[:1] for line in block], blocks[1:]
+    lines = [style_text(_cut(table.title, width), "bold"), *head]
+    columns, left = _name_missing(table, shown), len(table.rows)
+    if len(lines) >= room:  # heads of many lines
+        lines, rows = lines[:1], []
+    for block in rows:
+        if len(lines) + len(block) + bool(left > 1 or columns) > room:
+            break
+        lines += block
+        left -= 1
+    said = [f"{say_left_out(left, 'row')}; {MORE} shows all."] if left else []
+    if said or columns:
+        note = style_text(_cut(" ".join([*said, *columns]), width - len(_INDENT)), "dim")
+        lines.append(Text(_INDENT).append_text(note))
+    return lines
+
+
+def _wrap(text: str, width: int, console: Console) -> list[Text]:
+    """Break a sentence into lines, `SENTENCE_LINES` at most."""
+    room = width * SENTENCE_LINES
+    while True:
+        lines = _break(_cut(text, room), width, console)
+        if len(lines) <= SENTENCE_LINES:
+            return lines
+        room -= 4
+
+
+def _measure(text: str) -> int:
+    """Columns of a terminal that a text takes."""
+    from rich.cells import cell_len
+
+    return cell_len(text)
+
+
+def _cut(text: str, room: int) -> str:
+    """Shorten a text to so many columns: at the end of a clause, or else of a word."""
+    text = _printable(text)
+    if _measure(text) <= room:
+        return text
+    while _measure(text) > room - 2:
+        text = text[:-1]
+    for marks in ("; ", ". ", ": ", ", ", " · "), (" ",):
+        at = max(text.rfind(mark) for mark in marks)
+        if at >= len(text) // 2:
+            text = text[:at]
+            break
+    return f"{text} …"
+
+
+# -------------------------------------------------------------------------------------- one table
+
+
+def draw_table(table: Table, console: Console, brief: bool = False) -> None:
+    """Print a table: its title, the columns there is room for, its notes, and what is left out.
+
+    Args:
+        brief: whether a note is cut to a line.
+    """
     from rich.padding import Padding
 
     shown = fit(table, console.width)
@@ -75,12 +283,18 @@ def draw_table(table: Table, console: Console) -> None:
     if table.words:
         console.print(style_text(" ".join(table.words)))
         console.print()
-    for line in _draw_lines(shown, console) if shown.heads else ():
-        console.print(line, no_wrap=True, overflow="ignore", crop=False)
-    left = [head.label for head in table.heads if head not in shown.heads]
-    more = [f"Not shown at this width: {', '.join(left)}."] if left else []
-    for note in (*table.notes, *more):
+    for block in _draw_blocks(shown, console.width, console):
+        for line in block:
+            console.print(line, no_wrap=True, overflow="ignore", crop=False)
+    for note in (*table.notes, *_name_missing(table, shown)):
+        note = _cut(note, console.width - len(_INDENT)) if brief else note
         console.print(Padding(style_text(note, "dim"), (0, 0, 0, 2)))
+
+
+def _name_missing(table: Table, shown: Table) -> list[str]:
+    """Say which columns there was no room for, if any."""
+    left = [head.label for head in table.heads if head not in shown.heads]
+    return [f"Not shown at this width: {', '.join(left)}."] if left else []
 
 
 def fit(table: Table, room: int) -> Table:
@@ -107,14 +321,12 @@ def _gaps(table: Table) -> int:
 
 def _need(table: Table) -> list[int]:
     """Characters each column needs: its cells, broken between words where it may wrap."""
-    from rich.cells import cell_len
-
     widths = []
     for i, head in enumerate(table.heads):
-        words = max(map(cell_len, head.label.split()), default=0)
-        cells = max((cell_len(row[i].text) for row in table.rows), default=0)
+        words = max(map(_measure, head.label.split()), default=0)
+        cells = max((_measure(row[i].text) for row in table.rows), default=0)
         if head.wrap:
-            longest = (cell_len(word) for row in table.rows for word in row[i].text.split())
+            longest = (_measure(word) for row in table.rows for word in row[i].text.split())
             kept = max((length for length in longest if length <= LONGEST), default=0)
             cells = min(cells, max(WRAPPED, kept))
         widths.append(max(words, cells))
@@ -123,37 +335,42 @@ def _need(table: Table) -> list[int]:
 
 def _widths(table: Table, room: int) -> list[int]:
     """Widths that fill no more than the room: what is left goes to cells that wrap, then heads."""
-    from rich.cells import cell_len
-
     widths = _need(table)
     left = room - sum(widths) - _gaps(table)
     for wrapping in (True, False):
         for i, head in enumerate(table.heads):
-            cells = max((cell_len(row[i].text) for row in table.rows), default=0)
-            wanted = max(cells, cell_len(head.label) if not wrapping else 0)
+            cells = max((_measure(row[i].text) for row in table.rows), default=0)
+            wanted = max(cells, _measure(head.label) if not wrapping else 0)
             more = min(max(left, 0), max(wanted - widths[i], 0)) if head.wrap or not wrapping else 0
             widths[i] += more
             left -= more
     return widths
 
 
-def _draw_lines(table: Table, console: Console) -> Iterator[Text]:
-    """The lines of a table; what groups have in common stands above them, over all columns."""
+def _draw_blocks(table: Table, width: int, console: Console) -> Iterator[list[Text]]:
+    """The lines of the heads, then of each row, below what its group has in common, if that is new.
+
+    Args:
+        width: columns that no line has more of, unless there are more columns of the table.
+    """
     from rich.text import Text
 
-    widths = _widths(table, console.width)
-    if _need_whole(table) > console.width:  # it is wider than the page all the same
-        widths = [max(width, 1) for width in _shrink(widths, console.width - _gaps(table))]
+    if not table.heads:
+        return
+    widths = _widths(table, width)
+    if _need_whole(table) > width:  # it is wider than the page all the same
+        widths = [max(one, 1) for one in _shrink(widths, width - _gaps(table))]
     heads = [head.label for head in table.heads]
-    yield from _draw_row(heads, table, widths, console, upwards=True)
-    yield Text(" " + "─" * (sum(widths) + _GAP * (len(widths) - 1)))
+    rule = Text(" " + "─" * (sum(widths) + _GAP * (len(widths) - 1)))
+    yield [*_draw_row(heads, table, widths, console, upwards=True), rule]
     for number, row in enumerate(table.rows):
+        block = []
         if number in table.groups:
             if number:
-                yield style_text("")
+                block.append(style_text(""))
             if heading := table.groups[number]:
-                yield Text(" ").append_text(style_text(heading, "bold"))
-        yield from _draw_row([cell.text for cell in row], table, widths, console)
+                block.append(Text(" ").append_text(style_text(heading, "bold")))
+        yield [*block, *_draw_row([cell.text for cell in row], table, widths, console)]
 
 
 def _shrink(widths: list[int], room: int) -> list[int]:
@@ -168,24 +385,31 @@ _JOINED = "\ue000%"
 """Stands for `` %`` while lines are broken: rich breaks them at spaces of every kind."""
 
 
+def _break(text: str, width: int, console: Console) -> list[Text]:
+    """Break a text into lines between its words, but not before a per cent sign."""
+    from rich.text import Text
+
+    joined = Text(_printable(text).replace(" %", _JOINED))
+    lines = list(joined.wrap(console, width, overflow="fold"))
+    for line in lines:
+        line.rstrip()
+        line.plain = line.plain.replace(_JOINED, " %")
+    return lines
+
+
 def _draw_row(
     cells: list[str], table: Table, widths: list[int], console: Console, upwards: bool = False
 ) -> Iterator[Text]:
     """Cells beside each other, each broken into lines of its width; heads end at the bottom."""
     from rich.text import Text
 
-    broken = [
-        list(Text(_printable(cell).replace(" %", _JOINED)).wrap(console, width, overflow="fold"))
-        for cell, width in zip(cells, widths, strict=True)
-    ]
+    broken = [_break(cell, width, console) for cell, width in zip(cells, widths, strict=True)]
     height = max(map(len, broken))
     for at in range(height):
         line = Text(" ")
         for lines, width, head in zip(broken, widths, table.heads, strict=True):
             place = at - (height - len(lines) if upwards else 0)
             piece = lines[place].copy() if 0 <= place < len(lines) else Text("")
-            piece.rstrip()
-            piece.plain = piece.plain.replace(_JOINED, " %")
             piece.align("right" if head.number else "left", width)
             line.append_text(piece).append(" " * _GAP)
         line.rstrip()

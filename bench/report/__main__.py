@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,9 +17,9 @@ if TYPE_CHECKING:
     from bench.report.document import Report
 
 FORMATS = {
-    "text": ("bench.render.text", "tables for a terminal"),
-    "md": ("bench.render.markdown", "the same tables to paste"),
-    "latex": ("bench.render.latex", "the same tables for a paper (booktabs)"),
+    "text": ("bench.render.text", "one screen for a terminal; --full prints all tables"),
+    "md": ("bench.render.markdown", "all tables to paste"),
+    "latex": ("bench.render.latex", "all tables for a paper (booktabs)"),
     "html": ("bench.report.html", "one self-contained page with figures"),
     "csv": ("bench.report.csvfile", "a row a case, every derived number, SI units"),
     "json": ("bench.report.jsonfile", "the same, with tables and warnings"),
@@ -51,6 +52,7 @@ def _parser() -> Parser:
     )
     add_filters(parser, "precision=fp16,bf16 batch_size=512")
     add("--by", default="", metavar="AXIS", help="group the overview by this axis")
+    add("--full", action="store_true", help="print all tables and notes, not a screen of 40 lines")
     add("--watch", action="store_true", help="redraw as the sweep goes on, until Ctrl-C")
     return parser
 
@@ -63,7 +65,7 @@ def _run(options: argparse.Namespace) -> int:
             raise UsageError("--watch redraws the terminal; leave out --format, -o and --figures")
         from bench.report.watch import watch
 
-        watch(lambda: _build(options), options.sweeps)
+        watch(lambda: _build(options), options.sweeps, options.full)
     report = _build(options)
     if options.figures:
         from bench.report.figures import write_figures
@@ -75,9 +77,11 @@ def _run(options: argparse.Namespace) -> int:
 
         from bench.render.text import draw
 
-        draw(report, Console())
+        draw(report, Console(), options.full)
         return 0
     render: Callable[..., str] = import_module(FORMATS[options.format][0]).render
+    if options.format == "text":
+        render = partial(render, full=options.full)
     if options.output is None:
         sys.stdout.write(render(report))
         return 0

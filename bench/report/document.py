@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from bench.case import AXES, BARE, SAME_QUESTION, Case
 from bench.diagnosis.explanation import Explanation
 from bench.precision import PRECISIONS
-from bench.questions.answers import answer, summarize_effects
+from bench.questions.answers import answer
 from bench.questions.batch_sizes import find_families, find_searches
 from bench.questions.batch_tables import tabulate_batches
 from bench.questions.breakdowns import (
@@ -35,7 +35,8 @@ from bench.questions.lanes import tabulate_lanes
 from bench.questions.learning import judge_learning
 from bench.questions.loading import find_loaded, tabulate_loaded
 from bench.questions.loss_scales import scale_map_tables, summarize_scale_map
-from bench.questions.notes import describe_constants, list_values, write_notes
+from bench.questions.next_step import choose_next
+from bench.questions.notes import describe_constants, describe_subject, list_values, write_notes
 from bench.questions.notices import warn
 from bench.questions.profiles import Profiled, doubt_profiles, explain_pairs, read_steps
 from bench.questions.reasons import (
@@ -59,7 +60,7 @@ from bench.render.cells import (
     time_cell,
     whole_cell,
 )
-from bench.render.model import MOST_SECTIONS, NOTHING, Answer, Cell, Document, Head, Level, Table
+from bench.render.model import MOST_SECTIONS, NOTHING, Cell, Document, Head, Level, Table
 from bench.render.units import count_table_in, find_units
 from bench.scale_map import ScaleMap, read_scale_map
 from bench.store.attempts import number_groups
@@ -190,10 +191,10 @@ def build(
         tables += _tabulate_scales(scales)
     shown = (steps[cell] for cell in cases["cell"] if cell in steps)
     notices = [*warn(records, cases, everything, sweeps), *doubt_profiles(shown)]
-    answered = answer(cases, machines, varying, probes, families)
-    units = find_units(cases)
+    units, title = find_units(cases), name_first([sweep.name for sweep in sweeps], 3)
     return Report(
-        title=_title(sweeps),
+        title=title,
+        subject=describe_subject(title, cases, varying, machines),
         sweeps=sweeps,
         reference=reference,
         records=records,
@@ -201,7 +202,7 @@ def build(
         machines=machines,
         axes=varying,
         constants=tuple(describe_constants(cases, varying)),
-        answers=tuple(_answer(list(answered), summarize_effects(effects, cases))),
+        answers=tuple(answer(cases, machines, varying, probes, families, effects)),
         warnings=tuple(notice for notice in notices if not notice.good),
         effects=tuple(effects),
         explanations=tuple(pairs),
@@ -211,6 +212,7 @@ def build(
             *(f"{notice.label}: {notice.text}" for notice in notices if notice.good),
         ),
         outcomes=_count_outcomes(cases),
+        next_step=choose_next(sweeps, cases),
         environments=_environments(cases, machines),
         scale_maps=tuple(filter(None, scale_maps)),
         lines=tuple(lines),
@@ -226,20 +228,6 @@ def _put_first(
     """The cases of the pairs that are explained in full before all others, else as they were."""
     wanted = {side.case for pair in choose_pairs(pairs) for side in (pair.a, pair.b)}
     return sorted(divided, key=lambda one: steps[one.row.cell].case not in wanted)
-
-
-def _answer(answers: Sequence[Answer], summary: str) -> Iterator[Answer]:
-    """The answers on each machine, and what each change does in all of them together."""
-    if summary and len(answers) == 1:
-        yield replace(answers[0], sentences=(summary, *answers[0].sentences))
-        return
-    if summary:
-        yield Answer("Everything together", (summary,))
-    yield from answers
-
-
-def _title(sweeps: Sequence[Sweep]) -> str:
-    return name_first([sweep.name for sweep in sweeps], 3)
 
 
 def label_machines(cases: pd.DataFrame) -> dict[tuple[str, str], str]:

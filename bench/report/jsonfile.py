@@ -25,10 +25,15 @@ def render(report: Report) -> str:
     columns = [map(_value, report.cases[name].tolist()) for name in names]
     document = {
         "title": report.title,
+        "subject": report.subject,
         "axes": report.axes,
         "constants": report.constants,
         "answers": [asdict(answer) for answer in report.answers],
-        "warnings": [asdict(warning) for warning in report.warnings],
+        "next_step": report.next_step and asdict(report.next_step),
+        "warnings": [
+            {"label": said.label, "text": said.text, "remedy": said.remedy}
+            for said in report.warnings
+        ],
         "tables": [_table(table) for table in report.tables],
         "effects": [_effect(effect) for effect in report.effects],
         "explanations": [lay_out(why) for why in report.explanations],

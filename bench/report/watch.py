@@ -28,7 +28,7 @@ def follow(paths: Sequence[Path]) -> Iterator[None]:
         time.sleep(POLL_S)
 
 
-def watch(build: Callable[[], Report], paths: Sequence[Path]) -> None:
+def watch(build: Callable[[], Report], paths: Sequence[Path], full: bool = False) -> None:
     """Draw the report whenever a records file has changed, until interrupted.
 
     Raises:
@@ -43,5 +43,5 @@ def watch(build: Callable[[], Report], paths: Sequence[Path]) -> None:
     for _ in follow(paths):
         report = build()
         console.clear()  # only once the new one is ready: no blank screen in between
-        draw(report, console)
+        draw(report, console, full)
         console.print(f"records: {len(report.records):,}; Ctrl-C ends", style="dim")

@@ -14,19 +14,22 @@ from bench.text import count, name_first
 _NAMED = 4  # of the runs that are missing
 
 
-def describe_gaps(sweep: Sweep) -> Iterator[str]:
+def describe_gaps(sweep: Sweep) -> Iterator[tuple[str, str]]:
     """Say which shards of a joined folder are missing, and which runs have no row.
 
     A row of another environment is a row: the sweep knows better, and runs it again.
+
+    Yields:
+        A sentence on what is missing, and one on what mends it.
     """
     if sweep.plan is None:
         shards = [parse_shard(plan.shard) for plan in sweep.joined if plan.shard]
         if lost := list_lost_shards(shards):
             it = "it" if len(lost) == 1 else "them"
             names = name_first([f"shard {shard}" for shard in lost], _NAMED, "; ")
-            yield f"{sweep.name} is without {names}. Run {it}, and merge {it} with bench.merge."
+            yield f"{sweep.name} is without {names}.", f"Run {it}, and merge {it} with bench.merge."
     elif sweep.plan.shard:
-        yield f"{sweep.name} is shard {sweep.plan.shard} of a sweep. Join all with bench.merge."
+        yield f"{sweep.name} is shard {sweep.plan.shard} of a sweep.", "Join all with bench.merge."
     own = (sweep.plan and sweep.plan.list_runs()) or []
     joined = [run for plan in sweep.joined for run in plan.list_runs() or ()]
     if sweep.plan:  # a sweep in the joined folder closes with its own sentinel
@@ -62,7 +65,8 @@ def describe_gaps(sweep: Sweep) -> Iterator[str]:
     )
     yield (
         f"{sweep.name} has no row of {runs if len(planned) > 1 else 'the only run'} that {who} "
-        f"planned ({names}). Unless {mend}."
+        f"planned ({names}).",
+        f"Unless {mend}.",
     )
 
 

@@ -49,6 +49,7 @@ def build_parser() -> Parser:
     add("--to", dest="after", metavar="B", help="its value after (default: each other)")
     add_filters(parser, "batch_size=512")
     add("--format", default="text", metavar="FORMAT", help="text, md or json (default: text)")
+    add("--full", action="store_true", help="print all rows and evidence, as the other formats do")
     add("-o", "--output", type=Path, metavar="FILE", help="write to a file, not to the terminal")
     return parser
 
@@ -69,7 +70,7 @@ def _run(options: argparse.Namespace) -> int:
     from bench.why import tables
 
     width = shutil.get_terminal_size((WIDTH, 0)).columns
-    document = tables.FORMATS[options.format](answer, width)
+    document = tables.FORMATS[options.format](answer, width, options.full)
     if options.output is None:
         sys.stdout.write(document)
         return 0
@@ -119,7 +120,7 @@ def _explain(options: argparse.Namespace) -> Answer:
         raise UsageError(_explain_none(options, axis, profiled))
     shown = (steps[cell] for cell in profiled["cell"])
     notices = [*warn(select(records, where), cases, records), *doubt_profiles(shown)]
-    doubts = [f"{notice.label}: {notice.text}" for notice in notices if not notice.good]
+    doubts = [notice for notice in notices if not notice.good]
     return Answer(found, list(describe_constants(cases, find_varying(cases))), doubts)
 
 

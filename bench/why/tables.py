@@ -4,58 +4,100 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from bench.diagnosis.explanation import Explanation
-from bench.questions.reasons import tabulate_explained
+from bench.diagnosis.sentences import summarize
+from bench.questions.reasons import (
+    name_pair,
+    tabulate_changes,
+    tabulate_explained,
+    tabulate_reasons,
+)
 from bench.render.markdown import escape, table_lines
+from bench.render.model import Notice, Table
+from bench.render.text import (
+    MORE,
+    MOST_DOUBTS,
+    draw_table,
+    group_doubts,
+    join_doubts,
+    style_text,
+)
 from bench.report.jsonfile import lay_out
+from bench.text import count
+
+MOST_ROWS = 5
+"""Rows of a table where not all is asked for."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """The pairs explained, what they were measured on, and what is doubtful of it, in sentences."""
+    """The pairs explained, what they were measured on, and what is doubtful of it."""
 
     explanations: Sequence[Explanation]
     conditions: Sequence[str]
-    doubts: Sequence[str]
+    doubts: Sequence[Notice]
 
 
-def render_text(answer: Answer, width: int) -> str:
-    """Each pair for a terminal: its words, the reasons, the way from one step to the other."""
+def render_text(answer: Answer, width: int, full: bool = False) -> str:
+    """Each pair for a terminal: its words, the reasons, the way from one step to the other.
+
+    Args:
+        width: columns of the terminal.
+        full: whether to print all rows and all evidence.
+    """
     from rich.console import Console
-
-    from bench.render.text import draw_table
 
     buffer = io.StringIO()
     console = Console(file=buffer, width=width, color_system=None, force_terminal=False)
     for line in answer.conditions:
         console.print(line, markup=False, highlight=False)
-    for table in tabulate_explained(answer.explanations):
+    tables = tabulate_explained(answer.explanations) if full else _list_short(answer.explanations)
+    for table in tables:
         console.print()
-        draw_table(table, console)
+        draw_table(table, console, brief=not full)
     if answer.doubts:
         console.print()
-    for line in answer.doubts:
-        console.print(line, markup=False, highlight=False)
+    if full:
+        said = [f"{notice.label}: {notice.text}" for notice in answer.doubts]
+    else:
+        groups = group_doubts(answer.doubts)[:MOST_DOUBTS]
+        said = [join_doubts(notices, width) for notices in groups]
+        said.append(
+            f"{MORE} shows all rows, the evidence and {count(len(answer.doubts), 'doubt')}."
+        )
+    for line in said:
+        console.print(style_text(line))
     return "\n".join(line.rstrip() for line in buffer.getvalue().splitlines()) + "\n"
 
 
-def render_markdown(answer: Answer, width: int = 0) -> str:
+def _list_short(explanations: Sequence[Explanation]) -> Iterator[Table]:
+    """As `tabulate_explained`, with few rows, and words that neither a row nor a title says."""
+    said: set[str] = set()
+    for why in explanations:
+        words = [word for word in summarize(replace(why, about="")) if word not in said]
+        said.update(words)
+        reasons = tabulate_reasons("reasons", why, MOST_ROWS)
+        yield replace(reasons, title=name_pair(why), words=tuple(words))
+        yield replace(tabulate_changes("changes", why, MOST_ROWS), title="By part of the step")
+
+
+def render_markdown(answer: Answer, width: int = 0, full: bool = True) -> str:
     """Each pair as GitHub-flavoured Markdown, to paste."""
     lines = [*(f"- {escape(line)}" for line in answer.conditions), ""]
     for table in tabulate_explained(answer.explanations):
         lines += table_lines(table)
-    lines += [f"> {escape(line)}\n" for line in answer.doubts]
+    lines += [f"> {escape(f'{said.label}: {said.text}')}\n" for said in answer.doubts]
     return "\n".join(lines).rstrip() + "\n"
 
 
-def render_json(answer: Answer, width: int = 0) -> str:
+def render_json(answer: Answer, width: int = 0, full: bool = True) -> str:
     """Every figure, in SI units."""
     document = {
         "conditions": list(answer.conditions),
-        "doubts": list(answer.doubts),
+        "doubts": [f"{notice.label}: {notice.text}" for notice in answer.doubts],
         "explanations": [lay_out(found) for found in answer.explanations],
     }
     return json.dumps(document, indent=1, allow_nan=False) + "\n"

@@ -345,7 +345,7 @@ def test_an_anchor_that_others_disturbed_says_nothing(tmp_path: Path) -> None:
 def test_the_table_of_lanes(tmp_path: Path, report: Callable[..., tuple[int, str, str]]) -> None:
     opening, closing = session(0.1, 0.11, 0.11)
     write_sweep(tmp_path / "x", [*opening, run("a", 1), run("b", 2), *closing])
-    code, said, errors = report(tmp_path / "x")
+    code, said, errors = report(tmp_path / "x", "--full")
     assert code == 0, errors
     _, found, table = said.partition("Lanes: the same short case on each")
     assert found
@@ -363,4 +363,4 @@ def test_the_table_of_lanes(tmp_path: Path, report: Callable[..., tuple[int, str
 def test_a_sweep_of_one_lane_has_no_such_table(
     quick: Path, report: Callable[..., tuple[int, str, str]]
 ) -> None:
-    assert "Lanes:" not in report(quick)[1]
+    assert "Lanes:" not in report(quick, "--full")[1]

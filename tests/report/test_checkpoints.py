@@ -62,7 +62,7 @@ def test_each_case_has_what_its_checkpoint_takes(tmp_path: Path) -> None:
         "Whether resumed steps are the same is not known (this device does not repeat a step "
         "bitwise): tf32.",
     ]
-    page = render(made)
+    page = render(made, full=True)
     assert "Resume differs: 1 of 6 runs" in page
     assert "(loss of step 2)" in page
 

@@ -364,7 +364,7 @@ def test_the_time_beside_training_is_shown_by_machine(tmp_path: Path) -> None:
 
 
 def prices(report: Run, folder: Path) -> list[list[str]]:
-    _, out, _ = report(folder)
+    _, out, _ = report(folder, "--full")
     return [line.split() for line in out[out.index("What compiling") :].splitlines()]
 
 
@@ -439,7 +439,7 @@ def test_pairs_that_disagree_are_told(tmp_path: Path, report: Run) -> None:
     (row,) = [row for row in table.rows if "channels last" in row[0].text]
     assert [cell.text for cell in row][2] == "mixed"
     assert row[-1].text == "1.00× at fp32, 1.11× at fp16"
-    assert "Mixed: pairs differ" in report(folder)[1]
+    assert "Mixed: pairs differ" in report(folder, "--full")[1]
     precision = pick(built, "precision", "fp16").time
     assert precision is not None
     assert precision.mixed  # 1.00× without channels-last, 1.11× with it
@@ -551,7 +551,7 @@ def test_bad_choices_are_one_line_and_rc_2(
 def test_outcomes_are_counted_at_the_end(tmp_path: Path, report: Run) -> None:
     lost = make_record(FP16, status=Status.OOM, reason="2 GiB", gpu="A card", torch="2.13")
     folder = write_sweep(tmp_path, [*ran(FP32, (100, 101)), lost])
-    _, out, _ = report(folder)
+    _, out, _ = report(folder, "--full")
     assert out.splitlines()[-1] == "2 cases in 3 runs: 1 ok, 1 out of memory."
 
 
@@ -564,7 +564,7 @@ def test_text_is_no_wider_than_asked(
     switches: Path, report: Run, monkeypatch: pytest.MonkeyPatch, columns: int
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
-    _, out, _ = report(switches)
+    _, out, _ = report(switches, "--full")
     assert max(map(len, out.splitlines())) <= columns
     assert re.search(r"NVIDIA H200 · dpn92\n", out)
     if columns >= 80:
@@ -574,7 +574,7 @@ def test_text_is_no_wider_than_asked(
 
 @pytest.mark.slow
 def test_where_nothing_asks_for_a_width_every_column_is_shown(switches: Path, report: Run) -> None:
-    _, out, _ = report(switches)
+    _, out, _ = report(switches, "--full")
     assert "Not shown" not in out
 
 
@@ -780,7 +780,9 @@ def test_precisions_are_compared_at_the_batch_sizes_that_all_have(tmp_path: Path
     # energy is that of fp16 and fp32 alone, and so over all of their pairs
     assert row["energy"].endswith("(3 of 3)")
     (said, *_) = report.answers[0].sentences
-    assert "Precisions are compared at what all of them have: batch size 256." in said
+    assert said.startswith(
+        "All else equal (batch size 256), fp16 trains 3.00 times as fast as fp32"
+    )
     (table,) = [table for table in report.tables if table.name == "effects"]
     assert any("--where precision=fp32,fp16 compares these two" in note for note in table.notes)
     # where all ran the same, nothing has to be said of it
@@ -800,9 +802,12 @@ def test_precisions_without_a_batch_size_in_common_are_not_ranked(tmp_path: Path
     assert (speed(fp16), speed(amp)) == (pytest.approx(3), pytest.approx(4))
     assert (fp16.over, amp.over) == ("batch size 128", "batch size 512")
     assert fp16.apart
-    (said, *_) = report.answers[0].sentences
-    assert "fp16 is 3.00× as fast as fp32 at batch size 128; fp16-amp is 4.00× as fast" in said
-    assert "They have no settings in common, and are not to be ranked." in said
+    said, apart, *_ = report.answers[0].sentences
+    assert said == (
+        "All else equal, fp16 trains 3.00 times as fast as fp32 at batch size 128; "
+        "fp16-amp 4.00 times at batch size 512."
+    )
+    assert apart == "They have no settings in common, and are not to be ranked."
     (table,) = [table for table in report.tables if table.name == "effects"]
     assert any("do not rank them" in note for note in table.notes)
 
@@ -913,8 +918,8 @@ def test_a_host_bound_case_says_so_beside_its_speed_up(tmp_path: Path) -> None:
     report = report_of(tmp_path, *(ran(case, (time,), **values) for case, time, values in rows))
     effect = pick(report, "precision", "fp16")
     assert effect.doubts == ("host-bound",)
-    (said, fastest, *_) = report.answers[0].sentences
-    busy = "host-bound: the GPU is busy for 76 % of a step"
+    said, _, fastest, *_ = report.answers[0].sentences
+    busy = "host-bound: GPU busy for 76 % of a step"
     assert f"fp16 · batch size 128 is {busy}" in said
     assert busy in fastest
     remarks = {row["batch_size"]: row["remarks"] for row in table_of(report, "overview")[2:]}

@@ -132,7 +132,7 @@ def test_the_report_says_what_the_overview_has_of_several(tmp_path: Path) -> Non
     made = report(tmp_path, run(CASE, [10, 10, 10]))
     (note,) = [note for note in made.notes if note.startswith("Epochs: ")]
     assert note.endswith("the time is the mean epoch's, and loss and accuracy are of the last.")
-    assert "Epoch by epoch" in render(made)
+    assert "Epoch by epoch" in render(made, full=True)
 
 
 @pytest.mark.slow

@@ -465,7 +465,7 @@ def test_names_have_the_global_batch(whole: Report) -> None:
     assert Case(parallel="dp", world_size=2).label(["parallel"]) == "parallel dp (legacy)"
     sizes = read(take_table(whole, "overview"), "global_batch")
     assert sorted(set(sizes)) == [64, 128, 256, 512]
-    assert "world size 8 · global batch 512" in " ".join(render(whole).split())
+    assert "world size 8 · global batch 512" in " ".join(render(whole, full=True).split())
 
 
 def test_floating_point_work_is_that_of_each_gpu(tmp_path: Path) -> None:

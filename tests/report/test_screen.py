@@ -1,0 +1,292 @@
+"""The first screen: what a report prints on a terminal, whatever was measured."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from made_up import (
+    REFERENCE,
+    ROOT,
+    make_card,
+    make_gpus,
+    make_profiled,
+    make_record,
+    make_scaling,
+    make_switches,
+    measured,
+    write_sweep,
+)
+from rich.cells import cell_len
+
+from bench.case import Case
+from bench.questions.next_step import choose_next
+from bench.record import Record, Status
+from bench.render import markdown
+from bench.render.model import (
+    Answer,
+    Cell,
+    Document,
+    Head,
+    Level,
+    NextStep,
+    Notice,
+    Table,
+)
+from bench.render.text import LINES, WIDTH, draw, render
+from bench.report.document import Report, build
+from bench.study.sweeps import read_sweeps
+
+SNAPSHOTS = Path(__file__).with_name("snapshots")
+RESULTS = sorted(path.parent for path in (ROOT / "results").glob("*/records.csv"))
+JARGON = re.compile(r"welch|holm|tost|\bknee|\brung|sentinel", re.IGNORECASE)
+CARD = {"gpu": "A card", "torch": "2.13"}
+
+
+def screen_of(report: Document, width: int = WIDTH) -> str:
+    """The first screen on a terminal of so many columns; it holds to its limits."""
+    from rich.console import Console
+
+    buffer = io.StringIO()
+    console = Console(file=buffer, width=width, color_system=None, force_terminal=False)
+    draw(report, console)
+    lines = buffer.getvalue().splitlines()
+    assert len(lines) <= LINES, buffer.getvalue()
+    assert max(cell_len(line.rstrip()) for line in lines) <= min(width, WIDTH)
+    return buffer.getvalue()
+
+
+def read(*folders: Path) -> Report:
+    return build(read_sweeps(folders), None)
+
+
+def ran(case: Case, *times: float, **values: Any) -> list[Record]:
+    return [
+        make_record(case, repeat=i, **{**CARD, **measured(time, 2**30), **values})
+        for i, time in enumerate(times, 1)
+    ]
+
+
+@pytest.mark.parametrize("folder", [*RESULTS, REFERENCE], ids=lambda path: path.stem)
+def test_what_is_committed_fits_a_screen(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Set UPDATE_SNAPSHOTS=1 to write them anew, and read the diff."""
+    monkeypatch.chdir(ROOT)
+    said = screen_of(read(folder))
+    assert not JARGON.search(said)
+    assert said.count("extrapolated") == 0, "the first line says from how much"
+    file = SNAPSHOTS / f"screen-{folder.stem}.text"
+    text = "".join(f"{line.rstrip()}\n" for line in said.splitlines())
+    if os.environ.get("UPDATE_SNAPSHOTS"):
+        file.write_text(text, encoding="utf-8")
+    assert text == file.read_text(encoding="utf-8")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("make", [make_profiled, make_scaling, make_switches, make_gpus])
+def test_every_kind_of_sweep_fits_a_screen(make: Any, tmp_path: Path) -> None:
+    report = read(make(tmp_path / "sweep"))
+    for width in (40, 80, WIDTH, 200):
+        said = screen_of(report, width)
+        assert not JARGON.search(said)
+        assert "--full" in said
+    assert len(render(report, full=True).splitlines()) > LINES
+
+
+@pytest.mark.slow
+def test_several_machines_and_odd_outcomes_fit_a_screen(fake_cards: list[Path]) -> None:
+    said = screen_of(read(*fake_cards))
+    assert said.startswith("card-1, card-2, card-3: NVIDIA H200, NVIDIA RTX 6000 Ada and 1 more")
+    assert "more rows are left out; --full shows all." in said
+
+
+WORDS = st.text(max_size=400) | st.sampled_from(
+    ["a" * 300, "· " * 90, "長い" * 80, "x, y; z. " * 40]
+)
+
+
+@st.composite
+def documents(draw_from: st.DrawFn) -> Document:
+    def take(most: int, strategy: st.SearchStrategy[Any] = WORDS) -> list[Any]:
+        found: list[Any] = draw_from(st.lists(strategy, max_size=most))
+        return found
+
+    def make_table() -> Table:
+        heads = tuple(
+            Head(str(i), label, number=draw_from(st.booleans()), keep=keep, wrap=keep > 4)
+            for i, label in enumerate(take(9) or ["a"])
+            for keep in [draw_from(st.integers(1, 9))]
+        )
+        cells = st.tuples(*(WORDS.map(Cell) for _ in heads))
+        rows = tuple(take(3, cells)) * draw_from(st.sampled_from([1, 1, 40]))
+        groups = dict.fromkeys(range(0, len(rows), 3), "group")
+        level = draw_from(st.sampled_from(list(Level)))
+        return Table("t", draw_from(WORDS), heads, rows, (), groups, tuple(take(3)), level)
+
+    notices = st.builds(Notice, st.text(min_size=1, max_size=50), WORDS, WORDS, WORDS)
+    answers = st.builds(Answer, WORDS, st.lists(WORDS, max_size=6).map(tuple))
+    commands = st.lists(WORDS, min_size=1, max_size=30).map(shlex.join)
+    return Document(
+        draw_from(WORDS),
+        draw_from(WORDS),
+        (),
+        tuple(take(9, answers)),
+        tuple(take(9, notices)),
+        tuple(make_table() for _ in range(draw_from(st.integers(0, 3)))),
+        tuple(take(3)),
+        draw_from(WORDS),
+        draw_from(st.none() | st.builds(NextStep, WORDS, commands)),
+    )
+
+
+@settings(deadline=None, max_examples=60)
+@given(documents(), st.sampled_from([40, 80, 100, 200]))
+def test_no_document_is_larger_than_a_screen(document: Document, width: int) -> None:
+    screen_of(document, width)
+
+
+def make_document(**parts: Any) -> Document:
+    table = Table("overview", "Overview", (Head("a", "case"),), ((Cell("fp32"),),), ())
+    given: dict[str, Any] = {
+        "answers": (Answer("", ("It is fast.",)),),
+        "warnings": (),
+        "tables": (table, Table("b", "Beside", table.heads, table.rows, (), level=Level.TABLE)),
+        "next_step": None,
+    }
+    given |= parts
+    return Document("t", "t: A card", (), notes=(), outcomes="1 case in 1 run: 1 ok.", **given)
+
+
+def test_levels_choose_what_is_on_the_screen() -> None:
+    heads, rows = (Head("a", "trial"),), ((Cell("7"),),)
+    said = {
+        level: screen_of(
+            make_document(
+                tables=(Table("t", "Trials", heads, rows, ("A note.",), {}, ("Best: 7.",), level),)
+            )
+        )
+        for level in Level
+    }
+    assert "Best: 7." in said[Level.ANSWER]
+    assert "Trials" not in said[Level.ANSWER]
+    assert "Trials" in said[Level.TABLE]
+    assert "Best" not in said[Level.TABLE]
+    assert "7" not in said[Level.DETAIL]
+    assert "--full shows 1 more table." in said[Level.DETAIL]
+
+
+def test_doubts_with_one_remedy_are_one_line_and_three_are_shown() -> None:
+    fix = "Close other programs, or use --repeats 5 or more."
+    notices = [
+        Notice("Noisy", "found", fix, "6 of 18 runs"),
+        Notice("Throttled", "found", "Improve the cooling.", "1 of 18 runs"),
+        Notice("Spread", "found", fix),
+        Notice("Extrapolated", "found", "Use --fraction 1.", level=Level.DETAIL),
+        *(Notice(f"N{i}", "found", f"Use --flag {i}.") for i in range(3)),
+    ]
+    lines = screen_of(make_document(warnings=tuple(notices))).splitlines()
+    assert [line for line in lines if line.startswith("!")] == [
+        "! Noisy (6 of 18 runs), spread: close other programs, or use --repeats 5 or more.",
+        "! Throttled (1 of 18 runs): improve the cooling.",
+        "! N0: use --flag 0.",
+    ]
+    assert lines[-1].endswith("--full shows 1 more table, 3 more doubts.")
+
+
+def test_a_command_is_broken_so_that_it_can_be_pasted() -> None:
+    words = ["python", "-m", "bench.sweep", "--out", "a folder/--b", "--batch-size"]
+    words += [str(2**i) for i in range(8)] + ["--data-dir", "d" * 60, "--repeats", "3"]
+    said = screen_of(make_document(next_step=NextStep("do it", shlex.join(words))))
+    pasted = said.partition("Next: do it.\n")[2].partition("\n\n")[0]
+    assert shlex.split(pasted.replace("\\\n", " ")) == words
+    assert "\\\n" in pasted
+    long = NextStep("do it", shlex.join([*words, "x" * 200]))
+    assert "Next: do it; --full shows the command." in screen_of(make_document(next_step=long))
+    assert "x" * 200 in render(make_document(next_step=long), full=True)
+
+
+COMMAND = "python -m bench.sweep --repeats 1 --precision fp32 fp16 --retry error --out elsewhere"
+FP16 = Case(precision="fp16", loss_scale=128.0)
+
+
+def step_of(folder: Path, *records: Record, command: str = COMMAND) -> NextStep:
+    report = read(write_sweep(folder / "s", records, command))
+    assert report.next_step is not None
+    return report.next_step
+
+
+def test_the_next_step_is_the_stored_command_with_what_helps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    good = [*ran(Case(), 100, 100.1, 99.9), *ran(FP16, 50, 50.1, 49.9)]
+    base = "python -m bench.sweep --precision fp32 fp16"
+
+    single = step_of(tmp_path / "single", *ran(Case(), 100), *ran(FP16, 50))
+    assert single.command == f"{base} --retry error --out single/s --repeats 3"
+    noisy = [*ran(Case(), 100, 120, 90), *ran(FP16, 50, 70, 40)]
+    assert step_of(tmp_path / "noisy", *noisy).command.endswith("--out noisy/s --repeats 7")
+    bad = make_record(FP16, **CARD, status=Status.ERROR, reason="boom")
+    failed = step_of(tmp_path / "failed", *ran(Case(), 1, 1, 1), bad)
+    assert (
+        failed.command == f"{base.replace(' --p', ' --repeats 1 --p')} --out failed/s --retry error"
+    )
+    cut = make_record(FP16, **CARD, status=Status.INTERRUPTED)
+    assert step_of(tmp_path / "cut", *good[:3], cut).why == "run what is missing"
+    full = make_record(FP16, **CARD, status=Status.OOM)
+    assert step_of(tmp_path / "full", full).command.endswith("--out full/s --batch-size auto")
+    fake = [make_record(Case(), **CARD, **measured(1, 1), executor="fake")]
+    command = "python -m bench.sweep --executor fake --preset quick --out x"
+    said = step_of(tmp_path / "fake", *fake, command=command).command
+    assert said == "python -m bench.sweep --preset quick"
+    assert step_of(tmp_path / "good", *good).command.startswith("python -m bench.report good/s ")
+    # what is no command of a sweep, somebody edited
+    for broken in ("rm -rf --out x", "python -m bench.sweep 'x", ""):
+        records = [*ran(Case(), 100), *ran(FP16, 50)]
+        folder = tmp_path / f"broken{len(broken)}"
+        assert "bench.report" in step_of(folder, *records, command=broken).command
+
+
+def test_two_sweeps_are_compared_and_profiles_explained(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        records = [*ran(Case(), 100, 100.1, 99.9), *ran(FP16, 50, 50.1, 49.9)]
+        write_sweep(tmp_path / name, records, COMMAND)
+    both = read(tmp_path / "a", tmp_path / "b").next_step
+    assert both is not None
+    assert both.command.startswith("python -m bench.compare ")
+    sweeps = read_sweeps([make_profiled(tmp_path / "p")])
+    why = choose_next(sweeps, build(sweeps).cases)
+    assert why is not None
+    assert why.command.startswith("python -m bench.why ")
+
+
+def test_what_few_runs_leave_open_is_said_once(tmp_path: Path) -> None:
+    said = screen_of(read(write_sweep(tmp_path / "s", [*ran(Case(), 100), *ran(FP16, 50)])))
+    assert said.count("single") == 1
+
+
+def test_markdown_opens_with_answer_overview_and_doubts() -> None:
+    step = NextStep("do it", "python -m bench.sweep")
+    said = markdown.render(
+        make_document(warnings=(Notice("Noisy", "found", "Rest."),), next_step=step)
+    )
+    places = [
+        said.index(part)
+        for part in ("It is fast.", "```sh\npython -m", "### Beside", "**Noisy**", "### Overview")
+    ]
+    assert places == sorted(places)
+
+
+def test_a_screen_of_one_s_own_network_says_nothing_of_others(tmp_path: Path) -> None:
+    case = Case(model="mine:make", workload="mine:make", dataset="own", device="cpu")
+    cpu = {**make_card("NVIDIA H200"), "gpu": "", "cpu": "AMD EPYC", "cuda": "", "cudnn": ""}
+    values = measured(10, 2**30, peak_device_bytes=None, peak_process_bytes=2**30)
+    rows = [make_record(case, **{**cpu, **values, "unit": "tokens"})]
+    said = screen_of(read(write_sweep(tmp_path / "s", rows)))
+    assert not re.search(r"CIFAR|GPU|images", said)
