@@ -40,7 +40,7 @@ from bench.diagnosis.reasons import explain
 from bench.diagnosis.sentences import describe
 from bench.diagnosis.step import Bound, Profile, Rates, Step, Wait
 from bench.questions.profiles import scale_step
-from bench.questions.reasons import tabulate_reasons
+from bench.questions.reasons import EXPLAINED, tell_reasons
 from bench.record import KernelTime, WorkRow, write_kernels
 from bench.timeline import shorten_kernel
 from bench.verdict import Ratio
@@ -410,7 +410,7 @@ def test_what_beats_the_yardstick_shows_that_it_is_wrong(
         assert said in write(found)
         assert "python -m bench.doctor" in write(found)
         assert "By cause" not in write(found)
-        table = tabulate_reasons("reasons", found)
+        table = EXPLAINED.fill(tell_reasons("reasons", found))
         assert [row[0].text for row in table.rows] == ["not explained"]
         assert table.notes == ()
 
@@ -597,11 +597,11 @@ def test_the_reference_is_the_committed_file() -> None:
 
 
 def test_a_gain_tells_what_remains_and_a_loss_what_it_lost_by() -> None:
-    gain = tabulate_reasons("reasons", PLANTED["memory"][0])
+    gain = EXPLAINED.fill(tell_reasons("reasons", PLANTED["memory"][0]))
     assert [head.label for head in gain.heads][1:] == ["fp16 (ms)", "of the step (%)"]
     assert [row[2].text for row in gain.rows] == ["80", "20"]
     lost, *_ = PLANTED["below copies"]
-    table = tabulate_reasons("reasons", lost)
+    table = EXPLAINED.fill(tell_reasons("reasons", lost))
     assert table.heads[-1].label == "of the loss (%)"
     assert [row[-1].text for row in table.rows] == ["100", "0", "0"]
     assert "By cause, of the loss: 100 % memory-bound kernels" in write(lost)
@@ -610,7 +610,7 @@ def test_a_gain_tells_what_remains_and_a_loss_what_it_lost_by() -> None:
 
 def test_nothing_is_said_twice() -> None:
     for found, *_ in PLANTED.values():
-        table = tabulate_reasons("reasons", found)
+        table = EXPLAINED.fill(tell_reasons("reasons", found))
         said = [*table.words, *table.notes]
         assert len(said) == len(set(said))
         assert not any(one.evidence and one.evidence in write(found) for one in found.reasons)
@@ -674,7 +674,9 @@ def test_operations_that_no_kind_names_are_not_explained() -> None:
     strange = make_row(Kind.OTHER, "mystery", 4.0, flop=None, bytes=None, **FP16)
     found = compare([MM32], [MM16, strange])
     assert found.unexplained_s == pytest.approx((0, 4e-3))
-    (row,) = [r for r in tabulate_reasons("r", found).rows if r[0].text == "not explained"]
+    (row,) = [
+        r for r in EXPLAINED.fill(tell_reasons("r", found)).rows if r[0].text == "not explained"
+    ]
     assert row[-1].text == "80"
 
 

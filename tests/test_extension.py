@@ -6,6 +6,7 @@ Each is added to a copy of the package, in the place that CONTRIBUTING names and
 from __future__ import annotations
 
 import csv
+import json
 import os
 import re
 import shutil
@@ -33,6 +34,26 @@ from bench.report.document import Report
 def render(report: Report) -> str:
     """The labels of all cases."""
     return "".join(f"{row.precision}: {row.model}\\n" for row in report.cases.itertuples())
+'''
+SLOWEST = '''
+"""Which case takes longest."""
+
+from bench.questions.material import Material
+from bench.render.cells import iterate, quantity_column
+from bench.render.section import Column, Section, Sheet
+
+
+def _tell(found: Material) -> list[Sheet]:
+    columns = [
+        Column("model", "slow network", "what was trained", lambda row: row.model, number=False),
+        quantity_column("epoch_time_s"),
+        Column("never", "never shown", "a column that says nothing", lambda row: None),
+    ]
+    slowest = found.cases.sort_values("epoch_time_s", ascending=False)
+    return [Sheet("The slowest of all", columns, list(iterate(slowest)), most=1)]
+
+
+SLOWEST = Section("slowest", "Which case takes longest?", _tell)
 '''
 
 
@@ -102,6 +123,12 @@ def add_output(copy: Copy) -> None:
     copy.write("report/list.py", LIST)
 
 
+def add_section(copy: Copy) -> None:
+    copy.insert("report/document.py", "    EFFECTS,", "    SLOWEST,")
+    copy.insert("report/document.py", "SECTIONS", "from bench.questions.slowest import SLOWEST")
+    copy.write("questions/slowest.py", SLOWEST)
+
+
 FAKE = ["--executor", "fake", "--device", "cpu", "--dataset", "synthetic", "--out", "out"]
 
 
@@ -146,6 +173,25 @@ def test_an_output(copy: Copy) -> None:
     add_output(copy)
     copy.run("bench.sweep", *FAKE, "--precision", "fp32", "--batch-size", "64")
     assert copy.run("bench.report", "out", "--format", "list") == "fp32: dpn-small\n"
+
+
+@pytest.mark.slow
+def test_a_section(copy: Copy) -> None:
+    """One file and one entry: its table is cut and laid out as all others are."""
+    add_section(copy)
+    copy.run("bench.sweep", *FAKE, "--precision", "fp32", "--batch-size", "64", "128")
+    for format in ("text --full", "md", "html"):
+        said = copy.run("bench.report", "out", "--format", *format.split())
+        for words in ("The slowest of all", "slow network", "1 more row is left out"):
+            assert words in said, format
+        assert "never shown" not in said, format
+    told = json.loads(copy.run("bench.report", "out", "--format", "json"))
+    tables = told["tables"]
+    assert [table["name"] for table in tables][:2] == ["overview", "slowest"]
+    assert tables[1]["question"] == "Which case takes longest?"
+    assert tables[1]["level"] == "detail"
+    ((_, time),) = tables[1]["rows"]
+    assert time["value"] == max(case["epoch_time_s"] for case in told["cases"])
 
 
 @pytest.mark.slow

@@ -25,13 +25,15 @@ from torch import Tensor, nn
 from bench.data import Dataset, DatasetInfo
 from bench.precision import PRECISIONS
 from bench.questions.loss_scales import (
-    scale_map_tables,
+    SCALES,
     summarize_scale_map,
+    tell_scale_map,
     write_scale,
     write_share,
 )
 from bench.questions.scale_drawing import draw_scale_map, rasterize_scale_map
 from bench.rehearsal.dispatch import Rule, Watch
+from bench.render.model import Table
 from bench.scale_map import (
     GRADIENTS,
     HEADROOM,
@@ -520,7 +522,7 @@ def test_the_trace_of_a_dynamic_scale() -> None:
     assert training.scales == (2.0**16, 2.0**15, 2.0**14, 2.0**13, 2.0**13)
     assert training.overflowed == (True, True, True, False, False)
     case = replace(answer(question), trainings=(training,))
-    tables = scale_map_tables(make_map(case))
+    tables = tabulate(make_map(case))
     (row,) = tables[2].rows
     assert [cell.text for cell in row][3:] == [
         "3", "step 1", "2^16, 2^15 from step 2, 2^14 from step 3, 2^13 from step 4",
@@ -678,6 +680,10 @@ def make_case(
         ),
     )  # fmt: skip
     return replace(case, **settings)
+
+
+def tabulate(scales: ScaleMap) -> list[Table]:
+    return list(SCALES.lay_out(tell_scale_map(scales)))
 
 
 def make_map(*cases: ScaleCase, folder: Path = Path("map")) -> ScaleMap:
@@ -982,7 +988,7 @@ def test_a_small_layer_that_loses_everything_is_not_hidden() -> None:
     assert window.starved == {1.0: ("head", 1.0), 2.0: ("head", 1.0)}
     said = summarize_scale_map(make_map(case))
     assert ". At scale 1, layer head loses 100 %. At scale 2, layer head loses 100 %." in said
-    judged = [row[-1].text for row in scale_map_tables(make_map(case))[1].rows]
+    judged = [row[-1].text for row in tabulate(make_map(case))[1].rows]
     assert judged == ["layer head loses too much", "layer head loses too much", "safe, use this"]
 
 
@@ -1004,7 +1010,7 @@ def test_where_each_scale_starves_a_layer_no_scale_is_safe() -> None:
     assert find_window(case).low is None
     said = summarize_scale_map(make_map(case))
     assert "no scale is safe: at scale 1, layer head loses 100 %; try others with --scales" in said
-    assert scale_map_tables(make_map(case))
+    assert tabulate(make_map(case))
 
 
 def test_shares_just_above_the_tolerance_are_written_so() -> None:
@@ -1015,7 +1021,7 @@ def test_shares_just_above_the_tolerance_are_written_so() -> None:
     case = make_layers((Tally(flushed=104, normal=9896), Tally(normal=10_000)))
     said = summarize_scale_map(make_map(case))
     assert "Scale 1 flushes 1.04 %" in said
-    judged = [row[-1].text for row in scale_map_tables(make_map(case))[1].rows]
+    judged = [row[-1].text for row in tabulate(make_map(case))[1].rows]
     assert judged == ["flushes too much: 1.04 %", "safe, use this"]
 
 
@@ -1057,7 +1063,7 @@ def test_a_training_that_diverges_in_fp32_says_nothing_of_scales(change: dict[st
     # nor where it held at the steps that were looked at
     assert find_window(replace(case, overflows={})).use is None
     for told in (case, replace(case, overflows={})):
-        judged = [row[-1].text for row in scale_map_tables(make_map(told))[1].rows]
+        judged = [row[-1].text for row in tabulate(make_map(told))[1].rows]
         assert judged == ["fp32 itself diverged"] * 2
 
 

@@ -16,9 +16,10 @@ from bench.case import Case, format_value
 from bench.compare.__main__ import main as compare
 from bench.diagnosis.sentences import describe
 from bench.diagnosis.step import Step
+from bench.questions.material import label_machines
 from bench.questions.profiles import explain_pairs, read_steps
 from bench.report.__main__ import main as report
-from bench.report.document import build, label_machines
+from bench.report.document import build
 from bench.store.writer import Store
 from bench.study.axes import find_varying
 from bench.study.summaries import latest, read, summarize

@@ -5,12 +5,12 @@ None appears unless what it is about varies.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
+from typing import Any
 
 from bench.case import AXES, SAME_QUESTION, micro_batch
 from bench.limits import MIN_REPEATS
@@ -42,136 +42,58 @@ from bench.questions.batch_sizes import (
     match_sizes,
     write_drop,
 )
+from bench.questions.material import Material
 from bench.record import RELIABLE
 from bench.render.cells import (
     ESTIMATE,
     Row,
+    axis_column,
     name_case,
     quantity_cell,
+    quantity_column,
     time_cell,
     whole_cell,
     write_ratio,
 )
-from bench.render.model import NOTHING, Cell, Head, Table
-from bench.study.axes import MACHINE, Machines, find_varying, name_axis, name_value
+from bench.render.model import NOTHING, Cell
+from bench.render.section import MOST_ROWS, Column, Section, Sheet, join
+from bench.study.axes import Machines, find_varying
 from bench.study.doubts import DOUBTS
 from bench.study.quantities import QUANTITIES, is_number
-from bench.text import GIB, say_left_out, write_number
+from bench.text import GIB, write_number
 from bench.wall.answer import Wall
 from bench.wall.search import STEP, Ending
 from bench.workloads import IMAGES
 
-if TYPE_CHECKING:
-    import pandas as pd
-
 MIB = 2**20
-
-MOST_ROWS = 40
-"""Rows of one of these tables; more would not be read."""
-
-
-def tabulate_batches(
-    families: Sequence[Family],
-    cases: pd.DataFrame,
-    searches: Sequence[Search],
-    machines: Machines,
-    below: Collection[str],
-) -> Iterator[Table]:
-    """Every table of batch sizes that there is something to say in.
-
-    Args:
-        families: of `find_families`.
-        searches: of `find_searches`.
-        below: doubts that are said elsewhere.
-    """
-    contests = list(list_contests(families))
-    matched = _tabulate_matches(families, machines)
-    largest = _tabulate_largest([contest for contest in contests if contest.ends], machines)
-    unended = _note_unended(families, contests)
-    if largest.rows:
-        largest = replace(largest, notes=(*largest.notes, *unended))
-    else:
-        matched = replace(matched, notes=(*matched.notes, *unended))
-    tables = (
-        _tabulate_walls(searches, machines),
-        _tabulate_speeds(families, machines, below),
-        _tabulate_growth(families, machines),
-        matched,
-        largest,
-        _tabulate_accumulated(cases, machines),
-    )
-    for table in tables:
-        if table.rows:
-            cut = _cut(table)
-            left = _note_left(table, len(table.rows) - len(cut.rows), len(families))
-            yield replace(cut, notes=(*table.notes, *left))
-
-
-def _cut(table: Table) -> Table:
-    """The first rows of a table, up to where one of its groups ends."""
-    if len(table.rows) <= MOST_ROWS:
-        return table
-    end = max((start for start in table.groups if start <= MOST_ROWS), default=0) or MOST_ROWS
-    groups = {start: text for start, text in table.groups.items() if start < end}
-    return replace(table, rows=table.rows[:end], groups=groups)
-
-
-def _note_left(table: Table, left: int, families: int) -> Iterator[str]:
-    """What a table does not show, of which ``left`` are rows."""
-    if left > 0:
-        yield f"{say_left_out(left, 'row')}; --where chooses."
-    if families == MOST_FAMILIES and table.name not in ("walls", "accumulation"):
-        yield f"Only the first {MOST_FAMILIES} settings are looked at; --where chooses others."
-
-
-# ------------------------------------------------------------------------------------------- axes
-
-Key = tuple[Head, Callable[[Row], Cell]]
-"""A column that tells rows apart, and how one fills it."""
 
 
 def _list_keys(
-    rows: Sequence[Row], machines: Machines, but: Collection[str] = (), always: str = ""
-) -> list[Key]:
-    """The axes in which rows differ, as columns.
+    cases: Sequence[Row],
+    machines: Machines,
+    take: Callable[[Any], Row],
+    but: Collection[str] = ("batch_size",),
+) -> list[Column[Any]]:
+    """The axes in which cases differ, as columns; the precision always.
 
     Args:
+        take: a row of the table to its case.
         but: axes that have columns of their own.
-        always: an axis that has a column even where it does not vary.
     """
     import pandas as pd
 
     names = ["sweep", "machine", *AXES]
-    frame = pd.DataFrame({name: [getattr(row, name) for row in rows] for name in names})
+    frame = pd.DataFrame({name: [getattr(case, name) for case in cases] for name in names})
     varying = find_varying(frame)
-    shown = [always] if always and always not in varying else []
-    shown += [axis for axis in varying if axis not in (*but, *SAME_QUESTION)]
-    return [_make_key(axis, machines) for axis in shown]
+    shown = [axis for axis in varying if axis not in (*but, *SAME_QUESTION)]
+    shown = shown if "precision" in varying else ["precision", *shown]
+    return [axis_column(axis, machines, take, number=False) for axis in shown]
 
 
-def _make_key(axis: str, machines: Machines) -> Key:
-    help = "where it ran" if axis == MACHINE else AXES[axis].metadata["help"]
-
-    def fill(row: Row) -> Cell:
-        value = (row.sweep, row.machine) if axis == MACHINE else getattr(row, axis)
-        return Cell(name_value(axis, value, machines))
-
-    return Head(axis, name_axis(axis), help, False, wrap=axis in (MACHINE, "model")), fill
-
-
-def _lay_out(
-    name: str,
-    title: str,
-    keys: Sequence[Key],
-    heads: Sequence[Head],
-    lines: Iterable[tuple[Row, Sequence[Cell]]],
-    notes: Sequence[str] = (),
-    keep: Collection[str] = (),
-) -> Table:
-    """Put each line behind the cells that tell it apart; columns that say nothing are left out."""
-    rows = tuple((*(fill(row) for _, fill in keys), *cells) for row, cells in lines)
-    table = Table(name, title, (*(head for head, _ in keys), *heads), rows, tuple(notes))
-    return table.drop_empty(but=(*(head.name for head, _ in keys), *keep))
+def _note_first(families: Sequence[Family]) -> Iterator[str]:
+    """That there are more settings than are looked at."""
+    if len(families) == MOST_FAMILIES:
+        yield f"Only the first {MOST_FAMILIES} settings are looked at; --where chooses others."
 
 
 def _write_sizes(sizes: Sequence[int]) -> str:
@@ -179,43 +101,46 @@ def _write_sizes(sizes: Sequence[int]) -> str:
     return f"{sizes[0]} to {sizes[-1]} ({len(sizes)})"
 
 
-def _write_signed(value: float, unit: str = " %", decimals: int = 1) -> Cell:
+def _write_signed(value: float, unit: str = " %", decimals: int = 1, mark: str = "") -> Cell:
     """A difference with its sign; of shares in percent."""
     if not is_number(value):
         return Cell(NOTHING)
     text = f"{100 * value if unit else value:+.{decimals}f}"
-    return Cell((text if float(text) else text[1:]) + unit, value)
+    return Cell(mark + (text if float(text) else text[1:]) + unit, value)
 
 
 # ------------------------------------------------------------------------------------------- wall
 
 
-def _tabulate_walls(searches: Sequence[Search], machines: Machines) -> Table:
-    """One row a search for the largest batch."""
-    found = [(_describe_search(search), search.wall) for search in searches]
-    heads = (
-        Head("largest", "largest batch", "that was trained", better="higher"),
-        Head("refused", "does not fit", "the smallest batch above it that ran out of memory"),
-        Head("thrashes", "retries from", "the allocator frees its cache and tries again", keep=8),
-        Head("recommended", "recommended", "its memory leaves a margin free"),
-        Head("probes", "probes", "short runs that the search took", better="lower", keep=6),
-        Head("predicted", "first prediction", "of the largest, from two small batches", keep=7),
-        Head("off", "off by", "items that the prediction was too high", keep=7),
-        Head("ending", "ended", "how the search ended", False, keep=8, wrap=True),
+def _tell_walls(found: Material) -> Iterator[Sheet]:
+    rows = [(_describe_search(search), search.wall) for search in found.searches]
+    fine = all(wall.ending is Ending.FOUND for _, wall in rows)
+    margins = " or ".join(sorted({f"{100 * wall.margin:g} %" for _, wall in rows}))
+    columns: list[Column[tuple[Row, Wall]]] = [
+        *_list_keys([row for row, _ in rows], found.machines, lambda row: row[0]),
+        Column("largest", "largest batch", "that was trained", lambda row: row[1].largest,
+               better="higher"),
+        Column("refused", "does not fit", "the smallest batch above it that ran out of memory",
+               lambda row: row[1].smallest_failing),
+        Column("thrashes", "retries from", "the allocator frees its cache and tries again",
+               lambda row: row[1].thrashes_from, keep=8),
+        Column("recommended", "recommended", "its memory leaves a margin free",
+               lambda row: row[1].recommended),
+        Column("probes", "probes", "short runs that the search took", lambda row: row[1].probes,
+               better="lower", keep=6),
+        Column("predicted", "first prediction", "of the largest, from two small batches",
+               lambda row: row[1].predicted, keep=7),
+        Column("off", "off by", "items that the prediction was too high",
+               lambda row: whole_cell(row[1].off, sign=True), keep=7),
+        Column("ending", "ended", "how the search ended", lambda row: "" if fine else
+               row[1].ending.meaning if row[1].ending else "not yet; run the same command again",
+               keep=8, wrap=True),
+    ]  # fmt: skip
+    note = (
+        f"Recommended: by the line of memory, {margins} of it stays free. The next run, another "
+        "driver or a neighbour may take that much."
     )
-    fine = all(wall.ending is Ending.FOUND for _, wall in found)
-    margins = " or ".join(sorted({f"{100 * wall.margin:g} %" for _, wall in found}))
-    return _lay_out(
-        "walls",
-        "Largest batch that fits, by probes of a few steps",
-        _list_keys([row for row, _ in found], machines, ("batch_size",), "precision"),
-        heads,
-        ((row, tuple(_write_wall(wall, fine))) for row, wall in found),
-        (
-            f"Recommended: by the line of memory, {margins} of it stays free. The next "
-            "run, another driver or a neighbour may take that much.",
-        ),
-    )
+    yield Sheet("Largest batch that fits, by probes of a few steps", columns, rows, [note])
 
 
 def _describe_search(search: Search) -> Row:
@@ -225,82 +150,74 @@ def _describe_search(search: Search) -> Row:
     return SimpleNamespace(sweep=search.sweep, machine=search.machine, **spelled)
 
 
-def _write_wall(wall: Wall, fine: bool) -> Iterator[Cell]:
-    sizes = (wall.largest, wall.smallest_failing, wall.thrashes_from, wall.recommended)
-    yield from map(whole_cell, (*sizes, wall.probes, wall.predicted))
-    yield whole_cell(wall.off, sign=True)
-    ending = wall.ending.meaning if wall.ending else "not yet; run the same command again"
-    yield Cell("" if fine else ending)
+WALLS = Section("walls", "How large a batch fits in memory?", _tell_walls)
 
 
 # ------------------------------------------------------------------------------------------ speed
 
+_Speeds = tuple[Family, Knee, list[Cliff]]
 
-def _tabulate_speeds(
-    families: Sequence[Family], machines: Machines, below: Collection[str]
-) -> Table:
-    """One row a family: where images/s stop rising, and where they fall."""
-    told = []
-    for family in families:
+
+def _tell_speeds(found: Material) -> Iterator[Sheet]:
+    rows: list[_Speeds] = []
+    for family in found.families:
         speeds = list_speeds(family.ended)
-        knee = find_knee(speeds)
-        if knee:
-            told.append((family, knee, find_cliffs(speeds), [s.batch_size for s in speeds]))
-    near = f"{100 * NEAR:.0f} %"
-    heads = (
-        Head("knee", "knee", f"the smallest batch size that ran within {near} of the best", False,
-             wrap=True),
-        Head("knee_speed", "images/s there", "at the knee", better="higher", keep=7),
-        Head("best", "most images/s", "and the batch size that has them", better="higher"),
-        Head("cliffs", "cliffs", f"where images/s drop by more than {100 * DROP:.0f} %", False,
-             wrap=True),
-        Head("sizes", "batch sizes", "that were timed, and how many they are", False, keep=5),
-        Head("remarks", "remarks", "on the rows that these rest on", False, keep=8, wrap=True),
-    )  # fmt: skip
+        if knee := find_knee(speeds):
+            rows.append((family, knee, find_cliffs(speeds)))
+    firsts = [family.first for family in found.families]
+    near, quantity = f"{100 * NEAR:.0f} %", QUANTITIES["images_per_s"]
+
+    def is_certain(knee: Knee) -> bool:
+        return knee.shape is Shape.KNEE and knee.ends is None
+
+    def write_speed(family: Family, size: int) -> Cell:
+        (row,) = (row for row in family.ended if row.batch_size == size)
+        return quantity_cell(quantity, row)
+
+    def write_best(row: _Speeds) -> Cell:
+        best = write_speed(row[0], row[1].best)
+        return Cell(f"{best.text} at {row[1].best}", best.value)
+
+    def write_doubts(row: _Speeds) -> str:
+        family, knee, cliffs = row
+        sizes = {knee.best, knee.batch_size, *(size for c in cliffs for size in _sizes_of(c))}
+        rested = [row for row in family.ended if row.batch_size in sizes]
+        told = [doubt for doubt in DOUBTS.values() if doubt.name not in found.below]
+        return ", ".join(d.remark for d in told if any(getattr(row, d.name) for row in rested))
+
+    columns: list[Column[_Speeds]] = [
+        *_list_keys(firsts, found.machines, lambda row: row[0].first),
+        Column("knee", "knee", f"the smallest batch size that ran within {near} of the best",
+               lambda row: Cell(write_knee(row[1], find_bounds(row[0]).fails),
+                                row[1].batch_size if is_certain(row[1]) else None),
+               wrap=True),
+        Column("knee_speed", "images/s there", "at the knee",
+               lambda row: write_speed(row[0], row[1].batch_size) if is_certain(row[1]) else None,
+               better="higher", keep=7),
+        Column("best", "most images/s", "and the batch size that has them", write_best,
+               better="higher"),
+        Column("cliffs", "cliffs", f"where images/s drop by more than {100 * DROP:.0f} %",
+               lambda row: "; ".join(map(write_cliff, row[2])) or "none",
+               wrap=True, always=True),
+        Column("sizes", "batch sizes", "that were timed, and how many they are",
+               lambda row: _write_sizes([s.batch_size for s in list_speeds(row[0].ended)]),
+               number=False, keep=5),
+        Column("remarks", "remarks", "on the rows that these rest on", write_doubts,
+               keep=8, wrap=True),
+    ]  # fmt: skip
     notes = [
         f"Knee: the smallest batch size that ran within {near} of the most images/s; two batch "
         "sizes where the spread of the runs leaves it between them. Still rising: the largest is "
         f"the best, by more than {near} over half of it. Cliff: more than {100 * DROP:.0f} % fewer "
         "images/s than at the batch size before, and more than the spread of the runs explains."
     ]
-    if any(row.repeats < MIN_REPEATS for family, *_ in told for row in family.ended):
+    if any(row.repeats < MIN_REPEATS for family, *_ in rows for row in family.ended):
         notes.append(
             f"With fewer than {MIN_REPEATS} repeats, knees and cliffs are as uncertain as the "
             f"runs, and may be chance; use --repeats {MIN_REPEATS}."
         )
-    return _lay_out(
-        "batch-speed",
-        "Speed by batch size: knees and cliffs",
-        _list_keys([family.first for family in families], machines, ("batch_size",), "precision"),
-        heads,
-        (
-            (family.first, tuple(_write_speed(family, knee, cliffs, sizes, below)))
-            for family, knee, cliffs, sizes in told
-        ),
-        notes,
-        keep=("cliffs",),
-    )
-
-
-def _write_speed(
-    family: Family,
-    knee: Knee,
-    cliffs: Sequence[Cliff],
-    sizes: Sequence[int],
-    below: Collection[str],
-) -> Iterator[Cell]:
-    rows = {int(row.batch_size): row for row in family.ended}
-    quantity = QUANTITIES["images_per_s"]
-    best = quantity_cell(quantity, rows[knee.best])
-    certain = knee.shape is Shape.KNEE and knee.ends is None
-    told = write_knee(knee, find_bounds(family).fails)
-    yield Cell(told, knee.batch_size if certain else None)
-    yield quantity_cell(quantity, rows[knee.batch_size]) if certain else Cell(NOTHING)
-    yield Cell(f"{best.text} at {knee.best}", best.value)
-    yield Cell("; ".join(map(write_cliff, cliffs)) or "none")
-    yield Cell(_write_sizes(sizes))
-    rested = {knee.best, knee.batch_size, *(size for c in cliffs for size in _sizes_of(c))}
-    yield Cell(_write_doubts([rows[size] for size in sorted(rested)], below))
+    notes += _note_first(found.families)
+    yield Sheet("Speed by batch size: knees and cliffs", columns, rows, notes)
 
 
 def write_knee(knee: Knee, fails: int | None) -> str:
@@ -330,66 +247,58 @@ def _sizes_of(cliff: Cliff) -> tuple[int, int]:
     return cliff.before.batch_size, cliff.after.batch_size
 
 
-def _write_doubts(rows: Sequence[Row], below: Collection[str]) -> str:
-    """What speaks against any of the rows."""
-    told = [doubt for doubt in DOUBTS.values() if doubt.name not in below]
-    return ", ".join(d.remark for d in told if any(getattr(row, d.name) for row in rows))
+SPEEDS = Section("batch-speed", "From which batch size on is training no faster?", _tell_speeds)
 
 
 # ----------------------------------------------------------------------------------------- memory
 
+_Grown = tuple[Family, Growth]
 
-def _tabulate_growth(families: Sequence[Family], machines: Machines) -> Table:
-    """One row a family: memory as a line, and what it predicts."""
-    grown = [(family, growth) for family in families if (growth := fit_growth(family))]
-    heads = (
-        Head("fixed", "fixed (GiB)", "what no batch size changes: weights, context, libraries"),
-        Head("image", "an item (MiB)", "memory that each item of a batch adds"),
-        Head("miss", "largest miss (%)", "of a batch size that ran, from the line; of the largest, "
-             "also from the line through the others", keep=7),
-        Head("predicted", "predicted (GiB)", "for the next power of two", False, keep=8),
-        Head("available", "available (GiB)", "up to the end of the card or the limit", keep=6),
-        Head("largest", "predicted to fit", f"the largest multiple of {STEP}, at most "
-             f"{FARTHEST} times the largest that ran", wrap=True),
-        Head("wall", "measured", "the largest batch that fits, where it was found", False),
-        Head("sizes", "fitted to", "batch sizes, and how many they are", False, keep=5),
-    )  # fmt: skip
+
+def _tell_growth(found: Material) -> Iterator[Sheet]:
+    rows = [(family, growth) for family in found.families if (growth := fit_growth(family))]
+    firsts = [family.first for family in found.families]
+    columns: list[Column[_Grown]] = [
+        *_list_keys(firsts, found.machines, lambda row: row[0].first),
+        Column("fixed", "fixed (GiB)", "what no batch size changes: weights, context, libraries",
+               lambda row: _write_gib(row[1].line.fixed_bytes)),
+        Column("image", "an item (MiB)", "memory that each item of a batch adds",
+               lambda row: Cell(write_number(row[1].line.bytes_per_image / MIB),
+                                row[1].line.bytes_per_image)),
+        Column("miss", "largest miss (%)", "of a batch size that ran, from the line; of the "
+               "largest, also from the line through the others",
+               lambda row: Cell(f"{100 * row[1].miss:.1f}", row[1].miss), keep=7),
+        Column("predicted", "predicted (GiB)", "for the next power of two", lambda row: "; ".join(
+               f"{size}: {bytes / GIB:.2f}" for size, bytes in row[1].predicted.items()) or None,
+               number=False, keep=8),
+        Column("available", "available (GiB)", "up to the end of the card or the limit",
+               lambda row: _write_gib(row[1].available), keep=6),
+        Column("largest", "predicted to fit", f"the largest multiple of {STEP}, at most "
+               f"{FARTHEST} times the largest that ran", lambda row: None
+               if row[1].available is None else Cell(_write_fitting(row[1]), row[1].largest),
+               number=True, wrap=True),
+        Column("wall", "measured", "the largest batch that fits, where it was found",
+               lambda row: write_bounds(find_bounds(row[0])), number=False),
+        Column("sizes", "fitted to", "batch sizes, and how many they are",
+               lambda row: _write_sizes(row[1].sizes), number=False, keep=5),
+    ]  # fmt: skip
     notes = [
         "Memory as a line over the batch size: least squares through the batch sizes that ran. "
         "What is predicted was not measured."
     ]
-    if any(growth.miss > ROUGH or not growth.holds for _, growth in grown):
+    if any(growth.miss > ROUGH or not growth.holds for _, growth in rows):
         notes.append(
             f"Where the line misses by more than {100 * ROUGH:.0f} %, or where what was measured "
             "of the largest batch contradicts it, memory is no line (algorithms and allocators "
             "change with the batch size), and nothing is predicted; python -m bench.fit measures "
             "the largest batch."
         )
-    return _lay_out(
-        "batch-memory",
-        "Memory by batch size, as a line",
-        _list_keys([family.first for family in families], machines, ("batch_size",), "precision"),
-        heads,
-        ((family.first, tuple(_write_growth(family, growth))) for family, growth in grown),
-        notes,
-    )
+    notes += _note_first(found.families)
+    yield Sheet("Memory by batch size, as a line", columns, rows, notes)
 
 
-def _write_growth(family: Family, growth: Growth) -> Iterator[Cell]:
-    line = growth.line
-    yield Cell(f"{line.fixed_bytes / GIB:.2f}", line.fixed_bytes)
-    yield Cell(write_number(line.bytes_per_image / MIB), line.bytes_per_image)
-    yield Cell(f"{100 * growth.miss:.1f}", growth.miss)
-    said = [f"{size}: {bytes / GIB:.2f}" for size, bytes in growth.predicted.items()]
-    yield Cell("; ".join(said) or NOTHING)
-    if growth.available is None:
-        yield Cell(NOTHING)
-        yield Cell(NOTHING)
-    else:
-        yield Cell(f"{growth.available / GIB:.2f}", growth.available)
-        yield Cell(_write_fitting(growth), growth.largest)
-    yield Cell(write_bounds(find_bounds(family)))
-    yield Cell(_write_sizes(growth.sizes))
+def _write_gib(number: float | None) -> Cell | None:
+    return None if number is None else Cell(f"{number / GIB:.2f}", number)
 
 
 def _write_fitting(growth: Growth) -> str:
@@ -409,49 +318,73 @@ def write_bounds(bounds: Bounds) -> str:
     return f"{bounds.fits} fits, {bounds.fails} does not"
 
 
+GROWTH = Section("batch-memory", "How does memory grow with the batch size?", _tell_growth)
+
+
 # ------------------------------------------------------------------------------ between precisions
 
 
-def _tabulate_matches(families: Sequence[Family], machines: Machines) -> Table:
-    """One row a batch size and precision: against the baseline at the same batch size."""
-    matches = [
-        match
-        for base, others in list_rivals(families)
+def _tell_matches(found: Material) -> Iterator[Sheet]:
+    parts = [
+        _choose_matches(match_sizes(base, other), base)
+        for base, others in list_rivals(found.families)
         for other in others
-        for match in _choose_matches(match_sizes(base, other), base)
     ]
-    lossless = not any(is_number(match.loss) for match in matches)
-    if lossless and all(is_number(match.after.speedup) for match in matches):
-        matches = []  # the overview has it all
-    heads = (
-        Head("batch_size", "batch size", "of both", keep=9),
-        Head("speed", "speed", "epoch time of the baseline over this one's", better="higher"),
-        Head("memory", "memory change", "of the peak", better="lower", keep=8),
-        Head("loss", "loss difference", "of the training loss", better="lower", keep=8),
-        Head("remarks", "remarks", "which of the two waits for its program", False, wrap=True),
-    )
-    starts = {i for i in range(1, len(matches)) if _begins(matches[i - 1], matches[i])}
-    table = _lay_out(
-        "matched",
-        f"At the same batch size: each precision against {_name_baselines(matches)}",
-        _list_keys([m.after for m in matches], machines, ("batch_size",), "precision"),
-        heads,
-        (
-            (match.after, (Cell(str(match.after.batch_size), match.after.batch_size),
-                           *_write_match(match), Cell(_name_host_bound(match))))
-            for match in matches
-        ),
-        [_CHOSEN, *_note_losses(matches)],
-    )  # fmt: skip
-    return replace(table, groups=dict.fromkeys(starts, ""))
+    rows, groups = join(("", part) for part in parts if part)
+    lossless = not any(is_number(match.loss) for match in rows)
+    if lossless and all(is_number(match.after.speedup) for match in rows):
+        return  # the overview has it all
+
+    def name_waiting(match: Match) -> str:
+        waiting = (row for row in (match.before, match.after) if row.host_bound)
+        return ", ".join(f"{row.precision} {DOUBTS['host_bound'].remark}" for row in waiting)
+
+    speed, memory, loss = _match_columns(lambda match: match)
+    columns: list[Column[Match]] = [
+        *_list_keys([m.after for m in rows], found.machines, lambda match: match.after),
+        Column("batch_size", "batch size", "of both", lambda match: int(match.after.batch_size)),
+        speed,
+        replace(memory, keep=8),
+        loss,
+        Column("remarks", "remarks", "which of the two waits for its program", name_waiting,
+               wrap=True),
+    ]  # fmt: skip
+    notes = ["At the smallest batch size, the baseline's knee and the largest that both ran."]
+    if any(
+        is_number(match.loss) and min(match.before.seeds, match.after.seeds) < MIN_REPEATS
+        for match in rows
+    ):
+        notes.append(
+            "A difference of loss of one batch size may be chance; the effects have its mean over "
+            "all."
+        )
+    contests = list(list_contests(found.families))
+    if not any(contest.ends for contest in contests):
+        notes += _note_unended(found.families, contests)
+    notes += _note_first(found.families)
+    title = f"At the same batch size: each precision against {_name_baselines(rows)}"
+    yield Sheet(title, columns, rows, notes, groups)
 
 
-_CHOSEN = "At the smallest batch size, the baseline's knee and the largest that both ran."
+def _match_columns(take: Callable[[Any], Match | None]) -> list[Column[Any]]:
+    """How a case differs from the baseline; nothing for the baseline itself."""
 
+    def write(say: Callable[[Match], Cell | None]) -> Callable[[Any], Cell | None]:
+        return lambda row: say(match) if (match := take(row)) else None
 
-def _name_host_bound(match: Match) -> str:
-    waiting = (row for row in (match.before, match.after) if row.host_bound)
-    return ", ".join(f"{row.precision} {DOUBTS['host_bound'].remark}" for row in waiting)
+    def write_speed(match: Match) -> Cell | None:
+        mark = ESTIMATE * (min(match.before.part, match.after.part) < 1)
+        known = is_number(match.speed)
+        return Cell(f"{mark}{write_ratio(match.speed)}×", match.speed) if known else None
+
+    return [
+        Column("speed", "speed", "epoch time of the baseline over this one's", write(write_speed),
+               better="higher"),
+        Column("memory", "memory change", "of the peak",
+               write(lambda match: _write_signed(match.memory - 1)), better="lower"),
+        Column("loss", "loss difference", "of the training loss",
+               write(lambda match: _write_signed(match.loss, "", 3)), better="lower", keep=8),
+    ]  # fmt: skip
 
 
 def _choose_matches(matches: Sequence[Match], base: Family) -> list[Match]:
@@ -462,74 +395,58 @@ def _choose_matches(matches: Sequence[Match], base: Family) -> list[Match]:
     return [m for m in matches if m in ends or m.before.batch_size == at_knee]
 
 
-def _begins(previous: Match, match: Match) -> bool:
-    """Whether another family begins: batch sizes go upwards within one."""
-    same = previous.after.precision == match.after.precision
-    return not same or match.after.batch_size <= previous.after.batch_size
-
-
 def _name_baselines(matches: Sequence[Match]) -> str:
     return " or ".join(dict.fromkeys(str(match.before.precision) for match in matches))
 
 
-def _write_match(match: Match) -> tuple[Cell, Cell, Cell]:
-    mark = ESTIMATE if min(match.before.part, match.after.part) < 1 else ""
-    speed = Cell(NOTHING)
-    if is_number(match.speed):
-        speed = Cell(f"{mark}{write_ratio(match.speed)}×", match.speed)
-    return speed, _write_signed(match.memory - 1), _write_signed(match.loss, "", 3)
+MATCHED = Section("matched", "What does each precision gain at the same batch size?", _tell_matches)
 
 
-def _note_losses(matches: Sequence[Match]) -> list[str]:
-    few = any(
-        is_number(match.loss) and min(match.before.seeds, match.after.seeds) < MIN_REPEATS
-        for match in matches
-    )
-    return [
-        "A difference of loss of one batch size may be chance; the effects have its mean over all."
-    ] * few
+_Largest = tuple[Family, Row, Match | None]
+"""A family, its largest batch, and how that compares with the baseline's."""
 
 
-def _tabulate_largest(contests: Sequence[Contest], machines: Machines) -> Table:
-    """One row a precision: its largest batch, against the baseline at the baseline's largest."""
-    lines = [(family, row, contest) for contest in contests for family, row in contest.ends]
-    matches = [Match(c.ends[0][1], row) for _, row, c in lines if row is not c.ends[0][1]]
-    starts = [sum(len(c.ends) for c in contests[:i]) for i in range(1, len(contests))]
-    heads = (
-        Head("batch_size", "timed at", "the largest batch size that was timed and ended well"),
-        Head("bound", "does not fit", "the smallest batch size above it that ran out of memory"),
-        Head("epoch_time_s", "epoch time (s)", "one training epoch", better="lower"),
-        Head("images_per_s", "images/s", "at that batch size", better="higher", keep=6),
-        Head("memory_bytes", "memory (GiB)", "peak of the epoch", better="lower", keep=7),
-        Head("train_loss", "loss", "mean cross-entropy over the epoch", better="lower", keep=8),
-        Head("speed", "speed", "epoch time of the baseline over this one's", better="higher"),
-        Head("memory", "memory change", "of the peak", better="lower", keep=5),
-        Head("loss", "loss difference", "of the training loss", better="lower", keep=8),
-    )
-    rough = [
+def _tell_largest(found: Material) -> Iterator[Sheet]:
+    contests = list(list_contests(found.families))
+    rows, groups = join(("", _list_largest(contest)) for contest in contests if contest.ends)
+    matches = [match for *_, match in rows if match]
+    case = partial(quantity_column, take=lambda row: row[1], spread=False)
+    speed, memory, loss = _match_columns(lambda row: row[2])
+    columns: list[Column[_Largest]] = [
+        *_list_keys([row for _, row, _ in rows], found.machines, lambda row: row[1]),
+        Column("batch_size", "timed at", "the largest batch size that was timed and ended well",
+               lambda row: int(row[1].batch_size)),
+        Column("bound", "does not fit", "the smallest batch size above it that ran out of memory",
+               lambda row: find_bounds(row[0]).fails),
+        case("epoch_time_s", help="one training epoch"),
+        case("images_per_s", help="at that batch size", keep=6),
+        case("memory_bytes", keep=7),
+        case("train_loss", help="mean cross-entropy over the epoch", keep=8),
+        speed,
+        replace(memory, keep=5),
+        loss,
+    ]  # fmt: skip
+    rough = dict.fromkeys(
         f"{family.first.precision}: memory ends between {row.batch_size} and {bounds.fails}"
-        for family, row, _ in lines
+        for family, row, _ in rows
         if (bounds := find_bounds(family)).fails and not (family.wall and family.wall.confirmed)
-    ]
+    )
     notes = [
         "Another question than the same batch size: what a precision gains by a larger batch "
-        "is in it, and what a larger batch costs in loss."
+        "is in it, and what a larger batch costs in loss.",
+        *([f"{'; '.join(rough)}. {_AUTO} finds where."] if rough else []),
+        *_note_unended(found.families, contests),
+        *_note_first(found.families),
     ]
-    if rough:
-        notes.append(f"{'; '.join(dict.fromkeys(rough))}. {_AUTO} finds where.")
-    table = _lay_out(
-        "largest",
-        f"Each precision at its own largest batch, against {_name_baselines(matches)} at its "
-        "largest",
-        _list_keys([row for _, row, _ in lines], machines, ("batch_size",), "precision"),
-        heads,
-        (
-            (row, (*_write_largest(family, row), *_write_against(contest.ends[0][1], row)))
-            for family, row, contest in lines
-        ),
-        notes,
-    )
-    return replace(table, groups=dict.fromkeys(starts, ""))
+    baselines = _name_baselines(matches)
+    title = f"Each precision at its own largest batch, against {baselines} at its largest"
+    yield Sheet(title, columns, rows, notes, groups)
+
+
+def _list_largest(contest: Contest) -> Iterator[_Largest]:
+    first = contest.ends[0][1]
+    for family, row in contest.ends:
+        yield family, row, None if row is first else Match(first, row)
 
 
 _AUTO = "python -m bench.sweep --batch-size auto"
@@ -556,67 +473,62 @@ def _describe_end(family: Family) -> str:
     return f"{bounds.fails} does not fit, {timed}" if bounds.fails else f"nothing failed, {timed}"
 
 
-def _write_largest(family: Family, row: Row) -> Iterator[Cell]:
-    fails = find_bounds(family).fails
-    yield Cell(str(row.batch_size), int(row.batch_size))
-    yield Cell(NOTHING if fails is None else str(fails), fails)
-    for name in ("epoch_time_s", "images_per_s", "memory_bytes", "train_loss"):
-        yield quantity_cell(QUANTITIES[name], row, spread=False)
-
-
-def _write_against(first: Row, row: Row) -> tuple[Cell, Cell, Cell]:
-    return (Cell(NOTHING),) * 3 if row is first else _write_match(Match(first, row))
+LARGEST = Section("largest", "What does each gain at its own largest batch?", _tell_largest)
 
 
 # ----------------------------------------------------------------------------------- accumulation
 
 
-def _tabulate_accumulated(cases: pd.DataFrame, machines: Machines) -> Table:
-    """One row a case: a batch in one piece, and one of the same size in micro-batches."""
-    sets = list(islice(list_accumulated(cases), 10 * MOST_ROWS))
-    rows = [row for rows in sets for row in rows]
-    heads = (
-        Head("batch_size", "batch size", "items per step of the optimizer"),
-        Head("micro", "computed as", "micro-batches times their size", False),
-        Head("epoch_time_s", "epoch time (s)", "one training epoch", better="lower"),
-        Head("time", "time change", "from the plain batch", better="lower"),
-        Head("memory_bytes", "memory (GiB)", "peak of the epoch", better="lower", keep=7),
-        Head("memory", "memory change", "from the plain batch", better="lower", keep=8),
-        Head("train_loss", "loss", "mean cross-entropy over the epoch", better="lower", keep=6),
-        Head("loss", "loss difference", "from the plain batch", better="lower", keep=7),
-    )
-    starts = [sum(map(len, sets[:i])) for i in range(1, len(sets))]
-    same = {row.workload == IMAGES for row in rows}
+def _tell_accumulated(found: Material) -> Iterator[Sheet]:
+    sets = list(islice(list_accumulated(found.cases), 10 * MOST_ROWS))
+    rows, groups = join(("", [Match(rows[0], row) for row in rows]) for rows in sets)
+    case = partial(quantity_column, take=lambda match: match.after, spread=False)
+
+    def is_known(match: Match) -> bool:
+        """Whether there is a batch in one piece, and that was trained."""
+        plain = match.before
+        return plain.accumulate == 1 != match.after.accumulate and plain.status in RELIABLE
+
+    def write_time(match: Match) -> Cell:
+        change = divide(match.after.epoch_time_s, match.before.epoch_time_s) - 1
+        mark = ESTIMATE * (min(match.before.part, match.after.part) < 1)
+        return _write_signed(change, mark=mark)
+
+    def write_pieces(match: Match) -> str:
+        parts = match.after.accumulate
+        return "one piece" if parts == 1 else f"{parts} × {micro_batch(match.after)}"
+
+    columns: list[Column[Match]] = [
+        *_list_keys([match.after for match in rows], found.machines, lambda match: match.after,
+                    ("batch_size", "accumulate")),
+        Column("batch_size", "batch size", "items per step of the optimizer",
+               lambda match: int(match.after.batch_size)),
+        Column("micro", "computed as", "micro-batches times their size", write_pieces,
+               number=False),
+        replace(case("epoch_time_s", help="one training epoch"),
+                say=lambda match: time_cell(match.after, spread=False)),
+        Column("time", "time change", "from the plain batch",
+               lambda match: write_time(match) if is_known(match) else None, better="lower"),
+        case("memory_bytes", keep=7),
+        Column("memory", "memory change", "from the plain batch",
+               lambda match: _write_signed(match.memory - 1) if is_known(match) else None,
+               better="lower", keep=8),
+        case("train_loss", help="mean cross-entropy over the epoch", keep=6),
+        Column("loss", "loss difference", "from the plain batch",
+               lambda match: _write_signed(match.loss, "", 3)
+               if is_known(match) and match.after.workload == IMAGES else None,
+               better="lower", keep=7),
+    ]  # fmt: skip
+    images = {match.after.workload == IMAGES for match in rows}
     notes = {
         "Networks with BatchNorm see each micro-batch's own statistics, so their loss differs "
-        "from that of the plain batch.": True in same,
+        "from that of the plain batch.": True in images,
         "A workload of your own draws each micro-batch by itself: the data of the plain batch are "
-        "others, and the losses are not compared.": False in same,
+        "others, and the losses are not compared.": False in images,
     }
-    table = _lay_out(
-        "accumulation",
-        "Accumulation: a batch in one piece, and in micro-batches",
-        _list_keys(rows, machines, ("batch_size", "accumulate"), "precision"),
-        heads,
-        ((row, tuple(_write_accumulated(rows[0], row))) for rows in sets for row in rows),
-        [note for note, told in notes.items() if told],
-    )
-    return replace(table, groups=dict.fromkeys(starts, ""))
+    told = [note for note, holds in notes.items() if holds]
+    title = "Accumulation: a batch in one piece, and in micro-batches"
+    yield Sheet(title, columns, rows, told, groups)
 
 
-def _write_accumulated(plain: Row, row: Row) -> Iterator[Cell]:
-    """The cells of one case; changes are from the batch in one piece, where it was trained."""
-    beside = Match(plain, row)
-    known = plain.accumulate == 1 != row.accumulate and plain.status in RELIABLE
-    size = micro_batch(row)
-    yield Cell(str(row.batch_size), int(row.batch_size))
-    yield Cell("one piece" if row.accumulate == 1 else f"{row.accumulate} × {size}")
-    yield time_cell(row, spread=False)
-    mark = ESTIMATE if min(plain.part, row.part) < 1 else ""
-    change = divide(row.epoch_time_s, plain.epoch_time_s) - 1 if known else math.nan
-    written = _write_signed(change)
-    yield replace(written, text=mark + written.text) if is_number(change) else written
-    yield quantity_cell(QUANTITIES["memory_bytes"], row, spread=False)
-    yield _write_signed(beside.memory - 1 if known else math.nan)
-    yield quantity_cell(QUANTITIES["train_loss"], row, spread=False)
-    yield _write_signed(beside.loss if known and row.workload == IMAGES else math.nan, "", 3)
+ACCUMULATION = Section("accumulation", "What do micro-batches cost and save?", _tell_accumulated)

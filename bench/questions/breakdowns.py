@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
+from functools import partial
 
-from bench.diagnosis.breakdown import LISTED, Breakdown, Timed, divide
-from bench.diagnosis.evidence import write_ms
+from bench.diagnosis.breakdown import LISTED, Breakdown, Timed
 from bench.diagnosis.explanation import LEFT_OVER
 from bench.diagnosis.floors import find_floor
 from bench.diagnosis.rates import choose_prefix
 from bench.diagnosis.sentences import name_part
 from bench.diagnosis.step import Bound, Step
-from bench.questions.profiles import Profiled
-from bench.render.cells import Row, iterate, name_place
-from bench.render.model import NOTHING, Cell, Head, Table
-from bench.study.axes import Machines
+from bench.questions.material import Material
+from bench.questions.profiles import Divided
+from bench.questions.reasons import choose_pairs
+from bench.render.cells import ms_cell, name_place
+from bench.render.model import NOTHING, Cell
+from bench.render.section import Column, Section, Sheet, join
 from bench.text import ESTIMATE, count, say_left_out, write_number
-
-if TYPE_CHECKING:
-    import pandas as pd
-
-MOST_ROWS = 40
-"""Cases of the table; more would not be read."""
 
 MOST_PARTS = 7
 """Parts of a step with a column of their own; the others are summed."""
@@ -38,86 +32,57 @@ ESTIMATED = (
     f"{ESTIMATE} Estimated: kernels overlapped, and how they shared the time was not measured."
 )
 
-UNPROFILED = "add --profile on to the command of the sweep and run it again."
+_Broken = tuple[Divided, Breakdown]
 
 
-@dataclass(frozen=True)
-class Divided:
-    """A case with its step.
-
-    Attributes:
-        row: of the frame of cases.
-        step: what it did.
-        breakdown: where its time went; None without a profile.
-    """
-
-    row: Row
-    step: Step
-    breakdown: Breakdown | None
+def _list_profiled(divided: Sequence[Divided]) -> list[_Broken]:
+    return [(one, one.breakdown) for one in divided if one.breakdown is not None]
 
 
-def divide_cases(steps: Mapping[int, Profiled], cases: pd.DataFrame) -> list[Divided]:
-    """The cases whose work was counted, in the order of ``cases``.
+def _tell_breakdowns(found: Material) -> Iterator[Sheet]:
+    profiled = _list_profiled(found.divided)
+    shares = {id(breakdown): _share(breakdown) for _, breakdown in profiled}
+    parts = choose_parts(list(shares.values()))
+    others = sorted({name for share in shares.values() for name in share} - set(parts))
 
-    Args:
-        steps: of `bench.questions.profiles.read_steps`.
-        cases: of `bench.study.summaries.summarize`.
-    """
-    rows = iterate(cases[cases["cell"].isin(list(steps))])
-    return [Divided(row, step, divide(step)) for row in rows for step in [steps[row.cell].step]]
+    def write_share(names: Sequence[str], one: _Broken) -> Cell:
+        share = sum(shares[id(one[1])].get(name, 0.0) for name in names)
+        return _percent_cell(share, not one[1].estimates.isdisjoint(names))
 
-
-def tabulate_breakdowns(
-    divided: Sequence[Divided], axes: Sequence[str], machines: Machines
-) -> Iterator[Table]:
-    """A row a case with a profile: its verdict, and the shares of its step.
-
-    Args:
-        divided: the cases whose work was counted, in the order of the overview.
-        axes: those that tell the cases apart.
-    """
-    profiled = [(one, one.breakdown) for one in divided if one.breakdown is not None]
-    if not profiled:
-        return
-    shown, shares = profiled[:MOST_ROWS], [_share(breakdown) for _, breakdown in profiled]
-    parts = choose_parts(shares)
-    others = {name for share in shares for name in share} - set(parts)
-    heads = (
-        Head("case", "case", "the settings that tell it apart", False, wrap=True),
-        Head("step", "step (ms)", "a median step, not profiled", better="lower"),
-        Head("verdict", "limited by", "what limits most of the step", False, wrap=True),
+    columns: list[Column[_Broken]] = [
+        Column("case", "case", "the settings that tell it apart",
+               lambda one: name_place(one[0].row, found.named, found.machines),
+               wrap=True),
+        Column("step", "step (ms)", "a median step, not profiled",
+               lambda one: ms_cell(one[1].step_s), better="lower"),
+        Column("verdict", "limited by", "what limits most of the step",
+               lambda one: Cell(one[1].verdict or NOTHING, one[1].bound),
+               wrap=True, always=True),
         *(
-            Head(name, f"{name_part(name)} (%)", "share of the step", keep=8 - place)
+            Column(name, f"{name_part(name)} (%)", "share of the step",
+                   partial(write_share, [name]), keep=8 - place)
             for place, name in enumerate(parts)
         ),
-        Head("others", "others (%)", "all other parts together", keep=1),
-    )
-    lines = [
-        (
-            Cell(name_place(one.row, axes, machines)),
-            ms_cell(breakdown.step_s),
-            Cell(breakdown.verdict or NOTHING, breakdown.bound),
-            *(_percent_cell(share.get(name, 0.0), name in breakdown.estimates) for name in parts),
-            _percent_cell(
-                sum(share.get(name, 0.0) for name in others), bool(others & breakdown.estimates)
-            ),
+        Column("others", "others (%)", "all other parts together",
+               partial(write_share, others), keep=1),
+    ]  # fmt: skip
+
+    def note(shown: Sequence[_Broken]) -> Iterator[str]:
+        yield (
+            "A step is the median step without the profiler; a profile of a few steps after the "
+            "epoch says how it is divided. Limited by: what limits at least two thirds of a step; "
+            f"of a mixed one, all that limit {100 * LISTED:.0f} % or more."
         )
-        for (one, breakdown), share in zip(shown, shares, strict=False)
-    ]
-    left = len(divided) - len(profiled)
-    more, have = len(profiled) - len(shown), "has" if left == 1 else "have"
-    notes = [
-        "A step is the median step without the profiler; a profile of a few steps after the epoch "
-        "says how it is divided. "
-        "Limited by: what limits at least two thirds of a step; of a mixed one, all that limit "
-        f"{100 * LISTED:.0f} % or more.",
-        *([ESTIMATED] if any(breakdown.estimates for _, breakdown in profiled[:MOST_ROWS]) else []),
-        *([f"{say_left_out(more, 'case')}; --where chooses."] if more else []),
-        *([f"{count(left, 'other case')} {have} no profile: {UNPROFILED}"] if left else []),
-    ]
-    yield Table(
-        "time", "Where the time of a step goes", heads, tuple(lines), tuple(notes)
-    ).drop_empty(("", NOTHING, "0.0"), but=("verdict",))
+        if any(breakdown.estimates for _, breakdown in shown):
+            yield ESTIMATED
+        if left := len(found.divided) - len(profiled):
+            yield (
+                f"{count(left, 'other case')} {'has' if left == 1 else 'have'} no profile: add "
+                "--profile on to the command of the sweep and run it again."
+            )
+
+    empty = ("", NOTHING, "0.0")
+    yield Sheet("Where the time of a step goes", columns, profiled, note, empty=empty)
 
 
 def _share(breakdown: Breakdown) -> dict[str, float]:
@@ -136,97 +101,75 @@ def choose_parts(shares: Sequence[dict[str, float]], most: int = MOST_PARTS) -> 
     return sorted(named, key=lambda name: -largest[name])[:most]
 
 
-def ms_cell(seconds: float | None, estimated: bool = False) -> Cell:
-    """Write a time in milliseconds, an estimate with its mark; nothing for none."""
-    if seconds is None:
-        return Cell(NOTHING)
-    return Cell(write_ms(seconds, estimated), seconds, estimated)
-
-
 def _percent_cell(share: float, estimated: bool = False) -> Cell:
     return Cell(f"{ESTIMATE * estimated}{100 * share:.1f}", share, estimated)
 
 
+BREAKDOWNS = Section("time", "Where does the time of a step go?", _tell_breakdowns)
+
+
 # ------------------------------------------------------------------------------------- operations
 
+_Operation = tuple[Timed, Step, Breakdown]
 
-def tabulate_operations(
-    divided: Sequence[Divided], axes: Sequence[str], machines: Machines
-) -> Iterator[Table]:
-    """The operations that take longest, of a few cases.
 
-    Args:
-        divided: the cases to choose from, those wanted most first.
-        axes: those that tell the cases apart.
-    """
-    profiled = [(one, one.breakdown) for one in divided if one.breakdown is not None]
-    if not profiled:
-        return
-    lines: list[tuple[Cell, ...]] = []
-    groups: dict[int, str] = {}
-    shown = profiled[:MOST_STEPS]
-    listed = [timed for _, breakdown in shown for timed in breakdown.rows[:MOST_OPERATIONS]]
-    speeds = (timed.flops or 0.0 for timed in listed)
-    scale, prefix = choose_prefix(max(speeds, default=0.0))
-    heads = (
-        Head("operation", "operation", "its name, or a convolution's window and channels", False),
-        Head("kind", "kind", "of work", False, keep=3),
-        Head("format", "format", "of what it reads first", False, keep=6),
-        Head("calls", "calls", "of a step", keep=4),
-        Head("time", "ms a step", "time of a step", better="lower"),
-        Head("share", "of the step (%)", "share of the step", keep=8),
-        Head("flops", f"{prefix}FLOP/s", "reached", better="higher", keep=7),
-        Head("traffic", "GB/s", "reached, were nothing kept in a cache", better="higher", keep=7),
-        Head("floor", "at least (ms)", "at the measured rates of this machine", keep=7),
-        Head("bound", "limited by", "what limits it: see the notes", False, keep=8),
-    )  # fmt: skip
-    for one, breakdown in shown:
-        groups[len(lines)] = name_place(one.row, axes, machines)
-        lines += [
-            tuple(_write(timed, one.step, breakdown, scale))
-            for timed in breakdown.rows[:MOST_OPERATIONS]
-        ]
-    bounds = {row[-1].value for row in lines}
+def _tell_operations(found: Material) -> Iterator[Sheet]:
+    """Of a few cases, first those of the pairs that are explained in full."""
+    wanted = {side.case for pair in choose_pairs(found.pairs) for side in (pair.a, pair.b)}
+    profiled = _list_profiled(found.divided)
+    profiled.sort(key=lambda one: found.steps[one[0].row.cell].case not in wanted)
+    rows, groups = join(
+        (
+            name_place(one.row, found.named, found.machines),
+            [(timed, one.step, breakdown) for timed in breakdown.rows[:MOST_OPERATIONS]],
+        )
+        for one, breakdown in profiled[:MOST_STEPS]
+    )
+    scale, prefix = choose_prefix(max((timed.flops or 0.0 for timed, *_ in rows), default=0.0))
+    columns: list[Column[_Operation]] = [
+        Column("operation", "operation", "its name, or a convolution's window and channels",
+               lambda one: Cell(one[0].row.operation, one[0].row.operation), number=False),
+        Column("kind", "kind", "of work",
+               lambda one: Cell(name_part(one[0].row.kind), one[0].row.kind), number=False, keep=3),
+        Column("format", "format", "of what it reads first",
+               lambda one: Cell(one[0].row.format or NOTHING, one[0].row.format),
+               number=False, keep=6),
+        Column("calls", "calls", "of a step",
+               lambda one: Cell(f"{one[0].row.calls:,}", one[0].row.calls), keep=4),
+        Column("time", "ms a step", "time of a step",
+               lambda one: ms_cell(one[0].time_s, one[0].estimated), better="lower"),
+        Column("share", "of the step (%)", "share of the step", lambda one:
+               _percent_cell(one[0].time_s / one[2].step_s, one[0].estimated), keep=8),
+        Column("flops", f"{prefix}FLOP/s", "reached", lambda one:
+               _write_rate(one[0].flops, scale, one[0].estimated), better="higher", keep=7),
+        Column("traffic", "GB/s", "reached, were nothing kept in a cache", lambda one:
+               _write_rate(one[0].traffic, 1e9, one[0].estimated), better="higher", keep=7),
+        Column("floor", "at least (ms)", "at the measured rates of this machine", lambda one:
+               ms_cell(find_floor(one[0].row, one[1].rates, one[1].arithmetic)), keep=7),
+        Column("bound", "limited by", "what limits it: see the notes", lambda one:
+               Cell(one[0].bound, one[0].bound) if one[0].bound else None, number=False, keep=8),
+    ]  # fmt: skip
+    bounds = {timed.bound for timed, *_ in rows}
+    named = "; ".join(f"{bound}: {bound.meaning}" for bound in Bound if bound in bounds)
     notes = [
         "At least: what the operation would take if its arithmetic, or its memory traffic, ran at "
         "the rate that a large matrix product, or a large copy, reaches on this machine.",
-        "Limited by: "
-        + "; ".join(f"{bound}: {bound.meaning}" for bound in Bound if bound in bounds)
-        + ".",
+        f"Limited by: {named}.",
     ]
-    if any(timed.estimated for timed in listed):
+    if any(timed.estimated for timed, *_ in rows):
         notes.append(ESTIMATED)
-    if any(timed.beyond for timed in listed):
+    if any(timed.beyond for timed, *_ in rows):
         notes.append("A rate above the data sheet of the card is left out, and warned of.")
-    if len(profiled) > MOST_STEPS:
-        more = len(profiled) - MOST_STEPS
+    if (more := len(profiled) - MOST_STEPS) > 0:
         notes.append(f"{say_left_out(more, 'case')}; --where chooses.")
-    yield Table(
-        "operations",
-        "The operations that take longest",
-        heads,
-        tuple(lines),
-        tuple(notes),
-        groups,
-    ).drop_empty()
+    yield Sheet("The operations that take longest", columns, rows, notes, groups)
 
 
-def _write(timed: Timed, step: Step, breakdown: Breakdown, scale: float) -> Iterator[Cell]:
-    row = timed.row
-    yield Cell(row.operation, row.operation)
-    yield Cell(name_part(row.kind), row.kind)
-    yield Cell(row.format or NOTHING, row.format)
-    yield Cell(f"{row.calls:,}", row.calls)
-    yield ms_cell(timed.time_s, timed.estimated)
-    yield _percent_cell(timed.time_s / breakdown.step_s, timed.estimated)
-    yield _rate_cell(timed.flops, scale, timed.estimated)
-    yield _rate_cell(timed.traffic, 1e9, timed.estimated)
-    yield ms_cell(find_floor(row, step.rates, step.arithmetic))
-    yield Cell(timed.bound, timed.bound) if timed.bound else Cell(NOTHING)
-
-
-def _rate_cell(rate: float | None, scale: float, estimated: bool) -> Cell:
-    """Write a rate, over a scale; nothing where there is none."""
+def _write_rate(rate: float | None, scale: float, estimated: bool) -> Cell | None:
+    """A rate, over a scale."""
     if rate is None:
-        return Cell(NOTHING)
+        return None
     return Cell(f"{ESTIMATE * estimated}{write_number(rate / scale)}", rate, estimated)
+
+
+OPERATIONS = Section("operations", "Which operations take longest?", _tell_operations)

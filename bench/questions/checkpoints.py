@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from bench.questions.material import Material
 from bench.record import read_missing
-from bench.render.cells import TIMED, iterate, name_place, quantity_cell, quantity_head
-from bench.render.model import Cell, Head, Table
-from bench.study.axes import Machines
-from bench.study.quantities import QUANTITIES
-from bench.text import say_left_out
+from bench.render.cells import TIMED, Row, iterate, name_place, quantity_column
+from bench.render.model import Cell
+from bench.render.section import Column, Section, Sheet
 
 if TYPE_CHECKING:
     import pandas as pd
-
-MOST_ROWS = 40
-"""Rows of the table; more would not be read."""
 
 COSTS = ("checkpoint_bytes", "checkpoint_save_s", "checkpoint_share", "checkpoint_load_s")
 
@@ -28,48 +24,6 @@ def _judge(runs: pd.DataFrame) -> str:
     if (runs["resume_difference"] != "").any():
         return DIFFERS
     return EXACT if runs["resume_exact"].astype(bool).any() else UNKNOWN
-
-
-def _quote_missing(runs: pd.DataFrame) -> str:
-    """Why it is not known, as the first run that says so has it."""
-    reasons = (read_missing(str(text)).get("resume_exact", "") for text in runs["missing"])
-    return next(filter(None, reasons), "")
-
-
-def tabulate_checkpoints(
-    rows: pd.DataFrame, cases: pd.DataFrame, axes: Sequence[str], machines: Machines
-) -> Iterator[Table]:
-    """One row for each case with ``--checkpoint``, in the order of the overview.
-
-    Args:
-        rows: the runs that count, of `summaries.latest`.
-        cases: the same summarized and sorted.
-        axes: those that tell the cases apart.
-    """
-    kept = cases[cases["checkpoint"].astype(bool) & cases["status"].isin(TIMED)]
-    if not len(kept):
-        return
-    runs = {int(cell): part for cell, part in rows.groupby("cell")}  # type: ignore[arg-type]
-    verdicts = {row.cell: _judge(runs[row.cell]) for row in iterate(kept)}
-    heads = (
-        Head("case", "case", "the settings that tell it apart", False, wrap=True),
-        *(quantity_head(QUANTITIES[name]) for name in COSTS),
-        Head("resume", "resume", "the next steps after it and without it", False),
-    )
-    shown = [axis for axis in axes if axis != "checkpoint"] or ["precision", "batch_size"]
-    lines = [
-        (
-            Cell(name_place(row, shown, machines)),
-            *(quantity_cell(QUANTITIES[name], row) for name in COSTS),
-            Cell(verdicts[row.cell], verdicts[row.cell]),
-        )
-        for row in iterate(kept.head(MOST_ROWS))
-    ]
-    notes = list(_describe(kept, verdicts, runs))
-    if len(kept) > MOST_ROWS:
-        more = len(kept) - MOST_ROWS
-        notes.append(f"{say_left_out(more, 'row')}; --where chooses.")
-    yield Table("checkpoints", "Checkpoints", heads, tuple(lines), tuple(notes))
 
 
 def _describe(
@@ -89,8 +43,32 @@ def _describe(
             first = next(filter(None, runs[row.cell]["resume_difference"]))
             reasons.setdefault(f"Resumed steps differ, first in {first}", []).append(row.precision)
         elif verdicts[row.cell] == UNKNOWN:
-            why = _quote_missing(runs[row.cell]) or "the run did not come so far"
+            missing = (read_missing(str(text)) for text in runs[row.cell]["missing"])
+            told = (of_run.get("resume_exact", "") for of_run in missing)
+            why = next(filter(None, told), "the run did not come so far")
             known = f"Whether resumed steps are the same is not known ({why})"
             reasons.setdefault(known, []).append(row.precision)
     for reason, names in reasons.items():
         yield f"{reason}: {', '.join(dict.fromkeys(names))}."
+
+
+def _tell_checkpoints(found: Material) -> Iterator[Sheet]:
+    cases = found.cases
+    kept = cases[cases["checkpoint"].astype(bool) & cases["status"].isin(TIMED)]
+    runs = {int(cell): part for cell, part in found.rows.groupby("cell")}  # type: ignore[arg-type]
+    verdicts = {cell: _judge(runs[cell]) for cell in kept["cell"]}
+    axes = [axis for axis in found.order if axis != "checkpoint"] or ["precision", "batch_size"]
+    columns: list[Column[Row]] = [
+        Column("case", "case", "the settings that tell it apart",
+               lambda row: name_place(row, axes, found.machines), wrap=True),
+        *map(quantity_column, COSTS),
+        Column("resume", "resume", "the next steps after it and without it",
+               lambda row: Cell(verdicts[row.cell], verdicts[row.cell]), number=False),
+    ]  # fmt: skip
+    notes = _describe(kept, verdicts, runs)
+    yield Sheet("Checkpoints", columns, list(iterate(kept)), notes, empty=())
+
+
+CHECKPOINTS = Section(
+    "checkpoints", "What does a checkpoint cost, and is a resume exact?", _tell_checkpoints
+)

@@ -5,24 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from statistics import fmean, linear_regression
 from typing import TYPE_CHECKING
 
 from bench.interval import find_quantile
 from bench.limits import STEADY
-from bench.render.cells import TIMED, iterate, name_place, quantity_head
-from bench.render.model import NOTHING, Cell, Head, Table
-from bench.study.axes import Machines
+from bench.questions.material import Material
+from bench.render.cells import TIMED, Row, iterate, name_place
+from bench.render.model import NOTHING, Cell
+from bench.render.section import Column, Section, Sheet, join
 from bench.study.quantities import QUANTITIES, is_number
-from bench.text import say_left_out
 
 if TYPE_CHECKING:
     import pandas as pd
-
-    from bench.study.sweeps import Sweep
-
-MOST_ROWS = 40
-"""Rows of the table; more would not be read."""
 
 MEASURES = {
     "epoch_time_s": "time_s",
@@ -40,23 +36,18 @@ OPTIONAL = ("test_loss", "test_accuracy")
 """Those of `MEASURES` that only an evaluation fills."""
 
 
-def collect_epochs(
-    rows: pd.DataFrame, cases: pd.DataFrame, sweeps: Sequence[Sweep]
-) -> pd.DataFrame:
+def collect_epochs(found: Material) -> pd.DataFrame:
     """One row for each epoch of a case: ``cell``, ``epoch`` from 0, and `MEASURES`.
 
     Numbers are medians over the repeats that ended as their case is said to have.
-
-    Args:
-        rows: the runs that count, of `summaries.latest`.
-        cases: the same summarized.
     """
     import pandas as pd
 
+    rows, cases = found.rows, found.cases
     known = cases[(cases["epochs"] > 1) & cases["status"].isin(TIMED)]
     timed = rows[rows["status"] == rows["cell"].map(known.set_index("cell")["status"])]
     parts = []
-    for sweep in sweeps:
+    for sweep in found.sweeps:
         mine = timed.loc[timed["sweep"] == sweep.name, ["record_id", "cell"]]
         if len(mine):
             parts.append(sweep.read_epochs().merge(mine, on="record_id"))
@@ -115,63 +106,53 @@ def _find_change(epochs: Sequence[float], times: Sequence[float]) -> float | Non
     return rise / (start + slope * min(epochs)) if abs(slope) > reach else None
 
 
-def _write(name: str, value: float) -> Cell:
-    return Cell(QUANTITIES[name].write(value), value) if is_number(value) else Cell(NOTHING)
-
-
-def _count_rows(cells: Sequence[int]) -> int:
-    """How many rows are shown: whole cases, unless the first alone has more than `MOST_ROWS`."""
-    if len(cells) <= MOST_ROWS:
-        return len(cells)
-    return cells.index(cells[MOST_ROWS]) or MOST_ROWS
-
-
-def tabulate_epochs(
-    cases: pd.DataFrame, epochs: pd.DataFrame, axes: Sequence[str], machines: Machines
-) -> Iterator[Table]:
-    """One row for each epoch, the cases in the order of the overview; nothing without epochs.
-
-    Args:
-        cases: of `summarize`, sorted.
-        epochs: of `collect_epochs`.
-        axes: those that tell the cases apart.
-    """
+def _tell_epochs(found: Material) -> Iterator[Sheet]:
+    cases = found.cases
+    epochs = collect_epochs(found)
     shown = epochs.merge(cases[["cell"]].assign(place=range(len(cases))), on="cell")
-    if not len(shown):
-        return
     shown = shown.sort_values(["place", "epoch"], kind="stable")
-    cut = shown.head(_count_rows(shown["cell"].tolist()))
-    trends = find_trends(shown)
-    names = [n for n in MEASURES if n not in OPTIONAL or shown[n].notna().any()]
-    heads = [Head("epoch", "epoch", "from 1")]
-    heads += [quantity_head(QUANTITIES[name]) for name in names]
+    trends, last = find_trends(shown), shown.groupby("cell")["epoch"].max()
     told = any(str(trend) for trend in trends.values())
-    if told:
-        help = f"by the slope over epochs, where that is more than {100 * STEADY:.0f} %"
-        heads.append(Head("trend", "trend of the time", help, False, wrap=True))
     by_cell = {row.cell: row for row in iterate(cases)}
-    lines: list[tuple[Cell, ...]] = []
-    groups: dict[int, str] = {}
-    last = cut.groupby("cell")["epoch"].max()
-    for number, row in enumerate(iterate(cut)):
-        if row.epoch == 0:
-            groups[number] = name_place(by_cell[row.cell], axes, machines)
-        cells = [Cell(str(int(row.epoch) + 1), int(row.epoch) + 1)]
-        cells += [_write(name, getattr(row, name)) for name in names]
-        if told:
-            trend = trends.get(row.cell) if row.epoch == last[row.cell] else None
-            cells.append(Cell(str(trend) if trend else "", trend.change if trend else None))
-        lines.append(tuple(cells))
-    notes = []
+
+    def write_trend(row: Row) -> Cell:
+        trend = trends.get(row.cell) if row.epoch == last[row.cell] else None
+        return Cell(str(trend), trend.change) if trend else Cell("")
+
+    columns: list[Column[Row]] = [
+        Column("epoch", "epoch", "from 1", lambda row: int(row.epoch) + 1),
+        *(
+            _measure_column(name)
+            for name in MEASURES
+            if name not in OPTIONAL or shown[name].notna().any()
+        ),
+    ]
     if told:
-        notes.append(
-            f"The epochs of a case became slower or faster by more than {100 * STEADY:.0f} %, by "
-            "their least-squares slope, whose 95 % interval leaves out 0; the overview has the "
-            "mean. Close other programs, or use --repeats 5 or more."
-        )
-    if len(shown) > len(cut):
-        notes.append(
-            f"{say_left_out(len(shown) - len(cut), 'row')}; --where chooses, and epochs.csv "
-            "has them all."
-        )
-    yield Table("epochs", "Epoch by epoch", tuple(heads), tuple(lines), tuple(notes), groups)
+        columns.append(
+            Column("trend", "trend of the time", "by the slope over epochs, where that is more "
+                   f"than {100 * STEADY:.0f} %", write_trend, wrap=True)
+        )  # fmt: skip
+    note = (
+        f"The epochs of a case became slower or faster by more than {100 * STEADY:.0f} %, by their "
+        "least-squares slope, whose 95 % interval leaves out 0; the overview has the mean. Close "
+        "other programs, or use --repeats 5 or more."
+    )
+    rows, groups = join(
+        (name_place(by_cell[cell], found.order, found.machines), part)
+        for cell, part in groupby(iterate(shown), lambda row: row.cell)
+    )
+    notes = [note] if told else []
+    yield Sheet("Epoch by epoch", columns, rows, notes, groups, file="epochs.csv", empty=())
+
+
+def _measure_column(name: str) -> Column[Row]:
+    quantity = QUANTITIES[name]
+
+    def write(row: Row) -> Cell:
+        value = getattr(row, name)
+        return Cell(quantity.write(value), value) if is_number(value) else Cell(NOTHING)
+
+    return Column(name, quantity.title, quantity.help, write, better=quantity.better)
+
+
+EPOCHS = Section("epochs", "How did time, loss and accuracy change by epoch?", _tell_epochs)

@@ -4,27 +4,29 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bench.case import AXES, Case, axis_flag, format_value, spell_value
 from bench.halving import Halving, Settings
+from bench.questions.material import Material
 from bench.record import MEASURED, Status
 from bench.render.cells import outcome
-from bench.render.model import NOTHING, Cell, Head, Level, Table
+from bench.render.model import Cell, Level
+from bench.render.section import Column, Section, Sheet
 from bench.store.attempts import keep_latest
 from bench.store.reader import read_cases
+from bench.study.axes import name_axis
 from bench.study.quantities import QUANTITIES
 from bench.text import count
 from bench.workloads import IMAGES
 
 if TYPE_CHECKING:
     import pandas as pd
-
-MOST_ROWS = 40
-"""Rows of the table of trials; more would not be read."""
 
 CONFIRMED = 3
 """Trials that are worth repeats: the best, and those that may be better by another seed."""
@@ -102,69 +104,6 @@ def _key(settings: Settings) -> tuple[tuple[str, str], ...]:
     return tuple(sorted(settings.items()))
 
 
-def tabulate_halving(
-    records: pd.DataFrame, epochs: pd.DataFrame, halving: Halving
-) -> Iterator[Table]:
-    """The trials in the order of `find_trials`, and the rungs; nothing where no trial has ended."""
-    trials = find_trials(records, epochs, halving)
-    if not trials:
-        return
-    yield _tabulate_trials(trials, halving)
-    yield _tabulate_rungs(trials, halving)
-
-
-def _tabulate_trials(trials: Sequence[Trial], halving: Halving) -> Table:
-    quantity = QUANTITIES[halving.metric]
-    axes = [name for name in AXES if name in halving.trials[0]]
-    places = [*halving.rungs, halving.epochs]
-    heads = (
-        Head("trial", "trial", "in the order in which they were drawn"),
-        *(Head(name, name.replace("_", " "), AXES[name].metadata["help"]) for name in axes),
-        Head("epochs", "epochs", f"trained, of {halving.epochs}"),
-        *(
-            Head(f"{halving.metric}_{n}", f"after {n}", quantity.help, better=quantity.better)
-            for n in places
-        ),
-        Head("outcome", "outcome", "how the trial ended", False, wrap=True),
-    )
-    lines = tuple(
-        (
-            Cell(str(trial.number), trial.number),
-            *(Cell(format_value(getattr(trial.case, name)) or NOTHING) for name in axes),
-            Cell(str(len(trial.curve)), len(trial.curve)),
-            *(_write_metric(halving, trial, n) for n in places),
-            Cell(_describe(trial)),
-        )
-        for trial in trials[:MOST_ROWS]
-    )
-    left = len(trials) - len(lines)
-    more = [f"{count(left, 'more trial')} left out; records.csv has them all."] if left else []
-    title = (
-        f"Search: {len(trials)} of {count(len(halving.trials), 'trial')}, those that trained "
-        f"longest first, and of them the best by {quantity.title}"
-    )
-    return Table(
-        "search",
-        title,
-        heads,
-        lines,
-        (
-            "Each trial is one run of one seed: the order of trials that lie close together is "
-            "chance. An early lead need not last either: a trial that ended early might have "
-            "overtaken. `python -m bench.search` prints the commands that confirm the best.",
-            *more,
-        ),
-        words=tuple(_summarize(trials, halving)),
-        level=Level.ANSWER,
-    )
-
-
-def _write_metric(halving: Halving, trial: Trial, epochs: int) -> Cell:
-    if len(trial.curve) < epochs or not math.isfinite(value := trial.curve[epochs - 1]):
-        return Cell(NOTHING)
-    return Cell(QUANTITIES[halving.metric].write(value), value)
-
-
 def _describe(trial: Trial) -> str:
     if trial.status not in MEASURED:
         return outcome(trial.status.value, trial.reason, trial.inferred)
@@ -192,52 +131,99 @@ def _summarize(trials: Sequence[Trial], halving: Halving) -> Iterator[str]:
         yield f"({100 * spent / whole:.0f} %)."
 
 
-def _tabulate_rungs(trials: Sequence[Trial], halving: Halving) -> Table:
-    """What was decided at each rung: who came there, who went on, and between which values."""
-    quantity = QUANTITIES[halving.metric]
-    better = quantity.better
-    heads = (
-        Head("rung", "rung (epochs)", "after which trials were compared"),
-        Head("reached", "reached", "trials that trained as long"),
-        Head("went_on", "went on", "of them"),
-        Head("best", f"best {quantity.title}", "of those that reached it", better=better),
-        Head("worst_on", "worst that went on", "of those that went on", better=better),
-        Head("best_ended", "best that ended", "of those that were ended there", better=better),
+def tell_trials(records: pd.DataFrame, epochs: pd.DataFrame, halving: Halving) -> Iterator[Sheet]:
+    """The trials, in the order of `find_trials`."""
+    trials, quantity = find_trials(records, epochs, halving), QUANTITIES[halving.metric]
+    axes = [name for name in AXES if trials and name in halving.trials[0]]
+
+    def write_axis(name: str, trial: Trial) -> str | None:
+        return format_value(getattr(trial.case, name)) or None
+
+    def write_metric(n: int, trial: Trial) -> Cell | None:
+        known = len(trial.curve) >= n and math.isfinite(trial.curve[n - 1])
+        return Cell(quantity.write(trial.curve[n - 1]), trial.curve[n - 1]) if known else None
+
+    columns: list[Column[Trial]] = [
+        Column("trial", "trial", "in the order in which they were drawn",
+               lambda trial: trial.number),
+        *(
+            Column(name, name_axis(name), AXES[name].metadata["help"],
+                   partial(write_axis, name))
+            for name in axes
+        ),
+        Column("epochs", "epochs", f"trained, of {halving.epochs}",
+               lambda trial: len(trial.curve)),
+        *(
+            Column(f"{halving.metric}_{n}", f"after {n}", quantity.help,
+                   partial(write_metric, n), better=quantity.better)
+            for n in (*halving.rungs, halving.epochs)
+        ),
+        Column("outcome", "outcome", "how the trial ended", _describe, wrap=True),
+    ]  # fmt: skip
+    yield Sheet(
+        f"Search: {len(trials)} of {count(len(halving.trials), 'trial')}, those that trained "
+        f"longest first, and of them the best by {quantity.title}",
+        columns,
+        trials,
+        (
+            "Each trial is one run of one seed: the order of trials that lie close together is "
+            "chance. An early lead need not last either: a trial that ended early might have "
+            "overtaken. `python -m bench.search` prints the commands that confirm the best.",
+        ),
+        words=_summarize(trials, halving),
+        file="records.csv",
+        empty=(),
     )
+
+
+def tell_rungs(records: pd.DataFrame, epochs: pd.DataFrame, halving: Halving) -> Iterator[Sheet]:
+    """What was decided at each rung: who came there, who went on, and between which values."""
+    trials, quantity = find_trials(records, epochs, halving), QUANTITIES[halving.metric]
     pick, drop = (max, min) if halving.higher else (min, max)
 
-    def write(values: list[float], choose: object) -> Cell:
-        known = [value for value in values if math.isfinite(value)]
-        if not known:
-            return Cell(NOTHING)
-        value = pick(known) if choose is pick else drop(known)
-        return Cell(quantity.write(value), value)
-
-    lines = []
-    for rung in halving.rungs:
+    def list_values(rung: int, *, on: bool) -> list[float]:
+        """The metric of those that came to a rung, and went on or did not."""
         there = [trial for trial in trials if len(trial.curve) >= rung]
-        on = [trial.curve[rung - 1] for trial in there if len(trial.curve) > rung]
-        ended = [trial.curve[rung - 1] for trial in there if len(trial.curve) == rung]
-        lines.append(
-            (
-                Cell(str(rung), rung),
-                Cell(str(len(there)), len(there)),
-                Cell(str(len(on)), len(on)),
-                write([*on, *ended], pick),
-                write(on, drop),
-                write(ended, pick),
-            )
-        )
+        return [trial.curve[rung - 1] for trial in there if (len(trial.curve) > rung) is on]
+
+    def write(choose: Callable[[list[float]], float], values: Iterable[float]) -> Cell | None:
+        known = [value for value in values if math.isfinite(value)]
+        return Cell(quantity.write(choose(known)), choose(known)) if known else None
+
+    better = quantity.better
+    columns: list[Column[int]] = [
+        Column("rung", "rung (epochs)", "after which trials were compared", lambda rung: rung),
+        Column("reached", "reached", "trials that trained as long",
+               lambda rung: sum(len(trial.curve) >= rung for trial in trials)),
+        Column("went_on", "went on", "of them", lambda rung: len(list_values(rung, on=True))),
+        Column("best", f"best {quantity.title}", "of those that reached it", lambda rung: write(
+            pick, [*list_values(rung, on=True), *list_values(rung, on=False)]), better=better),
+        Column("worst_on", "worst that went on", "of those that went on",
+               lambda rung: write(drop, list_values(rung, on=True)), better=better),
+        Column("best_ended", "best that ended", "of those that were ended there",
+               lambda rung: write(pick, list_values(rung, on=False)), better=better),
+    ]  # fmt: skip
     note = (
-        f"A trial goes on where it is no worse than the {_name_bar(halving)} of those that came to "
-        "the rung before it; the first always does. So the worst that went on may be worse than "
-        "the best that ended later."
+        f"A trial goes on where it is no worse than the best {100 / halving.reduction:.3g} % of "
+        "those that came to the rung before it; the first always does. So the worst that went on "
+        "may be worse than the best that ended later."
     )
-    return Table("rungs", "What the rungs decided", heads, tuple(lines), (note,))
+    rungs = halving.rungs if trials else ()
+    yield Sheet("What the rungs decided", columns, rungs, [note], empty=())
 
 
-def _name_bar(halving: Halving) -> str:
-    return f"best {100 / halving.reduction:.3g} %"
+def _of_each(tell: Callable[..., Iterator[Sheet]]) -> Callable[[Material], Iterator[Sheet]]:
+    """What is told of each search that a report is about."""
+    return lambda found: chain.from_iterable(
+        tell(sweep.records, sweep.read_epochs(), sweep.halving)
+        for sweep in found.sweeps
+        if sweep.halving
+    )
+
+
+SEARCH = Section("search", "Which settings are the best?", _of_each(tell_trials), Level.ANSWER)
+
+RUNGS = Section("rungs", "What decided which trials went on?", _of_each(tell_rungs))
 
 
 def confirm(records: pd.DataFrame, epochs: pd.DataFrame, halving: Halving, out: Path) -> list[str]:

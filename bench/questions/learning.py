@@ -14,6 +14,9 @@ from typing import TYPE_CHECKING
 
 from bench.limits import STEADY
 from bench.questions.effects import Effect
+from bench.questions.material import Material
+from bench.render.model import Cell
+from bench.render.section import Column, Section, Sheet
 from bench.study.estimate import (
     LOSS,
     Seeds,
@@ -37,7 +40,7 @@ from bench.verdict import (
 )
 
 if TYPE_CHECKING:
-    import pandas as pd
+    pass
 
 MARGIN = STEADY
 """A loss or an error within this share of the other counts as equal."""
@@ -62,24 +65,14 @@ class Lesson:
     remarks: tuple[str, ...]
 
 
-def judge_learning(
-    rows: pd.DataFrame,
-    cases: pd.DataFrame,
-    effects: Sequence[Effect],
-    losses: Mapping[int, Seeds],
-) -> Iterator[Lesson]:
-    """Judge every change of precision by each of `LEARNT` that was measured.
-
-    Args:
-        rows: the runs that count, of `summaries.latest`.
-        cases: the same summarized.
-        losses: of `take_seeds`, of `LOSS`.
-    """
+def judge_learning(found: Material) -> Iterator[Lesson]:
+    """Judge every change of precision by each of `LEARNT` that was measured."""
+    cases, losses = found.cases, found.losses
     told = {row[0]: row[1:] for row in cases[["cell", *SAME_LOSS]].itertuples(index=False)}
     for metric in LEARNT:
-        seeds = losses if metric is LOSS else take_seeds(take_readings(metric, rows))
+        seeds = losses if metric is LOSS else take_seeds(take_readings(metric, found.rows))
         concerned = []
-        for effect in effects:
+        for effect in found.effects:
             cells = effect.loss.cells if effect.axis == "precision" and effect.loss else ()
             known = [(a, b) for a, b in cells if a in seeds and b in seeds]
             if known:
@@ -87,8 +80,8 @@ def judge_learning(
         family: list[Seeded] = []
         for _, _, (before, after) in concerned:
             family.append((list_means(average_seeds(before)), list_means(average_seeds(after))))
-        found = judge_equivalences(family, MARGIN)
-        for (effect, known, sides), equivalence in zip(concerned, found, strict=True):
+        judged = judge_equivalences(family, MARGIN)
+        for (effect, known, sides), equivalence in zip(concerned, judged, strict=True):
             ratios = [math.exp(shift) for shift in list_shifts(*sides)]
             ends = (min(ratios), max(ratios))
             if equivalence.verdict is Claim.EQUIVALENT and max(ends[1], 1 / ends[0]) > 1 + MARGIN:
@@ -130,3 +123,41 @@ def _list_remarks(
     if parts[0] < 1:
         shares = dict.fromkeys(f"{100 * part:.4g}" for part in (parts[0], parts[-1]))
         yield f"after {' to '.join(shares)} % of an epoch"
+
+
+def _tell_lessons(found: Material) -> Iterator[Sheet]:
+    columns: list[Column[Lesson]] = [
+        Column("change", "change", "which precision is compared with which",
+               lambda lesson: f"{lesson.effect.before} → {lesson.effect.after}",
+               wrap=True),
+        Column("metric", "metric", "what is compared", lambda lesson: lesson.metric.label,
+               number=False),
+        Column("verdict", "verdict", f"at a margin of {100 * MARGIN:.0f} %",
+               lambda lesson: lesson.equivalence.verdict.value, number=False),
+        Column("ratio", "ratio", "after over before, over seeds", lambda lesson:
+               Cell(f"{lesson.equivalence.ratio:.4f}", lesson.equivalence.ratio)
+               if lesson.equivalence.ratio is not None else None, keep=8),
+        Column("interval", "90 % interval", "of the ratio", lambda lesson:
+               f"{lesson.equivalence.low:.4f}–{lesson.equivalence.high:.4f}"
+               if None not in (lesson.equivalence.low, lesson.equivalence.high) else None, keep=8),
+        Column("seeds", "seeds", "that were compared", lambda lesson: lesson.equivalence.seeds,
+               keep=8),
+        Column("needed", "seeds needed", "for a verdict, probably",
+               lambda lesson: lesson.equivalence.seeds_needed, keep=7),
+        Column("pairs", "pairs", "pairs of cases with this reading, of all",
+               lambda lesson: f"{lesson.pairs} of {lesson.of}" * (lesson.pairs < lesson.of),
+               keep=6),
+        Column("remarks", "remarks", "what to know before believing it",
+               lambda lesson: ", ".join(lesson.remarks), wrap=True),
+    ]  # fmt: skip
+    note = (
+        "Equivalent: two one-sided tests at 5 % rule out a difference beyond the margin; worse or "
+        "better: the difference is beyond it. Holm over all rows of a metric. Losses are compared "
+        "seed by seed, each the mean over all pairs of the change."
+    )
+    rows = [lesson for lesson in judge_learning(found) if lesson.equivalence.seeds > 1]
+    title = f"Does it learn as well? Equivalence within {100 * MARGIN:.0f} %"
+    yield Sheet(title, columns, rows, [note])
+
+
+LEARNING = Section("learning", "Does each precision learn as well?", _tell_lessons)

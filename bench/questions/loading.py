@@ -16,11 +16,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from functools import partial
 
 from bench.case import AXES, Case, format_value, free_axes
 from bench.limits import STEADY
+from bench.questions.material import Material
 from bench.record import RELIABLE
 from bench.render.cells import (
     ESTIMATE,
@@ -28,22 +29,16 @@ from bench.render.cells import (
     iterate,
     name_case,
     name_place,
-    quantity_cell,
+    quantity_column,
     time_cell,
 )
-from bench.render.model import NOTHING, Cell, Head, Table
+from bench.render.model import Cell
+from bench.render.section import Column, Section, Sheet, join
 from bench.store.attempts import number_groups
-from bench.study.axes import Machines, find_varying, list_naming_axes, sort_cases
+from bench.study.axes import name_axis, sort_cases
 from bench.study.estimate import TIME
-from bench.study.quantities import QUANTITIES
 from bench.study.summaries import SOURCE
 from bench.verdict import Ratio, Verdict, compare
-
-if TYPE_CHECKING:
-    import pandas as pd
-
-MOST_ROWS = 40
-"""Rows of the table; more would not be read."""
 
 SETTINGS = free_axes("loader")
 """The axes in which cases of the table's sets may differ."""
@@ -98,13 +93,9 @@ class Comparison:
     loaded: tuple[Loaded, ...]
 
 
-def find_loaded(rows: pd.DataFrame, cases: pd.DataFrame) -> list[Comparison]:
-    """The cases of torch's DataLoader that have one of the device's loader beside them.
-
-    Args:
-        rows: the runs that count, of `summaries.latest`.
-        cases: the same summarized.
-    """
+def find_loaded(found: Material) -> list[Comparison]:
+    """The cases of torch's DataLoader that have one of the device's loader beside them."""
+    rows, cases = found.rows, found.cases
     if cases["loader"].nunique() < 2:
         return []
     equal = [*SOURCE, *(name for name in AXES if name not in SETTINGS), "environment", "kind"]
@@ -122,20 +113,16 @@ def find_loaded(rows: pd.DataFrame, cases: pd.DataFrame) -> list[Comparison]:
         Comparison(
             device,
             tuple(
-                Loaded(row, _leave_out(next(ratios), times.get(row.cell)), _cut(device, row))
+                Loaded(
+                    row,
+                    next(ratios) if times.get(row.cell) else Ratio(lack="it has no time"),
+                    min(device.part, row.part) < 1,
+                )
                 for row in others
             ),
         )
         for device, others in sets
     ]
-
-
-def _leave_out(ratio: Ratio, times: Sequence[float] | None) -> Ratio:
-    return ratio if times else Ratio(lack="it has no time")
-
-
-def _cut(*rows: Row) -> bool:
-    return any(row.part < 1 for row in rows)
 
 
 # ------------------------------------------------------------------------------- how many workers
@@ -202,76 +189,73 @@ def write_enough(enough: Enough, axes: Sequence[str]) -> str:
 
 # ----------------------------------------------------------------------------------------- a table
 
-
-def tabulate_loaded(
-    comparisons: Sequence[Comparison], cases: pd.DataFrame, machines: Machines
-) -> Iterator[Table]:
-    """One row a case: that of the device's loader, then those of torch's DataLoader.
-
-    Args:
-        comparisons: of `find_loaded`.
-        cases: those that the report is about.
-    """
-    if not comparisons:
-        return
-    varying = find_varying(cases)
-    named = [axis for axis in list_naming_axes(varying) if axis not in SETTINGS]
-    settings = [axis for axis in SETTINGS[2:] if axis in varying]
-    heads = (
-        Head("loader", "loader", "what made the batches", False),
-        Head("workers", "workers", "processes that load; 0: the training process itself"),
-        *(Head(axis, axis.replace("_", " "), AXES[axis].metadata["help"]) for axis in settings),
-        Head("epoch_time_s", "epoch time (s)", "one training epoch", better="lower"),
-        Head("share", "loader-bound (%)", "part of the epoch that the device's loader does not "
-             "take", better="lower"),
-        Head("interval", "95 % interval", "of that part", keep=8),
-        Head("first_batch", "first batch (s)", "start of the epoch to its first batch",
-             better="lower", keep=7),
-        Head("alone", "loader alone (items/s)", "without training", better="higher", keep=7),
-    )  # fmt: skip
-    lines: list[tuple[Cell, ...]] = []
-    groups: dict[int, str] = {}
-    for comparison in comparisons:
-        rows = [comparison.device, *(one.row for one in comparison.loaded)]
-        if len(lines) + len(rows) > MOST_ROWS and lines:
-            break
-        groups[len(lines)] = name_place(comparison.device, named, machines)
-        beside = [None, *comparison.loaded]
-        lines += [tuple(_write(row, one, settings)) for row, one in zip(rows, beside, strict=True)]
-    told = [enough for one in comparisons[: len(groups)] for enough in find_enough(one)]
-    notes = [
-        *(write_enough(enough, [*named, *settings]) for enough in told),
-        "Loader-bound: the part of the epoch time that would be saved if the batches were made on "
-        "the device. Waiting for the loader while the device is busy is not counted. "
-        f"The loader no longer matters where the epoch is at most {100 * STEADY:.0f} % longer.",
-    ]
-    if any(row.device == "cpu" for row in (one.device for one in comparisons)):
-        notes.append("On a CPU the workers take cores from the training, which counts as loading.")
-    if len(groups) < len(comparisons):
-        notes.append(f"{len(comparisons) - len(groups):,} more sets are left out; --where chooses.")
-    yield Table(
-        "loading",
-        "Loading: torch's DataLoader beside the device's loader",
-        heads,
-        tuple(lines),
-        tuple(notes),
-        groups,
-    ).drop_empty(but=("loader", "workers", "share"))
+_Line = tuple[Comparison, Row, Loaded | None]
+"""A row of the table: a case, and what is known of it where it is of torch's DataLoader."""
 
 
-def _write(row: Row, one: Loaded | None, settings: Sequence[str]) -> Iterator[Cell]:
-    yield Cell(row.loader, row.loader)
-    yield Cell(str(row.workers), int(row.workers)) if one else Cell(NOTHING)
-    for axis in settings:
-        said = format_value(getattr(row, axis))
-        yield Cell(said, said) if one else Cell(NOTHING)
-    yield time_cell(row, spread=False)
-    mark = ESTIMATE if one and one.estimated else ""
-    known = one is not None and not math.isnan(one.share)
-    yield Cell(f"{mark}{100 * one.share:.1f}", one.share) if one and known else Cell(NOTHING)
-    if one and known and not math.isnan(one.ends[0]):
-        yield Cell(" to ".join(f"{100 * end:.1f}" for end in one.ends))  # either may be below 0
-    else:
-        yield Cell(NOTHING)
-    for name in ("loader_first_batch_s", "loader_samples_per_s"):
-        yield quantity_cell(QUANTITIES[name], row, spread=False)
+def _tell_loading(found: Material) -> Iterator[Sheet]:
+    named = [axis for axis in found.named if axis not in SETTINGS]
+    settings = [axis for axis in SETTINGS[2:] if axis in found.varying]
+    rows, groups = join(
+        (
+            name_place(sets.device, named, found.machines),
+            [(sets, sets.device, None), *((sets, one.row, one) for one in sets.loaded)],
+        )
+        for sets in find_loaded(found)
+    )
+    case = partial(quantity_column, take=lambda line: line[1], spread=False)
+    columns: list[Column[_Line]] = [
+        Column("loader", "loader", "what made the batches",
+               lambda line: Cell(line[1].loader, line[1].loader),
+               number=False, always=True),
+        Column("workers", "workers", "processes that load; 0: the training process itself",
+               lambda line: int(line[1].workers) if line[2] else None, always=True),
+        *(
+            Column(axis, name_axis(axis), AXES[axis].metadata["help"],
+                   partial(_write_setting, axis))
+            for axis in settings
+        ),
+        Column("epoch_time_s", "epoch time (s)", "one training epoch",
+               lambda line: time_cell(line[1], spread=False), better="lower"),
+        Column("share", "loader-bound (%)", "part of the epoch that the device's loader does not "
+               "take", lambda line: _write_share(line[2]), better="lower", always=True),
+        Column("interval", "95 % interval", "of that part", lambda line: _write_ends(line[2]),
+               keep=8),
+        replace(case("loader_first_batch_s", help="start of the epoch to its first batch", keep=7),
+                name="first_batch"),
+        replace(case("loader_samples_per_s", help="without training", keep=7), name="alone"),
+    ]  # fmt: skip
+
+    def note(shown: Sequence[_Line]) -> Iterator[str]:
+        for sets in {id(sets): sets for sets, *_ in shown}.values():
+            yield from (write_enough(one, [*named, *settings]) for one in find_enough(sets))
+        yield (
+            "Loader-bound: the part of the epoch time that would be saved if the batches were made "
+            "on the device. Waiting for the loader while the device is busy is not counted. The "
+            f"loader no longer matters where the epoch is at most {100 * STEADY:.0f} % longer."
+        )
+        if any(sets.device.device == "cpu" for sets, *_ in rows):
+            yield "On a CPU the workers take cores from the training, which counts as loading."
+
+    title = "Loading: torch's DataLoader beside the device's loader"
+    yield Sheet(title, columns, rows, note, groups)
+
+
+def _write_setting(axis: str, line: _Line) -> Cell | None:
+    said = format_value(getattr(line[1], axis))
+    return Cell(said, said) if line[2] else None
+
+
+def _write_share(one: Loaded | None) -> Cell | None:
+    if one is None or math.isnan(one.share):
+        return None
+    return Cell(f"{ESTIMATE * one.estimated}{100 * one.share:.1f}", one.share)
+
+
+def _write_ends(one: Loaded | None) -> str | None:
+    if one is None or math.isnan(one.share) or math.isnan(one.ends[0]):
+        return None
+    return " to ".join(f"{100 * end:.1f}" for end in one.ends)  # either may be below 0
+
+
+LOADING = Section("loading", "Does training wait for the data loader?", _tell_loading)

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
+from itertools import chain
+from typing import Any
 
 from bench.precision import is_dynamic
-from bench.render.model import NOTHING, Cell, Head, Table
+from bench.render.model import NOTHING, Cell
+from bench.render.section import Column, Section, Sheet
 from bench.scale_map import (
     GRADIENTS,
     HEADROOM,
@@ -137,17 +141,19 @@ def _overflow(case: ScaleCase, scale: float | None = None) -> str:
     return f"step {first.step}" + (f" ({first.where})" if first.where else "")
 
 
-def scale_map_tables(scales: ScaleMap) -> list[Table]:
-    """The windows, then for each case its scales, its trainings and its layers that lose most."""
-    tables = [_tabulate_windows(scales)]
-    for number, case in enumerate(scales.cases, 1):
-        name = f"-{number}" if len(scales.cases) > 1 else ""
-        tables += [
-            _tabulate_scales(case, find_window(case, scales.tolerance), name),
-            _tabulate_trainings(case, name),
-            _tabulate_layers(case, find_window(case, scales.tolerance), name),
-        ]
-    return tables
+def tell_scale_map(scales: ScaleMap, said: Sequence[str] = ()) -> Iterator[Sheet]:
+    """The windows, then for each case its scales, its trainings and its layers that lose most.
+
+    Args:
+        said: sentences that stand above the notes on the windows.
+    """
+    windows = [(case, find_window(case, scales.tolerance)) for case in scales.cases]
+    yield _tell_windows(windows, scales.tolerance, said)
+    for number, (case, window) in enumerate(windows, 1):
+        name = f"-{number}" if len(windows) > 1 else ""
+        yield _tell_scales(case, window, f"scales-gradients{name}")
+        yield _tell_trainings(case, f"scales-trainings{name}")
+        yield _tell_layers(case, window, f"scales-layers{name}")
 
 
 def scale_cell(scale: float | None) -> Cell:
@@ -158,45 +164,37 @@ def _share_cell(share: float) -> Cell:
     return Cell(write_share(share), share)
 
 
-def _tabulate_windows(scales: ScaleMap) -> Table:
-    heads = (
-        Head("precision", "precision", "number format", False),
-        Head("model", "model", "network", False, wrap=True),
-        Head("batch_size", "batch size", "images per step"),
-        Head("low", "safe from", "smallest safe scale"),
-        Head("high", "safe to", "largest safe scale"),
-        Head("use", "use", "recommended scale"),
-        Head("lost", "flushed at that scale", "share of gradient values rounded to zero", keep=4),
-        Head("lost_at_1", "flushed at scale 1", "the same without a loss scale", keep=3),
-        Head("ceiling", "overflows from", "smallest scale tried that overflowed", keep=5),
-    )
-    rows = []
-    for case in scales.cases:
-        window = find_window(case, scales.tolerance)
-        lost = Cell(NOTHING) if window.use is None else _share_cell(case.lost(window.use))
-        alone = _share_cell(case.lost(1.0)) if 1.0 in case.scales else Cell(NOTHING)
-        rows.append(
-            (
-                Cell(case.precision),
-                Cell(case.model),
-                Cell(str(case.batch_size), case.batch_size),
-                scale_cell(window.low),
-                scale_cell(window.high),
-                scale_cell(window.use) if window.needed else Cell("none needed"),
-                lost,
-                alone,
-                scale_cell(window.ceiling),
-            )
-        )
+_Judged = tuple[ScaleCase, Window]
+
+
+def _tell_windows(rows: Sequence[_Judged], tolerance: float, said: Sequence[str]) -> Sheet:
+    columns: list[Column[_Judged]] = [
+        Column("precision", "precision", "number format", lambda row: row[0].precision,
+               number=False),
+        Column("model", "model", "network", lambda row: row[0].model, wrap=True),
+        Column("batch_size", "batch size", "images per step", lambda row: row[0].batch_size),
+        Column("low", "safe from", "smallest safe scale", lambda row: scale_cell(row[1].low)),
+        Column("high", "safe to", "largest safe scale", lambda row: scale_cell(row[1].high)),
+        Column("use", "use", "recommended scale",
+               lambda row: scale_cell(row[1].use) if row[1].needed else "none needed"),
+        Column("lost", "flushed at that scale", "share of gradient values rounded to zero",
+               lambda row: None if row[1].use is None else _share_cell(row[0].lost(row[1].use)),
+               keep=4),
+        Column("lost_at_1", "flushed at scale 1", "the same without a loss scale",
+               lambda row: _share_cell(row[0].lost(1.0)) if 1.0 in row[0].scales else None, keep=3),
+        Column("ceiling", "overflows from", "smallest scale tried that overflowed",
+               lambda row: scale_cell(row[1].ceiling), keep=5),
+    ]  # fmt: skip
     notes = [
+        *said,
         "Flushed: rounded to zero. Safe: this scale and all smaller ones never overflow, and it "
-        f"flushes at most {write_share(scales.tolerance)} more of the values than the best scale, "
-        f"and of no single layer more than {write_share(LAYER_TOLERANCE)} beyond its best scale. "
-        f"Use: the largest safe scale at which gradients {HEADROOM} times as large would still "
-        "not overflow.",
-        *dict.fromkeys(case.way.meaning for case in scales.cases),
+        f"flushes at most {write_share(tolerance)} more of the values than the best scale, and of "
+        f"no single layer more than {write_share(LAYER_TOLERANCE)} beyond its best scale. Use: the "
+        f"largest safe scale at which gradients {HEADROOM} times as large would still not "
+        "overflow.",
+        *dict.fromkeys(case.way.meaning for case, _ in rows),
     ]
-    return Table("scales", "Safe loss scales", heads, tuple(rows), tuple(notes))
+    return Sheet("Safe loss scales", columns, rows, notes, most=len(rows), empty=())
 
 
 def _judge(case: ScaleCase, window: Window, scale: float) -> str:
@@ -214,30 +212,34 @@ def _judge(case: ScaleCase, window: Window, scale: float) -> str:
     return "safe, use this" if scale == window.use and window.needed else "safe"
 
 
-def _tabulate_scales(case: ScaleCase, window: Window, name: str) -> Table:
-    heads = (
-        Head("scale", "scale", "loss scale"),
-        Head("output_lost", "outputs flushed", "share rounded to zero", better="lower"),
-        Head("output_subnormal", "outputs subnormal", "share kept with fewer digits", keep=5),
-        Head("output_overflowed", "outputs overflow", "share beyond the largest value", keep=7),
-        Head("weight_lost", "weights flushed", "share rounded to zero", better="lower"),
-        Head("weight_subnormal", "weights subnormal", "share kept with fewer digits", keep=3),
-        Head("weight_overflowed", "weights overflow", "share beyond the largest value", keep=7),
-        Head("first_overflow", "first overflow", "step, from 1", keep=4),
-        Head("judgement", "verdict", "what the rule makes of it", False, wrap=True),
-    )
-    fates = (Fate.FLUSHED, Fate.SUBNORMAL, Fate.OVERFLOWED)
-    rows = []
-    for scale in case.scales:
-        first = case.overflows.get(scale)
-        rows.append(
-            (
-                scale_cell(scale),
-                *(_share_cell(case.share(f, scale, k)) for k in Kind for f in fates),
-                Cell(NOTHING) if first is None else Cell(f"step {first.step}", first.step),
-                Cell(_judge(case, window, scale)),
+def _tell_scales(case: ScaleCase, window: Window, name: str) -> Sheet:
+    def share(
+        kind: Kind, fate: Fate, name: str, label: str, help: str, **head: Any
+    ) -> Column[float]:
+        return Column(
+            f"{kind.value}_{name}", f"{kind.value}s {label}", f"share {help}",
+            lambda scale: _share_cell(case.share(fate, scale, kind)), **head,
+        )  # fmt: skip
+
+    columns: list[Column[float]] = [
+        Column("scale", "scale", "loss scale", scale_cell),
+        *(
+            column
+            for kind, keep in ((Kind.OUTPUT, 5), (Kind.WEIGHT, 3))
+            for column in (
+                share(kind, Fate.FLUSHED, "lost", "flushed", "rounded to zero", better="lower"),
+                share(kind, Fate.SUBNORMAL, "subnormal", "subnormal", "kept with fewer digits",
+                      keep=keep),
+                share(kind, Fate.OVERFLOWED, "overflowed", "overflow", "beyond the largest value",
+                      keep=7),
             )
-        )
+        ),
+        Column("first_overflow", "first overflow", "step, from 1",
+               lambda scale: Cell(f"step {case.overflows[scale].step}", case.overflows[scale].step)
+               if scale in case.overflows else None, keep=4),
+        Column("judgement", "verdict", "what the rule makes of it",
+               lambda scale: _judge(case, window, scale), wrap=True),
+    ]  # fmt: skip
     most = " Each share is that of the step where it is largest." if len(case.at) > 1 else ""
     notes = [
         "Share of the gradient values of all layers' outputs and of all layers' weights, at "
@@ -246,10 +248,8 @@ def _tabulate_scales(case: ScaleCase, window: Window, name: str) -> Table:
         f"finite value; checked {tell_seen(case)}. What a network keeps in fp32, such as "
         "BatchNorm's parameters, is not rounded.",
     ]
-    return Table(
-        f"scales-gradients{name}", f"Gradients by loss scale: {case.label}", heads, tuple(rows),
-        tuple(notes),
-    )  # fmt: skip
+    title, rows = f"Gradients by loss scale: {case.label}", case.scales
+    return Sheet(title, columns, rows, notes, name=name, most=len(rows), empty=())
 
 
 def _describe_trace(training: ScaledTraining) -> str:
@@ -270,64 +270,49 @@ def _name_setting(setting: str) -> str:
         return setting or "none, in fp32"
 
 
-def _tabulate_trainings(case: ScaleCase, name: str) -> Table:
-    heads = (
-        Head("setting", "loss scale", "static, or the rule of a dynamic one", False),
-        Head("loss", f"loss at step {case.steps}", "of that step's batch", better="lower"),
-        Head("difference", "minus fp32", "difference of that loss from the one in fp32", keep=6),
-        Head("overflows", "steps with overflow", "skipped under a dynamic scale", keep=5),
-        Head("first", "first overflow", "step, from 1", keep=4),
-        Head("trace", "scale during training", "where it changed", False, wrap=True),
-    )
-    fp32 = case.training("")
-    rows = []
-    for training in case.trainings:
+def _tell_trainings(case: ScaleCase, name: str) -> Sheet:
+    fp32, rows = case.training(""), case.trainings
+
+    def write_loss(training: ScaledTraining) -> Cell:
         loss = training.losses[-1]
-        difference = loss - fp32.losses[-1] if fp32 else math.nan
-        first = training.first_overflow
-        rows.append(
-            (
-                Cell(_name_setting(training.setting)),
-                Cell(f"{loss:.4f}", loss) if math.isfinite(loss) else Cell("not finite"),
-                Cell(f"{difference:+.4f}", difference)
-                if training.setting and math.isfinite(difference)
-                else Cell(NOTHING),
-                Cell(str(training.overflows), training.overflows),
-                Cell(NOTHING) if first is None else Cell(f"step {first}", first),
-                Cell(_describe_trace(training) if training.setting else NOTHING),
-            )
-        )
-    notes = (
+        return Cell(f"{loss:.4f}", loss) if math.isfinite(loss) else Cell("not finite")
+
+    def write_difference(training: ScaledTraining) -> Cell | None:
+        difference = training.losses[-1] - fp32.losses[-1] if fp32 else math.nan
+        known = training.setting and math.isfinite(difference)
+        return Cell(f"{difference:+.4f}", difference) if known else None
+
+    columns: list[Column[ScaledTraining]] = [
+        Column("setting", "loss scale", "static, or the rule of a dynamic one",
+               lambda training: _name_setting(training.setting), number=False),
+        Column("loss", f"loss at step {case.steps}", "of that step's batch", write_loss,
+               better="lower"),
+        Column("difference", "minus fp32", "difference of that loss from the one in fp32",
+               write_difference, keep=6),
+        Column("overflows", "steps with overflow", "skipped under a dynamic scale",
+               lambda training: training.overflows, keep=5),
+        Column("first", "first overflow", "step, from 1",
+               lambda training: None if training.first_overflow is None
+               else Cell(f"step {training.first_overflow}", training.first_overflow), keep=4),
+        Column("trace", "scale during training", "where it changed",
+               lambda training: _describe_trace(training) if training.setting else None,
+               wrap=True),
+    ]  # fmt: skip
+    note = (
         "All trainings start from the same weights and use the same batches. A static scale skips "
-        "no step: after an overflow the weights are inf or NaN.",
+        "no step: after an overflow the weights are inf or NaN."
     )
-    return Table(
-        f"scales-trainings{name}", f"Training by loss scale: {case.label}", heads, tuple(rows),
-        notes,
-    )  # fmt: skip
+    title = f"Training by loss scale: {case.label}"
+    return Sheet(title, columns, rows, [note], name=name, most=len(rows), empty=())
 
 
 MOST_LAYERS = 8
 """Layers that the table names; the CSV file has all."""
 
 
-def _tabulate_layers(case: ScaleCase, window: Window, name: str) -> Table:
+def _tell_layers(case: ScaleCase, window: Window, name: str) -> Sheet:
     shown = [s for s in dict.fromkeys((1.0, 128.0, window.use)) if s in case.scales]
-    if not shown:
-        shown = [case.scales[0]]
-    heads = (
-        Head("layer", "layer", "its name in the network", False),
-        Head("kind", "gradient", "of the layer's output or its weights", False),
-        *(
-            Head(
-                f"lost_{s:g}",
-                f"flushed at {write_scale(s)}",
-                "rounded to zero",
-                keep=9 if s == shown[-1] else 4,
-            )
-            for s in shown
-        ),
-    )
+    shown = shown or [case.scales[0]]
     lost = {kind: case.by_layer(Fate.FLUSHED, kind) for kind in Kind}
     pairs = [
         (layer, kind) for layer in case.layers for kind in Kind if (layer, shown[0]) in lost[kind]
@@ -335,15 +320,33 @@ def _tabulate_layers(case: ScaleCase, window: Window, name: str) -> Table:
     worst = sorted(
         pairs, key=lambda pair: [lost[pair[1]][pair[0], s] for s in reversed(shown)], reverse=True
     )[:MOST_LAYERS]
-    rows = tuple(
-        (Cell(layer), Cell(kind.value), *(_share_cell(lost[kind][layer, s]) for s in shown))
-        for layer, kind in worst
+
+    def write_lost(scale: float, pair: tuple[str, Kind]) -> Cell:
+        return _share_cell(lost[pair[1]][pair[0], scale])
+
+    columns: list[Column[tuple[str, Kind]]] = [
+        Column("layer", "layer", "its name in the network", lambda pair: pair[0], number=False),
+        Column("kind", "gradient", "of the layer's output or its weights",
+               lambda pair: pair[1].value, number=False),
+        *(
+            Column(f"lost_{s:g}", f"flushed at {write_scale(s)}", "rounded to zero",
+                   partial(write_lost, s),
+                   keep=9 if s == shown[-1] else 4)
+            for s in shown
+        ),
+    ]  # fmt: skip
+    note = (
+        f"The {len(worst)} of {len(pairs)} gradients with the largest shares in the last column; "
+        f"equal ones are sorted by the column before it. {GRADIENTS} has all."
     )
-    notes = (
-        f"The {len(rows)} of {len(pairs)} gradients with the largest shares in the last column; "
-        f"equal ones are sorted by the column before it. {GRADIENTS} has all.",
-    )
-    return Table(
-        f"scales-layers{name}", f"Layers with the most values flushed to zero: {case.label}",
-        heads, rows, notes,
-    )  # fmt: skip
+    title = f"Layers with the most values flushed to zero: {case.label}"
+    return Sheet(title, columns, worst, [note], name=name, empty=())
+
+
+SCALES = Section(
+    "scales",
+    "Which loss scales are safe?",
+    lambda found: chain(
+        *(tell_scale_map(told, summarize_scale_map(told).split("\n")) for told in found.scale_maps)
+    ),
+)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from bench.case import AXES, BARE, SAME_QUESTION, Case, Value, format_value, free_axes
 from bench.diagnosis.advice import CURES
-from bench.diagnosis.breakdown import divide
+from bench.diagnosis.breakdown import Breakdown, divide
 from bench.diagnosis.explanation import Alternatives, Explanation, Side
 from bench.diagnosis.floors import take_rates
 from bench.diagnosis.rates import CALL, RATES
@@ -20,6 +20,7 @@ from bench.diagnosis.step import PROFILED, Profile, Step
 from bench.gpu.peaks import list_peaks
 from bench.precision import Arithmetic, find_formats
 from bench.record import RELIABLE, read_kernels, write_kernels
+from bench.render.cells import Row, iterate
 from bench.render.model import Notice
 from bench.store.attempts import number_groups
 from bench.store.reader import list_work, read_cases
@@ -185,6 +186,32 @@ def _count_cases(held: Sequence[Profiled], whole: int) -> str:
     names = list(dict.fromkeys(one.case.label(("precision", "batch_size")) for one in held))
     cases = len({id(one) for one in held})
     return f"{cases:,} of {count(whole, 'profiled case')} ({name_first(names, 4)})"
+
+
+@dataclass(frozen=True)
+class Divided:
+    """A case with its step.
+
+    Attributes:
+        row: of the frame of cases.
+        step: what it did.
+        breakdown: where its time went; None without a profile.
+    """
+
+    row: Row
+    step: Step
+    breakdown: Breakdown | None
+
+
+def divide_cases(steps: Mapping[int, Profiled], cases: pd.DataFrame) -> list[Divided]:
+    """The cases whose work was counted, in the order of ``cases``.
+
+    Args:
+        steps: of `read_steps`.
+        cases: of `bench.study.summaries.summarize`.
+    """
+    rows = iterate(cases[cases["cell"].isin(list(steps))])
+    return [Divided(row, step, divide(step)) for row in rows for step in [steps[row.cell].step]]
 
 
 # ------------------------------------------------------------------------------------------ pairs

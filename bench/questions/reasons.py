@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import count
-from typing import TYPE_CHECKING
 
 from bench.case import Case
 from bench.diagnosis.breakdown import divide
-from bench.diagnosis.ceiling import find_beaten, find_ceiling
+from bench.diagnosis.ceiling import Ceiling, find_beaten, find_ceiling
 from bench.diagnosis.explanation import Change, Explanation
 from bench.diagnosis.sentences import (
     describe,
@@ -17,19 +16,11 @@ from bench.diagnosis.sentences import (
     write_host,
     write_percent,
 )
-from bench.questions.breakdowns import ms_cell
-from bench.questions.effects import Effect
-from bench.questions.profiles import Profiled
-from bench.render.cells import iterate, name_place, write_ratio
-from bench.render.model import NOTHING, Cell, Head, Table
-from bench.study.axes import Machines, find_varying, list_naming_axes
-from bench.text import ESTIMATE, say_left_out
-
-if TYPE_CHECKING:
-    import pandas as pd
-
-MOST_ROWS = 40
-"""Pairs of the table; more would not be read."""
+from bench.questions.material import Material
+from bench.render.cells import Row, iterate, ms_cell, name_place, ratio_cell, write_ratio
+from bench.render.model import Cell
+from bench.render.section import Column, Section, Sheet
+from bench.text import ESTIMATE
 
 MOST_PAIRS = 4
 """Pairs that are explained in full; of each value of the axis the one at the largest batch size
@@ -41,8 +32,18 @@ MOST_REASONS = 3
 NAMED = 0.05
 """Share of the step, or of the loss, from which a reason is named there, or its evidence told."""
 
+SMALL = 0.01
+"""Share of the step below which a part is no line of its own of a short table."""
+
 LEAST_S = 1e-6
 """What takes less of both steps is left out of the way between them."""
+
+NOTE = (
+    "At most: the step before as it was measured, over the time that the operations after take at "
+    "the rates that large products and large copies reach on this machine. Speed-up: of median "
+    "steps, the geometric mean of the repeats. That of epochs, as elsewhere, has their slow steps "
+    "in it too."
+)
 
 
 def choose_pairs(explanations: Sequence[Explanation], most: int = MOST_PAIRS) -> list[Explanation]:
@@ -61,101 +62,66 @@ def name_pair(why: Explanation) -> str:
     return " · ".join(filter(None, (f"{why.a.name} → {why.b.name}", why.about)))
 
 
-def tabulate_possible(
-    steps: Mapping[int, Profiled],
-    cases: pd.DataFrame,
-    effects: Sequence[Effect],
-    machines: Machines,
-) -> Iterator[Table]:
-    """What each precision can gain at most, of pairs that are not explained for want of a profile.
+_Possible = tuple[Row, float, Ceiling | None]
+"""A case, its speed-up, and what that can be at most."""
 
-    Args:
-        steps: of `bench.questions.profiles.read_steps`.
-        cases: of `bench.study.summaries.summarize`.
-        effects: whose pairs of precisions are shown.
-    """
-    axes = list_naming_axes(find_varying(cases))
-    cells = [pair for effect in effects if effect.axis == "precision" for pair in effect.pairs]
-    rows = {row.cell: row for row in iterate(cases) if row.cell in steps}
-    lines, wrong = [], None
-    for a, b in (pair for pair in cells if pair[0] in rows and pair[1] in rows):
+
+def _tell_possible(found: Material) -> Iterator[Sheet]:
+    """Of the pairs that are not explained for want of a profile."""
+    steps, wrong = found.steps, None
+    cases = {row.cell: row for row in iterate(found.cases) if row.cell in steps}
+    pairs = [
+        pair for effect in found.effects if effect.axis == "precision" for pair in effect.pairs
+    ]
+    rows: list[_Possible] = []
+    for a, b in (pair for pair in pairs if pair[0] in cases and pair[1] in cases):
         before, after = steps[a].step, steps[b].step
-        if (before.profile and after.profile) or rows[a].precision != "fp32":
+        if (before.profile and after.profile) or cases[a].precision != "fp32":
             continue
-        compiled = rows[b].compile != Case.compile
+        compiled = cases[b].compile != Case.compile
         beaten = find_beaten(before, compiled) or find_beaten(after, compiled)
         most = None if beaten else find_ceiling(before, after, compiled, divide(after))
         if beaten or most:
             wrong = beaten or wrong
-            lines.append(
-                (
-                    Cell(name_place(rows[b], axes, machines)),
-                    _ratio_cell(before.step_s / after.step_s),
-                    _ratio_cell(most.speedup if most else None),
-                    Cell(f"{100 * most.memory:.0f}", most.memory) if most else Cell(NOTHING),
-                )
-            )
-    if not lines:
-        return
-    heads = (
-        Head("case", "case", "the settings that tell it apart", False, wrap=True),
-        Head("speedup", "speed-up (×)", "of a median step, over fp32", better="higher"),
-        Head("ceiling", "at most (×)", CEILING),
-        Head("memory", "memory traffic (%)", "share of the least time of this precision's step"),
-    )
-    notes = [
-        f"{AT_MOST} {OF_STEPS} With --profile on, python -m bench.why says where the rest goes."
-    ]
+            rows.append((cases[b], before.step_s / after.step_s, most))
+    columns: list[Column[_Possible]] = [
+        Column("case", "case", "the settings that tell it apart",
+               lambda one: name_place(one[0], found.named, found.machines),
+               wrap=True),
+        Column("speedup", "speed-up (×)", "of a median step, over fp32",
+               lambda one: ratio_cell(one[1]), better="higher"),
+        Column("ceiling", "at most (×)",
+               "fp32's step as measured, over the work after at this machine's measured rates",
+               lambda one: ratio_cell(one[2].speedup if one[2] else None)),
+        Column("memory", "memory traffic (%)",
+               "share of the least time of this precision's step",
+               lambda one: Cell(f"{100 * one[2].memory:.0f}", one[2].memory) if one[2] else None),
+    ]  # fmt: skip
+    notes = [f"{NOTE} With --profile on, python -m bench.why says where the rest goes."]
     notes += [write_beaten(wrong)] if wrong else []
-    if len(lines) > MOST_ROWS:
-        notes.append(f"{say_left_out(len(lines) - MOST_ROWS, 'row')}; --where chooses.")
-    title = "What each precision can gain at most"
-    yield Table("possible", title, heads, tuple(lines[:MOST_ROWS]), tuple(notes))
+    yield Sheet("What each precision can gain at most", columns, rows, notes, empty=())
 
 
-CEILING = "fp32's step as measured, over the work after at this machine's measured rates"
-
-AT_MOST = (
-    "At most: the step before as it was measured, over the time that the operations after take at "
-    "the rates that large products and large copies reach on this machine."
-)
+POSSIBLE = Section("possible", "How much can each precision gain at most?", _tell_possible)
 
 
-OF_STEPS = (
-    "Speed-up: of median steps, the geometric mean of the repeats. That of epochs, as elsewhere, "
-    "has their slow steps in it too."
-)
-
-
-def tabulate_pairs(pairs: Sequence[Explanation]) -> Iterator[Table]:
-    """A row a pair: the speed-up measured and possible, and the largest reasons."""
-    if not pairs:
-        return
-    heads = (
-        Head("pair", "pair", "the two cases", False, wrap=True),
-        Head("speedup", "speed-up (×)", "time of a step before over that after", better="higher"),
-        Head("interval", "95 % interval", "of the speed-up", keep=6),
-        Head("ceiling", "at most (×)", "were all work done at the measured rates of this machine",
-             keep=8),
-        Head("reasons", "reasons", "shares of the step after, or of what was lost", False,
-             wrap=True),
-        Head("remarks", "remarks", "whether a step waits for its program", False, wrap=True),
-    )  # fmt: skip
-    lines = [
-        (
-            Cell(name_pair(pair)),
-            _ratio_cell(pair.speedup.value),
-            Cell(_write_ends(pair.speedup.low, pair.speedup.high)),
-            _ratio_cell(pair.ceiling.speedup if pair.ceiling else None),
-            Cell(_name_reasons(pair)),
-            Cell("; ".join(filter(None, map(write_host, (pair.a, pair.b))))),
-        )
-        for pair in pairs[:MOST_ROWS]
-    ]
-    notes = [f"{AT_MOST} {OF_STEPS} The reasons are shares of the step after, or of what it lost."]
-    if len(pairs) > MOST_ROWS:
-        notes.append(f"{len(pairs) - MOST_ROWS:,} more pairs are left out; --where chooses.")
-    yield Table("why", "Why is it not faster?", heads, tuple(lines), tuple(notes)).drop_empty()
+def _tell_pairs(found: Material) -> Iterator[Sheet]:
+    columns: list[Column[Explanation]] = [
+        Column("pair", "pair", "the two cases", name_pair, wrap=True),
+        Column("speedup", "speed-up (×)", "time of a step before over that after",
+               lambda why: ratio_cell(why.speedup.value), better="higher"),
+        Column("interval", "95 % interval", "of the speed-up",
+               lambda why: _write_ends(why.speedup.low, why.speedup.high), keep=6),
+        Column("ceiling", "at most (×)", "were all work done at the measured rates of this machine",
+               lambda why: ratio_cell(why.ceiling.speedup if why.ceiling else None), keep=8),
+        Column("reasons", "reasons", "shares of the step after, or of what was lost",
+               _name_reasons, wrap=True),
+        Column("remarks", "remarks", "whether a step waits for its program",
+               lambda why: "; ".join(filter(None, map(write_host, (why.a, why.b)))),
+               wrap=True),
+    ]  # fmt: skip
+    note = f"{NOTE} The reasons are shares of the step after, or of what it lost."
+    yield Sheet("Why is it not faster?", columns, found.pairs, [note])
 
 
 def _name_reasons(why: Explanation) -> str:
@@ -169,23 +135,25 @@ def _name_reasons(why: Explanation) -> str:
     return f"of the loss: {listed}" if why.lost and listed else listed
 
 
-def _ratio_cell(value: float | None, estimated: bool = False) -> Cell:
-    if value is None:
-        return Cell(NOTHING)
-    return Cell(f"{ESTIMATE * estimated}{write_ratio(value)}", value, estimated)
+def _write_ends(low: float | None, high: float | None) -> str | None:
+    return None if low is None or high is None else f"{write_ratio(low)}–{write_ratio(high)}"
 
 
-def _write_ends(low: float | None, high: float | None) -> str:
-    if low is None or high is None:
-        return NOTHING
-    return f"{write_ratio(low)}–{write_ratio(high)}"
+PAIRS = Section("why", "Why is it not faster?", _tell_pairs)
 
 
-def tabulate_explained(pairs: Sequence[Explanation]) -> Iterator[Table]:
-    """Two tables for each pair: the reasons, under words, and the way between the two."""
+# ------------------------------------------------------------------------------ one pair in full
+
+
+Part = tuple[Cell, Change]
+"""A row of a table of reasons or changes: its name, and what it takes of both steps."""
+
+
+def tell_explained(pairs: Sequence[Explanation]) -> Iterator[Sheet]:
+    """Of each pair the reasons, under words, and the way between the two."""
     for number, why in enumerate(pairs, 1):
-        yield tabulate_reasons(f"reasons-{number}", why)
-        yield tabulate_changes(f"changes-{number}", why)
+        yield tell_reasons(f"reasons-{number}", why)
+        yield tell_changes(f"changes-{number}", why)
 
 
 def _fold(parts: Sequence[Part], least_s: float, most: int) -> list[Part]:
@@ -205,97 +173,82 @@ def _fold(parts: Sequence[Part], least_s: float, most: int) -> list[Part]:
     return [*kept, (Cell("other", ""), together)]
 
 
-SMALL = 0.01
-"""Share of the step below which a part is no line of its own of a short table."""
-
-
-def tabulate_reasons(name: str, why: Explanation, most: int = 0) -> Table:
+def tell_reasons(name: str, why: Explanation, most: int = 0) -> Sheet:
     """What the step after goes to, or what it lost by; the evidence below.
 
     Args:
         most: rows, of which the last is all that is left or small; 0 for all.
     """
     lost, whole = why.lost, why.change_s if why.lost else why.b.step.step_s
-    heads = (
-        Head("reason", "what it lost by" if lost else "what the time goes to", "a cause", False),
-        *(_head_ends(why) if lost else [Head("after", f"{why.b.name} (ms)", "time in a step")]),
-        Head("share", f"of {'the loss' if lost else 'the step'} (%)", "a share of it"),
-    )
-    found = [
-        (Cell(r.cause.meaning, str(r.cause)), Change("", r.before_s, r.after_s, r.before_estimated,
-                                                     r.after_estimated))
+    rows: list[Part] = [
+        (Cell(r.cause.meaning, str(r.cause)),
+         Change("", r.before_s, r.after_s, r.before_estimated, r.after_estimated))
         for r in why.reasons
     ]  # fmt: skip
     if any(abs(left) >= LEAST_S for left in why.unexplained_s):
-        found.append((Cell("not explained", ""), Change("", *why.unexplained_s)))
+        rows.append((Cell("not explained", ""), Change("", *why.unexplained_s)))
     if most:
-        found = _fold(found, SMALL * why.b.step.step_s, most)
-    lines = []
-    for cause, ends in found:
+        rows = _fold(rows, SMALL * why.b.step.step_s, most)
+
+    def write_share(ends: Change) -> Cell:
         share = (ends.change_s if lost else ends.after_s) / whole
         estimated = ends.estimated if lost else ends.after_estimated
-        cells = _list_ends(ends) if lost else [ms_cell(ends.after_s, estimated)]
-        mark = ESTIMATE * estimated
-        lines.append((cause, *cells, Cell(f"{mark}{100 * share:.0f}", share, estimated)))
-    shown = {cause.value for cause, _ in found}
-    notes = tuple(
+        return Cell(f"{ESTIMATE * estimated}{100 * share:.0f}", share, estimated)
+
+    before, after, change = _end_columns(why)
+    columns: list[Column[Part]] = [
+        Column("reason", "what it lost by" if lost else "what the time goes to", "a cause",
+               lambda row: row[0], number=False),
+        *((before, after, change) if lost else (after,)),
+        Column("share", f"of {'the loss' if lost else 'the step'} (%)", "a share of it",
+               lambda row: write_share(row[1])),
+    ]  # fmt: skip
+    shown = {cause.value for cause, _ in rows}
+    notes = [
         f"{reason.cause.meaning[:1].upper()}{reason.cause.meaning[1:]}: {reason.evidence}"
         for reason in why.reasons
         if reason.evidence and why.share(reason) >= NAMED and str(reason.cause) in shown
-    )
+    ]
     title = f"Why: {name_pair(why)}"
-    return Table(name, title, heads, tuple(lines), notes, words=tuple(describe(why)))
+    return Sheet(title, columns, rows, notes, words=describe(why), name=name, empty=())
 
 
-Part = tuple[Cell, Change]
-"""A row of a table of reasons or changes: its name, and what it takes of both steps."""
+def _end_columns(why: Explanation) -> Iterator[Column[Part]]:
+    """Before, after, and what that adds."""
+    yield Column("before", f"{why.a.name} (ms)", "time in a step",
+                 lambda row: ms_cell(row[1].before_s, row[1].before_estimated))  # fmt: skip
+    yield Column("after", f"{why.b.name} (ms)", "time in a step",
+                 lambda row: ms_cell(row[1].after_s, row[1].after_estimated))  # fmt: skip
+    yield Column("change", "change (ms)", "what it adds to the step",
+                 lambda row: change_cell(row[1].change_s, row[1].estimated))  # fmt: skip
 
 
-def _head_ends(why: Explanation) -> Iterator[Head]:
-    yield Head("before", f"{why.a.name} (ms)", "time in a step")
-    yield Head("after", f"{why.b.name} (ms)", "time in a step")
-    yield Head("change", "change (ms)", "what it adds to the step")
-
-
-def _list_ends(ends: Change) -> Iterator[Cell]:
-    yield ms_cell(ends.before_s, ends.before_estimated)
-    yield ms_cell(ends.after_s, ends.after_estimated)
-    yield change_cell(ends.change_s, ends.estimated)
-
-
-def tabulate_changes(name: str, why: Explanation, most: int = 0) -> Table:
+def tell_changes(name: str, why: Explanation, most: int = 0) -> Sheet:
     """The way from one step time to the other, by kind of work; it adds up.
 
     Args:
-        most: rows, as for `tabulate_reasons`; the whole step is one of them.
+        most: rows, as for `tell_reasons`; the whole step is one of them.
     """
-    a, b = why.a, why.b
-    heads = (
-        Head("part", "part of the step", "", False, wrap=True),
-        *_head_ends(why),
-        Head("speedup", "speed-up (×)", "of this part alone", keep=8),
-    )
-    parts = [
+    rows: list[Part] = [
         (Cell(name_part(change.name), str(change.name)), change)
         for change in why.changes
         if max(abs(change.before_s), abs(change.after_s)) >= LEAST_S
     ]
     if most:
-        parts = _fold(parts, SMALL * b.step.step_s, most - 1)
-    parts.append((Cell("the whole step"), Change("", a.step.step_s, b.step.step_s)))
-    lines = [
-        (
-            part,
-            *_list_ends(ends),
-            _ratio_cell(_divide(ends.before_s, ends.after_s), ends.estimated),
-        )
-        for part, ends in parts
-    ]
-    return Table(name, f"From one step to the other: {name_pair(why)}", heads, tuple(lines), ())
+        rows = _fold(rows, SMALL * why.b.step.step_s, most - 1)
+    rows.append((Cell("the whole step"), Change("", why.a.step.step_s, why.b.step.step_s)))
 
+    def divide_ends(ends: Change) -> float | None:
+        return ends.before_s / ends.after_s if min(ends.before_s, ends.after_s) > 0 else None
 
-def _divide(before: float, after: float) -> float | None:
-    return before / after if before > 0 and after > 0 else None
+    columns: list[Column[Part]] = [
+        Column("part", "part of the step", "", lambda row: row[0], wrap=True),
+        *_end_columns(why),
+        Column("speedup", "speed-up (×)", "of this part alone",
+               lambda row: ratio_cell(divide_ends(row[1]), row[1].estimated), keep=8),
+    ]  # fmt: skip
+    title = f"From one step to the other: {name_pair(why)}"
+    return Sheet(title, columns, rows, name=name, empty=())
 
 
 def change_cell(seconds: float, estimated: bool = False) -> Cell:
@@ -303,3 +256,8 @@ def change_cell(seconds: float, estimated: bool = False) -> Cell:
     text = ms_cell(seconds).text
     sign = "" if seconds <= 0 or text == "0" else "+"
     return Cell(f"{ESTIMATE * estimated}{sign}{text}", seconds, estimated)
+
+
+EXPLAINED = Section(
+    "reasons", "What changed in a step?", lambda found: tell_explained(choose_pairs(found.pairs))
+)

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import math
 from collections import namedtuple
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from bench.case import AXES, Case, Value
+from bench.diagnosis.evidence import write_ms
+from bench.precision import PRECISIONS
 from bench.record import MEASURED, Status
-from bench.render.model import NOTHING, Cell, Head
-from bench.study.axes import MACHINE, Machines
+from bench.render.model import NOTHING, Cell
+from bench.render.section import Column
+from bench.study.axes import MACHINE, NUMBERS, Machines, name_axis, name_value
 from bench.study.doubts import DOUBTS
 from bench.study.quantities import QUANTITIES, Quantity, is_number
 from bench.study.spread import Spread
@@ -60,9 +63,81 @@ def quantity_cell(quantity: Quantity, row: Row, prefix: str = "", *, spread: boo
     return Cell(f"{ESTIMATE * estimated}{text}", value, estimated)
 
 
-def quantity_head(quantity: Quantity) -> Head:
-    """The head of a column of one number."""
-    return Head(quantity.name, quantity.title, quantity.help, True, quantity.better)
+def quantity_column(
+    name: str,
+    take: Callable[[Any], Row] = lambda row: row,
+    label: str = "",
+    prefix: str = "",
+    *,
+    spread: bool = True,
+    **head: Any,
+) -> Column[Any]:
+    """The column of one of `QUANTITIES`.
+
+    Args:
+        take: a row of the table to the case in it.
+        label: instead of that of the quantity, without its unit.
+        head: what else of a `Column` is other than the quantity has it.
+    """
+    quantity = QUANTITIES[name]
+    unit = f" ({quantity.unit})" if quantity.unit not in ("", "×") else ""
+    label = label + unit if label else quantity.title
+    shown = {"help": quantity.help, "better": quantity.better, **head}
+    return Column(
+        prefix + name,
+        label,
+        say=lambda one: quantity_cell(quantity, take(one), prefix, spread=spread),
+        **shown,
+    )
+
+
+def axis_column(
+    axis: str,
+    machines: Machines,
+    take: Callable[[Any], Row] = lambda row: row,
+    number: bool | None = None,
+) -> Column[Any]:
+    """The column of an axis, or of the machine; it is there always.
+
+    Args:
+        take: a row of the table to the case in it.
+        number: whether it stands to the right; by default if it is one.
+    """
+    # on the command line the help of an axis says images, and means items
+    told = "where it ran" if axis == MACHINE else AXES[axis].metadata["help"]
+
+    def say(one: Any) -> Cell:
+        row = take(one)
+        if axis == "fp8_recipe" and not PRECISIONS[row.precision].float8:
+            return Cell(NOTHING)
+        if axis == MACHINE:
+            where = machines[row.sweep, row.machine]
+            return Cell(where, where)
+        return Cell(name_value(axis, getattr(row, axis), machines), getattr(row, axis))
+
+    return Column(
+        axis,
+        name_axis(axis),
+        told.replace("images", "items"),
+        say,
+        number=axis in NUMBERS if number is None else number,
+        wrap=axis in (MACHINE, "model"),
+        always=True,
+    )
+
+
+def ms_cell(seconds: float | None, estimated: bool = False) -> Cell:
+    """Write a time in milliseconds, an estimate with its mark; nothing for none."""
+    if seconds is None:
+        return Cell(NOTHING)
+    return Cell(write_ms(seconds, estimated), seconds, estimated)
+
+
+def ratio_cell(value: float | None, estimated: bool = False) -> Cell:
+    """Write a ratio, an estimate with its mark; nothing for none."""
+    if value is None:
+        return Cell(NOTHING)
+    return Cell(f"{ESTIMATE * estimated}{write_ratio(value)}", value, estimated)
 
 
 def write_quantity(quantity: Quantity, row: Row) -> str:
@@ -70,9 +145,11 @@ def write_quantity(quantity: Quantity, row: Row) -> str:
     return quantity.add_unit(quantity_cell(quantity, row).text)
 
 
-def number_cell(value: float) -> Cell:
+def number_cell(value: float | None) -> Cell:
     """Write a number that is no quantity of a case; nothing, if there is none."""
-    return Cell(write_number(value), value) if is_number(value) else Cell(NOTHING)
+    return (
+        Cell(NOTHING) if value is None or not is_number(value) else Cell(write_number(value), value)
+    )
 
 
 def whole_cell(number: int | None, sign: bool = False) -> Cell:

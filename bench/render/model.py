@@ -55,7 +55,7 @@ class Table:
 
     ``words`` are sentences between the title and the rows, which the rows bear out.
     ``groups`` are the rows before which one is set off, by what is said there of those that
-    follow; nothing, where a line is enough.
+    follow; nothing, where a line is enough. ``question`` is what it answers, as a reader would ask.
     """
 
     name: str
@@ -66,6 +66,7 @@ class Table:
     groups: Mapping[int, str] = field(default_factory=dict)
     words: tuple[str, ...] = ()
     level: Level = Level.DETAIL
+    question: str = ""
 
     def take(self, columns: Iterable[int]) -> Table:
         """The same table with these of its columns."""

@@ -87,6 +87,8 @@ def _table(table: Table) -> dict[str, Any]:
 
     return {
         "name": table.name,
+        "question": table.question,
+        "level": table.level.name.lower(),
         "title": table.title,
         "words": table.words,
         "heads": [asdict(head) for head in table.heads],

@@ -14,7 +14,7 @@ from bench.environment import ask, refuse_missing, with_inputs
 from bench.errors import UsageError
 from bench.flags import refuse_other_images, run_command
 from bench.precision import PRECISIONS
-from bench.questions.loss_scales import scale_map_tables, summarize_scale_map
+from bench.questions.loss_scales import SCALES, summarize_scale_map, tell_scale_map
 from bench.render.text import WIDTH, draw_table, style_text
 from bench.scale_map import GRADIENTS, MAP, TRAININGS, ScaleMap, Way, read_scale_map
 from bench.scales.folder import FIGURE, PICTURE, SUMMARY, refuse_existing, write_map, write_pages
@@ -124,7 +124,7 @@ def show(scales: ScaleMap) -> None:
 
     asked = sys.stdout.isatty() or os.environ.get("COLUMNS")
     console = Console(width=None if asked else WIDTH)
-    for table in scale_map_tables(scales):
+    for table in SCALES.lay_out(tell_scale_map(scales)):
         draw_table(table, console)
         console.print()
     told = [

@@ -11,7 +11,7 @@ from typing import Any
 
 from bench.case import format_value
 from bench.errors import UsageError
-from bench.questions.loss_scales import scale_map_tables, summarize_scale_map
+from bench.questions.loss_scales import SCALES, summarize_scale_map, tell_scale_map
 from bench.questions.scale_drawing import draw_scale_map, rasterize_scale_map
 from bench.render.markdown import escape, table_lines
 from bench.scale_map import GRADIENTS, MAP, TRAININGS, VERSION, ScaleMap, Tally
@@ -65,7 +65,7 @@ def write_pages(scales: ScaleMap) -> None:
     lines = ["# Loss-scale map", ""]
     for line in summarize_scale_map(scales).splitlines():
         lines += [escape(line), ""]
-    for table in scale_map_tables(scales):
+    for table in SCALES.lay_out(tell_scale_map(scales)):
         lines += table_lines(table)
     replace_file(scales.folder / SUMMARY, "\n".join(lines) + "\n")
     replace_file(scales.folder / FIGURE, draw_scale_map(scales))

@@ -166,17 +166,19 @@ def print_findings(out: Path, halving: Halving) -> bool:
     """Print the trials, the rungs and how to confirm the best; whether any trial was measured."""
     from rich.console import Console
 
-    from bench.questions.halving import confirm, tabulate_halving
+    from bench.questions.halving import RUNGS, SEARCH, confirm, tell_rungs, tell_trials
     from bench.render.text import draw_table
 
     console = Console(highlight=False)
     if not (console.is_terminal or os.environ.get("COLUMNS")):
         console.width = _WIDTH
-    records = read_records(out)
-    for table in tabulate_halving(records, read_epochs(out), halving):
+    records, epochs = read_records(out), read_epochs(out)
+    trials = SEARCH.lay_out(tell_trials(records, epochs, halving))
+    rungs = RUNGS.lay_out(tell_rungs(records, epochs, halving))
+    for table in (*trials, *rungs):
         draw_table(table, console)
         console.print()
-    commands = confirm(records, read_epochs(out), halving, out)
+    commands = confirm(records, epochs, halving, out)
     if commands:
         print("Confirm the best on seeds that did not choose them, then compare:")
         for command in commands:

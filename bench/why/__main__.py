@@ -81,10 +81,10 @@ def _run(options: argparse.Namespace) -> int:
 
 def _explain(options: argparse.Namespace) -> Answer:
     from bench.case import AXES, format_value, parse_value
+    from bench.questions.material import label_machines
     from bench.questions.notes import describe_constants
     from bench.questions.notices import warn
     from bench.questions.profiles import doubt_profiles, explain_pairs, read_steps
-    from bench.report.document import label_machines
     from bench.study.axes import find_varying
     from bench.study.filters import parse_filter, parse_name, select
     from bench.study.summaries import latest, read, summarize

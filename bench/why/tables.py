@@ -10,13 +10,15 @@ from dataclasses import dataclass, replace
 from bench.diagnosis.explanation import Explanation
 from bench.diagnosis.sentences import summarize
 from bench.questions.reasons import (
+    EXPLAINED,
     name_pair,
-    tabulate_changes,
-    tabulate_explained,
-    tabulate_reasons,
+    tell_changes,
+    tell_explained,
+    tell_reasons,
 )
 from bench.render.markdown import escape, table_lines
-from bench.render.model import Notice, Table
+from bench.render.model import Notice
+from bench.render.section import Sheet
 from bench.render.text import (
     MORE,
     MOST_DOUBTS,
@@ -54,8 +56,8 @@ def render_text(answer: Answer, width: int, full: bool = False) -> str:
     console = Console(file=buffer, width=width, color_system=None, force_terminal=False)
     for line in answer.conditions:
         console.print(line, markup=False, highlight=False)
-    tables = tabulate_explained(answer.explanations) if full else _list_short(answer.explanations)
-    for table in tables:
+    tell = tell_explained if full else _tell_short
+    for table in EXPLAINED.lay_out(tell(answer.explanations)):
         console.print()
         draw_table(table, console, brief=not full)
     if answer.doubts:
@@ -73,21 +75,21 @@ def render_text(answer: Answer, width: int, full: bool = False) -> str:
     return "\n".join(line.rstrip() for line in buffer.getvalue().splitlines()) + "\n"
 
 
-def _list_short(explanations: Sequence[Explanation]) -> Iterator[Table]:
-    """As `tabulate_explained`, with few rows, and words that neither a row nor a title says."""
+def _tell_short(explanations: Sequence[Explanation]) -> Iterator[Sheet]:
+    """As `tell_explained`, with few rows, and words that neither a row nor a title says."""
     said: set[str] = set()
     for why in explanations:
         words = [word for word in summarize(replace(why, about="")) if word not in said]
         said.update(words)
-        reasons = tabulate_reasons("reasons", why, MOST_ROWS)
-        yield replace(reasons, title=name_pair(why), words=tuple(words))
-        yield replace(tabulate_changes("changes", why, MOST_ROWS), title="By part of the step")
+        reasons = tell_reasons("reasons", why, MOST_ROWS)
+        yield replace(reasons, title=name_pair(why), words=words)
+        yield replace(tell_changes("changes", why, MOST_ROWS), title="By part of the step")
 
 
 def render_markdown(answer: Answer, width: int = 0, full: bool = True) -> str:
     """Each pair as GitHub-flavoured Markdown, to paste."""
     lines = [*(f"- {escape(line)}" for line in answer.conditions), ""]
-    for table in tabulate_explained(answer.explanations):
+    for table in EXPLAINED.lay_out(tell_explained(answer.explanations)):
         lines += table_lines(table)
     lines += [f"> {escape(f'{said.label}: {said.text}')}\n" for said in answer.doubts]
     return "\n".join(lines).rstrip() + "\n"

@@ -29,7 +29,7 @@ from bench.anchors import (
     read_pace,
 )
 from bench.case import Case
-from bench.questions.lanes import tabulate_lanes
+from bench.questions.lanes import LANES, tell_lanes
 from bench.questions.notices import warn
 from bench.record import Record, Status
 from bench.study import summaries
@@ -331,7 +331,7 @@ def test_an_anchor_that_others_disturbed_says_nothing(tmp_path: Path) -> None:
     opening[0].measurement.other_cores = 0.9
     frame = summaries.read([sweep_of(tmp_path, [*opening, run("a", 1), *closing])])
     assert not frame[["disturbed", "unequal"]].any(axis=None)
-    (table,) = tabulate_lanes(frame)
+    (table,) = LANES.lay_out(tell_lanes(frame))
     assert any("1 more anchor is left out" in note for note in table.notes)
     alone, busy = ({r.lane: r for r in opening if r.anchor == kind} for kind in (ALONE, BUSY))
     (said,) = describe_anchors(alone)

@@ -13,7 +13,7 @@ import pytest
 from made_up import HOST_S, RATES, WORK
 
 from bench.case import Case
-from bench.questions.reasons import choose_pairs, tabulate_changes, tabulate_reasons
+from bench.questions.reasons import EXPLAINED, choose_pairs, tell_changes, tell_reasons
 from bench.render import latex, markdown, text
 from bench.render.model import NOTHING, Table
 from bench.report import figures, jsonfile
@@ -178,11 +178,11 @@ def test_a_wrong_yardstick_is_told_instead_of_a_bound(profiled: Path, tmp_path: 
 
 def test_the_parts_and_the_reasons_add_up_to_the_step(page: Report) -> None:
     for why in page.explanations:
-        *parts, whole = read_rows(tabulate_changes("changes", why))
+        *parts, whole = read_rows(EXPLAINED.fill(tell_changes("changes", why)))
         for column in ("before", "after", "change"):
             total = sum(part[column] for part in parts)  # type: ignore[misc]
             assert total == pytest.approx(whole[column], abs=5e-6)
-        shares = [row["share"] for row in read_rows(tabulate_reasons("reasons", why))]
+        shares = [row["share"] for row in read_rows(EXPLAINED.fill(tell_reasons("reasons", why)))]
         assert sum(shares) == pytest.approx(1)  # type: ignore[arg-type]
 
 

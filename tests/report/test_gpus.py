@@ -21,13 +21,14 @@ from made_up import (
 )
 
 from bench.case import Case
-from bench.questions.gpus import Line, Tax, find_lines, find_taxes, tabulate_gpus
+from bench.questions.gpus import SCALING, TAX
+from bench.questions.lines import Line, Tax, find_taxes
+from bench.questions.material import gather
 from bench.record import Status
 from bench.render.model import Table
 from bench.render.text import render
-from bench.report.document import Report, build, label_machines
+from bench.report.document import Report, build
 from bench.report.figures.sketches import SKETCHES, view_report
-from bench.study import summaries
 from bench.study.doubts import list_links
 from bench.study.sweeps import read_sweep
 
@@ -48,11 +49,9 @@ class Scaling:
 
 def scale(folder: Path, *cases: Any) -> Scaling:
     made = [one for case in cases for one in case]
-    rows = summaries.latest(summaries.read([read_sweep(write_sweep(folder / "sweep", made))]))
-    summarized = summaries.summarize(rows)
-    lines = find_lines(rows, summarized)
-    tables = list(tabulate_gpus(lines, summarized, label_machines(summarized)))
-    return Scaling(summarized, lines, tables)
+    found = gather([read_sweep(write_sweep(folder / "sweep", made))])
+    tables = [*SCALING.tabulate(found), *TAX.tabulate(found)]
+    return Scaling(found.cases, found.lines, tables)
 
 
 @pytest.fixture(scope="module")
@@ -190,7 +189,7 @@ def test_the_interval_of_a_tax_covers_as_often_as_it_says() -> None:
     """95 of 100: four sets of five times whose logarithms are normal, with a true tax of 10 %."""
     import numpy as np
 
-    from bench.questions.gpus import _judge
+    from bench.questions.lines import _judge
 
     draw, covered, rounds = np.random.default_rng(1), 0, 2000
     for _ in range(rounds):

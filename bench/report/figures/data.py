@@ -21,7 +21,7 @@ from bench.questions.batch_sizes import (
     write_drop,
 )
 from bench.questions.effects import Effect
-from bench.questions.gpus import Line, find_taxes
+from bench.questions.lines import Line, find_taxes
 from bench.record import REFUSED, RELIABLE
 from bench.render.cells import TIMED, iterate
 from bench.report.document import Report

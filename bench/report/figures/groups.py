@@ -13,7 +13,8 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from bench.case import AXES, FOLLOWS, SAME_QUESTION, Case
-from bench.questions.gpus import Line, name_line
+from bench.questions.gpus import name_line
+from bench.questions.lines import Line
 from bench.record import Status
 from bench.render.cells import TIMED, take_first
 from bench.report.document import Report

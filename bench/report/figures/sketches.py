@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
     from bench.diagnosis.explanation import Explanation
-    from bench.questions.gpus import Line
+    from bench.questions.lines import Line
 
 CHANGES = "changes"
 """The figure of the effects, which stands beside their table."""

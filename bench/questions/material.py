@@ -1,0 +1,189 @@
+"""What was found in some sweeps: derived once, for all sections of a report."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from bench.case import SAME_QUESTION
+from bench.diagnosis.explanation import Explanation
+from bench.questions.batch_sizes import Family, Search, find_families, find_searches
+from bench.questions.effects import Effect, find_effects
+from bench.questions.lines import Line, find_lines
+from bench.questions.profiles import Divided, Profiled, divide_cases, explain_pairs, read_steps
+from bench.record import RELIABLE
+from bench.scale_map import ScaleMap, read_scale_map
+from bench.store.attempts import number_groups
+from bench.study import axes, summaries
+from bench.study.axes import MACHINE, Machines, list_naming_axes
+from bench.study.doubts import list_below
+from bench.study.estimate import LOSS, Seeds, take_readings, take_seeds
+from bench.study.filters import Filter, select
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from bench.study.sweeps import Sweep
+
+
+@dataclass(frozen=True)
+class Material:
+    """What a report is about, and what several of its sections ask of it.
+
+    Attributes:
+        everything: of `summaries.read`.
+        records: of these, those that ``--where`` asks for.
+        rows: the runs that count, of `summaries.latest`.
+        cases: the same summarized, in the order of the overview.
+        machines: the name of each.
+        order: the axes that have a column in the overview, the one that groups first.
+        by: the axis that was asked to group the overview; empty where none was.
+        tried: the cases before ``--where``.
+        steps: of `read_steps`, of these.
+    """
+
+    sweeps: Sequence[Sweep]
+    everything: pd.DataFrame
+    records: pd.DataFrame
+    rows: pd.DataFrame
+    cases: pd.DataFrame
+    machines: Machines
+    order: tuple[str, ...]
+    by: str
+    tried: pd.DataFrame
+    steps: Mapping[int, Profiled]
+
+    @cached_property
+    def varying(self) -> tuple[str, ...]:
+        return axes.find_varying(self.cases)
+
+    @cached_property
+    def named(self) -> list[str]:
+        """The axes by which a sentence names a case."""
+        return list_naming_axes(self.varying)
+
+    @cached_property
+    def below(self) -> Sequence[str]:
+        """Doubts that are said once, and not beside each row."""
+        return list_below(self.cases)
+
+    @cached_property
+    def probes(self) -> pd.DataFrame:
+        return self.records[self.records["probe"].astype(bool)]
+
+    @cached_property
+    def losses(self) -> Mapping[int, Seeds]:
+        return take_seeds(take_readings(LOSS, self.rows))
+
+    @cached_property
+    def effects(self) -> list[Effect]:
+        return find_effects(self.rows, self.cases, self.machines)
+
+    @cached_property
+    def searches(self) -> list[Search]:
+        return find_searches(self.records, self.sweeps)
+
+    @cached_property
+    def families(self) -> list[Family]:
+        """Cases that differ in batch size."""
+        return find_families(self.cases, self.probes, self.searches)
+
+    @cached_property
+    def lines(self) -> list[Line]:
+        """Cases on one GPU and on several, of weak and of strong scaling."""
+        return find_lines(self.rows, self.cases)
+
+    @cached_property
+    def divided(self) -> list[Divided]:
+        """The cases whose work was counted."""
+        return divide_cases(self.steps, self.cases)
+
+    @cached_property
+    def pairs(self) -> list[Explanation]:
+        """Each precision against fp32, of the cases with profiles."""
+        return explain_pairs(self.steps, self.cases, self.machines, tried=self.tried)
+
+    @cached_property
+    def scale_maps(self) -> tuple[ScaleMap, ...]:
+        """Those that `bench.scales` stored in the folders of the sweeps."""
+        return tuple(filter(None, (read_scale_map(sweep.file.parent) for sweep in self.sweeps)))
+
+
+def gather(
+    sweeps: Sequence[Sweep],
+    reference: Sweep | None = None,
+    where: Sequence[Filter] = (),
+    by: str = "",
+) -> Material:
+    """Read the cases of some sweeps.
+
+    Args:
+        reference: published figures to stand beside the cases that have one.
+        where: which cases it is about; all of them by default.
+        by: the axis by which the overview is grouped, if it varies.
+
+    Raises:
+        UsageError: ``where`` leaves nothing.
+    """
+    import pandas as pd
+
+    everything = summaries.read(sweeps)
+    rows = summaries.latest(everything)
+    published = summaries.latest(summaries.read([reference])) if reference else rows.head(0)
+    tried = summaries.set_beside(summaries.summarize(rows), summaries.summarize(published))
+    steps = read_steps(rows, sweeps)
+    cases, records = select(tried, where), select(everything, where)
+    rows = rows[rows["cell"].isin(cases["cell"])]
+    probes = records[records["probe"].astype(bool)]
+    machines = label_machines(pd.concat([p[list(summaries.SOURCE)] for p in (cases, probes)]))
+    order = _order_columns(cases, by)
+    cases = axes.sort_cases(cases, order).reset_index(drop=True)
+    cases = cases.join(_find_start(rows), on="cell")
+    found = Material(sweeps, everything, records, rows, cases, machines, order, by, tried, steps)
+    cases["losses"] = cases["cell"].map(lambda cell: found.losses.get(cell, {}))
+    return found
+
+
+def _find_start(rows: pd.DataFrame) -> pd.DataFrame:
+    """Seconds of set-up and first steps of each cell: ``start_time_s``, ``cached_time_s``.
+
+    The first steps are those of its slowest repeat, and where several ran, of its fastest. The rest
+    of the warm-up is left out: it goes on until steps are steady, however long that takes. Records
+    without first steps (before schema 2) have the whole warm-up instead.
+    """
+    import pandas as pd
+
+    rows = rows[rows["status"].isin(RELIABLE)]
+    setup, first = rows["setup_time_s"].astype(float), rows["first_steps_time_s"].astype(float)
+    first = first.fillna(rows["warmup_time_s"].astype(float).fillna(0.0))
+    starts, firsts = setup.groupby(rows["cell"]).median(), first.groupby(rows["cell"])
+    cached = (starts + firsts.min()).where(firsts.count() > 1)
+    return pd.DataFrame({"start_time_s": starts + firsts.max(), "cached_time_s": cached})
+
+
+def label_machines(cases: pd.DataFrame) -> dict[tuple[str, str], str]:
+    """Name each (sweep, machine) for people: the machine, and its sweep where two share a name."""
+    pairs = summaries.list_machines(cases)
+    names = [machine for _, machine in pairs]
+    return {
+        (sweep, machine): machine if names.count(machine) == 1 else f"{machine} · {sweep}"
+        for sweep, machine in pairs
+    }
+
+
+def _order_columns(cases: pd.DataFrame, by: str) -> tuple[str, ...]:
+    """The axes that have a column, the one that groups first.
+
+    How much was measured has one only where nothing else tells two cases apart.
+    """
+    varying = axes.find_varying(cases)
+    order = [*([by] if by in varying else []), *(name for name in varying if name != by)]
+    for name in SAME_QUESTION:
+        axes_shown = [axis for axis in order if axis != MACHINE]
+        equal = [*summaries.SOURCE, *axes_shown, "environment", "kind"]
+        alike = number_groups(cases, equal)
+        if (cases[name].groupby(alike).nunique() > 1).any():
+            order.append(name)
+    return tuple(order)

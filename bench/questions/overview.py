@@ -1,0 +1,297 @@
+"""Every case with its numbers, and the same beside other machines and published figures."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from bench.case import BARE, Case
+from bench.questions.material import Material
+from bench.questions.notes import list_values
+from bench.render.cells import (
+    TIMED,
+    Row,
+    axis_column,
+    iterate,
+    name_spread,
+    number_cell,
+    published_time_cell,
+    quantity_column,
+    remarks,
+    time_cell,
+)
+from bench.render.model import MOST_SECTIONS, NOTHING, Cell, Level
+from bench.render.section import Column, Section, Sheet
+from bench.store.attempts import number_groups
+from bench.study import axes, summaries
+from bench.study.axes import MACHINE, Machines, name_axis, name_value, sort_cases
+from bench.study.doubts import DOUBTS
+from bench.study.quantities import QUANTITIES
+from bench.text import GIB, count
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+FEW_AXES = 3
+"""Up to so many columns of axes, the overview has room for what is saved as well."""
+
+MOST_ROWS = 400
+"""Rows of one table; more would not be read."""
+
+HEADINGS = (MACHINE, "model", "dataset", "start")
+"""Axes that are said above their rows, where others tell these apart: a path of 60 characters in a
+column left no room for loss and memory at 100."""
+
+EMPTY = (NOTHING, "", "0")
+
+CSV = "--format csv"
+
+TIME = QUANTITIES["epoch_time_s"]
+
+
+def _tell_cases(found: Material) -> Iterator[Sheet]:
+    cases, order, machines = found.cases, found.order, found.machines
+    word = "synthetic " if (cases["dataset"] == "synthetic").all() else ""
+    seconds = cases["start_time_s"]
+    slow = len(seconds.dropna()) and seconds.max() > max(2 * seconds.min(), seconds.min() + 1)
+    headings = _choose_headings(cases, order, found.by)
+    cases = sort_cases(cases, headings)
+    columns = [axis for axis in order if axis not in headings] or ["precision", "batch_size"]
+    several: list[Column[Row]] = [
+        Column("global_batch", "global batch",
+               "items of a step of the optimizer, of all GPUs together",
+               lambda row: int(row.batch_size * row.world_size), always=True),
+    ]  # fmt: skip
+    # the effects say it, and the page is full
+    saved = [quantity_column("memory_saved", keep=2), quantity_column("tensors_saved", keep=1)]
+    yield Sheet(
+        f"Overview: {count(len(cases), 'case')}",
+        [
+            *(axis_column(axis, machines) for axis in columns),
+            *(several if "world_size" in columns else []),
+            _time_column(TIME.title + name_spread(cases)),
+            quantity_column("images_per_s", keep=5),
+            quantity_column("speedup", label="speed-up over fp32", keep=7),
+            quantity_column("memory_bytes", keep=8),
+            *(saved if len(columns) <= FEW_AXES else []),
+            quantity_column("train_loss", label=f"{word}loss", keep=8),
+            quantity_column("train_accuracy", label=f"{word}accuracy", keep=3),
+            quantity_column("test_accuracy", label=f"{word}test accuracy", keep=6),
+            quantity_column("overflow_steps", keep=6),
+            quantity_column("energy_per_epoch_j", keep=4),
+            Column("start_time_s", "start-up (s)",
+                   "set-up, and the slowest first steps of all repeats",
+                   lambda row: number_cell(row.start_time_s if slow else math.nan),
+                   better="lower", keep=3),
+            Column("remarks", "remarks", "what to know before believing the row",
+                   lambda row: remarks(row, found.below), wrap=True),
+        ],
+        list(iterate(cases)),
+        groups=_find_groups(cases, order, headings, machines),
+        most=MOST_ROWS,
+        file=CSV,
+        empty=EMPTY,
+    )  # fmt: skip
+
+
+def _time_column(label: str) -> Column[Row]:
+    return Column(TIME.name, label, TIME.help, time_cell, better=TIME.better, always=True)
+
+
+def _choose_headings(cases: pd.DataFrame, order: Sequence[str], by: str) -> tuple[str, ...]:
+    """The axes that are said once above their rows: what is asked for, machines, networks, files.
+
+    One axis at least is left for the columns.
+    """
+    if by in order:
+        return (by,)
+    headings = [axis for axis in order if axis in HEADINGS][: len(order) - 1]
+    # what is the same in all cases under each heading is a part of it
+    places = [axes.rank(cases, axis) for axis in headings]
+    for axis in order if headings else ():
+        alike = axis in headings or axes.rank(cases, axis).groupby(places).nunique().max() == 1
+        if alike and axis not in headings and axis not in ("precision", "batch_size"):
+            headings.append(axis)
+    return tuple(headings)
+
+
+def _find_groups(
+    cases: pd.DataFrame, order: Sequence[str], headings: Sequence[str], machines: Machines
+) -> dict[int, str]:
+    """Where groups of rows begin, and their headings.
+
+    Without headings, groups agree on as many of the leading axes as leave them three rows each.
+    """
+    if headings:
+        return _find_starts(cases, headings, machines)
+    found: dict[int, str] = {}
+    for depth in range(1, len(order)):
+        starts = _find_starts(cases, order[:depth], machines)
+        if depth > 1 and len(cases) < 3 * len(starts):
+            break
+        found = starts
+    return dict.fromkeys(found, "")
+
+
+def _find_starts(cases: pd.DataFrame, leading: Sequence[str], machines: Machines) -> dict[int, str]:
+    """The rows at which ``leading`` axes change, and their values there."""
+    columns = [axes.take_values(cases, axis).tolist() for axis in leading]
+    keys = list(zip(*columns, strict=True))
+    return {
+        i: " · ".join(
+            _name_heading(axis, value, machines) for axis, value in zip(leading, key, strict=True)
+        )
+        for i, key in enumerate(keys)
+        if i == 0 or key != keys[i - 1]
+    }
+
+
+def _name_heading(axis: str, value: Any, machines: Machines) -> str:
+    text = name_value(axis, value, machines)
+    return text if axis in (MACHINE, *BARE) else f"{name_axis(axis)} {text}"
+
+
+OVERVIEW = Section("overview", "How did each case do?", _tell_cases, Level.TABLE)
+
+
+# ---------------------------------------------------------------------------- beside other figures
+
+
+def _tell_machines(found: Material) -> Iterator[Sheet]:
+    cases, machines = found.cases, found.machines
+    rest = [axis for axis in found.order if axis != MACHINE]
+    if len(machines) < 2 or not rest:
+        return
+    question = number_groups(cases, rest)
+    places = number_groups(cases, summaries.SOURCE).groupby(question).transform("nunique")
+    lines: dict[tuple[Any, ...], dict[tuple[str, str], list[Row]]] = {}
+    for row in iterate(sort_cases(cases[places > 1], rest)):
+        line = lines.setdefault(tuple(getattr(row, axis) for axis in rest), {})
+        line.setdefault((row.sweep, row.machine), []).append(row)
+
+    def write_time(place: tuple[str, str], line: dict[tuple[str, str], list[Row]]) -> Cell:
+        rows = line.get(place, [])
+        if len(rows) != 1:
+            # of two environments of one machine nobody can say which is meant
+            return Cell("several" if rows else NOTHING)
+        cell = time_cell(rows[0], spread=False)
+        said = rows[0].status in TIMED and remarks(rows[0], found.below)
+        return Cell(f"{cell.text} ({said})", cell.value) if said else cell
+
+    yield Sheet(
+        "Epoch time (s) side by side",
+        [
+            *(axis_column(axis, machines, lambda line: next(iter(line.values()))[0])
+              for axis in rest),
+            *(Column(f"machine{i}", label, "", partial(write_time, place))
+              for i, (place, label) in enumerate(machines.items(), 1)),
+        ],
+        list(lines.values()),
+        most=MOST_ROWS,
+        file=CSV,
+        empty=(),
+    )  # fmt: skip
+
+
+MACHINES = Section("machines", "How fast is the same case on each machine?", _tell_machines)
+
+
+def _tell_published(found: Material) -> Iterator[Sheet]:
+    cases, machines = found.cases, found.machines
+    beside = cases[(cases["published_status"] != "") & (cases["device"] == "cuda")]
+    for axis in ("compile", "cuda_graphs", "channels_last"):  # unknown in 2019
+        beside = beside[beside[axis] == getattr(Case, axis)]
+    if not len(beside):
+        return
+    order = [axis for axis in axes.ORDER if axis in ("precision", "loss_scale", "batch_size")]
+    several = [axis for axis in axes.find_varying(beside) if axis not in order]
+    headings = [axis for axis in several if axis in HEADINGS]
+    columns = [*order, *(axis for axis in several if axis not in headings)]
+    beside = sort_cases(beside, [*headings, *columns])
+    starts = _find_starts(beside, headings, machines) if headings else {}
+    lines = dict.fromkeys(_find_starts(beside, [*headings, "precision"], machines), "")
+    yield Sheet(
+        "Beside the published RTX Titan of 2019",
+        [
+            *(axis_column(axis, machines) for axis in columns),
+            _time_column("epoch time (s)"),
+            Column("published_epoch_time_s", "2019 epoch time (s)", "published for the RTX Titan",
+                   published_time_cell, always=True),
+            quantity_column("speedup", label="speed-up over fp32"),
+            quantity_column("speedup", label="2019 speed-up", prefix="published_"),
+            quantity_column("memory_bytes", keep=7),
+            quantity_column("memory_bytes", label="2019 memory", prefix="published_", keep=7),
+            quantity_column("memory_saved", keep=6),
+            quantity_column("memory_saved", label="2019 memory saved", prefix="published_", keep=6),
+            Column("remarks", "remarks", "whether the GPU waits for the host",
+                   lambda row: DOUBTS["host_bound"].remark * row.host_bound, number=False),
+        ],
+        list(iterate(beside)),
+        (
+            "2019: PyTorch 1.0, CUDA 10.0, cuDNN 7.4.2; each the cold first epoch of a process, "
+            "with autotuning in it; single runs; memory as published, not over a baseline. The "
+            "epochs beside them are timed warm.",
+        ),
+        groups=lines | starts,
+        most=MOST_ROWS,
+        file=CSV,
+        empty=EMPTY,
+    )  # fmt: skip
+
+
+PUBLISHED = Section("rtx-titan", "How fast was the same case in 2019?", _tell_published)
+
+
+# ------------------------------------------------------------------------------- what ran the cases
+
+_ENVIRONMENT = {
+    "gpu_memory_bytes": "GPU memory",
+    "gpu_uuid": "GPU UUID",
+    "capability": "compute capability",
+    "driver": "driver",
+    "cpu": "CPU",
+    "torch": "torch",
+    "cuda": "CUDA",
+    "cudnn": "cuDNN",
+    "python": "Python",
+    "os": "operating system",
+    "host": "host",
+    "bench": "harness",
+    "commit": "commit",
+    "dataset_source": "dataset layout",
+    "dataset_fingerprint": "dataset fingerprint",
+    "flags": "flags",
+}
+"""Columns of records, and what they are called."""
+
+
+def tell_environment(found: Material) -> Sheet:
+    """One row a column of `_ENVIRONMENT`, one column a machine."""
+    cases, pairs = found.cases, list(found.machines)[:MOST_SECTIONS]
+    parts = [cases[(cases["sweep"] == s) & (cases["machine"] == machine)] for s, machine in pairs]
+
+    def write(part: pd.DataFrame, name: str) -> str:
+        values = list_values(part, name)
+        if name == "gpu_memory_bytes":
+            values = [f"{b / GIB:.1f} GiB" for b in part[name].dropna().unique()]
+        return " or ".join(values[:4])
+
+    def pick(place: int, row: tuple[str, list[str]]) -> str | None:
+        return row[1][place] or None
+
+    rows = [(label, [write(part, name) for part in parts]) for name, label in _ENVIRONMENT.items()]
+    return Sheet(
+        "Environment",
+        [
+            Column("what", "", "", lambda row: row[0], number=False),
+            *(Column(f"m{i}", found.machines[pair], "", partial(pick, i),
+                     number=False) for i, pair in enumerate(pairs)),
+        ],
+        [row for row in rows if any(row[1])],
+        empty=(),
+    )  # fmt: skip
+
+
+ENVIRONMENT = Section("environment", "What ran the cases?", lambda found: [tell_environment(found)])

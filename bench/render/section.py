@@ -1,0 +1,151 @@
+"""A section of a report as data: its columns fill themselves, and one layouter makes its tables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Any, Generic, TypeVar
+
+from bench.render.model import NOTHING, Cell, Head, Level, Table
+from bench.text import say_left_out
+
+MOST_ROWS = 40
+"""Rows of a table, unless it says otherwise; more would not be read."""
+
+R = TypeVar("R")
+
+Said = Cell | str | int | None
+"""What a row says in a column: a cell, text, a whole number, or nothing."""
+
+
+@dataclass(frozen=True)
+class Column(Generic[R]):
+    """A column: its `Head`, and what a row says in it.
+
+    It is left out where no row says more than nothing, unless it is there ``always``. What may
+    ``wrap`` is words, and no ``number``, unless that is said.
+    """
+
+    name: str
+    label: str
+    help: str
+    say: Callable[[R], Said]
+    number: bool | None = None
+    better: str = ""
+    keep: int = 9
+    wrap: bool = False
+    always: bool = False
+
+    @property
+    def head(self) -> Head:
+        """What stands above it."""
+        number = not self.wrap if self.number is None else self.number
+        return Head(self.name, self.label, self.help, number, self.better, self.keep, self.wrap)
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """What a section says of some data, before it is cut and filled; without rows, nothing.
+
+    Attributes:
+        rows: what the columns are filled from, all of them.
+        notes: `Table.notes`; a function is given the rows that are shown.
+        groups: `Table.groups`, of all rows.
+        name: `Table.name`; the section's, unless it has several tables.
+        most: how many rows are shown.
+        file: where all rows are, if that is anywhere; or how to get it.
+        empty: texts of cells that say nothing; without any, all columns stay.
+    """
+
+    title: str
+    columns: Sequence[Column[Any]]
+    rows: Sequence[Any]
+    notes: Iterable[str] | Callable[[Sequence[Any]], Iterable[str]] = ()
+    groups: Mapping[int, str] = field(default_factory=dict)
+    words: Iterable[str] = ()
+    name: str = ""
+    most: int = MOST_ROWS
+    file: str = ""
+    empty: Sequence[str] = ("", NOTHING)
+
+
+@dataclass(frozen=True)
+class Section:
+    """A question that a report answers, if it can.
+
+    Attributes:
+        name: of its table.
+        question: as a reader would ask it.
+        tell: what it says of `bench.questions.material.Material`.
+        level: how soon its tables are read.
+    """
+
+    name: str
+    question: str
+    tell: Callable[[Any], Iterable[Sheet]]
+    level: Level = Level.DETAIL
+
+    def tabulate(self, found: Any) -> Iterator[Table]:
+        """Its tables, those without rows left out."""
+        return self.lay_out(self.tell(found))
+
+    def lay_out(self, sheets: Iterable[Sheet]) -> Iterator[Table]:
+        """Its tables of sheets that were told elsewhere, as `tabulate` has them."""
+        for sheet in sheets:
+            if sheet.rows:
+                yield self.fill(sheet)
+
+    def fill(self, sheet: Sheet) -> Table:
+        """One table, also where it has no rows."""
+        end = _find_end(sheet)
+        shown, left = sheet.rows[:end], len(sheet.rows) - end
+        notes = [*(sheet.notes(shown) if callable(sheet.notes) else sheet.notes)]
+        if left:
+            also = f", and {sheet.file} has them all" if sheet.file else ""
+            notes.append(f"{say_left_out(left, 'row')}; --where chooses{also}.")
+        table = Table(
+            sheet.name or self.name,
+            sheet.title,
+            tuple(column.head for column in sheet.columns),
+            tuple(tuple(_write(column.say(row)) for column in sheet.columns) for row in shown),
+            tuple(notes),
+            # nothing is set off before the first row, unless something is said there
+            {at: said for at, said in sheet.groups.items() if at < end and (at or said)},
+            tuple(sheet.words),
+            level=self.level,
+            question=self.question,
+        )
+        always = [column.name for column in sheet.columns if column.always]
+        return table.drop_empty(sheet.empty, always) if sheet.empty else table
+
+
+def _find_end(sheet: Sheet) -> int:
+    """How many rows are shown: up to the end of a group, where that leaves not too few."""
+    if len(sheet.rows) <= sheet.most:
+        return len(sheet.rows)
+    end = max((start for start in sheet.groups if start <= sheet.most), default=0)
+    return end if 2 * end >= sheet.most else sheet.most
+
+
+def _write(said: Said) -> Cell:
+    if isinstance(said, Cell):
+        return said
+    if said is None:
+        return Cell(NOTHING)
+    return Cell(said) if isinstance(said, str) else Cell(str(said), said)
+
+
+def join(parts: Iterable[tuple[str, Iterable[R]]]) -> tuple[list[R], dict[int, str]]:
+    """The rows of parts, each under a heading, and their `Sheet.groups`."""
+    rows: list[R] = []
+    groups: dict[int, str] = {}
+    for heading, part in parts:
+        groups[len(rows)] = heading
+        rows += part
+    return rows, groups
+
+
+def set_off(rows: Sequence[R], key: Callable[[R], Hashable]) -> dict[int, str]:
+    """`Sheet.groups` without headings, of rows that agree in a key."""
+    return join(("", part) for _, part in groupby(rows, key))[1]
