@@ -19,6 +19,7 @@ from bench.questions.notes import join_notes
 from bench.questions.scale_drawing import draw_scale_map
 from bench.render.cells import ESTIMATE
 from bench.render.model import Table
+from bench.render.text import group_doubts
 from bench.render.units import count_in, find_units
 from bench.report.document import Report
 from bench.report.figures import CHANGES, COLOURS, Figure, draw_figures, inline, tabulate, undrawn
@@ -59,6 +60,7 @@ def render(report: Report) -> str:
     return templates.get_template("page.html").render(
         report=report,
         lead=lead,
+        doubts=group_doubts(report.warnings),
         tables=list(zip(_name_anchors(report.tables), report.tables, strict=True)),
         changes=[figure for figure in rest if figure.name == CHANGES],
         figures=[figure for figure in rest if figure.name != CHANGES],

@@ -59,14 +59,14 @@ def describe_gaps(sweep: Sweep) -> Iterator[tuple[str, str]]:
     )
     runs = f"{len(left):,} of the {count(len(planned), 'run')}"
     who, mend = (
-        ("its last command", "it still runs, run that command again")
+        ("its last command", "Run the last command of the sweep again, unless it still runs.")
         if {*left} <= {*own}
-        else ("its folders", "they still grow, run their commands and merge them again")
+        else ("its folders", "Run the commands of its folders, unless they still grow, and merge.")
     )
     yield (
         f"{sweep.name} has no row of {runs if len(planned) > 1 else 'the only run'} that {who} "
         f"planned ({names}).",
-        f"Unless {mend}.",
+        mend,
     )
 
 

@@ -204,8 +204,8 @@ def test_what_was_planned_and_did_not_run_is_named(tmp_path: Path) -> None:
     file.write_text("".join([head, *lines[:-2]]))
     assert say_gaps(out) == (
         "sweep has no row of 2 of the 9 runs that its last command planned (fp16 · loss scale 128 "
-        "· batch size 16, repeat 2; fp32 · batch size 8, sentinel). Unless it still runs, run that "
-        "command again."
+        "· batch size 16, repeat 2; fp32 · batch size 8, sentinel). Run the last "
+        "command of the sweep again, unless it still runs."
     )
     # what was refused without a try has a row that says why
     file.write_text("".join([head, *lines[:-2], lines[-2].replace(",ok,", ",oom,")]))
