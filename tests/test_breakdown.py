@@ -163,7 +163,7 @@ UNMARKED = re.compile(r"(?<![≈\d.])11\.3\b")
 def test_an_estimate_is_marked_wherever_a_pair_is_explained(
     folders: dict[str, Path], capsys: Printed, format: str
 ) -> None:
-    assert why([str(folders["old"]), "--format", format]) == 0
+    assert why([str(folders["old"]), "--format", format, "--full"]) == 0
     said = capsys.readouterr().out
     if format == "json":
         document = json.loads(said)
@@ -189,7 +189,8 @@ def test_an_estimate_is_marked_wherever_a_pair_is_explained(
 def test_an_estimate_is_marked_wherever_a_report_has_it(
     folders: dict[str, Path], capsys: Printed, format: str
 ) -> None:
-    code = report([str(folders["old"]), "--reference", "none", "--format", format])
+    full = ["--full"] * (format == "text")
+    code = report([str(folders["old"]), "--reference", "none", "--format", format, *full])
     assert code == 0
     said = capsys.readouterr().out.replace("$\\approx$", "≈")
     assert "≈11.3" in said
@@ -285,7 +286,7 @@ def test_a_rate_above_the_data_sheet_is_a_doubt(tmp_path: Path, capsys: Printed)
     names = [head["name"] for head in table["heads"]]
     traffic = {row[0]["value"]: row[names.index("traffic")]["value"] for row in table["rows"]}
     assert traffic == {"cudnn_batch_norm": pytest.approx(2e12), "relu": None}
-    assert why([str(tmp_path / "a")]) == 0
+    assert why([str(tmp_path / "a"), "--full"]) == 0
     assert "Beyond the data sheet: 2 of 2 profiled cases" in capsys.readouterr().out
 
 

@@ -29,6 +29,7 @@ from bench.executors import ALL, Job, Lane, Settings, ShortageError, fake
 from bench.executors import subprocess as room
 from bench.executors.fake import FakeExecutor
 from bench.executors.subprocess import SubprocessExecutor, name_lanes
+from bench.flags import join_flags
 from bench.gpu.cards import Card
 from bench.record import SCHEMA, Environment, Outcome, Status
 from bench.store.cells import RECORDS
@@ -235,8 +236,8 @@ def test_searches_have_a_lane_each_and_find_what_one_lane_finds(
 def run_mixed(out: Path, *flags: str, rc: int = 0) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sweep, "print_report", lambda *folders: None)
-        argv = [*FAKE, "--precision", "fp32", "--batch-size", *flags, "--out", str(out)]
-        assert sweep.main(argv) == rc
+        argv = [*FAKE, "--precision", "fp32", "--out", str(out)]
+        assert sweep.main(join_flags(argv, ["--batch-size", *flags])) == rc
 
 
 def test_each_class_of_hardware_has_the_full_grid_and_its_own_wall(

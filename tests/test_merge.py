@@ -394,7 +394,7 @@ def test_a_report_of_what_is_not_complete_says_so(
     said = warn()
     assert "all is without shard 3/3. Run it, and merge it with bench.merge." in said
     assert "all has no row of 1 of the 6 runs that its folders planned" in said
-    assert "run their commands and merge them again." in said
+    assert "Run the commands of its folders, unless they still grow, and merge." in said
     records.write_text(whole)
     join(out, second, third)
     assert "Incomplete" not in warn()

@@ -11,6 +11,7 @@ import pytest
 from records_for_tests import make_record
 
 from bench.case import AXES, SAME_QUESTION, Case
+from bench.flags import join_flags
 from bench.record import PROVEN, Known, Record, Status, WorkRow, read_sources
 from bench.store.reader import list_work, read_records, read_work
 from bench.store.writer import Store
@@ -176,7 +177,7 @@ SWEEP = "--model dpn-small --dataset synthetic --device cpu --steps 2 --repeats 
 
 
 def run(out: Path, *more: str) -> pd.DataFrame:
-    assert sweep([*SWEEP.split(), *more, "--out", str(out)]) == 0
+    assert sweep(join_flags(SWEEP.split(), [*more, "--out", str(out)])) == 0
     return read_records(out)
 
 

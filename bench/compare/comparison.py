@@ -108,7 +108,8 @@ class Side:
     @cached_property
     def cells(self) -> pd.DataFrame:
         """A row for each cell, as `bench.study.pairs.match` takes it."""
-        first = self.records[~self.records["cell"].duplicated()]
+        wanted = ["cell", "part", *AXES, *COMPARABLE]
+        first = self.records.loc[~self.records["cell"].duplicated(), wanted]
         known = [self.parts[self.cases[i]].known for i in first.index]
         return first.assign(known=known).set_index("cell")
 
@@ -173,7 +174,10 @@ class Side:
         """Whether runs on one device, of one dataset or one model disagree on what must agree."""
         if name not in COMPARABLE:
             return False
-        known = self.records[self.records[name] != ""]
+        cells = self.records[[name, *COMPARABLE[name]]]
+        if cells[name].nunique() < 2:
+            return False
+        known = cells[cells[name] != ""]
         return bool((known.groupby(list(COMPARABLE[name]))[name].nunique() > 1).any())
 
 
