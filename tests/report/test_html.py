@@ -482,7 +482,7 @@ def test_what_has_no_value_is_not_told(pages: Pages) -> None:
 @pytest.mark.slow
 def test_commands_are_pasted_line_by_line(browser: Browser, pages: Pages) -> None:
     page = open_page(browser, pages["long"], unfold=True)
-    assert page.locator("pre code").inner_text().split("\n") == [
+    assert page.locator("pre code").last.inner_text().split("\n") == [
         "python -m bench.sweep --model mine",
         "python -m bench.sweep --model mine --compile on off",
     ]
