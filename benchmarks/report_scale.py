@@ -36,14 +36,15 @@ def sweep(folder: Path) -> dict[tuple[str, str], dict[str, str]]:
         return {(row["precision"], row["batch_size"]): row for row in csv.DictReader(file)}
 
 
-def write_records(folder: Path, records: int) -> Path:
-    """Write a sweep of made-up records: four cards, five repeats, forty batch sizes.
+def write_records(folder: Path, records: int, repeats: int) -> Path:
+    """Write a sweep of made-up records: four cards, forty batch sizes, five precisions.
 
     They are rows that the harness itself wrote, with other values in some columns, so that a column
     that comes later has what a sweep puts into it.
     """
     rows = sweep(folder)
-    places = product(range(-(-records // 4000)), range(40), range(5), range(4), range(1, 6))
+    rates = range(-(-records // (800 * repeats)))
+    places = product(rates, range(40), range(5), range(4), range(1, repeats + 1))
     with (folder / "records.csv").open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, list(rows[PRECISIONS[0], FITS]), lineterminator="\n")
         writer.writeheader()

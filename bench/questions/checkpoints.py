@@ -55,7 +55,8 @@ def _describe(
 def _tell_checkpoints(found: Material) -> Iterator[Sheet]:
     cases = found.cases
     kept = cases[cases["checkpoint"].astype(bool) & cases["status"].isin(TIMED)]
-    runs = {int(cell): part for cell, part in found.rows.groupby("cell")}  # type: ignore[arg-type]
+    of_these = found.rows[found.rows["cell"].isin(kept["cell"])]
+    runs = {int(cell): part for cell, part in of_these.groupby("cell")}  # type: ignore[arg-type]
     verdicts = {cell: _judge(runs[cell]) for cell in kept["cell"]}
     axes = [axis for axis in found.order if axis != "checkpoint"] or ["precision", "batch_size"]
     columns: list[Column[Row]] = [

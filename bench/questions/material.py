@@ -150,8 +150,8 @@ def gather(
 
 def _have_common(rows: pd.DataFrame, published: pd.DataFrame) -> bool:
     """Whether a network was trained on the data that published figures are of."""
-    ran, told = ({*zip(part["model"], part["dataset"], strict=True)} for part in (rows, published))
-    return bool(ran & told)
+    names = ["model", "dataset"]
+    return not rows[names].drop_duplicates().merge(published[names]).empty
 
 
 def _find_start(rows: pd.DataFrame) -> pd.DataFrame:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +13,15 @@ from bench.gpu.nvml import EFFECTS
 from bench.limits import INTERFERENCE, STEADY, STRAGGLES, is_shared
 from bench.precision import EMULATE_FP8, PRECISIONS, Arithmetic, is_dynamic
 from bench.record import Status
-from bench.study.quantities import busy_share, find_beyond, find_wrong_rates, positive, step_noise
+from bench.study.quantities import (
+    busy_share,
+    find_beyond,
+    find_rows,
+    find_wrong_rates,
+    map_distinct,
+    positive,
+    step_noise,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -168,8 +177,7 @@ def _describe(trends: Sequence[Trend]) -> Callable[[pd.DataFrame], str]:
 
 
 def _unclear(records: pd.DataFrame) -> pd.Series:
-    found = records["arithmetic"].astype(str).str.split("/")
-    return found.map(lambda names: Arithmetic.UNCLEAR in names).astype(bool)
+    return find_rows(records["arithmetic"], lambda names: Arithmetic.UNCLEAR in names.split("/"))
 
 
 def _in_fp8(records: pd.DataFrame) -> pd.Series:
@@ -180,7 +188,7 @@ def _in_fp8(records: pd.DataFrame) -> pd.Series:
 
 def _skipped(records: pd.DataFrame) -> pd.Series:
     """Whether many steps left the weights as they were."""
-    skips = records["skip_overflow"].astype(bool) | records["loss_scale"].map(is_dynamic)
+    skips = records["skip_overflow"].astype(bool) | find_rows(records["loss_scale"], is_dynamic)
     share = records["overflow_steps"] / positive(records["measured_steps"].astype(float))
     return skips & (share > MOST_SKIPPED)
 
@@ -199,6 +207,12 @@ def _quote(column: str) -> Callable[[pd.DataFrame], str]:
 def _name_most(column: str) -> Callable[[pd.DataFrame], str]:
     """Say the largest of a column of shares."""
     return lambda rows: f"up to {100 * rows[column].max():.1f} %"
+
+
+def _count_cores(cpu: str) -> float:
+    """How many cores a row's ``cpu`` ends with; NaN if it does not say."""
+    found = re.search(r", (\d+) cores$", cpu)
+    return float(found[1]) if found else math.nan
 
 
 _LINK = re.compile(r"\d+-\d+ ([^,]+)")
@@ -481,7 +495,7 @@ DOUBTS: dict[str, Doubt] = {
             "more workers than cores",
             "The DataLoader had more workers than there were CPU cores for them",
             "Use --workers of at most that number.",
-            lambda r: r["workers"] > r["cpu"].str.extract(r", (\d+) cores$")[0].astype(float),
+            lambda r: r["workers"] > map_distinct(r["cpu"], _count_cores).astype(float),
             fatal=False,
         ),
         Doubt(
@@ -560,7 +574,7 @@ DOUBTS: dict[str, Doubt] = {
             "the slowest link",
             "CUDA_VISIBLE_DEVICES chooses GPUs that are linked alike; nvidia-smi topo -m shows how "
             "they are.",
-            lambda r: r["links"].map(lambda links: len(list_links(str(links))) > 1).astype(bool),
+            lambda r: find_rows(r["links"], lambda links: len(list_links(links)) > 1),
             fatal=False,
             detail=lambda r: name_links(
                 {

@@ -43,12 +43,8 @@ def describe_gaps(sweep: Sweep) -> Iterator[tuple[str, str]]:
     # of other runs that did not end, the notice "No result" tells
     cut = rows["sentinel"].astype(bool) & rows["status"].isin(list(REPEATED))
     rows = rows[~rows["probe"].astype(bool) & (rows["anchor"] == "") & ~cut]
-    made = zip(read_cases(rows), rows["repeat"], rows["sentinel"], strict=True)
-    done = {
-        run
-        for case, repeat, sentinel in made
-        for run in list_served((case, int(repeat), bool(sentinel)))
-    }
+    made = zip(read_cases(rows), rows["repeat"].tolist(), rows["sentinel"].tolist(), strict=True)
+    done = {served for run in made for served in list_served(run)}
     left = [run for run in planned if run not in done]
     if not left:
         return

@@ -161,9 +161,8 @@ def _share_of_bandwidth(records: pd.DataFrame) -> pd.Series:
 
 def _look_up(records: pd.DataFrame, find: Callable[[str], float | None]) -> pd.Series:
     """What the data sheet of each row's card says; NaN for a CPU and cards that are not known."""
-    cards = records["gpu"].where(records["device"] == "cuda", "")
-    known = {gpu: find(gpu) or math.nan for gpu in set(cards)}
-    return cards.map(known).astype(float)
+    values = map_distinct(records["gpu"], lambda gpu: find(gpu) or math.nan)
+    return values.astype(float).where(records["device"] == "cuda")
 
 
 def measured_share(records: pd.DataFrame) -> pd.Series:
@@ -191,11 +190,10 @@ def _share_of_rates(records: pd.DataFrame, find_rates: Callable[[str], pd.Series
     """
     import pandas as pd
 
-    ran = records["arithmetic"].where(
-        records["arithmetic"] != "",
-        records["precision"].map({name: p.arithmetic for name, p in PRECISIONS.items()}),
-    )
-    ran = ran.astype(str).map(lambda names: names.partition("/")[0])
+    ran = map_distinct(records["arithmetic"], lambda names: names.partition("/")[0])
+    if (unknown := ran == "").any():
+        known = map_distinct(records["precision"], lambda name: PRECISIONS[name].arithmetic)
+        ran = ran.mask(unknown, known)
     rate = pd.Series(math.nan, records.index)
     for arithmetic in ran.unique():
         rate = rate.mask(ran == arithmetic, find_rates(arithmetic))
@@ -255,6 +253,19 @@ def wire_rate(records: pd.DataFrame) -> pd.Series:
     gpus = records["world_size"].astype(float)
     sent = records["wire_bytes"].astype(float) * 2 * (gpus - 1) / gpus
     return positive(sent) / positive(records["sync_step_s"].astype(float))
+
+
+def map_distinct(cells: pd.Series, find: Callable[[Any], Any]) -> pd.Series:
+    """What ``find`` says of each cell, asked once of each distinct one."""
+    import pandas as pd
+
+    places, distinct = pd.factorize(cells, use_na_sentinel=False)  # `Series.map` hashes each cell
+    return pd.Series([find(cell) for cell in distinct]).take(places).set_axis(cells.index)
+
+
+def find_rows(cells: pd.Series, holds: Callable[[Any], bool]) -> pd.Series:
+    """Which cells ``holds`` is true of, asked once of each distinct one."""
+    return cells.isin([cell for cell in cells.unique() if holds(cell)])
 
 
 def positive(values: pd.Series) -> pd.Series:

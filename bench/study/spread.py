@@ -9,6 +9,7 @@ American Statistician 30, 1976; David and Nagaraja, Order Statistics, 2003, sect
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from enum import StrEnum
 from functools import cache
 from math import comb
@@ -42,13 +43,15 @@ def find_coverage(runs: int, depth: int = 1) -> float:
     [0.6, 0.833, 0.93, 0.971]
     """
     middle = (runs + 1) // 2
-    # the median of the second sample is below the depth-th of the first where at least ``middle``
-    # of the second come before it
-    below = sum(
-        comb(before + depth - 1, before) * comb(2 * runs - before - depth, runs - before)
-        for before in range(middle, runs + 1)
-    )
-    return max(0.0, 1 - 2 * below / comb(2 * runs, runs))
+    # the median of the second sample is below the depth-th of the first where of the first
+    # ``drawn`` in order fewer than ``depth`` are of the first: a hypergeometric tail
+    drawn = middle + depth - 1
+    term = below = comb(runs, drawn)
+    for of_first in range(1, depth):
+        term = term * (runs - of_first + 1) * (drawn - of_first + 1)
+        term //= of_first * (runs - drawn + of_first)
+        below += term
+    return max(0.0, 1 - 2 * below / comb(2 * runs, drawn))
 
 
 @cache
@@ -58,17 +61,20 @@ def choose_depth(runs: int) -> int:
     >>> [choose_depth(n) for n in (3, 5, 9, 15, 30)]
     [1, 1, 1, 2, 7]
     """
-    depths = range((runs + 1) // 2, 0, -1)
-    return next((d for d in depths if find_coverage(runs, d) >= CONFIDENCE), 1)
+    depths = range(1, (runs + 1) // 2 + 1)
+    wide = bisect_left(depths, True, key=lambda d: find_coverage(runs, d) < CONFIDENCE)
+    return max(wide, 1)
 
 
 def find_ends(numbers: pd.DataFrame, group: pd.Series) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Lower and upper end of each column in each group, NaN where there is one value or none."""
-    grouped = numbers.groupby(group)
+    import numpy as np
+
+    filled = numbers.loc[:, numbers.notna().any()]
+    grouped = filled.groupby(group)
     ranks, counts = grouped.rank(method="first"), grouped.transform("count")
-    most = int(group.value_counts().max()) if len(group) else 0
-    depths = {n: choose_depth(n) for n in range(2, most + 1)}  # of none and of one: no ends
+    depths = {int(n): choose_depth(int(n)) for n in np.unique(counts) if n > 1}  # else no ends
     depth = counts.apply(lambda column: column.map(depths))
-    low = numbers.where(ranks == depth).groupby(group).max()
-    high = numbers.where(ranks == counts + 1 - depth).groupby(group).max()
-    return low, high
+    low = filled.where(ranks == depth).groupby(group).max()
+    high = filled.where(ranks == counts + 1 - depth).groupby(group).max()
+    return low.reindex(columns=numbers.columns), high.reindex(columns=numbers.columns)
