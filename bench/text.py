@@ -55,6 +55,22 @@ def clean(text: str) -> str:
     return _CONTROL.sub(" ", text).strip()
 
 
+def make_printable(text: str) -> str:
+    """As `clean`, without what else controls a terminal or changes the reading direction."""
+    text = clean(text)
+    return text if text.isprintable() else "".join(c for c in text if c.isprintable())
+
+
+def capitalize(text: str) -> str:
+    """Begin with a capital letter, and leave the others as they are."""
+    return text[:1].upper() + text[1:]
+
+
+def write_percent(fraction: float) -> str:
+    """Write 0.02 as ``2 %``."""
+    return f"{100 * fraction:.4g} %"
+
+
 def write_text(text: str) -> str:
     """Make ``text`` a cell that no spreadsheet takes for a formula; for every CSV written."""
     text = clean(text)

@@ -7,13 +7,8 @@ from collections.abc import Iterator, Sequence
 from bench.compare.comparison import Comparison, MetricPair, write_outcomes
 from bench.limits import MIN_REPEATS
 from bench.study.metrics import Metric
-from bench.text import count, name_first
+from bench.text import capitalize, count, name_first, write_percent
 from bench.verdict import MIN_SEEDS, Verdict
-
-
-def write_percent(fraction: float) -> str:
-    """Write 0.02 as ``2 %``."""
-    return f"{100 * fraction:.4g} %"
 
 
 def conclude(comparison: Comparison, margin: float) -> Iterator[str]:
@@ -21,7 +16,7 @@ def conclude(comparison: Comparison, margin: float) -> Iterator[str]:
     for metric, findings in comparison.metrics.items():
         known = [finding for finding in findings if finding.a and finding.b]
         if known:
-            yield f"{metric.label[0].upper()}{metric.label[1:]}: {_sum_up(metric, known, margin)}."
+            yield f"{capitalize(metric.label)}: {_sum_up(metric, known, margin)}."
     changes: dict[str, list[str]] = {}
     for match in comparison.matched:
         if change := comparison.change(match):
@@ -29,7 +24,7 @@ def conclude(comparison: Comparison, margin: float) -> Iterator[str]:
             said = " → ".join(map(write_outcomes, ends))
             changes.setdefault(change, []).append(f"{comparison.label(match)} ({said})")
     for change, labels in changes.items():
-        yield f"{change[0].upper()}{change[1:]}: {name_first(labels, 3, '; ')}."
+        yield f"{capitalize(change)}: {name_first(labels, 3, '; ')}."
 
 
 def _sum_up(metric: Metric, findings: Sequence[MetricPair], margin: float) -> str:

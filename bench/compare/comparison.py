@@ -27,7 +27,7 @@ from bench.study.pairs import match as match_cases
 from bench.study.quantities import MEMORY
 from bench.study.summaries import measure_part
 from bench.study.sweeps import mend_ends
-from bench.text import clean
+from bench.text import make_printable
 from bench.verdict import Claim, Equivalence, Ratio
 
 if TYPE_CHECKING:
@@ -168,7 +168,8 @@ class Side:
     def environment(self, name: str) -> list[str]:
         """The distinct values of an environment column; none where all are empty."""
         values = dict.fromkeys(self.records[name].tolist())  # as many calls as columns: no pandas
-        return [write_plain(value) for value in values if value == value and value != ""]
+        known = (value for value in values if value == value and value != "")
+        return [f"{value:.0f}" if isinstance(value, float) else str(value) for value in known]
 
     def mixes(self, name: str) -> bool:
         """Whether runs on one device, of one dataset or one model disagree on what must agree."""
@@ -179,11 +180,6 @@ class Side:
             return False
         known = cells[cells[name] != ""]
         return bool((known.groupby(list(COMPARABLE[name]))[name].nunique() > 1).any())
-
-
-def write_plain(value: object) -> str:
-    """Write an environment's value; a whole number without ``.0``."""
-    return f"{value:.0f}" if isinstance(value, float) else str(value)
 
 
 def read_side(name: str, path: Path) -> Side:
@@ -539,18 +535,12 @@ def refuse_other_models(comparison: Comparison) -> None:
     for model, name in comparison.changed_models():
         changed.setdefault(model, {})[MODEL_PARTS[name]] = None
     if changed:
-        which = "; ".join(
-            f"{model} changed in {', '.join(what)}" for model, what in changed.items()
-        )
+        found = (f"{model} changed in {', '.join(what)}" for model, what in changed.items())
+        which = make_printable("; ".join(found))
         raise UsageError(
-            f"{' and '.join(comparison.titles)} trained different networks: {printable(which)}; "
-            "to compare them anyway, add --mix"
+            f"{' and '.join(comparison.titles)} trained different networks: {which}; to compare "
+            "them anyway, add --mix"
         )
-
-
-def printable(text: str) -> str:
-    """Remove characters that control a terminal or change the reading direction."""
-    return text if text.isprintable() else "".join(c for c in clean(text) if c.isprintable())
 
 
 def write_outcomes(outcomes: Mapping[str, int]) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import shutil
 import textwrap
@@ -14,13 +13,12 @@ from typing import Any
 from bench import verdict
 from bench.case import AXES, FOLLOWS, SAME_QUESTION
 from bench.compare import conditions
-from bench.compare.answer import advise, conclude, write_percent
+from bench.compare.answer import advise, conclude
 from bench.compare.comparison import (
     Comparison,
     KindChange,
     MetricPair,
     Side,
-    printable,
     write_outcomes,
 )
 from bench.compare.conditions import Condition, Count, Summarized
@@ -33,9 +31,18 @@ from bench.interval import CONFIDENCE
 from bench.limits import MIN_REPEATS, STEADY
 from bench.record import Status
 from bench.render.model import NOTHING, Cell, Head, Level, Table
+from bench.render.text import LINES, MORE, WIDTH, draw_table, make_plain, read_plain
 from bench.study.metrics import Metric
 from bench.study.pairs import Match
-from bench.text import count, name_first, say_left_out, write_number
+from bench.text import (
+    capitalize,
+    count,
+    make_printable,
+    name_first,
+    say_left_out,
+    write_number,
+    write_percent,
+)
 from bench.verdict import Claim, Equivalence, Ratio, Verdict
 
 
@@ -48,7 +55,7 @@ class Margins:
 
 
 def _cells(*texts: str) -> tuple[Cell, ...]:
-    return tuple(Cell(printable(text)) for text in texts)
+    return tuple(Cell(make_printable(text)) for text in texts)
 
 
 _KEEP = {"p": 2, "runs": 3, "95 % interval": 6}
@@ -73,26 +80,26 @@ def introduce(comparison: Comparison, margins: Margins) -> Iterator[str]:
     for side, role in ((comparison.a, "baseline"), (comparison.b, "candidate")):
         cases, runs = comparison.count(side)
         said = f"{count(runs, 'run')} of {count(cases, 'case')}"
-        yield printable(f"{side.title} ({role}): {side.path}, {said}")
+        yield make_printable(f"{side.title} ({role}): {side.path}, {said}")
         for name in FOLLOWS.get(comparison.axis, ()):
             used, left = list_left_out(comparison, side, name)
             if used and left:
                 word = name.replace("_", " ")
                 kept, rest = ([value or "none" for value in part] for part in (used, left))
-                yield printable(
+                yield make_printable(
                     f"{side.title}: only {word} {' or '.join(kept)} is compared, "
                     f"{', '.join(rest)} left out; --axis {name} compares one with another"
                 )
     matched = comparison.matched
     if matched:
         both = f"with both values of {comparison.axis}" if comparison.axis else "in both"
-        yield printable(f"{count(len(matched), 'case')} {both}: {_write_common(comparison)}")
+        yield make_printable(f"{count(len(matched), 'case')} {both}: {_write_common(comparison)}")
     else:
-        yield printable(f"no case in both: {explain_unmatched(comparison)}")
+        yield make_printable(f"no case in both: {explain_unmatched(comparison)}")
     if not any(comparison.environment()) and not comparison.differing_conditions():
         yield "no recorded difference in what ran them"
     if spoilt := list(_write_spoilt(comparison, matched)):
-        yield printable(
+        yield make_printable(
             f"warning: do not rely on these times: {'; '.join(spoilt)}. Close other "
             "programs, or use --repeats 5 or more; a new --out keeps the old rows"
         )
@@ -100,11 +107,11 @@ def introduce(comparison: Comparison, margins: Margins) -> Iterator[str]:
     if matched and empty:
         yield f"not compared, because no run has a value: {', '.join(empty)}"
     limit = 1 + margins.verdict
-    yield printable(
+    yield make_printable(
         f"speed is the time of {comparison.names[0]} over that of {comparison.names[1]}: above 1 "
         f"is faster; any other {_name_ratio(comparison)}; both of geometric means"
     )
-    yield printable(
+    yield make_printable(
         "each has a 95 % interval; p is adjusted for the number of cases in a table (Holm); "
         f"the margin of {write_percent(margins.verdict)} is from {1 / limit:.4g} to {limit:.4g}"
     )
@@ -225,7 +232,7 @@ def _metric_table(
     notes += [PAIRED] if any(finding.ratio.pairs for finding in findings) else []
     return Table(
         metric.name,
-        f"{metric.label[0].upper()}{metric.label[1:]}{unit}: {summary}",
+        f"{capitalize(metric.label)}{unit}: {summary}",
         _heads("case", *numbers, "verdict", "remarks", numbers=numbers),
         tuple(
             _cells(
@@ -238,7 +245,7 @@ def _metric_table(
             )
             for finding, text in zip(findings, rest, strict=True)
         ),
-        tuple(printable(note) for note in notes),
+        tuple(make_printable(note) for note in notes),
         level=Level.TABLE if metric is next(iter(comparison.metrics)) else Level.DETAIL,
     )
 
@@ -390,12 +397,6 @@ def _write_parts(comparison: Comparison, metric: Metric, match: Match) -> str:
     return f"{what}: " + ", ".join(f"{part} in {name}" for name, part in named if part.share < 1)
 
 
-HIGHEST = 40
-"""Lines of the first screen."""
-
-WIDTH = 100
-"""Columns where there is no terminal to ask, and COLUMNS is not set."""
-
 UNLIMITED = 10_000
 """Columns of all tables in full, where they go to a file or a pipe."""
 
@@ -418,10 +419,10 @@ def render_text(
     wanted = [table for table in tables if table.level is Level.TABLE]
     shown = wanted[-1] if wanted else None  # the kinds of work, where they are asked for
     left = len(tables) - bool(shown)
-    last = [f"--full shows {count(left, 'more table')} and the conditions of both sides."]
+    last = [f"{MORE} shows {count(left, 'more table')} and the conditions of both sides."]
     if shown:
         rows = len(shown.rows)
-        while len(drawn := _draw(_cut(shown, rows), width)) + len(lines) + 3 > HIGHEST and rows > 1:
+        while len(drawn := _draw(_cut(shown, rows), width)) + len(lines) + 3 > LINES and rows > 1:
             rows -= 1
         lines += ["", *drawn]
     return "\n".join([*lines, "", *last]) + "\n"
@@ -431,7 +432,7 @@ def _cut(table: Table, rows: int) -> Table:
     """The first rows of a table, and how many are left out."""
     left = len(table.rows) - rows
     notes = (
-        (*table.notes, f"{say_left_out(left, 'row')}; --full has them.") if left else table.notes
+        (*table.notes, f"{say_left_out(left, 'row')}; {MORE} has them.") if left else table.notes
     )
     return replace(table, rows=table.rows[:rows], notes=notes)
 
@@ -477,7 +478,7 @@ def _open(comparison: Comparison, margins: Margins) -> Iterator[str]:
 
 def _wrap(text: str, width: int) -> list[str]:
     return textwrap.wrap(
-        printable(text),
+        make_printable(text),
         width,
         subsequent_indent="  ",
         break_long_words=False,
@@ -486,13 +487,9 @@ def _wrap(text: str, width: int) -> list[str]:
 
 
 def _draw(table: Table, width: int) -> list[str]:
-    from rich.console import Console
-
-    from bench.render.text import draw_table
-
-    buffer = io.StringIO()
-    draw_table(table, Console(file=buffer, width=width, color_system=None, force_terminal=False))
-    return [line.rstrip() for line in buffer.getvalue().splitlines()]
+    console = make_plain(width)
+    draw_table(table, console)
+    return read_plain(console).splitlines()
 
 
 def render_markdown(

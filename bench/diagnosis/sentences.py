@@ -11,7 +11,7 @@ from bench.diagnosis.rates import RATES, write_rate
 from bench.diagnosis.step import Wait
 from bench.limits import STEADY
 from bench.precision import Arithmetic
-from bench.text import ESTIMATE
+from bench.text import ESTIMATE, capitalize
 from bench.work import Kind
 
 TOLD = 3
@@ -190,7 +190,7 @@ def _say_advice(found: Explanation) -> Iterator[str]:
     for source in dict.fromkeys(one.source for one in advice if one.source):
         told = [one for one in advice if one.source == source]
         listed = ", ".join(_write_tried(one, one.speedup or 0.0) for one in told)
-        yield f"{source[:1].upper()}{source[1:]}: {listed}."
+        yield f"{capitalize(source)}: {listed}."
     if untested := [one.what for one in advice if one.speedup is None]:
         yield f"Untested: {', '.join(untested)}."
 

@@ -19,7 +19,7 @@ from bench.study.drift import Drift, Steadiness, find_drifts, write_moment
 from bench.study.gaps import describe_gaps
 from bench.study.summaries import find_wide, latest
 from bench.study.sweeps import Sweep
-from bench.text import name_first
+from bench.text import capitalize, name_first
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -67,7 +67,7 @@ def _describe_doubt(doubt: Doubt, rows: pd.DataFrame, below: bool) -> Notice:
     hit = rows[rows[doubt.name]]
     detail = doubt.detail(hit) if doubt.detail else ""
     return Notice(
-        doubt.remark[0].upper() + doubt.remark[1:],
+        capitalize(doubt.remark),
         f"{doubt.warning}{f' ({detail})' if detail else ''}.",
         doubt.advise(hit),
         _count(hit, rows),

@@ -20,7 +20,7 @@ from bench.questions.material import Material
 from bench.render.cells import Row, iterate, ms_cell, name_place, ratio_cell, write_ratio
 from bench.render.model import Cell
 from bench.render.section import Column, Section, Sheet
-from bench.text import ESTIMATE
+from bench.text import ESTIMATE, capitalize
 
 MOST_PAIRS = 4
 """Pairs that are explained in full; of each value of the axis the one at the largest batch size
@@ -205,7 +205,7 @@ def tell_reasons(name: str, why: Explanation, most: int = 0) -> Sheet:
     ]  # fmt: skip
     shown = {cause.value for cause, _ in rows}
     notes = [
-        f"{reason.cause.meaning[:1].upper()}{reason.cause.meaning[1:]}: {reason.evidence}"
+        f"{capitalize(reason.cause.meaning)}: {reason.evidence}"
         for reason in why.reasons
         if reason.evidence and why.share(reason) >= NAMED and str(reason.cause) in shown
     ]

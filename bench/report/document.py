@@ -157,7 +157,7 @@ def build(
         tables=tuple(count_table_in(table, units) for table in tables),
         notes=(
             *write_notes(cases, found.varying),
-            *(f"{notice.label}: {notice.text}" for notice in notices if notice.good),
+            *(notice.line for notice in notices if notice.good),
         ),
         outcomes=_count_outcomes(cases),
         next_step=choose_next(sweeps, cases),

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean, median, stdev, variance
 from typing import TYPE_CHECKING
 
-from bench.interval import CONFIDENCE, find_reach
+from bench.interval import CONFIDENCE, find_quantile, find_reach
 from bench.limits import MIN_REPEATS, STEADY
 from bench.record import RELIABLE, Status
 from bench.study import quantities
@@ -316,7 +316,7 @@ class _Sample:
     def _judge(
         self, metric: Metric, shifts: np.ndarray, typical: float | None
     ) -> tuple[Ratio, float | None]:
-        from scipy.special import stdtr, stdtrit
+        from scipy.special import stdtr
 
         shift = float(shifts.mean())
         value = math.exp(shift)
@@ -331,7 +331,7 @@ class _Sample:
             return Ratio(value, lack=lack), None
         error = math.sqrt(float(errors.sum())) / len(errors)
         own, tested = (_pool(errors, self.freedom(noise)) for noise in (None, typical))
-        reach = float(stdtrit(own, (1 + CONFIDENCE) / 2)) * error
+        reach = find_quantile(own) * error
         p = min(1.0, 2 * float(stdtr(tested, -abs(shift) / error)))
         ratio = Ratio(value, math.exp(shift - reach), math.exp(shift + reach), p, p)
         return ratio, reach * float(self.value_a.mean()) * value
