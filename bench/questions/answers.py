@@ -22,6 +22,7 @@ from bench.render.cells import (
     Row,
     is_estimate,
     iterate,
+    mark_part,
     name_case,
     remarks,
     take_first,
@@ -319,7 +320,7 @@ def _against_fp32(row: Row, timed: pd.DataFrame) -> str:
         same &= timed[name] == getattr(row, name)
     if not same.any():
         return _against_other_fp32(row, timed[theirs], settings)
-    about = ESTIMATE if row.part < 1 else ""
+    about = mark_part(row)
     doubt = "" if (trusted & same).any() else " (the fp32 times have warnings)"
     # one in doubt is named only where none is better
     best = take_first(timed[same & trusted] if (same & trusted).any() else timed[same])
@@ -357,7 +358,7 @@ def _against_other_fp32(row: Row, others: pd.DataFrame, settings: Sequence[str])
         if getattr(other, name) != getattr(row, name)
     ]
     what = ", ".join(differs) or "other versions"
-    about = ESTIMATE if min(row.part, other.part) < 1 else ""
+    about = mark_part(row, other)
     speedup = other.epoch_time_s / row.epoch_time_s
     return f", {about}{speedup:.2f} times as fast as the nearest fp32 case ({what}){doubt}"
 
@@ -429,7 +430,7 @@ def _tell_largest(largest: Match, family: Family) -> str:
         family: that of the second case.
     """
     before, after = largest.before, largest.after
-    about = ESTIMATE if min(before.part, after.part) < 1 else ""
+    about = mark_part(before, after)
     said = (
         f"{after.precision} ({after.batch_size}) is {about}{write_ratio(largest.speed)} times as "
         f"fast as {before.precision} ({before.batch_size})"
@@ -442,7 +443,7 @@ def _tell_largest(largest: Match, family: Family) -> str:
     for row in family.ended:
         equal = Match(before, row)
         if row.batch_size == before.batch_size and is_number(equal.speed):
-            about = ESTIMATE if min(before.part, row.part) < 1 else ""
+            about = mark_part(before, row)
             said += (
                 f", and {about}{write_ratio(equal.speed)} times with both at {before.batch_size}"
             )

@@ -15,7 +15,7 @@ from itertools import pairwise
 from statistics import fmean, median
 from typing import TYPE_CHECKING
 
-from bench.case import AXES, SAME_QUESTION, Case, free_axes
+from bench.case import SAME_QUESTION, Case, free_axes
 from bench.precision import PRECISIONS
 from bench.record import REFUSED, RELIABLE, Status
 from bench.render.cells import TIMED, Row, iterate
@@ -24,7 +24,7 @@ from bench.store.reader import read_cases
 from bench.study.axes import keep_main
 from bench.study.estimate import share_seeds
 from bench.study.quantities import is_number
-from bench.study.summaries import SOURCE
+from bench.study.summaries import SOURCE, list_equal
 from bench.text import parse_bytes
 from bench.wall.answer import Wall
 from bench.wall.line import MemoryLine, fit_line
@@ -57,12 +57,7 @@ FARTHEST = 2
 MOST_FAMILIES = 60
 """Families that a report looks at; more would not be read."""
 
-_EQUAL = (
-    *SOURCE,
-    *(name for name in AXES if name not in ("batch_size", *SAME_QUESTION)),
-    "environment",
-    "kind",
-)
+_EQUAL = list_equal(("batch_size", *SAME_QUESTION))
 
 
 @dataclass(frozen=True)

@@ -45,9 +45,9 @@ from bench.questions.batch_sizes import (
 from bench.questions.material import Material
 from bench.record import RELIABLE
 from bench.render.cells import (
-    ESTIMATE,
     Row,
     axis_column,
+    mark_part,
     name_case,
     quantity_cell,
     quantity_column,
@@ -373,7 +373,7 @@ def _match_columns(take: Callable[[Any], Match | None]) -> list[Column[Any]]:
         return lambda row: say(match) if (match := take(row)) else None
 
     def write_speed(match: Match) -> Cell | None:
-        mark = ESTIMATE * (min(match.before.part, match.after.part) < 1)
+        mark = mark_part(match.before, match.after)
         known = is_number(match.speed)
         return Cell(f"{mark}{write_ratio(match.speed)}×", match.speed) if known else None
 
@@ -491,7 +491,7 @@ def _tell_accumulated(found: Material) -> Iterator[Sheet]:
 
     def write_time(match: Match) -> Cell:
         change = divide(match.after.epoch_time_s, match.before.epoch_time_s) - 1
-        mark = ESTIMATE * (min(match.before.part, match.after.part) < 1)
+        mark = mark_part(match.before, match.after)
         return _write_signed(change, mark=mark)
 
     def write_pieces(match: Match) -> str:

@@ -14,7 +14,7 @@ from bench.diagnosis.step import Bound, Step
 from bench.questions.material import Material
 from bench.questions.profiles import Divided
 from bench.questions.reasons import choose_pairs
-from bench.render.cells import ms_cell, name_place
+from bench.render.cells import case_column, estimate_cell, ms_cell, name_place
 from bench.render.model import NOTHING, Cell
 from bench.render.section import Column, Section, Sheet, join
 from bench.text import ESTIMATE, count, say_left_out, write_number
@@ -50,9 +50,7 @@ def _tell_breakdowns(found: Material) -> Iterator[Sheet]:
         return _percent_cell(share, not one[1].estimates.isdisjoint(names))
 
     columns: list[Column[_Broken]] = [
-        Column("case", "case", "the settings that tell it apart",
-               lambda one: name_place(one[0].row, found.named, found.machines),
-               wrap=True),
+        case_column(found.named, found.machines, lambda one: one[0].row),
         Column("step", "step (ms)", "a median step, not profiled",
                lambda one: ms_cell(one[1].step_s), better="lower"),
         Column("verdict", "limited by", "what limits most of the step",
@@ -102,7 +100,7 @@ def choose_parts(shares: Sequence[dict[str, float]], most: int = MOST_PARTS) -> 
 
 
 def _percent_cell(share: float, estimated: bool = False) -> Cell:
-    return Cell(f"{ESTIMATE * estimated}{100 * share:.1f}", share, estimated)
+    return estimate_cell(f"{100 * share:.1f}", share, estimated)
 
 
 BREAKDOWNS = Section("time", "Where does the time of a step go?", _tell_breakdowns)
@@ -166,10 +164,7 @@ def _tell_operations(found: Material) -> Iterator[Sheet]:
 
 
 def _write_rate(rate: float | None, scale: float, estimated: bool) -> Cell | None:
-    """A rate, over a scale."""
-    if rate is None:
-        return None
-    return Cell(f"{ESTIMATE * estimated}{write_number(rate / scale)}", rate, estimated)
+    return None if rate is None else estimate_cell(write_number(rate / scale), rate, estimated)
 
 
 OPERATIONS = Section("operations", "Which operations take longest?", _tell_operations)

@@ -19,7 +19,7 @@ from bench.store.attempts import number_groups
 from bench.study import axes, summaries
 from bench.study.axes import MACHINE, Machines, list_naming_axes
 from bench.study.doubts import list_below
-from bench.study.estimate import LOSS, Seeds, take_readings, take_seeds
+from bench.study.estimate import LOSS, Seeds, take_readings, take_seeds, take_times
 from bench.study.filters import Filter, select
 
 if TYPE_CHECKING:
@@ -74,6 +74,10 @@ class Material:
         return self.records[self.records["probe"].astype(bool)]
 
     @cached_property
+    def times(self) -> Mapping[int, Sequence[float]]:
+        return take_times(self.rows)
+
+    @cached_property
     def losses(self) -> Mapping[int, Seeds]:
         return take_seeds(take_readings(LOSS, self.rows))
 
@@ -93,7 +97,7 @@ class Material:
     @cached_property
     def lines(self) -> list[Line]:
         """Cases on one GPU and on several, of weak and of strong scaling."""
-        return find_lines(self.rows, self.cases)
+        return find_lines(self.rows, self.cases, self.times)
 
     @cached_property
     def divided(self) -> list[Divided]:
@@ -190,8 +194,7 @@ def _order_columns(cases: pd.DataFrame, by: str) -> tuple[str, ...]:
     order = [*([by] if by in varying else []), *(name for name in varying if name != by)]
     for name in SAME_QUESTION:
         axes_shown = [axis for axis in order if axis != MACHINE]
-        equal = [*summaries.SOURCE, *axes_shown, "environment", "kind"]
-        alike = number_groups(cases, equal)
+        alike = number_groups(cases, [*summaries.SOURCE, *axes_shown, "environment", "kind"])
         if (cases[name].groupby(alike).nunique() > 1).any():
             order.append(name)
     return tuple(order)

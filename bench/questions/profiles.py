@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields, replace
 from statistics import fmean, geometric_mean
 from typing import TYPE_CHECKING, Any
 
-from bench.case import AXES, BARE, SAME_QUESTION, Case, Value, format_value, free_axes
+from bench.case import AXES, SAME_QUESTION, Case, Value, format_value, free_axes, spell_value
 from bench.diagnosis.advice import CURES
 from bench.diagnosis.breakdown import Breakdown, divide
 from bench.diagnosis.explanation import Alternatives, Explanation, Side
@@ -24,9 +24,9 @@ from bench.render.cells import Row, iterate
 from bench.render.model import Notice
 from bench.store.attempts import number_groups
 from bench.store.reader import list_work, read_cases
-from bench.study.axes import Machines, find_varying, name_axis, rank
+from bench.study.axes import Machines, find_varying, name_setting, rank
 from bench.study.pairs import find_changes
-from bench.study.summaries import SOURCE
+from bench.study.summaries import SOURCE, list_equal
 from bench.text import ESTIMATE, count, name_first
 from bench.verdict import compare
 
@@ -301,7 +301,7 @@ def make_side(axis: str, one: Profiled, factor: float = 1.0) -> Side:
     if breakdown is None:
         raise ValueError(f"{one.case.label()} has no profile")
     return Side(
-        title_value(axis, getattr(one.case, axis)),
+        name_setting(axis, spell_value(getattr(one.case, axis))),
         one.case,
         step,
         breakdown,
@@ -310,16 +310,6 @@ def make_side(axis: str, one: Profiled, factor: float = 1.0) -> Side:
         one.sm_clock_mhz,
         one.alloc_retries,
     )
-
-
-def title_value(axis: str, value: Value) -> str:
-    """What a value of an axis is called by itself.
-
-    >>> title_value("precision", "fp16"), title_value("compile", "default"), title_value("lr", 0.1)
-    ('fp16', 'compile default', 'lr 0.1')
-    """
-    text = format_value(value) or "none"
-    return text if axis in BARE else f"{name_axis(axis)} {text}"
 
 
 def scale_step(step: Step, factor: float) -> Step:
@@ -384,9 +374,8 @@ class _Others:
     def _group(cases: pd.DataFrame, axis: str) -> dict[int, list[int]]:
         """The cells that agree with each cell but for an axis."""
         free = {*free_axes(axis), *SAME_QUESTION}
-        equal = [*SOURCE, *(name for name in AXES if name not in free), "environment", "kind"]
         groups: dict[int, list[int]] = {}
-        keys = number_groups(cases, equal)
+        keys = number_groups(cases, list_equal(free))
         for key, cell in zip(keys, cases["cell"], strict=True):
             groups.setdefault(int(key), []).append(int(cell))
         return {cell: group for group in groups.values() for cell in group}

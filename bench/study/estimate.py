@@ -86,6 +86,15 @@ def estimate(
     return judge(metric, changes, take_readings(metric, rows))
 
 
+def take_times(rows: pd.DataFrame) -> dict[int, list[float]]:
+    """By cell, the epoch times of its repeats that ended with one, in s."""
+    timed = rows.loc[rows["status"].isin(RELIABLE), ["cell", TIME.column]].dropna()
+    times: dict[int, list[float]] = {}
+    for cell, time in zip(timed["cell"].tolist(), timed[TIME.column].tolist(), strict=True):
+        times.setdefault(cell, []).append(time)
+    return times
+
+
 def take_readings(metric: Metric, rows: pd.DataFrame) -> pd.DataFrame:
     """What the runs of each cell measured: ``cell``, ``run_seed``, ``value`` and its ``log``.
 
