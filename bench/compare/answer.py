@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from bench.compare.comparison import Comparison, MetricPair, write_outcomes
+from bench.compare.comparison import Comparison, MetricPair
 from bench.limits import MIN_REPEATS
 from bench.study.metrics import Metric
 from bench.text import capitalize, count, name_first, write_percent
@@ -20,9 +20,8 @@ def conclude(comparison: Comparison, margin: float) -> Iterator[str]:
     changes: dict[str, list[str]] = {}
     for match in comparison.matched:
         if change := comparison.change(match):
-            ends = (comparison.a.outcomes(match.a), comparison.b.outcomes(match.b))
-            said = " → ".join(map(write_outcomes, ends))
-            changes.setdefault(change, []).append(f"{comparison.label(match)} ({said})")
+            said = f"{comparison.label(match)} ({' → '.join(comparison.ended(match))})"
+            changes.setdefault(change, []).append(said)
     for change, labels in changes.items():
         yield f"{capitalize(change)}: {name_first(labels, 3, '; ')}."
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from bench.compare.comparison import Comparison, write_outcomes
+from bench.compare.comparison import Comparison
 from bench.compare.values import explain_unmatched
 from bench.errors import UsageError, nearest
 from bench.flags import parse_percent
@@ -54,11 +54,8 @@ def find(comparison: Comparison, gate: Gate) -> Iterator[str]:
     if gate.word == "broken":
         for match in comparison.matched:
             if comparison.change(match) == "broken":
-                a, b = comparison.a.outcomes(match.a), comparison.b.outcomes(match.b)
-                yield (
-                    f"{comparison.label(match)}: {write_outcomes(a)} in {one}, "
-                    f"{write_outcomes(b)} in {two}"
-                )
+                a, b = comparison.ended(match)
+                yield f"{comparison.label(match)}: {a} in {one}, {b} in {two}"
     elif gate.word == "missing":
         for cell in comparison.alone(comparison.a):
             yield f"{comparison.label_alone(comparison.a, cell)}: in {one}, not in {two}"

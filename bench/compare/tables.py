@@ -106,20 +106,15 @@ def introduce(comparison: Comparison, margins: Margins) -> Iterator[str]:
     empty = [metric.name for metric, found in comparison.metrics.items() if not found]
     if matched and empty:
         yield f"not compared, because no run has a value: {', '.join(empty)}"
-    limit = 1 + margins.verdict
+    limit, (one, two) = 1 + margins.verdict, comparison.names
     yield make_printable(
-        f"speed is the time of {comparison.names[0]} over that of {comparison.names[1]}: above 1 "
-        f"is faster; any other {_name_ratio(comparison)}; both of geometric means"
+        f"speed is the time of {one} over that of {two}: above 1 is faster; any other ratio is "
+        f"{two} / {one}; both of geometric means"
     )
     yield make_printable(
         "each has a 95 % interval; p is adjusted for the number of cases in a table (Holm); "
         f"the margin of {write_percent(margins.verdict)} is from {1 / limit:.4g} to {limit:.4g}"
     )
-
-
-def _name_ratio(comparison: Comparison) -> str:
-    one, two = comparison.names
-    return f"ratio is {two} / {one}"
 
 
 def _write_common(comparison: Comparison) -> str:
@@ -169,11 +164,11 @@ def _kinds_table(comparison: Comparison, kinds: Sequence[KindChange]) -> Table:
     rows = tuple(
         _cells(
             comparison.label(kind.match),
-            name_part(kind.name),
-            write_ms(kind.before_s, kind.before_estimated),
-            write_ms(kind.after_s, kind.after_estimated),
-            ("+" if kind.change_s > 0 else "") + write_ms(kind.change_s),
-            f"{100 * kind.change_s / kind.step_s:+.1f} %",
+            name_part(kind.change.name),
+            write_ms(kind.change.before_s, kind.change.before_estimated),
+            write_ms(kind.change.after_s, kind.change.after_estimated),
+            ("+" if kind.change.change_s > 0 else "") + write_ms(kind.change.change_s),
+            f"{100 * kind.change.change_s / kind.step_s:+.1f} %",
             NOTHING if kind.p is None else _write_p(kind.p),
         )
         for kind in kinds
@@ -190,10 +185,10 @@ BEYOND = (
 
 def _outcome_rows(comparison: Comparison) -> Iterator[tuple[Cell, ...]]:
     for match in comparison.matched:
-        a, b = comparison.a.outcomes(match.a), comparison.b.outcomes(match.b)
-        if {*a, *b} != {Status.OK}:
+        ended = (side.outcomes(cell) for side, cell in comparison.ends(match))
+        if set().union(*ended) != {Status.OK}:
             label, change = comparison.label(match), comparison.change(match)
-            yield _cells(label, write_outcomes(a), write_outcomes(b), change)
+            yield _cells(label, *comparison.ended(match), change)
 
 
 def _write_summary(condition: Condition, value: Summarized) -> str:
@@ -351,13 +346,14 @@ def _write_ratio(ratio: Ratio) -> tuple[str, str, str]:
 
 def describe_runs(comparison: Comparison, metric: Metric, match: Match) -> Iterator[str]:
     """What kind of runs a finding is of: of part of an epoch, of synthetic images, not measured."""
-    sides = ((comparison.a, match.a), (comparison.b, match.b))
     if min(part.share for part in comparison.parts(match)) < 1:
         yield _write_parts(comparison, metric, match)
-    kinds = {"synthetic": [s.name for s, cell in sides if s.case(cell).dataset == "synthetic"]}
-    for kind in ("fake", "published"):
-        kinds[kind] = [s.name for s, cell in sides if kind in s.executors(cell)]
-    for kind, where in kinds.items():
+    for kind in ("synthetic", "fake", "published"):
+        where = [
+            side.name
+            for side, cell in comparison.ends(match)
+            if kind in (side.case(cell).dataset, *side.executors(cell))
+        ]
         if where:
             yield kind if len(where) == 2 else f"{kind} in {where[0]}"
 
@@ -368,10 +364,8 @@ def remarks(
     """What a reader must know about a finding before relying on it."""
     match = finding.match
     yield from describe_runs(comparison, metric, match)
-    for side, cell, values in (
-        (comparison.a, match.a, finding.a),
-        (comparison.b, match.b, finding.b),
-    ):
+    both = zip(comparison.ends(match), (finding.a, finding.b), strict=True)
+    for (side, cell), values in both:
         outcomes = side.outcomes(cell)
         if set(outcomes) != {Status.OK}:
             yield f"{side.name} {write_outcomes(outcomes)}"
@@ -545,8 +539,9 @@ def render_json(
         "outcomes": [
             {
                 **_name_match(comparison, match),
-                "a": comparison.a.outcomes(match.a),
-                "b": comparison.b.outcomes(match.b),
+                **{
+                    k: s.outcomes(c) for k, (s, c) in zip("ab", comparison.ends(match), strict=True)
+                },
                 "change": comparison.change(match),
             }
             for match in comparison.matched
@@ -594,11 +589,11 @@ def render_json(
         else [
             {
                 **_name_match(comparison, kind.match),
-                "kind": kind.name,
-                "a_s": kind.before_s,
-                "b_s": kind.after_s,
-                "a_estimated": kind.before_estimated,
-                "b_estimated": kind.after_estimated,
+                "kind": kind.change.name,
+                "a_s": kind.change.before_s,
+                "b_s": kind.change.after_s,
+                "a_estimated": kind.change.before_estimated,
+                "b_estimated": kind.change.after_estimated,
                 "step_a_s": kind.step_s,
                 "p": kind.p,
             }
