@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -66,9 +66,20 @@ def capitalize(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def write_percent(fraction: float) -> str:
+def write_share(share: float) -> str:
+    """Write a share in per cent, without the sign: 0.02 as ``2``."""
+    return f"{100 * share:.4g}"
+
+
+def write_percent(share: float) -> str:
     """Write 0.02 as ``2 %``."""
-    return f"{100 * fraction:.4g} %"
+    return f"{write_share(share)} %"
+
+
+def write_range(values: Iterable[float], write: Callable[[float], str] = str) -> str:
+    """Write numbers, of which there is one at least, by their ends: ``3 to 7``, or ``5``."""
+    known = sorted(values)
+    return " to ".join(dict.fromkeys(map(write, (known[0], known[-1]))))
 
 
 def write_text(text: str) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from bench.compare.comparison import Comparison, MetricPair
 from bench.limits import MIN_REPEATS
 from bench.study.metrics import Metric
-from bench.text import capitalize, count, name_first, write_percent
+from bench.text import capitalize, count, name_first, write_percent, write_range
 from bench.verdict import MIN_SEEDS, Verdict
 
 
@@ -50,10 +50,10 @@ def _sum_up(metric: Metric, findings: Sequence[MetricPair], margin: float) -> st
 def _write_size(metric: Metric, findings: Sequence[MetricPair]) -> str:
     """The ratios of some cases, as the metric is shown: of one, its interval too."""
     ratios = [metric.show(finding.ratio) for finding in findings]
-    values = sorted(ratio.value for ratio in ratios if ratio.value is not None)
+    values = [ratio.value for ratio in ratios if ratio.value is not None]
     if not values:
         return ""
-    text = " to ".join(dict.fromkeys(map(_write_digits, (values[0], values[-1]))))
+    text = write_range(values, _write_digits)
     text += " times as fast" if metric.speed else " times as much"
     (first, *others) = ratios
     if others or first.exact or first.low is None or first.high is None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from bench.diagnosis.breakdown import Timed
-from bench.diagnosis.causes import CONVOLUTIONS, Share
+from bench.diagnosis.causes import Share
 from bench.diagnosis.explanation import Cause, Run, Side
-from bench.diagnosis.floors import CONVOLUTION_COLUMNS, find_rates, name_arithmetic
+from bench.diagnosis.floors import CONVOLUTION_COLUMNS, CONVOLUTIONS, find_rates, name_arithmetic
 from bench.diagnosis.kernels import find_tensor_cores, name_kernel
 from bench.diagnosis.rates import COPY, PRODUCT, write_rate
 from bench.diagnosis.step import Wait
@@ -60,14 +60,7 @@ def write_run(run: Run) -> str:
 
 
 def show(cause: Cause, shares: Sequence[Share], side: Side, other: Side) -> str:
-    """The evidence of a cause in a step, a sentence.
-
-    Args:
-        cause: what is shown.
-        shares: of that cause, in the step.
-        side: whose step it is.
-        other: that it is held against.
-    """
+    """The evidence of a cause in a side's step, a sentence; ``shares`` are those of the cause."""
     ranked = sorted(shares, key=lambda share: -share.time_s)
     said = "; ".join(filter(None, _EVIDENCE.get(cause, _show_operations)(ranked, side, other)))
     return f"{said}." if said else ""

@@ -24,27 +24,20 @@ BUSY = 0.9
 """A GPU that works for less than this share of a step is held up by its program."""
 
 
-def describe(found: Explanation) -> list[str]:
-    """A few sentences: the speed-up, what changed, what is possible, and where the time goes."""
+def describe(found: Explanation, beside: bool = False) -> list[str]:
+    """A few sentences: the speed-up, what changed, what is possible, and where the time goes.
+
+    Args:
+        beside: whether tables of reasons and of changes stand beside it, whose figures are then
+            left out.
+    """
     return [
         _say_speed(found),
         *_say_doubt(found),
         *_say_baseline(found),
-        *_say_changes(found),
-        *_say_swaps(found),
+        *([] if beside else [*_say_changes(found), *_say_swaps(found)]),
         *([write_beaten(found.beaten)] if found.beaten else _say_ceiling(found)),
-        *_say_reasons(found),
-        *_say_advice(found),
-    ]
-
-
-def summarize(found: Explanation) -> list[str]:
-    """What `describe` says and no table of reasons and changes does."""
-    return [
-        _say_speed(found),
-        *_say_doubt(found),
-        *_say_baseline(found),
-        *([write_beaten(found.beaten)] if found.beaten else _say_ceiling(found)),
+        *([] if beside else _say_reasons(found)),
         *_say_advice(found),
     ]
 

@@ -214,8 +214,8 @@ def _tell_loading(found: Material) -> Iterator[Sheet]:
                lambda line: time_cell(line[1], spread=False), better="lower"),
         Column("share", "loader-bound (%)", "part of the epoch that the device's loader does not "
                "take", lambda line: _write_share(line[2]), better="lower", always=True),
-        Column("interval", "95 % interval", "of that part", lambda line: _write_ends(line[2]),
-               keep=8),
+        Column("interval", "95 % interval", "of that part",
+               lambda line: _write_ends(line[2]), keep=8),
         replace(case("loader_first_batch_s", help="start of the epoch to its first batch", keep=7),
                 name="first_batch"),
         replace(case("loader_samples_per_s", help="without training", keep=7), name="alone"),
@@ -248,7 +248,7 @@ def _write_share(one: Loaded | None) -> Cell | None:
 
 
 def _write_ends(one: Loaded | None) -> str | None:
-    if one is None or math.isnan(one.share) or math.isnan(one.ends[0]):
+    if one is None or math.isnan(one.share + one.ends[0]):
         return None
     return " to ".join(f"{100 * end:.1f}" for end in one.ends)  # either may be below 0
 

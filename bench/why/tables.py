@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from bench.diagnosis.explanation import Explanation
-from bench.diagnosis.sentences import summarize
+from bench.diagnosis.sentences import describe
 from bench.questions.reasons import (
     EXPLAINED,
     name_pair,
@@ -77,7 +77,7 @@ def _tell_short(explanations: Sequence[Explanation]) -> Iterator[Sheet]:
     """As `tell_explained`, with few rows, and words that neither a row nor a title says."""
     said: set[str] = set()
     for why in explanations:
-        words = [word for word in summarize(replace(why, about="")) if word not in said]
+        words = [word for word in describe(replace(why, about=""), True) if word not in said]
         said.update(words)
         reasons = tell_reasons("reasons", why, MOST_ROWS)
         yield replace(reasons, title=name_pair(why), words=words)
