@@ -103,6 +103,11 @@ class Search:
     family: Case
     wall: Wall
 
+    @property
+    def place(self) -> tuple[str, str, Case]:
+        """By which it is found."""
+        return self.sweep, self.machine, self.family
+
 
 def find_searches(records: pd.DataFrame, sweeps: Sequence[Sweep]) -> list[Search]:
     """The searches in records, each to the step and with the margin of its sweep.
@@ -151,7 +156,12 @@ def find_families(
     cases = cases[cases.groupby("_group")["batch_size"].transform("nunique") > 1]
     first = cases["_family"].drop_duplicates()[:MOST_FAMILIES]
     cases = _keep_one(cases[cases["_family"].isin(first)], "batch_size")
-    rows = list(iterate(cases))
+    rows, walls = list(iterate(cases)), {s.place: s.wall for s in reversed(searches)}
+
+    def find_wall(case: pd.DataFrame) -> Wall | None:
+        (sweep,), (machine,) = (case[name] for name in SOURCE)
+        return walls.get((sweep, machine, name_family(read_cases(case)[0])))
+
     # of each family its places in the frame, upwards by batch size
     places = {number: list(part) for number, part in cases.groupby("_family").indices.items()}
     return [
@@ -159,18 +169,10 @@ def find_families(
             tuple(rows[at] for at in places[number]),
             tuple(probed.get(cases["_memory"].iloc[places[number][0]], ())),
             int(cases["_group"].iloc[places[number][0]]),
-            _find_wall(cases.iloc[places[number][:1]], searches) if searches else None,
+            find_wall(cases.iloc[places[number][:1]]) if walls else None,
         )
         for number in first
     ]
-
-
-def _find_wall(case: pd.DataFrame, searches: Sequence[Search]) -> Wall | None:
-    """The wall that was found for the family of the only row of ``case``."""
-    (sweep,), (machine,) = (case[name] for name in SOURCE)
-    mine = [search for search in searches if (search.sweep, search.machine) == (sweep, machine)]
-    family = name_family(read_cases(case)[0]) if mine else None
-    return next((search.wall for search in mine if search.family == family), None)
 
 
 def _keep_one(cases: pd.DataFrame, axis: str) -> pd.DataFrame:
@@ -362,7 +364,10 @@ def fit_growth(family: Family) -> Growth | None:
     points = {
         int(row.batch_size): float(row.memory_bytes)
         for row in family.rows
-        if row.status in RELIABLE and is_number(row.memory_bytes) and not _retried(row)
+        if row.status in RELIABLE
+        and is_number(row.memory_bytes)
+        # NaN where it is not known
+        and not row.alloc_retries > 0
     }
     line = fit_line(list(points.items()))
     if len(points) < LEAST_SIZES or line is None:
@@ -398,14 +403,6 @@ def _contradict(bounds: Bounds, line: MemoryLine, available: float) -> bool:
     too_low = bounds.fails is not None and line.predict(bounds.fails) < (1 - ROUGH) * available
     too_high = bounds.fits is not None and line.predict(bounds.fits) > (1 + ROUGH) * available
     return too_low or too_high
-
-
-def _retried(row: Row) -> bool:
-    return is_number(row.alloc_retries) and row.alloc_retries > 0
-
-
-def _list_failed(family: Family) -> set[int]:
-    return {int(row.batch_size) for row in family.rows if row.status in REFUSED}
 
 
 def find_available(family: Family) -> float | None:
@@ -449,8 +446,8 @@ class Bounds:
 def find_bounds(family: Family) -> Bounds:
     """The largest batch that was trained, and the smallest that was not; cases and probes alike."""
     fits = max((int(row.batch_size) for row in family.rows if row.status in TIMED), default=None)
-    failed = [size for size in _list_failed(family) if size > (fits or 0)]
-    return Bounds(fits, min(failed, default=None))
+    failed = (int(row.batch_size) for row in family.rows if row.status in REFUSED)
+    return Bounds(fits, min((size for size in failed if size > (fits or 0)), default=None))
 
 
 # ------------------------------------------------------------------------------ between precisions

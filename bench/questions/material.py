@@ -136,7 +136,9 @@ def gather(
     everything = summaries.read(sweeps)
     rows = summaries.latest(everything)
     published = rows.head(0)
-    if reference and _have_common(rows, reference.records):  # to read it takes a fifth of a report
+    told = reference.records if reference else rows.head(0)
+    ran, theirs = ({*zip(part["model"], part["dataset"], strict=True)} for part in (rows, told))
+    if reference and ran & theirs:  # to read it takes a fifth of a report
         published = summaries.latest(summaries.read([reference]))
     tried = summaries.set_beside(summaries.summarize(rows), summaries.summarize(published))
     steps = read_steps(rows, sweeps)
@@ -150,12 +152,6 @@ def gather(
     found = Material(sweeps, everything, records, rows, cases, machines, order, by, tried, steps)
     cases["losses"] = cases["cell"].map(lambda cell: found.losses.get(cell, {}))
     return found
-
-
-def _have_common(rows: pd.DataFrame, published: pd.DataFrame) -> bool:
-    """Whether a network was trained on the data that published figures are of."""
-    ran, told = ({*zip(part["model"], part["dataset"], strict=True)} for part in (rows, published))
-    return bool(ran & told)
 
 
 def _find_start(rows: pd.DataFrame) -> pd.DataFrame:

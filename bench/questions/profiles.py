@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from statistics import fmean, geometric_mean
 from typing import TYPE_CHECKING, Any
@@ -98,7 +98,6 @@ def make_step(case: Case, repeats: Sequence[tuple[Run, pd.DataFrame | None]]) ->
     That is the repeat whose profiled step is the median, or where none was profiled the first.
 
     Args:
-        case: its settings.
         repeats: of `take_runs`, all with a time, and the work of each, as
             `bench.store.reader.read_work` has it.
 
@@ -117,12 +116,15 @@ def make_step(case: Case, repeats: Sequence[tuple[Run, pd.DataFrame | None]]) ->
     run, frame = ranked[(len(ranked) - 1) // 2]
     times = tuple(float(run[STEP]) for run, _ in repeats)
     peaks = list_peaks(run["gpu"]) if case.device == "cuda" else {}
+    # products of float32 were rounded as the probe found, else as asked
+    asked = find_formats(case.precision, case.opt_level).arithmetic
+    is_tf32 = Arithmetic.TFLOAT32 in (asked, *run["arithmetic"].split("/"))
     step = Step(
         geometric_mean(times),
         list_work(frame),
         take_rates(run, peaks),
         case.device,
-        _find_arithmetic(case, run["arithmetic"]),
+        Arithmetic.TFLOAT32 if is_tf32 else Arithmetic.FLOAT32,
         Profile(*(_none(run[name]) or 0.0 for name in PROFILED)) if profiled else None,
         take_rates(peaks),
     )
@@ -137,13 +139,6 @@ def make_step(case: Case, repeats: Sequence[tuple[Run, pd.DataFrame | None]]) ->
         fmean(clocks) if clocks else None,
         int(max(retries, default=0)),
     )
-
-
-def _find_arithmetic(case: Case, probed: str) -> str:
-    """What the products of float32 were rounded to: as the probe found, else as asked."""
-    asked = find_formats(case.precision, case.opt_level).arithmetic
-    is_tf32 = Arithmetic.TFLOAT32 in (asked, *probed.split("/"))
-    return Arithmetic.TFLOAT32 if is_tf32 else Arithmetic.FLOAT32
 
 
 def _none(value: float) -> float | None:
@@ -204,12 +199,7 @@ class Divided:
 
 
 def divide_cases(steps: Mapping[int, Profiled], cases: pd.DataFrame) -> list[Divided]:
-    """The cases whose work was counted, in the order of ``cases``.
-
-    Args:
-        steps: of `read_steps`.
-        cases: of `bench.study.summaries.summarize`.
-    """
+    """The cases whose work was counted, in the order of ``cases``."""
     rows = iterate(cases[cases["cell"].isin(list(steps))])
     return [Divided(row, step, divide(step)) for row in rows for step in [steps[row.cell].step]]
 
@@ -245,7 +235,7 @@ def explain_pairs(
     profiled = cases[cases["cell"].isin(known)]
     if not len(profiled):
         return []
-    others = _Others(steps, cases if tried is None else tried)
+    find_others = _group_others(steps, cases if tried is None else tried)
     common = _name_common(profiled, axis, machines)
     pairs = list(_find_pairs(profiled, axis, before, after, machines))
     sides = []
@@ -255,7 +245,7 @@ def explain_pairs(
         sides.append((make_side(axis, a, factor), make_side(axis, b)))
     ratios = compare([(b.times, a.times) for a, b in sides])
     return [
-        explain(axis, a, b, b.case.batch_size, ratio, others.find(two), common[two])
+        explain(axis, a, b, b.case.batch_size, ratio, find_others(two), common[two])
         for (_, two), (a, b), ratio in zip(pairs, sides, ratios, strict=True)
     ]
 
@@ -357,47 +347,34 @@ def _name_common(cases: pd.DataFrame, axis: str, machines: Machines) -> dict[int
     return common
 
 
-class _Others:
-    """What else the sweeps measured, for the options of a case."""
-
-    def __init__(self, steps: Mapping[int, Profiled], cases: pd.DataFrame) -> None:
-        self._times = {
-            int(cell): (case, time / case.batch_size)
-            for cell, case, time in zip(
-                cases["cell"], read_cases(cases), _read_times(steps, cases), strict=True
-            )
-            if time == time
-        }
-        self._groups = {axis: self._group(cases, axis) for axis in _OPTION_AXES}
-
-    @staticmethod
-    def _group(cases: pd.DataFrame, axis: str) -> dict[int, list[int]]:
-        """The cells that agree with each cell but for an axis."""
-        free = {*free_axes(axis), *SAME_QUESTION}
-        groups: dict[int, list[int]] = {}
-        keys = number_groups(cases, list_equal(free))
-        for key, cell in zip(keys, cases["cell"], strict=True):
-            groups.setdefault(int(key), []).append(int(cell))
-        return {cell: group for group in groups.values() for cell in group}
-
-    def find(self, cell: int) -> Alternatives:
-        """By axis and value, the time of an item in this case over that in the other."""
-        found: dict[str, dict[Value, float]] = {}
-        for axis, groups in self._groups.items():
-            for other in groups[cell]:
-                if other != cell and other in self._times:
-                    case, time = self._times[other]
-                    speedup = self._times[cell][1] / time
-                    found.setdefault(axis, {}).setdefault(getattr(case, axis), speedup)
-        return found
-
-
 _OPTION_AXES = sorted({option.axis for cure in CURES.values() for option in cure.options})
 
 
-def _read_times(steps: Mapping[int, Profiled], cases: pd.DataFrame) -> list[float]:
-    """The step time of each case: of those without work, what the frame says."""
-    return [
-        steps[int(cell)].step.step_s if int(cell) in steps else float(time)
-        for cell, time in zip(cases["cell"], cases[STEP], strict=True)
-    ]
+def _group_others(
+    steps: Mapping[int, Profiled], cases: pd.DataFrame
+) -> Callable[[int], Alternatives]:
+    """What else the sweeps measured, for the options of the case of a cell."""
+    cells = [int(cell) for cell in cases["cell"]]
+    times: dict[int, tuple[Case, float]] = {}
+    for cell, case, time in zip(cells, read_cases(cases), cases[STEP].tolist(), strict=True):
+        # of those without work, what the frame says
+        step_s = steps[cell].step.step_s if cell in steps else time
+        if step_s == step_s:
+            times[cell] = case, step_s / case.batch_size
+    groups: dict[str, dict[int, list[int]]] = {}
+    for axis in _OPTION_AXES:
+        alike: dict[int, list[int]] = {}
+        keys = number_groups(cases, list_equal({*free_axes(axis), *SAME_QUESTION}))
+        for key, cell in zip(keys.tolist(), cells, strict=True):
+            alike.setdefault(key, []).append(cell)
+        groups[axis] = {cell: group for group in alike.values() for cell in group}
+
+    def find(cell: int) -> Alternatives:
+        found: dict[str, dict[Value, float]] = {}
+        for axis, alike in groups.items():
+            for case, time in (times[one] for one in alike[cell] if one != cell and one in times):
+                speedup = times[cell][1] / time
+                found.setdefault(axis, {}).setdefault(getattr(case, axis), speedup)
+        return found
+
+    return find
