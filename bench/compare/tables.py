@@ -6,7 +6,7 @@ import json
 import shutil
 import textwrap
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -32,6 +32,7 @@ from bench.limits import MIN_REPEATS, STEADY
 from bench.record import Status
 from bench.render.model import NOTHING, Cell, Head, Level, Table
 from bench.render.text import LINES, MORE, WIDTH, draw_table, make_plain, read_plain
+from bench.study.axes import name_axis
 from bench.study.metrics import Metric
 from bench.study.pairs import Match
 from bench.text import (
@@ -54,16 +55,21 @@ class Margins:
     equivalence: float
 
 
-def _cells(*texts: str) -> tuple[Cell, ...]:
-    return tuple(Cell(make_printable(text)) for text in texts)
-
-
 _KEEP = {"p": 2, "runs": 3, "95 % interval": 6}
 """What goes first where a page is too narrow; see `Head`."""
 
 
-def _heads(*labels: str, numbers: Sequence[str] = ()) -> tuple[Head, ...]:
-    return tuple(
+def _tabulate(
+    name: str,
+    title: str,
+    labels: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    notes: Sequence[str] = (),
+    numbers: Sequence[str] = (),
+    level: Level = Level.DETAIL,
+) -> Table:
+    """A table of texts; of its columns those in ``numbers`` stand to the right."""
+    heads = tuple(
         Head(
             label,
             label,
@@ -73,6 +79,8 @@ def _heads(*labels: str, numbers: Sequence[str] = ()) -> tuple[Head, ...]:
         )
         for label in labels
     )
+    cells = tuple(tuple(Cell(make_printable(text)) for text in row) for row in rows)
+    return Table(name, title, heads, cells, tuple(map(make_printable, notes)), level=level)
 
 
 def introduce(comparison: Comparison, margins: Margins) -> Iterator[str]:
@@ -80,26 +88,25 @@ def introduce(comparison: Comparison, margins: Margins) -> Iterator[str]:
     for side, role in ((comparison.a, "baseline"), (comparison.b, "candidate")):
         cases, runs = comparison.count(side)
         said = f"{count(runs, 'run')} of {count(cases, 'case')}"
-        yield make_printable(f"{side.title} ({role}): {side.path}, {said}")
+        yield f"{side.title} ({role}): {side.path}, {said}"
         for name in FOLLOWS.get(comparison.axis, ()):
             used, left = list_left_out(comparison, side, name)
             if used and left:
-                word = name.replace("_", " ")
                 kept, rest = ([value or "none" for value in part] for part in (used, left))
-                yield make_printable(
-                    f"{side.title}: only {word} {' or '.join(kept)} is compared, "
+                yield (
+                    f"{side.title}: only {name_axis(name)} {' or '.join(kept)} is compared, "
                     f"{', '.join(rest)} left out; --axis {name} compares one with another"
                 )
     matched = comparison.matched
     if matched:
         both = f"with both values of {comparison.axis}" if comparison.axis else "in both"
-        yield make_printable(f"{count(len(matched), 'case')} {both}: {_write_common(comparison)}")
+        yield f"{count(len(matched), 'case')} {both}: {_write_common(comparison)}"
     else:
-        yield make_printable(f"no case in both: {explain_unmatched(comparison)}")
+        yield f"no case in both: {explain_unmatched(comparison)}"
     if not any(comparison.environment()) and not comparison.differing_conditions():
         yield "no recorded difference in what ran them"
     if spoilt := list(_write_spoilt(comparison, matched)):
-        yield make_printable(
+        yield (
             f"warning: do not rely on these times: {'; '.join(spoilt)}. Close other "
             "programs, or use --repeats 5 or more; a new --out keeps the old rows"
         )
@@ -107,11 +114,11 @@ def introduce(comparison: Comparison, margins: Margins) -> Iterator[str]:
     if matched and empty:
         yield f"not compared, because no run has a value: {', '.join(empty)}"
     limit, (one, two) = 1 + margins.verdict, comparison.names
-    yield make_printable(
+    yield (
         f"speed is the time of {one} over that of {two}: above 1 is faster; any other ratio is "
         f"{two} / {one}; both of geometric means"
     )
-    yield make_printable(
+    yield (
         "each has a 95 % interval; p is adjusted for the number of cases in a table (Holm); "
         f"the margin of {write_percent(margins.verdict)} is from {1 / limit:.4g} to {limit:.4g}"
     )
@@ -128,20 +135,25 @@ def _write_common(comparison: Comparison) -> str:
 def tabulate(comparison: Comparison, margins: Margins) -> Iterator[Table]:
     """All tables, in reading order: what ran the sides comes first."""
     names = comparison.names
-    environment = tuple(
-        _cells(name, " or ".join(a) or NOTHING, " or ".join(b) or NOTHING, "yes" * agree)
+    environment = [
+        (name, " or ".join(a) or NOTHING, " or ".join(b) or NOTHING, "yes" * agree)
         for name, agree, a, b in comparison.environment()
-    ) + tuple(
-        _cells(condition.label, _write_summary(condition, a), _write_summary(condition, b), "")
+    ]
+    environment += [
+        (condition.label, _write_summary(condition, a), _write_summary(condition, b), "")
         for condition, a, b in comparison.differing_conditions()
-    )
+    ]
     if environment:
-        heads = _heads("what", *names, "must agree")
-        yield Table("environment", "Differences in what ran them", heads, environment, ())
-    outcomes = tuple(_outcome_rows(comparison))
+        labels = ("what", *names, "must agree")
+        yield _tabulate("environment", "Differences in what ran them", labels, environment)
+    outcomes = [
+        (comparison.label(match), *comparison.ended(match), comparison.change(match))
+        for match in comparison.matched
+        if any({*side.outcomes(cell)} != {Status.OK} for side, cell in comparison.ends(match))
+    ]
     if outcomes:
-        heads = _heads("case", *names, "change")
-        yield Table("outcomes", "Cases with runs that did not end well", heads, outcomes, ())
+        labels = ("case", *names, "change")
+        yield _tabulate("outcomes", "Cases with runs that did not end well", labels, outcomes)
     for metric, findings in comparison.metrics.items():
         if findings:
             yield _metric_table(comparison, metric, findings, margins.verdict)
@@ -149,10 +161,8 @@ def tabulate(comparison: Comparison, margins: Margins) -> Iterator[Table]:
     if comparison.kinds is not None:
         yield _kinds_table(comparison, comparison.kinds)
     for side in (comparison.a, comparison.b):
-        cells = comparison.alone(side)
-        alone = tuple(_cells(comparison.label_alone(side, cell)) for cell in cells)
-        if alone:
-            yield Table(f"only-{side.name}", f"Only in {side.title}", _heads("case"), alone, ())
+        if alone := [[comparison.label_alone(side, cell)] for cell in comparison.alone(side)]:
+            yield _tabulate(f"only-{side.name}", f"Only in {side.title}", ["case"], alone)
 
 
 def _kinds_table(comparison: Comparison, kinds: Sequence[KindChange]) -> Table:
@@ -161,34 +171,26 @@ def _kinds_table(comparison: Comparison, kinds: Sequence[KindChange]) -> Table:
     if not kinds:
         return Table("kinds", f"{title}: none beyond noise", (), (), (BEYOND,), level=Level.TABLE)
     numbers = (*comparison.names, "change", "of a step", "p")
-    rows = tuple(
-        _cells(
+    rows = [
+        (
             comparison.label(kind.match),
             name_part(kind.change.name),
             write_ms(kind.change.before_s, kind.change.before_estimated),
             write_ms(kind.change.after_s, kind.change.after_estimated),
             ("+" if kind.change.change_s > 0 else "") + write_ms(kind.change.change_s),
             f"{100 * kind.change.change_s / kind.step_s:+.1f} %",
-            NOTHING if kind.p is None else _write_p(kind.p),
+            _write_p(kind.p),
         )
         for kind in kinds
-    )
-    heads = _heads("case", "kind of work", *numbers, numbers=numbers)
-    return Table("kinds", title, heads, rows, (BEYOND,), level=Level.TABLE)
+    ]
+    labels = ("case", "kind of work", *numbers)
+    return _tabulate("kinds", title, labels, rows, [BEYOND], numbers, Level.TABLE)
 
 
 BEYOND = (
     f"Those that changed by more than {write_percent(STEADY)} of the step of "
     f"A; from {MIN_REPEATS} profiled repeats a side on, only what differs beyond chance."
 )
-
-
-def _outcome_rows(comparison: Comparison) -> Iterator[tuple[Cell, ...]]:
-    for match in comparison.matched:
-        ended = (side.outcomes(cell) for side, cell in comparison.ends(match))
-        if set().union(*ended) != {Status.OK}:
-            label, change = comparison.label(match), comparison.change(match)
-            yield _cells(label, *comparison.ended(match), change)
 
 
 def _write_summary(condition: Condition, value: Summarized) -> str:
@@ -225,12 +227,12 @@ def _metric_table(
     said = [list(remarks(comparison, metric, finding, margin)) for finding in findings]
     rest, notes = _gather(said)
     notes += [PAIRED] if any(finding.ratio.pairs for finding in findings) else []
-    return Table(
+    return _tabulate(
         metric.name,
         f"{capitalize(metric.label)}{unit}: {summary}",
-        _heads("case", *numbers, "verdict", "remarks", numbers=numbers),
-        tuple(
-            _cells(
+        ("case", *numbers, "verdict", "remarks"),
+        [
+            (
                 comparison.label(finding.match),
                 *(_write_mean(side, metric) for side in finding.compared),
                 *_write_ratio(metric.show(finding.ratio)),
@@ -239,9 +241,10 @@ def _metric_table(
                 text,
             )
             for finding, text in zip(findings, rest, strict=True)
-        ),
-        tuple(make_printable(note) for note in notes),
-        level=Level.TABLE if metric is next(iter(comparison.metrics)) else Level.DETAIL,
+        ],
+        notes,
+        numbers,
+        Level.TABLE if metric is next(iter(comparison.metrics)) else Level.DETAIL,
     )
 
 
@@ -282,20 +285,16 @@ def _equivalence_table(comparison: Comparison, metric: Metric, margin: float) ->
         "Two one-sided tests (TOST) at 5 %; p is adjusted for the number of cases (Holm).",
         f"Worse or better: beyond the margin. {SEEDS_NEEDED}",
     ]
-    yield Table(
+    yield _tabulate(
         f"{metric.name}-equivalence",
         f"{title}: {summary}",
-        _heads("case", *numbers, "verdict", "remarks", numbers=numbers),
-        tuple(
-            _cells(
-                comparison.label(finding.match),
-                *_write_equivalence(equivalence),
-                equivalence.verdict.value,
-                text,
-            )
-            for (finding, equivalence), text in zip(judged, rest, strict=True)
-        ),
-        tuple(notes),
+        ("case", *numbers, "verdict", "remarks"),
+        [
+            (comparison.label(finding.match), *_write_equivalence(found), found.verdict.value, text)
+            for (finding, found), text in zip(judged, rest, strict=True)
+        ],
+        notes,
+        numbers,
     )
 
 
@@ -306,20 +305,21 @@ SEEDS_NEEDED = (
 
 
 def _write_equivalence(found: Equivalence) -> tuple[str, str, str, str, str]:
-    interval, p, needed = NOTHING, NOTHING, NOTHING
-    if found.low is not None and found.high is not None:
-        interval = f"{write_number(found.low)} to {write_number(found.high)}"
-    if found.p is not None:
-        p = _write_p(found.p)
-    if found.seeds_needed is not None:
-        needed = str(found.seeds_needed)
-    elif found.verdict is Claim.UNCLEAR and found.p is not None:
+    needed = NOTHING if found.seeds_needed is None else str(found.seeds_needed)
+    if found.seeds_needed is None and found.verdict is Claim.UNCLEAR and found.p is not None:
         needed = f">{verdict.MOST_SEEDS}"
-    return write_number(found.ratio or 0), interval, p, str(found.seeds), needed
+    interval = _write_interval(found.low, found.high)
+    return write_number(found.ratio or 0), interval, _write_p(found.p), str(found.seeds), needed
 
 
-def _write_p(p: float) -> str:
-    return "<0.001" if p < 0.001 else f"{p:.3f}"
+def _write_interval(low: float | None, high: float | None) -> str:
+    if low is None or high is None:
+        return NOTHING
+    return f"{write_number(low)} to {write_number(high)}"
+
+
+def _write_p(p: float | None) -> str:
+    return NOTHING if p is None else "<0.001" if p < 0.001 else f"{p:.3f}"
 
 
 def _write_mean(readings: Sequence[tuple[int, float]], metric: Metric) -> str:
@@ -335,13 +335,10 @@ def _write_mean(readings: Sequence[tuple[int, float]], metric: Metric) -> str:
 def _write_ratio(ratio: Ratio) -> tuple[str, str, str]:
     if ratio.value is None:
         return NOTHING, NOTHING, NOTHING
-    value = write_number(ratio.value)
     if ratio.exact:
-        return value, "exact", NOTHING
-    if ratio.low is None or ratio.high is None or ratio.p_adjusted is None:
-        return value, NOTHING, NOTHING
-    interval = f"{write_number(ratio.low)} to {write_number(ratio.high)}"
-    return value, interval, _write_p(ratio.p_adjusted)
+        return write_number(ratio.value), "exact", NOTHING
+    interval = _write_interval(ratio.low, ratio.high)
+    return write_number(ratio.value), interval, _write_p(ratio.p_adjusted)
 
 
 def describe_runs(comparison: Comparison, metric: Metric, match: Match) -> Iterator[str]:
@@ -493,7 +490,7 @@ def render_markdown(
     from bench.render.markdown import escape, table_lines
 
     said = [*conclude(comparison, margins.verdict), *introduce(comparison, margins)]
-    lines = [*(f"- {escape(line)}" for line in said), ""]
+    lines = [*(f"- {escape(make_printable(line))}" for line in said), ""]
     for table in tabulate(comparison, margins):
         if table.heads:
             lines += table_lines(table)
