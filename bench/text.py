@@ -62,7 +62,11 @@ def make_printable(text: str) -> str:
 
 
 def capitalize(text: str) -> str:
-    """Begin with a capital letter, and leave the others as they are."""
+    """Begin with a capital letter, and leave the others as they are.
+
+    >>> capitalize("GPU shared"), capitalize("memory of the GPU")
+    ('GPU shared', 'Memory of the GPU')
+    """
     return text[:1].upper() + text[1:]
 
 
@@ -77,7 +81,11 @@ def write_percent(share: float) -> str:
 
 
 def write_range(values: Iterable[float], write: Callable[[float], str] = str) -> str:
-    """Write numbers, of which there is one at least, by their ends: ``3 to 7``, or ``5``."""
+    """Write numbers, of which there is one at least, by their ends.
+
+    >>> write_range([7, 3, 5]), write_range([5, 5])
+    ('3 to 7', '5')
+    """
     known = sorted(values)
     return " to ".join(dict.fromkeys(map(write, (known[0], known[-1]))))
 

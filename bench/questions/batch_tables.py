@@ -54,6 +54,7 @@ from bench.render.cells import (
     time_cell,
     whole_cell,
     write_ratio,
+    write_signed,
 )
 from bench.render.model import NOTHING, Cell
 from bench.render.section import MOST_ROWS, Column, Section, Sheet, join
@@ -105,8 +106,8 @@ def _write_signed(value: float, unit: str = " %", decimals: int = 1, mark: str =
     """A difference with its sign; of shares in percent."""
     if not is_number(value):
         return Cell(NOTHING)
-    text = f"{100 * value if unit else value:+.{decimals}f}"
-    return Cell(mark + (text if float(text) else text[1:]) + unit, value)
+    text = write_signed(100 * value if unit else value, decimals)
+    return Cell(f"{mark}{text}{unit}", value)
 
 
 # ------------------------------------------------------------------------------------------- wall

@@ -182,6 +182,12 @@ def whole_cell(number: int | None, sign: bool = False) -> Cell:
     return Cell(f"{number:+d}" if sign and number else str(number), number)
 
 
+def write_signed(value: float, decimals: int) -> str:
+    """Write a difference with its sign; what rounds to zero has none."""
+    text = f"{value:+.{decimals}f}"
+    return text if float(text) else text[1:]
+
+
 def write_ratio(value: float) -> str:
     """Two decimals, or two digits below a tenth."""
     return f"{value:.2f}" if value >= 0.1 else f"{value:.2g}"
