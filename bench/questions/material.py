@@ -12,8 +12,9 @@ from bench.diagnosis.explanation import Explanation
 from bench.questions.batch_sizes import Family, Search, find_families, find_searches
 from bench.questions.effects import Effect, find_effects
 from bench.questions.lines import Line, find_lines
-from bench.questions.profiles import Divided, Profiled, divide_cases, explain_pairs, read_steps
+from bench.questions.profiles import Profiled, explain_pairs, read_steps
 from bench.record import RELIABLE
+from bench.render.cells import Row, iterate
 from bench.scale_map import ScaleMap, read_scale_map
 from bench.store.attempts import number_groups
 from bench.study import axes, summaries
@@ -100,9 +101,10 @@ class Material:
         return find_lines(self.rows, self.cases, self.times)
 
     @cached_property
-    def divided(self) -> list[Divided]:
+    def counted(self) -> list[tuple[Row, Profiled]]:
         """The cases whose work was counted."""
-        return divide_cases(self.steps, self.cases)
+        rows = iterate(self.cases[self.cases["cell"].isin(list(self.steps))])
+        return [(row, self.steps[row.cell]) for row in rows]
 
     @cached_property
     def pairs(self) -> list[Explanation]:

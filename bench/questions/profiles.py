@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from statistics import fmean, geometric_mean
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,6 @@ from bench.diagnosis.step import PROFILED, Profile, Step
 from bench.gpu.peaks import list_peaks
 from bench.precision import Arithmetic, find_formats
 from bench.record import RELIABLE, read_kernels, write_kernels
-from bench.render.cells import Row, iterate
 from bench.render.model import Notice
 from bench.store.attempts import number_groups
 from bench.store.reader import list_work, read_cases
@@ -55,6 +55,11 @@ class Profiled:
     times: tuple[float, ...]
     sm_clock_mhz: float | None
     alloc_retries: int
+
+    @cached_property
+    def breakdown(self) -> Breakdown | None:
+        """Where the time of its step went; None without a profile."""
+        return divide(self.step)
 
 
 def read_steps(rows: pd.DataFrame, sweeps: Sequence[Sweep]) -> dict[int, Profiled]:
@@ -151,7 +156,7 @@ def doubt_profiles(steps: Iterable[Profiled]) -> Iterator[Notice]:
     Args:
         steps: those that are shown.
     """
-    divided = [(one, breakdown) for one in steps if (breakdown := divide(one.step))]
+    divided = [(one, one.breakdown) for one in steps if one.breakdown]
     guessed = [(one, breakdown) for one, breakdown in divided if breakdown.estimates]
     if guessed:
         names = dict.fromkeys(name for _, breakdown in guessed for name in breakdown.estimates)
@@ -181,27 +186,6 @@ def _count_cases(held: Sequence[Profiled], whole: int) -> str:
     names = list(dict.fromkeys(one.case.label(("precision", "batch_size")) for one in held))
     cases = len({id(one) for one in held})
     return f"{cases:,} of {count(whole, 'profiled case')} ({name_first(names, 4)})"
-
-
-@dataclass(frozen=True)
-class Divided:
-    """A case with its step.
-
-    Attributes:
-        row: of the frame of cases.
-        step: what it did.
-        breakdown: where its time went; None without a profile.
-    """
-
-    row: Row
-    step: Step
-    breakdown: Breakdown | None
-
-
-def divide_cases(steps: Mapping[int, Profiled], cases: pd.DataFrame) -> list[Divided]:
-    """The cases whose work was counted, in the order of ``cases``."""
-    rows = iterate(cases[cases["cell"].isin(list(steps))])
-    return [Divided(row, step, divide(step)) for row in rows for step in [steps[row.cell].step]]
 
 
 # ------------------------------------------------------------------------------------------ pairs
@@ -287,7 +271,7 @@ def make_side(axis: str, one: Profiled, factor: float = 1.0) -> Side:
         ValueError: it has no profile.
     """
     step = scale_step(one.step, factor)
-    breakdown = divide(step)
+    breakdown = one.breakdown if step is one.step else divide(step)
     if breakdown is None:
         raise ValueError(f"{one.case.label()} has no profile")
     return Side(

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from itertools import count
 
 from bench.case import Case
-from bench.diagnosis.breakdown import divide
 from bench.diagnosis.ceiling import Ceiling, find_beaten, find_ceiling
 from bench.diagnosis.explanation import Change, Explanation
 from bench.diagnosis.sentences import (
@@ -88,7 +87,7 @@ def _tell_possible(found: Material) -> Iterator[Sheet]:
             continue
         compiled = cases[b].compile != Case.compile
         beaten = find_beaten(before, compiled) or find_beaten(after, compiled)
-        most = None if beaten else find_ceiling(before, after, compiled, divide(after))
+        most = None if beaten else find_ceiling(before, after, compiled, steps[b].breakdown)
         if beaten or most:
             wrong = beaten or wrong
             rows.append((cases[b], before.step_s / after.step_s, most))
