@@ -86,8 +86,8 @@ def write_range(values: Iterable[float], write: Callable[[float], str] = str) ->
     >>> write_range([7, 3, 5]), write_range([5, 5])
     ('3 to 7', '5')
     """
-    known = sorted(values)
-    return " to ".join(dict.fromkeys(map(write, (known[0], known[-1]))))
+    known = list(values)
+    return " to ".join(dict.fromkeys(map(write, (min(known), max(known)))))
 
 
 def write_text(text: str) -> str:

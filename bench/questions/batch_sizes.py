@@ -103,11 +103,6 @@ class Search:
     family: Case
     wall: Wall
 
-    @property
-    def place(self) -> tuple[str, str, Case]:
-        """By which it is found."""
-        return self.sweep, self.machine, self.family
-
 
 def find_searches(records: pd.DataFrame, sweeps: Sequence[Sweep]) -> list[Search]:
     """The searches in records, each to the step and with the margin of its sweep.
@@ -156,12 +151,7 @@ def find_families(
     cases = cases[cases.groupby("_group")["batch_size"].transform("nunique") > 1]
     first = cases["_family"].drop_duplicates()[:MOST_FAMILIES]
     cases = _keep_one(cases[cases["_family"].isin(first)], "batch_size")
-    rows, walls = list(iterate(cases)), {s.place: s.wall for s in reversed(searches)}
-
-    def find_wall(case: pd.DataFrame) -> Wall | None:
-        (sweep,), (machine,) = (case[name] for name in SOURCE)
-        return walls.get((sweep, machine, name_family(read_cases(case)[0])))
-
+    rows = list(iterate(cases))
     # of each family its places in the frame, upwards by batch size
     places = {number: list(part) for number, part in cases.groupby("_family").indices.items()}
     return [
@@ -169,10 +159,18 @@ def find_families(
             tuple(rows[at] for at in places[number]),
             tuple(probed.get(cases["_memory"].iloc[places[number][0]], ())),
             int(cases["_group"].iloc[places[number][0]]),
-            find_wall(cases.iloc[places[number][:1]]) if walls else None,
+            _find_wall(cases.iloc[places[number][:1]], searches) if searches else None,
         )
         for number in first
     ]
+
+
+def _find_wall(case: pd.DataFrame, searches: Sequence[Search]) -> Wall | None:
+    """The wall that was found for the family of the only row of ``case``."""
+    (sweep,), (machine,) = (case[name] for name in SOURCE)
+    mine = [search for search in searches if (search.sweep, search.machine) == (sweep, machine)]
+    family = name_family(read_cases(case)[0]) if mine else None
+    return next((search.wall for search in mine if search.family == family), None)
 
 
 def _keep_one(cases: pd.DataFrame, axis: str) -> pd.DataFrame:
@@ -366,8 +364,7 @@ def fit_growth(family: Family) -> Growth | None:
         for row in family.rows
         if row.status in RELIABLE
         and is_number(row.memory_bytes)
-        # NaN where it is not known
-        and not row.alloc_retries > 0
+        and not (is_number(row.alloc_retries) and row.alloc_retries > 0)
     }
     line = fit_line(list(points.items()))
     if len(points) < LEAST_SIZES or line is None:
