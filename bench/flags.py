@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 from bench.case import AXES, Value, axis_flag, parse_values
 from bench.data import SYNTHETIC
 from bench.errors import UsageError, nearest
-from bench.text import clean
+from bench.text import capitalize, clean
 from bench.workloads import IMAGES
 
 _ALL = "--help-all"
@@ -29,7 +29,7 @@ def describe(docstring: str | None) -> str:
     'Do this.'
     """
     text = re.sub(r"^`[^`]*`: ", "", docstring or "").replace("`", "")
-    return text[:1].upper() + text[1:]
+    return capitalize(text)
 
 
 class Rare(str):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -53,6 +53,41 @@ class Explained(StrEnum):
 def clean(text: str) -> str:
     """Make ``text`` one line of printable UTF-8, as every text cell is stored."""
     return _CONTROL.sub(" ", text).strip()
+
+
+def make_printable(text: str) -> str:
+    """As `clean`, without what else controls a terminal or changes the reading direction."""
+    text = clean(text)
+    return text if text.isprintable() else "".join(c for c in text if c.isprintable())
+
+
+def capitalize(text: str) -> str:
+    """Begin with a capital letter, and leave the others as they are.
+
+    >>> capitalize("GPU shared"), capitalize("memory of the GPU")
+    ('GPU shared', 'Memory of the GPU')
+    """
+    return text[:1].upper() + text[1:]
+
+
+def write_share(share: float) -> str:
+    """Write a share in per cent, without the sign: 0.02 as ``2``."""
+    return f"{100 * share:.4g}"
+
+
+def write_percent(share: float) -> str:
+    """Write 0.02 as ``2 %``."""
+    return f"{write_share(share)} %"
+
+
+def write_range(values: Iterable[float], write: Callable[[float], str] = str) -> str:
+    """Write numbers, of which there is one at least, by their ends.
+
+    >>> write_range([7, 3, 5]), write_range([5, 5])
+    ('3 to 7', '5')
+    """
+    known = list(values)
+    return " to ".join(dict.fromkeys(map(write, (min(known), max(known)))))
 
 
 def write_text(text: str) -> str:

@@ -78,6 +78,7 @@ from typing import TYPE_CHECKING
 from bench.data.sources import CLASSES
 from bench.interval import CONFIDENCE, find_freedom, find_quantile
 from bench.limits import MIN_REPEATS
+from bench.text import write_percent
 
 if TYPE_CHECKING:
     import numpy as np
@@ -414,7 +415,7 @@ class Equivalence:
 
     def explain(self) -> str:
         """Say why."""
-        margin = f"the margin of {100 * self.margin:.4g} %"
+        margin = f"the margin of {write_percent(self.margin)}"
         if self.ratio is None:
             return self.lack
         if self.low is None or self.high is None:

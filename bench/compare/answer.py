@@ -4,16 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from bench.compare.comparison import Comparison, MetricPair, write_outcomes
+from bench.compare.comparison import Comparison, MetricPair
 from bench.limits import MIN_REPEATS
 from bench.study.metrics import Metric
-from bench.text import count, name_first
+from bench.text import capitalize, count, name_first, write_percent, write_range
 from bench.verdict import MIN_SEEDS, Verdict
-
-
-def write_percent(fraction: float) -> str:
-    """Write 0.02 as ``2 %``."""
-    return f"{100 * fraction:.4g} %"
 
 
 def conclude(comparison: Comparison, margin: float) -> Iterator[str]:
@@ -21,15 +16,14 @@ def conclude(comparison: Comparison, margin: float) -> Iterator[str]:
     for metric, findings in comparison.metrics.items():
         known = [finding for finding in findings if finding.a and finding.b]
         if known:
-            yield f"{metric.label[0].upper()}{metric.label[1:]}: {_sum_up(metric, known, margin)}."
+            yield f"{capitalize(metric.label)}: {_sum_up(metric, known, margin)}."
     changes: dict[str, list[str]] = {}
     for match in comparison.matched:
         if change := comparison.change(match):
-            ends = (comparison.a.outcomes(match.a), comparison.b.outcomes(match.b))
-            said = " → ".join(map(write_outcomes, ends))
-            changes.setdefault(change, []).append(f"{comparison.label(match)} ({said})")
+            said = f"{comparison.label(match)} ({' → '.join(comparison.ended(match))})"
+            changes.setdefault(change, []).append(said)
     for change, labels in changes.items():
-        yield f"{change[0].upper()}{change[1:]}: {name_first(labels, 3, '; ')}."
+        yield f"{capitalize(change)}: {name_first(labels, 3, '; ')}."
 
 
 def _sum_up(metric: Metric, findings: Sequence[MetricPair], margin: float) -> str:
@@ -56,10 +50,10 @@ def _sum_up(metric: Metric, findings: Sequence[MetricPair], margin: float) -> st
 def _write_size(metric: Metric, findings: Sequence[MetricPair]) -> str:
     """The ratios of some cases, as the metric is shown: of one, its interval too."""
     ratios = [metric.show(finding.ratio) for finding in findings]
-    values = sorted(ratio.value for ratio in ratios if ratio.value is not None)
+    values = [ratio.value for ratio in ratios if ratio.value is not None]
     if not values:
         return ""
-    text = " to ".join(dict.fromkeys(map(_write_digits, (values[0], values[-1]))))
+    text = write_range(values, _write_digits)
     text += " times as fast" if metric.speed else " times as much"
     (first, *others) = ratios
     if others or first.exact or first.low is None or first.high is None:

@@ -16,6 +16,7 @@ from bench import verdict
 from bench.case import AXES, RECIPE, SAME_QUESTION, Case, free_axes, telling_axes
 from bench.compare import conditions
 from bench.compare.conditions import CONDITIONS, HOST_BOUND, TREND, Condition, Count, Summarized
+from bench.diagnosis.explanation import Change
 from bench.errors import UsageError
 from bench.record import COMPARABLE, MODEL_PARTS, RELIABLE, Environment, Status
 from bench.store.attempts import fill_unknown, keep_cases, keep_latest, number_groups
@@ -27,7 +28,7 @@ from bench.study.pairs import match as match_cases
 from bench.study.quantities import MEMORY
 from bench.study.summaries import measure_part
 from bench.study.sweeps import mend_ends
-from bench.text import clean
+from bench.text import make_printable
 from bench.verdict import Claim, Equivalence, Ratio
 
 if TYPE_CHECKING:
@@ -43,15 +44,6 @@ def choose_metrics(a: Side, b: Side) -> list[Metric]:
     error = METRICS["test_top1_error"]
     errors = [error] if a.has(error.column) and b.has(error.column) else []
     return [METRICS[c] for c in ("epoch_time_s", memory, "train_loss", "energy_j")] + errors
-
-
-def depends_on_part(metric: Metric) -> bool:
-    """Whether a metric is of the measured part of an epoch, and not extrapolated to all of it.
-
-    Times are per epoch or per step, and memory is a peak. Losses and errors come from the measured
-    steps, and energy is theirs.
-    """
-    return metric.seeded or metric is METRICS["energy_j"]
 
 
 @dataclass(frozen=True)
@@ -168,7 +160,8 @@ class Side:
     def environment(self, name: str) -> list[str]:
         """The distinct values of an environment column; none where all are empty."""
         values = dict.fromkeys(self.records[name].tolist())  # as many calls as columns: no pandas
-        return [write_plain(value) for value in values if value == value and value != ""]
+        known = (value for value in values if value == value and value != "")
+        return [f"{value:.0f}" if isinstance(value, float) else str(value) for value in known]
 
     def mixes(self, name: str) -> bool:
         """Whether runs on one device, of one dataset or one model disagree on what must agree."""
@@ -179,11 +172,6 @@ class Side:
             return False
         known = cells[cells[name] != ""]
         return bool((known.groupby(list(COMPARABLE[name]))[name].nunique() > 1).any())
-
-
-def write_plain(value: object) -> str:
-    """Write an environment's value; a whole number without ``.0``."""
-    return f"{value:.0f}" if isinstance(value, float) else str(value)
 
 
 def read_side(name: str, path: Path) -> Side:
@@ -235,28 +223,15 @@ class KindChange:
 
     Attributes:
         match: the matched case.
-        name: a `bench.work.Kind` or a `bench.diagnosis.step.Wait`.
-        before_s: in a step of A.
-        after_s: in a step of B.
+        change: of the mean step.
         step_s: the whole step of A.
         p: that the repeats differ by chance, by Holm over all kinds; None with too few repeats.
-        before_estimated: whether the first is `bench.diagnosis.breakdown.Timed.estimated`.
-        after_estimated: whether the second is.
     """
 
     match: Match
-    name: str
-    before_s: float
-    after_s: float
+    change: Change
     step_s: float
-    p: float | None = None
-    before_estimated: bool = False
-    after_estimated: bool = False
-
-    @property
-    def change_s(self) -> float:
-        """What it adds to the step."""
-        return self.after_s - self.before_s
+    p: float | None
 
 
 @dataclass(frozen=True)
@@ -290,14 +265,21 @@ class Comparison:
         """The axes in which matched cases may differ, but for how much was measured."""
         return free_axes(self.axis)
 
-    def parts(self, match: Match) -> tuple[Part, Part]:
-        """Which part of an epoch each side measured of a matched case."""
-        a, b = self.ran(match)
-        return self.a.parts[a], self.b.parts[b]
+    def ends(self, match: Match) -> tuple[tuple[Side, int], tuple[Side, int]]:
+        """Each side, and its cell."""
+        return (self.a, match.a), (self.b, match.b)
 
-    def ran(self, match: Match) -> tuple[Case, Case]:
+    def parts(self, match: Match) -> list[Part]:
+        """Which part of an epoch each side measured of a matched case."""
+        return [side.parts[side.case(cell)] for side, cell in self.ends(match)]
+
+    def ran(self, match: Match) -> list[Case]:
         """The cases that the two sides ran."""
-        return self.a.case(match.a), self.b.case(match.b)
+        return [side.case(cell) for side, cell in self.ends(match)]
+
+    def ended(self, match: Match) -> list[str]:
+        """How the runs of either side ended: ``ok ×4, oom``."""
+        return [write_outcomes(side.outcomes(cell)) for side, cell in self.ends(match)]
 
     @property
     def matched(self) -> Sequence[Match]:
@@ -339,14 +321,8 @@ class Comparison:
     @cached_property
     def conditions(self) -> list[tuple[Condition, Summarized, Summarized]]:
         """What was read while the matched subjects ran, on A and B, where a side knows it."""
-        both = (
-            (
-                condition,
-                self._summarize(0, condition, self.matched),
-                self._summarize(1, condition, self.matched),
-            )
-            for condition in CONDITIONS
-        )
+        read = [[self._summarize(of, c, self.matched) for c in CONDITIONS] for of in (0, 1)]
+        both = zip(CONDITIONS, *read, strict=True)
         return [(condition, a, b) for condition, a, b in both if a is not None or b is not None]
 
     def _summarize(self, of: int, condition: Condition, matches: Sequence[Match]) -> Summarized:
@@ -390,13 +366,13 @@ class Comparison:
 
     def change(self, match: Match) -> str:
         """How a matched subject's outcome changed: broken, fixed, changed, or empty for not."""
-        a, b = self.a.severities(match.a), self.b.severities(match.b)
+        a, b = (side.severities(cell) for side, cell in self.ends(match))
         if b[0] > a[0] or b[-1] > a[-1]:
             return "broken"
         if b[0] < a[0] or b[-1] < a[-1]:
             return "fixed"
-        same = set(self.a.outcomes(match.a)) == set(self.b.outcomes(match.b))
-        return "" if same else "changed"
+        ended = (set(side.outcomes(cell)) for side, cell in self.ends(match))
+        return "" if next(ended) == next(ended) else "changed"
 
     def label(self, match: Match) -> str:
         """Name a matched case by what tells it from the others."""
@@ -443,13 +419,10 @@ class Comparison:
 
     def guessing(self, match: Match) -> list[bool]:
         """Whether a side's training loss is still that of guessing; of the sides that have one."""
-        sides = ((self.a, match.a), (self.b, match.b))
-        losses = [_by_seed(side.readings(cell, METRICS["train_loss"])) for side, cell in sides]
-        classes = [case.classes for case in self.ran(match)]
         return [
-            verdict.learnt_nothing(verdict.average_seeds(x), n)
-            for x, n in zip(losses, classes, strict=True)
-            if x
+            verdict.learnt_nothing(verdict.average_seeds(_by_seed(read)), side.case(cell).classes)
+            for side, cell in self.ends(match)
+            if (read := side.readings(cell, METRICS["train_loss"]))
         ]
 
     def _doubt(self, match: Match, found: Equivalence) -> Equivalence:
@@ -479,22 +452,16 @@ def compare(a: Side, b: Side, metrics: Sequence[Metric], axis: str = "") -> Comp
         refused = [_refuse(comparison, metric, match) for match, _, _ in pairs]
         family = [pair[1:] for pair, lack in zip(pairs, refused, strict=True) if not lack]
         judged = iter(_judge(metric, family, comparison.names))
-        comparison.metrics[metric] = [
-            MetricPair(*pair, ratio=Ratio(lack=lack) if lack else next(judged))
-            for pair, lack in zip(pairs, refused, strict=True)
-        ]
+        ratios = [Ratio(lack=lack) if lack else next(judged) for lack in refused]
         if metric.seeded:
-            found = comparison.metrics[metric]
-            comparison.metrics[metric] = [_doubt_ratio(comparison, finding) for finding in found]
+            for place, (match, *_) in enumerate(pairs):
+                guessing = comparison.guessing(match)
+                if guessing and all(guessing) and not ratios[place].lack:
+                    ratios[place] = replace(ratios[place], lack=verdict.GUESSING)
+        comparison.metrics[metric] = [
+            MetricPair(*pair, ratio) for pair, ratio in zip(pairs, ratios, strict=True)
+        ]
     return comparison
-
-
-def _doubt_ratio(comparison: Comparison, finding: MetricPair) -> MetricPair:
-    """Take back the verdict on a loss or an error where neither side has learnt anything."""
-    guessing = comparison.guessing(finding.match)
-    if finding.ratio.lack or not guessing or not all(guessing):
-        return finding
-    return replace(finding, ratio=replace(finding.ratio, lack=verdict.GUESSING))
 
 
 def _refuse(comparison: Comparison, metric: Metric, match: Match) -> str:
@@ -502,15 +469,17 @@ def _refuse(comparison: Comparison, metric: Metric, match: Match) -> str:
     known = one.known and two.known
     if known and metric.seeded and comparison.axis in RECIPE and one.share == two.share < 1:
         return "less than an epoch does not show what it does to learning; use --fraction 1"
-    if one.share == two.share or not known or not depends_on_part(metric):
+    # times are of an epoch or a step, memory is a peak; all else is of the measured steps
+    of_part = metric.seeded or metric is METRICS["energy_j"]
+    if one.share == two.share or not known or not of_part:
         return ""
     if one.steps is None and two.steps is None:
         return f"fractions {one.share:g} and {two.share:g} of an epoch: not comparable"
-    return f"{_say_share(one)} and {_say_share(two)}: not comparable"
-
-
-def _say_share(part: Part) -> str:
-    return f"{part} of an epoch" if part.steps is None else f"{part} ({part.share:.3g} of an epoch)"
+    said = (
+        f"{part} of an epoch" if part.steps is None else f"{part} ({part.share:.3g} of an epoch)"
+        for part in (one, two)
+    )
+    return f"{' and '.join(said)}: not comparable"
 
 
 def _judge(
@@ -539,18 +508,12 @@ def refuse_other_models(comparison: Comparison) -> None:
     for model, name in comparison.changed_models():
         changed.setdefault(model, {})[MODEL_PARTS[name]] = None
     if changed:
-        which = "; ".join(
-            f"{model} changed in {', '.join(what)}" for model, what in changed.items()
-        )
+        found = (f"{model} changed in {', '.join(what)}" for model, what in changed.items())
+        which = make_printable("; ".join(found))
         raise UsageError(
-            f"{' and '.join(comparison.titles)} trained different networks: {printable(which)}; "
-            "to compare them anyway, add --mix"
+            f"{' and '.join(comparison.titles)} trained different networks: {which}; to compare "
+            "them anyway, add --mix"
         )
-
-
-def printable(text: str) -> str:
-    """Remove characters that control a terminal or change the reading direction."""
-    return text if text.isprintable() else "".join(c for c in clean(text) if c.isprintable())
 
 
 def write_outcomes(outcomes: Mapping[str, int]) -> str:

@@ -6,12 +6,12 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from bench.compare.comparison import Comparison, printable, write_outcomes
+from bench.compare.comparison import Comparison
 from bench.compare.values import explain_unmatched
 from bench.errors import UsageError, nearest
 from bench.flags import parse_percent
 from bench.study.metrics import METRICS
-from bench.text import write_number
+from bench.text import make_printable, write_number, write_percent
 from bench.verdict import Verdict
 
 OUTCOME_FINDINGS = {
@@ -54,11 +54,8 @@ def find(comparison: Comparison, gate: Gate) -> Iterator[str]:
     if gate.word == "broken":
         for match in comparison.matched:
             if comparison.change(match) == "broken":
-                a, b = comparison.a.outcomes(match.a), comparison.b.outcomes(match.b)
-                yield (
-                    f"{comparison.label(match)}: {write_outcomes(a)} in {one}, "
-                    f"{write_outcomes(b)} in {two}"
-                )
+                a, b = comparison.ended(match)
+                yield f"{comparison.label(match)}: {a} in {one}, {b} in {two}"
     elif gate.word == "missing":
         for cell in comparison.alone(comparison.a):
             yield f"{comparison.label_alone(comparison.a, cell)}: in {one}, not in {two}"
@@ -114,7 +111,7 @@ def pass_gate(comparison: Comparison, gate: Gate) -> Result:
     ]
     lacks = Counter(r.lack for r in ratios if r.judge(gate.margin) is Verdict.NONE)
     if wide := sum(r.rules_out_nothing(gate.margin) for r in ratios):
-        limit = f"{100 * gate.margin:g} %"
+        limit = write_percent(gate.margin)
         lacks[f"the interval reaches beyond {limit} both ways; more repeats would tell"] = wide
     why = dict(lacks.most_common())
     if not ratios:
@@ -128,14 +125,14 @@ def pass_gate(comparison: Comparison, gate: Gate) -> Result:
 def describe_result(result: Result) -> Iterator[str]:
     """Lines about a gate that failed, or that could not judge all cases."""
     for line in result.failures:
-        yield f"fail: {result.gate.text}: {printable(line)}"
+        yield f"fail: {result.gate.text}: {make_printable(line)}"
     reasons = [f"{lack} ({n} times)" if n > 1 else lack for lack, n in result.why.items()]
     why = "; ".join(reasons[:3]) + (f"; and {len(reasons) - 3} more" if len(reasons) > 3 else "")
     if not result.judged:
-        yield f"fail: {result.gate.text}: no case could be judged: {printable(why)}"
+        yield f"fail: {result.gate.text}: no case could be judged: {make_printable(why)}"
     elif result.unjudged:
         total = result.judged + result.unjudged
         yield (
             f"warning: --fail-on {result.gate.text}: {result.unjudged} of {total} cases could not "
-            f"be judged: {printable(why)}"
+            f"be judged: {make_printable(why)}"
         )

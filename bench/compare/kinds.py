@@ -8,12 +8,12 @@ from statistics import fmean
 
 from bench.compare.comparison import Comparison, KindChange, Side
 from bench.diagnosis.breakdown import Breakdown, divide
+from bench.diagnosis.explanation import Change
 from bench.errors import UsageError
 from bench.limits import STEADY
 from bench.questions.profiles import STEP, make_step, take_runs
 from bench.record import RELIABLE
 from bench.store.reader import read_cases, read_work
-from bench.study.pairs import Match
 from bench.verdict import compare
 
 
@@ -37,24 +37,17 @@ def find_kinds(comparison: Comparison) -> list[KindChange]:
         lacking = [s.path for s, held in ((comparison.a, a), (comparison.b, b)) if not held]
         where = f" in {' or '.join(map(str, lacking))}" if lacking else " on both sides"
         raise UsageError(f"--why: no case has a profile{where}; run both sweeps with --profile on")
-    found = [change for match in both for change in _list(match, a[match.a], b[match.b])]
-    ratios = compare([samples for _, samples in found])
-    changes = [
-        KindChange(
-            *known,
-            ratio.p_adjusted,
-            *(
-                any(known[1] in one.estimates for one in side[cell])
-                for side, cell in zip((a, b), known[0].cells, strict=True)
-            ),
-        )
-        for (known, (before, after)), ratio in zip(found, ratios, strict=True)
+    found = [(match, *change) for match in both for change in _list_changes(a[match.a], b[match.b])]
+    ratios = compare([samples for *_, samples in found])
+    kinds = [
+        KindChange(match, change, step_s, ratio.p_adjusted)
+        for (match, step_s, change, (before, after)), ratio in zip(found, ratios, strict=True)
         # a ratio without interval has too few repeats
         if (_lie_apart(before, after) if ratio.low is None else ratio.differs)
+        and abs(change.change_s) > STEADY * step_s
     ]
     order = {match: place for place, match in enumerate(both)}
-    kept = [c for c in changes if abs(c.change_s) > STEADY * c.step_s]
-    return sorted(kept, key=lambda change: (order[change.match], -abs(change.change_s)))
+    return sorted(kinds, key=lambda kind: (order[kind.match], -abs(kind.change.change_s)))
 
 
 def _lie_apart(a: list[float], b: list[float]) -> bool:
@@ -77,14 +70,10 @@ def _divide_runs(side: Side) -> dict[int, list[Breakdown]]:
     return found
 
 
-Known = tuple[Match, str, float, float, float]
-"""A change but for its p-value."""
-
-
-def _list(
-    match: Match, a: list[Breakdown], b: list[Breakdown]
-) -> Iterator[tuple[Known, tuple[list[float], list[float]]]]:
-    """Each part of the step with its mean time on both sides, and the time of each repeat.
+def _list_changes(
+    a: list[Breakdown], b: list[Breakdown]
+) -> Iterator[tuple[float, Change, tuple[list[float], list[float]]]]:
+    """The mean step of A, each part of the step with its mean times, and the time of each repeat.
 
     Of next to nothing no ratio says anything: a repeat that hardly waited is held to wait for a
     third of what is told at all.
@@ -92,6 +81,7 @@ def _list(
     step_s = fmean(one.step_s for one in a)
     for name in dict.fromkeys(part.name for one in (*a, *b) for part in one.parts):
         before, after = ([one.find_time(name) for one in side] for side in (a, b))
+        estimated = (any(name in one.estimates for one in side) for side in (a, b))
         least = STEADY / 3 * step_s
         first, second = ([max(least, time_s) for time_s in side] for side in (before, after))
-        yield (match, name, fmean(before), fmean(after), step_s), (first, second)
+        yield step_s, Change(name, fmean(before), fmean(after), *estimated), (first, second)

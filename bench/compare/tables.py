@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import io
 import json
 import shutil
 import textwrap
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from bench import verdict
 from bench.case import AXES, FOLLOWS, SAME_QUESTION
 from bench.compare import conditions
-from bench.compare.answer import advise, conclude, write_percent
+from bench.compare.answer import advise, conclude
 from bench.compare.comparison import (
     Comparison,
     KindChange,
     MetricPair,
     Side,
-    printable,
     write_outcomes,
 )
 from bench.compare.conditions import Condition, Count, Summarized
@@ -33,9 +31,19 @@ from bench.interval import CONFIDENCE
 from bench.limits import MIN_REPEATS, STEADY
 from bench.record import Status
 from bench.render.model import NOTHING, Cell, Head, Level, Table
+from bench.render.text import LINES, MORE, WIDTH, draw_table, make_plain, read_plain
+from bench.study.axes import name_axis
 from bench.study.metrics import Metric
 from bench.study.pairs import Match
-from bench.text import count, name_first, say_left_out, write_number
+from bench.text import (
+    capitalize,
+    count,
+    make_printable,
+    name_first,
+    say_left_out,
+    write_number,
+    write_percent,
+)
 from bench.verdict import Claim, Equivalence, Ratio, Verdict
 
 
@@ -47,16 +55,21 @@ class Margins:
     equivalence: float
 
 
-def _cells(*texts: str) -> tuple[Cell, ...]:
-    return tuple(Cell(printable(text)) for text in texts)
-
-
 _KEEP = {"p": 2, "runs": 3, "95 % interval": 6}
 """What goes first where a page is too narrow; see `Head`."""
 
 
-def _heads(*labels: str, numbers: Sequence[str] = ()) -> tuple[Head, ...]:
-    return tuple(
+def _tabulate(
+    name: str,
+    title: str,
+    labels: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    notes: Sequence[str] = (),
+    numbers: Sequence[str] = (),
+    level: Level = Level.DETAIL,
+) -> Table:
+    """A table of texts; of its columns those in ``numbers`` stand to the right."""
+    heads = tuple(
         Head(
             label,
             label,
@@ -66,6 +79,8 @@ def _heads(*labels: str, numbers: Sequence[str] = ()) -> tuple[Head, ...]:
         )
         for label in labels
     )
+    cells = tuple(tuple(Cell(make_printable(text)) for text in row) for row in rows)
+    return Table(name, title, heads, cells, tuple(map(make_printable, notes)), level=level)
 
 
 def introduce(comparison: Comparison, margins: Margins) -> Iterator[str]:
@@ -73,46 +88,40 @@ def introduce(comparison: Comparison, margins: Margins) -> Iterator[str]:
     for side, role in ((comparison.a, "baseline"), (comparison.b, "candidate")):
         cases, runs = comparison.count(side)
         said = f"{count(runs, 'run')} of {count(cases, 'case')}"
-        yield printable(f"{side.title} ({role}): {side.path}, {said}")
+        yield f"{side.title} ({role}): {side.path}, {said}"
         for name in FOLLOWS.get(comparison.axis, ()):
             used, left = list_left_out(comparison, side, name)
             if used and left:
-                word = name.replace("_", " ")
                 kept, rest = ([value or "none" for value in part] for part in (used, left))
-                yield printable(
-                    f"{side.title}: only {word} {' or '.join(kept)} is compared, "
+                yield (
+                    f"{side.title}: only {name_axis(name)} {' or '.join(kept)} is compared, "
                     f"{', '.join(rest)} left out; --axis {name} compares one with another"
                 )
     matched = comparison.matched
     if matched:
         both = f"with both values of {comparison.axis}" if comparison.axis else "in both"
-        yield printable(f"{count(len(matched), 'case')} {both}: {_write_common(comparison)}")
+        yield f"{count(len(matched), 'case')} {both}: {_write_common(comparison)}"
     else:
-        yield printable(f"no case in both: {explain_unmatched(comparison)}")
+        yield f"no case in both: {explain_unmatched(comparison)}"
     if not any(comparison.environment()) and not comparison.differing_conditions():
         yield "no recorded difference in what ran them"
     if spoilt := list(_write_spoilt(comparison, matched)):
-        yield printable(
+        yield (
             f"warning: do not rely on these times: {'; '.join(spoilt)}. Close other "
             "programs, or use --repeats 5 or more; a new --out keeps the old rows"
         )
     empty = [metric.name for metric, found in comparison.metrics.items() if not found]
     if matched and empty:
         yield f"not compared, because no run has a value: {', '.join(empty)}"
-    limit = 1 + margins.verdict
-    yield printable(
-        f"speed is the time of {comparison.names[0]} over that of {comparison.names[1]}: above 1 "
-        f"is faster; any other {_name_ratio(comparison)}; both of geometric means"
+    limit, (one, two) = 1 + margins.verdict, comparison.names
+    yield (
+        f"speed is the time of {one} over that of {two}: above 1 is faster; any other ratio is "
+        f"{two} / {one}; both of geometric means"
     )
-    yield printable(
+    yield (
         "each has a 95 % interval; p is adjusted for the number of cases in a table (Holm); "
         f"the margin of {write_percent(margins.verdict)} is from {1 / limit:.4g} to {limit:.4g}"
     )
-
-
-def _name_ratio(comparison: Comparison) -> str:
-    one, two = comparison.names
-    return f"ratio is {two} / {one}"
 
 
 def _write_common(comparison: Comparison) -> str:
@@ -126,20 +135,25 @@ def _write_common(comparison: Comparison) -> str:
 def tabulate(comparison: Comparison, margins: Margins) -> Iterator[Table]:
     """All tables, in reading order: what ran the sides comes first."""
     names = comparison.names
-    environment = tuple(
-        _cells(name, " or ".join(a) or NOTHING, " or ".join(b) or NOTHING, "yes" * agree)
+    environment = [
+        (name, " or ".join(a) or NOTHING, " or ".join(b) or NOTHING, "yes" * agree)
         for name, agree, a, b in comparison.environment()
-    ) + tuple(
-        _cells(condition.label, _write_summary(condition, a), _write_summary(condition, b), "")
+    ]
+    environment += [
+        (condition.label, _write_summary(condition, a), _write_summary(condition, b), "")
         for condition, a, b in comparison.differing_conditions()
-    )
+    ]
     if environment:
-        heads = _heads("what", *names, "must agree")
-        yield Table("environment", "Differences in what ran them", heads, environment, ())
-    outcomes = tuple(_outcome_rows(comparison))
+        labels = ("what", *names, "must agree")
+        yield _tabulate("environment", "Differences in what ran them", labels, environment)
+    outcomes = [
+        (comparison.label(match), *comparison.ended(match), comparison.change(match))
+        for match in comparison.matched
+        if any({*side.outcomes(cell)} != {Status.OK} for side, cell in comparison.ends(match))
+    ]
     if outcomes:
-        heads = _heads("case", *names, "change")
-        yield Table("outcomes", "Cases with runs that did not end well", heads, outcomes, ())
+        labels = ("case", *names, "change")
+        yield _tabulate("outcomes", "Cases with runs that did not end well", labels, outcomes)
     for metric, findings in comparison.metrics.items():
         if findings:
             yield _metric_table(comparison, metric, findings, margins.verdict)
@@ -147,10 +161,8 @@ def tabulate(comparison: Comparison, margins: Margins) -> Iterator[Table]:
     if comparison.kinds is not None:
         yield _kinds_table(comparison, comparison.kinds)
     for side in (comparison.a, comparison.b):
-        cells = comparison.alone(side)
-        alone = tuple(_cells(comparison.label_alone(side, cell)) for cell in cells)
-        if alone:
-            yield Table(f"only-{side.name}", f"Only in {side.title}", _heads("case"), alone, ())
+        if alone := [[comparison.label_alone(side, cell)] for cell in comparison.alone(side)]:
+            yield _tabulate(f"only-{side.name}", f"Only in {side.title}", ["case"], alone)
 
 
 def _kinds_table(comparison: Comparison, kinds: Sequence[KindChange]) -> Table:
@@ -159,34 +171,26 @@ def _kinds_table(comparison: Comparison, kinds: Sequence[KindChange]) -> Table:
     if not kinds:
         return Table("kinds", f"{title}: none beyond noise", (), (), (BEYOND,), level=Level.TABLE)
     numbers = (*comparison.names, "change", "of a step", "p")
-    rows = tuple(
-        _cells(
+    rows = [
+        (
             comparison.label(kind.match),
-            name_part(kind.name),
-            write_ms(kind.before_s, kind.before_estimated),
-            write_ms(kind.after_s, kind.after_estimated),
-            ("+" if kind.change_s > 0 else "") + write_ms(kind.change_s),
-            f"{100 * kind.change_s / kind.step_s:+.1f} %",
-            NOTHING if kind.p is None else _write_p(kind.p),
+            name_part(kind.change.name),
+            write_ms(kind.change.before_s, kind.change.before_estimated),
+            write_ms(kind.change.after_s, kind.change.after_estimated),
+            ("+" if kind.change.change_s > 0 else "") + write_ms(kind.change.change_s),
+            f"{100 * kind.change.change_s / kind.step_s:+.1f} %",
+            _write_p(kind.p),
         )
         for kind in kinds
-    )
-    heads = _heads("case", "kind of work", *numbers, numbers=numbers)
-    return Table("kinds", title, heads, rows, (BEYOND,), level=Level.TABLE)
+    ]
+    labels = ("case", "kind of work", *numbers)
+    return _tabulate("kinds", title, labels, rows, [BEYOND], numbers, Level.TABLE)
 
 
 BEYOND = (
     f"Those that changed by more than {write_percent(STEADY)} of the step of "
     f"A; from {MIN_REPEATS} profiled repeats a side on, only what differs beyond chance."
 )
-
-
-def _outcome_rows(comparison: Comparison) -> Iterator[tuple[Cell, ...]]:
-    for match in comparison.matched:
-        a, b = comparison.a.outcomes(match.a), comparison.b.outcomes(match.b)
-        if {*a, *b} != {Status.OK}:
-            label, change = comparison.label(match), comparison.change(match)
-            yield _cells(label, write_outcomes(a), write_outcomes(b), change)
 
 
 def _write_summary(condition: Condition, value: Summarized) -> str:
@@ -223,12 +227,12 @@ def _metric_table(
     said = [list(remarks(comparison, metric, finding, margin)) for finding in findings]
     rest, notes = _gather(said)
     notes += [PAIRED] if any(finding.ratio.pairs for finding in findings) else []
-    return Table(
+    return _tabulate(
         metric.name,
-        f"{metric.label[0].upper()}{metric.label[1:]}{unit}: {summary}",
-        _heads("case", *numbers, "verdict", "remarks", numbers=numbers),
-        tuple(
-            _cells(
+        f"{capitalize(metric.label)}{unit}: {summary}",
+        ("case", *numbers, "verdict", "remarks"),
+        [
+            (
                 comparison.label(finding.match),
                 *(_write_mean(side, metric) for side in finding.compared),
                 *_write_ratio(metric.show(finding.ratio)),
@@ -237,9 +241,10 @@ def _metric_table(
                 text,
             )
             for finding, text in zip(findings, rest, strict=True)
-        ),
-        tuple(printable(note) for note in notes),
-        level=Level.TABLE if metric is next(iter(comparison.metrics)) else Level.DETAIL,
+        ],
+        notes,
+        numbers,
+        Level.TABLE if metric is next(iter(comparison.metrics)) else Level.DETAIL,
     )
 
 
@@ -280,20 +285,16 @@ def _equivalence_table(comparison: Comparison, metric: Metric, margin: float) ->
         "Two one-sided tests (TOST) at 5 %; p is adjusted for the number of cases (Holm).",
         f"Worse or better: beyond the margin. {SEEDS_NEEDED}",
     ]
-    yield Table(
+    yield _tabulate(
         f"{metric.name}-equivalence",
         f"{title}: {summary}",
-        _heads("case", *numbers, "verdict", "remarks", numbers=numbers),
-        tuple(
-            _cells(
-                comparison.label(finding.match),
-                *_write_equivalence(equivalence),
-                equivalence.verdict.value,
-                text,
-            )
-            for (finding, equivalence), text in zip(judged, rest, strict=True)
-        ),
-        tuple(notes),
+        ("case", *numbers, "verdict", "remarks"),
+        [
+            (comparison.label(finding.match), *_write_equivalence(found), found.verdict.value, text)
+            for (finding, found), text in zip(judged, rest, strict=True)
+        ],
+        notes,
+        numbers,
     )
 
 
@@ -304,20 +305,21 @@ SEEDS_NEEDED = (
 
 
 def _write_equivalence(found: Equivalence) -> tuple[str, str, str, str, str]:
-    interval, p, needed = NOTHING, NOTHING, NOTHING
-    if found.low is not None and found.high is not None:
-        interval = f"{write_number(found.low)} to {write_number(found.high)}"
-    if found.p is not None:
-        p = _write_p(found.p)
-    if found.seeds_needed is not None:
-        needed = str(found.seeds_needed)
-    elif found.verdict is Claim.UNCLEAR and found.p is not None:
+    needed = NOTHING if found.seeds_needed is None else str(found.seeds_needed)
+    if found.seeds_needed is None and found.verdict is Claim.UNCLEAR and found.p is not None:
         needed = f">{verdict.MOST_SEEDS}"
-    return write_number(found.ratio or 0), interval, p, str(found.seeds), needed
+    interval = _write_interval(found.low, found.high)
+    return write_number(found.ratio or 0), interval, _write_p(found.p), str(found.seeds), needed
 
 
-def _write_p(p: float) -> str:
-    return "<0.001" if p < 0.001 else f"{p:.3f}"
+def _write_interval(low: float | None, high: float | None) -> str:
+    if low is None or high is None:
+        return NOTHING
+    return f"{write_number(low)} to {write_number(high)}"
+
+
+def _write_p(p: float | None) -> str:
+    return NOTHING if p is None else "<0.001" if p < 0.001 else f"{p:.3f}"
 
 
 def _write_mean(readings: Sequence[tuple[int, float]], metric: Metric) -> str:
@@ -333,24 +335,22 @@ def _write_mean(readings: Sequence[tuple[int, float]], metric: Metric) -> str:
 def _write_ratio(ratio: Ratio) -> tuple[str, str, str]:
     if ratio.value is None:
         return NOTHING, NOTHING, NOTHING
-    value = write_number(ratio.value)
     if ratio.exact:
-        return value, "exact", NOTHING
-    if ratio.low is None or ratio.high is None or ratio.p_adjusted is None:
-        return value, NOTHING, NOTHING
-    interval = f"{write_number(ratio.low)} to {write_number(ratio.high)}"
-    return value, interval, _write_p(ratio.p_adjusted)
+        return write_number(ratio.value), "exact", NOTHING
+    interval = _write_interval(ratio.low, ratio.high)
+    return write_number(ratio.value), interval, _write_p(ratio.p_adjusted)
 
 
 def describe_runs(comparison: Comparison, metric: Metric, match: Match) -> Iterator[str]:
     """What kind of runs a finding is of: of part of an epoch, of synthetic images, not measured."""
-    sides = ((comparison.a, match.a), (comparison.b, match.b))
     if min(part.share for part in comparison.parts(match)) < 1:
         yield _write_parts(comparison, metric, match)
-    kinds = {"synthetic": [s.name for s, cell in sides if s.case(cell).dataset == "synthetic"]}
-    for kind in ("fake", "published"):
-        kinds[kind] = [s.name for s, cell in sides if kind in s.executors(cell)]
-    for kind, where in kinds.items():
+    for kind in ("synthetic", "fake", "published"):
+        where = [
+            side.name
+            for side, cell in comparison.ends(match)
+            if kind in (side.case(cell).dataset, *side.executors(cell))
+        ]
         if where:
             yield kind if len(where) == 2 else f"{kind} in {where[0]}"
 
@@ -361,10 +361,8 @@ def remarks(
     """What a reader must know about a finding before relying on it."""
     match = finding.match
     yield from describe_runs(comparison, metric, match)
-    for side, cell, values in (
-        (comparison.a, match.a, finding.a),
-        (comparison.b, match.b, finding.b),
-    ):
+    both = zip(comparison.ends(match), (finding.a, finding.b), strict=True)
+    for (side, cell), values in both:
         outcomes = side.outcomes(cell)
         if set(outcomes) != {Status.OK}:
             yield f"{side.name} {write_outcomes(outcomes)}"
@@ -390,12 +388,6 @@ def _write_parts(comparison: Comparison, metric: Metric, match: Match) -> str:
     return f"{what}: " + ", ".join(f"{part} in {name}" for name, part in named if part.share < 1)
 
 
-HIGHEST = 40
-"""Lines of the first screen."""
-
-WIDTH = 100
-"""Columns where there is no terminal to ask, and COLUMNS is not set."""
-
 UNLIMITED = 10_000
 """Columns of all tables in full, where they go to a file or a pipe."""
 
@@ -418,10 +410,10 @@ def render_text(
     wanted = [table for table in tables if table.level is Level.TABLE]
     shown = wanted[-1] if wanted else None  # the kinds of work, where they are asked for
     left = len(tables) - bool(shown)
-    last = [f"--full shows {count(left, 'more table')} and the conditions of both sides."]
+    last = [f"{MORE} shows {count(left, 'more table')} and the conditions of both sides."]
     if shown:
         rows = len(shown.rows)
-        while len(drawn := _draw(_cut(shown, rows), width)) + len(lines) + 3 > HIGHEST and rows > 1:
+        while len(drawn := _draw(_cut(shown, rows), width)) + len(lines) + 3 > LINES and rows > 1:
             rows -= 1
         lines += ["", *drawn]
     return "\n".join([*lines, "", *last]) + "\n"
@@ -431,7 +423,7 @@ def _cut(table: Table, rows: int) -> Table:
     """The first rows of a table, and how many are left out."""
     left = len(table.rows) - rows
     notes = (
-        (*table.notes, f"{say_left_out(left, 'row')}; --full has them.") if left else table.notes
+        (*table.notes, f"{say_left_out(left, 'row')}; {MORE} has them.") if left else table.notes
     )
     return replace(table, rows=table.rows[:rows], notes=notes)
 
@@ -477,7 +469,7 @@ def _open(comparison: Comparison, margins: Margins) -> Iterator[str]:
 
 def _wrap(text: str, width: int) -> list[str]:
     return textwrap.wrap(
-        printable(text),
+        make_printable(text),
         width,
         subsequent_indent="  ",
         break_long_words=False,
@@ -486,13 +478,9 @@ def _wrap(text: str, width: int) -> list[str]:
 
 
 def _draw(table: Table, width: int) -> list[str]:
-    from rich.console import Console
-
-    from bench.render.text import draw_table
-
-    buffer = io.StringIO()
-    draw_table(table, Console(file=buffer, width=width, color_system=None, force_terminal=False))
-    return [line.rstrip() for line in buffer.getvalue().splitlines()]
+    console = make_plain(width)
+    draw_table(table, console)
+    return read_plain(console).splitlines()
 
 
 def render_markdown(
@@ -502,7 +490,7 @@ def render_markdown(
     from bench.render.markdown import escape, table_lines
 
     said = [*conclude(comparison, margins.verdict), *introduce(comparison, margins)]
-    lines = [*(f"- {escape(line)}" for line in said), ""]
+    lines = [*(f"- {escape(make_printable(line))}" for line in said), ""]
     for table in tabulate(comparison, margins):
         if table.heads:
             lines += table_lines(table)
@@ -548,8 +536,9 @@ def render_json(
         "outcomes": [
             {
                 **_name_match(comparison, match),
-                "a": comparison.a.outcomes(match.a),
-                "b": comparison.b.outcomes(match.b),
+                **{
+                    k: s.outcomes(c) for k, (s, c) in zip("ab", comparison.ends(match), strict=True)
+                },
                 "change": comparison.change(match),
             }
             for match in comparison.matched
@@ -597,11 +586,11 @@ def render_json(
         else [
             {
                 **_name_match(comparison, kind.match),
-                "kind": kind.name,
-                "a_s": kind.before_s,
-                "b_s": kind.after_s,
-                "a_estimated": kind.before_estimated,
-                "b_estimated": kind.after_estimated,
+                "kind": kind.change.name,
+                "a_s": kind.change.before_s,
+                "b_s": kind.change.after_s,
+                "a_estimated": kind.change.before_estimated,
+                "b_estimated": kind.change.after_estimated,
                 "step_a_s": kind.step_s,
                 "p": kind.p,
             }

@@ -9,7 +9,6 @@ from itertools import islice, product
 
 from bench.case import (
     AXES,
-    BARE,
     NAMED,
     SAME_QUESTION,
     Value,
@@ -20,6 +19,7 @@ from bench.case import (
 )
 from bench.compare.comparison import Comparison, Side
 from bench.errors import UsageError, nearest
+from bench.study.axes import name_setting
 from bench.study.pairs import match
 
 
@@ -89,23 +89,14 @@ def _write(values: Iterable[Value], most: int = 8) -> str:
     return ", ".join(texts[:most]) + (", …" if len(texts) > most else "") or "none"
 
 
-def title_value(axis: str, value: Value) -> str:
-    """What a side is called where nothing near it says the axis.
-
-    >>> title_value("precision", "fp32"), title_value("compile", "off"), title_value("lr", 0.1)
-    ('fp32', 'compile off', 'lr 0.1')
-    """
-    text = spell_value(value)
-    return text if axis in BARE else f"{axis.replace('_', ' ')} {text}"
-
-
 def _take(side: Side, axis: str, value: Value) -> Side:
     """The runs of a sweep whose case has this value."""
+    title = name_setting(axis, spell_value(value))
     kept = [i for i, case in enumerate(side.cases) if getattr(case, axis) == value]
     return replace(
         side,
-        name=format_value(value) if AXES[axis].metadata["switch"] else title_value(axis, value),
-        title=title_value(axis, value),
+        name=format_value(value) if AXES[axis].metadata["switch"] else title,
+        title=title,
         records=side.records.iloc[kept].reset_index(drop=True),
         cases=[side.cases[i] for i in kept],
     )

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from bench.diagnosis.breakdown import Timed
 from bench.diagnosis.explanation import Cause, Side
-from bench.diagnosis.floors import find_floor, find_limit, name_arithmetic
+from bench.diagnosis.floors import CONVOLUTIONS, find_floor, find_limit, name_arithmetic
 from bench.diagnosis.kernels import find_tensor_cores
 from bench.diagnosis.step import Bound, Step, Wait
 from bench.precision import Arithmetic
@@ -25,8 +25,6 @@ FASTER = 1.1
 
 LOW = (Arithmetic.FLOAT16, Arithmetic.BFLOAT16, Arithmetic.FLOAT8)
 """Formats of fewer bits than float32."""
-
-CONVOLUTIONS = (Kind.CONVOLUTION_1X1, Kind.CONVOLUTION, Kind.GROUPED)
 
 OWN_FORMAT = (Kind.OPTIMIZER, Kind.COPY)
 """Kinds that are in float32 for what they do, and not because autocast keeps them there."""
@@ -45,7 +43,6 @@ def find_shares(side: Side, clock: float = 1.0) -> Iterator[Share]:
     """Divide a step's time among causes; what has none is left out.
 
     Args:
-        side: whose step it is.
         clock: its clock over that of the side that it is held against, at most 1.
     """
     for timed in side.breakdown.rows:
@@ -94,12 +91,10 @@ def _find_whole(timed: Timed, side: Side) -> Cause | None:
         return Cause.LAUNCH
     if side.format in LOW and row.format == Arithmetic.FLOAT32 and kind not in OWN_FORMAT:
         return Cause.FLOAT32
-    return Cause.EMULATED if timed.bound is Bound.COMPUTE and _is_emulated(row, side.step) else None
-
-
-def _is_emulated(row: WorkRow, step: Step) -> bool:
-    usual, rate = _find_rates(row, step)
-    return row.format != Arithmetic.FLOAT32 and 0 < rate < FASTER * usual
+    if timed.bound is not Bound.COMPUTE or row.format == Arithmetic.FLOAT32:
+        return None
+    usual, rate = _find_rates(row, side.step)
+    return Cause.EMULATED if 0 < rate < FASTER * usual else None
 
 
 def _find_rates(row: WorkRow, step: Step) -> tuple[float, float]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from bench.diagnosis.breakdown import Timed
-from bench.diagnosis.causes import CONVOLUTIONS, Share
+from bench.diagnosis.causes import Share
 from bench.diagnosis.explanation import Cause, Run, Side
-from bench.diagnosis.floors import CONVOLUTION_COLUMNS, find_rates, name_arithmetic
+from bench.diagnosis.floors import CONVOLUTION_COLUMNS, CONVOLUTIONS, find_rates, name_arithmetic
 from bench.diagnosis.kernels import find_tensor_cores, name_kernel
 from bench.diagnosis.rates import COPY, PRODUCT, write_rate
 from bench.diagnosis.step import Wait
@@ -60,36 +60,29 @@ def write_run(run: Run) -> str:
 
 
 def show(cause: Cause, shares: Sequence[Share], side: Side, other: Side) -> str:
-    """The evidence of a cause in a step, a sentence.
-
-    Args:
-        cause: what is shown.
-        shares: of that cause, in the step.
-        side: whose step it is.
-        other: that it is held against.
-    """
+    """The evidence of a cause in a side's step, a sentence; ``shares`` are those of the cause."""
     ranked = sorted(shares, key=lambda share: -share.time_s)
-    said = "; ".join(filter(None, _EVIDENCE.get(cause, _show_operations)(ranked, side, other)))
+    timed = [share.timed for share in ranked if share.timed]
+    said = "; ".join(filter(None, _EVIDENCE.get(cause, _show_operations)(timed, side, other)))
     return f"{said}." if said else ""
 
 
-def _take(shares: Sequence[Share]) -> list[Timed]:
-    """Their operations."""
-    return [share.timed for share in shares if share.timed]
+_Show = Callable[[Sequence[Timed], Side, Side], Iterator[str]]
+"""What shows a cause: of its operations, those that take longest first, in a side's step."""
 
 
-def _show_operations(shares: Sequence[Share], side: Side, other: Side) -> Iterator[str]:
+def _show_operations(timed: Sequence[Timed], side: Side, other: Side) -> Iterator[str]:
     # fp16 copies gradients to the masters, and these to the weights, by one operation
     sums: dict[str, tuple[float, bool]] = {}
-    for timed in _take(shares):
-        time_s, estimated = sums.get(name_operation(timed.row), (0.0, False))
-        sums[name_operation(timed.row)] = (time_s + timed.time_s, estimated or timed.estimated)
+    for one in timed:
+        time_s, estimated = sums.get(name_operation(one.row), (0.0, False))
+        sums[name_operation(one.row)] = (time_s + one.time_s, estimated or one.estimated)
     longest = sorted(sums.items(), key=lambda item: -item[1][0])[:MOST_NAMED]
     if longest:
         yield "most in " + ", ".join(f"{name} {write_ms(*one)} ms" for name, one in longest)
 
 
-def _show_traffic(shares: Sequence[Share], side: Side, other: Side) -> Iterator[str]:
+def _show_traffic(timed: Sequence[Timed], side: Side, other: Side) -> Iterator[str]:
     def move(one: Side) -> float:
         return sum(timed.row.bytes or 0.0 for timed in one.breakdown.rows)
 
@@ -101,25 +94,23 @@ def _show_traffic(shares: Sequence[Share], side: Side, other: Side) -> Iterator[
         )
 
 
-def _show_slow_traffic(shares: Sequence[Share], side: Side, other: Side) -> Iterator[str]:
-    yield _name_speeds(_take(shares), COPY)
+def _show_slow_traffic(timed: Sequence[Timed], side: Side, other: Side) -> Iterator[str]:
+    yield _name_speeds(timed, COPY)
     if copy := side.step.rates.copy:
         yield f"copies reach {write_rate(COPY, copy)}"
 
 
-def _show_arithmetic(shares: Sequence[Share], side: Side, other: Side) -> Iterator[str]:
-    timed = _take(shares)
+def _show_arithmetic(timed: Sequence[Timed], side: Side, other: Side) -> Iterator[str]:
     yield f"{sum(one.row.flop or 0.0 for one in timed) / 1e12:.3g} TFLOP a step"
     yield _name_rates(timed, side)
 
 
-def _show_products(shares: Sequence[Share], side: Side, other: Side) -> Iterator[str]:
-    yield _name_speeds(_take(shares), PRODUCT)
-    yield _name_rates(_take(shares), side)
+def _show_products(timed: Sequence[Timed], side: Side, other: Side) -> Iterator[str]:
+    yield _name_speeds(timed, PRODUCT)
+    yield _name_rates(timed, side)
 
 
-def _show_plain_products(shares: Sequence[Share], side: Side, other: Side) -> Iterator[str]:
-    timed = _take(shares)
+def _show_plain_products(timed: Sequence[Timed], side: Side, other: Side) -> Iterator[str]:
     yield _name_speeds(timed, PRODUCT)
     named = [one.row for one in timed if find_tensor_cores(one.row) is not None]
     if named:
@@ -159,20 +150,20 @@ def _name_speeds(timed: Sequence[Timed], like: str) -> str:
     return ", ".join(named[:MOST_NAMED])
 
 
-def _show_wait(wait: Wait) -> Callable[[Sequence[Share], Side, Side], Iterator[str]]:
-    def show(shares: Sequence[Share], side: Side, other: Side) -> Iterator[str]:
+def _show_wait(wait: Wait) -> _Show:
+    def show(timed: Sequence[Timed], side: Side, other: Side) -> Iterator[str]:
         if (time_s := side.breakdown.find_time(wait)) * 1e3 >= FEWEST_MS:
             yield f"{wait.meaning} {write_ms(time_s)} ms"
-        yield from _show_operations(shares, side, other)
+        yield from _show_operations(timed, side, other)
 
     return show
 
 
-def _show_launches(shares: Sequence[Share], side: Side, other: Side) -> Iterator[str]:
+def _show_launches(timed: Sequence[Timed], side: Side, other: Side) -> Iterator[str]:
     idle = side.breakdown.find_time(Wait.IDLE)
     if idle * 1e3 >= FEWEST_MS:
         yield f"nothing runs for {write_ms(idle)} ms a step"
-    calls = sum(timed.row.calls for timed in _take(shares))
+    calls = sum(one.row.calls for one in timed)
     if calls and (call := side.step.rates.call_s):
         yield (
             f"{calls:,} operations have less work than the {call * 1e6:.2g} µs that one takes to "
@@ -180,18 +171,18 @@ def _show_launches(shares: Sequence[Share], side: Side, other: Side) -> Iterator
         )
 
 
-def _show_clocks(shares: Sequence[Share], side: Side, other: Side) -> Iterator[str]:
+def _show_clocks(timed: Sequence[Timed], side: Side, other: Side) -> Iterator[str]:
     yield (
         f"the SM clock sank from {other.sm_clock_mhz:,.0f} to {side.sm_clock_mhz:,.0f} MHz; "
         "nvidia-smi -q -d POWER,CLOCK shows the limit"
     )
 
 
-def _show_retries(shares: Sequence[Share], side: Side, other: Side) -> Iterator[str]:
+def _show_retries(timed: Sequence[Timed], side: Side, other: Side) -> Iterator[str]:
     yield f"{side.alloc_retries:,} allocations were retried after freeing memory"
 
 
-_EVIDENCE: dict[Cause, Callable[[Sequence[Share], Side, Side], Iterator[str]]] = {
+_EVIDENCE: dict[Cause, _Show] = {
     Cause.MEMORY: _show_traffic,
     Cause.BELOW_COPY: _show_slow_traffic,
     Cause.ARITHMETIC: _show_arithmetic,

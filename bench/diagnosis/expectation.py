@@ -72,7 +72,6 @@ def describe_expectation(found: Expectation, base: str) -> str:
     """In words, such as ``about 2.4× over fp32, were both to run at these rates: 58 % of …``.
 
     Args:
-        found: what is expected.
         base: what A is called.
     """
     speedup = f"about {found.speedup:.1f}× over {base}, were both to run at these rates"

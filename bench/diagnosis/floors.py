@@ -1,6 +1,9 @@
 """The least time that counted work takes at the rates that the machine was measured to reach.
 
 A row whose floor is above its time had its data in a cache, which the copy was too large for.
+
+Everywhere ``row`` is of a step, ``rates`` are the machine's, ``format`` is of `bench.work.Label`,
+and ``arithmetic`` is what the products of float32 are rounded to.
 """
 
 from __future__ import annotations
@@ -27,7 +30,7 @@ CONVOLUTION_COLUMNS: dict[str, str] = {
 }
 """That of convolutions, which are measured on a CPU."""
 
-_CONVOLUTIONS = frozenset({Kind.CONVOLUTION_1X1, Kind.CONVOLUTION, Kind.GROUPED})
+CONVOLUTIONS = (Kind.CONVOLUTION_1X1, Kind.CONVOLUTION, Kind.GROUPED)
 
 
 def take_rates(columns: Mapping[str, Any], peaks: Mapping[str, float] | None = None) -> Rates:
@@ -58,12 +61,7 @@ def name_rates(rates: Rates) -> dict[str, float]:
 
 
 def name_arithmetic(format: str, arithmetic: str) -> str:
-    """What products of a number format are computed in: of float32, what these are rounded to.
-
-    Args:
-        format: as `bench.work.Label` has it.
-        arithmetic: what products of float32 are rounded to.
-    """
+    """What products of a number format are computed in: of float32, what these are rounded to."""
     if format == Arithmetic.FLOAT32:
         return arithmetic
     return Arithmetic.FLOAT8 if format.startswith(Arithmetic.FLOAT8) else format
@@ -73,13 +71,7 @@ def find_rate(format: str, rates: Rates, arithmetic: str, kind: str = "") -> flo
     """FLOP/s of products of a number format; None where it was not measured.
 
     Of convolutions it is the higher of their own and the products': neither alone is what another
-    convolution reaches at most.
-
-    Args:
-        format: as `bench.work.Label` has it.
-        rates: of the machine.
-        arithmetic: what products of float32 are rounded to.
-        kind: a `bench.work.Kind`.
+    convolution reaches at most. ``kind`` is a `bench.work.Kind`.
     """
     return max(find_rates(format, rates, arithmetic, kind).values(), default=None)
 
@@ -88,7 +80,7 @@ def find_rates(format: str, rates: Rates, arithmetic: str, kind: str = "") -> di
     """The rates that `find_rate` takes the highest of, by their columns."""
     name = name_arithmetic(format, arithmetic)
     known = {RATE_COLUMNS.get(name, ""): rates.products.get(name)}
-    if kind in _CONVOLUTIONS:
+    if kind in CONVOLUTIONS:
         known[CONVOLUTION_COLUMNS.get(name, "")] = rates.convolutions.get(name)
     return {column: rate for column, rate in known.items() if rate is not None}
 
@@ -98,11 +90,6 @@ def find_floor(row: WorkRow, rates: Rates, arithmetic: str) -> float | None:
 
     That is its arithmetic or its memory traffic, whichever takes longer: they overlap. What calls
     take to start is not in it.
-
-    Args:
-        row: of a step.
-        rates: of the machine.
-        arithmetic: what products of float32 are rounded to.
 
     Returns:
         None where the row was not counted, or a rate that it needs was not measured.
@@ -114,13 +101,7 @@ def find_floor(row: WorkRow, rates: Rates, arithmetic: str) -> float | None:
 def find_bound(row: WorkRow, rates: Rates, arithmetic: str) -> Bound | None:
     """What limits a row: launch where its work is done before another call has started.
 
-    Args:
-        row: of a step.
-        rates: of the machine.
-        arithmetic: what products of float32 are rounded to.
-
-    Returns:
-        None as `find_floor`.
+    None as `find_floor`.
     """
     floor = find_floor(row, rates, arithmetic)
     if floor is not None and rates.call_s is not None and floor < row.calls * rates.call_s:

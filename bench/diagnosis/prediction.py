@@ -30,7 +30,6 @@ def predict_seconds(
     Args:
         case: that nothing is frozen in.
         work: of an item in float32, as `bench.training.counting.sketch_work` has it.
-        rates: of the machine.
         samples: items of the training data.
         tests: items of the test data.
 

@@ -47,17 +47,7 @@ def explain(
     alternatives: Alternatives | None = None,
     about: str = "",
 ) -> Explanation:
-    """Explain why B is faster or slower than A, and not faster still.
-
-    Args:
-        axis: in which the two differ.
-        a: the side before.
-        b: the side after.
-        items: that both steps train on, or are scaled to.
-        speedup: of their repeats.
-        alternatives: what else the sweep measured.
-        about: what the two have in common.
-    """
+    """Explain why B is faster or slower than A, by what else the sweep measured too."""
     beaten = find_beaten(b.step, b.case.compiled) or find_beaten(a.step, a.case.compiled)
     before, after = a.step.step_s, b.step.step_s
     reasons: list[Reason] = []

@@ -11,7 +11,7 @@ from bench.diagnosis.rates import RATES, write_rate
 from bench.diagnosis.step import Wait
 from bench.limits import STEADY
 from bench.precision import Arithmetic
-from bench.text import ESTIMATE
+from bench.text import ESTIMATE, capitalize
 from bench.work import Kind
 
 TOLD = 3
@@ -24,27 +24,20 @@ BUSY = 0.9
 """A GPU that works for less than this share of a step is held up by its program."""
 
 
-def describe(found: Explanation) -> list[str]:
-    """A few sentences: the speed-up, what changed, what is possible, and where the time goes."""
+def describe(found: Explanation, beside: bool = False) -> list[str]:
+    """A few sentences: the speed-up, what changed, what is possible, and where the time goes.
+
+    Args:
+        beside: whether tables of reasons and of changes stand beside it, whose figures are then
+            left out.
+    """
     return [
         _say_speed(found),
         *_say_doubt(found),
         *_say_baseline(found),
-        *_say_changes(found),
-        *_say_swaps(found),
+        *([] if beside else [*_say_changes(found), *_say_swaps(found)]),
         *([write_beaten(found.beaten)] if found.beaten else _say_ceiling(found)),
-        *_say_reasons(found),
-        *_say_advice(found),
-    ]
-
-
-def summarize(found: Explanation) -> list[str]:
-    """What `describe` says and no table of reasons and changes does."""
-    return [
-        _say_speed(found),
-        *_say_doubt(found),
-        *_say_baseline(found),
-        *([write_beaten(found.beaten)] if found.beaten else _say_ceiling(found)),
+        *([] if beside else _say_reasons(found)),
         *_say_advice(found),
     ]
 
@@ -190,7 +183,7 @@ def _say_advice(found: Explanation) -> Iterator[str]:
     for source in dict.fromkeys(one.source for one in advice if one.source):
         told = [one for one in advice if one.source == source]
         listed = ", ".join(_write_tried(one, one.speedup or 0.0) for one in told)
-        yield f"{source[:1].upper()}{source[1:]}: {listed}."
+        yield f"{capitalize(source)}: {listed}."
     if untested := [one.what for one in advice if one.speedup is None]:
         yield f"Untested: {', '.join(untested)}."
 

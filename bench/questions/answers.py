@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from bench.case import AXES, SAME_QUESTION, format_value, free_axes
 from bench.limits import MIN_REPEATS, STEADY
 from bench.precision import PRECISIONS
-from bench.questions.batch_sizes import (
-    Family,
-    Match,
-    list_contests,
-)
+from bench.questions.batch_sizes import Family, Match, list_contests
+from bench.questions.effects import Effect
+from bench.questions.material import Material
 from bench.record import REFUSED
 from bench.render.cells import (
     ESTIMATE,
     TIMED,
     Row,
-    is_estimate,
     iterate,
+    mark_part,
     name_case,
+    quantity_cell,
     remarks,
     take_first,
     write_quantity,
@@ -31,7 +30,6 @@ from bench.render.cells import (
 from bench.render.model import MOST_SECTIONS, Answer
 from bench.study import doubts, summaries
 from bench.study.axes import (
-    Machines,
     find_varying,
     list_naming_axes,
     name_axis,
@@ -45,32 +43,16 @@ from bench.workloads import IMAGES, OWN
 if TYPE_CHECKING:
     import pandas as pd
 
-    from bench.questions.effects import Effect
 
-
-def answer(
-    cases: pd.DataFrame,
-    machines: Machines,
-    varying: Collection[str],
-    probes: pd.DataFrame,
-    families: Sequence[Family],
-    effects: Sequence[Effect],
-) -> Iterator[Answer]:
-    """What changes do in all cases together; per machine and workload the fastest and the largest.
-
-    Args:
-        varying: the axes in which cases differ; a case is named by what it has of them.
-        probes: records of the search for the largest batch.
-        families: of `find_families`, of these.
-        effects: of `find_effects`, of these.
-    """
-    fake = len(cases) and (cases["kind"] == "fake").all()
+def answer(found: Material) -> Iterator[Answer]:
+    """What changes do in all cases; per machine and workload the fastest and the largest batch."""
+    fake = len(found.cases) and (found.cases["kind"] == "fake").all()
     summary = [
         *([NOT_MEASURED] if fake else []),
-        *_summarize_effects(effects, cases),
-        *_tell_repeats(cases),
+        *_summarize_effects(found.effects, found.cases),
+        *_tell_repeats(found.cases),
     ]
-    answers = list(_answer_each(cases, machines, varying, probes, families))
+    answers = list(_answer_each(found))
     if len(answers) == 1:
         (only,) = answers
         yield replace(only, sentences=(*summary, *only.sentences))
@@ -80,30 +62,27 @@ def answer(
     yield from answers
 
 
-def _answer_each(
-    cases: pd.DataFrame,
-    machines: Machines,
-    varying: Collection[str],
-    probes: pd.DataFrame,
-    families: Sequence[Family],
-) -> Iterator[Answer]:
-    named = [n for n in list_naming_axes(varying) if n not in ("model", "dataset")]
+def _answer_each(found: Material) -> Iterator[Answer]:
+    named = [name for name in found.named if name not in ("model", "dataset")]
     measured, probed = (
-        dict(list(part.groupby(list(_PLACE), sort=False))) for part in (cases, probes)
+        dict(list(part.groupby(list(_PLACE), sort=False))) for part in (found.cases, found.probes)
     )
     places = list(dict.fromkeys([*measured, *probed]))
     several = len({place[2:] for place in places}) > 1
-    for pair in list(machines)[:MOST_SECTIONS]:
+    for pair in list(found.machines)[:MOST_SECTIONS]:
         for place in [place for place in places if place[:2] == pair][:MOST_SECTIONS]:
-            rows, searched = measured.get(place), probed.get(place, probes.head(0))
-            here = [f for f in families if tuple(getattr(f.first, n) for n in _PLACE) == place]
+            rows = measured.get(place, found.cases.head(0))
+            searched = probed.get(place, found.probes.head(0))
+            here = [
+                f for f in found.families if tuple(getattr(f.first, n) for n in _PLACE) == place
+            ]
             said = (
-                *(() if rows is None else _fastest(rows, named)),
-                _largest(cases.head(0) if rows is None else rows, searched),
+                *(_fastest(rows, named) if len(rows) else ()),
+                _largest(rows, searched),
                 _compare_largest(here),
             )
             data = "" if place[3] == OWN else f" on {place[3]}"
-            about = machines[pair] + (f", {place[2]}{data}" if several else "")
+            about = found.machines[pair] + (f", {place[2]}{data}" if several else "")
             yield Answer(about, tuple(filter(None, said)))
 
 
@@ -142,7 +121,8 @@ def _summarize_effects(effects: Sequence[Effect], cases: pd.DataFrame) -> Iterat
         first, told, memory = part[0], [], " memory"
         for effect in part:
             said = effect is not first and effect.before == first.before
-            saved = _tell_saved(_find_saved(effect), memory)
+            after = effect.memory.ratio.value if effect.memory else None
+            saved = _tell_saved(math.nan if after is None else 1 - after, memory)
             memory = "" if saved else memory
             told.append(_tell_effect(effect, cases, said, saved))
         at = {e.over: None for e in part if e.axis == "precision" and e.over and not e.apart}
@@ -150,12 +130,6 @@ def _summarize_effects(effects: Sequence[Effect], cases: pd.DataFrame) -> Iterat
         yield f"All else equal{where}, {'; '.join(told)}."
     if any(effect.apart for effect in shown):
         yield "They have no settings in common, and are not to be ranked."
-
-
-def _find_saved(effect: Effect) -> float:
-    """The share of memory that a change saves; NaN where it is not known."""
-    after = effect.memory.ratio.value if effect.memory else None
-    return math.nan if after is None else 1 - after
 
 
 def _tell_effect(effect: Effect, cases: pd.DataFrame, said: bool, saved: str) -> str:
@@ -171,10 +145,12 @@ def _tell_effect(effect: Effect, cases: pd.DataFrame, said: bool, saved: str) ->
         return f"{_name_change(effect)}: {time.ratio.lack}"
     about = ESTIMATE if effect.estimated else ""
     speed = f"{about}{write_ratio(1 / time.ratio.value)} times"
-    verb = "trains" if effect.axis == "precision" else "training is"
-    text = f"{_name_change(effect)} {verb} {speed} as fast as {_name_before(effect)}"
     if said:
         text = f"{_name_change(effect)} {speed}"
+    elif effect.axis == "precision":
+        text = f"{effect.after} trains {speed} as fast as {effect.before}"
+    else:
+        text = f"{_name_change(effect)} training is {speed} as fast as without it"
     verdict = time.ratio.judge(STEADY)
     if time.mixed:
         text += " (not alike in all cases)"
@@ -215,10 +191,6 @@ def _name_change(effect: Effect) -> str:
         return effect.after
     mode = "" if effect.after == "on" else f" {effect.after}"
     return f"with {name_axis(effect.axis)}{mode}"
-
-
-def _name_before(effect: Effect) -> str:
-    return effect.before if effect.axis == "precision" else "without it"
 
 
 def _fastest(cases: pd.DataFrame, named: Sequence[str]) -> Iterator[str]:
@@ -276,20 +248,16 @@ def _find_rivals(row: Row, timed: pd.DataFrame) -> list[Row]:
 
 
 def _name_doubted(rows: pd.DataFrame, axes: Iterable[str]) -> str:
+    time = QUANTITIES["epoch_time_s"]
     names = [
-        f"{name_case(row, axes)}, {_write_time(row)}: {remarks(row, _NOT_FATAL)}"
+        f"{name_case(row, axes)}, {time.add_unit(quantity_cell(time, row, spread=False).text)}: "
+        f"{remarks(row, _NOT_FATAL)}"
         for row in iterate(rows)
     ]
     return _list_some(names, "; ")
 
 
 _NOT_FATAL = tuple(doubt.name for doubt in DOUBTS.values() if not doubt.fatal)
-
-
-def _write_time(row: Row) -> str:
-    time = QUANTITIES["epoch_time_s"]
-    mark = ESTIMATE if is_estimate(time, row) else ""
-    return mark + time.add_unit(time.write(row.epoch_time_s))
 
 
 def _list_some(names: Sequence[str], between: str = ", ") -> str:
@@ -319,7 +287,7 @@ def _against_fp32(row: Row, timed: pd.DataFrame) -> str:
         same &= timed[name] == getattr(row, name)
     if not same.any():
         return _against_other_fp32(row, timed[theirs], settings)
-    about = ESTIMATE if row.part < 1 else ""
+    about = mark_part(row)
     doubt = "" if (trusted & same).any() else " (the fp32 times have warnings)"
     # one in doubt is named only where none is better
     best = take_first(timed[same & trusted] if (same & trusted).any() else timed[same])
@@ -357,7 +325,7 @@ def _against_other_fp32(row: Row, others: pd.DataFrame, settings: Sequence[str])
         if getattr(other, name) != getattr(row, name)
     ]
     what = ", ".join(differs) or "other versions"
-    about = ESTIMATE if min(row.part, other.part) < 1 else ""
+    about = mark_part(row, other)
     speedup = other.epoch_time_s / row.epoch_time_s
     return f", {about}{speedup:.2f} times as fast as the nearest fp32 case ({what}){doubt}"
 
@@ -429,7 +397,7 @@ def _tell_largest(largest: Match, family: Family) -> str:
         family: that of the second case.
     """
     before, after = largest.before, largest.after
-    about = ESTIMATE if min(before.part, after.part) < 1 else ""
+    about = mark_part(before, after)
     said = (
         f"{after.precision} ({after.batch_size}) is {about}{write_ratio(largest.speed)} times as "
         f"fast as {before.precision} ({before.batch_size})"
@@ -442,7 +410,7 @@ def _tell_largest(largest: Match, family: Family) -> str:
     for row in family.ended:
         equal = Match(before, row)
         if row.batch_size == before.batch_size and is_number(equal.speed):
-            about = ESTIMATE if min(before.part, row.part) < 1 else ""
+            about = mark_part(before, row)
             said += (
                 f", and {about}{write_ratio(equal.speed)} times with both at {before.batch_size}"
             )

@@ -15,7 +15,7 @@ from itertools import pairwise
 from statistics import fmean, median
 from typing import TYPE_CHECKING
 
-from bench.case import AXES, SAME_QUESTION, Case, free_axes
+from bench.case import SAME_QUESTION, Case, free_axes
 from bench.precision import PRECISIONS
 from bench.record import REFUSED, RELIABLE, Status
 from bench.render.cells import TIMED, Row, iterate
@@ -24,7 +24,7 @@ from bench.store.reader import read_cases
 from bench.study.axes import keep_main
 from bench.study.estimate import share_seeds
 from bench.study.quantities import is_number
-from bench.study.summaries import SOURCE
+from bench.study.summaries import SOURCE, list_equal
 from bench.text import parse_bytes
 from bench.wall.answer import Wall
 from bench.wall.line import MemoryLine, fit_line
@@ -57,12 +57,7 @@ FARTHEST = 2
 MOST_FAMILIES = 60
 """Families that a report looks at; more would not be read."""
 
-_EQUAL = (
-    *SOURCE,
-    *(name for name in AXES if name not in ("batch_size", *SAME_QUESTION)),
-    "environment",
-    "kind",
-)
+_EQUAL = list_equal(("batch_size", *SAME_QUESTION))
 
 
 @dataclass(frozen=True)
@@ -367,7 +362,9 @@ def fit_growth(family: Family) -> Growth | None:
     points = {
         int(row.batch_size): float(row.memory_bytes)
         for row in family.rows
-        if row.status in RELIABLE and is_number(row.memory_bytes) and not _retried(row)
+        if row.status in RELIABLE
+        and is_number(row.memory_bytes)
+        and not (is_number(row.alloc_retries) and row.alloc_retries > 0)
     }
     line = fit_line(list(points.items()))
     if len(points) < LEAST_SIZES or line is None:
@@ -403,14 +400,6 @@ def _contradict(bounds: Bounds, line: MemoryLine, available: float) -> bool:
     too_low = bounds.fails is not None and line.predict(bounds.fails) < (1 - ROUGH) * available
     too_high = bounds.fits is not None and line.predict(bounds.fits) > (1 + ROUGH) * available
     return too_low or too_high
-
-
-def _retried(row: Row) -> bool:
-    return is_number(row.alloc_retries) and row.alloc_retries > 0
-
-
-def _list_failed(family: Family) -> set[int]:
-    return {int(row.batch_size) for row in family.rows if row.status in REFUSED}
 
 
 def find_available(family: Family) -> float | None:
@@ -454,8 +443,8 @@ class Bounds:
 def find_bounds(family: Family) -> Bounds:
     """The largest batch that was trained, and the smallest that was not; cases and probes alike."""
     fits = max((int(row.batch_size) for row in family.rows if row.status in TIMED), default=None)
-    failed = [size for size in _list_failed(family) if size > (fits or 0)]
-    return Bounds(fits, min(failed, default=None))
+    failed = (int(row.batch_size) for row in family.rows if row.status in REFUSED)
+    return Bounds(fits, min((size for size in failed if size > (fits or 0)), default=None))
 
 
 # ------------------------------------------------------------------------------ between precisions

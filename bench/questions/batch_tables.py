@@ -45,15 +45,16 @@ from bench.questions.batch_sizes import (
 from bench.questions.material import Material
 from bench.record import RELIABLE
 from bench.render.cells import (
-    ESTIMATE,
     Row,
     axis_column,
+    mark_part,
     name_case,
     quantity_cell,
     quantity_column,
     time_cell,
     whole_cell,
     write_ratio,
+    write_signed,
 )
 from bench.render.model import NOTHING, Cell
 from bench.render.section import MOST_ROWS, Column, Section, Sheet, join
@@ -105,8 +106,8 @@ def _write_signed(value: float, unit: str = " %", decimals: int = 1, mark: str =
     """A difference with its sign; of shares in percent."""
     if not is_number(value):
         return Cell(NOTHING)
-    text = f"{100 * value if unit else value:+.{decimals}f}"
-    return Cell(mark + (text if float(text) else text[1:]) + unit, value)
+    text = write_signed(100 * value if unit else value, decimals)
+    return Cell(f"{mark}{text}{unit}", value)
 
 
 # ------------------------------------------------------------------------------------------- wall
@@ -373,7 +374,7 @@ def _match_columns(take: Callable[[Any], Match | None]) -> list[Column[Any]]:
         return lambda row: say(match) if (match := take(row)) else None
 
     def write_speed(match: Match) -> Cell | None:
-        mark = ESTIMATE * (min(match.before.part, match.after.part) < 1)
+        mark = mark_part(match.before, match.after)
         known = is_number(match.speed)
         return Cell(f"{mark}{write_ratio(match.speed)}×", match.speed) if known else None
 
@@ -491,7 +492,7 @@ def _tell_accumulated(found: Material) -> Iterator[Sheet]:
 
     def write_time(match: Match) -> Cell:
         change = divide(match.after.epoch_time_s, match.before.epoch_time_s) - 1
-        mark = ESTIMATE * (min(match.before.part, match.after.part) < 1)
+        mark = mark_part(match.before, match.after)
         return _write_signed(change, mark=mark)
 
     def write_pieces(match: Match) -> str:

@@ -12,9 +12,9 @@ from bench.diagnosis.rates import choose_prefix
 from bench.diagnosis.sentences import name_part
 from bench.diagnosis.step import Bound, Step
 from bench.questions.material import Material
-from bench.questions.profiles import Divided
+from bench.questions.profiles import Profiled
 from bench.questions.reasons import choose_pairs
-from bench.render.cells import ms_cell, name_place
+from bench.render.cells import Row, case_column, estimate_cell, ms_cell, name_place
 from bench.render.model import NOTHING, Cell
 from bench.render.section import Column, Section, Sheet, join
 from bench.text import ESTIMATE, count, say_left_out, write_number
@@ -32,31 +32,29 @@ ESTIMATED = (
     f"{ESTIMATE} Estimated: kernels overlapped, and how they shared the time was not measured."
 )
 
-_Broken = tuple[Divided, Breakdown]
+_Broken = tuple[Row, Profiled, Breakdown]
 
 
-def _list_profiled(divided: Sequence[Divided]) -> list[_Broken]:
-    return [(one, one.breakdown) for one in divided if one.breakdown is not None]
+def _list_profiled(found: Material) -> list[_Broken]:
+    return [(row, one, one.breakdown) for row, one in found.counted if one.breakdown is not None]
 
 
 def _tell_breakdowns(found: Material) -> Iterator[Sheet]:
-    profiled = _list_profiled(found.divided)
-    shares = {id(breakdown): _share(breakdown) for _, breakdown in profiled}
+    profiled = _list_profiled(found)
+    shares = {id(breakdown): _share(breakdown) for *_, breakdown in profiled}
     parts = choose_parts(list(shares.values()))
     others = sorted({name for share in shares.values() for name in share} - set(parts))
 
     def write_share(names: Sequence[str], one: _Broken) -> Cell:
-        share = sum(shares[id(one[1])].get(name, 0.0) for name in names)
-        return _percent_cell(share, not one[1].estimates.isdisjoint(names))
+        share = sum(shares[id(one[2])].get(name, 0.0) for name in names)
+        return _percent_cell(share, not one[2].estimates.isdisjoint(names))
 
     columns: list[Column[_Broken]] = [
-        Column("case", "case", "the settings that tell it apart",
-               lambda one: name_place(one[0].row, found.named, found.machines),
-               wrap=True),
+        case_column(found.named, found.machines, lambda one: one[0]),
         Column("step", "step (ms)", "a median step, not profiled",
-               lambda one: ms_cell(one[1].step_s), better="lower"),
+               lambda one: ms_cell(one[2].step_s), better="lower"),
         Column("verdict", "limited by", "what limits most of the step",
-               lambda one: Cell(one[1].verdict or NOTHING, one[1].bound),
+               lambda one: Cell(one[2].verdict or NOTHING, one[2].bound),
                wrap=True, always=True),
         *(
             Column(name, f"{name_part(name)} (%)", "share of the step",
@@ -73,9 +71,9 @@ def _tell_breakdowns(found: Material) -> Iterator[Sheet]:
             "epoch says how it is divided. Limited by: what limits at least two thirds of a step; "
             f"of a mixed one, all that limit {100 * LISTED:.0f} % or more."
         )
-        if any(breakdown.estimates for _, breakdown in shown):
+        if any(breakdown.estimates for *_, breakdown in shown):
             yield ESTIMATED
-        if left := len(found.divided) - len(profiled):
+        if left := len(found.counted) - len(profiled):
             yield (
                 f"{count(left, 'other case')} {'has' if left == 1 else 'have'} no profile: add "
                 "--profile on to the command of the sweep and run it again."
@@ -102,7 +100,7 @@ def choose_parts(shares: Sequence[dict[str, float]], most: int = MOST_PARTS) -> 
 
 
 def _percent_cell(share: float, estimated: bool = False) -> Cell:
-    return Cell(f"{ESTIMATE * estimated}{100 * share:.1f}", share, estimated)
+    return estimate_cell(f"{100 * share:.1f}", share, estimated)
 
 
 BREAKDOWNS = Section("time", "Where does the time of a step go?", _tell_breakdowns)
@@ -116,14 +114,14 @@ _Operation = tuple[Timed, Step, Breakdown]
 def _tell_operations(found: Material) -> Iterator[Sheet]:
     """Of a few cases, first those of the pairs that are explained in full."""
     wanted = {side.case for pair in choose_pairs(found.pairs) for side in (pair.a, pair.b)}
-    profiled = _list_profiled(found.divided)
-    profiled.sort(key=lambda one: found.steps[one[0].row.cell].case not in wanted)
+    profiled = _list_profiled(found)
+    profiled.sort(key=lambda one: one[1].case not in wanted)
     rows, groups = join(
         (
-            name_place(one.row, found.named, found.machines),
+            name_place(row, found.named, found.machines),
             [(timed, one.step, breakdown) for timed in breakdown.rows[:MOST_OPERATIONS]],
         )
-        for one, breakdown in profiled[:MOST_STEPS]
+        for row, one, breakdown in profiled[:MOST_STEPS]
     )
     scale, prefix = choose_prefix(max((timed.flops or 0.0 for timed, *_ in rows), default=0.0))
     columns: list[Column[_Operation]] = [
@@ -166,10 +164,7 @@ def _tell_operations(found: Material) -> Iterator[Sheet]:
 
 
 def _write_rate(rate: float | None, scale: float, estimated: bool) -> Cell | None:
-    """A rate, over a scale."""
-    if rate is None:
-        return None
-    return Cell(f"{ESTIMATE * estimated}{write_number(rate / scale)}", rate, estimated)
+    return None if rate is None else estimate_cell(write_number(rate / scale), rate, estimated)
 
 
 OPERATIONS = Section("operations", "Which operations take longest?", _tell_operations)

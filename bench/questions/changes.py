@@ -9,7 +9,7 @@ from bench.case import AXES
 from bench.limits import MIN_REPEATS, STEADY
 from bench.questions.effects import Effect
 from bench.questions.material import Material
-from bench.render.cells import ESTIMATE, iterate, name_case, write_ratio
+from bench.render.cells import ESTIMATE, iterate, name_case, write_ratio, write_signed
 from bench.render.model import NOTHING, Cell
 from bench.render.section import Column, Section, Sheet, set_off
 from bench.study import axes
@@ -119,21 +119,15 @@ def _write_percent(effect: Effect, estimate: Estimate | None, mark: str = "") ->
     if estimate is None or estimate.ratio.value is None:
         return None
     change = estimate.ratio.value - 1
-    return Cell(f"{mark}{_sign(100 * change, 1)} %{_tell_pairs(effect, estimate)}", change)
+    return Cell(f"{mark}{write_signed(100 * change, 1)} %{_tell_pairs(effect, estimate)}", change)
 
 
 def _write_loss(effect: Effect) -> Cell | None:
     if (loss := effect.loss) is None:
         return None
     reach = f" ±{loss.reach:.3f}" if loss.reach is not None else ""
-    text = f"{_sign(loss.difference, 3)}{reach}{_tell_pairs(effect, loss)}"
+    text = f"{write_signed(loss.difference, 3)}{reach}{_tell_pairs(effect, loss)}"
     return Cell(text, loss.difference)
-
-
-def _sign(value: float, decimals: int) -> str:
-    """Write a difference with its sign; what rounds to zero has none."""
-    text = f"{value:+.{decimals}f}"
-    return text if float(text) else text[1:]
 
 
 def _tell_ends(time: Estimate | None, cases: pd.DataFrame) -> Iterator[str]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from bench.questions.material import Material
 from bench.record import read_missing
-from bench.render.cells import TIMED, Row, iterate, name_place, quantity_column
+from bench.render.cells import TIMED, Row, case_column, iterate, quantity_column
 from bench.render.model import Cell
 from bench.render.section import Column, Section, Sheet
 
@@ -60,8 +60,7 @@ def _tell_checkpoints(found: Material) -> Iterator[Sheet]:
     verdicts = {cell: _judge(runs[cell]) for cell in kept["cell"]}
     axes = [axis for axis in found.order if axis != "checkpoint"] or ["precision", "batch_size"]
     columns: list[Column[Row]] = [
-        Column("case", "case", "the settings that tell it apart",
-               lambda row: name_place(row, axes, found.machines), wrap=True),
+        case_column(axes, found.machines),
         *map(quantity_column, COSTS),
         Column("resume", "resume", "the next steps after it and without it",
                lambda row: Cell(verdicts[row.cell], verdicts[row.cell]), number=False),

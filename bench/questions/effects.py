@@ -7,13 +7,11 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from bench.case import BARE
 from bench.record import RELIABLE
 from bench.study.axes import (
-    MACHINE,
     Machines,
     find_varying,
-    name_axis,
+    name_setting,
     name_value,
     order_values,
     take_values,
@@ -156,7 +154,7 @@ def _name_settings(
     for axis, value_of in settings.items():
         values = order_values(axis, [value_of[pair.a] for pair in pairs])
         text = name_first([name_value(axis, value, machines) for value in values], 4)
-        said.append(text if axis in (MACHINE, *BARE) else f"{name_axis(axis)} {text}")
+        said.append(name_setting(axis, text))
     return " · ".join(said)
 
 

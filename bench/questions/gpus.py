@@ -14,7 +14,7 @@ from bench.precision import PRECISIONS
 from bench.questions.lines import Line, Point, Tax, find_taxes
 from bench.questions.material import Material
 from bench.render.cells import (
-    ESTIMATE,
+    mark_part,
     name_place,
     name_spread,
     quantity_cell,
@@ -78,7 +78,7 @@ def _tell_lines(lines: Sequence[Line], found: Material, again: bool) -> Sheet:
             return None
         point, line = place
         rows = [point.row, *([line.base.row] if line.base else [])]
-        return Cell(ESTIMATE * (min(row.part for row in rows) < 1) + text, value)
+        return Cell(mark_part(*rows) + text, value)
 
     def write_exposed(place: _Place) -> Cell:
         cell, error = quantity_cell(exposed, place[0].row, spread=False), place[0].exposed_error_s

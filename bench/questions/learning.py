@@ -10,7 +10,6 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import TYPE_CHECKING
 
 from bench.limits import STEADY
 from bench.questions.effects import Effect
@@ -29,6 +28,7 @@ from bench.study.estimate import (
 )
 from bench.study.metrics import METRICS, Metric
 from bench.study.pairs import SAME_LOSS
+from bench.text import write_range, write_share
 from bench.verdict import (
     GUESSING,
     Claim,
@@ -38,9 +38,6 @@ from bench.verdict import (
     learnt_nothing,
     take_back,
 )
-
-if TYPE_CHECKING:
-    pass
 
 MARGIN = STEADY
 """A loss or an error within this share of the other counts as equal."""
@@ -119,10 +116,9 @@ def _list_remarks(
     of = [told[before] for before, _ in pairs]
     if any(dataset == "synthetic" for _, dataset, *_ in of):
         yield "synthetic"
-    parts = sorted({part for part, *_ in of})
-    if parts[0] < 1:
-        shares = dict.fromkeys(f"{100 * part:.4g}" for part in (parts[0], parts[-1]))
-        yield f"after {' to '.join(shares)} % of an epoch"
+    parts = [part for part, *_ in of]
+    if min(parts) < 1:
+        yield f"after {write_range(parts, write_share)} % of an epoch"
 
 
 def _tell_lessons(found: Material) -> Iterator[Sheet]:

@@ -7,21 +7,20 @@ case on one GPU, and those on several that differ from it in nothing else.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import fmean, variance
 from typing import TYPE_CHECKING
 
-from bench.case import AXES, FOLLOWS, SAME_QUESTION, Case
+from bench.case import FOLLOWS, SAME_QUESTION, Case
 from bench.interval import find_reach
 from bench.limits import MIN_REPEATS, STEADY
 from bench.record import RELIABLE
 from bench.render.cells import Row, iterate
 from bench.store.attempts import number_groups
-from bench.study.estimate import TIME
 from bench.study.quantities import is_number
-from bench.study.summaries import SOURCE
+from bench.study.summaries import list_equal
 from bench.verdict import Ratio, compare
 
 if TYPE_CHECKING:
@@ -46,7 +45,7 @@ class Point:
     """
 
     row: Row
-    times: tuple[float, ...]
+    times: Sequence[float]
     ratio: Ratio
     slowest: int | None
 
@@ -124,7 +123,9 @@ class Line:
         return {point.gpus: point for point in reversed(self.all)}
 
 
-def find_lines(rows: pd.DataFrame, cases: pd.DataFrame) -> list[Line]:
+def find_lines(
+    rows: pd.DataFrame, cases: pd.DataFrame, times: Mapping[int, Sequence[float]]
+) -> list[Line]:
     """The lines of weak scaling, then those of strong scaling, in the order of the overview.
 
     The base is a case of ``--parallel none``, or of the same kind as the others on one GPU; one
@@ -134,6 +135,7 @@ def find_lines(rows: pd.DataFrame, cases: pd.DataFrame) -> list[Line]:
     Args:
         rows: the runs that count, of `summaries.latest`.
         cases: the same summarized.
+        times: of `take_times`, of these runs.
     """
     timed = cases[cases["status"].isin(RELIABLE) & cases["epoch_time_s"].notna()]
     timed = timed.assign(global_batch=timed["batch_size"] * timed["world_size"])
@@ -141,43 +143,30 @@ def find_lines(rows: pd.DataFrame, cases: pd.DataFrame) -> list[Line]:
         return []
     # of cases that differ only in how they were measured, the one that measured most
     timed = timed.sort_values("part", ascending=False, kind="stable")
-    told = [*SOURCE, *(name for name in AXES if name not in SAME_QUESTION), "environment", "kind"]
-    timed = timed.drop_duplicates(told).sort_index()
-    readings = _Readings(rows)
-    weak, strong = (list(_gather(timed, held, readings)) for held in ("batch_size", "global_batch"))
+    timed = timed.drop_duplicates(list_equal(SAME_QUESTION)).sort_index()
+    ranks = rows[rows["status"].isin(RELIABLE)].dropna(subset=["slowest_rank"])
+    slowest = {c: int(found.mode().iloc[0]) for c, found in ranks.groupby("cell")["slowest_rank"]}
+
+    def read(row: Row, base: Row | None) -> Point:
+        """The point of a case, against that on one GPU."""
+        ratio = Ratio(lack="there is no such case on one GPU")
+        if base is not None and base.cell != row.cell:
+            (ratio,) = compare([(times.get(base.cell, ()), times.get(row.cell, ()))])
+        return Point(row, times.get(row.cell, ()), ratio, slowest.get(row.cell))
+
+    weak, strong = (list(_gather(timed, held, read)) for held in ("batch_size", "global_batch"))
     found = [line for line in (*weak, *strong) if len(line.all) > 1]
     seen = {point.row.cell for line in found for point in line.all}
     alone = [line for line in weak if not seen & {point.row.cell for point in line.all}]
     return sorted([*found, *alone], key=lambda line: line.strong)
 
 
-class _Readings:
-    """What repeats measured, by the ``cell`` of their case.
-
-    Args:
-        rows: the runs that count, of `summaries.latest`.
-    """
-
-    def __init__(self, rows: pd.DataFrame) -> None:
-        rows = rows[rows["status"].isin(RELIABLE)]
-        of_cells = rows.dropna(subset=[TIME.column]).groupby("cell")[TIME.column]
-        self._times = {cell: tuple(times) for cell, times in of_cells}
-        ranks = rows.dropna(subset=["slowest_rank"]).groupby("cell")["slowest_rank"]
-        self._slowest = {cell: int(found.mode().iloc[0]) for cell, found in ranks}
-
-    def read(self, row: Row, base: Row | None) -> Point:
-        """The point of a case, against that on one GPU."""
-        times = self._times.get(row.cell, ())
-        ratio = Ratio(lack="there is no such case on one GPU")
-        if base is not None and base.cell != row.cell:
-            (ratio,) = compare([(self._times.get(base.cell, ()), times)])
-        return Point(row, times, ratio, self._slowest.get(row.cell))
-
-
-def _gather(cases: pd.DataFrame, held: str, readings: _Readings) -> Iterator[Line]:
+def _gather(
+    cases: pd.DataFrame, held: str, read: Callable[[Row, Row | None], Point]
+) -> Iterator[Line]:
     """The lines of cases that agree in ``held``, also those of one point."""
     free = {*SPREADING, *SAME_QUESTION, "batch_size"}
-    equal = [*SOURCE, *(name for name in AXES if name not in free), held, "environment", "kind"]
+    equal = [*list_equal(free), held]
     question = number_groups(cases, equal)
     wide = (cases["world_size"] > 1).groupby(question).transform("any")
     cases, question = cases[wide], question[wide]
@@ -197,8 +186,8 @@ def _gather(cases: pd.DataFrame, held: str, readings: _Readings) -> Iterator[Lin
                 del points[base.cell]
             yield Line(
                 held == "global_batch",
-                readings.read(base, None) if base is not None else None,
-                tuple(readings.read(row, base) for row in points.values()),
+                read(base, None) if base is not None else None,
+                tuple(read(row, base) for row in points.values()),
                 int(groups[line.index[0]]),
             )
 

@@ -22,7 +22,6 @@ from functools import partial
 from bench.case import AXES, Case, format_value, free_axes
 from bench.limits import STEADY
 from bench.questions.material import Material
-from bench.record import RELIABLE
 from bench.render.cells import (
     ESTIMATE,
     Row,
@@ -36,8 +35,7 @@ from bench.render.model import Cell
 from bench.render.section import Column, Section, Sheet, join
 from bench.store.attempts import number_groups
 from bench.study.axes import name_axis, sort_cases
-from bench.study.estimate import TIME
-from bench.study.summaries import SOURCE
+from bench.study.summaries import list_equal
 from bench.verdict import Ratio, Verdict, compare
 
 SETTINGS = free_axes("loader")
@@ -95,14 +93,11 @@ class Comparison:
 
 def find_loaded(found: Material) -> list[Comparison]:
     """The cases of torch's DataLoader that have one of the device's loader beside them."""
-    rows, cases = found.rows, found.cases
+    times, cases = found.times, found.cases
     if cases["loader"].nunique() < 2:
         return []
-    equal = [*SOURCE, *(name for name in AXES if name not in SETTINGS), "environment", "kind"]
-    timed = rows[rows["status"].isin(RELIABLE)].dropna(subset=[TIME.column])
-    times = timed.groupby("cell")[TIME.column].apply(list).to_dict()
     sets: list[tuple[Row, list[Row]]] = []
-    for _, part in cases.groupby(number_groups(cases, equal), sort=False):
+    for _, part in cases.groupby(number_groups(cases, list_equal(SETTINGS)), sort=False):
         ours = list(iterate(part[part["loader"] == Case.loader]))
         theirs = list(iterate(sort_cases(part[part["loader"] != Case.loader], SETTINGS)))
         if len(ours) == 1 and ours[0].cell in times and theirs:
@@ -219,8 +214,8 @@ def _tell_loading(found: Material) -> Iterator[Sheet]:
                lambda line: time_cell(line[1], spread=False), better="lower"),
         Column("share", "loader-bound (%)", "part of the epoch that the device's loader does not "
                "take", lambda line: _write_share(line[2]), better="lower", always=True),
-        Column("interval", "95 % interval", "of that part", lambda line: _write_ends(line[2]),
-               keep=8),
+        Column("interval", "95 % interval", "of that part",
+               lambda line: _write_ends(line[2]), keep=8),
         replace(case("loader_first_batch_s", help="start of the epoch to its first batch", keep=7),
                 name="first_batch"),
         replace(case("loader_samples_per_s", help="without training", keep=7), name="alone"),
@@ -253,7 +248,7 @@ def _write_share(one: Loaded | None) -> Cell | None:
 
 
 def _write_ends(one: Loaded | None) -> str | None:
-    if one is None or math.isnan(one.share) or math.isnan(one.ends[0]):
+    if one is None or math.isnan(one.share + one.ends[0]):
         return None
     return " to ".join(f"{100 * end:.1f}" for end in one.ends)  # either may be below 0
 

@@ -24,6 +24,7 @@ from bench.scale_map import (
     Window,
     find_window,
 )
+from bench.text import capitalize
 
 
 def write_scale(scale: float) -> str:
@@ -107,7 +108,7 @@ def _summarize(case: ScaleCase, tolerance: float) -> str:
     below = [s for s in case.scales if s < window.low]
     shown = [s for s in dict.fromkeys((*below[:1], 128.0, *below[-1:])) if s in below]
     losing = [_tell_lost(case, window, s) for s in sorted(shown)]
-    told += [text[0].upper() + text[1:] for text in losing]
+    told += map(capitalize, losing)
     if window.ceiling is not None:
         told.append(f"Scale {write_scale(window.ceiling)} overflows at {_overflow(case)}")
     return f"{case.label}: " + ". ".join(told) + "."

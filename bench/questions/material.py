@@ -12,14 +12,15 @@ from bench.diagnosis.explanation import Explanation
 from bench.questions.batch_sizes import Family, Search, find_families, find_searches
 from bench.questions.effects import Effect, find_effects
 from bench.questions.lines import Line, find_lines
-from bench.questions.profiles import Divided, Profiled, divide_cases, explain_pairs, read_steps
+from bench.questions.profiles import Profiled, explain_pairs, read_steps
 from bench.record import RELIABLE
+from bench.render.cells import Row, iterate
 from bench.scale_map import ScaleMap, read_scale_map
 from bench.store.attempts import number_groups
 from bench.study import axes, summaries
 from bench.study.axes import MACHINE, Machines, list_naming_axes
 from bench.study.doubts import list_below
-from bench.study.estimate import LOSS, Seeds, take_readings, take_seeds
+from bench.study.estimate import LOSS, Seeds, take_readings, take_seeds, take_times
 from bench.study.filters import Filter, select
 
 if TYPE_CHECKING:
@@ -74,6 +75,10 @@ class Material:
         return self.records[self.records["probe"].astype(bool)]
 
     @cached_property
+    def times(self) -> Mapping[int, Sequence[float]]:
+        return take_times(self.rows)
+
+    @cached_property
     def losses(self) -> Mapping[int, Seeds]:
         return take_seeds(take_readings(LOSS, self.rows))
 
@@ -93,12 +98,13 @@ class Material:
     @cached_property
     def lines(self) -> list[Line]:
         """Cases on one GPU and on several, of weak and of strong scaling."""
-        return find_lines(self.rows, self.cases)
+        return find_lines(self.rows, self.cases, self.times)
 
     @cached_property
-    def divided(self) -> list[Divided]:
+    def counted(self) -> list[tuple[Row, Profiled]]:
         """The cases whose work was counted."""
-        return divide_cases(self.steps, self.cases)
+        rows = iterate(self.cases[self.cases["cell"].isin(list(self.steps))])
+        return [(row, self.steps[row.cell]) for row in rows]
 
     @cached_property
     def pairs(self) -> list[Explanation]:
@@ -132,7 +138,10 @@ def gather(
     everything = summaries.read(sweeps)
     rows = summaries.latest(everything)
     published = rows.head(0)
-    if reference and _have_common(rows, reference.records):  # to read it takes a fifth of a report
+    told = reference.records if reference else rows.head(0)
+    names = ["model", "dataset"]
+    common = rows[names].drop_duplicates().merge(told[names])
+    if reference and not common.empty:  # to read it takes a fifth of a report
         published = summaries.latest(summaries.read([reference]))
     tried = summaries.set_beside(summaries.summarize(rows), summaries.summarize(published))
     steps = read_steps(rows, sweeps)
@@ -146,12 +155,6 @@ def gather(
     found = Material(sweeps, everything, records, rows, cases, machines, order, by, tried, steps)
     cases["losses"] = cases["cell"].map(lambda cell: found.losses.get(cell, {}))
     return found
-
-
-def _have_common(rows: pd.DataFrame, published: pd.DataFrame) -> bool:
-    """Whether a network was trained on the data that published figures are of."""
-    names = ["model", "dataset"]
-    return not rows[names].drop_duplicates().merge(published[names]).empty
 
 
 def _find_start(rows: pd.DataFrame) -> pd.DataFrame:
@@ -190,8 +193,7 @@ def _order_columns(cases: pd.DataFrame, by: str) -> tuple[str, ...]:
     order = [*([by] if by in varying else []), *(name for name in varying if name != by)]
     for name in SAME_QUESTION:
         axes_shown = [axis for axis in order if axis != MACHINE]
-        equal = [*summaries.SOURCE, *axes_shown, "environment", "kind"]
-        alike = number_groups(cases, equal)
+        alike = number_groups(cases, [*summaries.SOURCE, *axes_shown, "environment", "kind"])
         if (cases[name].groupby(alike).nunique() > 1).any():
             order.append(name)
     return tuple(order)

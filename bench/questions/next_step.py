@@ -34,19 +34,15 @@ def choose_next(sweeps: Sequence[Sweep], cases: pd.DataFrame) -> NextStep | None
     Args:
         cases: of `bench.study.summaries.summarize`, those that are shown.
     """
-    for rule in RULES:
+    for why, rule in RULES.items():
         for sweep in sweeps:
-            if found := rule(sweep, cases[cases["sweep"] == sweep.name]):
-                return found
+            if words := rule(sweep, cases[cases["sweep"] == sweep.name]):
+                return NextStep(why, shlex.join(words))
     folders = [_name_folder(sweep) for sweep in sweeps]
     if len(folders) == 2:
-        return _step("compare the two case by case", [*COMPARE, *folders])
-    page = ["--format", "html", "-o", "report.html"]
-    return _step("see all of it as a page with figures", [*REPORT, *folders, *page])
-
-
-def _step(why: str, words: Sequence[str]) -> NextStep:
-    return NextStep(why, shlex.join(words))
+        return NextStep("compare the two case by case", shlex.join([*COMPARE, *folders]))
+    page = [*REPORT, *folders, "--format", "html", "-o", "report.html"]
+    return NextStep("see all of it as a page with figures", shlex.join(page))
 
 
 def _name_folder(sweep: Sweep) -> str:
@@ -76,63 +72,48 @@ def _change(sweep: Sweep, without: Sequence[str] = (), **flags: Sequence[str]) -
     return [*kept, *(word for flag, values in new.items() for word in (flag, *values))]
 
 
-def _confirm(sweep: Sweep, cases: pd.DataFrame) -> NextStep | None:
+def _confirm(sweep: Sweep, cases: pd.DataFrame) -> list[str]:
     if sweep.halving is None:
-        return None
+        return []
     found = confirm(sweep.records, sweep.read_epochs(), sweep.halving, Path(_name_folder(sweep)))
-    why = "run the best trial again, on seeds that did not choose it"
-    return NextStep(why, found[0]) if found else None
+    return shlex.split(found[0]) if found else []
 
 
-def _measure(sweep: Sweep, cases: pd.DataFrame) -> NextStep | None:
-    if len(cases) and (cases["kind"] == "published").all():
-        return _step("measure the same cases here", [*SWEEP, "--preset", "rtx-titan"])
-    words = _change(sweep, ["--executor", "--out"])
-    fake = len(cases) and cases["fake"].all() and words
-    return _step("measure, instead of making figures up", words) if fake else None
-
-
-def _finish(sweep: Sweep, cases: pd.DataFrame) -> NextStep | None:
+def _finish(sweep: Sweep, cases: pd.DataFrame) -> list[str]:
     shard = sweep.plan and sweep.plan.shard
     left = cases["status"].isin(list(REPEATED)).any() or (not shard and any(describe_gaps(sweep)))
-    words = _change(sweep)
-    return _step("run what is missing", words) if left and words else None
+    return _change(sweep) if left else []
 
 
-def _retry(sweep: Sweep, cases: pd.DataFrame) -> NextStep | None:
+def _retry(sweep: Sweep, cases: pd.DataFrame) -> list[str]:
     asked = list_asked(list_failed(cases))
-    words = _change(sweep, retry=asked)
-    return _step("run again what failed", words) if asked and words else None
+    return _change(sweep, retry=asked) if asked else []
 
 
-def _fit(sweep: Sweep, cases: pd.DataFrame) -> NextStep | None:
+def _fit(sweep: Sweep, cases: pd.DataFrame) -> list[str]:
     full = cases["epoch_time_s"].isna().all() and (cases["status"] == Status.OOM.value).any()
-    words = _change(sweep, **{"batch-size": ["auto"]})
-    return _step("look for the largest batch that fits", words) if full and words else None
+    return _change(sweep, **{"batch-size": ["auto"]}) if full else []
 
 
-def _repeat(sweep: Sweep, cases: pd.DataFrame) -> NextStep | None:
+def _repeat(sweep: Sweep, cases: pd.DataFrame) -> list[str]:
     timed = cases[cases["epoch_time_s"].notna()]
     few = len(timed) and timed["repeats"].min() < MIN_REPEATS
-    words = _change(sweep, repeats=[str(MIN_REPEATS)])
-    return _step("tell differences from chance by repeats", words) if few and words else None
+    return _change(sweep, repeats=[str(MIN_REPEATS)]) if few else []
 
 
-def _settle(sweep: Sweep, cases: pd.DataFrame) -> NextStep | None:
+def _settle(sweep: Sweep, cases: pd.DataFrame) -> list[str]:
     unsure = cases[list(UNSURE)].any(axis=None) or find_wide(cases).any()
-    if not unsure:
-        return None
-    words = _change(sweep, repeats=[str(max(5, 2 * int(cases["repeats"].max()) + 1))])
-    return _step("measure better what spreads, on an idle machine", words) if words else None
+    most = max(5, 2 * int(cases["repeats"].max()) + 1) if unsure else 0
+    return _change(sweep, repeats=[str(most)]) if unsure else []
 
 
-def _explain(sweep: Sweep, cases: pd.DataFrame) -> NextStep | None:
+def _explain(sweep: Sweep, cases: pd.DataFrame) -> list[str]:
     profiled = cases[cases["profiled_step_s"].notna()]
     told = "fp32" in set(profiled["precision"]) and profiled["precision"].nunique() > 1
-    return _step("see where the time goes", [*WHY, _name_folder(sweep)]) if told else None
+    return [*WHY, _name_folder(sweep)] if told else []
 
 
-def _complete(sweep: Sweep, cases: pd.DataFrame) -> NextStep | None:
+def _complete(sweep: Sweep, cases: pd.DataFrame) -> list[str]:
     said = {
         name: [value]
         for name, value, needed in (
@@ -142,13 +123,30 @@ def _complete(sweep: Sweep, cases: pd.DataFrame) -> NextStep | None:
         )
         if needed
     }
-    words = _change(sweep, **said) if said and cases["extrapolated"].any() else []
-    return _step("measure whole epochs", words) if words else None
+    return _change(sweep, **said) if said and cases["extrapolated"].any() else []
 
 
-Rule = Callable[[Sweep, "pd.DataFrame"], "NextStep | None"]
+def _measure(sweep: Sweep, cases: pd.DataFrame) -> list[str]:
+    published = len(cases) and (cases["kind"] == "published").all()
+    return [*SWEEP, "--preset", "rtx-titan"] if published else []
 
-RULES: tuple[Rule, ...] = (
-    _confirm, _measure, _finish, _retry, _fit, _repeat, _settle, _explain, _complete
-)  # fmt: skip
-"""What may have to be done to a sweep, given the cases of it that are shown; most urgent first."""
+
+def _replace_fake(sweep: Sweep, cases: pd.DataFrame) -> list[str]:
+    fake = len(cases) and cases["fake"].all()
+    return _change(sweep, ["--executor", "--out"]) if fake else []
+
+
+RULES: dict[str, Callable[[Sweep, pd.DataFrame], Sequence[str]]] = {
+    "run the best trial again, on seeds that did not choose it": _confirm,
+    "measure the same cases here": _measure,
+    "measure, instead of making figures up": _replace_fake,
+    "run what is missing": _finish,
+    "run again what failed": _retry,
+    "look for the largest batch that fits": _fit,
+    "tell differences from chance by repeats": _repeat,
+    "measure better what spreads, on an idle machine": _settle,
+    "see where the time goes": _explain,
+    "measure whole epochs": _complete,
+}
+"""What may have to be done to a sweep, given the cases of it that are shown, as the words of a
+command; none where it need not. Most urgent first."""

@@ -16,7 +16,7 @@ from bench.study.axes import ORDER, Machines, list_naming_axes
 from bench.study.doubts import DOUBTS
 from bench.study.quantities import MEMORY, QUANTITIES, is_number
 from bench.study.spread import Spread
-from bench.text import GIB, name_first
+from bench.text import GIB, name_first, write_range, write_share
 from bench.workloads import OWN
 
 if TYPE_CHECKING:
@@ -197,9 +197,8 @@ def _name_part(cases: pd.DataFrame) -> str:
     """How much of an epoch was measured: ``5 to 20 %``; empty where all epochs were whole."""
     if cases["epoch_time_s"].notna().any():
         cases = cases[cases["epoch_time_s"].notna()]  # what was interrupted measured no part
-    fractions = sorted(cases.loc[cases["part"] < 1, "part"].unique())
-    ends = dict.fromkeys(f"{100 * f:.4g}" for f in (*fractions[:1], *fractions[-1:]))
-    return f"{' to '.join(ends)} %" if ends else ""
+    parts = cases.loc[cases["part"] < 1, "part"].unique()
+    return f"{write_range(parts, write_share)} %" if len(parts) else ""
 
 
 def _epoch_note(rows: pd.DataFrame) -> str:
@@ -237,8 +236,7 @@ def _repeats_notes(rows: pd.DataFrame) -> Iterator[str]:
     if not len(rows):
         yield "Nothing was timed."
     for kind, part in rows.groupby("spread", sort=False):
-        low, high = part["repeats"].min(), part["repeats"].max()
-        runs = f"{low} runs" if low == high else f"{low} to {high} runs"
+        runs = f"{write_range(part['repeats'])} runs"
         if kind == Spread.NONE:
             yield (
                 "Single runs: their spread is unknown."
@@ -254,8 +252,7 @@ def _repeats_notes(rows: pd.DataFrame) -> Iterator[str]:
         elif kind == Spread.RANGE:
             yield f"Medians of {runs}; in parentheses the lowest and the highest of them."
         else:
-            shares = sorted({math.floor(100 * share) for share in part["coverage"]})
-            share = " to ".join(f"{s}" for s in dict.fromkeys((shares[0], shares[-1])))
+            share = write_range(part["coverage"], lambda share: str(math.floor(100 * share)))
             yield (
                 f"Medians of {runs}; in parentheses a prediction interval: the median of as many "
                 f"more runs under the same conditions falls inside it in {share} of 100 cases, "
@@ -269,8 +266,7 @@ def _seeds_notes(rows: pd.DataFrame) -> Iterator[str]:
     if len(seeds) and seeds.max() == 1:
         yield f"{'Loss and accuracy' if len(whole) else 'Loss'}: one seed."
     elif len(whole):
-        low, high = whole.min(), whole.max()
-        yield f"Loss and accuracy: medians over {low if low == high else f'{low} to {high}'} seeds."
+        yield f"Loss and accuracy: medians over {write_range(whole)} seeds."
 
 
 def _memory_notes(rows: pd.DataFrame) -> Iterator[str]:

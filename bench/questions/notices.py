@@ -19,7 +19,7 @@ from bench.study.drift import Drift, Steadiness, find_drifts, write_moment
 from bench.study.gaps import describe_gaps
 from bench.study.summaries import find_wide, latest
 from bench.study.sweeps import Sweep
-from bench.text import name_first
+from bench.text import capitalize, name_first, write_range
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -67,7 +67,7 @@ def _describe_doubt(doubt: Doubt, rows: pd.DataFrame, below: bool) -> Notice:
     hit = rows[rows[doubt.name]]
     detail = doubt.detail(hit) if doubt.detail else ""
     return Notice(
-        doubt.remark[0].upper() + doubt.remark[1:],
+        capitalize(doubt.remark),
         f"{doubt.warning}{f' ({detail})' if detail else ''}.",
         doubt.advise(hit),
         _count(hit, rows),
@@ -119,11 +119,9 @@ def _determinism(cases: pd.DataFrame) -> list[Notice]:
         return []
     apart = same["train_loss_high"] - same["train_loss_low"]
     equal = int((apart == 0).sum())
-    low, high = same["repeats"].min(), same["repeats"].max()
-    runs = f"{low}" if low == high else f"{low} to {high}"
     text = (
-        f"{runs} runs of one seed end with the same loss to the last digit in {equal:,} of "
-        f"{len(same):,} cases"
+        f"{write_range(same['repeats'])} runs of one seed end with the same loss to the last "
+        f"digit in {equal:,} of {len(same):,} cases"
     )
     if equal < len(same):
         text += f"; in the others they differ by up to {apart.max():.2g}"

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from bench.case import BARE, Case
+from bench.case import Case
 from bench.questions.material import Material
 from bench.questions.notes import list_values
 from bench.render.cells import (
@@ -26,7 +26,7 @@ from bench.render.model import MOST_SECTIONS, NOTHING, Cell, Level
 from bench.render.section import Column, Section, Sheet
 from bench.store.attempts import number_groups
 from bench.study import axes, summaries
-from bench.study.axes import MACHINE, Machines, name_axis, name_value, sort_cases
+from bench.study.axes import MACHINE, Machines, name_setting, name_value, sort_cases
 from bench.study.doubts import DOUBTS
 from bench.study.quantities import QUANTITIES
 from bench.text import GIB, count
@@ -141,16 +141,12 @@ def _find_starts(cases: pd.DataFrame, leading: Sequence[str], machines: Machines
     keys = list(zip(*columns, strict=True))
     return {
         i: " · ".join(
-            _name_heading(axis, value, machines) for axis, value in zip(leading, key, strict=True)
+            name_setting(axis, name_value(axis, value, machines))
+            for axis, value in zip(leading, key, strict=True)
         )
         for i, key in enumerate(keys)
         if i == 0 or key != keys[i - 1]
     }
-
-
-def _name_heading(axis: str, value: Any, machines: Machines) -> str:
-    text = name_value(axis, value, machines)
-    return text if axis in (MACHINE, *BARE) else f"{name_axis(axis)} {text}"
 
 
 OVERVIEW = Section("overview", "How did each case do?", _tell_cases, Level.TABLE)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from statistics import fmean, geometric_mean
 from typing import TYPE_CHECKING, Any
 
-from bench.case import AXES, BARE, SAME_QUESTION, Case, Value, format_value, free_axes
+from bench.case import AXES, SAME_QUESTION, Case, Value, format_value, free_axes, spell_value
 from bench.diagnosis.advice import CURES
 from bench.diagnosis.breakdown import Breakdown, divide
 from bench.diagnosis.explanation import Alternatives, Explanation, Side
@@ -20,13 +21,12 @@ from bench.diagnosis.step import PROFILED, Profile, Step
 from bench.gpu.peaks import list_peaks
 from bench.precision import Arithmetic, find_formats
 from bench.record import RELIABLE, read_kernels, write_kernels
-from bench.render.cells import Row, iterate
 from bench.render.model import Notice
 from bench.store.attempts import number_groups
 from bench.store.reader import list_work, read_cases
-from bench.study.axes import Machines, find_varying, name_axis, rank
+from bench.study.axes import Machines, find_varying, name_setting, rank
 from bench.study.pairs import find_changes
-from bench.study.summaries import SOURCE
+from bench.study.summaries import SOURCE, list_equal
 from bench.text import ESTIMATE, count, name_first
 from bench.verdict import compare
 
@@ -55,6 +55,11 @@ class Profiled:
     times: tuple[float, ...]
     sm_clock_mhz: float | None
     alloc_retries: int
+
+    @cached_property
+    def breakdown(self) -> Breakdown | None:
+        """Where the time of its step went; None without a profile."""
+        return divide(self.step)
 
 
 def read_steps(rows: pd.DataFrame, sweeps: Sequence[Sweep]) -> dict[int, Profiled]:
@@ -98,7 +103,6 @@ def make_step(case: Case, repeats: Sequence[tuple[Run, pd.DataFrame | None]]) ->
     That is the repeat whose profiled step is the median, or where none was profiled the first.
 
     Args:
-        case: its settings.
         repeats: of `take_runs`, all with a time, and the work of each, as
             `bench.store.reader.read_work` has it.
 
@@ -117,12 +121,15 @@ def make_step(case: Case, repeats: Sequence[tuple[Run, pd.DataFrame | None]]) ->
     run, frame = ranked[(len(ranked) - 1) // 2]
     times = tuple(float(run[STEP]) for run, _ in repeats)
     peaks = list_peaks(run["gpu"]) if case.device == "cuda" else {}
+    # products of float32 were rounded as the probe found, else as asked
+    asked = find_formats(case.precision, case.opt_level).arithmetic
+    is_tf32 = Arithmetic.TFLOAT32 in (asked, *run["arithmetic"].split("/"))
     step = Step(
         geometric_mean(times),
         list_work(frame),
         take_rates(run, peaks),
         case.device,
-        _find_arithmetic(case, run["arithmetic"]),
+        Arithmetic.TFLOAT32 if is_tf32 else Arithmetic.FLOAT32,
         Profile(*(_none(run[name]) or 0.0 for name in PROFILED)) if profiled else None,
         take_rates(peaks),
     )
@@ -139,13 +146,6 @@ def make_step(case: Case, repeats: Sequence[tuple[Run, pd.DataFrame | None]]) ->
     )
 
 
-def _find_arithmetic(case: Case, probed: str) -> str:
-    """What the products of float32 were rounded to: as the probe found, else as asked."""
-    asked = find_formats(case.precision, case.opt_level).arithmetic
-    is_tf32 = Arithmetic.TFLOAT32 in (asked, *probed.split("/"))
-    return Arithmetic.TFLOAT32 if is_tf32 else Arithmetic.FLOAT32
-
-
 def _none(value: float) -> float | None:
     return None if math.isnan(value) else float(value)
 
@@ -156,7 +156,7 @@ def doubt_profiles(steps: Iterable[Profiled]) -> Iterator[Notice]:
     Args:
         steps: those that are shown.
     """
-    divided = [(one, breakdown) for one in steps if (breakdown := divide(one.step))]
+    divided = [(one, one.breakdown) for one in steps if one.breakdown]
     guessed = [(one, breakdown) for one, breakdown in divided if breakdown.estimates]
     if guessed:
         names = dict.fromkeys(name for _, breakdown in guessed for name in breakdown.estimates)
@@ -186,32 +186,6 @@ def _count_cases(held: Sequence[Profiled], whole: int) -> str:
     names = list(dict.fromkeys(one.case.label(("precision", "batch_size")) for one in held))
     cases = len({id(one) for one in held})
     return f"{cases:,} of {count(whole, 'profiled case')} ({name_first(names, 4)})"
-
-
-@dataclass(frozen=True)
-class Divided:
-    """A case with its step.
-
-    Attributes:
-        row: of the frame of cases.
-        step: what it did.
-        breakdown: where its time went; None without a profile.
-    """
-
-    row: Row
-    step: Step
-    breakdown: Breakdown | None
-
-
-def divide_cases(steps: Mapping[int, Profiled], cases: pd.DataFrame) -> list[Divided]:
-    """The cases whose work was counted, in the order of ``cases``.
-
-    Args:
-        steps: of `read_steps`.
-        cases: of `bench.study.summaries.summarize`.
-    """
-    rows = iterate(cases[cases["cell"].isin(list(steps))])
-    return [Divided(row, step, divide(step)) for row in rows for step in [steps[row.cell].step]]
 
 
 # ------------------------------------------------------------------------------------------ pairs
@@ -245,7 +219,7 @@ def explain_pairs(
     profiled = cases[cases["cell"].isin(known)]
     if not len(profiled):
         return []
-    others = _Others(steps, cases if tried is None else tried)
+    find_others = _group_others(steps, cases if tried is None else tried)
     common = _name_common(profiled, axis, machines)
     pairs = list(_find_pairs(profiled, axis, before, after, machines))
     sides = []
@@ -255,7 +229,7 @@ def explain_pairs(
         sides.append((make_side(axis, a, factor), make_side(axis, b)))
     ratios = compare([(b.times, a.times) for a, b in sides])
     return [
-        explain(axis, a, b, b.case.batch_size, ratio, others.find(two), common[two])
+        explain(axis, a, b, b.case.batch_size, ratio, find_others(two), common[two])
         for (_, two), (a, b), ratio in zip(pairs, sides, ratios, strict=True)
     ]
 
@@ -297,11 +271,11 @@ def make_side(axis: str, one: Profiled, factor: float = 1.0) -> Side:
         ValueError: it has no profile.
     """
     step = scale_step(one.step, factor)
-    breakdown = divide(step)
+    breakdown = one.breakdown if step is one.step else divide(step)
     if breakdown is None:
         raise ValueError(f"{one.case.label()} has no profile")
     return Side(
-        title_value(axis, getattr(one.case, axis)),
+        name_setting(axis, spell_value(getattr(one.case, axis))),
         one.case,
         step,
         breakdown,
@@ -310,16 +284,6 @@ def make_side(axis: str, one: Profiled, factor: float = 1.0) -> Side:
         one.sm_clock_mhz,
         one.alloc_retries,
     )
-
-
-def title_value(axis: str, value: Value) -> str:
-    """What a value of an axis is called by itself.
-
-    >>> title_value("precision", "fp16"), title_value("compile", "default"), title_value("lr", 0.1)
-    ('fp16', 'compile default', 'lr 0.1')
-    """
-    text = format_value(value) or "none"
-    return text if axis in BARE else f"{name_axis(axis)} {text}"
 
 
 def scale_step(step: Step, factor: float) -> Step:
@@ -367,48 +331,34 @@ def _name_common(cases: pd.DataFrame, axis: str, machines: Machines) -> dict[int
     return common
 
 
-class _Others:
-    """What else the sweeps measured, for the options of a case."""
-
-    def __init__(self, steps: Mapping[int, Profiled], cases: pd.DataFrame) -> None:
-        self._times = {
-            int(cell): (case, time / case.batch_size)
-            for cell, case, time in zip(
-                cases["cell"], read_cases(cases), _read_times(steps, cases), strict=True
-            )
-            if time == time
-        }
-        self._groups = {axis: self._group(cases, axis) for axis in _OPTION_AXES}
-
-    @staticmethod
-    def _group(cases: pd.DataFrame, axis: str) -> dict[int, list[int]]:
-        """The cells that agree with each cell but for an axis."""
-        free = {*free_axes(axis), *SAME_QUESTION}
-        equal = [*SOURCE, *(name for name in AXES if name not in free), "environment", "kind"]
-        groups: dict[int, list[int]] = {}
-        keys = number_groups(cases, equal)
-        for key, cell in zip(keys, cases["cell"], strict=True):
-            groups.setdefault(int(key), []).append(int(cell))
-        return {cell: group for group in groups.values() for cell in group}
-
-    def find(self, cell: int) -> Alternatives:
-        """By axis and value, the time of an item in this case over that in the other."""
-        found: dict[str, dict[Value, float]] = {}
-        for axis, groups in self._groups.items():
-            for other in groups[cell]:
-                if other != cell and other in self._times:
-                    case, time = self._times[other]
-                    speedup = self._times[cell][1] / time
-                    found.setdefault(axis, {}).setdefault(getattr(case, axis), speedup)
-        return found
-
-
 _OPTION_AXES = sorted({option.axis for cure in CURES.values() for option in cure.options})
 
 
-def _read_times(steps: Mapping[int, Profiled], cases: pd.DataFrame) -> list[float]:
-    """The step time of each case: of those without work, what the frame says."""
-    return [
-        steps[int(cell)].step.step_s if int(cell) in steps else float(time)
-        for cell, time in zip(cases["cell"], cases[STEP], strict=True)
-    ]
+def _group_others(
+    steps: Mapping[int, Profiled], cases: pd.DataFrame
+) -> Callable[[int], Alternatives]:
+    """What else the sweeps measured, for the options of the case of a cell."""
+    cells = [int(cell) for cell in cases["cell"]]
+    times: dict[int, tuple[Case, float]] = {}
+    for cell, case, time in zip(cells, read_cases(cases), cases[STEP].tolist(), strict=True):
+        # of those without work, what the frame says
+        step_s = steps[cell].step.step_s if cell in steps else time
+        if step_s == step_s:
+            times[cell] = case, step_s / case.batch_size
+    groups: dict[str, dict[int, list[int]]] = {}
+    for axis in _OPTION_AXES:
+        alike: dict[int, list[int]] = {}
+        keys = number_groups(cases, list_equal({*free_axes(axis), *SAME_QUESTION}))
+        for key, cell in zip(keys.tolist(), cells, strict=True):
+            alike.setdefault(key, []).append(cell)
+        groups[axis] = {cell: group for group in alike.values() for cell in group}
+
+    def find(cell: int) -> Alternatives:
+        found: dict[str, dict[Value, float]] = {}
+        for axis, alike in groups.items():
+            for case, time in (times[one] for one in alike[cell] if one != cell and one in times):
+                speedup = times[cell][1] / time
+                found.setdefault(axis, {}).setdefault(getattr(case, axis), speedup)
+        return found
+
+    return find

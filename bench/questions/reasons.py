@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from itertools import count
 
 from bench.case import Case
-from bench.diagnosis.breakdown import divide
 from bench.diagnosis.ceiling import Ceiling, find_beaten, find_ceiling
 from bench.diagnosis.explanation import Change, Explanation
 from bench.diagnosis.sentences import (
@@ -17,10 +16,18 @@ from bench.diagnosis.sentences import (
     write_percent,
 )
 from bench.questions.material import Material
-from bench.render.cells import Row, iterate, ms_cell, name_place, ratio_cell, write_ratio
+from bench.render.cells import (
+    Row,
+    case_column,
+    estimate_cell,
+    iterate,
+    ms_cell,
+    ratio_cell,
+    write_ratio,
+)
 from bench.render.model import Cell
 from bench.render.section import Column, Section, Sheet
-from bench.text import ESTIMATE
+from bench.text import capitalize
 
 MOST_PAIRS = 4
 """Pairs that are explained in full; of each value of the axis the one at the largest batch size
@@ -80,14 +87,12 @@ def _tell_possible(found: Material) -> Iterator[Sheet]:
             continue
         compiled = cases[b].compile != Case.compile
         beaten = find_beaten(before, compiled) or find_beaten(after, compiled)
-        most = None if beaten else find_ceiling(before, after, compiled, divide(after))
+        most = None if beaten else find_ceiling(before, after, compiled, steps[b].breakdown)
         if beaten or most:
             wrong = beaten or wrong
             rows.append((cases[b], before.step_s / after.step_s, most))
     columns: list[Column[_Possible]] = [
-        Column("case", "case", "the settings that tell it apart",
-               lambda one: name_place(one[0], found.named, found.machines),
-               wrap=True),
+        case_column(found.named, found.machines, lambda one: one[0]),
         Column("speedup", "speed-up (×)", "of a median step, over fp32",
                lambda one: ratio_cell(one[1]), better="higher"),
         Column("ceiling", "at most (×)",
@@ -193,7 +198,7 @@ def tell_reasons(name: str, why: Explanation, most: int = 0) -> Sheet:
     def write_share(ends: Change) -> Cell:
         share = (ends.change_s if lost else ends.after_s) / whole
         estimated = ends.estimated if lost else ends.after_estimated
-        return Cell(f"{ESTIMATE * estimated}{100 * share:.0f}", share, estimated)
+        return estimate_cell(f"{100 * share:.0f}", share, estimated)
 
     before, after, change = _end_columns(why)
     columns: list[Column[Part]] = [
@@ -205,7 +210,7 @@ def tell_reasons(name: str, why: Explanation, most: int = 0) -> Sheet:
     ]  # fmt: skip
     shown = {cause.value for cause, _ in rows}
     notes = [
-        f"{reason.cause.meaning[:1].upper()}{reason.cause.meaning[1:]}: {reason.evidence}"
+        f"{capitalize(reason.cause.meaning)}: {reason.evidence}"
         for reason in why.reasons
         if reason.evidence and why.share(reason) >= NAMED and str(reason.cause) in shown
     ]
@@ -255,7 +260,7 @@ def change_cell(seconds: float, estimated: bool = False) -> Cell:
     """Write what is added to a time, in milliseconds with its sign."""
     text = ms_cell(seconds).text
     sign = "" if seconds <= 0 or text == "0" else "+"
-    return Cell(f"{ESTIMATE * estimated}{sign}{text}", seconds, estimated)
+    return estimate_cell(f"{sign}{text}", seconds, estimated)
 
 
 EXPLAINED = Section(

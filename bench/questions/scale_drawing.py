@@ -58,6 +58,7 @@ def _draw(scales: ScaleMap, format: str) -> bytes:
 
 
 def _draw_case(part: Any, case: ScaleCase, window: Window) -> None:
+    import numpy as np
     import seaborn as sns
     from matplotlib.colors import ListedColormap, LogNorm
     from matplotlib.patches import Patch
@@ -85,7 +86,7 @@ def _draw_case(part: Any, case: ScaleCase, window: Window) -> None:
         )  # fmt: skip
         if not all(map(all, fits)):
             sns.heatmap(
-                [[1.0] * len(row) for row in fits], ax=ax, mask=_mask(fits),
+                [[1.0] * len(row) for row in fits], ax=ax, mask=np.array(fits, dtype=bool),
                 cmap=ListedColormap([OVERFLOW]), cbar=False, rasterized=True,
             )  # fmt: skip
         _mark_window(ax, case.scales, window)
@@ -107,12 +108,6 @@ def _draw_case(part: Any, case: ScaleCase, window: Window) -> None:
         Patch(color=ABSENT, label="stays in fp32"),
     )
     part.legend(handles=patches, fontsize=8.5, loc="outside lower left", ncols=2, frameon=False)
-
-
-def _mask(rows: Sequence[Sequence[bool]]) -> Any:
-    import numpy as np
-
-    return np.array(rows, dtype=bool)
 
 
 def _mark_window(ax: Any, scales: Sequence[float], window: Window) -> None:

@@ -16,12 +16,11 @@ from typing import Any
 from bench.limits import MIN_REPEATS
 from bench.questions.material import Material
 from bench.record import BESIDE, COLUMNS, RELIABLE
-from bench.render.cells import ESTIMATE, iterate, name_case, number_cell
+from bench.render.cells import iterate, mark_part, name_case, number_cell
 from bench.render.model import Cell
 from bench.render.section import Column, Section, Sheet
 from bench.study import axes
 from bench.study.axes import name_axis
-from bench.study.estimate import TIME
 from bench.study.summaries import SOURCE
 from bench.text import count, write_number
 from bench.verdict import Ratio, compare
@@ -98,9 +97,7 @@ def find_prices(found: Material) -> Iterator[Price]:
         if e.axis in PREPARING and e.before == "off"
         for pair in e.pairs
     ]
-    timed = found.rows[found.rows["status"].isin(RELIABLE)]
-    times = timed.dropna(subset=[TIME.column]).groupby("cell")[TIME.column].apply(list)
-    by_cell = found.cases.set_index("cell")
+    times, by_cell = found.times, found.cases.set_index("cell")
     ratios = compare([(times.get(off, []), times.get(on, [])) for _, off, on in pairs])
     start, epochs = by_cell["start_time_s"], by_cell["epoch_time_s"]
     for (effect, off, on), ratio in zip(pairs, ratios, strict=True):
@@ -124,7 +121,7 @@ def _tell_prices(found: Material) -> Iterator[Sheet]:
     named = ["precision", *(axis for axis in axes.find_varying(pairs) if axis != "precision")]
 
     def mark(price: Price) -> str:
-        return ESTIMATE if min(by_cell[price.off].part, by_cell[price.on].part) < 1 else ""
+        return mark_part(by_cell[price.off], by_cell[price.on])
 
     def name_place(price: Price) -> str:
         return name_case(by_cell[price.on], [axis for axis in named if axis != price.axis])

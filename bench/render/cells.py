@@ -76,7 +76,7 @@ def quantity_cell(quantity: Quantity, row: Row, prefix: str = "", *, spread: boo
     if spread and not prefix and quantity.spread:
         text += _write_spread(quantity, row, value)
     estimated = not prefix and is_estimate(quantity, row)
-    return Cell(f"{ESTIMATE * estimated}{text}", value, estimated)
+    return estimate_cell(text, value, estimated)
 
 
 def quantity_column(
@@ -142,6 +142,29 @@ def axis_column(
     )
 
 
+def case_column(
+    axes: Collection[str], machines: Machines, take: Callable[[Any], Row] = lambda row: row
+) -> Column[Any]:
+    """The column that names a case by some axes; ``take`` takes a row of the table to it."""
+    return Column(
+        "case",
+        "case",
+        "the settings that tell it apart",
+        lambda one: name_place(take(one), axes, machines),
+        wrap=True,
+    )
+
+
+def estimate_cell(text: str, value: float, estimated: bool) -> Cell:
+    """A number with the mark of an estimate, if it is one."""
+    return Cell(f"{ESTIMATE * estimated}{text}", value, estimated)
+
+
+def mark_part(*rows: Row) -> str:
+    """The mark of an estimate, where one of these cases measured less than an epoch."""
+    return ESTIMATE if any(row.part < 1 for row in rows) else ""
+
+
 def ms_cell(seconds: float | None, estimated: bool = False) -> Cell:
     """Write a time in milliseconds, an estimate with its mark; nothing for none."""
     if seconds is None:
@@ -153,7 +176,7 @@ def ratio_cell(value: float | None, estimated: bool = False) -> Cell:
     """Write a ratio, an estimate with its mark; nothing for none."""
     if value is None:
         return Cell(NOTHING)
-    return Cell(f"{ESTIMATE * estimated}{write_ratio(value)}", value, estimated)
+    return estimate_cell(write_ratio(value), value, estimated)
 
 
 def write_quantity(quantity: Quantity, row: Row) -> str:
@@ -173,6 +196,12 @@ def whole_cell(number: int | None, sign: bool = False) -> Cell:
     if number is None:
         return Cell(NOTHING)
     return Cell(f"{number:+d}" if sign and number else str(number), number)
+
+
+def write_signed(value: float, decimals: int) -> str:
+    """Write a difference with its sign; what rounds to zero has none."""
+    text = f"{value:+.{decimals}f}"
+    return text if float(text) else text[1:]
 
 
 def write_ratio(value: float) -> str:

@@ -124,6 +124,11 @@ class Notice:
         """All of it but the label."""
         return " ".join(filter(None, (self.where and f"{self.where}.", self.found, self.remedy)))
 
+    @property
+    def line(self) -> str:
+        """The label, and all of it."""
+        return f"{self.label}: {self.text}"
+
 
 @dataclass(frozen=True)
 class NextStep:

@@ -11,7 +11,7 @@ from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 from bench.render.model import Document, Level, NextStep, Notice, Table
-from bench.text import clean, count, name_first, say_left_out
+from bench.text import count, make_printable, name_first, say_left_out
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -58,16 +58,25 @@ def render(report: Document, full: bool = False) -> str:
     The first is as wide as COLUMNS says, up to `WIDTH`; all of it as COLUMNS says, or else as its
     tables need.
     """
-    from rich.console import Console
-
-    buffer = io.StringIO()
     asked = os.environ.get("COLUMNS", "")
     whole = max([WIDTH, *map(_need_whole, report.tables)]) if full else WIDTH
     width = max(int(asked), 40) if asked.isdecimal() and int(asked) else whole
-    console = Console(file=buffer, width=width, color_system=None, force_terminal=False)
+    console = make_plain(width)
     draw(report, console, full)
-    lines = (line.rstrip() for line in buffer.getvalue().splitlines())
-    return "\n".join(lines) + "\n"
+    return read_plain(console)
+
+
+def make_plain(width: int) -> Console:
+    """A console of so many columns that keeps what it is given: no terminal, no colours."""
+    from rich.console import Console
+
+    return Console(file=io.StringIO(), width=width, color_system=None, force_terminal=False)
+
+
+def read_plain(console: Console) -> str:
+    """What a console of `make_plain` was given, without spaces at the ends of lines."""
+    assert isinstance(console.file, io.StringIO)
+    return "".join(f"{line.rstrip()}\n" for line in console.file.getvalue().splitlines())
 
 
 def draw(report: Document, console: Console, full: bool = False) -> None:
@@ -95,7 +104,7 @@ def draw(report: Document, console: Console, full: bool = False) -> None:
         for part in _break_command(report.next_step.command, console.width):
             console.print(part, markup=False, highlight=False, soft_wrap=True)
     for warning in report.warnings:
-        say(f"! {warning.label}: {warning.text}", "yellow")
+        say(f"! {warning.line}", "yellow")
     for table in report.tables:
         console.print()
         draw_table(table, console)
@@ -164,7 +173,7 @@ def _list_step(step: NextStep, width: int, console: Console) -> list[Text]:
 
 def _break_command(command: str, width: int) -> list[str]:
     """Break a command between its words so that it can be pasted; no flag parts from its value."""
-    words = [shlex.quote(word) for word in shlex.split(_printable(command))]
+    words = [shlex.quote(word) for word in shlex.split(make_printable(command))]
     lines = [_INDENT + words[0]]
     for word, after in zip_longest(words[1:], words[2:], fillvalue="--"):
         # a flag stays with its first value
@@ -254,7 +263,7 @@ def _measure(text: str) -> int:
 
 def _cut(text: str, room: int) -> str:
     """Shorten a text to so many columns: at the end of a clause, or else of a word."""
-    text = _printable(text)
+    text = make_printable(text)
     if _measure(text) <= room:
         return text
     while _measure(text) > room - 2:
@@ -389,7 +398,7 @@ def _break(text: str, width: int, console: Console) -> list[Text]:
     """Break a text into lines between its words, but not before a per cent sign."""
     from rich.text import Text
 
-    joined = Text(_printable(text).replace(" %", _JOINED))
+    joined = Text(make_printable(text).replace(" %", _JOINED))
     lines = list(joined.wrap(console, width, overflow="fold"))
     for line in lines:
         line.rstrip()
@@ -420,9 +429,4 @@ def style_text(text: str, style: str = "") -> Text:
     """Text that rich prints as it stands: no markup in it is obeyed, no control code passed on."""
     from rich.text import Text
 
-    return Text(_printable(text), style=style)
-
-
-def _printable(text: str) -> str:
-    # C1 controls and bidirectional overrides act on a terminal too
-    return "".join(c for c in clean(text) if c.isprintable())
+    return Text(make_printable(text), style=style)

@@ -117,13 +117,10 @@ def build(
     where: Sequence[Filter] = (),
     by: str = "",
 ) -> Report:
-    """Derive everything once and lay it out.
+    """Derive everything once and lay it out, as `gather` takes it.
 
     Args:
-        reference: published figures to stand beside the cases that have one.
         home: the folder the document is for; links start there.
-        where: which cases it is about; all of them by default.
-        by: the axis by which the overview is grouped, if it varies.
 
     Raises:
         UsageError: ``where`` leaves nothing.
@@ -136,9 +133,6 @@ def build(
         *warn(found.records, cases, found.everything, sweeps),
         *doubt_profiles(shown),
     ]
-    answers = answer(
-        cases, found.machines, found.varying, found.probes, found.families, found.effects
-    )
     title = name_first([sweep.name for sweep in sweeps], 3)
     return Report(
         title=title,
@@ -150,14 +144,14 @@ def build(
         machines=found.machines,
         axes=found.varying,
         constants=tuple(describe_constants(cases, found.varying)),
-        answers=tuple(answers),
+        answers=tuple(answer(found)),
         warnings=tuple(notice for notice in notices if not notice.good),
         effects=tuple(found.effects),
         explanations=tuple(found.pairs),
         tables=tuple(count_table_in(table, units) for table in tables),
         notes=(
             *write_notes(cases, found.varying),
-            *(f"{notice.label}: {notice.text}" for notice in notices if notice.good),
+            *(notice.line for notice in notices if notice.good),
         ),
         outcomes=_count_outcomes(cases),
         next_step=choose_next(sweeps, cases),

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from bench.case import (
     AXES,
+    BARE,
     COMPILES,
     FOLLOWS,
     LEGACY,
@@ -83,6 +84,15 @@ def name_value(axis: str, value: Any, machines: Machines) -> str:
     if axis == "parallel" and value in LEGACY:
         return f"{value} (legacy)"
     return format_value(value) or "none"
+
+
+def name_setting(axis: str, text: str) -> str:
+    """What a value, as text, is called where nothing near it says the axis.
+
+    >>> name_setting("precision", "fp32"), name_setting("compile", "off"), name_setting("lr", "0.1")
+    ('fp32', 'compile off', 'lr 0.1')
+    """
+    return text if axis in (MACHINE, *BARE) else f"{name_axis(axis)} {text}"
 
 
 def order_values(axis: str, values: Iterable[Any]) -> list[Any]:

@@ -10,12 +10,11 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from bench.case import AXES
 from bench.interval import find_quantile
 from bench.limits import STEADY
 from bench.record import MEASURED
 from bench.store.attempts import keep_cases, keep_latest, number_groups
-from bench.study.summaries import SOURCE
+from bench.study.summaries import list_equal
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -73,7 +72,7 @@ def find_drifts(records: pd.DataFrame) -> dict[tuple[str, str], list[Drift]]:
     drifts: dict[tuple[str, str], list[Drift]] = {}
     if not sentinel.any():
         return drifts
-    cell = number_groups(timed, [*SOURCE, *AXES, "environment", "kind"])
+    cell = number_groups(timed, list_equal())
     alike = number_groups(timed.assign(beside=timed["lanes_beside"] > 0), _ALIKE)
     counting = keep_latest(keep_cases(records))  # whether timed or not
     runs = timed[timed.index.isin(counting.index)]

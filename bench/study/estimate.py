@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean, median, stdev, variance
 from typing import TYPE_CHECKING
 
-from bench.interval import CONFIDENCE, find_reach
+from bench.interval import CONFIDENCE, find_quantile, find_reach
 from bench.limits import MIN_REPEATS, STEADY
 from bench.record import RELIABLE, Status
 from bench.study import quantities
@@ -84,6 +84,15 @@ def estimate(
     """
     judge = _judge_seeds if metric.seeded else _judge_repeats
     return judge(metric, changes, take_readings(metric, rows))
+
+
+def take_times(rows: pd.DataFrame) -> dict[int, list[float]]:
+    """By cell, the epoch times of its repeats that ended with one, in s."""
+    timed = rows.loc[rows["status"].isin(RELIABLE), ["cell", TIME.column]].dropna()
+    times: dict[int, list[float]] = {}
+    for cell, time in zip(timed["cell"].tolist(), timed[TIME.column].tolist(), strict=True):
+        times.setdefault(cell, []).append(time)
+    return times
 
 
 def take_readings(metric: Metric, rows: pd.DataFrame) -> pd.DataFrame:
@@ -316,7 +325,7 @@ class _Sample:
     def _judge(
         self, metric: Metric, shifts: np.ndarray, typical: float | None
     ) -> tuple[Ratio, float | None]:
-        from scipy.special import stdtr, stdtrit
+        from scipy.special import stdtr
 
         shift = float(shifts.mean())
         value = math.exp(shift)
@@ -331,7 +340,7 @@ class _Sample:
             return Ratio(value, lack=lack), None
         error = math.sqrt(float(errors.sum())) / len(errors)
         own, tested = (_pool(errors, self.freedom(noise)) for noise in (None, typical))
-        reach = float(stdtrit(own, (1 + CONFIDENCE) / 2)) * error
+        reach = find_quantile(own) * error
         p = min(1.0, 2 * float(stdtr(tested, -abs(shift) / error)))
         ratio = Ratio(value, math.exp(shift - reach), math.exp(shift + reach), p, p)
         return ratio, reach * float(self.value_a.mean()) * value

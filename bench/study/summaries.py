@@ -11,7 +11,7 @@ Everything is vectorised: 100,000 records take about a second.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 from bench.anchors import judge_lanes
@@ -31,6 +31,11 @@ if TYPE_CHECKING:
 
 
 SOURCE = ("sweep", "machine")
+
+
+def list_equal(free: Collection[str] = ()) -> list[str]:
+    """The columns in which cases agree that differ in no axes but ``free``."""
+    return [*SOURCE, *(name for name in AXES if name not in free), "environment", "kind"]
 
 
 def read(sweeps: Sequence[Sweep]) -> pd.DataFrame:
@@ -119,7 +124,7 @@ def latest(records: pd.DataFrame) -> pd.DataFrame:
     different `COMPARABLE` environments are cases of their own.
     """
     rows = keep_latest(keep_cases(records))
-    return rows.assign(cell=number_groups(rows, [*SOURCE, *AXES, "environment", "kind"]))
+    return rows.assign(cell=number_groups(rows, list_equal()))
 
 
 # the outcome a case with repeats is known by: what tells most about its time
@@ -231,8 +236,7 @@ def find_wide(cases: pd.DataFrame) -> pd.Series:
 def _pair(cases: pd.DataFrame) -> pd.DataFrame:
     """Set each case against fp32 on the same machine with all else equal."""
     free = (*free_axes("precision"), *SAME_QUESTION)
-    equal = [name for name in AXES if name not in free]
-    partner = number_groups(cases, [*SOURCE, *equal, "environment", "kind"])
+    partner = number_groups(cases, list_equal(free))
     sound = cases["status"].isin(RELIABLE)
     # of fp32 cases that differ only in how they were measured, the one that measured most
     base = cases[(cases["precision"] == "fp32") & sound]

@@ -23,9 +23,6 @@ if TYPE_CHECKING:
 
 FORMATS = ("text", "md", "json")
 
-WIDTH = 100
-"""Columns where there is no terminal to ask and COLUMNS is not set."""
-
 
 def build_parser() -> Parser:
     """The command line."""
@@ -67,6 +64,7 @@ def _run(options: argparse.Namespace) -> int:
     if options.format not in FORMATS:
         raise UsageError(f"--format {options.format!r}: {nearest(options.format, list(FORMATS))}")
     answer = _explain(options)
+    from bench.render.text import WIDTH
     from bench.why import tables
 
     width = shutil.get_terminal_size((WIDTH, 0)).columns

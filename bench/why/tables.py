@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import io
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from bench.diagnosis.explanation import Explanation
-from bench.diagnosis.sentences import summarize
+from bench.diagnosis.sentences import describe
 from bench.questions.reasons import (
     EXPLAINED,
     name_pair,
@@ -25,6 +24,8 @@ from bench.render.text import (
     draw_table,
     group_doubts,
     join_doubts,
+    make_plain,
+    read_plain,
     style_text,
 )
 from bench.report.jsonfile import lay_out
@@ -50,10 +51,7 @@ def render_text(answer: Answer, width: int, full: bool = False) -> str:
         width: columns of the terminal.
         full: whether to print all rows and all evidence.
     """
-    from rich.console import Console
-
-    buffer = io.StringIO()
-    console = Console(file=buffer, width=width, color_system=None, force_terminal=False)
+    console = make_plain(width)
     for line in answer.conditions:
         console.print(line, markup=False, highlight=False)
     tell = tell_explained if full else _tell_short
@@ -63,7 +61,7 @@ def render_text(answer: Answer, width: int, full: bool = False) -> str:
     if answer.doubts:
         console.print()
     if full:
-        said = [f"{notice.label}: {notice.text}" for notice in answer.doubts]
+        said = [notice.line for notice in answer.doubts]
     else:
         groups = group_doubts(answer.doubts)[:MOST_DOUBTS]
         said = [join_doubts(notices, width) for notices in groups]
@@ -72,14 +70,14 @@ def render_text(answer: Answer, width: int, full: bool = False) -> str:
         )
     for line in said:
         console.print(style_text(line))
-    return "\n".join(line.rstrip() for line in buffer.getvalue().splitlines()) + "\n"
+    return read_plain(console)
 
 
 def _tell_short(explanations: Sequence[Explanation]) -> Iterator[Sheet]:
     """As `tell_explained`, with few rows, and words that neither a row nor a title says."""
     said: set[str] = set()
     for why in explanations:
-        words = [word for word in summarize(replace(why, about="")) if word not in said]
+        words = [word for word in describe(replace(why, about=""), True) if word not in said]
         said.update(words)
         reasons = tell_reasons("reasons", why, MOST_ROWS)
         yield replace(reasons, title=name_pair(why), words=words)
@@ -91,7 +89,7 @@ def render_markdown(answer: Answer, width: int = 0, full: bool = True) -> str:
     lines = [*(f"- {escape(line)}" for line in answer.conditions), ""]
     for table in EXPLAINED.lay_out(tell_explained(answer.explanations)):
         lines += table_lines(table)
-    lines += [f"> {escape(f'{said.label}: {said.text}')}\n" for said in answer.doubts]
+    lines += [f"> {escape(said.line)}\n" for said in answer.doubts]
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -99,7 +97,7 @@ def render_json(answer: Answer, width: int = 0, full: bool = True) -> str:
     """Every figure, in SI units."""
     document = {
         "conditions": list(answer.conditions),
-        "doubts": [f"{notice.label}: {notice.text}" for notice in answer.doubts],
+        "doubts": [notice.line for notice in answer.doubts],
         "explanations": [lay_out(found) for found in answer.explanations],
     }
     return json.dumps(document, indent=1, allow_nan=False) + "\n"
