@@ -19,10 +19,12 @@ from bench.questions.notes import join_notes
 from bench.questions.scale_drawing import draw_scale_map
 from bench.render.cells import ESTIMATE
 from bench.render.model import Table
+from bench.render.palette import COLOURS
 from bench.render.text import group_doubts
 from bench.render.units import count_in, find_units
 from bench.report.document import Report
-from bench.report.figures import CHANGES, COLOURS, Figure, draw_figures, inline, tabulate, undrawn
+from bench.report.figures.panels import Figure, draw_figures, inline, tabulate, undrawn
+from bench.report.figures.sketches import CHANGES
 from bench.store.attempts import find_truncated
 from bench.study.doubts import DOUBTS
 from bench.study.quantities import QUANTITIES, Quantity, is_number
