@@ -23,8 +23,8 @@ from bench.render.palette import COLOURS
 from bench.render.text import group_doubts
 from bench.render.units import count_in, find_units
 from bench.report.document import Report
-from bench.report.figures.panels import Figure, draw_figures, inline, tabulate, undrawn
-from bench.report.figures.sketches import CHANGES
+from bench.report.figures.panels import Figure, draw_figures, inline, tabulate
+from bench.report.figures.sketches import CHANGES, SKETCHES
 from bench.store.attempts import find_truncated
 from bench.study.doubts import DOUBTS
 from bench.study.quantities import QUANTITIES, Quantity, is_number
@@ -59,6 +59,7 @@ def render(report: Report) -> str:
     figures, units = draw_figures(report), find_units(report.cases)
     lead = choose_lead(figures)
     rest = [figure for figure in figures if figure is not lead]
+    drawn = {figure.name for figure in figures}
     return templates.get_template("page.html").render(
         report=report,
         lead=lead,
@@ -66,7 +67,7 @@ def render(report: Report) -> str:
         tables=list(zip(_name_anchors(report.tables), report.tables, strict=True)),
         changes=[figure for figure in rest if figure.name == CHANGES],
         figures=[figure for figure in rest if figure.name != CHANGES],
-        undrawn=[count_in(title, units) for title in undrawn(figures)],
+        undrawn=[count_in(s.title, units) for s in SKETCHES if s.name not in drawn],
         maps=[
             (inline(draw_scale_map(scales)), summarize_scale_map(scales))
             for scales in report.scale_maps

@@ -8,9 +8,11 @@ limits, ticks and series are shared over it.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import seaborn as sns
 from matplotlib.axes import Axes
@@ -23,16 +25,15 @@ from bench.precision import PRECISIONS
 from bench.render.cells import iterate, write_ratio
 from bench.render.palette import ACCENT, COLOURS, GRID, INK, MARKERS, PALETTE
 from bench.report.figures import frames
-from bench.report.figures.labels import SMALL, name_points, write_near
+from bench.text import count
 
-APART = 8
-"""Panels whose largest values differ by more than this factor share a logarithmic axis."""
-
-FAR = 6
-"""Changes by more than this factor are marked at the edge; to show them would hide the others."""
+APART = 8  # panels whose largest values differ by more share a logarithmic axis
+FAR = 6  # changes by more are marked at the edge; to show them would hide the others
 
 LESS, MORE = ACCENT, PALETTE[1][0]
 """Time that a part of a step loses or gains; its side and its sign tell it too."""
+
+SMALL = 8.5  # points: the size of what is written within the axes
 
 _DASHED: dict[str, Any] = {"color": INK, "linewidth": 1, "linestyle": (0, (4, 3))}
 
@@ -48,21 +49,13 @@ def plot_lines(ax: Axes, data: pd.DataFrame, whole: pd.DataFrame, y: str, **look
 
     Series are told apart by more than colour.
     """
-    x, by = data.columns[0], "precision"
-    looks: dict[str, dict[str, Any]]
-    if frames.SERIES in whole:
-        by = frames.SERIES
-        looks = {
-            name: {"color": PALETTE[i % len(PALETTE)][0], "linewidth": 1.8,
-                   "linestyle": ("-", "--", "-.", ":")[i % 4]}
-            for i, name in enumerate(whole[by].unique())
-        }  # fmt: skip
-    else:
-        looks = {
-            name: {"color": COLOURS[name][0], "marker": MARKERS[name], "markersize": 7}
-            for name in list_series(whole)
-        }
-    for name, own in looks.items():
+    x, by = data.columns[0], frames.SERIES if frames.SERIES in whole else "precision"
+    for i, name in enumerate(list_series(whole) if by == "precision" else whole[by].unique()):
+        if by == "precision":
+            own = {"color": COLOURS[name][0], "marker": MARKERS[name], "markersize": 7}
+        else:
+            dashes = ("-", "--", "-.", ":")[i % 4]
+            own = {"color": PALETTE[i % len(PALETTE)][0], "linestyle": dashes, "linewidth": 1.8}
         line = data[data[by] == name].dropna(subset=[y]).sort_values(x, kind="stable")
         ax.plot(line[x], line[y], label=name, **{"markeredgewidth": 0, **own, **look})
     ax.set(xlabel=x, ylabel=y)
@@ -73,15 +66,10 @@ def add_key(ax: Axes, label: str, **look: Any) -> None:
     ax.plot([], [], label=label, **{"color": INK, "linestyle": "", "markeredgewidth": 0, **look})
 
 
-# ------------------------------------------------------------------------------------ shared axes
-
-
 def share(ax: Axes, way: str, whole: pd.DataFrame, column: str, reach: float = 0) -> None:
-    """Give an axis the extent of all panels: from 0, or logarithmic where they lie far apart.
+    """Give ``x`` or ``y`` the extent of all panels, and of ``reach``.
 
-    Args:
-        way: ``x`` or ``y``.
-        reach: a value to be shown too.
+    It is from 0, or logarithmic where panels lie far apart.
     """
     tops = whole.groupby("panel")[column].max()
     low, high = whole[column].min(), max(tops.max(), reach)
@@ -92,16 +80,9 @@ def share(ax: Axes, way: str, whole: pd.DataFrame, column: str, reach: float = 0
         getattr(ax, f"{way}axis").set_major_formatter("{x:,.10g}")
 
 
-def set_logarithmic(
-    ax: Axes, way: str, low: float, high: float, unit: str = "", start: float = 0
-) -> None:
-    """Give an axis a logarithmic scale, labelled with round numbers, not powers.
-
-    Args:
-        start: of what is labelled, where that is not ``low``.
-    """
+def set_logarithmic(ax: Axes, way: str, low: float, high: float, unit: str = "") -> None:
+    """Give an axis a logarithmic scale, labelled with round numbers, not powers."""
     ax.set(**{f"{way}scale": "log", f"{way}lim": (low, high)})
-    low = start or low
     if high < 4 * low:
         ticks = [t for t in MaxNLocator(5).tick_values(low, high) if low <= t <= high]
     else:
@@ -129,37 +110,26 @@ def mark_level(ax: Axes, level: float, text: str) -> None:
     write_near(ax, text, (0.01, level), (0, 4), xycoords=("axes fraction", "data"))
 
 
-# ----------------------------------------------------------------------------------- by batch size
-
-
 def is_flat(whole: pd.DataFrame) -> bool:
     """Whether a figure by batch size has only one: its precisions then stand below each other."""
     return whole.columns[1] == frames.BATCH and whole[frames.BATCH].nunique() == 1
 
 
 def draw_batches(
-    ax: Axes,
-    data: pd.DataFrame,
-    whole: pd.DataFrame,
-    y: str,
-    reach: float = 0,
-    ticks: pd.Series | None = None,
+    ax: Axes, data: pd.DataFrame, whole: pd.DataFrame, y: str, reach: float = 0
 ) -> None:
-    """A line a precision over batch sizes or what else doubles, or a dot at the only batch size.
-
-    Args:
-        reach: a value of ``y`` to be shown too.
-        ticks: what may be labelled; all by default.
-    """
+    """A line a precision over batch sizes or what else doubles, or a dot at the only batch size."""
     if is_flat(whole):
         _plot_beneath(sns.stripplot, ax, data, whole, y, size=8, jitter=False)
         share(ax, "x", whole, y, reach)
         return
     plot_lines(ax, data, whole, y)
-    reached = sorted(whole[data.columns[0]].unique())
+    drawn = whole[data.columns[0]]
     ax.set_xscale("log", base=2)
-    ax.set_xlim(reached[0] / 1.15, reached[-1] * 1.15)
-    run = reached if ticks is None else sorted(ticks.unique())
+    ax.set_xlim(drawn.min() / 1.15, drawn.max() * 1.15)
+    if "outcome" in whole:
+        drawn = drawn[whole["outcome"] != frames.PREDICTED]
+    run = sorted(drawn.unique())
     # labels nearer than a third of an octave would overlap
     shown = [t for i, t in enumerate(run) if i == 0 or t / run[i - 1] > 1.25]
     shown = shown[:: math.ceil(len(shown) / 8)]
@@ -221,20 +191,16 @@ def draw_speeds(ax: Axes, data: pd.DataFrame, whole: pd.DataFrame, y: str) -> No
 
 def draw_memory(ax: Axes, data: pd.DataFrame, whole: pd.DataFrame, y: str) -> None:
     """Memory by batch size, with where it ends and what the process took at its start."""
-    fits, full, ahead = (
-        data[data["outcome"] == o] for o in (frames.FITS, frames.FULL, frames.PREDICTED)
-    )
+    outcomes = (frames.FITS, frames.FULL, frames.PREDICTED)
+    fits, full, ahead = (data[data["outcome"] == outcome] for outcome in outcomes)
     if is_flat(whole):
         draw_batches(ax, fits, whole[whole["outcome"] == frames.FITS], y)
         return
-    level = (
-        frames.LIMIT if frames.LIMIT in data and data[frames.LIMIT].notna().any() else frames.CARD
-    )
+    level = frames.LIMIT if frames.LIMIT in data else frames.CARD
     card: float = data[level].dropna().iloc[0] if level in data else math.nan
     # a card far above all that was used would press the lines to the floor
     near = len(full) or data[y].max() > card / 3
-    measured = whole.loc[whole["outcome"] != frames.PREDICTED, frames.BATCH]
-    draw_batches(ax, fits, whole, y, 1.06 * card if near else 0, measured)
+    draw_batches(ax, fits, whole, y, 1.06 * card if near else 0)
     if near:
         mark_level(ax, card, f"{level.removesuffix(' (GiB)')}: {card:.4g} GiB")
     for precision, part in ahead.groupby("precision"):
@@ -279,9 +245,6 @@ def draw_scaling(ax: Axes, data: pd.DataFrame, whole: pd.DataFrame, y: str) -> N
     ax.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
     ax.minorticks_off()
     write_near(ax, "as many times as GPUs", (sizes[-1], sizes[-1]), (0, 8), ha="right")
-
-
-# --------------------------------------------------------------------------- through a run; trade
 
 
 def draw_curves(ax: Axes, data: pd.DataFrame, whole: pd.DataFrame, y: str) -> None:
@@ -331,16 +294,13 @@ def name_front(front: pd.DataFrame) -> list[str]:
     return named
 
 
-# ------------------------------------------------------------------------------------ of one step
-
-
 def draw_waterfall(ax: Axes, data: pd.DataFrame, whole: pd.DataFrame, x: str) -> None:
     """From one step's time to another's, a row a part, each from where the row above has ended.
 
     A tick is where a part would have ended at the machine's measured rates.
     """
-    at = 0.0
-    for place, (part, before, after, change, floor) in enumerate(data.itertuples(index=False)):
+    at, numbers = 0.0, []
+    for place, (_, before, after, change, floor) in enumerate(data.itertuples(index=False)):
         if total := math.isnan(change):
             at = after if place else before
             start, width, colour, said = 0.0, at, INK, write_ms(at / 1e3)
@@ -355,13 +315,13 @@ def draw_waterfall(ax: Axes, data: pd.DataFrame, whole: pd.DataFrame, x: str) ->
                     markeredgewidth=1.4, color=INK, label="at the measured rates")  # fmt: skip
         if place < len(data) - 1:
             ax.plot([at, at], [place + 0.21, place + 0.79], color=INK, linewidth=0.7, alpha=0.4)
-        write_row(ax, place, part, f"{said} ms")
+        numbers.append(f"{said} ms")
     for colour, label in ((LESS, "less time"), (MORE, "more time")):
         add_key(ax, label, marker="s", markersize=8, color=colour)
     ax.set_xlim(min(0, ax.get_xlim()[0]), 1.1 * ax.get_xlim()[1])  # room for the numbers
     ax.xaxis.set_major_formatter("{x:,.10g}")
     ax.set_xlabel("time of a step (ms)")
-    finish_rows(ax, len(data))
+    write_rows(ax, data["part"], numbers)
 
 
 def draw_roofline(ax: Axes, data: pd.DataFrame, whole: pd.DataFrame, y: str) -> None:
@@ -399,7 +359,8 @@ def draw_roofline(ax: Axes, data: pd.DataFrame, whole: pd.DataFrame, y: str) -> 
     ax.axvspan(strip, edge, facecolor=GRID, edgecolor="none", alpha=0.5, zorder=0, label="no FLOP")
     points = [place for places in spots.values() for _, place in places]
     low, high = min(speed for _, speed in points) / 5, max(roofs) * 2.5
-    set_logarithmic(ax, "x", strip, end, start=edge)
+    set_logarithmic(ax, "x", edge, end)
+    ax.set_xlim(strip, end)
     set_logarithmic(ax, "y", low, high)
     ax.set(xlabel="FLOP/byte", ylabel=y)
     order = sorted(spots, key=lambda kind: -max(part for part, _ in spots[kind]))
@@ -407,9 +368,6 @@ def draw_roofline(ax: Axes, data: pd.DataFrame, whole: pd.DataFrame, y: str) -> 
     above = (high / low) ** 0.035  # where the rates are written
     lines += [[[end * (strip / end) ** 0.25, above * r], [end, above * r]] for r in roofs]
     name_points(ax, points, [(max(spots[kind])[1], kind) for kind in order], lines)
-
-
-# ---------------------------------------------------------------------------------------- changes
 
 
 def draw_changes(ax: Axes, data: pd.DataFrame, whole: pd.DataFrame, x: str) -> None:
@@ -429,8 +387,6 @@ def draw_changes(ax: Axes, data: pd.DataFrame, whole: pd.DataFrame, x: str) -> N
             # over the interval's bar, and ticks that are longer than its width and the mean's dot
             ax.plot([row.lowest, row.highest], [place, place], color=INK, linewidth=1, marker="|",
                     markersize=10, markeredgewidth=1.2, label="range of the pairs")  # fmt: skip
-        name = f"{row.change} ({row.pairs} pair{'s' if row.pairs > 1 else ''})"
-        write_row(ax, place, name, f"{write_ratio(row.ratio)}×")
     sure, within = data["low"].notna(), data[x].between(low, high)
     points = data[x].clip(low * 1.02, high / 1.02)
     for chosen, label, marker, face in (
@@ -443,7 +399,8 @@ def draw_changes(ax: Axes, data: pd.DataFrame, whole: pd.DataFrame, x: str) -> N
             ax.plot(points[chosen], points[chosen].index, linestyle="", marker=marker,
                     markersize=6.5, markerfacecolor=face, markeredgecolor=ACCENT,
                     markeredgewidth=1.3, label=label)  # fmt: skip
-    finish_rows(ax, len(data))
+    names = [f"{row.change} ({count(row.pairs, 'pair')})" for row in iterate(data)]
+    write_rows(ax, names, [f"{write_ratio(ratio)}×" for ratio in data[x]])
 
 
 def draw_pairs(ax: Axes, data: pd.DataFrame, whole: pd.DataFrame, x: str) -> None:
@@ -456,28 +413,24 @@ def draw_pairs(ax: Axes, data: pd.DataFrame, whole: pd.DataFrame, x: str) -> Non
         ax.set_xlim(0, 1.06 * high)
         ax.xaxis.set_major_formatter("{x:,.10g}")
     colours = [COLOURS[name][0] for name in data["precision"]]
-    for place, (case, _, off, on, speed) in enumerate(data.itertuples(index=False)):
-        ax.plot([off, on], [place, place], color=colours[place], linewidth=2)
-        write_row(ax, place, case, f"{write_ratio(speed)}×")
+    for place, ends in enumerate(data[[frames.OFF, frames.ON]].to_numpy()):
+        ax.plot(ends, [place, place], color=colours[place], linewidth=2)
+    write_rows(ax, data["case"], [f"{write_ratio(ratio)}×" for ratio in data[x]])
     for column, label, marker, size in ((frames.OFF, "off", "|", 70), (frames.ON, "on", "o", 42)):
         ax.scatter(data[column], data.index, marker=marker, s=size, c=colours, linewidths=2,
                    zorder=3)  # fmt: skip
         add_key(ax, label, marker=marker, markeredgewidth=2)
     ax.set_xlabel(frames.TIME)
-    finish_rows(ax, len(data))
 
 
-def write_row(ax: Axes, place: int, left: str, right: str) -> None:
-    """Write above a row: what it is, and its number at the right end."""
-    for x, text, align in ((0.0, left, "left"), (1.0, right, "right")):
-        written = ax.text(x, place - 0.45, text, ha=align, va="center", fontsize=SMALL + 0.5,
-                          transform=ax.get_yaxis_transform())  # fmt: skip
-        written.set_in_layout(False)
-
-
-def finish_rows(ax: Axes, rows: int) -> None:
-    """Rows from the top, with their names above them instead of beside the axis."""
-    ax.set(ylim=(rows - 0.5, -0.8), yticks=[])
+def write_rows(ax: Axes, names: Sequence[str] | pd.Series, numbers: Sequence[str]) -> None:
+    """Write above each row, from the top, its name and, at the right end, its number."""
+    for place, texts in enumerate(zip(names, numbers, strict=True)):
+        for x, text, align in zip((0.0, 1.0), texts, ("left", "right"), strict=True):
+            written = ax.text(x, place - 0.45, text, ha=align, va="center", fontsize=SMALL + 0.5,
+                              transform=ax.get_yaxis_transform())  # fmt: skip
+            written.set_in_layout(False)
+    ax.set(ylim=(len(numbers) - 0.5, -0.8), yticks=[])
     ax.spines["left"].set_visible(False)
     ax.grid(axis="y", visible=False)
 
@@ -496,3 +449,96 @@ def find_height(whole: pd.DataFrame) -> float:
     if frames.SERIES in whole:
         return 2.6 + 0.2 * whole[frames.SERIES].nunique()  # a line of the legend each
     return 3.3
+
+
+_BESIDE = (("left", 6, 5), ("right", -6, -5 - SMALL), ("left", 6, -5 - SMALL),
+           ("center", 0, 6), ("center", 0, -6 - SMALL), ("right", -6, 5))  # fmt: skip
+_APART = tuple(
+    (side, x * reach, y * reach)
+    for reach in (22, 36, 52, 70)
+    for side, x, y in (
+        ("left", 0.6, 1), ("center", 0, 1), ("right", -0.6, 1),
+        ("left", 0.6, -1), ("center", 0, -1), ("right", -0.6, -1),
+        ("left", 1, 0.3), ("left", 1, -0.3),
+    )
+)  # fmt: skip
+"""Where a name may stand: which part of it is held, and how far that is from the point, in points
+on paper; further off, a line leads from it to its point."""
+
+
+def write_near(
+    ax: Axes, text: str, place: Sequence[float], offset: tuple[float, float], **look: Any
+) -> Any:
+    """Write at some points on paper from a place."""
+    look = {"textcoords": "offset points", "fontsize": SMALL, **look}
+    return ax.annotate(text, (place[0], place[1]), xytext=offset, **look)
+
+
+def name_points(
+    ax: Axes,
+    points: Sequence[Sequence[float]],
+    named: Iterable[tuple[Sequence[float], str]],
+    lines: Sequence[Sequence[Sequence[float]]],
+) -> None:
+    """Write names beside points, where they cover nothing drawn, no other name, and fit.
+
+    A name that would stand near another point too is written further off, with a line to its own.
+
+    Args:
+        points: all that are drawn.
+        named: where names belong, in their order.
+        lines: what else is drawn, each as the points that it joins.
+    """
+    scale = 72 / ax.figure.dpi  # to points on paper
+
+    def find_on_paper(spots: Any) -> Any:
+        return (scale * ax.transData.transform(spots)).tolist()
+
+    left, bottom, right, top = (scale * end for end in ax.get_window_extent().extents)
+    dots = find_on_paper(points)
+    drawn = []
+    for line in lines:
+        for start, end in pairwise(find_on_paper(line)):  # a spot every 4 points
+            drawn += np.linspace(start, end, math.ceil(math.dist(start, end) / 4), False).tolist()
+    taken: list[Sequence[float]] = []
+    for point, name in named:
+        x, y = find_on_paper(point)
+        others = [dot for dot in dots if math.dist(dot, (x, y)) > 1]
+        width = 0.58 * SMALL * len(name)
+        for side, dx, dy in (*_BESIDE, *_APART):
+            beside = (side, dx, dy) in _BESIDE
+            x0 = x + dx - width * {"left": 0, "center": 0.5, "right": 1}[side]
+            box = (x0, y + dy, x0 + width, y + dy + SMALL)
+            end = (x + dx, y + dy + (0 if dy > 0 else SMALL))
+            leader = [] if beside else np.linspace((x, y), end, 13).tolist()
+            if (
+                not (left <= box[0] and box[2] <= right)
+                or not (bottom + 3 <= box[1] and box[3] <= top)
+                or _holds(box, dots, 4)
+                or (beside and _holds(box, others, 9))
+                or _holds(box, drawn)
+                or any(_overlap(box, other) or _holds(other, leader) for other in taken)
+                or any(math.dist(step, dot) < 4 for step in leader[3:] for dot in others)
+            ):
+                continue
+            taken.append(box)
+            drawn += leader
+            write_near(ax, name, point, (dx, dy), ha=side, va="bottom").set_in_layout(False)
+            if leader:
+                look = {"arrowstyle": "-", "color": INK, "linewidth": 0.6, "shrinkA": 0,
+                        "shrinkB": 4}  # fmt: skip
+                tie = write_near(ax, "", point, (dx, end[1] - y), arrowprops=look)
+                tie.set_in_layout(False)
+            break
+
+
+def _holds(box: Sequence[float], points: Sequence[Sequence[float]], margin: float = 0) -> bool:
+    """Whether any of some points lies within a box, or less than a margin outside."""
+    left, bottom, right, top = box
+    return any(
+        left - margin < x < right + margin and bottom - margin < y < top + margin for x, y in points
+    )
+
+
+def _overlap(one: Sequence[float], other: Sequence[float]) -> bool:
+    return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]

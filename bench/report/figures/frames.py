@@ -16,22 +16,12 @@ import pandas as pd
 from bench.case import FOLLOWS
 from bench.diagnosis.sentences import name_part
 from bench.precision import PRECISIONS
-from bench.questions.batch_sizes import (
-    Shape,
-    find_bounds,
-    find_cliffs,
-    find_families,
-    find_knee,
-    fit_growth,
-    list_speeds,
-    write_drop,
-)
-from bench.questions.effects import Effect
-from bench.questions.lines import Line, find_taxes
+from bench.questions import batch_sizes
+from bench.questions.lines import find_taxes
 from bench.record import REFUSED, RELIABLE
 from bench.render.cells import TIMED, iterate
 from bench.report.document import Report
-from bench.report.figures.groups import Group, View, name_setting
+from bench.report.figures.groups import Group, View, name_setting, split_lines
 from bench.study.axes import MACHINE, keep_main, name_axis, name_value, order_values, sort_cases
 from bench.study.quantities import QUANTITIES
 from bench.study.summaries import latest
@@ -48,9 +38,7 @@ MOST_CHANGES = 40  # of a panel
 MOST_PAIRS = 16  # of a switch; of more, some are shown, evenly spread over the ratios
 MOST_CHARACTERS = 54  # of a row's name: more would run into the number at its end
 MOST_PARTS = 9  # of a step with a row of their own; those that changed least are summed
-
-LEAST_SHARE = 0.01
-"""Share of a step below which what a kind of work takes, or its change, is not drawn by itself."""
+LEAST_SHARE = 0.01  # of a step: a kind of work, or its change, below it is not drawn by itself
 
 LEARNING = ("optimizer", "lr", "lr_scaling", "base_batch", "lr_warmup", "schedule", "epochs")
 """Axes that a learning rate follows from; the batch size too, where it is scaled by that."""
@@ -70,6 +58,10 @@ SPEED, PRODUCT, COPY = "TFLOP/s", "large product (TFLOP/s)", "large copy (GB/s)"
 OFF, ON, FASTER = "off (s)", "on (s)", "speed (×)"
 
 
+Parts = Iterator[tuple[str, pd.DataFrame]]
+"""The title of each panel, and its data; no data for a panel that is not drawn."""
+
+
 def _frame(columns: dict[str, Any]) -> pd.DataFrame:
     """A frame of columns, numbered from 0."""
     return pd.DataFrame(columns).reset_index(drop=True)
@@ -87,9 +79,6 @@ def thin(data: pd.DataFrame, keep: pd.Series | None = None) -> pd.DataFrame:
     return data[chosen if keep is None else chosen | keep].reset_index(drop=True)
 
 
-# ---------------------------------------------------------------------------------- by batch size
-
-
 def take_quantity(group: Group, name: str) -> pd.DataFrame:
     """One of `QUANTITIES` by batch size and precision, each at its main loss scale."""
     quantity, rows = QUANTITIES[name], keep_main(group.cases)
@@ -103,10 +92,11 @@ def take_speeds(group: Group, view: View) -> pd.DataFrame:
     data = take_quantity(group, "images_per_s").assign(**{MARK: ""})
     rows = keep_main(group.cases)
     for precision, part in rows[rows["status"].isin(RELIABLE)].groupby("precision"):
-        speeds = list_speeds(list(iterate(part)))
-        knee = find_knee(speeds)
-        found = [(cliff.after.batch_size, write_drop(cliff)) for cliff in find_cliffs(speeds)]
-        if knee and knee.shape is Shape.KNEE and knee.ends is None:
+        speeds = batch_sizes.list_speeds(list(iterate(part)))
+        knee = batch_sizes.find_knee(speeds)
+        cliffs = batch_sizes.find_cliffs(speeds)
+        found = [(cliff.after.batch_size, batch_sizes.write_drop(cliff)) for cliff in cliffs]
+        if knee and knee.shape is batch_sizes.Shape.KNEE and knee.ends is None:
             found.append((knee.batch_size, f"{KNEE} {knee.batch_size}"))
         for size, mark in found:
             data.loc[(data["precision"] == precision) & (data[BATCH] == size), MARK] = mark
@@ -142,20 +132,18 @@ def take_memory(group: Group, view: View) -> pd.DataFrame:
 
 def _predict_memory(rows: pd.DataFrame) -> Iterator[pd.DataFrame]:
     """Where each precision's line goes beyond the batch sizes that ran, up to its end."""
-    for family in find_families(rows, rows.head(0)):
-        growth = fit_growth(family)
+    for family in batch_sizes.find_families(rows, rows.head(0)):
+        growth = batch_sizes.fit_growth(family)
         if growth is None:
             continue
-        fails = find_bounds(family).fails or math.inf
+        fails = batch_sizes.find_bounds(family).fails or math.inf
         ends = growth.largest if growth.largest and not growth.more else 0
         near = [ends] if growth.sizes[-1] < ends < fails else []
         if sizes := sorted({*near, *growth.predicted}):
             ahead = _frame({BATCH: sizes, "precision": family.first.precision})
             ahead[MEMORY] = [growth.line.predict(size) / GIB for size in sizes]
-            yield ahead.assign(**{LINE: 100 * growth.miss, "outcome": PREDICTED})
-
-
-# ---------------------------------------------------------------------------------- of all settings
+            ahead[LINE], ahead["outcome"] = 100 * growth.miss, PREDICTED
+            yield ahead
 
 
 def take_scales(group: Group, view: View) -> pd.DataFrame:
@@ -182,25 +170,17 @@ def take_trade(group: Group) -> pd.DataFrame:
     time, memory = (rows[name] for name in names)
     least = memory.cummin()  # of what is as fast
     front = (memory == least) & (time == time.groupby(least).transform("min"))
-    differences = [
-        {
-            axis: value
-            for axis, usual in group.settings.items()
-            if (value := getattr(row, axis)) != usual
-        }
+    usual = group.settings.items()
+    settings = [
+        ", ".join(_name_switch(axis, getattr(row, axis)) for axis, common in usual
+                  if getattr(row, axis) != common)
         for row in iterate(rows)
-    ]
-    data = _frame(
-        {
-            TIME: time,
-            MEMORY: memory / GIB,
-            "precision": rows["precision"],
-            BATCH: rows["batch_size"],
-            "loss scale": rows["loss_scale"],
-            "setting": [", ".join(_name_switch(*item) for item in d.items()) for d in differences],
-            "front": front.map({True: "yes", False: "no"}),
-        }
-    )
+    ]  # fmt: skip
+    data = _frame({
+        TIME: time, MEMORY: memory / GIB, "precision": rows["precision"],
+        BATCH: rows["batch_size"], "loss scale": rows["loss_scale"], "setting": settings,
+        "front": front.map({True: "yes", False: "no"}),
+    })  # fmt: skip
     return thin(data, keep=data["front"] == "yes") if len(data) > 1 else data.head(0)
 
 
@@ -209,9 +189,6 @@ def _name_switch(axis: str, value: Any) -> str:
     if isinstance(value, bool):
         return name_axis(axis) if value else f"no {name_axis(axis)}"
     return name_setting(axis, value)
-
-
-# -------------------------------------------------------------------------------- of steps of runs
 
 
 def _find_runs(group: Group, view: View, whole: bool = False) -> pd.DataFrame:
@@ -273,9 +250,8 @@ def take_curves(group: Group, view: View, whole: bool = False) -> pd.DataFrame:
     ours, theirs = [*_read_steps(rows, view)], []
     if ours and reference is not None and (rows["kind"] != "published").any():
         match = ["model", "dataset", "precision", "batch_size", "loss_scale"]
-        theirs = [
-            *_read_steps(reference.records.merge(rows[match], on=match).assign(sweep=""), view)
-        ]
+        published = reference.records.merge(rows[match], on=match)
+        theirs = [*_read_steps(published.assign(sweep=""), view)]
     ends = theirs[0][1]["images"].cumsum().tolist() if theirs else None
     curves = []
     for run, found in (("this sweep", ours), ("2019", theirs)):
@@ -355,9 +331,6 @@ def _spread_out(
         yield curves[best]
 
 
-# ------------------------------------------------------------------------------------ of one step
-
-
 def take_waterfall(why: Explanation) -> pd.DataFrame:
     """The way from one step time to another: a row a part, between the two steps.
 
@@ -389,13 +362,9 @@ def take_roofline(why: Explanation) -> pd.DataFrame:
     Empty where the machine's rates are not known. Kinds that take less than `LEAST_SHARE` of both
     steps are left out.
     """
-    lines = []
-    large = {
-        part.name
-        for side in (why.a, why.b)
-        for part in side.breakdown.parts
-        if part.time_s >= LEAST_SHARE * side.step.step_s
-    }
+    lines: list[dict[str, Any]] = []
+    large = {part.name for side in (why.a, why.b) for part in side.breakdown.parts
+             if part.time_s >= LEAST_SHARE * side.step.step_s}  # fmt: skip
     estimates = why.a.breakdown.estimates | why.b.breakdown.estimates
     for side in (why.a, why.b):
         rates, peaks = side.step.rates, side.step.peaks
@@ -410,97 +379,101 @@ def take_roofline(why: Explanation) -> pd.DataFrame:
                 peaks.copy or math.inf
             ):
                 continue  # above the data sheet: wrong, or of a cache
-            lines.append(
-                {
-                    "work": f"{ESTIMATE * (part.name in estimates)}{name_part(part.name)}",
-                    "precision": side.case.precision,
-                    "FLOP/byte": part.flop / part.bytes or math.nan,
-                    SPEED: speed / 1e12 or math.nan,
-                    "GB/s": traffic / 1e9,
-                    "of the step (%)": 100 * part.time_s / side.step.step_s,
-                    PRODUCT: product / 1e12,
-                    COPY: copy / 1e9,
-                }
-            )
+            lines.append({
+                "work": f"{ESTIMATE * (part.name in estimates)}{name_part(part.name)}",
+                "precision": side.case.precision, "FLOP/byte": part.flop / part.bytes or math.nan,
+                SPEED: speed / 1e12 or math.nan, "GB/s": traffic / 1e9,
+                "of the step (%)": 100 * part.time_s / side.step.step_s,
+                PRODUCT: product / 1e12, COPY: copy / 1e9,
+            })  # fmt: skip
     return pd.DataFrame(lines)
 
 
-# --------------------------------------------------------------------------------- of several GPUs
-
-
-def take_scaling(lines: Sequence[Line]) -> pd.DataFrame:
+def take_scaling(view: View) -> Parts:
     """The speed-up over one GPU by their number and precision; lines without one are left out."""
-    return pd.DataFrame(
-        {GPUS: point.gpus, "precision": point.row.precision, WIDER: speedup}
-        for line in lines
-        if line.base
-        for point, speedup in ((p, 1.0 if p is line.base else p.speedup) for p in line.all)
-        if math.isfinite(speedup) and (point is line.base or point.gpus > 1)
-    )
+    for title, lines in split_lines(view.report):
+        yield (
+            title,
+            pd.DataFrame(
+                {GPUS: point.gpus, "precision": point.row.precision, WIDER: speedup}
+                for line in lines
+                if line.base
+                for point, speedup in ((p, 1.0 if p is line.base else p.speedup) for p in line.all)
+                if math.isfinite(speedup) and (point is line.base or point.gpus > 1)
+            ),
+        )
 
 
-def take_tax(lines: Sequence[Line]) -> pd.DataFrame:
+def take_tax(view: View) -> Parts:
     """The speed-up over fp32 by the number of GPUs and precision."""
-    return pd.DataFrame(
-        {GPUS: gpus, "precision": tax.line.points[0].row.precision, OVER_FP32: speedup}
-        for tax in find_taxes(lines)
-        for gpus, speedup in tax.speedups.items()
-    )
+    for title, lines in split_lines(view.report):
+        yield (
+            title,
+            pd.DataFrame(
+                {GPUS: gpus, "precision": tax.line.points[0].row.precision, OVER_FP32: speedup}
+                for tax in find_taxes(lines)
+                for gpus, speedup in tax.speedups.items()
+            ),
+        )
 
 
-# -------------------------------------------------------------------------------------- of changes
-
-
-def take_changes(report: Report, metric: str, inverse: bool = False) -> pd.DataFrame:
-    """What each change does to one metric, as a ratio; ``inverse`` of times, to be a speed.
+def take_changes(view: View) -> Parts:
+    """What each change does to some metrics, as a ratio; of times inverse, to be a speed.
 
     ``lowest`` and ``highest`` are over the pairs; ``low`` and ``high`` the 95 % interval of their
     mean, empty where there are too few repeats.
     """
-    lines, power = [], -1 if inverse else 1
-    for effect in report.effects:
-        estimate = effect.estimates.get(metric)
-        if estimate is None or not (ratio := estimate.ratio).value:
-            continue
-        ends = [math.nan if end is None else end for end in (ratio.low, ratio.high)]
-        low, high = sorted(end**power for end in ends)
-        lowest, highest = sorted(end**power for end in (estimate.lowest, estimate.highest))
-        before, after = (_shorten(value, 20) for value in (effect.before, effect.after))
-        where = f" ({effect.over})" if effect.apart else ""
-        change = _shorten(f"{name_axis(effect.axis)}: {before} → {after}{where}")
-        lines.append({"change": change, "ratio": ratio.value**power, "low": low, "high": high,
-                      "lowest": lowest, "highest": highest, "pairs": estimate.pairs})  # fmt: skip
-    return pd.DataFrame(lines[:MOST_CHANGES])
+    for title, metric, power in (
+        ("Speed: right is faster", "epoch_time_s", -1),
+        ("Memory: left is less", "memory_bytes", 1),
+        ("Energy of an epoch: left is less", "energy_per_epoch_j", 1),
+    ):
+        lines = []
+        for effect in view.report.effects:
+            estimate = effect.estimates.get(metric)
+            if estimate is None or not (ratio := estimate.ratio).value:
+                continue
+            ends = [math.nan if end is None else end for end in (ratio.low, ratio.high)]
+            low, high = sorted(end**power for end in ends)
+            lowest, highest = sorted(end**power for end in (estimate.lowest, estimate.highest))
+            before, after = (_shorten(value, 20) for value in (effect.before, effect.after))
+            where = f" ({effect.over})" if effect.apart else ""
+            change = _shorten(f"{name_axis(effect.axis)}: {before} → {after}{where}")
+            lines.append({
+                "change": change, "ratio": ratio.value**power, "low": low, "high": high,
+                "lowest": lowest, "highest": highest, "pairs": estimate.pairs,
+            })  # fmt: skip
+        yield title, pd.DataFrame(lines[:MOST_CHANGES])
 
 
 def _shorten(name: str, most: int = MOST_CHARACTERS) -> str:
     return name if len(name) <= most else f"{name[: most - 1].rstrip()}…"
 
 
-def take_switch(report: Report, effect: Effect) -> tuple[str, pd.DataFrame]:
-    """The epoch times of pairs of cases with a switch off and on, behind their title.
+def take_switches(view: View) -> Parts:
+    """The epoch times of pairs of cases with a switch off and on, a panel a switch.
 
-    The frame has a row a pair, the largest speed-up first; of more than `MOST_PAIRS`, it has some.
+    A row is a pair, the largest speed-up first; of more than `MOST_PAIRS`, some are there.
     """
-    cases = report.cases.set_index("cell", drop=False)
-    off, on = (cases.loc[[pair[side] for pair in effect.pairs]] for side in (0, 1))
-    told = [name for name in report.axes if name != effect.axis]
-    data = _frame(
-        {
-            "case": [_name_case(row, told, report) for row in iterate(off)],
-            "precision": off["precision"].to_numpy(),
-            OFF: off["epoch_time_s"].to_numpy(),
+    cases = view.report.cases.set_index("cell", drop=False)
+    for effect in view.report.effects:
+        if effect.before != "off":
+            continue
+        off, on = (cases.loc[[pair[side] for pair in effect.pairs]] for side in (0, 1))
+        told = [name for name in view.report.axes if name != effect.axis]
+        data = _frame({
+            "case": [_name_case(row, told, view.report) for row in iterate(off)],
+            "precision": off["precision"].to_numpy(), OFF: off["epoch_time_s"].to_numpy(),
             ON: on["epoch_time_s"].to_numpy(),
-        }
-    )
-    data = data.assign(**{FASTER: data[OFF] / data[ON]}).dropna()
-    data = data.sort_values(FASTER, ascending=False, kind="stable").reset_index(drop=True)
-    title, pairs = f"{name_axis(effect.axis)}: off → {effect.after}", len(data)
-    if pairs > MOST_PAIRS:
-        step = (pairs - 1) / (MOST_PAIRS - 1)
-        data = data.loc[[round(i * step) for i in range(MOST_PAIRS)]].reset_index(drop=True)
-        title += f", {MOST_PAIRS} of {pairs} pairs"
-    return title, data
+        })  # fmt: skip
+        data = data.assign(**{FASTER: data[OFF] / data[ON]}).dropna()
+        data = data.sort_values(FASTER, ascending=False, kind="stable").reset_index(drop=True)
+        title, pairs = f"{name_axis(effect.axis)}: off → {effect.after}", len(data)
+        if pairs > MOST_PAIRS:
+            step = (pairs - 1) / (MOST_PAIRS - 1)
+            data = data.loc[[round(i * step) for i in range(MOST_PAIRS)]].reset_index(drop=True)
+            title += f", {MOST_PAIRS} of {pairs} pairs"
+        yield title, data
 
 
 def _name_case(row: Any, told: Sequence[str], report: Report) -> str:

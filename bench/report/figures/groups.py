@@ -25,18 +25,14 @@ from bench.study.axes import find_varying, list_naming_axes, name_axis, name_val
 from bench.study.summaries import SOURCE
 from bench.study.sweeps import MOST_STEP_BYTES
 
-MOST_PANELS = 6
-"""Panels of one figure: the machines, models and datasets with the most cases."""
+MOST_PANELS = 6  # of one figure: the machines, models and datasets with the most cases
+MOST_LINES = 6  # panels of a figure: the first lines that differ in more than their precision
 
 PANEL = (*SOURCE, "model", "dataset", "kind", "environment")
 """What the cases of one panel agree on."""
 
-HELD = tuple(
-    name
-    for name in AXES
-    if name not in (*PANEL, "device", "precision", *FOLLOWS["precision"], "batch_size")
-    and name not in SAME_QUESTION
-)
+_FREE = (*PANEL, "device", "precision", *FOLLOWS["precision"], "batch_size", *SAME_QUESTION)
+HELD = tuple(name for name in AXES if name not in _FREE)
 """The axes that stand at a panel's baseline."""
 
 
@@ -127,7 +123,8 @@ def _keep_baseline(cases: pd.DataFrame) -> pd.DataFrame:
         return min(timed["batch_size"].nunique(), 2), plain, len(timed), defaults
 
     settings = number_groups(cases, HELD)
-    return max([cases[settings == number] for number in sorted(settings.unique())], key=judge)
+    parts: list[pd.DataFrame] = [cases[settings == n] for n in sorted(settings.unique())]
+    return max(parts, key=judge)
 
 
 def name_setting(axis: str, value: Any) -> str:
@@ -138,25 +135,15 @@ def name_setting(axis: str, value: Any) -> str:
 def _describe(cases: pd.DataFrame, report: Report) -> list[str]:
     """Where a panel's cases ran and what they are, as phrases."""
     first = take_first(cases)
+    several = [name for name in ("model", "dataset") if report.cases[name].nunique() > 1]
     facts = {
         first.apart: bool(first.apart),
         "not measured": cases["fake"].all(),
         "synthetic images": cases["synthetic"].any(),
         "extrapolated from part of an epoch": cases["extrapolated"].any(),
     }
-    return [
-        report.machines[first.sweep, first.machine],
-        *(
-            getattr(first, name)
-            for name in ("model", "dataset")
-            if report.cases[name].nunique() > 1
-        ),
-        *(fact for fact, holds in facts.items() if holds),
-    ]
-
-
-MOST_LINES = 6
-"""Panels of a figure: the first lines that differ in more than their precision."""
+    named = [report.machines[first.sweep, first.machine], *(getattr(first, n) for n in several)]
+    return named + [fact for fact, holds in facts.items() if holds]
 
 
 def split_lines(report: Report) -> Iterator[tuple[str, list[Line]]]:

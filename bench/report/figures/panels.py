@@ -6,7 +6,7 @@ import io
 import math
 import re
 import textwrap
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -96,7 +96,7 @@ def plan_figures(report: Report) -> Iterator[Figure]:
         told = view.place[:1].upper() + view.place[1:]
         if sketch.baseline and view.baseline:
             told += f"{'. ' if told else ''}Other settings: {view.baseline}"
-        explained = [sketch.explain[name] for name in whole if name in sketch.explain]
+        explained = [sketch.explain[name] for name in map(str, whole) if name in sketch.explain]
         caption = " ".join([sketch.caption, *explained])
         words = {"question": sketch.question, "title": sketch.title, "value": sketch.value}
         words = {
@@ -116,12 +116,6 @@ def _plot(figure: Figure, data: pd.DataFrame, ax: Axes, entries: dict[str, Any])
 def draw_figures(report: Report) -> list[Figure]:
     """Draw every figure the records have data for, for a page."""
     return [_draw_apart(figure) for figure in plan_figures(report)]
-
-
-def undrawn(figures: Sequence[Figure]) -> list[str]:
-    """Titles of the figures the records have no data for."""
-    drawn = {figure.name for figure in figures}
-    return [sketch.title for sketch in SKETCHES if sketch.name not in drawn]
 
 
 def _draw_apart(figure: Figure) -> Figure:

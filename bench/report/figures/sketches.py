@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
@@ -13,14 +13,11 @@ from matplotlib.axes import Axes
 from bench.questions.batch_sizes import DROP, NEAR
 from bench.questions.reasons import choose_pairs, name_pair
 from bench.report.figures import drawing, frames
-from bench.report.figures.groups import Group, View, split_lines
+from bench.report.figures.frames import Parts
+from bench.report.figures.groups import Group, View
 
 if TYPE_CHECKING:
     from bench.diagnosis.explanation import Explanation
-    from bench.questions.lines import Line
-
-Parts = Iterator[tuple[str, pd.DataFrame]]
-"""The title of each panel, and its data; no data for a panel that is not drawn."""
 
 
 @dataclass(frozen=True)
@@ -71,30 +68,14 @@ def _each_pair(take: Callable[[Explanation], pd.DataFrame]) -> Callable[[View], 
     return lambda v: ((name_pair(w), take(w)) for w in choose_pairs(v.report.explanations))
 
 
-def _each_width(take: Callable[[Sequence[Line]], pd.DataFrame]) -> Callable[[View], Parts]:
-    """A panel for the lines of cases on one GPU and on several that differ only in precision."""
-    return lambda view: ((title, take(part)) for title, part in split_lines(view.report))
+def _take_trades(view: View) -> Parts:
+    return ((group.place, frames.take_trade(group)) for group in view.groups)
 
 
 def _take_rates(view: View) -> Parts:
     for group in view.groups:
         heading, data = frames.take_rates(group, view)
         yield " · ".join(filter(None, (group.place, heading))), data
-
-
-def _take_changes(view: View) -> Parts:
-    yield "Speed: right is faster", frames.take_changes(view.report, "epoch_time_s", inverse=True)
-    yield "Memory: left is less", frames.take_changes(view.report, "memory_bytes")
-    yield "Energy of an epoch: left is less", frames.take_changes(view.report, "energy_per_epoch_j")
-
-
-def _take_trades(view: View) -> Parts:
-    return ((group.place, frames.take_trade(group)) for group in view.groups)
-
-
-def _take_switches(view: View) -> Parts:
-    switches = (effect for effect in view.report.effects if effect.before == "off")
-    return (frames.take_switch(view.report, effect) for effect in switches)
 
 
 _OTHERS = "Each precision at its main loss scale"
@@ -115,13 +96,13 @@ SKETCHES: tuple[Sketch, ...] = (
         "The same as a picture: speed and memory of each change",
         "Ratio after the change to before, with everything else equal: the geometric mean of "
         "pairs of cases that differ only in this, those of the table.",
-        "ratio", _take_changes, drawing.draw_changes, baseline=False,
+        "ratio", frames.take_changes, drawing.draw_changes, baseline=False,
     ),
     Sketch(
         "switches", "What does each switch do, case by case?", "What each switch does",
         "A row is a pair of cases that differ only in the switch, with the speed-up at the right "
         "end; the largest speed-up is at the top.",
-        frames.FASTER, _take_switches, drawing.draw_pairs, baseline=False,
+        frames.FASTER, frames.take_switches, drawing.draw_pairs, baseline=False,
     ),
     Sketch(
         "waterfall", "Which kinds of work make one step shorter than the other?",
@@ -178,13 +159,13 @@ SKETCHES: tuple[Sketch, ...] = (
         "gpu-scaling", "How much faster are several GPUs than one?", "Speed-up over one GPU",
         "Higher is better. Of weak scaling the batch of each GPU stays, of strong scaling that of "
         "all together; on a CPU they are processes.",
-        frames.WIDER, _each_width(frames.take_scaling), drawing.draw_scaling, baseline=False,
+        frames.WIDER, frames.take_scaling, drawing.draw_scaling, baseline=False,
     ),
     Sketch(
         "scaling-tax", "Does a precision keep its lead on more GPUs?", "Precision's scaling tax",
         "How much faster than fp32 each precision is on as many GPUs: a line that falls loses its "
         "lead to the exchange of gradients.",
-        frames.OVER_FP32, _each_width(frames.take_tax), drawing.draw_speedup, baseline=False,
+        frames.OVER_FP32, frames.take_tax, drawing.draw_speedup, baseline=False,
     ),
     Sketch(
         "loss-curve", "How does the loss fall during training?", "Loss during training",
