@@ -120,8 +120,7 @@ def draw_batches(
 ) -> None:
     """A line a precision over batch sizes or what else doubles, or a dot at the only batch size."""
     if is_flat(whole):
-        _plot_beneath(sns.stripplot, ax, data, whole, y, size=8, jitter=False)
-        share(ax, "x", whole, y, reach)
+        _plot_beneath(sns.stripplot, ax, data, whole, y, reach, size=8, jitter=False)
         return
     plot_lines(ax, data, whole, y)
     drawn = whole[data.columns[0]]
@@ -142,7 +141,7 @@ def draw_batches(
 
 
 def _plot_beneath(
-    plot: Any, ax: Axes, data: pd.DataFrame, whole: pd.DataFrame, x: str, **look: Any
+    plot: Any, ax: Axes, data: pd.DataFrame, whole: pd.DataFrame, x: str, reach: float, **look: Any
 ) -> None:
     """A plot of seaborn's with the precisions below each other."""
     order = list_series(whole)
@@ -150,13 +149,13 @@ def _plot_beneath(
     plot(data, x=x, y="precision", hue="precision", order=order, hue_order=order, palette=colours,
          legend=False, ax=ax, **look)  # fmt: skip
     ax.set_ylabel("")
+    share(ax, "x", whole, x, reach)
 
 
 def draw_steps(ax: Axes, data: pd.DataFrame, whole: pd.DataFrame, x: str) -> None:
     """A box of step times a precision."""
-    _plot_beneath(sns.boxplot, ax, data, whole, x, saturation=1, width=0.55, linecolor=INK,
+    _plot_beneath(sns.boxplot, ax, data, whole, x, 0, saturation=1, width=0.55, linecolor=INK,
                   linewidth=1, fliersize=2.5)  # fmt: skip
-    share(ax, "x", whole, x)
 
 
 def draw_speeds(ax: Axes, data: pd.DataFrame, whole: pd.DataFrame, y: str) -> None:

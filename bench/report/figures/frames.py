@@ -163,25 +163,26 @@ def take_scales(group: Group, view: View) -> pd.DataFrame:
     return _frame({title: rows[name] for title, name in {**names, LOSS: "train_loss"}.items()})
 
 
-def take_trade(group: Group) -> pd.DataFrame:
+def take_trade(view: View) -> Parts:
     """Time against memory of all settings; ``front``: the cases that no other beats in both."""
-    names = ["epoch_time_s", "memory_bytes"]
-    rows = group.all[group.all[names].notna().all(axis=1)].sort_values(names)
-    time, memory = (rows[name] for name in names)
-    least = memory.cummin()  # of what is as fast
-    front = (memory == least) & (time == time.groupby(least).transform("min"))
-    usual = group.settings.items()
-    settings = [
-        ", ".join(_name_switch(axis, getattr(row, axis)) for axis, common in usual
-                  if getattr(row, axis) != common)
-        for row in iterate(rows)
-    ]  # fmt: skip
-    data = _frame({
-        TIME: time, MEMORY: memory / GIB, "precision": rows["precision"],
-        BATCH: rows["batch_size"], "loss scale": rows["loss_scale"], "setting": settings,
-        "front": front.map({True: "yes", False: "no"}),
-    })  # fmt: skip
-    return thin(data, keep=data["front"] == "yes") if len(data) > 1 else data.head(0)
+    for group in view.groups:
+        names = ["epoch_time_s", "memory_bytes"]
+        rows = group.all[group.all[names].notna().all(axis=1)].sort_values(names)
+        time, memory = (rows[name] for name in names)
+        least = memory.cummin()  # of what is as fast
+        front = (memory == least) & (time == time.groupby(least).transform("min"))
+        usual = group.settings.items()
+        settings = [
+            ", ".join(_name_switch(axis, getattr(row, axis)) for axis, common in usual
+                      if getattr(row, axis) != common)
+            for row in iterate(rows)
+        ]  # fmt: skip
+        data = _frame({
+            TIME: time, MEMORY: memory / GIB, "precision": rows["precision"],
+            BATCH: rows["batch_size"], "loss scale": rows["loss_scale"], "setting": settings,
+            "front": front.map({True: "yes", False: "no"}),
+        })  # fmt: skip
+        yield group.place, thin(data, data["front"] == "yes") if len(data) > 1 else data.head(0)
 
 
 def _name_switch(axis: str, value: Any) -> str:
@@ -275,35 +276,37 @@ def take_steps(group: Group, view: View) -> pd.DataFrame:
     return _join(parts)
 
 
-def take_rates(group: Group, view: View) -> tuple[str, pd.DataFrame]:
-    """The learning rate of each step, a series for each way in which it goes, behind its heading.
+def take_rates(view: View) -> Parts:
+    """The learning rate of each step, a series for each way in which it goes.
 
-    Empty where it is the same in every step of every case. The heading names the axes whose values
+    Empty where it is the same in every step of every case. The title names the axes whose values
     name the series, and how many of all are shown. Of series that look alike, the first is shown.
     """
-    rows = group.all[group.all["status"].isin(TIMED)]
-    axes = [axis for axis in LEARNING if rows[axis].nunique() > 1]
-    if (rows["lr_scaling"] != "none").any() and rows["batch_size"].nunique() > 1:
-        axes.append("batch_size")
-    rows = sort_cases(rows, [*axes, "precision"]).drop_duplicates(axes) if axes else rows.head(1)
-    curves: list[tuple[Any, pd.DataFrame]] = []
-    for row, mine in _read_steps(rows.head(MOST_CURVES), view):
-        mine = mine[mine["lr"].notna()]
-        images = row.train_images if row.train_images > 0 else mine["images"].sum()
-        part = _frame({EPOCH: 100 * mine["images"].cumsum() / images, LR: mine["lr"]})
-        if len(part) and not any(_look_alike(part, other) for _, other in curves):
-            curves.append((row, part))
-    heading = " · ".join(name_axis(axis) for axis in axes)
-    if len(curves) > MOST_SERIES:
-        heading += f", {MOST_SERIES} of {len(curves)} curves"
-    parts = []
-    for row, part in _spread_out(curves, axes):
-        told = part.index.isin([part.index[-1], part[LR].idxmax(), part[LR].idxmin()])
-        names = [name_value(axis, getattr(row, axis), {}) for axis in axes]
-        part = thin(part, keep=pd.Series(told, part.index))
-        parts.append(part.assign(**{SERIES: " · ".join(names) or "every case"}))
-    data = _join(parts)
-    return heading, data if len(data) and data[LR].nunique() > 1 else data.head(0)
+    for group in view.groups:
+        rows = group.all[group.all["status"].isin(TIMED)]
+        axes = [axis for axis in LEARNING if rows[axis].nunique() > 1]
+        if (rows["lr_scaling"] != "none").any() and rows["batch_size"].nunique() > 1:
+            axes.append("batch_size")
+        ordered = sort_cases(rows, [*axes, "precision"])
+        rows = ordered.drop_duplicates(axes) if axes else rows.head(1)
+        curves: list[tuple[Any, pd.DataFrame]] = []
+        for row, mine in _read_steps(rows.head(MOST_CURVES), view):
+            mine = mine[mine["lr"].notna()]
+            images = row.train_images if row.train_images > 0 else mine["images"].sum()
+            part = _frame({EPOCH: 100 * mine["images"].cumsum() / images, LR: mine["lr"]})
+            if len(part) and not any(_look_alike(part, other) for _, other in curves):
+                curves.append((row, part))
+        title = " · ".join(filter(None, (group.place, *map(name_axis, axes))))
+        if len(curves) > MOST_SERIES:
+            title += f", {MOST_SERIES} of {len(curves)} curves"
+        parts = []
+        for row, part in _spread_out(curves, axes):
+            told = part.index.isin([part.index[-1], part[LR].idxmax(), part[LR].idxmin()])
+            names = [name_value(axis, getattr(row, axis), {}) for axis in axes]
+            part = thin(part, keep=pd.Series(told, part.index))
+            parts.append(part.assign(**{SERIES: " · ".join(names) or "every case"}))
+        data = _join(parts)
+        yield title, data if len(data) and data[LR].nunique() > 1 else data.head(0)
 
 
 def _look_alike(a: pd.DataFrame, b: pd.DataFrame) -> bool:

@@ -90,18 +90,17 @@ def plan_figures(report: Report) -> Iterator[Figure]:
         )
         if not panels:
             continue
-        keys = range(len(panels))
-        whole = pd.concat([panel.data for panel in panels], keys=keys, names=["panel"])
+        whole = pd.concat(
+            {number: panel.data for number, panel in enumerate(panels)}, names=["panel"]
+        )
         whole = whole.reset_index("panel").reset_index(drop=True)
         told = view.place[:1].upper() + view.place[1:]
         if sketch.baseline and view.baseline:
             told += f"{'. ' if told else ''}Other settings: {view.baseline}"
         explained = [sketch.explain[name] for name in map(str, whole) if name in sketch.explain]
-        caption = " ".join([sketch.caption, *explained])
-        words = {"question": sketch.question, "title": sketch.title, "value": sketch.value}
-        words = {
-            name: count_in(text, units) for name, text in {**words, "caption": caption}.items()
-        }
+        words = {name: count_in(getattr(sketch, name), units)
+                 for name in ("question", "title", "value")}  # fmt: skip
+        words["caption"] = count_in(" ".join([sketch.caption, *explained]), units)
         yield Figure(**vars(sketch) | words, told=told, panels=panels, whole=whole)
 
 

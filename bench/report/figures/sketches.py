@@ -68,16 +68,6 @@ def _each_pair(take: Callable[[Explanation], pd.DataFrame]) -> Callable[[View], 
     return lambda v: ((name_pair(w), take(w)) for w in choose_pairs(v.report.explanations))
 
 
-def _take_trades(view: View) -> Parts:
-    return ((group.place, frames.take_trade(group)) for group in view.groups)
-
-
-def _take_rates(view: View) -> Parts:
-    for group in view.groups:
-        heading, data = frames.take_rates(group, view)
-        yield " · ".join(filter(None, (group.place, heading))), data
-
-
 _OTHERS = "Each precision at its main loss scale"
 
 _ONE_RUN = "One run of each case: of its repeats, the one whose epoch time is the median."
@@ -182,7 +172,7 @@ SKETCHES: tuple[Sketch, ...] = (
         "learning-rate", "Which learning rate has each step?", "Learning rate of each step",
         "The cases with different learning rates, at all their settings, named by the values of "
         "what the heading says. Of learning rates that look alike, the first is shown.",
-        frames.LR, _take_rates, drawing.draw_rates, baseline=False,
+        frames.LR, frames.take_rates, drawing.draw_rates, baseline=False,
     ),
     Sketch(
         "loss-by-scale", "Which static loss scale learns best?", "Loss by static loss scale",
@@ -195,7 +185,7 @@ SKETCHES: tuple[Sketch, ...] = (
         "Lower left is better. All settings are shown. On the dashed line, the Pareto front, are "
         "the cases that no other case beats in both; where there is room, they are labelled with "
         "their batch size and with what differs from the other settings.",
-        frames.TIME, _take_trades, drawing.draw_trade, baseline=False,
+        frames.TIME, frames.take_trade, drawing.draw_trade, baseline=False,
     ),
     Sketch(
         "step-time", "How much do the times of single steps differ?", "Distribution of step times",
