@@ -26,6 +26,7 @@ from bench.report.document import Report
 from bench.report.figures.panels import Figure, draw_figures, inline, tabulate
 from bench.report.figures.sketches import CHANGES, SKETCHES
 from bench.store.attempts import find_truncated
+from bench.study.axes import name_axis
 from bench.study.doubts import DOUBTS
 from bench.study.quantities import QUANTITIES, Quantity, is_number
 from bench.study.summaries import latest
@@ -215,7 +216,7 @@ def _text_columns(rows: pd.DataFrame) -> Iterator[tuple[str, pd.Series]]:
     if rows["machine"].nunique() > 1:
         yield "machine", rows["machine"]
     for name in NAMED:
-        yield name.replace("_", " "), rows[name]
+        yield name_axis(name), rows[name]
     yield "status", rows["status"]
     yield "remarks", _remarks(rows)
     if (rows["reason"] != "").any():
@@ -225,7 +226,7 @@ def _text_columns(rows: pd.DataFrame) -> Iterator[tuple[str, pd.Series]]:
     yield "repeat", rows["repeat"]
     for name in _OTHERS:
         if rows[name].nunique() > 1:
-            yield name.replace("_", " "), rows[name].astype(object).map(format_value)
+            yield name_axis(name), rows[name].astype(object).map(format_value)
     if rows["sweep"].nunique() > 1:
         yield "sweep", rows["sweep"]
 
@@ -236,7 +237,7 @@ _OTHERS = tuple(name for name in AXES if name not in NAMED)
 def _constants(rows: pd.DataFrame) -> str:
     """The axes that have one value, the same in every row, as one line."""
     same = {name: rows[name].tolist()[0] for name in _OTHERS if rows[name].nunique() == 1}
-    told = {name.replace("_", " "): format_value(value) for name, value in same.items()}
+    told = {name_axis(name): format_value(value) for name, value in same.items()}
     return ", ".join(f"{name} {value}" for name, value in told.items() if value)
 
 
