@@ -482,11 +482,7 @@ def name_points(
     """Write names beside points, where they cover nothing drawn, no other name, and fit.
 
     A name that would stand near another point too is written further off, with a line to its own.
-
-    Args:
-        points: all that are drawn.
-        named: where names belong, in their order.
-        lines: what else is drawn, each as the points that it joins.
+    All ``points`` are drawn, and ``lines``, each as the points that it joins.
     """
     scale = 72 / ax.figure.dpi  # to points on paper
 

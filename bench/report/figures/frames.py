@@ -228,9 +228,7 @@ def _read_steps(rows: pd.DataFrame, view: View) -> Iterator[tuple[Any, pd.DataFr
 def thin_steps(steps: pd.DataFrame, images: float, ends: Sequence[float]) -> pd.DataFrame:
     """Steps as means over images, by share of an epoch of ``images``; several epochs pass 100 %.
 
-    Args:
-        ends: how many images were seen where a mean ends, rising; what follows the last is one
-            more.
+    A mean ends where as many images were seen as one of the rising ``ends`` says, and at the end.
     """
     steps = steps[steps["images"] > 0]
     seen = steps["images"].cumsum()

@@ -38,39 +38,24 @@ HELD = tuple(name for name in AXES if name not in _FREE)
 
 @dataclass(frozen=True)
 class Group:
-    """The cases of one panel.
+    """The cases of one panel."""
 
-    Attributes:
-        place: what tells it from the other panels: machine, model, dataset; empty for the only one.
-        baseline: its values of the axes that vary, where panels differ in them.
-        cases: those at the baseline.
-        all: those at any value of `HELD`.
-        settings: the value at the baseline of each axis of `HELD` that varies.
-    """
-
-    place: str
-    baseline: str
-    cases: pd.DataFrame
-    all: pd.DataFrame
-    settings: dict[str, Any]
+    place: str  # machine, model, dataset, where it differs in them from the other panels
+    baseline: str  # its values of the axes that vary, where panels differ in them
+    cases: pd.DataFrame  # at the baseline
+    all: pd.DataFrame  # at any value of `HELD`
+    settings: dict[str, Any]  # the value at the baseline of each axis of `HELD` that varies
 
 
 @dataclass(frozen=True)
 class View:
-    """A report, cut into panels once for all figures.
-
-    Attributes:
-        steps: reads those of a sweep, by its name; those of the published one by an empty name.
-        groups: those with the most cases, in the order of the overview.
-        place: where and what all of them are.
-        baseline: the values that they share of the axes that vary.
-    """
+    """A report, cut into panels once for all figures."""
 
     report: Report
-    steps: Callable[[str], pd.DataFrame]
-    groups: tuple[Group, ...] = ()
-    place: str = ""
-    baseline: str = ""
+    steps: Callable[[str], pd.DataFrame]  # of a sweep, by its name; empty for the published one
+    groups: tuple[Group, ...] = ()  # those with the most cases, in the order of the overview
+    place: str = ""  # where and what all of them are
+    baseline: str = ""  # the values that they share of the axes that vary
 
 
 def view_report(report: Report) -> View:

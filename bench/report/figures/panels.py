@@ -48,30 +48,22 @@ _RC = {
 
 @dataclass(frozen=True)
 class Panel:
-    """One drawing: ``data`` is tidy and in the units its columns name.
+    """One drawing."""
 
-    ``title`` tells it from the other panels of its figure, and may be empty; ``alt`` says in words
-    what it shows.
-    """
-
-    title: str
-    data: pd.DataFrame
+    title: str  # tells it from the other panels of its figure; may be empty
+    data: pd.DataFrame  # tidy, in the units that its columns name
     svg: str = ""
-    alt: str = ""
+    alt: str = ""  # what it shows, in words
 
 
 @dataclass(frozen=True, kw_only=True)
 class Figure(Sketch):
-    """A sketch with the panels that a report has data for, drawn or still to be.
+    """A sketch with the panels that a report has data for, drawn or still to be."""
 
-    ``told`` is what all panels share, ``whole`` the data of all, each row with the number of its
-    ``panel`` in front; ``legend`` is a drawing, empty where the panels need none.
-    """
-
-    told: str
+    told: str  # what all panels share
     panels: tuple[Panel, ...]
-    whole: pd.DataFrame
-    legend: str = ""
+    whole: pd.DataFrame  # the data of all, each row with the number of its ``panel`` in front
+    legend: str = ""  # a drawing, where the panels need one
 
     @property
     def in_rows(self) -> bool:

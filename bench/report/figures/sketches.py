@@ -22,21 +22,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Sketch:
-    """How a figure is made: the data of its panels, and the drawing of one.
-
-    ``value`` is the column that is the point of it; ``baseline`` is whether its cases are those at
-    the baseline of their panel; ``explain`` are sentences for the caption where a column is there.
-    """
+    """How a figure is made: the data of its panels, and the drawing of one."""
 
     name: str
     question: str
     title: str
     caption: str
-    value: str
+    value: str  # the column that is the point of it
     take: Callable[[View], Parts]
     draw: Callable[[Axes, pd.DataFrame, pd.DataFrame, str], None]
-    baseline: bool = True
-    explain: Mapping[str, str] = field(default_factory=dict)
+    baseline: bool = True  # whether its cases are those at the baseline of their panel
+    explain: Mapping[str, str] = field(default_factory=dict)  # a column: what the caption adds
 
 
 def each_group(
