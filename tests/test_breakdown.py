@@ -20,9 +20,10 @@ from bench.diagnosis.step import Profile, Rates, Step
 from bench.gpu.peaks import peak_bandwidth, peak_flops
 from bench.questions.profiles import Profiled, read_steps
 from bench.record import WorkRow
-from bench.report import figures
 from bench.report.__main__ import main as report
 from bench.report.document import build
+from bench.report.figures.groups import view_report
+from bench.report.figures.sketches import SKETCHES
 from bench.study.summaries import latest, read
 from bench.study.sweeps import read_sweeps
 from bench.why.__main__ import main as why
@@ -241,8 +242,8 @@ def test_a_comparison_marks_an_estimate(folders: dict[str, Path], capsys: Printe
 
 
 def test_figures_mark_an_estimate(folders: dict[str, Path]) -> None:
-    view = figures.view_report(build(read_sweeps([folders["old"]])))
-    for sketch in figures.SKETCHES:
+    view = view_report(build(read_sweeps([folders["old"]])))
+    for sketch in SKETCHES:
         if sketch.name in ("waterfall", "roofline"):
             ((_, data),) = dict(sketch.take(view)).items()
             names = set(data.iloc[:, 0])

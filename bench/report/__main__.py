@@ -68,7 +68,7 @@ def _run(options: argparse.Namespace) -> int:
         watch(lambda: _build(options), options.sweeps, options.full)
     report = _build(options)
     if options.figures:
-        from bench.report.figures import write_figures
+        from bench.report.figures.panels import write_figures
 
         with writable("--figures", options.figures):
             write_figures(report, options.figures)

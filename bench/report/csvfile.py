@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterator
 from typing import Any
 
 from bench.case import AXES, format_value
@@ -39,13 +38,9 @@ def render(report: Report) -> str:
     writer = csv.writer(buffer, lineterminator="\n")
     names = column_names()
     writer.writerow(names)
-    writer.writerows(_rows(report, names))
-    return buffer.getvalue()
-
-
-def _rows(report: Report, names: list[str]) -> Iterator[Iterator[str]]:
     columns = [report.cases[name].tolist() for name in names]
-    return (map(write_cell, row) for row in zip(*columns, strict=True))
+    writer.writerows(map(write_cell, row) for row in zip(*columns, strict=True))
+    return buffer.getvalue()
 
 
 def write_cell(value: Any) -> str:

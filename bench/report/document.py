@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,12 +44,11 @@ from bench.render.section import Section
 from bench.render.units import count_table_in, find_units
 from bench.scale_map import ScaleMap
 from bench.study.filters import Filter
+from bench.study.sweeps import Sweep
 from bench.text import count, name_first
 
 if TYPE_CHECKING:
     import pandas as pd
-
-from bench.study.sweeps import Sweep
 
 SECTIONS: tuple[Section, ...] = (
     OVERVIEW,
@@ -164,11 +164,8 @@ def build(
 
 def _count_outcomes(cases: pd.DataFrame) -> str:
     """How many cases and runs there are, and how the cases ended, most frequent first."""
-    ends = [
-        outcome(str(status), inferred=bool(inferred))
-        for status, inferred in zip(cases["status"], cases["inferred"], strict=True)
-    ]
-    counts = {end: ends.count(end) for end in dict.fromkeys(ends)}
+    ends = zip(cases["status"], cases["inferred"], strict=True)
+    counts = Counter(outcome(str(status), inferred=bool(inferred)) for status, inferred in ends)
     ordered = sorted(counts.items(), key=lambda pair: (pair[0] != Status.OK.value, -pair[1]))
     said = ", ".join(f"{number:,} {end}" for end, number in ordered)
     runs = int(cases["runs"].sum()) if len(cases) else 0

@@ -19,11 +19,14 @@ from bench.questions.notes import join_notes
 from bench.questions.scale_drawing import draw_scale_map
 from bench.render.cells import ESTIMATE
 from bench.render.model import Table
+from bench.render.palette import COLOURS
 from bench.render.text import group_doubts
 from bench.render.units import count_in, find_units
 from bench.report.document import Report
-from bench.report.figures import CHANGES, COLOURS, Figure, draw_figures, inline, tabulate, undrawn
+from bench.report.figures.panels import Figure, draw_figures, inline, tabulate
+from bench.report.figures.sketches import CHANGES, SKETCHES
 from bench.store.attempts import find_truncated
+from bench.study.axes import name_axis
 from bench.study.doubts import DOUBTS
 from bench.study.quantities import QUANTITIES, Quantity, is_number
 from bench.study.summaries import latest
@@ -57,6 +60,7 @@ def render(report: Report) -> str:
     figures, units = draw_figures(report), find_units(report.cases)
     lead = choose_lead(figures)
     rest = [figure for figure in figures if figure is not lead]
+    drawn = {figure.name for figure in figures}
     return templates.get_template("page.html").render(
         report=report,
         lead=lead,
@@ -64,7 +68,7 @@ def render(report: Report) -> str:
         tables=list(zip(_name_anchors(report.tables), report.tables, strict=True)),
         changes=[figure for figure in rest if figure.name == CHANGES],
         figures=[figure for figure in rest if figure.name != CHANGES],
-        undrawn=[count_in(title, units) for title in undrawn(figures)],
+        undrawn=[count_in(s.title, units) for s in SKETCHES if s.name not in drawn],
         maps=[
             (inline(draw_scale_map(scales)), summarize_scale_map(scales))
             for scales in report.scale_maps
@@ -212,7 +216,7 @@ def _text_columns(rows: pd.DataFrame) -> Iterator[tuple[str, pd.Series]]:
     if rows["machine"].nunique() > 1:
         yield "machine", rows["machine"]
     for name in NAMED:
-        yield name.replace("_", " "), rows[name]
+        yield name_axis(name), rows[name]
     yield "status", rows["status"]
     yield "remarks", _remarks(rows)
     if (rows["reason"] != "").any():
@@ -222,7 +226,7 @@ def _text_columns(rows: pd.DataFrame) -> Iterator[tuple[str, pd.Series]]:
     yield "repeat", rows["repeat"]
     for name in _OTHERS:
         if rows[name].nunique() > 1:
-            yield name.replace("_", " "), rows[name].astype(object).map(format_value)
+            yield name_axis(name), rows[name].astype(object).map(format_value)
     if rows["sweep"].nunique() > 1:
         yield "sweep", rows["sweep"]
 
@@ -233,7 +237,7 @@ _OTHERS = tuple(name for name in AXES if name not in NAMED)
 def _constants(rows: pd.DataFrame) -> str:
     """The axes that have one value, the same in every row, as one line."""
     same = {name: rows[name].tolist()[0] for name in _OTHERS if rows[name].nunique() == 1}
-    told = {name.replace("_", " "): format_value(value) for name, value in same.items()}
+    told = {name_axis(name): format_value(value) for name, value in same.items()}
     return ", ".join(f"{name} {value}" for name, value in told.items() if value)
 
 

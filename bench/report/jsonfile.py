@@ -59,9 +59,7 @@ def _effect(effect: Effect) -> dict[str, Any]:
                 **METRIC_OF[name].lay_out(estimate.ratio),
                 "verdict": METRIC_OF[name].word(estimate.ratio.judge(STEADY)),
                 "pairs": estimate.pairs,
-                **dict(
-                    zip(("lowest", "highest"), _show_ends(METRIC_OF[name], estimate), strict=True)
-                ),
+                **_show_ends(METRIC_OF[name], estimate),
                 "difference": estimate.difference,
                 "difference_reach": estimate.reach,
             }
@@ -70,11 +68,11 @@ def _effect(effect: Effect) -> dict[str, Any]:
     }
 
 
-def _show_ends(metric: Metric, estimate: Estimate) -> tuple[float, float]:
+def _show_ends(metric: Metric, estimate: Estimate) -> dict[str, float]:
     """The lowest and the highest pair, as the metric is shown."""
     if metric.speed:
-        return 1 / estimate.highest, 1 / estimate.lowest
-    return estimate.lowest, estimate.highest
+        return {"lowest": 1 / estimate.highest, "highest": 1 / estimate.lowest}
+    return {"lowest": estimate.lowest, "highest": estimate.highest}
 
 
 METRIC_OF = {metric.name: metric for metric in JUDGED}
@@ -108,6 +106,7 @@ def _value(value: Any) -> Any:
 
 def lay_out(found: Explanation) -> dict[str, Any]:
     """An explanation as data for JSON."""
+    changed = ("name", "before_s", "after_s", "before_estimated", "after_estimated")
     return {
         "axis": found.axis,
         "about": found.about,
@@ -120,16 +119,7 @@ def lay_out(found: Explanation) -> dict[str, Any]:
         "lack": found.speedup.lack,
         "ceiling": found.ceiling and asdict(found.ceiling),
         "beaten": found.beaten and asdict(found.beaten),
-        "changes": [
-            {
-                "name": c.name,
-                "before_s": c.before_s,
-                "after_s": c.after_s,
-                "before_estimated": c.before_estimated,
-                "after_estimated": c.after_estimated,
-            }
-            for c in found.changes
-        ],
+        "changes": [{name: getattr(c, name) for name in changed} for c in found.changes],
         "swaps": [asdict(swap) for swap in found.swaps],
         "reasons": [asdict(reason) | {"share": found.share(reason)} for reason in found.reasons],
         "unexplained_s": found.unexplained_s,
@@ -138,23 +128,13 @@ def lay_out(found: Explanation) -> dict[str, Any]:
 
 
 def _lay_out_side(side: Side) -> dict[str, Any]:
+    told = ("name", "time_s", "estimated", "calls", "flop", "bytes", "floor_s")
     return {
         "name": side.name,
         "case": asdict(side.case),
         "step_s": side.step.step_s,
         "verdict": side.breakdown.verdict,
         "bounds": dict(side.breakdown.bounds),
-        "parts": [
-            {
-                "name": part.name,
-                "time_s": part.time_s,
-                "estimated": part.estimated,
-                "calls": part.calls,
-                "flop": part.flop,
-                "bytes": part.bytes,
-                "floor_s": part.floor_s,
-            }
-            for part in side.breakdown.parts
-        ],
+        "parts": [{name: getattr(part, name) for name in told} for part in side.breakdown.parts],
         "left_over_s": side.breakdown.left_over_s,
     }

@@ -16,9 +16,12 @@ from bench.case import Case
 from bench.questions.reasons import EXPLAINED, choose_pairs, tell_changes, tell_reasons
 from bench.render import latex, markdown, text
 from bench.render.model import NOTHING, Table
-from bench.report import figures, jsonfile
+from bench.report import jsonfile
 from bench.report.document import Report, build
-from bench.report.figures.data import COPY, FLOOR, PRODUCT, SPEED
+from bench.report.figures.frames import COPY, FLOOR, PRODUCT, SPEED
+from bench.report.figures.groups import view_report
+from bench.report.figures.panels import draw_figures, tabulate
+from bench.report.figures.sketches import SKETCHES
 from bench.store.cells import WORK as WORK_FILE
 from bench.study.sweeps import read_sweeps
 from bench.work import Kind
@@ -232,8 +235,8 @@ def test_json_has_the_words_and_the_numbers(page: Report) -> None:
 
 
 def take(report: Report, name: str) -> dict[str, object]:
-    sketch = next(sketch for sketch in figures.SKETCHES if sketch.name == name)
-    return dict(sketch.take(figures.view_report(report)))
+    sketch = next(sketch for sketch in SKETCHES if sketch.name == name)
+    return dict(sketch.take(view_report(report)))
 
 
 def test_the_waterfall_leads_from_one_step_to_the_other(page: Report) -> None:
@@ -268,7 +271,7 @@ def test_the_roof_is_what_was_measured(page: Report) -> None:
 
 
 def test_both_figures_are_drawn_with_names_and_numbers(page: Report) -> None:
-    drawn = {figure.name: figure for figure in figures.draw_figures(page)}
+    drawn = {figure.name: figure for figure in draw_figures(page)}
     waterfall, roofline = drawn["waterfall"], drawn["roofline"]
     assert waterfall.in_rows
     said = [
@@ -281,7 +284,7 @@ def test_both_figures_are_drawn_with_names_and_numbers(page: Report) -> None:
     assert {"50 TFLOP/s", "700 TFLOP/s", "1×1 convolutions", "normalisation"} <= set(names)
     assert "1×1 convolutions -165.5 ms" in waterfall.panels[1].alt
     for figure in (waterfall, roofline):
-        assert len(figures.tabulate(figure, figure.panels[1]).rows) >= 8
+        assert len(tabulate(figure, figure.panels[1]).rows) >= 8
 
 
 @pytest.mark.slow

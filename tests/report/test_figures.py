@@ -30,11 +30,17 @@ from bench.case import Case
 from bench.precision import PRECISIONS
 from bench.record import Step
 from bench.render import palette
-from bench.report import figures
 from bench.report.document import Report, build
-from bench.report.figures import data
-from bench.report.figures.drawing import find_height
-from bench.report.figures.groups import HELD, group_cases
+from bench.report.figures import frames
+from bench.report.figures.drawing import (
+    draw_changes,
+    find_height,
+    name_front,
+    name_points,
+)
+from bench.report.figures.groups import HELD, view_report
+from bench.report.figures.panels import draw_figures, inline
+from bench.report.figures.sketches import SKETCHES
 from bench.study.sweeps import read_sweep, read_sweeps
 
 Run = Callable[..., tuple[int, str, str]]
@@ -55,8 +61,8 @@ def switches(tmp_path_factory: pytest.TempPathFactory) -> Report:
 
 def take(report: Report, name: str) -> list[tuple[str, pd.DataFrame]]:
     """The panels of a figure that have data: title, data."""
-    sketch = next(sketch for sketch in figures.SKETCHES if sketch.name == name)
-    parts = sketch.take(figures.view_report(report))
+    sketch = next(sketch for sketch in SKETCHES if sketch.name == name)
+    parts = sketch.take(view_report(report))
     return [(title, frame) for title, frame in parts if len(frame)]
 
 
@@ -73,16 +79,18 @@ def test_a_new_precision_needs_one_entry(quick: Path) -> None:
         "from bench.precision import PRECISIONS, Precision\n"
         "for name in ('fp8', 'fp4', 'int8', 'mx6', 'posit'):\n"
         "    PRECISIONS[name] = Precision(name, 'a new one')\n"
-        "from bench.report import figures, html\n"
+        "from bench.render.palette import COLOURS\n"
+        "from bench.report import html\n"
+        "from bench.report.figures.panels import draw_figures\n"
         "from bench.study.sweeps import read_sweeps\n"
         "from bench.report.document import build\n"
         "sweep, = read_sweeps([Path(sys.argv[1])])\n"
         "sweep.records.loc[sweep.records['precision'] == 'bf16-amp', 'precision'] = 'fp8'\n"
         "report = build([sweep])\n"
-        'assert any("fp8" in panel.alt for figure in figures.draw_figures(report)\n'
+        'assert any("fp8" in panel.alt for figure in draw_figures(report)\n'
         "           for panel in figure.panels)\n"
         "assert '--fp8:' in html.render(report)\n"
-        "assert len(set(figures.COLOURS.values())) > 6\n"
+        "assert len(set(COLOURS.values())) > 6\n"
     )
     run = subprocess.run(
         [sys.executable, "-c", code, str(quick)], cwd=ROOT, capture_output=True, text=True
@@ -129,9 +137,9 @@ def test_memory_tells_apart_what_the_process_takes_at_its_start(tmp_path: Path) 
     ]
     report = build(read_sweeps([write_sweep(tmp_path / "s", rows)]))
     (_, on_card), (_, on_cpu) = take(report, "memory")
-    assert on_card[data.START].tolist() == [0.5, 0.5]
-    assert data.START not in on_cpu  # not known
-    drawn = {figure.name: figure for figure in figures.draw_figures(report)}
+    assert on_card[frames.START].tolist() == [0.5, 0.5]
+    assert frames.START not in on_cpu  # not known
+    drawn = {figure.name: figure for figure in draw_figures(report)}
     assert "before the first step" in drawn["memory"].legend
     assert "before the first step" in drawn["memory"].caption
 
@@ -148,7 +156,7 @@ def test_a_panel_is_a_machine_and_a_model(switches: Report) -> None:
 
 @pytest.mark.slow
 def test_a_line_holds_cases_that_differ_only_in_batch_size(switches: Report) -> None:
-    grouping = group_cases(switches)
+    grouping = view_report(switches)
     assert grouping.baseline == "compile off, channels last off"
     for group in grouping.groups:
         for name in (*HELD, "model", "dataset", "device"):
@@ -161,7 +169,7 @@ def test_a_line_holds_cases_that_differ_only_in_batch_size(switches: Report) -> 
 def test_the_baseline_is_what_most_cases_have() -> None:
     """The H200's cases mostly have cuDNN's autotuning on, which is not the default."""
     report = build(read_sweeps([ROOT / "results" / "reference" / "h200-lab.csv"]))
-    grouping = group_cases(report)
+    grouping = view_report(report)
     assert grouping.baseline == "cudnn benchmark on, compile off, channels last off"
     ((_, frame),) = take(report, "epoch-time")
     fp16 = frame[frame["precision"] == "fp16"]
@@ -212,7 +220,7 @@ def test_a_single_batch_size_is_drawn_by_precision(tmp_path: Path) -> None:
         for name, time in (("fp32", 40), ("fp16", 13), ("bf16", 14))
     ]
     report = build(read_sweeps([write_sweep(tmp_path / "s", rows)]))
-    drawn = {figure.name: figure for figure in figures.draw_figures(report)}
+    drawn = {figure.name: figure for figure in draw_figures(report)}
     svg = drawn["epoch-time"].panels[0].svg
     assert all(f">{name}<" in svg for name in ("fp32", "fp16", "bf16"))
     assert ">batch size<" not in svg
@@ -222,14 +230,12 @@ def test_names_of_the_front_cover_no_point(quick: Path) -> None:
     """The label of a case stands beside its point, and on no other."""
     from matplotlib.figure import Figure
 
-    from bench.report.figures.drawing import name_points
-
     canvas = Figure(figsize=(5, 3))
     ax = canvas.add_subplot()
     points = [(x, y) for x in range(1, 6) for y in range(1, 6)]
     ax.set_xlim(0, 6)
     ax.set_ylim(0, 6)
-    name_points(ax, points, points, [f"{x}{y}" for x, y in points], [])
+    name_points(ax, points, [((x, y), f"{x}{y}") for x, y in points], [])
     assert len(ax.texts) > 5
     boxes = [text.get_window_extent() for text in ax.texts]
     for box in boxes:
@@ -244,8 +250,6 @@ def test_crowded_names_are_tied_to_their_points() -> None:
     """Where another point is as near, a line leads from the name to its own point."""
     from matplotlib.figure import Figure
 
-    from bench.report.figures.drawing import name_points
-
     canvas = Figure(figsize=(5, 3.3))
     ax = canvas.add_subplot()
     ax.set_xlim(0, 45)
@@ -253,7 +257,8 @@ def test_crowded_names_are_tied_to_their_points() -> None:
     front = [(6.8, 14.7), (11.0, 14.0), (11.6, 13.7), (20.1, 4.1)]
     points = [*front, (7.5, 14.1), (35.6, 107.0)]
     steps = [(6.8, 14.7), (11.0, 14.7), (11.0, 14.0), (11.6, 14.0), (11.6, 13.7), (20.1, 4.1)]
-    name_points(ax, points, front, ["one", "two", "three", "four"], [steps])
+    names = ["one", "two", "three", "four"]
+    name_points(ax, points, zip(front, names, strict=True), [steps])
     written = {text.get_text(): text for text in ax.texts if text.get_text()}
     tied = {tie.xy for tie in ax.texts if not tie.get_text()}
     assert list(written) == ["one", "two", "three", "four"]
@@ -271,8 +276,6 @@ def test_crowded_names_are_tied_to_their_points() -> None:
 
 
 def test_names_of_the_front_differ() -> None:
-    from bench.report.figures.drawing import name_front
-
     columns = ["batch size", "setting", "precision", "loss scale"]
     rows = [
         (512, "compile", "fp16", "128"),
@@ -296,8 +299,6 @@ def test_names_of_the_front_differ() -> None:
 def test_changes_are_read_against_a_tick_at_1(ratios: tuple[float, ...]) -> None:
     from matplotlib.figure import Figure
 
-    from bench.report.figures.drawing import draw_changes
-
     data = pd.DataFrame(
         {
             "change": "compile: off → default", "ratio": ratios, "low": 0.99 * np.array(ratios),
@@ -307,7 +308,7 @@ def test_changes_are_read_against_a_tick_at_1(ratios: tuple[float, ...]) -> None
     )  # fmt: skip
     canvas = Figure(figsize=(5, find_height(data.assign(panel=0))))
     ax = canvas.add_subplot()
-    draw_changes(ax, data, data)
+    draw_changes(ax, data, data, "ratio")
     canvas.draw_without_rendering()
     labels = ax.get_xticklabels()
     assert "1×" in {label.get_text() for label in labels}
@@ -346,9 +347,9 @@ def test_a_curve_is_a_mean_over_images() -> None:
     steps = pd.DataFrame(
         {"images": [100, 300], "loss": [2.0, 1.0], "correct": [10, 150], "time_s": [1.0, 1.0]}
     )
-    curve = data.thin_steps(steps, 800, [400])
+    curve = frames.thin_steps(steps, 800, [400])
     assert curve.to_numpy().tolist() == [[50.0, 1.25, 40.0]]
-    curve = data.thin_steps(steps, 800, [100])
+    curve = frames.thin_steps(steps, 800, [100])
     assert curve.to_numpy().tolist() == [[12.5, 2.0, 10.0], [50.0, 1.0, 50.0]]
 
 
@@ -373,8 +374,8 @@ def test_a_curve_is_of_the_images_of_each_published_point(tmp_path: Path) -> Non
     assert page["loss"].tolist()[:3] == pytest.approx([2.436, 2.349, 1.981], abs=5e-4)
     assert ours["epoch (%)"].tolist()[:3] == page["epoch (%)"].tolist()[:3]
     (alone,) = take(build(read_sweeps([sweep])), "loss-curve")
-    assert len(alone[1]) == data.CURVE_POINTS
-    (caption,) = (sketch.caption for sketch in figures.SKETCHES if sketch.name == "loss-curve")
+    assert len(alone[1]) == frames.CURVE_POINTS
+    (caption,) = (sketch.caption for sketch in SKETCHES if sketch.name == "loss-curve")
     assert "those of 50 steps" in caption
 
 
@@ -395,7 +396,7 @@ def test_curves_are_of_the_repeat_of_the_median_time(tmp_path: Path) -> None:
     drawn = take(report, "step-time")[0][1]["step time (ms)"]
     expected = [1e3 * step.time_s for step in rows[2][1]]
     assert drawn.tolist() == pytest.approx(expected, rel=1e-3)
-    told = {figure.name: figure.caption for figure in figures.draw_figures(report)}
+    told = {figure.name: figure.caption for figure in draw_figures(report)}
     for name in ("loss-curve", "accuracy-curve", "step-time"):
         assert "of its repeats, the one whose epoch time is the median" in told[name]
 
@@ -454,9 +455,9 @@ def test_files_are_written_and_say_what_they_show(quick: Path, tmp_path: Path, r
 @pytest.mark.slow
 def test_inlined_drawings_bring_no_colour_of_their_own(quick: Path) -> None:
     report = build(read_sweeps([quick]))
-    for figure in figures.draw_figures(report):
+    for figure in draw_figures(report):
         for panel in figure.panels:
-            svg = figures.inline(panel.svg)
+            svg = inline(panel.svg)
             assert not re.search(r"#[0-9a-f]{6}\b(?!\")", re.sub(r'href="#\w+"', "", svg)), (
                 figure.name
             )

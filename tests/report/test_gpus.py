@@ -28,7 +28,8 @@ from bench.record import Status
 from bench.render.model import Table
 from bench.render.text import render
 from bench.report.document import Report, build
-from bench.report.figures.sketches import SKETCHES, view_report
+from bench.report.figures.groups import view_report
+from bench.report.figures.sketches import SKETCHES
 from bench.study.doubts import list_links
 from bench.study.sweeps import read_sweep
 

@@ -42,9 +42,11 @@ from bench.questions.batch_sizes import (
 from bench.questions.batch_tables import write_knee
 from bench.record import Record, Status, Step
 from bench.render.model import Table
-from bench.report import figures
 from bench.report.document import Report, build
-from bench.report.figures.data import LR, MARK, SERIES
+from bench.report.figures.frames import LR, MARK, SERIES
+from bench.report.figures.groups import view_report
+from bench.report.figures.panels import draw_figures
+from bench.report.figures.sketches import SKETCHES
 from bench.report.html import render
 from bench.study.axes import order_values
 from bench.study.sweeps import read_sweeps
@@ -101,8 +103,8 @@ def names(report: Report) -> list[str]:
 
 def take(report: Report, name: str) -> list[tuple[str, pd.DataFrame]]:
     """The panels of a figure that have data: title, data."""
-    sketch = next(sketch for sketch in figures.SKETCHES if sketch.name == name)
-    parts = sketch.take(figures.view_report(report))
+    sketch = next(sketch for sketch in SKETCHES if sketch.name == name)
+    parts = sketch.take(view_report(report))
     return [(title, data) for title, data in parts if len(data)]
 
 
@@ -234,7 +236,7 @@ def test_knees_and_cliffs_are_marked_in_the_figure(scaling: Report) -> None:
         ["fp32", 128, "knee 128"],
         ["fp32", 257, "20 % slower"],
     ]
-    drawn = {figure.name: figure for figure in figures.draw_figures(scaling)}
+    drawn = {figure.name: figure for figure in draw_figures(scaling)}
     figure = drawn["images-per-s"]
     assert "A ring marks the knee" in figure.caption
     assert all(f">{word}<" in figure.panels[0].svg for word in ("knee 128", "20 % slower", "cliff"))

@@ -1,61 +1,41 @@
 """How each figure's data is drawn into one panel.
 
-Every function takes the axes, the panel's data and ``whole``: the data of all panels of the figure,
-each row with the number of its ``panel``, which is what limits, ticks and series are shared over.
+Every ``draw_*`` takes the axes, the panel's data, ``whole`` and the column that is the point of the
+figure. ``whole`` is the data of all its panels, each row with the number of its ``panel`` in front;
+limits, ticks and series are shared over it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import seaborn as sns
+from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator
+from matplotlib.transforms import ScaledTranslation
 
 from bench.diagnosis.evidence import write_ms
 from bench.limits import STEADY
 from bench.precision import PRECISIONS
-from bench.render.cells import iterate
+from bench.render.cells import iterate, write_ratio
 from bench.render.palette import ACCENT, COLOURS, GRID, INK, MARKERS, PALETTE
-from bench.report.figures.data import (
-    CARD,
-    COPY,
-    FITS,
-    FULL,
-    GPUS,
-    KNEE,
-    LIMIT,
-    LR,
-    MARK,
-    MEMORY,
-    PREDICTED,
-    PRODUCT,
-    SERIES,
-    SPEED,
-    START,
-    TIME,
-    WIDER,
-)
+from bench.report.figures import frames
+from bench.text import count
 
-if TYPE_CHECKING:
-    import pandas as pd
-    from matplotlib.axes import Axes
+APART = 8  # panels whose largest values differ by more share a logarithmic axis
+FAR = 6  # changes by more are marked at the edge; to show them would hide the others
 
-APART = 8
-"""Panels whose largest values differ by more than this factor share a logarithmic axis."""
-
-FAR = 6
-"""Changes by more than this factor are marked at the edge; to show them would hide the others."""
-
-FASTER, SLOWER = ACCENT, PALETTE[1][0]
+LESS, MORE = ACCENT, PALETTE[1][0]
 """Time that a part of a step loses or gains; its side and its sign tell it too."""
 
-SMALL = 8.5
-"""Font size of what is written within the axes, in points."""
+SMALL = 8.5  # points: the size of what is written within the axes
 
-_CROSS = 9
-"""Points from one cross to the next of another precision, beside each other on one line."""
-
-_DASHED: tuple[int, tuple[int, int]] = (0, (4, 3))
+_DASHED: dict[str, Any] = {"color": INK, "linewidth": 1, "linestyle": (0, (4, 3))}
 
 
 def list_series(whole: pd.DataFrame) -> list[str]:
@@ -64,33 +44,21 @@ def list_series(whole: pd.DataFrame) -> list[str]:
     return [name for name in PRECISIONS if name in held]
 
 
-def style_series(whole: pd.DataFrame) -> dict[str, dict[str, Any]]:
-    """How the lines of a figure are told apart, each also by who sees no colour."""
-    if SERIES in whole:
-        return {
-            name: {
-                "color": PALETTE[place % len(PALETTE)][0],
-                "linestyle": ("-", "--", "-.", ":")[place % 4],
-                "linewidth": 1.8,
-            }
-            for place, name in enumerate(dict.fromkeys(whole[SERIES]))
-        }
-    return {
-        name: {"color": COLOURS[name][0], "marker": MARKERS[name], "markersize": 7}
-        for name in list_series(whole)
-    }
+def plot_lines(ax: Axes, data: pd.DataFrame, whole: pd.DataFrame, y: str, **look: Any) -> None:
+    """A line a series over the first column; the legend names those that this panel lacks too.
 
-
-def draw_lines(
-    ax: Axes, data: pd.DataFrame, whole: pd.DataFrame, x: str, y: str, **look: Any
-) -> None:
-    """A line a series; the legend names those that this panel lacks too."""
-    by = SERIES if SERIES in whole else "precision"
-    for name, own in style_series(whole).items():
+    Series are told apart by more than colour.
+    """
+    x, by = data.columns[0], frames.SERIES if frames.SERIES in whole else "precision"
+    for i, name in enumerate(list_series(whole) if by == "precision" else whole[by].unique()):
+        if by == "precision":
+            own = {"color": COLOURS[name][0], "marker": MARKERS[name], "markersize": 7}
+        else:
+            dashes = ("-", "--", "-.", ":")[i % 4]
+            own = {"color": PALETTE[i % len(PALETTE)][0], "linestyle": dashes, "linewidth": 1.8}
         line = data[data[by] == name].dropna(subset=[y]).sort_values(x, kind="stable")
         ax.plot(line[x], line[y], label=name, **{"markeredgewidth": 0, **own, **look})
-    ax.set_xlabel(x)
-    ax.set_ylabel(y)
+    ax.set(xlabel=x, ylabel=y)
 
 
 def add_key(ax: Axes, label: str, **look: Any) -> None:
@@ -98,565 +66,370 @@ def add_key(ax: Axes, label: str, **look: Any) -> None:
     ax.plot([], [], label=label, **{"color": INK, "linestyle": "", "markeredgewidth": 0, **look})
 
 
-# ------------------------------------------------------------------------------------ shared axes
-
-
 def share(ax: Axes, way: str, whole: pd.DataFrame, column: str, reach: float = 0) -> None:
-    """Give an axis the extent of all panels: from 0, or logarithmic where they lie far apart.
+    """Give ``x`` or ``y`` the extent of all panels, and of ``reach``.
 
-    Args:
-        way: ``x`` or ``y``.
-        reach: a value to be shown too.
+    It is from 0, or logarithmic where panels lie far apart.
     """
     tops = whole.groupby("panel")[column].max()
     low, high = whole[column].min(), max(tops.max(), reach)
-    set_limits = ax.set_xlim if way == "x" else ax.set_ylim
     if low > 0 and tops.max() > APART * tops.min():
-        low, high = low / 1.2, high * 1.25
-        set_scale = ax.set_xscale if way == "x" else ax.set_yscale
-        set_scale("log")
-        set_limits(low, high)
-        set_log_ticks(ax, way, low, high)
+        set_logarithmic(ax, way, low / 1.2, high * 1.25)
     else:
-        set_limits(0, 1.08 * high)
-        (ax.xaxis if way == "x" else ax.yaxis).set_major_formatter("{x:,.10g}")
+        ax.set(**{f"{way}lim": (0, 1.08 * high)})
+        getattr(ax, f"{way}axis").set_major_formatter("{x:,.10g}")
 
 
-def set_log_ticks(ax: Axes, way: str, low: float, high: float, unit: str = "") -> None:
-    """Label a logarithmic axis with round numbers, not powers."""
-    from matplotlib.ticker import MaxNLocator
-
+def set_logarithmic(ax: Axes, way: str, low: float, high: float, unit: str = "") -> None:
+    """Give an axis a logarithmic scale, labelled with round numbers, not powers."""
+    ax.set(**{f"{way}scale": "log", f"{way}lim": (low, high)})
     if high < 4 * low:
         ticks = [t for t in MaxNLocator(5).tick_values(low, high) if low <= t <= high]
     else:
         decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
         steps = (1, 2, 5) if high < 1e3 * low else (1,)
-        ticks = [m * 10.0**d for d in decades for m in steps if low <= m * 10.0**d <= high]
+        ticks = [m * 10.0**n for n in decades for m in steps if low <= m * 10.0**n <= high]
     if unit == "×":  # what a ratio is read against
         near = 0.1 * math.log(high / low)  # labels nearer than this would touch
         ticks = sorted([1.0, *(t for t in ticks if abs(math.log(t)) > near)])
-    set_ticks = ax.set_xticks if way == "x" else ax.set_yticks
-    set_ticks(ticks, [f"{tick:,.10g}{unit}" for tick in ticks])
-    (ax.xaxis if way == "x" else ax.yaxis).minorticks_off()
+    axis = getattr(ax, f"{way}axis")
+    axis.set_ticks(ticks, labels=[f"{tick:,.10g}{unit}" for tick in ticks])
+    axis.minorticks_off()
 
 
-def set_doublings(ax: Axes, values: pd.Series, extent: pd.Series | None = None) -> None:
-    """Give the x axis the scale of batch sizes, ticked at those that were run.
-
-    Args:
-        extent: all that is drawn, where that is more than ``values``.
-    """
-    ax.set_xscale("log", base=2)
-    ticks = sorted(values.unique())
-    reach = sorted(values.unique() if extent is None else extent.unique())
-    ax.set_xlim(reach[0] / 1.15, reach[-1] * 1.15)
-    # labels nearer than a third of an octave would overlap
-    shown = [t for i, t in enumerate(ticks) if i == 0 or t / ticks[i - 1] > 1.25]
-    shown = shown[:: math.ceil(len(shown) / 8)]
-    ax.set_xticks(shown, [f"{t:g}" for t in shown])
-    ax.minorticks_off()
-
-
-def mark_level(ax: Axes, level: float, text: str) -> None:
-    """Draw a dashed line across, named at its left end."""
-    ax.axhline(level, color=INK, linewidth=1, linestyle=_DASHED)
-    ax.annotate(text, (0.01, level), xycoords=("axes fraction", "data"), xytext=(0, 4),
-                textcoords="offset points", fontsize=SMALL)  # fmt: skip
-
-
-# ----------------------------------------------------------------------------------- by batch size
-
-
-def is_flat(whole: pd.DataFrame) -> bool:
-    """Whether a figure by batch size has only one: its precisions then stand below each other."""
-    return whole.columns[1] == "batch size" and whole["batch size"].nunique() == 1
-
-
-def draw_batches(ax: Axes, data: pd.DataFrame, whole: pd.DataFrame) -> None:
-    """A line a precision: the third column over the first, batch sizes or what else doubles."""
-    if is_flat(whole):
-        draw_dots(ax, data, whole)
-        return
-    x, y = data.columns[0], data.columns[2]
-    draw_lines(ax, data, whole, x, y)
-    set_doublings(ax, whole[x])
-    share(ax, "y", whole, y)
-
-
-def draw_speeds(ax: Axes, data: pd.DataFrame, whole: pd.DataFrame) -> None:
-    """Images/s by batch size, with a ring around each knee and a band along each cliff."""
-    draw_batches(ax, data, whole)
-    if MARK not in data or is_flat(whole):
-        return
-    x, y, order = "batch size", data.columns[2], list_series(data)
-    lines = {name: data[data["precision"] == name].sort_values(x) for name in order}
-    places, names = [], []
-    for precision, line in lines.items():
-        colour = COLOURS[precision][0]
-        spots = line[[x, y]].to_numpy().tolist()
-        for i, mark in enumerate(line[MARK]):
-            if not isinstance(mark, str) or not mark:
-                continue
-            if mark.startswith(KNEE):
-                ax.plot(*spots[i], marker="o", markersize=14, markerfacecolor="none",
-                        markeredgecolor=colour, markeredgewidth=1.6)  # fmt: skip
-                places.append(spots[i])
-            else:
-                ax.plot(*zip(*spots[i - 1 : i + 1], strict=True), color=colour, linewidth=7,
-                        alpha=0.3, solid_capstyle="round")  # fmt: skip
-                places.append([math.sqrt(spots[i - 1][0] * spots[i][0]),
-                               (spots[i - 1][1] + spots[i][1]) / 2])  # fmt: skip
-            names.append(mark)
-    marks = whole[MARK].dropna().astype(str)
-    if marks.str.startswith(KNEE).any():
-        add_key(ax, KNEE, marker="o", markersize=11, markerfacecolor="none", markeredgewidth=1.4)
-    if ((marks != "") & ~marks.str.startswith(KNEE)).any():
-        add_key(ax, "cliff", linestyle="-", linewidth=6, alpha=0.3)
-    drawn = [line[[x, y]].to_numpy().tolist() for line in lines.values()]
-    name_points(ax, data[[x, y]].to_numpy().tolist(), places, names, drawn)
-
-
-def draw_dots(ax: Axes, data: pd.DataFrame, whole: pd.DataFrame) -> None:
-    """A dot a precision, at the one batch size there is."""
-    import seaborn as sns
-
-    x, order = str(data.columns[2]), list_series(whole)
-    sns.stripplot(
-        data, x=x, y="precision", hue="precision", order=order, hue_order=order, size=8,
-        palette={name: COLOURS[name][0] for name in order}, legend=False, jitter=False, ax=ax,
-    )  # fmt: skip
-    ax.set_ylabel("")
-    share(ax, "x", whole, x)
-
-
-def draw_memory(ax: Axes, data: pd.DataFrame, whole: pd.DataFrame) -> None:
-    """Memory by batch size, with where it ends and what the process took at its start."""
-    from matplotlib.transforms import ScaledTranslation
-
-    if is_flat(whole):
-        fits = data[data["outcome"] == FITS]
-        draw_dots(ax, fits, whole[whole["outcome"] == FITS])
-        return
-    fits, full, ahead = (data[data["outcome"] == name] for name in (FITS, FULL, PREDICTED))
-    draw_batches(ax, fits, whole)
-    measured = whole.loc[whole["outcome"] != PREDICTED, "batch size"]
-    set_doublings(ax, measured, whole["batch size"])
-    level = LIMIT if LIMIT in data and data[LIMIT].notna().any() else CARD
-    card: float = data[level].dropna().iloc[0] if level in data else math.nan
-    # a card far above all that was used would press the lines to the floor
-    if len(full) or data[MEMORY].max() > card / 3:
-        mark_level(ax, card, f"{level.removesuffix(' (GiB)')}: {card:.4g} GiB")
-        share(ax, "y", whole, MEMORY, reach=1.06 * float(card))
-    for precision, part in ahead.groupby("precision"):
-        own = fits[fits["precision"] == precision].nlargest(1, "batch size")
-        sizes, bytes = (
-            [*own[column], *part.sort_values("batch size")[column]]
-            for column in ("batch size", MEMORY)
-        )
-        colour = COLOURS[str(precision)][0]
-        ax.plot(sizes, bytes, color=colour, linewidth=1, linestyle=_DASHED)
-    if len(ahead):
-        add_key(ax, PREDICTED, linewidth=1, linestyle=_DASHED)
-    if START in data and math.isfinite(start := data[START].iloc[0]):
-        ax.axhspan(0, start, facecolor=GRID, edgecolor="none", alpha=0.6, zorder=0,
-                   label="before the first step")  # fmt: skip
-    order = list_series(full)
-    for precision, part in full.groupby("precision"):
-        colour = COLOURS[str(precision)][0]
-        beside = _CROSS * (order.index(str(precision)) - (len(order) - 1) / 2)
-        place = ax.transData + ScaledTranslation(beside / 72, 0, ax.figure.dpi_scale_trans)
-        ax.plot(part["batch size"], [card] * len(part), linestyle="", marker="x", markersize=6,
-                markeredgewidth=2, color=colour, transform=place, clip_on=False)  # fmt: skip
-    if len(full):
-        add_key(ax, FULL, marker="x", markeredgewidth=2)
-
-
-def draw_speedup(ax: Axes, data: pd.DataFrame, whole: pd.DataFrame) -> None:
-    """Speed-up over fp32, by batch size or the number of GPUs, with a line where there is none."""
-    draw_batches(ax, data, whole)
-    share(ax, "x" if is_flat(whole) else "y", whole, data.columns[2], reach=1.1)
-    if is_flat(whole):
-        ax.axvline(1, color=INK, linewidth=1, linestyle=_DASHED)
-    else:
-        mark_level(ax, 1, "fp32")
-
-
-def draw_scaling(ax: Axes, data: pd.DataFrame, whole: pd.DataFrame) -> None:
-    """Speed-up over one GPU by their number, with the line of as many times as GPUs."""
-    draw_batches(ax, data, whole)
-    sizes = sorted(whole[GPUS].unique())
-    ax.plot(sizes, sizes, color=INK, linewidth=1, linestyle=_DASHED, zorder=1)
-    low, high = min(1.0, whole[WIDER].min()), max(sizes[-1], whole[WIDER].max())
-    ax.set_yscale("log", base=2)  # on which that line is straight
-    ax.set_ylim(low / 1.15, high * 1.3)
-    ticks = [2.0**n for n in range(math.floor(math.log2(low)), math.ceil(math.log2(high)) + 1)]
-    ax.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
-    ax.minorticks_off()
-    ax.annotate("as many times as GPUs", (sizes[-1], sizes[-1]), xytext=(0, 8), ha="right",
-                textcoords="offset points", fontsize=SMALL)  # fmt: skip
-
-
-def draw_scales(ax: Axes, data: pd.DataFrame, whole: pd.DataFrame) -> None:
-    """Loss over static loss scales."""
-    draw_lines(ax, data, whole, "loss scale", "loss")
-    set_doublings(ax, whole["loss scale"])
-    _surround(ax, whole["loss"], 0.1)
-
-
-def _surround(ax: Axes, values: pd.Series, margin: float) -> None:
+def surround(ax: Axes, values: pd.Series, margin: float) -> None:
     """Limit the y axis to some values, with a share of their range around them."""
     low, high = values.min(), values.max()
     room = margin * (high - low) or 0.01
     ax.set_ylim(low - room, high + room)
 
 
-# --------------------------------------------------------------------------------- through a run
+def mark_level(ax: Axes, level: float, text: str) -> None:
+    """Draw a dashed line across, named at its left end."""
+    ax.axhline(level, **_DASHED)
+    write_near(ax, text, (0.01, level), (0, 4), xycoords=("axes fraction", "data"))
 
 
-def draw_curve(y: str) -> Callable[[Axes, pd.DataFrame, pd.DataFrame], None]:
-    """A line a precision through the epoch; published ones are dashed."""
-
-    def draw(ax: Axes, data: pd.DataFrame, whole: pd.DataFrame) -> None:
-        for run, dashes in (("this sweep", "-"), ("2019", _DASHED)):
-            part = data[data["run"] == run]
-            draw_lines(ax, part, whole, "epoch (%)", y, marker="", linestyle=dashes)
-            if whole["run"].nunique() > 1:
-                add_key(ax, run, linestyle=dashes)
-        ax.set_xlim(0, 1.02 * whole["epoch (%)"].max())
-        _surround(ax, whole[y], 0.05)
-
-    return draw
+def is_flat(whole: pd.DataFrame) -> bool:
+    """Whether a figure by batch size has only one: its precisions then stand below each other."""
+    return whole.columns[1] == frames.BATCH and whole[frames.BATCH].nunique() == 1
 
 
-def draw_rates(ax: Axes, data: pd.DataFrame, whole: pd.DataFrame) -> None:
-    """A line a way in which the learning rate goes."""
-    draw_lines(ax, data, whole, "epoch (%)", LR)
-    ax.set_xlim(0, 1.02 * whole["epoch (%)"].max())
-    share(ax, "y", whole, LR)
+def draw_batches(
+    ax: Axes, data: pd.DataFrame, whole: pd.DataFrame, y: str, reach: float = 0
+) -> None:
+    """A line a precision over batch sizes or what else doubles, or a dot at the only batch size."""
+    if is_flat(whole):
+        _plot_beneath(sns.stripplot, ax, data, whole, y, reach, size=8, jitter=False)
+        return
+    plot_lines(ax, data, whole, y)
+    drawn = whole[data.columns[0]]
+    ax.set_xscale("log", base=2)
+    ax.set_xlim(drawn.min() / 1.15, drawn.max() * 1.15)
+    if "outcome" in whole:
+        drawn = drawn[whole["outcome"] != frames.PREDICTED]
+    run = sorted(drawn.unique())
+    # labels nearer than a third of an octave would overlap
+    shown = [t for i, t in enumerate(run) if i == 0 or t / run[i - 1] > 1.25]
+    shown = shown[:: math.ceil(len(shown) / 8)]
+    ax.set_xticks(shown, [f"{t:g}" for t in shown])
+    ax.minorticks_off()
+    if y == frames.LOSS:
+        surround(ax, whole[y], 0.1)
+    else:
+        share(ax, "y", whole, y, reach)
 
 
-def draw_steps(ax: Axes, data: pd.DataFrame, whole: pd.DataFrame) -> None:
-    """A box of step times a precision."""
-    import seaborn as sns
-
+def _plot_beneath(
+    plot: Any, ax: Axes, data: pd.DataFrame, whole: pd.DataFrame, x: str, reach: float, **look: Any
+) -> None:
+    """A plot of seaborn's with the precisions below each other."""
     order = list_series(whole)
-    sns.boxplot(
-        data, y="precision", x="step time (ms)", ax=ax, hue="precision", legend=False,
-        order=order, hue_order=order, palette={name: COLOURS[name][0] for name in order},
-        saturation=1, width=0.55, linecolor=INK, linewidth=1, fliersize=2.5,
-    )  # fmt: skip
+    colours = {name: COLOURS[name][0] for name in order}
+    plot(data, x=x, y="precision", hue="precision", order=order, hue_order=order, palette=colours,
+         legend=False, ax=ax, **look)  # fmt: skip
     ax.set_ylabel("")
-    share(ax, "x", whole, "step time (ms)")
+    share(ax, "x", whole, x, reach)
 
 
-# ----------------------------------------------------------------------------------------- trade
+def draw_steps(ax: Axes, data: pd.DataFrame, whole: pd.DataFrame, x: str) -> None:
+    """A box of step times a precision."""
+    _plot_beneath(sns.boxplot, ax, data, whole, x, 0, saturation=1, width=0.55, linecolor=INK,
+                  linewidth=1, fliersize=2.5)  # fmt: skip
 
 
-def draw_trade(ax: Axes, data: pd.DataFrame, whole: pd.DataFrame) -> None:
+def draw_speeds(ax: Axes, data: pd.DataFrame, whole: pd.DataFrame, y: str) -> None:
+    """Images/s by batch size, with a ring around each knee and a band along each cliff."""
+    draw_batches(ax, data, whole, y)
+    if frames.MARK not in data or is_flat(whole):
+        return
+    marks: list[tuple[list[float], str]] = []
+    lines = []
+    for precision in list_series(data):
+        line = data[data["precision"] == precision].sort_values(frames.BATCH)
+        spots, colour = line[[frames.BATCH, y]].to_numpy().tolist(), COLOURS[precision][0]
+        lines.append(spots)
+        for i, mark in enumerate(line[frames.MARK]):
+            if mark.startswith(frames.KNEE):
+                ax.plot(*spots[i], marker="o", markersize=14, markerfacecolor="none",
+                        markeredgecolor=colour, markeredgewidth=1.6)  # fmt: skip
+                marks.append((spots[i], mark))
+            elif mark:
+                (x0, y0), (x1, y1) = spots[i - 1 : i + 1]
+                ax.plot([x0, x1], [y0, y1], color=colour, linewidth=7, alpha=0.3,
+                        solid_capstyle="round")  # fmt: skip
+                marks.append(([math.sqrt(x0 * x1), (y0 + y1) / 2], mark))
+    knees = {mark.startswith(frames.KNEE) for mark in whole[frames.MARK].dropna() if mark}
+    if True in knees:
+        add_key(ax, frames.KNEE, marker="o", markersize=11, markerfacecolor="none",
+                markeredgewidth=1.4)  # fmt: skip
+    if False in knees:
+        add_key(ax, "cliff", linestyle="-", linewidth=6, alpha=0.3)
+    name_points(ax, data[[frames.BATCH, y]].to_numpy().tolist(), marks, lines)
+
+
+def draw_memory(ax: Axes, data: pd.DataFrame, whole: pd.DataFrame, y: str) -> None:
+    """Memory by batch size, with where it ends and what the process took at its start."""
+    outcomes = (frames.FITS, frames.FULL, frames.PREDICTED)
+    fits, full, ahead = (data[data["outcome"] == outcome] for outcome in outcomes)
+    if is_flat(whole):
+        draw_batches(ax, fits, whole[whole["outcome"] == frames.FITS], y)
+        return
+    level = frames.LIMIT if frames.LIMIT in data else frames.CARD
+    card: float = data[level].dropna().iloc[0] if level in data else math.nan
+    # a card far above all that was used would press the lines to the floor
+    near = len(full) or data[y].max() > card / 3
+    draw_batches(ax, fits, whole, y, 1.06 * card if near else 0)
+    if near:
+        mark_level(ax, card, f"{level.removesuffix(' (GiB)')}: {card:.4g} GiB")
+    for precision, part in ahead.groupby("precision"):
+        largest = fits[fits["precision"] == precision].nlargest(1, frames.BATCH)
+        line = pd.concat([largest, part.sort_values(frames.BATCH)])
+        ax.plot(line[frames.BATCH], line[y], **{**_DASHED, "color": COLOURS[str(precision)][0]})
+    if len(ahead):
+        add_key(ax, frames.PREDICTED, **_DASHED)
+    if frames.START in data and math.isfinite(start := data[frames.START].iloc[0]):
+        ax.axhspan(0, start, facecolor=GRID, edgecolor="none", alpha=0.6, zorder=0,
+                   label="before the first step")  # fmt: skip
+    order = list_series(full)
+    for precision, part in full.groupby("precision"):
+        # crosses of other precisions stand 9 points beside it on the same line
+        beside = 9 * (order.index(str(precision)) - (len(order) - 1) / 2)
+        place = ax.transData + ScaledTranslation(beside / 72, 0, ax.figure.dpi_scale_trans)
+        ax.plot(part[frames.BATCH], [card] * len(part), linestyle="", marker="x", markersize=6,
+                markeredgewidth=2, color=COLOURS[str(precision)][0], transform=place,
+                clip_on=False)  # fmt: skip
+    if len(full):
+        add_key(ax, frames.FULL, marker="x", markeredgewidth=2)
+
+
+def draw_speedup(ax: Axes, data: pd.DataFrame, whole: pd.DataFrame, y: str) -> None:
+    """Speed-up over fp32, by batch size or the number of GPUs, with a line where there is none."""
+    draw_batches(ax, data, whole, y, reach=1.1)
+    if is_flat(whole):
+        ax.axvline(1, **_DASHED)
+    else:
+        mark_level(ax, 1, "fp32")
+
+
+def draw_scaling(ax: Axes, data: pd.DataFrame, whole: pd.DataFrame, y: str) -> None:
+    """Speed-up over one GPU by their number, with the line of as many times as GPUs."""
+    draw_batches(ax, data, whole, y)
+    sizes = sorted(whole[frames.GPUS].unique())
+    ax.plot(sizes, sizes, zorder=1, **_DASHED)
+    low, high = min(1.0, whole[y].min()), max(sizes[-1], whole[y].max())
+    ax.set_yscale("log", base=2)  # on which that line is straight
+    ax.set_ylim(low / 1.15, high * 1.3)
+    ticks = [2.0**n for n in range(math.floor(math.log2(low)), math.ceil(math.log2(high)) + 1)]
+    ax.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
+    ax.minorticks_off()
+    write_near(ax, "as many times as GPUs", (sizes[-1], sizes[-1]), (0, 8), ha="right")
+
+
+def draw_curves(ax: Axes, data: pd.DataFrame, whole: pd.DataFrame, y: str) -> None:
+    """A line a precision through the epoch; published ones are dashed."""
+    for run, dashes in (("this sweep", "-"), ("2019", _DASHED["linestyle"])):
+        plot_lines(ax, data[data["run"] == run], whole, y, marker="", linestyle=dashes)
+        if whole["run"].nunique() > 1:
+            add_key(ax, run, linestyle=dashes)
+    ax.set_xlim(0, 1.02 * whole[frames.EPOCH].max())
+    surround(ax, whole[y], 0.05)
+
+
+def draw_rates(ax: Axes, data: pd.DataFrame, whole: pd.DataFrame, y: str) -> None:
+    """A line a way in which the learning rate goes."""
+    plot_lines(ax, data, whole, y)
+    ax.set_xlim(0, 1.02 * whole[frames.EPOCH].max())
+    share(ax, "y", whole, y)
+
+
+def draw_trade(ax: Axes, data: pd.DataFrame, whole: pd.DataFrame, x: str) -> None:
     """Time against memory, with the Pareto front named where there is room."""
-    front = data[data["front"] == "yes"]
-    ax.plot(front[TIME], front[MEMORY], drawstyle="steps-post", color=INK, linewidth=1,
-            linestyle=_DASHED, label="Pareto front")  # fmt: skip
-    size = 7.4 if len(data) < 100 else 5.5
-    draw_lines(ax, data, whole, TIME, MEMORY, linestyle="", markersize=size)
-    share(ax, "x", whole, TIME)
-    share(ax, "y", whole, MEMORY)
-    spots = front[[TIME, MEMORY]].to_numpy().tolist()
+    y, front = frames.MEMORY, data[data["front"] == "yes"]
+    ax.plot(front[x], front[y], drawstyle="steps-post", label="Pareto front", **_DASHED)
+    plot_lines(ax, data, whole, y, linestyle="", markersize=7.4 if len(data) < 100 else 5.5)
+    share(ax, "x", whole, x)
+    share(ax, "y", whole, y)
+    spots = front[[x, y]].to_numpy().tolist()
     corners = [[b[0], a[1]] for a, b in pairwise(spots)]
     stairs = [spot for pair in zip(spots, [*corners, spots[-1]], strict=True) for spot in pair]
-    name_points(ax, data[[TIME, MEMORY]].to_numpy().tolist(), spots, name_front(front), [stairs])
+    named = zip(spots, name_front(front), strict=True)
+    name_points(ax, data[[x, y]].to_numpy().tolist(), named, [stairs])
 
 
 def name_front(front: pd.DataFrame) -> list[str]:
     """Name cases by batch size and setting, and what these leave alike by more, until they differ.
 
-    >>> import pandas as pd
-    >>> columns = ["batch size", "setting", "precision", "loss scale"]
-    >>> rows = [(64, "", "fp16", "128"), (64, "", "bf16", ""), (8, "compile", "fp16", "128")]
-    >>> name_front(pd.DataFrame(rows, columns=columns))
-    ['64, fp16', '64, bf16', '8, compile']
+    ``64, compile``; with its precision ``64, fp16``, with its loss scale too.
     """
-    rows = [
-        (f"{size}", setting, precision, f"loss scale {scale}" if scale else "")
-        for size, setting, precision, scale in front[
-            ["batch size", "setting", "precision", "loss scale"]
-        ].itertuples(index=False)
-    ]
-    names = [", ".join(filter(None, row[:2])) for row in rows]
+    columns = front[[frames.BATCH, "setting", "precision", "loss scale"]].astype(str)
+    rows = [(*told, scale and f"loss scale {scale}") for *told, scale in columns.to_numpy()]
+    named = [", ".join(filter(None, row[:2])) for row in rows]
     for more in (3, 4):
-        names = [
-            ", ".join(filter(None, row[:more])) if names.count(name) > 1 else name
-            for name, row in zip(names, rows, strict=True)
+        named = [
+            ", ".join(filter(None, row[:more])) if named.count(name) > 1 else name
+            for name, row in zip(named, rows, strict=True)
         ]
-    return names
+    return named
 
 
-Box = tuple[float, float, float, float]
-"""Left, bottom, right and top, in points on paper."""
-
-_BESIDE = (("left", 6, 5), ("right", -6, -5 - SMALL), ("left", 6, -5 - SMALL),
-           ("center", 0, 6), ("center", 0, -6 - SMALL), ("right", -6, 5))  # fmt: skip
-_APART = tuple(
-    (side, x, y)
-    for reach in (22, 36, 52, 70)
-    for side, x, y in (
-        ("left", 0.6 * reach, reach), ("center", 0, reach), ("right", -0.6 * reach, reach),
-        ("left", 0.6 * reach, -reach), ("center", 0, -reach), ("right", -0.6 * reach, -reach),
-        ("left", reach, 0.3 * reach), ("left", reach, -0.3 * reach),
-    )
-)  # fmt: skip
-"""Where a name may stand: which part of it is held, and how far that is from the point."""
-
-
-def name_points(
-    ax: Axes,
-    points: Sequence[Sequence[float]],
-    named: Sequence[Sequence[float]],
-    names: Sequence[str],
-    lines: Sequence[Sequence[Sequence[float]]],
-) -> None:
-    """Write names beside points, where they cover nothing drawn, no other name, and fit.
-
-    A name that would stand near another point too is written further off, with a line to its own.
-
-    Args:
-        points: all that are drawn.
-        named: where the names belong, in their order.
-        lines: what else is drawn, each as the points that it joins.
-    """
-    scale = 72 / ax.figure.dpi
-
-    def place_on_paper(point: Sequence[float]) -> tuple[float, float]:
-        x, y = ax.transData.transform(point)
-        return scale * x, scale * y
-
-    dots = [place_on_paper(point) for point in points]
-    drawn = [spot for line in lines for spot in _follow([place_on_paper(p) for p in line])]
-    left, bottom, right, top = (scale * end for end in ax.get_window_extent().extents)
-    taken: list[Box] = []
-    for point, name in zip(named, names, strict=True):
-        x, y = place_on_paper(point)
-        others = [dot for dot in dots if math.dist(dot, (x, y)) > 1]
-        width = 0.58 * SMALL * len(name)
-        for apart, (side, dx, dy) in [(p in _APART, p) for p in (*_BESIDE, *_APART)]:
-            x0 = x + dx - width * {"left": 0, "center": 0.5, "right": 1}[side]
-            text = (x0, y + dy, x0 + width, y + dy + SMALL)
-            end = (x + dx, y + dy + (0 if dy > 0 else SMALL))
-            leader = [_between((x, y), end, i / 12) for i in range(13)] if apart else []
-            if (
-                not (left <= text[0] and text[2] <= right)
-                or not (bottom + 3 <= text[1] and text[3] <= top)
-                or _holds(text, dots, 4)
-                or (not apart and _holds(text, others, 9))
-                or _holds(text, drawn)
-                or any(_overlap(text, other) or _holds(other, leader) for other in taken)
-                or any(math.dist(step, dot) < 4 for step in leader[3:] for dot in others)
-            ):
-                continue
-            taken.append(text)
-            drawn += leader
-            own: dict[str, Any] = {"xy": (point[0], point[1]), "textcoords": "offset points"}
-            ax.annotate(name, xytext=(dx, dy), fontsize=SMALL, ha=side, va="bottom",
-                        **own).set_in_layout(False)  # fmt: skip
-            if apart:
-                line = {"arrowstyle": "-", "color": INK, "linewidth": 0.6, "shrinkA": 0,
-                        "shrinkB": 4}  # fmt: skip
-                tie = ax.annotate("", xytext=(dx, end[1] - y), arrowprops=line, **own)
-                tie.set_in_layout(False)
-            break
-
-
-def _holds(box: Box, points: Sequence[tuple[float, float]], margin: float = 0) -> bool:
-    """Whether any of some points lies within a box, or less than a margin outside."""
-    left, bottom, right, top = box
-    return any(
-        left - margin < x < right + margin and bottom - margin < y < top + margin for x, y in points
-    )
-
-
-def _overlap(one: Box, other: Box) -> bool:
-    return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]
-
-
-def _between(
-    start: tuple[float, float], end: tuple[float, float], share: float
-) -> tuple[float, float]:
-    return start[0] + share * (end[0] - start[0]), start[1] + share * (end[1] - start[1])
-
-
-def _follow(points: Sequence[tuple[float, float]]) -> Iterator[tuple[float, float]]:
-    """Points at most 4 apart along a line."""
-    for start, end in pairwise(points):
-        parts = math.ceil(math.dist(start, end) / 4)
-        yield from (_between(start, end, i / parts) for i in range(parts))
-
-
-# ------------------------------------------------------------------------------------ of one step
-
-
-def draw_waterfall(ax: Axes, data: pd.DataFrame, whole: pd.DataFrame) -> None:
+def draw_waterfall(ax: Axes, data: pd.DataFrame, whole: pd.DataFrame, x: str) -> None:
     """From one step's time to another's, a row a part, each from where the row above has ended.
 
     A tick is where a part would have ended at the machine's measured rates.
     """
-    totals, at = data["change (ms)"].isna(), 0.0
-    for place, row in enumerate(data.itertuples(index=False)):
-        part, before, after, change, floor = row[:5]
-        if totals[place]:
+    at, numbers = 0.0, []
+    for place, (_, before, after, change, floor) in enumerate(data.itertuples(index=False)):
+        if total := math.isnan(change):
             at = after if place else before
-            start, width, colour, said = 0.0, at, INK, f"{write_ms(at / 1e3)} ms"
+            start, width, colour, said = 0.0, at, INK, write_ms(at / 1e3)
         else:
-            start, width = (at, change) if change > 0 else (at + change, -change)
-            colour = SLOWER if change > 0 else FASTER
-            said = f"{'+' if change > 0 else ''}{write_ms(change / 1e3)} ms"
+            start, width, colour = min(at, at + change), abs(change), MORE if change > 0 else LESS
+            said = f"{'+' if change > 0 else ''}{write_ms(change / 1e3)}"
             at += change
         ax.barh(place, width, left=start, height=0.42, color=colour, linewidth=0,
-                alpha=0.6 if totals[place] else 1)  # fmt: skip
-        if floor == floor and not totals[place]:
+                alpha=0.6 if total else 1)  # fmt: skip
+        if not math.isnan(floor):
             ax.plot(at - change + floor - before, place, linestyle="", marker="|", markersize=13,
                     markeredgewidth=1.4, color=INK, label="at the measured rates")  # fmt: skip
         if place < len(data) - 1:
             ax.plot([at, at], [place + 0.21, place + 0.79], color=INK, linewidth=0.7, alpha=0.4)
-        write_row(ax, place, part, said)
-    for colour, label in ((FASTER, "less time"), (SLOWER, "more time")):
+        numbers.append(f"{said} ms")
+    for colour, label in ((LESS, "less time"), (MORE, "more time")):
         add_key(ax, label, marker="s", markersize=8, color=colour)
     ax.set_xlim(min(0, ax.get_xlim()[0]), 1.1 * ax.get_xlim()[1])  # room for the numbers
     ax.xaxis.set_major_formatter("{x:,.10g}")
     ax.set_xlabel("time of a step (ms)")
-    finish_rows(ax, len(data))
+    write_rows(ax, data["part"], numbers)
 
 
-def draw_roofline(ax: Axes, data: pd.DataFrame, whole: pd.DataFrame) -> None:
+def draw_roofline(ax: Axes, data: pd.DataFrame, whole: pd.DataFrame, y: str) -> None:
     """The kinds of work of a step under what the machine was measured to do.
 
     A kind that has no FLOP stands in a strip at the left edge, as far below the roof as it moves
     fewer bytes a second than a copy; the area of a point is its share of the step.
     """
-    copy = float(data[COPY].max()) / 1e3  # TB/s: times FLOP/byte, that is TFLOP/s
-    roofs = data.groupby("precision")[PRODUCT].max()
-    intensities = data["FLOP/byte"][data["FLOP/byte"] > 0]
+    copy = float(data[frames.COPY].max()) / 1e3  # TB/s: times FLOP/byte, that is TFLOP/s
+    roofs = data.groupby("precision")[frames.PRODUCT].max()
+    counted = data["FLOP/byte"] > 0
+    intensities = data.loc[counted, "FLOP/byte"]
     edge = min([1.0, *intensities]) / 2
     end = 3 * max([*intensities, *(roofs / copy)])
     strip = edge / (end / edge) ** 0.3
-    free = list(dict.fromkeys(data.loc[~(data["FLOP/byte"] > 0), "work"]))
+    free = list(data.loc[~counted, "work"].unique())
     spots: dict[str, list[tuple[float, tuple[float, float]]]] = {}
     for precision in list_series(data):
-        colour, roof = COLOURS[precision][0], float(roofs[precision])
+        roof, colour = float(roofs[precision]), COLOURS[precision][0]
+        marker: Any = {"marker": MARKERS[precision], "color": colour}
         ax.plot([strip, roof / copy, end], [copy * strip, roof, roof], color=colour, linewidth=1.4)
-        said = f"{roof:.3g} {SPEED}"  # the unit of the axis
-        ax.annotate(said, (end, roof), xytext=(0, 3), fontsize=SMALL,
-                    textcoords="offset points", ha="right")  # fmt: skip
-        add_key(ax, precision, marker=MARKERS[precision], color=colour, markersize=7)
+        write_near(ax, f"{roof:.3g} {y}", (end, roof), (0, 3), ha="right")
+        add_key(ax, precision, markersize=7, **marker)
         for row in data[data["precision"] == precision].itertuples(index=False):
-            kind, _, intensity, speed, traffic, share = row[:6]
+            kind, _, intensity, speed, traffic, part = row[:6]
             if kind in free:  # along its line it may stand anywhere
                 intensity = strip * (edge / strip) ** ((free.index(kind) + 0.5) / len(free))
                 speed = traffic / 1e3 * intensity
-            size = max(4.0, 2.4 * share**0.5)
-            ax.plot(intensity, speed, linestyle="", marker=MARKERS[precision], color=colour,
-                    markersize=size, alpha=0.85, markeredgewidth=0)  # fmt: skip
-            spots.setdefault(kind, []).append((share, (intensity, speed)))
+            ax.plot(intensity, speed, linestyle="", markersize=max(4.0, 2.4 * part**0.5),
+                    alpha=0.85, markeredgewidth=0, **marker)  # fmt: skip
+            spots.setdefault(kind, []).append((part, (intensity, speed)))
     for places in spots.values():
         ax.plot(*zip(*(place for _, place in places), strict=True), color=INK, linewidth=0.7,
                 alpha=0.6, zorder=1)  # fmt: skip
     ax.axvspan(strip, edge, facecolor=GRID, edgecolor="none", alpha=0.5, zorder=0, label="no FLOP")
     points = [place for places in spots.values() for _, place in places]
     low, high = min(speed for _, speed in points) / 5, max(roofs) * 2.5
-    ax.set_xscale("log")
-    ax.set_yscale("log")
+    set_logarithmic(ax, "x", edge, end)
     ax.set_xlim(strip, end)
-    ax.set_ylim(low, high)
-    set_log_ticks(ax, "x", edge, end)
-    set_log_ticks(ax, "y", low, high)
-    ax.set_xlabel("FLOP/byte")
-    ax.set_ylabel(SPEED)
-    order = sorted(spots, key=lambda kind: -max(share for share, _ in spots[kind]))
+    set_logarithmic(ax, "y", low, high)
+    ax.set(xlabel="FLOP/byte", ylabel=y)
+    order = sorted(spots, key=lambda kind: -max(part for part, _ in spots[kind]))
     lines = [[[strip, copy * strip], [r / copy, r], [end, r]] for r in roofs]
     above = (high / low) ** 0.035  # where the rates are written
     lines += [[[end * (strip / end) ** 0.25, above * r], [end, above * r]] for r in roofs]
-    name_points(ax, points, [max(spots[kind])[1] for kind in order], order, lines)
+    name_points(ax, points, [(max(spots[kind])[1], kind) for kind in order], lines)
 
 
-# ---------------------------------------------------------------------------------------- changes
-
-
-def draw_changes(ax: Axes, data: pd.DataFrame, whole: pd.DataFrame) -> None:
+def draw_changes(ax: Axes, data: pd.DataFrame, whole: pd.DataFrame, x: str) -> None:
     """A row a change: its ratio, the interval of it and how far single pairs lie."""
-    columns = ["ratio", "low", "high", "lowest", "highest"]
-    low, high = (float(end) for end in (whole[columns].min().min(), whole[columns].max().max()))
+    columns = whole[[x, "low", "high", "lowest", "highest"]]
+    low, high = float(columns.min().min()), float(columns.max().max())
     low, high = min(max(low, 1 / FAR), 0.95) / 1.06, max(min(high, FAR), 1.05) * 1.06
-    ax.set_xscale("log")
-    ax.set_xlim(low, high)
-    set_log_ticks(ax, "x", low, high, "×")
+    set_logarithmic(ax, "x", low, high, "×")
     ax.axvspan(1 / (1 + STEADY), 1 + STEADY, facecolor=GRID, edgecolor="none", alpha=0.7, zorder=0,
                label=f"±{100 * STEADY:.0f} %")  # fmt: skip
     ax.axvline(1, color=INK, linewidth=0.8, alpha=0.5, zorder=1)
     for place, row in enumerate(iterate(data)):
-        if row.low == row.low:
+        if not math.isnan(row.low):
             ax.plot([row.low, row.high], [place, place], color=ACCENT, linewidth=4,
                     solid_capstyle="butt", label="95 % interval")  # fmt: skip
         if row.pairs > 1:
             # over the interval's bar, and ticks that are longer than its width and the mean's dot
             ax.plot([row.lowest, row.highest], [place, place], color=INK, linewidth=1, marker="|",
                     markersize=10, markeredgewidth=1.2, label="range of the pairs")  # fmt: skip
-        name = f"{row.change} ({row.pairs} pair{'s' if row.pairs > 1 else ''})"
-        write_row(ax, place, name, write_ratio(row.ratio))
-    sure = data["low"].notna()
-    beyond = (data["ratio"] < low) | (data["ratio"] > high)
-    points = data["ratio"].clip(low * 1.02, high / 1.02)
+    sure, within = data["low"].notna(), data[x].between(low, high)
+    points = data[x].clip(low * 1.02, high / 1.02)
     for chosen, label, marker, face in (
-        (sure & ~beyond, "mean", "o", ACCENT),
-        (~sure & ~beyond, "mean, too few repeats for an interval", "o", "none"),
-        (beyond & (data["ratio"] > 1), "beyond the scale", ">", ACCENT),
-        (beyond & (data["ratio"] < 1), "beyond the scale", "<", ACCENT),
+        (sure & within, "mean", "o", ACCENT),
+        (~sure & within, "mean, too few repeats for an interval", "o", "none"),
+        (data[x] > high, "beyond the scale", ">", ACCENT),
+        (data[x] < low, "beyond the scale", "<", ACCENT),
     ):
         if chosen.any():
             ax.plot(points[chosen], points[chosen].index, linestyle="", marker=marker,
                     markersize=6.5, markerfacecolor=face, markeredgecolor=ACCENT,
                     markeredgewidth=1.3, label=label)  # fmt: skip
-    finish_rows(ax, len(data))
+    names = [f"{row.change} ({count(row.pairs, 'pair')})" for row in iterate(data)]
+    write_rows(ax, names, [f"{write_ratio(ratio)}×" for ratio in data[x]])
 
 
-def write_ratio(ratio: float) -> str:
-    """A ratio for people: two decimals, more below 0.1."""
-    return f"{ratio:.2f}×" if ratio >= 0.1 else f"{ratio:.2g}×"
-
-
-def draw_pairs(ax: Axes, data: pd.DataFrame, whole: pd.DataFrame) -> None:
+def draw_pairs(ax: Axes, data: pd.DataFrame, whole: pd.DataFrame, x: str) -> None:
     """A row a pair: the time with a switch off, and on."""
-    times = ["off (s)", "on (s)"]
-    low, high = whole[times].min().min(), whole[times].max().max()
+    times = whole[[frames.OFF, frames.ON]]
+    low, high = times.min().min(), times.max().max()
     if high > APART * low:
-        ax.set_xscale("log")
-        ax.set_xlim(low / 1.2, high * 1.2)
-        set_log_ticks(ax, "x", low / 1.2, high * 1.2)
+        set_logarithmic(ax, "x", low / 1.2, high * 1.2)
     else:
         ax.set_xlim(0, 1.06 * high)
         ax.xaxis.set_major_formatter("{x:,.10g}")
     colours = [COLOURS[name][0] for name in data["precision"]]
-    for place, (case, _, off, on, speed) in enumerate(data.itertuples(index=False)):
-        ax.plot([off, on], [place, place], color=colours[place], linewidth=2)
-        write_row(ax, place, case, write_ratio(speed))
-    for column, label, marker in (("off (s)", "off", "|"), ("on (s)", "on", "o")):
-        ax.scatter(data[column], range(len(data)), marker=marker, s=70 if marker == "|" else 42,
-                   c=colours, linewidths=2, zorder=3)  # fmt: skip
+    for place, ends in enumerate(data[[frames.OFF, frames.ON]].to_numpy()):
+        ax.plot(ends, [place, place], color=colours[place], linewidth=2)
+    write_rows(ax, data["case"], [f"{write_ratio(ratio)}×" for ratio in data[x]])
+    for column, label, marker, size in ((frames.OFF, "off", "|", 70), (frames.ON, "on", "o", 42)):
+        ax.scatter(data[column], data.index, marker=marker, s=size, c=colours, linewidths=2,
+                   zorder=3)  # fmt: skip
         add_key(ax, label, marker=marker, markeredgewidth=2)
-    ax.set_xlabel(TIME)
-    finish_rows(ax, len(data))
+    ax.set_xlabel(frames.TIME)
 
 
-def write_row(ax: Axes, place: int, left: str, right: str) -> None:
-    """Write above a row: what it is, and its number at the right end."""
-    for x, text, align in ((0.0, left, "left"), (1.0, right, "right")):
-        written = ax.text(x, place - 0.45, text, ha=align, va="center", fontsize=SMALL + 0.5,
-                          transform=ax.get_yaxis_transform())  # fmt: skip
-        written.set_in_layout(False)
-
-
-def finish_rows(ax: Axes, rows: int) -> None:
-    """Rows from the top, with their names above them instead of beside the axis."""
-    ax.set_ylim(rows - 0.5, -0.8)
-    ax.set_yticks([])
+def write_rows(ax: Axes, names: Sequence[str] | pd.Series, numbers: Sequence[str]) -> None:
+    """Write above each row, from the top, its name and, at the right end, its number."""
+    for place, texts in enumerate(zip(names, numbers, strict=True)):
+        for x, text, align in zip((0.0, 1.0), texts, ("left", "right"), strict=True):
+            written = ax.text(x, place - 0.45, text, ha=align, va="center", fontsize=SMALL + 0.5,
+                              transform=ax.get_yaxis_transform())  # fmt: skip
+            written.set_in_layout(False)
+    ax.set(ylim=(len(numbers) - 0.5, -0.8), yticks=[])
     ax.spines["left"].set_visible(False)
     ax.grid(axis="y", visible=False)
 
@@ -668,11 +441,99 @@ def is_in_rows(whole: pd.DataFrame) -> bool:
 
 def find_height(whole: pd.DataFrame) -> float:
     """How high a panel must be, in inches."""
-    rows = whole.groupby("panel").size().max()
     if is_in_rows(whole):
-        return float(0.75 + 0.46 * rows)
-    if "step time (ms)" in whole or is_flat(whole):
+        return float(0.75 + 0.46 * whole["panel"].value_counts().max())
+    if frames.STEP in whole or is_flat(whole):
         return 0.9 + 0.36 * len(list_series(whole))
-    if SERIES in whole:
-        return 2.6 + 0.2 * whole[SERIES].nunique()  # a line of the legend each
+    if frames.SERIES in whole:
+        return 2.6 + 0.2 * whole[frames.SERIES].nunique()  # a line of the legend each
     return 3.3
+
+
+_BESIDE = (("left", 6, 5), ("right", -6, -5 - SMALL), ("left", 6, -5 - SMALL),
+           ("center", 0, 6), ("center", 0, -6 - SMALL), ("right", -6, 5))  # fmt: skip
+_APART = tuple(
+    (side, x * reach, y * reach)
+    for reach in (22, 36, 52, 70)
+    for side, x, y in (
+        ("left", 0.6, 1), ("center", 0, 1), ("right", -0.6, 1),
+        ("left", 0.6, -1), ("center", 0, -1), ("right", -0.6, -1),
+        ("left", 1, 0.3), ("left", 1, -0.3),
+    )
+)  # fmt: skip
+"""Where a name may stand: which part of it is held, and how far that is from the point, in points
+on paper; further off, a line leads from it to its point."""
+
+
+def write_near(
+    ax: Axes, text: str, place: Sequence[float], offset: tuple[float, float], **look: Any
+) -> Any:
+    """Write at some points on paper from a place."""
+    look = {"textcoords": "offset points", "fontsize": SMALL, **look}
+    return ax.annotate(text, (place[0], place[1]), xytext=offset, **look)
+
+
+def name_points(
+    ax: Axes,
+    points: Sequence[Sequence[float]],
+    named: Iterable[tuple[Sequence[float], str]],
+    lines: Sequence[Sequence[Sequence[float]]],
+) -> None:
+    """Write names beside points, where they cover nothing drawn, no other name, and fit.
+
+    A name that would stand near another point too is written further off, with a line to its own.
+    All ``points`` are drawn, and ``lines``, each as the points that it joins.
+    """
+    scale = 72 / ax.figure.dpi  # to points on paper
+
+    def find_on_paper(spots: Any) -> Any:
+        return (scale * ax.transData.transform(spots)).tolist()
+
+    left, bottom, right, top = (scale * end for end in ax.get_window_extent().extents)
+    dots = find_on_paper(points)
+    drawn = []
+    for line in lines:
+        for start, end in pairwise(find_on_paper(line)):  # a spot every 4 points
+            drawn += np.linspace(start, end, math.ceil(math.dist(start, end) / 4), False).tolist()
+    taken: list[Sequence[float]] = []
+    for point, name in named:
+        x, y = find_on_paper(point)
+        others = [dot for dot in dots if math.dist(dot, (x, y)) > 1]
+        width = 0.58 * SMALL * len(name)
+        for side, dx, dy in (*_BESIDE, *_APART):
+            beside = (side, dx, dy) in _BESIDE
+            x0 = x + dx - width * {"left": 0, "center": 0.5, "right": 1}[side]
+            box = (x0, y + dy, x0 + width, y + dy + SMALL)
+            end = (x + dx, y + dy + (0 if dy > 0 else SMALL))
+            leader = [] if beside else np.linspace((x, y), end, 13).tolist()
+            if (
+                not (left <= box[0] and box[2] <= right)
+                or not (bottom + 3 <= box[1] and box[3] <= top)
+                or _holds(box, dots, 4)
+                or (beside and _holds(box, others, 9))
+                or _holds(box, drawn)
+                or any(_overlap(box, other) or _holds(other, leader) for other in taken)
+                or any(math.dist(step, dot) < 4 for step in leader[3:] for dot in others)
+            ):
+                continue
+            taken.append(box)
+            drawn += leader
+            write_near(ax, name, point, (dx, dy), ha=side, va="bottom").set_in_layout(False)
+            if leader:
+                look = {"arrowstyle": "-", "color": INK, "linewidth": 0.6, "shrinkA": 0,
+                        "shrinkB": 4}  # fmt: skip
+                tie = write_near(ax, "", point, (dx, end[1] - y), arrowprops=look)
+                tie.set_in_layout(False)
+            break
+
+
+def _holds(box: Sequence[float], points: Sequence[Sequence[float]], margin: float = 0) -> bool:
+    """Whether any of some points lies within a box, or less than a margin outside."""
+    left, bottom, right, top = box
+    return any(
+        left - margin < x < right + margin and bottom - margin < y < top + margin for x, y in points
+    )
+
+
+def _overlap(one: Sequence[float], other: Sequence[float]) -> bool:
+    return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]

@@ -10,7 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pandas as pd
 
 from bench.case import AXES, FOLLOWS, SAME_QUESTION, Case
 from bench.questions.gpus import name_line
@@ -21,78 +23,61 @@ from bench.report.document import Report
 from bench.store.attempts import number_groups
 from bench.study.axes import find_varying, list_naming_axes, name_axis, name_value
 from bench.study.summaries import SOURCE
-from bench.study.sweeps import MOST_STEP_BYTES, Sweep
+from bench.study.sweeps import MOST_STEP_BYTES
 
-if TYPE_CHECKING:
-    import pandas as pd
-
-MOST_PANELS = 6
-"""Panels of one figure: the machines, models and datasets with the most cases."""
+MOST_PANELS = 6  # of one figure: the machines, models and datasets with the most cases
+MOST_LINES = 6  # panels of a figure: the first lines that differ in more than their precision
 
 PANEL = (*SOURCE, "model", "dataset", "kind", "environment")
 """What the cases of one panel agree on."""
 
-HELD = tuple(
-    name
-    for name in AXES
-    if name not in (*PANEL, "device", "precision", *FOLLOWS["precision"], "batch_size")
-    and name not in SAME_QUESTION
-)
+_FREE = (*PANEL, "device", "precision", *FOLLOWS["precision"], "batch_size", *SAME_QUESTION)
+HELD = tuple(name for name in AXES if name not in _FREE)
 """The axes that stand at a panel's baseline."""
-
-Steps = Callable[[str], "pd.DataFrame"]
-"""The steps of a sweep, by its name."""
 
 
 @dataclass(frozen=True)
 class Group:
-    """The cases of one panel.
+    """The cases of one panel."""
 
-    Attributes:
-        place: what tells it from the other panels: machine, model, dataset; empty for the only one.
-        baseline: its values of the axes that vary, where panels differ in them.
-        cases: those at the baseline.
-        all: those at any value of `HELD`.
-        settings: the value at the baseline of each axis of `HELD` that varies.
-    """
-
-    place: str
-    baseline: str
-    cases: pd.DataFrame
-    all: pd.DataFrame
-    settings: dict[str, Any]
-
-    @property
-    def title(self) -> str:
-        """The title of a panel of cases at the baseline."""
-        return " · ".join(filter(None, (self.place, self.baseline)))
+    place: str  # machine, model, dataset, where it differs in them from the other panels
+    baseline: str  # its values of the axes that vary, where panels differ in them
+    cases: pd.DataFrame  # at the baseline
+    all: pd.DataFrame  # at any value of `HELD`
+    settings: dict[str, Any]  # the value at the baseline of each axis of `HELD` that varies
 
 
 @dataclass(frozen=True)
-class Grouping:
-    """The groups of a report, and what all of them share: where and what, and the baseline."""
+class View:
+    """A report, cut into panels once for all figures."""
 
-    groups: tuple[Group, ...] = ()
-    place: str = ""
-    baseline: str = ""
+    report: Report
+    steps: Callable[[str], pd.DataFrame]  # of a sweep, by its name; empty for the published one
+    groups: tuple[Group, ...] = ()  # those with the most cases, in the order of the overview
+    place: str = ""  # where and what all of them are
+    baseline: str = ""  # the values that they share of the axes that vary
 
 
-def group_cases(report: Report) -> Grouping:
-    """The panels with the most cases, in the order of the overview."""
+def view_report(report: Report) -> View:
+    """Cut a report into panels."""
+    sweeps = {sweep.name: sweep for sweep in report.sweeps}
+    if report.reference:
+        sweeps[""] = report.reference
+    steps = cache(lambda name: sweeps[name].read_steps(MOST_STEP_BYTES))
     cases = report.cases[report.cases["status"] != Status.INVALID.value]
     if not len(cases):
-        return Grouping()
+        return View(report, steps)
     numbers = number_groups(cases, PANEL)
     kept = sorted(numbers.value_counts().index[:MOST_PANELS])
     parts = [_drop_shorter(cases[numbers == number]) for number in kept]
     varying = [name for name in find_varying(cases) if name in HELD]
-    baselines = [keep_baseline(part) for part in parts]
+    baselines = [_keep_baseline(part) for part in parts]
     firsts = [take_first(part) for part in baselines]
     settings = [{name: getattr(first, name) for name in varying} for first in firsts]
     places, place = _share([_describe(part, report) for part in baselines])
     titles, baseline = _share([[name_setting(*item) for item in s.items()] for s in settings])
     groups = map(Group, places, titles, baselines, parts, settings)
-    return Grouping(tuple(groups), place, baseline)
+    return View(report, steps, tuple(groups), place, baseline)
 
 
 def _share(phrases: Sequence[Sequence[str]]) -> tuple[list[str], str]:
@@ -109,30 +94,22 @@ def _drop_shorter(cases: pd.DataFrame) -> pd.DataFrame:
     return cases.loc[sorted(ordered.drop_duplicates(axes).index)]
 
 
-def keep_baseline(cases: pd.DataFrame) -> pd.DataFrame:
+def _keep_baseline(cases: pd.DataFrame) -> pd.DataFrame:
     """The cases at the commonest values of `HELD`; of equally common ones, the defaults.
 
     Batches in one piece, and without a memory limit, come first where they were timed at several
     batch sizes.
     """
+
+    def judge(cases: pd.DataFrame) -> tuple[int, int, int, int]:
+        first, timed = take_first(cases), cases[cases["status"].isin(TIMED)]
+        plain = 2 * (first.accumulate == 1) + (first.memory_limit == "")
+        defaults = sum(getattr(first, name) == getattr(Case, name) for name in HELD)
+        return min(timed["batch_size"].nunique(), 2), plain, len(timed), defaults
+
     settings = number_groups(cases, HELD)
-    measured = cases["status"].isin(TIMED)
-    timed = settings[measured].value_counts()
-    sizes = cases["batch_size"][measured].groupby(settings[measured]).nunique()
-    plain = (cases["accumulate"] == 1) * 2 + (cases["memory_limit"] == "") * 1
-    defaults = sum((cases[name] == getattr(Case, name)).astype(int) for name in HELD)
-    best = max(
-        settings.unique(),
-        key=lambda number: (
-            min(sizes.get(number, 0), 2),
-            plain[settings == number].iloc[0],
-            timed.get(number, 0),
-            defaults[settings == number].iloc[0],
-            -number,
-        ),
-    )
-    at_best: pd.DataFrame = cases[settings == best]
-    return at_best
+    parts: list[pd.DataFrame] = [cases[settings == n] for n in sorted(settings.unique())]
+    return max(parts, key=judge)
 
 
 def name_setting(axis: str, value: Any) -> str:
@@ -143,49 +120,28 @@ def name_setting(axis: str, value: Any) -> str:
 def _describe(cases: pd.DataFrame, report: Report) -> list[str]:
     """Where a panel's cases ran and what they are, as phrases."""
     first = take_first(cases)
-    phrases = [report.machines[first.sweep, first.machine]]
-    phrases += [
-        getattr(first, name) for name in ("model", "dataset") if report.cases[name].nunique() > 1
-    ]
+    several = [name for name in ("model", "dataset") if report.cases[name].nunique() > 1]
     facts = {
         first.apart: bool(first.apart),
         "not measured": cases["fake"].all(),
         "synthetic images": cases["synthetic"].any(),
         "extrapolated from part of an epoch": cases["extrapolated"].any(),
     }
-    return phrases + [fact for fact, holds in facts.items() if holds]
+    named = [report.machines[first.sweep, first.machine], *(getattr(first, n) for n in several)]
+    return named + [fact for fact, holds in facts.items() if holds]
 
 
-def read_steps(report: Report) -> Steps:
-    """A reader of the steps of a sweep, the published one's under the empty name."""
-    sweeps: dict[str, Sweep] = {sweep.name: sweep for sweep in report.sweeps}
-    if report.reference:
-        sweeps[""] = report.reference
-
-    @cache
-    def read(name: str) -> pd.DataFrame:
-        return sweeps[name].read_steps(MOST_STEP_BYTES)
-
-    return read
-
-
-MOST_LINES = 6
-"""Panels of a figure: the first lines that differ in more than their precision."""
-
-
-def split_lines(lines: Sequence[Line], report: Report) -> Iterator[tuple[str, list[Line]]]:
+def split_lines(report: Report) -> Iterator[tuple[str, list[Line]]]:
     """Lines that differ in nothing but their precision, each such part with its title.
 
     Of a precision with several loss scales, the first is drawn.
     """
-    named = list_naming_axes(report.axes)
+    axes = [name for name in list_naming_axes(report.axes) if name not in FOLLOWS["precision"]]
     parts: dict[tuple[bool, int], dict[str, Line]] = {}
-    for line in lines:
+    for line in report.lines:
         part = parts.setdefault((line.strong, line.group), {})
         part.setdefault(line.points[0].row.precision, line)
-    for part in list(parts.values())[:MOST_LINES]:
-        first = next(iter(part.values()))
-        axes = [name for name in named if name not in FOLLOWS["precision"]]
-        kind = "strong" if first.strong else "weak"
-        name = name_line(first, axes, report.machines, but="precision")
-        yield f"{kind}: {name}", list(part.values())
+    for (strong, _), part in list(parts.items())[:MOST_LINES]:
+        lines = list(part.values())
+        name = name_line(lines[0], axes, report.machines, but="precision")
+        yield f"{'strong' if strong else 'weak'}: {name}", lines
