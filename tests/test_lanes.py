@@ -361,7 +361,7 @@ def test_classes_are_reported_together(
     monkeypatch.setenv(fake.LANES, "RTX4090:1 A100:1")
     flags = [*FAKE, "--precision", "fp32", "--batch-size", "8", "--lanes", "all"]
     assert sweep.main([*flags, "--no-anchors", "--out", str(out)]) == 0
-    assert capsys.readouterr().out.startswith("rtx4090, a100\n")
+    assert capsys.readouterr().out.startswith("rtx4090, a100: ")
 
 
 @pytest.mark.parametrize("name", ["code", "dataset_fingerprint"])
