@@ -263,7 +263,6 @@ def execute(
     return executor.run(Job(case, data.folder, None, log), on_event, lambda: False)
 
 
-@pytest.mark.slow
 def test_a_busy_device_is_tried_again_and_counted(
     data: DatasetInfo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -284,7 +283,6 @@ def test_a_model_that_speaks_out_of_turn_is_an_outcome(data: DatasetInfo, tmp_pa
     assert "Traceback" in (tmp_path / "log").read_text()
 
 
-@pytest.mark.slow
 def test_phases_and_steps_are_told(data: DatasetInfo) -> None:
     events: list[Event] = []
     outcome = execute(data, "good", on_event=events.append)
@@ -298,7 +296,6 @@ def test_phases_and_steps_are_told(data: DatasetInfo) -> None:
     assert [(s.step, s.images) for s in outcome.steps] == [(0, 32), (1, 32)]
 
 
-@pytest.mark.slow
 def test_the_parts_of_a_case_s_time_are_the_whole(data: DatasetInfo) -> None:
     """As the parent sees it, from asking for the worker to its end."""
     start = time.monotonic()
