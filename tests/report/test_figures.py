@@ -146,6 +146,7 @@ def test_a_panel_is_a_machine_and_a_model(switches: Report) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_a_line_holds_cases_that_differ_only_in_batch_size(switches: Report) -> None:
     grouping = group_cases(switches)
     assert grouping.baseline == "compile off, channels last off"
@@ -197,6 +198,7 @@ def test_switches_are_shown_as_pairs(switches: Report) -> None:
     assert (pairs["off (s)"] / pairs["on (s)"]).tolist() == pytest.approx([1.25] * 16)
 
 
+@pytest.mark.slow
 def test_loss_scales_that_are_no_number_are_no_static_ones(cards: Report) -> None:
     for _, frame in take(cards, "loss-by-scale"):
         assert set(frame["precision"]) == {"fp16"}
