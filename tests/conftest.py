@@ -113,6 +113,12 @@ def _no_width(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("COLUMNS", raising=False)
 
 
+@pytest.fixture
+def unreported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sweeps of this process end without their report, which takes longer than a small one."""
+    monkeypatch.setattr("bench.sweep.__main__.print_report", lambda *folders: None)
+
+
 @pytest.fixture(scope="session")
 def cifar10() -> Path:
     """A folder of the 60,000 real images, kept beside the repository."""

@@ -133,34 +133,12 @@ FAKE = ["--executor", "fake", "--device", "cpu", "--dataset", "synthetic", "--ou
 
 
 @pytest.mark.slow
-def test_a_precision(copy: Copy) -> None:
-    add_precision(copy)
-    assert "fp32-wide" in copy.run("bench.sweep", "--list")
-    copy.run("bench.sweep", *FAKE, "--precision", "fp32-wide", "--batch-size", "64", "128")
-    assert [row["precision"] for row in copy.records("out")] == ["fp32-wide"] * 2
-    assert "· fp32-wide." in copy.run(
-        "bench.report", "out", "--full"
-    )  # what all cases have in common
-    assert "fp32-wide" in copy.run("bench.report", "out", "--format", "html")
-
-
-@pytest.mark.slow
 def test_an_axis(copy: Copy) -> None:
     add_axis(copy)
     assert "--momentum" in copy.run("bench.sweep", "--help-all")
-    copy.run(
-        "bench.sweep",
-        *FAKE,
-        "--precision",
-        "fp32",
-        "--batch-size",
-        "64",
-        "--momentum",
-        "0.5",
-        "0.9",
-    )
+    axes = ["--precision", "fp32", "--batch-size", "64", "--momentum", "0.5", "0.9"]
+    text = copy.run("bench.sweep", *FAKE, *axes)
     assert [row["momentum"] for row in copy.records("out")] == ["0.5", "0.9"]
-    text = copy.run("bench.report", "out")
     assert re.search(r"^ momentum .*\n ─+\n +0.5 .*\n +0.9 ", text, re.MULTILINE)
     page = copy.run("bench.report", "out", "--format", "html")
     assert ">momentum</th>" in page
@@ -169,17 +147,13 @@ def test_an_axis(copy: Copy) -> None:
 
 
 @pytest.mark.slow
-def test_an_output(copy: Copy) -> None:
+def test_an_output_and_a_section(copy: Copy) -> None:
+    """One file and one entry each; a section's table is cut and laid out as all others are."""
     add_output(copy)
-    copy.run("bench.sweep", *FAKE, "--precision", "fp32", "--batch-size", "64")
-    assert copy.run("bench.report", "out", "--format", "list") == "fp32: dpn-small\n"
-
-
-@pytest.mark.slow
-def test_a_section(copy: Copy) -> None:
-    """One file and one entry: its table is cut and laid out as all others are."""
     add_section(copy)
     copy.run("bench.sweep", *FAKE, "--precision", "fp32", "--batch-size", "64", "128")
+    names = copy.run("bench.report", "out", "--format", "list")
+    assert names == "fp32: dpn-small\n" * 2
     for format in ("text --full", "md", "html"):
         said = copy.run("bench.report", "out", "--format", *format.split())
         for words in ("The slowest of all", "slow network", "1 more row is left out"):
@@ -199,6 +173,7 @@ def test_a_model_and_a_precision_are_trained(copy: Copy) -> None:
     """Through a real worker, to the page."""
     add_model(copy)
     add_precision(copy)
+    assert "fp32-wide" in copy.run("bench.sweep", "--list")
     axes = ["--model", "tiny", "--precision", "fp32-wide", "--batch-size", "64"]
     how = ["--dataset", "synthetic", "--device", "cpu", "--fraction", "0.01", "--repeats", "1"]
     copy.run("bench.sweep", *axes, *how, "--out", "out")

@@ -203,7 +203,6 @@ def test_a_world_size_beyond_the_cards_is_refused_or_a_row(
     assert reason.startswith("world size 2 takes 2 GPUs of one kind")
 
 
-@pytest.mark.slow
 def test_searches_have_a_lane_each_and_find_what_one_lane_finds(
     out: Path, monkeypatch: pytest.MonkeyPatch, watch: Callable[..., None]
 ) -> None:
@@ -266,7 +265,6 @@ def test_each_class_of_hardware_has_the_full_grid_and_its_own_wall(
     assert len(read_records(out / "a100")) == 3, "all is there, and is found again"
 
 
-@pytest.mark.slow
 def test_a_class_keeps_its_folder_whichever_are_there(
     out: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -311,7 +309,6 @@ def test_the_folder_of_a_class_that_changed_is_refused_as_any_is(
     )
 
 
-@pytest.mark.slow
 def test_classes_with_one_card_keep_their_folders_when_the_harness_changes(
     out: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -361,7 +358,7 @@ def test_classes_are_reported_together(
     monkeypatch.setenv(fake.LANES, "RTX4090:1 A100:1")
     flags = [*FAKE, "--precision", "fp32", "--batch-size", "8", "--lanes", "all"]
     assert sweep.main([*flags, "--no-anchors", "--out", str(out)]) == 0
-    assert capsys.readouterr().out.startswith("rtx4090, a100\n")
+    assert capsys.readouterr().out.startswith("rtx4090, a100: ")
 
 
 @pytest.mark.parametrize("name", ["code", "dataset_fingerprint"])

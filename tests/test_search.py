@@ -195,7 +195,6 @@ JSON = st.recursive(
 )
 
 
-@pytest.mark.slow
 @given(st.sampled_from(["metric", "epochs", "grace", "reduction", "trials"]), JSON)
 def test_a_folder_that_somebody_edited_is_read_or_left(name: str, value: Any) -> None:
     told = Halving("test_loss", 9, 1, 3).describe() | {"trials": []}

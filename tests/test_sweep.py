@@ -771,7 +771,7 @@ def test_a_torn_line_is_reported_and_the_sweep_goes_on(
 
 
 @pytest.mark.slow
-def test_ten_thousand_cases(
+def test_four_thousand_cases(
     out: Path, monkeypatch: pytest.MonkeyPatch, record_property: Callable[[str, object], None]
 ) -> None:
     """Memory stays flat. The times are printed, not judged: see `pytest -s`."""
@@ -783,18 +783,18 @@ def test_ten_thousand_cases(
             return super().run(*arguments)
 
     monkeypatch.setattr(fake, "FakeExecutor", Watched)
-    flags = ["8", "16", "32", "64", "--seed", *map(str, range(2500))]
+    flags = ["8", "16", "32", "64", "--seed", *map(str, range(1000))]
     start = time.perf_counter()
     frame = run(out, *flags)
     swept = time.perf_counter()
-    assert len(frame) == len(set(read_cases(frame))) == len(held) == 10_000
+    assert len(frame) == len(set(read_cases(frame))) == len(held) == 4_000
     growth = max(held) - held[1000]
-    assert growth < 20_000_000, "what is written is not kept"
+    assert growth < 3000 * 2200, "what is written is not kept"
 
     begun = time.perf_counter()
     run(out, *flags)
     resumed = time.perf_counter() - begun
-    assert len(held) == 10_000
+    assert len(held) == 4_000
     figures = {"sweep_s": swept - start, "resume_s": resumed, "growth_bytes": growth}
     for name, value in figures.items():
         record_property(name, value)

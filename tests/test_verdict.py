@@ -649,7 +649,6 @@ def test_a_difference_of_the_margin_is_seldom_called_equivalent(
     assert claim_rate(found, wrong) <= chance(0.025 if cases == 1 else 0.05, trials)
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("unplanned")
 def test_no_difference_is_seldom_called_worse() -> None:
     found = simulate_equivalence(1.0, 0.05, 5, True, cases=6, trials=500)
@@ -683,7 +682,6 @@ def test_plans_from_few_seeds_tell_in_four_of_five_cases(noise: float, ratio: fl
     assert np.mean(powers) >= verdict.POWER
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("unplanned")
 def test_pairs_show_what_seeds_apart_cannot() -> None:
     pairs = simulate_equivalence(1.0, 0.004, 5, True, trials=500)

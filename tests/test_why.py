@@ -438,6 +438,7 @@ def test_doubts_of_a_profile(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("unreported")
 def test_a_real_profile_is_explained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """fp32 → bf16-amp on this CPU: what is left over of either step is within 5 %."""
     out = tmp_path / "sweep"

@@ -6,6 +6,7 @@ import csv
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -52,6 +53,9 @@ from bench.questions.notices import warn
 from bench.record import (
     Collapse,
     Environment,
+    Measurement,
+    Outcome,
+    Status,
     Tries,
     WorkRow,
     Yardstick,
@@ -334,6 +338,7 @@ def read_rows(out: Path) -> list[dict[str, str]]:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("unreported")
 def test_a_sweep_measures_once_and_only_where_it_runs_something(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -358,12 +363,15 @@ def test_a_sweep_measures_once_and_only_where_it_runs_something(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("unreported")
 def test_a_collapsed_yardstick_is_not_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     kept = Yardstick({"rate_copy": 5e9}, {}, {"rate_copy": Tries(24)})
     lost = replace(kept, collapsed={"rate_float32": COLLAPSE})
     asked = answer_rates(monkeypatch, lambda time: lost if time < 3 else kept)
+    answer = Outcome(Status.OK, measurement=Measurement(epoch_time_s=1.0, measured_time_s=1.0))
+    monkeypatch.setattr(SubprocessExecutor, "run", lambda *_: deepcopy(answer))
     run_sweep(tmp_path / "a", "--precision", "fp32")
     assert "warning: 2 threads reach 0.34 GFLOP/s in float32" in capsys.readouterr().err
     (row,) = read_rows(tmp_path / "a")
@@ -398,6 +406,7 @@ def test_the_better_of_two_measurements_counts_with_the_tries_of_both() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("unreported")
 def test_a_step_that_beats_the_rates_has_them_measured_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -138,6 +138,7 @@ def test_a_warm_worker_has_all_that_a_cold_one_has(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("unreported")
 def test_a_cold_sweep_has_the_rows_of_a_warm_one(tmp_path: Path) -> None:
     flags = (
         "--device cpu --dataset synthetic --precision fp32 bf16-amp --steps 3 --batch-size 16 "

@@ -101,6 +101,7 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, pd.DataFrame,
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(models_for_tests.PIDS, str(pids))
         patch.setattr(room, "time", ClockOfSleepers(pids))
+        patch.setattr(sweep, "print_report", lambda *folders: None)
         flags = [*FLAGS.split(), "--timeout", "300", "--out", str(folder / "out")]
         assert sweep.main([*flags, "--model", *map(model, ENDS)]) == 0
     frame = read_records(folder / "out").set_index("model")
@@ -262,7 +263,6 @@ def execute(
     return executor.run(Job(case, data.folder, None, log), on_event, lambda: False)
 
 
-@pytest.mark.slow
 def test_a_busy_device_is_tried_again_and_counted(
     data: DatasetInfo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -283,7 +283,6 @@ def test_a_model_that_speaks_out_of_turn_is_an_outcome(data: DatasetInfo, tmp_pa
     assert "Traceback" in (tmp_path / "log").read_text()
 
 
-@pytest.mark.slow
 def test_phases_and_steps_are_told(data: DatasetInfo) -> None:
     events: list[Event] = []
     outcome = execute(data, "good", on_event=events.append)
@@ -297,7 +296,6 @@ def test_phases_and_steps_are_told(data: DatasetInfo) -> None:
     assert [(s.step, s.images) for s in outcome.steps] == [(0, 32), (1, 32)]
 
 
-@pytest.mark.slow
 def test_the_parts_of_a_case_s_time_are_the_whole(data: DatasetInfo) -> None:
     """As the parent sees it, from asking for the worker to its end."""
     start = time.monotonic()
@@ -313,7 +311,10 @@ def test_the_parts_of_a_case_s_time_are_the_whole(data: DatasetInfo) -> None:
 @pytest.mark.slow
 def test_the_epochs_of_a_worker_come_back(data: DatasetInfo) -> None:
     """Through a real process: each epoch is entered, seen by the monitor, and has its row."""
-    case = Case(model=model("good"), dataset="synthetic", batch_size=5000, epochs=2, device="cpu")
+    case = Case(
+        model=model("good"), dataset="synthetic", batch_size=500, epochs=2, fraction=0.1,
+        device="cpu",
+    )  # fmt: skip
     events: list[Event] = []
     executor = SubprocessExecutor(Settings(timeout_s=120))
     outcome = executor.run(Job(case, data.folder), events.append, lambda: False)

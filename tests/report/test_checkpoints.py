@@ -67,7 +67,6 @@ def test_each_case_has_what_its_checkpoint_takes(tmp_path: Path) -> None:
     assert "(loss of step 2)" in page
 
 
-@pytest.mark.slow
 def test_without_checkpoints_there_is_no_table(tmp_path: Path) -> None:
     made = report(tmp_path, make_record(Case(), **measured(10.0, 2**30)))
     assert not [table for table in made.tables if table.name == "checkpoints"]

@@ -557,7 +557,6 @@ def test_mixed_environments_are_said(tmp_path: Path) -> None:
     assert "torch 2.13 or 2.12" in warnings[0].text
 
 
-@pytest.mark.slow
 def test_two_models_or_datasets_are_no_mixed_environment(tmp_path: Path) -> None:
     hashes = ("model_parameters", "model_structure", "model_source")
     small = ran(Case(model="dpn-small"), 10, **dict.fromkeys(hashes, "aaa"))
@@ -625,7 +624,6 @@ def test_every_quantity_says_what_it_is() -> None:
         assert quantity.write(1.5 * quantity.scale)
 
 
-@pytest.mark.slow
 def test_a_file_of_weights_is_said_above_its_rows(tmp_path: Path) -> None:
     path = "/results/of/some/sweep/with/a/long/name/checkpoints/fp32-b128-2ad912a4-1/best.pt"
     records = [

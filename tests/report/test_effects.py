@@ -943,7 +943,6 @@ def lessons(tmp_path: Path, losses: dict[Case, Sequence[float]], **values: Any) 
     return found
 
 
-@pytest.mark.slow
 def test_equivalence_has_to_hold_in_every_case(tmp_path: Path) -> None:
     """Ten per cent worse at one batch size and better at the other is no equivalence."""
     seeds, large = (1.0, 1.1, 1.2, 1.3), replace(FP32, batch_size=256)

@@ -101,7 +101,6 @@ def test_what_counts_as_steady(change: float, said: bool) -> None:
     assert bool(str(Trend(change))) is said
 
 
-@pytest.mark.slow
 def test_repeats_are_shown_by_their_median(tmp_path: Path) -> None:
     runs = [run(CASE, [t, 10, 10], repeat) for repeat, t in enumerate([10, 10.1, 99], 1)]
     failed = run(CASE, [1, 1, 1], 4, status=Status.DIVERGED)
@@ -109,7 +108,6 @@ def test_repeats_are_shown_by_their_median(tmp_path: Path) -> None:
     assert [row[1].value for row in table.rows] == [10.1, 10, 10]
 
 
-@pytest.mark.slow
 def test_without_evaluation_its_columns_are_left_out(tmp_path: Path) -> None:
     record, steps, epochs = run(CASE, [10, 10, 10])
     for epoch in epochs:
@@ -120,7 +118,6 @@ def test_without_evaluation_its_columns_are_left_out(tmp_path: Path) -> None:
     assert texts(table)[1][2] == "–"
 
 
-@pytest.mark.slow
 def test_one_epoch_is_in_the_overview_alone(tmp_path: Path) -> None:
     once = make_record(replace(CASE, epochs=1), **measured(10, 2**30))
     made = report(tmp_path, (once, [], []))

@@ -890,7 +890,7 @@ def test_every_format_has_the_tables(tmp_path: Path, report: Run) -> None:
     titles = {table.name: table.title for table in read(folder).tables}
     shown = ("walls", "batch-speed", "batch-memory", "matched", "largest")
     for format in ("text", "md", "latex", "html"):
-        _, out, _ = report(folder, "--format", format)
+        _, out, _ = report(folder, "--format", format, "--full")
         assert all(titles[name] in out for name in shown), format
     document = json.loads(report(folder, "--format", "json")[1])
     tables = {table["name"]: table for table in document["tables"]}
