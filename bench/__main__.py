@@ -29,10 +29,8 @@ _FIRST_LINE = re.compile(r"`python -m bench\.(\w+)[^`]*`: (.+)\.")
 
 def read_line(command: str) -> str:
     """The line that describes ``command``: the first of its docstring, after the command itself.
-
-    Raises:
-        ValueError: the docstring does not begin with ```python -m bench.NAME …`: what it does.``
-    """
+    Raises ValueError: the docstring does not begin with ```python -m bench.NAME …`: what it
+    does.``"""
     file = _ROOT / f"{command}.py"
     if not file.is_file():
         file = _ROOT / command / "__main__.py"

@@ -106,10 +106,7 @@ _BUILD = "build it from the repository NVIDIA/apex on GitHub"
 
 def choose_interface(apex: Apex | None, opt_level: str | None) -> Interface:
     """What trains a case: amp where it has an opt level, else the oldest FP16_Optimizer there is.
-
-    Raises:
-        UnsupportedError: this copy cannot; the message says what to do.
-    """
+    Raises UnsupportedError: this copy cannot; the message says what to do."""
     if apex is None:
         raise UnsupportedError(f"NVIDIA apex is not installed: {_BUILD}")
     if not apex.nvidia:

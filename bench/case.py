@@ -717,11 +717,8 @@ parse_micro_batch = _whole("a micro-batch")
 
 
 def refuse_auto(family: Case, text: str) -> list[int]:
-    """What a command makes of ``auto`` that does not look for the largest batch.
-
-    Raises:
-        UsageError: always.
-    """
+    """What a command makes of ``auto`` that does not look for the largest batch. Raises UsageError:
+    always."""
     raise UsageError(
         f"--batch-size {text}: only bench.sweep looks for the largest batch; give a number, such "
         "as one that bench.fit recommends"
@@ -821,11 +818,8 @@ def go_together(case: Case) -> bool:
 
 
 def check_axes(case: Case) -> None:
-    """Refuse settings that do not go together.
-
-    Raises:
-        UsageError: it says which, and what to leave out.
-    """
+    """Refuse settings that do not go together. Raises UsageError: it says which, and what to leave
+    out."""
     if case.accumulate > case.batch_size:
         raise UsageError(
             f"a batch of {case.batch_size} cannot be computed in {case.accumulate} micro-batches; "
@@ -894,11 +888,8 @@ def check_axes(case: Case) -> None:
 
 
 def _check_capture(case: Case) -> None:
-    """Refuse what a step that is captured as a CUDA graph cannot have.
-
-    Raises:
-        UsageError: it says what.
-    """
+    """Refuse what a step that is captured as a CUDA graph cannot have. Raises UsageError: it says
+    what."""
     precision = PRECISIONS[case.precision]
     given = [*_list_given(case, ("accumulate", "checkpoint", "profile", "parallel"))]
     if case.compile in OWN_GRAPHS:

@@ -99,11 +99,8 @@ class Platform:
         return "a memory limit on a CPU needs Linux; leave out --memory-limit"
 
     def check_limit(self, limit: str | None) -> None:
-        """Refuse a memory limit above what the device has: it would limit nothing.
-
-        Raises:
-            UsageError: it says how much there is.
-        """
+        """Refuse a memory limit above what the device has: it would limit nothing. Raises
+        UsageError: it says how much there is."""
         if limit is None:
             return
         total = self.environment.gpu_memory_bytes or _host_memory_bytes()
@@ -148,11 +145,8 @@ class ProcessAnswer:
     host: Environment | None = None
 
     def platform(self, device: str) -> Platform:
-        """The device, described together with its host.
-
-        Raises:
-            UsageError: torch is missing or broken, or cannot use the device.
-        """
+        """The device, described together with its host. Raises UsageError: torch is missing or
+        broken, or cannot use the device."""
         if why := self.error or self.devices[device].error:
             raise UsageError(why)
         environment = describe_host() if self.host is None else replace(self.host)
@@ -164,11 +158,8 @@ class ProcessAnswer:
         return Platform(environment, answer.fp16_native, answer.bf16_native)
 
     def fingerprint(self, model: str) -> Fingerprint:
-        """The model or workload, as `bench.fingerprint.name_subject` names it.
-
-        Raises:
-            UsageError: it cannot be imported, built or run, or torch cannot.
-        """
+        """The model or workload, as `bench.fingerprint.name_subject` names it. Raises UsageError:
+        it cannot be imported, built or run, or torch cannot."""
         found = self.error or self.models[model]
         if isinstance(found, str):
             raise UsageError(found)
@@ -254,11 +245,8 @@ def _read_answer(line: bytes) -> ProcessAnswer | None:
 
 
 def probe(device: str) -> Platform:
-    """Ask a fresh process what ``device`` ("cuda" or "cpu") is.
-
-    Raises:
-        UsageError: torch is missing or broken, or cannot use the device.
-    """
+    """Ask a fresh process what ``device`` ("cuda" or "cpu") is. Raises UsageError: torch is missing
+    or broken, or cannot use the device."""
     return ask([device]).platform(device)
 
 
@@ -474,11 +462,8 @@ def find_missing(packages: Iterable[str] = PACKAGES) -> tuple[str, ...]:
 
 
 def refuse_missing(packages: Iterable[str] = PACKAGES) -> None:
-    """Refuse to start where packages are missing that would be needed on the way.
-
-    Raises:
-        UsageError: it names them, and the command that installs them.
-    """
+    """Refuse to start where packages are missing that would be needed on the way. Raises
+    UsageError: it names them, and the command that installs them."""
     if missing := find_missing(packages):
         are = "is" if len(missing) == 1 else "are"
         raise UsageError(

@@ -333,11 +333,8 @@ def _try(what: str, action: Callable[[], Any]) -> Any:
 
 
 def build_network(name: str, workload: Workload) -> nn.Module:
-    """Build a workload's network.
-
-    Raises:
-        UsageError: it cannot be built, or there is nothing in it to train.
-    """
+    """Build a workload's network. Raises UsageError: it cannot be built, or there is nothing in it
+    to train."""
     from torch import nn
 
     model = _try(f"workload {name!r}: build_model fails", workload.build_model)
@@ -352,11 +349,7 @@ def build_network(name: str, workload: Workload) -> nn.Module:
 
 
 def check_head(name: str, workload: Workload, model: nn.Module) -> None:
-    """Check that a workload finds the head in its network.
-
-    Raises:
-        UsageError: it does not.
-    """
+    """Check that a workload finds the head in its network. Raises UsageError: it does not."""
     head = _try(f"workload {name!r}: find_head fails", partial(workload.find_head, model))
     if not any(module is head for module in model.modules()):
         raise UsageError(
@@ -684,11 +677,8 @@ def examine_in_fork(text: str) -> dict[str, Any]:
 
 
 def check_outputs(name: str, found: Fingerprint, classes: int) -> None:
-    """Refuse a model that does not tell as many classes apart as the images have.
-
-    Raises:
-        UsageError: it says both numbers.
-    """
+    """Refuse a model that does not tell as many classes apart as the images have. Raises
+    UsageError: it says both numbers."""
     if found.outputs not in (None, classes):
         raise UsageError(
             f"model {name!r} gives {(_TRIED, found.outputs)} for {_TRIED} images; it must "

@@ -111,11 +111,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def fit(argv: Sequence[str]) -> int:
-    """Do what the command line says; the return code.
-
-    Raises:
-        UsageError: it cannot be done.
-    """
+    """Do what the command line says; the return code. Raises UsageError: it cannot be done."""
     refuse_flags(argv, _WITHOUT, "bench.fit chooses what its runs measure; leave it out")
     given = build_parser().parse(argv)
     step, margin = _read_whole("--step", given.step), _read_margin(given.margin)

@@ -80,20 +80,12 @@ class Parser(argparse.ArgumentParser):
         super().__init__(**{"formatter_class": _Short, "allow_abbrev": False, **settings})
 
     def error(self, message: str) -> NoReturn:
-        """Raise with argparse's message.
-
-        Raises:
-            UsageError: always.
-        """
+        """Raise with argparse's message. Raises UsageError: always."""
         raise UsageError(f"{message}; see {self._whole_help}")
 
     def parse(self, argv: Sequence[str]) -> argparse.Namespace:
-        """Parse ``argv``.
-
-        Raises:
-            UsageError: a flag is unknown, with the nearest right one if any is near, is given
-                twice, or lacks its value.
-        """
+        """Parse ``argv``. Raises UsageError: a flag is unknown, with the nearest right one if any
+        is near, is given twice, or lacks its value."""
         self._refuse_repeated(argv)
         given, unknown = self.parse_known_args(argv)
         if unknown:
@@ -162,11 +154,8 @@ def add_axes(
 
 
 def refuse_flags(argv: Sequence[str], names: Collection[str], why: str) -> None:
-    """Refuse the flags of axes that a command has not, for a better reason than that.
-
-    Raises:
-        UsageError: one is given; ``why`` says what it means, and what to do.
-    """
+    """Refuse the flags of axes that a command has not, for a better reason than that. Raises
+    UsageError: one is given; ``why`` says what it means, and what to do."""
     for flag in map(axis_flag, names):
         if any(word.partition("=")[0] == flag for word in argv):
             raise UsageError(f"{flag}: {why}")
@@ -177,21 +166,15 @@ CIFAR_ONLY = ("input", "classes")
 
 
 def refuse_other_images(argv: Sequence[str], command: str) -> None:
-    """Refuse other images than those of CIFAR's shape and classes.
-
-    Raises:
-        UsageError: a flag of `CIFAR_ONLY` is given.
-    """
+    """Refuse other images than those of CIFAR's shape and classes. Raises UsageError: a flag of
+    `CIFAR_ONLY` is given."""
     why = f"{command} has images of 3x32x32; leave it out, give a --workload, or use bench.sweep"
     refuse_flags(argv, CIFAR_ONLY, why)
 
 
 def read_axes(given: argparse.Namespace, without: Collection[str] = ()) -> dict[str, list[Value]]:
-    """The axes given as flags of `add_axes`, parsed.
-
-    Raises:
-        UsageError: a value is not one its axis can take, or axes do not go together.
-    """
+    """The axes given as flags of `add_axes`, parsed. Raises UsageError: a value is not one its axis
+    can take, or axes do not go together."""
     axes: dict[str, list[Value]] = {
         name: [
             value for text in texts or ["on"] for value in parse_values(name, text, axis_flag(name))
@@ -206,11 +189,8 @@ def read_axes(given: argparse.Namespace, without: Collection[str] = ()) -> dict[
 
 
 def refuse_beside_workload(axes: Mapping[str, Collection[Value]]) -> None:
-    """Refuse the axes that a user's workload decides by itself.
-
-    Raises:
-        UsageError: one is given beside it.
-    """
+    """Refuse the axes that a user's workload decides by itself. Raises UsageError: one is given
+    beside it."""
     if any(name != IMAGES for name in axes.get("workload", [])):
         for name in ("model", "dataset", "input", "classes"):
             if name in axes:
@@ -233,11 +213,7 @@ def add_filters(parser: argparse.ArgumentParser, example: str) -> None:
 
 @contextmanager
 def writable(flag: str, path: Path) -> Iterator[None]:
-    """Write to a path that a flag gave.
-
-    Raises:
-        UsageError: it cannot be written.
-    """
+    """Write to a path that a flag gave. Raises UsageError: it cannot be written."""
     try:
         yield
     except OSError as error:
@@ -267,11 +243,8 @@ def run_command(command: Callable[[Sequence[str]], int], argv: Sequence[str] | N
 
 
 def parse_percent(where: str, text: str) -> float:
-    """Read ``2%`` as 0.02.
-
-    Raises:
-        UsageError: it is not a percentage from 0 to 1000, or has no ``%``.
-    """
+    """Read ``2%`` as 0.02. Raises UsageError: it is not a percentage from 0 to 1000, or has no
+    ``%``."""
     number, sign, rest = text.strip().partition("%")
     try:
         value = float(number) if sign and not rest and number.isascii() else -1.0

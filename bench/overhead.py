@@ -33,11 +33,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def compare(argv: Sequence[str]) -> int:
-    """Time harness and bare loop in turn; the return code.
-
-    Raises:
-        UsageError: the case is not one, or cannot be measured here.
-    """
+    """Time harness and bare loop in turn; the return code. Raises UsageError: the case is not one,
+    or cannot be measured here."""
     parser = Parser(
         prog="python -m bench.overhead",
         usage="%(prog)s [--AXIS VALUE] [--pairs N] [--data-dir DIR] [--json]",
@@ -120,11 +117,7 @@ def describe_spread(ratios: Sequence[float]) -> str:
 
 
 def measure_case(executor: Executor, job: Job) -> Measurement:
-    """Measure a case as a sweep does.
-
-    Raises:
-        UsageError: it cannot be measured here.
-    """
+    """Measure a case as a sweep does. Raises UsageError: it cannot be measured here."""
     outcome = executor.run(job, lambda event: None, lambda: False)
     if outcome.status is not Status.OK or outcome.measurement.measured_time_s is None:
         raise UsageError(f"the case ended as {outcome.status}: {outcome.reason}; choose another")
@@ -132,11 +125,8 @@ def measure_case(executor: Executor, job: Job) -> Measurement:
 
 
 def time_bare(job: Job) -> float:
-    """Train a case by the bare loop in a fresh process; the same steps' seconds.
-
-    Raises:
-        UsageError: it failed.
-    """
+    """Train a case by the bare loop in a fresh process; the same steps' seconds. Raises UsageError:
+    it failed."""
     asked = json.dumps({"case": asdict(job.case), "folder": job.folder})
     command = [sys.executable, "-c", "from bench.overhead import _train; _train()"]
     answer = subprocess.run(command, input=asked, capture_output=True, text=True, check=False)

@@ -127,22 +127,15 @@ def preset_names() -> list[str]:
 
 
 def load_preset(name: str) -> Preset:
-    """Read a preset by name.
-
-    Raises:
-        UsageError: there is none of that name.
-    """
+    """Read a preset by name. Raises UsageError: there is none of that name."""
     if name not in preset_names():
         raise UsageError(f"--preset {name!r}: {nearest(name, preset_names())}")
     return parse_preset((_FOLDER / f"{name}.toml").read_bytes(), name)
 
 
 def load_config(path: Path) -> Preset:
-    """Read a preset from the user's own TOML file.
-
-    Raises:
-        UsageError: the file cannot be read or is not a preset.
-    """
+    """Read a preset from the user's own TOML file. Raises UsageError: the file cannot be read or is
+    not a preset."""
     try:
         return parse_preset(path.read_bytes(), str(path))
     except OSError as error:
@@ -150,11 +143,8 @@ def load_config(path: Path) -> Preset:
 
 
 def parse_preset(data: bytes, name: str) -> Preset:
-    """Parse a preset's TOML.
-
-    Raises:
-        UsageError: it is not TOML, has a key that is no axis, or a value its axis cannot take.
-    """
+    """Parse a preset's TOML. Raises UsageError: it is not TOML, has a key that is no axis, or a
+    value its axis cannot take."""
     try:
         table = tomllib.loads(data.decode())
     except (ValueError, RecursionError) as error:  # ValueError: also a number of 5000 digits
@@ -187,11 +177,8 @@ def _parse_grid(block: Mapping[str, object], where: str) -> dict[str, list[Value
 
 
 def read_micro_batch(value: object, where: str) -> int:
-    """Read the most images that a micro-batch may hold.
-
-    Raises:
-        UsageError: it is no whole number from 1.
-    """
+    """Read the most images that a micro-batch may hold. Raises UsageError: it is no whole number
+    from 1."""
     try:
         return parse_micro_batch(str(value))
     except ValueError as error:

@@ -353,11 +353,8 @@ def _find_starved(case: ScaleCase, held: Sequence[float]) -> dict[float, tuple[s
 
 
 def read_scale_map(folder: Path) -> ScaleMap | None:
-    """Read a map; None where the folder holds none.
-
-    Raises:
-        UsageError: it holds one that cannot be read, naming the file.
-    """
+    """Read a map; None where the folder holds none. Raises UsageError: it holds one that cannot be
+    read, naming the file."""
     file = folder / MAP
     if not file.is_file():
         return None

@@ -182,14 +182,8 @@ _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?([a-zA-Z]+)")
 
 
 def parse_bytes(text: str) -> int:
-    """Read an amount of memory.
-
-    Raises:
-        ValueError: it is none, with what is right.
-
-    >>> parse_bytes("21GiB"), parse_bytes("1.5 GB")
-    (22548578304, 1500000000)
-    """
+    """Read an amount of memory. Raises ValueError: it is none, with what is right. >>>
+    parse_bytes("21GiB"), parse_bytes("1.5 GB") (22548578304, 1500000000)"""
     found = _SIZE.fullmatch(text)
     units = {name.lower(): factor for name, factor in _UNITS.items()}
     if not found or found[2].lower() not in units:

@@ -141,11 +141,8 @@ class Timeline:
 
 
 def read_trace(file: Path) -> Trace:
-    """Read a trace, gzipped or not, and link each operator to the one that called it.
-
-    Raises:
-        ValueError: it is none.
-    """
+    """Read a trace, gzipped or not, and link each operator to the one that called it. Raises
+    ValueError: it is none."""
     raw = file.read_bytes()
     content = json.loads(gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw, strict=False)
     try:

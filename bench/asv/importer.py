@@ -51,11 +51,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def import_sweeps(argv: Sequence[str]) -> int:
-    """Import every sweep named, each whole or not at all.
-
-    Raises:
-        UsageError: records are not there, are of no commit, or clash with results asv has.
-    """
+    """Import every sweep named, each whole or not at all. Raises UsageError: records are not there,
+    are of no commit, or clash with results asv has."""
     parser = Parser(prog="python -m bench.asv_import", description=describe(__doc__))
     parser.add_argument("sweeps", nargs="+", type=Path, metavar="RESULTS", help="a sweep's folder")
     for folder in parser.parse(argv).sweeps:
@@ -65,11 +62,8 @@ def import_sweeps(argv: Sequence[str]) -> int:
 
 
 def load_config() -> Any:
-    """asv's configuration of the project in the working directory.
-
-    Raises:
-        UsageError: there is none.
-    """
+    """asv's configuration of the project in the working directory. Raises UsageError: there is
+    none."""
     try:
         return Config.load()
     except UserError as error:
@@ -83,10 +77,7 @@ def read_results(config: Any) -> list[Any]:
 
 def import_sweep(folder: Path, config: Any) -> list[Path]:
     """Write a sweep's records as asv results, one file per commit and machine; return the files.
-
-    Raises:
-        UsageError: as `import_sweeps`.
-    """
+    Raises UsageError: as `import_sweeps`."""
     frame = read_measured(folder)
     cases = list(dict.fromkeys(read_cases(frame)))
     grid = describe_grid(_name_grid(folder, cases), cases)
@@ -115,11 +106,8 @@ def import_sweep(folder: Path, config: Any) -> list[Path]:
 
 def read_measured(folder: Path) -> pd.DataFrame:
     """The rows of a sweep that become results: the attempt that counts of each run of its cases.
-
-    Raises:
-        UsageError: there are none, they are no measurements, or rows that asv would take for one
-            result were made under different environments.
-    """
+    Raises UsageError: there are none, they are no measurements, or rows that asv would take for one
+    result were made under different environments."""
     frame = read_records(folder)
     frame = keep_latest(keep_cases(frame))
     if frame.empty:
@@ -242,11 +230,8 @@ def _median(values: Iterable[float | None]) -> float | None:
 
 
 def _find_commit(name: str, folder: Path, config: Any) -> tuple[str, int]:
-    """A commit's hash and date (JavaScript's milliseconds).
-
-    Raises:
-        UsageError: the records name no commit of this repository.
-    """
+    """A commit's hash and date (JavaScript's milliseconds). Raises UsageError: the records name no
+    commit of this repository."""
     if not name or name.endswith("+dirty"):
         raise UsageError(
             f"{folder}: measured by {f'edited source ({name})' if name else 'no known commit'}, so "

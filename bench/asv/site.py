@@ -64,11 +64,8 @@ def fetch_assets(packages: Mapping[str, Any]) -> dict[str, bytes]:
 
 
 def unpack(package: str, archive: bytes, pinned: Mapping[str, Any]) -> dict[str, bytes]:
-    """Verify a package's archive and read the files wanted of it.
-
-    Raises:
-        UsageError: it is not the one pinned.
-    """
+    """Verify a package's archive and read the files wanted of it. Raises UsageError: it is not the
+    one pinned."""
     algorithm, _, digest = pinned["integrity"].partition("-")
     found = base64.b64encode(hashlib.new(algorithm, archive).digest()).decode()
     if found != digest:
@@ -90,11 +87,8 @@ REMOTE = re.compile(
 
 
 def stand_alone(out: Path, assets: Mapping[str, bytes]) -> None:
-    """Make an asv site load nothing from elsewhere, open from disk, and draw every plot.
-
-    Raises:
-        UsageError: its page wants a library that is not among ``assets``.
-    """
+    """Make an asv site load nothing from elsewhere, open from disk, and draw every plot. Raises
+    UsageError: its page wants a library that is not among ``assets``."""
     vendor = out / VENDOR
     vendor.mkdir()
 

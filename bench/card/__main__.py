@@ -88,11 +88,8 @@ def build_parser() -> Parser:
 
 
 def show(argv: Sequence[str]) -> int:
-    """Run the phases that time allows, write the report and the summary; the return code.
-
-    Raises:
-        UsageError: it cannot be done.
-    """
+    """Run the phases that time allows, write the report and the summary; the return code. Raises
+    UsageError: it cannot be done."""
     begun = time.monotonic()
     given = build_parser().parse(argv)
     refuse_missing()

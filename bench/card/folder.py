@@ -103,11 +103,7 @@ class Card:
 
     @classmethod
     def read(cls, folder: Path) -> Card:
-        """Read a folder's state.
-
-        Raises:
-            UsageError: there is none, or not one of this version.
-        """
+        """Read a folder's state. Raises UsageError: there is none, or not one of this version."""
         try:
             values = json.loads((folder / STATE).read_text())
             if values.pop("version") != VERSION:

@@ -122,11 +122,8 @@ def build_parser() -> Parser:
 
 
 def check(argv: Sequence[str]) -> int:
-    """Do what the command line says; the return code.
-
-    Raises:
-        UsageError: a flag or value is wrong, or a model, a device or the images are of no use.
-    """
+    """Do what the command line says; the return code. Raises UsageError: a flag or value is wrong,
+    or a model, a device or the images are of no use."""
     refuse_other_images(argv, "bench.check")
     given = build_parser().parse(argv)
     steps = _parse_steps(given.steps)

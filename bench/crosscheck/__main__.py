@@ -192,11 +192,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def crosscheck(argv: Sequence[str]) -> int:
-    """Measure in pairs and judge; the return code.
-
-    Raises:
-        UsageError: the case is not one that the bare loop can train, or it failed.
-    """
+    """Measure in pairs and judge; the return code. Raises UsageError: the case is not one that the
+    bare loop can train, or it failed."""
     refuse_other_images(argv, "bench.crosscheck")
     parser = Parser(
         prog="python -m bench.crosscheck",
@@ -263,11 +260,8 @@ _SUPPORTED = ("model", "workload", "precision", "batch_size", "fraction", "devic
 
 
 def choose_case(axes: dict[str, list[Value]]) -> Case:
-    """The one case to measure.
-
-    Raises:
-        UsageError: several are given, or one that the bare loop cannot train.
-    """
+    """The one case to measure. Raises UsageError: several are given, or one that the bare loop
+    cannot train."""
     device = axes.get("device", ["cuda" if has_cuda() else "cpu"])
     defaults: dict[str, list[Value]] = (
         {"model": ["dpn-small"], "fraction": [0.05]}
@@ -299,11 +293,7 @@ def choose_case(axes: dict[str, list[Value]]) -> Case:
 
 
 def time_harness(executor: Executor, job: Job) -> Side:
-    """Measure a case as a sweep does.
-
-    Raises:
-        UsageError: it cannot be measured here.
-    """
+    """Measure a case as a sweep does. Raises UsageError: it cannot be measured here."""
     outcome = executor.run(job, lambda event: None, lambda: False)
     m = outcome.measurement
     if outcome.status is not Status.OK:

@@ -54,11 +54,8 @@ class Share:
 
 
 def count_items(batch: Any) -> int:
-    """Items of a batch: of a `Divided` its size, else its first tensor's first dimension.
-
-    Raises:
-        ValueError: it holds no tensor, or one without dimensions first.
-    """
+    """Items of a batch: of a `Divided` its size, else its first tensor's first dimension. Raises
+    ValueError: it holds no tensor, or one without dimensions first."""
     from torch import Tensor
     from torch.utils._pytree import tree_leaves
 

@@ -205,13 +205,9 @@ class LoadedBatches:
 
     @staticmethod
     def _load(batches: Iterator[Any]) -> Any:
-        """The next batch.
-
-        Raises:
-            RuntimeError: a worker died by a signal, worded as torch's handler of SIGCHLD words it.
-                The pipe of a batch breaks before the worker can be waited for; torch then raises
-                what it met there (EOFError, ConnectionResetError), or names no signal.
-        """
+        """The next batch. Raises RuntimeError: a worker died by a signal, worded as torch's handler
+        of SIGCHLD words it. The pipe of a batch breaks before the worker can be waited for; torch
+        then raises what it met there (EOFError, ConnectionResetError), or names no signal."""
         try:
             return next(batches)
         except (EOFError, OSError, RuntimeError) as error:

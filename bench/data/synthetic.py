@@ -30,11 +30,8 @@ _INPUT = re.compile(r"([0-9]{1,5})x([0-9]{1,5})x([0-9]{1,5})")
 
 
 def parse_shape(text: str) -> Shape:
-    """Read ``3x224x224``: channels, height and width.
-
-    Raises:
-        ValueError: it is no such text, the image is empty or too large, or its channels come last.
-    """
+    """Read ``3x224x224``: channels, height and width. Raises ValueError: it is no such text, the
+    image is empty or too large, or its channels come last."""
     found = _INPUT.fullmatch(text)
     channels, height, width = map(int, found.groups()) if found else (0, 0, 0)
     if not 1 <= channels * height * width <= LARGEST:

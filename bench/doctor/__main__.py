@@ -582,11 +582,8 @@ def write_json(machine: Machine, findings: Sequence[Remark]) -> str:
 
 
 def read_json(path: Path) -> Machine:
-    """Read the facts that ``--json`` wrote.
-
-    Raises:
-        UsageError: the file cannot be read, or is not of this version of the doctor.
-    """
+    """Read the facts that ``--json`` wrote. Raises UsageError: the file cannot be read, or is not
+    of this version of the doctor."""
     right = "give what python -m bench.doctor --json printed"
     try:
         machine: Machine = _read(Machine, json.loads(path.read_text())["facts"], "facts")
@@ -643,11 +640,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def doctor(argv: Sequence[str]) -> int:
-    """Do what the command line says; the return code.
-
-    Raises:
-        UsageError: a flag is wrong, a file cannot be read, or a model is broken.
-    """
+    """Do what the command line says; the return code. Raises UsageError: a flag is wrong, a file
+    cannot be read, or a model is broken."""
     parser = Parser(
         prog="python -m bench.doctor",
         description="Say what this machine can measure, and the command that fixes what it cannot.",
@@ -705,10 +699,7 @@ def _read_batch_size(given: Namespace) -> int:
 
 def measure_machine(machine: Machine, batch_size: int) -> Machine:
     """Measure what the device can do now, and count what a step of each sound model does there.
-
-    Raises:
-        UsageError: `bench.doctor.rates.SECONDS` has no number of seconds.
-    """
+    Raises UsageError: `bench.doctor.rates.SECONDS` has no number of seconds."""
     device = machine.device
     if device is None or not (seconds := choose_seconds(device)):
         return machine

@@ -25,11 +25,8 @@ _SLOWEST = 250  # times as long as asked: seven rates or more, and products that
 
 
 def choose_seconds(device: str) -> float:
-    """How long the tries of each rate may take together, in s; 0 for none at all.
-
-    Raises:
-        UsageError: the variable `SECONDS` is not a number of seconds.
-    """
+    """How long the tries of each rate may take together, in s; 0 for none at all. Raises
+    UsageError: the variable `SECONDS` is not a number of seconds."""
     text = os.environ.get(SECONDS, "")
     try:
         seconds = float(text) if text else _DEFAULT_S[device]

@@ -168,11 +168,8 @@ class Executor(Protocol):
         """
 
     def prepare(self, lane: Lane, images: Images) -> DatasetInfo:
-        """Have images on the lane's machine; its ``folder`` is that of a job on this lane.
-
-        Raises:
-            UsageError: they cannot be had or read.
-        """
+        """Have images on the lane's machine; its ``folder`` is that of a job on this lane. Raises
+        UsageError: they cannot be had or read."""
 
     def rate(
         self, lane: Lane, device: str, seconds: float, expected: Mapping[str, float]

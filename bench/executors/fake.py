@@ -56,11 +56,7 @@ class Memory:
 
     @classmethod
     def parse(cls, text: str) -> Memory:
-        """Read a model.
-
-        Raises:
-            UsageError: a part of it is none.
-        """
+        """Read a model. Raises UsageError: a part of it is none."""
         values = {}
         for part in text.split():
             name, _, value = part.partition("=")
@@ -214,11 +210,8 @@ class FakeExecutor:
 
 
 def _parse_lanes(text: str) -> list[tuple[str, str]]:
-    """The name and UUID of each card of ``A100:2 H100:1``.
-
-    Raises:
-        UsageError: a part of it is not of that form.
-    """
+    """The name and UUID of each card of ``A100:2 H100:1``. Raises UsageError: a part of it is not
+    of that form."""
     cards = []
     for part in text.split():
         kind, _, number = part.rpartition(":")

@@ -31,11 +31,8 @@ which has their stacks written."""
 
 
 def find_gpus(job: Job) -> tuple[str, ...]:
-    """The GPUs of a job of several, by rank; none on a CPU.
-
-    Raises:
-        UnsupportedError: its lane has fewer.
-    """
+    """The GPUs of a job of several, by rank; none on a CPU. Raises UnsupportedError: its lane has
+    fewer."""
     if job.case.device == "cpu":
         return ()
     gpus = job.lane.gpus or tuple(filter(None, [job.gpu_uuid]))
@@ -48,11 +45,8 @@ def find_gpus(job: Job) -> tuple[str, ...]:
 
 
 def see_all(job: Job) -> dict[str, str]:
-    """Environment variables of a worker that trains on all GPUs of its job.
-
-    Raises:
-        UnsupportedError: its lane has too few.
-    """
+    """Environment variables of a worker that trains on all GPUs of its job. Raises
+    UnsupportedError: its lane has too few."""
     gpus = find_gpus(job)
     return _see(gpus if job.lane.gpus else ())
 
@@ -148,11 +142,8 @@ class Ranks:
         self._heard.put((rank, None))
 
     def messages(self) -> Iterator[Message | None]:
-        """Yield the first worker's messages, a phase once all announce it; None every 0.1 s.
-
-        Raises:
-            MessageError: a worker wrote what is no message.
-        """
+        """Yield the first worker's messages, a phase once all announce it; None every 0.1 s. Raises
+        MessageError: a worker wrote what is no message."""
         waiting: dict[int, PhaseEntered | EpochEnded] = {}
         ends: dict[int, Finished | None] = {}  # None for a worker that ended without a word
         decided: float | None = None

@@ -281,10 +281,7 @@ class SubprocessExecutor:
 
     def _listen(self, worker: Worker | Ranks, stopping: Callable[[], bool]) -> Iterator[Message]:
         """Yield the worker's messages; the last, if it is stopped or overruns a phase's deadline.
-
-        Raises:
-            MessageError: the worker wrote what is no message.
-        """
+        Raises MessageError: the worker wrote what is no message."""
         phase, deadline = "set-up", time.monotonic() + self._settings.timeout_s
         for message in worker.messages():
             if stopping():
@@ -319,11 +316,8 @@ def name_lanes(cards: Sequence[Card]) -> list[Lane]:
 
 
 def _share_cores(cores: Sequence[int], wanted: int) -> list[Lane]:
-    """So many lanes of equal shares of ``cores``; what does not go into them stays unused.
-
-    Raises:
-        UsageError: there are fewer cores, or this system pins nothing to cores.
-    """
+    """So many lanes of equal shares of ``cores``; what does not go into them stays unused. Raises
+    UsageError: there are fewer cores, or this system pins nothing to cores."""
     if not hasattr(os, "sched_setaffinity"):
         raise UsageError("--lanes on a CPU needs Linux, to hold processes to cores; leave it out")
     if wanted > len(cores):
@@ -380,11 +374,8 @@ def open_gpus(job: Job) -> Device:
 def start_worker(
     job: Job, variables: Mapping[str, str], timeout_s: float, servers: Servers
 ) -> Worker | Ranks:
-    """Start what runs a job: a worker, or several that train one network.
-
-    Raises:
-        UnsupportedError: the job's lane has too few GPUs.
-    """
+    """Start what runs a job: a worker, or several that train one network. Raises UnsupportedError:
+    the job's lane has too few GPUs."""
     if job.case.parallel == Case.parallel:
         return Worker(job, variables, servers=servers)
     if job.case.parallel == "dp":

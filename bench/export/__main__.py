@@ -169,11 +169,8 @@ def _hold(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def _say_errors(name: str, folder: Path) -> Iterator[None]:
-    """Say in one line what went wrong with the folder, or in the tracker.
-
-    Raises:
-        UsageError: in place of any exception: of most that trackers raise, they tell nobody.
-    """
+    """Say in one line what went wrong with the folder, or in the tracker. Raises UsageError: in
+    place of any exception: of most that trackers raise, they tell nobody."""
     try:
         yield
     except UsageError:

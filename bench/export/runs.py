@@ -86,11 +86,8 @@ class Run:
 
 
 def read_runs(sweep: Sweep, known: Collection[str]) -> Iterator[Run]:
-    """The runs of a sweep's records, in order, but those whose ids are ``known``.
-
-    Raises:
-        UsageError: a record's id is none that a sweep writes, or a file cannot be read.
-    """
+    """The runs of a sweep's records, in order, but those whose ids are ``known``. Raises
+    UsageError: a record's id is none that a sweep writes, or a file cannot be read."""
     told = sweep.records["record_id"].isin(list(known))
     # anchors that were told before still say which of the new rows are doubtful
     wanted = sweep.records[~told | (sweep.records["anchor"] != "")]

@@ -178,11 +178,8 @@ class Nvml:
     """
 
     def __init__(self, uuid: str, nvml: Any = None) -> None:
-        """Open the card whose UUID this is, with or without its prefix ``GPU-`` or ``MIG-``.
-
-        Raises:
-            NvmlMissingError: NVML does not work here, or knows no such card.
-        """
+        """Open the card whose UUID this is, with or without its prefix ``GPU-`` or ``MIG-``. Raises
+        NvmlMissingError: NVML does not work here, or knows no such card."""
         self._nvml = start_nvml(nvml)
         self._errors = (
             AttributeError,

@@ -59,11 +59,8 @@ def build_parser() -> Parser:
 
 
 def merge(argv: Sequence[str]) -> int:
-    """Do what the command line says; the return code.
-
-    Raises:
-        UsageError: the folders cannot be joined.
-    """
+    """Do what the command line says; the return code. Raises UsageError: the folders cannot be
+    joined."""
     given = build_parser().parse(argv)
     out: Path = given.out
     folders = {path.resolve(): path for path in given.folders}

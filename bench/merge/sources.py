@@ -42,11 +42,8 @@ class Source:
 
 
 def read_source(folder: Path) -> Source:
-    """Read a sweep's folder.
-
-    Raises:
-        UsageError: there are no records, a file has an unfinished last line, or as `read_records`.
-    """
+    """Read a sweep's folder. Raises UsageError: there are no records, a file has an unfinished last
+    line, or as `read_records`."""
     if not folder.is_dir():
         raise UsageError(f"{folder}: no folder there; give one that `bench.sweep --out` wrote")
     tables = {}
@@ -65,11 +62,8 @@ def read_source(folder: Path) -> Source:
 
 
 def refuse_schemas(sources: Sequence[Source]) -> None:
-    """Refuse records that were written by versions with different columns.
-
-    Raises:
-        UsageError: it names a folder of each schema.
-    """
+    """Refuse records that were written by versions with different columns. Raises UsageError: it
+    names a folder of each schema."""
     found = {
         str(schema): source.folder
         for source in reversed(sources)
@@ -84,11 +78,8 @@ def refuse_schemas(sources: Sequence[Source]) -> None:
 
 
 def refuse_fakes(sources: Sequence[Source]) -> None:
-    """Refuse rows of the fake executor beside measured ones.
-
-    Raises:
-        UsageError: it names a folder of each.
-    """
+    """Refuse rows of the fake executor beside measured ones. Raises UsageError: it names a folder
+    of each."""
     found: dict[bool, Path] = {}
     for source in sources:
         for name in source.records["executor"].unique():

@@ -28,11 +28,8 @@ TIMM = "timm:"
 
 
 def parse_model(text: str) -> str:
-    """Check a model's name without importing it.
-
-    Raises:
-        ValueError: neither a registered name nor of the form ``package.module:factory``.
-    """
+    """Check a model's name without importing it. Raises ValueError: neither a registered name nor
+    of the form ``package.module:factory``."""
     if text in MODELS or is_factory(text) or is_timm(text):
         return text
     raise ValueError(

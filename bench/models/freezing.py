@@ -30,11 +30,8 @@ _SHOWN = 3  # names that an error shows
 
 
 def parse_freeze(text: str) -> str:
-    """Check what is to be frozen, without knowing the network.
-
-    Raises:
-        ValueError: it is neither `NONE` nor names separated by commas.
-    """
+    """Check what is to be frozen, without knowing the network. Raises ValueError: it is neither
+    `NONE` nor names separated by commas."""
     parts = [part.strip() for part in text.split(",")]
     if parts == [NONE]:
         return NONE

@@ -28,11 +28,8 @@ _SAVE = "save the network's state_dict() alone, with torch.save or safetensors"
 
 
 def parse_start(text: str) -> str | None:
-    """Check the name of a file of weights, without reading it; None for ``none``.
-
-    Raises:
-        ValueError: it cannot be the name of a file.
-    """
+    """Check the name of a file of weights, without reading it; None for ``none``. Raises
+    ValueError: it cannot be the name of a file."""
     if text == "none":
         return None
     if not text.strip() or not text.isprintable():
@@ -41,11 +38,7 @@ def parse_start(text: str) -> str | None:
 
 
 def hash_weights(path: str) -> str:
-    """First 12 hex digits of the SHA-256 of a file.
-
-    Raises:
-        UsageError: it cannot be read.
-    """
+    """First 12 hex digits of the SHA-256 of a file. Raises UsageError: it cannot be read."""
     try:
         with Path(path).open("rb") as file:
             return file_digest(file, "sha256").hexdigest()[:12]

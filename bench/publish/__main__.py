@@ -32,11 +32,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def publish(argv: Sequence[str]) -> int:
-    """Build the folder in the project's root, where asv.conf.json is.
-
-    Raises:
-        UsageError: it is run elsewhere, npm or asv is missing, or a package is not the one pinned.
-    """
+    """Build the folder in the project's root, where asv.conf.json is. Raises UsageError: it is run
+    elsewhere, npm or asv is missing, or a package is not the one pinned."""
     parser = Parser(prog="python -m bench.publish", description=describe(__doc__))
     parser.add_argument(
         "--out", type=Path, default=Path("html"), metavar="DIR", help="folder to write (html)"

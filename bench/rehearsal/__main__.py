@@ -196,11 +196,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run(argv: Sequence[str]) -> int:
-    """Parse the command line, rehearse and print; the return code.
-
-    Raises:
-        UsageError: a flag or value is wrong.
-    """
+    """Parse the command line, rehearse and print; the return code. Raises UsageError: a flag or
+    value is wrong."""
     parser = Parser(prog="python -m bench.rehearsal", description=_SUMMARY)
     parser.add_argument("--model", default="dpn-small", metavar="NAME", help="network (dpn-small)")
     parser.add_argument(

@@ -33,11 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run(argv: Sequence[str]) -> int:
-    """Do what the command line says; the return code.
-
-    Raises:
-        UsageError: it cannot be done.
-    """
+    """Do what the command line says; the return code. Raises UsageError: it cannot be done."""
     refuse_other_images(argv, "bench.scales")
     given = build_parser().parse(argv)
     if given.show is not None:

@@ -79,10 +79,7 @@ FORMATS: dict[str, Format] = {
 
 def to_float32(value: float) -> float:
     """``value`` rounded to float32, as torch does with a scale that multiplies a float32 loss.
-
-    Raises:
-        OverflowError: it is beyond float32.
-    """
+    Raises OverflowError: it is beyond float32."""
     return float(struct.unpack("<f", struct.pack("<f", value))[0])
 
 

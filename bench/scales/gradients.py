@@ -237,11 +237,8 @@ def read_counts(counts: Sequence[int], cells: Cells, format: str, scale: float) 
 
 
 def choose_format(precision: str) -> Format:
-    """The format that gradients have in a precision, or the format of that name.
-
-    Raises:
-        KeyError: it is a precision in fp32, or no name at all.
-    """
+    """The format that gradients have in a precision, or the format of that name. Raises KeyError:
+    it is a precision in fp32, or no name at all."""
     known = PRECISIONS.get(precision)
     dtype = (known.autocast or known.weights) if known else FORMATS[precision].dtype
     return {f.dtype: f for f in FORMATS.values()}[dtype]

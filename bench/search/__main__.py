@@ -55,11 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def search(argv: Sequence[str]) -> int:
-    """Do what the command line says; the return code.
-
-    Raises:
-        UsageError: it cannot be done.
-    """
+    """Do what the command line says; the return code. Raises UsageError: it cannot be done."""
     asked = parse_arguments(argv, __doc__)
     if asked.dry_run:
         drawn = asked.plan(try_models(Plan(asked.plan().trials), asked.options).settle)
@@ -128,11 +124,8 @@ def run_search(asked: Search) -> int:
 
 
 def refuse_other_search(out: Path, before: Halving | None, now: Halving) -> None:
-    """Refuse to compare trials by other rules than those that ended the earlier ones.
-
-    Raises:
-        UsageError: a folder's search differs in more than the number of its trials.
-    """
+    """Refuse to compare trials by other rules than those that ended the earlier ones. Raises
+    UsageError: a folder's search differs in more than the number of its trials."""
     if before is None:
         return
     changed = [
@@ -151,11 +144,7 @@ def refuse_other_search(out: Path, before: Halving | None, now: Halving) -> None
 
 
 def run_trials(crew: Crew, trials: Trials) -> None:
-    """Run the trials that are left.
-
-    Raises:
-        UsageError: a trial has not got the metric.
-    """
+    """Run the trials that are left. Raises UsageError: a trial has not got the metric."""
     left, loop = trials.waiting, trials.loop
     with Display(loop.store.folder, left, trials.all - left, trials.axes) as display:
         loop.show_on(display)

@@ -196,11 +196,7 @@ def build_parser(docstring: str | None) -> Parser:
 
 
 def parse_arguments(argv: Sequence[str], docstring: str | None = None) -> Search:
-    """Parse and check a command line.
-
-    Raises:
-        UsageError: a flag or value is wrong.
-    """
+    """Parse and check a command line. Raises UsageError: a flag or value is wrong."""
     for name, why in WITHOUT.items():
         refuse_flags(argv, [name], f"bench.search does not take it, because {why}; leave it out")
     given = build_parser(docstring).parse(argv)

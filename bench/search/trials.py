@@ -83,11 +83,8 @@ class Trials:
         return Ticket((case, 1, False), self._attempts[case], smaller, enough=watch.judge)
 
     def settle(self, ticket: Ticket, record: Record, outcome: Outcome) -> None:
-        """Learn how a trial ended; one that was lost is the next again, but not for ever.
-
-        Raises:
-            UsageError: the metric is empty although the loss is a number.
-        """
+        """Learn how a trial ended; one that was lost is the next again, but not for ever. Raises
+        UsageError: the metric is empty although the loss is a number."""
         self._open -= 1
         case, m = record.case, record.measurement
         if record.status is Status.LOST and self._losses.allow(case, outcome):

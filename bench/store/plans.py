@@ -52,14 +52,7 @@ class Shard:
 
 
 def parse_shard(text: str) -> Shard:
-    """Read a shard.
-
-    Raises:
-        UsageError: it is none.
-
-    >>> parse_shard("2/8")
-    Shard(number=2, of=8)
-    """
+    """Read a shard. Raises UsageError: it is none. >>> parse_shard("2/8") Shard(number=2, of=8)"""
     found = re.fullmatch(r"([0-9]{1,6})/([0-9]{1,6})", text)
     shard = Shard(int(found[1]), int(found[2])) if found else Shard(0, 0)
     if not 1 <= shard.number <= shard.of:
@@ -176,10 +169,7 @@ def _read_case(texts: Mapping[str, str]) -> Case:
 
 def read_plans(folder: Path) -> dict[str, Plan]:
     """The plans of the folders that were joined in ``folder``, by their paths; empty for none.
-
-    Raises:
-        UsageError: the file that has them was edited.
-    """
+    Raises UsageError: the file that has them was edited."""
     file = folder / JOINED
     try:
         text = file.read_text(encoding="utf-8")

@@ -199,11 +199,8 @@ class Store:
         return read_config(self.folder)
 
     def write_config(self, config: dict[str, Any]) -> None:
-        """Write the resolved configuration beside the records.
-
-        Raises:
-            StoreError: it cannot be written.
-        """
+        """Write the resolved configuration beside the records. Raises StoreError: it cannot be
+        written."""
         try:
             replace_file(self.folder / CONFIG, spell_config(config))
         except OSError as error:

@@ -64,11 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def sweep(argv: Sequence[str]) -> int:
-    """Do what the command line says; the return code.
-
-    Raises:
-        UsageError: it cannot be done.
-    """
+    """Do what the command line says; the return code. Raises UsageError: it cannot be done."""
     options = parse_arguments(argv)
     if options.list:
         return print_registries()
@@ -118,10 +114,7 @@ def run_sweep(asked: Plan, options: Options) -> int:
 
 def measure(crew: Crew, parts: Sequence[Part], out: Path, options: Options) -> list[Grid]:
     """Find the batch sizes that are asked for and run all that is left; what was run, by part.
-
-    Raises:
-        StoreError: a record could not be written.
-    """
+    Raises StoreError: a record could not be written."""
     if parts[0].asked.families:
         found = find_walls(crew, [part.search() for part in parts])
         for part, walls in zip(parts, found, strict=True):
@@ -146,11 +139,8 @@ def measure(crew: Crew, parts: Sequence[Part], out: Path, options: Options) -> l
 def measure_between_anchors(
     crew: Crew, parts: Sequence[Part], grids: Sequence[Grid], quiet: bool
 ) -> None:
-    """Run all that is left, with the anchors of its lanes before and after.
-
-    Raises:
-        StoreError: a record could not be written.
-    """
+    """Run all that is left, with the anchors of its lanes before and after. Raises StoreError: a
+    record could not be written."""
     choices = {part.loop: part.choose_anchors() for part in parts if part.runs}
     before = {part.loop: part.anchored for part in parts}
     cases, alone = find_anchors(crew, choices, before)

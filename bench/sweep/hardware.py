@@ -67,11 +67,8 @@ class Hardware:
 
 
 def open_lanes(executor: Executor, cases: Sequence[Case], options: Options) -> Sequence[Lane]:
-    """Open the lanes that are asked for.
-
-    Raises:
-        UsageError: there are not so many, or the cases are of several devices.
-    """
+    """Open the lanes that are asked for. Raises UsageError: there are not so many, or the cases are
+    of several devices."""
     devices = list(dict.fromkeys(case.device for case in cases))
     if len(devices) > 1 and options.lanes not in (None, 1):
         raise UsageError(f"--lanes: the cases are of {' and '.join(devices)}; give one --device")
@@ -86,10 +83,7 @@ def examine_lanes(
     families: Sequence[Case] = (),
 ) -> list[Hardware]:
     """Find out what each lane is, and sort them into classes, in the order of their first lanes.
-
-    Raises:
-        UsageError: as `find_inputs` and `find_lane_inputs`.
-    """
+    Raises UsageError: as `find_inputs` and `find_lane_inputs`."""
     beside = 0 if options.quiet else sum(lane.host == lanes[0].host for lane in lanes[1:])
     first = find_inputs(cases, options, families, executor, lanes[0], beside)
     every = [*cases, *families]

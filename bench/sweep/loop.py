@@ -156,11 +156,8 @@ class Loop:
         return f"{reason}; --precision {precision.name} measures it anyway" if reason else ""
 
     def begin(self, ticket: Ticket, lane: Lane) -> Job | Outcome:
-        """What is to be run for a ticket, or its outcome where nothing need be.
-
-        Raises:
-            ShortageError: what it takes is not there just now.
-        """
+        """What is to be run for a ticket, or its outcome where nothing need be. Raises
+        ShortageError: what it takes is not there just now."""
         case, repeat, sentinel = ticket.run
         self.display.begin(case, repeat, sentinel, lane.name, ticket.anchor)
         if ticket.smaller is not None:

@@ -223,11 +223,7 @@ def add_running(parser: Parser) -> argparse._ArgumentGroup:
 
 
 def parse_arguments(argv: Sequence[str]) -> Options:
-    """Parse and check a command line.
-
-    Raises:
-        UsageError: a flag or value is wrong.
-    """
+    """Parse and check a command line. Raises UsageError: a flag or value is wrong."""
     given = build_parser().parse(argv)
     if given.preset and given.config:
         raise UsageError("--preset and --config are both given; use one")
@@ -265,11 +261,8 @@ def parse_arguments(argv: Sequence[str]) -> Options:
 def read_running(
     given: argparse.Namespace, axes: dict[str, list[Value]], preset: Preset, command: str
 ) -> Options:
-    """The options that the flags of `add_running` give, each case run once.
-
-    Raises:
-        UsageError: a value is wrong.
-    """
+    """The options that the flags of `add_running` give, each case run once. Raises UsageError: a
+    value is wrong."""
     if given.executor not in EXECUTORS:
         raise UsageError(f"--executor {given.executor!r}; {nearest(given.executor, [*EXECUTORS])}")
     if given.address and given.executor != "ray":

@@ -84,11 +84,8 @@ class Part:
         )
 
     def plan_runs(self) -> None:
-        """Decide what is to be run.
-
-        Raises:
-            UsageError: the rows there have other seeds than they would now.
-        """
+        """Decide what is to be run. Raises UsageError: the rows there have other seeds than they
+        would now."""
         if not self.options.repeats_given and not self._list_remaining(plan_runs(self.cases, 1)):
             self.limit_repeats(self.read_pace())
         self.plan = plan_runs(self.cases, self.options.repeats)
@@ -147,12 +144,8 @@ def open_part(
     stores: ExitStack,
     say_waiting: Callable[[str], None],
 ) -> Part:
-    """Open the folder of a class of hardware, and see what it holds.
-
-    Raises:
-        UsageError: another sweep uses it, its rows cannot be compared with new ones, or it holds
-            another shard.
-    """
+    """Open the folder of a class of hardware, and see what it holds. Raises UsageError: another
+    sweep uses it, its rows cannot be compared with new ones, or it holds another shard."""
     folder = out / hardware.folder
     store = stores.enter_context(Store(folder, options.wait_s, say_waiting))
     inputs = hardware.inputs

@@ -45,11 +45,8 @@ CLASS = "class"
 
 
 def refuse_unwritable(out: Path | None) -> None:
-    """Refuse an --out that no folder can be made at, before anything costs time.
-
-    Raises:
-        UsageError: it is a file, or nothing can be written there.
-    """
+    """Refuse an --out that no folder can be made at, before anything costs time. Raises UsageError:
+    it is a file, or nothing can be written there."""
     place = (out or Path("results")).absolute()
     while not place.exists() and place != place.parent:
         place = place.parent
@@ -104,11 +101,7 @@ class Inputs:
         return DatasetInfo(OWN, "", samples, 0, 0, "", "")
 
     def check_batches(self, case: Case) -> None:
-        """Check the batch size of a case against its data.
-
-        Raises:
-            UsageError: it does not fit.
-        """
+        """Check the batch size of a case against its data. Raises UsageError: it does not fit."""
         check_batches(case, self.data(case).train_images, self.has_batchnorm(case))
 
     def has_batchnorm(self, case: Case) -> bool:
@@ -117,11 +110,8 @@ class Inputs:
         return model is None or (model.batchnorm and case.freeze not in model.still)
 
     def settle(self, case: Case) -> Case:
-        """The case with what its workload decides: a workload's own optimizer is `OWN`.
-
-        Raises:
-            UsageError: the case cannot have it.
-        """
+        """The case with what its workload decides: a workload's own optimizer is `OWN`. Raises
+        UsageError: the case cannot have it."""
         model = self.models.get(name_subject(case))
         facts = model.workload if model else None
         if not (facts and facts.optimizer):
@@ -287,11 +277,8 @@ def find_lane_inputs(
     first: Inputs, cases: Sequence[Case], options: Options, executor: Executor, lane: Lane
 ) -> Inputs:
     """What is known of another lane than the first: its device, and on another machine the rest.
-
-    Raises:
-        UsageError: as `find_inputs`; or its machine has another code, another network or other
-            images than the first lane's, so that what it measures could not be compared.
-    """
+    Raises UsageError: as `find_inputs`; or its machine has another code, another network or other
+    images than the first lane's, so that what it measures could not be compared."""
     subjects = list(first.models) if lane.host and any(first.models.values()) else []
     models = [asked for asked in list_examined(cases) if subjects]
     answer = executor.examine(lane, list(first.platforms), models, options.timeout_s)
@@ -310,11 +297,8 @@ def find_lane_inputs(
 
 
 def refuse_unlike(first: Inputs, found: Inputs, cases: Sequence[Case], lane: Lane) -> None:
-    """Refuse a lane that would train something else than the first.
-
-    Raises:
-        UsageError: it says in what they differ.
-    """
+    """Refuse a lane that would train something else than the first. Raises UsageError: it says in
+    what they differ."""
     for case in {(name_data(c), c.device, c.model, c.start): c for c in cases}.values():
         expected, there = first.describe(case), found.describe(case)
         for name in COMPARABLE:
@@ -337,11 +321,8 @@ def _refuse_shared(platforms: Mapping[str, Platform], options: Options, lane: La
 
 
 def hash_starts(cases: Sequence[Case]) -> dict[str | None, str]:
-    """The hashes of the files that ``cases`` start from, by name.
-
-    Raises:
-        UsageError: one cannot be read.
-    """
+    """The hashes of the files that ``cases`` start from, by name. Raises UsageError: one cannot be
+    read."""
     return {name: hash_weights(name) for name in dict.fromkeys(c.start for c in cases) if name}
 
 
@@ -390,11 +371,8 @@ def list_examined(cases: Sequence[Case]) -> list[str]:
 
 
 def check_models(cases: Sequence[Case]) -> None:
-    """Check that the modules of models and workloads are there, without importing them.
-
-    Raises:
-        UsageError: one is not.
-    """
+    """Check that the modules of models and workloads are there, without importing them. Raises
+    UsageError: one is not."""
     for name, workload in dict.fromkeys((case.model, case.workload) for case in cases):
         check_model(name, "--model" if workload == IMAGES else "--workload")
 
@@ -476,11 +454,7 @@ def _names(cases: Sequence[Case], axis: str) -> list[str]:
 
 
 def refuse_neighbours(uuid: str) -> None:
-    """Refuse a card that others use.
-
-    Raises:
-        UsageError: it names their processes.
-    """
+    """Refuse a card that others use. Raises UsageError: it names their processes."""
     # what draws a desktop does not count: it is noted in the records
     if neighbours := [p for p in find_neighbours(uuid) or () if not p.display]:
         who = ", ".join(map(str, neighbours))
@@ -490,11 +464,8 @@ def refuse_neighbours(uuid: str) -> None:
 def prepare_datasets(
     cases: Sequence[Case], options: Options, executor: Executor, lane: Lane
 ) -> dict[str, DatasetInfo]:
-    """Decode every dataset the cases name, once, where the lane is.
-
-    Raises:
-        UsageError: a dataset cannot be had or read.
-    """
+    """Decode every dataset the cases name, once, where the lane is. Raises UsageError: a dataset
+    cannot be had or read."""
     images = {name_data(case): case for case in cases if case.workload == IMAGES}
     return {
         name: executor.prepare(
@@ -505,11 +476,7 @@ def prepare_datasets(
 
 
 def refuse_batches(cases: Sequence[Case], inputs: Inputs) -> None:
-    """Check the batch sizes against the data.
-
-    Raises:
-        UsageError: one does not fit its dataset.
-    """
+    """Check the batch sizes against the data. Raises UsageError: one does not fit its dataset."""
     for case in cases:
         inputs.check_batches(case)
 
@@ -533,10 +500,7 @@ def leave_out_batches(cases: Sequence[Case], inputs: Inputs) -> tuple[list[Case]
 
 def refuse_searches(searched: Sequence[tuple[Case, str]], inputs: Inputs) -> None:
     """Check what can be checked of cases before their batch sizes, such as ``32..auto``, are found.
-
-    Raises:
-        UsageError: the warm-up is longer than the training even at the smallest batch size.
-    """
+    Raises UsageError: the warm-up is longer than the training even at the smallest batch size."""
     for case, text in searched:
         images = inputs.data(case).train_images
         family, batchnorm = name_family(case), inputs.has_batchnorm(case)
@@ -557,11 +521,8 @@ def default_out(platforms: Mapping[str, Platform]) -> Path:
 def read_past(
     out: Path, cases: Sequence[Case], options: Options, inputs: Inputs
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """What the records hold: the rows that this sweep's can be compared with, and all.
-
-    Raises:
-        UsageError: some cannot be compared, and --mix is not given; it says in which respects.
-    """
+    """What the records hold: the rows that this sweep's can be compared with, and all. Raises
+    UsageError: some cannot be compared, and --mix is not given; it says in which respects."""
     frame = read_records(out)
     comparable, differing = frame["repeat"] >= 0, dict[str, None]()
 
@@ -597,11 +558,8 @@ def read_past(
 def refuse_other_seeds(
     out: Path, plan: Sequence[Run], done: Mapping[Run, Past], same_seed: bool
 ) -> None:
-    """Refuse to call a run done that was made with another seed than it would have now.
-
-    Raises:
-        UsageError: the rows there are of --same-seed and this sweep is not, or the reverse.
-    """
+    """Refuse to call a run done that was made with another seed than it would have now. Raises
+    UsageError: the rows there are of --same-seed and this sweep is not, or the reverse."""
     other = (run for run in plan if run in done and done[run].seed != choose_seed(run, same_seed))
     if next(other, None) is not None:
         there, mend = (

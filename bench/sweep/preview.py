@@ -23,12 +23,8 @@ _VALUES = 8  # of a setting
 
 
 def preview(plan: Plan, options: Options) -> int:
-    """Print what a sweep would run; the return code.
-
-    Raises:
-        UsageError: this machine has not the lanes or the GPUs asked for, a batch size does not fit
-            its data, or as `try_models`.
-    """
+    """Print what a sweep would run; the return code. Raises UsageError: this machine has not the
+    lanes or the GPUs asked for, a batch size does not fit its data, or as `try_models`."""
     _refuse_lanes([*plan.cases, *plan.unsized], options)
     plan = plan_cases(options, {}, try_models(plan, options).settle)
     warnings, pass_s = foresee_emulation(plan.cases, options)

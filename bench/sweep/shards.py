@@ -100,11 +100,8 @@ def default_folder(shard: Shard, preset: str) -> Path:
 
 
 def refuse_other_part(out: Path, config: Mapping[str, Any], shard: Shard | None) -> None:
-    """Refuse a folder that holds another part of a sweep, by its configuration.
-
-    Raises:
-        UsageError: it says which.
-    """
+    """Refuse a folder that holds another part of a sweep, by its configuration. Raises UsageError:
+    it says which."""
     there, now = str(config.get(SHARD, "")), str(shard or "")
     if config and there != now:
         held = f"shard {there}" if there else "a sweep that is not split into shards"

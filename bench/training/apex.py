@@ -195,11 +195,8 @@ class _Amp:
 
 
 class ApexTraining(Training):
-    """A network that apex trains.
-
-    Raises:
-        UnsupportedError: the apex that is installed cannot, or cannot be imported.
-    """
+    """A network that apex trains. Raises UnsupportedError: the apex that is installed cannot, or
+    cannot be imported."""
 
     def _equip(self) -> None:
         """Hand network and optimizer to apex, which makes the masters.

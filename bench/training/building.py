@@ -66,11 +66,8 @@ def build_training(
 def make_training(
     case: Case, model: nn.Module, device: torch.device, workload: Workload | None = None
 ) -> Training:
-    """The training that ``case`` asks for.
-
-    Raises:
-        UnsupportedError: it needs what is not installed.
-    """
+    """The training that ``case`` asks for. Raises UnsupportedError: it needs what is not
+    installed."""
     formats = find_formats(case.precision, case.opt_level)
     kind = Training
     if formats.apex:

@@ -249,10 +249,7 @@ def _follow(model: nn.Module, workload: Workload, layers: dict[str, nn.Linear]) 
 
 def _import_torchao() -> Any:
     """torchao's float8, without the warnings of its other parts, whose libraries it does not need.
-
-    Raises:
-        UnsupportedError: it is not installed, or does not go with this torch.
-    """
+    Raises UnsupportedError: it is not installed, or does not go with this torch."""
     if find_torchao() is None:
         raise UnsupportedError(FP8_INSTALL)
     try:

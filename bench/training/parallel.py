@@ -310,10 +310,7 @@ def _copy(state: Any) -> Any:
 
 def replicate(training: Training, number: int) -> None:
     """Run the network on the first ``number`` GPUs by torch's DataParallel, in this one process.
-
-    Raises:
-        UsageError: this process sees fewer.
-    """
+    Raises UsageError: this process sees fewer."""
     if (there := torch.cuda.device_count()) < number:
         raise UsageError(f"--world-size {number}: this process sees {there} GPUs")
     training.forward = DataParallel(_Cast(training), list(range(number)))

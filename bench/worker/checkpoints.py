@@ -135,11 +135,7 @@ class Checkpoints:
             self.notes.append(f"epoch {len(epochs)} was not kept as the best: {_word(error)}")
 
     def describe(self, m: Measurement) -> None:
-        """Fill in what saving took.
-
-        Raises:
-            UsageError: nothing could be saved; says why.
-        """
+        """Fill in what saving took. Raises UsageError: nothing could be saved; says why."""
         if self._failure:
             raise UsageError(self._failure)
         m.checkpoint_bytes = self._bytes

@@ -38,18 +38,12 @@ class Limit(Protocol):
     """What a reader of ``context_bytes`` should know: its source, where it is not the best one."""
 
     def impose(self) -> None:
-        """Set it, before the network and the images are on the device.
-
-        Raises:
-            MemoryLimitError: the process alone needs more.
-        """
+        """Set it, before the network and the images are on the device. Raises MemoryLimitError: the
+        process alone needs more."""
 
     def adjust(self) -> None:
-        """Set it anew after warm-up, when kernels and libraries are loaded: now it is exact.
-
-        Raises:
-            MemoryLimitError: the process alone needs more.
-        """
+        """Set it anew after warm-up, when kernels and libraries are loaded: now it is exact. Raises
+        MemoryLimitError: the process alone needs more."""
 
     def lift(self) -> None:
         """Let the process use all there is."""
@@ -57,10 +51,7 @@ class Limit(Protocol):
 
 def build_limit(case: Case, gpu_uuid: str | None) -> Limit:
     """The limit that ``case`` names; open it before CUDA is used, so that it knows what was there.
-
-    Raises:
-        UnsupportedError: this system cannot limit a process.
-    """
+    Raises UnsupportedError: this system cannot limit a process."""
     limit = None if case.memory_limit is None else parse_bytes(case.memory_limit)
     return GpuLimit(limit, open_device(gpu_uuid)) if case.device == "cuda" else HostLimit(limit)
 

@@ -318,11 +318,8 @@ def describe_group(
 def describe_exchange(
     found: Findings, training: Training, batches: Supply, case: Case, group: Group
 ) -> None:
-    """Measure what exchanging gradients adds to a step; then this process goes on alone.
-
-    Raises:
-        Exception: it failed in this process, or in another that this one noticed.
-    """
+    """Measure what exchanging gradients adds to a step; then this process goes on alone. Raises
+    Exception: it failed in this process, or in another that this one noticed."""
     from bench.training import parallel
     from bench.training.loop import Alone
 
@@ -349,11 +346,8 @@ _SYNC_BN = "with --sync-bn the processes wait for each other in the forward pass
 
 
 def join_group(case: Case, device: torch.device, seat: Seat | None) -> Group:
-    """Join the processes that train ``case`` together.
-
-    Raises:
-        UsageError: there are several, and this one was given no seat among them.
-    """
+    """Join the processes that train ``case`` together. Raises UsageError: there are several, and
+    this one was given no seat among them."""
     from bench.training.parallel import Group, Processes
 
     if case.parallel != "ddp":

@@ -162,11 +162,7 @@ def encode(message: Message) -> bytes:
 
 
 def decode(line: bytes) -> Message:
-    """Read a message.
-
-    Raises:
-        MessageError: it is none; says why.
-    """
+    """Read a message. Raises MessageError: it is none; says why."""
     try:
         values = _load(line)
         name = values.pop("kind", None)

@@ -42,11 +42,7 @@ class Images(Workload):
                 self.classes = data.info.classes
 
     def build_model(self) -> nn.Module:
-        """Build the network.
-
-        Raises:
-            UsageError: it cannot be built.
-        """
+        """Build the network. Raises UsageError: it cannot be built."""
         return build_model(self.model, self.classes, self.shape)
 
     def open_batches(
@@ -91,11 +87,7 @@ class Images(Workload):
         )
 
     def open_tests(self, *, batch_size: int, device: torch.device) -> Supply:
-        """The test images as they are.
-
-        Raises:
-            UsageError: the dataset has none.
-        """
+        """The test images as they are. Raises UsageError: the dataset has none."""
         if not self.test_samples:
             raise UsageError("the dataset has no test images")
         return Batches(

@@ -129,10 +129,7 @@ class Cluster:
 
 def _refuse_silent(address: str) -> None:
     """Refuse an address where nothing listens: Ray would try for minutes, and say so at length.
-
-    Raises:
-        UsageError: nothing listens there.
-    """
+    Raises UsageError: nothing listens there."""
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host, int(port)), timeout=_ANSWER_S).close()

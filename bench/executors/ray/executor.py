@@ -337,11 +337,8 @@ class RayExecutor:
         return preempted, f"{what}{'' if alive else ' went away'}: {_explain(error)}"
 
     def _ask(self, lane: Lane, question: str, *arguments: Any) -> Any:
-        """Have the executor at a lane's station answer.
-
-        Raises:
-            UsageError: it did, or failed; a `_GoneError` where the station is gone.
-        """
+        """Have the executor at a lane's station answer. Raises UsageError: it did, or failed; a
+        `_GoneError` where the station is gone."""
         import ray
 
         post = self._open.get(lane.name)
