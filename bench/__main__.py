@@ -54,11 +54,7 @@ def write_list() -> Iterator[str]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """List the commands.
-
-    Returns:
-        0, or 2 where an argument is given that this command does not have.
-    """
+    """List the commands; 2 where an argument is given that this command does not have, else 0."""
     return run_command(_run, argv)
 
 

@@ -29,10 +29,8 @@ class Interface(StrEnum):
 
 @dataclass(frozen=True)
 class Apex:
-    """The installed package `apex`.
-
-    ``interfaces`` are those whose files are there; that of contrib needs the CUDA extensions too.
-    """
+    """The installed package `apex`; contrib's of its ``interfaces`` needs the CUDA extensions
+    too."""
 
     version: str
     nvidia: bool
@@ -65,9 +63,7 @@ _FILES = {
 
 
 def find_apex(path: Sequence[str] | None = None) -> Apex | None:
-    """Recognise the package `apex` by its files; None if there is none.
-
-    It is looked for on ``path``, or, when that is None, wherever `import` would find it.
+    """Recognise the package `apex` by its files, on ``path`` or wherever `import` would find it.
 
     NVIDIA's has a sub-package ``optimizers``; the one on PyPI does not.
     """

@@ -132,8 +132,6 @@ def _compile(text: str) -> str:
 
 
 def _whole(what: str, least: int = 1, most: int | None = None) -> Callable[[str], int]:
-    """Make the parser of an axis whose values are whole numbers from ``least``, up to ``most``."""
-
     def parse(text: str) -> int:
         whole = text.isascii() and text.isdigit() and len(text) < 10
         if not (whole and int(text) >= least and (most is None or int(text) <= most)):
@@ -253,11 +251,8 @@ def describe_axis(
 
 @dataclass(frozen=True)
 class Case:
-    """The settings of one measurement.
-
-    Frozen and hashable, so that a case can be a dictionary key. `loss_scale` is None where the
-    precision scales no loss, `opt_level` where apex.amp does not train.
-    """
+    """The settings of one measurement, hashable. `loss_scale` is None where the precision scales no
+    loss, `opt_level` where apex.amp does not train."""
 
     model: str = describe_axis(
         "dpn92", parse_model, "network, by name, package.module:factory or timm:NAME", common=True
@@ -533,10 +528,10 @@ class Case:
         return self.compile != Case.compile
 
     def label(self, axes: Iterable[str] | None = None) -> str:
-        """Name the case for people by ``axes``: ``fp16 · loss scale 128 · batch size 512``.
+        """Name the case for people by ``axes``, or `NAMED`: ``fp16 · loss scale 128 · batch size
+        512``.
 
-        By default, by `NAMED`. Of several GPUs, whose ``batch_size`` is that of each, the batch of
-        all is named too.
+        Of several GPUs, whose ``batch_size`` is that of each, the batch of all is named too.
         """
         named = list(axes or NAMED)
         words = [_name_value(name, getattr(self, name)) for name in named]
@@ -585,7 +580,6 @@ NAMED = ("precision", "loss_scale", "batch_size")
 
 
 def axis_flag(name: str) -> str:
-    """The flag of an axis: ``--batch-size`` for ``batch_size``."""
     return "--" + name.replace("_", "-")
 
 
@@ -595,20 +589,15 @@ def find_leader(axis: str) -> str:
 
 
 def free_axes(axis: str) -> tuple[str, ...]:
-    """The axes in which two cases may differ that differ in ``axis``: it, and what follows.
-
-    None for no axis, which is the empty name.
-    """
+    """The axes in which two cases may differ that differ in ``axis``: it, and what follows; none
+    for the empty name."""
     return (axis, *FOLLOWS.get(axis, ())) if axis else ()
 
 
 def main_loss_scale(precision: str, scales: Iterable[str]) -> str:
     """The loss scale that stands for a precision: its default, or the commonest of ``scales``.
 
-    Of equally common ones it is the lowest; dynamic ones come last.
-
-    Args:
-        scales: of the cases or records of that precision, as `format_value` spells them; not empty.
+    Of equally common ones, as `format_value` spells them, it is the lowest; dynamic ones come last.
 
     >>> main_loss_scale("fp16", ["64", "128", "64"]), main_loss_scale("fp16", ["64", "256", "64"])
     ('128', '64')
@@ -627,13 +616,8 @@ def order_scale(text: str) -> tuple[float, str]:
 
 
 def telling_axes(cases: Iterable[Case], but: str = "") -> list[str]:
-    """The axes to name each of ``cases`` by: `NAMED`, and whatever else varies among them.
-
-    A workload is named by its model.
-
-    Args:
-        but: an axis that names nothing here.
-    """
+    """The axes to name each of ``cases`` by, without ``but``: `NAMED`, and whatever else varies
+    among them. A workload is named by its model."""
     known = set(cases)
     varying = (n for n in AXES if n in NAMED or len({getattr(case, n) for case in known}) > 1)
     return [name for name in varying if name not in ("workload", but)]
@@ -677,14 +661,8 @@ def spell_value(value: Value) -> str:
 
 
 def parse_value(name: str, value: object, where: str) -> Value:
-    """Read one value of axis ``name`` from a flag, a preset or a CSV cell.
-
-    Args:
-        where: how the user knows the axis, such as ``--batch-size``, for the message.
-
-    Raises:
-        UsageError: the value is not one this axis can take.
-    """
+    """Read one value of axis ``name`` from a flag, a preset or a CSV cell, which a UsageError calls
+    ``where``, such as ``--batch-size``."""
     text = format_value(value) if isinstance(value, (bool, int, float)) else str(value)
     try:
         return AXES[name].metadata["parse"](text)  # type: ignore[no-any-return]
@@ -696,9 +674,7 @@ def parse_values(name: str, value: object, where: str) -> list[Value]:
     """Read what a flag or a preset gives for axis ``name``: a value, or for batch sizes several.
 
     ``32..1024`` is the powers of two between; ``auto`` and ``32..auto`` are left to be found.
-
-    Raises:
-        UsageError: as `parse_value`.
+    Raises UsageError as `parse_value`.
     """
     if name == "batch_size" and value == AUTO:
         return [AUTO]
@@ -738,12 +714,9 @@ def grid(
     for a model. Where no loss scale is given, each precision that needs one takes its own default,
     and so does each optimizer where no learning rate is.
 
-    Args:
-        axes: the values of each; `MICRO_BATCH` may be among them.
-        find: given the other settings and ``auto`` or ``32..auto``, the batch sizes meant.
-
-    Raises:
-        UsageError: settings do not go together.
+    `MICRO_BATCH` may be among the axes. ``find`` is given the other settings and ``auto`` or
+    ``32..auto``, and says which batch sizes are meant. Raises UsageError: settings do not go
+    together.
     """
     axes = dict(axes)
     micro: Any = axes.pop(MICRO_BATCH, [None])
@@ -809,7 +782,6 @@ def default_lr(optimizer: str) -> float:
 
 
 def go_together(case: Case) -> bool:
-    """Whether `check_axes` refuses nothing, as it may a batch size of a range."""
     try:
         check_axes(case)
     except UsageError:
@@ -918,7 +890,6 @@ _ALONE = {
 
 
 def _list_given(case: Case, names: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """Flag and value of those of the axes ``names`` that are not at their defaults."""
     for name in names:
         if (value := getattr(case, name)) != getattr(Case, name):
             yield axis_flag(name), format_value(value)
@@ -979,7 +950,6 @@ def check_batches(case: Case, train_images: int, batchnorm: bool = True) -> None
     """Refuse a batch size or a warm-up that does not fit the dataset.
 
     Args:
-        case: what is trained.
         train_images: of the dataset; for a workload, the items of its data.
         batchnorm: whether the network may have BatchNorm, which needs two images in a batch.
 

@@ -112,7 +112,6 @@ class Platform:
 
     @property
     def name(self) -> str:
-        """The GPU's name, or that there is none."""
         return self.environment.gpu or "a CPU"
 
     @property
@@ -134,9 +133,9 @@ class DeviceAnswer:
 class ProcessAnswer:
     """What a fresh process said of torch, of devices by name and of models by name.
 
-    ``error`` is why torch cannot be asked at all. A model is a `Fingerprint`, or the line that
-    says what is wrong with it. ``host`` describes the machine, and the cores of it, that the
-    process had; None where it is this one.
+    ``error`` is why torch cannot be asked at all. A model is a `Fingerprint`, or the line that says
+    what is wrong with it. ``host`` describes the machine and the cores that the process had; None
+    where it is this one.
     """
 
     error: str = ""
@@ -178,7 +177,7 @@ def ask(
 
     Args:
         models: networks and workloads, as `bench.fingerprint.Asked` writes them.
-        timeout_s: how long it may take, the user's models included.
+        timeout_s: includes the user's models.
         look: called with the answer and the process's id while it still holds the devices.
         variables: environment variables that choose the GPU.
     """
@@ -365,10 +364,8 @@ def find_variables(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
 
 
 def read_governor(folder: Path = Path("/sys/devices/system/cpu")) -> str | None:
-    """The frequency governor of the CPUs that this process may use; None where none is told.
-
-    Several are joined by a comma.
-    """
+    """The frequency governors of the CPUs that this process may use, joined by a comma; None where
+    none is told."""
     governors = set()
     for cpu in usable_cpus():
         with suppress(OSError):
@@ -378,7 +375,6 @@ def read_governor(folder: Path = Path("/sys/devices/system/cpu")) -> str | None:
 
 
 def usable_cpus() -> Sequence[int]:
-    """The CPUs that this process may use, by number."""
     if hasattr(os, "sched_getaffinity"):
         return sorted(os.sched_getaffinity(0))
     return range(os.cpu_count() or 1)
@@ -457,7 +453,6 @@ PACKAGES: dict[str, str] = {
 
 
 def find_missing(packages: Iterable[str] = PACKAGES) -> tuple[str, ...]:
-    """Those of ``packages`` that are not installed; none is imported."""
     return tuple(name for name in packages if find_spec(PACKAGES[name]) is None)
 
 
@@ -473,7 +468,6 @@ def refuse_missing(packages: Iterable[str] = PACKAGES) -> None:
 
 
 def describe_install(packages: Iterable[str]) -> str:
-    """The command that installs ``packages``."""
     return f"{sys.executable} -m pip install {' '.join(packages)}"
 
 

@@ -63,7 +63,6 @@ _WIDTH = 140  # columns where there is no terminal to ask and COLUMNS is not set
 
 
 def build_parser() -> Parser:
-    """The command line: the axes that change how large a batch fits, and what is not an axis."""
     parser = Parser(
         prog="python -m bench.fit",
         usage="%(prog)s [--precision NAME …] [--memory-limit SIZE] [--out DIR] […]",
@@ -103,15 +102,13 @@ def build_parser() -> Parser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Find the largest batch sizes.
 
-    Returns:
-        0; 1 where none was found, a search ended without an answer or the disk is full; 2 for a
-        usage error; 130 or 143 where it was stopped.
+    Returns 0; 1 where none was found, a search ended without an answer or the disk is full; 2 for a
+    usage error; 130 or 143 where it was stopped.
     """
     return run_command(fit, argv)
 
 
 def fit(argv: Sequence[str]) -> int:
-    """Do what the command line says; the return code. Raises UsageError: it cannot be done."""
     refuse_flags(argv, _WITHOUT, "bench.fit chooses what its runs measure; leave it out")
     given = build_parser().parse(argv)
     step, margin = _read_whole("--step", given.step), _read_margin(given.margin)
@@ -162,11 +159,8 @@ def _read_options(given: argparse.Namespace, command: str) -> Options:
 def find(
     options: Options, step: int, margin: float, most: int | None = None
 ) -> tuple[dict[Case, Wall], int, Path]:
-    """Find the largest batch of each family by at most so many probes, into --out or a new folder.
-
-    Returns:
-        What was found, the number of the signal that stopped it or 0, and the folder.
-    """
+    """Find the largest batch of each family by at most so many probes, into --out or a new folder;
+    what was found, the number of the signal that stopped it or 0, and the folder."""
     families = plan_cases(options, {}).families
     refuse_unwritable(options.out)
     refuse_missing(name for name in PACKAGES if name != "nvidia-ml-py")  # whose lack is noted
@@ -210,7 +204,6 @@ def describe_walls(walls: Mapping[Case, Wall], step: int) -> list[dict[str, Any]
 
 
 def print_walls(walls: Mapping[Case, Wall], step: int) -> None:
-    """Print what was found, a row for each family."""
     from rich.console import Console
 
     console = Console(highlight=False)
@@ -220,7 +213,6 @@ def print_walls(walls: Mapping[Case, Wall], step: int) -> None:
 
 
 def tabulate(walls: Mapping[Case, Wall], step: int) -> Table:
-    """Lay out what was found, a row for each family."""
     axes = telling_axes(walls, but="batch_size")
     known = [n for n in axes if any(getattr(family, n) is not None for family in walls)]
     margins = {wall.margin for wall in walls.values()} or {MARGIN}

@@ -80,7 +80,6 @@ class Parser(argparse.ArgumentParser):
         super().__init__(**{"formatter_class": _Short, "allow_abbrev": False, **settings})
 
     def error(self, message: str) -> NoReturn:
-        """Raise with argparse's message. Raises UsageError: always."""
         raise UsageError(f"{message}; see {self._whole_help}")
 
     def parse(self, argv: Sequence[str]) -> argparse.Namespace:
@@ -131,10 +130,8 @@ def join_flags(*parts: Sequence[str]) -> list[str]:
 def add_axes(
     parser: argparse.ArgumentParser, description: str, without: Collection[str] = ()
 ) -> None:
-    """Add a flag that takes one value or several for every axis but those of ``without``.
-
-    ``--help`` shows those that `bench.case.describe_axis` calls common, ``--help-all`` all.
-    """
+    """Add a flag that takes one value or several for every axis but those of ``without``;
+    ``--help`` shows those that `bench.case.describe_axis` calls common."""
     parser.add_argument(
         _ALL, action=_HelpAll, nargs=0, help="show all settings; --help shows the most used"
     )

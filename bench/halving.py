@@ -27,13 +27,10 @@ Settings = Mapping[str, str]
 class Halving:
     """How a search compares trials.
 
-    Attributes:
-        metric: of `METRICS`.
-        epochs: of a whole trial.
-        grace: epochs before which no trial is ended.
-        reduction: of the trials at a rung, about one in so many goes on.
-        trials: the settings of each trial, in the order in which they run.
-        combinations: how many there are in all; None where an axis has a range.
+    Attributes: metric: of `METRICS`. epochs: of a whole trial. grace: epochs before which no trial
+    is ended. reduction: of the trials at a rung, about one in so many goes on. trials: the settings
+    of each trial, in the order in which they run. combinations: how many there are in all; None
+    where an axis has a range.
     """
 
     metric: str
@@ -45,7 +42,6 @@ class Halving:
 
     @property
     def higher(self) -> bool:
-        """Whether more of the metric is better."""
         return METRICS[self.metric] == "higher"
 
     @property
@@ -72,11 +68,8 @@ class Halving:
 
 
 def read_halving(told: object) -> Halving | None:
-    """The search that a folder's configuration tells of; None where it tells of none.
-
-    Args:
-        told: what stands there; anything, since people may have edited it.
-    """
+    """The search that a folder's configuration tells of; None where what stands there, which people
+    may have edited, tells of none."""
     if not isinstance(told, dict) or told.get("metric") not in list(METRICS):
         return None
     epochs, grace, reduction = (told.get(name) for name in ("epochs", "grace", "reduction"))

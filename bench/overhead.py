@@ -28,7 +28,6 @@ from bench.sweep.preflight import gather_inputs, list_examined
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Compare, and print the ratio."""
     return run_command(compare, argv)
 
 

@@ -59,16 +59,11 @@ class Preset:
         defaults: Mapping[str, Sequence[Value]],
         find: Callable[[Case, str], Sequence[int]] = refuse_auto,
     ) -> list[Case]:
-        """Expand to cases; ``flags`` override the grids, ``defaults`` fill what neither names.
+        """Expand to cases; ``flags`` override the grids, ``defaults`` fill what neither names, by
+        axis, and ``find`` is as in `bench.case.grid`.
 
-        Args:
-            flags: values by axis.
-            defaults: values by axis.
-            find: see `bench.case.grid`.
-
-        Raises:
-            UsageError: a loss scale, opt level or fp8 recipe is asked for, and no chosen precision
-                uses one.
+        Raises UsageError: a loss scale, opt level or fp8 recipe is asked for, and no chosen
+        precision uses one.
         """
         blocks = [{**defaults, **_leave_out_other(block, flags), **flags} for block in self.grids]
         families: list[Case] = []
@@ -107,22 +102,17 @@ class Preset:
 def _leave_out_other(
     block: Mapping[str, Sequence[Value]], flags: Mapping[str, Sequence[Value]]
 ) -> dict[str, Sequence[Value]]:
-    """A grid without what a flag decides in another way.
-
-    That is micro-batches by their size or number, and the optimizer by a workload that may bring
-    its own.
-    """
+    """A grid without what a flag decides in another way: micro-batches by their size or number, and
+    the optimizer by a workload that may bring its own."""
     pair = {MICRO_BATCH: "accumulate", "accumulate": MICRO_BATCH, "optimizer": "workload"}
     return {name: values for name, values in block.items() if pair.get(name) not in flags}
 
 
 def default_preset(device: str) -> str:
-    """The name of the preset of a sweep on ``device`` ("cuda" or "cpu") that names none."""
     return "rtx-titan" if device == "cuda" else "quick"
 
 
 def preset_names() -> list[str]:
-    """Names of the presets that come with the harness."""
     return sorted(p.name.removesuffix(".toml") for p in _FOLDER.iterdir() if p.name[-5:] == ".toml")
 
 

@@ -75,10 +75,8 @@ A loss that became inf or NaN costs as much time and memory as any other; it is 
 
 
 def quantity(type: type, help: str, unit: str = "", **metadata: Any) -> Any:
-    """Describe one column: its type, unit (SI, or empty) and meaning; it may stay empty.
-
-    A column added later says with ``since`` which schema brought it.
-    """
+    """Describe one column, which may stay empty: its type, unit (SI, or empty) and meaning, and
+    ``since`` which schema it is there."""
     return field(default=None, metadata={"type": type, "help": help, "unit": unit, **metadata})
 
 
@@ -606,7 +604,6 @@ class Collapse:
     threads: int
 
     def __str__(self) -> str:
-        """In words."""
         rate, alone = (f"{flops / 1e9:.3g} GFLOP/s" for flops in (self.rate, self.alone))
         return f"{self.threads} threads reach {rate} in float32, where one of them reaches {alone}"
 
@@ -627,12 +624,8 @@ class Yardstick:
     measured_at: str = ""
 
     def improve(self, other: Yardstick, peaks: Mapping[str, float] | None = None) -> Yardstick:
-        """With the better of two measurements of each rate, and the tries of both.
-
-        Args:
-            other: the other measurement.
-            peaks: of `bench.gpu.peaks.list_peaks`; a rate above its own is none.
-        """
+        """With the better of two measurements of each rate, and the tries of both; a rate above its
+        own of ``peaks``, those of `bench.gpu.peaks.list_peaks`, is none."""
         rates, tries = dict(self.rates), dict(self.tries)
         for column, rate in other.rates.items():
             most = (peaks or {}).get(column, math.inf)
@@ -646,7 +639,6 @@ class Yardstick:
 
     @property
     def columns(self) -> dict[str, Any]:
-        """The columns of a record."""
         how = {"rate_tries": write_tries(self.tries), "rates_at": self.measured_at}
         return {**self.rates, **{name: cell or None for name, cell in how.items()}}
 

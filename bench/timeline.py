@@ -82,7 +82,6 @@ class Event:
 
     @property
     def duration(self) -> float:
-        """In s."""
         return self.end - self.start
 
 
@@ -100,10 +99,9 @@ class Trace:
 class Timed:
     """How often operations of a label ran in a step, and for how many seconds.
 
-    Attributes:
-        time_s: of their kernels, each from its start to its end.
-        exclusive_s: what is theirs when each instant is divided among the kernels that run in it.
-        kernels: the part of ``time_s`` of each kernel, by `shorten_kernel`; none on a CPU.
+    Attributes: time_s: of their kernels, each from its start to its end. exclusive_s: what is
+    theirs when each instant is divided among the kernels that run in it. kernels: the part of
+    ``time_s`` of each kernel, by `shorten_kernel`; none on a CPU.
     """
 
     calls: float = 0.0
@@ -112,7 +110,6 @@ class Timed:
     kernels: dict[str, float] = field(default_factory=dict)
 
     def add(self, other: Timed) -> None:
-        """Add what ran of the same label."""
         self.calls += other.calls
         self.time_s += other.time_s
         self.exclusive_s += other.exclusive_s
@@ -120,7 +117,6 @@ class Timed:
             self.kernels[name] = self.kernels.get(name, 0.0) + time_s
 
     def scale(self, factor: float) -> Timed:
-        """So many times of this."""
         kernels = {name: time_s * factor for name, time_s in self.kernels.items()}
         return Timed(self.calls * factor, self.time_s * factor, self.exclusive_s * factor, kernels)
 
@@ -128,9 +124,7 @@ class Timed:
 @dataclass(frozen=True)
 class Timeline:
     """A profiled step, the mean of several: times in s, as `bench.diagnosis.step.Profile` has them.
-
-    ``work`` holds the time of each label; the exclusive times add up to ``busy_s``.
-    """
+    ``work`` holds the time of each label; the exclusive times add up to ``busy_s``."""
 
     steps: int
     step_s: float
@@ -192,16 +186,14 @@ def _link(operators: list[Event]) -> None:
 
 
 def summarize(trace: Trace, steps: int, vocabulary: Vocabulary, device: str) -> Timeline:
-    """The mean of the steps that the region `STEPS` holds.
+    """The mean of the steps that the region `STEPS` holds, of a trace with the regions that
+    `name_region` names, where the step has such parts.
 
     Args:
-        trace: with the regions that `name_region` names, where the step has such parts.
         steps: how many there were.
-        vocabulary: what is known of operations.
         device: cuda or cpu.
 
-    Raises:
-        ValueError: the trace holds no such region, or of a GPU no kernel.
+    Raises ValueError: the trace holds no such region, or of a GPU no kernel.
     """
     window = next((e for e in trace.regions if e.name == STEPS), None)
     if window is None:
@@ -219,8 +211,6 @@ def summarize(trace: Trace, steps: int, vocabulary: Vocabulary, device: str) -> 
 
 
 class _View:
-    """A trace with its parts of the step, and what its operators are labelled."""
-
     def __init__(self, trace: Trace, vocabulary: Vocabulary, window: Event) -> None:
         self.trace, self.vocabulary, self.window = trace, vocabulary, window
         # the parts of the step run on the thread that trains
@@ -331,13 +321,10 @@ def _read_gpu(view: _View) -> Timeline:
 
 
 def _ends_within(waits: Sequence[tuple[float, float]], gap: Span) -> bool:
-    """Whether the host had waited until nothing ran: what it did next, the GPU waits for.
+    """Whether the host had waited, in ``waits`` of sorted ends and starts, until nothing ran: what
+    it did next, the GPU waits for.
 
     A gap that ends before the wait does was none of its making: what followed had been launched.
-
-    Args:
-        waits: their ends and starts, sorted.
-        gap: in which no kernel ran.
     """
     first = bisect_left(waits, (gap[0], -math.inf))
     last = bisect_right(waits, (gap[1], math.inf))
@@ -424,7 +411,6 @@ _PRODUCTS = {
 
 
 def _is_fused(name: str) -> bool:
-    """Whether a name is that of a kernel of Inductor's."""
     return "cpp_fused_" in name or (name.startswith("triton_") and "_fused_" in name)
 
 
@@ -581,10 +567,8 @@ _MANGLED = re.compile(r"L\w\d+E|S[\dA-Z]*_|T\d*_|(\d+)")
 
 
 def _split_mangled(name: str) -> tuple[str, list[str]]:
-    """The same of a name that nobody demangled, by the rules of the Itanium C++ ABI.
-
-    An identifier follows its length. One that another follows directly is its namespace.
-    """
+    """The same of a name that nobody demangled, by the rules of the Itanium C++ ABI: an identifier
+    follows its length, and one that another follows directly is its namespace."""
     head: list[str] = []
     words: list[str] = []
     at, closed = 2, False
