@@ -583,6 +583,11 @@ def find_power(
 
 
 def adjust(p_values: Sequence[float]) -> list[float]:
+    """Adjust p-values for being the smallest of many (Holm 1979, step-down).
+
+    >>> adjust([0.01, 0.04, 0.03])
+    [0.03, 0.06, 0.06]
+    """
     adjusted = [0.0] * len(p_values)
     largest = 0.0
     for rank, index in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):

@@ -56,9 +56,8 @@ from bench.wall.search import Ending
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a sweep.
 
-    Returns:
-        0; 1 where the disk is full, nothing could be measured or all lanes were lost; 2 for a usage
-        error; 130 or 143 where it was stopped.
+    Returns 0; 1 where the disk is full, nothing could be measured or all lanes were lost; 2 for a
+    usage error; 130 or 143 where it was stopped.
     """
     return run_command(sweep, argv)
 
@@ -79,7 +78,6 @@ def sweep(argv: Sequence[str]) -> int:
 
 
 def run_sweep(asked: Plan, options: Options) -> int:
-    """Measure the cases into --out and print the table; the return code."""
     refuse_unwritable(options.out)
     refuse_missing(name for name in PACKAGES if name != "nvidia-ml-py")  # whose lack is noted
     for device in dict.fromkeys(case.device for case in [*asked.cases, *asked.unsized]):
@@ -113,8 +111,7 @@ def run_sweep(asked: Plan, options: Options) -> int:
 
 
 def measure(crew: Crew, parts: Sequence[Part], out: Path, options: Options) -> list[Grid]:
-    """Find the batch sizes that are asked for and run all that is left; what was run, by part.
-    Raises StoreError: a record could not be written."""
+    """Find the batch sizes that are asked for and run all that is left; what was run, by part."""
     if parts[0].asked.families:
         found = find_walls(crew, [part.search() for part in parts])
         for part, walls in zip(parts, found, strict=True):
@@ -139,8 +136,7 @@ def measure(crew: Crew, parts: Sequence[Part], out: Path, options: Options) -> l
 def measure_between_anchors(
     crew: Crew, parts: Sequence[Part], grids: Sequence[Grid], quiet: bool
 ) -> None:
-    """Run all that is left, with the anchors of its lanes before and after. Raises StoreError: a
-    record could not be written."""
+    """Run all that is left, with the anchors of its lanes before and after."""
     choices = {part.loop: part.choose_anchors() for part in parts if part.runs}
     before = {part.loop: part.anchored for part in parts}
     cases, alone = find_anchors(crew, choices, before)
@@ -186,7 +182,6 @@ def admit_lane(
 def conclude(
     parts: Sequence[Part], grids: Sequence[Grid], out: Path, options: Options, stopped: int
 ) -> int:
-    """Print the tables, or what is missing; the return code."""
     walls = [(family, wall) for part in parts for family, wall in part.walls.items()]
     lost = [(family, wall) for family, wall in walls if wall.ending and not wall.recommended]
     families = [family for family, _ in walls]
@@ -220,17 +215,13 @@ def conclude(
 
 
 def say_waiting(who: str) -> None:
-    """Say on whom the sweep waits."""
     print(f"waiting for {who}", file=sys.stderr, flush=True)
 
 
 @contextmanager
 def stop_signals(executor: Executor) -> Iterator[Callable[[], int]]:
-    """Turn the first Ctrl-C or SIGTERM into a clean stop, and the second into an immediate one.
-
-    Yields:
-        A function that returns the number of the signal that came, 0 before.
-    """
+    """Turn the first Ctrl-C or SIGTERM into a clean stop, and the second into an immediate one;
+    yields a function that returns the number of the signal that came, 0 before."""
     received = 0
 
     def stop(number: int, _: object) -> None:
@@ -253,7 +244,6 @@ def stop_signals(executor: Executor) -> Iterator[Callable[[], int]]:
 
 
 def print_report(*folders: Path) -> None:
-    """Print the tables of a sweep's folders."""
     from bench.report.__main__ import main as report
 
     report([str(folder) for folder in folders])

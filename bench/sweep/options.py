@@ -73,11 +73,9 @@ class Options:
 
     @property
     def settings(self) -> Settings:
-        """Those of the executor."""
         return Settings(self.timeout_s, self.allow_shared, self.address, self.cold)
 
     def resume(self, out: Path) -> str:
-        """The command that goes on with what lies in ``out``."""
         given = "--out" in self.given
         return self.command if given else f"{self.command} --out {shlex.quote(str(out))}"
 
@@ -88,7 +86,6 @@ class Options:
 
 
 def build_parser() -> Parser:
-    """The command line: a flag for every axis, and what is not an axis."""
     parser = Parser(
         prog="python -m bench.sweep",
         usage="%(prog)s [--preset NAME | --config FILE] [--AXIS VALUE …] [--out DIR] […]",
@@ -223,7 +220,6 @@ def add_running(parser: Parser) -> argparse._ArgumentGroup:
 
 
 def parse_arguments(argv: Sequence[str]) -> Options:
-    """Parse and check a command line. Raises UsageError: a flag or value is wrong."""
     given = build_parser().parse(argv)
     if given.preset and given.config:
         raise UsageError("--preset and --config are both given; use one")
@@ -290,7 +286,6 @@ def read_running(
 
 
 def _parse_lanes(text: str | None) -> tuple[int | None, bool]:
-    """How many lanes, and whether they run one at a time."""
     if text in (None, "all", "quiet"):
         return None if text is None else ALL, text == "quiet"
     if not (text.isascii() and text.isdigit() and 1 <= int(text[:9]) <= 10_000):
@@ -320,13 +315,9 @@ def _parse_status(text: str) -> Status:
 
 
 def choose_cases(options: Options) -> list[Case]:
-    """Expand preset and flags to cases; the device is the GPU where there is one.
-
-    Cases whose batch size is yet to be found are not among them, see `plan_cases`.
-
-    Raises:
-        UsageError: a loss scale is given that no chosen precision uses.
-    """
+    """Expand preset and flags to cases, without those whose batch size is yet to be found; the
+    device is the GPU where there is one. Raises UsageError: a loss scale is given that no chosen
+    precision uses."""
     return plan_cases(options, {}).cases
 
 
@@ -344,7 +335,6 @@ class Plan:
 
     @property
     def families(self) -> list[Case]:
-        """What is searched, each once."""
         return list(dict.fromkeys(name_family(case) for case, _ in self.searched))
 
     @property
@@ -361,13 +351,11 @@ def plan_cases(
     """Expand preset and flags to cases, with the largest batches that are known.
 
     Args:
-        options: of the sweep.
         walls: what searches found, by `bench.wall.records.name_family`.
         settle: fills in what a workload decides, once it was examined.
 
-    Raises:
-        UsageError: settings do not go together, or nothing can be searched on a CPU because there
-            is no memory limit.
+    Raises UsageError: settings do not go together, or nothing can be searched on a CPU because
+    there is no memory limit.
     """
     plan = Plan()
 
@@ -403,7 +391,6 @@ def plan_cases(
 
 
 def print_registries() -> int:
-    """Print what can be named on the command line."""
     sections = {
         "presets": {name: load_preset(name).description for name in preset_names()},
         "precisions": {name: precision.help for name, precision in PRECISIONS.items()},

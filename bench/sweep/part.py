@@ -61,11 +61,9 @@ class Part:
 
     @property
     def folder(self) -> Path:
-        """Where its records are."""
         return self.loop.store.folder
 
     def search(self) -> Searches:
-        """The searches for the largest batches that are asked for."""
         return Searches(self.loop, self.asked.families, self.comparable)
 
     def fill_in(self, walls: dict[Case, Wall]) -> None:
@@ -77,7 +75,6 @@ class Part:
         self.write_config()
 
     def write_config(self) -> None:
-        """Write the resolved configuration beside the records."""
         search = {"step": STEP, "margin": MARGIN} if self.asked.families else None
         self.loop.store.write_config(
             describe_config(self.cases, self.options, self.loop.inputs, self.earlier, search)
@@ -112,7 +109,6 @@ class Part:
         return fits
 
     def make_grid(self) -> Grid:
-        """The runs, as they are dealt out to lanes."""
         left = set(self.runs)
         known = {run: past for run, past in self.done.items() if run not in left}
         skips = None if self.options.no_skip else OomSkips(known)

@@ -75,7 +75,6 @@ class Inputs:
 
     @property
     def environments(self) -> dict[str, Environment]:
-        """What is known of each device."""
         return {device: platform.environment for device, platform in self.platforms.items()}
 
     def refuse(self, case: Case) -> str:
@@ -101,7 +100,6 @@ class Inputs:
         return DatasetInfo(OWN, "", samples, 0, 0, "", "")
 
     def check_batches(self, case: Case) -> None:
-        """Check the batch size of a case against its data. Raises UsageError: it does not fit."""
         check_batches(case, self.data(case).train_images, self.has_batchnorm(case))
 
     def has_batchnorm(self, case: Case) -> bool:
@@ -159,18 +157,14 @@ def find_inputs(
     """Examine devices and models, decode the images, and refuse what cannot be trained.
 
     Args:
-        cases: those that are known.
-        options: of the sweep.
-        families: those whose batch size is yet to be found.
-        executor: that runs them.
+        families: cases whose batch size is yet to be found.
         lane: where they are to run; of several, the first.
         beside: how many others may run a case on its machine meanwhile.
 
-    Raises:
-        UsageError: torch cannot use a device, or it has less memory than a memory limit; a
-            precision given as a flag cannot run there; others use the card and --allow-shared is
-            not given; a model or dataset is broken or not there; a model has nothing that is to be
-            frozen, or cannot start from the weights that are given.
+    Raises UsageError: torch cannot use a device, or it has less memory than a memory limit; a
+    precision given as a flag cannot run there; others use the card and --allow-shared is not given;
+    a model or dataset is broken or not there; a model has nothing that is to be frozen, or cannot
+    start from the weights that are given.
     """
     known, cases = cases, [*cases, *families]
     starts, subjects = hash_starts(cases), list(dict.fromkeys(map(name_subject, cases)))
@@ -235,18 +229,16 @@ def gather_inputs(
     data_dir: Path | None = None,
     data_url: str | None = None,
 ) -> Inputs:
-    """What cases need that a command trains itself, without lanes: as `find_inputs` has it.
+    """What cases on one device need that a command trains itself, without lanes: as `find_inputs`
+    has it.
 
     Args:
-        cases: all on one device.
-        answer: of a process that was asked about it and `list_examined` of the cases.
+        answer: of a process that was asked about the device and `list_examined` of the cases.
         given: the axes that were given as flags.
-        data_dir: where CIFAR-10 is.
-        data_url: a mirror of its archive.
+        data_url: a mirror of the archive of CIFAR-10.
 
-    Raises:
-        UsageError: torch cannot use the device, a precision cannot run there, a model or workload
-            is broken, the images cannot be had, or a batch size does not fit them.
+    Raises UsageError: torch cannot use the device, a precision cannot run there, a model or
+    workload is broken, the images cannot be had, or a batch size does not fit them.
     """
     device = cases[0].device
     models = {subject: answer.fingerprint(subject) for subject in map(name_subject, cases)}
@@ -327,12 +319,8 @@ def hash_starts(cases: Sequence[Case]) -> dict[str | None, str]:
 
 
 def warn_of_workers(cases: Sequence[Case], beside: int = 0) -> list[str]:
-    """A line where DataLoaders have more workers than there are cores for them.
-
-    Args:
-        cases: of which one runs on each lane; one of several GPUs has them all.
-        beside: the other lanes of this machine that run a case at once.
-    """
+    """A line where DataLoaders have more workers than there are cores for them; ``beside`` are the
+    other lanes of this machine that run a case at once."""
     most = max(c.workers * (c.world_size if c.world_size > 1 else 1 + beside) for c in cases)
     cores = len(usable_cpus())
     if most <= cores:
@@ -378,17 +366,13 @@ def check_models(cases: Sequence[Case]) -> None:
 
 
 def try_models(plan: Plan, options: Options) -> Inputs:
-    """Import, build and run once the user's own models, as a sweep does before its first case.
+    """Import, build and run once the user's own models, as a sweep does before its first case; the
+    models that were examined, and the numbers of images.
 
     Those that come with the harness are built only where some of their weights are given or frozen.
-    Batch sizes are checked where it is known without decoding how many images there are.
-
-    Returns:
-        The models that were examined, and the numbers of images.
-
-    Raises:
-        UsageError: one is broken or not there, a batch size does not fit, or as `find_inputs` has
-            it of weights.
+    Batch sizes are checked where it is known without decoding how many images there are. Raises
+    UsageError: one is broken or not there, a batch size does not fit, or as `find_inputs` has it of
+    weights.
     """
     cases = [*plan.cases, *plan.unsized]
     hash_starts(cases)
@@ -482,11 +466,8 @@ def refuse_batches(cases: Sequence[Case], inputs: Inputs) -> None:
 
 
 def leave_out_batches(cases: Sequence[Case], inputs: Inputs) -> tuple[list[Case], list[str]]:
-    """Leave out the cases whose batch size, only just found, does not go with other settings.
-
-    Returns:
-        The other cases, and a line on each that is left out.
-    """
+    """Leave out the cases whose batch size, only just found, does not go with other settings; the
+    other cases, and a line on each that is left out."""
     kept, lines, axes = [], [], telling_axes(cases)
     for case in cases:
         try:
@@ -512,7 +493,6 @@ def refuse_searches(searched: Sequence[tuple[Case, str]], inputs: Inputs) -> Non
 
 
 def default_out(platforms: Mapping[str, Platform]) -> Path:
-    """results/ and the GPU and the time."""
     names = (platform.environment.gpu or "cpu" for platform in platforms.values())
     words = "-".join("".join(c if c.isalnum() else " " for c in n).lower() for n in names).split()
     return Path("results") / f"{'-'.join(words)}-{datetime.now():%Y%m%d-%H%M%S}"
@@ -577,12 +557,9 @@ def describe_config(
     before: Mapping[str, Any],
     search: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """The resolved configuration: what was asked for, by which commands, on what.
-
-    Args:
-        before: what was there before, of which the commands and the last searches stay.
-        search: ``step`` and ``margin`` of the search for the largest batch; None for none.
-    """
+    """The resolved configuration: what was asked for, by which commands, on what. Of what was there
+    ``before`` the commands and the last searches stay; ``search`` has the ``step`` and ``margin``
+    of the search for the largest batch."""
     earlier = str(before.get("command", "")).splitlines()
     last, halving = search or before.get("search"), before.get("halving")
     return {

@@ -45,12 +45,8 @@ def _refuse_lanes(cases: Sequence[Case], options: Options) -> None:
 def describe_plan(plan: Plan, options: Options, pass_s: float = 0.0) -> Iterator[str]:
     """How many runs there are, what varies between their cases, and what is not as by default.
 
-    A batch size that is yet to be found stands as it was asked for.
-
-    Args:
-        plan: what is to run.
-        options: it was made of.
-        pass_s: the s that a pass over the cases takes at least, where that is known.
+    A batch size that is yet to be found stands as it was asked for; ``pass_s`` is the s that a pass
+    over the cases takes at least, where that is known.
     """
     cases = _list_cases(plan)
     varies = [

@@ -58,15 +58,9 @@ def choose_part(
 
     Cases that are alike in all but their batch size stay together, with all their repeats: where
     one runs out of memory, the larger ones are not run. So do those whose largest batch is searched
-    together.
-
-    Args:
-        shard: of the sweep.
-        expand: all cases of the sweep, given what is asked for a batch size that is to be found, as
-            `bench.preset.Preset.cases` does; workloads and devices not yet examined.
-
-    Raises:
-        UsageError: there are more shards than families of cases.
+    together. ``expand`` gives all cases of the sweep, given what is asked for a batch size that is
+    to be found, as `bench.preset.Preset.cases` does; workloads and devices are not yet examined.
+    Raises UsageError: there are more shards than families of cases.
     """
     if shard is None:
         return lambda case: True

@@ -43,24 +43,19 @@ class Unscaled:
         self._never = torch.zeros((), dtype=torch.bool, device=device)
 
     def scale(self, loss: Tensor) -> Tensor:
-        """Return the loss itself."""
         return loss
 
     def step(self, optimizer: torch.optim.Optimizer, parameters: Sequence[Tensor]) -> Tensor:
-        """Step; nothing is looked for."""
         optimizer.step()
         return self._never
 
     def current(self) -> Tensor:
-        """One, float32 of shape ()."""
         return self._one
 
     def state(self) -> dict[str, Any]:
-        """Nothing changes."""
         return {}
 
-    def restore(self, state: dict[str, Any]) -> None:
-        """Nothing is to be restored."""
+    def restore(self, state: dict[str, Any]) -> None: ...
 
 
 def _overflowed(parameters: Sequence[Tensor]) -> Tensor:
@@ -73,11 +68,9 @@ class StaticScale:
     """A constant scale, as apex's ``static_loss_scale``.
 
     It skips no step unless told to: inf and NaN reach the weights, as they did in 2019. Either way
-    the overflow is counted.
-
-    Args:
-        skip: leave the weights as they are in a step whose gradients overflowed. A fused optimizer
-            does so without asking the device; for any other the step waits for the answer.
+    the overflow is counted. To ``skip`` is to leave the weights as they are in a step whose
+    gradients overflowed. A fused optimizer does so without asking the device; for any other the
+    step waits for the answer.
     """
 
     def __init__(self, value: float, device: torch.device, skip: bool = False) -> None:
@@ -85,11 +78,9 @@ class StaticScale:
         self._current = torch.full((), value, device=device)
 
     def scale(self, loss: Tensor) -> Tensor:
-        """Multiply the loss, float32 of shape ()."""
         return loss * self.value
 
     def step(self, optimizer: torch.optim.Optimizer, parameters: Sequence[Tensor]) -> Tensor:
-        """Divide the gradients by the scale and step."""
         overflowed = _overflowed(parameters)
         if self.skip and skips_itself(optimizer):
             optimizer.found_inf = overflowed.float()  # type: ignore[attr-defined]
@@ -101,15 +92,12 @@ class StaticScale:
         return overflowed
 
     def current(self) -> Tensor:
-        """The scale, float32 of shape ()."""
         return self._current
 
     def state(self) -> dict[str, Any]:
-        """Nothing changes."""
         return {}
 
-    def restore(self, state: dict[str, Any]) -> None:
-        """Nothing is to be restored."""
+    def restore(self, state: dict[str, Any]) -> None: ...
 
 
 class DynamicScale:
@@ -131,11 +119,9 @@ class DynamicScale:
         self._current = self._scaler.scale(self._one)
 
     def scale(self, loss: Tensor) -> Tensor:
-        """Multiply the loss, float32 of shape ()."""
         return self._scaler.scale(loss)
 
     def step(self, optimizer: torch.optim.Optimizer, parameters: Sequence[Tensor]) -> Tensor:
-        """Step unless a gradient overflowed, and adapt the scale."""
         self._scaler.step(optimizer)
         self._scaler.update()
         adapted = self._scaler.scale(self._one)
@@ -147,15 +133,12 @@ class DynamicScale:
         return overflowed
 
     def current(self) -> Tensor:
-        """The scale now, float32 of shape ()."""
         return self._current
 
     def state(self) -> dict[str, Any]:
-        """The scale, its rule, and how many steps it has stood."""
         return self._scaler.state_dict()
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on from that scale, after as many steps."""
         self._scaler.load_state_dict(state)
         self._current = self._scaler.scale(self._one)
 

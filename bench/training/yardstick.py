@@ -72,12 +72,10 @@ class Task:
 
 
 class Meter:
-    """Measures one rate, by tries.
+    """Measures one rate, a column of a record, by tries.
 
     Args:
-        column: of a record.
         make: the task of a size.
-        device: that it runs on.
         try_s: about how long a try takes.
         sizes: of which the largest is taken that fits into a try.
         growth: how many times longer each takes than the one before.
@@ -113,15 +111,11 @@ class Meter:
 
     @property
     def tries(self) -> Tries:
-        """How the rate was measured."""
         return Tries(self._number, self._reading.sm_clock_mhz, self._reading.power_w)
 
     def attempt(self) -> None:
-        """Try once; the first time, find the size before.
-
-        Raises:
-            RuntimeError, NotImplementedError, AttributeError: the device or build cannot do it.
-        """
+        """Try once; the first time, find the size before. Raises RuntimeError, NotImplementedError
+        or AttributeError: the device or build cannot do it."""
         with use_threads(1 if self.alone else torch.get_num_threads()):
             self._task = self._task or self._fit()
             set_flags(PRECISIONS[self._task.precision])
@@ -166,10 +160,10 @@ def measure(
     expected: Mapping[str, float] | None = None,
     card: Device | None = None,
 ) -> Yardstick:
-    """Measure all that the device has, an arithmetic that it only emulates too.
+    """Measure all that the device, which nothing else uses, has, an arithmetic that it only
+    emulates too.
 
     Args:
-        device: that nothing else uses.
         seconds: that the tries of each rate may take; a few are made that take longer.
         expected: rates, by column; what falls short of one, or of half the data sheet's, is
             measured again.
