@@ -133,7 +133,6 @@ def conditions(
 
 
 def name_preset(preset: Preset) -> str:
-    """A preset's name; of one from a file, the file's."""
     return Path(preset.name).stem
 
 
@@ -190,7 +189,6 @@ class Host(Environment):  # type: ignore[misc]
         return python in (f"{sys.version_info.major}.{sys.version_info.minor}", "same")
 
     def check_presence(self) -> bool:
-        """Whether the folder for checkouts is there; nothing else is needed."""
         return Path(self._path).is_dir()
 
     def _setup(self) -> None:

@@ -126,10 +126,8 @@ def read_measured(folder: Path) -> pd.DataFrame:
 
 
 def widen_benchmarks(config: Any) -> None:
-    """Let asv show every case it has results of.
-
-    asv knows only the grid of the last run: results of another preset would not be shown.
-    """
+    """Let asv show every case it has results of: it knows only the grid of the last run, and
+    results of another preset would not be shown."""
     file = _benchmarks_file(config)
     if not file.is_file():
         return
@@ -150,10 +148,8 @@ def _benchmarks_file(config: Any) -> Path:
 
 
 def _name_grid(folder: Path, cases: Sequence[Case]) -> str:
-    """The preset a sweep ran, or its own name where flags made the cases others than the preset's.
-
-    A line on the site must not join figures of different questions.
-    """
+    """The preset a sweep ran, or its own name where flags made the cases others than the preset's:
+    a line on the site must not join figures of different questions."""
     own = folder.resolve().name
     try:
         asked = json.loads((folder / CONFIG).read_text())["preset"]

@@ -27,17 +27,11 @@ VENDOR = "vendor"
 
 
 def fetch_assets(packages: Mapping[str, Any]) -> dict[str, bytes]:
-    """Take files from npm packages.
+    """Take files from npm packages; each file's content, by asv's name for it.
 
-    Args:
-        packages: by ``name@version``, the package's ``integrity`` as npm gives it and its
-            ``files``: the name asv's page has for one, and its path in the package.
-
-    Returns:
-        Each file's content, by asv's name for it.
-
-    Raises:
-        UsageError: npm is missing or fails, or a package is not the one pinned.
+    ``packages`` have, by ``name@version``, the package's ``integrity`` as npm gives it and its
+    ``files``: the name asv's page has for one, and its path in the package. Raises UsageError: npm
+    is missing or fails, or a package is not the one pinned.
     """
     npm = shutil.which("npm")
     if npm is None:

@@ -49,15 +49,13 @@ _GRACE_S = 8.0  # a sweep stopped by SIGINT ends its worker in 3 s and prints it
 def main(argv: Sequence[str] | None = None) -> int:
     """Show everything.
 
-    Returns:
-        0 where nothing failed, though time may have cut some of it; 1 where something failed or
-        speaks against the numbers; 2 for a usage error; 130 or 143 where it was stopped.
+    Returns 0 where nothing failed, though time may have cut some of it; 1 where something failed or
+    speaks against the numbers; 2 for a usage error; 130 or 143 where it was stopped.
     """
     return run_command(show, argv)
 
 
 def build_parser() -> Parser:
-    """The command line."""
     parser = Parser(prog="python -m bench.card", description=describe(__doc__))
     add = parser.add_argument
     minutes = os.environ.get(MINUTES) or "9"
@@ -159,13 +157,8 @@ def run_agenda(
     end: float,
     only: Sequence[str] = (),
 ) -> None:
-    """Give each phase its turn, by priority; the state is written after each.
-
-    Args:
-        begun: time.monotonic() when the time began to count.
-        end: when it ends; the report is made after that.
-        only: the phases to run, all if empty.
-    """
+    """Give each phase of ``only``, or all, its turn by priority; the state is written after each.
+    The time is from ``begun`` to ``end``, by time.monotonic(); the report is made after that."""
     rehearsal, finished = scale.device == "cpu", set[str]()
     for name, share in AGENDA:
         phase, now = PHASES[name], time.monotonic()
@@ -267,17 +260,14 @@ def summarize(
 
 
 def say(line: str) -> None:
-    """Tell the user what happens next."""
     print(clean(line), file=sys.stderr, flush=True)
 
 
 @dataclass
 class Supervisor:
-    """Runs one child at a time: shows and logs what it prints, and stops it in time.
-
-    A context manager that turns the first Ctrl-C or SIGTERM into a clean stop of the child, and the
-    second into an immediate end.
-    """
+    """Runs one child at a time: shows and logs what it prints, and stops it in time. A context
+    manager that turns the first Ctrl-C or SIGTERM into a clean stop of the child, and the second
+    into an immediate end."""
 
     log: Path
     until: float = float("inf")
@@ -290,17 +280,14 @@ class Supervisor:
 
     @property
     def interrupted(self) -> bool:
-        """Whether the user has asked for an end."""
         return bool(self.stopped)
 
     def __enter__(self) -> Supervisor:
-        """Listen for signals."""
         for number in (signal.SIGINT, signal.SIGTERM):
             self._before[number] = signal.signal(number, self._stop)
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Leave signals as they were."""
         for number, handler in self._before.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
 

@@ -67,8 +67,7 @@ class Children(Protocol):
     """time.monotonic() at which what runs is stopped."""
 
     @property
-    def interrupted(self) -> bool:
-        """Whether the user has asked for an end."""
+    def interrupted(self) -> bool: ...
 
     def run(
         self,
@@ -76,11 +75,8 @@ class Children(Protocol):
         enough: Callable[[], bool] = lambda: False,
         quiet: bool = False,
     ) -> Ended:
-        """Run a command; SIGINT at the end of the time, or once ``enough()`` is true.
-
-        Args:
-            quiet: its standard output is an answer, not to be shown.
-        """
+        """Run a command; SIGINT at the end of the time, or once ``enough()`` is true. The standard
+        output of a ``quiet`` one is an answer, not to be shown."""
 
 
 @dataclass(frozen=True)
@@ -115,12 +111,8 @@ class Scale:
     """How well the epoch time of a case is to be known, which ends a part of an epoch early."""
 
     def sweep_flags(self, whole: bool = False, until: bool = True) -> list[str]:
-        """What every sweep is told beside its preset; after a whole epoch, to evaluate.
-
-        Args:
-            whole: whether it measures whole epochs.
-            until: whether a part of one may end as soon as its time is known.
-        """
+        """What every sweep is told beside its preset: of ``whole`` epochs to evaluate, of others
+        whether it may end as soon as its time is known."""
         fraction = self.whole if whole else self.fraction
         flags = [*self.sweep, "--dataset", self.dataset, "--fraction", f"{fraction:g}"]
         flags += ["--evaluate"] if whole else ["--until", self.until] if until else []
@@ -176,11 +168,8 @@ Run = Callable[[Card, Scale, Children], Entry]
 
 @dataclass(frozen=True)
 class Phase:
-    """One thing to show.
-
-    ``needs_s`` is the shortest time worth starting it with: the first case of a sweep, all of what
-    cannot be divided; ``rehearsal_s`` the same on a CPU.
-    """
+    """One thing to show. ``needs_s`` is the shortest time worth starting it with: the first case of
+    a sweep, all of what cannot be divided; ``rehearsal_s`` the same on a CPU."""
 
     name: str
     what: str
@@ -224,11 +213,9 @@ def _sweep(
 
 
 def watch_time(records: Path, children: Children) -> Callable[[], bool]:
-    """Whether the case under way would probably not end in time: the longest so far decides.
-
-    It is asked again and again, and says so just after a case has ended, so that the next one is
-    not begun in vain.
-    """
+    """Whether the case under way would probably not end in time: the longest so far decides. It is
+    asked again and again, and says so just after a case has ended, so that the next one is not
+    begun in vain."""
     seen, since, longest = _lines(records), time.monotonic(), 0.0
 
     def enough() -> bool:

@@ -80,16 +80,11 @@ network from scratch."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Check.
-
-    Returns:
-        0; 1 where a check failed; 2 for a usage error, before anything is trained.
-    """
+    """Check; returns 0, 1 where a check failed, 2 for a usage error, before anything is trained."""
     return run_command(check, argv)
 
 
 def build_parser() -> Parser:
-    """The command line; its last part lists the checks."""
     names = "".join(f"\n  {check.name:<14}{check.shows}" for check in CHECKS.values())
     parser = Parser(
         prog="python -m bench.check",
@@ -175,11 +170,8 @@ def check_case(
     entry: dict[str, Any],
     screen: TextIO,
 ) -> int:
-    """Run the checks of a case, show and write each as it ends; how many failed.
-
-    Args:
-        entry: the case's part of ``report``, to be filled.
-    """
+    """Run the checks of a case, show and write each as it ends into ``entry``, its part of
+    ``report``; how many failed."""
     from bench.check.pictures import draw_pictures
     from bench.check.subject import Subject
 
@@ -273,7 +265,6 @@ def _row(name: str, result: str, figure: str, bounds: str) -> str:
 
 
 def describe(found: Checked) -> str:
-    """One line of the table."""
     finding = found.finding
     if finding is None:
         figure = "could not be run" if found.error else found.lacks

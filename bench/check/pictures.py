@@ -41,12 +41,9 @@ _RC: Any = {
 
 
 def draw_pictures(subject: Subject, folder: Path) -> list[Path]:
-    """Write as PNG what there is to see: only of the parts that a check has run.
-
-    Returns:
-        The files: batch.png, and losses.png, predictions.png, layers.png; of a workload without
-        images of a dataset, losses.png and layers.png.
-    """
+    """Write as PNG what there is to see, only of the parts that a check has run: batch.png, and
+    losses.png, predictions.png, layers.png; of a workload without images of a dataset, losses.png
+    and layers.png."""
     import matplotlib as mpl
 
     drawn = []

@@ -106,8 +106,6 @@ class Pair:
 
 
 class Agreement(StrEnum):
-    """What the ratios of all pairs come to."""
-
     AGREE = "agree"
     DISAGREE = "disagree"
     UNCLEAR = "unclear"
@@ -124,7 +122,6 @@ class Judgement:
     highest: float | None = None
 
     def describe(self, what: str) -> str:
-        """One line for people."""
         if self.ratio is None:
             return f"{what}: {self.verdict}"
         return (
@@ -182,12 +179,8 @@ def judge_all(pairs: Sequence[Pair], rehearsal: bool = False) -> dict[str, Judge
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Cross-check.
-
-    Returns:
-        0 where both agree, and on a CPU, which can only rehearse; 1 where they do not; 2 for a
-        usage error.
-    """
+    """Cross-check; returns 0 where both agree, and on a CPU, which can only rehearse; 1 where they
+    do not; 2 for a usage error."""
     return run_command(crosscheck, argv)
 
 
@@ -312,14 +305,8 @@ def time_harness(executor: Executor, job: Job) -> Side:
 
 
 def time_bare(case: Case, samples: int, gpu_uuid: str | None) -> Side:
-    """Train ``case`` by the bare loop while the poller reads the memory.
-
-    Args:
-        samples: items of an epoch.
-
-    Raises:
-        UsageError: one of them failed.
-    """
+    """Train ``case`` by the bare loop, on an epoch of so many samples, while the poller reads the
+    memory. Raises UsageError: one of them failed."""
     steps = math.ceil(case.fraction * math.ceil(samples / case.batch_size))
     own = case.workload != IMAGES
     flags = {
@@ -378,11 +365,8 @@ def time_bare(case: Case, samples: int, gpu_uuid: str | None) -> Side:
 def find_peak(
     polled: Sequence[tuple[float, int]], began: float, ended: float, *, over_baseline: bool
 ) -> int | None:
-    """The largest reading from ``began`` to ``ended``; on a card, less the first of all.
-
-    Args:
-        polled: readings in order: time in s, bytes.
-    """
+    """The largest reading, of those in order with their times in s, from ``began`` to ``ended``; on
+    a card, less the first of all."""
     inside = [size for moment, size in polled if began <= moment <= ended]
     if not inside:
         return None

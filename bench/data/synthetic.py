@@ -56,10 +56,8 @@ def count_images(split: str, shape: Shape) -> int:
 
 def source(shape: Shape = SHAPE, classes: int = CLASSES) -> Source:
     """The synthetic dataset. Its one file is its recipe: editing that makes a new cache entry.
-
     Larger images are fewer, so that they take no more memory than CIFAR-10, and an epoch visits
-    them again until it has had 50,000.
-    """
+    them again until it has had 50,000."""
     plain = (shape, classes) == (SHAPE, CLASSES)
     layout = "synthetic" if plain else f"synthetic, {'x'.join(map(str, shape))}, {classes} classes"
     return Source(

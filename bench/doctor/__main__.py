@@ -45,8 +45,6 @@ GB = 1e9
 
 
 class Level(IntEnum):
-    """How much a finding matters."""
-
     FINE = 0
     NOTE = 1
     UNBELIEVABLE = 2
@@ -55,9 +53,7 @@ class Level(IntEnum):
 @dataclass(frozen=True)
 class Remark:
     """One thing about the machine, and the command that fixes it; empty where none is needed.
-
-    ``numbers`` is false where it has no part in the numbers that a sweep measures.
-    """
+    ``numbers`` is false where it has no part in the numbers that a sweep measures."""
 
     level: Level
     topic: str
@@ -631,11 +627,8 @@ def _read(kind: Any, value: Any, where: str) -> Any:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Examine the machine.
-
-    Returns:
-        0; 1 where something makes numbers unreliable; 2 for a usage error, a broken model too.
-    """
+    """Examine the machine; returns 0, 1 where something makes numbers unreliable, 2 for a usage
+    error, a broken model too."""
     return run_command(doctor, argv)
 
 

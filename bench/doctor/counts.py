@@ -40,15 +40,9 @@ class Counted:
 def count_model(
     model: str, batch_size: int, device: str, precisions: Sequence[str], timeout_s: float = 120.0
 ) -> list[Counted]:
-    """Count a step in each of ``precisions``, on a few images of CIFAR-10's shape.
-
-    Args:
-        model: that `bench.fingerprint.examine` found no fault with.
-        batch_size: images of the step.
-        device: "cuda" or "cpu".
-        precisions: those that the device can compute in.
-        timeout_s: how long all of them may take.
-    """
+    """Count a step in each of ``precisions``, which the device ("cuda" or "cpu") can compute in, on
+    a few images of CIFAR-10's shape, of a model that `bench.fingerprint.examine` found no fault
+    with; ``timeout_s`` is how long all of them may take."""
     asked = (device, model, str(batch_size), *precisions)
     said, why = run_module("bench.doctor.counts", *asked, timeout_s=timeout_s)
     if why is None:

@@ -75,14 +75,8 @@ class Ranks:
     ends as the first does, once all have ended; or where one fails, as that one does: an answer
     that its peers were gone counts last, and one that memory ran out first.
 
-    Args:
-        job: its lane has a GPU for each, or its cores are divided among them.
-        variables: environment variables of each worker.
-        timeout_s: how long a phase may take.
-        servers: which start each worker.
-
-    Raises:
-        UnsupportedError: its lane has too few GPUs.
+    The job's lane has a GPU for each, or its cores are divided among them; ``timeout_s`` is how
+    long a phase may take. Raises UnsupportedError: its lane has too few GPUs.
     """
 
     def __init__(
@@ -183,7 +177,6 @@ class Ranks:
             worker.acknowledge(answer)
 
     def dump_stacks(self) -> str:
-        """Have the stacks of all workers written to the log, one after the other."""
         found = []
         for rank, worker in enumerate(self._workers):
             with suppress(OSError), (self._log or Path(os.devnull)).open("a") as log:
@@ -192,16 +185,12 @@ class Ranks:
         return "".join(found)
 
     def kill(self) -> None:
-        """SIGKILL all workers and what they started."""
         for worker in self._workers:
             worker.kill()
 
     def end(self, patiently: bool) -> int:
-        """Let the workers end by themselves if ``patiently`` and none has failed; then SIGKILL.
-
-        Returns:
-            The return code of the one that decided how the case ended.
-        """
+        """Let the workers end by themselves if ``patiently`` and none has failed; then SIGKILL. The
+        return code of the one that decided how the case ended."""
         awaited = [self._deciding] if self._failed else range(len(self._readers))
         until = time.monotonic() + _GRACE_S
         for rank in awaited if patiently else ():

@@ -56,14 +56,10 @@ class Process(Protocol):
         """Look whether it has ended; its return code."""
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait until it has ended; its return code.
+        """Wait until it has ended; its return code. Raises subprocess.TimeoutExpired: it has not in
+        so many s."""
 
-        Raises:
-            subprocess.TimeoutExpired: it has not in so many s.
-        """
-
-    def send_signal(self, sig: int) -> None:
-        """Send it a signal, unless it has ended."""
+    def send_signal(self, sig: int) -> None: ...
 
 
 def start_cold(descriptor: int, environment: Mapping[str, str]) -> Process:
@@ -81,10 +77,8 @@ def start_cold(descriptor: int, environment: Mapping[str, str]) -> Process:
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What a process has from its start on: environment, folder, cores and niceness.
-
-    The OpenMP library counts its cores as it is loaded.
-    """
+    """What a process has from its start on: environment, folder, cores and niceness. The OpenMP
+    library counts its cores as it is loaded."""
 
     environment: frozenset[tuple[str, str]]
     folder: str
@@ -112,11 +106,8 @@ class UnfitError(Exception):
 
 
 class Server:
-    """A running `bench.worker.server`; it ends with this object, or with this process.
-
-    Args:
-        environment: of the server; its workers have one of their own.
-    """
+    """A running `bench.worker.server`, in an environment other than its workers'; it ends with this
+    object, or with this process."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -140,12 +131,8 @@ class Server:
         self.close = weakref.finalize(self, _end, self._control, self._process)
 
     def fork(self, descriptor: int, environment: Mapping[str, str]) -> Forked:
-        """Have a worker forked that writes messages to ``descriptor``.
-
-        Raises:
-            UnfitError: none is; it says why.
-            OSError: the machine has no process or memory to spare just now.
-        """
+        """Have a worker forked that writes messages to ``descriptor``. Raises UnfitError: none is;
+        it says why. Raises OSError: the machine has no process or memory to spare just now."""
         stdin, ours = os.pipe()
         theirs, output = os.pipe()
         told, tell = os.pipe()
@@ -205,17 +192,11 @@ class Forked:
         return line.decode()
 
     def poll(self) -> int | None:
-        """Look whether it has ended; its return code."""
         with suppress(subprocess.TimeoutExpired):
             self.wait(0.0)
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait until it has ended; its return code.
-
-        Raises:
-            subprocess.TimeoutExpired: it has not in so many s.
-        """
         if self.returncode is None:
             if (line := self.hear(timeout)) is None:
                 raise subprocess.TimeoutExpired("bench.worker", timeout or 0.0)
@@ -225,7 +206,6 @@ class Forked:
         return self.returncode
 
     def send_signal(self, sig: int) -> None:
-        """Send it a signal, unless it has ended."""
         if self.poll() is None:
             os.kill(self.pid, sig)
 
@@ -237,11 +217,8 @@ class Forked:
 
 
 class Servers:
-    """Starts workers, by a server for each `Surroundings` that they have.
-
-    Args:
-        cold: whether each worker is to be a new Python.
-    """
+    """Starts workers, by a server for each `Surroundings` that they have, or ``cold``: each as a
+    new Python."""
 
     def __init__(self, cold: bool) -> None:
         self._cold = cold or sys.platform != "linux"
@@ -250,11 +227,8 @@ class Servers:
         self._lock = threading.Lock()
 
     def launch(self, descriptor: int, environment: Mapping[str, str]) -> tuple[Process, str]:
-        """Start a worker that writes messages to ``descriptor``.
-
-        Returns:
-            It, and why it was started cold where it was to be warm.
-        """
+        """Start a worker that writes messages to ``descriptor``; it, and why it was started cold
+        where it was to be warm."""
         if self._cold:
             return start_cold(descriptor, environment), ""
         around = Surroundings.take(environment)

@@ -55,9 +55,7 @@ _AWAITS_LOADER = re.compile(r"utils/data/dataloader\.py\", line \d+ in __next__"
 
 class SubprocessExecutor:
     """Runs each case in a worker of its own. The parent reads the card while the worker trains.
-
-    Lanes are GPUs, or equal shares of the cores that this process may use.
-    """
+    Lanes are GPUs, or equal shares of the cores that this process may use."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -67,7 +65,6 @@ class SubprocessExecutor:
         self._lock = threading.Lock()
 
     def open_lanes(self, device: str, wanted: int | None = None) -> Sequence[Lane]:
-        """One lane that is pinned to nothing, or as many as are wanted."""
         if wanted in (None, 1):
             return (Lane(),)
         if device == "cpu":
@@ -83,11 +80,9 @@ class SubprocessExecutor:
         return name_lanes(cards[: wanted or len(cards)])
 
     def join_lanes(self) -> Sequence[Lane]:
-        """None: this machine's are there from the start, and none of them is lost."""
         return ()
 
     def lose_lanes(self) -> Sequence[Lane]:
-        """None."""
         return ()
 
     def gather(self, lane: Lane, device: str, size: int) -> Lane:
@@ -125,12 +120,10 @@ class SubprocessExecutor:
         timeout_s: float,
         look: Callable[[ProcessAnswer, int], None] = lambda answer, pid: None,
     ) -> ProcessAnswer:
-        """Ask a process that is pinned as the lane's workers are."""
         with hold_to(lane.cores):
             return ask(devices, models, timeout_s=timeout_s, look=look, variables=lane.variables)
 
     def prepare(self, lane: Lane, images: Images) -> DatasetInfo:
-        """Decode the images, once for all lanes."""
         with progress_bar() as progress:
             return prepare(
                 images.dataset,
@@ -144,7 +137,6 @@ class SubprocessExecutor:
     def rate(
         self, lane: Lane, device: str, seconds: float, expected: Mapping[str, float]
     ) -> Yardstick:
-        """Measure in a process that is pinned as the lane's workers are."""
         with hold_to(lane.cores):
             return measure_rates(device, seconds, lane.variables, expected)
 
@@ -207,11 +199,9 @@ class SubprocessExecutor:
         stopping: Callable[[], bool],
         last: bool,
     ) -> tuple[Outcome, bool]:
-        """Run the worker once; say what came of it and whether to try again.
-
-        A card that NVML cannot open for the moment is worth another try, but at the last one the
-        case runs without readings rather than not at all.
-        """
+        """Run the worker once; say what came of it and whether to try again. A card that NVML
+        cannot open for the moment is worth another try, but at the last one the case runs without
+        readings rather than not at all."""
         device = open_gpus(job)
         if isinstance(device, Unreadable) and not last:
             fault = classify(["NVMLError"], device.reason)
@@ -334,11 +324,9 @@ def _finish(fault: Fault) -> Finished:
 
 
 def _conclude(last: Finished, seen: Observation, allow_shared: bool) -> Outcome:
-    """Put together what the worker measured and what was seen of the card meanwhile.
-
-    Where others computed on the card and that is not allowed, a lack of memory is an error: they
-    may have had it, and a smaller batch would be as unlucky.
-    """
+    """Put together what the worker measured and what was seen of the card meanwhile. Where others
+    computed on the card and that is not allowed, a lack of memory is an error: they may have had
+    it, and a smaller batch would be as unlucky."""
     status, reason = last.status, last.reason
     if status in REFUSED and seen.values.get("neighbours_computing") and not allow_shared:
         status = Status.ERROR

@@ -27,10 +27,8 @@ _PROJECT = re.compile(r"[0-9A-Za-z][0-9A-Za-z._-]{0,63}")
 
 
 class Tracker(Protocol):
-    """Where runs go. A run that is there and whole is never written again.
-
-    ``hint`` is the command that shows the runs, or uploads them.
-    """
+    """Where runs go. A run that is there and whole is never written again. ``hint`` is the command
+    that shows the runs, or uploads them."""
 
     hint: str
 
@@ -71,7 +69,6 @@ TRACKERS = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; return its exit code."""
     return run_command(lambda argv: _run(_parser().parse(argv)), arguments)
 
 

@@ -76,7 +76,6 @@ class Run:
 
     @property
     def measured(self) -> bool:
-        """Whether it ended with an epoch time."""
         return self.status in MEASURED
 
     @property

@@ -100,11 +100,8 @@ _TOGETHER: Mapping[str, Callable[[list[Any]], Any]] = {
 
 
 class Several:
-    """Cards that train one network, read as one.
-
-    Energy and power are of all together, clocks of the slowest and temperature of the hottest;
-    memory is that of the first.
-    """
+    """Cards that train one network, read as one: energy and power are of all together, clocks of
+    the slowest and temperature of the hottest; memory is that of the first."""
 
     def __init__(self, cards: Sequence[Device]) -> None:
         self._cards = cards
@@ -114,16 +111,13 @@ class Several:
 
     @property
     def notes(self) -> Sequence[str]:
-        """The notes of all cards, each once."""
         return list(dict.fromkeys(note for card in self._cards for note in card.notes))
 
     def watch(self, pid: int) -> None:
-        """Count a process on each card as the worker's own from now on."""
         for card, own in zip(self._cards, self.pids or [pid] * len(self._cards), strict=True):
             card.watch(own)
 
     def read(self, depth: Depth) -> Sequence[Reading]:
-        """Take one reading of all."""
         readings = [card.read(depth)[-1] for card in self._cards]
         together: dict[str, Any] = {}
         for name, combine in _TOGETHER.items():
@@ -136,7 +130,6 @@ class Several:
         return next(filter(None, (card.why(quantity) for card in self._cards)), "")
 
     def close(self) -> None:
-        """Let go of all."""
         for card in self._cards:
             card.close()
 
@@ -178,38 +171,29 @@ class Unreadable:
     total_bytes: int | None = None
     notes: Sequence[str] = ()
 
-    def watch(self, pid: int) -> None:
-        """Nothing to watch."""
+    def watch(self, pid: int) -> None: ...
 
     def read(self, depth: Depth) -> Sequence[Reading]:
-        """Only the time."""
         return (Reading(time.monotonic_ns()),)
 
     def why(self, quantity: str) -> str:
-        """The reason."""
         return self.reason
 
-    def close(self) -> None:
-        """Nothing to close."""
+    def close(self) -> None: ...
 
 
 @dataclass
 class Host(Unreadable):
-    """A CPU: the memory that the worker and its descendants hold, and nothing else.
-
-    Descendants are looked for at the edges of phases only: the search would take from the very
-    cores that train.
-    """
+    """A CPU: the memory that the worker and its descendants hold, and nothing else. Descendants are
+    looked for at the edges of phases only: the search would take from the very cores that train."""
 
     reason: str = "the case ran on a CPU"
     _tree: ProcessTree | None = field(default=None, repr=False)
 
     def watch(self, pid: int) -> None:
-        """Count this process and its descendants as the worker's own from now on."""
         self._tree = ProcessTree(pid)
 
     def read(self, depth: Depth) -> Sequence[Reading]:
-        """What they hold."""
         now = time.monotonic_ns()
         if self._tree is None:
             return (Reading(now),)

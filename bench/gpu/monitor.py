@@ -168,9 +168,7 @@ class Monitor:
 
     def __init__(self, device: Device, fast_s: float = 0.015, slow_s: float = 0.2) -> None:
         """Read the baseline and start sampling, memory every ``fast_s`` and all every ``slow_s``.
-
-        The monitor owns ``device`` from here on and closes it.
-        """
+        The monitor owns ``device`` from here on and closes it."""
         self._device = device
         self._fast_s = fast_s
         self._slow_every = max(1, round(slow_s / fast_s))
@@ -215,10 +213,9 @@ class Monitor:
     ) -> Observation:
         """Stop, and say what was seen.
 
-        Args:
-            reserved_bytes: peak of the worker's allocator in the epoch, a lower bound of the truth.
-            warmup_reserved_bytes: the same of its warm-up.
-            allow_shared: neighbours are noted, and do not make the measurement invalid.
+        ``reserved_bytes`` is the peak of the worker's allocator in the epoch, a lower bound of the
+        truth, and ``warmup_reserved_bytes`` that of its warm-up. With ``allow_shared`` neighbours
+        are noted, and do not make the measurement invalid.
         """
         self.stop()
         seen = Observation(notes=list(self._device.notes))
@@ -250,7 +247,6 @@ class Monitor:
         self._device.close()
 
     def __enter__(self) -> Monitor:
-        """Sampling has begun."""
         return self
 
     def __exit__(
@@ -259,7 +255,6 @@ class Monitor:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Stop sampling."""
         self.stop()
 
     def _sample(self) -> None:
@@ -410,11 +405,8 @@ class Monitor:
 
 
 def integrate(powers: Sequence[tuple[float, float]], start: float, end: float) -> float:
-    """Integrate power over ``start`` to ``end`` by the trapezoid rule, in J.
-
-    Args:
-        powers: (time in s, power in W), in order of time, within the interval, at least one. The
-            first holds back to ``start`` and the last on to ``end``.
-    """
+    """Integrate (time in s, power in W), at least one, in order of time and within the interval,
+    over ``start`` to ``end`` by the trapezoid rule, in J. The first holds back to ``start`` and the
+    last on to ``end``."""
     points = [(start, powers[0][1]), *powers, (end, powers[-1][1])]
     return sum((t1 - t0) * (p0 + p1) / 2 for (t0, p0), (t1, p1) in pairwise(points))

@@ -47,11 +47,9 @@ def throttle_names(mask: int) -> tuple[str, ...]:
 
 
 class _Call:
-    """A question to NVML, and the quantities it answers.
-
-    ``ways`` are alternatives, the preferred first: drivers and versions of pynvml differ in what
-    they have. An ``instance`` call may be asked of a MIG instance, others only of the whole card.
-    """
+    """A question to NVML, and the quantities it answers. ``ways`` are alternatives, the preferred
+    first: drivers and versions of pynvml differ in what they have. An ``instance`` call may be
+    asked of a MIG instance, others only of the whole card."""
 
     def __init__(
         self, depth: Depth, *ways: Callable[[Any, Any], Any], instance: bool = False
@@ -171,11 +169,8 @@ def check_nvml(nvml: Any = None) -> tuple[Lack | None, str]:
 
 
 class Nvml:
-    """A card, or a MIG instance of one, by UUID.
-
-    A call that the driver or pynvml lacks is asked once and its quantity stays None; one that
-    fails for the moment is asked again next time.
-    """
+    """A card, or a MIG instance of one, by UUID. A call that the driver or pynvml lacks is asked
+    once and its quantity stays None; one that fails for the moment is asked again next time."""
 
     def __init__(self, uuid: str, nvml: Any = None) -> None:
         """Open the card whose UUID this is, with or without its prefix ``GPU-`` or ``MIG-``. Raises
@@ -225,11 +220,9 @@ class Nvml:
         return (f"NVML lists the worker as pid {self._alias}, of another pid namespace",)
 
     def watch(self, pid: int) -> None:
-        """Count this process and its descendants as the worker's own from now on."""
         self._tree = ProcessTree(pid)
 
     def read(self, depth: Depth) -> Sequence[Reading]:
-        """Take one reading."""
         now = time.monotonic_ns()
         values = {name: self._ask(name) for name, call in _CALLS.items() if call.depth <= depth}
         display = values.pop("display", None) or ()
@@ -240,7 +233,6 @@ class Nvml:
         return (Reading(now, **values),)
 
     def why(self, quantity: str) -> str:
-        """Say why ``quantity`` is None."""
         return self._lacks.get(quantity) or self._fails.get(quantity, "")
 
     def close(self) -> None:
@@ -291,11 +283,9 @@ class Nvml:
         return None, others
 
     def _own(self, listed: Mapping[int, int | None]) -> set[int]:
-        """The worker's pids among those listed.
-
-        In a container NVML may list host pids. Where the worker is not listed, the first process
-        to have joined since, whose pid nobody has here, is taken to be it.
-        """
+        """The worker's pids among those listed. In a container NVML may list host pids. Where the
+        worker is not listed, the first process to have joined since, whose pid nobody has here, is
+        taken to be it."""
         if self._tree is None:
             self._before |= listed.keys()
             return set()
@@ -323,11 +313,9 @@ class Nvml:
 
 
 def open_device(uuid: str | None, nvml: Any = None) -> Device:
-    """Open what a case trains on: a card or MIG instance by UUID, or the CPU where that is None.
-
-    A card that NVML cannot open becomes an `Unreadable` with the reason: training goes on without
-    the readings. ``nvml`` replaces the module pynvml.
-    """
+    """Open what a case trains on: a card or MIG instance by UUID, or the CPU where that is None. A
+    card that NVML cannot open becomes an `Unreadable` with the reason: training goes on without the
+    readings. ``nvml`` replaces the module pynvml."""
     if uuid is None:
         return Host()
     try:
@@ -354,16 +342,11 @@ _TO_SWITCH = 2  # nvml.h, nvmlIntNvLinkDeviceType_t
 
 
 def describe_links(uuids: Sequence[str], nvml: Any = None) -> tuple[str | None, str]:
-    """How each pair of cards is connected, as ``nvidia-smi topo -m`` names it: ``0-1 NV18``.
+    """How each pair of cards, by their places in ``uuids`` from 0, is connected, as ``nvidia-smi
+    topo -m`` names it: ``0-1 NV18``, separated by commas; or None and the reason in one line.
 
     ``NV18`` are 18 NVLinks, between the two or to switches that both have; else it is the way over
     PCIe: PIX, PXB, PHB, NODE or SYS, from one bridge to the link between processors.
-
-    Args:
-        uuids: of the cards; a pair is named by their places here, from 0.
-
-    Returns:
-        The pairs, separated by commas, or None and the reason in one line.
     """
     try:
         nvml = start_nvml(nvml)

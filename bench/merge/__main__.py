@@ -32,16 +32,12 @@ _SHOWN = 10
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Join folders.
-
-    Returns:
-        0; 1 where a shard or a run that was planned is missing; 2 for a usage error.
-    """
+    """Join folders; returns 0, 1 where a shard or a run that was planned is missing, 2 for a usage
+    error."""
     return run_command(merge, argv)
 
 
 def build_parser() -> Parser:
-    """The command line."""
     parser = Parser(
         prog="python -m bench.merge",
         description=describe(__doc__),
@@ -108,11 +104,8 @@ def describe_shadowed(union: Source) -> Iterator[str]:
 
 
 def describe_gaps(union: Source, plans: Mapping[str, Plan]) -> Iterator[str]:
-    """Say what the sweeps planned and ``union`` does not have, a line each.
-
-    Args:
-        plans: by the folder of each sweep.
-    """
+    """Say what the sweeps planned, by the folder of each, and ``union`` does not have, a line
+    each."""
     shards = [parse_shard(plan.shard) for plan in plans.values() if plan.shard]
     for shard in list_lost_shards(shards):
         yield f"shard {shard}; run its command, and merge its folder"

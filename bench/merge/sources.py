@@ -30,10 +30,8 @@ if TYPE_CHECKING:
 @dataclass
 class Source:
     """A folder that is joined: its tables as text, by file, its configuration, and typed records.
-
-    Its records were read before its other tables. A sweep writes a record last, so all rows of each
-    record are there, also where the sweep still runs.
-    """
+    These were read before its other tables. A sweep writes a record last, so all rows of each
+    record are there, also where the sweep still runs."""
 
     folder: Path
     tables: dict[str, pa.Table]
@@ -92,13 +90,11 @@ def refuse_fakes(sources: Sequence[Source]) -> None:
 
 
 def refuse_unlike(sources: Sequence[Source]) -> None:
-    """Refuse records that could not be compared: another GPU, torch, network or data.
+    """Refuse records that could not be compared: another GPU, torch, network or data. Raises
+    UsageError: it says in which respects they differ, and in which folders.
 
     Rows agree on a column of `COMPARABLE` as far as they agree on the axes that it belongs to. What
     a row did not get to know speaks against none.
-
-    Raises:
-        UsageError: it says in which respects they differ, and in which folders.
     """
     import pandas as pd
 

@@ -46,20 +46,13 @@ def parse_freeze(text: str) -> str:
 def freeze(
     model: nn.Module, setting: str, find_head: Callable[[nn.Module], nn.Module]
 ) -> list[nn.Module]:
-    """Freeze what ``setting`` names, and put BatchNorm layers that are frozen in evaluation mode.
+    """Freeze what ``setting``, of `parse_freeze`, names, and put BatchNorm layers that are frozen
+    in evaluation mode, which ``model.train()`` ends; these layers.
 
     Weights under a pattern are those whose name it matches, or that are inside a layer whose name
     it matches. Frozen weights require no gradient. What the network's own code has frozen stays so.
-
-    Args:
-        setting: of `parse_freeze`.
-        find_head: gives the layer that `BACKBONE` leaves.
-
-    Returns:
-        The BatchNorm layers. ``model.train()`` ends their evaluation mode.
-
-    Raises:
-        UsageError: a part of the setting freezes nothing, or nothing is left to train.
+    ``find_head`` gives the layer that `BACKBONE` leaves. Raises UsageError: a part of the setting
+    freezes nothing, or nothing is left to train.
     """
     if setting == NONE:
         return []
@@ -105,12 +98,8 @@ def _choose(
 
 
 def normalises_batches(model: nn.Module, still: Sequence[nn.Module] = ()) -> bool:
-    """Whether BatchNorm normalises by the batch itself, which then needs two items.
-
-    Args:
-        still: layers in evaluation mode, as `freeze` gives them. They use running statistics, if
-            they keep any.
-    """
+    """Whether BatchNorm normalises by the batch itself, which then needs two items; but for layers
+    in evaluation mode, as `freeze` gives them. They use running statistics, if they keep any."""
     return any(
         layer not in still or getattr(layer, "running_mean", None) is None
         for layer in _list_batchnorm(model)

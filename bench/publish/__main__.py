@@ -59,14 +59,9 @@ def publish(argv: Sequence[str]) -> int:
 
 
 def publish_commits(out: Path) -> int:
-    """Have asv collate its results into ``out``, and make the site stand alone.
-
-    Returns:
-        The commits it shows; 0, and no site, where nothing was tracked yet.
-
-    Raises:
-        UsageError: asv or npm is missing, asv fails, or a package is not the one pinned.
-    """
+    """Have asv collate its results into ``out``, and make the site stand alone; the commits it
+    shows, or 0, and no site, where nothing was tracked yet. Raises UsageError: asv or npm is
+    missing, asv fails, or a package is not the one pinned."""
     if find_spec("asv") is None:
         raise UsageError("asv is not installed; install this project's 'asv' extra")
     from bench.asv.importer import load_config, read_results, widen_benchmarks

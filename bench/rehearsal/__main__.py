@@ -93,7 +93,6 @@ class Policy:
     skip_overflow: bool = False
 
     def __str__(self) -> str:
-        """As in the table."""
         scale = format_value(self.loss_scale) or "none"
         return f"{scale}, skipping" if self.skip_overflow else scale
 
@@ -107,10 +106,8 @@ def policies(precision: Precision) -> list[Policy]:
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """One step: the kernels it would launch, those it may, and the rules it broke.
-
-    ``budget`` is None for a model that has none: its launches are counted and not judged.
-    """
+    """One step: the kernels it would launch, those it may, and the rules it broke. ``budget`` is
+    None for a model that has none: its launches are counted and not judged."""
 
     model: str
     precision: str
@@ -130,13 +127,11 @@ def rehearse(
     """Run a step of every precision and policy on the CPU, and say what a GPU would make of it.
 
     Args:
-        model: a network's name.
         precisions: names of `PRECISIONS`; those that `skip` speaks of are left out.
         compile: whether the network is traced by ``torch.compile`` (see above).
         batch_size: images a step; launches do not depend on it.
 
-    Raises:
-        UsageError: there is no such model.
+    Raises UsageError: there is no such model.
     """
     return [
         row
@@ -191,7 +186,6 @@ _SUMMARY = (
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Rehearse, and print the table."""
     return run_command(run, argv)
 
 

@@ -60,7 +60,6 @@ class Breach:
     detail: str = ""
 
     def __str__(self) -> str:
-        """One line."""
         detail = f" ({self.detail})" if self.detail else ""
         return f"{self.rule}: {self.op}{detail} at {self.place}"
 
@@ -74,12 +73,8 @@ aten/src/ATen/native/cuda/MultiTensorApply.cuh (torch 2.9 to 2.13)."""
 
 
 def count_multi_tensor(sizes: Sequence[int], lists: int) -> int:
-    """Kernels that one multi-tensor call over tensors of one dtype launches.
-
-    Args:
-        sizes: numbers of elements of the tensors in a list.
-        lists: how many such lists the call walks in step.
-    """
+    """Kernels that one multi-tensor call launches, over so many lists in step of tensors of one
+    dtype and these numbers of elements."""
     most = MAX_TENSORS[lists - 1]
     launches = tensors = blocks = 0
     for size in filter(None, sizes):
@@ -182,12 +177,8 @@ _INDEXED = {"aten::index", "aten::index_put", "aten::index_put_", "aten::_index_
 
 
 class Watch:
-    """Looks on at what runs inside ``with``; rules are applied from `judge` on.
-
-    Attributes:
-        launches: kernels counted since `judge`.
-        breaches: rules broken since then, each place once.
-    """
+    """Looks on at what runs inside ``with``; from `judge` on it counts kernels in ``launches``, and
+    notes broken rules in ``breaches``, each place once."""
 
     def __init__(self) -> None:
         self.launches = 0
@@ -200,7 +191,6 @@ class Watch:
         self._modes = (_Calls(self), _Ops(self))
 
     def __enter__(self) -> Watch:
-        """Look on."""
         for mode in self._modes:
             mode.__enter__()
         self._inside = True
@@ -212,7 +202,6 @@ class Watch:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Look away."""
         self._inside = False
         for mode in reversed(self._modes):
             mode.__exit__(kind, error, trace)
@@ -257,7 +246,6 @@ class Watch:
         self._host.pop(tensor.untyped_storage()._cdata, None)
 
     def report(self, rule: Rule, op: str, detail: str = "") -> None:
-        """Note a breach."""
         if self._judging:
             breach = Breach(rule, op, _place(), detail)
             if breach not in self.breaches:

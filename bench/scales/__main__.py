@@ -58,13 +58,9 @@ def run(argv: Sequence[str]) -> int:
 
 
 def measure_all(options: Options) -> ScaleMap:
-    """Find out what the questions name, refuse what cannot be trained, and measure.
-
-    Each case is stored as it ends.
-
-    Raises:
-        UsageError: a device, model or dataset cannot be used, or memory ran out.
-    """
+    """Find out what the questions name, refuse what cannot be trained, and measure; each case is
+    stored as it ends. Raises UsageError: a device, model or dataset cannot be used, or memory ran
+    out."""
     first, cases = options.questions[0], [question.case for question in options.questions]
     answer = ask([first.device], list_examined(cases))
     inputs = gather_inputs(cases, answer, data_dir=options.data_dir)
@@ -107,7 +103,6 @@ def measure_all(options: Options) -> ScaleMap:
 
 
 def say(text: str) -> None:
-    """Say what is done now."""
     print(text, file=sys.stderr, flush=True)
 
 

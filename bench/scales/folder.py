@@ -55,7 +55,6 @@ def write_map(scales: ScaleMap) -> None:
 
 
 def write_pages(scales: ScaleMap) -> None:
-    """Write the sentence with the tables, and the figure."""
     lines = ["# Loss-scale map", ""]
     for line in summarize_scale_map(scales).splitlines():
         lines += [escape(line), ""]

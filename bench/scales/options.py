@@ -66,12 +66,9 @@ takes it.
 class Question:
     """What to find out of one model or workload at one batch size.
 
-    Attributes:
-        steps: of each training.
-        at: steps, from 1 and rising, at which gradients are counted.
-        scales: rising, and each a float32 number.
-        train: loss scales to train under, as flags spell them, or `RECOMMENDED`.
-        tolerance: see `bench.scale_map.find_window`.
+    Attributes: at: steps, from 1 and rising, at which gradients are counted. scales: rising, and
+    each a float32 number. train: loss scales to train under, as flags spell them, or `RECOMMENDED`.
+    tolerance: see `bench.scale_map.find_window`.
     """
 
     model: str
@@ -105,8 +102,6 @@ class Question:
 
 @dataclass(frozen=True)
 class Options:
-    """The command line, parsed and checked."""
-
     questions: tuple[Question, ...]
     data_dir: Path | None
     allow_shared: bool
@@ -115,7 +110,6 @@ class Options:
 
 
 def build_parser() -> Parser:
-    """The command line."""
     parser = Parser(
         prog="python -m bench.scales",
         description=_DESCRIPTION,

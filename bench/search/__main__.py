@@ -47,9 +47,8 @@ _WIDTH = 120  # columns where there is no terminal to ask and COLUMNS is not set
 def main(argv: Sequence[str] | None = None) -> int:
     """Search for the best settings.
 
-    Returns:
-        0; 1 where no trial was measured, all lanes were lost or the disk is full; 2 for a usage
-        error; 130 or 143 where it was stopped.
+    Returns 0; 1 where no trial was measured, all lanes were lost or the disk is full; 2 for a usage
+    error; 130 or 143 where it was stopped.
     """
     return run_command(search, argv)
 

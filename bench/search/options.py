@@ -62,14 +62,10 @@ _MOST_SAMPLES = 10_000
 class Search:
     """A command line, parsed and checked.
 
-    Attributes:
-        options: as of a sweep of the values that are lists.
-        halving: the rules, without the trials.
-        samples: how many trials there are to be.
-        rates: the ends of the range of learning rates; None where they are lists, or each
-            optimizer's own and what is around it.
-        around: whether they are that.
-        time_s: after which no trial begins.
+    Attributes: options: as of a sweep of the values that are lists. halving: the rules, without the
+    trials. samples: how many trials there are to be. rates: the ends of the range of learning
+    rates; None where they are lists, or ``around`` each optimizer's own. time_s: after which no
+    trial begins.
     """
 
     options: Options
@@ -82,14 +78,8 @@ class Search:
     dry_run: bool
 
     def plan(self, settle: Callable[[Case], Case] = lambda case: case) -> Drawn:
-        """Draw the trials.
-
-        Args:
-            settle: as of `bench.sweep.options.plan_cases`.
-
-        Raises:
-            UsageError: settings do not go together, or there is nothing to compare.
-        """
+        """Draw the trials; ``settle`` is as of `bench.sweep.options.plan_cases`. Raises UsageError:
+        settings do not go together, or there is nothing to compare."""
         grid = plan_cases(self.options, {}, settle).cases
         axes = [name for name in AXES if len({getattr(case, name) for case in grid}) > 1]
         ranged = self.rates is not None or self.around
@@ -112,11 +102,8 @@ class Search:
 
 @dataclass(frozen=True)
 class Drawn:
-    """The trials of a search, and its rules with their settings.
-
-    The settings are the axes that vary over all that may be drawn, so that those of the first
-    trials are the same for any number of samples.
-    """
+    """The trials of a search, and its rules with their settings: the axes that vary over all that
+    may be drawn, so that those of the first trials are the same for any number of samples."""
 
     trials: list[Case]
     halving: Halving
@@ -125,10 +112,8 @@ class Drawn:
 def _draw(
     grid: Sequence[Case], samples: int, seed: int, rates: tuple[float, float] | None
 ) -> Iterator[Case]:
-    """Draw trials: each combination of the lists in turn, learning rates alike on a log scale.
-
-    The first of them are the same for any number of samples, so that a search can be extended.
-    """
+    """Draw trials: each combination of the lists in turn, learning rates alike on a log scale. The
+    first of them are the same for any number of samples, so that a search can be extended."""
     chance, drawn = random.Random(seed), set[Case]()
     # a narrow range holds few numbers of so many digits
     for index in range(20 * samples):
@@ -147,7 +132,6 @@ def _draw(
 
 
 def build_parser(docstring: str | None) -> Parser:
-    """The command line: what is searched, how trials are compared, and how they are run."""
     parser = Parser(
         prog="python -m bench.search",
         usage="%(prog)s [--lr LOW..HIGH] [--AXIS VALUE …] [--epochs E] [--samples N] […]",
@@ -196,7 +180,6 @@ def build_parser(docstring: str | None) -> Parser:
 
 
 def parse_arguments(argv: Sequence[str], docstring: str | None = None) -> Search:
-    """Parse and check a command line. Raises UsageError: a flag or value is wrong."""
     for name, why in WITHOUT.items():
         refuse_flags(argv, [name], f"bench.search does not take it, because {why}; leave it out")
     given = build_parser(docstring).parse(argv)

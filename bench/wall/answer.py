@@ -13,17 +13,13 @@ from bench.wall.search import MARGIN, Ending, Goal, Probe, Standing, decide
 class Wall:
     """The answer on cases alike in all but the batch size; memory in bytes, margin as a share.
 
-    Attributes:
-        largest: batch size that trains; none above it did.
-        smallest_failing: batch size that does not; all between the two are not known.
-        thrashes_from: smallest batch size that trains only by freeing the allocator's cache, in a
-            probe or in a whole epoch.
-        recommended: batch size whose predicted memory leaves ``margin`` free; at most what a
-            longer run confirmed, and below ``thrashes_from``.
-        predicted: where the first line put the wall.
-        line: the memory of a batch near the wall.
-        probes: how many runs it took, failed ones included.
-        ending: None while the search has not ended.
+    Attributes: largest: batch size that trains; none above it did. smallest_failing: batch size
+    that does not; all between the two are not known. thrashes_from: smallest batch size that trains
+    only by freeing the allocator's cache, in a probe or in a whole epoch. recommended: batch size
+    whose predicted memory leaves ``margin`` free; at most what a longer run confirmed, and below
+    ``thrashes_from``. predicted: where the first line put the wall. line: the memory of a batch
+    near the wall. probes: how many runs it took, failed ones included. ending: None while the
+    search has not ended.
     """
 
     largest: int | None
@@ -44,10 +40,8 @@ class Wall:
 
     @property
     def off(self) -> int | None:
-        """Images by which the first prediction lay above the largest batch that trains.
-
-        None where no wall was found, because then nothing says where it is.
-        """
+        """Images by which the first prediction lay above the largest batch that trains; None where
+        no wall was found, because then nothing says where it is."""
         if self.predicted is None or self.largest is None or self.smallest_failing is None:
             return None
         return self.predicted - self.largest
@@ -56,11 +50,8 @@ class Wall:
 def conclude(
     probes: Sequence[Probe], goal: Goal, margin: float = MARGIN, retried: Collection[int] = ()
 ) -> Wall:
-    """Say what the probes show, in the order in which they were made.
-
-    Args:
-        retried: batch sizes at which whole epochs made the allocator retry.
-    """
+    """Say what the probes show, in the order in which they were made, and batch sizes at which
+    whole epochs made the allocator retry."""
     standing = Standing(probes, goal)
     asked = decide(probes, goal)
     of_probes = (p.batch_size for p in probes if p.trained and p.alloc_retries)

@@ -65,11 +65,8 @@ def conclude(found: Findings) -> tuple[Status, str]:
 
 
 def finish(found: Findings, follows: Sequence[str] = ()) -> Finished:
-    """The message that ends a measured case.
-
-    Args:
-        follows: columns that are still to be filled, where another such message may come.
-    """
+    """The message that ends a measured case; ``follows`` are columns that are still to be filled,
+    where another such message may come."""
     status, reason = conclude(found)
     return Finished(
         status,
@@ -158,10 +155,8 @@ def work(birth: Birth) -> int:
 
 
 def leave(status: int) -> NoReturn:
-    """End this process as `multiprocessing` ends one: what is imported is not taken apart.
-
-    That took 0.4 s, and longer in a fork, which copies each page that it writes to.
-    """
+    """End this process as `multiprocessing` ends one: what is imported is not taken apart. That
+    took 0.4 s, and longer in a fork, which copies each page that it writes to."""
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     sys.stdout.flush()

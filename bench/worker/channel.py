@@ -27,18 +27,14 @@ _REPORT_EVERY_S = 0.2
 
 
 class Channel:
-    """The worker's end of the conversation with its parent. Without a parent, it says nothing.
-
-    Args:
-        judged: whether the parent is asked after each epoch if there is to be another.
-    """
+    """The worker's end of the conversation with its parent. Without a parent, it says nothing;
+    ``judged``, the parent is asked after each epoch if there is to be another."""
 
     def __init__(self, descriptor: int | None = None, judged: bool = False) -> None:
         self._out = None if descriptor is None else os.fdopen(descriptor, "wb", buffering=0)
         self._judged = judged
 
     def send(self, message: Message) -> None:
-        """Tell the parent something."""
         if self._out:
             line = encode(message)
             while line:  # a pipe takes part of a long one
@@ -59,10 +55,8 @@ class Channel:
 
 
 class Reporter:
-    """Reports step and running loss without stopping the device.
-
-    The loss is copied to pinned memory behind the step that made it, and read once it is there.
-    """
+    """Reports step and running loss without stopping the device: the loss is copied to pinned
+    memory behind the step that made it, and read once it is there."""
 
     def __init__(self, channel: Channel, device: torch.device, phase: Phase, steps: int) -> None:
         self._channel, self._phase, self._steps = channel, phase, steps

@@ -68,15 +68,12 @@ class Context:
 
 
 def tell_context(before: Reading, now: Reading, reserved_bytes: int, used_bytes: int) -> Context:
-    """Tell the context from the best of three sources.
+    """Tell the context from the best of three sources, by what torch's allocator holds now and what
+    CUDA says that the device does.
 
     NVML's memory of this process; where the driver does not tell it (WDDM, some containers), what
     the device holds more than ``before`` CUDA was used; where NVML is missing, all that the device
     holds, other processes included, so that the cap is rather too low than too high.
-
-    Args:
-        reserved_bytes: what torch's allocator holds now.
-        used_bytes: what CUDA says that the device holds now (total less free).
     """
     if now.process_bytes is not None:
         return Context(max(0, now.process_bytes - reserved_bytes))
@@ -107,12 +104,10 @@ class GpuLimit:
         device.watch(os.getpid())
 
     def impose(self) -> None:
-        """Initialise CUDA and set the cap."""
         if self._limit is not None:
             self.adjust()
 
     def adjust(self) -> None:
-        """Measure the context and set the cap."""
         import torch
 
         free, total = torch.cuda.mem_get_info()  # makes the context, if it is not there
@@ -124,7 +119,6 @@ class GpuLimit:
             torch.cuda.set_per_process_memory_fraction(share)
 
     def lift(self) -> None:
-        """Remove the cap and close NVML."""
         import torch
 
         if self._limit is not None:
@@ -136,10 +130,7 @@ def share_of_device(limit_bytes: int, context_bytes: int, total_bytes: int) -> f
     """The part of the device's memory that torch's allocator may hold, above 0 and at most 1.
 
     torch multiplies it by the total again and cuts off the fraction of a byte; its allocator takes
-    memory in blocks of 2 MiB.
-
-    Raises:
-        MemoryLimitError: the context alone is as large as the limit.
+    memory in blocks of 2 MiB. Raises MemoryLimitError: the context alone is as large as the limit.
     """
     if context_bytes >= limit_bytes:
         raise MemoryLimitError(
@@ -169,7 +160,8 @@ is mapped. After warm-up it is known how much that is.
 
 
 class HostLimit:
-    """A limit on the private memory of the process, set so that what it holds meets it."""
+    """A limit on the private memory of the process, set so that what it holds meets it;
+    `ALLOWANCE_BYTES` too loose at first."""
 
     context_bytes: int | None = None
     note = ""
@@ -180,7 +172,6 @@ class HostLimit:
             raise UnsupportedError("a memory limit on a CPU needs Linux; leave out --memory-limit")
 
     def impose(self) -> None:
-        """Set the limit, `ALLOWANCE_BYTES` too loose."""
         if self._limit is None:
             return
         import torch
@@ -191,13 +182,11 @@ class HostLimit:
         self._set(ALLOWANCE_BYTES)
 
     def adjust(self) -> None:
-        """Set it exactly."""
         if self._limit is not None:
             gc.collect()
             self._set(0)
 
     def lift(self) -> None:
-        """Remove it."""
         if self._limit is not None:
             lift_host_limit()
 

@@ -79,10 +79,8 @@ class Assignment:
 
 @dataclass(frozen=True)
 class PhaseEntered:
-    """The worker stands before ``phase`` and waits for a line before it goes on.
-
-    ``epoch`` counts from 0: the one that begins, or has just ended where it is evaluated.
-    """
+    """The worker stands before ``phase`` and waits for a line before it goes on. ``epoch`` counts
+    from 0: the one that begins, or has just ended where it is evaluated."""
 
     phase: Phase
     epoch: int = 0
@@ -101,10 +99,8 @@ class StepTaken:
 
 @dataclass(frozen=True)
 class EpochEnded:
-    """What an epoch of several came to; the worker waits for a line before it goes on.
-
-    The line is `GO_ON` or `END`: then the case is measured as far as it went, and is truncated.
-    """
+    """What an epoch of several came to; the worker waits for a line before it goes on: `GO_ON`, or
+    `END`, where the case is measured as far as it went, and is truncated."""
 
     row: EpochRow
 
@@ -176,14 +172,12 @@ def decode(line: bytes) -> Message:
 
 
 def encode_assignment(assignment: Assignment) -> bytes:
-    """Write an assignment as one line, its end included."""
     values = asdict(assignment)
     values["known"]["work"] = [list(row.values()) for row in values["known"]["work"]]
     return _line(values)
 
 
 def decode_assignment(line: str) -> Assignment:
-    """Read what `encode_assignment` wrote."""
     values = json.loads(line)
     seat = values["seat"] and Seat(**values["seat"])
     known = Known(**values["known"])
@@ -254,7 +248,6 @@ def _row(kind: type, columns: dict[str, Column]) -> Callable[[Any], Any]:
 
 
 def _rows(kind: type, columns: dict[str, Column]) -> Callable[[Any], list[Any]]:
-    """Make the reader of a list of rows of ``kind``."""
     read = _row(kind, columns)
     return lambda rows: [read(row) for row in _of(list)(rows)]
 

@@ -6,12 +6,9 @@ import time
 
 
 class Stopwatch:
-    """Divides the life of a process into parts, which add up to the whole.
-
-    Args:
-        started: time.monotonic() when the process was asked for, in s. The processes of a machine
-            share that clock, so another one may have read it.
-    """
+    """Divides the life of a process into parts, which add up to the whole, from the
+    time.monotonic() when it was asked for, in s. The processes of a machine share that clock, so
+    another one may have read it."""
 
     def __init__(self, started: float) -> None:
         self._started = self.until = started
@@ -25,5 +22,4 @@ class Stopwatch:
 
     @property
     def total(self) -> float:
-        """Start to last lap, in s."""
         return self.until - self._started

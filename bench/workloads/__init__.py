@@ -118,10 +118,8 @@ class Workload:
         """Make a batch of ``size`` items on ``device``: a tensor, or tuples, lists, dicts of them.
 
         The first tensor's first dimension is ``size``. By default random images, float32 (size,
-        *shape), and labels, int64 (size,).
-
-        Args:
-            generator: of ``device``, seeded by seed, epoch, step and micro-batch.
+        *shape), and labels, int64 (size,). The generator is of ``device``, seeded by seed, epoch,
+        step and micro-batch.
         """
         import torch
 
@@ -136,10 +134,8 @@ class Workload:
         """The loss of a batch, float32 of shape (): the mean over its items.
 
         It is called for training and for evaluation, and is computed in float32 but for what
-        ``network`` does. By default the cross-entropy of images (N, ...) and labels (N,).
-
-        Raises:
-            UsageError: the network returns another shape than (N, classes).
+        ``network`` does. By default the cross-entropy of images (N, ...) and labels (N,); raises
+        UsageError: the network returns another shape than (N, classes).
         """
         import torch.nn.functional as F
 
@@ -157,10 +153,8 @@ class Workload:
         return size
 
     def keeps_fp32(self, module: nn.Module) -> bool:
-        """Whether ``module`` stays in fp32 where weights are cast to half.
-
-        By default affine BatchNorm does, as in 2019. The rest is cast.
-        """
+        """Whether ``module`` stays in fp32 where weights are cast to half; by default affine
+        BatchNorm does, as in 2019, and the rest is cast."""
         return is_affine_batchnorm(module)
 
     def find_head(self, model: nn.Module) -> nn.Module:

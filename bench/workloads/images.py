@@ -20,12 +20,8 @@ if TYPE_CHECKING:
 
 
 class Images(Workload):
-    """A network on images with labels, by cross-entropy.
-
-    Args:
-        model: a network's name, or the user's own ``package.module:factory``.
-        data: the images; without them, what needs none, such as counting FLOP.
-    """
+    """A network on images with labels, by cross-entropy: ``model`` by its name, or the user's own
+    ``package.module:factory``, and without ``data`` what needs none, such as counting FLOP."""
 
     def __init__(self, model: str, data: Dataset | None = None) -> None:
         self.model = model

@@ -44,13 +44,10 @@ _SETTINGS: Mapping[str, str] = {
 class Cluster:
     """A connection to Ray, one in a process.
 
-    Args:
-        address: ``HOST:PORT`` of the cluster to join, of which this machine must be a node. None:
-            that of the variable `ADDRESS`, or a cluster of this machine that is started now. It
-            ends with this process, however that ends.
-
-    Raises:
-        UsageError: ray is not installed, there is no such cluster, or none can be started.
+    ``address`` is ``HOST:PORT`` of the cluster to join, of which this machine must be a node; None
+    is that of the variable `ADDRESS`, or a cluster of this machine that is started now, and ends
+    with this process, however that ends. Raises UsageError: ray is not installed, there is no such
+    cluster, or none can be started.
     """
 
     def __init__(self, address: str | None) -> None:
@@ -79,7 +76,6 @@ class Cluster:
             raise UsageError(_name_remedy(self.address, why)) from error
 
     def close(self) -> None:
-        """Leave the cluster; end it if it was started here."""
         import ray
 
         with _own_signals():

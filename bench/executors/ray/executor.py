@@ -77,12 +77,8 @@ class _Failures:
 
 class RayExecutor:
     """Runs each case in a worker on a node of a cluster, which an actor there starts and watches.
-
-    Ray tries nothing again by itself, as it would hide attempts: a lost lane is a lost case.
-
-    Raises:
-        UsageError: there is no cluster, as `Cluster` has it.
-    """
+    Ray tries nothing again by itself, as it would hide attempts: a lost lane is a lost case. Raises
+    UsageError: there is no cluster, as `Cluster` has it."""
 
     stations = EXECUTORS["subprocess"]
     """The executor that stations run cases by; tests have another."""
@@ -105,10 +101,8 @@ class RayExecutor:
         """One lane for each GPU of the cluster, on a CPU for each node, or as many as are wanted.
 
         It waits until all are open, or two minutes for those whose GPU others of the cluster use:
-        they join when they can be had.
-
-        Raises:
-            UsageError: there are not that many, or none can be opened; it says why.
+        they join when they can be had. Raises UsageError: there are not that many, or none can be
+        opened; it says why.
         """
         self._device, self._most = device, wanted or ALL
         there = sum(self._count(node) for node in self._list_nodes())
@@ -146,7 +140,6 @@ class RayExecutor:
             return [*self._finish_opening()]
 
     def lose_lanes(self) -> Sequence[Lane]:
-        """Lanes whose actor or node went away while nothing ran there."""
         import ray
 
         watched = {
@@ -159,10 +152,11 @@ class RayExecutor:
         return [*before, *(watched[watch].lane for watch in gone)]
 
     def gather(self, lane: Lane, device: str, size: int) -> Lane:
-        """The lane's GPU and others of its kind, on its node or on one that has enough of them.
+        """The lane's GPU and others of its kind, on its node or on one that has enough of them; on
+        a CPU, the cores of the lane's node.
 
-        On a CPU, the cores of the lane's node. The workers of one case are started by one station,
-        which may use the GPUs of the others: they are this sweep's, and idle.
+        The workers of one case are started by one station, which may use the GPUs of the others:
+        they are this sweep's, and idle.
         """
         if size == 1:
             return lane
@@ -195,7 +189,6 @@ class RayExecutor:
         timeout_s: float,
         look: Callable[[ProcessAnswer, int], None] = lambda answer, pid: None,
     ) -> ProcessAnswer:
-        """Ask a process on the node."""
         try:
             answer: ProcessAnswer = self._ask(lane, "examine", lane, devices, models, timeout_s)
         except UsageError as error:
@@ -203,7 +196,6 @@ class RayExecutor:
         return answer
 
     def prepare(self, lane: Lane, images: Images) -> DatasetInfo:
-        """Decode the images on the node, once for all of its lanes."""
         folder = (images.data_dir or Path("data")).absolute()
         info: DatasetInfo = self._ask(lane, "prepare", lane, replace(images, data_dir=folder))
         return info
@@ -211,7 +203,6 @@ class RayExecutor:
     def rate(
         self, lane: Lane, device: str, seconds: float, expected: Mapping[str, float]
     ) -> Yardstick:
-        """Measure in a process on the node."""
         try:
             found: Yardstick = self._ask(lane, "rate", lane, device, seconds, expected)
         except UsageError as error:
@@ -251,17 +242,14 @@ class RayExecutor:
         return outcome
 
     def kill(self) -> None:
-        """End all stations with what they run, at once.
-
-        The handler of a signal calls this, perhaps within a call of Ray's: another thread does it.
-        """
+        """End all stations with what they run, at once. The handler of a signal calls this, perhaps
+        within a call of Ray's: another thread does it."""
         ending = threading.Thread(target=self._end_posts, daemon=True)
         ending.start()
         ending.join(_KILL_S)
         self._cluster.end()
 
     def close(self) -> None:
-        """End the stations, and leave the cluster, or end it if it was started here."""
         self._end_posts()
         self._cluster.close()
 
@@ -273,12 +261,8 @@ class RayExecutor:
         on_event: Callable[[Event], None],
         stopping: Callable[[], bool],
     ) -> Outcome:
-        """Hand a job to a station and follow its reports to the last.
-
-        Raises:
-            RayError: the station is gone.
-            _SilentError: it says nothing any more.
-        """
+        """Hand a job to a station and follow its reports to the last. Raises RayError: the station
+        is gone; _SilentError: it says nothing any more."""
         import ray
 
         reports = post.actor.run.options(num_returns="streaming").remote(number, job)
@@ -450,11 +434,9 @@ class RayExecutor:
         self._together[post.kind] = max(self._together.get(post.kind, 0), 1 + beside)
 
     def _count_most(self, kind: object) -> int:
-        """The most GPUs of a kind that one node may have, of as many as are wanted.
-
-        One that is down or in use, perhaps since before this start, is taken to be of that kind:
-        what is short is tried again, and what is unsupported never is.
-        """
+        """The most GPUs of a kind that one node may have, of as many as are wanted. One that is
+        down or in use, perhaps since before this start, is taken to be of that kind: what is short
+        is tried again, and what is unsupported never is."""
         other = Counter(post.node.id for post in [*self._open.values()] if post.kind != kind)
         most = max((node.gpus - other[node.id] for node in self._list_nodes()), default=0)
         return min(most, self._most or sys.maxsize)
@@ -489,7 +471,6 @@ class RayExecutor:
             ray.kill(post.actor)
 
     def _end_posts(self) -> None:
-        """End every station's worker, then the station."""
         import ray
 
         posts = [*self._open.values(), *self._opening]
@@ -527,10 +508,8 @@ def refuse(place: Place, allow_shared: bool = False) -> str:
 
 
 def _explain(error: Exception) -> str:
-    """What an error of Ray's says, as one line, without the lines that are a name and a number.
-
-    Of an actor that could not be made, the last line of the traceback says why.
-    """
+    """What an error of Ray's says, as one line, without the lines that are a name and a number. Of
+    an actor that could not be made, the last line of the traceback says why."""
     if "Traceback" in str(error):
         return clean(last_line(str(error)))
     lines = [clean(line).strip() for line in str(error).splitlines()]
