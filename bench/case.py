@@ -702,8 +702,7 @@ def refuse_auto(family: Case, text: str) -> list[int]:
 
 
 def grid(
-    axes: Mapping[str, Sequence[Value]],
-    find: Callable[[Case, str], Sequence[int]] = refuse_auto,
+    axes: Mapping[str, Sequence[Value]], find: Callable[[Case, str], Sequence[int]] = refuse_auto
 ) -> list[Case]:
     """Every combination of ``axes``, in order, the batch size varying fastest.
 

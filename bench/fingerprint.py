@@ -513,12 +513,7 @@ def _try_dataset(
             "many with either --loader, so make them equal"
         )
     loaded = load_items(
-        dataset,
-        batch_size=2,
-        micro_batch=2,
-        device=torch.device("cpu"),
-        seed=0,
-        loading=Loading(),
+        dataset, batch_size=2, micro_batch=2, device=torch.device("cpu"), seed=0, loading=Loading()
     )
     made = attempt("a batch of build_dataset", lambda: next(loaded.evaluation()))
     if (got := _kinds(made)) != (wanted := _kinds(batch)):
@@ -555,13 +550,7 @@ def _try_steps(
         kind, model = PRECISIONS[precision], build_network(name, workload)
         where = f"{precision} with --freeze {frozen}" if frozen != NONE else precision
         make = partial(
-            Training,
-            model,
-            kind,
-            torch.device("cpu"),
-            lr=1e-3,
-            frozen=frozen,
-            workload=workload,
+            Training, model, kind, torch.device("cpu"), lr=1e-3, frozen=frozen, workload=workload
         )
         training = attempt(f"a training in {where}", make)
         attempt(f"a training step in {where}", partial(training.step, batch))

@@ -41,12 +41,7 @@ from bench.sweep.crew import Crew
 from bench.sweep.hardware import examine_lanes, expect_one, open_lanes
 from bench.sweep.loop import Loop
 from bench.sweep.options import Options, add_running, plan_cases, read_running
-from bench.sweep.preflight import (
-    default_out,
-    describe_config,
-    read_past,
-    refuse_unwritable,
-)
+from bench.sweep.preflight import default_out, describe_config, read_past, refuse_unwritable
 from bench.sweep.probing import Searches, find_walls
 from bench.text import clean
 from bench.wall.answer import Wall

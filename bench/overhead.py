@@ -67,10 +67,8 @@ def compare(argv: Sequence[str]) -> int:
         f"{case.model}, {case.label()}, {case.dataset}, fraction {case.fraction:g}, on {where}",
         file=out,
     )
-    job, settings = (
-        Job(case, folder, platform.environment.gpu_uuid),
-        Settings(allow_shared=True),
-    )
+    job = Job(case, folder, platform.environment.gpu_uuid)
+    settings = Settings(allow_shared=True)
     ratios, measured = [], []
     with closing(build_executor("subprocess", settings)) as executor:
         for pair in range(given.pairs):

@@ -415,9 +415,7 @@ def _read_trainings(rows: Sequence[Row]) -> tuple[ScaledTraining, ...]:
 
 
 def _read_case(
-    head: Mapping[str, Any],
-    gradients: tuple[Gradients, ...],
-    trainings: tuple[ScaledTraining, ...],
+    head: Mapping[str, Any], gradients: tuple[Gradients, ...], trainings: tuple[ScaledTraining, ...]
 ) -> ScaleCase:
     parsed = {
         "way": Way(head["way"]),

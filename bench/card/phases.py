@@ -19,16 +19,7 @@ from pathlib import Path
 from typing import Protocol
 
 from bench.apex import choose_interface, find_apex
-from bench.card.folder import (
-    FIGURE,
-    MAP_FILES,
-    PAGE,
-    Card,
-    Entry,
-    State,
-    fold_map,
-    unfold_map,
-)
+from bench.card.folder import FIGURE, MAP_FILES, PAGE, Card, Entry, State, fold_map, unfold_map
 from bench.errors import UnsupportedError
 from bench.flags import join_flags
 from bench.questions.loss_scales import summarize_scale_map

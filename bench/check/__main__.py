@@ -19,28 +19,12 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, TextIO
 
-from bench.case import (
-    AXES,
-    SAME_QUESTION,
-    Case,
-    Value,
-    format_value,
-    free_axes,
-    grid,
-    telling_axes,
-)
+from bench.case import AXES, SAME_QUESTION, Case, Value, format_value, free_axes, grid, telling_axes
 from bench.check.checks import CHECKS, Checked, Finding, Result, answer
 from bench.data import DatasetInfo
 from bench.environment import ask, has_cuda, refuse_missing
 from bench.errors import UsageError, nearest
-from bench.flags import (
-    CIFAR_ONLY,
-    Parser,
-    add_axes,
-    read_axes,
-    refuse_other_images,
-    run_command,
-)
+from bench.flags import CIFAR_ONLY, Parser, add_axes, read_axes, refuse_other_images, run_command
 from bench.precision import PRECISIONS
 from bench.preset import default_preset, load_preset
 from bench.sweep.preflight import gather_inputs, list_examined

@@ -25,12 +25,7 @@ from bench.doctor.earlier import describe_slowdown, expect_rates, read_earlier
 from bench.doctor.kept import forget, keep
 from bench.doctor.machine import Gpu, Machine, examine_machine
 from bench.doctor.rates import choose_seconds, describe_rates, doubt_rates, measure_rates
-from bench.environment import (
-    VARIABLES,
-    DeviceAnswer,
-    describe_install,
-    refuse_missing,
-)
+from bench.environment import VARIABLES, DeviceAnswer, describe_install, refuse_missing
 from bench.errors import UsageError
 from bench.flags import Parser, run_command
 from bench.gpu.cards import find_card
@@ -649,9 +644,7 @@ def doctor(argv: Sequence[str]) -> int:
         "can be at most",
     )
     parser.add_argument(
-        "--batch-size",
-        metavar="N",
-        help=f"of a step of --model ({Case.batch_size})",
+        "--batch-size", metavar="N", help=f"of a step of --model ({Case.batch_size})"
     )
     parser.add_argument("--data-dir", type=Path, metavar="DIR", help="where CIFAR-10 is (./data)")
     parser.add_argument("--out", type=Path, metavar="DIR", help="where results go (./results)")

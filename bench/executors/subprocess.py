@@ -36,14 +36,7 @@ from bench.gpu.nvml import open_device
 from bench.processes import hold_to
 from bench.record import MEASURED, REFUSED, Outcome, Status, Yardstick, write_missing
 from bench.text import count
-from bench.worker.messages import (
-    END,
-    GO_ON,
-    EpochEnded,
-    Finished,
-    Message,
-    PhaseEntered,
-)
+from bench.worker.messages import END, GO_ON, EpochEnded, Finished, Message, PhaseEntered
 
 _CACHE = "TORCHINDUCTOR_CACHE_DIR"  # Triton's is within it
 _ATTEMPTS = 3
@@ -193,11 +186,7 @@ class SubprocessExecutor:
         return {_CACHE: str(Path(self._compiled.name) / job.case.slug())}
 
     def _attempt(
-        self,
-        job: Job,
-        on_event: Callable[[Event], None],
-        stopping: Callable[[], bool],
-        last: bool,
+        self, job: Job, on_event: Callable[[Event], None], stopping: Callable[[], bool], last: bool
     ) -> tuple[Outcome, bool]:
         """Run the worker once; say what came of it and whether to try again. A card that NVML
         cannot open for the moment is worth another try, but at the last one the case runs without

@@ -50,14 +50,10 @@ class Kind:
 
 TRACKERS = {
     "tensorboard": Kind(
-        "bench.export.tensorboard",
-        "event files, one folder per record",
-        ("tensorboard",),
+        "bench.export.tensorboard", "event files, one folder per record", ("tensorboard",)
     ),
     "wandb": Kind(
-        "bench.export.wandb",
-        "Weights & Biases, offline; wandb sync uploads",
-        ("wandb",),
+        "bench.export.wandb", "Weights & Biases, offline; wandb sync uploads", ("wandb",)
     ),
     "mlflow": Kind(
         "bench.export.mlflow",
@@ -83,12 +79,7 @@ def _parser() -> Parser:
     add = parser.add_argument
     add("sweeps", nargs="+", type=Path, metavar="SWEEP", help="a sweep's folder or records file")
     add("--to", required=True, metavar="TRACKER", help="see below")
-    add(
-        "--out",
-        type=Path,
-        metavar="DIR",
-        help=f"folder to write to (default: {OUT}/TRACKER)",
-    )
+    add("--out", type=Path, metavar="DIR", help=f"folder to write to (default: {OUT}/TRACKER)")
     add(
         "--project",
         default=PROJECT,

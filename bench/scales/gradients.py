@@ -57,9 +57,7 @@ def find_layers(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def list_kept(
-    model: nn.Module,
-    precision: str,
-    keeps_fp32: Callable[[nn.Module], bool] = is_affine_batchnorm,
+    model: nn.Module, precision: str, keeps_fp32: Callable[[nn.Module], bool] = is_affine_batchnorm
 ) -> list[bool]:
     """Of each of `find_layers`, whether the gradients of its own parameters stay in fp32.
 

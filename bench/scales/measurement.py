@@ -254,10 +254,7 @@ class Probe:
         self._session, self.precision = session, precision
         self.training = session.prepare(precision, 1.0)
         self.comparison = Comparison(
-            len(session.layers),
-            len(q.at) * len(q.scales),
-            choose_format(precision),
-            session.device,
+            len(session.layers), len(q.at) * len(q.scales), choose_format(precision), session.device
         )
         attach(self.training.model, self.comparison.look)
 

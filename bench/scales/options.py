@@ -110,11 +110,7 @@ class Options:
 
 
 def build_parser() -> Parser:
-    parser = Parser(
-        prog="python -m bench.scales",
-        description=_DESCRIPTION,
-        epilog=_EPILOG,
-    )
+    parser = Parser(prog="python -m bench.scales", description=_DESCRIPTION, epilog=_EPILOG)
     what = parser.add_argument_group("what to look at")
     what.add_argument(
         "--precision", nargs="+", default=["fp16"], metavar="NAME", help="number formats (fp16)"

@@ -33,20 +33,9 @@ from bench.sweep.hardware import (
     refuse_world_sizes,
 )
 from bench.sweep.loop import Loop
-from bench.sweep.options import (
-    Options,
-    Plan,
-    parse_arguments,
-    plan_cases,
-    print_registries,
-)
+from bench.sweep.options import Options, Plan, parse_arguments, plan_cases, print_registries
 from bench.sweep.part import Part, open_part
-from bench.sweep.preflight import (
-    default_out,
-    find_lane_inputs,
-    refuse_searches,
-    refuse_unwritable,
-)
+from bench.sweep.preflight import default_out, find_lane_inputs, refuse_searches, refuse_unwritable
 from bench.sweep.preview import preview
 from bench.sweep.probing import describe_wall, find_walls
 from bench.text import clean, count

@@ -6,15 +6,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from bench.anchors import (
-    ALONE,
-    BUSY,
-    AnchorVerdict,
-    LaneReading,
-    Pace,
-    Session,
-    read_pace,
-)
+from bench.anchors import ALONE, BUSY, AnchorVerdict, LaneReading, Pace, Session, read_pace
 from bench.case import FOLLOWS, Case
 from bench.executors import Lane
 from bench.limits import is_shared

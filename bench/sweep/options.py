@@ -344,9 +344,7 @@ class Plan:
 
 
 def plan_cases(
-    options: Options,
-    walls: Mapping[Case, Wall],
-    settle: Callable[[Case], Case] = lambda case: case,
+    options: Options, walls: Mapping[Case, Wall], settle: Callable[[Case], Case] = lambda case: case
 ) -> Plan:
     """Expand preset and flags to cases, with the largest batches that are known.
 

@@ -41,11 +41,7 @@ and each kernel's that is more than 1 % of it within 2.5 %; any five within 0.05
 
 
 def profile_step(
-    training: Training,
-    batches: Supply,
-    case: Case,
-    step_s: float,
-    trace: Path | None = None,
+    training: Training, batches: Supply, case: Case, step_s: float, trace: Path | None = None
 ) -> Timeline:
     """Train a few steps of full batches under the profiler: where the time of one goes. They change
     the training.

@@ -119,10 +119,7 @@ def _bands(dtype: torch.dtype, products: int, winograd: bool) -> list[Band]:
         Band(Arithmetic.FLOAT16, 5e-4, 1.25 * summed, "sums in float16"),
     ]
     if winograd:
-        bands += [
-            Band(Arithmetic.FLOAT16, 5.2e-4, 7.5e-4, "Winograd F(2,3)"),
-            F43,
-        ]
+        bands += [Band(Arithmetic.FLOAT16, 5.2e-4, 7.5e-4, "Winograd F(2,3)"), F43]
     return bands
 
 

@@ -28,10 +28,7 @@ from bench.worker import BEGAN
 from bench.worker.channel import Channel
 from bench.worker.limit import lift_host_limit
 from bench.worker.measurement import Findings, measure
-from bench.worker.messages import (
-    Finished,
-    decode_assignment,
-)
+from bench.worker.messages import Finished, decode_assignment
 from bench.worker.server import Birth, preload, serve
 
 

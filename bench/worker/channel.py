@@ -9,15 +9,7 @@ from typing import TYPE_CHECKING
 
 from bench.processes import read_peak_memory
 from bench.record import EpochRow
-from bench.worker.messages import (
-    END,
-    EpochEnded,
-    Message,
-    Phase,
-    PhaseEntered,
-    StepTaken,
-    encode,
-)
+from bench.worker.messages import END, EpochEnded, Message, Phase, PhaseEntered, StepTaken, encode
 
 if TYPE_CHECKING:
     import torch

@@ -566,11 +566,7 @@ def forgive(found: Findings, *columns: str) -> Iterator[None]:
 
 
 def _describe_time(
-    found: Findings,
-    case: Case,
-    done: Sequence[TimedEpoch],
-    batches: Supply,
-    workload: Workload,
+    found: Findings, case: Case, done: Sequence[TimedEpoch], batches: Supply, workload: Workload
 ) -> None:
     from bench.training.timing import extrapolate, summarize
 

@@ -107,10 +107,7 @@ class Cluster:
         os.environ.update(settings)
         try:
             _connect(
-                LOCAL,
-                include_dashboard=False,
-                object_store_memory=_STORE_BYTES,
-                _temp_dir=folder,
+                LOCAL, include_dashboard=False, object_store_memory=_STORE_BYTES, _temp_dir=folder
             )
         finally:
             for name, value in before.items():
