@@ -27,10 +27,13 @@ Settings = Mapping[str, str]
 class Halving:
     """How a search compares trials.
 
-    Attributes: metric: of `METRICS`. epochs: of a whole trial. grace: epochs before which no trial
-    is ended. reduction: of the trials at a rung, about one in so many goes on. trials: the settings
-    of each trial, in the order in which they run. combinations: how many there are in all; None
-    where an axis has a range.
+    Attributes:
+        metric: of `METRICS`.
+        epochs: of a whole trial.
+        grace: epochs before which no trial is ended.
+        reduction: of the trials at a rung, about one in so many goes on.
+        trials: the settings of each trial, in the order in which they run.
+        combinations: how many there are in all; None where an axis has a range.
     """
 
     metric: str

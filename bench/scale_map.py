@@ -124,9 +124,10 @@ class Gradients:
 class ScaledTraining:
     """A training from the same start and with the same batches as all others of its case.
 
-    Attributes: setting: a loss scale as a flag spells it; empty for fp32, which the others stand
-    beside. losses: one a step; NaN where it was not finite. overflowed: whether each step's
-    gradients did.
+    Attributes:
+        setting: a loss scale as a flag spells it; empty for fp32, which the others stand beside.
+        losses: one a step; NaN where it was not finite.
+        overflowed: whether each step's gradients did.
     """
 
     setting: str
@@ -256,12 +257,14 @@ class ScaleMap:
 class Window:
     """The scales that are safe, and the one to use.
 
-    Attributes: low, high: the smallest and largest safe scale; None where none is safe, as ``use``
-    then is. ceiling: the smallest scale that overflowed; None where none did. best: the share of
-    values lost at the best scale that did not overflow. narrow: whether ``use``, the recommended
-    scale, leaves less than `HEADROOM`. needed: whether a loss scale is needed at all. enough: the
-    largest share that a safe scale may lose. starved: of each scale at which a layer loses too
-    much, that layer and its share lost.
+    Attributes:
+        low, high: the smallest and largest safe scale; None where none is safe, as ``use`` then is.
+        ceiling: the smallest scale that overflowed; None where none did.
+        best: the share of values lost at the best scale that did not overflow.
+        narrow: whether ``use``, the recommended scale, leaves less than `HEADROOM`.
+        needed: whether a loss scale is needed at all.
+        enough: the largest share that a safe scale may lose.
+        starved: of each scale at which a layer loses too much, that layer and its share lost.
     """
 
     low: float | None = None

@@ -99,9 +99,10 @@ class Trace:
 class Timed:
     """How often operations of a label ran in a step, and for how many seconds.
 
-    Attributes: time_s: of their kernels, each from its start to its end. exclusive_s: what is
-    theirs when each instant is divided among the kernels that run in it. kernels: the part of
-    ``time_s`` of each kernel, by `shorten_kernel`; none on a CPU.
+    Attributes:
+        time_s: of their kernels, each from its start to its end.
+        exclusive_s: what is theirs when each instant is divided among the kernels that run in it.
+        kernels: the part of ``time_s`` of each kernel, by `shorten_kernel`; none on a CPU.
     """
 
     calls: float = 0.0

@@ -122,12 +122,14 @@ class Verdict(Enum):
 class Ratio:
     """What the repeats of one case say of B/A.
 
-    Attributes: value: ratio of geometric means; None where there is none, and ``lack`` says why.
-    low, high: the 95 % interval; None with too few repeats. p: two-sided, of no difference; None
-    where nothing was tested. p_adjusted: by Holm over the family. exact: both sides repeat without
-    any spread; the interval is a point, and there is no p. lack: why there is no ratio, or no
-    verdict on it; empty where there is one. pairs: how many seeds of both sides were compared pair
-    by pair; 0 where none were.
+    Attributes:
+        value: ratio of geometric means; None where there is none, and ``lack`` says why.
+        low, high: the 95 % interval; None with too few repeats.
+        p: two-sided, of no difference; None where nothing was tested.
+        p_adjusted: by Holm over the family.
+        exact: both sides repeat without any spread; the interval is a point, and there is no p.
+        lack: why there is no ratio, or no verdict on it; empty where there is one.
+        pairs: how many seeds of both sides were compared pair by pair; 0 where none were.
     """
 
     value: float | None = None
@@ -366,13 +368,16 @@ class Claim(Enum):
 class Equivalence:
     """Whether B may replace A without a loss or an error that differs by more than the margin.
 
-    Attributes: margin: a fraction: 0.02 is a ratio from 1/1.02 to 1.02. ratio: of geometric means
-    over seeds, B/A; None where there is none. low, high: its 90 % interval, not adjusted; None with
-    too few seeds. p: of the two one-sided tests: that the ratio is beyond the margin; adjusted by
-    Holm. seeds: that were compared, of the side that has fewer. paired: compared seed by seed.
-    seeds_needed: with which a verdict has a power of `POWER`; None where there is a verdict, where
-    fewer than `MIN_SEEDS` say too little about the spread, and above `MOST_SEEDS`. lack: why there
-    can be no verdict; empty where there could.
+    Attributes:
+        margin: a fraction: 0.02 is a ratio from 1/1.02 to 1.02.
+        ratio: of geometric means over seeds, B/A; None where there is none.
+        low, high: its 90 % interval, not adjusted; None with too few seeds.
+        p: of the two one-sided tests: that the ratio is beyond the margin; adjusted by Holm.
+        seeds: that were compared, of the side that has fewer.
+        paired: compared seed by seed.
+        seeds_needed: with which a verdict has a power of `POWER`; None where there is a verdict,
+            where fewer than `MIN_SEEDS` say too little about the spread, and above `MOST_SEEDS`.
+        lack: why there can be no verdict; empty where there could.
     """
 
     verdict: Claim

@@ -66,9 +66,11 @@ takes it.
 class Question:
     """What to find out of one model or workload at one batch size.
 
-    Attributes: at: steps, from 1 and rising, at which gradients are counted. scales: rising, and
-    each a float32 number. train: loss scales to train under, as flags spell them, or `RECOMMENDED`.
-    tolerance: see `bench.scale_map.find_window`.
+    Attributes:
+        at: steps, from 1 and rising, at which gradients are counted.
+        scales: rising, and each a float32 number.
+        train: loss scales to train under, as flags spell them, or `RECOMMENDED`.
+        tolerance: see `bench.scale_map.find_window`.
     """
 
     model: str

@@ -62,10 +62,13 @@ _MOST_SAMPLES = 10_000
 class Search:
     """A command line, parsed and checked.
 
-    Attributes: options: as of a sweep of the values that are lists. halving: the rules, without the
-    trials. samples: how many trials there are to be. rates: the ends of the range of learning
-    rates; None where they are lists, or ``around`` each optimizer's own. time_s: after which no
-    trial begins.
+    Attributes:
+        options: as of a sweep of the values that are lists.
+        halving: the rules, without the trials.
+        samples: how many trials there are to be.
+        rates: the ends of the range of learning rates; None where they are lists, or ``around`` each
+            optimizer's own.
+        time_s: after which no trial begins.
     """
 
     options: Options
