@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from bench.errors import UsageError, nearest
-from bench.flags import run_command
+from bench.flags import command
 
 COMMANDS = {
     "Measure": ("sweep", "search", "fit", "scales", "card"),
@@ -53,12 +53,9 @@ def write_list() -> Iterator[str]:
     yield "\nStart with:  python -m bench.doctor, then python -m bench.sweep"
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+@command
+def main(argv: Sequence[str]) -> int:
     """List the commands; 2 where an argument is given that this command does not have, else 0."""
-    return run_command(_run, argv)
-
-
-def _run(argv: Sequence[str]) -> int:
     if argv and argv[0] not in ("-h", "--help"):
         names = [name for names in COMMANDS.values() for name in names]
         name = argv[0].removeprefix("bench.")

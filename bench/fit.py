@@ -25,11 +25,11 @@ from bench.executors import build_executor
 from bench.flags import (
     Parser,
     add_axes,
+    command,
     describe,
     parse_percent,
     read_axes,
     refuse_flags,
-    run_command,
 )
 from bench.preset import Preset
 from bench.render.cells import whole_cell
@@ -94,16 +94,13 @@ def build_parser() -> Parser:
     return parser
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+@command
+def main(argv: Sequence[str]) -> int:
     """Find the largest batch sizes.
 
     Returns 0; 1 where none was found, a search ended without an answer or the disk is full; 2 for a
     usage error; 130 or 143 where it was stopped.
     """
-    return run_command(fit, argv)
-
-
-def fit(argv: Sequence[str]) -> int:
     refuse_flags(argv, _WITHOUT, "bench.fit chooses what its runs measure; leave it out")
     given = build_parser().parse(argv)
     step, margin = _read_whole("--step", given.step), _read_margin(given.margin)

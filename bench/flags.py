@@ -219,6 +219,11 @@ def writable(flag: str, path: Path) -> Iterator[None]:
         ) from error
 
 
+def command(run: Callable[[Sequence[str]], int]) -> Callable[..., int]:
+    """Make the `main` of a command of what its command line does, run by `run_command`."""
+    return lambda argv=None: run_command(run, argv)
+
+
 def run_command(command: Callable[[Sequence[str]], int], argv: Sequence[str] | None) -> int:
     """Run a command; a `UsageError` becomes one line on standard error and return code 2.
 

@@ -22,17 +22,14 @@ from bench.case import Case, Value, grid
 from bench.environment import ask, has_cuda
 from bench.errors import UsageError
 from bench.executors import Executor, Job, Settings, build_executor
-from bench.flags import Parser, add_axes, describe, read_axes, run_command
+from bench.flags import Parser, add_axes, command, describe, read_axes
 from bench.record import BESIDE, Measurement, Status
 from bench.sweep.preflight import gather_inputs, list_examined
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    return run_command(compare, argv)
-
-
-def compare(argv: Sequence[str]) -> int:
-    """Time harness and bare loop in turn; the return code. Raises UsageError: the case is not one,
+@command
+def main(argv: Sequence[str]) -> int:
+    """Time harness and bare loop in turn. Raises UsageError: the case is not one,
     or cannot be measured here."""
     parser = Parser(
         prog="python -m bench.overhead",

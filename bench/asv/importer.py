@@ -31,7 +31,7 @@ from asv.util import ProcessError, UserError, check_output, load_json, write_jso
 from bench.asv.host import GRID, Host, conditions, describe_grid, expand, name_preset, place, rank
 from bench.case import Case
 from bench.errors import UsageError
-from bench.flags import Parser, describe, run_command
+from bench.flags import Parser, command, describe
 from bench.preset import load_config as load_preset_file
 from bench.preset import load_preset
 from bench.store.attempts import find_mixed, keep_cases, keep_latest
@@ -45,12 +45,8 @@ PREFIX = "cases.track_"
 _ONE_RESULT = ["commit", "host", "python", "gpu", "driver", "torch"]
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Import sweeps; the return code."""
-    return run_command(import_sweeps, argv)
-
-
-def import_sweeps(argv: Sequence[str]) -> int:
+@command
+def main(argv: Sequence[str]) -> int:
     """Import every sweep named, each whole or not at all. Raises UsageError: records are not there,
     are of no commit, or clash with results asv has."""
     parser = Parser(prog="python -m bench.asv_import", description=describe(__doc__))

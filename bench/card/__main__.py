@@ -37,22 +37,13 @@ from bench.card.phases import (
 from bench.data.sources import detect
 from bench.environment import Platform, has_cuda, probe, refuse_missing
 from bench.errors import UsageError, nearest
-from bench.flags import Parser, describe, run_command
+from bench.flags import Parser, command, describe
 from bench.record import COMPARABLE
 from bench.sweep.preflight import default_out, refuse_unwritable
 from bench.text import clean
 
 MINUTES = "CARD_MINUTES"
 _GRACE_S = 8.0  # a sweep stopped by SIGINT ends its worker in 3 s and prints its report
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Show everything.
-
-    Returns 0 where nothing failed, though time may have cut some of it; 1 where something failed or
-    speaks against the numbers; 2 for a usage error; 130 or 143 where it was stopped.
-    """
-    return run_command(show, argv)
 
 
 def build_parser() -> Parser:
@@ -85,9 +76,13 @@ def build_parser() -> Parser:
     return parser
 
 
-def show(argv: Sequence[str]) -> int:
-    """Run the phases that time allows, write the report and the summary; the return code. Raises
-    UsageError: it cannot be done."""
+@command
+def main(argv: Sequence[str]) -> int:
+    """Show everything.
+
+    Returns 0 where nothing failed, though time may have cut some of it; 1 where something failed or
+    speaks against the numbers; 2 for a usage error; 130 or 143 where it was stopped.
+    """
     begun = time.monotonic()
     given = build_parser().parse(argv)
     refuse_missing()

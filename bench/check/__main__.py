@@ -24,7 +24,7 @@ from bench.check.checks import CHECKS, Checked, Finding, Result, answer
 from bench.data import DatasetInfo
 from bench.environment import ask, has_cuda, refuse_missing
 from bench.errors import UsageError, nearest
-from bench.flags import CIFAR_ONLY, Parser, add_axes, read_axes, refuse_other_images, run_command
+from bench.flags import CIFAR_ONLY, Parser, add_axes, command, read_axes, refuse_other_images
 from bench.precision import PRECISIONS
 from bench.preset import default_preset, load_preset
 from bench.sweep.preflight import gather_inputs, list_examined
@@ -63,11 +63,6 @@ _WITHOUT = (
 network from scratch."""
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Check; returns 0, 1 where a check failed, 2 for a usage error, before anything is trained."""
-    return run_command(check, argv)
-
-
 def build_parser() -> Parser:
     names = "".join(f"\n  {check.name:<14}{check.shows}" for check in CHECKS.values())
     parser = Parser(
@@ -100,9 +95,9 @@ def build_parser() -> Parser:
     return parser
 
 
-def check(argv: Sequence[str]) -> int:
-    """Do what the command line says; the return code. Raises UsageError: a flag or value is wrong,
-    or a model, a device or the images are of no use."""
+@command
+def main(argv: Sequence[str]) -> int:
+    """Check; returns 0, 1 where a check failed, 2 for a usage error, before anything is trained."""
     refuse_other_images(argv, "bench.check")
     given = build_parser().parse(argv)
     steps = _parse_steps(given.steps)

@@ -34,10 +34,10 @@ from bench.flags import (
     CIFAR_ONLY,
     Parser,
     add_axes,
+    command,
     describe,
     read_axes,
     refuse_other_images,
-    run_command,
 )
 from bench.precision import PRECISIONS
 from bench.record import Status
@@ -178,15 +178,10 @@ def judge_all(pairs: Sequence[Pair], rehearsal: bool = False) -> dict[str, Judge
     return judged
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+@command
+def main(argv: Sequence[str]) -> int:
     """Cross-check; returns 0 where both agree, and on a CPU, which can only rehearse; 1 where they
     do not; 2 for a usage error."""
-    return run_command(crosscheck, argv)
-
-
-def crosscheck(argv: Sequence[str]) -> int:
-    """Measure in pairs and judge; the return code. Raises UsageError: the case is not one that the
-    bare loop can train, or it failed."""
     refuse_other_images(argv, "bench.crosscheck")
     parser = Parser(
         prog="python -m bench.crosscheck",

@@ -27,7 +27,7 @@ from bench.doctor.machine import Gpu, Machine, examine_machine
 from bench.doctor.rates import choose_seconds, describe_rates, doubt_rates, measure_rates
 from bench.environment import VARIABLES, DeviceAnswer, describe_install, refuse_missing
 from bench.errors import UsageError
-from bench.flags import Parser, run_command
+from bench.flags import Parser, command
 from bench.gpu.cards import find_card
 from bench.gpu.device import Process
 from bench.gpu.nvml import EFFECTS, Lack
@@ -621,15 +621,10 @@ def _read(kind: Any, value: Any, where: str) -> Any:
     return value
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+@command
+def main(argv: Sequence[str]) -> int:
     """Examine the machine; returns 0, 1 where something makes numbers unreliable, 2 for a usage
     error, a broken model too."""
-    return run_command(doctor, argv)
-
-
-def doctor(argv: Sequence[str]) -> int:
-    """Do what the command line says; the return code. Raises UsageError: a flag is wrong, a file
-    cannot be read, or a model is broken."""
     parser = Parser(
         prog="python -m bench.doctor",
         description="Say what this machine can measure, and the command that fixes what it cannot.",

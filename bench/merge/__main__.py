@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from bench.case import telling_axes
-from bench.flags import Parser, describe, run_command, writable
+from bench.flags import Parser, command, describe, writable
 from bench.merge.sources import (
     Source,
     list_final_runs,
@@ -31,12 +31,6 @@ _SHOWN = 10
 """Runs that are named one by one of those that are missing."""
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Join folders; returns 0, 1 where a shard or a run that was planned is missing, 2 for a usage
-    error."""
-    return run_command(merge, argv)
-
-
 def build_parser() -> Parser:
     parser = Parser(
         prog="python -m bench.merge",
@@ -54,9 +48,10 @@ def build_parser() -> Parser:
     return parser
 
 
-def merge(argv: Sequence[str]) -> int:
-    """Do what the command line says; the return code. Raises UsageError: the folders cannot be
-    joined."""
+@command
+def main(argv: Sequence[str]) -> int:
+    """Join folders; returns 0, 1 where a shard or a run that was planned is missing, 2 for a usage
+    error."""
     given = build_parser().parse(argv)
     out: Path = given.out
     folders = {path.resolve(): path for path in given.folders}

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from bench.asv.site import ASSETS, fetch_assets, stand_alone
 from bench.errors import UsageError
-from bench.flags import Parser, describe, run_command
+from bench.flags import Parser, command, describe
 from bench.text import last_line
 
 INDEX = Path(__file__).with_name("index.html")
@@ -26,12 +26,8 @@ CONFIG = Path("asv.conf.json")
 SWEEPS = "sweeps"
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Build the folder; the return code."""
-    return run_command(publish, argv)
-
-
-def publish(argv: Sequence[str]) -> int:
+@command
+def main(argv: Sequence[str]) -> int:
     """Build the folder in the project's root, where asv.conf.json is. Raises UsageError: it is run
     elsewhere, npm or asv is missing, or a package is not the one pinned."""
     parser = Parser(prog="python -m bench.publish", description=describe(__doc__))

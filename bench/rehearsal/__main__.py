@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING
 
 from bench.case import Case, axis_flag, format_value, parse_value
 from bench.errors import UsageError
-from bench.flags import Parser, run_command
+from bench.flags import Parser, command
 from bench.models import check_model
 from bench.precision import POLICIES, PRECISIONS, Precision
 
@@ -185,12 +185,9 @@ _SUMMARY = (
 )
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    return run_command(run, argv)
-
-
-def run(argv: Sequence[str]) -> int:
-    """Parse the command line, rehearse and print; the return code. Raises UsageError: a flag or
+@command
+def main(argv: Sequence[str]) -> int:
+    """Parse the command line, rehearse and print. Raises UsageError: a flag or
     value is wrong."""
     parser = Parser(prog="python -m bench.rehearsal", description=_SUMMARY)
     parser.add_argument("--model", default="dpn-small", metavar="NAME", help="network (dpn-small)")

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from bench.data import load
 from bench.environment import ask, refuse_missing, with_inputs
 from bench.errors import UsageError
-from bench.flags import refuse_other_images, run_command
+from bench.flags import command, refuse_other_images
 from bench.precision import PRECISIONS
 from bench.questions.loss_scales import SCALES, summarize_scale_map, tell_scale_map
 from bench.render.text import WIDTH, draw_table, style_text
@@ -22,13 +22,9 @@ from bench.scales.options import Options, build_parser, read_options
 from bench.sweep.preflight import gather_inputs, list_examined, refuse_neighbours, refuse_unwritable
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Make a map, or show one; the return code."""
-    return run_command(run, argv)
-
-
-def run(argv: Sequence[str]) -> int:
-    """Do what the command line says; the return code. Raises UsageError: it cannot be done."""
+@command
+def main(argv: Sequence[str]) -> int:
+    """Make a map, or show one."""
     refuse_other_images(argv, "bench.scales")
     given = build_parser().parse(argv)
     if given.show is not None:

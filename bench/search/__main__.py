@@ -17,7 +17,7 @@ from time import monotonic
 from bench.environment import PACKAGES, refuse_missing
 from bench.errors import UsageError
 from bench.executors import build_executor
-from bench.flags import run_command
+from bench.flags import command
 from bench.halving import Halving, read_halving
 from bench.record import MEASURED
 from bench.search.ladder import Ladder
@@ -44,17 +44,13 @@ from bench.text import clean, count
 _WIDTH = 120  # columns where there is no terminal to ask and COLUMNS is not set
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+@command
+def main(argv: Sequence[str]) -> int:
     """Search for the best settings.
 
     Returns 0; 1 where no trial was measured, all lanes were lost or the disk is full; 2 for a usage
     error; 130 or 143 where it was stopped.
     """
-    return run_command(search, argv)
-
-
-def search(argv: Sequence[str]) -> int:
-    """Do what the command line says; the return code. Raises UsageError: it cannot be done."""
     asked = parse_arguments(argv, __doc__)
     if asked.dry_run:
         drawn = asked.plan(try_models(Plan(asked.plan().trials), asked.options).settle)

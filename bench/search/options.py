@@ -66,8 +66,8 @@ class Search:
         options: as of a sweep of the values that are lists.
         halving: the rules, without the trials.
         samples: how many trials there are to be.
-        rates: the ends of the range of learning rates; None where they are lists, or ``around`` each
-            optimizer's own.
+        rates: the ends of the range of learning rates; None where they are lists, or are
+            ``around`` each optimizer's own.
         time_s: after which no trial begins.
     """
 

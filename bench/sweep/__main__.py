@@ -16,7 +16,7 @@ from bench.doctor.rates import choose_seconds
 from bench.environment import PACKAGES, refuse_missing
 from bench.errors import UsageError
 from bench.executors import Executor, Lane, build_executor
-from bench.flags import run_command
+from bench.flags import command
 from bench.record import Status
 from bench.store.writer import StoreError
 from bench.sweep.anchors import describe_anchors, find_anchors, run_anchors
@@ -42,17 +42,13 @@ from bench.text import clean, count
 from bench.wall.search import Ending
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+@command
+def main(argv: Sequence[str]) -> int:
     """Run a sweep.
 
     Returns 0; 1 where the disk is full, nothing could be measured or all lanes were lost; 2 for a
     usage error; 130 or 143 where it was stopped.
     """
-    return run_command(sweep, argv)
-
-
-def sweep(argv: Sequence[str]) -> int:
-    """Do what the command line says; the return code. Raises UsageError: it cannot be done."""
     options = parse_arguments(argv)
     if options.list:
         return print_registries()
