@@ -12,16 +12,14 @@ import os
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from bench.case import AUTO, Case, Value, format_value, telling_axes
 from bench.data import SYNTHETIC, find_layout
-from bench.environment import PACKAGES, has_cuda, refuse_missing
+from bench.environment import has_cuda
 from bench.errors import UsageError
-from bench.executors import build_executor
 from bench.flags import (
     Parser,
     add_axes,
@@ -35,14 +33,12 @@ from bench.preset import Preset
 from bench.render.cells import whole_cell
 from bench.render.model import NOTHING, Cell, Head, Table
 from bench.render.text import draw_table
-from bench.store.writer import Store, StoreError
-from bench.sweep.__main__ import say_waiting, stop_signals
-from bench.sweep.crew import Crew
-from bench.sweep.hardware import examine_lanes, expect_one, open_lanes
-from bench.sweep.loop import Loop
+from bench.store.writer import StoreError
+from bench.sweep.hardware import examine_alike
 from bench.sweep.options import Options, add_running, plan_cases, read_running
-from bench.sweep.preflight import default_out, describe_config, read_past, refuse_unwritable
+from bench.sweep.preflight import default_out, describe_config, read_past
 from bench.sweep.probing import Searches, find_walls
+from bench.sweep.session import hire_crew, open_loop, start_executor
 from bench.text import clean
 from bench.wall.answer import Wall
 from bench.wall.records import APART, LONG_STEPS
@@ -154,31 +150,20 @@ def find(
     """Find the largest batch of each family by at most so many probes, into --out or a new folder;
     what was found, the number of the signal that stopped it or 0, and the folder."""
     families = plan_cases(options, {}).families
-    refuse_unwritable(options.out)
-    refuse_missing(name for name in PACKAGES if name != "nvidia-ml-py")  # whose lack is noted
-    with closing(build_executor(options.executor, options.settings)) as executor:
-        lanes = open_lanes(executor, families, options)
-        classes = examine_lanes(executor, lanes, [], options, families)
-        hardware = expect_one(classes, "and a batch that fits one may not fit another")
+    with start_executor(options) as executor:
+        why = "and a batch that fits one may not fit another"
+        hardware = examine_alike(executor, [], options, why, families)
         inputs = hardware.inputs
         families = plan_cases(options, {}, inputs.settle).families
         out = options.out or default_out(inputs.platforms)
-        with Store(out, options.wait_s, say_waiting) as store:
+        with open_loop(hardware, executor, out, options) as loop:
             comparable, _ = read_past(out, families, options, inputs)
-            before = store.read_config()
+            before = loop.store.read_config()
             search = {"step": step, "margin": margin}
             config = describe_config([], options, inputs, before, search)
             # of a sweep that is there already the cases stay
-            store.write_config({**config, "cases": before.get("cases", [])})
-            notes = [*inputs.warnings, *store.set_aside]
-            named = {lane.name: known for lane, known in hardware.lanes}
-            loop = Loop(store, executor, named, options, notes)
-            with (
-                stop_signals(executor) as stopped,
-                Crew(executor, stopped, 1 if options.quiet else 0) as crew,
-            ):
-                for lane in lanes:
-                    crew.add(loop, lane)
+            loop.store.write_config({**config, "cases": before.get("cases", [])})
+            with hire_crew(loop, hardware) as (crew, stopped):
                 searches = Searches(loop, families, comparable, step, margin, most)
                 (walls,) = find_walls(crew, [searches])
     return walls, stopped(), out

@@ -185,9 +185,17 @@ def _read_environments(config: Mapping[str, Any]) -> dict[str, Environment]:
     }
 
 
-def expect_one(classes: Sequence[Hardware], why: str) -> Hardware:
-    """The only class; a UsageError says where there are several ``why`` one is needed, as it
-    follows the kinds in a sentence."""
+def examine_alike(
+    executor: Executor,
+    cases: Sequence[Case],
+    options: Options,
+    why: str,
+    families: Sequence[Case] = (),
+) -> Hardware:
+    """The lanes that are asked for, all of one class; a UsageError says where there are several
+    ``why`` one is needed, as it follows the kinds in a sentence."""
+    lanes = open_lanes(executor, [*cases, *families], options)
+    classes = examine_lanes(executor, lanes, cases, options, families)
     if len(classes) > 1:
         kinds = ", ".join(name_folders([_take_first(one.environments) for one in classes]))
         raise UsageError(

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bench.case import Case
-from bench.executors import Executor
 from bench.record import Status
 from bench.store.plans import collect_times, leave_out_known, plan_runs
 from bench.store.reader import Past, Run, read_history
-from bench.store.writer import Store
 from bench.sweep.anchors import choose_anchors
 from bench.sweep.grid import Grid
 from bench.sweep.hardware import Hardware, find_widest
@@ -131,28 +128,17 @@ class Part:
         return choose_anchors([case for case in self.cases if not self.loop.refuse(case)])
 
 
-def open_part(
-    hardware: Hardware,
-    executor: Executor,
-    out: Path,
-    asked: Plan,
-    options: Options,
-    stores: ExitStack,
-    say_waiting: Callable[[str], None],
-) -> Part:
-    """Open the folder of a class of hardware, and see what it holds. Raises UsageError: another
-    sweep uses it, its rows cannot be compared with new ones, or it holds another shard."""
-    folder = out / hardware.folder
-    store = stores.enter_context(Store(folder, options.wait_s, say_waiting))
-    inputs = hardware.inputs
+def open_part(loop: Loop, hardware: Hardware, asked: Plan, options: Options) -> Part:
+    """See what the folder of a class of hardware holds. Raises UsageError: its rows cannot be
+    compared with new ones, or it holds another shard."""
+    store, inputs = loop.store, hardware.inputs
     earlier = store.read_config() | ({CLASS: hardware.folder} if hardware.folder else {})
-    refuse_other_part(folder, earlier, options.shard)
-    comparable, frame = read_past(folder, [*asked.cases, *asked.unsized], options, inputs)
-    lanes = {lane.name: known for lane, known in hardware.lanes}
-    notes = [*inputs.warnings, *store.set_aside]
+    refuse_other_part(store.folder, earlier, options.shard)
+    comparable, frame = read_past(store.folder, [*asked.cases, *asked.unsized], options, inputs)
+    loop.widest = find_widest(frame)
     anchors = frame[frame["anchor"] != ""]
     part = Part(
-        loop=Loop(store, executor, lanes, options, notes, find_widest(frame)),
+        loop=loop,
         asked=asked,
         options=options,
         comparable=comparable,
