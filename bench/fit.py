@@ -26,6 +26,7 @@ from bench.flags import (
     command,
     describe,
     parse_percent,
+    parse_whole,
     read_axes,
     refuse_flags,
 )
@@ -99,8 +100,8 @@ def main(argv: Sequence[str]) -> int:
     """
     refuse_flags(argv, _WITHOUT, "bench.fit chooses what its runs measure; leave it out")
     given = build_parser().parse(argv)
-    step, margin = _read_whole("--step", given.step), _read_margin(given.margin)
-    most = None if given.probes is None else _read_whole("--probes", given.probes)
+    step, margin = parse_whole("--step", given.step, 1, 10_000), _read_margin(given.margin)
+    most = None if given.probes is None else parse_whole("--probes", given.probes, 1, 10_000)
     options = _read_options(given, shlex.join(["python", "-m", "bench.fit", *argv]))
     try:
         walls, stopped, out = find(options, step, margin, most)
@@ -117,12 +118,6 @@ def main(argv: Sequence[str]) -> int:
         return 128 + stopped
     found = any(wall.largest is not None for wall in walls.values())
     return 0 if found and all(wall.ending in ANSWERED for wall in walls.values()) else 1
-
-
-def _read_whole(flag: str, text: str) -> int:
-    if not (text.isascii() and text.isdigit() and 1 <= int(text[:9]) <= 10_000):
-        raise UsageError(f"{flag} {text[:40]!r}: give a whole number, from 1 to 10000")
-    return int(text)
 
 
 def _read_margin(text: str) -> float:

@@ -255,3 +255,10 @@ def parse_percent(where: str, text: str) -> float:
     if not 0 <= value <= 1000:
         raise UsageError(f"{where}: a margin is a percentage from 0 to 1000 %, such as 2%")
     return value / 100
+
+
+def parse_whole(flag: str, text: str, least: int, most: int) -> int:
+    """Read a whole number that a flag gave. Raises UsageError: it is none from least to most."""
+    if not (text.isascii() and text.isdigit() and least <= int(text[:9]) <= most):
+        raise UsageError(f"{flag} {text[:40]!r}: give a whole number, from {least} to {most}")
+    return int(text)

@@ -226,11 +226,6 @@ class _View:
         )
         self._changes, self._parts = _lay_out(marked)
 
-    def find_part(self, moment: float) -> Kind | None:
-        """The part of the step that ran at a moment; of the backward pass too, by its time."""
-        at = bisect_right(self._changes, moment)
-        return self._parts[at - 1] if at else None
-
     def label(self, event: Event) -> Label:
         """The label of an operator, that of `bench.training.counting.find_label`."""
         if _is_fused(event.name):
@@ -240,8 +235,10 @@ class _View:
         return self.place(found, event.start)
 
     def place(self, label: Label, moment: float) -> Label:
-        """A label of what ran at a moment, with the kind of the part of the step that it is of."""
-        return replace(label, kind=place_kind(label.kind, self.find_part(moment)))
+        """A label of what ran at a moment, with the kind of the part of the step that it is of; of
+        the backward pass too, by its time."""
+        at = bisect_right(self._changes, moment)
+        return replace(label, kind=place_kind(label.kind, self._parts[at - 1] if at else None))
 
     def works(self, event: Event) -> bool:
         """Whether an operator does work of its own; not wrappers, autograd's nodes or regions."""

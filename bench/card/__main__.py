@@ -127,7 +127,8 @@ def main(argv: Sequence[str]) -> int:
             started = time.monotonic()
             report = write_report(card, children)
             report.seconds = time.monotonic() - started
-            if publishable(card):
+            here = card.folder.parent == ROOT / "results"
+            if card.done(*PUBLISHED) and not card.rehearsal and here:
                 publish(children)
             stopped = children.stopped
         card.seconds += time.monotonic() - begun
@@ -201,12 +202,6 @@ def identify(platform: Platform, scale: Scale) -> dict[str, object]:
     if environment.gpu is None:
         known["cpu"] = environment.cpu
     return {**known, "dataset": scale.dataset, "fraction": scale.fraction}
-
-
-def publishable(card: Card) -> bool:
-    """Whether the README may take its table from this card."""
-    here = card.folder.parent == ROOT / "results"
-    return card.done(*PUBLISHED) and not card.rehearsal and here
 
 
 def publish(children: Supervisor) -> None:

@@ -150,12 +150,6 @@ def judge(pairs: Sequence[tuple[float, float] | None]) -> Judgement:
     return Judgement(verdict, median(ratios), min(ratios), max(ratios))
 
 
-def judge_work(pairs: Sequence[Pair]) -> Agreement:
-    """Whether both sides trained the same number of steps and images in every pair."""
-    same = all((p.harness.steps, p.harness.images) == (p.bare.steps, p.bare.images) for p in pairs)
-    return Agreement.AGREE if same else Agreement.DISAGREE
-
-
 JUDGED = {
     "tensors": lambda side: side.allocated_bytes,
     "outside the allocator": lambda side: side.outside_bytes,
@@ -168,8 +162,9 @@ RESIDENT = {"memory": lambda side: side.memory_bytes}
 
 def judge_all(pairs: Sequence[Pair], rehearsal: bool = False) -> dict[str, Judgement]:
     """The judgements of work, time and memory, by name; of a ``rehearsal`` on a CPU."""
+    same = all((p.harness.steps, p.harness.images) == (p.bare.steps, p.bare.images) for p in pairs)
     judged = {
-        "work": Judgement(judge_work(pairs)),
+        "work": Judgement(Agreement.AGREE if same else Agreement.DISAGREE),
         "time": judge([(p.harness.seconds, p.bare.seconds) for p in pairs]),
     }
     for what, read in (RESIDENT if rehearsal else JUDGED).items():

@@ -145,7 +145,8 @@ class SubprocessExecutor:
             try:
                 return self._attempt(job, on_event, stopping, last=tries == _ATTEMPTS)
             except Exception as error:  # the machine's doing; the sweep goes on
-                _log_error(job.log)
+                with suppress(OSError), (job.log or Path(os.devnull)).open("a") as log:
+                    log.write(traceback.format_exc())
                 kinds = [kind.__name__ for kind in type(error).__mro__]
                 fault = classify(kinds, str(error))
                 return Outcome(fault.status, fault.reason), fault.transient

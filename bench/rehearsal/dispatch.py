@@ -241,10 +241,6 @@ class Watch:
         """Say that it is in host memory."""
         self._host[tensor.untyped_storage()._cdata] = tensor
 
-    def place_device(self, tensor: Tensor) -> None:
-        """Say that it is on the device."""
-        self._host.pop(tensor.untyped_storage()._cdata, None)
-
     def report(self, rule: Rule, op: str, detail: str = "") -> None:
         if self._judging:
             breach = Breach(rule, op, _place(), detail)
@@ -294,7 +290,7 @@ class Watch:
         elif source is not None and not makes and was_host is not (onto == "host"):
             self.report(Rule.COPY, name, f"to the {onto}")
         if onto == "device":
-            self.place_device(result)
+            self._host.pop(result.untyped_storage()._cdata, None)
         elif result is not source:  # on a CPU a tensor that stays is the same one
             self.place_host(result)
         return result

@@ -22,7 +22,7 @@ from bench.case import (
 )
 from bench.environment import has_cuda
 from bench.errors import UsageError, nearest
-from bench.flags import Parser, add_axes, describe, read_axes, refuse_flags
+from bench.flags import Parser, add_axes, describe, parse_whole, read_axes, refuse_flags
 from bench.halving import METRICS, Halving
 from bench.precision import PRECISIONS
 from bench.preset import Preset
@@ -214,7 +214,7 @@ def parse_arguments(argv: Sequence[str], docstring: str | None = None) -> Search
     return Search(
         options=read_running(given, axes, _build_defaults(axes), command),
         halving=halving,
-        samples=_read_whole("--samples", given.samples, 2, _MOST_SAMPLES),
+        samples=parse_whole("--samples", given.samples, 2, _MOST_SAMPLES),
         seed=int(seeds[0] or 0),
         rates=rates,
         around=rates is None and "lr" not in axes,
@@ -267,15 +267,9 @@ def _read_halving(given: argparse.Namespace, axes: dict[str, list[Value]]) -> Ha
     return Halving(
         given.metric,
         number,
-        grace=_read_whole("--grace", given.grace, 1, number - 1),
-        reduction=_read_whole("--reduction", given.reduction, 2, 1000),
+        grace=parse_whole("--grace", given.grace, 1, number - 1),
+        reduction=parse_whole("--reduction", given.reduction, 2, 1000),
     )
-
-
-def _read_whole(flag: str, text: str, least: int, most: int) -> int:
-    if not (text.isascii() and text.isdigit() and least <= int(text[:9]) <= most):
-        raise UsageError(f"{flag} {text[:40]!r}: give a whole number, from {least} to {most}")
-    return int(text)
 
 
 def _read_time(text: str | None) -> float:

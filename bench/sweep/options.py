@@ -228,8 +228,8 @@ def parse_arguments(argv: Sequence[str]) -> Options:
         axes[MICRO_BATCH] = [read_micro_batch(given.micro_batch, "--micro-batch")]
     if given.trace and not any(axes.setdefault("profile", [True])):
         raise UsageError("--trace keeps the traces of profiles; leave out --profile off")
-    device = "cuda" if "cuda" in axes.get("device", []) or _cuda_by_default(axes) else "cpu"
-    name = given.preset or default_preset(device)
+    devices = axes.get("device") or ["cuda" if has_cuda() else "cpu"]
+    name = given.preset or default_preset("cuda" if "cuda" in devices else "cpu")
     preset = load_config(given.config) if given.config else load_preset(name)
     repeats = (
         int(_parse_number("--repeats", given.repeats, whole=True))
@@ -291,10 +291,6 @@ def _parse_lanes(text: str | None) -> tuple[int | None, bool]:
     if not (text.isascii() and text.isdigit() and 1 <= int(text[:9]) <= 10_000):
         raise UsageError(f"--lanes {text[:40]!r}: give a whole number of at least 1, all or quiet")
     return int(text), False
-
-
-def _cuda_by_default(axes: Mapping[str, object]) -> bool:
-    return "device" not in axes and has_cuda()
 
 
 def _parse_number(flag: str, text: str, low: float = 0.001, whole: bool = False) -> float:

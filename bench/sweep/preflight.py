@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ from bench.case import AXES, Case, check_axes, check_batches, format_value, tell
 from bench.data import DatasetInfo, count_classes, count_images, prepare, progress_bar
 from bench.diagnosis.floors import take_rates
 from bench.diagnosis.prediction import predict_seconds
-from bench.doctor.__main__ import write_warnings
+from bench.doctor.judgement import write_warnings
 from bench.doctor.machine import examine_machine
 from bench.environment import Platform, ProcessAnswer, ask, usable_cpus, with_inputs
 from bench.errors import UsageError
@@ -182,15 +183,6 @@ def find_inputs(
         refuse_batches(known, unseen)
         return unseen
 
-    def ask_lane(
-        devices: Sequence[str],
-        models: Sequence[str],
-        *,
-        timeout_s: float,
-        look: Callable[[ProcessAnswer, int], None],
-    ) -> ProcessAnswer:
-        return executor.examine(lane, devices, models, timeout_s, look)
-
     machine, answer = examine_machine(
         devices,
         list_examined(cases),
@@ -198,7 +190,7 @@ def find_inputs(
         out=options.out,
         timeout_s=options.timeout_s,
         watch_s=0.0,
-        ask=ask_lane,
+        ask=partial(executor.examine, lane),
     )
     platforms = {device: answer.platform(device) for device in devices}
     models = {subject: answer.fingerprint(subject) for subject in subjects}

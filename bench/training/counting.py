@@ -286,25 +286,17 @@ def count_bytes(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None,
     return float(reads + writes + sum(map(_size, again)))
 
 
-def _twice_for_two_gradients(grad: Tensor, x: Tensor, weight: Tensor, *rest: Any) -> list[Tensor]:
-    return [grad] if rest[7][0] and rest[7][1] else []
-
-
 def _twice_in_training(x: Tensor, *rest: Any) -> list[Tensor]:
     return [x] if rest[4] else []
 
 
-def _twice_backward_in_training(grad: Tensor, x: Tensor, *rest: Any) -> list[Tensor]:
-    return [grad, x] if rest[5] else []
-
-
 _AGAIN: dict[str, Callable[..., list[Tensor]]] = {
     # the gradients of input and weights are two kernels
-    "convolution_backward": _twice_for_two_gradients,
+    "convolution_backward": lambda grad, x, weight, *rest: [grad] * (rest[7][0] and rest[7][1]),
     # a channel's statistics are of the whole batch: they must be known before it is normalised
     "native_batch_norm": _twice_in_training,
     "cudnn_batch_norm": _twice_in_training,
-    "native_batch_norm_backward": _twice_backward_in_training,
+    "native_batch_norm_backward": lambda grad, x, *rest: [grad, x] if rest[5] else [],
     "cudnn_batch_norm_backward": lambda x, grad, *rest: [x, grad],  # there is none but in training
     "miopen_batch_norm": _twice_in_training,
     "miopen_batch_norm_backward": lambda x, grad, *rest: [x, grad],
