@@ -34,9 +34,9 @@ _IDENTITY = [
     if f.name not in ("record_id", "case", "measurement", "environment")
 ]
 _KINDS = ("sentinel", "probe", "anchor", "inferred")  # rows that are no measured case, or not so
-_TEXT = [f.name for f in fields(Measurement) if f.metadata["type"] in (str, bool)]
+_TEXT = [f.name for f in fields(Measurement) if COLUMNS[f.name].type in (str, bool)]
 _EPOCH = [name for name in EPOCH_COLUMNS if name not in ("record_id", "epoch")]
-_NUMBERS = [f.name for f in fields(Measurement) if f.metadata["type"] in (int, float)]
+_NUMBERS = [f.name for f in fields(Measurement) if COLUMNS[f.name].type in (int, float)]
 
 
 @dataclass(frozen=True)

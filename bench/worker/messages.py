@@ -13,6 +13,7 @@ from typing import Any, Literal, get_args
 
 from bench.case import Case
 from bench.record import (
+    COLUMNS,
     EPOCH_COLUMNS,
     RANK_COLUMNS,
     STEP_COLUMNS,
@@ -223,7 +224,7 @@ def _of(type_: type) -> Callable[[Any], Any]:
 
 
 def _measurement(values: Any) -> Measurement:
-    types = {f.name: f.metadata["type"] for f in fields(Measurement)}
+    types = {f.name: COLUMNS[f.name].type for f in fields(Measurement)}
     if unknown := sorted(_of(dict)(values).keys() - types.keys()):
         raise MessageError(f"no column {unknown[0]!r}")
     return Measurement(**{name: _of(types[name])(value) for name, value in values.items()})
