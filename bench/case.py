@@ -11,6 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields, replace
+from functools import partial
 from hashlib import sha256
 from itertools import product
 from typing import Any
@@ -249,6 +250,9 @@ def describe_axis(
     return field(default=default, metadata=metadata)
 
 
+_later = partial(describe_axis, since=4, quiet=True)
+
+
 @dataclass(frozen=True)
 class Case:
     """The settings of one measurement, hashable. `loss_scale` is None where the precision scales no
@@ -278,22 +282,18 @@ class Case:
         "opt level of apex.amp, O0 to O3, for fp16-apex (default: none, its FP16_Optimizer)",
         since=3,
     )
-    fp8_recipe: str = describe_axis(
+    fp8_recipe: str = _later(
         "tensorwise",
         _one_of(FP8_RECIPES),
         "how torchao scales what fp8 rounds; --list describes them",
-        since=4,
-        quiet=True,
     )
     batch_size: int = describe_axis(
         128, _batch_size, "items (images) per step of the optimizer", common=True
     )
-    accumulate: int = describe_axis(
+    accumulate: int = _later(
         1,
         _whole("a number of micro-batches"),
         "micro-batches that a batch is computed in, their gradients summed",
-        since=4,
-        quiet=True,
     )
     memory_limit: str | None = describe_axis(
         None,
@@ -309,49 +309,30 @@ class Case:
         + ")",
         common=True,
     )
-    optimizer: str = describe_axis(
+    optimizer: str = _later(
         "sgd",
         _one_of([*OPTIMIZERS, OWN]),
         "what steps the weights, see --list (default: sgd, or a --workload's own)",
-        since=4,
-        quiet=True,
         common=True,
     )
-    lr_scaling: str = describe_axis(
+    lr_scaling: str = _later(
         "none",
         _one_of(LR_SCALINGS),
         "multiply the learning rate by batch size over --base-batch, or by its root",
-        since=4,
-        quiet=True,
     )
-    base_batch: int = describe_axis(
-        128,
-        _whole("a batch size"),
-        "batch size that the learning rate is given for",
-        since=4,
-        quiet=True,
+    base_batch: int = _later(
+        128, _whole("a batch size"), "batch size that the learning rate is given for"
     )
-    lr_warmup: str = describe_axis(
+    lr_warmup: str = _later(
         "0",
         _lr_warmup,
         "steps, or percent of all steps, over which the learning rate rises to its value",
-        since=4,
-        quiet=True,
     )
-    schedule: str = describe_axis(
-        "constant",
-        _one_of(SCHEDULES),
-        "how the learning rate goes on; --list describes them",
-        since=4,
-        quiet=True,
+    schedule: str = _later(
+        "constant", _one_of(SCHEDULES), "how the learning rate goes on; --list describes them"
     )
-    epochs: int = describe_axis(
-        1,
-        _whole("a number of epochs"),
-        "epochs to train, each measured",
-        since=4,
-        quiet=True,
-        common=True,
+    epochs: int = _later(
+        1, _whole("a number of epochs"), "epochs to train, each measured", common=True
     )
     fraction: float = describe_axis(
         1.0,
@@ -376,20 +357,16 @@ class Case:
     evaluate: bool = describe_axis(
         False, _switch, "measure loss and accuracy on the test images too"
     )
-    checkpoint: bool = describe_axis(
+    checkpoint: bool = _later(
         False,
         _switch,
         "measure what a checkpoint takes and whether training goes on from it bit for bit; with "
         "several --epochs, keep the last and the best",
-        since=4,
-        quiet=True,
     )
-    profile: bool = describe_axis(
+    profile: bool = _later(
         False,
         _switch,
         "see by a few steps under torch's profiler where their time goes",
-        since=4,
-        quiet=True,
         common=True,
     )
     cudnn_benchmark: bool = describe_axis(
@@ -410,27 +387,21 @@ class Case:
         since=8,
     )
     channels_last: bool = describe_axis(False, _switch, "NHWC memory layout")
-    freeze: str = describe_axis(
+    freeze: str = _later(
         NONE,
         parse_freeze,
         "weights that are not trained: backbone, bn, or layers by name; --list describes them",
-        since=4,
-        quiet=True,
     )
-    start: str | None = describe_axis(
+    start: str | None = _later(
         None,
         parse_start,
         "file of the weights to start from, .safetensors or of torch.save (default: none)",
-        since=4,
-        quiet=True,
     )
-    workload: str = describe_axis(
+    workload: str = _later(
         IMAGES,
         parse_workload,
         "what to train, package.module:factory; it brings its network, data and loss (default: "
         "--model on the images of --dataset)",
-        since=4,
-        quiet=True,
         common=True,
     )
     input: str | None = describe_axis(
@@ -445,74 +416,56 @@ class Case:
         "classes of synthetic images, such as 1000 (default: the dataset's, 10)",
         since=4,
     )
-    loader: str = describe_axis(
+    loader: str = _later(
         "device",
         _one_of(LOADERS),
         "where batches are made: on the device from data that stay there, or by torch's DataLoader "
         "on the CPU",
-        since=4,
-        quiet=True,
     )
-    workers: int = describe_axis(
+    workers: int = _later(
         0,
         _whole("a number of workers", least=0),
         "processes of --loader torch; 0 loads within the training process, as torch does by "
         "default",
-        since=4,
-        quiet=True,
     )
-    pin_memory: bool = describe_axis(
+    pin_memory: bool = _later(
         False,
         _switch,
         "with --loader torch, copy batches to the GPU from page-locked memory, without waiting",
-        since=4,
-        quiet=True,
     )
-    persistent_workers: bool = describe_axis(
-        False, _switch, "keep --workers from one epoch to the next", since=4, quiet=True
-    )
-    prefetch: int = describe_axis(
+    persistent_workers: bool = _later(False, _switch, "keep --workers from one epoch to the next")
+    prefetch: int = _later(
         2,
         _whole("a number of batches"),
         "batches (or micro-batches) that each of --workers prepares ahead",
-        since=4,
-        quiet=True,
     )
-    parallel: str = describe_axis(
+    parallel: str = _later(
         "none",
         _one_of(PARALLELS),
         "train one network on several GPUs; --list describes how",
         since=5,
-        quiet=True,
     )
-    world_size: int = describe_axis(
+    world_size: int = _later(
         1,
         _whole("a number of GPUs"),
         "GPUs (on a CPU, processes) that train together; --batch-size is that of each",
         since=5,
-        quiet=True,
     )
-    grad_compression: str = describe_axis(
+    grad_compression: str = _later(
         "none",
         _one_of(GRAD_COMPRESSIONS),
         "with --parallel ddp, the number format that gradients are exchanged in (default: their "
         "own)",
         since=5,
-        quiet=True,
     )
-    bucket_mb: int = describe_axis(
+    bucket_mb: int = _later(
         25,
         _whole("a size of buckets"),
         "with --parallel ddp, MiB of gradients that are exchanged at once",
         since=5,
-        quiet=True,
     )
-    sync_bn: bool = describe_axis(
-        False,
-        _switch,
-        "with --parallel ddp, BatchNorm over the batches of all GPUs",
-        since=5,
-        quiet=True,
+    sync_bn: bool = _later(
+        False, _switch, "with --parallel ddp, BatchNorm over the batches of all GPUs", since=5
     )
     seed: int = describe_axis(0, _seed, "seed of weights, order and augmentation")
     device: str = describe_axis(
