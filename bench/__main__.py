@@ -44,7 +44,6 @@ def read_line(command: str) -> str:
 
 
 def write_list() -> Iterator[str]:
-    """The list of commands, line by line, at most 80 columns wide."""
     yield "usage: python -m bench.COMMAND [--help]"
     width = max(len(name) for names in COMMANDS.values() for name in names)
     for purpose, names in COMMANDS.items():

@@ -32,8 +32,6 @@ _EFFICIENCY = 0.37
 
 
 class AnchorVerdict(StrEnum):
-    """What can be said of a difference between two anchors."""
-
     DIFFERENT = "different"
     UNKNOWN = "not known"
     ALIKE = "alike"
@@ -70,7 +68,6 @@ class Change:
 
     @property
     def slower(self) -> bool:
-        """Whether it is surely slower by more than `INTERFERENCE`."""
         return self.share > 0 and self.verdict is AnchorVerdict.DIFFERENT
 
     def __str__(self) -> str:
@@ -135,8 +132,6 @@ class LaneReading:
 
 @dataclass(frozen=True)
 class Session:
-    """The lanes of one start of a sweep."""
-
     started_at: str
     lanes: tuple[LaneReading, ...]
 

@@ -477,7 +477,6 @@ class Case:
 
     @property
     def compiled(self) -> bool:
-        """Whether the network is compiled, in whatever mode."""
         return self.compile != Case.compile
 
     def label(self, axes: Iterable[str] | None = None) -> str:
@@ -537,7 +536,6 @@ def axis_flag(name: str) -> str:
 
 
 def find_leader(axis: str) -> str:
-    """The axis that ``axis`` follows; empty for none."""
     return next((leader for leader, followers in FOLLOWS.items() if axis in followers), "")
 
 

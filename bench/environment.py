@@ -473,7 +473,6 @@ def describe_install(packages: Iterable[str]) -> str:
 
 @cache
 def has_cuda() -> bool:
-    """Whether torch was built for CUDA and NVML finds a GPU, without importing torch."""
     spec = find_spec("torch")
     if spec is None or spec.origin is None:
         return False
@@ -487,7 +486,6 @@ def has_cuda() -> bool:
 
 
 def _describe_device(device: str) -> DeviceAnswer:
-    """What torch says of ``device``; torch is imported here."""
     import torch
 
     environment: dict[str, Any] = {

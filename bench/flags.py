@@ -61,8 +61,6 @@ class _Short(_Layout):
 
 
 class _HelpAll(argparse.Action):
-    """Print the help of every flag, and end."""
-
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
         parser.formatter_class = _Layout
         parser.print_help()
@@ -96,7 +94,6 @@ class Parser(argparse.ArgumentParser):
 
     @property
     def _whole_help(self) -> str:
-        """The flag that shows every flag."""
         return _ALL if _ALL in self._option_string_actions else "--help"
 
     def _refuse_repeated(self, argv: Sequence[str]) -> None:

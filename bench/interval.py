@@ -10,7 +10,6 @@ CONFIDENCE = 0.95
 
 
 def find_quantile(freedom: float, confidence: float = CONFIDENCE) -> float:
-    """Errors that half of an interval of Student's t is wide."""
     from scipy.special import stdtrit
 
     return float(stdtrit(freedom, (1 + confidence) / 2))

@@ -52,7 +52,6 @@ class Precision:
 
     @property
     def float32(self) -> Arithmetic:
-        """What products of float32 tensors are rounded to."""
         ran = self.arithmetic
         return ran if ran is Arithmetic.TFLOAT32 else Arithmetic.FLOAT32
 
@@ -110,7 +109,6 @@ POLICIES: dict[str, DynamicPolicy] = {
 
 
 def is_dynamic(loss_scale: float | str | None) -> bool:
-    """Whether an axis value, or its cell in a table, names one of `POLICIES`."""
     return loss_scale in POLICIES
 
 
@@ -270,7 +268,6 @@ def set_flags(precision: Precision) -> None:
 
 
 def read_flags() -> dict[str, str]:
-    """Read back the flags that decide how fp32 arithmetic and cuDNN behave in this process."""
     import torch
 
     matmul = torch.backends.cuda.matmul
@@ -285,7 +282,6 @@ def read_flags() -> dict[str, str]:
 
 
 def is_batchnorm(module: nn.Module) -> bool:
-    """Whether ``module`` is a BatchNorm layer, of any number of dimensions."""
     from torch.nn.modules.batchnorm import _BatchNorm
 
     return isinstance(module, _BatchNorm)

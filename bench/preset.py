@@ -47,8 +47,6 @@ _LOADED: tuple[tuple[tuple[str, ...], Callable[[Case], bool], str], ...] = (
 
 @dataclass(frozen=True)
 class Preset:
-    """A description and one or more grids, each mapping axes to the values they take."""
-
     name: str
     description: str
     grids: tuple[Mapping[str, Sequence[Value]], ...]

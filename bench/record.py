@@ -39,8 +39,6 @@ SCHEMA = 8
 
 
 class Status(Explained):
-    """How a case ended."""
-
     OK = "ok", "measured"
     OOM = "oom", "out of memory"
     OOM_SUSPECTED = (
@@ -81,7 +79,6 @@ def quantity(help: str, **metadata: Any) -> Any:
 
 
 def beside(label: str, help: str) -> Any:
-    """Describe a column of `BESIDE`."""
     return quantity(help, since=7, beside=label)
 
 
@@ -461,8 +458,6 @@ class EpochRow:
 
 @dataclass(frozen=True)
 class KernelTime:
-    """A kernel of an operation, and its time in a step in s."""
-
     name: str
     time_s: float
 
@@ -580,7 +575,6 @@ class Yardstick:
 
     @property
     def missing(self) -> dict[str, str]:
-        """Why columns are empty."""
         return self.reasons | {column: str(one) for column, one in self.collapsed.items()}
 
 
@@ -622,7 +616,6 @@ class Known:
 
 
 def write_sources(sources: Mapping[str, str]) -> str:
-    """Write whose values a row has, as the column ``shared`` has it."""
     return "; ".join(f"{part}: {record_id}" for part, record_id in sources.items())
 
 
@@ -699,8 +692,6 @@ class Record:
 
 @dataclass(frozen=True)
 class Column:
-    """One column of a records file."""
-
     name: str
     type: type
     help: str
@@ -856,7 +847,6 @@ MODEL_PARTS: dict[str, str] = {
 
 
 def flatten(record: Record) -> dict[str, Any]:
-    """Lay a record out as one value per column, in the order of `COLUMNS`."""
     values = {"schema": SCHEMA}
     for part in (record, record.case, record.measurement, record.environment):
         values.update({f.name: getattr(part, f.name) for f in fields(part)})

@@ -49,8 +49,6 @@ are left for what was not seen."""
 
 
 class Fate(StrEnum):
-    """What becomes of a value that is scaled and rounded."""
-
     ZERO = "zero"  # it was zero before
     FLUSHED = "flushed"  # it was not, and is now
     SUBNORMAL = "subnormal"  # kept, with fewer digits than the format has
@@ -67,8 +65,6 @@ class Kind(StrEnum):
 
 
 class Way(Explained):
-    """Where the figures come from."""
-
     ROUNDED = (
         "rounded",
         "The gradients were computed in fp32, then scaled and rounded once to the format. Rounding "
@@ -90,8 +86,6 @@ class Way(Explained):
 
 @dataclass(frozen=True)
 class Tally:
-    """How many values met each fate."""
-
     zero: int = 0
     flushed: int = 0
     subnormal: int = 0
@@ -137,12 +131,10 @@ class ScaledTraining:
 
     @property
     def overflows(self) -> int:
-        """Steps whose gradients overflowed; under a dynamic scale these were skipped."""
         return sum(self.overflowed)
 
     @property
     def first_overflow(self) -> int | None:
-        """The first such step, from 1."""
         return next((i for i, bad in enumerate(self.overflowed, 1) if bad), None)
 
 
@@ -197,7 +189,6 @@ class ScaleCase:
 
     @property
     def label(self) -> str:
-        """For people: ``fp16, dpn-small, batch size 128``."""
         images = ", synthetic images" if self.dataset == "synthetic" else ""
         return f"{self.precision}, {self.model}, batch size {self.batch_size}{images}"
 
@@ -240,8 +231,6 @@ class ScaleCase:
 
 @dataclass(frozen=True)
 class ScaleMap:
-    """What a folder holds."""
-
     folder: Path
     command: str
     started_at: str

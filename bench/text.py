@@ -97,13 +97,11 @@ def sync_folder(folder: Path) -> None:
 
 
 def first_line(error: Exception) -> str:
-    """The class of an exception and the first line of what it says."""
     lines = str(error).strip().splitlines() or [""]
     return f"{type(error).__name__}: {lines[0][:200]}"
 
 
 def last_line(text: str) -> str:
-    """The last line of a program's output that is not blank."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[-1] if lines else "it printed nothing"
 

@@ -227,7 +227,6 @@ class _View:
         self._changes, self._parts = _lay_out(marked)
 
     def label(self, event: Event) -> Label:
-        """The label of an operator, that of `bench.training.counting.find_label`."""
         if _is_fused(event.name):
             found = label_fused(event.name, self.vocabulary)
         else:
@@ -495,7 +494,6 @@ _KERNELS: dict[str, Kind] = {
 
 
 def label_kernel(name: str, vocabulary: Vocabulary) -> Label:
-    """The label of a kernel by its own name alone, without templates and arguments."""
     if _is_fused(name):
         return label_fused(name, vocabulary)
     kind = next((kind for part, kind in _KERNELS.items() if part in name), Kind.OTHER)
@@ -630,7 +628,6 @@ def _length(spans: Iterable[Span]) -> float:
 
 
 def _overlap(a: Sequence[Span], b: Sequence[Span]) -> float:
-    """How long two lists of spans, each in order and without overlaps of its own, coincide."""
     total, i, j = 0.0, 0, 0
     while i < len(a) and j < len(b):
         total += max(0.0, min(a[i][1], b[j][1]) - max(a[i][0], b[j][0]))
@@ -662,8 +659,6 @@ def _lay_out(regions: Iterable[Event]) -> tuple[list[float], list[Kind | None]]:
 
 
 class _Finder:
-    """Finds the innermost operator of a thread at a moment."""
-
     def __init__(self, operators: Iterable[Event]) -> None:
         self._by_thread: dict[tuple[Any, Any], list[Event]] = {}
         for event in operators:  # sorted by their starts

@@ -109,8 +109,6 @@ ROUNDING = 1e-12
 
 
 class Verdict(Enum):
-    """What is concluded of B against A."""
-
     LOWER = "lower"
     HIGHER = "higher"
     SAME = "same"
@@ -185,8 +183,6 @@ class Ratio:
 
 @dataclass(frozen=True)
 class _Spread:
-    """Variance of one side's logarithms, and how many there are."""
-
     variance: float
     count: int
 
@@ -290,7 +286,6 @@ def _average(seeds: Mapping[int, Sequence[float]]) -> dict[int, float]:
 
 
 def _mean(values: Sequence[float]) -> float:
-    """The geometric mean; of values that have none, the first that is not positive."""
     odd = [value for value in values if not (value > 0 and math.isfinite(value))]
     if odd or len(values) == 1:
         return (odd or values)[0]
@@ -392,11 +387,9 @@ class Equivalence:
     lack: str = ""
 
     def sentence(self) -> str:
-        """Say the verdict with its evidence, and where there is none what would give one."""
         return f"{self.verdict.value}: {self.explain()}"
 
     def explain(self) -> str:
-        """Say why."""
         margin = f"the margin of {100 * self.margin:.4g} %"
         if self.ratio is None:
             return self.lack
@@ -602,7 +595,6 @@ def adjust(p_values: Sequence[float]) -> list[float]:
 
 
 def _lack(a: Sequence[float], b: Sequence[float], names: tuple[str, str]) -> str:
-    """Why two sets of values have no ratio; empty where they have."""
     sides = list(zip(names, (a, b), strict=True))
     empty = [name for name, values in sides if not values]
     if empty:
@@ -636,7 +628,6 @@ def _interval(difference: _Difference, confidence: float) -> tuple[float, float]
 
 
 def _test(cases: Sequence[_Difference]) -> list[float]:
-    """Two-sided p-values of no difference."""
     from scipy.special import stdtr
 
     return [

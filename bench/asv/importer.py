@@ -67,7 +67,6 @@ def load_config() -> Any:
 
 
 def read_results(config: Any) -> list[Any]:
-    """Every result asv has, as `asv.results.Results`."""
     return list(iter_results(config.results_dir))
 
 
@@ -156,7 +155,6 @@ def _name_grid(folder: Path, cases: Sequence[Case]) -> str:
 
 
 def _discover(config: Any, grid: Mapping[str, Any]) -> dict[str, Any]:
-    """Have asv describe the benchmarks of a grid."""
     env = {**os.environ, GRID: json.dumps(grid)}
     env["PYTHONPATH"] = env["ASV_PYTHONPATH"] = str(Path.cwd())
     with tempfile.TemporaryDirectory() as scratch:
@@ -202,7 +200,6 @@ def _file(
 
 
 def _values(rows: pd.DataFrame, name: str, grid: Mapping[str, Any]) -> list[float | None]:
-    """A figure at each place of the grid, as asv stores it."""
     from benchmarks.figures import FIGURES
 
     (figure,) = (figure for figure in FIGURES if figure.name == name)

@@ -195,7 +195,6 @@ def run_phase(
 
 
 def identify(platform: Platform, scale: Scale) -> dict[str, object]:
-    """What all that stands in one folder shares."""
     environment = platform.environment
     known = {name: getattr(environment, name) for name in COMPARABLE}
     del known["dataset_fingerprint"]  # the sweep itself compares it
@@ -296,7 +295,6 @@ class Supervisor:
         quiet: bool = False,
         environment: dict[str, str] | None = None,
     ) -> Ended:
-        """Run a command from the checkout; see `bench.card.phases.Children`."""
         start, path = time.monotonic(), os.environ.get("PYTHONPATH", "")
         paths = os.pathsep.join(filter(None, [str(ROOT), path]))
         with self.log.open("a", encoding="utf-8") as log:
@@ -352,7 +350,6 @@ class Supervisor:
         return bool(asked)
 
     def _end_group(self) -> None:
-        """End the child and what it started in its own group, at once."""
         if self._child:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._child.pid, signal.SIGKILL)

@@ -122,7 +122,6 @@ class Card:
         return all(p in self.phases and self.phases[p].state is State.DONE for p in phases)
 
     def write_checks(self, name: str, answer: object) -> None:
-        """Keep what a check printed as JSON, beside those of the others."""
         file = self.folder / CHECKS
         checks: dict[str, object] = {}
         with suppress(OSError, ValueError):
@@ -191,7 +190,6 @@ def fold_map(card: Card) -> None:
 
 
 def unfold_map(folder: Path) -> None:
-    """Put the files of a folded map back, for a report to read."""
     with suppress(OSError, ValueError):
         texts = json.loads((folder / CHECKS).read_text()).get("scales", {})
         for name in MAP_FILES:

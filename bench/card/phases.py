@@ -72,8 +72,6 @@ class Children(Protocol):
 
 @dataclass(frozen=True)
 class Scale:
-    """How large the same phases are: on a card, or on a CPU, where they only rehearse."""
-
     device: str
     dataset: str
     data_dir: Path | None
@@ -112,7 +110,6 @@ class Scale:
         return [*flags, "--allow-shared"] if self.allow_shared else flags
 
     def check_flags(self) -> list[str]:
-        """What overhead and cross-check are told."""
         flags = ["--pairs", str(self.pairs), "--fraction", f"{self.fraction:g}"]
         return [*flags, "--device", self.device, "--json", *self.check]
 
@@ -234,7 +231,6 @@ class _Tally:
 
 
 def count_runs(folder: Path, arguments: Sequence[str]) -> _Tally:
-    """Tally the runs of a sweep that its folder holds already."""
     options = parse_arguments(arguments)
     history, walls = {}, {}
     if (folder / RECORDS).is_file():
@@ -356,7 +352,6 @@ _PYTEST_INTERRUPTED = 2
 
 
 def write_report(card: Card, children: Children) -> Entry:
-    """Make the page and the picture of what the folder holds now."""
     if not (card.folder / RECORDS).is_file():
         return Entry(State.ABSENT, line="there are no records to report")
     unfold_map(card.folder)
@@ -433,8 +428,6 @@ _PROFILED = ("--profile", "on")
 
 
 def _on_card(run: Run, why: str) -> Run:
-    """A phase that a CPU has not, and why."""
-
     def absent(card: Card, scale: Scale, children: Children) -> Entry:
         if scale.device == "cpu":
             return Entry(State.ABSENT, line=why)

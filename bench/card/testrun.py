@@ -70,7 +70,6 @@ class _Keeper:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Write the outcome of a test's call, or what kept it from being called."""
         if report.when == "call" or report.outcome != "passed":
             with self._file.open("a") as file:
                 file.write(json.dumps({"test": report.nodeid, "outcome": report.outcome}) + "\n")

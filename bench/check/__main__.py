@@ -197,7 +197,6 @@ def _show_running(name: str) -> Iterator[None]:
 
 
 def choose_cases(axes: Mapping[str, list[Value]]) -> list[Case]:
-    """The cases to check: by default of the network and images of a sweep's first case."""
     device = axes.get("device", ["cuda" if has_cuda() else "cpu"])
     if len(device) > 1:
         raise UsageError(f"--device {' '.join(map(str, device))}: give one")
@@ -253,7 +252,6 @@ def describe(found: Checked) -> str:
 
 
 def write_number(value: float) -> str:
-    """A figure with four digits; a count whole."""
     return str(value) if isinstance(value, int) else f"{value:.4g}"
 
 

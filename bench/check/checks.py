@@ -134,7 +134,6 @@ def _to_bytes(x: Tensor, batches: Batches) -> Tensor:
 
 
 def _find_images(data: Dataset, images: Tensor, labels: Tensor) -> set[int]:
-    """Which of ``images`` the dataset holds with that label."""
     import numpy as np
 
     whole = data.train_images
@@ -151,7 +150,6 @@ def _find_images(data: Dataset, images: Tensor, labels: Tensor) -> set[int]:
 
 
 def _is_crop(image: Tensor, original: Tensor) -> bool:
-    """Whether ``image`` is a crop of ``original`` with its border of zeros, mirrored or not."""
     from torch.nn.functional import pad
 
     from bench.data.batches import PADDING
@@ -533,7 +531,6 @@ are 2,560."""
 
 
 def check_memory(subject: Subject) -> Finding:
-    """By how many bytes a step what the epoch loop holds grows."""
     held = subject.retained.held_bytes
     most = _KEPT_BYTES[subject.device.type]
     return Finding(growth(held), "bytes more after each step", high=most, data={"held": held})

@@ -92,7 +92,6 @@ def _canvas(title: str, width: float, height: float) -> Figure:
 
 
 def draw_batch(subject: Subject) -> Figure:
-    """The first batch as it enters the network, each image with its label."""
     x, y = subject.batch
     n = min(MOST_IMAGES, len(x))
     rows = -(-n // 8)
@@ -111,7 +110,6 @@ def draw_batch(subject: Subject) -> Figure:
 
 
 def draw_losses(first: FirstSteps, blind: FirstSteps | None) -> Figure:
-    """The loss of the first steps, with images and with blank ones."""
     canvas = _canvas("Loss of the first steps", 6, 3.2)
     ax = canvas.add_subplot()
     ax.plot(_finite(first.losses), color=LAST, label="inputs")

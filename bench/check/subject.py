@@ -120,7 +120,6 @@ class Subject:
 
     @cached_property
     def batch(self) -> Any:
-        """The first batch of the epoch, as it enters the network."""
         return next(stream(self.start()[0]))
 
     def guess(self, first: float) -> float:
@@ -203,7 +202,6 @@ class Subject:
 
     @cached_property
     def retained(self) -> Retained:
-        """What the epoch loop holds after each of ten steps."""
         batches, training = self.start(compiled=False)
         cuda, ledger = self.device.type == "cuda", Ledger()
         found = Retained([], [])
@@ -233,7 +231,6 @@ class Subject:
 
 
 def last_third(losses: Sequence[float]) -> Sequence[float]:
-    """The losses of the last third of the steps, at least three."""
     return losses[-(len(losses) // 3) :]
 
 
@@ -244,7 +241,6 @@ def take_items(batch: Any, size: int) -> Any:
 
 
 def double_items(batch: Any) -> Any:
-    """A batch with every item twice."""
     items = count_items(batch)
     return tree_map_only(
         Tensor, lambda t: torch.cat([t, t]) if t.dim() and len(t) == items else t, batch

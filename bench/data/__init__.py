@@ -191,7 +191,6 @@ def hash_arrays(dataset: Dataset) -> str:
 
 
 def _look_when_written(folder: Path) -> dict[str, int]:
-    """The time of modification of each array, in ns."""
     return {array: (folder / f"{array}.npy").stat().st_mtime_ns for array in _ARRAYS}
 
 

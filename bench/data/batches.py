@@ -297,7 +297,6 @@ class MadeBatches:
         self.device, self.seed = device, seed
 
     def __len__(self) -> int:
-        """Steps in an epoch; the last batch may be smaller."""
         return -(-self.samples // self.batch_size)
 
     def divide(

@@ -142,7 +142,6 @@ class LoadedBatches:
             yield self._move(default_collate([self._dataset[key] for key in keys]))
 
     def close(self) -> None:
-        """End the workers, if any run; the next epoch starts others."""
         # torch ends them with the last reference, but an exception that a worker raised keeps one
         if end := getattr(self._batches, "_shutdown_workers", None):
             end()
@@ -237,8 +236,6 @@ class LoadedBatches:
 
 
 class _Plan:
-    """A batch sampler: the keys of each batch of the epoch that begins."""
-
     def __init__(self) -> None:
         self.batches: Iterator[list[Key]] = iter(())
 
@@ -282,7 +279,6 @@ class Crops:
         return len(self.images)
 
     def __getitem__(self, key: tuple[int, int, int, bool]) -> tuple[torch.Tensor, int]:
-        """An image, float32 of the shape that it has, and its label."""
         from torch.nn.functional import pad
 
         number, top, left, flip = key

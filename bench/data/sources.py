@@ -336,5 +336,4 @@ def _reading(path: Path, remedy: str) -> Iterator[None]:
 
 
 def one_line(error: BaseException) -> str:
-    """What ``error`` says, on one line."""
     return " ".join(str(error).split()) or type(error).__name__

@@ -32,7 +32,6 @@ from bench.record import Environment
 
 
 def write_json(machine: Machine, findings: Sequence[Remark]) -> str:
-    """Facts and findings, to be read elsewhere with --from."""
     said = [{**asdict(f), "level": f.level.name.lower()} for f in findings]
     return json.dumps({"facts": asdict(machine), "findings": said}, indent=2, ensure_ascii=False)
 

@@ -23,8 +23,6 @@ from bench.text import first_line
 
 @dataclass(frozen=True)
 class Counted:
-    """What a step of a model in one precision computes and moves; or why that is not known."""
-
     model: str
     precision: str
     batch_size: int
@@ -61,7 +59,6 @@ def _read(line: str) -> Counted:
 
 
 def count_cases(cases: Sequence[Case]) -> Iterator[Counted]:
-    """Count a step of each case here; what it raises is in what is yielded."""
     for case in cases:
         work, error = [], ""
         try:

@@ -25,8 +25,6 @@ MOST_SWEEPS = 20
 
 @dataclass(frozen=True)
 class Earlier:
-    """A time at which the same device was measured: where that was written, when, and the row."""
-
     folder: Path
     day: str
     row: Mapping[Any, Any]

@@ -90,8 +90,6 @@ class Job:
 
 @dataclass(frozen=True)
 class Images:
-    """Which images a lane needs, as `bench.data.prepare` takes them."""
-
     dataset: str
     data_dir: Path | None = None
     url: str | None = None
@@ -174,12 +172,10 @@ class Executor(Protocol):
 
 
 def build_executor(name: str, settings: Settings) -> Executor:
-    """Make the executor ``name`` of `EXECUTORS`."""
     return load_executor(EXECUTORS[name], settings)
 
 
 def load_executor(place: str, settings: Settings) -> Executor:
-    """Make the executor that ``place``, such as ``package.module:Class``, names."""
     module, _, kind = place.partition(":")
     executor: Executor = getattr(import_module(module), kind)(settings)
     return executor

@@ -88,7 +88,6 @@ class Worker:
                 yield None
 
     def acknowledge(self, answer: bytes = GO_ON) -> None:
-        """Let the worker go on into the phase it announced, or answer what it asked."""
         self._tell(answer)
 
     def dump_stacks(self) -> str:

@@ -172,7 +172,6 @@ class Ranks:
             yield replace(end, reason=self.which + end.reason) if self._failed else ends[0]
 
     def acknowledge(self, answer: bytes = GO_ON) -> None:
-        """Let all workers go on into the phase that they announced, or answer what they asked."""
         for worker in self._workers:
             worker.acknowledge(answer)
 
@@ -205,7 +204,6 @@ class Ranks:
 
 
 def _weigh(end: Finished | None) -> int:
-    """Which of several ends decides: the least."""
     if end is None:
         return 1
     if end.status in MEASURED:

@@ -63,7 +63,6 @@ class Process(Protocol):
 
 
 def start_cold(descriptor: int, environment: Mapping[str, str]) -> Process:
-    """Start a worker as a new Python."""
     return subprocess.Popen(
         [sys.executable, "-m", "bench.worker", str(descriptor), str(os.getpid())],
         stdin=subprocess.PIPE,
@@ -165,8 +164,6 @@ class Server:
 
 
 class Forked:
-    """A worker that a server has forked: a `Process`."""
-
     pid = 0
 
     def __init__(self, server: Server, stdin: IO[bytes], stdout: IO[bytes], told: int) -> None:
@@ -255,7 +252,6 @@ class Servers:
                 self._find(Surroundings.take(environment), environment)
 
     def close(self) -> None:
-        """End the servers, and whatever they have forked."""
         for server in self._running.values():
             server.close()
         self._running.clear()
@@ -273,14 +269,12 @@ class Servers:
 
 
 def _hear(stream: IO[bytes], said: deque[bytes]) -> None:
-    """Keep the last that a server prints."""
     with stream:
         while data := os.read(stream.fileno(), 1 << 16):
             said.append(data)
 
 
 def _end(control: socket.socket, process: subprocess.Popen[bytes]) -> None:
-    """End a server; what it has forked ends with it."""
     control.close()
     process.kill()
     process.wait()

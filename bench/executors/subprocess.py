@@ -343,7 +343,6 @@ def _conclude(last: Finished, seen: Observation, allow_shared: bool) -> Outcome:
 
 
 def open_gpus(job: Job) -> Device:
-    """Open what a job trains on: a GPU, several, or the CPU."""
     if job.case.world_size == 1 or len(job.lane.gpus) < job.case.world_size:
         return open_device(job.gpu_uuid)
     return Several([open_device(uuid) for uuid in job.lane.gpus[: job.case.world_size]])

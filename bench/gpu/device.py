@@ -38,7 +38,6 @@ class Process:
     display: bool = False
 
     def __str__(self) -> str:
-        """As in the column `neighbours`: ``pid 123 (python): 2100000000 B``."""
         name = f" ({self.name})" if self.name else ""
         return f"pid {self.pid}{name}: " + (f"{self.bytes} B" if self.bytes else "memory unknown")
 
@@ -126,7 +125,6 @@ class Several:
         return (replace(readings[0], **together),)
 
     def why(self, quantity: str) -> str:
-        """The reason of the first card that has one."""
         return next(filter(None, (card.why(quantity) for card in self._cards)), "")
 
     def close(self) -> None:
@@ -155,7 +153,6 @@ class ProcessTree:
         self.pids.update(process.pid for process in self._alive)
 
     def held_bytes(self) -> int | None:
-        """What all of them together hold; None once they have ended."""
         total = 0
         for process in self._alive:
             with suppress(self._error, OSError):
@@ -202,5 +199,4 @@ class Host(Unreadable):
         return (Reading(now, process_bytes=self._tree.held_bytes()),)
 
     def why(self, quantity: str) -> str:
-        """The worker had ended, or the reason."""
         return "the worker had ended" if quantity == "process_bytes" else self.reason

@@ -99,7 +99,6 @@ class _Stay:
 
     @property
     def ends(self) -> tuple[Reading, Reading] | None:
-        """The readings at both ends; None where it did not end, or one of them is missing."""
         if not (self.ended and self.opened and self.readings):
             return None
         return self.opened, self.readings[-1]
@@ -237,7 +236,6 @@ class Monitor:
         return seen
 
     def stop(self) -> None:
-        """Stop sampling and close the device; what was seen is kept for `close`."""
         if self._closed:
             return
         self._closed = True

@@ -113,8 +113,6 @@ _LACKS = frozenset(
 
 
 class Lack(Explained):
-    """Why NVML cannot be used at all."""
-
     NOT_INSTALLED = "not installed", "nvidia-ml-py is not installed"
     NO_DRIVER = "no driver", "no NVIDIA driver (libnvidia-ml is not there)"
     NOT_LOADED = "not loaded", "the NVIDIA driver is not loaded"
@@ -135,15 +133,12 @@ _START_ERRORS: Mapping[str, Lack] = {
 
 
 class NvmlMissingError(Exception):
-    """NVML cannot be used; the message is the reason, in one line."""
-
     def __init__(self, lack: Lack, reason: str = "") -> None:
         super().__init__(reason or lack.meaning)
         self.lack = lack
 
 
 def start_nvml(nvml: Any) -> Any:
-    """Import and initialise pynvml, or the module given in its place."""
     try:
         nvml = nvml or import_module("pynvml")
     except ImportError:
@@ -236,7 +231,6 @@ class Nvml:
         return self._lacks.get(quantity) or self._fails.get(quantity, "")
 
     def close(self) -> None:
-        """Shut NVML down; it counts its users."""
         with suppress(*self._errors):
             self._nvml.nvmlShutdown()
 

@@ -18,7 +18,6 @@ class Replay:
     """
 
     def __init__(self, lines: Iterable[str]) -> None:
-        """Take a recording's lines, an open file for instance."""
         head, *rows = map(json.loads, lines)
         self.total_bytes: int | None = head.get("total_bytes")
         self.notes: Sequence[str] = head.get("notes", ())
@@ -48,10 +47,7 @@ class Replay:
 
 
 class Recorder:
-    """A device that writes down what another one reads, for `Replay`."""
-
     def __init__(self, device: Device, file: IO[str]) -> None:
-        """Record ``device``; the file is written when the device is closed."""
         self._device = device
         self._file = file
         self._rows: list[dict[str, Any]] = []

@@ -38,12 +38,10 @@ def parse_model(text: str) -> str:
 
 
 def is_timm(name: str) -> bool:
-    """Whether a name is ``timm:NAME``: a network of the package timm."""
     return name.startswith(TIMM) and re.fullmatch(r"[A-Za-z0-9_.-]+", name[len(TIMM) :]) is not None
 
 
 def is_factory(text: str) -> bool:
-    """Whether a name is of the form ``package.module:factory``."""
     module, colon, factory = text.partition(":")
     return bool(
         colon and factory.isidentifier() and all(p.isidentifier() for p in module.split("."))

@@ -87,7 +87,6 @@ def _choose(
     tensors: Mapping[str, Tensor],
     find_head: Callable[[nn.Module], nn.Module],
 ) -> list[str]:
-    """The names of the tensors that one part of a setting means."""
     if part == BACKBONE:
         kept = _hold(find_head(model))
         return [name for name, tensor in tensors.items() if id(tensor) not in kept]
@@ -111,12 +110,10 @@ def _list_batchnorm(model: nn.Module) -> list[nn.Module]:
 
 
 def _hold(*layers: nn.Module) -> set[int]:
-    """The identities of the weights and buffers in some layers."""
     return {id(t) for layer in layers for t in (*layer.parameters(), *layer.buffers())}
 
 
 def _is_frozen(layer: nn.Module, chosen: set[int]) -> bool:
-    """Whether a BatchNorm layer was chosen, and has no weights left that train."""
     return bool(_hold(layer) & chosen) and not any(p.requires_grad for p in layer.parameters())
 
 

@@ -87,7 +87,6 @@ class Page:
 
 
 def find_sweeps(results: Path) -> list[Path]:
-    """Records of the user's sweeps, the latest first."""
     return sorted(results.glob("*/records.csv"), key=lambda file: -file.stat().st_mtime)
 
 
@@ -123,7 +122,6 @@ def _describe(records: Path) -> str:
 def write_index(
     out: Path, commits: int, sweeps: Sequence[Page], references: Sequence[Page]
 ) -> None:
-    """Write the page that links all others."""
     import jinja2
 
     template = jinja2.Environment(autoescape=True).from_string(INDEX.read_text())

@@ -98,7 +98,6 @@ class Policy:
 
 
 def policies(precision: Precision) -> list[Policy]:
-    """Every kind of loss scaling the precision has."""
     if not precision.scales_loss:
         return [Policy()]
     return [Policy(128.0), Policy(128.0, skip_overflow=True), *map(Policy, POLICIES)]

@@ -42,8 +42,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 
 class Rule(StrEnum):
-    """What a step may not do."""
-
     MIXED = "mixed dtypes in a multi-tensor call"
     READ = "a value read back to the host"
     COPY = "a copy between host and device"
@@ -130,7 +128,6 @@ def count_launches(op: torch._ops.OpOverload, args: Sequence[Any]) -> int:
 
 
 def _tensor_lists(op: torch._ops.OpOverload, args: Iterable[Any]) -> Iterable[Sequence[Tensor]]:
-    """The lists a multi-tensor call walks; nothing for any other op."""
     name = op._schema.name.partition("::")[2]
     if name.startswith(("_foreach_", "_fused_", "_amp_foreach_")):
         for arg in args:
@@ -139,7 +136,6 @@ def _tensor_lists(op: torch._ops.OpOverload, args: Iterable[Any]) -> Iterable[Se
 
 
 def _dtypes(tensors: Sequence[Tensor]) -> str:
-    """The dtypes of a list where there are several; else nothing."""
     found = sorted({str(t.dtype).removeprefix("torch.") for t in tensors})
     return " and ".join(found) if len(found) > 1 else ""
 
@@ -212,7 +208,6 @@ class Watch:
         self._places.clear()
 
     def busiest(self) -> tuple[str, str]:
-        """The op and the place that launched most kernels."""
         (op, place), _ = self._places.most_common(1)[0]
         return op, place
 
@@ -234,11 +229,9 @@ class Watch:
         return run
 
     def is_host(self, tensor: Tensor) -> bool:
-        """Whether it would be in host memory."""
         return tensor.untyped_storage()._cdata in self._host
 
     def place_host(self, tensor: Tensor) -> None:
-        """Say that it is in host memory."""
         self._host[tensor.untyped_storage()._cdata] = tensor
 
     def report(self, rule: Rule, op: str, detail: str = "") -> None:

@@ -23,7 +23,6 @@ def _write_cell(value: Any) -> str:
 
 
 def write_lines(rows: Iterable[Iterable[Any]]) -> bytes:
-    """Spell rows as lines of CSV, in UTF-8."""
     buffer = io.StringIO()
     csv.writer(buffer, lineterminator="\n").writerows(map(_write_cell, row) for row in rows)
     return buffer.getvalue().encode()

@@ -36,13 +36,10 @@ SHARD = "shard"
 
 @dataclass(frozen=True)
 class Shard:
-    """One of ``of`` parts of a sweep, ``number`` from 1."""
-
     number: int
     of: int
 
     def __str__(self) -> str:
-        """As ``--shard`` takes it."""
         return f"{self.number}/{self.of}"
 
     @property
@@ -65,7 +62,6 @@ def parse_shard(text: str) -> Shard:
 
 
 def list_lost_shards(shards: Sequence[Shard]) -> list[Shard]:
-    """The shards of which others are there, and they are not."""
     whole = {
         of: {Shard(number, of) for number in range(1, of + 1)} for of in {s.of for s in shards}
     }

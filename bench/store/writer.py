@@ -182,7 +182,6 @@ class Store:
         return self._files[name]
 
     def read_config(self) -> dict[str, Any]:
-        """The configuration already there; empty if none can be read."""
         return read_config(self.folder)
 
     def write_config(self, config: dict[str, Any]) -> None:

@@ -106,7 +106,6 @@ class _Fp16Optimizer:
         return float(getattr(self._optimizer, self._scale_name))
 
     def backward(self, loss: Tensor, last: bool) -> None:
-        """Backpropagate the scaled loss; gradients add up in the weights' ``.grad``."""
         self._optimizer.backward(loss, *([last] if self._unscales else []))
 
     def set_lr(self, lr: float) -> None:
@@ -158,7 +157,6 @@ class _Amp:
         self._amp.load_state_dict({name: dict(state) for name, state in self._scaling.items()})
 
     def masters(self) -> list[Tensor]:
-        """What the optimizer steps: at O2 masters, else the weights."""
         return _masters(self._optimizer)
 
     def scale(self) -> float:
@@ -253,7 +251,6 @@ class ApexTraining(Training):
 
     @torch.no_grad()
     def reset(self) -> None:
-        """Go back to the start, masters made from rounded weights."""
         self.model.load_state_dict(self._start)
         self.model.zero_grad(set_to_none=True)
         self._recipe.restart()

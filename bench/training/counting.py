@@ -130,7 +130,6 @@ class Counter(TorchDispatchMode):
 
 @cache
 def _is_free(func: Any) -> bool:
-    """Whether an operation touches no element: a view, or memory that is only set aside."""
     return base_name(str(func)) in _FREE or bool(func.is_view)
 
 
@@ -174,7 +173,6 @@ def _has_kernel(key: str, name: str) -> bool:
 
 
 def _list_overloads(space: str, name: str) -> list[Any]:
-    """The overloads of an operation, also of one that there is only in place."""
     place = getattr(torch.ops, space)
     packet = getattr(place, name, None) or getattr(place, f"{name}_", None)
     return [] if packet is None else [getattr(packet, each) for each in packet.overloads()]
@@ -502,7 +500,6 @@ def join_work(counted: Mapping[Label, Work], timed: Mapping[Label, Timed]) -> li
 
 
 def read_work(rows: Iterable[WorkRow]) -> dict[Label, Work]:
-    """What was counted, of rows that `join_work` made of it."""
     return {
         Label(Kind(row.kind), row.operation, row.format): Work(
             row.calls, row.flop or 0.0, row.bytes or 0.0, row.flop_per_item, row.bytes_per_item

@@ -129,7 +129,6 @@ class Conversion:
 
     @property
     def notes(self) -> list[str]:
-        """What a reader of its measurements should know."""
         said = []
         if self.emulated:
             said.append(f"fp8 is emulated in float32 ({EMULATE_FP8}): its times mean nothing")

@@ -96,7 +96,6 @@ F43 = Band(Arithmetic.FLOAT16, 2.2e-3, 4.5e-3, "Winograd F(4,3)")
 
 
 def _band_fp8(bits: tuple[int, int]) -> Band:
-    """The band of products whose factors have so many bits."""
     expected = 0.392 * math.hypot(*(2.0**-p for p in bits))
     return Band(Arithmetic.FLOAT8, 0.85 * expected, 1.25 * expected)
 
@@ -210,18 +209,15 @@ class Layer:
 
     @property
     def kernel(self) -> tuple[int, ...]:
-        """The kernel's size; empty for a linear layer."""
         return self.weight[2:]
 
     @property
     def flop(self) -> int:
-        """FLOP of the forward pass of one input; each gradient takes as many."""
         elements = self.image if self.transposed else self.out
         return 2 * math.prod(elements) * math.prod(self.weight[1:])
 
     @property
     def passes(self) -> int:
-        """The forward pass, and each gradient that is computed."""
         return 1 + self.input_grad + self.weight_grad
 
     @property
@@ -260,7 +256,6 @@ class Layer:
         return f"{size} {kind}, {into} to {out} channels{grouped}, on {on}"
 
     def require(self, x: Tensor, weight: Tensor) -> list[Tensor]:
-        """Have autograd compute the gradients that training does; of what."""
         x.requires_grad_(self.input_grad)
         weight.requires_grad_(self.weight_grad)
         return [tensor for tensor in (x, weight) if tensor.requires_grad]
@@ -370,8 +365,6 @@ def _most_expensive(layers: Sequence[Layer] | set[Layer]) -> Layer | None:
 
 @dataclass(frozen=True)
 class LayerProof:
-    """What a layer's forward pass ran in, and its gradients, those that training computes."""
-
     layer: Layer
     forward: OperationProof
     input_grad: OperationProof | None
@@ -384,8 +377,6 @@ class LayerProof:
 
 @dataclass(frozen=True)
 class Contradiction:
-    """A label that is not true of what ran, and the findings that say so."""
-
     precision: str
     findings: tuple[OperationProof, ...]
 

@@ -64,7 +64,6 @@ class StepClock:
             self._moments.append(perf_counter())
 
     def read(self) -> list[float]:
-        """The duration of each step in seconds. Synchronise first."""
         if self._cuda:
             return [a.elapsed_time(b) / 1e3 for a, b in pairwise(self._events)]
         return [b - a for a, b in pairwise(self._moments)]
@@ -90,15 +89,12 @@ class Warmup:
 
 @dataclass(frozen=True)
 class Slope:
-    """A relative change per second with its 95 % interval."""
-
     low: float
     middle: float
     high: float
 
     @property
     def told(self) -> bool:
-        """Whether it can be told from noise."""
         return self.low > 0 or self.high < 0
 
 
@@ -191,8 +187,6 @@ def warm_up(
 
 @dataclass(frozen=True)
 class StepTimes:
-    """The spread of a sequence of step times, in seconds."""
-
     median: float
     p95: float
     mad: float

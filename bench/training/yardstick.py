@@ -106,7 +106,6 @@ class Meter:
 
     @property
     def slow(self) -> bool:
-        """Whether even the best try takes much longer than it should."""
         return self._least_s > 2 * self._try_s
 
     @property
@@ -198,7 +197,6 @@ def measure(
 def _take_turns(
     tries: int, meters: Sequence[Meter], reasons: dict[str, str], rest_s: float
 ) -> None:
-    """Let each meter try in turn; why one cannot goes into ``reasons``."""
     for turn in range(tries):
         for meter in meters:
             if meter.column in reasons or (meter.slow and turn % (tries // FEWEST_TRIES)):
@@ -265,7 +263,6 @@ _HALVES = {Arithmetic.FLOAT16: torch.float16, Arithmetic.BFLOAT16: torch.bfloat1
 
 
 def make_product(arithmetic: Arithmetic, device: torch.device, size: int) -> Task:
-    """A product of two square matrices of ``size`` rows."""
     precision = "tf32" if arithmetic is Arithmetic.TFLOAT32 else "fp32"
     dtype = _HALVES.get(arithmetic, torch.float32)
     a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
@@ -313,7 +310,6 @@ def make_copy(device: torch.device) -> Task:
 
 
 def make_call(device: torch.device) -> Task:
-    """The smallest operation: on one number, which a GPU computes while the next is launched."""
     number = torch.ones((), device=device)
     return Task(number.neg_, 1.0)
 
@@ -337,7 +333,6 @@ def time_task(
 
 @contextmanager
 def use_threads(number: int) -> Iterator[None]:
-    """Have operations on a CPU use so many threads meanwhile."""
     before = torch.get_num_threads()
     if number == before:
         yield

@@ -80,12 +80,10 @@ def finish(found: Findings, follows: Sequence[str] = ()) -> Finished:
 
 
 def describe_error(error: BaseException) -> tuple[list[str], str]:
-    """The classes of an exception and its text, for `classify`."""
     return [kind.__name__ for kind in type(error).__mro__], str(error)
 
 
 def _report_failure(channel: Channel, case: Case, error: BaseException) -> None:
-    """Send what ended the case; its traceback goes to the log."""
     import traceback
 
     # torch raises in its handler for each worker of a DataLoader that dies, also in what follows
@@ -125,7 +123,6 @@ def listen_for_stacks() -> None:
 
 
 def work(birth: Birth) -> int:
-    """Read an assignment, measure its case, say how it ended."""
     listen_for_stacks()
     given = decode_assignment(sys.stdin.readline())
     channel = Channel(birth.descriptor, given.judged)

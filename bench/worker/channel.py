@@ -33,7 +33,6 @@ class Channel:
                 line = line[self._out.write(line) :]
 
     def enter(self, phase: Phase, epoch: int = 0) -> None:
-        """Announce a phase and wait until the parent has taken its readings."""
         if self._out:
             self.send(PhaseEntered(phase, epoch))
             sys.stdin.readline()
@@ -57,7 +56,6 @@ class Reporter:
         self._pending: tuple[int, torch.Tensor, torch.cuda.Event] | None = None
 
     def __call__(self, index: int, loss: torch.Tensor) -> None:
-        """Report step ``index``, if it is time to."""
         if self._pending is not None:
             step, copy, event = self._pending
             if event.query():

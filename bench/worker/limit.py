@@ -92,8 +92,6 @@ def tell_context(before: Reading, now: Reading, reserved_bytes: int, used_bytes:
 
 
 class GpuLimit:
-    """A cap on torch's CUDA allocator: the limit less the context."""
-
     context_bytes: int | None = None
     note = ""
 
@@ -237,7 +235,6 @@ def _give_back() -> None:
 
 
 def _read_mapped() -> int:
-    """The bytes of private memory that is mapped, which RLIMIT_DATA limits."""
     status = Path("/proc/self/status").read_text()
     (kib,) = re.findall(r"^VmData:\s+(\d+) kB$", status, re.MULTILINE)
     return int(kib) * 1024

@@ -278,7 +278,6 @@ def describe_group(
     group: Group,
     seat: Seat,
 ) -> None:
-    """Describe all processes of a case, by what each tells of itself."""
     from bench.training.parallel import Exchange
 
     m, exchange = found.measurement, training.exchange
@@ -398,8 +397,6 @@ _PROFILED = ("profiled_steps", *PROFILED)
 
 @dataclass(frozen=True)
 class Tested:
-    """What an evaluation found on the test data, and how long it took."""
-
     loss: float
     accuracy: float | None
     time_s: float
@@ -460,7 +457,6 @@ def _train(
 
 
 def _count_ahead(case: Case) -> int:
-    """Steps whose batches may lie ready before the first."""
     return math.ceil(case.workers * case.prefetch / case.accumulate)
 
 
@@ -632,7 +628,6 @@ _UNCOUNTED = "the workload does not say what is predicted right"
 
 
 def _average(epoch: Epoch) -> tuple[float, float | None]:
-    """Mean loss and fraction right, if it is known, over the units of an epoch."""
     images = sum(epoch.images)
     total = sum(n * loss for n, loss in zip(epoch.images, epoch.losses, strict=True))
     return total / images, sum(epoch.correct) / images if epoch.correct else None
@@ -782,7 +777,6 @@ def open_supply(
 
 
 def _end_workers(batches: Supply) -> None:
-    """End the processes that make batches, if there are any."""
     from bench.data.loader import LoadedBatches
 
     if isinstance(batches, LoadedBatches):
@@ -810,7 +804,6 @@ def _describe_loader(found: Findings, batches: Supply, case: Case, device: torch
 
 
 def count_steps(case: Case, batches: Supply) -> int:
-    """How many of an epoch's steps ``case`` measures."""
     steps = math.ceil(case.fraction * len(batches))
     return steps if case.steps is None else min(steps, case.steps)
 
@@ -982,7 +975,6 @@ class OtherWork:
 
     @property
     def sums(self) -> tuple[float, float, float]:
-        """What was counted so far."""
         return self._busy, self._own, self._wall
 
     @contextmanager

@@ -145,7 +145,6 @@ _NAMES = {kind: name for name, kind in _KINDS.items()}
 
 
 def encode(message: Message) -> bytes:
-    """Write a message as one line, its end included."""
     values = asdict(message)
     if isinstance(message, Finished):
         measured = values["measurement"].items()
@@ -198,7 +197,6 @@ def _load(line: bytes) -> dict[str, Any]:
 
 
 def _check(kind: type[Message], values: dict[str, Any]) -> dict[str, Any]:
-    """Turn each value into its field's type."""
     known = {f.name for f in fields(kind)}
     if unknown := sorted(values.keys() - known):
         raise MessageError(f"no field {unknown[0]!r}; right values: {', '.join(sorted(known))}")
@@ -235,7 +233,6 @@ def _missing(values: Any) -> dict[str, str]:
 
 
 def _row(kind: type, columns: dict[str, Column]) -> Callable[[Any], Any]:
-    """Make the reader of a row of ``kind``, a list of its fields in their order."""
     known = [columns[f.name] for f in fields(kind)]
     checks = [(_of(column.type), column.optional) for column in known]
 

@@ -149,7 +149,6 @@ def _adopt(environment: Mapping[str, str], inherited: Mapping[str, str]) -> None
 
 
 def _settle(given: list[int]) -> int:
-    """Make a forked process one of its own; the descriptor that it writes messages to."""
     import numpy as np
 
     os.setsid()
@@ -190,7 +189,6 @@ def _refuse(imported: dict[str, tuple[int, int]]) -> str:
 
 
 def _look_at_files() -> dict[str, tuple[int, int]]:
-    """Time of the last change and size of each file that was imported, as far as it is there."""
     found = {}
     for module in list(sys.modules.values()):
         if file := getattr(module, "__file__", None):

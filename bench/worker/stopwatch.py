@@ -15,7 +15,6 @@ class Stopwatch:
         self.parts: dict[str, float] = {}
 
     def lap(self, part: str, now: float | None = None) -> None:
-        """Add the time since the last lap to ``part``, up to ``now`` (default: this moment)."""
         now = time.monotonic() if now is None else now
         self.parts[part] = self.parts.get(part, 0.0) + now - self.until
         self.until = now

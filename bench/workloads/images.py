@@ -38,7 +38,6 @@ class Images(Workload):
                 self.classes = data.info.classes
 
     def build_model(self) -> nn.Module:
-        """Build the network. Raises UsageError: it cannot be built."""
         return build_model(self.model, self.classes, self.shape)
 
     def open_batches(

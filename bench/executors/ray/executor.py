@@ -59,11 +59,9 @@ class Post:
 
     @property
     def kind(self) -> object:
-        """What GPUs of one kind agree on."""
         return self.card and (self.card.name, self.card.memory_bytes)
 
     def is_beside(self, other: Post) -> bool:
-        """Whether it has another GPU of the same kind in the same machine."""
         return self is not other and self.node.id == other.node.id and self.kind == other.kind
 
 
@@ -365,11 +363,9 @@ class RayExecutor:
         return sorted(nodes, key=lambda node: node.label)
 
     def _count(self, node: Node) -> int:
-        """The lanes that a node can have."""
         return node.gpus if self._device == "cuda" else int(node.cpus >= 1)
 
     def _begin_opening(self) -> None:
-        """Start the actors of lanes that there could be, and that are not open."""
         nodes = self._list_nodes()
         alive = {node.id for node in nodes}
         self._opening = [post for post in self._opening if post.node.id in alive]
@@ -428,7 +424,6 @@ class RayExecutor:
             yield post.lane
 
     def _enter(self, post: Post) -> None:
-        """Count a station in, and how many GPUs of its kind its node has open now."""
         self._open[post.lane.name] = post
         beside = sum(other.is_beside(post) for other in self._open.values())
         self._together[post.kind] = max(self._together.get(post.kind, 0), 1 + beside)
@@ -461,7 +456,6 @@ class RayExecutor:
         print(f"warning: no lane on {told}", file=sys.stderr, flush=True)
 
     def _lose(self, post: Post) -> None:
-        """Forget a lane, and end what may be left of it."""
         import ray
 
         with self._lock:
@@ -518,7 +512,6 @@ def _explain(error: Exception) -> str:
 
 
 def _number(label: str) -> Iterator[str]:
-    """``label``, ``label-2``, ``label-3``, …"""
     yield label
     yield from (f"{label}-{n}" for n in itertools.count(2))
 

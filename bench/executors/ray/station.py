@@ -129,7 +129,6 @@ class Station:
                 yield Report([*_drain(events)], printed.read(), kept, ending.result())
 
     def release(self, number: int) -> None:
-        """Let a case that is held go on into its phase."""
         self._released.put(number)
 
     def stop(self, number: int) -> None:
