@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Protocol
 
 from bench.case import Case
-from bench.data import DatasetInfo
+from bench.data import DatasetInfo, prepare
+from bench.data.progress import Progress
 from bench.environment import ProcessAnswer
 from bench.record import EpochRow, Known, Outcome, Yardstick
 from bench.worker.messages import PhaseEntered, StepTaken
@@ -90,11 +91,16 @@ class Job:
 
 @dataclass(frozen=True)
 class Images:
-    dataset: str
+    """Which images a lane needs, as `bench.data.prepare` takes them."""
+
+    name: str
     data_dir: Path | None = None
     url: str | None = None
     input: str | None = None
     classes: int | None = None
+
+    def prepare(self, progress: Progress | None = None) -> DatasetInfo:
+        return prepare(**vars(self), progress=progress)
 
 
 ALL = 0

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from bench.case import AXES, Case, Value, parse_value
-from bench.data import DatasetInfo, prepare
+from bench.data import DatasetInfo
 from bench.environment import DeviceAnswer, ProcessAnswer, describe_host
 from bench.errors import UnsupportedError, UsageError, nearest
 from bench.executors import Event, Images, Job, Lane, Settings
@@ -138,13 +138,7 @@ class FakeExecutor:
         return ProcessAnswer(devices={d: DeviceAnswer(card) for d in devices}, host=describe_host())
 
     def prepare(self, lane: Lane, images: Images) -> DatasetInfo:
-        return prepare(
-            images.dataset,
-            data_dir=images.data_dir,
-            url=images.url,
-            input=images.input,
-            classes=images.classes,
-        )
+        return images.prepare()
 
     def rate(
         self, lane: Lane, device: str, seconds: float, expected: Mapping[str, float]

@@ -63,8 +63,15 @@ class Process(Protocol):
 
 
 def start_cold(descriptor: int, environment: Mapping[str, str]) -> Process:
+    return _start((str(descriptor), str(os.getpid())), descriptor, environment)
+
+
+def _start(
+    arguments: tuple[str, str], descriptor: int, environment: Mapping[str, str]
+) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        [sys.executable, "-m", "bench.worker", str(descriptor), str(os.getpid())],
+        [sys.executable, "-m", "bench.worker", *arguments],
+        # pipes of a server too: Python looks what its streams are as it starts
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -112,16 +119,8 @@ class Server:
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._said = deque[bytes](maxlen=16)
         with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "bench.worker", "serve", str(theirs.fileno())],
-                # pipes, as workers have: Python looks what its streams are as it starts
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,
-                env=environment,
-            )
+            number = theirs.fileno()
+            self._process = _start(("serve", str(number)), number, environment)
         assert self._process.stdout is not None
         self._hearing = threading.Thread(
             target=_hear, args=(self._process.stdout, self._said), daemon=True

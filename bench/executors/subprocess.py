@@ -20,7 +20,7 @@ from pathlib import Path
 from tenacity import Retrying, retry_if_result, stop_after_attempt, wait_exponential
 
 from bench.case import Case
-from bench.data import DatasetInfo, prepare, progress_bar
+from bench.data import DatasetInfo, progress_bar
 from bench.doctor.rates import measure_rates
 from bench.environment import ProcessAnswer, ask, usable_cpus
 from bench.errors import UnsupportedError, UsageError
@@ -118,14 +118,7 @@ class SubprocessExecutor:
 
     def prepare(self, lane: Lane, images: Images) -> DatasetInfo:
         with progress_bar() as progress:
-            return prepare(
-                images.dataset,
-                data_dir=images.data_dir,
-                url=images.url,
-                progress=progress,
-                input=images.input,
-                classes=images.classes,
-            )
+            return images.prepare(progress)
 
     def rate(
         self, lane: Lane, device: str, seconds: float, expected: Mapping[str, float]

@@ -31,7 +31,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -192,15 +191,10 @@ class Watch:
         self._inside = True
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *raised: Any) -> None:
         self._inside = False
         for mode in reversed(self._modes):
-            mode.__exit__(kind, error, trace)
+            mode.__exit__(*raised)
 
     def judge(self) -> None:
         """Count, and apply the rules, from here on and from nothing."""

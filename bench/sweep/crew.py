@@ -13,7 +13,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from threading import Thread
-from types import TracebackType
 
 from bench.executors import Event, Executor, Job, Lane, ShortageError
 from bench.record import Outcome, Record, Status
@@ -78,9 +77,7 @@ class Crew:
     def __enter__(self) -> Crew:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, _: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """End what runs, which is nothing but where an error ended the work, and the threads. What
         had ended by then is recorded, as far as it can be written."""
         with suppress(Empty):

@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from bench.case import COMPILES, MICRO_BATCH, PARALLELS, Case, Value, fill_auto
 from bench.data import DATASETS
@@ -244,13 +245,8 @@ def parse_arguments(argv: Sequence[str]) -> Options:
         out=options.out or (default_folder(shard, preset.name) if shard else None),
         repeats=repeats,
         repeats_given=bool(given.repeats),
-        same_seed=given.same_seed,
-        no_skip=given.no_skip,
-        verbose=given.verbose,
-        trace=given.trace,
         anchors=not given.no_anchors,
-        dry_run=given.dry_run,
-        list=given.list,
+        **_take(given, "same_seed", "no_skip", "verbose", "trace", "dry_run", "list"),
     )
 
 
@@ -269,20 +265,18 @@ def read_running(
         quiet=quiet,
         axes=axes,
         preset=preset,
-        out=given.out,
-        data_dir=given.data_dir,
-        data_url=given.data_url,
         repeats=1,
         timeout_s=_parse_number("--timeout", given.timeout),
         wait_s=_parse_number("--wait", given.wait, low=0),
         retry=[_parse_status(text) for text in given.retry],
-        executor=given.executor,
-        address=given.address,
-        mix=given.mix,
-        allow_shared=given.allow_shared,
-        cold=given.cold,
         command=command,
+        **_take(given, "out", "data_dir", "data_url", "executor", "address"),
+        **_take(given, "mix", "allow_shared", "cold"),
     )
+
+
+def _take(given: argparse.Namespace, *names: str) -> dict[str, Any]:
+    return {name: getattr(given, name) for name in names}
 
 
 def _parse_lanes(text: str | None) -> tuple[int | None, bool]:

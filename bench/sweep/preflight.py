@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from bench.apex import Apex, find_apex, refuse_apex
 from bench.case import AXES, Case, check_axes, check_batches, format_value, telling_axes
-from bench.data import DatasetInfo, count_classes, count_images, prepare, progress_bar
+from bench.data import DatasetInfo, count_classes, count_images, progress_bar
 from bench.diagnosis.floors import take_rates
 from bench.diagnosis.prediction import predict_seconds
 from bench.doctor.judgement import write_warnings
@@ -239,19 +239,9 @@ def gather_inputs(
         if why := inputs.refuse(case):
             raise UsageError(f"--precision {case.precision}: {why}; leave it out")
     _check_examined(cases, models, data_dir, given)
-    images = {name_data(case): case for case in cases if case.workload == IMAGES}
+    images = _list_images(cases, data_dir, data_url)
     with progress_bar() as progress:
-        datasets = {
-            name: prepare(
-                case.dataset,
-                data_dir=data_dir,
-                url=data_url,
-                progress=progress,
-                input=case.input,
-                classes=case.classes,
-            )
-            for name, case in images.items()
-        }
+        datasets = {name: wanted.prepare(progress) for name, wanted in images.items()}
     inputs = replace(inputs, datasets=datasets)
     refuse_batches(cases, inputs)
     return inputs
@@ -442,12 +432,17 @@ def prepare_datasets(
 ) -> dict[str, DatasetInfo]:
     """Decode every dataset the cases name, once, where the lane is. Raises UsageError: a dataset
     cannot be had or read."""
-    images = {name_data(case): case for case in cases if case.workload == IMAGES}
+    images = _list_images(cases, options.data_dir, options.data_url)
+    return {name: executor.prepare(lane, wanted) for name, wanted in images.items()}
+
+
+def _list_images(
+    cases: Sequence[Case], data_dir: Path | None, url: str | None
+) -> dict[str, Images]:
     return {
-        name: executor.prepare(
-            lane, Images(case.dataset, options.data_dir, options.data_url, case.input, case.classes)
-        )
-        for name, case in images.items()
+        name_data(case): Images(case.dataset, data_dir, url, case.input, case.classes)
+        for case in cases
+        if case.workload == IMAGES
     }
 
 
