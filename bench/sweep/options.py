@@ -105,10 +105,10 @@ def build_parser() -> Parser:
         f"{CHEAP_FRACTION:g} or --steps up to {CHEAP_STEPS} are given, as far as the repeats take "
         f"at most {REPEATS_S / 60:g} minutes)",
     )
-    what.add_argument(
+    _add_switch(
+        what,
         "--same-seed",
-        action="store_true",
-        help=Rare("give all repeats one seed, to check determinism (default: seed, seed + 1, …)"),
+        Rare("give all repeats one seed, to check determinism (default: seed, seed + 1, …)"),
     )
     add_axes(
         parser,
@@ -122,35 +122,25 @@ def build_parser() -> Parser:
         help=Rare("compute each batch in as few micro-batches as hold at most M images each"),
     )
     how = add_running(parser)
-    how.add_argument(
-        "--no-skip",
-        action="store_true",
-        help=Rare("run batch sizes above one that ran out of memory"),
-    )
-    how.add_argument(
-        "--verbose", action="store_true", help=Rare("print each case's curve, as in 2019")
-    )
-    how.add_argument(
+    _add_switch(how, "--no-skip", Rare("run batch sizes above one that ran out of memory"))
+    _add_switch(how, "--verbose", Rare("print each case's curve, as in 2019"))
+    _add_switch(
+        how,
         "--trace",
-        action="store_true",
-        help=Rare("profile, and keep each trace in the folder's traces/, for ui.perfetto.dev"),
+        Rare("profile, and keep each trace in the folder's traces/, for ui.perfetto.dev"),
     )
-    how.add_argument(
+    _add_switch(
+        how,
         "--no-anchors",
-        action="store_true",
-        help=Rare(
-            "with --lanes, do not measure whether the lanes are alike and disturb each other"
-        ),
+        Rare("with --lanes, do not measure whether the lanes are alike and disturb each other"),
     )
     how.add_argument(
         "--shard",
         metavar="K/N",
         help=Rare("run only part K of N, for job arrays; bench.merge joins the folders"),
     )
-    how.add_argument(
-        "--dry-run", action="store_true", help="print the plan and check it, but train nothing"
-    )
-    how.add_argument("--list", action="store_true", help="print presets, precisions, models, …")
+    _add_switch(how, "--dry-run", "print the plan and check it, but train nothing")
+    _add_switch(how, "--list", "print presets, precisions, models, …")
     return parser
 
 
@@ -184,16 +174,12 @@ def add_running(parser: Parser) -> argparse._ArgumentGroup:
         default="0",
         help=Rare("seconds to wait for another sweep on --out (0)"),
     )
-    how.add_argument(
-        "--mix", action="store_true", help=Rare("add to rows of another GPU, version or model")
-    )
-    how.add_argument(
-        "--allow-shared", action="store_true", help="measure on a GPU that other processes use"
-    )
-    how.add_argument(
+    _add_switch(how, "--mix", Rare("add to rows of another GPU, version or model"))
+    _add_switch(how, "--allow-shared", "measure on a GPU that other processes use")
+    _add_switch(
+        how,
         "--cold",
-        action="store_true",
-        help=Rare(
+        Rare(
             "start each worker as a new Python (default: fork it from a process that has imported "
             "torch, which takes seconds less)"
         ),
@@ -218,6 +204,10 @@ def add_running(parser: Parser) -> argparse._ArgumentGroup:
         help=Rare("the Ray cluster to join (default: $RAY_ADDRESS, or a new one of this machine)"),
     )
     return how
+
+
+def _add_switch(group: argparse._ArgumentGroup, flag: str, help: str) -> None:
+    group.add_argument(flag, action="store_true", help=help)
 
 
 def parse_arguments(argv: Sequence[str]) -> Options:
