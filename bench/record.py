@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import Field, dataclass, field, fields, replace
+from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from typing import Any
 
 from bench.case import AXES, Case
@@ -72,10 +72,15 @@ A loss that became inf or NaN costs as much time and memory as any other; it is 
 """
 
 
+def column(help: str, default: Any = MISSING, **metadata: Any) -> Any:
+    """Describe one column: its meaning, and ``since`` which schema it is there. Its name says its
+    unit, and its annotation its type and whether it may stay empty."""
+    return field(default=default, metadata={"help": help, **metadata})
+
+
 def quantity(help: str, **metadata: Any) -> Any:
-    """Describe one column, which may stay empty: its meaning, and ``since`` which schema it is
-    there. Its name says its unit, and its annotation its type."""
-    return field(default=None, metadata={"help": help, **metadata})
+    """Describe a column that is empty until it is filled."""
+    return column(help, None, **metadata)
 
 
 def beside(label: str, help: str) -> Any:
@@ -433,27 +438,27 @@ class Environment:
 class Step:
     """One row of a learning curve: a training step, or a run of steps a log reported together."""
 
-    step: int
-    images: int
-    loss: float | None
-    correct: int | None
-    time_s: float | None
-    loss_scale: float | None = None
-    lr: float | None = None
+    step: int = column("from 0; goes on over the epochs")
+    images: int = column("images since the row before")
+    loss: float | None = column("mean cross-entropy; empty if not finite")
+    correct: int | None = column("how many of them were predicted right")
+    time_s: float | None = column("duration of the step")
+    loss_scale: float | None = column("what the loss was multiplied by", None, since=3)
+    lr: float | None = column("learning rate of the step", None, since=4)
 
 
 @dataclass
 class EpochRow:
     """One row of epochs.csv: an epoch of a case that trains several."""
 
-    epoch: int
-    time_s: float
-    train_loss: float | None
-    train_accuracy: float | None
-    test_loss: float | None = None
-    test_accuracy: float | None = None
-    eval_time_s: float | None = None
-    overflow_steps: int | None = None
+    epoch: int = column("from 0")
+    time_s: float = column("duration of the epoch")
+    train_loss: float | None = column("mean cross-entropy; empty if not finite")
+    train_accuracy: float | None = column("as a fraction")
+    test_loss: float | None = column("mean cross-entropy, after the epoch", None)
+    test_accuracy: float | None = column("as a fraction, after the epoch", None)
+    eval_time_s: float | None = column("evaluation on the test images", None)
+    overflow_steps: int | None = column("steps that overflowed", None)
 
 
 @dataclass(frozen=True)
@@ -587,17 +592,29 @@ class WorkRow:
     of `write_kernels`.
     """
 
-    kind: str
-    operation: str
-    format: str
-    calls: int
-    flop: float | None
-    bytes: float | None
-    time_s: float | None = None
-    exclusive_s: float | None = None
-    kernels: str = ""
-    flop_per_item: float | None = None
-    bytes_per_item: float | None = None
+    kind: str = column("; ".join(f"{kind}: {kind.meaning}" for kind in Kind))
+    operation: str = column("its name, or window, groups and channels of a convolution")
+    format: str = column("number format of what it reads first, or the two of a cast")
+    calls: int = column("operations of a step")
+    flop: float | None = column("FLOP of a step; empty where not counted")
+    bytes: float | None = column("least memory traffic of a step, not fused")
+    time_s: float | None = column("time of a step, with --profile", None)
+    exclusive_s: float | None = column(
+        "that time, each instant divided among the kernels that run in it", None, since=7
+    )
+    kernels: str = column(
+        "the kernels that make nearly all of time_s on a GPU, each with its part of it in s, the "
+        "longest first, and how many others there were",
+        "",
+        since=7,
+        optional=True,
+    )
+    flop_per_item: float | None = column(
+        "what another item in each micro-batch adds to flop; empty where that is not known",
+        None,
+        since=7,
+    )
+    bytes_per_item: float | None = column("the same of bytes", None, since=7)
 
 
 @dataclass(frozen=True)
@@ -633,13 +650,15 @@ def read_sources(cell: str) -> dict[str, str]:
 class RankRow:
     """One row of ranks.csv: a process of a case that trains on several GPUs."""
 
-    rank: int
-    gpu_uuid: str | None
-    epoch_time_s: float | None
-    work_s: float | None
-    images: int | None = None
-    peak_reserved_bytes: int | None = None
-    peak_process_bytes: int | None = None
+    rank: int = column("from 0")
+    gpu_uuid: str | None = column("its GPU; empty on a CPU")
+    epoch_time_s: float | None = column("its epoch")
+    work_s: float | None = column(
+        "median time from the start of a step until its first gradients are handed over"
+    )
+    images: int | None = column("images that it trained on in the measured steps", None)
+    peak_reserved_bytes: int | None = column("peak of torch's allocator", None)
+    peak_process_bytes: int | None = column("peak of the process", None)
 
 
 @dataclass
@@ -733,8 +752,10 @@ def make_axis_column(axis: Field[Any]) -> Column:
 
 def _columns(kind: type) -> Iterator[Column]:
     for f in fields(kind):
-        (type_,) = (t for t in (bool, float, int, str) if f.type == f"{t.__name__} | None")
-        yield Column(f.name, type_, f.metadata["help"], True, f.metadata.get("since", 1))
+        name, empty, _ = str(f.type).partition(" | None")
+        (type_,) = (t for t in (bool, float, int, str) if t.__name__ == name)
+        optional = bool(empty) or f.metadata.get("optional", False)
+        yield Column(f.name, type_, f.metadata["help"], optional, f.metadata.get("since", 1))
 
 
 def _by_name(*columns: Column) -> dict[str, Column]:
@@ -750,76 +771,19 @@ COLUMNS: dict[str, Column] = _by_name(
 )
 
 STEP_COLUMNS: dict[str, Column] = _by_name(
-    Column("record_id", str, "the record the step belongs to"),
-    Column("step", int, "from 0; goes on over the epochs"),
-    Column("images", int, "images since the row before"),
-    Column("loss", float, "mean cross-entropy; empty if not finite", optional=True),
-    Column("correct", int, "how many of them were predicted right", optional=True),
-    Column("time_s", float, "duration of the step", optional=True),
-    Column("loss_scale", float, "what the loss was multiplied by", optional=True, since=3),
-    Column("lr", float, "learning rate of the step", optional=True, since=4),
+    Column("record_id", str, "the record the step belongs to"), *_columns(Step)
 )
 
 EPOCH_COLUMNS: dict[str, Column] = _by_name(
-    Column("record_id", str, "the record the epoch belongs to"),
-    Column("epoch", int, "from 0"),
-    Column("time_s", float, "duration of the epoch"),
-    Column("train_loss", float, "mean cross-entropy; empty if not finite", optional=True),
-    Column("train_accuracy", float, "as a fraction", optional=True),
-    Column("test_loss", float, "mean cross-entropy, after the epoch", optional=True),
-    Column("test_accuracy", float, "as a fraction, after the epoch", optional=True),
-    Column("eval_time_s", float, "evaluation on the test images", optional=True),
-    Column("overflow_steps", int, "steps that overflowed", optional=True),
+    Column("record_id", str, "the record the epoch belongs to"), *_columns(EpochRow)
 )
 
 WORK_COLUMNS: dict[str, Column] = _by_name(
-    Column("record_id", str, "the record that the work belongs to"),
-    Column("kind", str, "; ".join(f"{kind}: {kind.meaning}" for kind in Kind)),
-    Column("operation", str, "its name, or window, groups and channels of a convolution"),
-    Column("format", str, "number format of what it reads first, or the two of a cast"),
-    Column("calls", int, "operations of a step"),
-    Column("flop", float, "FLOP of a step; empty where not counted", optional=True),
-    Column("bytes", float, "least memory traffic of a step, not fused", optional=True),
-    Column("time_s", float, "time of a step, with --profile", optional=True),
-    Column(
-        "exclusive_s",
-        float,
-        "that time, each instant divided among the kernels that run in it",
-        optional=True,
-        since=7,
-    ),
-    Column(
-        "kernels",
-        str,
-        "the kernels that make nearly all of time_s on a GPU, each with its part of it in s, the "
-        "longest first, and how many others there were",
-        optional=True,
-        since=7,
-    ),
-    Column(
-        "flop_per_item",
-        float,
-        "what another item in each micro-batch adds to flop; empty where that is not known",
-        optional=True,
-        since=7,
-    ),
-    Column("bytes_per_item", float, "the same of bytes", optional=True, since=7),
+    Column("record_id", str, "the record that the work belongs to"), *_columns(WorkRow)
 )
 
 RANK_COLUMNS: dict[str, Column] = _by_name(
-    Column("record_id", str, "the record that the process belongs to"),
-    Column("rank", int, "from 0"),
-    Column("gpu_uuid", str, "its GPU; empty on a CPU", optional=True),
-    Column("epoch_time_s", float, "its epoch", optional=True),
-    Column(
-        "work_s",
-        float,
-        "median time from the start of a step until its first gradients are handed over",
-        optional=True,
-    ),
-    Column("images", int, "images that it trained on in the measured steps", optional=True),
-    Column("peak_reserved_bytes", int, "peak of torch's allocator", optional=True),
-    Column("peak_process_bytes", int, "peak of the process", optional=True),
+    Column("record_id", str, "the record that the process belongs to"), *_columns(RankRow)
 )
 
 _OWNERS = {
