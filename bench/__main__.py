@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from bench.errors import UsageError, nearest
-from bench.flags import run_command
+from bench.flags import command
 
 COMMANDS = {
     "Measure": ("sweep", "search", "fit", "scales", "card"),
@@ -29,10 +29,8 @@ _FIRST_LINE = re.compile(r"`python -m bench\.(\w+)[^`]*`: (.+)\.")
 
 def read_line(command: str) -> str:
     """The line that describes ``command``: the first of its docstring, after the command itself.
-
-    Raises:
-        ValueError: the docstring does not begin with ```python -m bench.NAME …`: what it does.``
-    """
+    Raises ValueError: the docstring does not begin with ```python -m bench.NAME …`: what it
+    does.``"""
     file = _ROOT / f"{command}.py"
     if not file.is_file():
         file = _ROOT / command / "__main__.py"
@@ -46,7 +44,6 @@ def read_line(command: str) -> str:
 
 
 def write_list() -> Iterator[str]:
-    """The list of commands, line by line, at most 80 columns wide."""
     yield "usage: python -m bench.COMMAND [--help]"
     width = max(len(name) for names in COMMANDS.values() for name in names)
     for purpose, names in COMMANDS.items():
@@ -55,16 +52,9 @@ def write_list() -> Iterator[str]:
     yield "\nStart with:  python -m bench.doctor, then python -m bench.sweep"
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """List the commands.
-
-    Returns:
-        0, or 2 where an argument is given that this command does not have.
-    """
-    return run_command(_run, argv)
-
-
-def _run(argv: Sequence[str]) -> int:
+@command
+def main(argv: Sequence[str]) -> int:
+    """List the commands; 2 where an argument is given that this command does not have, else 0."""
     if argv and argv[0] not in ("-h", "--help"):
         names = [name for names in COMMANDS.values() for name in names]
         name = argv[0].removeprefix("bench.")

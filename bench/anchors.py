@@ -32,8 +32,6 @@ _EFFICIENCY = 0.37
 
 
 class AnchorVerdict(StrEnum):
-    """What can be said of a difference between two anchors."""
-
     DIFFERENT = "different"
     UNKNOWN = "not known"
     ALIKE = "alike"
@@ -44,10 +42,8 @@ _MEASURED = ("step_time_median_s", "step_time_mad_s", "measured_steps")
 
 @dataclass(frozen=True)
 class Pace:
-    """The median step of an anchor, in s, and half of its 95 % interval, as a share of it.
-
-    ``freedom`` is how many degrees of freedom that interval is known with.
-    """
+    """The median step of an anchor, in s, and half of its 95 % interval, as a share of it, known
+    with ``freedom`` degrees of freedom."""
 
     step_s: float
     error: float
@@ -72,11 +68,9 @@ class Change:
 
     @property
     def slower(self) -> bool:
-        """Whether it is surely slower by more than `INTERFERENCE`."""
         return self.share > 0 and self.verdict is AnchorVerdict.DIFFERENT
 
     def __str__(self) -> str:
-        """As in a table: ``+3.1 ± 0.4 %``."""
         return f"{100 * self.share:+.1f} ± {100 * self.margin:.1f} %"
 
 
@@ -101,8 +95,8 @@ def compare(now: Pace | None, before: Pace | None) -> Change | None:
 class LaneReading:
     """The anchors of a lane in one session of a sweep, by when they ran.
 
-    ``place`` is its GPU with the UUID, or the CPU with as many cores as it has; ``disturbed`` says
-    how many more anchors it had, which other programs disturbed.
+    ``place`` is its GPU with the UUID, or the CPU with its number of cores; ``disturbed`` counts
+    the anchors that other programs disturbed.
     """
 
     lane: str
@@ -138,8 +132,6 @@ class LaneReading:
 
 @dataclass(frozen=True)
 class Session:
-    """The lanes of one start of a sweep."""
-
     started_at: str
     lanes: tuple[LaneReading, ...]
 
@@ -163,11 +155,6 @@ class Session:
 
 
 def _choose_quantile(lanes: int, freedom: float) -> float:
-    """Errors by which the slowest and the fastest of equal lanes differ in 5 of 100 cases at most.
-
-    They are one of many pairs, any of which could have been the furthest apart: Šidák, Rectangular
-    confidence regions for the means of multivariate normal distributions, JASA 62, 1967.
-    """
     from scipy.special import ndtri, stdtrit
 
     share = 1 - 0.95 ** (1 / math.comb(lanes, 2))
@@ -176,11 +163,8 @@ def _choose_quantile(lanes: int, freedom: float) -> float:
 
 
 def find_sessions(records: pd.DataFrame) -> dict[str, Session]:
-    """The lanes of each start of a sweep whose anchors ran, by the column ``session``.
-
-    Args:
-        records: of one folder, in the order in which they were written.
-    """
+    """The lanes of each start of a sweep whose anchors ran, by the column ``session``; ``records``
+    are of one folder, in the order in which they were written."""
     anchors = records[records["anchor"] != ""]
     sessions = {}
     for key, rows in anchors.groupby("session", sort=False):
@@ -211,10 +195,7 @@ def judge_lanes(records: pd.DataFrame) -> dict[str, pd.Series]:
 
     ``interference`` is how much longer its lane's steps took with all lanes busy, of a row that was
     measured beside others; ``lane_spread`` how much longer the slowest lane's took than the
-    fastest's.
-
-    Args:
-        records: of one folder, in the order in which they were written.
+    fastest's. ``records`` are of one folder, in the order in which they were written.
     """
     import pandas as pd
 

@@ -29,10 +29,8 @@ class Interface(StrEnum):
 
 @dataclass(frozen=True)
 class Apex:
-    """The installed package `apex`.
-
-    ``interfaces`` are those whose files are there; that of contrib needs the CUDA extensions too.
-    """
+    """The installed package `apex`; contrib's of its ``interfaces`` needs the CUDA extensions
+    too."""
 
     version: str
     nvidia: bool
@@ -65,9 +63,7 @@ _FILES = {
 
 
 def find_apex(path: Sequence[str] | None = None) -> Apex | None:
-    """Recognise the package `apex` by its files; None if there is none.
-
-    It is looked for on ``path``, or, when that is None, wherever `import` would find it.
+    """Recognise the package `apex` by its files, on ``path`` or wherever `import` would find it.
 
     NVIDIA's has a sub-package ``optimizers``; the one on PyPI does not.
     """
@@ -106,10 +102,7 @@ _BUILD = "build it from the repository NVIDIA/apex on GitHub"
 
 def choose_interface(apex: Apex | None, opt_level: str | None) -> Interface:
     """What trains a case: amp where it has an opt level, else the oldest FP16_Optimizer there is.
-
-    Raises:
-        UnsupportedError: this copy cannot; the message says what to do.
-    """
+    Raises UnsupportedError: this copy cannot; the message says what to do."""
     if apex is None:
         raise UnsupportedError(f"NVIDIA apex is not installed: {_BUILD}")
     if not apex.nvidia:

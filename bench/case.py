@@ -11,6 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields, replace
+from functools import partial
 from hashlib import sha256
 from itertools import product
 from typing import Any
@@ -132,8 +133,6 @@ def _compile(text: str) -> str:
 
 
 def _whole(what: str, least: int = 1, most: int | None = None) -> Callable[[str], int]:
-    """Make the parser of an axis whose values are whole numbers from ``least``, up to ``most``."""
-
     def parse(text: str) -> int:
         whole = text.isascii() and text.isdigit() and len(text) < 10
         if not (whole and int(text) >= least and (most is None or int(text) <= most)):
@@ -251,13 +250,13 @@ def describe_axis(
     return field(default=default, metadata=metadata)
 
 
+_later = partial(describe_axis, since=4, quiet=True)
+
+
 @dataclass(frozen=True)
 class Case:
-    """The settings of one measurement.
-
-    Frozen and hashable, so that a case can be a dictionary key. `loss_scale` is None where the
-    precision scales no loss, `opt_level` where apex.amp does not train.
-    """
+    """The settings of one measurement, hashable. `loss_scale` is None where the precision scales no
+    loss, `opt_level` where apex.amp does not train."""
 
     model: str = describe_axis(
         "dpn92", parse_model, "network, by name, package.module:factory or timm:NAME", common=True
@@ -283,22 +282,18 @@ class Case:
         "opt level of apex.amp, O0 to O3, for fp16-apex (default: none, its FP16_Optimizer)",
         since=3,
     )
-    fp8_recipe: str = describe_axis(
+    fp8_recipe: str = _later(
         "tensorwise",
         _one_of(FP8_RECIPES),
         "how torchao scales what fp8 rounds; --list describes them",
-        since=4,
-        quiet=True,
     )
     batch_size: int = describe_axis(
         128, _batch_size, "items (images) per step of the optimizer", common=True
     )
-    accumulate: int = describe_axis(
+    accumulate: int = _later(
         1,
         _whole("a number of micro-batches"),
         "micro-batches that a batch is computed in, their gradients summed",
-        since=4,
-        quiet=True,
     )
     memory_limit: str | None = describe_axis(
         None,
@@ -314,49 +309,30 @@ class Case:
         + ")",
         common=True,
     )
-    optimizer: str = describe_axis(
+    optimizer: str = _later(
         "sgd",
         _one_of([*OPTIMIZERS, OWN]),
         "what steps the weights, see --list (default: sgd, or a --workload's own)",
-        since=4,
-        quiet=True,
         common=True,
     )
-    lr_scaling: str = describe_axis(
+    lr_scaling: str = _later(
         "none",
         _one_of(LR_SCALINGS),
         "multiply the learning rate by batch size over --base-batch, or by its root",
-        since=4,
-        quiet=True,
     )
-    base_batch: int = describe_axis(
-        128,
-        _whole("a batch size"),
-        "batch size that the learning rate is given for",
-        since=4,
-        quiet=True,
+    base_batch: int = _later(
+        128, _whole("a batch size"), "batch size that the learning rate is given for"
     )
-    lr_warmup: str = describe_axis(
+    lr_warmup: str = _later(
         "0",
         _lr_warmup,
         "steps, or percent of all steps, over which the learning rate rises to its value",
-        since=4,
-        quiet=True,
     )
-    schedule: str = describe_axis(
-        "constant",
-        _one_of(SCHEDULES),
-        "how the learning rate goes on; --list describes them",
-        since=4,
-        quiet=True,
+    schedule: str = _later(
+        "constant", _one_of(SCHEDULES), "how the learning rate goes on; --list describes them"
     )
-    epochs: int = describe_axis(
-        1,
-        _whole("a number of epochs"),
-        "epochs to train, each measured",
-        since=4,
-        quiet=True,
-        common=True,
+    epochs: int = _later(
+        1, _whole("a number of epochs"), "epochs to train, each measured", common=True
     )
     fraction: float = describe_axis(
         1.0,
@@ -381,20 +357,16 @@ class Case:
     evaluate: bool = describe_axis(
         False, _switch, "measure loss and accuracy on the test images too"
     )
-    checkpoint: bool = describe_axis(
+    checkpoint: bool = _later(
         False,
         _switch,
         "measure what a checkpoint takes and whether training goes on from it bit for bit; with "
         "several --epochs, keep the last and the best",
-        since=4,
-        quiet=True,
     )
-    profile: bool = describe_axis(
+    profile: bool = _later(
         False,
         _switch,
         "see by a few steps under torch's profiler where their time goes",
-        since=4,
-        quiet=True,
         common=True,
     )
     cudnn_benchmark: bool = describe_axis(
@@ -415,27 +387,21 @@ class Case:
         since=8,
     )
     channels_last: bool = describe_axis(False, _switch, "NHWC memory layout")
-    freeze: str = describe_axis(
+    freeze: str = _later(
         NONE,
         parse_freeze,
         "weights that are not trained: backbone, bn, or layers by name; --list describes them",
-        since=4,
-        quiet=True,
     )
-    start: str | None = describe_axis(
+    start: str | None = _later(
         None,
         parse_start,
         "file of the weights to start from, .safetensors or of torch.save (default: none)",
-        since=4,
-        quiet=True,
     )
-    workload: str = describe_axis(
+    workload: str = _later(
         IMAGES,
         parse_workload,
         "what to train, package.module:factory; it brings its network, data and loss (default: "
         "--model on the images of --dataset)",
-        since=4,
-        quiet=True,
         common=True,
     )
     input: str | None = describe_axis(
@@ -450,74 +416,56 @@ class Case:
         "classes of synthetic images, such as 1000 (default: the dataset's, 10)",
         since=4,
     )
-    loader: str = describe_axis(
+    loader: str = _later(
         "device",
         _one_of(LOADERS),
         "where batches are made: on the device from data that stay there, or by torch's DataLoader "
         "on the CPU",
-        since=4,
-        quiet=True,
     )
-    workers: int = describe_axis(
+    workers: int = _later(
         0,
         _whole("a number of workers", least=0),
         "processes of --loader torch; 0 loads within the training process, as torch does by "
         "default",
-        since=4,
-        quiet=True,
     )
-    pin_memory: bool = describe_axis(
+    pin_memory: bool = _later(
         False,
         _switch,
         "with --loader torch, copy batches to the GPU from page-locked memory, without waiting",
-        since=4,
-        quiet=True,
     )
-    persistent_workers: bool = describe_axis(
-        False, _switch, "keep --workers from one epoch to the next", since=4, quiet=True
-    )
-    prefetch: int = describe_axis(
+    persistent_workers: bool = _later(False, _switch, "keep --workers from one epoch to the next")
+    prefetch: int = _later(
         2,
         _whole("a number of batches"),
         "batches (or micro-batches) that each of --workers prepares ahead",
-        since=4,
-        quiet=True,
     )
-    parallel: str = describe_axis(
+    parallel: str = _later(
         "none",
         _one_of(PARALLELS),
         "train one network on several GPUs; --list describes how",
         since=5,
-        quiet=True,
     )
-    world_size: int = describe_axis(
+    world_size: int = _later(
         1,
         _whole("a number of GPUs"),
         "GPUs (on a CPU, processes) that train together; --batch-size is that of each",
         since=5,
-        quiet=True,
     )
-    grad_compression: str = describe_axis(
+    grad_compression: str = _later(
         "none",
         _one_of(GRAD_COMPRESSIONS),
         "with --parallel ddp, the number format that gradients are exchanged in (default: their "
         "own)",
         since=5,
-        quiet=True,
     )
-    bucket_mb: int = describe_axis(
+    bucket_mb: int = _later(
         25,
         _whole("a size of buckets"),
         "with --parallel ddp, MiB of gradients that are exchanged at once",
         since=5,
-        quiet=True,
     )
-    sync_bn: bool = describe_axis(
-        False,
-        _switch,
-        "with --parallel ddp, BatchNorm over the batches of all GPUs",
-        since=5,
-        quiet=True,
+    sync_bn: bool = _later(
+        False, _switch, "with --parallel ddp, BatchNorm over the batches of all GPUs", since=5
     )
     seed: int = describe_axis(0, _seed, "seed of weights, order and augmentation")
     device: str = describe_axis(
@@ -529,14 +477,13 @@ class Case:
 
     @property
     def compiled(self) -> bool:
-        """Whether the network is compiled, in whatever mode."""
         return self.compile != Case.compile
 
     def label(self, axes: Iterable[str] | None = None) -> str:
-        """Name the case for people by ``axes``: ``fp16 · loss scale 128 · batch size 512``.
+        """Name the case for people by ``axes``, or `NAMED`: ``fp16 · loss scale 128 · batch size
+        512``.
 
-        By default, by `NAMED`. Of several GPUs, whose ``batch_size`` is that of each, the batch of
-        all is named too.
+        Of several GPUs, whose ``batch_size`` is that of each, the batch of all is named too.
         """
         named = list(axes or NAMED)
         words = [_name_value(name, getattr(self, name)) for name in named]
@@ -585,30 +532,23 @@ NAMED = ("precision", "loss_scale", "batch_size")
 
 
 def axis_flag(name: str) -> str:
-    """The flag of an axis: ``--batch-size`` for ``batch_size``."""
     return "--" + name.replace("_", "-")
 
 
 def find_leader(axis: str) -> str:
-    """The axis that ``axis`` follows; empty for none."""
     return next((leader for leader, followers in FOLLOWS.items() if axis in followers), "")
 
 
 def free_axes(axis: str) -> tuple[str, ...]:
-    """The axes in which two cases may differ that differ in ``axis``: it, and what follows.
-
-    None for no axis, which is the empty name.
-    """
+    """The axes in which two cases may differ that differ in ``axis``: it, and what follows; none
+    for the empty name."""
     return (axis, *FOLLOWS.get(axis, ())) if axis else ()
 
 
 def main_loss_scale(precision: str, scales: Iterable[str]) -> str:
     """The loss scale that stands for a precision: its default, or the commonest of ``scales``.
 
-    Of equally common ones it is the lowest; dynamic ones come last.
-
-    Args:
-        scales: of the cases or records of that precision, as `format_value` spells them; not empty.
+    Of equally common ones, as `format_value` spells them, it is the lowest; dynamic ones come last.
 
     >>> main_loss_scale("fp16", ["64", "128", "64"]), main_loss_scale("fp16", ["64", "256", "64"])
     ('128', '64')
@@ -627,13 +567,8 @@ def order_scale(text: str) -> tuple[float, str]:
 
 
 def telling_axes(cases: Iterable[Case], but: str = "") -> list[str]:
-    """The axes to name each of ``cases`` by: `NAMED`, and whatever else varies among them.
-
-    A workload is named by its model.
-
-    Args:
-        but: an axis that names nothing here.
-    """
+    """The axes to name each of ``cases`` by, without ``but``: `NAMED`, and whatever else varies
+    among them. A workload is named by its model."""
     known = set(cases)
     varying = (n for n in AXES if n in NAMED or len({getattr(case, n) for case in known}) > 1)
     return [name for name in varying if name not in ("workload", but)]
@@ -677,14 +612,8 @@ def spell_value(value: Value) -> str:
 
 
 def parse_value(name: str, value: object, where: str) -> Value:
-    """Read one value of axis ``name`` from a flag, a preset or a CSV cell.
-
-    Args:
-        where: how the user knows the axis, such as ``--batch-size``, for the message.
-
-    Raises:
-        UsageError: the value is not one this axis can take.
-    """
+    """Read one value of axis ``name`` from a flag, a preset or a CSV cell, which a UsageError calls
+    ``where``, such as ``--batch-size``."""
     text = format_value(value) if isinstance(value, (bool, int, float)) else str(value)
     try:
         return AXES[name].metadata["parse"](text)  # type: ignore[no-any-return]
@@ -696,9 +625,7 @@ def parse_values(name: str, value: object, where: str) -> list[Value]:
     """Read what a flag or a preset gives for axis ``name``: a value, or for batch sizes several.
 
     ``32..1024`` is the powers of two between; ``auto`` and ``32..auto`` are left to be found.
-
-    Raises:
-        UsageError: as `parse_value`.
+    Raises UsageError as `parse_value`.
     """
     if name == "batch_size" and value == AUTO:
         return [AUTO]
@@ -717,11 +644,8 @@ parse_micro_batch = _whole("a micro-batch")
 
 
 def refuse_auto(family: Case, text: str) -> list[int]:
-    """What a command makes of ``auto`` that does not look for the largest batch.
-
-    Raises:
-        UsageError: always.
-    """
+    """What a command makes of ``auto`` that does not look for the largest batch. Raises UsageError:
+    always."""
     raise UsageError(
         f"--batch-size {text}: only bench.sweep looks for the largest batch; give a number, such "
         "as one that bench.fit recommends"
@@ -729,8 +653,7 @@ def refuse_auto(family: Case, text: str) -> list[int]:
 
 
 def grid(
-    axes: Mapping[str, Sequence[Value]],
-    find: Callable[[Case, str], Sequence[int]] = refuse_auto,
+    axes: Mapping[str, Sequence[Value]], find: Callable[[Case, str], Sequence[int]] = refuse_auto
 ) -> list[Case]:
     """Every combination of ``axes``, in order, the batch size varying fastest.
 
@@ -741,12 +664,9 @@ def grid(
     for a model. Where no loss scale is given, each precision that needs one takes its own default,
     and so does each optimizer where no learning rate is.
 
-    Args:
-        axes: the values of each; `MICRO_BATCH` may be among them.
-        find: given the other settings and ``auto`` or ``32..auto``, the batch sizes meant.
-
-    Raises:
-        UsageError: settings do not go together.
+    `MICRO_BATCH` may be among the axes. ``find`` is given the other settings and ``auto`` or
+    ``32..auto``, and says which batch sizes are meant. Raises UsageError: settings do not go
+    together.
     """
     axes = dict(axes)
     micro: Any = axes.pop(MICRO_BATCH, [None])
@@ -812,7 +732,6 @@ def default_lr(optimizer: str) -> float:
 
 
 def go_together(case: Case) -> bool:
-    """Whether `check_axes` refuses nothing, as it may a batch size of a range."""
     try:
         check_axes(case)
     except UsageError:
@@ -821,11 +740,8 @@ def go_together(case: Case) -> bool:
 
 
 def check_axes(case: Case) -> None:
-    """Refuse settings that do not go together.
-
-    Raises:
-        UsageError: it says which, and what to leave out.
-    """
+    """Refuse settings that do not go together. Raises UsageError: it says which, and what to leave
+    out."""
     if case.accumulate > case.batch_size:
         raise UsageError(
             f"a batch of {case.batch_size} cannot be computed in {case.accumulate} micro-batches; "
@@ -894,11 +810,8 @@ def check_axes(case: Case) -> None:
 
 
 def _check_capture(case: Case) -> None:
-    """Refuse what a step that is captured as a CUDA graph cannot have.
-
-    Raises:
-        UsageError: it says what.
-    """
+    """Refuse what a step that is captured as a CUDA graph cannot have. Raises UsageError: it says
+    what."""
     precision = PRECISIONS[case.precision]
     given = [*_list_given(case, ("accumulate", "checkpoint", "profile", "parallel"))]
     if case.compile in OWN_GRAPHS:
@@ -927,7 +840,6 @@ _ALONE = {
 
 
 def _list_given(case: Case, names: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """Flag and value of those of the axes ``names`` that are not at their defaults."""
     for name in names:
         if (value := getattr(case, name)) != getattr(Case, name):
             yield axis_flag(name), format_value(value)
@@ -988,7 +900,6 @@ def check_batches(case: Case, train_images: int, batchnorm: bool = True) -> None
     """Refuse a batch size or a warm-up that does not fit the dataset.
 
     Args:
-        case: what is trained.
         train_images: of the dataset; for a workload, the items of its data.
         batchnorm: whether the network may have BatchNorm, which needs two images in a batch.
 

@@ -99,11 +99,8 @@ class Platform:
         return "a memory limit on a CPU needs Linux; leave out --memory-limit"
 
     def check_limit(self, limit: str | None) -> None:
-        """Refuse a memory limit above what the device has: it would limit nothing.
-
-        Raises:
-            UsageError: it says how much there is.
-        """
+        """Refuse a memory limit above what the device has: it would limit nothing. Raises
+        UsageError: it says how much there is."""
         if limit is None:
             return
         total = self.environment.gpu_memory_bytes or _host_memory_bytes()
@@ -115,7 +112,6 @@ class Platform:
 
     @property
     def name(self) -> str:
-        """The GPU's name, or that there is none."""
         return self.environment.gpu or "a CPU"
 
     @property
@@ -137,9 +133,9 @@ class DeviceAnswer:
 class ProcessAnswer:
     """What a fresh process said of torch, of devices by name and of models by name.
 
-    ``error`` is why torch cannot be asked at all. A model is a `Fingerprint`, or the line that
-    says what is wrong with it. ``host`` describes the machine, and the cores of it, that the
-    process had; None where it is this one.
+    ``error`` is why torch cannot be asked at all. A model is a `Fingerprint`, or the line that says
+    what is wrong with it. ``host`` describes the machine and the cores that the process had; None
+    where it is this one.
     """
 
     error: str = ""
@@ -148,11 +144,8 @@ class ProcessAnswer:
     host: Environment | None = None
 
     def platform(self, device: str) -> Platform:
-        """The device, described together with its host.
-
-        Raises:
-            UsageError: torch is missing or broken, or cannot use the device.
-        """
+        """The device, described together with its host. Raises UsageError: torch is missing or
+        broken, or cannot use the device."""
         if why := self.error or self.devices[device].error:
             raise UsageError(why)
         environment = describe_host() if self.host is None else replace(self.host)
@@ -164,11 +157,8 @@ class ProcessAnswer:
         return Platform(environment, answer.fp16_native, answer.bf16_native)
 
     def fingerprint(self, model: str) -> Fingerprint:
-        """The model or workload, as `bench.fingerprint.name_subject` names it.
-
-        Raises:
-            UsageError: it cannot be imported, built or run, or torch cannot.
-        """
+        """The model or workload, as `bench.fingerprint.name_subject` names it. Raises UsageError:
+        it cannot be imported, built or run, or torch cannot."""
         found = self.error or self.models[model]
         if isinstance(found, str):
             raise UsageError(found)
@@ -187,7 +177,7 @@ def ask(
 
     Args:
         models: networks and workloads, as `bench.fingerprint.Asked` writes them.
-        timeout_s: how long it may take, the user's models included.
+        timeout_s: includes the user's models.
         look: called with the answer and the process's id while it still holds the devices.
         variables: environment variables that choose the GPU.
     """
@@ -254,11 +244,8 @@ def _read_answer(line: bytes) -> ProcessAnswer | None:
 
 
 def probe(device: str) -> Platform:
-    """Ask a fresh process what ``device`` ("cuda" or "cpu") is.
-
-    Raises:
-        UsageError: torch is missing or broken, or cannot use the device.
-    """
+    """Ask a fresh process what ``device`` ("cuda" or "cpu") is. Raises UsageError: torch is missing
+    or broken, or cannot use the device."""
     return ask([device]).platform(device)
 
 
@@ -377,10 +364,8 @@ def find_variables(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
 
 
 def read_governor(folder: Path = Path("/sys/devices/system/cpu")) -> str | None:
-    """The frequency governor of the CPUs that this process may use; None where none is told.
-
-    Several are joined by a comma.
-    """
+    """The frequency governors of the CPUs that this process may use, joined by a comma; None where
+    none is told."""
     governors = set()
     for cpu in usable_cpus():
         with suppress(OSError):
@@ -390,7 +375,6 @@ def read_governor(folder: Path = Path("/sys/devices/system/cpu")) -> str | None:
 
 
 def usable_cpus() -> Sequence[int]:
-    """The CPUs that this process may use, by number."""
     if hasattr(os, "sched_getaffinity"):
         return sorted(os.sched_getaffinity(0))
     return range(os.cpu_count() or 1)
@@ -469,16 +453,12 @@ PACKAGES: dict[str, str] = {
 
 
 def find_missing(packages: Iterable[str] = PACKAGES) -> tuple[str, ...]:
-    """Those of ``packages`` that are not installed; none is imported."""
     return tuple(name for name in packages if find_spec(PACKAGES[name]) is None)
 
 
 def refuse_missing(packages: Iterable[str] = PACKAGES) -> None:
-    """Refuse to start where packages are missing that would be needed on the way.
-
-    Raises:
-        UsageError: it names them, and the command that installs them.
-    """
+    """Refuse to start where packages are missing that would be needed on the way. Raises
+    UsageError: it names them, and the command that installs them."""
     if missing := find_missing(packages):
         are = "is" if len(missing) == 1 else "are"
         raise UsageError(
@@ -488,13 +468,11 @@ def refuse_missing(packages: Iterable[str] = PACKAGES) -> None:
 
 
 def describe_install(packages: Iterable[str]) -> str:
-    """The command that installs ``packages``."""
     return f"{sys.executable} -m pip install {' '.join(packages)}"
 
 
 @cache
 def has_cuda() -> bool:
-    """Whether torch was built for CUDA and NVML finds a GPU, without importing torch."""
     spec = find_spec("torch")
     if spec is None or spec.origin is None:
         return False
@@ -508,7 +486,6 @@ def has_cuda() -> bool:
 
 
 def _describe_device(device: str) -> DeviceAnswer:
-    """What torch says of ``device``; torch is imported here."""
     import torch
 
     environment: dict[str, Any] = {

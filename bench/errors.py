@@ -4,8 +4,8 @@
 class UsageError(Exception):
     """Something the user asked for cannot be done.
 
-    The message is one line: what is wrong, then what would be right. Command lines print it
-    after ``error:`` on standard error and end with return code 2, before anything is trained.
+    The message is one line: what is wrong, then what would be right. Command lines print it after
+    ``error:`` on standard error and end with return code 2, before anything is trained.
     """
 
 
@@ -21,10 +21,8 @@ _ABBREVIATION = 3
 
 
 def nearest(word: str, right: list[str], otherwise: str = "") -> str:
-    """Say what would have been right for a misspelt ``word``: the nearest of ``right``, or all.
-
-    Args:
-        otherwise: what is said where none is near, in place of all.
+    """Say what would have been right for a misspelt ``word``: the nearest of ``right``, or where
+    none is near, ``otherwise`` or all.
 
     >>> nearest("fp61", ["fp32", "fp16"])
     "did you mean 'fp16'?"

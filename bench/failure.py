@@ -122,10 +122,8 @@ _SHARED = "/dev/shm is full; enlarge it (docker: --shm-size), or lower --workers
 
 @dataclass(frozen=True)
 class Fault:
-    """A failure with its meaning: a status, a one-line reason, and whether to try again.
-
-    ``peer`` says that it follows from the end of another process that trains the same network.
-    """
+    """A failure with its meaning. ``peer`` says that it follows from the end of another process
+    that trains the same network."""
 
     status: Status
     reason: str
@@ -141,8 +139,7 @@ def classify(
     Args:
         kinds: names of the exception's class and its ancestors, nearest first.
         message: its text; the reason is its first line.
-        free_share: free share of device memory when it was caught, if known; 0 also where the
-            allocator has refused some.
+        free_share: of device memory when it was caught; 0 also where the allocator refused some.
         case: what was run; its memory limit is named where memory ran out.
     """
     first, where = _quote(message)
@@ -174,11 +171,8 @@ def classify(
 
 
 def _quote(message: str) -> tuple[str, str]:
-    """The line of a message that says what happened, and where, if not in the process itself.
-
-    A DataLoader hands on an exception of a worker with the worker's traceback; its own line is the
-    one below the last place.
-    """
+    """The line of a message that says what happened, and where, if not in the process itself: a
+    DataLoader's own line is below the last place of its worker's traceback."""
     lines = message.splitlines()
     if found := re.match(r"Caught \w+ (in DataLoader worker process \d+)\.", message):
         places = [i for i, line in enumerate(lines) if line.startswith('  File "')]
@@ -217,7 +211,6 @@ def classify_death(
 
 
 def name_signal(number: int) -> str:
-    """Name a signal as signal.h does, or by its number."""
     try:
         return signal.Signals(number).name
     except ValueError:

@@ -91,7 +91,6 @@ class WorkloadFacts:
 
 
 def read_fingerprint(values: Mapping[str, Any]) -> Fingerprint:
-    """Make one of its fields, as `examine_in_fork` gives them."""
     facts = values["workload"]
     still = tuple(values["still"])  # a list in JSON
     work = tuple(WorkRow(**row) for row in values["work"])
@@ -131,24 +130,19 @@ def split_subject(text: str) -> tuple[str, str, Shape, int]:
 
 @dataclass(frozen=True)
 class Asked:
-    """A network or workload that is to be examined, and how it is to be trained.
-
-    ``subject`` is named by `name_subject`; ``freezes`` and ``starts`` are values of the axes
-    `freeze` and `start`.
-    """
+    """A network or workload that is to be examined, by `name_subject`, and how it is to be trained:
+    values of the axes `freeze` and `start`."""
 
     subject: str
     freezes: tuple[str, ...] = ()
     starts: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        """One argument of a command line: the subject alone where nothing else is asked."""
         tuned = [self.freezes, self.starts]
         return f"{self.subject} {json.dumps(tuned)}" if any(tuned) else self.subject
 
 
 def parse_asked(text: str) -> Asked:
-    """Read what `Asked` was written as."""
     subject, bracket, rest = text.partition(" [")  # no name has either
     freezes, starts = json.loads(f"[{rest}") if bracket else ((), ())
     return Asked(subject, tuple(freezes), tuple(starts))
@@ -169,8 +163,7 @@ def examine(
     checked.
 
     Args:
-        name: of a model or workload.
-        kind: which of both, ``model`` or ``workload``.
+        kind: ``model`` or ``workload``.
         freezes: as `bench.models.freezing.freeze` takes them.
         starts: files, as `bench.models.weights.load_weights` takes them.
         shape: of the images that a model is tried on: channels, height and width.
@@ -183,11 +176,9 @@ def examine(
     two images, float32 (2, *shape), on the device that it puts itself on. A built-in network is
     built without memory (torch's meta device) and not run: DPN-92 would take 2 s.
 
-    Call it in a process that has imported torch, and no model before.
-
-    Raises:
-        UsageError: it cannot be imported, built or run, or is no network for images; or the others
-            do not go with it; one line.
+    Call it in a process that has imported torch, and no model before. Raises UsageError, one line:
+    it cannot be imported, built or run, or is no network for images; or the others do not go with
+    it.
     """
     import torch
 
@@ -251,17 +242,8 @@ def examine(
 def check_tuning(
     what: str, model: nn.Module, workload: Workload, freezes: Sequence[str], starts: Sequence[str]
 ) -> tuple[str, ...]:
-    """Check that a network can start from files and be frozen, and leave it as it is.
-
-    Args:
-        what: the network, for the message.
-
-    Returns:
-        Those of ``freezes`` that leave no BatchNorm which normalises by the batch.
-
-    Raises:
-        UsageError: it cannot.
-    """
+    """Check that a network, ``what`` in a UsageError, can start from files and be frozen, and leave
+    it as it is; those of ``freezes`` that leave no BatchNorm which normalises by the batch."""
     still = []
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     try:
@@ -333,11 +315,8 @@ def _try(what: str, action: Callable[[], Any]) -> Any:
 
 
 def build_network(name: str, workload: Workload) -> nn.Module:
-    """Build a workload's network.
-
-    Raises:
-        UsageError: it cannot be built, or there is nothing in it to train.
-    """
+    """Build a workload's network. Raises UsageError: it cannot be built, or there is nothing in it
+    to train."""
     from torch import nn
 
     model = _try(f"workload {name!r}: build_model fails", workload.build_model)
@@ -352,11 +331,7 @@ def build_network(name: str, workload: Workload) -> nn.Module:
 
 
 def check_head(name: str, workload: Workload, model: nn.Module) -> None:
-    """Check that a workload finds the head in its network.
-
-    Raises:
-        UsageError: it does not.
-    """
+    """Check that a workload finds the head in its network. Raises UsageError: it does not."""
     head = _try(f"workload {name!r}: find_head fails", partial(workload.find_head, model))
     if not any(module is head for module in model.modules()):
         raise UsageError(
@@ -371,9 +346,7 @@ def try_workload(
     """Take the loss of a batch of two and its gradients, on the CPU, and look at everything.
 
     Then take a training step of the batch in fp32 and in bf16, and one with each of ``freezes``.
-
-    Raises:
-        UsageError: it breaks the protocol of `Workload`; one line says how.
+    Raises UsageError: it breaks the protocol of `Workload`; one line says how.
     """
     import torch
     from torch.utils._pytree import tree_leaves
@@ -540,12 +513,7 @@ def _try_dataset(
             "many with either --loader, so make them equal"
         )
     loaded = load_items(
-        dataset,
-        batch_size=2,
-        micro_batch=2,
-        device=torch.device("cpu"),
-        seed=0,
-        loading=Loading(),
+        dataset, batch_size=2, micro_batch=2, device=torch.device("cpu"), seed=0, loading=Loading()
     )
     made = attempt("a batch of build_dataset", lambda: next(loaded.evaluation()))
     if (got := _kinds(made)) != (wanted := _kinds(batch)):
@@ -557,7 +525,6 @@ def _try_dataset(
 
 
 def _kinds(batch: Any) -> str:
-    """The dtypes and shapes of a batch's tensors."""
     from torch import Tensor
     from torch.utils._pytree import tree_leaves
 
@@ -572,10 +539,8 @@ def _try_steps(
     attempt: Callable[[str, Callable[[], Any]], Any],
     freezes: Sequence[str],
 ) -> None:
-    """Step once as a case does: where weights stay in fp32, where they are cast, with each freeze.
-
-    A freeze may leave an optimizer or a loss without what it needs.
-    """
+    """Step once as a case does: where weights stay in fp32, where they are cast, with each freeze,
+    which may leave an optimizer or a loss without what it needs."""
     import torch
 
     from bench.training.loop import Training
@@ -585,13 +550,7 @@ def _try_steps(
         kind, model = PRECISIONS[precision], build_network(name, workload)
         where = f"{precision} with --freeze {frozen}" if frozen != NONE else precision
         make = partial(
-            Training,
-            model,
-            kind,
-            torch.device("cpu"),
-            lr=1e-3,
-            frozen=frozen,
-            workload=workload,
+            Training, model, kind, torch.device("cpu"), lr=1e-3, frozen=frozen, workload=workload
         )
         training = attempt(f"a training in {where}", make)
         attempt(f"a training step in {where}", partial(training.step, batch))
@@ -638,11 +597,8 @@ def _hash(parts: Iterable[bytes]) -> str:
 
 
 def examine_in_fork(text: str) -> dict[str, Any]:
-    """`examine` in a fork of this process: the fields of `Fingerprint`, or {"error": one line}.
-
-    Args:
-        text: what is `Asked`.
-    """
+    """`examine` in a fork of this process, of what is `Asked`: the fields of `Fingerprint`, or
+    {"error": one line}."""
     asked = parse_asked(text)
     name, kind, shape, classes = split_subject(asked.subject)
     reader, writer = os.pipe()
@@ -684,11 +640,8 @@ def examine_in_fork(text: str) -> dict[str, Any]:
 
 
 def check_outputs(name: str, found: Fingerprint, classes: int) -> None:
-    """Refuse a model that does not tell as many classes apart as the images have.
-
-    Raises:
-        UsageError: it says both numbers.
-    """
+    """Refuse a model that does not tell as many classes apart as the images have. Raises
+    UsageError: it says both numbers."""
     if found.outputs not in (None, classes):
         raise UsageError(
             f"model {name!r} gives {(_TRIED, found.outputs)} for {_TRIED} images; it must "

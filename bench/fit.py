@@ -12,42 +12,34 @@ import os
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from bench.case import AUTO, Case, Value, format_value, telling_axes
 from bench.data import SYNTHETIC, find_layout
-from bench.environment import PACKAGES, has_cuda, refuse_missing
+from bench.environment import has_cuda
 from bench.errors import UsageError
-from bench.executors import build_executor
 from bench.flags import (
     Parser,
     add_axes,
+    command,
     describe,
     parse_percent,
+    parse_whole,
     read_axes,
     refuse_flags,
-    run_command,
 )
 from bench.preset import Preset
 from bench.render.cells import whole_cell
 from bench.render.model import NOTHING, Cell, Head, Table
 from bench.render.text import draw_table
-from bench.store.writer import Store, StoreError
-from bench.sweep.__main__ import say_waiting, stop_signals
-from bench.sweep.crew import Crew
-from bench.sweep.hardware import examine_lanes, expect_one, open_lanes
-from bench.sweep.loop import Loop
+from bench.store.writer import StoreError
+from bench.sweep.hardware import examine_alike
 from bench.sweep.options import Options, add_running, plan_cases, read_running
-from bench.sweep.preflight import (
-    default_out,
-    describe_config,
-    read_past,
-    refuse_unwritable,
-)
+from bench.sweep.preflight import default_out, describe_config, read_past
 from bench.sweep.probing import Searches, find_walls
+from bench.sweep.session import hire_crew, open_loop, start_executor
 from bench.text import clean
 from bench.wall.answer import Wall
 from bench.wall.records import APART, LONG_STEPS
@@ -63,7 +55,6 @@ _WIDTH = 140  # columns where there is no terminal to ask and COLUMNS is not set
 
 
 def build_parser() -> Parser:
-    """The command line: the axes that change how large a batch fits, and what is not an axis."""
     parser = Parser(
         prog="python -m bench.fit",
         usage="%(prog)s [--precision NAME …] [--memory-limit SIZE] [--out DIR] […]",
@@ -100,26 +91,17 @@ def build_parser() -> Parser:
     return parser
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+@command
+def main(argv: Sequence[str]) -> int:
     """Find the largest batch sizes.
 
-    Returns:
-        0; 1 where none was found, a search ended without an answer or the disk is full; 2 for a
-        usage error; 130 or 143 where it was stopped.
-    """
-    return run_command(fit, argv)
-
-
-def fit(argv: Sequence[str]) -> int:
-    """Do what the command line says; the return code.
-
-    Raises:
-        UsageError: it cannot be done.
+    Returns 0; 1 where none was found, a search ended without an answer or the disk is full; 2 for a
+    usage error; 130 or 143 where it was stopped.
     """
     refuse_flags(argv, _WITHOUT, "bench.fit chooses what its runs measure; leave it out")
     given = build_parser().parse(argv)
-    step, margin = _read_whole("--step", given.step), _read_margin(given.margin)
-    most = None if given.probes is None else _read_whole("--probes", given.probes)
+    step, margin = parse_whole("--step", given.step, 1, 10_000), _read_margin(given.margin)
+    most = None if given.probes is None else parse_whole("--probes", given.probes, 1, 10_000)
     options = _read_options(given, shlex.join(["python", "-m", "bench.fit", *argv]))
     try:
         walls, stopped, out = find(options, step, margin, most)
@@ -136,12 +118,6 @@ def fit(argv: Sequence[str]) -> int:
         return 128 + stopped
     found = any(wall.largest is not None for wall in walls.values())
     return 0 if found and all(wall.ending in ANSWERED for wall in walls.values()) else 1
-
-
-def _read_whole(flag: str, text: str) -> int:
-    if not (text.isascii() and text.isdigit() and 1 <= int(text[:9]) <= 10_000):
-        raise UsageError(f"{flag} {text[:40]!r}: give a whole number, from 1 to 10000")
-    return int(text)
 
 
 def _read_margin(text: str) -> float:
@@ -166,37 +142,23 @@ def _read_options(given: argparse.Namespace, command: str) -> Options:
 def find(
     options: Options, step: int, margin: float, most: int | None = None
 ) -> tuple[dict[Case, Wall], int, Path]:
-    """Find the largest batch of each family by at most so many probes, into --out or a new folder.
-
-    Returns:
-        What was found, the number of the signal that stopped it or 0, and the folder.
-    """
+    """Find the largest batch of each family by at most so many probes, into --out or a new folder;
+    what was found, the number of the signal that stopped it or 0, and the folder."""
     families = plan_cases(options, {}).families
-    refuse_unwritable(options.out)
-    refuse_missing(name for name in PACKAGES if name != "nvidia-ml-py")  # whose lack is noted
-    with closing(build_executor(options.executor, options.settings)) as executor:
-        lanes = open_lanes(executor, families, options)
-        classes = examine_lanes(executor, lanes, [], options, families)
-        hardware = expect_one(classes, "and a batch that fits one may not fit another")
+    with start_executor(options) as executor:
+        why = "and a batch that fits one may not fit another"
+        hardware = examine_alike(executor, [], options, why, families)
         inputs = hardware.inputs
         families = plan_cases(options, {}, inputs.settle).families
         out = options.out or default_out(inputs.platforms)
-        with Store(out, options.wait_s, say_waiting) as store:
+        with open_loop(hardware, executor, out, options) as loop:
             comparable, _ = read_past(out, families, options, inputs)
-            before = store.read_config()
+            before = loop.store.read_config()
             search = {"step": step, "margin": margin}
             config = describe_config([], options, inputs, before, search)
             # of a sweep that is there already the cases stay
-            store.write_config({**config, "cases": before.get("cases", [])})
-            notes = [*inputs.warnings, *store.set_aside]
-            named = {lane.name: known for lane, known in hardware.lanes}
-            loop = Loop(store, executor, named, options, notes)
-            with (
-                stop_signals(executor) as stopped,
-                Crew(executor, stopped, 1 if options.quiet else 0) as crew,
-            ):
-                for lane in lanes:
-                    crew.add(loop, lane)
+            loop.store.write_config({**config, "cases": before.get("cases", [])})
+            with hire_crew(loop, hardware) as (crew, stopped):
                 searches = Searches(loop, families, comparable, step, margin, most)
                 (walls,) = find_walls(crew, [searches])
     return walls, stopped(), out
@@ -214,7 +176,6 @@ def describe_walls(walls: Mapping[Case, Wall], step: int) -> list[dict[str, Any]
 
 
 def print_walls(walls: Mapping[Case, Wall], step: int) -> None:
-    """Print what was found, a row for each family."""
     from rich.console import Console
 
     console = Console(highlight=False)
@@ -224,7 +185,6 @@ def print_walls(walls: Mapping[Case, Wall], step: int) -> None:
 
 
 def tabulate(walls: Mapping[Case, Wall], step: int) -> Table:
-    """Lay out what was found, a row for each family."""
     axes = telling_axes(walls, but="batch_size")
     known = [n for n in axes if any(getattr(family, n) is not None for family in walls)]
     margins = {wall.margin for wall in walls.values()} or {MARGIN}

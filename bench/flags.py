@@ -61,8 +61,6 @@ class _Short(_Layout):
 
 
 class _HelpAll(argparse.Action):
-    """Print the help of every flag, and end."""
-
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
         parser.formatter_class = _Layout
         parser.print_help()
@@ -80,20 +78,11 @@ class Parser(argparse.ArgumentParser):
         super().__init__(**{"formatter_class": _Short, "allow_abbrev": False, **settings})
 
     def error(self, message: str) -> NoReturn:
-        """Raise with argparse's message.
-
-        Raises:
-            UsageError: always.
-        """
         raise UsageError(f"{message}; see {self._whole_help}")
 
     def parse(self, argv: Sequence[str]) -> argparse.Namespace:
-        """Parse ``argv``.
-
-        Raises:
-            UsageError: a flag is unknown, with the nearest right one if any is near, is given
-                twice, or lacks its value.
-        """
+        """Parse ``argv``. Raises UsageError: a flag is unknown, with the nearest right one if any
+        is near, is given twice, or lacks its value."""
         self._refuse_repeated(argv)
         given, unknown = self.parse_known_args(argv)
         if unknown:
@@ -105,7 +94,6 @@ class Parser(argparse.ArgumentParser):
 
     @property
     def _whole_help(self) -> str:
-        """The flag that shows every flag."""
         return _ALL if _ALL in self._option_string_actions else "--help"
 
     def _refuse_repeated(self, argv: Sequence[str]) -> None:
@@ -139,10 +127,8 @@ def join_flags(*parts: Sequence[str]) -> list[str]:
 def add_axes(
     parser: argparse.ArgumentParser, description: str, without: Collection[str] = ()
 ) -> None:
-    """Add a flag that takes one value or several for every axis but those of ``without``.
-
-    ``--help`` shows those that `bench.case.describe_axis` calls common, ``--help-all`` all.
-    """
+    """Add a flag that takes one value or several for every axis but those of ``without``;
+    ``--help`` shows those that `bench.case.describe_axis` calls common."""
     parser.add_argument(
         _ALL, action=_HelpAll, nargs=0, help="show all settings; --help shows the most used"
     )
@@ -162,11 +148,8 @@ def add_axes(
 
 
 def refuse_flags(argv: Sequence[str], names: Collection[str], why: str) -> None:
-    """Refuse the flags of axes that a command has not, for a better reason than that.
-
-    Raises:
-        UsageError: one is given; ``why`` says what it means, and what to do.
-    """
+    """Refuse the flags of axes that a command has not, for a better reason than that. Raises
+    UsageError: one is given; ``why`` says what it means, and what to do."""
     for flag in map(axis_flag, names):
         if any(word.partition("=")[0] == flag for word in argv):
             raise UsageError(f"{flag}: {why}")
@@ -177,21 +160,15 @@ CIFAR_ONLY = ("input", "classes")
 
 
 def refuse_other_images(argv: Sequence[str], command: str) -> None:
-    """Refuse other images than those of CIFAR's shape and classes.
-
-    Raises:
-        UsageError: a flag of `CIFAR_ONLY` is given.
-    """
+    """Refuse other images than those of CIFAR's shape and classes. Raises UsageError: a flag of
+    `CIFAR_ONLY` is given."""
     why = f"{command} has images of 3x32x32; leave it out, give a --workload, or use bench.sweep"
     refuse_flags(argv, CIFAR_ONLY, why)
 
 
 def read_axes(given: argparse.Namespace, without: Collection[str] = ()) -> dict[str, list[Value]]:
-    """The axes given as flags of `add_axes`, parsed.
-
-    Raises:
-        UsageError: a value is not one its axis can take, or axes do not go together.
-    """
+    """The axes given as flags of `add_axes`, parsed. Raises UsageError: a value is not one its axis
+    can take, or axes do not go together."""
     axes: dict[str, list[Value]] = {
         name: [
             value for text in texts or ["on"] for value in parse_values(name, text, axis_flag(name))
@@ -206,11 +183,8 @@ def read_axes(given: argparse.Namespace, without: Collection[str] = ()) -> dict[
 
 
 def refuse_beside_workload(axes: Mapping[str, Collection[Value]]) -> None:
-    """Refuse the axes that a user's workload decides by itself.
-
-    Raises:
-        UsageError: one is given beside it.
-    """
+    """Refuse the axes that a user's workload decides by itself. Raises UsageError: one is given
+    beside it."""
     if any(name != IMAGES for name in axes.get("workload", [])):
         for name in ("model", "dataset", "input", "classes"):
             if name in axes:
@@ -233,17 +207,18 @@ def add_filters(parser: argparse.ArgumentParser, example: str) -> None:
 
 @contextmanager
 def writable(flag: str, path: Path) -> Iterator[None]:
-    """Write to a path that a flag gave.
-
-    Raises:
-        UsageError: it cannot be written.
-    """
+    """Write to a path that a flag gave. Raises UsageError: it cannot be written."""
     try:
         yield
     except OSError as error:
         raise UsageError(
             f"{flag} {path}: {error.strerror or error}; choose a place that can be written"
         ) from error
+
+
+def command(run: Callable[[Sequence[str]], int]) -> Callable[..., int]:
+    """Make the `main` of a command of what its command line does, run by `run_command`."""
+    return lambda argv=None: run_command(run, argv)
 
 
 def run_command(command: Callable[[Sequence[str]], int], argv: Sequence[str] | None) -> int:
@@ -267,11 +242,8 @@ def run_command(command: Callable[[Sequence[str]], int], argv: Sequence[str] | N
 
 
 def parse_percent(where: str, text: str) -> float:
-    """Read ``2%`` as 0.02.
-
-    Raises:
-        UsageError: it is not a percentage from 0 to 1000, or has no ``%``.
-    """
+    """Read ``2%`` as 0.02. Raises UsageError: it is not a percentage from 0 to 1000, or has no
+    ``%``."""
     number, sign, rest = text.strip().partition("%")
     try:
         value = float(number) if sign and not rest and number.isascii() else -1.0
@@ -280,3 +252,10 @@ def parse_percent(where: str, text: str) -> float:
     if not 0 <= value <= 1000:
         raise UsageError(f"{where}: a margin is a percentage from 0 to 1000 %, such as 2%")
     return value / 100
+
+
+def parse_whole(flag: str, text: str, least: int, most: int) -> int:
+    """Read a whole number that a flag gave. Raises UsageError: it is none from least to most."""
+    if not (text.isascii() and text.isdigit() and least <= int(text[:9]) <= most):
+        raise UsageError(f"{flag} {text[:40]!r}: give a whole number, from {least} to {most}")
+    return int(text)

@@ -45,7 +45,6 @@ class Halving:
 
     @property
     def higher(self) -> bool:
-        """Whether more of the metric is better."""
         return METRICS[self.metric] == "higher"
 
     @property
@@ -72,11 +71,8 @@ class Halving:
 
 
 def read_halving(told: object) -> Halving | None:
-    """The search that a folder's configuration tells of; None where it tells of none.
-
-    Args:
-        told: what stands there; anything, since people may have edited it.
-    """
+    """The search that a folder's configuration tells of; None where what stands there, which people
+    may have edited, tells of none."""
     if not isinstance(told, dict) or told.get("metric") not in list(METRICS):
         return None
     epochs, grace, reduction = (told.get(name) for name in ("epochs", "grace", "reduction"))

@@ -10,19 +10,14 @@ CONFIDENCE = 0.95
 
 
 def find_quantile(freedom: float, confidence: float = CONFIDENCE) -> float:
-    """Errors that half of an interval of Student's t is wide."""
     from scipy.special import stdtrit
 
     return float(stdtrit(freedom, (1 + confidence) / 2))
 
 
 def find_freedom(parts: Sequence[tuple[float, int]]) -> float:
-    """Degrees of freedom of a sum of independent means (Welch 1947, Satterthwaite).
-
-    Args:
-        parts: of each mean the variance of its readings and how many they are; not all variances
-            are 0.
-    """
+    """Degrees of freedom of a sum of independent means (Welch 1947, Satterthwaite): of each, the
+    variance of its readings and how many they are; not all variances are 0."""
     shares = [variance / number for variance, number in parts]
     # each over the largest: squares of tiny variances would vanish
     shares = [share / max(shares) for share in shares]
@@ -31,10 +26,7 @@ def find_freedom(parts: Sequence[tuple[float, int]]) -> float:
 
 
 def find_reach(parts: Sequence[tuple[float, int]], confidence: float = CONFIDENCE) -> float:
-    """Half the interval of a sum or difference of independent means; 0 where nothing varies.
-
-    Args:
-        parts: as `find_freedom` takes them.
-    """
+    """Half the interval of a sum or difference of independent means, as `find_freedom` takes them;
+    0 where nothing varies."""
     error = math.sqrt(sum(variance / number for variance, number in parts))
     return find_quantile(find_freedom(parts), confidence) * error if error else 0.0

@@ -21,16 +21,12 @@ def leave_out_first(times: Sequence[float]) -> Sequence[float]:
 
 
 def find_ends(times: Sequence[float]) -> tuple[float, float] | None:
-    """The level of full steps at both ends of an epoch: the medians of two quarters of them.
+    """The level of full steps at both ends of an epoch: the medians of two quarters of its times,
+    in s.
 
     A mean would take isolated spikes for a trend: on an H100 four of forty steps took 1.3 to 1.5
-    times as long as the others, which were alike within 0.1 %.
-
-    Args:
-        times: in s; of the first tenth, see `leave_out_first`, nothing is told.
-
-    Returns:
-        None where one slow step of so few would show as a trend.
+    times as long as the others, which were alike within 0.1 %. The first tenth is left out; None
+    where one slow step of so few would show as a trend.
     """
     level = leave_out_first(times)
     size = max(math.ceil(len(level) / 4), min(LEAST_END, len(level) // 2))
@@ -42,12 +38,8 @@ BUSY_CORES = 0.15
 
 
 def is_shared(computing: Any, cores: Any) -> Any:
-    """Whether others computed beside what was measured, on its card or its cores.
-
-    Args:
-        computing: other processes that used the card, and
-        cores: CPU cores that others used: two numbers, or two columns of them.
-    """
+    """Whether others computed beside what was measured: how many processes on its card, and on how
+    many CPU cores; two numbers, or two columns of them."""
     return (computing > 0) | (cores > BUSY_CORES)
 
 

@@ -14,10 +14,8 @@ from bench.errors import UsageError
 
 @dataclass(frozen=True)
 class OptimizerKind:
-    """An optimizer's constants: the learning rate where none is given, and the weight decay.
-
-    ``momentum`` is 0 for one that has none of that name.
-    """
+    """The learning rate where none is given, and the weight decay; ``momentum`` is 0 for one that
+    has none of that name."""
 
     help: str
     lr: float
@@ -66,10 +64,8 @@ def scale_lr(lr: float, rule: str, batch_size: int, base_batch: int) -> float:
 
 
 def count_warmup_steps(warmup: str, steps: int) -> int:
-    """How many of ``steps`` training steps an axis value of ``lr_warmup`` is.
-
-    Raises:
-        UsageError: there are fewer steps than that.
+    """How many of ``steps`` training steps an axis value of ``lr_warmup`` is. Raises UsageError:
+    there are fewer steps than that.
 
     >>> count_warmup_steps("20", 391), count_warmup_steps("5%", 391)
     (20, 20)

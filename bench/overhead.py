@@ -22,22 +22,15 @@ from bench.case import Case, Value, grid
 from bench.environment import ask, has_cuda
 from bench.errors import UsageError
 from bench.executors import Executor, Job, Settings, build_executor
-from bench.flags import Parser, add_axes, describe, read_axes, run_command
+from bench.flags import Parser, add_axes, command, describe, read_axes
 from bench.record import BESIDE, Measurement, Status
 from bench.sweep.preflight import gather_inputs, list_examined
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Compare, and print the ratio."""
-    return run_command(compare, argv)
-
-
-def compare(argv: Sequence[str]) -> int:
-    """Time harness and bare loop in turn; the return code.
-
-    Raises:
-        UsageError: the case is not one, or cannot be measured here.
-    """
+@command
+def main(argv: Sequence[str]) -> int:
+    """Time harness and bare loop in turn. Raises UsageError: the case is not one,
+    or cannot be measured here."""
     parser = Parser(
         prog="python -m bench.overhead",
         usage="%(prog)s [--AXIS VALUE] [--pairs N] [--data-dir DIR] [--json]",
@@ -71,10 +64,8 @@ def compare(argv: Sequence[str]) -> int:
         f"{case.model}, {case.label()}, {case.dataset}, fraction {case.fraction:g}, on {where}",
         file=out,
     )
-    job, settings = (
-        Job(case, folder, platform.environment.gpu_uuid),
-        Settings(allow_shared=True),
-    )
+    job = Job(case, folder, platform.environment.gpu_uuid)
+    settings = Settings(allow_shared=True)
     ratios, measured = [], []
     with closing(build_executor("subprocess", settings)) as executor:
         for pair in range(given.pairs):
@@ -120,11 +111,7 @@ def describe_spread(ratios: Sequence[float]) -> str:
 
 
 def measure_case(executor: Executor, job: Job) -> Measurement:
-    """Measure a case as a sweep does.
-
-    Raises:
-        UsageError: it cannot be measured here.
-    """
+    """Measure a case as a sweep does. Raises UsageError: it cannot be measured here."""
     outcome = executor.run(job, lambda event: None, lambda: False)
     if outcome.status is not Status.OK or outcome.measurement.measured_time_s is None:
         raise UsageError(f"the case ended as {outcome.status}: {outcome.reason}; choose another")
@@ -132,11 +119,8 @@ def measure_case(executor: Executor, job: Job) -> Measurement:
 
 
 def time_bare(job: Job) -> float:
-    """Train a case by the bare loop in a fresh process; the same steps' seconds.
-
-    Raises:
-        UsageError: it failed.
-    """
+    """Train a case by the bare loop in a fresh process; the same steps' seconds. Raises UsageError:
+    it failed."""
     asked = json.dumps({"case": asdict(job.case), "folder": job.folder})
     command = [sys.executable, "-c", "from bench.overhead import _train; _train()"]
     answer = subprocess.run(command, input=asked, capture_output=True, text=True, check=False)

@@ -52,7 +52,6 @@ class Precision:
 
     @property
     def float32(self) -> Arithmetic:
-        """What products of float32 tensors are rounded to."""
         ran = self.arithmetic
         return ran if ran is Arithmetic.TFLOAT32 else Arithmetic.FLOAT32
 
@@ -110,7 +109,6 @@ POLICIES: dict[str, DynamicPolicy] = {
 
 
 def is_dynamic(loss_scale: float | str | None) -> bool:
-    """Whether an axis value, or its cell in a table, names one of `POLICIES`."""
     return loss_scale in POLICIES
 
 
@@ -204,7 +202,6 @@ FP8_RECIPES: dict[str, Recipe] = {
 
 
 def find_torchao() -> str | None:
-    """The version of torchao that is installed, without importing it; None where it is not."""
     try:
         return version("torchao")
     except PackageNotFoundError:
@@ -232,8 +229,6 @@ def refuse_fp8(network: str) -> str:
 
 @dataclass(frozen=True)
 class OptLevel:
-    """What an opt level of apex's amp makes of the network."""
-
     help: str
     weights: str
     arithmetic: Arithmetic = Arithmetic.FLOAT16
@@ -273,7 +268,6 @@ def set_flags(precision: Precision) -> None:
 
 
 def read_flags() -> dict[str, str]:
-    """Read back the flags that decide how fp32 arithmetic and cuDNN behave in this process."""
     import torch
 
     matmul = torch.backends.cuda.matmul
@@ -288,17 +282,14 @@ def read_flags() -> dict[str, str]:
 
 
 def is_batchnorm(module: nn.Module) -> bool:
-    """Whether ``module`` is a BatchNorm layer, of any number of dimensions."""
     from torch.nn.modules.batchnorm import _BatchNorm
 
     return isinstance(module, _BatchNorm)
 
 
 def is_affine_batchnorm(module: nn.Module) -> bool:
-    """Whether ``module`` is what apex ``fp16_utils.network_to_half`` of 2019 left in fp32.
-
-    Running statistics and affine parameters of BatchNorm lose too much in half precision.
-    """
+    """Whether ``module`` is what apex ``fp16_utils.network_to_half`` of 2019 left in fp32: running
+    statistics and affine parameters of BatchNorm lose too much in half precision."""
     return is_batchnorm(module) and bool(module.affine)
 
 
@@ -307,12 +298,11 @@ def cast(
     precision: Precision,
     keeps_fp32: Callable[[nn.Module], bool] = is_affine_batchnorm,
 ) -> nn.Module:
-    """Cast ``model`` in place to the precision's weights.
+    """Cast ``model`` in place to the precision's weights, but for modules of ``keeps_fp32``,
+    children included.
 
-    Args:
-        keeps_fp32: which modules stay in fp32, children included. BatchNorm takes inputs in half
-            precision beside fp32 weights; any other is given its inputs in fp32, and its outputs
-            are cast back.
+    BatchNorm takes inputs in half precision beside fp32 weights; any other is given its inputs in
+    fp32, and its outputs are cast back.
     """
     import torch
 

@@ -47,8 +47,6 @@ _LOADED: tuple[tuple[tuple[str, ...], Callable[[Case], bool], str], ...] = (
 
 @dataclass(frozen=True)
 class Preset:
-    """A description and one or more grids, each mapping axes to the values they take."""
-
     name: str
     description: str
     grids: tuple[Mapping[str, Sequence[Value]], ...]
@@ -59,16 +57,11 @@ class Preset:
         defaults: Mapping[str, Sequence[Value]],
         find: Callable[[Case, str], Sequence[int]] = refuse_auto,
     ) -> list[Case]:
-        """Expand to cases; ``flags`` override the grids, ``defaults`` fill what neither names.
+        """Expand to cases; ``flags`` override the grids, ``defaults`` fill what neither names, by
+        axis, and ``find`` is as in `bench.case.grid`.
 
-        Args:
-            flags: values by axis.
-            defaults: values by axis.
-            find: see `bench.case.grid`.
-
-        Raises:
-            UsageError: a loss scale, opt level or fp8 recipe is asked for, and no chosen precision
-                uses one.
+        Raises UsageError: a loss scale, opt level or fp8 recipe is asked for, and no chosen
+        precision uses one.
         """
         blocks = [{**defaults, **_leave_out_other(block, flags), **flags} for block in self.grids]
         families: list[Case] = []
@@ -107,42 +100,30 @@ class Preset:
 def _leave_out_other(
     block: Mapping[str, Sequence[Value]], flags: Mapping[str, Sequence[Value]]
 ) -> dict[str, Sequence[Value]]:
-    """A grid without what a flag decides in another way.
-
-    That is micro-batches by their size or number, and the optimizer by a workload that may bring
-    its own.
-    """
+    """A grid without what a flag decides in another way: micro-batches by their size or number, and
+    the optimizer by a workload that may bring its own."""
     pair = {MICRO_BATCH: "accumulate", "accumulate": MICRO_BATCH, "optimizer": "workload"}
     return {name: values for name, values in block.items() if pair.get(name) not in flags}
 
 
 def default_preset(device: str) -> str:
-    """The name of the preset of a sweep on ``device`` ("cuda" or "cpu") that names none."""
     return "rtx-titan" if device == "cuda" else "quick"
 
 
 def preset_names() -> list[str]:
-    """Names of the presets that come with the harness."""
     return sorted(p.name.removesuffix(".toml") for p in _FOLDER.iterdir() if p.name[-5:] == ".toml")
 
 
 def load_preset(name: str) -> Preset:
-    """Read a preset by name.
-
-    Raises:
-        UsageError: there is none of that name.
-    """
+    """Read a preset by name. Raises UsageError: there is none of that name."""
     if name not in preset_names():
         raise UsageError(f"--preset {name!r}: {nearest(name, preset_names())}")
     return parse_preset((_FOLDER / f"{name}.toml").read_bytes(), name)
 
 
 def load_config(path: Path) -> Preset:
-    """Read a preset from the user's own TOML file.
-
-    Raises:
-        UsageError: the file cannot be read or is not a preset.
-    """
+    """Read a preset from the user's own TOML file. Raises UsageError: the file cannot be read or is
+    not a preset."""
     try:
         return parse_preset(path.read_bytes(), str(path))
     except OSError as error:
@@ -150,11 +131,8 @@ def load_config(path: Path) -> Preset:
 
 
 def parse_preset(data: bytes, name: str) -> Preset:
-    """Parse a preset's TOML.
-
-    Raises:
-        UsageError: it is not TOML, has a key that is no axis, or a value its axis cannot take.
-    """
+    """Parse a preset's TOML. Raises UsageError: it is not TOML, has a key that is no axis, or a
+    value its axis cannot take."""
     try:
         table = tomllib.loads(data.decode())
     except (ValueError, RecursionError) as error:  # ValueError: also a number of 5000 digits
@@ -187,11 +165,8 @@ def _parse_grid(block: Mapping[str, object], where: str) -> dict[str, list[Value
 
 
 def read_micro_batch(value: object, where: str) -> int:
-    """Read the most images that a micro-batch may hold.
-
-    Raises:
-        UsageError: it is no whole number from 1.
-    """
+    """Read the most images that a micro-batch may hold. Raises UsageError: it is no whole number
+    from 1."""
     try:
         return parse_micro_batch(str(value))
     except ValueError as error:

@@ -49,14 +49,8 @@ def run_module(
 ) -> tuple[str, str | None]:
     """Run a module in a process of its own, which Ctrl-C does not reach: it is the caller's.
 
-    Args:
-        name: of the module.
-        arguments: its command line.
-        timeout_s: how long it may take.
-        variables: environment variables that it has besides those of this process.
-
-    Returns:
-        What it printed, and the last line of its errors; None for that where its time ran out.
+    ``variables`` are set besides those of this process. Returns what it printed, and the last line
+    of its errors; None for that where ``timeout_s`` ran out.
     """
     command = [sys.executable, "-m", name, *arguments]
     try:
@@ -96,12 +90,8 @@ def read_held_memory(pid: int) -> int:
     whenever others need memory. With them a worker of 1012 MiB read 865 once that had happened, and
     a batch that needs more than its limit of 1 GiB trained.
 
-    Returns:
-        The resident set where the system does not tell them apart, as other systems than Linux.
-
-    Raises:
-        OSError: there is no such process.
-        psutil.Error: likewise, elsewhere than on Linux.
+    It is the resident set where the system does not tell them apart, as other systems than Linux.
+    Raises OSError, or psutil.Error elsewhere than on Linux: there is no such process.
     """
     if sys.platform != "linux":
         import psutil
@@ -142,8 +132,8 @@ def read_cpu_time() -> float:
 def pause_collection() -> Iterator[None]:
     """Leave the garbage collector off while what is to stay is imported and built.
 
-    It would go through all of it time and again: torch and what its optimizers import took 4.4
-    CPU s with it and 3.6 s without.
+    It would go through all of it time and again: torch and what its optimizers import took 4.4 CPU
+    s with it and 3.6 s without.
     """
     was_on = gc.isenabled()
     gc.disable()

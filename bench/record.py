@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import Field, dataclass, field, fields, replace
+from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from typing import Any
 
 from bench.case import AXES, Case
@@ -39,8 +39,6 @@ SCHEMA = 8
 
 
 class Status(Explained):
-    """How a case ended."""
-
     OK = "ok", "measured"
     OOM = "oom", "out of memory"
     OOM_SUSPECTED = (
@@ -74,17 +72,19 @@ A loss that became inf or NaN costs as much time and memory as any other; it is 
 """
 
 
-def quantity(type: type, help: str, unit: str = "", **metadata: Any) -> Any:
-    """Describe one column: its type, unit (SI, or empty) and meaning; it may stay empty.
+def column(help: str, default: Any = MISSING, **metadata: Any) -> Any:
+    """Describe one column: its meaning, and ``since`` which schema it is there. Its name says its
+    unit, and its annotation its type and whether it may stay empty."""
+    return field(default=default, metadata={"help": help, **metadata})
 
-    A column added later says with ``since`` which schema brought it.
-    """
-    return field(default=None, metadata={"type": type, "help": help, "unit": unit, **metadata})
+
+def quantity(help: str, **metadata: Any) -> Any:
+    """Describe a column that is empty until it is filled."""
+    return column(help, None, **metadata)
 
 
 def beside(label: str, help: str) -> Any:
-    """Describe a column of `BESIDE`."""
-    return quantity(float, help, "s", since=7, beside=label)
+    return quantity(help, since=7, beside=label)
 
 
 @dataclass
@@ -97,7 +97,7 @@ class Measurement:
     all of them together, without the evaluations between; `EpochRow` has each by itself.
     """
 
-    setup_time_s: float | None = quantity(float, "process start to the first step", "s")
+    setup_time_s: float | None = quantity("process start to the first step")
     process_start_s: float | None = beside(
         "process start", "asking for the process to the first line of its code"
     )
@@ -113,271 +113,215 @@ class Measurement:
     other_s: float | None = beside(
         "other", "what lies between all these, such as resetting the weights after warm-up"
     )
-    warmup_time_s: float | None = quantity(
-        float, "warm-up steps of each batch shape that is measured", "s"
-    )
+    warmup_time_s: float | None = quantity("warm-up steps of each batch shape that is measured")
     first_steps_time_s: float | None = quantity(
-        float,
-        "first warm-up step of each batch shape: autotuning, compilation, allocation",
-        "s",
-        since=2,
+        "first warm-up step of each batch shape: autotuning, compilation, allocation", since=2
     )
-    warmup_steps: int | None = quantity(int, "steps of the warm-up")
-    warmup_steady: bool | None = quantity(bool, "step times were steady when warm-up ended")
+    warmup_steps: int | None = quantity("steps of the warm-up")
+    warmup_steady: bool | None = quantity("step times were steady when warm-up ended")
     epoch_time_s: float | None = quantity(
-        float,
-        "one warm epoch, the mean of several; extrapolated where fewer steps were measured",
-        "s",
+        "one warm epoch, the mean of several; extrapolated where fewer steps were measured"
     )
     epoch_time_low_s: float | None = quantity(
-        float,
         "lower end of the 95 % interval of an extrapolated epoch, within this run; with --until, "
         "also if its steps drift",
-        "s",
         since=2,
     )
-    epoch_time_high_s: float | None = quantity(float, "upper end of that interval", "s", since=2)
+    epoch_time_high_s: float | None = quantity("upper end of that interval", since=2)
     epoch_time_error: float | None = quantity(
-        float, "how far that interval reaches from epoch_time_s, as a share of it", since=7
+        "how far that interval reaches from epoch_time_s, as a share of it", since=7
     )
-    measured_time_s: float | None = quantity(
-        float, "wall time of the measured steps, of all epochs", "s"
-    )
-    measured_steps: int | None = quantity(int, "steps measured, of all epochs")
-    measured_images: int | None = quantity(int, "images in the measured steps")
-    steps_per_epoch: int | None = quantity(int, "steps of a whole epoch")
-    images_per_s: float | None = quantity(float, "images of an epoch over epoch_time_s", "1/s")
-    step_time_median_s: float | None = quantity(float, "median step", "s")
-    step_time_p95_s: float | None = quantity(float, "95th percentile of steps", "s")
-    step_time_mad_s: float | None = quantity(float, "median absolute deviation of steps", "s")
-    step_time_max_s: float | None = quantity(float, "slowest step", "s")
-    step_time_max_index: int | None = quantity(int, "index of the slowest step, from 0")
+    measured_time_s: float | None = quantity("wall time of the measured steps, of all epochs")
+    measured_steps: int | None = quantity("steps measured, of all epochs")
+    measured_images: int | None = quantity("images in the measured steps")
+    steps_per_epoch: int | None = quantity("steps of a whole epoch")
+    images_per_s: float | None = quantity("images of an epoch over epoch_time_s")
+    step_time_median_s: float | None = quantity("median step")
+    step_time_p95_s: float | None = quantity("95th percentile of steps")
+    step_time_mad_s: float | None = quantity("median absolute deviation of steps")
+    step_time_max_s: float | None = quantity("slowest step")
+    step_time_max_index: int | None = quantity("index of the slowest step, from 0")
     step_time_first_s: float | None = quantity(
-        float,
-        "median of the full steps' first quarter, after the first tenth of them",
-        "s",
-        since=2,
+        "median of the full steps' first quarter, after the first tenth of them", since=2
     )
-    step_time_last_s: float | None = quantity(float, "median of the last quarter", "s", since=2)
-    eval_time_s: float | None = quantity(float, "last evaluation on the test images", "s")
+    step_time_last_s: float | None = quantity("median of the last quarter", since=2)
+    eval_time_s: float | None = quantity("last evaluation on the test images")
     truncated_after: int | None = quantity(
-        int,
         "epochs after which a search ended the case, whose axis has more; empty for a whole one",
         since=5,
     )
     loader_first_batch_s: float | None = quantity(
-        float,
-        "start of the first epoch to its first batch, the start of --workers included",
-        "s",
-        since=4,
+        "start of the first epoch to its first batch, the start of --workers included", since=4
     )
     loader_samples_per_s: float | None = quantity(
-        float,
-        "items that --loader torch supplies without training, its start left out",
-        "1/s",
-        since=4,
+        "items that --loader torch supplies without training, its start left out", since=4
     )
 
     setup_process_bytes: int | None = quantity(
-        int,
-        "peak of the process before the first warm-up step (NVML; on a CPU what it holds)",
-        "B",
-        since=3,
+        "peak of the process before the first warm-up step (NVML; on a CPU what it holds)", since=3
     )
-    warmup_allocated_bytes: int | None = quantity(int, "peak of tensors, warm-up", "B")
-    warmup_reserved_bytes: int | None = quantity(int, "peak of torch's allocator, warm-up", "B")
-    warmup_process_bytes: int | None = quantity(int, "peak of the process, warm-up (NVML)", "B")
+    warmup_allocated_bytes: int | None = quantity("peak of tensors, warm-up")
+    warmup_reserved_bytes: int | None = quantity("peak of torch's allocator, warm-up")
+    warmup_process_bytes: int | None = quantity("peak of the process, warm-up (NVML)")
     warmup_device_bytes: int | None = quantity(
-        int, "peak of the device over its baseline, warm-up (NVML)", "B"
+        "peak of the device over its baseline, warm-up (NVML)"
     )
-    peak_allocated_bytes: int | None = quantity(int, "peak of tensors, epoch", "B")
-    peak_reserved_bytes: int | None = quantity(int, "peak of torch's allocator, epoch", "B")
+    peak_allocated_bytes: int | None = quantity("peak of tensors, epoch")
+    peak_reserved_bytes: int | None = quantity("peak of torch's allocator, epoch")
     peak_process_bytes: int | None = quantity(
-        int, "peak of the process, epoch (NVML; on a CPU what it holds, without files)", "B"
+        "peak of the process, epoch (NVML; on a CPU what it holds, without files)"
     )
-    peak_device_bytes: int | None = quantity(
-        int, "peak of the device over its baseline, epoch (NVML)", "B"
-    )
+    peak_device_bytes: int | None = quantity("peak of the device over its baseline, epoch (NVML)")
     baseline_device_bytes: int | None = quantity(
-        int, "device memory in use before the worker started (NVML, raw)", "B"
+        "device memory in use before the worker started (NVML, raw)"
     )
     context_bytes: int | None = quantity(
-        int,
         "memory of the process outside torch's allocator, which a memory limit on a GPU counts in",
-        "B",
         since=4,
     )
     warmup_alloc_retries: int | None = quantity(
-        int, "allocations retried after freeing the cache, before the epoch", since=4
+        "allocations retried after freeing the cache, before the epoch", since=4
     )
-    alloc_retries: int | None = quantity(int, "allocations retried after freeing the cache")
-    alloc_ooms: int | None = quantity(int, "allocations refused")
+    alloc_retries: int | None = quantity("allocations retried after freeing the cache")
+    alloc_ooms: int | None = quantity("allocations refused")
 
     train_loss: float | None = quantity(
-        float, "mean cross-entropy over the measured steps, of the last epoch"
+        "mean cross-entropy over the measured steps, of the last epoch"
     )
     train_accuracy: float | None = quantity(
-        float, "accuracy over the measured steps, of the last epoch, as a fraction"
+        "accuracy over the measured steps, of the last epoch, as a fraction"
     )
     test_loss: float | None = quantity(
-        float, "mean cross-entropy over the test images, after the last epoch"
+        "mean cross-entropy over the test images, after the last epoch"
     )
     test_accuracy: float | None = quantity(
-        float, "accuracy on the test images, after the last epoch, as a fraction"
+        "accuracy on the test images, after the last epoch, as a fraction"
     )
-    peak_lr: float | None = quantity(float, "highest learning rate of a measured step", since=4)
+    peak_lr: float | None = quantity("highest learning rate of a measured step", since=4)
     first_bad_step: int | None = quantity(
-        int, "first step whose loss was inf or NaN, from 0, counted over all epochs"
+        "first step whose loss was inf or NaN, from 0, counted over all epochs"
     )
-    overflow_steps: int | None = quantity(int, "steps with inf or NaN in the scaled gradients")
-    final_loss_scale: float | None = quantity(float, "loss scale after the last step")
+    overflow_steps: int | None = quantity("steps with inf or NaN in the scaled gradients")
+    final_loss_scale: float | None = quantity("loss scale after the last step")
 
-    checkpoint_bytes: int | None = quantity(int, "size of a checkpoint's file", "B", since=4)
+    checkpoint_bytes: int | None = quantity("size of a checkpoint's file", since=4)
     checkpoint_save_s: float | None = quantity(
-        float,
-        "median time to save a checkpoint, until the disk has it, outside the epochs",
-        "s",
-        since=4,
+        "median time to save a checkpoint, until the disk has it, outside the epochs", since=4
     )
     checkpoint_load_s: float | None = quantity(
-        float,
         "time from a checkpoint's file, out of the system's cache where it can be dropped, to a "
         "training on the device that is ready to step",
-        "s",
         since=4,
     )
     resume_exact: bool | None = quantity(
-        bool,
         "training resumed in a new network from the checkpoint takes the same next steps, bit for "
         "bit",
         since=4,
     )
     resume_difference: str | None = quantity(
-        str, "what differs first between the steps after a resume and those without", since=4
+        "what differs first between the steps after a resume and those without", since=4
     )
     resumed_epochs: int | None = quantity(
-        int,
         "epochs that an earlier process, which was interrupted, had trained: they are in the row",
         since=4,
     )
 
-    energy_j: float | None = quantity(float, "energy of the measured steps", "J")
-    energy_source: str | None = quantity(str, "counter, or integrated from power readings")
-    mean_power_w: float | None = quantity(float, "energy over measured time", "W")
-    power_limit_w: float | None = quantity(float, "enforced power limit", "W")
-    sm_clock_mhz: float | None = quantity(float, "median SM clock during the epoch", "MHz")
+    energy_j: float | None = quantity("energy of the measured steps")
+    energy_source: str | None = quantity("counter, or integrated from power readings")
+    mean_power_w: float | None = quantity("energy over measured time")
+    power_limit_w: float | None = quantity("enforced power limit")
+    sm_clock_mhz: float | None = quantity("median SM clock during the epoch")
     sm_clock_first_mhz: float | None = quantity(
-        float, "median SM clock in the first quarter of the epoch", "MHz", since=2
+        "median SM clock in the first quarter of the epoch", since=2
     )
-    sm_clock_last_mhz: float | None = quantity(
-        float, "median SM clock in the last quarter", "MHz", since=2
-    )
-    memory_clock_mhz: float | None = quantity(float, "median memory clock", "MHz")
-    temperature_c: float | None = quantity(float, "highest temperature during the epoch", "°C")
+    sm_clock_last_mhz: float | None = quantity("median SM clock in the last quarter", since=2)
+    memory_clock_mhz: float | None = quantity("median memory clock")
+    temperature_c: float | None = quantity("highest temperature during the epoch")
     temperature_first_c: float | None = quantity(
-        float, "median temperature in the first quarter of the epoch", "°C", since=2
+        "median temperature in the first quarter of the epoch", since=2
     )
-    temperature_last_c: float | None = quantity(
-        float, "median temperature in the last quarter", "°C", since=2
-    )
-    throttle_before: str | None = quantity(str, "throttle reasons when the worker started")
-    throttle_during: str | None = quantity(str, "throttle reasons seen during the epoch")
+    temperature_last_c: float | None = quantity("median temperature in the last quarter", since=2)
+    throttle_before: str | None = quantity("throttle reasons when the worker started")
+    throttle_during: str | None = quantity("throttle reasons seen during the epoch")
     throttle_after: str | None = quantity(
-        str,
         "throttle reasons seen after an epoch: in its evaluation, and in all that the worker did "
-        "before it ended, such as counting and profiling",
+        "before it ended, such as counting and profiling"
     )
-    neighbours: str | None = quantity(str, "other processes seen on the card: pid and bytes")
+    neighbours: str | None = quantity("other processes seen on the card: pid and bytes")
     neighbours_computing: int | None = quantity(
-        int, "of these, how many computed before the epoch ended", since=2
+        "of these, how many computed before the epoch ended", since=2
     )
-    neighbours_drawing: int | None = quantity(int, "of these, how many drive a display", since=2)
-    neighbours_late: int | None = quantity(int, "of these, how many came after the epoch", since=2)
+    neighbours_drawing: int | None = quantity("of these, how many drive a display", since=2)
+    neighbours_late: int | None = quantity("of these, how many came after the epoch", since=2)
     other_cores: float | None = quantity(
-        float, "CPU cores that other processes used on average during an epoch on a CPU", since=2
+        "CPU cores that other processes used on average during an epoch on a CPU", since=2
     )
 
-    apex: str | None = quantity(
-        str, "what of NVIDIA apex trained: its version and interface", since=3
-    )
+    apex: str | None = quantity("what of NVIDIA apex trained: its version and interface", since=3)
     fp8_layers: str | None = quantity(
-        str, "the linear layers that ran in fp8: how many of how many, and which", since=4
+        "the linear layers that ran in fp8: how many of how many, and which", since=4
     )
     fp8_flop_share: float | None = quantity(
-        float, "share of the network's FLOP, forward and backward, that these layers are", since=4
+        "share of the network's FLOP, forward and backward, that these layers are", since=4
     )
-    flags: str | None = quantity(str, "arithmetic and cuDNN flags as read back in the worker")
+    flags: str | None = quantity("arithmetic and cuDNN flags as read back in the worker")
     arithmetic: str | None = quantity(
-        str, "what the numeric probe found inputs rounded to, the most expensive layer's first"
+        "what the numeric probe found inputs rounded to, the most expensive layer's first"
     )
-    proof_layer: str | None = quantity(str, "the layers of the network that were probed", since=2)
-    conv_error: float | None = quantity(float, "relative error of a convolution against float64")
-    input_grad_error: float | None = quantity(
-        float, "relative error of its input gradient", since=2
-    )
-    weight_grad_error: float | None = quantity(
-        float, "relative error of its weight gradient", since=2
-    )
-    matmul_error: float | None = quantity(float, "relative error of a matmul against float64")
+    proof_layer: str | None = quantity("the layers of the network that were probed", since=2)
+    conv_error: float | None = quantity("relative error of a convolution against float64")
+    input_grad_error: float | None = quantity("relative error of its input gradient", since=2)
+    weight_grad_error: float | None = quantity("relative error of its weight gradient", since=2)
+    matmul_error: float | None = quantity("relative error of a matmul against float64")
     flop_per_image: float | None = quantity(
-        float, "forward and backward, a grouped convolution's weight gradient counted as grouped"
+        "forward and backward, a grouped convolution's weight gradient counted as grouped"
     )
     step_bytes: int | None = quantity(
-        int,
         "least memory traffic of a step: what each of its operations, not compiled, reads and "
         "writes",
-        "B",
         since=4,
     )
 
-    profiled_steps: int | None = quantity(int, "steps under the profiler", since=4)
-    profiled_step_s: float | None = quantity(float, "a step under the profiler", "s", since=4)
+    profiled_steps: int | None = quantity("steps under the profiler", since=4)
+    profiled_step_s: float | None = quantity("a step under the profiler", since=4)
     busy_s: float | None = quantity(
-        float,
-        "time of a profiled step in which kernels ran, any of them; on a CPU, operators",
-        "s",
-        since=4,
+        "time of a profiled step in which kernels ran, any of them; on a CPU, operators", since=4
     )
     input_wait_s: float | None = quantity(
-        float, "time of a profiled step in which none ran, for want of a batch", "s", since=4
+        "time of a profiled step in which none ran, for want of a batch", since=4
     )
     sync_wait_s: float | None = quantity(
-        float,
         "time of a profiled step in which none ran, since the program had waited for the GPU",
-        "s",
         since=4,
     )
 
     comm_backend: str | None = quantity(
-        str, "what exchanges gradients between processes, and its version", since=5
+        "what exchanges gradients between processes, and its version", since=5
     )
-    links: str | None = quantity(
-        str, "how each pair of the GPUs is connected: '0-1 NV18, …'", since=5
-    )
+    links: str | None = quantity("how each pair of the GPUs is connected: '0-1 NV18, …'", since=5)
     wire_bytes: int | None = quantity(
-        int, "gradients that each process hands over to be averaged, of a step", "B", since=5
+        "gradients that each process hands over to be averaged, of a step", since=5
     )
-    buckets: int | None = quantity(int, "parts that the gradients are exchanged in", since=5)
+    buckets: int | None = quantity("parts that the gradients are exchanged in", since=5)
     sync_step_s: float | None = quantity(
-        float, "median step of blocks after the epoch, gradients exchanged", "s", since=5
+        "median step of blocks after the epoch, gradients exchanged", since=5
     )
     no_sync_step_s: float | None = quantity(
-        float, "median step of blocks after the epoch, nothing exchanged", "s", since=5
+        "median step of blocks after the epoch, nothing exchanged", since=5
     )
     exposed_error_s: float | None = quantity(
-        float, "half of the 95 % interval of the difference of these two, in this run", "s", since=6
+        "half of the 95 % interval of the difference of these two, in this run", since=6
     )
     slowest_rank: int | None = quantity(
-        int, "the process that worked longest before gradients were first exchanged", since=5
+        "the process that worked longest before gradients were first exchanged", since=5
     )
 
-    missing: str | None = quantity(str, "why columns are empty: 'column: reason; …'")
-    notes: str | None = quantity(str, "what a reader should know before using the row")
+    missing: str | None = quantity("why columns are empty: 'column: reason; …'")
+    notes: str | None = quantity("what a reader should know before using the row")
     proof_notes: str | None = quantity(
-        str, "what a reader should know of the arithmetic that was found", since=7
+        "what a reader should know of the arithmetic that was found", since=7
     )
     shared: str | None = quantity(
-        str,
         "what was not found anew, but is that of an earlier row of the folder, and whose: 'proof: "
         "record_id; flop: …; work: …' (arithmetic and errors; FLOP per image; bytes and work of a "
         "step)",
@@ -414,87 +358,79 @@ class Environment:
     the field belongs to: a sweep of two models has two networks, and its rows are not mixed.
     """
 
-    gpu: str | None = quantity(str, "GPU name; empty on a CPU", comparable="device")
-    gpu_uuid: str | None = quantity(str, "GPU UUID")
-    gpu_memory_bytes: int | None = quantity(int, "memory of the GPU", "B")
-    capability: str | None = quantity(str, "CUDA compute capability")
-    driver: str | None = quantity(str, "NVIDIA driver", comparable="device")
-    cpu: str | None = quantity(
-        str, "CPU model and the cores this process may use", comparable="device"
-    )
-    torch: str | None = quantity(str, "torch version", comparable="device")
-    cuda: str | None = quantity(str, "CUDA version torch was built for", comparable="device")
-    cudnn: str | None = quantity(str, "cuDNN version", comparable="device")
-    python: str | None = quantity(str, "Python version")
-    os: str | None = quantity(str, "operating system")
-    host: str | None = quantity(str, "host name")
-    bench: str | None = quantity(str, "version of this harness")
-    commit: str | None = quantity(str, "git commit of this harness, +dirty if edited")
-    code: str | None = quantity(str, "hash of the harness's own source", comparable="device")
-    dataset_fingerprint: str | None = quantity(
-        str, "hash of pixels and labels", comparable="dataset"
-    )
+    gpu: str | None = quantity("GPU name; empty on a CPU", comparable="device")
+    gpu_uuid: str | None = quantity("GPU UUID")
+    gpu_memory_bytes: int | None = quantity("memory of the GPU")
+    capability: str | None = quantity("CUDA compute capability")
+    driver: str | None = quantity("NVIDIA driver", comparable="device")
+    cpu: str | None = quantity("CPU model and the cores this process may use", comparable="device")
+    torch: str | None = quantity("torch version", comparable="device")
+    cuda: str | None = quantity("CUDA version torch was built for", comparable="device")
+    cudnn: str | None = quantity("cuDNN version", comparable="device")
+    python: str | None = quantity("Python version")
+    os: str | None = quantity("operating system")
+    host: str | None = quantity("host name")
+    bench: str | None = quantity("version of this harness")
+    commit: str | None = quantity("git commit of this harness, +dirty if edited")
+    code: str | None = quantity("hash of the harness's own source", comparable="device")
+    dataset_fingerprint: str | None = quantity("hash of pixels and labels", comparable="dataset")
     model_parameters: str | None = quantity(
-        str, "hash of the model's parameter names, shapes and dtypes", comparable="model", since=2
+        "hash of the model's parameter names, shapes and dtypes", comparable="model", since=2
     )
     model_structure: str | None = quantity(
-        str, "hash of the printed module", comparable="model", since=2
+        "hash of the printed module", comparable="model", since=2
     )
     model_source: str | None = quantity(
-        str, "hash of the source files that build the model", comparable="model", since=2
+        "hash of the source files that build the model", comparable="model", since=2
     )
     start_fingerprint: str | None = quantity(
-        str, "hash of the file of --start", comparable="start", since=4
+        "hash of the file of --start", comparable="start", since=4
     )
     variables: str | None = quantity(
-        str,
         "environment variables that change results, those that are set",
         comparable="device",
         since=2,
     )
-    torch_threads: int | None = quantity(int, "threads of one torch operation on a CPU", since=2)
+    torch_threads: int | None = quantity("threads of one torch operation on a CPU", since=2)
     torch_interop_threads: int | None = quantity(
-        int, "torch operations that may run side by side on a CPU", since=2
+        "torch operations that may run side by side on a CPU", since=2
     )
-    cpu_governor: str | None = quantity(str, "frequency governor of the CPU", since=2)
-    persistence_mode: str | None = quantity(str, "NVIDIA persistence mode: on or off", since=2)
-    ecc: str | None = quantity(str, "error correction of GPU memory: on or off", since=2)
-    mig: str | None = quantity(str, "MIG mode of the GPU: on or off", since=2)
-    pcie: str | None = quantity(str, "PCIe link: generation and width in use, and at most", since=2)
-    dataset_source: str | None = quantity(str, "layout the images came from")
-    train_images: int | None = quantity(int, "training images in the dataset, or units")
-    test_images: int | None = quantity(int, "test images in the dataset, or units")
+    cpu_governor: str | None = quantity("frequency governor of the CPU", since=2)
+    persistence_mode: str | None = quantity("NVIDIA persistence mode: on or off", since=2)
+    ecc: str | None = quantity("error correction of GPU memory: on or off", since=2)
+    mig: str | None = quantity("MIG mode of the GPU: on or off", since=2)
+    pcie: str | None = quantity("PCIe link: generation and width in use, and at most", since=2)
+    dataset_source: str | None = quantity("layout the images came from")
+    train_images: int | None = quantity("training images in the dataset, or units")
+    test_images: int | None = quantity("test images in the dataset, or units")
     rate_float32: float | None = quantity(
-        float, "FLOP/s of a large matrix product in float32, measured before the case", since=4
+        "FLOP/s of a large matrix product in float32, measured before the case", since=4
     )
-    rate_tfloat32: float | None = quantity(float, "the same in TF32", since=4)
-    rate_float16: float | None = quantity(float, "the same in float16", since=4)
-    rate_bfloat16: float | None = quantity(float, "the same in bfloat16", since=4)
-    rate_float8: float | None = quantity(float, "the same in float8", since=4)
+    rate_tfloat32: float | None = quantity("the same in TF32", since=4)
+    rate_float16: float | None = quantity("the same in float16", since=4)
+    rate_bfloat16: float | None = quantity("the same in bfloat16", since=4)
+    rate_float8: float | None = quantity("the same in float8", since=4)
     rate_conv_float32: float | None = quantity(
-        float, "the same of convolutions, forward and backward, in float32 on a CPU", since=7
+        "the same of convolutions, forward and backward, in float32 on a CPU", since=7
     )
-    rate_conv_float16: float | None = quantity(
-        float, "that of convolutions in float16 on a CPU", since=7
-    )
+    rate_conv_float16: float | None = quantity("that of convolutions in float16 on a CPU", since=7)
     rate_conv_bfloat16: float | None = quantity(
-        float, "that of convolutions in bfloat16 on a CPU", since=7
+        "that of convolutions in bfloat16 on a CPU", since=7
     )
     rate_copy: float | None = quantity(
-        float, "bytes read and written by a large copy, a second, measured before the case", since=4
+        "bytes read and written by a large copy, a second, measured before the case", since=4
     )
     call_time_s: float | None = quantity(
-        float, "the smallest operation, of many one after the other", "s", since=4
+        "the smallest operation, of many one after the other", since=4
     )
     rate_tries: str | None = quantity(
-        str,
         "of how many tries each of these is the best, more where it was measured again; on a GPU "
         "with the SM clock and the power during that try",
         since=7,
     )
-    rates_at: str | None = quantity(str, "when these rates were measured, UTC", since=7)
+    rates_at: str | None = quantity("when these rates were measured, UTC", since=7)
     unit: str | None = quantity(
-        str, "what a workload counts: 'images' in this table are these; empty for images", since=4
+        "what a workload counts: 'images' in this table are these; empty for images", since=4
     )
 
 
@@ -502,33 +438,31 @@ class Environment:
 class Step:
     """One row of a learning curve: a training step, or a run of steps a log reported together."""
 
-    step: int
-    images: int
-    loss: float | None
-    correct: int | None
-    time_s: float | None
-    loss_scale: float | None = None
-    lr: float | None = None
+    step: int = column("from 0; goes on over the epochs")
+    images: int = column("images since the row before")
+    loss: float | None = column("mean cross-entropy; empty if not finite")
+    correct: int | None = column("how many of them were predicted right")
+    time_s: float | None = column("duration of the step")
+    loss_scale: float | None = column("what the loss was multiplied by", None, since=3)
+    lr: float | None = column("learning rate of the step", None, since=4)
 
 
 @dataclass
 class EpochRow:
     """One row of epochs.csv: an epoch of a case that trains several."""
 
-    epoch: int
-    time_s: float
-    train_loss: float | None
-    train_accuracy: float | None
-    test_loss: float | None = None
-    test_accuracy: float | None = None
-    eval_time_s: float | None = None
-    overflow_steps: int | None = None
+    epoch: int = column("from 0")
+    time_s: float = column("duration of the epoch")
+    train_loss: float | None = column("mean cross-entropy; empty if not finite")
+    train_accuracy: float | None = column("as a fraction")
+    test_loss: float | None = column("mean cross-entropy, after the epoch", None)
+    test_accuracy: float | None = column("as a fraction, after the epoch", None)
+    eval_time_s: float | None = column("evaluation on the test images", None)
+    overflow_steps: int | None = column("steps that overflowed", None)
 
 
 @dataclass(frozen=True)
 class KernelTime:
-    """A kernel of an operation, and its time in a step in s."""
-
     name: str
     time_s: float
 
@@ -606,7 +540,6 @@ class Collapse:
     threads: int
 
     def __str__(self) -> str:
-        """In words."""
         rate, alone = (f"{flops / 1e9:.3g} GFLOP/s" for flops in (self.rate, self.alone))
         return f"{self.threads} threads reach {rate} in float32, where one of them reaches {alone}"
 
@@ -627,12 +560,8 @@ class Yardstick:
     measured_at: str = ""
 
     def improve(self, other: Yardstick, peaks: Mapping[str, float] | None = None) -> Yardstick:
-        """With the better of two measurements of each rate, and the tries of both.
-
-        Args:
-            other: the other measurement.
-            peaks: of `bench.gpu.peaks.list_peaks`; a rate above its own is none.
-        """
+        """With the better of two measurements of each rate, and the tries of both; a rate above its
+        own of ``peaks``, those of `bench.gpu.peaks.list_peaks`, is none."""
         rates, tries = dict(self.rates), dict(self.tries)
         for column, rate in other.rates.items():
             most = (peaks or {}).get(column, math.inf)
@@ -646,13 +575,11 @@ class Yardstick:
 
     @property
     def columns(self) -> dict[str, Any]:
-        """The columns of a record."""
         how = {"rate_tries": write_tries(self.tries), "rates_at": self.measured_at}
         return {**self.rates, **{name: cell or None for name, cell in how.items()}}
 
     @property
     def missing(self) -> dict[str, str]:
-        """Why columns are empty."""
         return self.reasons | {column: str(one) for column, one in self.collapsed.items()}
 
 
@@ -665,17 +592,29 @@ class WorkRow:
     of `write_kernels`.
     """
 
-    kind: str
-    operation: str
-    format: str
-    calls: int
-    flop: float | None
-    bytes: float | None
-    time_s: float | None = None
-    exclusive_s: float | None = None
-    kernels: str = ""
-    flop_per_item: float | None = None
-    bytes_per_item: float | None = None
+    kind: str = column("; ".join(f"{kind}: {kind.meaning}" for kind in Kind))
+    operation: str = column("its name, or window, groups and channels of a convolution")
+    format: str = column("number format of what it reads first, or the two of a cast")
+    calls: int = column("operations of a step")
+    flop: float | None = column("FLOP of a step; empty where not counted")
+    bytes: float | None = column("least memory traffic of a step, not fused")
+    time_s: float | None = column("time of a step, with --profile", None)
+    exclusive_s: float | None = column(
+        "that time, each instant divided among the kernels that run in it", None, since=7
+    )
+    kernels: str = column(
+        "the kernels that make nearly all of time_s on a GPU, each with its part of it in s, the "
+        "longest first, and how many others there were",
+        "",
+        since=7,
+        optional=True,
+    )
+    flop_per_item: float | None = column(
+        "what another item in each micro-batch adds to flop; empty where that is not known",
+        None,
+        since=7,
+    )
+    bytes_per_item: float | None = column("the same of bytes", None, since=7)
 
 
 @dataclass(frozen=True)
@@ -694,7 +633,6 @@ class Known:
 
 
 def write_sources(sources: Mapping[str, str]) -> str:
-    """Write whose values a row has, as the column ``shared`` has it."""
     return "; ".join(f"{part}: {record_id}" for part, record_id in sources.items())
 
 
@@ -712,13 +650,15 @@ def read_sources(cell: str) -> dict[str, str]:
 class RankRow:
     """One row of ranks.csv: a process of a case that trains on several GPUs."""
 
-    rank: int
-    gpu_uuid: str | None
-    epoch_time_s: float | None
-    work_s: float | None
-    images: int | None = None
-    peak_reserved_bytes: int | None = None
-    peak_process_bytes: int | None = None
+    rank: int = column("from 0")
+    gpu_uuid: str | None = column("its GPU; empty on a CPU")
+    epoch_time_s: float | None = column("its epoch")
+    work_s: float | None = column(
+        "median time from the start of a step until its first gradients are handed over"
+    )
+    images: int | None = column("images that it trained on in the measured steps", None)
+    peak_reserved_bytes: int | None = column("peak of torch's allocator", None)
+    peak_process_bytes: int | None = column("peak of the process", None)
 
 
 @dataclass
@@ -771,42 +711,35 @@ class Record:
 
 @dataclass(frozen=True)
 class Column:
-    """One column of a records file."""
-
     name: str
     type: type
-    unit: str
     help: str
     optional: bool = False
     since: int = 1  # the schema that brought it; older files lack it
 
 
 _IDENTITY = (
-    Column("schema", int, "", "version of this table"),
-    Column("record_id", str, "", "joins a row to its steps"),
+    Column("schema", int, "version of this table"),
+    Column("record_id", str, "joins a row to its steps"),
 )
 _OUTCOME = (
-    Column("repeat", int, "", "1 for the first run of a case, 2 for the second, …"),
-    Column(
-        "run_seed", int, "", "the seed of this run: repeats differ in it, see --same-seed", since=2
-    ),
-    Column("sentinel", bool, "", "the first case run again at the end, to show drift"),
-    Column("probe", bool, "", "run to find the largest batch that fits", since=4),
-    Column("anchor", str, "", "run to compare lanes: alone, busy or close", since=5),
-    Column("lane", str, "", "the lane that it ran on; empty where there was one", since=5),
-    Column(
-        "lanes_beside", int, "", "other lanes that ran a case meanwhile, at most", True, since=5
-    ),
-    Column("session", str, "", "which start of the sweep wrote the row", since=6),
-    Column("attempt", int, "", "1, or more where an earlier attempt failed"),
-    Column("status", str, "", "; ".join(f"{s}: {s.meaning}" for s in Status)),
-    Column("reason", str, "", "one line on the status"),
-    Column("inferred", bool, "", "not run: concluded from another case's outcome"),
-    Column("executor", str, "", "what ran it; 'fake' rows are not measurements"),
-    Column("started_at", str, "", "UTC"),
-    Column("finished_at", str, "", "UTC"),
-    Column("retries", int, "", "transient failures retried"),
-    Column("log", str, "", "the worker's log, beside the records"),
+    Column("repeat", int, "1 for the first run of a case, 2 for the second, …"),
+    Column("run_seed", int, "the seed of this run: repeats differ in it, see --same-seed", since=2),
+    Column("sentinel", bool, "the first case run again at the end, to show drift"),
+    Column("probe", bool, "run to find the largest batch that fits", since=4),
+    Column("anchor", str, "run to compare lanes: alone, busy or close", since=5),
+    Column("lane", str, "the lane that it ran on; empty where there was one", since=5),
+    Column("lanes_beside", int, "other lanes that ran a case meanwhile, at most", True, since=5),
+    Column("session", str, "which start of the sweep wrote the row", since=6),
+    Column("attempt", int, "1, or more where an earlier attempt failed"),
+    Column("status", str, "; ".join(f"{s}: {s.meaning}" for s in Status)),
+    Column("reason", str, "one line on the status"),
+    Column("inferred", bool, "not run: concluded from another case's outcome"),
+    Column("executor", str, "what ran it; 'fake' rows are not measurements"),
+    Column("started_at", str, "UTC"),
+    Column("finished_at", str, "UTC"),
+    Column("retries", int, "transient failures retried"),
+    Column("log", str, "the worker's log, beside the records"),
 )
 
 
@@ -814,14 +747,15 @@ def make_axis_column(axis: Field[Any]) -> Column:
     """Describe the column that an axis has in a records file."""
     # what may be empty is text: a loss scale is a number, the name of a rule or nothing
     kind = str if axis.default is None else type(axis.default)
-    return Column(axis.name, kind, "", axis.metadata["help"], since=axis.metadata["since"])
+    return Column(axis.name, kind, axis.metadata["help"], since=axis.metadata["since"])
 
 
 def _columns(kind: type) -> Iterator[Column]:
     for f in fields(kind):
-        about = f.metadata
-        since = about.get("since", 1)
-        yield Column(f.name, about["type"], about["unit"], about["help"], True, since)
+        name, empty, _ = str(f.type).partition(" | None")
+        (type_,) = (t for t in (bool, float, int, str) if t.__name__ == name)
+        optional = bool(empty) or f.metadata.get("optional", False)
+        yield Column(f.name, type_, f.metadata["help"], optional, f.metadata.get("since", 1))
 
 
 def _by_name(*columns: Column) -> dict[str, Column]:
@@ -837,80 +771,19 @@ COLUMNS: dict[str, Column] = _by_name(
 )
 
 STEP_COLUMNS: dict[str, Column] = _by_name(
-    Column("record_id", str, "", "the record the step belongs to"),
-    Column("step", int, "", "from 0; goes on over the epochs"),
-    Column("images", int, "", "images since the row before"),
-    Column("loss", float, "", "mean cross-entropy; empty if not finite", optional=True),
-    Column("correct", int, "", "how many of them were predicted right", optional=True),
-    Column("time_s", float, "s", "duration of the step", optional=True),
-    Column("loss_scale", float, "", "what the loss was multiplied by", optional=True, since=3),
-    Column("lr", float, "", "learning rate of the step", optional=True, since=4),
+    Column("record_id", str, "the record the step belongs to"), *_columns(Step)
 )
 
 EPOCH_COLUMNS: dict[str, Column] = _by_name(
-    Column("record_id", str, "", "the record the epoch belongs to"),
-    Column("epoch", int, "", "from 0"),
-    Column("time_s", float, "s", "duration of the epoch"),
-    Column("train_loss", float, "", "mean cross-entropy; empty if not finite", optional=True),
-    Column("train_accuracy", float, "", "as a fraction", optional=True),
-    Column("test_loss", float, "", "mean cross-entropy, after the epoch", optional=True),
-    Column("test_accuracy", float, "", "as a fraction, after the epoch", optional=True),
-    Column("eval_time_s", float, "s", "evaluation on the test images", optional=True),
-    Column("overflow_steps", int, "", "steps that overflowed", optional=True),
+    Column("record_id", str, "the record the epoch belongs to"), *_columns(EpochRow)
 )
 
 WORK_COLUMNS: dict[str, Column] = _by_name(
-    Column("record_id", str, "", "the record that the work belongs to"),
-    Column("kind", str, "", "; ".join(f"{kind}: {kind.meaning}" for kind in Kind)),
-    Column("operation", str, "", "its name, or window, groups and channels of a convolution"),
-    Column("format", str, "", "number format of what it reads first, or the two of a cast"),
-    Column("calls", int, "", "operations of a step"),
-    Column("flop", float, "", "FLOP of a step; empty where not counted", optional=True),
-    Column("bytes", float, "B", "least memory traffic of a step, not fused", optional=True),
-    Column("time_s", float, "s", "time of a step, with --profile", optional=True),
-    Column(
-        "exclusive_s",
-        float,
-        "s",
-        "that time, each instant divided among the kernels that run in it",
-        optional=True,
-        since=7,
-    ),
-    Column(
-        "kernels",
-        str,
-        "",
-        "the kernels that make nearly all of time_s on a GPU, each with its part of it in s, the "
-        "longest first, and how many others there were",
-        optional=True,
-        since=7,
-    ),
-    Column(
-        "flop_per_item",
-        float,
-        "",
-        "what another item in each micro-batch adds to flop; empty where that is not known",
-        optional=True,
-        since=7,
-    ),
-    Column("bytes_per_item", float, "B", "the same of bytes", optional=True, since=7),
+    Column("record_id", str, "the record that the work belongs to"), *_columns(WorkRow)
 )
 
 RANK_COLUMNS: dict[str, Column] = _by_name(
-    Column("record_id", str, "", "the record that the process belongs to"),
-    Column("rank", int, "", "from 0"),
-    Column("gpu_uuid", str, "", "its GPU; empty on a CPU", optional=True),
-    Column("epoch_time_s", float, "s", "its epoch", optional=True),
-    Column(
-        "work_s",
-        float,
-        "s",
-        "median time from the start of a step until its first gradients are handed over",
-        optional=True,
-    ),
-    Column("images", int, "", "images that it trained on in the measured steps", optional=True),
-    Column("peak_reserved_bytes", int, "B", "peak of torch's allocator", optional=True),
-    Column("peak_process_bytes", int, "B", "peak of the process", optional=True),
+    Column("record_id", str, "the record that the process belongs to"), *_columns(RankRow)
 )
 
 _OWNERS = {
@@ -938,7 +811,6 @@ MODEL_PARTS: dict[str, str] = {
 
 
 def flatten(record: Record) -> dict[str, Any]:
-    """Lay a record out as one value per column, in the order of `COLUMNS`."""
     values = {"schema": SCHEMA}
     for part in (record, record.case, record.measurement, record.environment):
         values.update({f.name: getattr(part, f.name) for f in fields(part)})

@@ -49,8 +49,6 @@ are left for what was not seen."""
 
 
 class Fate(StrEnum):
-    """What becomes of a value that is scaled and rounded."""
-
     ZERO = "zero"  # it was zero before
     FLUSHED = "flushed"  # it was not, and is now
     SUBNORMAL = "subnormal"  # kept, with fewer digits than the format has
@@ -59,19 +57,14 @@ class Fate(StrEnum):
 
 
 class Kind(StrEnum):
-    """Which gradients of a layer.
-
-    ``OUTPUT`` is what the layer's backward pass begins with, the gradient of the loss by the
-    layer's output; ``WEIGHT`` is what it leaves in the layer's parameters.
-    """
+    """Which gradients of a layer: ``OUTPUT`` is what its backward pass begins with, the gradient of
+    the loss by the layer's output; ``WEIGHT`` is what it leaves in the layer's parameters."""
 
     OUTPUT = "output"
     WEIGHT = "weight"
 
 
 class Way(Explained):
-    """Where the figures come from."""
-
     ROUNDED = (
         "rounded",
         "The gradients were computed in fp32, then scaled and rounded once to the format. Rounding "
@@ -93,8 +86,6 @@ class Way(Explained):
 
 @dataclass(frozen=True)
 class Tally:
-    """How many values met each fate."""
-
     zero: int = 0
     flushed: int = 0
     subnormal: int = 0
@@ -102,14 +93,11 @@ class Tally:
     overflowed: int = 0
 
     def __add__(self, other: Tally) -> Tally:
-        """Both together."""
         return Tally(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(Tally)))
 
     def share(self, fate: Fate) -> float:
         """Of the values that are not zero by themselves, those of a fate; 0 where there are none.
-
-        Zeros are left out because no scale changes them, and ReLU makes many.
-        """
+        No scale changes zeros, and ReLU makes many."""
         values = self.flushed + self.subnormal + self.normal + self.overflowed
         count: int = getattr(self, fate.value)
         return count / values if values else 0.0
@@ -133,8 +121,7 @@ class ScaledTraining:
     Attributes:
         setting: a loss scale as a flag spells it; empty for fp32, which the others stand beside.
         losses: one a step; NaN where it was not finite.
-        scales: the loss scale of each step.
-        overflowed: whether the step's gradients did.
+        overflowed: whether each step's gradients did.
     """
 
     setting: str
@@ -144,12 +131,10 @@ class ScaledTraining:
 
     @property
     def overflows(self) -> int:
-        """Steps whose gradients overflowed; under a dynamic scale these were skipped."""
         return sum(self.overflowed)
 
     @property
     def first_overflow(self) -> int | None:
-        """The first such step, from 1."""
         return next((i for i, bad in enumerate(self.overflowed, 1) if bad), None)
 
 
@@ -204,7 +189,6 @@ class ScaleCase:
 
     @property
     def label(self) -> str:
-        """For people: ``fp16, dpn-small, batch size 128``."""
         images = ", synthetic images" if self.dataset == "synthetic" else ""
         return f"{self.precision}, {self.model}, batch size {self.batch_size}{images}"
 
@@ -227,11 +211,9 @@ class ScaleCase:
         )
 
     def lost(self, scale: float) -> float:
-        """Share of the values flushed to zero, of the kind and step where it is largest."""
         return max(self.share(Fate.FLUSHED, scale, kind) for kind in Kind)
 
     def subnormal(self, scale: float) -> float:
-        """Share of the values that lose digits, of the kind and step where it is largest."""
         return max(self.share(Fate.SUBNORMAL, scale, kind) for kind in Kind)
 
     def by_layer(self, fate: Fate, kind: Kind) -> Mapping[tuple[str, float], float]:
@@ -244,14 +226,11 @@ class ScaleCase:
         return shares
 
     def training(self, setting: str) -> ScaledTraining | None:
-        """The training under a setting, if there was one."""
         return next((t for t in self.trainings if t.setting == setting), None)
 
 
 @dataclass(frozen=True)
 class ScaleMap:
-    """What a folder holds."""
-
     folder: Path
     command: str
     started_at: str
@@ -268,12 +247,10 @@ class Window:
     """The scales that are safe, and the one to use.
 
     Attributes:
-        low: the smallest safe scale; None where no scale is safe, ``high`` and ``use`` too.
-        high: the largest.
+        low, high: the smallest and largest safe scale; None where none is safe, as ``use`` then is.
         ceiling: the smallest scale that overflowed; None where none did.
         best: the share of values lost at the best scale that did not overflow.
-        use: the recommended scale.
-        narrow: whether ``use`` leaves less than `HEADROOM`.
+        narrow: whether ``use``, the recommended scale, leaves less than `HEADROOM`.
         needed: whether a loss scale is needed at all.
         enough: the largest share that a safe scale may lose.
         starved: of each scale at which a layer loses too much, that layer and its share lost.
@@ -293,14 +270,14 @@ class Window:
 def find_window(case: ScaleCase, tolerance: float = TOLERANCE) -> Window:
     """The safe window of scales.
 
-    The rule: a scale is safe where neither it nor any smaller one overflowed in any step that was
-    looked at, and where neither it nor any larger one below the overflow loses too much: more than
+    A scale is safe where neither it nor any smaller one overflowed in any step that was looked at,
+    and where neither it nor any larger one below the overflow loses too much: more than
     ``tolerance`` beyond the least share lost, or `LAYER_TOLERANCE` of one layer's gradients of a
     kind beyond the least share that these lose. To be used is the largest safe scale at which the
     largest gradient would not overflow if it were `HEADROOM` times as large, and which is at least
     as far below any scale that overflowed. Where no safe scale leaves that room, it is the largest
-    up to the window's geometric middle. No scale is needed where the precision has none and a
-    scale of 1 is safe. Of a training that diverges in fp32 nothing is known.
+    up to the window's geometric middle. No scale is needed where the precision has none and a scale
+    of 1 is safe. Of a training that diverges in fp32 nothing is known.
     """
     ceiling = min(case.overflows, default=None)
     held = [s for s in case.scales if ceiling is None or s < ceiling]
@@ -353,11 +330,8 @@ def _find_starved(case: ScaleCase, held: Sequence[float]) -> dict[float, tuple[s
 
 
 def read_scale_map(folder: Path) -> ScaleMap | None:
-    """Read a map; None where the folder holds none.
-
-    Raises:
-        UsageError: it holds one that cannot be read, naming the file.
-    """
+    """Read a map; None where the folder holds none. Raises UsageError: it holds one that cannot be
+    read, naming the file."""
     file = folder / MAP
     if not file.is_file():
         return None
@@ -433,9 +407,7 @@ def _read_trainings(rows: Sequence[Row]) -> tuple[ScaledTraining, ...]:
 
 
 def _read_case(
-    head: Mapping[str, Any],
-    gradients: tuple[Gradients, ...],
-    trainings: tuple[ScaledTraining, ...],
+    head: Mapping[str, Any], gradients: tuple[Gradients, ...], trainings: tuple[ScaledTraining, ...]
 ) -> ScaleCase:
     parsed = {
         "way": Way(head["way"]),

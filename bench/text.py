@@ -43,7 +43,6 @@ class Explained(StrEnum):
     meaning: str
 
     def __new__(cls, value: str, meaning: str = "") -> Self:
-        """Make a member from its spelling and its meaning."""
         member = str.__new__(cls, value)
         member._value_ = value
         member.meaning = meaning
@@ -98,16 +97,9 @@ def write_text(text: str) -> str:
 
 
 def replace_file(file: Path, content: str | bytes) -> None:
-    """Write a file whole or not at all: an interrupt leaves what was there before.
-
-    It does not wait for the disk, so a power cut may undo it.
-
-    Args:
-        content: text is written in UTF-8.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+    """Write a file whole or not at all, text in UTF-8: an interrupt leaves what was there before.
+    It does not wait for the disk, so a power cut may undo it. Raises OSError: it cannot be
+    written."""
     temporary = file.with_name(f".{file.name}")
     temporary.write_bytes(content.encode() if isinstance(content, str) else content)
     temporary.replace(file)
@@ -115,13 +107,8 @@ def replace_file(file: Path, content: str | bytes) -> None:
 
 @contextmanager
 def replace_durably(file: Path) -> Iterator[IO[bytes]]:
-    """Open a file to be written whole or not at all, in a way that a power cut does not undo.
-
-    What was there before stands until all is on the disk; where writing fails, it stands on.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+    """Open a file to be written whole or not at all, in a way that a power cut does not undo: what
+    was there before stands until all is on the disk. Raises OSError: it cannot be written."""
     temporary = file.with_name(f".{file.name}")
     try:
         with temporary.open("wb") as opened:
@@ -145,13 +132,11 @@ def sync_folder(folder: Path) -> None:
 
 
 def first_line(error: Exception) -> str:
-    """The class of an exception and the first line of what it says."""
     lines = str(error).strip().splitlines() or [""]
     return f"{type(error).__name__}: {lines[0][:200]}"
 
 
 def last_line(text: str) -> str:
-    """The last line of a program's output that is not blank."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[-1] if lines else "it printed nothing"
 
@@ -217,10 +202,7 @@ _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?([a-zA-Z]+)")
 
 
 def parse_bytes(text: str) -> int:
-    """Read an amount of memory.
-
-    Raises:
-        ValueError: it is none, with what is right.
+    """Read an amount of memory. Raises ValueError: it is none, with what is right.
 
     >>> parse_bytes("21GiB"), parse_bytes("1.5 GB")
     (22548578304, 1500000000)

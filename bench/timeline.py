@@ -82,7 +82,6 @@ class Event:
 
     @property
     def duration(self) -> float:
-        """In s."""
         return self.end - self.start
 
 
@@ -112,7 +111,6 @@ class Timed:
     kernels: dict[str, float] = field(default_factory=dict)
 
     def add(self, other: Timed) -> None:
-        """Add what ran of the same label."""
         self.calls += other.calls
         self.time_s += other.time_s
         self.exclusive_s += other.exclusive_s
@@ -120,7 +118,6 @@ class Timed:
             self.kernels[name] = self.kernels.get(name, 0.0) + time_s
 
     def scale(self, factor: float) -> Timed:
-        """So many times of this."""
         kernels = {name: time_s * factor for name, time_s in self.kernels.items()}
         return Timed(self.calls * factor, self.time_s * factor, self.exclusive_s * factor, kernels)
 
@@ -128,9 +125,7 @@ class Timed:
 @dataclass(frozen=True)
 class Timeline:
     """A profiled step, the mean of several: times in s, as `bench.diagnosis.step.Profile` has them.
-
-    ``work`` holds the time of each label; the exclusive times add up to ``busy_s``.
-    """
+    ``work`` holds the time of each label; the exclusive times add up to ``busy_s``."""
 
     steps: int
     step_s: float
@@ -141,11 +136,8 @@ class Timeline:
 
 
 def read_trace(file: Path) -> Trace:
-    """Read a trace, gzipped or not, and link each operator to the one that called it.
-
-    Raises:
-        ValueError: it is none.
-    """
+    """Read a trace, gzipped or not, and link each operator to the one that called it. Raises
+    ValueError: it is none."""
     raw = file.read_bytes()
     content = json.loads(gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw, strict=False)
     try:
@@ -195,16 +187,14 @@ def _link(operators: list[Event]) -> None:
 
 
 def summarize(trace: Trace, steps: int, vocabulary: Vocabulary, device: str) -> Timeline:
-    """The mean of the steps that the region `STEPS` holds.
+    """The mean of the steps that the region `STEPS` holds, of a trace with the regions that
+    `name_region` names, where the step has such parts.
 
     Args:
-        trace: with the regions that `name_region` names, where the step has such parts.
         steps: how many there were.
-        vocabulary: what is known of operations.
         device: cuda or cpu.
 
-    Raises:
-        ValueError: the trace holds no such region, or of a GPU no kernel.
+    Raises ValueError: the trace holds no such region, or of a GPU no kernel.
     """
     window = next((e for e in trace.regions if e.name == STEPS), None)
     if window is None:
@@ -222,8 +212,6 @@ def summarize(trace: Trace, steps: int, vocabulary: Vocabulary, device: str) -> 
 
 
 class _View:
-    """A trace with its parts of the step, and what its operators are labelled."""
-
     def __init__(self, trace: Trace, vocabulary: Vocabulary, window: Event) -> None:
         self.trace, self.vocabulary, self.window = trace, vocabulary, window
         # the parts of the step run on the thread that trains
@@ -238,13 +226,7 @@ class _View:
         )
         self._changes, self._parts = _lay_out(marked)
 
-    def find_part(self, moment: float) -> Kind | None:
-        """The part of the step that ran at a moment; of the backward pass too, by its time."""
-        at = bisect_right(self._changes, moment)
-        return self._parts[at - 1] if at else None
-
     def label(self, event: Event) -> Label:
-        """The label of an operator, that of `bench.training.counting.find_label`."""
         if _is_fused(event.name):
             found = label_fused(event.name, self.vocabulary)
         else:
@@ -252,8 +234,10 @@ class _View:
         return self.place(found, event.start)
 
     def place(self, label: Label, moment: float) -> Label:
-        """A label of what ran at a moment, with the kind of the part of the step that it is of."""
-        return replace(label, kind=place_kind(label.kind, self.find_part(moment)))
+        """A label of what ran at a moment, with the kind of the part of the step that it is of; of
+        the backward pass too, by its time."""
+        at = bisect_right(self._changes, moment)
+        return replace(label, kind=place_kind(label.kind, self._parts[at - 1] if at else None))
 
     def works(self, event: Event) -> bool:
         """Whether an operator does work of its own; not wrappers, autograd's nodes or regions."""
@@ -334,13 +318,10 @@ def _read_gpu(view: _View) -> Timeline:
 
 
 def _ends_within(waits: Sequence[tuple[float, float]], gap: Span) -> bool:
-    """Whether the host had waited until nothing ran: what it did next, the GPU waits for.
+    """Whether the host had waited, in ``waits`` of sorted ends and starts, until nothing ran: what
+    it did next, the GPU waits for.
 
     A gap that ends before the wait does was none of its making: what followed had been launched.
-
-    Args:
-        waits: their ends and starts, sorted.
-        gap: in which no kernel ran.
     """
     first = bisect_left(waits, (gap[0], -math.inf))
     last = bisect_right(waits, (gap[1], math.inf))
@@ -427,7 +408,6 @@ _PRODUCTS = {
 
 
 def _is_fused(name: str) -> bool:
-    """Whether a name is that of a kernel of Inductor's."""
     return "cpp_fused_" in name or (name.startswith("triton_") and "_fused_" in name)
 
 
@@ -514,7 +494,6 @@ _KERNELS: dict[str, Kind] = {
 
 
 def label_kernel(name: str, vocabulary: Vocabulary) -> Label:
-    """The label of a kernel by its own name alone, without templates and arguments."""
     if _is_fused(name):
         return label_fused(name, vocabulary)
     kind = next((kind for part, kind in _KERNELS.items() if part in name), Kind.OTHER)
@@ -584,10 +563,8 @@ _MANGLED = re.compile(r"L\w\d+E|S[\dA-Z]*_|T\d*_|(\d+)")
 
 
 def _split_mangled(name: str) -> tuple[str, list[str]]:
-    """The same of a name that nobody demangled, by the rules of the Itanium C++ ABI.
-
-    An identifier follows its length. One that another follows directly is its namespace.
-    """
+    """The same of a name that nobody demangled, by the rules of the Itanium C++ ABI: an identifier
+    follows its length, and one that another follows directly is its namespace."""
     head: list[str] = []
     words: list[str] = []
     at, closed = 2, False
@@ -651,7 +628,6 @@ def _length(spans: Iterable[Span]) -> float:
 
 
 def _overlap(a: Sequence[Span], b: Sequence[Span]) -> float:
-    """How long two lists of spans, each in order and without overlaps of its own, coincide."""
     total, i, j = 0.0, 0, 0
     while i < len(a) and j < len(b):
         total += max(0.0, min(a[i][1], b[j][1]) - max(a[i][0], b[j][0]))
@@ -683,8 +659,6 @@ def _lay_out(regions: Iterable[Event]) -> tuple[list[float], list[Kind | None]]:
 
 
 class _Finder:
-    """Finds the innermost operator of a thread at a moment."""
-
     def __init__(self, operators: Iterable[Event]) -> None:
         self._by_thread: dict[tuple[Any, Any], list[Event]] = {}
         for event in operators:  # sorted by their starts

@@ -110,8 +110,6 @@ ROUNDING = 1e-12
 
 
 class Verdict(Enum):
-    """What is concluded of B against A."""
-
     LOWER = "lower"
     HIGHER = "higher"
     SAME = "same"
@@ -125,8 +123,7 @@ class Ratio:
 
     Attributes:
         value: ratio of geometric means; None where there is none, and ``lack`` says why.
-        low: lower end of the 95 % interval; None with too few repeats.
-        high: its upper end.
+        low, high: the 95 % interval; None with too few repeats.
         p: two-sided, of no difference; None where nothing was tested.
         p_adjusted: by Holm over the family.
         exact: both sides repeat without any spread; the interval is a point, and there is no p.
@@ -187,19 +184,15 @@ class Ratio:
 
 @dataclass(frozen=True)
 class _Spread:
-    """Variance of one side's logarithms, and how many there are."""
-
     variance: float
     count: int
 
 
 @dataclass(frozen=True)
 class _Difference:
-    """Mean difference B - A of one case's logarithms, and each side's spread.
-
-    ``pairs`` differences of paired readings are a side A with their spread and a side B without
-    any: its degrees of freedom are pairs - 1.
-    """
+    """Mean difference B - A of one case's logarithms, and each side's spread. ``pairs`` differences
+    of paired readings are a side A with their spread and a side B without any: its degrees of
+    freedom are pairs - 1."""
 
     shift: float
     a: _Spread
@@ -208,15 +201,11 @@ class _Difference:
 
     @property
     def error(self) -> float:
-        """Standard error of the difference."""
         return math.sqrt(self.a.variance / self.a.count + self.b.variance / self.b.count)
 
     def freedom(self, noise: float | None = None) -> float:
-        """Satterthwaite's degrees of freedom.
-
-        Args:
-            noise: variance of A's side over that of B's; by default, the case's own.
-        """
+        """Satterthwaite's degrees of freedom; ``noise`` is the variance of A's side over that of
+        B's, by default the case's own."""
         variances = (self.a.variance, self.b.variance) if noise is None else (noise, 1.0)
         return find_freedom([(variances[0], self.a.count), (variances[1], self.b.count)])
 
@@ -232,7 +221,7 @@ Seeded = tuple[Mapping[int, Sequence[float]], Mapping[int, Sequence[float]]]
 def compare(
     family: Sequence[Samples], deterministic: bool = False, names: tuple[str, str] = SIDES
 ) -> list[Ratio]:
-    """Estimate the ratio B/A of each case of a family, with evidence adjusted over all of it.
+    """The ratio B/A of each case of a family, in order, with evidence adjusted over all of it.
 
     Args:
         family: all cases of one metric.
@@ -241,24 +230,18 @@ def compare(
             and the margin alone decides. A clock or a power meter that shows no spread was not
             read independently, and there is no verdict.
         names: what A and B are called in a reason.
-
-    Returns:
-        A ratio for each case, in order.
     """
     cases = [_lack(a, b, names) or _subtract(a, b) for a, b in family]
     return _estimate(cases, deterministic)
 
 
 def compare_seeds(family: Sequence[Seeded], names: tuple[str, str] = SIDES) -> list[Ratio]:
-    """Estimate the ratio B/A of a loss or an error of each case of a family, over seeds.
+    """The ratio B/A of a loss or an error of each case of a family, in order, over seeds.
 
     Repeats of one seed are no further evidence: their geometric mean is one reading. Seeds that
     both sides ran are compared pair by pair, and other seeds are then left out; where the ratio of
     all of these agrees to the last digit, it is exact. With fewer than `MIN_SEEDS` of them, or a
     side where there are none, there is no verdict.
-
-    Returns:
-        A ratio for each case, in order.
     """
     means = [(_average(a), _average(b)) for a, b in family]
     ratios = iter(_estimate([_subtract_seeds(a, b, names) for a, b in means if not _equal(a, b)]))
@@ -304,7 +287,6 @@ def _average(seeds: Mapping[int, Sequence[float]]) -> dict[int, float]:
 
 
 def _mean(values: Sequence[float]) -> float:
-    """The geometric mean; of values that have none, the first that is not positive."""
     odd = [value for value in values if not (value > 0 and math.isfinite(value))]
     if odd or len(values) == 1:
         return (odd or values)[0]
@@ -350,11 +332,9 @@ def _ask_for_seeds(
 
 
 def learnt_nothing(loss: float, classes: int | None = None) -> bool:
-    """Whether a training loss is still that of guessing, so that equal losses show nothing.
-
-    Args:
-        loss: geometric mean over seeds; one that is not finite is not of a network that learnt.
-        classes: that it tells apart; by default those of the harness's datasets.
+    """Whether a training loss, a geometric mean over seeds, is still that of guessing among
+    ``classes``, so that equal losses show nothing; one that is not finite is not of a network that
+    learnt.
 
     >>> learnt_nothing(2.309), learnt_nothing(2.0), learnt_nothing(math.nan)
     (True, False, True)
@@ -385,11 +365,9 @@ class Equivalence:
     """Whether B may replace A without a loss or an error that differs by more than the margin.
 
     Attributes:
-        verdict: what is concluded.
         margin: a fraction: 0.02 is a ratio from 1/1.02 to 1.02.
         ratio: of geometric means over seeds, B/A; None where there is none.
-        low: lower end of its 90 % interval, not adjusted; None with too few seeds.
-        high: its upper end.
+        low, high: its 90 % interval, not adjusted; None with too few seeds.
         p: of the two one-sided tests: that the ratio is beyond the margin; adjusted by Holm.
         seeds: that were compared, of the side that has fewer.
         paired: compared seed by seed.
@@ -410,11 +388,9 @@ class Equivalence:
     lack: str = ""
 
     def sentence(self) -> str:
-        """Say the verdict with its evidence, and where there is none what would give one."""
         return f"{self.verdict.value}: {self.explain()}"
 
     def explain(self) -> str:
-        """Say why."""
         margin = f"the margin of {write_percent(self.margin)}"
         if self.ratio is None:
             return self.lack
@@ -452,13 +428,8 @@ def take_back(found: Equivalence, lack: str) -> Equivalence:
 
 
 def judge_equivalence(a: Mapping[int, float], b: Mapping[int, float], margin: float) -> Equivalence:
-    """Test whether B's loss or error is equivalent to A's over seeds.
-
-    Args:
-        a: the reading of each seed; positive, such as a loss or 1 - accuracy.
-        b: likewise.
-        margin: a fraction: 0.02 is a ratio from 1/1.02 to 1.02.
-    """
+    """Test whether B's loss or error is equivalent to A's: a positive reading of each seed, such as
+    a loss or 1 - accuracy. ``margin`` is a fraction: 0.02 is a ratio from 1/1.02 to 1.02."""
     pair = ({s: [v] for s, v in a.items()}, {s: [v] for s, v in b.items()})
     return judge_equivalences([pair], margin)[0]
 
@@ -466,13 +437,8 @@ def judge_equivalence(a: Mapping[int, float], b: Mapping[int, float], margin: fl
 def judge_equivalences(
     family: Sequence[Seeded], margin: float, names: tuple[str, str] = SIDES
 ) -> list[Equivalence]:
-    """Test each case of a family for equivalence, adjusted over all of it; see the module.
-
-    Seeds are averaged, paired and counted as by `compare_seeds`.
-
-    Returns:
-        One for each case, in order.
-    """
+    """Test each case of a family, in order, for equivalence, adjusted over all of it; see the
+    module. Seeds are averaged, paired and counted as by `compare_seeds`."""
     limit = math.log1p(margin)
     unclear = Equivalence(Claim.UNCLEAR, margin)
     results: list[Equivalence] = []
@@ -548,18 +514,12 @@ def _test_equivalence(
 
 
 def find_seeds(case: _Difference, limit: float, level: float) -> int | None:
-    """The least number of seeds a side with which a case gets a verdict with `POWER`.
+    """The least number of seeds a side, from `MIN_SEEDS`, with which a case gets a verdict with
+    `POWER`; None above `MOST_SEEDS`.
 
     The true difference is taken as none, or as the observed one where that is significant. The true
-    spread is taken as uncertain as the number of observed seeds makes it.
-
-    Args:
-        case: with the spread that was observed.
-        limit: logarithm of the margin's end.
-        level: of the test for equivalence.
-
-    Returns:
-        At least `MIN_SEEDS`; None above `MOST_SEEDS`.
+    spread is taken as uncertain as the number of observed seeds makes it. ``limit`` is the
+    logarithm of the margin's end, ``level`` that of the test for equivalence.
     """
     shift = abs(case.shift) if case.error and min(_test([case])) < ERROR else 0.0
     known = case.freedom() if case.error else math.inf
@@ -593,7 +553,6 @@ def find_power(
         case: its variances count.
         shift: true difference of logarithms, not negative.
         limit: logarithm of the margin's end.
-        seeds: on each side.
         level: of the test for equivalence, and of the two-sided one for a difference.
         known: degrees of freedom from which the variances are known; by default they are true.
     """
@@ -637,7 +596,6 @@ def adjust(p_values: Sequence[float]) -> list[float]:
 
 
 def _lack(a: Sequence[float], b: Sequence[float], names: tuple[str, str]) -> str:
-    """Why two sets of values have no ratio; empty where they have."""
     sides = list(zip(names, (a, b), strict=True))
     empty = [name for name, values in sides if not values]
     if empty:
@@ -671,7 +629,6 @@ def _interval(difference: _Difference, confidence: float) -> tuple[float, float]
 
 
 def _test(cases: Sequence[_Difference]) -> list[float]:
-    """Two-sided p-values of no difference."""
     from scipy.special import stdtr
 
     return [

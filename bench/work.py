@@ -73,17 +73,14 @@ class Work:
     bytes_per_item: float | None = None
 
     def add(self, other: Work) -> None:
-        """Add other work of the same kind."""
         self.calls += other.calls
         self.flop += other.flop
         self.bytes += other.bytes
 
 
 def add_items(work: T, items: int) -> T:
-    """Work with so many more items in each micro-batch, or fewer: a `Work`, or a row of it.
-
-    What an item adds must be known.
-    """
+    """A `Work`, or a row of it, with so many more items in each micro-batch, or fewer; what an item
+    adds must be known."""
     one: Any = work
     flop, bytes = items * one.flop_per_item, items * one.bytes_per_item
     more: T = replace(one, flop=one.flop + flop, bytes=one.bytes + bytes)
@@ -125,10 +122,8 @@ def base_name(name: str) -> str:
 
 
 def place_kind(kind: Kind, part: Kind | None) -> Kind:
-    """The kind of an operation that is within a part of the step: the part, but for a network's.
-
-    A network is run from within its loss; products and convolutions stay what they are there.
-    """
+    """The kind of an operation that is within a part of the step: the part, but for a network's,
+    which is run from within its loss; products and convolutions stay what they are there."""
     return kind if part is None or (part is Kind.LOSS and kind in COMPUTING) else part
 
 

@@ -19,16 +19,8 @@ from test_gpu import CALLS, GPU, MIG, FakeNvml, error
 
 from bench.apex import Apex, Interface, find_apex
 from bench.doctor import __main__
-from bench.doctor.__main__ import (
-    MOST_LINES,
-    Level,
-    Remark,
-    judge,
-    main,
-    read_json,
-    write_json,
-    write_warnings,
-)
+from bench.doctor.__main__ import main, read_json, write_json
+from bench.doctor.judgement import MOST_LINES, Level, Remark, judge, write_warnings
 from bench.doctor.machine import Machine, examine_machine
 from bench.environment import DeviceAnswer, ProcessAnswer, find_variables
 from bench.gpu.nvml import Lack

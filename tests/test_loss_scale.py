@@ -16,7 +16,6 @@ from bench.training.loss_scale import (
     DynamicScale,
     LossScale,
     StaticScale,
-    Unscaled,
     build_loss_scale,
 )
 
@@ -157,7 +156,7 @@ def test_apex_s_scales_are_bounded() -> None:
 
 
 def test_unscaled_is_plain() -> None:
-    weight, overflowed = step(Unscaled(CPU), 3)
+    weight, overflowed = step(LossScale(CPU), 3)
     torch.testing.assert_close(weight, torch.tensor([-0.5]))
     assert not overflowed
 
@@ -165,7 +164,7 @@ def test_unscaled_is_plain() -> None:
 @pytest.mark.parametrize(
     ("setting", "kind", "start"),
     [
-        (None, Unscaled, 1),
+        (None, LossScale, 1),
         (64.0, StaticScale, 64),
         ("dynamic", DynamicScale, 2**16),
         ("dynamic-apex", DynamicScale, 2**32),
@@ -174,7 +173,7 @@ def test_unscaled_is_plain() -> None:
 )
 def test_axis_values(setting: float | str | None, kind: type, start: float) -> None:
     scale = build_loss_scale(setting, CPU)
-    assert isinstance(scale, kind)
+    assert type(scale) is kind
     assert float(scale.current()) == start
 
 

@@ -15,7 +15,7 @@ from bench.flags import join_flags
 from bench.record import PROVEN, Known, Record, Status, WorkRow, read_sources
 from bench.store.reader import list_work, read_records, read_work
 from bench.store.writer import Store
-from bench.sweep.__main__ import sweep
+from bench.sweep.__main__ import main as sweep
 from bench.sweep.loop import Loop
 from bench.sweep.sharing import _AXES, Sharing
 

@@ -102,7 +102,7 @@ def expect(folder: Path, *parts: str) -> None:
 def test_a_record_is_read_back_in_every_column(tmp_path: Path) -> None:
     values: dict[str, Any] = {}
     for i, field in enumerate((*fields(Measurement), *fields(Environment))):
-        kind = field.metadata["type"]
+        kind = COLUMNS[field.name].type
         values[field.name] = {int: i, float: i + 0.1, str: f"text {i}", bool: i % 2 == 0}[kind]
     wanted = make_record(
         Case(precision="fp16", loss_scale="dynamic", evaluate=True, lr=0.1 + 0.2),
@@ -156,7 +156,7 @@ def test_any_text_is_read_back_and_is_no_formula(
 
 @ONE_FOLDER
 @given(st.dictionaries(
-    st.sampled_from([f.name for f in fields(Measurement) if f.metadata["type"] is float]),
+    st.sampled_from([f.name for f in fields(Measurement) if COLUMNS[f.name].type is float]),
     st.floats(),
     max_size=4,
 ))  # fmt: skip
@@ -600,7 +600,7 @@ def test_an_older_file_is_read_without_touching_it(
 ) -> None:
     file = write(tmp_path, make_record(epoch_time_s=3.5))
     before = file.read_bytes()
-    declare(monkeypatch, Column("fan_speed", float, "1/s", "fan", True, since=NEXT), "seed")
+    declare(monkeypatch, Column("fan_speed", float, "fan", True, since=NEXT), "seed")
     frame = read_records(tmp_path)
     assert math.isnan(frame["fan_speed"][0])
     assert frame["epoch_time_s"].tolist() == [3.5]
@@ -614,7 +614,7 @@ def test_a_new_column_never_shifts_old_ones(
     """A file of an older schema that is written on."""
     old = make_record(Case(lr=0.25), epoch_time_s=3.5, reason="=1+1", gpu="'quoted'")
     write(tmp_path, old)
-    declare(monkeypatch, Column("fan_speed", float, "1/s", "fan", True, since=NEXT), "batch_size")
+    declare(monkeypatch, Column("fan_speed", float, "fan", True, since=NEXT), "batch_size")
     plain = writer.flatten
     monkeypatch.setattr(
         writer,
@@ -654,7 +654,7 @@ def test_a_column_that_an_old_file_should_have_is_missed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = write(tmp_path, make_record())
-    declare(monkeypatch, Column("fan_speed", float, "1/s", "fan", True, since=NEXT), "seed")
+    declare(monkeypatch, Column("fan_speed", float, "fan", True, since=NEXT), "seed")
     edit(file, lambda rows: rows[0].update(schema=str(NEXT)))
     expect(tmp_path, ":1: column 'fan_speed' is missing")
 

@@ -24,7 +24,7 @@ import psutil
 import pytest
 
 from bench.environment import describe_host
-from bench.executors import fake
+from bench.executors import Images, fake
 from bench.executors.fake import FakeExecutor
 from bench.flags import join_flags
 from bench.record import Environment, Outcome, Status
@@ -525,9 +525,9 @@ def test_other_images_are_not_mixed(
     from dataclasses import replace
 
     run(out, "8")
-    plain = fake.prepare
+    plain = Images.prepare
     monkeypatch.setattr(
-        fake, "prepare", lambda *a, **k: replace(plain(*a, **k), fingerprint="feedface")
+        Images, "prepare", lambda images: replace(plain(images), fingerprint="feedface")
     )
     run(out, "8", rc=2)
     assert "dataset_fingerprint was" in capsys.readouterr().err

@@ -23,8 +23,8 @@ from bench.diagnosis.expectation import describe_expectation, expect, find_step_
 from bench.diagnosis.rates import CALL, find_losses, write_losses, write_rate
 from bench.diagnosis.rates import RATES as RATE_NAMES
 from bench.diagnosis.step import Bound, Rates, Step
-from bench.doctor.__main__ import Level, judge, measure_machine, read_json, write_json
 from bench.doctor.__main__ import main as doctor
+from bench.doctor.__main__ import measure_machine, read_json, write_json
 from bench.doctor.counts import Counted, count_cases, count_model
 from bench.doctor.earlier import (
     describe_slowdown,
@@ -32,6 +32,7 @@ from bench.doctor.earlier import (
     read_earlier,
     recall_rates,
 )
+from bench.doctor.judgement import Level, judge
 from bench.doctor.kept import forget, keep, recall
 from bench.doctor.machine import Machine
 from bench.doctor.rates import (

@@ -44,10 +44,7 @@ ALWAYS = ("precision", "loss_scale", "batch_size")
 
 def choose_preset() -> Preset:
     """The preset `BENCH_PRESET` names; by default the 2019 grid on a GPU, a small one on a CPU.
-
-    Raises:
-        UsageError: there is none of that name, or the file is none.
-    """
+    Raises UsageError: there is none of that name, or the file is none."""
     asked = os.environ.get(PRESET)
     if not asked:
         return load_preset("rtx-titan") if has_cuda() else load_config(SMALL)
@@ -55,11 +52,8 @@ def choose_preset() -> Preset:
 
 
 def expand(preset: Preset) -> list[Case]:
-    """Its cases, on the GPU where there is one.
-
-    Raises:
-        UsageError: it asks for a loss scale that no precision of it uses.
-    """
+    """Its cases, on the GPU where there is one. Raises UsageError: it asks for a loss scale that no
+    precision of it uses."""
     return preset.cases({}, {"device": ["cuda" if has_cuda() else "cpu"]})
 
 
@@ -139,16 +133,12 @@ def conditions(
 
 
 def name_preset(preset: Preset) -> str:
-    """A preset's name; of one from a file, the file's."""
     return Path(preset.name).stem
 
 
 def describe_grid(preset: str, cases: Sequence[Case]) -> dict[str, Any]:
-    """What `benchmarks/` is told: the cases laid out, the deadline, the flags of a sweep.
-
-    Raises:
-        UsageError: the deadline is no number of seconds.
-    """
+    """What `benchmarks/` is told: the cases laid out, the deadline, the flags of a sweep. Raises
+    UsageError: the deadline is no number of seconds."""
     device = "cuda" if any(case.device == "cuda" for case in cases) else "cpu"
     text = os.environ.get(TIMEOUT) or ("3600" if device == "cuda" else "600")
     try:
@@ -168,11 +158,8 @@ def describe_grid(preset: str, cases: Sequence[Case]) -> dict[str, Any]:
 
 
 def setup() -> None:
-    """Called by asv as it loads the plugin: lay the grid out for the processes it starts.
-
-    Raises:
-        UserError: asv's own, for a preset that is none.
-    """
+    """Called by asv as it loads the plugin: lay the grid out for the processes it starts. Raises
+    UserError: asv's own, for a preset that is none."""
     try:
         preset = choose_preset()
         os.environ[GRID] = json.dumps(describe_grid(name_preset(preset), expand(preset)))
@@ -202,18 +189,14 @@ class Host(Environment):  # type: ignore[misc]
         return python in (f"{sys.version_info.major}.{sys.version_info.minor}", "same")
 
     def check_presence(self) -> bool:
-        """Whether the folder for checkouts is there; nothing else is needed."""
         return Path(self._path).is_dir()
 
     def _setup(self) -> None:
         Path(self._path).mkdir(parents=True, exist_ok=True)
 
     def install_project(self, conf: Any, repo: Any, commit_hash: str) -> None:
-        """Check the commit out.
-
-        Raises:
-            ProcessError: it has no harness to run; asv marks it failed and goes on to the next.
-        """
+        """Check the commit out. Raises ProcessError: it has no harness to run; asv marks it failed
+        and goes on to the next."""
         self.checkout_project(repo, commit_hash)
         harness = Path(self._build_root) / "bench" / "sweep"
         # a module in older commits, a package since

@@ -31,7 +31,7 @@ from asv.util import ProcessError, UserError, check_output, load_json, write_jso
 from bench.asv.host import GRID, Host, conditions, describe_grid, expand, name_preset, place, rank
 from bench.case import Case
 from bench.errors import UsageError
-from bench.flags import Parser, describe, run_command
+from bench.flags import Parser, command, describe
 from bench.preset import load_config as load_preset_file
 from bench.preset import load_preset
 from bench.store.attempts import find_mixed, keep_cases, keep_latest
@@ -45,17 +45,10 @@ PREFIX = "cases.track_"
 _ONE_RESULT = ["commit", "host", "python", "gpu", "driver", "torch"]
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Import sweeps; the return code."""
-    return run_command(import_sweeps, argv)
-
-
-def import_sweeps(argv: Sequence[str]) -> int:
-    """Import every sweep named, each whole or not at all.
-
-    Raises:
-        UsageError: records are not there, are of no commit, or clash with results asv has.
-    """
+@command
+def main(argv: Sequence[str]) -> int:
+    """Import every sweep named, each whole or not at all. Raises UsageError: records are not there,
+    are of no commit, or clash with results asv has."""
     parser = Parser(prog="python -m bench.asv_import", description=describe(__doc__))
     parser.add_argument("sweeps", nargs="+", type=Path, metavar="RESULTS", help="a sweep's folder")
     for folder in parser.parse(argv).sweeps:
@@ -65,11 +58,8 @@ def import_sweeps(argv: Sequence[str]) -> int:
 
 
 def load_config() -> Any:
-    """asv's configuration of the project in the working directory.
-
-    Raises:
-        UsageError: there is none.
-    """
+    """asv's configuration of the project in the working directory. Raises UsageError: there is
+    none."""
     try:
         return Config.load()
     except UserError as error:
@@ -77,16 +67,12 @@ def load_config() -> Any:
 
 
 def read_results(config: Any) -> list[Any]:
-    """Every result asv has, as `asv.results.Results`."""
     return list(iter_results(config.results_dir))
 
 
 def import_sweep(folder: Path, config: Any) -> list[Path]:
     """Write a sweep's records as asv results, one file per commit and machine; return the files.
-
-    Raises:
-        UsageError: as `import_sweeps`.
-    """
+    Raises UsageError: as `import_sweeps`."""
     frame = read_measured(folder)
     cases = list(dict.fromkeys(read_cases(frame)))
     grid = describe_grid(_name_grid(folder, cases), cases)
@@ -115,11 +101,8 @@ def import_sweep(folder: Path, config: Any) -> list[Path]:
 
 def read_measured(folder: Path) -> pd.DataFrame:
     """The rows of a sweep that become results: the attempt that counts of each run of its cases.
-
-    Raises:
-        UsageError: there are none, they are no measurements, or rows that asv would take for one
-            result were made under different environments.
-    """
+    Raises UsageError: there are none, they are no measurements, or rows that asv would take for one
+    result were made under different environments."""
     frame = read_records(folder)
     frame = keep_latest(keep_cases(frame))
     if frame.empty:
@@ -138,10 +121,8 @@ def read_measured(folder: Path) -> pd.DataFrame:
 
 
 def widen_benchmarks(config: Any) -> None:
-    """Let asv show every case it has results of.
-
-    asv knows only the grid of the last run: results of another preset would not be shown.
-    """
+    """Let asv show every case it has results of: it knows only the grid of the last run, and
+    results of another preset would not be shown."""
     file = _benchmarks_file(config)
     if not file.is_file():
         return
@@ -162,10 +143,8 @@ def _benchmarks_file(config: Any) -> Path:
 
 
 def _name_grid(folder: Path, cases: Sequence[Case]) -> str:
-    """The preset a sweep ran, or its own name where flags made the cases others than the preset's.
-
-    A line on the site must not join figures of different questions.
-    """
+    """The preset a sweep ran, or its own name where flags made the cases others than the preset's:
+    a line on the site must not join figures of different questions."""
     own = folder.resolve().name
     try:
         asked = json.loads((folder / CONFIG).read_text())["preset"]
@@ -176,7 +155,6 @@ def _name_grid(folder: Path, cases: Sequence[Case]) -> str:
 
 
 def _discover(config: Any, grid: Mapping[str, Any]) -> dict[str, Any]:
-    """Have asv describe the benchmarks of a grid."""
     env = {**os.environ, GRID: json.dumps(grid)}
     env["PYTHONPATH"] = env["ASV_PYTHONPATH"] = str(Path.cwd())
     with tempfile.TemporaryDirectory() as scratch:
@@ -222,7 +200,6 @@ def _file(
 
 
 def _values(rows: pd.DataFrame, name: str, grid: Mapping[str, Any]) -> list[float | None]:
-    """A figure at each place of the grid, as asv stores it."""
     from benchmarks.figures import FIGURES
 
     (figure,) = (figure for figure in FIGURES if figure.name == name)
@@ -242,11 +219,8 @@ def _median(values: Iterable[float | None]) -> float | None:
 
 
 def _find_commit(name: str, folder: Path, config: Any) -> tuple[str, int]:
-    """A commit's hash and date (JavaScript's milliseconds).
-
-    Raises:
-        UsageError: the records name no commit of this repository.
-    """
+    """A commit's hash and date (JavaScript's milliseconds). Raises UsageError: the records name no
+    commit of this repository."""
     if not name or name.endswith("+dirty"):
         raise UsageError(
             f"{folder}: measured by {f'edited source ({name})' if name else 'no known commit'}, so "

@@ -27,17 +27,11 @@ VENDOR = "vendor"
 
 
 def fetch_assets(packages: Mapping[str, Any]) -> dict[str, bytes]:
-    """Take files from npm packages.
+    """Take files from npm packages; each file's content, by asv's name for it.
 
-    Args:
-        packages: by ``name@version``, the package's ``integrity`` as npm gives it and its
-            ``files``: the name asv's page has for one, and its path in the package.
-
-    Returns:
-        Each file's content, by asv's name for it.
-
-    Raises:
-        UsageError: npm is missing or fails, or a package is not the one pinned.
+    ``packages`` have, by ``name@version``, the package's ``integrity`` as npm gives it and its
+    ``files``: the name asv's page has for one, and its path in the package. Raises UsageError: npm
+    is missing or fails, or a package is not the one pinned.
     """
     npm = shutil.which("npm")
     if npm is None:
@@ -64,11 +58,8 @@ def fetch_assets(packages: Mapping[str, Any]) -> dict[str, bytes]:
 
 
 def unpack(package: str, archive: bytes, pinned: Mapping[str, Any]) -> dict[str, bytes]:
-    """Verify a package's archive and read the files wanted of it.
-
-    Raises:
-        UsageError: it is not the one pinned.
-    """
+    """Verify a package's archive and read the files wanted of it. Raises UsageError: it is not the
+    one pinned."""
     algorithm, _, digest = pinned["integrity"].partition("-")
     found = base64.b64encode(hashlib.new(algorithm, archive).digest()).decode()
     if found != digest:
@@ -90,11 +81,8 @@ REMOTE = re.compile(
 
 
 def stand_alone(out: Path, assets: Mapping[str, bytes]) -> None:
-    """Make an asv site load nothing from elsewhere, open from disk, and draw every plot.
-
-    Raises:
-        UsageError: its page wants a library that is not among ``assets``.
-    """
+    """Make an asv site load nothing from elsewhere, open from disk, and draw every plot. Raises
+    UsageError: its page wants a library that is not among ``assets``."""
     vendor = out / VENDOR
     vendor.mkdir()
 
@@ -116,7 +104,11 @@ def stand_alone(out: Path, assets: Mapping[str, bytes]) -> None:
     home = '<li><a href="../index.html">All reports</a></li>'
     html = html.replace('<li id="nav-li-" ', f'{home}\n\t<li id="nav-li-" ', 1)
     page.write_text(html, encoding="utf-8")
-    _show_all_lines(out / "graphdisplay.js")
+    # asv first shows the leading values of each parameter, up to 8 lines. Of the 2019 grid that is
+    # loss scale "none" alone, and so no line of fp16; mend.js drops what has no data.
+    script = out / "graphdisplay.js"
+    text = script.read_text(encoding="utf-8")
+    script.write_text(text.replace("max_curves = 8;", "max_curves = 64;"), encoding="utf-8")
     _fill_gaps(out)
     files = {
         file.relative_to(out).as_posix(): json.loads(file.read_text(encoding="utf-8"))
@@ -124,13 +116,6 @@ def stand_alone(out: Path, assets: Mapping[str, bytes]) -> None:
     }
     text = json.dumps(files, separators=(",", ":"))
     (out / "files.js").write_text(f"window.asvFiles = {text};\n", encoding="utf-8")
-
-
-def _show_all_lines(script: Path) -> None:
-    # asv first shows the leading values of each parameter, up to 8 lines. Of the 2019 grid that is
-    # loss scale "none" alone, and so no line of fp16; mend.js drops what has no data.
-    text = script.read_text(encoding="utf-8")
-    script.write_text(text.replace("max_curves = 8;", "max_curves = 64;"), encoding="utf-8")
 
 
 def _fill_gaps(out: Path) -> None:

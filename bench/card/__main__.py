@@ -37,7 +37,7 @@ from bench.card.phases import (
 from bench.data.sources import detect
 from bench.environment import Platform, has_cuda, probe, refuse_missing
 from bench.errors import UsageError, nearest
-from bench.flags import Parser, describe, run_command
+from bench.flags import Parser, command, describe
 from bench.record import COMPARABLE
 from bench.sweep.preflight import default_out, refuse_unwritable
 from bench.text import clean
@@ -46,18 +46,7 @@ MINUTES = "CARD_MINUTES"
 _GRACE_S = 8.0  # a sweep stopped by SIGINT ends its worker in 3 s and prints its report
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Show everything.
-
-    Returns:
-        0 where nothing failed, though time may have cut some of it; 1 where something failed or
-        speaks against the numbers; 2 for a usage error; 130 or 143 where it was stopped.
-    """
-    return run_command(show, argv)
-
-
 def build_parser() -> Parser:
-    """The command line."""
     parser = Parser(prog="python -m bench.card", description=describe(__doc__))
     add = parser.add_argument
     minutes = os.environ.get(MINUTES) or "9"
@@ -87,11 +76,12 @@ def build_parser() -> Parser:
     return parser
 
 
-def show(argv: Sequence[str]) -> int:
-    """Run the phases that time allows, write the report and the summary; the return code.
+@command
+def main(argv: Sequence[str]) -> int:
+    """Show everything.
 
-    Raises:
-        UsageError: it cannot be done.
+    Returns 0 where nothing failed, though time may have cut some of it; 1 where something failed or
+    speaks against the numbers; 2 for a usage error; 130 or 143 where it was stopped.
     """
     begun = time.monotonic()
     given = build_parser().parse(argv)
@@ -137,7 +127,8 @@ def show(argv: Sequence[str]) -> int:
             started = time.monotonic()
             report = write_report(card, children)
             report.seconds = time.monotonic() - started
-            if publishable(card):
+            here = card.folder.parent == ROOT / "results"
+            if card.done(*PUBLISHED) and not card.rehearsal and here:
                 publish(children)
             stopped = children.stopped
         card.seconds += time.monotonic() - begun
@@ -162,13 +153,8 @@ def run_agenda(
     end: float,
     only: Sequence[str] = (),
 ) -> None:
-    """Give each phase its turn, by priority; the state is written after each.
-
-    Args:
-        begun: time.monotonic() when the time began to count.
-        end: when it ends; the report is made after that.
-        only: the phases to run, all if empty.
-    """
+    """Give each phase of ``only``, or all, its turn by priority; the state is written after each.
+    The time is from ``begun`` to ``end``, by time.monotonic(); the report is made after that."""
     rehearsal, finished = scale.device == "cpu", set[str]()
     for name, share in AGENDA:
         phase, now = PHASES[name], time.monotonic()
@@ -209,19 +195,12 @@ def run_phase(
 
 
 def identify(platform: Platform, scale: Scale) -> dict[str, object]:
-    """What all that stands in one folder shares."""
     environment = platform.environment
     known = {name: getattr(environment, name) for name in COMPARABLE}
     del known["dataset_fingerprint"]  # the sweep itself compares it
     if environment.gpu is None:
         known["cpu"] = environment.cpu
     return {**known, "dataset": scale.dataset, "fraction": scale.fraction}
-
-
-def publishable(card: Card) -> bool:
-    """Whether the README may take its table from this card."""
-    here = card.folder.parent == ROOT / "results"
-    return card.done(*PUBLISHED) and not card.rehearsal and here
 
 
 def publish(children: Supervisor) -> None:
@@ -270,17 +249,14 @@ def summarize(
 
 
 def say(line: str) -> None:
-    """Tell the user what happens next."""
     print(clean(line), file=sys.stderr, flush=True)
 
 
 @dataclass
 class Supervisor:
-    """Runs one child at a time: shows and logs what it prints, and stops it in time.
-
-    A context manager that turns the first Ctrl-C or SIGTERM into a clean stop of the child, and the
-    second into an immediate end.
-    """
+    """Runs one child at a time: shows and logs what it prints, and stops it in time. A context
+    manager that turns the first Ctrl-C or SIGTERM into a clean stop of the child, and the second
+    into an immediate end."""
 
     log: Path
     until: float = float("inf")
@@ -293,17 +269,14 @@ class Supervisor:
 
     @property
     def interrupted(self) -> bool:
-        """Whether the user has asked for an end."""
         return bool(self.stopped)
 
     def __enter__(self) -> Supervisor:
-        """Listen for signals."""
         for number in (signal.SIGINT, signal.SIGTERM):
             self._before[number] = signal.signal(number, self._stop)
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Leave signals as they were."""
         for number, handler in self._before.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
 
@@ -322,7 +295,6 @@ class Supervisor:
         quiet: bool = False,
         environment: dict[str, str] | None = None,
     ) -> Ended:
-        """Run a command from the checkout; see `bench.card.phases.Children`."""
         start, path = time.monotonic(), os.environ.get("PYTHONPATH", "")
         paths = os.pathsep.join(filter(None, [str(ROOT), path]))
         with self.log.open("a", encoding="utf-8") as log:
@@ -378,7 +350,6 @@ class Supervisor:
         return bool(asked)
 
     def _end_group(self) -> None:
-        """End the child and what it started in its own group, at once."""
         if self._child:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._child.pid, signal.SIGKILL)

@@ -49,7 +49,6 @@ class State(StrEnum):
     finished: bool
 
     def __new__(cls, value: str, finished: bool = False) -> State:
-        """Make a member from its spelling and whether it is final."""
         member = str.__new__(cls, value)
         member._value_ = value
         member.finished = finished
@@ -77,11 +76,9 @@ class Entry:
 
 @dataclass
 class Card:
-    """All that is known of a folder: `STATE`, read and written here alone.
-
-    ``identity`` is what measurements of one folder must share: the columns that `bench.sweep`
-    compares, the dataset and the fraction.
-    """
+    """All that is known of a folder: `STATE`, read and written here alone. ``identity`` is what
+    measurements of one folder must share: the columns that `bench.sweep` compares, the dataset and
+    the fraction."""
 
     folder: Path
     rehearsal: bool
@@ -94,7 +91,6 @@ class Card:
     tests_code: str = ""
 
     def write(self) -> None:
-        """Write the state, whole or not at all."""
         values = {"version": VERSION, **asdict(self)}
         del values["folder"]
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -103,11 +99,7 @@ class Card:
 
     @classmethod
     def read(cls, folder: Path) -> Card:
-        """Read a folder's state.
-
-        Raises:
-            UsageError: there is none, or not one of this version.
-        """
+        """Read a folder's state. Raises UsageError: there is none, or not one of this version."""
         try:
             values = json.loads((folder / STATE).read_text())
             if values.pop("version") != VERSION:
@@ -123,7 +115,6 @@ class Card:
         return card
 
     def finished(self, phase: str) -> bool:
-        """Whether a phase is not to be run again."""
         return phase in self.phases and self.phases[phase].state.finished
 
     def done(self, *phases: str) -> bool:
@@ -131,7 +122,6 @@ class Card:
         return all(p in self.phases and self.phases[p].state is State.DONE for p in phases)
 
     def write_checks(self, name: str, answer: object) -> None:
-        """Keep what a check printed as JSON, beside those of the others."""
         file = self.folder / CHECKS
         checks: dict[str, object] = {}
         with suppress(OSError, ValueError):
@@ -151,11 +141,8 @@ def read_cards(parent: Path) -> list[Card]:
 def choose_card(
     parent: Path, name: str, identity: Mapping[str, Any], *, rehearsal: bool, new: bool = False
 ) -> tuple[Card, str]:
-    """The newest card of the same identity that is not complete, or a new one called ``name``.
-
-    Returns:
-        The card, and what there is to say about older ones; empty if nothing.
-    """
+    """The newest card of the same identity that is not complete, or a new one called ``name``; and
+    what there is to say about older ones, empty if nothing."""
     cards = [card for card in read_cards(parent) if card.rehearsal == rehearsal]
     same = [card for card in cards if card.identity == dict(identity)]
     remark = ""
@@ -203,7 +190,6 @@ def fold_map(card: Card) -> None:
 
 
 def unfold_map(folder: Path) -> None:
-    """Put the files of a folded map back, for a report to read."""
     with suppress(OSError, ValueError):
         texts = json.loads((folder / CHECKS).read_text()).get("scales", {})
         for name in MAP_FILES:
@@ -212,13 +198,8 @@ def unfold_map(folder: Path) -> None:
 
 
 def tidy(folder: Path) -> list[str]:
-    """Leave only what the limits allow; fold the logs of failed cases into `LOG`.
-
-    Nothing measured is ever taken away. Where that breaks a limit, it is said.
-
-    Returns:
-        One line for each limit that does not hold.
-    """
+    """Leave only what the limits allow; fold the logs of failed cases into `LOG`. Nothing measured
+    is ever taken away: where that breaks a limit, a line says so."""
     with (folder / LOG).open("a", encoding="utf-8") as log:
         for title, text in _loose_ends(folder):
             log.write(f"\n== {title} ==\n{text}\n")

@@ -19,16 +19,7 @@ from pathlib import Path
 from typing import Protocol
 
 from bench.apex import choose_interface, find_apex
-from bench.card.folder import (
-    FIGURE,
-    MAP_FILES,
-    PAGE,
-    Card,
-    Entry,
-    State,
-    fold_map,
-    unfold_map,
-)
+from bench.card.folder import FIGURE, MAP_FILES, PAGE, Card, Entry, State, fold_map, unfold_map
 from bench.errors import UnsupportedError
 from bench.flags import join_flags
 from bench.questions.loss_scales import summarize_scale_map
@@ -67,8 +58,7 @@ class Children(Protocol):
     """time.monotonic() at which what runs is stopped."""
 
     @property
-    def interrupted(self) -> bool:
-        """Whether the user has asked for an end."""
+    def interrupted(self) -> bool: ...
 
     def run(
         self,
@@ -76,17 +66,12 @@ class Children(Protocol):
         enough: Callable[[], bool] = lambda: False,
         quiet: bool = False,
     ) -> Ended:
-        """Run a command; SIGINT at the end of the time, or once ``enough()`` is true.
-
-        Args:
-            quiet: its standard output is an answer, not to be shown.
-        """
+        """Run a command; SIGINT at the end of the time, or once ``enough()`` is true. The standard
+        output of a ``quiet`` one is an answer, not to be shown."""
 
 
 @dataclass(frozen=True)
 class Scale:
-    """How large the same phases are: on a card, or on a CPU, where they only rehearse."""
-
     device: str
     dataset: str
     data_dir: Path | None
@@ -115,12 +100,8 @@ class Scale:
     """How well the epoch time of a case is to be known, which ends a part of an epoch early."""
 
     def sweep_flags(self, whole: bool = False, until: bool = True) -> list[str]:
-        """What every sweep is told beside its preset; after a whole epoch, to evaluate.
-
-        Args:
-            whole: whether it measures whole epochs.
-            until: whether a part of one may end as soon as its time is known.
-        """
+        """What every sweep is told beside its preset: of ``whole`` epochs to evaluate, of others
+        whether it may end as soon as its time is known."""
         fraction = self.whole if whole else self.fraction
         flags = [*self.sweep, "--dataset", self.dataset, "--fraction", f"{fraction:g}"]
         flags += ["--evaluate"] if whole else ["--until", self.until] if until else []
@@ -129,7 +110,6 @@ class Scale:
         return [*flags, "--allow-shared"] if self.allow_shared else flags
 
     def check_flags(self) -> list[str]:
-        """What overhead and cross-check are told."""
         flags = ["--pairs", str(self.pairs), "--fraction", f"{self.fraction:g}"]
         return [*flags, "--device", self.device, "--json", *self.check]
 
@@ -176,11 +156,8 @@ Run = Callable[[Card, Scale, Children], Entry]
 
 @dataclass(frozen=True)
 class Phase:
-    """One thing to show.
-
-    ``needs_s`` is the shortest time worth starting it with: the first case of a sweep, all of what
-    cannot be divided; ``rehearsal_s`` the same on a CPU.
-    """
+    """One thing to show. ``needs_s`` is the shortest time worth starting it with: the first case of
+    a sweep, all of what cannot be divided; ``rehearsal_s`` the same on a CPU."""
 
     name: str
     what: str
@@ -224,11 +201,9 @@ def _sweep(
 
 
 def watch_time(records: Path, children: Children) -> Callable[[], bool]:
-    """Whether the case under way would probably not end in time: the longest so far decides.
-
-    It is asked again and again, and says so just after a case has ended, so that the next one is
-    not begun in vain.
-    """
+    """Whether the case under way would probably not end in time: the longest so far decides. It is
+    asked again and again, and says so just after a case has ended, so that the next one is not
+    begun in vain."""
     seen, since, longest = _lines(records), time.monotonic(), 0.0
 
     def enough() -> bool:
@@ -256,7 +231,6 @@ class _Tally:
 
 
 def count_runs(folder: Path, arguments: Sequence[str]) -> _Tally:
-    """Tally the runs of a sweep that its folder holds already."""
     options = parse_arguments(arguments)
     history, walls = {}, {}
     if (folder / RECORDS).is_file():
@@ -378,7 +352,6 @@ _PYTEST_INTERRUPTED = 2
 
 
 def write_report(card: Card, children: Children) -> Entry:
-    """Make the page and the picture of what the folder holds now."""
     if not (card.folder / RECORDS).is_file():
         return Entry(State.ABSENT, line="there are no records to report")
     unfold_map(card.folder)
@@ -455,8 +428,6 @@ _PROFILED = ("--profile", "on")
 
 
 def _on_card(run: Run, why: str) -> Run:
-    """A phase that a CPU has not, and why."""
-
     def absent(card: Card, scale: Scale, children: Children) -> Entry:
         if scale.device == "cpu":
             return Entry(State.ABSENT, line=why)

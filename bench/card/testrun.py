@@ -20,13 +20,11 @@ LEAST_S = 5.0
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the two options."""
     parser.addoption("--card-until", type=float, required=True, help="time.monotonic() to end at")
     parser.addoption("--card-outcomes", type=Path, required=True, help="a file to go on in")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Register what keeps the time and the outcomes."""
     config.pluginmanager.register(_Keeper(config), "card-keeper")
 
 
@@ -72,7 +70,6 @@ class _Keeper:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Write the outcome of a test's call, or what kept it from being called."""
         if report.when == "call" or report.outcome != "passed":
             with self._file.open("a") as file:
                 file.write(json.dumps({"test": report.nodeid, "outcome": report.outcome}) + "\n")

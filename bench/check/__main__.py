@@ -19,28 +19,12 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, TextIO
 
-from bench.case import (
-    AXES,
-    SAME_QUESTION,
-    Case,
-    Value,
-    format_value,
-    free_axes,
-    grid,
-    telling_axes,
-)
+from bench.case import AXES, SAME_QUESTION, Case, Value, format_value, free_axes, grid, telling_axes
 from bench.check.checks import CHECKS, Checked, Finding, Result, answer
 from bench.data import DatasetInfo
 from bench.environment import ask, has_cuda, refuse_missing
 from bench.errors import UsageError, nearest
-from bench.flags import (
-    CIFAR_ONLY,
-    Parser,
-    add_axes,
-    read_axes,
-    refuse_other_images,
-    run_command,
-)
+from bench.flags import CIFAR_ONLY, Parser, add_axes, command, read_axes, refuse_other_images
 from bench.precision import PRECISIONS
 from bench.preset import default_preset, load_preset
 from bench.sweep.preflight import gather_inputs, list_examined
@@ -79,17 +63,7 @@ _WITHOUT = (
 network from scratch."""
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Check.
-
-    Returns:
-        0; 1 where a check failed; 2 for a usage error, before anything is trained.
-    """
-    return run_command(check, argv)
-
-
 def build_parser() -> Parser:
-    """The command line; its last part lists the checks."""
     names = "".join(f"\n  {check.name:<14}{check.shows}" for check in CHECKS.values())
     parser = Parser(
         prog="python -m bench.check",
@@ -121,12 +95,9 @@ def build_parser() -> Parser:
     return parser
 
 
-def check(argv: Sequence[str]) -> int:
-    """Do what the command line says; the return code.
-
-    Raises:
-        UsageError: a flag or value is wrong, or a model, a device or the images are of no use.
-    """
+@command
+def main(argv: Sequence[str]) -> int:
+    """Check; returns 0, 1 where a check failed, 2 for a usage error, before anything is trained."""
     refuse_other_images(argv, "bench.check")
     given = build_parser().parse(argv)
     steps = _parse_steps(given.steps)
@@ -178,11 +149,8 @@ def check_case(
     entry: dict[str, Any],
     screen: TextIO,
 ) -> int:
-    """Run the checks of a case, show and write each as it ends; how many failed.
-
-    Args:
-        entry: the case's part of ``report``, to be filled.
-    """
+    """Run the checks of a case, show and write each as it ends into ``entry``, its part of
+    ``report``; how many failed."""
     from bench.check.pictures import draw_pictures
     from bench.check.subject import Subject
 
@@ -229,7 +197,6 @@ def _show_running(name: str) -> Iterator[None]:
 
 
 def choose_cases(axes: Mapping[str, list[Value]]) -> list[Case]:
-    """The cases to check: by default of the network and images of a sweep's first case."""
     device = axes.get("device", ["cuda" if has_cuda() else "cpu"])
     if len(device) > 1:
         raise UsageError(f"--device {' '.join(map(str, device))}: give one")
@@ -276,7 +243,6 @@ def _row(name: str, result: str, figure: str, bounds: str) -> str:
 
 
 def describe(found: Checked) -> str:
-    """One line of the table."""
     finding = found.finding
     if finding is None:
         figure = "could not be run" if found.error else found.lacks
@@ -286,7 +252,6 @@ def describe(found: Checked) -> str:
 
 
 def write_number(value: float) -> str:
-    """A figure with four digits; a count whole."""
     return str(value) if isinstance(value, int) else f"{value:.4g}"
 
 

@@ -28,13 +28,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Finding:
-    """What a check measured: it passes where ``low <= value <= high``, so NaN never does.
-
-    Attributes:
-        unit: what the value counts, for people.
-        named: the layers, images or states that are at fault.
-        data: further figures, for the JSON file.
-    """
+    """What a check measured: it passes where ``low <= value <= high``, so NaN never does. ``unit``
+    is what the value counts, ``named`` the layers, images or states that are at fault, and ``data``
+    are further figures, for the JSON file."""
 
     value: float
     unit: str
@@ -45,13 +41,10 @@ class Finding:
 
     @property
     def passed(self) -> bool:
-        """Whether the value is within its bounds."""
         return self.low <= self.value <= self.high
 
 
 class Result(StrEnum):
-    """What came of a check."""
-
     PASS = "pass"
     FAIL = "FAIL"
     SKIPPED = "skipped"
@@ -74,9 +67,7 @@ class InapplicableError(Exception):
 @dataclass(frozen=True)
 class Checked:
     """A check with what it found; None where it was skipped, ``error`` where it could not run.
-
-    ``lacks`` is why it was skipped where nobody asked for that.
-    """
+    ``lacks`` is why it was skipped where nobody asked for that."""
 
     check: Check
     finding: Finding | None = None
@@ -85,7 +76,6 @@ class Checked:
 
     @property
     def result(self) -> Result:
-        """What came of it."""
         if self.error:
             return Result.FAIL
         if self.finding is None:
@@ -144,7 +134,6 @@ def _to_bytes(x: Tensor, batches: Batches) -> Tensor:
 
 
 def _find_images(data: Dataset, images: Tensor, labels: Tensor) -> set[int]:
-    """Which of ``images`` the dataset holds with that label."""
     import numpy as np
 
     whole = data.train_images
@@ -161,7 +150,6 @@ def _find_images(data: Dataset, images: Tensor, labels: Tensor) -> set[int]:
 
 
 def _is_crop(image: Tensor, original: Tensor) -> bool:
-    """Whether ``image`` is a crop of ``original`` with its border of zeros, mirrored or not."""
     from torch.nn.functional import pad
 
     from bench.data.batches import PADDING
@@ -373,10 +361,8 @@ def _bound_overfit(subject: Subject, first: float, frozen: bool) -> float:
 
 
 def check_first_steps(subject: Subject) -> Finding:
-    """How far below the untrained network's the loss is in the last third of the first steps.
-
-    Both are of the same batches, so that the luck of a batch cancels.
-    """
+    """How far below the untrained network's the loss is in the last third of the first steps. Both
+    are of the same batches, so that the luck of a batch cancels."""
     losses = subject.first_steps.losses
     return Finding(
         _gain(subject.untrained_losses, losses),
@@ -387,10 +373,8 @@ def check_first_steps(subject: Subject) -> Finding:
 
 
 def check_baseline(subject: Subject) -> Finding:
-    """What the inputs gain in the last third of the first steps, against blank ones.
-
-    Both see the same labels in the same order.
-    """
+    """What the inputs gain in the last third of the first steps, against blank ones. Both see the
+    same labels in the same order."""
     blind = subject.blind_steps.losses
     return Finding(
         _gain(blind, subject.first_steps.losses),
@@ -421,12 +405,9 @@ _NEAR = 0.1
 def check_seed(subject: Subject, exact: bool | None = None) -> Finding:
     """Three steps twice from one seed: the relative distance of the weights, and the losses.
 
-    On a CPU both must be equal to the bit. On CUDA some kernels add in no fixed order; there a
-    third training, from the same start on other batches, is the yardstick: the masters may be
-    apart by a tenth of what those batches make.
-
-    Args:
-        exact: whether to ask for equal bits; None for what the device can.
+    On a CPU both must be equal to the bit, or where ``exact``. On CUDA some kernels add in no fixed
+    order; there a third training, from the same start on other batches, is the yardstick: the
+    masters may be apart by a tenth of what those batches make.
     """
     import torch
 
@@ -465,10 +446,8 @@ def _distance(one: Tensor, other: Tensor) -> float:
 
 
 def check_gradients(subject: Subject) -> Finding:
-    """Which weights to be trained received no finite gradient other than zero in ten steps.
-
-    Steps that overflow are not counted.
-    """
+    """Which weights to be trained received no finite gradient other than zero in ten steps. Steps
+    that overflow are not counted."""
     received = subject.first_steps.received
     _, training = subject.start()
     frozen = [n for n, p in training.model.named_parameters() if not p.requires_grad]
@@ -487,11 +466,9 @@ _DEAD = 0.5
 
 
 def check_activations(subject: Subject) -> Finding:
-    """Layers that are dead or not finite in the last of the first steps.
-
-    A layer is dead where more than half of its channels hold one value for all images. In
-    `dpn-small` on CIFAR-10 none does.
-    """
+    """Layers that are dead or not finite in the last of the first steps. A layer is dead where more
+    than half of its channels hold one value for all images. In `dpn-small` on CIFAR-10 none
+    does."""
     readings = subject.first_steps.readings
     last = readings[-1].activations
     named = [f"{a.layer} ({a.dead:.0%} dead)" for a in last if a.dead > _DEAD]
@@ -508,10 +485,8 @@ def check_activations(subject: Subject) -> Finding:
 
 
 def check_batchnorm(subject: Subject) -> Finding:
-    """Whether a step moves every BatchNorm's running statistics.
-
-    One whose weight and bias have ``requires_grad`` off is frozen on purpose.
-    """
+    """Whether a step moves every BatchNorm's running statistics. One whose weight and bias have
+    ``requires_grad`` off is frozen on purpose."""
     from torch.nn.modules.batchnorm import _NormBase
 
     _, training = subject.start()
@@ -556,18 +531,15 @@ are 2,560."""
 
 
 def check_memory(subject: Subject) -> Finding:
-    """By how many bytes a step what the epoch loop holds grows."""
     held = subject.retained.held_bytes
     most = _KEPT_BYTES[subject.device.type]
     return Finding(growth(held), "bytes more after each step", high=most, data={"held": held})
 
 
 def check_graphs(subject: Subject) -> Finding:
-    """By how many tensors a step those grow that are held with the graph that made them.
-
-    Where backward has freed what the graph had saved, such a leak is small in bytes: its nodes are
-    not in any count of memory, and slow the loop down all the same.
-    """
+    """By how many tensors a step those grow that are held with the graph that made them. Where
+    backward has freed what the graph had saved, such a leak is small in bytes: its nodes are not in
+    any count of memory, and slow the loop down all the same."""
     graphs = subject.retained.graphs
     return Finding(growth(graphs), "tensors more after each step", high=0, data={"held": graphs})
 

@@ -29,9 +29,7 @@ _SAMPLE = 2**16
 @dataclass(frozen=True)
 class Spread:
     """How values are distributed: quantiles as in `QUANTILES`, NaN where one is not finite.
-
-    ``zeros`` and ``not_finite`` are shares of all values.
-    """
+    ``zeros`` and ``not_finite`` are shares of all values."""
 
     quantiles: tuple[float, ...]
     rms: float
@@ -41,11 +39,8 @@ class Spread:
 
 @dataclass(frozen=True)
 class Activations:
-    """The output of a layer in one step.
-
-    ``dead`` is the share of channels, received or put out, whichever is larger, that hold one and
-    the same value at every position of every image.
-    """
+    """The output of a layer in one step. ``dead`` is the share of channels, received or put out,
+    whichever is larger, that hold one and the same value at every position of every image."""
 
     layer: str
     kind: str
@@ -55,11 +50,9 @@ class Activations:
 
 @dataclass(frozen=True)
 class Gradients:
-    """The magnitudes of a weight's gradient in one step, unscaled.
-
-    ``update`` is lr times the gradient's rms over the weight's: near 1e-3 in healthy training
-    (Stanford CS231n, Neural Networks Part 3).
-    """
+    """The magnitudes of a weight's gradient in one step, unscaled. ``update`` is lr times the
+    gradient's rms over the weight's: near 1e-3 in healthy training (Stanford CS231n, Neural
+    Networks Part 3)."""
 
     weight: str
     spread: Spread
@@ -169,10 +162,8 @@ def _has_channels(value: object) -> bool:
 
 @contextmanager
 def watch_gradients(training: Training) -> Iterator[dict[str, Tensor]]:
-    """For every weight to be trained: whether any step within gave it a usable gradient.
-
-    Usable is finite and not all zeros. A value is bool, (), on the device.
-    """
+    """For every weight to be trained: whether any step within gave it a usable gradient, finite and
+    not all zeros: bool, (), on the device."""
     never = torch.zeros((), dtype=torch.bool, device=training.device)
     received = {n: never for n, p in training.model.named_parameters() if p.requires_grad}
 
@@ -214,7 +205,6 @@ class Ledger(TorchDispatchMode):
         self._made: dict[int, tuple[StorageWeakRef, int]] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run the op, and remember what it made."""
         out = func(*args, **(kwargs or {}))
         for tensor in tree_leaves(out):
             if isinstance(tensor, Tensor):

@@ -41,12 +41,9 @@ _RC: Any = {
 
 
 def draw_pictures(subject: Subject, folder: Path) -> list[Path]:
-    """Write as PNG what there is to see: only of the parts that a check has run.
-
-    Returns:
-        The files: batch.png, and losses.png, predictions.png, layers.png; of a workload without
-        images of a dataset, losses.png and layers.png.
-    """
+    """Write as PNG what there is to see, only of the parts that a check has run: batch.png, and
+    losses.png, predictions.png, layers.png; of a workload without images of a dataset, losses.png
+    and layers.png."""
     import matplotlib as mpl
 
     drawn = []
@@ -95,7 +92,6 @@ def _canvas(title: str, width: float, height: float) -> Figure:
 
 
 def draw_batch(subject: Subject) -> Figure:
-    """The first batch as it enters the network, each image with its label."""
     x, y = subject.batch
     n = min(MOST_IMAGES, len(x))
     rows = -(-n // 8)
@@ -114,7 +110,6 @@ def draw_batch(subject: Subject) -> Figure:
 
 
 def draw_losses(first: FirstSteps, blind: FirstSteps | None) -> Figure:
-    """The loss of the first steps, with images and with blank ones."""
     canvas = _canvas("Loss of the first steps", 6, 3.2)
     ax = canvas.add_subplot()
     ax.plot(_finite(first.losses), color=LAST, label="inputs")

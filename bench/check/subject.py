@@ -75,13 +75,9 @@ class Predictions:
 
 @dataclass(frozen=True)
 class FirstSteps:
-    """The first steps of training, each on a batch of its own.
-
-    Attributes:
-        losses: of every step.
-        readings: of the layers, in the first and in the last step.
-        received: whether each weight to be trained received a gradient in `GRADIENT_STEPS`.
-    """
+    """The first steps of training, each on a batch of its own: the losses of every step, readings
+    of the layers in the first and the last, and whether each weight to be trained received a
+    gradient in `GRADIENT_STEPS`."""
 
     losses: list[float]
     readings: list[Reading] = field(default_factory=list)
@@ -92,10 +88,8 @@ class FirstSteps:
 
 @dataclass(frozen=True)
 class Retained:
-    """After every step: bytes that are held, and tensors that are held with a graph behind them.
-
-    On a CPU the bytes are those of what was made within the steps, elsewhere all of the device's.
-    """
+    """After every step: bytes that are held, and tensors that are held with a graph behind them. On
+    a CPU the bytes are those of what was made within the steps, elsewhere all of the device's."""
 
     held_bytes: list[int]
     graphs: list[int]
@@ -104,13 +98,9 @@ class Retained:
 class Subject:
     """A case, its data, and its training from the start.
 
-    Args:
-        folder: where `bench.data.prepare` left the dataset; a user's workload needs none.
-        steps: how many the first steps are.
-
-    Attributes:
-        images: the harness's own workload, on a dataset; None for a user's.
-        classes: that the loss tells apart; None where the workload computes a loss of its own.
+    ``folder`` is where `bench.data.prepare` left the dataset; a user's workload needs none.
+    ``images`` is the harness's own workload, on a dataset, and None for a user's; ``classes`` are
+    those that the loss tells apart, None where the workload computes a loss of its own.
     """
 
     def __init__(self, case: Case, folder: str, steps: int) -> None:
@@ -122,18 +112,14 @@ class Subject:
         self.classes = workload.classes if usual else None
 
     def start(self, *, compiled: bool = True) -> tuple[Supply, Training]:
-        """The training as a worker sets it up, with its batches.
-
-        Args:
-            compiled: False leaves the network as written, where hooks are to see its layers.
-        """
+        """The training as a worker sets it up, with its batches; not ``compiled``, the network is
+        left as written, where hooks are to see its layers."""
         case = self.case if compiled else replace(self.case, compile=Case.compile)
         _, batches, training = set_up(case, self.folder)
         return batches, training
 
     @cached_property
     def batch(self) -> Any:
-        """The first batch of the epoch, as it enters the network."""
         return next(stream(self.start()[0]))
 
     def guess(self, first: float) -> float:
@@ -216,7 +202,6 @@ class Subject:
 
     @cached_property
     def retained(self) -> Retained:
-        """What the epoch loop holds after each of ten steps."""
         batches, training = self.start(compiled=False)
         cuda, ledger = self.device.type == "cuda", Ledger()
         found = Retained([], [])
@@ -246,7 +231,6 @@ class Subject:
 
 
 def last_third(losses: Sequence[float]) -> Sequence[float]:
-    """The losses of the last third of the steps, at least three."""
     return losses[-(len(losses) // 3) :]
 
 
@@ -257,7 +241,6 @@ def take_items(batch: Any, size: int) -> Any:
 
 
 def double_items(batch: Any) -> Any:
-    """A batch with every item twice."""
     items = count_items(batch)
     return tree_map_only(
         Tensor, lambda t: torch.cat([t, t]) if t.dim() and len(t) == items else t, batch
@@ -265,11 +248,8 @@ def double_items(batch: Any) -> Any:
 
 
 def take_steps(training: Training, batches: Iterable[Any], steps: int) -> Tensor:
-    """Take ``steps`` steps that do not overflow, in at most `MOST_STEPS`.
-
-    Returns:
-        The losses of all that were taken: float32 (taken,).
-    """
+    """Take ``steps`` steps that do not overflow, in at most `MOST_STEPS`; the losses of all that
+    were taken: float32 (taken,)."""
     losses, good = [], 0
     for batch in islice(batches, MOST_STEPS):
         loss, _, overflowed = training.step(batch)

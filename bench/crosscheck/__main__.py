@@ -34,10 +34,10 @@ from bench.flags import (
     CIFAR_ONLY,
     Parser,
     add_axes,
+    command,
     describe,
     read_axes,
     refuse_other_images,
-    run_command,
 )
 from bench.precision import PRECISIONS
 from bench.record import Status
@@ -106,8 +106,6 @@ class Pair:
 
 
 class Agreement(StrEnum):
-    """What the ratios of all pairs come to."""
-
     AGREE = "agree"
     DISAGREE = "disagree"
     UNCLEAR = "unclear"
@@ -124,7 +122,6 @@ class Judgement:
     highest: float | None = None
 
     def describe(self, what: str) -> str:
-        """One line for people."""
         if self.ratio is None:
             return f"{what}: {self.verdict}"
         return (
@@ -153,12 +150,6 @@ def judge(pairs: Sequence[tuple[float, float] | None]) -> Judgement:
     return Judgement(verdict, median(ratios), min(ratios), max(ratios))
 
 
-def judge_work(pairs: Sequence[Pair]) -> Agreement:
-    """Whether both sides trained the same number of steps and images in every pair."""
-    same = all((p.harness.steps, p.harness.images) == (p.bare.steps, p.bare.images) for p in pairs)
-    return Agreement.AGREE if same else Agreement.DISAGREE
-
-
 JUDGED = {
     "tensors": lambda side: side.allocated_bytes,
     "outside the allocator": lambda side: side.outside_bytes,
@@ -171,8 +162,9 @@ RESIDENT = {"memory": lambda side: side.memory_bytes}
 
 def judge_all(pairs: Sequence[Pair], rehearsal: bool = False) -> dict[str, Judgement]:
     """The judgements of work, time and memory, by name; of a ``rehearsal`` on a CPU."""
+    same = all((p.harness.steps, p.harness.images) == (p.bare.steps, p.bare.images) for p in pairs)
     judged = {
-        "work": Judgement(judge_work(pairs)),
+        "work": Judgement(Agreement.AGREE if same else Agreement.DISAGREE),
         "time": judge([(p.harness.seconds, p.bare.seconds) for p in pairs]),
     }
     for what, read in (RESIDENT if rehearsal else JUDGED).items():
@@ -181,22 +173,10 @@ def judge_all(pairs: Sequence[Pair], rehearsal: bool = False) -> dict[str, Judge
     return judged
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Cross-check.
-
-    Returns:
-        0 where both agree, and on a CPU, which can only rehearse; 1 where they do not; 2 for a
-        usage error.
-    """
-    return run_command(crosscheck, argv)
-
-
-def crosscheck(argv: Sequence[str]) -> int:
-    """Measure in pairs and judge; the return code.
-
-    Raises:
-        UsageError: the case is not one that the bare loop can train, or it failed.
-    """
+@command
+def main(argv: Sequence[str]) -> int:
+    """Cross-check; returns 0 where both agree, and on a CPU, which can only rehearse; 1 where they
+    do not; 2 for a usage error."""
     refuse_other_images(argv, "bench.crosscheck")
     parser = Parser(
         prog="python -m bench.crosscheck",
@@ -263,11 +243,8 @@ _SUPPORTED = ("model", "workload", "precision", "batch_size", "fraction", "devic
 
 
 def choose_case(axes: dict[str, list[Value]]) -> Case:
-    """The one case to measure.
-
-    Raises:
-        UsageError: several are given, or one that the bare loop cannot train.
-    """
+    """The one case to measure. Raises UsageError: several are given, or one that the bare loop
+    cannot train."""
     device = axes.get("device", ["cuda" if has_cuda() else "cpu"])
     defaults: dict[str, list[Value]] = (
         {"model": ["dpn-small"], "fraction": [0.05]}
@@ -299,11 +276,7 @@ def choose_case(axes: dict[str, list[Value]]) -> Case:
 
 
 def time_harness(executor: Executor, job: Job) -> Side:
-    """Measure a case as a sweep does.
-
-    Raises:
-        UsageError: it cannot be measured here.
-    """
+    """Measure a case as a sweep does. Raises UsageError: it cannot be measured here."""
     outcome = executor.run(job, lambda event: None, lambda: False)
     m = outcome.measurement
     if outcome.status is not Status.OK:
@@ -322,14 +295,8 @@ def time_harness(executor: Executor, job: Job) -> Side:
 
 
 def time_bare(case: Case, samples: int, gpu_uuid: str | None) -> Side:
-    """Train ``case`` by the bare loop while the poller reads the memory.
-
-    Args:
-        samples: items of an epoch.
-
-    Raises:
-        UsageError: one of them failed.
-    """
+    """Train ``case`` by the bare loop, on an epoch of so many samples, while the poller reads the
+    memory. Raises UsageError: one of them failed."""
     steps = math.ceil(case.fraction * math.ceil(samples / case.batch_size))
     own = case.workload != IMAGES
     flags = {
@@ -388,11 +355,8 @@ def time_bare(case: Case, samples: int, gpu_uuid: str | None) -> Side:
 def find_peak(
     polled: Sequence[tuple[float, int]], began: float, ended: float, *, over_baseline: bool
 ) -> int | None:
-    """The largest reading from ``began`` to ``ended``; on a card, less the first of all.
-
-    Args:
-        polled: readings in order: time in s, bytes.
-    """
+    """The largest reading, of those in order with their times in s, from ``began`` to ``ended``; on
+    a card, less the first of all."""
     inside = [size for moment, size in polled if began <= moment <= ended]
     if not inside:
         return None

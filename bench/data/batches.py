@@ -24,11 +24,9 @@ PADDING = 4  # zero pixels on each side before the crop, as there
 
 @dataclass(frozen=True)
 class Divided:
-    """A batch of ``size`` items in micro-batches, each made when it is asked for.
-
-    Where several processes share a batch, ``size`` is what one of them has, which may be none, and
-    ``whole`` what all have together.
-    """
+    """A batch of ``size`` items in micro-batches, each made when it is asked for. Where several
+    processes share a batch, ``size`` is what one of them has, which may be none, and ``whole`` what
+    all have together."""
 
     size: int
     parts: Iterator[Any]
@@ -54,11 +52,8 @@ class Share:
 
 
 def count_items(batch: Any) -> int:
-    """Items of a batch: of a `Divided` its size, else its first tensor's first dimension.
-
-    Raises:
-        ValueError: it holds no tensor, or one without dimensions first.
-    """
+    """Items of a batch: of a `Divided` its size, else its first tensor's first dimension. Raises
+    ValueError: it holds no tensor, or one without dimensions first."""
     from torch import Tensor
     from torch.utils._pytree import tree_leaves
 
@@ -92,21 +87,16 @@ class Supply(Protocol):
     def divide(
         self, index: int = 0, steps: int | None = None, size: int | None = None
     ) -> Iterator[Divided]:
-        """Yield the batches of epoch ``index`` in micro-batches, at most ``steps`` of them.
-
-        Args:
-            size: of each batch, at most ``batch_size``, which is the default.
-        """
+        """Yield the batches of epoch ``index`` in micro-batches, at most ``steps`` of them, each of
+        at most ``size`` items, by default ``batch_size``."""
 
     def evaluation(self, batch_size: int | None = None) -> Iterator[Any]:
         """Yield every item once, in order, ``batch_size`` at a time."""
 
 
 def stream(batches: Supply, first: int = 0) -> Iterator[Any]:
-    """Whole batches without end, each in one piece, epoch after epoch, from the epoch ``first``.
-
-    ``batches`` makes none in micro-batches.
-    """
+    """Whole batches without end, each in one piece, epoch after epoch, from the epoch ``first``;
+    ``batches`` makes none in micro-batches."""
     whole = batches.samples // batches.batch_size
     for index in count(first):
         for batch in batches.divide(index, steps=whole):
@@ -156,32 +146,26 @@ class Batches:
         self.mean, self.scale = normalisation(device, images.shape[1])
 
     def __len__(self) -> int:
-        """Steps in an epoch; the last batch may be smaller."""
         return -(-self.samples // self.batch_size)
 
     @property
     def samples(self) -> int:
-        """Images of an epoch."""
         return self._samples or len(self.images)
 
     def epoch(self, index: int = 0, steps: int | None = None) -> Iterator[Batch]:
-        """Yield the batches of epoch ``index`` in its random order, at most ``steps`` of them.
-
-        The same ``index`` gives the same batches every time.
-        """
+        """Yield the batches of epoch ``index`` in its random order, the same every time, at most
+        ``steps`` of them."""
         for batch in self._divide(index, steps, self.batch_size, self.batch_size):
             yield next(batch.parts)
 
     def divide(
         self, index: int = 0, steps: int | None = None, size: int | None = None
     ) -> Iterator[Divided]:
-        """Yield the same batches in micro-batches, each (x, y).
+        """Yield the same batches in micro-batches, each (x, y), or only the first ``size`` images
+        of each.
 
         A micro-batch is made when it is asked for, so that only one stands in float32 on the
         device. The last one of a batch may be smaller, and a smaller last batch has fewer of them.
-
-        Args:
-            size: of each batch, where only its first images are to be taken.
         """
         return self._divide(index, steps, size or self.batch_size, self.micro_batch)
 
@@ -218,23 +202,19 @@ class Batches:
 def plan_steps(
     samples: int, batch_size: int, steps: int | None = None, size: int | None = None
 ) -> Iterator[range]:
-    """Which items of an epoch each step takes, of the first ``steps`` of it.
+    """Which items of an epoch each step takes, of the first ``steps`` of it, or only the first
+    ``size`` items of each batch.
 
     >>> list(plan_steps(10, 4)), list(plan_steps(10, 4, steps=2, size=3))
     ([range(0, 4), range(4, 8), range(8, 10)], [range(0, 3), range(4, 7)])
-
-    Args:
-        size: of each batch, where only its first items are to be taken.
     """
     for first in range(0, samples, batch_size)[:steps]:
         yield range(first, min(first + min(size or batch_size, batch_size), samples))
 
 
 def normalisation(device: torch.device | str, channels: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """What a pixel from 0 to 255 is lowered by, then multiplied with: float32 (channels, 1, 1).
-
-    Of other than three channels, those of CIFAR-10 take turns.
-    """
+    """What a pixel from 0 to 255 is lowered by, then multiplied with: float32 (channels, 1, 1). Of
+    other than three channels, those of CIFAR-10 take turns."""
     import torch
 
     mean, std = (list(islice(cycle(x), channels)) for x in (MEAN, STD))
@@ -245,14 +225,9 @@ def normalisation(device: torch.device | str, channels: int) -> tuple[torch.Tens
 def draw(
     n: int, images: int, seed: int, index: int, device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """What is random in epoch ``index``, ``n`` of so many images, on ``device``.
-
-    It has a generator of its own.
-
-    Returns:
-        The order, int64 (n,), and of each image in it the corner of its crop, int64 (2, n) from 0
-        to twice `PADDING`, and whether it is flipped, bool (n,).
-    """
+    """What is random in epoch ``index``, ``n`` of so many images, on ``device``, by a generator of
+    its own: the order, int64 (n,), and of each image in it the corner of its crop, int64 (2, n)
+    from 0 to twice `PADDING`, and whether it is flipped, bool (n,)."""
     import torch
 
     generator = torch.Generator(device).manual_seed(mix(seed, index))
@@ -300,8 +275,7 @@ class MadeBatches:
         make_in_order: the batch of so many items on a device from an item on; without it
             `evaluation` draws its batches as well.
 
-    Raises:
-        UsageError: a batch has another number of items than was asked for.
+    Raises UsageError: a batch has another number of items than was asked for.
     """
 
     share = Share()
@@ -323,13 +297,11 @@ class MadeBatches:
         self.device, self.seed = device, seed
 
     def __len__(self) -> int:
-        """Steps in an epoch; the last batch may be smaller."""
         return -(-self.samples // self.batch_size)
 
     def divide(
         self, index: int = 0, steps: int | None = None, size: int | None = None
     ) -> Iterator[Divided]:
-        """Yield the batches of epoch ``index``, the same every time, at most ``steps`` of them."""
         planned = plan_steps(self.samples, self.batch_size, steps, size)
         for step, items in enumerate(planned):
             own = len(self.share.cut(items))
@@ -343,7 +315,6 @@ class MadeBatches:
             yield _check(self._make(size, self.device, seeded), size)
 
     def evaluation(self, batch_size: int | None = None) -> Iterator[Any]:
-        """Yield every item once, in order, ``batch_size`` at a time."""
         size = batch_size or self.batch_size
         for step, first in enumerate(range(0, self.samples, size)):
             items = min(size, self.samples - first)
@@ -361,31 +332,22 @@ class MadeBatches:
 
 class Counted:
     """A user's own `Supply`, the items of its batches and micro-batches counted as they come.
-
-    Args:
-        micro_batch: items of each micro-batch but the last of a batch, which may hold fewer.
-
-    Raises:
-        UsageError: what it yields is not divided as it should be.
-    """
+    Raises UsageError: what it yields is not divided as it should be."""
 
     def __init__(self, supply: Supply, micro_batch: int) -> None:
         self._supply, self._micro_batch = supply, micro_batch
         self.batch_size = supply.batch_size
 
     def __len__(self) -> int:
-        """Steps in an epoch."""
         return len(self._supply)
 
     @property
     def samples(self) -> int:
-        """Items of the data."""
         return self._supply.samples
 
     def divide(
         self, index: int = 0, steps: int | None = None, size: int | None = None
     ) -> Iterator[Divided]:
-        """Yield the batches of the user's `Supply`."""
         for step, batch in enumerate(self._supply.divide(index, steps=steps, size=size)):
             if not isinstance(batch, Divided):
                 raise UsageError(
@@ -419,7 +381,6 @@ class Counted:
             )
 
     def evaluation(self, batch_size: int | None = None) -> Iterator[Any]:
-        """Yield every item once, in order."""
         return self._supply.evaluation(batch_size)
 
 

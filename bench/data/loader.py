@@ -111,20 +111,17 @@ class LoadedBatches:
         self._begun = 0.0
 
     def __len__(self) -> int:
-        """Steps in an epoch; the last batch may be smaller."""
         return -(-self.samples // self.batch_size)
 
     def divide(
         self, index: int = 0, steps: int | None = None, size: int | None = None
     ) -> Iterator[Divided]:
-        """Yield the batches of epoch ``index`` in micro-batches, at most ``steps`` of them.
+        """Yield the batches of epoch ``index`` in micro-batches, at most ``steps`` of them, or only
+        the first ``size`` items of each.
 
         The workers go on to make the whole epoch, also where only some steps of it are taken: they
         shall be as busy in these as in an epoch. Each batch is to be taken before the next epoch
         begins.
-
-        Args:
-            size: of each batch, where only its first items are to be taken.
         """
         self._begun, self.first_batch_s = perf_counter(), None
         self._begin(index, size)
@@ -137,7 +134,6 @@ class LoadedBatches:
             next(self._batches, None)  # its workers end, as where a script's epoch ends
 
     def evaluation(self, batch_size: int | None = None) -> Iterator[Any]:
-        """Yield every item once, in order and as it is, made in this process."""
         from torch.utils.data import default_collate
 
         size = batch_size or self.batch_size
@@ -146,7 +142,6 @@ class LoadedBatches:
             yield self._move(default_collate([self._dataset[key] for key in keys]))
 
     def close(self) -> None:
-        """End the workers, if any run; the next epoch starts others."""
         # torch ends them with the last reference, but an exception that a worker raised keeps one
         if end := getattr(self._batches, "_shutdown_workers", None):
             end()
@@ -205,13 +200,9 @@ class LoadedBatches:
 
     @staticmethod
     def _load(batches: Iterator[Any]) -> Any:
-        """The next batch.
-
-        Raises:
-            RuntimeError: a worker died by a signal, worded as torch's handler of SIGCHLD words it.
-                The pipe of a batch breaks before the worker can be waited for; torch then raises
-                what it met there (EOFError, ConnectionResetError), or names no signal.
-        """
+        """The next batch. Raises RuntimeError: a worker died by a signal, worded as torch's handler
+        of SIGCHLD words it. The pipe of a batch breaks before the worker can be waited for; torch
+        then raises what it met there (EOFError, ConnectionResetError), or names no signal."""
         try:
             return next(batches)
         except (EOFError, OSError, RuntimeError) as error:
@@ -245,8 +236,6 @@ class LoadedBatches:
 
 
 class _Plan:
-    """A batch sampler: the keys of each batch of the epoch that begins."""
-
     def __init__(self) -> None:
         self.batches: Iterator[list[Key]] = iter(())
 
@@ -287,11 +276,9 @@ class Crops:
         self.mean, self.scale = normalisation("cpu", self.images.shape[1])
 
     def __len__(self) -> int:
-        """How many images there are."""
         return len(self.images)
 
     def __getitem__(self, key: tuple[int, int, int, bool]) -> tuple[torch.Tensor, int]:
-        """An image, float32 of the shape that it has, and its label."""
         from torch.nn.functional import pad
 
         number, top, left, flip = key
@@ -379,16 +366,12 @@ ALONE_S = 2.0
 
 
 def measure_rate(batches: LoadedBatches, workers: int, wait: Callable[[], None]) -> float | None:
-    """Items per second that the loader supplies to the device while nothing is trained.
+    """Items per second that the loader supplies to the device while nothing is trained; None where
+    no batch is left after the first of each worker.
 
     The clock starts once every worker has supplied a batch, so that neither their start nor what
-    they prepared meanwhile counts; it stops after `ALONE_S`, or with the epoch.
-
-    Args:
-        wait: waits until the device has all that was copied to it.
-
-    Returns:
-        None where no batch is left after the first of each worker.
+    they prepared meanwhile counts; it stops after `ALONE_S`, or with the epoch. ``wait`` waits
+    until the device has all that was copied to it.
     """
     try:
         return _time_items(batches, max(1, workers), wait)

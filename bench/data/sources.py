@@ -83,11 +83,9 @@ class Source:
 
 
 def detect(folder: Path, archive: Archive = CIFAR10) -> Source | None:
-    """Find a dataset in ``folder`` or one of its sub-folders, in the order of ``LAYOUTS``.
-
-    Class folders in a sub-folder must stand below ``train/``: any folder of pictures would pass
-    for a class otherwise. None where there is nothing of the kind.
-    """
+    """Find a dataset in ``folder`` or one of its sub-folders, in the order of ``LAYOUTS``; None
+    where there is none. Class folders in a sub-folder must stand below ``train/``: any folder of
+    pictures would pass for a class otherwise."""
     places = [folder, *_folders(folder)]
     for place in places:
         if any((place / name).is_file() for name in [*archive.train, *archive.test]):
@@ -128,11 +126,9 @@ def _packed(path: Path, archive: Archive) -> Source:
 
 
 def unpack(path: Path, md5: str, folder: Path) -> None:
-    """Unpack the tar archive at ``path`` into ``folder``, once its sum is ``md5``.
-
-    tarfile's ``data`` filter refuses members that would land outside ``folder``, links out of it
-    and devices. Raises UsageError for those and for an archive that is not what it should be.
-    """
+    """Unpack the tar archive at ``path`` into ``folder``, once its sum is ``md5``. tarfile's
+    ``data`` filter refuses members that would land outside ``folder``, links out of it and devices.
+    Raises UsageError for those and for an archive that is not what it should be."""
     remedy = "delete it to download it again, or download it yourself"
     with _reading(path, remedy):
         file = path.open("rb")
@@ -340,5 +336,4 @@ def _reading(path: Path, remedy: str) -> Iterator[None]:
 
 
 def one_line(error: BaseException) -> str:
-    """What ``error`` says, on one line."""
     return " ".join(str(error).split()) or type(error).__name__

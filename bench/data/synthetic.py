@@ -30,11 +30,8 @@ _INPUT = re.compile(r"([0-9]{1,5})x([0-9]{1,5})x([0-9]{1,5})")
 
 
 def parse_shape(text: str) -> Shape:
-    """Read ``3x224x224``: channels, height and width.
-
-    Raises:
-        ValueError: it is no such text, the image is empty or too large, or its channels come last.
-    """
+    """Read ``3x224x224``: channels, height and width. Raises ValueError: it is no such text, the
+    image is empty or too large, or its channels come last."""
     found = _INPUT.fullmatch(text)
     channels, height, width = map(int, found.groups()) if found else (0, 0, 0)
     if not 1 <= channels * height * width <= LARGEST:
@@ -59,10 +56,8 @@ def count_images(split: str, shape: Shape) -> int:
 
 def source(shape: Shape = SHAPE, classes: int = CLASSES) -> Source:
     """The synthetic dataset. Its one file is its recipe: editing that makes a new cache entry.
-
     Larger images are fewer, so that they take no more memory than CIFAR-10, and an epoch visits
-    them again until it has had 50,000.
-    """
+    them again until it has had 50,000."""
     plain = (shape, classes) == (SHAPE, CLASSES)
     layout = "synthetic" if plain else f"synthetic, {'x'.join(map(str, shape))}, {classes} classes"
     return Source(

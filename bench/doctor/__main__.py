@@ -1,7 +1,8 @@
 """`python -m bench.doctor`: check what this machine can measure, and how to fix the rest.
 
-The facts are gathered by `bench.doctor.machine`; here they are assessed. The return code is 1 if
-something makes numbers unreliable, such as another process that computes on the card.
+The facts are gathered by `bench.doctor.machine` and assessed by `bench.doctor.judgement`. The
+return code is 1 if something makes numbers unreliable, such as another process that computes on the
+card.
 """
 
 from __future__ import annotations
@@ -10,583 +11,34 @@ import json
 import sys
 import types
 from argparse import Namespace
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, fields, is_dataclass, replace
-from enum import Enum, IntEnum
+from collections.abc import Sequence
+from dataclasses import asdict, fields, is_dataclass, replace
+from enum import Enum
 from pathlib import Path
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
-from bench.apex import Apex, choose_interface, refuse_apex
 from bench.case import Case, parse_value
-from bench.diagnosis.expectation import describe_expectation, expect
-from bench.diagnosis.floors import take_rates
 from bench.doctor.counts import count_model
 from bench.doctor.earlier import describe_slowdown, expect_rates, read_earlier
+from bench.doctor.judgement import Level, Remark, judge, write_findings
 from bench.doctor.kept import forget, keep
-from bench.doctor.machine import Gpu, Machine, examine_machine
-from bench.doctor.rates import choose_seconds, describe_rates, doubt_rates, measure_rates
-from bench.environment import (
-    VARIABLES,
-    DeviceAnswer,
-    describe_install,
-    refuse_missing,
-)
+from bench.doctor.machine import Machine, examine_machine
+from bench.doctor.rates import choose_seconds, measure_rates
+from bench.environment import refuse_missing
 from bench.errors import UsageError
-from bench.flags import Parser, run_command
-from bench.gpu.cards import find_card
-from bench.gpu.device import Process
-from bench.gpu.nvml import EFFECTS, Lack
-from bench.gpu.peaks import list_peaks
-from bench.precision import FP8_INSTALL, PRECISIONS
+from bench.flags import Parser, command
+from bench.precision import PRECISIONS
 from bench.record import Environment
-from bench.text import clean, count
-
-GB = 1e9
-
-
-class Level(IntEnum):
-    """How much a finding matters."""
-
-    FINE = 0
-    NOTE = 1
-    UNBELIEVABLE = 2
-
-
-@dataclass(frozen=True)
-class Remark:
-    """One thing about the machine, and the command that fixes it; empty where none is needed.
-
-    ``numbers`` is false where it has no part in the numbers that a sweep measures.
-    """
-
-    level: Level
-    topic: str
-    what: str
-    fix: str = ""
-    numbers: bool = True
-
-
-_START_FIXES: dict[Lack, str] = {
-    Lack.NOT_INSTALLED: "pip install nvidia-ml-py",
-    Lack.NO_DRIVER: "install the NVIDIA driver; in a container: docker run --gpus all",
-    Lack.NOT_LOADED: "sudo modprobe nvidia",
-    Lack.NO_PERMISSION: "check who may use it: ls -l /dev/nvidia*; in a container: docker run "
-    "--gpus all",
-    Lack.MISMATCH: "sudo reboot",
-    Lack.OTHER: "nvidia-smi",
-}
-
-
-def _judge_driver(m: Machine) -> Iterator[Remark]:
-    if "cuda" not in m.devices:
-        return
-    if m.gpus:
-        card = m.gpus[0].card
-        runs = "" if card.driver_cuda is None else f", runs CUDA up to {_dots(card.driver_cuda)}"
-        yield Remark(Level.FINE, "driver", f"{card.driver}{runs}")
-    elif m.nvml is Lack.NO_DRIVER and not _cuda_build(m):
-        yield Remark(Level.FINE, "driver", f"{m.nvml_reason}: only the CPU can be measured")
-    elif m.nvml is not None:
-        level = Level.UNBELIEVABLE if m.nvml is Lack.MISMATCH else Level.NOTE
-        yield Remark(level, "driver", m.nvml_reason, _START_FIXES[m.nvml])
-    else:
-        fix = "unset CUDA_VISIBLE_DEVICES" if m.cuda_visible_devices is not None else "nvidia-smi"
-        yield Remark(Level.NOTE, "driver", m.no_gpu, fix)
-
-
-def _judge_torch(m: Machine) -> Iterator[Remark]:
-    if m.torch_error:
-        yield Remark(Level.UNBELIEVABLE, "torch", m.torch_error, "pip install 'torch>=2.9'")
-        return
-    version = next((d.environment.get("torch", "") for d in m.devices.values()), "")
-    cuda = m.devices.get("cuda")
-    if cuda is None or (cuda.error and not m.gpus and not cuda.environment.get("gpu")):
-        threads = m.devices["cpu"].environment.get("torch_threads") if "cpu" in m.devices else None
-        on = "the CPU" if threads is None else f"the CPU with {threads} threads"
-        yield Remark(Level.FINE, "torch", f"{version}, computes on {on}")
-    elif cuda.error:
-        what = cuda.error.partition("; ")[0].removeprefix("device cuda: ")
-        yield Remark(Level.UNBELIEVABLE, "torch", what, _fix_torch(m, cuda))
-    else:
-        built = cuda.environment.get("cuda")
-        what = f"{version}, built for CUDA {built}, computes on {cuda.environment.get('gpu')}"
-        yield Remark(Level.FINE, "torch", what)
-
-
-def _fix_torch(m: Machine, cuda: DeviceAnswer) -> str:
-    built = cuda.environment.get("cuda")
-    runs = m.gpus[0].card.driver_cuda if m.gpus else None
-    if built is None:
-        return "install a CUDA build of torch; pytorch.org/get-started gives the command"
-    if runs and int(built.partition(".")[0]) > runs[0]:
-        return (
-            f"update the driver, which runs CUDA up to {_dots(runs)}, or install a build of torch "
-            f"for CUDA {runs[0]}"
-        )
-    return "nvidia-smi; echo $CUDA_VISIBLE_DEVICES"
-
-
-def _cuda_build(m: Machine) -> bool:
-    return "cuda" in m.devices and m.devices["cuda"].environment.get("cuda") is not None
-
-
-def _judge_cards(m: Machine) -> Iterator[Remark]:
-    for gpu in _used(m):
-        yield from _judge_card(gpu)
-        yield from _judge_sharing(gpu)
-        yield from _judge_readings(gpu)
-        yield from _judge_power(gpu)
-
-
-def _used(m: Machine) -> Sequence[Gpu]:
-    """The card that torch uses, or all where that is not known."""
-    if "cuda" not in m.devices:
-        return ()
-    uuid = m.devices["cuda"].environment.get("gpu_uuid", "")
-    card = find_card(uuid, [gpu.card for gpu in m.gpus])
-    return [gpu for gpu in m.gpus if card in (None, gpu.card)]
-
-
-def _judge_card(gpu: Gpu) -> Iterator[Remark]:
-    card = gpu.card
-    facts = [card.name]
-    if card.memory_bytes:
-        facts.append(f"{card.memory_bytes / GB:.0f} GB")
-    if card.capability:
-        facts.append(f"compute capability {_dots(card.capability)}")
-    if card.ecc is not None:
-        facts.append(f"ECC {'on' if card.ecc else 'off'}")
-    yield Remark(Level.FINE, "card", ", ".join(facts))
-    if card.mig:
-        yield Remark(
-            Level.NOTE,
-            "MIG",
-            "this is a MIG instance: its power and energy cannot be read, and other "
-            "instances share its power and clocks",
-            f"to measure the whole card: sudo nvidia-smi -i {card.index} -mig 0",
-        )
-    if card.persistence_mode is False:
-        yield Remark(
-            Level.NOTE,
-            "persistence",
-            "persistence mode is off: the driver starts again for each case and loses its settings",
-            f"sudo nvidia-smi -i {card.index} -pm 1",
-        )
-    if card.pcie and card.pcie.width < card.pcie.max_width:
-        yield Remark(
-            Level.NOTE,
-            "PCIe",
-            f"{card.pcie}: half the lanes or fewer, so copies to the card are slow",
-            "move the card to a slot with all lanes",
-        )
-
-
-def _judge_sharing(gpu: Gpu) -> Iterator[Remark]:
-    if gpu.others is None:
-        why = gpu.lacks.get("others", "")
-        yield Remark(
-            Level.NOTE,
-            "neighbours",
-            f"other processes on the card cannot be listed ({why}), so a shared card would not "
-            "be noticed",
-            "list them on the host: nvidia-smi",
-        )
-        return
-    computing = [p for p in gpu.others if not p.display]
-    drawing = [p for p in gpu.others if p.display]
-    if computing:
-        yield Remark(
-            Level.UNBELIEVABLE,
-            "neighbours",
-            "other processes compute on the card: " + _who(computing),
-            "end them or wait (nvidia-smi lists them); --allow-shared measures anyway",
-        )
-    if drawing:
-        yield Remark(
-            Level.NOTE,
-            "neighbours",
-            "the card also drives a display: " + _who(drawing),
-            "for steady numbers: sudo systemctl isolate multi-user.target",
-        )
-    if not gpu.others:
-        yield Remark(Level.FINE, "neighbours", "no other process uses the card")
-
-
-def _who(processes: Iterable[Process]) -> str:
-    def describe(p: Process) -> str:
-        name = f" ({p.name})" if p.name else ""
-        return f"pid {p.pid}{name}" + (f", {p.bytes / GB:.1f} GB" if p.bytes else "")
-
-    return "; ".join(map(describe, processes))
-
-
-_READINGS = {
-    "energy_j": "the energy counter",
-    "power_w": "power",
-    "power_limit_w": "the power limit",
-    "device_bytes": "memory in use",
-    "sm_clock_mhz": "clocks",
-    "temperature_c": "temperature",
-    "throttle": "reasons for throttling",
-}
-
-
-def _judge_readings(gpu: Gpu) -> Iterator[Remark]:
-    reasons: dict[str, list[str]] = {}
-    for quantity, name in _READINGS.items():
-        # that an instance of a divided card has no power of its own is said of MIG
-        if quantity in gpu.lacks and not (gpu.card.mig and quantity in _WHOLE_CARD):
-            reasons.setdefault(gpu.lacks[quantity], []).append(name)
-    for reason, names in reasons.items():
-        also = "; energy is then integrated from power" if names == ["the energy counter"] else ""
-        yield Remark(
-            Level.NOTE,
-            "readings",
-            f"{', '.join(names)} cannot be read ({reason}){also}",
-            "if permission is missing: run as root; in a container: "
-            "-e NVIDIA_DRIVER_CAPABILITIES=compute,utility",
-        )
-    read = [name for quantity, name in _READINGS.items() if quantity not in gpu.lacks]
-    if read:
-        yield Remark(Level.FINE, "readings", f"{', '.join(read)} can be read")
-    if gpu.process_bytes is not None:
-        yield Remark(Level.FINE, "memory", "the memory of a process can be read")
-    elif gpu.tried:
-        yield Remark(
-            Level.NOTE,
-            "memory",
-            "the memory of a process cannot be read ("
-            + gpu.lacks.get("process_bytes", "")
-            + "); that of the whole card is used instead",
-            "in a container: docker run --pid=host",
-        )
-
-
-_WHOLE_CARD = ("energy_j", "power_w", "power_limit_w")
-
-
-def _judge_power(gpu: Gpu) -> Iterator[Remark]:
-    card = gpu.card
-    limit, usual = card.power_limit_w, card.default_power_limit_w
-    if limit is not None:
-        if usual is not None and abs(limit / usual - 1) > 0.01:
-            yield Remark(
-                Level.NOTE,
-                "power limit",
-                f"{limit:.0f} W, where this card's default is {usual:.0f} W: not comparable with "
-                "other cards of its kind",
-                f"sudo nvidia-smi -i {card.index} -pl {usual:.0f}",
-            )
-        else:
-            yield Remark(Level.FINE, "power limit", f"{limit:.0f} W, the default")
-    slowed = [name for name in gpu.throttle or () if EFFECTS.get(name) == "slowed"]
-    if slowed:
-        yield Remark(
-            Level.UNBELIEVABLE,
-            "clocks",
-            f"the card is throttled before it has any work: {', '.join(slowed)}",
-            "check cooling and power supply: nvidia-smi -q -d PERFORMANCE,TEMPERATURE",
-        )
-    held = [name for name in gpu.throttle or () if EFFECTS.get(name) == "set"]
-    clock, default = card.application_clock_mhz, card.default_application_clock_mhz
-    if clock is not None and default is not None and clock != default:
-        held.append(f"application clock {clock} MHz, default {default} MHz")
-    if held:
-        yield Remark(
-            Level.NOTE,
-            "clocks",
-            f"clocks are fixed ({'; '.join(held)}): steadier, but not comparable with cards at "
-            "default clocks",
-            f"sudo nvidia-smi -i {card.index} -rgc; sudo nvidia-smi -i {card.index} -rac",
-        )
-
-
-OTHERS_NOTED, OTHERS_HEAVY = 0.1, 0.25
-"""Fractions of the cores used by other processes: worth a note, and too much."""
-
-STEAL_NOTED, STEAL_HEAVY = 0.01, 0.05
-"""The same of the time that the hypervisor gave to other machines."""
-
-
-def _judge_cpu(m: Machine) -> Iterator[Remark]:
-    cpu = m.cpu
-    used = f"other processes used {cpu.others:.2g} of {count(cpu.cores, 'core')}"
-    if cpu.others > OTHERS_NOTED * cpu.cores:
-        heavy = cpu.others > OTHERS_HEAVY * cpu.cores
-        level = Level.UNBELIEVABLE if heavy else Level.NOTE
-        yield Remark(
-            level, "CPU", f"{used} in {cpu.watched_s:.2g} s", "find them with top, and end them"
-        )
-    if cpu.steal > STEAL_NOTED:
-        level = Level.UNBELIEVABLE if cpu.steal > STEAL_HEAVY else Level.NOTE
-        yield Remark(
-            level,
-            "CPU",
-            f"the hypervisor gave {100 * cpu.steal:.0f} % of this machine's CPU time to others",
-            "measure at another time, or on a machine with dedicated cores; watch the column st "
-            "of: vmstat 1",
-        )
-    if cpu.others <= OTHERS_NOTED * cpu.cores and cpu.steal <= STEAL_NOTED:
-        yield Remark(Level.FINE, "CPU", f"{cpu.name}; {used}")
-    if cpu.governor is not None and cpu.governor != "performance":
-        yield Remark(
-            Level.NOTE,
-            "governor",
-            f"CPU frequency governor {cpu.governor}: clocks rise and fall with the load",
-            "sudo cpupower frequency-set -g performance",
-        )
-
-
-def _judge_places(m: Machine) -> Iterator[Remark]:
-    if (free := m.results_free_bytes) is not None:
-        low = free < 1 * GB
-        yield Remark(
-            Level.NOTE if low else Level.FINE,
-            "disk",
-            f"{free / GB:.1f} GB free for {m.results}",
-            "free some space there, or choose another folder with --out" if low else "",
-        )
-    if (free := m.shm_free_bytes) is not None:
-        low = free < 0.5 * GB
-        yield Remark(
-            Level.NOTE if low else Level.FINE,
-            "shared memory",
-            f"{free / GB:.1f} GB free in /dev/shm"
-            + (": too little for the data loaders of your own model" if low else ""),
-            "docker run --shm-size=1g" if low else "",
-            numbers=False,
-        )
-    if m.data_layout:
-        what = f"CIFAR-10 found in {m.data_dir} ({m.data_layout})"
-        yield Remark(Level.FINE, "images", what, numbers=False)
-    else:
-        yield Remark(
-            Level.NOTE,
-            "images",
-            f"CIFAR-10 is not in {m.data_dir}: a sweep would download 170 MB to there",
-            "give its folder with --data-dir, or use --dataset synthetic",
-            numbers=False,
-        )
-
-
-def _judge_precisions(m: Machine) -> Iterator[Remark]:
-    for device, answer in m.devices.items():
-        if answer.error:
-            continue
-        platform = m.platform(device)
-        ways: dict[str, list[str]] = {"runs": [], "emulates, slowly,": [], "cannot run": []}
-        for precision in PRECISIONS.values():
-            lacks = precision.float8 and not m.torchao
-            lacks |= precision.apex and bool(refuse_apex(m.apex, None, device))
-            if lacks or platform.refuse(precision):
-                ways["cannot run"].append(precision.name)
-            elif platform.find_emulation(precision):
-                ways["emulates, slowly,"].append(precision.name)
-            else:
-                ways["runs"].append(precision.name)
-        told = "; ".join(f"{way} {', '.join(names)}" for way, names in ways.items() if names)
-        where = "the GPU" if device == "cuda" else "the CPU"
-        yield Remark(Level.FINE, "precisions", f"{where} {told}", numbers=False)
-
-
-def _judge_packages(m: Machine) -> Iterator[Remark]:
-    # what is said of these two below and of torch says more
-    if missing := [name for name in m.missing if name not in ("nvidia-ml-py", "torch")]:
-        yield Remark(
-            Level.UNBELIEVABLE,
-            "packages",
-            f"not installed: {', '.join(missing)}; nothing can be measured without",
-            describe_install(missing),
-            numbers=False,
-        )
-    if m.nvidia_ml_py is None:
-        yield Remark(
-            Level.NOTE,
-            "NVML package",
-            "nvidia-ml-py is not installed: memory, power and clocks of a card cannot be read",
-            "pip install nvidia-ml-py",
-            numbers=bool(m.gpus) or _cuda_build(m),
-        )
-    elif m.pynvml is not None and int(m.pynvml.partition(".")[0] or 0) < 12:
-        yield Remark(
-            Level.NOTE,
-            "NVML package",
-            f"the deprecated package pynvml {m.pynvml} overwrites nvidia-ml-py {m.nvidia_ml_py}",
-            "pip uninstall -y pynvml && pip install --force-reinstall nvidia-ml-py",
-            numbers=bool(m.gpus),
-        )
-    else:
-        yield Remark(Level.FINE, "NVML package", f"nvidia-ml-py {m.nvidia_ml_py}")
-    yield from _judge_apex(m.apex)
-    what = f"torchao {m.torchao}; fp8 converts with it" if m.torchao else FP8_INSTALL
-    yield Remark(Level.FINE, "torchao", what, numbers=False)
-
-
-def _judge_apex(apex: Apex | None) -> Iterator[Remark]:
-    if apex is None:
-        what = "not installed; fp16-apex alone needs it"
-        yield Remark(Level.FINE, "apex", what, numbers=False)
-        return
-    if not apex.nvidia:
-        yield Remark(
-            Level.NOTE,
-            "apex",
-            f"apex {apex.version} is not NVIDIA's but a login toolkit for web sites, from PyPI",
-            "pip uninstall -y apex",
-            numbers=False,
-        )
-        return
-    has = "with" if apex.cuda_extensions else "without"
-    contrib = "with" if apex.contrib_extensions else "without"
-    found = f"NVIDIA's apex {apex.version}, {has} its CUDA extensions, {contrib} those of contrib"
-    if why := refuse_apex(apex, None, "cuda"):
-        what, _, fix = why.partition(": ")
-        yield Remark(Level.NOTE, "apex", f"{found}; fp16-apex: {what}", fix, numbers=False)
-        return
-    uses = str(choose_interface(apex, None))
-    if not refuse_apex(apex, "O1", "cuda"):
-        uses += ", or apex.amp with --opt-level"
-    yield Remark(Level.FINE, "apex", f"{found}; fp16-apex runs {uses}", numbers=False)
-
-
-def _judge_variables(m: Machine) -> Iterator[Remark]:
-    from fnmatch import fnmatchcase
-
-    for name, value in m.variables.items():
-        does = next((text for known, text in VARIABLES.items() if fnmatchcase(name, known)), "")
-        what = f"{name}={value} is set and changes results ({does})"
-        yield Remark(Level.NOTE, "variables", what, f"unset {name}")
-    if not m.variables:
-        yield Remark(Level.FINE, "variables", "no variable that changes results is set")
-
-
-def _judge_models(m: Machine) -> Iterator[Remark]:
-    for name, wrong in m.models.items():
-        if wrong:
-            yield Remark(Level.UNBELIEVABLE, "model", wrong, numbers=False)
-        else:
-            yield Remark(Level.FINE, "model", f"{name} can be imported and built", numbers=False)
-
-
-def _judge_rates(m: Machine) -> Iterator[Remark]:
-    for device, yardstick in m.yardsticks.items():
-        gpu = m.devices[device].environment.get("gpu")
-        if said := describe_rates(yardstick, gpu):
-            yield Remark(Level.FINE, "rates", f"measured now: {said}", numbers=False)
-        for column, why in yardstick.reasons.items():
-            what = f"{column.replace('_', ' ')} could not be measured: {why}"
-            yield Remark(
-                Level.NOTE, "rates", what, "try again with more memory free", numbers=False
-            )
-        for what, fix in doubt_rates(yardstick, gpu):
-            level = Level.UNBELIEVABLE if yardstick.collapsed else Level.NOTE
-            yield Remark(level, "rates", what, fix)
-    if m.slower:
-        fix = "find what else uses the machine, with top or nvidia-smi, and end it"
-        yield Remark(Level.NOTE, "rates", f"measured now: {m.slower}", fix)
-
-
-def _judge_expectations(m: Machine) -> Iterator[Remark]:
-    rates = {
-        device: take_rates(
-            yardstick.rates, list_peaks(m.devices[device].environment.get("gpu") or "")
-        )
-        for device, yardstick in m.yardsticks.items()
-    }
-    steps = {
-        (one.model, one.precision): one.make_step(rates[one.device])
-        for one in m.counted
-        if not one.error and one.device in rates
-    }
-    for one in m.counted:
-        name = f"{one.model}, batch size {one.batch_size}, {one.precision}"
-        if one.error:
-            what = f"{name}: not counted: {one.error}"
-            yield Remark(Level.FINE, "expected", what, numbers=False)
-            continue
-        base, step = steps.get((one.model, BASE)), steps.get((one.model, one.precision))
-        if one.precision != BASE and base and step and (found := expect(base, step)):
-            what = f"{name}: {describe_expectation(found, BASE)}"
-            yield Remark(Level.FINE, "expected", what, numbers=False)
-
-
-BASE = "fp32"
-"""The precision that the others are expected to be faster than."""
-
-
-_JUDGES = (
-    _judge_driver,
-    _judge_torch,
-    _judge_cards,
-    _judge_cpu,
-    _judge_places,
-    _judge_precisions,
-    _judge_packages,
-    _judge_variables,
-    _judge_models,
-    _judge_rates,
-    _judge_expectations,
-)
-
-
-def judge(machine: Machine) -> list[Remark]:
-    """Say what the facts mean: in the order of the topics, whatever their level."""
-    return [finding for judge in _JUDGES for finding in judge(machine)]
-
-
-def _dots(version: Iterable[int]) -> str:
-    return ".".join(map(str, version))
-
-
-_MARKS = {Level.FINE: "ok", Level.NOTE: "note", Level.UNBELIEVABLE: "WRONG"}
-
-
-def write_findings(findings: Sequence[Remark]) -> str:
-    """The findings as text: a line each, the fix below it, and the sum of it all."""
-    width = max(len(finding.topic) for finding in findings)
-    lines = []
-    for finding in findings:
-        lines.append(f"{_MARKS[finding.level]:<6}{finding.topic:<{width}}  {clean(finding.what)}")
-        if finding.fix:
-            lines.append(f"{'':<{6 + width}}  fix: {clean(finding.fix)}")
-    wrong = sum(finding.level is Level.UNBELIEVABLE for finding in findings)
-    notes = sum(finding.level is Level.NOTE for finding in findings)
-    if wrong:
-        many = "1 thing makes" if wrong == 1 else f"{wrong} things make"
-        end = f"{many} numbers from this machine unreliable; notes: {notes}"
-    else:
-        end = f"nothing makes numbers from this machine unreliable; notes: {notes}"
-    return "\n".join([*lines, "", end])
-
-
-MOST_LINES = 5
-"""Of findings, before a sweep. More than a few are not read."""
-
-
-def write_warnings(machine: Machine) -> list[str]:
-    """What a sweep says before it starts: a line each of what matters, the worst first."""
-    found = [f for f in judge(machine) if f.numbers and f.level > Level.FINE]
-    found.sort(key=lambda finding: -finding.level)
-    lines = [
-        f"{'warning' if f.level is Level.UNBELIEVABLE else 'note'}: {clean(f.what)}; {clean(f.fix)}"
-        for f in found[:MOST_LINES]
-    ]
-    more = len(found) - len(lines)
-    return [*lines, f"note: {more} more; python -m bench.doctor shows them"] if more else lines
 
 
 def write_json(machine: Machine, findings: Sequence[Remark]) -> str:
-    """Facts and findings, to be read elsewhere with --from."""
     said = [{**asdict(f), "level": f.level.name.lower()} for f in findings]
     return json.dumps({"facts": asdict(machine), "findings": said}, indent=2, ensure_ascii=False)
 
 
 def read_json(path: Path) -> Machine:
-    """Read the facts that ``--json`` wrote.
-
-    Raises:
-        UsageError: the file cannot be read, or is not of this version of the doctor.
-    """
+    """Read the facts that ``--json`` wrote. Raises UsageError: the file cannot be read, or is not
+    of this version of the doctor."""
     right = "give what python -m bench.doctor --json printed"
     try:
         machine: Machine = _read(Machine, json.loads(path.read_text())["facts"], "facts")
@@ -633,21 +85,10 @@ def _read(kind: Any, value: Any, where: str) -> Any:
     return value
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Examine the machine.
-
-    Returns:
-        0; 1 where something makes numbers unreliable; 2 for a usage error, a broken model too.
-    """
-    return run_command(doctor, argv)
-
-
-def doctor(argv: Sequence[str]) -> int:
-    """Do what the command line says; the return code.
-
-    Raises:
-        UsageError: a flag is wrong, a file cannot be read, or a model is broken.
-    """
+@command
+def main(argv: Sequence[str]) -> int:
+    """Examine the machine; returns 0, 1 where something makes numbers unreliable, 2 for a usage
+    error, a broken model too."""
     parser = Parser(
         prog="python -m bench.doctor",
         description="Say what this machine can measure, and the command that fixes what it cannot.",
@@ -662,9 +103,7 @@ def doctor(argv: Sequence[str]) -> int:
         "can be at most",
     )
     parser.add_argument(
-        "--batch-size",
-        metavar="N",
-        help=f"of a step of --model ({Case.batch_size})",
+        "--batch-size", metavar="N", help=f"of a step of --model ({Case.batch_size})"
     )
     parser.add_argument("--data-dir", type=Path, metavar="DIR", help="where CIFAR-10 is (./data)")
     parser.add_argument("--out", type=Path, metavar="DIR", help="where results go (./results)")
@@ -705,10 +144,7 @@ def _read_batch_size(given: Namespace) -> int:
 
 def measure_machine(machine: Machine, batch_size: int) -> Machine:
     """Measure what the device can do now, and count what a step of each sound model does there.
-
-    Raises:
-        UsageError: `bench.doctor.rates.SECONDS` has no number of seconds.
-    """
+    Raises UsageError: `bench.doctor.rates.SECONDS` has no number of seconds."""
     device = machine.device
     if device is None or not (seconds := choose_seconds(device)):
         return machine

@@ -23,8 +23,6 @@ from bench.text import first_line
 
 @dataclass(frozen=True)
 class Counted:
-    """What a step of a model in one precision computes and moves; or why that is not known."""
-
     model: str
     precision: str
     batch_size: int
@@ -40,15 +38,9 @@ class Counted:
 def count_model(
     model: str, batch_size: int, device: str, precisions: Sequence[str], timeout_s: float = 120.0
 ) -> list[Counted]:
-    """Count a step in each of ``precisions``, on a few images of CIFAR-10's shape.
-
-    Args:
-        model: that `bench.fingerprint.examine` found no fault with.
-        batch_size: images of the step.
-        device: "cuda" or "cpu".
-        precisions: those that the device can compute in.
-        timeout_s: how long all of them may take.
-    """
+    """Count a step in each of ``precisions``, which the device ("cuda" or "cpu") can compute in, on
+    a few images of CIFAR-10's shape, of a model that `bench.fingerprint.examine` found no fault
+    with; ``timeout_s`` is how long all of them may take."""
     asked = (device, model, str(batch_size), *precisions)
     said, why = run_module("bench.doctor.counts", *asked, timeout_s=timeout_s)
     if why is None:
@@ -67,7 +59,6 @@ def _read(line: str) -> Counted:
 
 
 def count_cases(cases: Sequence[Case]) -> Iterator[Counted]:
-    """Count a step of each case here; what it raises is in what is yielded."""
     for case in cases:
         work, error = [], ""
         try:

@@ -25,8 +25,6 @@ MOST_SWEEPS = 20
 
 @dataclass(frozen=True)
 class Earlier:
-    """A time at which the same device was measured: where that was written, when, and the row."""
-
     folder: Path
     day: str
     row: Mapping[Any, Any]
@@ -46,7 +44,6 @@ def read_earlier(environment: Environment, folder: Path) -> list[Earlier]:
 
 
 def expect_rates(earlier: Sequence[Earlier]) -> dict[str, float]:
-    """The highest rates of earlier times, by column."""
     known = ((name, one.row[name]) for one in earlier for name in RATES)
     found: dict[str, float] = {}
     for name, rate in known:
@@ -65,11 +62,9 @@ def describe_slowdown(rates: Mapping[str, Any], earlier: Sequence[Earlier]) -> s
 
 
 def recall_rates(environment: Environment, folder: Path) -> Yardstick:
-    """What this device could do by a sweep's folder, if its last row is fresh and has products.
-
-    So a sweep that goes on within an hour of its last case keeps its rates. Where products are
-    missing, they could not be measured or had collapsed; that may have passed.
-    """
+    """What this device could do by a sweep's folder, if its last row is fresh and has products. So
+    a sweep that goes on within an hour of its last case keeps its rates. Where products are
+    missing, they could not be measured or had collapsed; that may have passed."""
     if not (folder / RECORDS).is_file():
         return Yardstick()
     frame = read_records(folder)

@@ -25,13 +25,9 @@ FRESH_S = 3600.0
 
 
 def recall(environment: Environment, seconds: float, cores: Sequence[int] = ()) -> Yardstick:
-    """What a device could do within the last hour; no rates where that is not known.
-
-    Args:
-        environment: of the device.
-        seconds: that the tries of each rate are to take together.
-        cores: of a CPU, where they are not those of this process.
-    """
+    """What a device could do within the last hour, by tries that took ``seconds`` for each rate, on
+    ``cores`` of a CPU where they are not those of this process; no rates where that is not
+    known."""
     try:
         kept = json.loads(_find_file(environment, cores).read_text(encoding="utf-8"))
         found = read_found(kept["yardstick"])
@@ -44,10 +40,8 @@ def recall(environment: Environment, seconds: float, cores: Sequence[int] = ()) 
 def keep(
     found: Yardstick, environment: Environment, seconds: float, cores: Sequence[int] = ()
 ) -> None:
-    """Keep what was measured, or where that is not whole, forget what was before.
-
-    Rates that collapsed or could not be measured may be had the next time.
-    """
+    """Keep what was measured, or where that is not whole, forget what was before: rates that
+    collapsed or could not be measured may be had the next time."""
     if not found.rates or found.reasons or found.collapsed:
         forget(environment, cores)
         return

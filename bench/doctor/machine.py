@@ -130,10 +130,10 @@ def examine_machine(
     nvml: Any = None,
     ask: Callable[..., ProcessAnswer] = ask,
 ) -> tuple[Machine, ProcessAnswer]:
-    """Find out what there is to know; torch and the models are asked in a process of their own.
+    """Find out what there is to know; torch and the models are asked in a process of their own,
+    whose answer in full comes with the facts.
 
     Args:
-        devices: which torch is asked about, "cuda" and "cpu".
         models: to import, build and run once.
         data_dir: where CIFAR-10 is looked for, ./data when None.
         out: where results would go, ./results when None.
@@ -141,9 +141,6 @@ def examine_machine(
         watch_s: how long the CPU is watched at least.
         nvml: replaces the module pynvml.
         ask: replaces `bench.environment.ask`.
-
-    Returns:
-        The facts, and the answer of that process in full.
     """
     load = _Load()
     lack, reason = check_nvml(nvml)

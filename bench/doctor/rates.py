@@ -25,11 +25,8 @@ _SLOWEST = 250  # times as long as asked: seven rates or more, and products that
 
 
 def choose_seconds(device: str) -> float:
-    """How long the tries of each rate may take together, in s; 0 for none at all.
-
-    Raises:
-        UsageError: the variable `SECONDS` is not a number of seconds.
-    """
+    """How long the tries of each rate may take together, in s; 0 for none at all. Raises
+    UsageError: the variable `SECONDS` is not a number of seconds."""
     text = os.environ.get(SECONDS, "")
     try:
         seconds = float(text) if text else _DEFAULT_S[device]
@@ -46,10 +43,10 @@ def measure_rates(
     variables: Mapping[str, str] | None = None,
     expected: Mapping[str, float] | None = None,
 ) -> Yardstick:
-    """Measure what ``device`` ("cuda" or "cpu") can do, in a fresh process.
+    """Measure what ``device`` ("cuda" or "cpu"), which nothing else uses now, can do, in a fresh
+    process.
 
     Args:
-        device: that nothing else uses now.
         seconds: about how long the tries of each rate take together.
         variables: environment variables that choose the GPU.
         expected: rates, by column; what falls short of one is measured again, as often.
@@ -72,21 +69,16 @@ def measure_rates(
 
 
 def read_found(values: Mapping[str, Any]) -> Yardstick:
-    """Make a yardstick of its fields, as they come out of JSON.
-
-    Raises:
-        TypeError, KeyError, AttributeError: they are none.
-    """
+    """Make a yardstick of its fields, as they come out of JSON. Raises TypeError, KeyError or
+    AttributeError: they are none."""
     tries = {column: Tries(**one) for column, one in values["tries"].items()}
     collapsed = {column: Collapse(**one) for column, one in values["collapsed"].items()}
     return Yardstick(**{**values, "tries": tries, "collapsed": collapsed})
 
 
 def describe_rates(yardstick: Yardstick, gpu: str | None) -> str:
-    """The rates, each beside the data sheet's where that is known, and how it was measured.
-
-    What is above the data sheet's is left out: `doubt_rates` tells it.
-    """
+    """The rates, each beside the data sheet's where that is known, and how it was measured. What is
+    above the data sheet's is left out: `doubt_rates` tells it."""
     peaks = list_peaks(gpu or "")
     known = {c: rate for c, rate in yardstick.rates.items() if 0 < rate <= peaks.get(c, math.inf)}
 
@@ -111,7 +103,6 @@ _SINGLE = {"large copies": COPY, "the smallest operation": CALL}
 
 
 def _list_readings(tries: Tries) -> list[str]:
-    """The SM clock and the power of the best try, where they are known."""
     read = [(tries.clock_mhz, "MHz"), (tries.power_w, "W")]
     return [f"{value:.0f} {unit}" for value, unit in read if value]
 
@@ -122,12 +113,8 @@ def write_doubts(yardstick: Yardstick, gpu: str | None) -> list[str]:
 
 
 def doubt_rates(yardstick: Yardstick, gpu: str | None) -> Iterator[tuple[str, str]]:
-    """What speaks against the rates, each with the command that mends it.
-
-    Args:
-        yardstick: as it was measured.
-        gpu: the GPU's name; None on a CPU.
-    """
+    """What speaks against the rates of a GPU of that name, or of a CPU, each with the command that
+    mends it."""
     for collapse in dict.fromkeys(yardstick.collapsed.values()):
         lost = [RATES[column] for column, one in yardstick.collapsed.items() if one == collapse]
         what = f"{collapse}: no rate of {', '.join(lost)} is kept"

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Protocol
 
 from bench.case import Case
-from bench.data import DatasetInfo
+from bench.data import DatasetInfo, prepare
+from bench.data.progress import Progress
 from bench.environment import ProcessAnswer
 from bench.record import EpochRow, Known, Outcome, Yardstick
 from bench.worker.messages import PhaseEntered, StepTaken
@@ -25,10 +26,8 @@ EXECUTORS: dict[str, str] = {
 
 
 class ShortageError(Exception):
-    """What a case takes is not there just now, but it may come, or come back.
-
-    The message is one line that says what is lacking.
-    """
+    """What a case takes is not there just now, but it may come, or come back; the message is one
+    line that says what is lacking."""
 
 
 Event = PhaseEntered | StepTaken
@@ -37,11 +36,9 @@ Event = PhaseEntered | StepTaken
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings of an executor, the same for all cases of a sweep.
-
-    ``address`` is that of a cluster to join. With ``cold`` each worker is started as a new Python,
-    and not forked from one that has imported torch.
-    """
+    """Settings of an executor, the same for all cases of a sweep. ``address`` is that of a cluster
+    to join. With ``cold`` each worker is started as a new Python, and not forked from one that has
+    imported torch."""
 
     timeout_s: float = 3600.0
     allow_shared: bool = False
@@ -51,11 +48,9 @@ class Settings:
 
 @dataclass(frozen=True)
 class Lane:
-    """A place where one case runs at a time: the only one of a sweep, or one of several.
-
-    ``name`` is empty for the only one. ``gpus`` are UUIDs, ``cores`` the CPUs that its workers are
-    held to; empty leaves them what this process has. ``host`` is empty on this machine.
-    """
+    """A place where one case runs at a time: the only one of a sweep, which has no ``name``, or one
+    of several. ``gpus`` are UUIDs, ``cores`` the CPUs that its workers are held to; empty leaves
+    them what this process has. ``host`` is empty on this machine."""
 
     name: str = ""
     gpus: tuple[str, ...] = ()
@@ -98,11 +93,14 @@ class Job:
 class Images:
     """Which images a lane needs, as `bench.data.prepare` takes them."""
 
-    dataset: str
+    name: str
     data_dir: Path | None = None
     url: str | None = None
     input: str | None = None
     classes: int | None = None
+
+    def prepare(self, progress: Progress | None = None) -> DatasetInfo:
+        return prepare(**vars(self), progress=progress)
 
 
 ALL = 0
@@ -121,26 +119,18 @@ class Executor(Protocol):
     def open_lanes(self, device: str, wanted: int | None = None) -> Sequence[Lane]:
         """Open the lanes that cases on ``device`` ("cuda" or "cpu") may run on; once, first of all.
 
-        Args:
-            device: what the lanes train on.
-            wanted: how many; `ALL` for all that there are, None for what is usual, which on one
-                machine is a single lane that is pinned to nothing and has no name.
-
-        Raises:
-            UsageError: there are not that many; it says how many there are.
+        So many are ``wanted``; `ALL` for all that there are, None for what is usual, which on one
+        machine is a single lane that is pinned to nothing and has no name. Raises UsageError: there
+        are not that many; it says how many there are.
         """
 
     def join_lanes(self) -> Sequence[Lane]:
         """Lanes that came since the last call, on nodes that joined late or in place of lost ones.
-
-        A lane whose case was `lost` is gone. It is listed here if it comes back.
-        """
+        A lane whose case was `lost` is gone. It is listed here if it comes back."""
 
     def lose_lanes(self) -> Sequence[Lane]:
-        """Lanes that went away since the last call while nothing ran on them.
-
-        They are listed by `join_lanes` if they come back.
-        """
+        """Lanes that went away since the last call while nothing ran on them; `join_lanes` lists
+        them if they come back."""
 
     def gather(self, lane: Lane, device: str, size: int) -> Lane:
         """The lane for a case of ``size`` GPUs (on a CPU, shares of cores) that ``lane`` is to run.
@@ -162,17 +152,12 @@ class Executor(Protocol):
         timeout_s: float,
         look: Callable[[ProcessAnswer, int], None] = lambda answer, pid: None,
     ) -> ProcessAnswer:
-        """Ask about devices and models where the lane is, as `bench.environment.ask` does.
-
-        ``look`` is called only where the process that answers runs on this machine.
-        """
+        """Ask about devices and models where the lane is, as `bench.environment.ask` does; ``look``
+        is called only where the process that answers runs on this machine."""
 
     def prepare(self, lane: Lane, images: Images) -> DatasetInfo:
-        """Have images on the lane's machine; its ``folder`` is that of a job on this lane.
-
-        Raises:
-            UsageError: they cannot be had or read.
-        """
+        """Have images on the lane's machine; its ``folder`` is that of a job on this lane. Raises
+        UsageError: they cannot be had or read."""
 
     def rate(
         self, lane: Lane, device: str, seconds: float, expected: Mapping[str, float]
@@ -183,9 +168,7 @@ class Executor(Protocol):
         self, job: Job, on_event: Callable[[Event], None], stopping: Callable[[], bool]
     ) -> Outcome:
         """Run one case on ``job.lane`` to its end, or to `interrupted` soon after ``stopping()``.
-
-        It never raises: every failure is an outcome. ``on_event`` is called in the same thread.
-        """
+        It never raises: every failure is an outcome. ``on_event`` is called in the same thread."""
 
     def kill(self) -> None:
         """End whatever runs on any lane, at once. Called by a signal handler."""
@@ -195,12 +178,10 @@ class Executor(Protocol):
 
 
 def build_executor(name: str, settings: Settings) -> Executor:
-    """Make the executor ``name`` of `EXECUTORS`."""
     return load_executor(EXECUTORS[name], settings)
 
 
 def load_executor(place: str, settings: Settings) -> Executor:
-    """Make the executor that ``place``, such as ``package.module:Class``, names."""
     module, _, kind = place.partition(":")
     executor: Executor = getattr(import_module(module), kind)(settings)
     return executor

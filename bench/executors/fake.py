@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from bench.case import AXES, Case, Value, parse_value
-from bench.data import DatasetInfo, prepare
+from bench.data import DatasetInfo
 from bench.environment import DeviceAnswer, ProcessAnswer, describe_host
 from bench.errors import UnsupportedError, UsageError, nearest
 from bench.executors import Event, Images, Job, Lane, Settings
@@ -56,11 +56,7 @@ class Memory:
 
     @classmethod
     def parse(cls, text: str) -> Memory:
-        """Read a model.
-
-        Raises:
-            UsageError: a part of it is none.
-        """
+        """Read a model. Raises UsageError: a part of it is none."""
         values = {}
         for part in text.split():
             name, _, value = part.partition("=")
@@ -73,7 +69,6 @@ class Memory:
         return cls(**values)
 
     def take(self, case: Case) -> int:
-        """The memory of ``case``, in bytes."""
         size = case.batch_size
         scale = 1.0 if case.precision in ("fp32", "tf32") else self.low
         used = self.fixed + scale * (self.image * size + self.square * size**2)
@@ -81,7 +76,6 @@ class Memory:
         return round(math.ceil(used / self.block) * self.block + jump)
 
     def limit(self, case: Case) -> float:
-        """The memory that there is for ``case``, in bytes."""
         limit = parse_bytes(case.memory_limit) if case.memory_limit else math.inf
         return min(limit, self.capacity)
 
@@ -91,13 +85,9 @@ def _is_number(text: str) -> bool:
 
 
 class FakeExecutor:
-    """Answers each case at once: ok, or the status the rules in `ANSWERS` give it.
-
-    Where `MEMORY` is set, a case that takes more than there is is out of memory.
-
-    Raises:
-        UsageError: a rule is none, or the model of memory, or a lane.
-    """
+    """Answers each case at once: ok, or the status the rules in `ANSWERS` give it; where `MEMORY`
+    is set, a case that takes more than there is is out of memory. Raises UsageError: a rule is
+    none, or the model of memory, or a lane."""
 
     def __init__(self, settings: Settings) -> None:
         self._rules = [_parse_rule(rule) for rule in os.environ.get(ANSWERS, "").split()]
@@ -108,7 +98,6 @@ class FakeExecutor:
         self._lost: list[Lane] = []
 
     def open_lanes(self, device: str, wanted: int | None = None) -> Sequence[Lane]:
-        """The cards that it was told of; or as many lanes as are wanted, of no card."""
         if wanted in (None, 1):
             return (Lane(),)
         lanes = [Lane(name, (uuid,)) for name, uuid in self._cards] or [
@@ -119,16 +108,13 @@ class FakeExecutor:
         return lanes[: wanted or len(lanes)]
 
     def join_lanes(self) -> Sequence[Lane]:
-        """A lane that was lost comes back at once."""
         lanes, self._lost = self._lost, []
         return lanes
 
     def lose_lanes(self) -> Sequence[Lane]:
-        """None."""
         return ()
 
     def gather(self, lane: Lane, device: str, size: int) -> Lane:
-        """As many of its cards as the case takes, those of the lane's kind."""
         if size == 1 or not self._cards:
             return lane
         own = (lane.name or self._cards[0][0]).rpartition("-")[0]
@@ -148,30 +134,20 @@ class FakeExecutor:
         timeout_s: float,
         look: Callable[[ProcessAnswer, int], None] = lambda answer, pid: None,
     ) -> ProcessAnswer:
-        """This host, and the card that it was told of."""
         card = {"gpu": lane.name.rpartition("-")[0], "gpu_uuid": lane.gpus[0]} if lane.gpus else {}
         return ProcessAnswer(devices={d: DeviceAnswer(card) for d in devices}, host=describe_host())
 
     def prepare(self, lane: Lane, images: Images) -> DatasetInfo:
-        """Decode the images, once for all lanes."""
-        return prepare(
-            images.dataset,
-            data_dir=images.data_dir,
-            url=images.url,
-            input=images.input,
-            classes=images.classes,
-        )
+        return images.prepare()
 
     def rate(
         self, lane: Lane, device: str, seconds: float, expected: Mapping[str, float]
     ) -> Yardstick:
-        """Nothing is measured."""
         return Yardstick()
 
     def run(
         self, job: Job, on_event: Callable[[Event], None], stopping: Callable[[], bool]
     ) -> Outcome:
-        """Answer with figures that follow from the batch size alone."""
         if stopping():
             return Outcome(Status.INTERRUPTED, "the sweep was stopped")
         status, m = self._find_answer(job.case), Measurement()
@@ -206,19 +182,14 @@ class FakeExecutor:
                 return answer
         return Status.OK
 
-    def kill(self) -> None:
-        """Nothing runs."""
+    def kill(self) -> None: ...
 
-    def close(self) -> None:
-        """Nothing is held."""
+    def close(self) -> None: ...
 
 
 def _parse_lanes(text: str) -> list[tuple[str, str]]:
-    """The name and UUID of each card of ``A100:2 H100:1``.
-
-    Raises:
-        UsageError: a part of it is not of that form.
-    """
+    """The name and UUID of each card of ``A100:2 H100:1``. Raises UsageError: a part of it is not
+    of that form."""
     cards = []
     for part in text.split():
         kind, _, number = part.rpartition(":")
@@ -233,10 +204,8 @@ BEST_LR, LARGEST_LR = 0.1, 5.0
 
 
 def learn(case: Case, epoch: int) -> EpochRow:
-    """An epoch, from 0, of the fake's training: the nearer to `BEST_LR`, the faster.
-
-    Larger batches learn a little slower. Loss falls from ln 10 towards 0.
-    """
+    """An epoch, from 0, of the fake's training: the nearer to `BEST_LR`, the faster. Larger batches
+    learn a little slower. Loss falls from ln 10 towards 0."""
     pace = math.exp(-abs(math.log10(case.lr / BEST_LR)) - case.batch_size / 10_000)
     diverged = case.lr > LARGEST_LR
     loss = None if diverged else math.log(10) / (1 + pace * (epoch + 1))

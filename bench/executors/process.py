@@ -88,15 +88,11 @@ class Worker:
                 yield None
 
     def acknowledge(self, answer: bytes = GO_ON) -> None:
-        """Let the worker go on into the phase it announced, or answer what it asked."""
         self._tell(answer)
 
     def dump_stacks(self) -> str:
-        """Have every thread's stack written to the log, then those of the processes it started.
-
-        Returns:
-            What the worker itself printed meanwhile, its stacks among it.
-        """
+        """Have every thread's stack written to the log, then those of the processes it started;
+        what the worker itself printed meanwhile, its stacks among it."""
         self._recent.clear()
         with suppress(ProcessLookupError):
             self._process.send_signal(signal.SIGUSR1)
@@ -112,21 +108,16 @@ class Worker:
         return stacks
 
     def kill(self) -> None:
-        """SIGKILL the whole group."""
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
 
     def wait(self, seconds: float) -> None:
-        """Wait until the worker ends, at most so long."""
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(seconds)
 
     def end(self, patiently: bool) -> int:
-        """Let the worker end by itself if ``patiently``, else SIGTERM; then SIGKILL its group.
-
-        Returns:
-            Its return code, negative for a signal.
-        """
+        """Let the worker end by itself if ``patiently``, else SIGTERM; then SIGKILL its group. Its
+        return code, negative for a signal."""
         with suppress(subprocess.TimeoutExpired):
             if not patiently:
                 self._process.send_signal(signal.SIGTERM)
@@ -147,13 +138,9 @@ class Worker:
 
 
 def _keep_log(stream: IO[bytes], path: Path | None, recent: deque[bytes]) -> None:
-    """Keep the first and the last megabyte of what a worker prints, however much it is.
-
-    What comes is put into ``recent`` as well.
-
-    A log that cannot be written does not stop the reading, because the worker would then wait for
-    ever.
-    """
+    """Keep the first and the last megabyte of what a worker prints, however much it is, and all of
+    it in ``recent``. A log that cannot be written does not stop the reading, because the worker
+    would then wait for ever."""
     head, tail, kept, left_out = 0, deque[bytes](), 0, 0
     with stream, ExitStack() as opened:
         log: IO[bytes] | None = None

@@ -31,11 +31,8 @@ which has their stacks written."""
 
 
 def find_gpus(job: Job) -> tuple[str, ...]:
-    """The GPUs of a job of several, by rank; none on a CPU.
-
-    Raises:
-        UnsupportedError: its lane has fewer.
-    """
+    """The GPUs of a job of several, by rank; none on a CPU. Raises UnsupportedError: its lane has
+    fewer."""
     if job.case.device == "cpu":
         return ()
     gpus = job.lane.gpus or tuple(filter(None, [job.gpu_uuid]))
@@ -48,11 +45,8 @@ def find_gpus(job: Job) -> tuple[str, ...]:
 
 
 def see_all(job: Job) -> dict[str, str]:
-    """Environment variables of a worker that trains on all GPUs of its job.
-
-    Raises:
-        UnsupportedError: its lane has too few.
-    """
+    """Environment variables of a worker that trains on all GPUs of its job. Raises
+    UnsupportedError: its lane has too few."""
     gpus = find_gpus(job)
     return _see(gpus if job.lane.gpus else ())
 
@@ -81,14 +75,8 @@ class Ranks:
     ends as the first does, once all have ended; or where one fails, as that one does: an answer
     that its peers were gone counts last, and one that memory ran out first.
 
-    Args:
-        job: its lane has a GPU for each, or its cores are divided among them.
-        variables: environment variables of each worker.
-        timeout_s: how long a phase may take.
-        servers: which start each worker.
-
-    Raises:
-        UnsupportedError: its lane has too few GPUs.
+    The job's lane has a GPU for each, or its cores are divided among them; ``timeout_s`` is how
+    long a phase may take. Raises UnsupportedError: its lane has too few GPUs.
     """
 
     def __init__(
@@ -148,11 +136,8 @@ class Ranks:
         self._heard.put((rank, None))
 
     def messages(self) -> Iterator[Message | None]:
-        """Yield the first worker's messages, a phase once all announce it; None every 0.1 s.
-
-        Raises:
-            MessageError: a worker wrote what is no message.
-        """
+        """Yield the first worker's messages, a phase once all announce it; None every 0.1 s. Raises
+        MessageError: a worker wrote what is no message."""
         waiting: dict[int, PhaseEntered | EpochEnded] = {}
         ends: dict[int, Finished | None] = {}  # None for a worker that ended without a word
         decided: float | None = None
@@ -187,12 +172,10 @@ class Ranks:
             yield replace(end, reason=self.which + end.reason) if self._failed else ends[0]
 
     def acknowledge(self, answer: bytes = GO_ON) -> None:
-        """Let all workers go on into the phase that they announced, or answer what they asked."""
         for worker in self._workers:
             worker.acknowledge(answer)
 
     def dump_stacks(self) -> str:
-        """Have the stacks of all workers written to the log, one after the other."""
         found = []
         for rank, worker in enumerate(self._workers):
             with suppress(OSError), (self._log or Path(os.devnull)).open("a") as log:
@@ -201,16 +184,12 @@ class Ranks:
         return "".join(found)
 
     def kill(self) -> None:
-        """SIGKILL all workers and what they started."""
         for worker in self._workers:
             worker.kill()
 
     def end(self, patiently: bool) -> int:
-        """Let the workers end by themselves if ``patiently`` and none has failed; then SIGKILL.
-
-        Returns:
-            The return code of the one that decided how the case ended.
-        """
+        """Let the workers end by themselves if ``patiently`` and none has failed; then SIGKILL. The
+        return code of the one that decided how the case ended."""
         awaited = [self._deciding] if self._failed else range(len(self._readers))
         until = time.monotonic() + _GRACE_S
         for rank in awaited if patiently else ():
@@ -225,7 +204,6 @@ class Ranks:
 
 
 def _weigh(end: Finished | None) -> int:
-    """Which of several ends decides: the least."""
     if end is None:
         return 1
     if end.status in MEASURED:

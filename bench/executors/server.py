@@ -56,20 +56,22 @@ class Process(Protocol):
         """Look whether it has ended; its return code."""
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait until it has ended; its return code.
+        """Wait until it has ended; its return code. Raises subprocess.TimeoutExpired: it has not in
+        so many s."""
 
-        Raises:
-            subprocess.TimeoutExpired: it has not in so many s.
-        """
-
-    def send_signal(self, sig: int) -> None:
-        """Send it a signal, unless it has ended."""
+    def send_signal(self, sig: int) -> None: ...
 
 
 def start_cold(descriptor: int, environment: Mapping[str, str]) -> Process:
-    """Start a worker as a new Python."""
+    return _start((str(descriptor), str(os.getpid())), descriptor, environment)
+
+
+def _start(
+    arguments: tuple[str, str], descriptor: int, environment: Mapping[str, str]
+) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        [sys.executable, "-m", "bench.worker", str(descriptor), str(os.getpid())],
+        [sys.executable, "-m", "bench.worker", *arguments],
+        # pipes of a server too: Python looks what its streams are as it starts
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -81,10 +83,8 @@ def start_cold(descriptor: int, environment: Mapping[str, str]) -> Process:
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What a process has from its start on: environment, folder, cores and niceness.
-
-    The OpenMP library counts its cores as it is loaded.
-    """
+    """What a process has from its start on: environment, folder, cores and niceness. The OpenMP
+    library counts its cores as it is loaded."""
 
     environment: frozenset[tuple[str, str]]
     folder: str
@@ -112,26 +112,15 @@ class UnfitError(Exception):
 
 
 class Server:
-    """A running `bench.worker.server`; it ends with this object, or with this process.
-
-    Args:
-        environment: of the server; its workers have one of their own.
-    """
+    """A running `bench.worker.server`, in an environment other than its workers'; it ends with this
+    object, or with this process."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._said = deque[bytes](maxlen=16)
         with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "bench.worker", "serve", str(theirs.fileno())],
-                # pipes, as workers have: Python looks what its streams are as it starts
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,
-                env=environment,
-            )
+            number = theirs.fileno()
+            self._process = _start(("serve", str(number)), number, environment)
         assert self._process.stdout is not None
         self._hearing = threading.Thread(
             target=_hear, args=(self._process.stdout, self._said), daemon=True
@@ -140,12 +129,8 @@ class Server:
         self.close = weakref.finalize(self, _end, self._control, self._process)
 
     def fork(self, descriptor: int, environment: Mapping[str, str]) -> Forked:
-        """Have a worker forked that writes messages to ``descriptor``.
-
-        Raises:
-            UnfitError: none is; it says why.
-            OSError: the machine has no process or memory to spare just now.
-        """
+        """Have a worker forked that writes messages to ``descriptor``. Raises UnfitError: none is;
+        it says why. Raises OSError: the machine has no process or memory to spare just now."""
         stdin, ours = os.pipe()
         theirs, output = os.pipe()
         told, tell = os.pipe()
@@ -178,8 +163,6 @@ class Server:
 
 
 class Forked:
-    """A worker that a server has forked: a `Process`."""
-
     pid = 0
 
     def __init__(self, server: Server, stdin: IO[bytes], stdout: IO[bytes], told: int) -> None:
@@ -205,17 +188,11 @@ class Forked:
         return line.decode()
 
     def poll(self) -> int | None:
-        """Look whether it has ended; its return code."""
         with suppress(subprocess.TimeoutExpired):
             self.wait(0.0)
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait until it has ended; its return code.
-
-        Raises:
-            subprocess.TimeoutExpired: it has not in so many s.
-        """
         if self.returncode is None:
             if (line := self.hear(timeout)) is None:
                 raise subprocess.TimeoutExpired("bench.worker", timeout or 0.0)
@@ -225,7 +202,6 @@ class Forked:
         return self.returncode
 
     def send_signal(self, sig: int) -> None:
-        """Send it a signal, unless it has ended."""
         if self.poll() is None:
             os.kill(self.pid, sig)
 
@@ -237,11 +213,8 @@ class Forked:
 
 
 class Servers:
-    """Starts workers, by a server for each `Surroundings` that they have.
-
-    Args:
-        cold: whether each worker is to be a new Python.
-    """
+    """Starts workers, by a server for each `Surroundings` that they have, or ``cold``: each as a
+    new Python."""
 
     def __init__(self, cold: bool) -> None:
         self._cold = cold or sys.platform != "linux"
@@ -250,11 +223,8 @@ class Servers:
         self._lock = threading.Lock()
 
     def launch(self, descriptor: int, environment: Mapping[str, str]) -> tuple[Process, str]:
-        """Start a worker that writes messages to ``descriptor``.
-
-        Returns:
-            It, and why it was started cold where it was to be warm.
-        """
+        """Start a worker that writes messages to ``descriptor``; it, and why it was started cold
+        where it was to be warm."""
         if self._cold:
             return start_cold(descriptor, environment), ""
         around = Surroundings.take(environment)
@@ -281,7 +251,6 @@ class Servers:
                 self._find(Surroundings.take(environment), environment)
 
     def close(self) -> None:
-        """End the servers, and whatever they have forked."""
         for server in self._running.values():
             server.close()
         self._running.clear()
@@ -299,14 +268,12 @@ class Servers:
 
 
 def _hear(stream: IO[bytes], said: deque[bytes]) -> None:
-    """Keep the last that a server prints."""
     with stream:
         while data := os.read(stream.fileno(), 1 << 16):
             said.append(data)
 
 
 def _end(control: socket.socket, process: subprocess.Popen[bytes]) -> None:
-    """End a server; what it has forked ends with it."""
     control.close()
     process.kill()
     process.wait()

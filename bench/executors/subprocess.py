@@ -20,7 +20,7 @@ from pathlib import Path
 from tenacity import Retrying, retry_if_result, stop_after_attempt, wait_exponential
 
 from bench.case import Case
-from bench.data import DatasetInfo, prepare, progress_bar
+from bench.data import DatasetInfo, progress_bar
 from bench.doctor.rates import measure_rates
 from bench.environment import ProcessAnswer, ask, usable_cpus
 from bench.errors import UnsupportedError, UsageError
@@ -36,14 +36,7 @@ from bench.gpu.nvml import open_device
 from bench.processes import hold_to
 from bench.record import MEASURED, REFUSED, Outcome, Status, Yardstick, write_missing
 from bench.text import count
-from bench.worker.messages import (
-    END,
-    GO_ON,
-    EpochEnded,
-    Finished,
-    Message,
-    PhaseEntered,
-)
+from bench.worker.messages import END, GO_ON, EpochEnded, Finished, Message, PhaseEntered
 
 _CACHE = "TORCHINDUCTOR_CACHE_DIR"  # Triton's is within it
 _ATTEMPTS = 3
@@ -55,9 +48,7 @@ _AWAITS_LOADER = re.compile(r"utils/data/dataloader\.py\", line \d+ in __next__"
 
 class SubprocessExecutor:
     """Runs each case in a worker of its own. The parent reads the card while the worker trains.
-
-    Lanes are GPUs, or equal shares of the cores that this process may use.
-    """
+    Lanes are GPUs, or equal shares of the cores that this process may use."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -67,7 +58,6 @@ class SubprocessExecutor:
         self._lock = threading.Lock()
 
     def open_lanes(self, device: str, wanted: int | None = None) -> Sequence[Lane]:
-        """One lane that is pinned to nothing, or as many as are wanted."""
         if wanted in (None, 1):
             return (Lane(),)
         if device == "cpu":
@@ -83,11 +73,9 @@ class SubprocessExecutor:
         return name_lanes(cards[: wanted or len(cards)])
 
     def join_lanes(self) -> Sequence[Lane]:
-        """None: this machine's are there from the start, and none of them is lost."""
         return ()
 
     def lose_lanes(self) -> Sequence[Lane]:
-        """None."""
         return ()
 
     def gather(self, lane: Lane, device: str, size: int) -> Lane:
@@ -125,26 +113,16 @@ class SubprocessExecutor:
         timeout_s: float,
         look: Callable[[ProcessAnswer, int], None] = lambda answer, pid: None,
     ) -> ProcessAnswer:
-        """Ask a process that is pinned as the lane's workers are."""
         with hold_to(lane.cores):
             return ask(devices, models, timeout_s=timeout_s, look=look, variables=lane.variables)
 
     def prepare(self, lane: Lane, images: Images) -> DatasetInfo:
-        """Decode the images, once for all lanes."""
         with progress_bar() as progress:
-            return prepare(
-                images.dataset,
-                data_dir=images.data_dir,
-                url=images.url,
-                progress=progress,
-                input=images.input,
-                classes=images.classes,
-            )
+            return images.prepare(progress)
 
     def rate(
         self, lane: Lane, device: str, seconds: float, expected: Mapping[str, float]
     ) -> Yardstick:
-        """Measure in a process that is pinned as the lane's workers are."""
         with hold_to(lane.cores):
             return measure_rates(device, seconds, lane.variables, expected)
 
@@ -160,7 +138,8 @@ class SubprocessExecutor:
             try:
                 return self._attempt(job, on_event, stopping, last=tries == _ATTEMPTS)
             except Exception as error:  # the machine's doing; the sweep goes on
-                _log_error(job.log)
+                with suppress(OSError), (job.log or Path(os.devnull)).open("a") as log:
+                    log.write(traceback.format_exc())
                 kinds = [kind.__name__ for kind in type(error).__mro__]
                 fault = classify(kinds, str(error))
                 return Outcome(fault.status, fault.reason), fault.transient
@@ -201,17 +180,11 @@ class SubprocessExecutor:
         return {_CACHE: str(Path(self._compiled.name) / job.case.slug())}
 
     def _attempt(
-        self,
-        job: Job,
-        on_event: Callable[[Event], None],
-        stopping: Callable[[], bool],
-        last: bool,
+        self, job: Job, on_event: Callable[[Event], None], stopping: Callable[[], bool], last: bool
     ) -> tuple[Outcome, bool]:
-        """Run the worker once; say what came of it and whether to try again.
-
-        A card that NVML cannot open for the moment is worth another try, but at the last one the
-        case runs without readings rather than not at all.
-        """
+        """Run the worker once; say what came of it and whether to try again. A card that NVML
+        cannot open for the moment is worth another try, but at the last one the case runs without
+        readings rather than not at all."""
         device = open_gpus(job)
         if isinstance(device, Unreadable) and not last:
             fault = classify(["NVMLError"], device.reason)
@@ -281,10 +254,7 @@ class SubprocessExecutor:
 
     def _listen(self, worker: Worker | Ranks, stopping: Callable[[], bool]) -> Iterator[Message]:
         """Yield the worker's messages; the last, if it is stopped or overruns a phase's deadline.
-
-        Raises:
-            MessageError: the worker wrote what is no message.
-        """
+        Raises MessageError: the worker wrote what is no message."""
         phase, deadline = "set-up", time.monotonic() + self._settings.timeout_s
         for message in worker.messages():
             if stopping():
@@ -319,11 +289,8 @@ def name_lanes(cards: Sequence[Card]) -> list[Lane]:
 
 
 def _share_cores(cores: Sequence[int], wanted: int) -> list[Lane]:
-    """So many lanes of equal shares of ``cores``; what does not go into them stays unused.
-
-    Raises:
-        UsageError: there are fewer cores, or this system pins nothing to cores.
-    """
+    """So many lanes of equal shares of ``cores``; what does not go into them stays unused. Raises
+    UsageError: there are fewer cores, or this system pins nothing to cores."""
     if not hasattr(os, "sched_setaffinity"):
         raise UsageError("--lanes on a CPU needs Linux, to hold processes to cores; leave it out")
     if wanted > len(cores):
@@ -340,11 +307,9 @@ def _finish(fault: Fault) -> Finished:
 
 
 def _conclude(last: Finished, seen: Observation, allow_shared: bool) -> Outcome:
-    """Put together what the worker measured and what was seen of the card meanwhile.
-
-    Where others computed on the card and that is not allowed, a lack of memory is an error: they
-    may have had it, and a smaller batch would be as unlucky.
-    """
+    """Put together what the worker measured and what was seen of the card meanwhile. Where others
+    computed on the card and that is not allowed, a lack of memory is an error: they may have had
+    it, and a smaller batch would be as unlucky."""
     status, reason = last.status, last.reason
     if status in REFUSED and seen.values.get("neighbours_computing") and not allow_shared:
         status = Status.ERROR
@@ -371,7 +336,6 @@ def _conclude(last: Finished, seen: Observation, allow_shared: bool) -> Outcome:
 
 
 def open_gpus(job: Job) -> Device:
-    """Open what a job trains on: a GPU, several, or the CPU."""
     if job.case.world_size == 1 or len(job.lane.gpus) < job.case.world_size:
         return open_device(job.gpu_uuid)
     return Several([open_device(uuid) for uuid in job.lane.gpus[: job.case.world_size]])
@@ -380,11 +344,8 @@ def open_gpus(job: Job) -> Device:
 def start_worker(
     job: Job, variables: Mapping[str, str], timeout_s: float, servers: Servers
 ) -> Worker | Ranks:
-    """Start what runs a job: a worker, or several that train one network.
-
-    Raises:
-        UnsupportedError: the job's lane has too few GPUs.
-    """
+    """Start what runs a job: a worker, or several that train one network. Raises UnsupportedError:
+    the job's lane has too few GPUs."""
     if job.case.parallel == Case.parallel:
         return Worker(job, variables, servers=servers)
     if job.case.parallel == "dp":

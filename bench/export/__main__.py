@@ -27,10 +27,8 @@ _PROJECT = re.compile(r"[0-9A-Za-z][0-9A-Za-z._-]{0,63}")
 
 
 class Tracker(Protocol):
-    """Where runs go. A run that is there and whole is never written again.
-
-    ``hint`` is the command that shows the runs, or uploads them.
-    """
+    """Where runs go. A run that is there and whole is never written again. ``hint`` is the command
+    that shows the runs, or uploads them."""
 
     hint: str
 
@@ -52,14 +50,10 @@ class Kind:
 
 TRACKERS = {
     "tensorboard": Kind(
-        "bench.export.tensorboard",
-        "event files, one folder per record",
-        ("tensorboard",),
+        "bench.export.tensorboard", "event files, one folder per record", ("tensorboard",)
     ),
     "wandb": Kind(
-        "bench.export.wandb",
-        "Weights & Biases, offline; wandb sync uploads",
-        ("wandb",),
+        "bench.export.wandb", "Weights & Biases, offline; wandb sync uploads", ("wandb",)
     ),
     "mlflow": Kind(
         "bench.export.mlflow",
@@ -71,7 +65,6 @@ TRACKERS = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; return its exit code."""
     return run_command(lambda argv: _run(_parser().parse(argv)), arguments)
 
 
@@ -86,12 +79,7 @@ def _parser() -> Parser:
     add = parser.add_argument
     add("sweeps", nargs="+", type=Path, metavar="SWEEP", help="a sweep's folder or records file")
     add("--to", required=True, metavar="TRACKER", help="see below")
-    add(
-        "--out",
-        type=Path,
-        metavar="DIR",
-        help=f"folder to write to (default: {OUT}/TRACKER)",
-    )
+    add("--out", type=Path, metavar="DIR", help=f"folder to write to (default: {OUT}/TRACKER)")
     add(
         "--project",
         default=PROJECT,
@@ -169,11 +157,8 @@ def _hold(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def _say_errors(name: str, folder: Path) -> Iterator[None]:
-    """Say in one line what went wrong with the folder, or in the tracker.
-
-    Raises:
-        UsageError: in place of any exception: of most that trackers raise, they tell nobody.
-    """
+    """Say in one line what went wrong with the folder, or in the tracker. Raises UsageError: in
+    place of any exception: of most that trackers raise, they tell nobody."""
     try:
         yield
     except UsageError:

@@ -48,7 +48,6 @@ class SqliteStore:
         self._unfinished: dict[str, str] = {}
 
     def find_exported(self) -> set[str]:
-        """The ids of the records that are there and whole."""
         exported: set[str] = set()
         token: str | None = None
         while True:
@@ -65,7 +64,6 @@ class SqliteStore:
                 return exported
 
     def export(self, run: Run) -> None:
-        """Write the run of a record."""
         start, end = _milliseconds(run.started_s), _milliseconds(run.finished_s)
         run_id = self._unfinished.pop(run.record_id, "")
         if not run_id:
@@ -96,5 +94,4 @@ def _milliseconds(seconds: float) -> int:
 
 
 def open_tracker(folder: Path, project: str) -> SqliteStore:
-    """The tracker that writes into ``folder``."""
     return SqliteStore(folder, project)

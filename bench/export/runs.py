@@ -34,9 +34,9 @@ _IDENTITY = [
     if f.name not in ("record_id", "case", "measurement", "environment")
 ]
 _KINDS = ("sentinel", "probe", "anchor", "inferred")  # rows that are no measured case, or not so
-_TEXT = [f.name for f in fields(Measurement) if f.metadata["type"] in (str, bool)]
+_TEXT = [f.name for f in fields(Measurement) if COLUMNS[f.name].type in (str, bool)]
 _EPOCH = [name for name in EPOCH_COLUMNS if name not in ("record_id", "epoch")]
-_NUMBERS = [f.name for f in fields(Measurement) if f.metadata["type"] in (int, float)]
+_NUMBERS = [f.name for f in fields(Measurement) if COLUMNS[f.name].type in (int, float)]
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,6 @@ class Run:
 
     @property
     def measured(self) -> bool:
-        """Whether it ended with an epoch time."""
         return self.status in MEASURED
 
     @property
@@ -86,11 +85,8 @@ class Run:
 
 
 def read_runs(sweep: Sweep, known: Collection[str]) -> Iterator[Run]:
-    """The runs of a sweep's records, in order, but those whose ids are ``known``.
-
-    Raises:
-        UsageError: a record's id is none that a sweep writes, or a file cannot be read.
-    """
+    """The runs of a sweep's records, in order, but those whose ids are ``known``. Raises
+    UsageError: a record's id is none that a sweep writes, or a file cannot be read."""
     told = sweep.records["record_id"].isin(list(known))
     # anchors that were told before still say which of the new rows are doubtful
     wanted = sweep.records[~told | (sweep.records["anchor"] != "")]

@@ -39,12 +39,10 @@ class Folder:
         self.hint = f"tensorboard --logdir {quote(str(self._folder))}"
 
     def find_exported(self) -> set[str]:
-        """The ids of the records that are there and whole."""
         files = self._folder.glob("*/events.out.tfevents.*")
         return {file.parent.name.rpartition(".")[2] for file in files}
 
     def export(self, run: Run) -> None:
-        """Write the event file of a run."""
         readable = re.sub(r"[^0-9A-Za-z.]+", "-", run.name).strip("-.")
         place = self._folder / f"{readable}.{run.record_id}"
         place.mkdir(parents=True, exist_ok=True)
@@ -112,5 +110,4 @@ def _write_text(run: Run) -> str:
 
 
 def open_tracker(folder: Path, project: str) -> Folder:
-    """The tracker that writes below ``folder``."""
     return Folder(folder, project)

@@ -47,12 +47,10 @@ class Offline:
         )
 
     def find_exported(self) -> set[str]:
-        """The ids of the records that are there and whole."""
         # offline-run-20261121_102030-ID; an id may have a hyphen too
         return {place.name.split("-", 3)[3] for place in self._place.glob("offline-run-*-*")}
 
     def export(self, run: Run) -> None:
-        """Write the offline run of a record."""
         partial = self._folder / _PARTIAL / run.record_id
         partial.mkdir(parents=True, exist_ok=True)
         config = {
@@ -88,5 +86,4 @@ class Offline:
 
 
 def open_tracker(folder: Path, project: str) -> Offline:
-    """The tracker that writes below ``folder``."""
     return Offline(folder, project)

@@ -56,10 +56,8 @@ class Link:
 
 
 def find_card(uuid: str, cards: Iterable[Card]) -> Card | None:
-    """The card of ``uuid``, with or without its prefix ``GPU-`` or ``MIG-``; None if not there.
-
-    torch spells the UUID of a MIG instance with the prefix of a GPU.
-    """
+    """The card of ``uuid``, with or without its prefix ``GPU-`` or ``MIG-``, which torch spells as
+    that of a GPU for an instance; None if not there."""
 
     def bare(text: str) -> str:
         return text.removeprefix("GPU-").removeprefix("MIG-")
@@ -68,13 +66,11 @@ def find_card(uuid: str, cards: Iterable[Card]) -> Card | None:
 
 
 def find_cards(nvml: Any = None, environ: Mapping[str, str] = os.environ) -> tuple[list[Card], str]:
-    """List the cards CUDA would offer here, in its order, without torch and without CUDA.
+    """The cards CUDA would offer here, in its order, without torch and without CUDA; and the reason
+    in one line where there are none.
 
     Give a worker ``CUDA_VISIBLE_DEVICES=<uuid>`` of the card chosen: CUDA counts the fastest card
     first, unless `CUDA_DEVICE_ORDER` says ``PCI_BUS_ID``, and NVML counts by PCI bus.
-
-    Returns:
-        The cards, and the reason in one line where there are none.
     """
     try:
         nvml = start_nvml(nvml)

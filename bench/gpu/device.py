@@ -38,7 +38,6 @@ class Process:
     display: bool = False
 
     def __str__(self) -> str:
-        """As in the column `neighbours`: ``pid 123 (python): 2100000000 B``."""
         name = f" ({self.name})" if self.name else ""
         return f"pid {self.pid}{name}: " + (f"{self.bytes} B" if self.bytes else "memory unknown")
 
@@ -100,11 +99,8 @@ _TOGETHER: Mapping[str, Callable[[list[Any]], Any]] = {
 
 
 class Several:
-    """Cards that train one network, read as one.
-
-    Energy and power are of all together, clocks of the slowest and temperature of the hottest;
-    memory is that of the first.
-    """
+    """Cards that train one network, read as one: energy and power are of all together, clocks of
+    the slowest and temperature of the hottest; memory is that of the first."""
 
     def __init__(self, cards: Sequence[Device]) -> None:
         self._cards = cards
@@ -114,16 +110,13 @@ class Several:
 
     @property
     def notes(self) -> Sequence[str]:
-        """The notes of all cards, each once."""
         return list(dict.fromkeys(note for card in self._cards for note in card.notes))
 
     def watch(self, pid: int) -> None:
-        """Count a process on each card as the worker's own from now on."""
         for card, own in zip(self._cards, self.pids or [pid] * len(self._cards), strict=True):
             card.watch(own)
 
     def read(self, depth: Depth) -> Sequence[Reading]:
-        """Take one reading of all."""
         readings = [card.read(depth)[-1] for card in self._cards]
         together: dict[str, Any] = {}
         for name, combine in _TOGETHER.items():
@@ -132,11 +125,9 @@ class Several:
         return (replace(readings[0], **together),)
 
     def why(self, quantity: str) -> str:
-        """The reason of the first card that has one."""
         return next(filter(None, (card.why(quantity) for card in self._cards)), "")
 
     def close(self) -> None:
-        """Let go of all."""
         for card in self._cards:
             card.close()
 
@@ -162,7 +153,6 @@ class ProcessTree:
         self.pids.update(process.pid for process in self._alive)
 
     def held_bytes(self) -> int | None:
-        """What all of them together hold; None once they have ended."""
         total = 0
         for process in self._alive:
             with suppress(self._error, OSError):
@@ -178,38 +168,29 @@ class Unreadable:
     total_bytes: int | None = None
     notes: Sequence[str] = ()
 
-    def watch(self, pid: int) -> None:
-        """Nothing to watch."""
+    def watch(self, pid: int) -> None: ...
 
     def read(self, depth: Depth) -> Sequence[Reading]:
-        """Only the time."""
         return (Reading(time.monotonic_ns()),)
 
     def why(self, quantity: str) -> str:
-        """The reason."""
         return self.reason
 
-    def close(self) -> None:
-        """Nothing to close."""
+    def close(self) -> None: ...
 
 
 @dataclass
 class Host(Unreadable):
-    """A CPU: the memory that the worker and its descendants hold, and nothing else.
-
-    Descendants are looked for at the edges of phases only: the search would take from the very
-    cores that train.
-    """
+    """A CPU: the memory that the worker and its descendants hold, and nothing else. Descendants are
+    looked for at the edges of phases only: the search would take from the very cores that train."""
 
     reason: str = "the case ran on a CPU"
     _tree: ProcessTree | None = field(default=None, repr=False)
 
     def watch(self, pid: int) -> None:
-        """Count this process and its descendants as the worker's own from now on."""
         self._tree = ProcessTree(pid)
 
     def read(self, depth: Depth) -> Sequence[Reading]:
-        """What they hold."""
         now = time.monotonic_ns()
         if self._tree is None:
             return (Reading(now),)
@@ -218,5 +199,4 @@ class Host(Unreadable):
         return (Reading(now, process_bytes=self._tree.held_bytes()),)
 
     def why(self, quantity: str) -> str:
-        """The worker had ended, or the reason."""
         return "the worker had ended" if quantity == "process_bytes" else self.reason

@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import median
-from types import TracebackType
 from typing import Any, Literal, get_args
 
 from bench.gpu.device import Depth, Device, Process, Reading
@@ -99,7 +98,6 @@ class _Stay:
 
     @property
     def ends(self) -> tuple[Reading, Reading] | None:
-        """The readings at both ends; None where it did not end, or one of them is missing."""
         if not (self.ended and self.opened and self.readings):
             return None
         return self.opened, self.readings[-1]
@@ -168,9 +166,7 @@ class Monitor:
 
     def __init__(self, device: Device, fast_s: float = 0.015, slow_s: float = 0.2) -> None:
         """Read the baseline and start sampling, memory every ``fast_s`` and all every ``slow_s``.
-
-        The monitor owns ``device`` from here on and closes it.
-        """
+        The monitor owns ``device`` from here on and closes it."""
         self._device = device
         self._fast_s = fast_s
         self._slow_every = max(1, round(slow_s / fast_s))
@@ -215,10 +211,9 @@ class Monitor:
     ) -> Observation:
         """Stop, and say what was seen.
 
-        Args:
-            reserved_bytes: peak of the worker's allocator in the epoch, a lower bound of the truth.
-            warmup_reserved_bytes: the same of its warm-up.
-            allow_shared: neighbours are noted, and do not make the measurement invalid.
+        ``reserved_bytes`` is the peak of the worker's allocator in the epoch, a lower bound of the
+        truth, and ``warmup_reserved_bytes`` that of its warm-up. With ``allow_shared`` neighbours
+        are noted, and do not make the measurement invalid.
         """
         self.stop()
         seen = Observation(notes=list(self._device.notes))
@@ -240,7 +235,6 @@ class Monitor:
         return seen
 
     def stop(self) -> None:
-        """Stop sampling and close the device; what was seen is kept for `close`."""
         if self._closed:
             return
         self._closed = True
@@ -250,16 +244,9 @@ class Monitor:
         self._device.close()
 
     def __enter__(self) -> Monitor:
-        """Sampling has begun."""
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Stop sampling."""
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     def _sample(self) -> None:
@@ -410,11 +397,8 @@ class Monitor:
 
 
 def integrate(powers: Sequence[tuple[float, float]], start: float, end: float) -> float:
-    """Integrate power over ``start`` to ``end`` by the trapezoid rule, in J.
-
-    Args:
-        powers: (time in s, power in W), in order of time, within the interval, at least one. The
-            first holds back to ``start`` and the last on to ``end``.
-    """
+    """Integrate (time in s, power in W), at least one, in order of time and within the interval,
+    over ``start`` to ``end`` by the trapezoid rule, in J. The first holds back to ``start`` and the
+    last on to ``end``."""
     points = [(start, powers[0][1]), *powers, (end, powers[-1][1])]
     return sum((t1 - t0) * (p0 + p1) / 2 for (t0, p0), (t1, p1) in pairwise(points))

@@ -47,11 +47,9 @@ def throttle_names(mask: int) -> tuple[str, ...]:
 
 
 class _Call:
-    """A question to NVML, and the quantities it answers.
-
-    ``ways`` are alternatives, the preferred first: drivers and versions of pynvml differ in what
-    they have. An ``instance`` call may be asked of a MIG instance, others only of the whole card.
-    """
+    """A question to NVML, and the quantities it answers. ``ways`` are alternatives, the preferred
+    first: drivers and versions of pynvml differ in what they have. An ``instance`` call may be
+    asked of a MIG instance, others only of the whole card."""
 
     def __init__(
         self, depth: Depth, *ways: Callable[[Any, Any], Any], instance: bool = False
@@ -115,8 +113,6 @@ _LACKS = frozenset(
 
 
 class Lack(Explained):
-    """Why NVML cannot be used at all."""
-
     NOT_INSTALLED = "not installed", "nvidia-ml-py is not installed"
     NO_DRIVER = "no driver", "no NVIDIA driver (libnvidia-ml is not there)"
     NOT_LOADED = "not loaded", "the NVIDIA driver is not loaded"
@@ -137,15 +133,12 @@ _START_ERRORS: Mapping[str, Lack] = {
 
 
 class NvmlMissingError(Exception):
-    """NVML cannot be used; the message is the reason, in one line."""
-
     def __init__(self, lack: Lack, reason: str = "") -> None:
         super().__init__(reason or lack.meaning)
         self.lack = lack
 
 
 def start_nvml(nvml: Any) -> Any:
-    """Import and initialise pynvml, or the module given in its place."""
     try:
         nvml = nvml or import_module("pynvml")
     except ImportError:
@@ -171,18 +164,12 @@ def check_nvml(nvml: Any = None) -> tuple[Lack | None, str]:
 
 
 class Nvml:
-    """A card, or a MIG instance of one, by UUID.
-
-    A call that the driver or pynvml lacks is asked once and its quantity stays None; one that
-    fails for the moment is asked again next time.
-    """
+    """A card, or a MIG instance of one, by UUID. A call that the driver or pynvml lacks is asked
+    once and its quantity stays None; one that fails for the moment is asked again next time."""
 
     def __init__(self, uuid: str, nvml: Any = None) -> None:
-        """Open the card whose UUID this is, with or without its prefix ``GPU-`` or ``MIG-``.
-
-        Raises:
-            NvmlMissingError: NVML does not work here, or knows no such card.
-        """
+        """Open the card whose UUID this is, with or without its prefix ``GPU-`` or ``MIG-``. Raises
+        NvmlMissingError: NVML does not work here, or knows no such card."""
         self._nvml = start_nvml(nvml)
         self._errors = (
             AttributeError,
@@ -228,11 +215,9 @@ class Nvml:
         return (f"NVML lists the worker as pid {self._alias}, of another pid namespace",)
 
     def watch(self, pid: int) -> None:
-        """Count this process and its descendants as the worker's own from now on."""
         self._tree = ProcessTree(pid)
 
     def read(self, depth: Depth) -> Sequence[Reading]:
-        """Take one reading."""
         now = time.monotonic_ns()
         values = {name: self._ask(name) for name, call in _CALLS.items() if call.depth <= depth}
         display = values.pop("display", None) or ()
@@ -243,11 +228,9 @@ class Nvml:
         return (Reading(now, **values),)
 
     def why(self, quantity: str) -> str:
-        """Say why ``quantity`` is None."""
         return self._lacks.get(quantity) or self._fails.get(quantity, "")
 
     def close(self) -> None:
-        """Shut NVML down; it counts its users."""
         with suppress(*self._errors):
             self._nvml.nvmlShutdown()
 
@@ -294,11 +277,9 @@ class Nvml:
         return None, others
 
     def _own(self, listed: Mapping[int, int | None]) -> set[int]:
-        """The worker's pids among those listed.
-
-        In a container NVML may list host pids. Where the worker is not listed, the first process
-        to have joined since, whose pid nobody has here, is taken to be it.
-        """
+        """The worker's pids among those listed. In a container NVML may list host pids. Where the
+        worker is not listed, the first process to have joined since, whose pid nobody has here, is
+        taken to be it."""
         if self._tree is None:
             self._before |= listed.keys()
             return set()
@@ -326,11 +307,9 @@ class Nvml:
 
 
 def open_device(uuid: str | None, nvml: Any = None) -> Device:
-    """Open what a case trains on: a card or MIG instance by UUID, or the CPU where that is None.
-
-    A card that NVML cannot open becomes an `Unreadable` with the reason: training goes on without
-    the readings. ``nvml`` replaces the module pynvml.
-    """
+    """Open what a case trains on: a card or MIG instance by UUID, or the CPU where that is None. A
+    card that NVML cannot open becomes an `Unreadable` with the reason: training goes on without the
+    readings. ``nvml`` replaces the module pynvml."""
     if uuid is None:
         return Host()
     try:
@@ -357,16 +336,11 @@ _TO_SWITCH = 2  # nvml.h, nvmlIntNvLinkDeviceType_t
 
 
 def describe_links(uuids: Sequence[str], nvml: Any = None) -> tuple[str | None, str]:
-    """How each pair of cards is connected, as ``nvidia-smi topo -m`` names it: ``0-1 NV18``.
+    """How each pair of cards, by their places in ``uuids`` from 0, is connected, as ``nvidia-smi
+    topo -m`` names it: ``0-1 NV18``, separated by commas; or None and the reason in one line.
 
     ``NV18`` are 18 NVLinks, between the two or to switches that both have; else it is the way over
     PCIe: PIX, PXB, PHB, NODE or SYS, from one bridge to the link between processors.
-
-    Args:
-        uuids: of the cards; a pair is named by their places here, from 0.
-
-    Returns:
-        The pairs, separated by commas, or None and the reason in one line.
     """
     try:
         nvml = start_nvml(nvml)

@@ -73,15 +73,8 @@ def find_peak(gpu: str) -> Peak | None:
 
 
 def peak_flops(gpu: str, arithmetic: str) -> float | None:
-    """Peak FLOP/s of a card, dense.
-
-    Args:
-        gpu: NVML's name of it.
-        arithmetic: what products are rounded to: float32, tfloat32, float16, bfloat16 or float8.
-
-    Returns:
-        None for a card that is not known or has no such arithmetic.
-    """
+    """Peak FLOP/s of a card of NVML's name, dense, of products rounded to float32, tfloat32,
+    float16, bfloat16 or float8; None for a card that is not known or has no such arithmetic."""
     peak = find_peak(gpu)
     tflops: float | None = getattr(peak, arithmetic, None)
     return None if tflops is None else tflops * 1e12
@@ -94,14 +87,8 @@ def peak_bandwidth(gpu: str) -> float | None:
 
 
 def list_peaks(gpu: str) -> dict[str, float]:
-    """What a card's data sheet says, by the column of a record that is measured of it.
-
-    Args:
-        gpu: NVML's name of it.
-
-    Returns:
-        FLOP/s and bytes/s; nothing of a card that is not known.
-    """
+    """What the data sheet of a card of NVML's name says, in FLOP/s and bytes/s, by the column of a
+    record that is measured of it; nothing of a card that is not known."""
     peaks = {f"rate_{arithmetic}": peak_flops(gpu, arithmetic) for arithmetic in Arithmetic}
     found = {**peaks, "rate_copy": peak_bandwidth(gpu)}
     return {column: peak for column, peak in found.items() if peak}

@@ -18,15 +18,13 @@ class Replay:
     """
 
     def __init__(self, lines: Iterable[str]) -> None:
-        """Take a recording's lines, an open file for instance."""
         head, *rows = map(json.loads, lines)
         self.total_bytes: int | None = head.get("total_bytes")
         self.notes: Sequence[str] = head.get("notes", ())
         self._why: Mapping[str, str] = head.get("why", {})
         self._rows = iter(rows)
 
-    def watch(self, pid: int) -> None:
-        """The recording knows whom it watched."""
+    def watch(self, pid: int) -> None: ...
 
     def read(self, depth: Depth) -> Sequence[Reading]:
         """Nothing between edges; at an edge everything up to it; at the end nothing."""
@@ -43,18 +41,13 @@ class Replay:
         return readings
 
     def why(self, quantity: str) -> str:
-        """As recorded."""
         return self._why.get(quantity, "")
 
-    def close(self) -> None:
-        """Nothing to close."""
+    def close(self) -> None: ...
 
 
 class Recorder:
-    """A device that writes down what another one reads, for `Replay`."""
-
     def __init__(self, device: Device, file: IO[str]) -> None:
-        """Record ``device``; the file is written when the device is closed."""
         self._device = device
         self._file = file
         self._rows: list[dict[str, Any]] = []
@@ -64,11 +57,9 @@ class Recorder:
 
     @property
     def notes(self) -> Sequence[str]:
-        """The device's notes."""
         return self._device.notes
 
     def read(self, depth: Depth) -> Sequence[Reading]:
-        """Read the device."""
         readings = self._device.read(depth)
         for reading in readings:
             row = {name: value for name, value in asdict(reading).items() if value is not None}
@@ -78,7 +69,6 @@ class Recorder:
         return readings
 
     def close(self) -> None:
-        """Close the device and write the recording."""
         why = {quantity: self.why(quantity) for quantity in READINGS if self.why(quantity)}
         head = {"total_bytes": self.total_bytes, "why": why, "notes": list(self.notes)}
         self._device.close()

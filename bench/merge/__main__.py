@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from bench.case import telling_axes
-from bench.flags import Parser, describe, run_command, writable
+from bench.flags import Parser, command, describe, writable
 from bench.merge.sources import (
     Source,
     list_final_runs,
@@ -31,17 +31,7 @@ _SHOWN = 10
 """Runs that are named one by one of those that are missing."""
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Join folders.
-
-    Returns:
-        0; 1 where a shard or a run that was planned is missing; 2 for a usage error.
-    """
-    return run_command(merge, argv)
-
-
 def build_parser() -> Parser:
-    """The command line."""
     parser = Parser(
         prog="python -m bench.merge",
         description=describe(__doc__),
@@ -58,12 +48,10 @@ def build_parser() -> Parser:
     return parser
 
 
-def merge(argv: Sequence[str]) -> int:
-    """Do what the command line says; the return code.
-
-    Raises:
-        UsageError: the folders cannot be joined.
-    """
+@command
+def main(argv: Sequence[str]) -> int:
+    """Join folders; returns 0, 1 where a shard or a run that was planned is missing, 2 for a usage
+    error."""
     given = build_parser().parse(argv)
     out: Path = given.out
     folders = {path.resolve(): path for path in given.folders}
@@ -111,11 +99,8 @@ def describe_shadowed(union: Source) -> Iterator[str]:
 
 
 def describe_gaps(union: Source, plans: Mapping[str, Plan]) -> Iterator[str]:
-    """Say what the sweeps planned and ``union`` does not have, a line each.
-
-    Args:
-        plans: by the folder of each sweep.
-    """
+    """Say what the sweeps planned, by the folder of each, and ``union`` does not have, a line
+    each."""
     shards = [parse_shard(plan.shard) for plan in plans.values() if plan.shard]
     for shard in list_lost_shards(shards):
         yield f"shard {shard}; run its command, and merge its folder"

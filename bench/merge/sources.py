@@ -30,10 +30,8 @@ if TYPE_CHECKING:
 @dataclass
 class Source:
     """A folder that is joined: its tables as text, by file, its configuration, and typed records.
-
-    Its records were read before its other tables. A sweep writes a record last, so all rows of each
-    record are there, also where the sweep still runs.
-    """
+    These were read before its other tables. A sweep writes a record last, so all rows of each
+    record are there, also where the sweep still runs."""
 
     folder: Path
     tables: dict[str, pa.Table]
@@ -42,11 +40,8 @@ class Source:
 
 
 def read_source(folder: Path) -> Source:
-    """Read a sweep's folder.
-
-    Raises:
-        UsageError: there are no records, a file has an unfinished last line, or as `read_records`.
-    """
+    """Read a sweep's folder. Raises UsageError: there are no records, a file has an unfinished last
+    line, or as `read_records`."""
     if not folder.is_dir():
         raise UsageError(f"{folder}: no folder there; give one that `bench.sweep --out` wrote")
     tables = {}
@@ -65,11 +60,8 @@ def read_source(folder: Path) -> Source:
 
 
 def refuse_schemas(sources: Sequence[Source]) -> None:
-    """Refuse records that were written by versions with different columns.
-
-    Raises:
-        UsageError: it names a folder of each schema.
-    """
+    """Refuse records that were written by versions with different columns. Raises UsageError: it
+    names a folder of each schema."""
     found = {
         str(schema): source.folder
         for source in reversed(sources)
@@ -84,11 +76,8 @@ def refuse_schemas(sources: Sequence[Source]) -> None:
 
 
 def refuse_fakes(sources: Sequence[Source]) -> None:
-    """Refuse rows of the fake executor beside measured ones.
-
-    Raises:
-        UsageError: it names a folder of each.
-    """
+    """Refuse rows of the fake executor beside measured ones. Raises UsageError: it names a folder
+    of each."""
     found: dict[bool, Path] = {}
     for source in sources:
         for name in source.records["executor"].unique():
@@ -101,13 +90,11 @@ def refuse_fakes(sources: Sequence[Source]) -> None:
 
 
 def refuse_unlike(sources: Sequence[Source]) -> None:
-    """Refuse records that could not be compared: another GPU, torch, network or data.
+    """Refuse records that could not be compared: another GPU, torch, network or data. Raises
+    UsageError: it says in which respects they differ, and in which folders.
 
     Rows agree on a column of `COMPARABLE` as far as they agree on the axes that it belongs to. What
     a row did not get to know speaks against none.
-
-    Raises:
-        UsageError: it says in which respects they differ, and in which folders.
     """
     import pandas as pd
 

@@ -29,12 +29,8 @@ _PLACED = frozenset({"log", "schema"})  # cells that joining changes
 
 
 def claim(out: Path) -> None:
-    """Mark a folder as one that others are joined in, before anything else is written there.
-
-    Raises:
-        UsageError: a sweep is there that was not joined.
-        OSError: it cannot be written.
-    """
+    """Mark a folder as one that others are joined in, before anything else is written there. Raises
+    UsageError: a sweep is there that was not joined. Raises OSError: it cannot be written."""
     if (out / JOINED).exists():
         return
     if there := [name for name in (*FILES, CONFIG) if (out / name).exists()]:
@@ -46,15 +42,9 @@ def claim(out: Path) -> None:
 
 
 def join_records(sources: Sequence[Source]) -> tuple[pa.Table, list[int]]:
-    """All records, each once, in the order in which they ended.
-
-    Returns:
-        The table as text, and for each row the number of the source that it is taken from: the
-        first that has it.
-
-    Raises:
-        UsageError: folders differ in what they say of one record.
-    """
+    """All records as text, each once, in the order in which they ended, and for each row the number
+    of the source that it is taken from: the first that has it. Raises UsageError: folders differ in
+    what they say of one record."""
     import numpy as np
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -84,11 +74,8 @@ def join_records(sources: Sequence[Source]) -> tuple[pa.Table, list[int]]:
 def join_beside(
     name: str, sources: Sequence[Source], records: pa.Table, owners: Sequence[int]
 ) -> pa.Table | None:
-    """The rows of another table that belong to ``records``, each record's from its own source.
-
-    Returns:
-        None where no source has such a table.
-    """
+    """The rows of another table that belong to ``records``, each record's from its own source; None
+    where no source has such a table."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -111,16 +98,9 @@ def join_beside(
 def copy_logs(
     out: Path, sources: Sequence[Source], records: pa.Table, owners: Sequence[int]
 ) -> pa.Table:
-    """Copy what the workers of ``records`` printed, and their traces, under names of their own.
-
-    Folders may have files of one name. What ``out`` has already stays.
-
-    Returns:
-        The records with the new names.
-
-    Raises:
-        OSError: one cannot be copied.
-    """
+    """Copy what the workers of ``records`` printed, and their traces, under names of their own; the
+    records with the new names. Folders may have files of one name. What ``out`` has already stays.
+    Raises OSError: one cannot be copied."""
     import pyarrow as pa
 
     logs = records["log"].to_pylist()
@@ -200,11 +180,8 @@ def write_union(out: Path, sources: Sequence[Source]) -> Source:
     """Join ``sources`` into ``out``, whose own rows are the last of them if it has any.
 
     Every file is replaced whole, the records last: an interrupt leaves the records as they were,
-    and the same command goes on from there.
-
-    Raises:
-        UsageError: folders differ in what they say of one record.
-        OSError: something cannot be written.
+    and the same command goes on from there. Raises UsageError: folders differ in what they say of
+    one record. Raises OSError: something cannot be written.
     """
     records, owners = join_records(sources)
     write_plans(out, join_plans(sources))

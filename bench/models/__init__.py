@@ -28,11 +28,8 @@ TIMM = "timm:"
 
 
 def parse_model(text: str) -> str:
-    """Check a model's name without importing it.
-
-    Raises:
-        ValueError: neither a registered name nor of the form ``package.module:factory``.
-    """
+    """Check a model's name without importing it. Raises ValueError: neither a registered name nor
+    of the form ``package.module:factory``."""
     if text in MODELS or is_factory(text) or is_timm(text):
         return text
     raise ValueError(
@@ -41,12 +38,10 @@ def parse_model(text: str) -> str:
 
 
 def is_timm(name: str) -> bool:
-    """Whether a name is ``timm:NAME``: a network of the package timm."""
     return name.startswith(TIMM) and re.fullmatch(r"[A-Za-z0-9_.-]+", name[len(TIMM) :]) is not None
 
 
 def is_factory(text: str) -> bool:
-    """Whether a name is of the form ``package.module:factory``."""
     module, colon, factory = text.partition(":")
     return bool(
         colon and factory.isidentifier() and all(p.isidentifier() for p in module.split("."))
@@ -54,23 +49,15 @@ def is_factory(text: str) -> bool:
 
 
 def split_model(name: str) -> tuple[str, str]:
-    """The module and the factory of a model: ``("bench.models.dpn", "dpn92")`` of ``dpn92``.
-
-    Of a network of timm the module is timm.
-    """
+    """The module and the factory of a model: ``("bench.models.dpn", "dpn92")`` of ``dpn92``; of a
+    network of timm the module is timm."""
     module, _, factory = MODELS.get(name, name).partition(":")
     return module, factory
 
 
 def check_model(name: str, flag: str = "--model") -> None:
-    """Check that the module of a user's own model is there, without importing it.
-
-    Args:
-        flag: what the name was given as, for the message.
-
-    Raises:
-        UsageError: it is not.
-    """
+    """Check that the module of a user's own model, given as ``flag``, is there, without importing
+    it. Raises UsageError: it is not."""
     from importlib.util import find_spec
 
     module, _ = split_model(name)
@@ -84,16 +71,12 @@ def check_model(name: str, flag: str = "--model") -> None:
 
 
 def build_model(name: str, classes: int = CLASSES, shape: Shape = SHAPE) -> nn.Module:
-    """Build the network ``name``: (N, *shape) float images to (N, classes) logits.
+    """Build the network ``name``: (N, *shape) float images, channels, height and width, to (N,
+    classes) logits.
 
-    Args:
-        classes: that the head of a built-in network, or of one of timm, is made for. A user's own
-            factory takes no arguments.
-        shape: of an image: channels, height and width.
-
-    Raises:
-        UsageError: the module cannot be imported, has no such factory, or that factory
-            does not return an ``nn.Module``.
+    ``classes`` are those that the head of a built-in network, or of one of timm, is made for. A
+    user's own factory takes no arguments. Raises UsageError: the module cannot be imported, has no
+    such factory, or that factory does not return an ``nn.Module``.
     """
     from torch import nn
 
@@ -139,14 +122,8 @@ def _build_timm(name: str, classes: int, shape: Shape) -> nn.Module:
 
 
 def load_factory(name: str, flag: str = "--model") -> Callable[[], object]:
-    """Import what ``name`` names.
-
-    Args:
-        flag: what the name was given as, for the message.
-
-    Raises:
-        UsageError: the module cannot be imported, or has no such function.
-    """
+    """Import what ``name``, given as ``flag``, names. Raises UsageError: the module cannot be
+    imported, or has no such function."""
     from importlib import import_module
 
     module_name, factory_name = split_model(name)
@@ -176,11 +153,9 @@ def load_factory(name: str, flag: str = "--model") -> Callable[[], object]:
 
 
 def _add_current_folder() -> None:
-    """Let modules of the current folder be imported, as ``python -m`` does by default.
-
-    Under `PYTHONSAFEPATH` or ``python -P`` it does not. The folder goes last, so that a file there
-    cannot replace a module of another package, which is what these two are for.
-    """
+    """Let modules of the current folder be imported, as ``python -m`` does by default. Under
+    `PYTHONSAFEPATH` or ``python -P`` it does not. The folder goes last, so that a file there cannot
+    replace a module of another package, which is what these two are for."""
     if not {"", (here := str(Path.cwd()))} & set(sys.path):
         sys.path.append(here)
 

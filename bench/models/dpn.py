@@ -25,10 +25,8 @@ class Stage:
 
 
 class DualPathBlock(nn.Module):
-    """1×1, grouped 3×3, 1×1; its output has ``growth`` more channels than its input.
-
-    The first block of a stage projects its input, so that both paths start afresh there.
-    """
+    """1×1, grouped 3×3, 1×1; its output has ``growth`` more channels than its input. The first
+    block of a stage projects its input, so that both paths start afresh there."""
 
     def __init__(
         self, channels: int, stage: Stage, *, stride: int, project: bool, groups: int

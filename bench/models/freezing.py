@@ -30,11 +30,8 @@ _SHOWN = 3  # names that an error shows
 
 
 def parse_freeze(text: str) -> str:
-    """Check what is to be frozen, without knowing the network.
-
-    Raises:
-        ValueError: it is neither `NONE` nor names separated by commas.
-    """
+    """Check what is to be frozen, without knowing the network. Raises ValueError: it is neither
+    `NONE` nor names separated by commas."""
     parts = [part.strip() for part in text.split(",")]
     if parts == [NONE]:
         return NONE
@@ -49,20 +46,13 @@ def parse_freeze(text: str) -> str:
 def freeze(
     model: nn.Module, setting: str, find_head: Callable[[nn.Module], nn.Module]
 ) -> list[nn.Module]:
-    """Freeze what ``setting`` names, and put BatchNorm layers that are frozen in evaluation mode.
+    """Freeze what ``setting``, of `parse_freeze`, names, and put BatchNorm layers that are frozen
+    in evaluation mode, which ``model.train()`` ends; these layers.
 
     Weights under a pattern are those whose name it matches, or that are inside a layer whose name
     it matches. Frozen weights require no gradient. What the network's own code has frozen stays so.
-
-    Args:
-        setting: of `parse_freeze`.
-        find_head: gives the layer that `BACKBONE` leaves.
-
-    Returns:
-        The BatchNorm layers. ``model.train()`` ends their evaluation mode.
-
-    Raises:
-        UsageError: a part of the setting freezes nothing, or nothing is left to train.
+    ``find_head`` gives the layer that `BACKBONE` leaves. Raises UsageError: a part of the setting
+    freezes nothing, or nothing is left to train.
     """
     if setting == NONE:
         return []
@@ -97,7 +87,6 @@ def _choose(
     tensors: Mapping[str, Tensor],
     find_head: Callable[[nn.Module], nn.Module],
 ) -> list[str]:
-    """The names of the tensors that one part of a setting means."""
     if part == BACKBONE:
         kept = _hold(find_head(model))
         return [name for name, tensor in tensors.items() if id(tensor) not in kept]
@@ -108,12 +97,8 @@ def _choose(
 
 
 def normalises_batches(model: nn.Module, still: Sequence[nn.Module] = ()) -> bool:
-    """Whether BatchNorm normalises by the batch itself, which then needs two items.
-
-    Args:
-        still: layers in evaluation mode, as `freeze` gives them. They use running statistics, if
-            they keep any.
-    """
+    """Whether BatchNorm normalises by the batch itself, which then needs two items; but for layers
+    in evaluation mode, as `freeze` gives them. They use running statistics, if they keep any."""
     return any(
         layer not in still or getattr(layer, "running_mean", None) is None
         for layer in _list_batchnorm(model)
@@ -125,12 +110,10 @@ def _list_batchnorm(model: nn.Module) -> list[nn.Module]:
 
 
 def _hold(*layers: nn.Module) -> set[int]:
-    """The identities of the weights and buffers in some layers."""
     return {id(t) for layer in layers for t in (*layer.parameters(), *layer.buffers())}
 
 
 def _is_frozen(layer: nn.Module, chosen: set[int]) -> bool:
-    """Whether a BatchNorm layer was chosen, and has no weights left that train."""
     return bool(_hold(layer) & chosen) and not any(p.requires_grad for p in layer.parameters())
 
 

@@ -28,11 +28,8 @@ _SAVE = "save the network's state_dict() alone, with torch.save or safetensors"
 
 
 def parse_start(text: str) -> str | None:
-    """Check the name of a file of weights, without reading it; None for ``none``.
-
-    Raises:
-        ValueError: it cannot be the name of a file.
-    """
+    """Check the name of a file of weights, without reading it; None for ``none``. Raises
+    ValueError: it cannot be the name of a file."""
     if text == "none":
         return None
     if not text.strip() or not text.isprintable():
@@ -41,11 +38,7 @@ def parse_start(text: str) -> str | None:
 
 
 def hash_weights(path: str) -> str:
-    """First 12 hex digits of the SHA-256 of a file.
-
-    Raises:
-        UsageError: it cannot be read.
-    """
+    """First 12 hex digits of the SHA-256 of a file. Raises UsageError: it cannot be read."""
     try:
         with Path(path).open("rb") as file:
             return file_digest(file, "sha256").hexdigest()[:12]
@@ -58,17 +51,8 @@ def read_weights(path: str, own: Container[str] = ()) -> dict[str, Tensor]:
 
     Files whose name ends in ``.safetensors`` need that package. All others are read by torch with
     ``weights_only=True``: a state_dict, alone or as an entry of `_WRAPPERS`, or a checkpoint of a
-    sweep.
-
-    Args:
-        own: the names that the network has.
-
-    Returns:
-        Tensors by name; a prefix of `_PREFIXES` that all names have is taken off, unless some are
-        the network's own with it.
-
-    Raises:
-        UsageError: it cannot be read, or holds anything but weights.
+    sweep. A prefix of `_PREFIXES` that all names have is taken off, unless some are the network's
+    ``own`` with it. Raises UsageError: it cannot be read, or holds anything but weights.
     """
     import torch
 
@@ -135,17 +119,13 @@ def _name_kind(value: object) -> str:
 def fit_weights(
     model: nn.Module, path: str, find_head: Callable[[nn.Module], nn.Module]
 ) -> tuple[dict[str, Tensor], str]:
-    """Read a file, and find what of it goes into ``model``, which may be on torch's meta device.
+    """Read a file, and find what of it goes into ``model``, which may be on torch's meta device;
+    the weights to load, and a note for the reader where the head is not among them, else "".
 
     All names and shapes must be the network's own, except in the head: where that one differs, it
     starts as it was built. A BatchNorm layer may lack ``num_batches_tracked``, as those saved
-    before torch 0.4.1 do; nothing is computed with it.
-
-    Returns:
-        The weights to load, and a note for the reader where the head is not among them, else "".
-
-    Raises:
-        UsageError: as `read_weights`; or they do not fit: the tensors and both shapes are named.
+    before torch 0.4.1 do; nothing is computed with it. Raises UsageError: as `read_weights`; or
+    they do not fit: the tensors and both shapes are named.
     """
     import torch
 
@@ -192,14 +172,8 @@ def _list(texts: Iterable[str]) -> str:
 
 
 def load_weights(model: nn.Module, path: str, find_head: Callable[[nn.Module], nn.Module]) -> str:
-    """Load what of a file `fit_weights` finds into ``model``, which is on the CPU.
-
-    Returns:
-        Its note for the reader, or "".
-
-    Raises:
-        UsageError: as `fit_weights`.
-    """
+    """Load what of a file `fit_weights` finds into ``model``, which is on the CPU; its note for the
+    reader, or "". Raises UsageError: as `fit_weights`."""
     fitting, note = fit_weights(model, path, find_head)
     model.load_state_dict(fitting, strict=False)
     return note

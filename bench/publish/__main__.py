@@ -18,7 +18,7 @@ from pathlib import Path
 
 from bench.asv.site import ASSETS, fetch_assets, stand_alone
 from bench.errors import UsageError
-from bench.flags import Parser, describe, run_command
+from bench.flags import Parser, command, describe
 from bench.text import last_line
 
 INDEX = Path(__file__).with_name("index.html")
@@ -26,17 +26,10 @@ CONFIG = Path("asv.conf.json")
 SWEEPS = "sweeps"
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Build the folder; the return code."""
-    return run_command(publish, argv)
-
-
-def publish(argv: Sequence[str]) -> int:
-    """Build the folder in the project's root, where asv.conf.json is.
-
-    Raises:
-        UsageError: it is run elsewhere, npm or asv is missing, or a package is not the one pinned.
-    """
+@command
+def main(argv: Sequence[str]) -> int:
+    """Build the folder in the project's root, where asv.conf.json is. Raises UsageError: it is run
+    elsewhere, npm or asv is missing, or a package is not the one pinned."""
     parser = Parser(prog="python -m bench.publish", description=describe(__doc__))
     parser.add_argument(
         "--out", type=Path, default=Path("html"), metavar="DIR", help="folder to write (html)"
@@ -62,14 +55,9 @@ def publish(argv: Sequence[str]) -> int:
 
 
 def publish_commits(out: Path) -> int:
-    """Have asv collate its results into ``out``, and make the site stand alone.
-
-    Returns:
-        The commits it shows; 0, and no site, where nothing was tracked yet.
-
-    Raises:
-        UsageError: asv or npm is missing, asv fails, or a package is not the one pinned.
-    """
+    """Have asv collate its results into ``out``, and make the site stand alone; the commits it
+    shows, or 0, and no site, where nothing was tracked yet. Raises UsageError: asv or npm is
+    missing, asv fails, or a package is not the one pinned."""
     if find_spec("asv") is None:
         raise UsageError("asv is not installed; install this project's 'asv' extra")
     from bench.asv.importer import load_config, read_results, widen_benchmarks
@@ -99,7 +87,6 @@ class Page:
 
 
 def find_sweeps(results: Path) -> list[Path]:
-    """Records of the user's sweeps, the latest first."""
     return sorted(results.glob("*/records.csv"), key=lambda file: -file.stat().st_mtime)
 
 
@@ -135,7 +122,6 @@ def _describe(records: Path) -> str:
 def write_index(
     out: Path, commits: int, sweeps: Sequence[Page], references: Sequence[Page]
 ) -> None:
-    """Write the page that links all others."""
     import jinja2
 
     template = jinja2.Environment(autoescape=True).from_string(INDEX.read_text())

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING
 
 from bench.case import Case, axis_flag, format_value, parse_value
 from bench.errors import UsageError
-from bench.flags import Parser, run_command
+from bench.flags import Parser, command
 from bench.models import check_model
 from bench.precision import POLICIES, PRECISIONS, Precision
 
@@ -93,13 +93,11 @@ class Policy:
     skip_overflow: bool = False
 
     def __str__(self) -> str:
-        """As in the table."""
         scale = format_value(self.loss_scale) or "none"
         return f"{scale}, skipping" if self.skip_overflow else scale
 
 
 def policies(precision: Precision) -> list[Policy]:
-    """Every kind of loss scaling the precision has."""
     if not precision.scales_loss:
         return [Policy()]
     return [Policy(128.0), Policy(128.0, skip_overflow=True), *map(Policy, POLICIES)]
@@ -107,10 +105,8 @@ def policies(precision: Precision) -> list[Policy]:
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """One step: the kernels it would launch, those it may, and the rules it broke.
-
-    ``budget`` is None for a model that has none: its launches are counted and not judged.
-    """
+    """One step: the kernels it would launch, those it may, and the rules it broke. ``budget`` is
+    None for a model that has none: its launches are counted and not judged."""
 
     model: str
     precision: str
@@ -130,13 +126,11 @@ def rehearse(
     """Run a step of every precision and policy on the CPU, and say what a GPU would make of it.
 
     Args:
-        model: a network's name.
         precisions: names of `PRECISIONS`; those that `skip` speaks of are left out.
         compile: whether the network is traced by ``torch.compile`` (see above).
         batch_size: images a step; launches do not depend on it.
 
-    Raises:
-        UsageError: there is no such model.
+    Raises UsageError: there is no such model.
     """
     return [
         row
@@ -190,17 +184,10 @@ _SUMMARY = (
 )
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Rehearse, and print the table."""
-    return run_command(run, argv)
-
-
-def run(argv: Sequence[str]) -> int:
-    """Parse the command line, rehearse and print; the return code.
-
-    Raises:
-        UsageError: a flag or value is wrong.
-    """
+@command
+def main(argv: Sequence[str]) -> int:
+    """Parse the command line, rehearse and print. Raises UsageError: a flag or
+    value is wrong."""
     parser = Parser(prog="python -m bench.rehearsal", description=_SUMMARY)
     parser.add_argument("--model", default="dpn-small", metavar="NAME", help="network (dpn-small)")
     parser.add_argument(

@@ -31,7 +31,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -42,8 +41,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 
 class Rule(StrEnum):
-    """What a step may not do."""
-
     MIXED = "mixed dtypes in a multi-tensor call"
     READ = "a value read back to the host"
     COPY = "a copy between host and device"
@@ -60,7 +57,6 @@ class Breach:
     detail: str = ""
 
     def __str__(self) -> str:
-        """One line."""
         detail = f" ({self.detail})" if self.detail else ""
         return f"{self.rule}: {self.op}{detail} at {self.place}"
 
@@ -74,12 +70,8 @@ aten/src/ATen/native/cuda/MultiTensorApply.cuh (torch 2.9 to 2.13)."""
 
 
 def count_multi_tensor(sizes: Sequence[int], lists: int) -> int:
-    """Kernels that one multi-tensor call over tensors of one dtype launches.
-
-    Args:
-        sizes: numbers of elements of the tensors in a list.
-        lists: how many such lists the call walks in step.
-    """
+    """Kernels that one multi-tensor call launches, over so many lists in step of tensors of one
+    dtype and these numbers of elements."""
     most = MAX_TENSORS[lists - 1]
     launches = tensors = blocks = 0
     for size in filter(None, sizes):
@@ -135,7 +127,6 @@ def count_launches(op: torch._ops.OpOverload, args: Sequence[Any]) -> int:
 
 
 def _tensor_lists(op: torch._ops.OpOverload, args: Iterable[Any]) -> Iterable[Sequence[Tensor]]:
-    """The lists a multi-tensor call walks; nothing for any other op."""
     name = op._schema.name.partition("::")[2]
     if name.startswith(("_foreach_", "_fused_", "_amp_foreach_")):
         for arg in args:
@@ -144,7 +135,6 @@ def _tensor_lists(op: torch._ops.OpOverload, args: Iterable[Any]) -> Iterable[Se
 
 
 def _dtypes(tensors: Sequence[Tensor]) -> str:
-    """The dtypes of a list where there are several; else nothing."""
     found = sorted({str(t.dtype).removeprefix("torch.") for t in tensors})
     return " and ".join(found) if len(found) > 1 else ""
 
@@ -182,12 +172,8 @@ _INDEXED = {"aten::index", "aten::index_put", "aten::index_put_", "aten::_index_
 
 
 class Watch:
-    """Looks on at what runs inside ``with``; rules are applied from `judge` on.
-
-    Attributes:
-        launches: kernels counted since `judge`.
-        breaches: rules broken since then, each place once.
-    """
+    """Looks on at what runs inside ``with``; from `judge` on it counts kernels in ``launches``, and
+    notes broken rules in ``breaches``, each place once."""
 
     def __init__(self) -> None:
         self.launches = 0
@@ -200,22 +186,15 @@ class Watch:
         self._modes = (_Calls(self), _Ops(self))
 
     def __enter__(self) -> Watch:
-        """Look on."""
         for mode in self._modes:
             mode.__enter__()
         self._inside = True
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Look away."""
+    def __exit__(self, *raised: Any) -> None:
         self._inside = False
         for mode in reversed(self._modes):
-            mode.__exit__(kind, error, trace)
+            mode.__exit__(*raised)
 
     def judge(self) -> None:
         """Count, and apply the rules, from here on and from nothing."""
@@ -223,7 +202,6 @@ class Watch:
         self._places.clear()
 
     def busiest(self) -> tuple[str, str]:
-        """The op and the place that launched most kernels."""
         (op, place), _ = self._places.most_common(1)[0]
         return op, place
 
@@ -245,19 +223,12 @@ class Watch:
         return run
 
     def is_host(self, tensor: Tensor) -> bool:
-        """Whether it would be in host memory."""
         return tensor.untyped_storage()._cdata in self._host
 
     def place_host(self, tensor: Tensor) -> None:
-        """Say that it is in host memory."""
         self._host[tensor.untyped_storage()._cdata] = tensor
 
-    def place_device(self, tensor: Tensor) -> None:
-        """Say that it is on the device."""
-        self._host.pop(tensor.untyped_storage()._cdata, None)
-
     def report(self, rule: Rule, op: str, detail: str = "") -> None:
-        """Note a breach."""
         if self._judging:
             breach = Breach(rule, op, _place(), detail)
             if breach not in self.breaches:
@@ -306,7 +277,7 @@ class Watch:
         elif source is not None and not makes and was_host is not (onto == "host"):
             self.report(Rule.COPY, name, f"to the {onto}")
         if onto == "device":
-            self.place_device(result)
+            self._host.pop(result.untyped_storage()._cdata, None)
         elif result is not source:  # on a CPU a tensor that stays is the same one
             self.place_host(result)
         return result

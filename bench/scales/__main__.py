@@ -12,32 +12,19 @@ from datetime import UTC, datetime
 from bench.data import load
 from bench.environment import ask, refuse_missing, with_inputs
 from bench.errors import UsageError
-from bench.flags import refuse_other_images, run_command
+from bench.flags import command, refuse_other_images
 from bench.precision import PRECISIONS
 from bench.questions.loss_scales import SCALES, summarize_scale_map, tell_scale_map
 from bench.render.text import WIDTH, draw_table, style_text
 from bench.scale_map import GRADIENTS, MAP, TRAININGS, ScaleMap, Way, read_scale_map
 from bench.scales.folder import FIGURE, PICTURE, SUMMARY, refuse_existing, write_map, write_pages
 from bench.scales.options import Options, build_parser, read_options
-from bench.sweep.preflight import (
-    gather_inputs,
-    list_examined,
-    refuse_neighbours,
-    refuse_unwritable,
-)
+from bench.sweep.preflight import gather_inputs, list_examined, refuse_neighbours, refuse_unwritable
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Make a map, or show one; the return code."""
-    return run_command(run, argv)
-
-
-def run(argv: Sequence[str]) -> int:
-    """Do what the command line says; the return code.
-
-    Raises:
-        UsageError: it cannot be done.
-    """
+@command
+def main(argv: Sequence[str]) -> int:
+    """Make a map, or show one."""
     refuse_other_images(argv, "bench.scales")
     given = build_parser().parse(argv)
     if given.show is not None:
@@ -62,13 +49,9 @@ def run(argv: Sequence[str]) -> int:
 
 
 def measure_all(options: Options) -> ScaleMap:
-    """Find out what the questions name, refuse what cannot be trained, and measure.
-
-    Each case is stored as it ends.
-
-    Raises:
-        UsageError: a device, model or dataset cannot be used, or memory ran out.
-    """
+    """Find out what the questions name, refuse what cannot be trained, and measure; each case is
+    stored as it ends. Raises UsageError: a device, model or dataset cannot be used, or memory ran
+    out."""
     first, cases = options.questions[0], [question.case for question in options.questions]
     answer = ask([first.device], list_examined(cases))
     inputs = gather_inputs(cases, answer, data_dir=options.data_dir)
@@ -111,7 +94,6 @@ def measure_all(options: Options) -> ScaleMap:
 
 
 def say(text: str) -> None:
-    """Say what is done now."""
     print(text, file=sys.stderr, flush=True)
 
 

@@ -22,11 +22,8 @@ SUMMARY, FIGURE, PICTURE = "scales.md", "scales.svg", "scales.png"
 
 
 def refuse_existing(out: Path) -> None:
-    """Refuse a folder that holds a map: nothing measured is overwritten.
-
-    Raises:
-        UsageError: it does.
-    """
+    """Refuse a folder that holds a map: nothing measured is overwritten. Raises UsageError: it
+    does."""
     for name in (MAP, GRADIENTS, TRAININGS):
         if (out / name).exists():
             raise UsageError(
@@ -36,11 +33,8 @@ def refuse_existing(out: Path) -> None:
 
 
 def write_map(scales: ScaleMap) -> None:
-    """Write all cases measured so far; each file is replaced whole.
-
-    Raises:
-        UsageError: the folder cannot be written.
-    """
+    """Write all cases measured so far; each file is replaced whole. Raises UsageError: the folder
+    cannot be written."""
     head = {
         "version": VERSION,
         "command": scales.command,
@@ -61,7 +55,6 @@ def write_map(scales: ScaleMap) -> None:
 
 
 def write_pages(scales: ScaleMap) -> None:
-    """Write the sentence with the tables, and the figure."""
     lines = ["# Loss-scale map", ""]
     for line in summarize_scale_map(scales).splitlines():
         lines += [escape(line), ""]

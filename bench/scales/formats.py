@@ -20,14 +20,9 @@ from bench.scale_map import Fate
 
 @dataclass(frozen=True)
 class Format:
-    """A binary floating-point format.
-
-    Attributes:
-        dtype: torch's name of it.
-        digits: digits of the significand, the leading one included.
-        least_exponent: the smallest normal number is 2 to this.
-        largest: the largest finite number.
-    """
+    """A binary floating-point format, torch's ``dtype``: with so many significant ``digits``, the
+    leading one included, a smallest normal number of 2 to the ``least_exponent``, and a largest
+    finite one."""
 
     name: str
     dtype: str
@@ -37,7 +32,6 @@ class Format:
 
     @property
     def smallest(self) -> Fraction:
-        """The smallest number above zero."""
         return Fraction(2) ** (self.least_exponent - self.digits + 1)
 
     def flushes(self, value: Fraction) -> bool:
@@ -45,10 +39,8 @@ class Format:
         return value <= self.smallest / 2
 
     def denormalises(self, value: Fraction) -> bool:
-        """Whether ``value`` rounds to less than the smallest normal number, zero included.
-
-        Half way between it and the largest subnormal is a tie, and the normal number is even.
-        """
+        """Whether ``value`` rounds to less than the smallest normal number, zero included. Half way
+        between it and the largest subnormal is a tie, and the normal number is even."""
         return value < Fraction(2) ** self.least_exponent - self.smallest / 2
 
     def overflows(self, value: Fraction) -> bool:
@@ -79,10 +71,7 @@ FORMATS: dict[str, Format] = {
 
 def to_float32(value: float) -> float:
     """``value`` rounded to float32, as torch does with a scale that multiplies a float32 loss.
-
-    Raises:
-        OverflowError: it is beyond float32.
-    """
+    Raises OverflowError: it is beyond float32."""
     return float(struct.unpack("<f", struct.pack("<f", value))[0])
 
 
@@ -107,11 +96,8 @@ class Bounds:
 
 
 def find_bounds(format: Format, scale: float) -> Bounds:
-    """The bounds of unscaled values, by bisection over all float32 numbers.
-
-    Args:
-        scale: above 0, and a float32 number (`to_float32`).
-    """
+    """The bounds of unscaled values, by bisection over all float32 numbers; ``scale`` is above 0
+    and a float32 number (`to_float32`)."""
     factor, bits = Fraction(scale), range(_INFINITY)
     tests = (
         lambda n: not format.flushes(Fraction(_of_bits(n)) * factor),
@@ -122,12 +108,9 @@ def find_bounds(format: Format, scale: float) -> Bounds:
 
 
 class Cells:
-    """Where the bounds of all formats and scales cut the float32 numbers into cells.
-
-    Attributes:
-        cuts: float32 numbers, rising. Cell i holds the values from ``cuts[i - 1]`` on and below
-            ``cuts[i]``; NaN falls into the last. Cell 0 holds zero alone.
-    """
+    """Where the bounds of all formats and scales cut the float32 numbers into cells: cell i holds
+    the values from ``cuts[i - 1]`` on and below ``cuts[i]``; NaN falls into the last. Cell 0 holds
+    zero alone."""
 
     def __init__(self, formats: Sequence[str], scales: Sequence[float]) -> None:
         self._bounds = {
@@ -140,7 +123,6 @@ class Cells:
         self._index = {cut: index for index, cut in enumerate(self.cuts)}
 
     def __len__(self) -> int:
-        """How many cells there are."""
         return len(self.cuts) + 1
 
     def read(self, counts: Sequence[int], format: str, scale: float) -> dict[Fate, int]:

@@ -57,9 +57,7 @@ def find_layers(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def list_kept(
-    model: nn.Module,
-    precision: str,
-    keeps_fp32: Callable[[nn.Module], bool] = is_affine_batchnorm,
+    model: nn.Module, precision: str, keeps_fp32: Callable[[nn.Module], bool] = is_affine_batchnorm
 ) -> list[bool]:
     """Of each of `find_layers`, whether the gradients of its own parameters stay in fp32.
 
@@ -77,11 +75,9 @@ def list_kept(
 
 
 def attach(model: nn.Module, look: Look) -> Callable[[], None]:
-    """Have ``look`` see every gradient of each layer; return a function that ends it.
-
-    A tensor's hook sees the gradient as it is before an operation in place, such as an in-place
-    ReLU after the layer, for which a module's backward hook raises.
-    """
+    """Have ``look`` see every gradient of each layer; return a function that ends it. A tensor's
+    hook sees the gradient as it is before an operation in place, such as an in-place ReLU after the
+    layer, for which a module's backward hook raises."""
     handles: list[Any] = []
 
     def hook(site: Site) -> Callable[[Tensor], Tensor | None]:
@@ -110,12 +106,9 @@ def attach(model: nn.Module, look: Look) -> Callable[[], None]:
 
 
 class Counter:
-    """Counts fp32 gradients into the cells of `Cells`, and keeps the largest of every step.
-
-    Attributes:
-        counts: int64 (steps counted, layers, kinds, cells).
-        peaks: float32 (steps, layers, kinds), the largest magnitude; NaN where one was NaN.
-    """
+    """Counts fp32 gradients into the cells of `Cells`, and keeps the largest of every step:
+    ``counts`` int64 (steps counted, layers, kinds, cells), ``peaks`` float32 (steps, layers,
+    kinds), NaN where one was NaN."""
 
     def __init__(
         self, layers: int, cells: Cells, steps: int, at: Sequence[int], device: torch.device
@@ -130,7 +123,6 @@ class Counter:
         """The step that gradients belong to, from 1; to be set before each."""
 
     def __call__(self, site: Site, gradient: Tensor) -> None:
-        """Count one gradient; a `Look`."""
         if not gradient.numel():
             return
         place = site.layer, KINDS.index(site.kind)
@@ -146,13 +138,11 @@ class Counter:
 
 
 class Comparison:
-    """Tells the fates of gradients in a narrow format by the same gradients in fp32.
+    """Tells the fates of gradients in a narrow format by the same gradients in fp32: int64 (passes,
+    layers, kinds, fates).
 
     What is zero here and was not in fp32 was flushed. `remember` sees the fp32 pass; then `look`
     sees one or several passes over the same batch, each after `begin`.
-
-    Attributes:
-        fates: int64 (passes, layers, kinds, fates).
     """
 
     def __init__(self, layers: int, passes: int, format: Format, device: torch.device) -> None:
@@ -179,7 +169,6 @@ class Comparison:
         self._calls.clear()
 
     def look(self, site: Site, gradient: Tensor) -> None:
-        """See a gradient of a pass in the narrow format; a `Look`."""
         call = self._calls.get(site, 0)
         self._calls[site] = call + 1
         was = self._known[site][call]
@@ -201,10 +190,8 @@ class Comparison:
 
 
 class Rounding:
-    """Rounds every gradient that passes to a format, and keeps it in its own dtype.
-
-    What overflows becomes inf in every format, also in e4m3, which has none.
-    """
+    """Rounds every gradient that passes to a format, and keeps it in its own dtype. What overflows
+    becomes inf in every format, also in e4m3, which has none."""
 
     def __init__(
         self,
@@ -218,13 +205,11 @@ class Rounding:
         self._exempt = list_kept(model, precision, keeps_fp32)
 
     def __call__(self, site: Site, gradient: Tensor) -> Tensor | None:
-        """Round one gradient; a `Look`."""
         if site.kind is Kind.WEIGHT and self._exempt[site.layer]:
             return None
         return self.round(gradient)
 
     def round(self, values: Tensor) -> Tensor:
-        """``values`` rounded, of their own dtype."""
         rounded = values.to(self._dtype).to(values.dtype)
         beyond = values.abs() >= self._limit
         return torch.where(beyond, values.sign() * torch.inf, rounded)
@@ -237,11 +222,8 @@ def read_counts(counts: Sequence[int], cells: Cells, format: str, scale: float) 
 
 
 def choose_format(precision: str) -> Format:
-    """The format that gradients have in a precision, or the format of that name.
-
-    Raises:
-        KeyError: it is a precision in fp32, or no name at all.
-    """
+    """The format that gradients have in a precision, or the format of that name. Raises KeyError:
+    it is a precision in fp32, or no name at all."""
     known = PRECISIONS.get(precision)
     dtype = (known.autocast or known.weights) if known else FORMATS[precision].dtype
     return {f.dtype: f for f in FORMATS.values()}[dtype]

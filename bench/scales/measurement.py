@@ -52,12 +52,8 @@ Say = Callable[[str], None]
 
 
 def measure(question: Question, data: Dataset | None, say: Say) -> Iterator[ScaleCase]:
-    """Answer a question, one precision after another.
-
-    Args:
-        data: the images; None for a user's workload.
-        say: told what is done now, a line each.
-    """
+    """Answer a question, one precision after another, on these images, or None for a user's
+    workload; ``say`` is told what is done now, a line each."""
     session = Session(question, data)
     say(f"{question.model}, batch size {question.batch_size}: {question.steps} steps in fp32")
     reference, gradients = session.observe(say)
@@ -72,10 +68,8 @@ def measure(question: Question, data: Dataset | None, say: Say) -> Iterator[Scal
 
 
 def add_training(case: ScaleCase, training: ScaledTraining) -> ScaleCase:
-    """``case`` with one more training; a static scale that overflows there overflows.
-
-    In the rounded way the fp32 training tells the overflows of every scale, at every step alike.
-    """
+    """``case`` with one more training; a static scale that overflows there overflows. In the
+    rounded way the fp32 training tells the overflows of every scale, at every step alike."""
     overflows, first = dict(case.overflows), training.first_overflow
     if case.way is Way.TRAINED and not is_dynamic(training.setting) and first is not None:
         scale = training.scales[0]
@@ -260,10 +254,7 @@ class Probe:
         self._session, self.precision = session, precision
         self.training = session.prepare(precision, 1.0)
         self.comparison = Comparison(
-            len(session.layers),
-            len(q.at) * len(q.scales),
-            choose_format(precision),
-            session.device,
+            len(session.layers), len(q.at) * len(q.scales), choose_format(precision), session.device
         )
         attach(self.training.model, self.comparison.look)
 

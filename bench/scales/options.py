@@ -67,7 +67,6 @@ class Question:
     """What to find out of one model or workload at one batch size.
 
     Attributes:
-        steps: of each training.
         at: steps, from 1 and rising, at which gradients are counted.
         scales: rising, and each a float32 number.
         train: loss scales to train under, as flags spell them, or `RECOMMENDED`.
@@ -105,8 +104,6 @@ class Question:
 
 @dataclass(frozen=True)
 class Options:
-    """The command line, parsed and checked."""
-
     questions: tuple[Question, ...]
     data_dir: Path | None
     allow_shared: bool
@@ -115,12 +112,7 @@ class Options:
 
 
 def build_parser() -> Parser:
-    """The command line."""
-    parser = Parser(
-        prog="python -m bench.scales",
-        description=_DESCRIPTION,
-        epilog=_EPILOG,
-    )
+    parser = Parser(prog="python -m bench.scales", description=_DESCRIPTION, epilog=_EPILOG)
     what = parser.add_argument_group("what to look at")
     what.add_argument(
         "--precision", nargs="+", default=["fp16"], metavar="NAME", help="number formats (fp16)"
@@ -174,11 +166,7 @@ def build_parser() -> Parser:
 
 
 def read_options(given: argparse.Namespace, command: str) -> Options:
-    """Check the command line, without torch.
-
-    Raises:
-        UsageError: a flag or value is wrong.
-    """
+    """Check the command line, without torch. Raises UsageError: a flag or value is wrong."""
     device = _axis("device", given.device or ("cuda" if has_cuda() else "cpu"))
     way = _parse_way(given.way, device)
     scales = tuple(sorted({_parse_scale(text) for text in given.scales or []})) or POWERS

@@ -10,55 +10,40 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from contextlib import closing
 from pathlib import Path
 from time import monotonic
 
-from bench.environment import PACKAGES, refuse_missing
 from bench.errors import UsageError
-from bench.executors import build_executor
-from bench.flags import run_command
+from bench.flags import command
 from bench.halving import Halving, read_halving
 from bench.record import MEASURED
 from bench.search.ladder import Ladder
 from bench.search.options import Search, parse_arguments
 from bench.search.trials import Trials
 from bench.store.reader import read_epochs, read_records
-from bench.store.writer import Store, StoreError
-from bench.sweep.__main__ import say_waiting, stop_signals
-from bench.sweep.crew import Crew
+from bench.store.writer import StoreError
 from bench.sweep.display import Display
-from bench.sweep.hardware import examine_lanes, expect_one, open_lanes
-from bench.sweep.loop import Loop
+from bench.sweep.hardware import examine_alike
 from bench.sweep.options import Plan
 from bench.sweep.preflight import (
     default_out,
     describe_config,
     read_past,
-    refuse_unwritable,
     try_models,
 )
 from bench.sweep.preview import describe_plan
+from bench.sweep.session import hire_crew, open_loop, start_executor
 from bench.text import clean, count
 
 _WIDTH = 120  # columns where there is no terminal to ask and COLUMNS is not set
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+@command
+def main(argv: Sequence[str]) -> int:
     """Search for the best settings.
 
-    Returns:
-        0; 1 where no trial was measured, all lanes were lost or the disk is full; 2 for a usage
-        error; 130 or 143 where it was stopped.
-    """
-    return run_command(search, argv)
-
-
-def search(argv: Sequence[str]) -> int:
-    """Do what the command line says; the return code.
-
-    Raises:
-        UsageError: it cannot be done.
+    Returns 0; 1 where no trial was measured, all lanes were lost or the disk is full; 2 for a usage
+    error; 130 or 143 where it was stopped.
     """
     asked = parse_arguments(argv, __doc__)
     if asked.dry_run:
@@ -84,38 +69,30 @@ def describe_rungs(halving: Halving) -> str:
 def run_search(asked: Search) -> int:
     """Run the trials into --out and print what they found; the return code."""
     options = asked.options
-    refuse_unwritable(options.out)
-    refuse_missing(name for name in PACKAGES if name != "nvidia-ml-py")  # whose lack is noted
     Ladder(asked.halving)  # refuses where Ray Tune is not installed
-    with closing(build_executor(options.executor, options.settings)) as executor:
-        cases = asked.plan().trials
-        lanes = open_lanes(executor, cases, options)
-        classes = examine_lanes(executor, lanes, cases, options)
-        hardware = expect_one(classes, "which round differently")
+    with start_executor(options) as executor:
+        hardware = examine_alike(executor, asked.plan().trials, options, "which round differently")
         inputs = hardware.inputs
         drawn = asked.plan(inputs.settle)
         halving = drawn.halving
         out = options.out or default_out(inputs.platforms)
-        with Store(out, options.wait_s, say_waiting) as store:
+        with open_loop(hardware, executor, out, options) as loop:
             comparable, _ = read_past(out, drawn.trials, options, inputs)
-            before = store.read_config()
+            before = loop.store.read_config()
             earlier = read_halving(before.get("halving"))
             refuse_other_search(out, earlier, halving)
             if earlier and len(earlier.trials) > len(halving.trials):
                 halving = earlier
             config = describe_config(drawn.trials, options, inputs, before)
-            store.write_config({**config, "halving": halving.describe()})
-            named = {lane.name: known for lane, known in hardware.lanes}
-            notes = [*inputs.warnings, *store.set_aside]
-            loop = Loop(store, executor, named, options, notes)
+            loop.store.write_config({**config, "halving": halving.describe()})
             trials = Trials(loop, halving, drawn.trials, comparable, monotonic() + asked.time_s)
+            known = trials.all - trials.waiting
             with (
-                stop_signals(executor) as stopped,
-                Crew(executor, stopped, 1 if options.quiet else 0) as crew,
+                hire_crew(loop, hardware) as (crew, stopped),
+                Display(out, trials.waiting, known, trials.axes) as display,
             ):
-                for lane in lanes:
-                    crew.add(loop, lane)
-                run_trials(crew, trials)
+                loop.show_on(display)
+                crew.work([trials])
     found = print_findings(out, halving)
     if stopped():
         print(f"stopped; to go on: {options.resume(out)}", file=sys.stderr)
@@ -128,11 +105,8 @@ def run_search(asked: Search) -> int:
 
 
 def refuse_other_search(out: Path, before: Halving | None, now: Halving) -> None:
-    """Refuse to compare trials by other rules than those that ended the earlier ones.
-
-    Raises:
-        UsageError: a folder's search differs in more than the number of its trials.
-    """
+    """Refuse to compare trials by other rules than those that ended the earlier ones. Raises
+    UsageError: a folder's search differs in more than the number of its trials."""
     if before is None:
         return
     changed = [
@@ -148,18 +122,6 @@ def refuse_other_search(out: Path, before: Halving | None, now: Halving) -> None
             f"--out {out}: has another search: {', '.join(changed)}; give the same, or choose "
             "another --out"
         )
-
-
-def run_trials(crew: Crew, trials: Trials) -> None:
-    """Run the trials that are left.
-
-    Raises:
-        UsageError: a trial has not got the metric.
-    """
-    left, loop = trials.waiting, trials.loop
-    with Display(loop.store.folder, left, trials.all - left, trials.axes) as display:
-        loop.show_on(display)
-        crew.work([trials])
 
 
 def print_findings(out: Path, halving: Halving) -> bool:

@@ -32,16 +32,9 @@ class _Trial:
 
 
 class Ladder:
-    """The scheduler of one search; trials on several lanes may be judged by several threads.
-
-    Args:
-        halving: its rules.
-        curves: of the trials that have ended, in the order in which they did. The scheduler is made
-            anew from them, so that a search goes on wherever its records end.
-
-    Raises:
-        UsageError: Ray Tune is not installed.
-    """
+    """The scheduler of one search; trials on several lanes may be judged by several threads. It is
+    made anew from the curves of the trials that have ended, in the order in which they did, so that
+    a search goes on wherever its records end. Raises UsageError: Ray Tune is not installed."""
 
     def __init__(self, halving: Halving, curves: Iterable[Curve] = ()) -> None:
         self._halving = halving
@@ -62,7 +55,6 @@ class Ladder:
         return Climber(self, trial)
 
     def judge(self, trial: _Trial, epoch: int, value: float | None) -> bool:
-        """See `Climber.judge`."""
         if value is None or epoch >= self._halving.epochs:
             return True
         result = {_EPOCH: epoch, self._halving.metric: value}
@@ -79,11 +71,9 @@ class Climber:
     trial: _Trial
 
     def judge(self, epoch: int, value: float | None) -> bool:
-        """Whether the trial is to end after ``epoch``, from 1; the last one ends it anyway.
-
-        One whose metric is no number ends at once and counts at no rung: it can only get worse, and
-        a percentile of what others reached would have no place for it.
-        """
+        """Whether the trial is to end after ``epoch``, from 1; the last one ends it anyway. One
+        whose metric is no number ends at once and counts at no rung: it can only get worse, and a
+        percentile of what others reached would have no place for it."""
         return self.ladder.judge(self.trial, epoch, value)
 
 

@@ -22,7 +22,7 @@ from bench.case import (
 )
 from bench.environment import has_cuda
 from bench.errors import UsageError, nearest
-from bench.flags import Parser, add_axes, describe, read_axes, refuse_flags
+from bench.flags import Parser, add_axes, describe, parse_whole, read_axes, refuse_flags
 from bench.halving import METRICS, Halving
 from bench.precision import PRECISIONS
 from bench.preset import Preset
@@ -66,9 +66,8 @@ class Search:
         options: as of a sweep of the values that are lists.
         halving: the rules, without the trials.
         samples: how many trials there are to be.
-        rates: the ends of the range of learning rates; None where they are lists, or each
-            optimizer's own and what is around it.
-        around: whether they are that.
+        rates: the ends of the range of learning rates; None where they are lists, or are
+            ``around`` each optimizer's own.
         time_s: after which no trial begins.
     """
 
@@ -82,14 +81,8 @@ class Search:
     dry_run: bool
 
     def plan(self, settle: Callable[[Case], Case] = lambda case: case) -> Drawn:
-        """Draw the trials.
-
-        Args:
-            settle: as of `bench.sweep.options.plan_cases`.
-
-        Raises:
-            UsageError: settings do not go together, or there is nothing to compare.
-        """
+        """Draw the trials; ``settle`` is as of `bench.sweep.options.plan_cases`. Raises UsageError:
+        settings do not go together, or there is nothing to compare."""
         grid = plan_cases(self.options, {}, settle).cases
         axes = [name for name in AXES if len({getattr(case, name) for case in grid}) > 1]
         ranged = self.rates is not None or self.around
@@ -112,11 +105,8 @@ class Search:
 
 @dataclass(frozen=True)
 class Drawn:
-    """The trials of a search, and its rules with their settings.
-
-    The settings are the axes that vary over all that may be drawn, so that those of the first
-    trials are the same for any number of samples.
-    """
+    """The trials of a search, and its rules with their settings: the axes that vary over all that
+    may be drawn, so that those of the first trials are the same for any number of samples."""
 
     trials: list[Case]
     halving: Halving
@@ -125,10 +115,8 @@ class Drawn:
 def _draw(
     grid: Sequence[Case], samples: int, seed: int, rates: tuple[float, float] | None
 ) -> Iterator[Case]:
-    """Draw trials: each combination of the lists in turn, learning rates alike on a log scale.
-
-    The first of them are the same for any number of samples, so that a search can be extended.
-    """
+    """Draw trials: each combination of the lists in turn, learning rates alike on a log scale. The
+    first of them are the same for any number of samples, so that a search can be extended."""
     chance, drawn = random.Random(seed), set[Case]()
     # a narrow range holds few numbers of so many digits
     for index in range(20 * samples):
@@ -147,7 +135,6 @@ def _draw(
 
 
 def build_parser(docstring: str | None) -> Parser:
-    """The command line: what is searched, how trials are compared, and how they are run."""
     parser = Parser(
         prog="python -m bench.search",
         usage="%(prog)s [--lr LOW..HIGH] [--AXIS VALUE …] [--epochs E] [--samples N] […]",
@@ -196,11 +183,6 @@ def build_parser(docstring: str | None) -> Parser:
 
 
 def parse_arguments(argv: Sequence[str], docstring: str | None = None) -> Search:
-    """Parse and check a command line.
-
-    Raises:
-        UsageError: a flag or value is wrong.
-    """
     for name, why in WITHOUT.items():
         refuse_flags(argv, [name], f"bench.search does not take it, because {why}; leave it out")
     given = build_parser(docstring).parse(argv)
@@ -232,7 +214,7 @@ def parse_arguments(argv: Sequence[str], docstring: str | None = None) -> Search
     return Search(
         options=read_running(given, axes, _build_defaults(axes), command),
         halving=halving,
-        samples=_read_whole("--samples", given.samples, 2, _MOST_SAMPLES),
+        samples=parse_whole("--samples", given.samples, 2, _MOST_SAMPLES),
         seed=int(seeds[0] or 0),
         rates=rates,
         around=rates is None and "lr" not in axes,
@@ -285,15 +267,9 @@ def _read_halving(given: argparse.Namespace, axes: dict[str, list[Value]]) -> Ha
     return Halving(
         given.metric,
         number,
-        grace=_read_whole("--grace", given.grace, 1, number - 1),
-        reduction=_read_whole("--reduction", given.reduction, 2, 1000),
+        grace=parse_whole("--grace", given.grace, 1, number - 1),
+        reduction=parse_whole("--reduction", given.reduction, 2, 1000),
     )
-
-
-def _read_whole(flag: str, text: str, least: int, most: int) -> int:
-    if not (text.isascii() and text.isdigit() and least <= int(text[:9]) <= most):
-        raise UsageError(f"{flag} {text[:40]!r}: give a whole number, from {least} to {most}")
-    return int(text)
 
 
 def _read_time(text: str | None) -> float:

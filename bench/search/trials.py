@@ -28,15 +28,10 @@ if TYPE_CHECKING:
 class Trials:
     """Deals out the trials that have not ended, in the order in which they were drawn.
 
-    A trial climbs a ladder that is made of all that ended before it. Trials that run beside each
-    other share one. Nothing else is remembered, so that a search goes on wherever its records end.
-
-    Args:
-        loop: what makes and keeps each record.
-        halving: the rules.
-        cases: the trials.
-        frame: the rows of the folder that new ones can be compared with.
-        until: the time.monotonic() from which on no trial begins.
+    A trial climbs a ladder that is made of all that ended before it, by ``frame``, the rows of the
+    folder that new ones can be compared with. Trials that run beside each other share one. Nothing
+    else is remembered, so that a search goes on wherever its records end. No trial begins from the
+    time.monotonic() ``until`` on.
     """
 
     def __init__(
@@ -61,16 +56,13 @@ class Trials:
 
     @property
     def waiting(self) -> int:
-        """How many trials have not begun."""
         return len(self._queue)
 
     @property
     def left(self) -> bool:
-        """Whether a trial is still to begin."""
         return bool(self._queue) and monotonic() < self._until
 
     def take(self, lane: Lane, idle: Sequence[Lane]) -> Ticket | None:
-        """The next trial."""
         if not self.left:
             return None
         case = self._queue.popleft()
@@ -83,11 +75,8 @@ class Trials:
         return Ticket((case, 1, False), self._attempts[case], smaller, enough=watch.judge)
 
     def settle(self, ticket: Ticket, record: Record, outcome: Outcome) -> None:
-        """Learn how a trial ended; one that was lost is the next again, but not for ever.
-
-        Raises:
-            UsageError: the metric is empty although the loss is a number.
-        """
+        """Learn how a trial ended; one that was lost is the next again, but not for ever. Raises
+        UsageError: the metric is empty although the loss is a number."""
         self._open -= 1
         case, m = record.case, record.measurement
         if record.status is Status.LOST and self._losses.allow(case, outcome):

@@ -53,27 +53,19 @@ def find_truncated(records: pd.DataFrame) -> pd.Series:
 
 
 def find_unknown(rows: pd.DataFrame, name: str) -> pd.Series:
-    """Which rows did not get to know a column of `COMPARABLE`.
-
-    No environment variables set is an answer, where the row knows its torch.
-    """
+    """Which rows did not get to know a column of `COMPARABLE`. No environment variables set is an
+    answer, where the row knows its torch."""
     unknown = rows[name] == ""
     return unknown & (rows["torch"] == "") if name == "variables" else unknown
 
 
 def fill_unknown(rows: pd.DataFrame, group: pd.Series) -> pd.DataFrame:
-    """What ran each row, with what a row did not get to know taken from its group.
+    """The columns of `COMPARABLE` of each row, with what a row did not get to know taken from its
+    group, which has a number.
 
     A run that fails early may not know its torch, card or network. That is no environment of its
     own: such a cell takes the value of the next row of the group that has one, else of the last
-    before.
-
-    Args:
-        rows: records, in the order in which they were made.
-        group: a number for each row.
-
-    Returns:
-        The columns of `COMPARABLE`, on the index of ``rows``.
+    before, in the order in which they were made.
     """
     import pandas as pd
 
@@ -88,18 +80,12 @@ def fill_unknown(rows: pd.DataFrame, group: pd.Series) -> pd.DataFrame:
 
 
 def keep_latest(records: pd.DataFrame) -> pd.DataFrame:
-    """The rows that count: of each run, the last attempt under each environment.
+    """The rows that count, in their order: of each run, the last attempt under each environment.
 
-    A run is a case, a repeat and whether it is the sentinel or a probe; two environments are one
-    where they agree on `COMPARABLE`, as far as both are known. Rows that another GPU or another
-    torch measured (``--mix``) are no attempts at the same run.
-
-    Args:
-        records: of `bench.store.reader.read_records`; where several sweeps stand under each other,
-            their column ``sweep`` tells them apart.
-
-    Returns:
-        Some of the rows, in their order.
+    A run is a case, a repeat and whether it is the sentinel or a probe, and where several sweeps
+    stand under each other, the ``sweep``; two environments are one where they agree on
+    `COMPARABLE`, as far as both are known. Rows that another GPU or another torch measured
+    (``--mix``) are no attempts at the same run.
     """
     where = ["sweep"] if "sweep" in records else []
     rows = records.sort_values("attempt", kind="stable")
@@ -110,11 +96,8 @@ def keep_latest(records: pd.DataFrame) -> pd.DataFrame:
 
 
 def find_mixed(rows: pd.DataFrame) -> list[str]:
-    """The columns of `COMPARABLE` in which rows of one case differ: to pool these would be wrong.
-
-    Args:
-        rows: of `keep_latest`.
-    """
+    """The columns of `COMPARABLE` in which rows of one case, of `keep_latest`, differ: to pool
+    these would be wrong."""
     if rows.empty:
         return []
     case = number_groups(rows, AXES)

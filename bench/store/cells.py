@@ -23,17 +23,14 @@ def _write_cell(value: Any) -> str:
 
 
 def write_lines(rows: Iterable[Iterable[Any]]) -> bytes:
-    """Spell rows as lines of CSV, in UTF-8."""
     buffer = io.StringIO()
     csv.writer(buffer, lineterminator="\n").writerows(map(_write_cell, row) for row in rows)
     return buffer.getvalue().encode()
 
 
 def spell_config(config: Mapping[str, Any]) -> str:
-    """Spell a configuration as JSON, with a line for each case.
-
-    An indent for each of its values would take json's encoder in Python: 3 s for 10,000 cases.
-    """
+    """Spell a configuration as JSON, with a line for each case. An indent for each of its values
+    would take json's encoder in Python: 3 s for 10,000 cases."""
     parts = [f"{json.dumps(key)}: {_spell_entry(value)}" for key, value in config.items()]
     return "{\n  " + ",\n  ".join(parts) + "\n}\n"
 

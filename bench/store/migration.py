@@ -30,10 +30,8 @@ def _count(neighbours: str) -> int:
 
 
 def _told(sentence: str, unless: tuple[str, ...] = ()) -> Callable[[str, str, str, str], str]:
-    """Count the neighbours of a row that says ``sentence``, or says nothing of ``unless``.
-
-    Where several were listed, the sentences did not always tell which was meant: then all are.
-    """
+    """Count the neighbours of a row that says ``sentence``, or says nothing of ``unless``. Where
+    several were listed, the sentences did not always tell which was meant: then all are."""
 
     def count(neighbours: str, notes: str, reason: str, missing: str) -> str:
         said = notes + reason

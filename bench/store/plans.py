@@ -36,13 +36,10 @@ SHARD = "shard"
 
 @dataclass(frozen=True)
 class Shard:
-    """One of ``of`` parts of a sweep, ``number`` from 1."""
-
     number: int
     of: int
 
     def __str__(self) -> str:
-        """As ``--shard`` takes it."""
         return f"{self.number}/{self.of}"
 
     @property
@@ -52,10 +49,7 @@ class Shard:
 
 
 def parse_shard(text: str) -> Shard:
-    """Read a shard.
-
-    Raises:
-        UsageError: it is none.
+    """Read a shard. Raises UsageError: it is none.
 
     >>> parse_shard("2/8")
     Shard(number=2, of=8)
@@ -68,7 +62,6 @@ def parse_shard(text: str) -> Shard:
 
 
 def list_lost_shards(shards: Sequence[Shard]) -> list[Shard]:
-    """The shards of which others are there, and they are not."""
     whole = {
         of: {Shard(number, of) for number in range(1, of + 1)} for of in {s.of for s in shards}
     }
@@ -77,20 +70,16 @@ def list_lost_shards(shards: Sequence[Shard]) -> list[Shard]:
 
 
 def plan_runs(cases: Sequence[Case], repeats: int) -> list[Run]:
-    """Every case ``repeats`` times, interleaved, so that drift of the machine hits all alike.
-
-    With repeats, the first case runs once more at the end: a sentinel, whose distance from its
-    first runs is the drift.
-    """
+    """Every case ``repeats`` times, interleaved, so that drift of the machine hits all alike. With
+    repeats, the first case runs once more at the end: a sentinel, whose distance from its first
+    runs is the drift."""
     runs = [(case, repeat, False) for repeat in range(1, repeats + 1) for case in cases]
     return [*runs, (cases[0], 1, True)] if repeats > 1 and cases else runs
 
 
 def find_width(times: Sequence[float]) -> float:
-    """How well the repeats of a case tell its epoch time: half of their 95 % interval, as a share.
-
-    Student's interval of the mean logarithm. It is infinite for fewer than two repeats.
-    """
+    """How well the repeats of a case tell its epoch time: half of their 95 % interval, Student's of
+    the mean logarithm, as a share; infinite for fewer than two repeats."""
     if len(times) < 2:
         return math.inf
     logs = [math.log(time) for time in times]
@@ -123,13 +112,9 @@ def leave_out_known(runs: Iterable[Run], history: Mapping[Run, Past]) -> list[Ru
 
 @dataclass(frozen=True)
 class Plan:
-    """What a folder's sweep planned.
-
-    Attributes:
-        shard: as ``--shard`` takes it; empty for none.
-        cases: each as `bench.sweep.preflight.describe_config` writes it; None where not known.
-        searched: whether a search planned them, which ends the poorer ones early.
-    """
+    """What a folder's sweep planned: its ``shard`` as ``--shard`` takes it, empty for none, its
+    cases as `bench.sweep.preflight.describe_config` writes them, None where not known, and whether
+    a search, which ends the poorer ones early, ``searched`` them."""
 
     shard: str = ""
     cases: Sequence[Mapping[str, str]] | None = None
@@ -176,10 +161,7 @@ def _read_case(texts: Mapping[str, str]) -> Case:
 
 def read_plans(folder: Path) -> dict[str, Plan]:
     """The plans of the folders that were joined in ``folder``, by their paths; empty for none.
-
-    Raises:
-        UsageError: the file that has them was edited.
-    """
+    Raises UsageError: the file that has them was edited."""
     file = folder / JOINED
     try:
         text = file.read_text(encoding="utf-8")

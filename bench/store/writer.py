@@ -27,7 +27,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from bench.errors import UsageError
@@ -80,10 +79,8 @@ class StoreError(Exception):
 
 
 def _leave_out_impossible(values: dict[str, Any]) -> dict[str, Any]:
-    """Clear values that no reader accepts, such as NaN, and give the reason under ``missing``.
-
-    With one such cell the whole file would be refused.
-    """
+    """Clear values that no reader accepts, such as NaN, and give the reason under ``missing``: with
+    one such cell the whole file would be refused."""
     columns = FILES[RECORDS]
     odd = {
         name: value
@@ -114,16 +111,11 @@ def _at_least_zero(value: float | None) -> float | None:
 
 
 class Store:
-    """The one writer of a sweep's folder; a context manager that holds its lock.
+    """The one writer of a sweep's folder, made if absent; a context manager that holds its lock.
 
-    Args:
-        folder: created if absent.
-        wait_s: how long to wait for another writer to finish.
-        on_wait: told who that writer is when waiting begins.
-
-    Raises:
-        UsageError: another sweep holds the folder, it cannot be written, or its records are
-            not of this harness.
+    It waits ``wait_s`` for another writer to finish, and ``on_wait`` is told who that is. Raises
+    UsageError: another sweep holds the folder, it cannot be written, or its records are not of this
+    harness.
     """
 
     def __init__(
@@ -155,13 +147,9 @@ class Store:
             raise
 
     def __enter__(self) -> Store:
-        """Return the store."""
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, _: TracebackType | None
-    ) -> None:
-        """Release the folder to other writers."""
+    def __exit__(self, *_: object) -> None:
         self._close()
 
     def append(
@@ -172,13 +160,9 @@ class Store:
         work: Sequence[WorkRow] = (),
         ranks: Sequence[RankRow] = (),
     ) -> None:
-        """Write a record with all its rows, durably: a power cut after this leaves them.
-
-        The rows of the other files go first, so that a record never stands without its curves.
-
-        Raises:
-            StoreError: the disk is full or the file cannot be written; earlier rows are intact.
-        """
+        """Write a record with all its rows, durably: a power cut after this leaves them. The rows
+        of the other files go first, so that a record never stands without its curves. Raises
+        StoreError: the disk is full or the file cannot be written; earlier rows are intact."""
         for name, rows in ((STEPS, steps), (EPOCHS, epochs), (WORK, work), (RANKS, ranks)):
             if rows:
                 _append(self._find(name), write_lines(_flatten(record.record_id, rows, name)))
@@ -195,15 +179,11 @@ class Store:
         return self._files[name]
 
     def read_config(self) -> dict[str, Any]:
-        """The configuration already there; empty if none can be read."""
         return read_config(self.folder)
 
     def write_config(self, config: dict[str, Any]) -> None:
-        """Write the resolved configuration beside the records.
-
-        Raises:
-            StoreError: it cannot be written.
-        """
+        """Write the resolved configuration beside the records. Raises StoreError: it cannot be
+        written."""
         try:
             replace_file(self.folder / CONFIG, spell_config(config))
         except OSError as error:
@@ -273,15 +253,9 @@ def _append(file: io.FileIO, data: bytes) -> None:
 
 
 def write_table(path: Path, table: pa.Table) -> None:
-    """Write a file of today's schema durably: rows of an older one then line up with new ones.
-
-    Args:
-        path: replaced whole, or left as it is.
-        table: of `bench.store.reader.read_text`.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+    """Write a table of `bench.store.reader.read_text` to a file of today's schema, replaced whole
+    and durably: rows of an older one then line up with new ones. Raises OSError: it cannot be
+    written."""
     columns = [
         [str(SCHEMA)] * len(table) if name == "schema" else table[name].to_pylist()
         for name in table.column_names
@@ -295,10 +269,8 @@ def write_table(path: Path, table: pa.Table) -> None:
 
 
 def find_torn_tail(path: Path) -> bytes:
-    """What an unfinished write left at the end of a file; empty where it ends as it should.
-
-    That is a line without its end, or one with NUL bytes: the file had grown, its pages not come.
-    """
+    """What an unfinished write left at the end of a file; empty where it ends as it should. That is
+    a line without its end, or one with NUL bytes: the file had grown, its pages not come."""
     if not path.exists():
         return b""
     with path.open("rb") as file:

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
 from bench.anchors import BUSY, CLOSE
 from bench.case import Case, telling_axes
 from bench.doctor.rates import choose_seconds
-from bench.environment import PACKAGES, refuse_missing
 from bench.errors import UsageError
-from bench.executors import Executor, Lane, build_executor
-from bench.flags import run_command
+from bench.executors import Executor, Lane
+from bench.flags import command
 from bench.record import Status
 from bench.store.writer import StoreError
 from bench.sweep.anchors import describe_anchors, find_anchors, run_anchors
@@ -33,41 +30,22 @@ from bench.sweep.hardware import (
     refuse_world_sizes,
 )
 from bench.sweep.loop import Loop
-from bench.sweep.options import (
-    Options,
-    Plan,
-    parse_arguments,
-    plan_cases,
-    print_registries,
-)
+from bench.sweep.options import Options, Plan, parse_arguments, plan_cases, print_registries
 from bench.sweep.part import Part, open_part
-from bench.sweep.preflight import (
-    default_out,
-    find_lane_inputs,
-    refuse_searches,
-    refuse_unwritable,
-)
+from bench.sweep.preflight import default_out, find_lane_inputs, refuse_searches
 from bench.sweep.preview import preview
 from bench.sweep.probing import describe_wall, find_walls
+from bench.sweep.session import open_loop, start_executor, stop_signals
 from bench.text import clean, count
 from bench.wall.search import Ending
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+@command
+def main(argv: Sequence[str]) -> int:
     """Run a sweep.
 
-    Returns:
-        0; 1 where the disk is full, nothing could be measured or all lanes were lost; 2 for a usage
-        error; 130 or 143 where it was stopped.
-    """
-    return run_command(sweep, argv)
-
-
-def sweep(argv: Sequence[str]) -> int:
-    """Do what the command line says; the return code.
-
-    Raises:
-        UsageError: it cannot be done.
+    Returns 0; 1 where the disk is full, nothing could be measured or all lanes were lost; 2 for a
+    usage error; 130 or 143 where it was stopped.
     """
     options = parse_arguments(argv)
     if options.list:
@@ -83,13 +61,10 @@ def sweep(argv: Sequence[str]) -> int:
 
 
 def run_sweep(asked: Plan, options: Options) -> int:
-    """Measure the cases into --out and print the table; the return code."""
-    refuse_unwritable(options.out)
-    refuse_missing(name for name in PACKAGES if name != "nvidia-ml-py")  # whose lack is noted
-    for device in dict.fromkeys(case.device for case in [*asked.cases, *asked.unsized]):
+    every = [*asked.cases, *asked.unsized]
+    for device in dict.fromkeys(case.device for case in every):
         choose_seconds(device)  # a wrong variable is refused before anything is opened
-    with closing(build_executor(options.executor, options.settings)) as executor:
-        every = [*asked.cases, *asked.unsized]
+    with start_executor(options) as executor:
         lanes = open_lanes(executor, every, options)
         classes = examine_lanes(executor, lanes, asked.cases, options, asked.unsized)
         inputs = classes[0].inputs
@@ -101,10 +76,10 @@ def run_sweep(asked: Plan, options: Options) -> int:
         folders = [out / hardware.folder for hardware in classes]
         refuse_world_sizes(executor, first, folders, every, options)
         with ExitStack() as stores:
-            parts = [
-                open_part(hardware, executor, out, asked, options, stores, say_waiting)
-                for hardware in classes
-            ]
+            parts = []
+            for hardware in classes:
+                loop = stores.enter_context(open_loop(hardware, executor, out, options))
+                parts.append(open_part(loop, hardware, asked, options))
             parts[0].loop.notes += describe_places(classes, absent, out)
             with stop_signals(executor) as stopped:
                 admit = partial(admit_lane, executor, classes, parts, every, options)
@@ -117,11 +92,7 @@ def run_sweep(asked: Plan, options: Options) -> int:
 
 
 def measure(crew: Crew, parts: Sequence[Part], out: Path, options: Options) -> list[Grid]:
-    """Find the batch sizes that are asked for and run all that is left; what was run, by part.
-
-    Raises:
-        StoreError: a record could not be written.
-    """
+    """Find the batch sizes that are asked for and run all that is left; what was run, by part."""
     if parts[0].asked.families:
         found = find_walls(crew, [part.search() for part in parts])
         for part, walls in zip(parts, found, strict=True):
@@ -146,11 +117,7 @@ def measure(crew: Crew, parts: Sequence[Part], out: Path, options: Options) -> l
 def measure_between_anchors(
     crew: Crew, parts: Sequence[Part], grids: Sequence[Grid], quiet: bool
 ) -> None:
-    """Run all that is left, with the anchors of its lanes before and after.
-
-    Raises:
-        StoreError: a record could not be written.
-    """
+    """Run all that is left, with the anchors of its lanes before and after."""
     choices = {part.loop: part.choose_anchors() for part in parts if part.runs}
     before = {part.loop: part.anchored for part in parts}
     cases, alone = find_anchors(crew, choices, before)
@@ -196,7 +163,6 @@ def admit_lane(
 def conclude(
     parts: Sequence[Part], grids: Sequence[Grid], out: Path, options: Options, stopped: int
 ) -> int:
-    """Print the tables, or what is missing; the return code."""
     walls = [(family, wall) for part in parts for family, wall in part.walls.items()]
     lost = [(family, wall) for family, wall in walls if wall.ending and not wall.recommended]
     families = [family for family, _ in walls]
@@ -229,41 +195,7 @@ def conclude(
     return 1 if failed or (asked and not measured) else 0
 
 
-def say_waiting(who: str) -> None:
-    """Say on whom the sweep waits."""
-    print(f"waiting for {who}", file=sys.stderr, flush=True)
-
-
-@contextmanager
-def stop_signals(executor: Executor) -> Iterator[Callable[[], int]]:
-    """Turn the first Ctrl-C or SIGTERM into a clean stop, and the second into an immediate one.
-
-    Yields:
-        A function that returns the number of the signal that came, 0 before.
-    """
-    received = 0
-
-    def stop(number: int, _: object) -> None:
-        nonlocal received
-        if received:
-            executor.kill()
-            if os.isatty(2):
-                os.write(2, b"\x1b[?25h\n")  # the live line hides the cursor
-            os._exit(128 + number)
-        received = number
-        # print() may have been interrupted half way and cannot be entered twice
-        os.write(2, b"\nstopping: what is done is kept; again to stop at once\n")
-
-    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield lambda: received
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
 def print_report(*folders: Path) -> None:
-    """Print the tables of a sweep's folders."""
     from bench.report.__main__ import main as report
 
     report([str(folder) for folder in folders])

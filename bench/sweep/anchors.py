@@ -6,15 +6,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from bench.anchors import (
-    ALONE,
-    BUSY,
-    AnchorVerdict,
-    LaneReading,
-    Pace,
-    Session,
-    read_pace,
-)
+from bench.anchors import ALONE, BUSY, AnchorVerdict, LaneReading, Pace, Session, read_pace
 from bench.case import FOLLOWS, Case
 from bench.executors import Lane
 from bench.limits import is_shared
@@ -29,10 +21,8 @@ within 0.5 %, and to within 2 % where they vary by 5 %."""
 
 
 def make_anchor(case: Case) -> Case:
-    """The first steps of a case, with nothing measured beside them, on one GPU.
-
-    Its batches come from the plain loader: one that waits for a DataLoader compares CPUs and disks.
-    """
+    """The first steps of a case, with nothing measured beside them, on one GPU, and batches from
+    the plain loader: one that waits for a DataLoader compares CPUs and disks."""
     apart = (
         *("epochs", "fraction", "until", "evaluate", "checkpoint", "profile"),
         *("compile", "cuda_graphs"),
@@ -51,11 +41,9 @@ def choose_anchors(cases: Sequence[Case]) -> list[Case]:
 
 
 class Anchors:
-    """Has each idle lane run the anchor once.
+    """Has each idle lane of ``loop`` run the anchor ``case`` once.
 
     Args:
-        loop: whose lanes they are.
-        case: of `make_anchor`.
         kind: when it runs: one of those of `bench.anchors`.
         lanes: that run it, in this order where there is no gate.
         before: how many anchors of this kind each lane has in the records.
@@ -82,11 +70,9 @@ class Anchors:
 
     @property
     def left(self) -> bool:
-        """Whether a lane has not begun its anchor."""
         return bool(self._waiting)
 
     def take(self, lane: Lane, idle: Sequence[Lane]) -> Ticket | None:
-        """The anchor, once for each lane."""
         if not self._open:
             for lost in {*self._waiting} - {free.name for free in idle}:
                 self._waiting.remove(lost)
@@ -100,7 +86,6 @@ class Anchors:
         return Ticket((self._case, 1, False), attempt, anchor=self._kind, gate=self._gate)
 
     def settle(self, ticket: Ticket, record: Record, outcome: Outcome) -> None:
-        """Keep what was measured."""
         self._open -= 1
         self.records[record.lane] = record
         if self._search and record.status in REFUSED:
@@ -115,19 +100,8 @@ def run_anchors(
     alone: Mapping[Loop, Mapping[str, Record]],
     together: bool,
 ) -> dict[Loop, dict[str, Record]]:
-    """Run an anchor on each idle lane: one after the other, or on all at once.
-
-    Args:
-        crew: with the lanes.
-        cases: the anchor of each loop that has one.
-        kind: when it runs.
-        before: as `Anchors` takes it.
-        alone: of `find_anchors`; lanes that have not the memory are left out.
-        together: whether all run at once.
-
-    Returns:
-        The records of each loop, by lane.
-    """
+    """Run an anchor on each idle lane, one after the other or all ``together``; the records of each
+    loop, by lane. Lanes that have not the memory by ``alone``, of `find_anchors`, are left out."""
     lanes = {
         loop: [lane for lane in crew.list_idle(loop) if not _is_refused(alone[loop].get(lane.name))]
         for loop in cases
@@ -145,17 +119,10 @@ def find_anchors(
     choices: Mapping[Loop, Sequence[Case]],
     before: Mapping[Loop, Mapping[tuple[str, str], int]],
 ) -> tuple[dict[Loop, Case], dict[Loop, dict[str, Record]]]:
-    """Run on each lane alone the first anchor for which all lanes of its loop have the memory.
+    """Run on each lane alone the first anchor for which all lanes of its loop have the memory; the
+    anchor of each loop that has one, and the last records of each loop, by lane.
 
     A lane that has not the memory even for the last one is left out, and the others do without it.
-
-    Args:
-        crew: with the lanes.
-        choices: of `choose_anchors`, for each loop.
-        before: as `Anchors` takes it.
-
-    Returns:
-        The anchor of each loop that has one, and the last records of each loop, by lane.
     """
     cases: dict[Loop, Case] = {}
     records: dict[Loop, dict[str, Record]] = {}

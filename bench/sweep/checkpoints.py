@@ -18,12 +18,8 @@ else lies there is of a run that was cut short, and is gone on from."""
 
 @dataclass(frozen=True)
 class KeptRun:
-    """A run that may keep checkpoints.
-
-    Args:
-        folder: of its own; the worker makes it.
-        which: the repeat, or the sentinel.
-    """
+    """A run, by its repeat or as the sentinel, that may keep checkpoints in a folder that the
+    worker makes."""
 
     folder: Path
     which: str

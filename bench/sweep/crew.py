@@ -13,7 +13,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from threading import Thread
-from types import TracebackType
 
 from bench.executors import Event, Executor, Job, Lane, ShortageError
 from bench.record import Outcome, Record, Status
@@ -51,7 +50,6 @@ class Crew:
     """The lanes of one or several loops; a context manager that ends what still runs.
 
     Args:
-        executor: that offers the lanes.
         stopped: the number of the signal that asks to stop, or 0.
         most: how many lanes may run a case at once; 0 for all.
         admit: says which loop a lane belongs to that joined late; None where it is refused.
@@ -77,16 +75,11 @@ class Crew:
         self._came: list[Lane] = []
 
     def __enter__(self) -> Crew:
-        """Return the crew."""
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, _: TracebackType | None
-    ) -> None:
-        """End what runs, which is nothing but where an error ended the work, and the threads.
-
-        What had ended by then is recorded, as far as it can be written.
-        """
+    def __exit__(self, *_: object) -> None:
+        """End what runs, which is nothing but where an error ended the work, and the threads. What
+        had ended by then is recorded, as far as it can be written."""
         with suppress(Empty):
             while True:
                 name, said = self._said.get_nowait()
@@ -106,24 +99,17 @@ class Crew:
             own.append(lane)
 
     def count(self, loop: Loop) -> int:
-        """How many lanes work for a loop now."""
         return len(self._idle[loop]) + sum(r.source.loop is loop for r in self._running.values())
 
     def list_idle(self, loop: Loop) -> list[Lane]:
-        """The lanes of a loop that run nothing."""
         return list(self._idle[loop])
 
     def work(self, sources: Sequence[Source], most: int = 0) -> None:
-        """Run all that ``sources`` have, one for each loop, or until stopped.
+        """Run all that ``sources`` have, one for each loop, or until stopped, at most ``most`` at
+        once.
 
         What is left, where every lane was lost and none joined within `WAIT_S`, stays with them.
-
-        Args:
-            sources: of what is to run.
-            most: how many lanes may run a case at once; by default, as many as the crew's.
-
-        Raises:
-            StoreError: a record could not be written.
+        Raises StoreError: a record could not be written.
         """
         alive = time.monotonic()
         while True:
@@ -243,7 +229,6 @@ class Crew:
         one.source.settle(one.ticket, record, said)
 
     def _record(self, name: str, outcome: Outcome) -> Record:
-        """Write the record of what a lane has run."""
         one = self._running.pop(name)
         finish = one.source.loop.finish
         return finish(one.ticket, one.lane, outcome, one.started_at, one.place, one.beside)

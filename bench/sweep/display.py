@@ -8,7 +8,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from bench.case import Case
@@ -26,8 +25,6 @@ _PLAIN_EVERY_S = 30.0
 
 @dataclass
 class _Lane:
-    """What a lane shows: the name of its case and more, and its live line if there is one."""
-
     name: str = ""
     phase: str = ""
     epochs: int = 1
@@ -55,7 +52,6 @@ class Display:
         self._live: Progress | None = None
 
     def __enter__(self) -> Display:
-        """Start the live line, where there is a terminal."""
         kept = f", {self._done} already there" if self._done else ""
         what = "looking for the largest batch" if self._runs is None else f"{self._runs} to run"
         self.say(f"{what}{kept}, into {self._out}")
@@ -65,15 +61,11 @@ class Display:
             self._all = self._live.add_task("all", total=self._runs, phase="", now="")
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, _: TracebackType | None
-    ) -> None:
-        """Leave the finished lines standing."""
+    def __exit__(self, *_: object) -> None:
         if self._live:
             self._live.stop()
 
     def leave_out(self, runs: int) -> None:
-        """Expect so many runs fewer."""
         if self._runs is not None:
             self._runs -= runs
             if self._live:
@@ -90,7 +82,6 @@ class Display:
     def begin(
         self, case: Case, repeat: int, sentinel: bool, lane: str = "", anchor: str = ""
     ) -> None:
-        """Show that a run has started."""
         again = "sentinel" if sentinel else f"repeat {repeat}" if repeat > 1 else ""
         what = f"anchor, {anchor}" if anchor else case.label(self._axes)
         here = self._lanes.setdefault(lane, _Lane())
@@ -100,7 +91,6 @@ class Display:
         self._show(here, total=None, completed=0, now="")
 
     def show(self, event: Event, lane: str = "") -> None:
-        """Show what the running case said."""
         here = self._lanes[lane]
         if isinstance(event, PhaseEntered):
             here.phase = _name_phase(event, here.epochs)
@@ -115,7 +105,6 @@ class Display:
             self.say(f"  {here.name}: {here.phase} step {event.step + 1}{of}, {now}")
 
     def end(self, record: Record, lane: str = "") -> None:
-        """Print the run's line."""
         here = self._lanes[lane]
         if record.anchor or record.status is Status.LOST:  # which is run again, and counts then
             self.say(f"{here.name}: {_describe(record)}")
@@ -200,12 +189,9 @@ def _describe(record: Record) -> str:
 
 
 def write_curve(steps: Sequence[Step], steps_per_epoch: int | None, every: int = 50) -> list[str]:
-    """Write running means over images every ``every`` steps, in the form of the page of 2019.
-
-    ``50 391 Loss: 2.351 | Acc: 14.982% (978/6528)``
-
-    Each of several epochs begins anew, under its number from 0.
-    """
+    """Write running means over images every ``every`` steps, in the form of the page of 2019: ``50
+    391 Loss: 2.351 | Acc: 14.982% (978/6528)``. Each of several epochs begins anew, under its
+    number from 0."""
     lines, images, total, correct = [], 0, 0.0, 0
     length = steps_per_epoch or math.inf
     several = bool(steps) and steps[-1].step >= length

@@ -20,12 +20,7 @@ from bench.text import name_first, write_seconds
 
 
 def warn_of_emulation(cases: Sequence[Case], inputs: Inputs) -> list[str]:
-    """A line for each reason why some of ``cases`` are emulated, of the one that takes longest.
-
-    Args:
-        cases: that are to run.
-        inputs: what is known of them, with the rates of their devices if these were measured.
-    """
+    """A line for each reason why some of ``cases`` are emulated, of the one that takes longest."""
     emulated: dict[str, list[Case]] = {}
     for case in cases:
         if reason := _find_emulation(case, inputs):
@@ -55,16 +50,13 @@ def warn_of_emulation(cases: Sequence[Case], inputs: Inputs) -> list[str]:
 
 
 def foresee_emulation(cases: Sequence[Case], options: Options) -> tuple[list[str], float]:
-    """What `warn_of_emulation` says of cases in a dry run, and what speaks against the rates.
-
-    With it come the s that a pass over the cases takes at least; 0 where nothing is emulated, for
-    then no rates are measured.
+    """What `warn_of_emulation` says of cases in a dry run, what speaks against the rates, and the s
+    that a pass over the cases takes at least; 0 where nothing is emulated, for then no rates are
+    measured.
 
     Torch and the machine are asked, which takes some seconds, only where something may be emulated.
-    No images are opened; as many are assumed as CIFAR-10 has.
-
-    Raises:
-        UsageError: torch cannot use the device, or a model is broken.
+    No images are opened; as many are assumed as CIFAR-10 has. Raises UsageError: torch cannot use
+    the device, or a model is broken.
     """
     devices = list(dict.fromkeys(case.device for case in cases if _may_be_emulated(case)))
     if not devices or options.executor == "fake":

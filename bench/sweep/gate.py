@@ -16,16 +16,13 @@ choice of algorithms, take less."""
 
 
 class Gate:
-    """Holds each lane before its warm-up and its epoch until all have come there, or ended.
+    """Holds each lane of these names before its warm-up and its epoch until all have come there, or
+    ended, or it has waited ``patience_s``.
 
     An executor that reports a phase before the worker enters it holds the worker so. Lanes of
     unlike classes pass one gate, although their anchors are different cases: what disturbs a lane
     is that the others of its machine are busy, whatever they run. Lanes without an anchor pass
     none.
-
-    Args:
-        lanes: the names of those that pass.
-        patience_s: how long one waits at most.
     """
 
     def __init__(self, lanes: Iterable[str], patience_s: float = PATIENCE_S) -> None:

@@ -22,8 +22,6 @@ class Grid:
     """Deals out runs; one that was lost is run again at once, as a new attempt.
 
     Args:
-        loop: whose runs they are.
-        runs: in their order.
         before: the attempts that the records already hold.
         skips: which cases need not be run, if any may be skipped.
         times: of the epochs of earlier runs, in s, by which repeats are left out.
@@ -51,21 +49,16 @@ class Grid:
         self._lanes = {run: _name_first(past.lane) for run, past in before.items()}
 
     def limit_repeats(self, pace: Pace, limit: Callable[[Pace], int]) -> None:
-        """Before the first repeat, have ``limit`` say how often each case is to run.
-
-        Args:
-            pace: of first runs that have ended; it learns of those that still end.
-        """
+        """Before the first repeat, have ``limit`` say how often each case is to run, by the
+        ``pace`` of first runs that have ended, which learns of those that still end."""
         self._limit = (pace, limit)
 
     @property
     def left(self) -> bool:
-        """Whether any run is still to be dealt out."""
         return bool(self._runs)
 
     @property
     def waiting(self) -> int:
-        """Runs that have not ended."""
         return self._expected - self.ended.total()
 
     @property
@@ -105,9 +98,8 @@ class Grid:
         self._runs, self._expected = deque(runs), self._expected - fewer
 
     def _choose(self, lane: Lane) -> Run:
-        """The next run: of those of the same repeat, one whose case has run least on this lane.
-
-        Of several, that of the case whose time is known least.
+        """The next run: of those of the same repeat, one whose case has run least on this lane, and
+        of several the one whose time is known least.
 
         Dealt out in turn, each case would have the same GPU in all its repeats wherever the number
         of cases divides evenly, and a slower GPU would look like the effect of a setting.

@@ -40,38 +40,29 @@ _TOLD_APART: tuple[Callable[[Environment], str], ...] = (
 
 @dataclass
 class Hardware:
-    """A class of lanes whose rows can be compared.
-
-    ``folder`` is the name of its folder within --out, and empty where that is --out itself;
-    `place_classes` gives it.
-    """
+    """A class of lanes whose rows can be compared; ``folder``, which `place_classes` gives it, is
+    empty where that is --out itself."""
 
     folder: str = ""
     lanes: list[tuple[Lane, Inputs]] = field(default_factory=list)
 
     @property
     def inputs(self) -> Inputs:
-        """What is known of its first lane."""
         return self.lanes[0][1]
 
     @property
     def environments(self) -> dict[str, Environment]:
-        """What it is, by device."""
         return self.inputs.environments
 
     def describe(self, out: Path) -> str:
-        """Its lanes and its folder, as a part of a line."""
         names = [lane.name or "the only one" for lane, _ in self.lanes]
         more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
         return f"{', '.join(names[:_NAMED])}{more} into {out / self.folder}"
 
 
 def open_lanes(executor: Executor, cases: Sequence[Case], options: Options) -> Sequence[Lane]:
-    """Open the lanes that are asked for.
-
-    Raises:
-        UsageError: there are not so many, or the cases are of several devices.
-    """
+    """Open the lanes that are asked for. Raises UsageError: there are not so many, or the cases are
+    of several devices."""
     devices = list(dict.fromkeys(case.device for case in cases))
     if len(devices) > 1 and options.lanes not in (None, 1):
         raise UsageError(f"--lanes: the cases are of {' and '.join(devices)}; give one --device")
@@ -86,10 +77,7 @@ def examine_lanes(
     families: Sequence[Case] = (),
 ) -> list[Hardware]:
     """Find out what each lane is, and sort them into classes, in the order of their first lanes.
-
-    Raises:
-        UsageError: as `find_inputs` and `find_lane_inputs`.
-    """
+    Raises UsageError: as `find_inputs` and `find_lane_inputs`."""
     beside = 0 if options.quiet else sum(lane.host == lanes[0].host for lane in lanes[1:])
     first = find_inputs(cases, options, families, executor, lanes[0], beside)
     every = [*cases, *families]
@@ -106,19 +94,13 @@ def examine_lanes(
 
 
 def place_classes(classes: Sequence[Hardware], out: Path) -> list[str]:
-    """Give each class the folder that an earlier start gave it, whichever classes are there now.
+    """Give each class the folder within ``out`` that an earlier start gave it, whichever classes
+    are there now; the names of folders of other classes.
 
     A class is found again by its machine, and of several by how much of what its rows must agree on
     has stayed, so that what has changed, such as the driver, is refused. It is found by its card
     where no other could be meant. A new one gets ``out`` itself if it is the only one that there
     ever was.
-
-    Args:
-        classes: of `examine_lanes`; their folders are settled here.
-        out: where earlier starts may have left folders.
-
-    Returns:
-        The names of folders of other classes.
     """
     known = read_folders(out)
     if len(classes) == 1 and known.keys() <= {""}:
@@ -160,19 +142,13 @@ def _list_likely(
 
 
 def _count_common(one: Mapping[str, Environment], other: Mapping[str, Environment]) -> int:
-    """On how much two of like machines agree of what rows must agree on."""
     parts = zip(find_kind(one), find_kind(other), strict=True)
     return sum(a == b for mine, its in parts for a, b in zip(mine, its, strict=True))
 
 
 def describe_places(classes: Sequence[Hardware], absent: Sequence[str], out: Path) -> list[str]:
-    """Say which lanes measure into which folder, where that is not ``out`` alone.
-
-    Args:
-        classes: placed by `place_classes`.
-        absent: what that returned.
-        out: of the sweep.
-    """
+    """Say which lanes measure into which folder, where that is not ``out`` alone; ``absent`` are
+    the folders that `place_classes` returned."""
     if not absent and not any(hardware.folder for hardware in classes):
         return []
     places = "; ".join(hardware.describe(out) for hardware in classes)
@@ -182,9 +158,7 @@ def describe_places(classes: Sequence[Hardware], absent: Sequence[str], out: Pat
 
 def read_folders(out: Path) -> dict[str, dict[str, Environment]]:
     """What the folders of classes within ``out`` were measured on, by name; ``out`` itself as "".
-
-    Other sweeps may have their folders there too; a class's says that it is one.
-    """
+    Other sweeps may have their folders there too; a class's says that it is one."""
     configs = {"": read_config(out)}
     with suppress(OSError):
         configs |= {path.name: read_config(path) for path in sorted(out.iterdir())}
@@ -211,16 +185,17 @@ def _read_environments(config: Mapping[str, Any]) -> dict[str, Environment]:
     }
 
 
-def expect_one(classes: Sequence[Hardware], why: str) -> Hardware:
-    """The only class.
-
-    Args:
-        classes: of `examine_lanes`.
-        why: one is needed, as it follows the kinds in a sentence.
-
-    Raises:
-        UsageError: there are several.
-    """
+def examine_alike(
+    executor: Executor,
+    cases: Sequence[Case],
+    options: Options,
+    why: str,
+    families: Sequence[Case] = (),
+) -> Hardware:
+    """The lanes that are asked for, all of one class; a UsageError says where there are several
+    ``why`` one is needed, as it follows the kinds in a sentence."""
+    lanes = open_lanes(executor, [*cases, *families], options)
+    classes = examine_lanes(executor, lanes, cases, options, families)
     if len(classes) > 1:
         kinds = ", ".join(name_folders([_take_first(one.environments) for one in classes]))
         raise UsageError(
@@ -288,18 +263,8 @@ def refuse_world_sizes(
     cases: Sequence[Case],
     options: Options,
 ) -> None:
-    """Refuse a --world-size that no class of hardware has, or ever had, the GPUs for.
-
-    Args:
-        executor: with the lanes.
-        lanes: at least one of each class.
-        folders: of the classes, as far as there are any.
-        cases: all that are asked for.
-        options: of the sweep.
-
-    Raises:
-        UsageError: it says how many there are.
-    """
+    """Refuse a --world-size that no class of hardware, of each of which ``lanes`` has one, has the
+    GPUs for, or ever had by its folder. Raises UsageError: it says how many there are."""
     if "world_size" not in options.axes:
         return
     for device, size in dict.fromkeys((case.device, case.world_size) for case in cases):

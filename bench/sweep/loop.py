@@ -57,8 +57,7 @@ class Ticket:
 
     ``smaller`` is the batch size of which it is concluded that this one runs out of memory.
     ``probe`` says that it is a step of a search, ``anchor`` that it compares lanes. ``gate`` is
-    what it passes together with other lanes. ``enough`` says whether it is to end after an epoch,
-    see `Job`.
+    what it passes together with other lanes; ``enough`` is as in `Job`.
     """
 
     run: Run
@@ -102,10 +101,7 @@ class Loop:
     """Each run to its record, written as it ends; all lanes are of one class of hardware.
 
     Args:
-        store: of the folder that the records go into.
-        executor: that offers the lanes.
         lanes: by name, what is known of each; at least one.
-        options: of the sweep.
         notes: lines that are shown once.
         widest: the most GPUs that a case in the folder had: as many are short, where they are gone.
         planned: what is to run, each case once.
@@ -136,12 +132,10 @@ class Loop:
         self.say_notes()
 
     def say_notes(self) -> None:
-        """Print the notes that were not yet."""
         self.say(self.notes)
         self.notes = []
 
     def say(self, lines: Iterable[str]) -> None:
-        """Print lines above whatever is live."""
         for line in lines:
             self.display.say(line)
 
@@ -156,11 +150,8 @@ class Loop:
         return f"{reason}; --precision {precision.name} measures it anyway" if reason else ""
 
     def begin(self, ticket: Ticket, lane: Lane) -> Job | Outcome:
-        """What is to be run for a ticket, or its outcome where nothing need be.
-
-        Raises:
-            ShortageError: what it takes is not there just now.
-        """
+        """What is to be run for a ticket, or its outcome where nothing need be. Raises
+        ShortageError: what it takes is not there just now."""
         case, repeat, sentinel = ticket.run
         self.display.begin(case, repeat, sentinel, lane.name, ticket.anchor)
         if ticket.smaller is not None:
@@ -221,10 +212,8 @@ class Loop:
         """Write the record of a ticket that has ended, and show it.
 
         Args:
-            ticket: what ran.
             lane: whose turn it was.
-            outcome: how it ended.
-            started_at: when it was begun, UTC.
+            started_at: UTC.
             place: the lane that it ran on, which may be wider.
             beside: how many other lanes ran a case meanwhile, at most.
         """
@@ -300,11 +289,8 @@ class Loop:
             self.display.say(f"note: {what}, and {was} when measured: to be measured again")
 
     def rate(self, lane: Lane, device: str) -> None:
-        """Measure what a lane can do, and say what is slow there, before its first case.
-
-        It is measured again where a step was faster than the rates allow, and then the better of
-        both counts.
-        """
+        """Measure what a lane can do, and say what is slow there, before its first case; and again
+        where a step was faster than the rates allow, and then the better of both counts."""
         expected = self._expected.pop((lane.name, device), {})
         if ((lane.name, device) in self.rated and not expected) or self.options.executor == "fake":
             return

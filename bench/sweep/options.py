@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from bench.case import COMPILES, MICRO_BATCH, PARALLELS, Case, Value, fill_auto
 from bench.data import DATASETS
@@ -73,11 +74,9 @@ class Options:
 
     @property
     def settings(self) -> Settings:
-        """Those of the executor."""
         return Settings(self.timeout_s, self.allow_shared, self.address, self.cold)
 
     def resume(self, out: Path) -> str:
-        """The command that goes on with what lies in ``out``."""
         given = "--out" in self.given
         return self.command if given else f"{self.command} --out {shlex.quote(str(out))}"
 
@@ -88,7 +87,6 @@ class Options:
 
 
 def build_parser() -> Parser:
-    """The command line: a flag for every axis, and what is not an axis."""
     parser = Parser(
         prog="python -m bench.sweep",
         usage="%(prog)s [--preset NAME | --config FILE] [--AXIS VALUE …] [--out DIR] […]",
@@ -107,10 +105,10 @@ def build_parser() -> Parser:
         f"{CHEAP_FRACTION:g} or --steps up to {CHEAP_STEPS} are given, as far as the repeats take "
         f"at most {REPEATS_S / 60:g} minutes)",
     )
-    what.add_argument(
+    _add_switch(
+        what,
         "--same-seed",
-        action="store_true",
-        help=Rare("give all repeats one seed, to check determinism (default: seed, seed + 1, …)"),
+        Rare("give all repeats one seed, to check determinism (default: seed, seed + 1, …)"),
     )
     add_axes(
         parser,
@@ -124,35 +122,25 @@ def build_parser() -> Parser:
         help=Rare("compute each batch in as few micro-batches as hold at most M images each"),
     )
     how = add_running(parser)
-    how.add_argument(
-        "--no-skip",
-        action="store_true",
-        help=Rare("run batch sizes above one that ran out of memory"),
-    )
-    how.add_argument(
-        "--verbose", action="store_true", help=Rare("print each case's curve, as in 2019")
-    )
-    how.add_argument(
+    _add_switch(how, "--no-skip", Rare("run batch sizes above one that ran out of memory"))
+    _add_switch(how, "--verbose", Rare("print each case's curve, as in 2019"))
+    _add_switch(
+        how,
         "--trace",
-        action="store_true",
-        help=Rare("profile, and keep each trace in the folder's traces/, for ui.perfetto.dev"),
+        Rare("profile, and keep each trace in the folder's traces/, for ui.perfetto.dev"),
     )
-    how.add_argument(
+    _add_switch(
+        how,
         "--no-anchors",
-        action="store_true",
-        help=Rare(
-            "with --lanes, do not measure whether the lanes are alike and disturb each other"
-        ),
+        Rare("with --lanes, do not measure whether the lanes are alike and disturb each other"),
     )
     how.add_argument(
         "--shard",
         metavar="K/N",
         help=Rare("run only part K of N, for job arrays; bench.merge joins the folders"),
     )
-    how.add_argument(
-        "--dry-run", action="store_true", help="print the plan and check it, but train nothing"
-    )
-    how.add_argument("--list", action="store_true", help="print presets, precisions, models, …")
+    _add_switch(how, "--dry-run", "print the plan and check it, but train nothing")
+    _add_switch(how, "--list", "print presets, precisions, models, …")
     return parser
 
 
@@ -186,16 +174,12 @@ def add_running(parser: Parser) -> argparse._ArgumentGroup:
         default="0",
         help=Rare("seconds to wait for another sweep on --out (0)"),
     )
-    how.add_argument(
-        "--mix", action="store_true", help=Rare("add to rows of another GPU, version or model")
-    )
-    how.add_argument(
-        "--allow-shared", action="store_true", help="measure on a GPU that other processes use"
-    )
-    how.add_argument(
+    _add_switch(how, "--mix", Rare("add to rows of another GPU, version or model"))
+    _add_switch(how, "--allow-shared", "measure on a GPU that other processes use")
+    _add_switch(
+        how,
         "--cold",
-        action="store_true",
-        help=Rare(
+        Rare(
             "start each worker as a new Python (default: fork it from a process that has imported "
             "torch, which takes seconds less)"
         ),
@@ -222,12 +206,11 @@ def add_running(parser: Parser) -> argparse._ArgumentGroup:
     return how
 
 
-def parse_arguments(argv: Sequence[str]) -> Options:
-    """Parse and check a command line.
+def _add_switch(group: argparse._ArgumentGroup, flag: str, help: str) -> None:
+    group.add_argument(flag, action="store_true", help=help)
 
-    Raises:
-        UsageError: a flag or value is wrong.
-    """
+
+def parse_arguments(argv: Sequence[str]) -> Options:
     given = build_parser().parse(argv)
     if given.preset and given.config:
         raise UsageError("--preset and --config are both given; use one")
@@ -236,8 +219,8 @@ def parse_arguments(argv: Sequence[str]) -> Options:
         axes[MICRO_BATCH] = [read_micro_batch(given.micro_batch, "--micro-batch")]
     if given.trace and not any(axes.setdefault("profile", [True])):
         raise UsageError("--trace keeps the traces of profiles; leave out --profile off")
-    device = "cuda" if "cuda" in axes.get("device", []) or _cuda_by_default(axes) else "cpu"
-    name = given.preset or default_preset(device)
+    devices = axes.get("device") or ["cuda" if has_cuda() else "cpu"]
+    name = given.preset or default_preset("cuda" if "cuda" in devices else "cpu")
     preset = load_config(given.config) if given.config else load_preset(name)
     repeats = (
         int(_parse_number("--repeats", given.repeats, whole=True))
@@ -252,24 +235,16 @@ def parse_arguments(argv: Sequence[str]) -> Options:
         out=options.out or (default_folder(shard, preset.name) if shard else None),
         repeats=repeats,
         repeats_given=bool(given.repeats),
-        same_seed=given.same_seed,
-        no_skip=given.no_skip,
-        verbose=given.verbose,
-        trace=given.trace,
         anchors=not given.no_anchors,
-        dry_run=given.dry_run,
-        list=given.list,
+        **_take(given, "same_seed", "no_skip", "verbose", "trace", "dry_run", "list"),
     )
 
 
 def read_running(
     given: argparse.Namespace, axes: dict[str, list[Value]], preset: Preset, command: str
 ) -> Options:
-    """The options that the flags of `add_running` give, each case run once.
-
-    Raises:
-        UsageError: a value is wrong.
-    """
+    """The options that the flags of `add_running` give, each case run once. Raises UsageError: a
+    value is wrong."""
     if given.executor not in EXECUTORS:
         raise UsageError(f"--executor {given.executor!r}; {nearest(given.executor, [*EXECUTORS])}")
     if given.address and given.executor != "ray":
@@ -280,33 +255,26 @@ def read_running(
         quiet=quiet,
         axes=axes,
         preset=preset,
-        out=given.out,
-        data_dir=given.data_dir,
-        data_url=given.data_url,
         repeats=1,
         timeout_s=_parse_number("--timeout", given.timeout),
         wait_s=_parse_number("--wait", given.wait, low=0),
         retry=[_parse_status(text) for text in given.retry],
-        executor=given.executor,
-        address=given.address,
-        mix=given.mix,
-        allow_shared=given.allow_shared,
-        cold=given.cold,
         command=command,
+        **_take(given, "out", "data_dir", "data_url", "executor", "address"),
+        **_take(given, "mix", "allow_shared", "cold"),
     )
 
 
+def _take(given: argparse.Namespace, *names: str) -> dict[str, Any]:
+    return {name: getattr(given, name) for name in names}
+
+
 def _parse_lanes(text: str | None) -> tuple[int | None, bool]:
-    """How many lanes, and whether they run one at a time."""
     if text in (None, "all", "quiet"):
         return None if text is None else ALL, text == "quiet"
     if not (text.isascii() and text.isdigit() and 1 <= int(text[:9]) <= 10_000):
         raise UsageError(f"--lanes {text[:40]!r}: give a whole number of at least 1, all or quiet")
     return int(text), False
-
-
-def _cuda_by_default(axes: Mapping[str, object]) -> bool:
-    return "device" not in axes and has_cuda()
 
 
 def _parse_number(flag: str, text: str, low: float = 0.001, whole: bool = False) -> float:
@@ -327,13 +295,9 @@ def _parse_status(text: str) -> Status:
 
 
 def choose_cases(options: Options) -> list[Case]:
-    """Expand preset and flags to cases; the device is the GPU where there is one.
-
-    Cases whose batch size is yet to be found are not among them, see `plan_cases`.
-
-    Raises:
-        UsageError: a loss scale is given that no chosen precision uses.
-    """
+    """Expand preset and flags to cases, without those whose batch size is yet to be found; the
+    device is the GPU where there is one. Raises UsageError: a loss scale is given that no chosen
+    precision uses."""
     return plan_cases(options, {}).cases
 
 
@@ -351,7 +315,6 @@ class Plan:
 
     @property
     def families(self) -> list[Case]:
-        """What is searched, each once."""
         return list(dict.fromkeys(name_family(case) for case, _ in self.searched))
 
     @property
@@ -361,20 +324,16 @@ class Plan:
 
 
 def plan_cases(
-    options: Options,
-    walls: Mapping[Case, Wall],
-    settle: Callable[[Case], Case] = lambda case: case,
+    options: Options, walls: Mapping[Case, Wall], settle: Callable[[Case], Case] = lambda case: case
 ) -> Plan:
     """Expand preset and flags to cases, with the largest batches that are known.
 
     Args:
-        options: of the sweep.
         walls: what searches found, by `bench.wall.records.name_family`.
         settle: fills in what a workload decides, once it was examined.
 
-    Raises:
-        UsageError: settings do not go together, or nothing can be searched on a CPU because there
-            is no memory limit.
+    Raises UsageError: settings do not go together, or nothing can be searched on a CPU because
+    there is no memory limit.
     """
     plan = Plan()
 
@@ -410,7 +369,6 @@ def plan_cases(
 
 
 def print_registries() -> int:
-    """Print what can be named on the command line."""
     sections = {
         "presets": {name: load_preset(name).description for name in preset_names()},
         "precisions": {name: precision.help for name, precision in PRECISIONS.items()},

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bench.case import Case
-from bench.executors import Executor
 from bench.record import Status
 from bench.store.plans import collect_times, leave_out_known, plan_runs
 from bench.store.reader import Past, Run, read_history
-from bench.store.writer import Store
 from bench.sweep.anchors import choose_anchors
 from bench.sweep.grid import Grid
 from bench.sweep.hardware import Hardware, find_widest
@@ -61,11 +58,9 @@ class Part:
 
     @property
     def folder(self) -> Path:
-        """Where its records are."""
         return self.loop.store.folder
 
     def search(self) -> Searches:
-        """The searches for the largest batches that are asked for."""
         return Searches(self.loop, self.asked.families, self.comparable)
 
     def fill_in(self, walls: dict[Case, Wall]) -> None:
@@ -77,18 +72,14 @@ class Part:
         self.write_config()
 
     def write_config(self) -> None:
-        """Write the resolved configuration beside the records."""
         search = {"step": STEP, "margin": MARGIN} if self.asked.families else None
         self.loop.store.write_config(
             describe_config(self.cases, self.options, self.loop.inputs, self.earlier, search)
         )
 
     def plan_runs(self) -> None:
-        """Decide what is to be run.
-
-        Raises:
-            UsageError: the rows there have other seeds than they would now.
-        """
+        """Decide what is to be run. Raises UsageError: the rows there have other seeds than they
+        would now."""
         if not self.options.repeats_given and not self._list_remaining(plan_runs(self.cases, 1)):
             self.limit_repeats(self.read_pace())
         self.plan = plan_runs(self.cases, self.options.repeats)
@@ -115,7 +106,6 @@ class Part:
         return fits
 
     def make_grid(self) -> Grid:
-        """The runs, as they are dealt out to lanes."""
         left = set(self.runs)
         known = {run: past for run, past in self.done.items() if run not in left}
         skips = None if self.options.no_skip else OomSkips(known)
@@ -138,32 +128,17 @@ class Part:
         return choose_anchors([case for case in self.cases if not self.loop.refuse(case)])
 
 
-def open_part(
-    hardware: Hardware,
-    executor: Executor,
-    out: Path,
-    asked: Plan,
-    options: Options,
-    stores: ExitStack,
-    say_waiting: Callable[[str], None],
-) -> Part:
-    """Open the folder of a class of hardware, and see what it holds.
-
-    Raises:
-        UsageError: another sweep uses it, its rows cannot be compared with new ones, or it holds
-            another shard.
-    """
-    folder = out / hardware.folder
-    store = stores.enter_context(Store(folder, options.wait_s, say_waiting))
-    inputs = hardware.inputs
+def open_part(loop: Loop, hardware: Hardware, asked: Plan, options: Options) -> Part:
+    """See what the folder of a class of hardware holds. Raises UsageError: its rows cannot be
+    compared with new ones, or it holds another shard."""
+    store, inputs = loop.store, hardware.inputs
     earlier = store.read_config() | ({CLASS: hardware.folder} if hardware.folder else {})
-    refuse_other_part(folder, earlier, options.shard)
-    comparable, frame = read_past(folder, [*asked.cases, *asked.unsized], options, inputs)
-    lanes = {lane.name: known for lane, known in hardware.lanes}
-    notes = [*inputs.warnings, *store.set_aside]
+    refuse_other_part(store.folder, earlier, options.shard)
+    comparable, frame = read_past(store.folder, [*asked.cases, *asked.unsized], options, inputs)
+    loop.widest = find_widest(frame)
     anchors = frame[frame["anchor"] != ""]
     part = Part(
-        loop=Loop(store, executor, lanes, options, notes, find_widest(frame)),
+        loop=loop,
         asked=asked,
         options=options,
         comparable=comparable,

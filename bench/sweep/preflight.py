@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bench.apex import Apex, find_apex, refuse_apex
 from bench.case import AXES, Case, check_axes, check_batches, format_value, telling_axes
-from bench.data import DatasetInfo, count_classes, count_images, prepare, progress_bar
+from bench.data import DatasetInfo, count_classes, count_images, progress_bar
 from bench.diagnosis.floors import take_rates
 from bench.diagnosis.prediction import predict_seconds
-from bench.doctor.__main__ import write_warnings
+from bench.doctor.judgement import write_warnings
 from bench.doctor.machine import examine_machine
 from bench.environment import Platform, ProcessAnswer, ask, usable_cpus, with_inputs
 from bench.errors import UsageError
@@ -45,11 +46,8 @@ CLASS = "class"
 
 
 def refuse_unwritable(out: Path | None) -> None:
-    """Refuse an --out that no folder can be made at, before anything costs time.
-
-    Raises:
-        UsageError: it is a file, or nothing can be written there.
-    """
+    """Refuse an --out that no folder can be made at, before anything costs time. Raises UsageError:
+    it is a file, or nothing can be written there."""
     place = (out or Path("results")).absolute()
     while not place.exists() and place != place.parent:
         place = place.parent
@@ -78,7 +76,6 @@ class Inputs:
 
     @property
     def environments(self) -> dict[str, Environment]:
-        """What is known of each device."""
         return {device: platform.environment for device, platform in self.platforms.items()}
 
     def refuse(self, case: Case) -> str:
@@ -104,11 +101,6 @@ class Inputs:
         return DatasetInfo(OWN, "", samples, 0, 0, "", "")
 
     def check_batches(self, case: Case) -> None:
-        """Check the batch size of a case against its data.
-
-        Raises:
-            UsageError: it does not fit.
-        """
         check_batches(case, self.data(case).train_images, self.has_batchnorm(case))
 
     def has_batchnorm(self, case: Case) -> bool:
@@ -117,11 +109,8 @@ class Inputs:
         return model is None or (model.batchnorm and case.freeze not in model.still)
 
     def settle(self, case: Case) -> Case:
-        """The case with what its workload decides: a workload's own optimizer is `OWN`.
-
-        Raises:
-            UsageError: the case cannot have it.
-        """
+        """The case with what its workload decides: a workload's own optimizer is `OWN`. Raises
+        UsageError: the case cannot have it."""
         model = self.models.get(name_subject(case))
         facts = model.workload if model else None
         if not (facts and facts.optimizer):
@@ -169,18 +158,14 @@ def find_inputs(
     """Examine devices and models, decode the images, and refuse what cannot be trained.
 
     Args:
-        cases: those that are known.
-        options: of the sweep.
-        families: those whose batch size is yet to be found.
-        executor: that runs them.
+        families: cases whose batch size is yet to be found.
         lane: where they are to run; of several, the first.
         beside: how many others may run a case on its machine meanwhile.
 
-    Raises:
-        UsageError: torch cannot use a device, or it has less memory than a memory limit; a
-            precision given as a flag cannot run there; others use the card and --allow-shared is
-            not given; a model or dataset is broken or not there; a model has nothing that is to be
-            frozen, or cannot start from the weights that are given.
+    Raises UsageError: torch cannot use a device, or it has less memory than a memory limit; a
+    precision given as a flag cannot run there; others use the card and --allow-shared is not given;
+    a model or dataset is broken or not there; a model has nothing that is to be frozen, or cannot
+    start from the weights that are given.
     """
     known, cases = cases, [*cases, *families]
     starts, subjects = hash_starts(cases), list(dict.fromkeys(map(name_subject, cases)))
@@ -198,15 +183,6 @@ def find_inputs(
         refuse_batches(known, unseen)
         return unseen
 
-    def ask_lane(
-        devices: Sequence[str],
-        models: Sequence[str],
-        *,
-        timeout_s: float,
-        look: Callable[[ProcessAnswer, int], None],
-    ) -> ProcessAnswer:
-        return executor.examine(lane, devices, models, timeout_s, look)
-
     machine, answer = examine_machine(
         devices,
         list_examined(cases),
@@ -214,7 +190,7 @@ def find_inputs(
         out=options.out,
         timeout_s=options.timeout_s,
         watch_s=0.0,
-        ask=ask_lane,
+        ask=partial(executor.examine, lane),
     )
     platforms = {device: answer.platform(device) for device in devices}
     models = {subject: answer.fingerprint(subject) for subject in subjects}
@@ -245,18 +221,16 @@ def gather_inputs(
     data_dir: Path | None = None,
     data_url: str | None = None,
 ) -> Inputs:
-    """What cases need that a command trains itself, without lanes: as `find_inputs` has it.
+    """What cases on one device need that a command trains itself, without lanes: as `find_inputs`
+    has it.
 
     Args:
-        cases: all on one device.
-        answer: of a process that was asked about it and `list_examined` of the cases.
+        answer: of a process that was asked about the device and `list_examined` of the cases.
         given: the axes that were given as flags.
-        data_dir: where CIFAR-10 is.
-        data_url: a mirror of its archive.
+        data_url: a mirror of the archive of CIFAR-10.
 
-    Raises:
-        UsageError: torch cannot use the device, a precision cannot run there, a model or workload
-            is broken, the images cannot be had, or a batch size does not fit them.
+    Raises UsageError: torch cannot use the device, a precision cannot run there, a model or
+    workload is broken, the images cannot be had, or a batch size does not fit them.
     """
     device = cases[0].device
     models = {subject: answer.fingerprint(subject) for subject in map(name_subject, cases)}
@@ -265,19 +239,9 @@ def gather_inputs(
         if why := inputs.refuse(case):
             raise UsageError(f"--precision {case.precision}: {why}; leave it out")
     _check_examined(cases, models, data_dir, given)
-    images = {name_data(case): case for case in cases if case.workload == IMAGES}
+    images = _list_images(cases, data_dir, data_url)
     with progress_bar() as progress:
-        datasets = {
-            name: prepare(
-                case.dataset,
-                data_dir=data_dir,
-                url=data_url,
-                progress=progress,
-                input=case.input,
-                classes=case.classes,
-            )
-            for name, case in images.items()
-        }
+        datasets = {name: wanted.prepare(progress) for name, wanted in images.items()}
     inputs = replace(inputs, datasets=datasets)
     refuse_batches(cases, inputs)
     return inputs
@@ -287,11 +251,8 @@ def find_lane_inputs(
     first: Inputs, cases: Sequence[Case], options: Options, executor: Executor, lane: Lane
 ) -> Inputs:
     """What is known of another lane than the first: its device, and on another machine the rest.
-
-    Raises:
-        UsageError: as `find_inputs`; or its machine has another code, another network or other
-            images than the first lane's, so that what it measures could not be compared.
-    """
+    Raises UsageError: as `find_inputs`; or its machine has another code, another network or other
+    images than the first lane's, so that what it measures could not be compared."""
     subjects = list(first.models) if lane.host and any(first.models.values()) else []
     models = [asked for asked in list_examined(cases) if subjects]
     answer = executor.examine(lane, list(first.platforms), models, options.timeout_s)
@@ -310,11 +271,8 @@ def find_lane_inputs(
 
 
 def refuse_unlike(first: Inputs, found: Inputs, cases: Sequence[Case], lane: Lane) -> None:
-    """Refuse a lane that would train something else than the first.
-
-    Raises:
-        UsageError: it says in what they differ.
-    """
+    """Refuse a lane that would train something else than the first. Raises UsageError: it says in
+    what they differ."""
     for case in {(name_data(c), c.device, c.model, c.start): c for c in cases}.values():
         expected, there = first.describe(case), found.describe(case)
         for name in COMPARABLE:
@@ -337,21 +295,14 @@ def _refuse_shared(platforms: Mapping[str, Platform], options: Options, lane: La
 
 
 def hash_starts(cases: Sequence[Case]) -> dict[str | None, str]:
-    """The hashes of the files that ``cases`` start from, by name.
-
-    Raises:
-        UsageError: one cannot be read.
-    """
+    """The hashes of the files that ``cases`` start from, by name. Raises UsageError: one cannot be
+    read."""
     return {name: hash_weights(name) for name in dict.fromkeys(c.start for c in cases) if name}
 
 
 def warn_of_workers(cases: Sequence[Case], beside: int = 0) -> list[str]:
-    """A line where DataLoaders have more workers than there are cores for them.
-
-    Args:
-        cases: of which one runs on each lane; one of several GPUs has them all.
-        beside: the other lanes of this machine that run a case at once.
-    """
+    """A line where DataLoaders have more workers than there are cores for them; ``beside`` are the
+    other lanes of this machine that run a case at once."""
     most = max(c.workers * (c.world_size if c.world_size > 1 else 1 + beside) for c in cases)
     cores = len(usable_cpus())
     if most <= cores:
@@ -390,27 +341,20 @@ def list_examined(cases: Sequence[Case]) -> list[str]:
 
 
 def check_models(cases: Sequence[Case]) -> None:
-    """Check that the modules of models and workloads are there, without importing them.
-
-    Raises:
-        UsageError: one is not.
-    """
+    """Check that the modules of models and workloads are there, without importing them. Raises
+    UsageError: one is not."""
     for name, workload in dict.fromkeys((case.model, case.workload) for case in cases):
         check_model(name, "--model" if workload == IMAGES else "--workload")
 
 
 def try_models(plan: Plan, options: Options) -> Inputs:
-    """Import, build and run once the user's own models, as a sweep does before its first case.
+    """Import, build and run once the user's own models, as a sweep does before its first case; the
+    models that were examined, and the numbers of images.
 
     Those that come with the harness are built only where some of their weights are given or frozen.
-    Batch sizes are checked where it is known without decoding how many images there are.
-
-    Returns:
-        The models that were examined, and the numbers of images.
-
-    Raises:
-        UsageError: one is broken or not there, a batch size does not fit, or as `find_inputs` has
-            it of weights.
+    Batch sizes are checked where it is known without decoding how many images there are. Raises
+    UsageError: one is broken or not there, a batch size does not fit, or as `find_inputs` has it of
+    weights.
     """
     cases = [*plan.cases, *plan.unsized]
     hash_starts(cases)
@@ -476,11 +420,7 @@ def _names(cases: Sequence[Case], axis: str) -> list[str]:
 
 
 def refuse_neighbours(uuid: str) -> None:
-    """Refuse a card that others use.
-
-    Raises:
-        UsageError: it names their processes.
-    """
+    """Refuse a card that others use. Raises UsageError: it names their processes."""
     # what draws a desktop does not count: it is noted in the records
     if neighbours := [p for p in find_neighbours(uuid) or () if not p.display]:
         who = ", ".join(map(str, neighbours))
@@ -490,36 +430,31 @@ def refuse_neighbours(uuid: str) -> None:
 def prepare_datasets(
     cases: Sequence[Case], options: Options, executor: Executor, lane: Lane
 ) -> dict[str, DatasetInfo]:
-    """Decode every dataset the cases name, once, where the lane is.
+    """Decode every dataset the cases name, once, where the lane is. Raises UsageError: a dataset
+    cannot be had or read."""
+    images = _list_images(cases, options.data_dir, options.data_url)
+    return {name: executor.prepare(lane, wanted) for name, wanted in images.items()}
 
-    Raises:
-        UsageError: a dataset cannot be had or read.
-    """
-    images = {name_data(case): case for case in cases if case.workload == IMAGES}
+
+def _list_images(
+    cases: Sequence[Case], data_dir: Path | None, url: str | None
+) -> dict[str, Images]:
     return {
-        name: executor.prepare(
-            lane, Images(case.dataset, options.data_dir, options.data_url, case.input, case.classes)
-        )
-        for name, case in images.items()
+        name_data(case): Images(case.dataset, data_dir, url, case.input, case.classes)
+        for case in cases
+        if case.workload == IMAGES
     }
 
 
 def refuse_batches(cases: Sequence[Case], inputs: Inputs) -> None:
-    """Check the batch sizes against the data.
-
-    Raises:
-        UsageError: one does not fit its dataset.
-    """
+    """Check the batch sizes against the data. Raises UsageError: one does not fit its dataset."""
     for case in cases:
         inputs.check_batches(case)
 
 
 def leave_out_batches(cases: Sequence[Case], inputs: Inputs) -> tuple[list[Case], list[str]]:
-    """Leave out the cases whose batch size, only just found, does not go with other settings.
-
-    Returns:
-        The other cases, and a line on each that is left out.
-    """
+    """Leave out the cases whose batch size, only just found, does not go with other settings; the
+    other cases, and a line on each that is left out."""
     kept, lines, axes = [], [], telling_axes(cases)
     for case in cases:
         try:
@@ -533,10 +468,7 @@ def leave_out_batches(cases: Sequence[Case], inputs: Inputs) -> tuple[list[Case]
 
 def refuse_searches(searched: Sequence[tuple[Case, str]], inputs: Inputs) -> None:
     """Check what can be checked of cases before their batch sizes, such as ``32..auto``, are found.
-
-    Raises:
-        UsageError: the warm-up is longer than the training even at the smallest batch size.
-    """
+    Raises UsageError: the warm-up is longer than the training even at the smallest batch size."""
     for case, text in searched:
         images = inputs.data(case).train_images
         family, batchnorm = name_family(case), inputs.has_batchnorm(case)
@@ -548,7 +480,6 @@ def refuse_searches(searched: Sequence[tuple[Case, str]], inputs: Inputs) -> Non
 
 
 def default_out(platforms: Mapping[str, Platform]) -> Path:
-    """results/ and the GPU and the time."""
     names = (platform.environment.gpu or "cpu" for platform in platforms.values())
     words = "-".join("".join(c if c.isalnum() else " " for c in n).lower() for n in names).split()
     return Path("results") / f"{'-'.join(words)}-{datetime.now():%Y%m%d-%H%M%S}"
@@ -557,11 +488,8 @@ def default_out(platforms: Mapping[str, Platform]) -> Path:
 def read_past(
     out: Path, cases: Sequence[Case], options: Options, inputs: Inputs
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """What the records hold: the rows that this sweep's can be compared with, and all.
-
-    Raises:
-        UsageError: some cannot be compared, and --mix is not given; it says in which respects.
-    """
+    """What the records hold: the rows that this sweep's can be compared with, and all. Raises
+    UsageError: some cannot be compared, and --mix is not given; it says in which respects."""
     frame = read_records(out)
     comparable, differing = frame["repeat"] >= 0, dict[str, None]()
 
@@ -597,11 +525,8 @@ def read_past(
 def refuse_other_seeds(
     out: Path, plan: Sequence[Run], done: Mapping[Run, Past], same_seed: bool
 ) -> None:
-    """Refuse to call a run done that was made with another seed than it would have now.
-
-    Raises:
-        UsageError: the rows there are of --same-seed and this sweep is not, or the reverse.
-    """
+    """Refuse to call a run done that was made with another seed than it would have now. Raises
+    UsageError: the rows there are of --same-seed and this sweep is not, or the reverse."""
     other = (run for run in plan if run in done and done[run].seed != choose_seed(run, same_seed))
     if next(other, None) is not None:
         there, mend = (
@@ -619,12 +544,9 @@ def describe_config(
     before: Mapping[str, Any],
     search: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """The resolved configuration: what was asked for, by which commands, on what.
-
-    Args:
-        before: what was there before, of which the commands and the last searches stay.
-        search: ``step`` and ``margin`` of the search for the largest batch; None for none.
-    """
+    """The resolved configuration: what was asked for, by which commands, on what. Of what was there
+    ``before`` the commands and the last searches stay; ``search`` has the ``step`` and ``margin``
+    of the search for the largest batch."""
     earlier = str(before.get("command", "")).splitlines()
     last, halving = search or before.get("search"), before.get("halving")
     return {

@@ -23,12 +23,8 @@ _VALUES = 8  # of a setting
 
 
 def preview(plan: Plan, options: Options) -> int:
-    """Print what a sweep would run; the return code.
-
-    Raises:
-        UsageError: this machine has not the lanes or the GPUs asked for, a batch size does not fit
-            its data, or as `try_models`.
-    """
+    """Print what a sweep would run; the return code. Raises UsageError: this machine has not the
+    lanes or the GPUs asked for, a batch size does not fit its data, or as `try_models`."""
     _refuse_lanes([*plan.cases, *plan.unsized], options)
     plan = plan_cases(options, {}, try_models(plan, options).settle)
     warnings, pass_s = foresee_emulation(plan.cases, options)
@@ -49,12 +45,8 @@ def _refuse_lanes(cases: Sequence[Case], options: Options) -> None:
 def describe_plan(plan: Plan, options: Options, pass_s: float = 0.0) -> Iterator[str]:
     """How many runs there are, what varies between their cases, and what is not as by default.
 
-    A batch size that is yet to be found stands as it was asked for.
-
-    Args:
-        plan: what is to run.
-        options: it was made of.
-        pass_s: the s that a pass over the cases takes at least, where that is known.
+    A batch size that is yet to be found stands as it was asked for; ``pass_s`` is the s that a pass
+    over the cases takes at least, where that is known.
     """
     cases = _list_cases(plan)
     varies = [

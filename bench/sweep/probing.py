@@ -25,11 +25,10 @@ if TYPE_CHECKING:
 
 
 class Searches:
-    """The searches for the largest batch of each family: a family has one lane, and one probe, at
-    a time. They go on from the probes that ``frame`` holds.
+    """The searches for the largest batch of each family: a family has one lane, and one probe, at a
+    time. They go on from the probes that ``frame`` holds.
 
     Args:
-        loop: what makes and keeps each probe.
         families: as `bench.wall.records.name_family` names them.
         frame: the rows that new ones can be compared with.
         step: images to which the walls are found.
@@ -150,7 +149,6 @@ def find_walls(crew: Crew, searches: Sequence[Searches]) -> list[dict[Case, Wall
 
 
 def describe_wall(wall: Wall) -> str:
-    """What a search found, in one line."""
     words = [f"batch size {wall.largest} trains"] if wall.largest else []
     if wall.smallest_failing is not None:
         words.append(f"{'' if words else 'batch size '}{wall.smallest_failing} does not")

@@ -28,17 +28,14 @@ second, and on a slow CPU a hundredth of an epoch takes minutes."""
 
 
 def default_repeats(fractions: Sequence[Value], steps: Sequence[Value]) -> int:
-    """How often each case runs where ``--repeats`` is not given.
+    """How often each case runs where ``--repeats`` is not given, by the values of ``--fraction``
+    and ``--steps`` that are; a preset that sets its own is left as it is: ``quick`` promises to be
+    done in a minute.
 
     A part of an epoch says how a whole one would go on within the same run. A shared machine
     changes its speed in blocks of tens of seconds (72 and 119 ms a step, each steady within 3 %),
     so only repeats, which are spread over the sweep, say how the next run will be. Three runs of a
     fifth are still cheaper than one whole epoch. `Pace` leaves out those that take too long.
-
-    Args:
-        fractions: those that ``--fraction`` names, none where it is not given. A preset that sets
-            its own is left as it is: ``quick`` promises to be done in a minute.
-        steps: those that ``--steps`` names, likewise; None is all steps.
     """
     cheap = _all_below(fractions, CHEAP_FRACTION) or _all_below(steps, CHEAP_STEPS)
     return CHEAP_REPEATS if cheap else 1
@@ -46,13 +43,8 @@ def default_repeats(fractions: Sequence[Value], steps: Sequence[Value]) -> int:
 
 @dataclass
 class Pace:
-    """How long the first runs of cases took; further passes over the cases are predicted by it.
-
-    Args:
-        cases: of a pass.
-        lanes: that share it.
-        seconds: of each first run that has ended.
-    """
+    """How long the first runs of cases, of which a pass has so many, took on so many lanes; further
+    passes over the cases are predicted by it."""
 
     cases: int
     lanes: int
@@ -85,12 +77,10 @@ class Pace:
 
 
 def write_times(number: int) -> str:
-    """Write how often something happens: once, twice, 3 times."""
     return {1: "once", 2: "twice"}.get(number, f"{number} times")
 
 
 def _all_below(values: Sequence[Value], most: float) -> bool:
-    """Whether there are values and each is a number of at most ``most``."""
     return bool(values) and all(isinstance(v, (int, float)) and v <= most for v in values)
 
 
@@ -125,10 +115,8 @@ def remaining_runs(
 
 
 class Losses:
-    """How often each thing that runs was lost with its machine; pre-emption does not count.
-
-    What was waited for in vain is not to be run again in the same sweep.
-    """
+    """How often each thing that runs was lost with its machine; pre-emption does not count. What
+    was waited for in vain is not to be run again in the same sweep."""
 
     def __init__(self) -> None:
         self._lost = Counter[Hashable]()
@@ -140,11 +128,8 @@ class Losses:
 
 
 class OomSkips:
-    """The smallest batch that ran out of memory, per family of cases alike in all else.
-
-    Args:
-        history: what ran before, less what is to be run again.
-    """
+    """The smallest batch that ran out of memory, per family of cases alike in all else; ``history``
+    is what ran before, less what is to be run again."""
 
     def __init__(self, history: Mapping[Run, Past]) -> None:
         self._smallest: dict[Case, int] = {}

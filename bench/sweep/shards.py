@@ -58,15 +58,9 @@ def choose_part(
 
     Cases that are alike in all but their batch size stay together, with all their repeats: where
     one runs out of memory, the larger ones are not run. So do those whose largest batch is searched
-    together.
-
-    Args:
-        shard: of the sweep.
-        expand: all cases of the sweep, given what is asked for a batch size that is to be found, as
-            `bench.preset.Preset.cases` does; workloads and devices not yet examined.
-
-    Raises:
-        UsageError: there are more shards than families of cases.
+    together. ``expand`` gives all cases of the sweep, given what is asked for a batch size that is
+    to be found, as `bench.preset.Preset.cases` does; workloads and devices are not yet examined.
+    Raises UsageError: there are more shards than families of cases.
     """
     if shard is None:
         return lambda case: True
@@ -100,11 +94,8 @@ def default_folder(shard: Shard, preset: str) -> Path:
 
 
 def refuse_other_part(out: Path, config: Mapping[str, Any], shard: Shard | None) -> None:
-    """Refuse a folder that holds another part of a sweep, by its configuration.
-
-    Raises:
-        UsageError: it says which.
-    """
+    """Refuse a folder that holds another part of a sweep, by its configuration. Raises UsageError:
+    it says which."""
     there, now = str(config.get(SHARD, "")), str(shard or "")
     if config and there != now:
         held = f"shard {there}" if there else "a sweep that is not split into shards"

@@ -80,11 +80,8 @@ class _Found:
 
 
 class Sharing:
-    """What the records of one folder have found, those of this sweep and earlier ones.
-
-    Args:
-        folder: of a sweep; what it holds is read at the first question.
-    """
+    """What the records of one folder have found, those of this sweep and earlier ones; what it
+    holds is read at the first question."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -107,7 +104,6 @@ class Sharing:
         return known
 
     def learn(self, record: Record, work: Sequence[WorkRow]) -> None:
-        """Take in a record that was just written."""
         self._learn(self._recall(), record.case, flatten(record), lambda: work)
 
     def _recall(self) -> dict[_Key, _Found]:

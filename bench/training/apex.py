@@ -30,20 +30,14 @@ class Recipe(Protocol):
 
     def backward(self, loss: Tensor, last: bool) -> None:
         """Backpropagate the loss, float32 of shape (), times the scale, and add to the gradients.
-
-        Only after the last micro-batch of a step are they unscaled and searched for overflow.
-        """
+        Only after the last micro-batch of a step are they unscaled and searched for overflow."""
 
     def set_lr(self, lr: float) -> None:
         """Set the learning rate of the steps from here on."""
 
     def step(self) -> Tensor | None:
-        """Update the weights, or skip, and clear all gradients.
-
-        Returns:
-            Whether it skipped, of shape () or (1,) and 0 where it did not, if apex keeps that on
-            the device.
-        """
+        """Update the weights, or skip, and clear all gradients; whether it skipped, of shape () or
+        (1,) and 0 where it did not, if apex keeps that on the device."""
 
     def masters(self) -> list[Tensor]:
         """What the optimizer steps, in the order of the weights."""
@@ -68,7 +62,6 @@ class _Fp16Optimizer:
     """``FP16_Optimizer(optimizer, static_loss_scale=..., dynamic_loss_scale=...)``, of either kind.
 
     Args:
-        wrap: the class.
         scale_name: the attribute that holds its scale.
         setting: its loss scale, a number or "dynamic".
         optimizers: makes an optimizer of the weights, anew for each restart.
@@ -96,7 +89,6 @@ class _Fp16Optimizer:
         self.restart()
 
     def restart(self) -> None:
-        """Wrap a new optimizer, which makes the masters from the weights."""
         optimizer = self._optimizers()
         stepped = [id(weight) for weight in _masters(optimizer)]
         self._optimizer = self._wrap(optimizer, **self._arguments)
@@ -108,23 +100,18 @@ class _Fp16Optimizer:
         self._apart = [m for m, _ in apart], [w for _, w in apart]
 
     def masters(self) -> list[Tensor]:
-        """What the optimizer steps, in the order of the weights."""
         return self._masters
 
     def scale(self) -> float:
-        """The loss scale now."""
         return float(getattr(self._optimizer, self._scale_name))
 
     def backward(self, loss: Tensor, last: bool) -> None:
-        """Backpropagate the scaled loss; gradients add up in the weights' ``.grad``."""
         self._optimizer.backward(loss, *([last] if self._unscales else []))
 
     def set_lr(self, lr: float) -> None:
-        """Set the learning rate of the steps from here on."""
         _set_lr(self._optimizer, lr)
 
     def step(self) -> Tensor | None:
-        """Step or skip, and clear all gradients, those of the masters too."""
         self._optimizer.step()
         masters, weights = self._apart
         if masters:
@@ -160,7 +147,6 @@ class _Amp:
             pass
 
     def restart(self) -> None:
-        """Copy the weights to the masters and go back to the first scale."""
         with torch.no_grad():
             for master, weight in zip(self.masters(), self._weights, strict=True):
                 master.copy_(weight)
@@ -171,11 +157,9 @@ class _Amp:
         self._amp.load_state_dict({name: dict(state) for name, state in self._scaling.items()})
 
     def masters(self) -> list[Tensor]:
-        """What the optimizer steps: at O2 masters, else the weights."""
         return _masters(self._optimizer)
 
     def scale(self) -> float:
-        """The loss scale now."""
         return float(self._amp.state_dict()["loss_scaler0"]["loss_scale"])
 
     def backward(self, loss: Tensor, last: bool) -> None:
@@ -184,7 +168,6 @@ class _Amp:
             scaled.backward()
 
     def set_lr(self, lr: float) -> None:
-        """Set the learning rate of the steps from here on."""
         _set_lr(self._optimizer, lr)
 
     def step(self) -> Tensor | None:
@@ -195,18 +178,13 @@ class _Amp:
 
 
 class ApexTraining(Training):
-    """A network that apex trains.
-
-    Raises:
-        UnsupportedError: the apex that is installed cannot, or cannot be imported.
-    """
+    """A network that apex trains. Raises UnsupportedError: the apex that is installed cannot, or
+    cannot be imported."""
 
     def _equip(self) -> None:
-        """Hand network and optimizer to apex, which makes the masters.
-
-        The optimizer is torch's fused SGD, as for our own precisions, but for contrib's
-        FP16_Optimizer, which steps apex's alone.
-        """
+        """Hand network and optimizer to apex, which makes the masters. The optimizer is torch's
+        fused SGD, as for our own precisions, but for contrib's FP16_Optimizer, which steps apex's
+        alone."""
         if self.workload.build_optimizer(self.parameters, self.lr) is not None:
             raise UnsupportedError(
                 "NVIDIA apex trains with SGD only, and the workload brings its own optimizer: "
@@ -269,25 +247,20 @@ class ApexTraining(Training):
 
     @property
     def masters(self) -> list[Tensor]:  # type: ignore[override]
-        """What the optimizer steps."""
         return self._recipe.masters()
 
     @torch.no_grad()
     def reset(self) -> None:
-        """Go back to the start, masters made from rounded weights."""
         self.model.load_state_dict(self._start)
         self.model.zero_grad(set_to_none=True)
         self._recipe.restart()
         self.set_lr(self.lr)
 
     def state(self) -> dict[str, Any]:
-        """Refuse: apex keeps masters and loss scale in objects of its own.
+        """Refuse, with a UsageError: apex keeps masters and loss scale in objects of its own.
 
         ``fp16_utils.FP16_Optimizer.state_dict`` holds its loss scaler as a Python object, which
         would be read back by running code, and amp is made once in a process.
-
-        Raises:
-            UsageError: always.
         """
         raise UsageError(
             "NVIDIA apex keeps its state in objects that no checkpoint holds; --precision fp16 "
@@ -295,24 +268,19 @@ class ApexTraining(Training):
         )
 
     def set_lr(self, lr: float) -> None:
-        """Set the learning rate of the steps from here on."""
         self._recipe.set_lr(lr)
 
     def backward(self, loss: Tensor, last: bool = True) -> None:
-        """Backpropagate as apex does, and add to the gradients."""
         self._recipe.backward(loss, last)
 
     def update(self) -> Tensor:
-        """Update as apex does; whether the gradients overflowed: bool, ().
-
-        A step that apex skips counts as one, whatever the gradients were.
-        """
+        """Update as apex does; whether the gradients overflowed: bool, (). A step that apex skips
+        counts as one, whatever the gradients were."""
         overflowed = _overflowed(self.parameters)
         skipped = self._recipe.step()
         return overflowed if skipped is None else overflowed | skipped.ne(0).any()
 
     def current_scale(self) -> Tensor:
-        """What the next loss is multiplied by, float32 of shape (), on the host as apex has it."""
         return torch.tensor(self._recipe.scale())
 
 

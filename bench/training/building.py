@@ -19,14 +19,8 @@ from bench.workloads.images import Images
 
 
 def open_workload(case: Case, folder: str) -> Workload:
-    """What ``case`` trains.
-
-    Args:
-        folder: where `bench.data.prepare` left the dataset; a user's workload needs none.
-
-    Raises:
-        UsageError: the workload cannot be made.
-    """
+    """What ``case`` trains, with the dataset that `bench.data.prepare` left in ``folder``; a user's
+    workload needs none. Raises UsageError: the workload cannot be made."""
     from bench.data import load
 
     if case.workload != IMAGES:
@@ -37,10 +31,8 @@ def open_workload(case: Case, folder: str) -> Workload:
 def build_training(
     case: Case, workload: Workload, device: torch.device, model: nn.Module | None = None
 ) -> Training:
-    """Set the flags, seed the random numbers and build the network: ready to train.
-
-    Args:
-        model: trained in place of a new one of the workload; on the CPU, in float32.
+    """Set the flags, seed the random numbers and build the network: ready to train. ``model``, on
+    the CPU in float32, is trained in place of a new one of the workload.
 
     Raises:
         UsageError: the model cannot be built, the weights that it is to start from cannot be read
@@ -66,11 +58,8 @@ def build_training(
 def make_training(
     case: Case, model: nn.Module, device: torch.device, workload: Workload | None = None
 ) -> Training:
-    """The training that ``case`` asks for.
-
-    Raises:
-        UnsupportedError: it needs what is not installed.
-    """
+    """The training that ``case`` asks for. Raises UnsupportedError: it needs what is not
+    installed."""
     formats = find_formats(case.precision, case.opt_level)
     kind = Training
     if formats.apex:

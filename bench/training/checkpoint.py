@@ -32,15 +32,12 @@ class CheckpointError(Exception):
 
 
 def save_checkpoint(file: Path, training: Training, **beside: Any) -> int:
-    """Write a checkpoint, whole or not at all, and wait until the disk has it.
+    """Write a checkpoint, whole or not at all, and wait until the disk has it; its bytes.
 
     Args:
         file: replaced at the end; its folder exists.
         training: whose random numbers are those of this process.
         beside: what else is to be kept, in plain containers.
-
-    Returns:
-        Its bytes.
 
     Raises:
         OSError: it cannot be written; what was there before stands.
@@ -65,12 +62,8 @@ def save_checkpoint(file: Path, training: Training, **beside: Any) -> int:
 
 
 def load_checkpoint(file: Path) -> dict[str, Any]:
-    """Read a checkpoint, its tensors on the CPU.
-
-    Raises:
-        FileNotFoundError: there is none.
-        CheckpointError: it is torn or altered, or of another format.
-    """
+    """Read a checkpoint, its tensors on the CPU. Raises FileNotFoundError: there is none;
+    CheckpointError: it is torn or altered, or of another format."""
     try:
         with file.open("rb") as opened:
             # torch 2.13 checks no sum: of 2,000 files with one wrong bit it read 1,692 as something
@@ -90,11 +83,8 @@ def load_checkpoint(file: Path) -> dict[str, Any]:
 
 
 def restore_checkpoint(content: Mapping[str, Any], training: Training) -> None:
-    """Have a training of the same settings, and this process's random numbers, go on from it.
-
-    Args:
-        content: of `load_checkpoint`; the optimizer may write to its tensors afterwards.
-    """
+    """Have a training of the same settings, and this process's random numbers, go on from the
+    content of `load_checkpoint`; the optimizer may write to its tensors afterwards."""
     training.restore(content["training"])
     _restore_random(content["random"], training.device)
     synchronize(training.device)
@@ -122,23 +112,18 @@ def _restore_random(states: Mapping[str, Any], device: torch.device) -> None:
 
 
 def drop_cache(file: Path) -> None:
-    """Have the system forget a file that is on the disk, so that reading it reads the disk.
-
-    On Linux this needs no rights: of 200 MB just written and fsynced, none stayed in memory. A file
-    in memory (tmpfs) stays there.
-    """
+    """Have the system forget a file that is on the disk, so that reading it reads the disk. On
+    Linux this needs no rights: of 200 MB just written and fsynced, none stayed in memory. A file in
+    memory (tmpfs) stays there."""
     if hasattr(os, "posix_fadvise"):
         with file.open("rb") as opened:
             os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def trace(training: Training, batches: Iterator[Any]) -> dict[str, str]:
-    """Train on ``batches`` and write down all that came of it, in order, each bit counting.
-
-    Returns:
-        A hash of each step's loss, overflow and loss scale, by their names, then of each tensor and
-        number of the state. One tensor at a time comes to the host.
-    """
+    """Train on ``batches`` and write down all that came of it, in order, each bit counting: a hash
+    of each step's loss, overflow and loss scale, by their names, then of each tensor and number of
+    the state. One tensor at a time comes to the host."""
     found: dict[str, str] = {}
     training.set_lr(training.lr)
     for number, batch in enumerate(batches, 1):

@@ -115,7 +115,6 @@ class Counter(TorchDispatchMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Run the operation, and count it."""
         out = func(*args, **(kwargs or {}))
         if func.namespace == "profiler" or _is_free(func):
             return out
@@ -131,7 +130,6 @@ class Counter(TorchDispatchMode):
 
 @cache
 def _is_free(func: Any) -> bool:
-    """Whether an operation touches no element: a view, or memory that is only set aside."""
     return base_name(str(func)) in _FREE or bool(func.is_view)
 
 
@@ -175,7 +173,6 @@ def _has_kernel(key: str, name: str) -> bool:
 
 
 def _list_overloads(space: str, name: str) -> list[Any]:
-    """The overloads of an operation, also of one that there is only in place."""
     place = getattr(torch.ops, space)
     packet = getattr(place, name, None) or getattr(place, f"{name}_", None)
     return [] if packet is None else [getattr(packet, each) for each in packet.overloads()]
@@ -221,10 +218,8 @@ def _name_move(moves: Iterable[tuple[Tensor, Tensor]]) -> Kind:
 
 @cache
 def name_kind(name: str) -> Kind:
-    """The kind of an operation by its `base_name` alone.
-
-    What is not listed goes by torch's own tags of it, and a backward operation by its forward one.
-    """
+    """The kind of an operation by its `base_name` alone. What is not listed goes by torch's own
+    tags of it, and a backward operation by its forward one."""
     if name in _KINDS:
         return _KINDS[name]
     forward = name.removesuffix("_data").removesuffix("_backward")
@@ -245,10 +240,8 @@ def name_kind(name: str) -> Kind:
 
 
 def count_flop(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> float:
-    """FLOP of an operation: a product and a sum are two; of others than products none.
-
-    torch's own formulas, but for `bench.training.flop.count_gradients`.
-    """
+    """FLOP of an operation, by torch's own formulas but for `bench.training.flop.count_gradients`:
+    a product and a sum are two; of others than products none."""
     packet = func.overloadpacket
     if packet is torch.ops.aten.convolution_backward:
         return float(count_gradients(*(t.shape for t in args[:3]), *args[3:]))
@@ -291,25 +284,17 @@ def count_bytes(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None,
     return float(reads + writes + sum(map(_size, again)))
 
 
-def _twice_for_two_gradients(grad: Tensor, x: Tensor, weight: Tensor, *rest: Any) -> list[Tensor]:
-    return [grad] if rest[7][0] and rest[7][1] else []
-
-
 def _twice_in_training(x: Tensor, *rest: Any) -> list[Tensor]:
     return [x] if rest[4] else []
 
 
-def _twice_backward_in_training(grad: Tensor, x: Tensor, *rest: Any) -> list[Tensor]:
-    return [grad, x] if rest[5] else []
-
-
 _AGAIN: dict[str, Callable[..., list[Tensor]]] = {
     # the gradients of input and weights are two kernels
-    "convolution_backward": _twice_for_two_gradients,
+    "convolution_backward": lambda grad, x, weight, *rest: [grad] * (rest[7][0] and rest[7][1]),
     # a channel's statistics are of the whole batch: they must be known before it is normalised
     "native_batch_norm": _twice_in_training,
     "cudnn_batch_norm": _twice_in_training,
-    "native_batch_norm_backward": _twice_backward_in_training,
+    "native_batch_norm_backward": lambda grad, x, *rest: [grad, x] if rest[5] else [],
     "cudnn_batch_norm_backward": lambda x, grad, *rest: [x, grad],  # there is none but in training
     "miopen_batch_norm": _twice_in_training,
     "miopen_batch_norm_backward": lambda x, grad, *rest: [x, grad],
@@ -402,10 +387,7 @@ def count_step(training: Training, batches: Supply, case: Case) -> dict[Label, W
     What an operation computes and moves is a line over the items of its micro-batch, so two steps
     of a few items tell it for any number of them; a third shows whether it is one. Where it is not,
     since a network or its data decide what runs, a step of all items is counted. These steps change
-    the training.
-
-    Raises:
-        Exception: whatever such a step raises.
+    the training; whatever one raises is raised.
     """
     size = micro_batch(case)
     if size > _FEW[-1]:
@@ -447,11 +429,8 @@ def _find_line(counts: Sequence[Mapping[Label, Work]]) -> dict[Label, Work] | No
 def _count_items(
     training: Training, batches: Supply, items: int, parts: int
 ) -> tuple[dict[Label, Work], bool]:
-    """Train on a batch of micro-batches of so many items each, op by op, and count what that does.
-
-    Returns:
-        The work, and whether the step's gradients overflowed.
-    """
+    """Train on a batch of micro-batches of so many items each, op by op, and count what that does;
+    the work, and whether the step's gradients overflowed."""
     compiled, training.forward = training.forward, training.model
     captured, training.captured = training.captured, None
     counter = Counter()
@@ -471,11 +450,8 @@ _SKETCHED = 64  # items, beside which the weights that every step reads are few
 def sketch_work(network: nn.Module, workload: Workload) -> tuple[WorkRow, ...]:
     """The work of one item, forward and backward in float32, a row a kind; nothing is computed.
 
-    Args:
-        network: is left on torch's meta device.
-
-    Raises:
-        Exception: whatever a network or a loss raises that looks at values.
+    The network is left on torch's meta device. Whatever a network or a loss raises that looks at
+    values is raised.
     """
     items = min(_SKETCHED, workload.samples)
     with Counter() as counter:
@@ -490,11 +466,9 @@ def sketch_work(network: nn.Module, workload: Workload) -> tuple[WorkRow, ...]:
 
 
 def join_work(counted: Mapping[Label, Work], timed: Mapping[Label, Timed]) -> list[WorkRow]:
-    """One row a label, of what was counted and what was timed.
-
-    A trace does not say the number format of a list of tensors. Time of a label without one is
-    that of the same operation in all formats that were counted, divided as their bytes are.
-    """
+    """One row a label, of what was counted and what was timed. A trace does not say the number
+    format of a list of tensors: time of a label without one is that of the same operation in all
+    formats that were counted, divided as their bytes are."""
     times = {label: one.scale(1) for label, one in timed.items() if label in counted}
     rest = {label: one for label, one in timed.items() if label not in counted}
     for label in [label for label in rest if not label.format]:
@@ -526,7 +500,6 @@ def join_work(counted: Mapping[Label, Work], timed: Mapping[Label, Timed]) -> li
 
 
 def read_work(rows: Iterable[WorkRow]) -> dict[Label, Work]:
-    """What was counted, of rows that `join_work` made of it."""
     return {
         Label(Kind(row.kind), row.operation, row.format): Work(
             row.calls, row.flop or 0.0, row.bytes or 0.0, row.flop_per_item, row.bytes_per_item

@@ -85,7 +85,6 @@ class Product:
 
     @property
     def weight_grad(self) -> bool:
-        """Whether training needs the gradient of its weight."""
         return self.layer.weight.requires_grad
 
     @property
@@ -117,7 +116,6 @@ class Conversion:
 
     @property
     def largest(self) -> Product:
-        """The layer that does the most."""
         return max(self.products, key=lambda p: (p.flop, p.layer.weight.numel()))
 
     @property
@@ -131,7 +129,6 @@ class Conversion:
 
     @property
     def notes(self) -> list[str]:
-        """What a reader of its measurements should know."""
         said = []
         if self.emulated:
             said.append(f"fp8 is emulated in float32 ({EMULATE_FP8}): its times mean nothing")
@@ -166,8 +163,7 @@ def convert(
         device: where it will train. On a CPU, fp8 is emulated if `emulates_fp8` says that it may.
         items: a number of which every batch it will train on holds a multiple.
 
-    Raises:
-        UnsupportedError: there is nothing to convert, or torchao or the device cannot.
+    Raises UnsupportedError: there is nothing to convert, or torchao or the device cannot.
     """
     emulated = device.type == "cpu"
     if emulated and not emulates_fp8():
@@ -207,10 +203,8 @@ def convert(
 
 def _follow(model: nn.Module, workload: Workload, layers: dict[str, nn.Linear]) -> list[Product]:
     """Those of ``layers`` that a training step calls, with what it makes of them, on shapes alone.
-
     A layer whose weight is used without calling it, as in `torch.nn.MultiheadAttention`, would be
-    converted in vain.
-    """
+    converted in vain."""
     rows, flop = dict.fromkeys(layers, 0), dict.fromkeys(layers, 0)
     input_grad = dict.fromkeys(layers, False)
 
@@ -249,10 +243,7 @@ def _follow(model: nn.Module, workload: Workload, layers: dict[str, nn.Linear]) 
 
 def _import_torchao() -> Any:
     """torchao's float8, without the warnings of its other parts, whose libraries it does not need.
-
-    Raises:
-        UnsupportedError: it is not installed, or does not go with this torch.
-    """
+    Raises UnsupportedError: it is not installed, or does not go with this torch."""
     if find_torchao() is None:
         raise UnsupportedError(FP8_INSTALL)
     try:

@@ -14,10 +14,8 @@ def count_flop(workload: Workload, frozen: str = NONE) -> float:
     """FLOP per unit, forward and backward, counted on shapes alone, without computing.
 
     torch's counter, with the correction of `count_gradients`: for DPN-92, 12.25 GFLOP in place of
-    17.19.
-
-    Of what is frozen only those gradients are counted that autograd computes: none of its weights,
-    and none of the inputs of a layer that has nothing to train at or before it.
+    17.19. Of what is frozen only those gradients are counted that autograd computes: none of its
+    weights, and none of the inputs of a layer that has nothing to train at or before it.
     """
     import torch
     from torch.utils.flop_counter import FlopCounterMode
@@ -38,11 +36,9 @@ def count_flop(workload: Workload, frozen: str = NONE) -> float:
 def count_gradients(
     grad: Sequence[int], x: Sequence[int], weight: Sequence[int], *rest: Any, **_: Any
 ) -> int:
-    """FLOP of ``aten.convolution_backward``, from its tensors' shapes and its other arguments.
-
-    Up to torch 2.13, its own formula takes the weight gradient of a grouped convolution for one
-    that is not grouped, ``groups`` times too much.
-    """
+    """FLOP of ``aten.convolution_backward``, from its tensors' shapes and its other arguments. Up
+    to torch 2.13, its own formula takes the weight gradient of a grouped convolution for one that
+    is not grouped, ``groups`` times too much."""
     transposed, needed = rest[4], rest[7]
     # an output element is a dot product over weight[1:], one group's inputs and the kernel; each of
     # its products comes again once in the gradient of the input and once in the weight's

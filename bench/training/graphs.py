@@ -33,8 +33,6 @@ class Recorder(Protocol):
 
 
 class CudaGraph:
-    """Records with `torch.cuda.CUDAGraph`."""
-
     def __init__(self) -> None:
         self._graph = torch.cuda.CUDAGraph()
 
@@ -55,18 +53,12 @@ class CudaGraph:
             raise error.__context__ or error from None
 
     def replay(self) -> None:
-        """Start all kernels that were recorded."""
         self._graph.replay()
 
 
 class Captured:
-    """A step that was recorded for batches like one: of its shapes, dtypes and other contents.
-
-    Args:
-        step: trains on a batch in one piece.
-        batch: like all those to come; it is trained on.
-        recorder: what records.
-    """
+    """A step that was recorded for batches like ``batch``, of its shapes, dtypes and other
+    contents, which is trained on in one piece."""
 
     def __init__(
         self, step: Callable[[Any], Results], batch: Any, recorder: Recorder | None = None
@@ -86,7 +78,6 @@ class Captured:
         self._recorder.capture(run)
 
     def fits(self, batch: Any) -> bool:
-        """Whether ``batch`` is like the one that the step was recorded with."""
         ours, theirs = tree_leaves(self._batch), tree_leaves(batch)
         return len(ours) == len(theirs) and all(map(_is_alike, ours, theirs))
 

@@ -46,12 +46,10 @@ class Training:
     Args:
         model: on the CPU, in float32.
         lr: learning rate of every step, unless `set_lr` says otherwise.
-        compile: one of `COMPILES`.
-        optimizer: one of `OPTIMIZERS`.
+        compile, optimizer, opt_level, fp8_recipe: one of `COMPILES`, `OPTIMIZERS`, `OPT_LEVELS` for
+            apex, and `FP8_RECIPES` for fp8.
         loss_scale: an axis value: None, a positive number or the name of one of `POLICIES`.
-        opt_level: one of `OPT_LEVELS`, for apex.
         frozen: what is not trained, as `bench.models.freezing.freeze` takes it.
-        fp8_recipe: one of `FP8_RECIPES`, for fp8.
         items: a number of which every micro-batch holds a multiple.
         cuda_graphs: whether a step may be captured, for which the learning rate is on the device.
         workload: its loss, and what of it stays in fp32; by default of ten classes of images.
@@ -155,9 +153,8 @@ class Training:
     @torch.no_grad()
     def reset(self) -> None:
         """Go back to the start: weights, BatchNorm statistics, optimizer, lr and loss scale.
-
-        Warm-up steps train the model; without this, the epoch after them is not one from scratch.
-        """
+        Warm-up steps train the model; without this, the epoch after them is not one from
+        scratch."""
         self.model.load_state_dict(self._start)
         if self.precision.masters:
             named = ((n, p) for n, p in self.model.named_parameters() if p.requires_grad)
@@ -178,13 +175,9 @@ class Training:
             )
 
     def state(self) -> dict[str, Any]:
-        """All that steps change: tensors, as they are on the device, in plain containers.
-
-        Masters that are the weights themselves are not there twice.
-
-        Raises:
-            UsageError: what trains keeps a state that is not known.
-        """
+        """All that steps change: tensors, as they are on the device, in plain containers. Masters
+        that are the weights themselves are not there twice. Raises UsageError: what trains keeps a
+        state that is not known."""
         return {
             "model": self.model.state_dict(),
             "masters": [master.detach() for master, _ in chain.from_iterable(self._copied)],
@@ -194,10 +187,8 @@ class Training:
 
     @torch.no_grad()
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on from what `state` gave in a training of the same settings.
-
-        The optimizer may keep tensors of ``state`` and write to them.
-        """
+        """Go on from what `state` gave in a training of the same settings; the optimizer may keep
+        tensors of it and write to them."""
         self.model.load_state_dict(state["model"])
         apart = [master for master, _ in chain.from_iterable(self._copied)]
         for master, kept in zip(apart, state["masters"], strict=True):
@@ -208,10 +199,8 @@ class Training:
         self.loss_scale.restore(state["loss_scale"])
 
     def set_lr(self, lr: float) -> None:
-        """Set the learning rate of the steps from here on.
-
-        Groups of a workload's own optimizer keep their ratio to it.
-        """
+        """Set the learning rate of the steps from here on; groups of a workload's own optimizer
+        keep their ratio to it."""
         for group, ratio in zip(self.optimizer.param_groups, self._ratios, strict=True):
             if isinstance(group["lr"], Tensor):
                 group["lr"].fill_(lr * ratio)
@@ -219,20 +208,18 @@ class Training:
                 group["lr"] = lr * ratio
 
     def capture(self, batch: Any, recorder: Recorder | None = None) -> None:
-        """Record a step on ``batch``, in one piece, and replay it for all that are like it.
-
-        It trains on it some times. Any other batch, such as a smaller last one, is trained on as
-        before.
-        """
+        """Record a step on ``batch``, in one piece, and replay it for all that are like it. It
+        trains on it some times. Any other batch, such as a smaller last one, is trained on as
+        before."""
         self.captured = Captured(self._step, _join(batch), recorder)
 
     def step(self, batch: Any) -> Results:
         """Train on one batch, whole or in micro-batches, and update once.
 
-        The loss of a micro-batch of n items of N counts n / N, so that the gradients of all of
-        them sum to that of the mean loss over the batch. autograd sums them in the weight's
-        ``.grad``, in its dtype, as for apex and torch.amp: fp16 weights sum in fp16. BatchNorm
-        normalises each micro-batch by its own statistics, which makes the result another one.
+        The loss of a micro-batch of n items of N counts n / N, so that the gradients of all of them
+        sum to that of the mean loss over the batch. autograd sums them in the weight's ``.grad``,
+        in its dtype, as for apex and torch.amp: fp16 weights sum in fp16. BatchNorm normalises each
+        micro-batch by its own statistics, which makes the result another one.
 
         Where several processes share the batch, their gradients become those of the mean loss over
         all of it. What is returned is of this process's part, which may be empty.
@@ -276,15 +263,11 @@ class Training:
         return Loss(torch.stack(zeros).sum(), none)
 
     def backward(self, loss: Tensor, last: bool = True) -> None:
-        """Backpropagate the scaled loss, float32 of shape (), and add to the gradients.
-
-        Args:
-            last: whether an update follows, rather than another micro-batch.
-        """
+        """Backpropagate the scaled loss, float32 of shape (), and add to the gradients; an update
+        follows the ``last``."""
         self.loss_scale.scale(loss).backward()
 
     def current_scale(self) -> Tensor:
-        """What the next loss is multiplied by, float32 of shape ()."""
         return self.loss_scale.current()
 
     def compute(self, *inputs: Any, **named: Any) -> Any:
@@ -292,11 +275,8 @@ class Training:
         return self._run(self.forward, *inputs, **named)
 
     def compute_loss(self, batch: Any, compiled: bool = True) -> Loss:
-        """The workload's loss of a batch, float32 of shape ().
-
-        Args:
-            compiled: False runs the network as written, op by op.
-        """
+        """The workload's loss of a batch, float32 of shape (); not ``compiled``, the network is run
+        as written, op by op."""
         network: Network = self.compute if compiled else partial(self._run, self.model)
         found = self.workload.compute_loss(network, batch)
         return found if isinstance(found, Loss) else Loss(found)
@@ -316,14 +296,12 @@ class Training:
 
     @torch.no_grad()
     def update(self) -> Tensor:
-        """Step the optimizer, through the masters where there are any, and clear all gradients.
+        """Step the optimizer, through the masters where there are any, and clear all gradients;
+        whether the scaled gradients overflowed: bool, of shape ().
 
-        The rule, for each weight that has a gradient: copy the gradient to its master in fp32,
-        step the master, and round the master to the weight's dtype. A weight in fp32 is its own
-        master and is not copied. A weight without a gradient is left as it is, momentum included.
-
-        Returns:
-            Whether the scaled gradients overflowed: bool, of shape ().
+        The rule, for each weight that has a gradient: copy the gradient to its master in fp32, step
+        the master, and round the master to the weight's dtype. A weight in fp32 is its own master
+        and is not copied. A weight without a gradient is left as it is, momentum included.
         """
         for master, weight in chain.from_iterable(self._copied):
             if weight.grad is None:
@@ -342,20 +320,16 @@ class Training:
         return overflowed
 
     def resume(self) -> None:
-        """Put the network in training mode, as it was before an evaluation.
-
-        BatchNorm layers that are frozen stay in evaluation mode.
-        """
+        """Put the network in training mode, as it was before an evaluation; frozen BatchNorm layers
+        stay in evaluation mode."""
         self.model.train()
         for layer in self._still:
             layer.eval()
 
     @torch.no_grad()
     def evaluate(self, batches: Iterable[Any]) -> tuple[float, float | None]:
-        """Mean loss and fraction right over ``batches``, in evaluation mode.
-
-        The fraction is None where the workload does not say what is right.
-        """
+        """Mean loss and fraction right, None where the workload does not say, over ``batches``, in
+        evaluation mode."""
         self.model.eval()
         losses, hits, items = [], [], 0
         for batch in batches:
@@ -378,10 +352,8 @@ def _join(batch: Any) -> Any:
 
 
 def _keep(loss: Tensor) -> Tensor:
-    """A loss to be kept until the epoch ends, without the graph behind it.
-
-    torch's mse_loss and smooth_l1_loss return theirs in the memory of all elements' losses.
-    """
+    """A loss to be kept until the epoch ends, without the graph behind it. torch's mse_loss and
+    smooth_l1_loss return theirs in the memory of all elements' losses."""
     loss = loss.detach()
     return loss.clone() if loss.untyped_storage().nbytes() > loss.nbytes else loss
 
@@ -393,10 +365,8 @@ def _sum(parts: list[Tensor | None]) -> Tensor | None:
 
 @dataclass(frozen=True)
 class Epoch:
-    """What the steps of an epoch left behind, one value a step.
-
-    ``images`` are the workload's units, and ``correct`` is empty where it does not say.
-    """
+    """What the steps of an epoch left behind, one value a step. ``images`` are the workload's
+    units, and ``correct`` is empty where it does not say."""
 
     images: list[int]
     losses: list[float]

@@ -7,7 +7,7 @@ gradient, is multiplied by a scale first; too large a scale overflows to inf.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,51 +16,33 @@ from bench.precision import POLICIES, DynamicPolicy
 from bench.training.optimizers import skips_itself
 
 
-class LossScale(Protocol):
-    """Scales the loss and steps on unscaled gradients, without waiting for the device."""
+class LossScale:
+    """Scales the loss and steps on unscaled gradients, without waiting for the device; by itself it
+    scales nothing, for precisions whose gradients keep fp32's range."""
 
-    def scale(self, loss: Tensor) -> Tensor:
-        """Multiply the loss, float32 of shape ()."""
-
-    def step(self, optimizer: torch.optim.Optimizer, parameters: Sequence[Tensor]) -> Tensor:
-        """Unscale ``parameters``' gradients and step; return whether any overflowed: bool, ()."""
-
-    def current(self) -> Tensor:
-        """The scale now, float32 of shape (), on the device."""
-
-    def state(self) -> dict[str, Any]:
-        """What steps change, as plain numbers; asking waits for the device."""
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """Go on from what `state` gave."""
-
-
-class Unscaled:
-    """No scale, for precisions whose gradients keep fp32's range."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._one = torch.ones((), device=device)
+    def __init__(self, device: torch.device, value: float = 1.0) -> None:
+        self._current = torch.full((), value, device=device)
         self._never = torch.zeros((), dtype=torch.bool, device=device)
 
     def scale(self, loss: Tensor) -> Tensor:
-        """Return the loss itself."""
+        """Multiply the loss, float32 of shape ()."""
         return loss
 
     def step(self, optimizer: torch.optim.Optimizer, parameters: Sequence[Tensor]) -> Tensor:
-        """Step; nothing is looked for."""
+        """Unscale ``parameters``' gradients and step; return whether any overflowed: bool, ()."""
         optimizer.step()
         return self._never
 
     def current(self) -> Tensor:
-        """One, float32 of shape ()."""
-        return self._one
+        """The scale now, float32 of shape (), on the device."""
+        return self._current
 
     def state(self) -> dict[str, Any]:
-        """Nothing changes."""
+        """What steps change, as plain numbers; asking waits for the device."""
         return {}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Nothing is to be restored."""
+        """Go on from what `state` gave."""
 
 
 def _overflowed(parameters: Sequence[Tensor]) -> Tensor:
@@ -69,27 +51,23 @@ def _overflowed(parameters: Sequence[Tensor]) -> Tensor:
     return ~torch.isfinite(torch.nn.utils.get_total_norm(grads, foreach=True))
 
 
-class StaticScale:
+class StaticScale(LossScale):
     """A constant scale, as apex's ``static_loss_scale``.
 
     It skips no step unless told to: inf and NaN reach the weights, as they did in 2019. Either way
-    the overflow is counted.
-
-    Args:
-        skip: leave the weights as they are in a step whose gradients overflowed. A fused optimizer
-            does so without asking the device; for any other the step waits for the answer.
+    the overflow is counted. To ``skip`` is to leave the weights as they are in a step whose
+    gradients overflowed. A fused optimizer does so without asking the device; for any other the
+    step waits for the answer.
     """
 
     def __init__(self, value: float, device: torch.device, skip: bool = False) -> None:
+        super().__init__(device, value)
         self.value, self.skip = value, skip
-        self._current = torch.full((), value, device=device)
 
     def scale(self, loss: Tensor) -> Tensor:
-        """Multiply the loss, float32 of shape ()."""
         return loss * self.value
 
     def step(self, optimizer: torch.optim.Optimizer, parameters: Sequence[Tensor]) -> Tensor:
-        """Divide the gradients by the scale and step."""
         overflowed = _overflowed(parameters)
         if self.skip and skips_itself(optimizer):
             optimizer.found_inf = overflowed.float()  # type: ignore[attr-defined]
@@ -100,19 +78,8 @@ class StaticScale:
         optimizer.step()
         return overflowed
 
-    def current(self) -> Tensor:
-        """The scale, float32 of shape ()."""
-        return self._current
 
-    def state(self) -> dict[str, Any]:
-        """Nothing changes."""
-        return {}
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """Nothing is to be restored."""
-
-
-class DynamicScale:
+class DynamicScale(LossScale):
     """A scale that follows a `DynamicPolicy`: it falls on overflow and skips the step.
 
     The rules of apex are that of torch's GradScaler but for their constants and bounds: apex
@@ -123,19 +90,17 @@ class DynamicScale:
     """
 
     def __init__(self, device: torch.device, policy: DynamicPolicy = POLICIES["dynamic"]) -> None:
-        self._policy = policy
+        super().__init__(device)
+        self._policy, self._one = policy, self._current
         self._scaler = torch.amp.GradScaler(
             device.type, policy.initial, policy.factor, 1 / policy.factor, policy.window
         )
-        self._one = torch.ones((), device=device)
         self._current = self._scaler.scale(self._one)
 
     def scale(self, loss: Tensor) -> Tensor:
-        """Multiply the loss, float32 of shape ()."""
         return self._scaler.scale(loss)
 
     def step(self, optimizer: torch.optim.Optimizer, parameters: Sequence[Tensor]) -> Tensor:
-        """Step unless a gradient overflowed, and adapt the scale."""
         self._scaler.step(optimizer)
         self._scaler.update()
         adapted = self._scaler.scale(self._one)
@@ -146,16 +111,10 @@ class DynamicScale:
         self._current = adapted
         return overflowed
 
-    def current(self) -> Tensor:
-        """The scale now, float32 of shape ()."""
-        return self._current
-
     def state(self) -> dict[str, Any]:
-        """The scale, its rule, and how many steps it has stood."""
         return self._scaler.state_dict()
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on from that scale, after as many steps."""
         self._scaler.load_state_dict(state)
         self._current = self._scaler.scale(self._one)
 
@@ -165,7 +124,7 @@ def build_loss_scale(
 ) -> LossScale:
     """Make the loss scale an axis value asks for; ``skip`` is for a static one."""
     if setting is None:
-        return Unscaled(device)
+        return LossScale(device)
     if isinstance(setting, str):
         return DynamicScale(device, POLICIES[setting])
     return StaticScale(float(setting), device, skip)

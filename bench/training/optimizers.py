@@ -24,14 +24,10 @@ def build_optimizer(
     """Make the optimizer ``name`` of `OPTIMIZERS` for ``parameters``.
 
     SGD and AdamW are fused: one kernel, and a step is skipped inside it instead of by asking the
-    device. LARS has no such kernel: where steps may be skipped, each waits for the device.
-
-    Args:
-        capturable: whether its steps may be captured in a CUDA graph: its learning rate is then a
-            tensor beside the weights, float32, ().
-
-    Raises:
-        UnsupportedError: it needs a package that is not installed.
+    device. LARS has no such kernel: where steps may be skipped, each waits for the device. The
+    learning rate of a ``capturable`` one, whose steps may be captured in a CUDA graph, is a tensor
+    beside the weights, float32, (). Raises UnsupportedError: it needs a package that is not
+    installed.
     """
     optimizer = _BUILDERS[name](parameters, lr)
     if capturable:

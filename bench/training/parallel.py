@@ -63,7 +63,6 @@ class Group:
 
 class Processes(Group):
     """Processes of one machine, which torch.distributed joins: NCCL between GPUs, gloo on CPUs.
-
     What is no gradient (clocks, times, losses) goes through gloo, so that no GPU waits for it.
 
     Args:
@@ -91,23 +90,19 @@ class Processes(Group):
         )
 
     def gather(self, value: T) -> list[T]:
-        """What each process has here, in the order of their ranks; all wait for it."""
         values: list[Any] = [None] * self.size
         dist.all_gather_object(values, value)
         return values
 
     def wait(self) -> None:
-        """Wait until all processes are here."""
         dist.all_reduce(torch.zeros(1))
 
     def now(self) -> float:
-        """The first process's clock in s, which reads the same in all; all wait for it."""
         moment = torch.tensor(perf_counter(), dtype=torch.float64)
         dist.broadcast(moment, 0)
         return float(moment)
 
     def leave(self) -> None:
-        """Go on alone; all processes leave."""
         dist.destroy_process_group()
 
 
@@ -149,13 +144,11 @@ class Exchange(Alone):
         self.watch()
 
     def begin(self, batch: Any) -> float:
-        """A step on this process's part of ``batch`` begins; what the mean loss over it counts."""
         if self.exchanging:
             self._clock.tick()
         return count_items(batch) * self._size / count_whole(batch)
 
     def run(self, compute: Callable[[], Loss], last: bool) -> Loss:
-        """Compute a loss whose gradients are summed; all processes' with the ``last`` of a step."""
         assert self._parts is not None
         with nullcontext() if last and self.exchanging else self._parts.no_sync():
             found: Loss = self._parts(compute)
@@ -167,13 +160,10 @@ class Exchange(Alone):
 
     def read_work(self) -> list[float]:
         """Of each step since `watch`, its start to its first gradients handed over, in s.
-
-        Synchronise first. Step times do not tell which process is slow: all wait for it.
-        """
+        Synchronise first. Step times do not tell which process is slow: all wait for it."""
         return self._clock.read()[::2]
 
     def end(self) -> None:
-        """Exchange nothing any more; the group may be left."""
         self._parts = None
 
     def _average(self, bucket: Any) -> Future[Tensor]:
@@ -215,11 +205,8 @@ class _Whole(nn.Module):
 
 @dataclass(frozen=True)
 class Exposed:
-    """A step with gradients exchanged, and without, in s; the difference is exposed.
-
-    Attributes:
-        error_s: half of the 95 % interval of the difference, within this run.
-    """
+    """A step with gradients exchanged, and without, in s; the difference is exposed. ``error_s`` is
+    half of the 95 % interval of the difference, within this run."""
 
     sync_step_s: float
     no_sync_step_s: float
@@ -240,23 +227,16 @@ pairs is 2.6, of three 4.3: six shorter blocks tell more than three longer ones.
 def measure_exchange(
     training: Training, batches: Supply, case: Case, group: Group, step_s: float
 ) -> Exposed:
-    """How long a step takes with gradients exchanged, and without.
-
-    Each is as `find_slowest` takes it, the mean over blocks.
+    """How long a step takes with gradients exchanged, and without, each the mean over blocks as
+    `find_slowest` takes it.
 
     Exchange that the backward pass hides takes no time of a step. Blocks of the two kinds come in
     pairs, and every other pair the other way round, so that a machine that slows down meanwhile
-    slows both. All processes begin a block together, and its first step is left out: it would wait
-    for those that were slower in the block before.
+    slows both. All processes, which all call this, begin a block together, and its first step is
+    left out: it would wait for those that were slower in the block before. What a step takes,
+    ``step_s``, counts as the first process has it.
 
     The training is as before when this ends; what it was is kept in host memory meanwhile.
-
-    Args:
-        training: its exchange is an `Exchange`.
-        batches: of its data.
-        case: what is trained.
-        group: of the processes that all call this.
-        step_s: what a step takes, in s; that of the first process counts.
     """
     exchange = training.exchange
     assert isinstance(exchange, Exchange)
@@ -289,14 +269,12 @@ def measure_exchange(
 
 
 def find_slowest(times: Sequence[Sequence[Sequence[float]]]) -> list[float]:
-    """The median step of each block, of whichever process was slowest in a step, in s.
+    """The median step of each block, of whichever process was slowest in a step, in s, by the times
+    of each process, of each block, of each step.
 
     Processes that exchange wait for the slowest of each step, so that those which do not are taken
     alike. By the slowest process's median instead, jitter of 2 % would be exposed communication of
     2 % of a step between eight processes that exchange nothing.
-
-    Args:
-        times: of each process, of each block, of each step, in s.
     """
     return [median(map(max, zip(*block, strict=True))) for block in zip(*times, strict=True)]
 
@@ -310,10 +288,7 @@ def _copy(state: Any) -> Any:
 
 def replicate(training: Training, number: int) -> None:
     """Run the network on the first ``number`` GPUs by torch's DataParallel, in this one process.
-
-    Raises:
-        UsageError: this process sees fewer.
-    """
+    Raises UsageError: this process sees fewer."""
     if (there := torch.cuda.device_count()) < number:
         raise UsageError(f"--world-size {number}: this process sees {there} GPUs")
     training.forward = DataParallel(_Cast(training), list(range(number)))

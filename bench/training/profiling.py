@@ -41,26 +41,17 @@ and each kernel's that is more than 1 % of it within 2.5 %; any five within 0.05
 
 
 def profile_step(
-    training: Training,
-    batches: Supply,
-    case: Case,
-    step_s: float,
-    trace: Path | None = None,
+    training: Training, batches: Supply, case: Case, step_s: float, trace: Path | None = None
 ) -> Timeline:
-    """Train a few steps of full batches under the profiler: where the time of one goes.
-
-    They change the training.
+    """Train a few steps of full batches under the profiler: where the time of one goes. They change
+    the training.
 
     Args:
-        training: as the epoch left it, or as any other steps did.
-        batches: of its data.
-        case: what is trained.
         step_s: what a step takes without the profiler, in s.
         trace: where the trace is to be kept, gzipped; by default it is not.
 
-    Raises:
-        ValueError: the trace cannot be read, or a GPU's holds no kernel.
-        Exception: whatever a step raises.
+    Raises ValueError, where the trace cannot be read or a GPU's holds no kernel, and whatever a
+    step raises.
     """
     steps = choose_steps(step_s, case.workers)
     device = training.device

@@ -96,7 +96,6 @@ F43 = Band(Arithmetic.FLOAT16, 2.2e-3, 4.5e-3, "Winograd F(4,3)")
 
 
 def _band_fp8(bits: tuple[int, int]) -> Band:
-    """The band of products whose factors have so many bits."""
     expected = 0.392 * math.hypot(*(2.0**-p for p in bits))
     return Band(Arithmetic.FLOAT8, 0.85 * expected, 1.25 * expected)
 
@@ -119,20 +118,14 @@ def _bands(dtype: torch.dtype, products: int, winograd: bool) -> list[Band]:
         Band(Arithmetic.FLOAT16, 5e-4, 1.25 * summed, "sums in float16"),
     ]
     if winograd:
-        bands += [
-            Band(Arithmetic.FLOAT16, 5.2e-4, 7.5e-4, "Winograd F(2,3)"),
-            F43,
-        ]
+        bands += [Band(Arithmetic.FLOAT16, 5.2e-4, 7.5e-4, "Winograd F(2,3)"), F43]
     return bands
 
 
 @dataclass(frozen=True)
 class OperationProof:
-    """What one operation ran in.
-
-    ``ways`` are more than one where its error fits several; where these are of several arithmetics,
-    it is unclear, and ``candidates`` are these.
-    """
+    """What one operation ran in. ``ways`` are more than one where its error fits several; where
+    these are of several arithmetics, it is unclear, and ``candidates`` are these."""
 
     operation: str
     arithmetic: Arithmetic
@@ -147,7 +140,6 @@ class OperationProof:
         return max((_BITS[a] for a in possible if a in _BITS), default=None)
 
     def __str__(self) -> str:
-        """One line: what, in which arithmetic, by how much off."""
         way = ("; " if self.candidates else " with ") + " or ".join(self.ways) if self.ways else ""
         return f"{self.operation}: {self.arithmetic}{way} (error {self.error:.1e})"
 
@@ -213,23 +205,19 @@ class Layer:
 
     @property
     def linear(self) -> bool:
-        """Whether it is a linear layer."""
         return not self.stride
 
     @property
     def kernel(self) -> tuple[int, ...]:
-        """The kernel's size; empty for a linear layer."""
         return self.weight[2:]
 
     @property
     def flop(self) -> int:
-        """FLOP of the forward pass of one input; each gradient takes as many."""
         elements = self.image if self.transposed else self.out
         return 2 * math.prod(elements) * math.prod(self.weight[1:])
 
     @property
     def passes(self) -> int:
-        """The forward pass, and each gradient that is computed."""
         return 1 + self.input_grad + self.weight_grad
 
     @property
@@ -268,7 +256,6 @@ class Layer:
         return f"{size} {kind}, {into} to {out} channels{grouped}, on {on}"
 
     def require(self, x: Tensor, weight: Tensor) -> list[Tensor]:
-        """Have autograd compute the gradients that training does; of what."""
         x.requires_grad_(self.input_grad)
         weight.requires_grad_(self.weight_grad)
         return [tensor for tensor in (x, weight) if tensor.requires_grad]
@@ -296,11 +283,8 @@ _DENSE_IMAGES = 16
 
 
 class _Recorder(TorchDispatchMode):
-    """Notes each convolution and matmul of a forward pass of so many ``items``.
-
-    Args:
-        frozen: whether some weights are. Then it is to see a graph, which says who has gradients.
-    """
+    """Notes each convolution and matmul of a forward pass of so many ``items``; with some weights
+    ``frozen`` it is to see a graph, which says who has gradients."""
 
     def __init__(self, items: int, frozen: bool) -> None:
         super().__init__()
@@ -355,9 +339,8 @@ class _Recorder(TorchDispatchMode):
 
 
 def find_layers(compute: Callable[[], object], items: int, frozen: bool = False) -> list[Layer]:
-    """The layers to probe: the most expensive convolution, and grouped one if that is another.
-
-    Where there is no convolution, the largest linear layer; or nothing.
+    """The layers to probe: the most expensive convolution, and grouped one if that is another;
+    where there is no convolution, the largest linear layer; or nothing.
 
     Args:
         compute: runs the network forward on a batch, as in training.
@@ -382,8 +365,6 @@ def _most_expensive(layers: Sequence[Layer] | set[Layer]) -> Layer | None:
 
 @dataclass(frozen=True)
 class LayerProof:
-    """What a layer's forward pass ran in, and its gradients, those that training computes."""
-
     layer: Layer
     forward: OperationProof
     input_grad: OperationProof | None
@@ -391,19 +372,15 @@ class LayerProof:
 
     @property
     def findings(self) -> tuple[OperationProof, ...]:
-        """All of them."""
         return tuple(f for f in (self.forward, self.input_grad, self.weight_grad) if f)
 
 
 @dataclass(frozen=True)
 class Contradiction:
-    """A label that is not true of what ran, and the findings that say so."""
-
     precision: str
     findings: tuple[OperationProof, ...]
 
     def __str__(self) -> str:
-        """One line."""
         return f"labelled {self.precision}, but {'; '.join(map(str, self.findings))}"
 
 
@@ -434,9 +411,9 @@ class Proof:
     def contradicts(self, precision: Precision) -> Contradiction | None:
         """What ran that ``precision`` does not allow; None where its label is true.
 
-        Nothing may be coarser than the label. A layer may be finer: not every shape has a kernel
-        in TF32. But then a dense convolution that has one must run as labelled; else the flag
-        is off. A layer that was converted to fp8 must. What is unclear contradicts nothing.
+        Nothing may be coarser than the label. A layer may be finer: not every shape has a kernel in
+        TF32. But then a dense convolution that has one must run as labelled; else the flag is off.
+        A layer that was converted to fp8 must. What is unclear contradicts nothing.
         """
         wanted = precision.arithmetic
         against = [f for f in self.findings if f.arithmetic is Arithmetic.WRONG]
@@ -470,10 +447,8 @@ _WITHOUT_GRAPHS = {
 
 @dataclass(frozen=True)
 class Setting:
-    """How a case runs its layers, and on how many images they are probed.
-
-    ``frozen`` says whether some of the weights are.
-    """
+    """How a case runs its layers, on how many images they are probed, and whether some weights are
+    ``frozen``."""
 
     precision: Precision
     device: torch.device
@@ -546,16 +521,13 @@ def probe(
     notes: list[str],
     compute: Callable[[Tensor, Tensor], Tensor] | None = None,
 ) -> LayerProof:
-    """Run a layer forward and backward on a batch, and look at its first images' errors.
+    """Run a layer forward and backward on a batch, and look at its first images' errors, and those
+    of the gradients that training computes.
 
-    Only the gradients that training computes are.
-
-    Images do not mix in a forward pass and an input gradient; for the weight gradient, the
-    gradient behind all other images is zero. So float64 computes those few alone, on the CPU.
-    Why a compilation failed is added to ``notes``, and the layer is run without.
-
-    Args:
-        compute: runs it on an input (N, *image) and a weight; by default `Layer.compute`.
+    Images do not mix in a forward pass and an input gradient; for the weight gradient, the gradient
+    behind all other images is zero. So float64 computes those few alone, on the CPU. Why a
+    compilation failed is added to ``notes``, and the layer is run without. ``compute`` runs it on
+    an input (N, *image) and a weight; by default `Layer.compute`.
     """
     compute = compute or layer.compute
     device, dtype = setting.device, getattr(torch, setting.precision.weights)

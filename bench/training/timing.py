@@ -40,16 +40,13 @@ LEAST_STEPS = 5
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait until the device has done all it was given."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 class StepClock:
-    """Times each step without stopping the device: CUDA events, read once after the epoch.
-
-    On a CPU, perf_counter.
-    """
+    """Times each step without stopping the device: CUDA events, read once after the epoch; on a
+    CPU, perf_counter."""
 
     def __init__(self, device: torch.device) -> None:
         self._cuda = device.type == "cuda"
@@ -67,7 +64,6 @@ class StepClock:
             self._moments.append(perf_counter())
 
     def read(self) -> list[float]:
-        """The duration of each step in seconds. Synchronise first."""
         if self._cuda:
             return [a.elapsed_time(b) / 1e3 for a, b in pairwise(self._events)]
         return [b - a for a, b in pairwise(self._moments)]
@@ -93,15 +89,12 @@ class Warmup:
 
 @dataclass(frozen=True)
 class Slope:
-    """A relative change per second with its 95 % interval."""
-
     low: float
     middle: float
     high: float
 
     @property
     def told(self) -> bool:
-        """Whether it can be told from noise."""
         return self.low > 0 or self.high < 0
 
 
@@ -125,15 +118,12 @@ def measure_slope(moments: Sequence[float], values: Sequence[float]) -> Slope:
 
 
 def is_level(moments: Sequence[float], durations: Sequence[float], steps: int) -> bool:
-    """Whether windows of steps show no trend that would matter over ``steps`` more of them.
+    """Whether windows of steps, two or more by their middles and the durations of a step in them,
+    in s, show no trend that would matter over ``steps`` more of them.
 
     Their later half takes as long as the earlier one within `STEADY`, by the medians; and a trend
     that can be told from noise comes to no more than that. One that noise hides, or that is slower
     than a second shows, is left to the epoch, which sees more of it.
-
-    Args:
-        moments: the middle of each window, in s.
-        durations: of a step in it, in s; two or more.
     """
     level, half = median(durations), len(durations) // 2
     apart = abs(median(durations[-half:]) - median(durations[:half]))
@@ -197,8 +187,6 @@ def warm_up(
 
 @dataclass(frozen=True)
 class StepTimes:
-    """The spread of a sequence of step times, in seconds."""
-
     median: float
     p95: float
     mad: float
@@ -321,16 +309,12 @@ def _reach(away: Sequence[float], fitted: int, left: float, lever: float = 0.0) 
 
 
 class Certainty:
-    """Says after each step of an epoch whether the steps so far tell all of it.
+    """Says after each step of an epoch whether the steps so far tell all of it, within ``share`` of
+    its time by the 95 % interval of `extrapolate`.
 
     It looks after `FIRST_LOOK` steps and then each time that a quarter more have ended. Each look
     is one more chance to be lucky, so that the interval of a case that was ended holds less often
     than one of a fixed number of steps would; tests/test_timing.py simulates how often.
-
-    Args:
-        share: of the epoch's time, that the 95 % interval is to reach at most.
-        clock: of the steps, ticking.
-        full_steps: as `extrapolate` takes them; ``ahead`` likewise.
     """
 
     def __init__(self, share: float, clock: StepClock, full_steps: float, ahead: int = 0) -> None:

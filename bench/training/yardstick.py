@@ -72,12 +72,10 @@ class Task:
 
 
 class Meter:
-    """Measures one rate, by tries.
+    """Measures one rate, a column of a record, by tries.
 
     Args:
-        column: of a record.
         make: the task of a size.
-        device: that it runs on.
         try_s: about how long a try takes.
         sizes: of which the largest is taken that fits into a try.
         growth: how many times longer each takes than the one before.
@@ -108,20 +106,15 @@ class Meter:
 
     @property
     def slow(self) -> bool:
-        """Whether even the best try takes much longer than it should."""
         return self._least_s > 2 * self._try_s
 
     @property
     def tries(self) -> Tries:
-        """How the rate was measured."""
         return Tries(self._number, self._reading.sm_clock_mhz, self._reading.power_w)
 
     def attempt(self) -> None:
-        """Try once; the first time, find the size before.
-
-        Raises:
-            RuntimeError, NotImplementedError, AttributeError: the device or build cannot do it.
-        """
+        """Try once; the first time, find the size before. Raises RuntimeError, NotImplementedError
+        or AttributeError: the device or build cannot do it."""
         with use_threads(1 if self.alone else torch.get_num_threads()):
             self._task = self._task or self._fit()
             set_flags(PRECISIONS[self._task.precision])
@@ -166,10 +159,10 @@ def measure(
     expected: Mapping[str, float] | None = None,
     card: Device | None = None,
 ) -> Yardstick:
-    """Measure all that the device has, an arithmetic that it only emulates too.
+    """Measure all that the device, which nothing else uses, has, an arithmetic that it only
+    emulates too.
 
     Args:
-        device: that nothing else uses.
         seconds: that the tries of each rate may take; a few are made that take longer.
         expected: rates, by column; what falls short of one, or of half the data sheet's, is
             measured again.
@@ -204,7 +197,6 @@ def measure(
 def _take_turns(
     tries: int, meters: Sequence[Meter], reasons: dict[str, str], rest_s: float
 ) -> None:
-    """Let each meter try in turn; why one cannot goes into ``reasons``."""
     for turn in range(tries):
         for meter in meters:
             if meter.column in reasons or (meter.slow and turn % (tries // FEWEST_TRIES)):
@@ -271,7 +263,6 @@ _HALVES = {Arithmetic.FLOAT16: torch.float16, Arithmetic.BFLOAT16: torch.bfloat1
 
 
 def make_product(arithmetic: Arithmetic, device: torch.device, size: int) -> Task:
-    """A product of two square matrices of ``size`` rows."""
     precision = "tf32" if arithmetic is Arithmetic.TFLOAT32 else "fp32"
     dtype = _HALVES.get(arithmetic, torch.float32)
     a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
@@ -319,7 +310,6 @@ def make_copy(device: torch.device) -> Task:
 
 
 def make_call(device: torch.device) -> Task:
-    """The smallest operation: on one number, which a GPU computes while the next is launched."""
     number = torch.ones((), device=device)
     return Task(number.neg_, 1.0)
 
@@ -343,7 +333,6 @@ def time_task(
 
 @contextmanager
 def use_threads(number: int) -> Iterator[None]:
-    """Have operations on a CPU use so many threads meanwhile."""
     before = torch.get_num_threads()
     if number == before:
         yield

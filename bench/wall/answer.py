@@ -44,10 +44,8 @@ class Wall:
 
     @property
     def off(self) -> int | None:
-        """Images by which the first prediction lay above the largest batch that trains.
-
-        None where no wall was found, because then nothing says where it is.
-        """
+        """Images by which the first prediction lay above the largest batch that trains; None where
+        no wall was found, because then nothing says where it is."""
         if self.predicted is None or self.largest is None or self.smallest_failing is None:
             return None
         return self.predicted - self.largest
@@ -56,11 +54,8 @@ class Wall:
 def conclude(
     probes: Sequence[Probe], goal: Goal, margin: float = MARGIN, retried: Collection[int] = ()
 ) -> Wall:
-    """Say what the probes show, in the order in which they were made.
-
-    Args:
-        retried: batch sizes at which whole epochs made the allocator retry.
-    """
+    """Say what the probes show, in the order in which they were made, and batch sizes at which
+    whole epochs made the allocator retry."""
     standing = Standing(probes, goal)
     asked = decide(probes, goal)
     of_probes = (p.batch_size for p in probes if p.trained and p.alloc_retries)

@@ -16,7 +16,6 @@ class MemoryLine:
     bytes_per_image: float
 
     def predict(self, batch_size: int) -> float:
-        """The memory that a batch takes, in bytes."""
         return self.fixed_bytes + self.bytes_per_image * batch_size
 
     def find_largest(self, available_bytes: float, step: int = 1) -> int:
@@ -26,11 +25,8 @@ class MemoryLine:
 
 
 def fit_line(points: Sequence[tuple[int, float]]) -> MemoryLine | None:
-    """Fit the least-squares line through (batch size, bytes).
-
-    Returns:
-        None where there are fewer than two batch sizes, or memory does not grow with them.
-    """
+    """Fit the least-squares line through (batch size, bytes); None where there are fewer than two
+    batch sizes, or memory does not grow with them."""
     if len({size for size, _ in points}) < 2:
         return None
     slope, fixed = linear_regression(*zip(*points, strict=True))

@@ -34,10 +34,8 @@ APART: tuple[str, ...] = (
 
 
 def name_family(case: Case) -> Case:
-    """What stands for all cases that are searched together: ``case`` without what is searched.
-
-    Its batch size says nothing. The learning rate is the optimizer's own.
-    """
+    """What stands for all cases that are searched together: ``case`` without what is searched. Its
+    batch size says nothing. The learning rate is the optimizer's own."""
     plain = {name: getattr(Case, name) for name in APART}
     plain |= {"lr": default_lr(case.optimizer), "batch_size": Case.batch_size * case.accumulate}
     return replace(case, **plain)
@@ -143,12 +141,10 @@ def _number(row: Mapping[Any, Any], name: str) -> float | None:
 
 
 def _read_peak(row: Mapping[Any, Any]) -> float | None:
-    """The memory that counts against what is available.
-
-    A limit on a GPU counts what torch's allocator reserves, and the context. Otherwise it is the
-    process's memory, or the device's over its baseline where the process's is not known; where NVML
-    tells neither, what a limit would count.
-    """
+    """The memory that counts against what is available. A limit on a GPU counts what torch's
+    allocator reserves, and the context. Otherwise it is the process's memory, or the device's over
+    its baseline where the process's is not known; where NVML tells neither, what a limit would
+    count."""
     counted, seen = [_read_reserved(row)], [_peak(row, "process"), _peak(row, "device")]
     readings = [*counted, *seen] if row["memory_limit"] else [*seen, *counted]
     return next((reading for reading in readings if reading is not None), None)
@@ -166,10 +162,8 @@ def _peak(row: Mapping[Any, Any], owner: str) -> float | None:
 
 
 def read_trials(frame: pd.DataFrame) -> list[Trial]:
-    """The searches in a table of `bench.store.reader.read_records`, in order.
-
-    What other environments measured, as with ``--mix``, is a search of its own.
-    """
+    """The searches in a table of `bench.store.reader.read_records`, in order. What other
+    environments measured, as with ``--mix``, is a search of its own."""
     rows = frame[frame["probe"].astype(bool)]
     if rows.empty:
         return []
@@ -194,14 +188,9 @@ def read_trials(frame: pd.DataFrame) -> list[Trial]:
 def read_walls(
     frame: pd.DataFrame, step: int | None = None, margin: float = MARGIN
 ) -> list[tuple[Case, Wall]]:
-    """What the searches in a table of records found, each with its family of `name_family`.
-
-    Args:
-        frame: of `bench.store.reader.read_records`.
-        step: images to which the wall was to be found; by default what divides all batch sizes
-            that were tried.
-        margin: share of memory that the recommended batch leaves free.
-    """
+    """What the searches in a table of `bench.store.reader.read_records` found, each with its family
+    of `name_family`: to ``step`` images, by default what divides all batch sizes that were tried,
+    and with the ``margin`` of memory that the recommended batch leaves free."""
     return [
         (trial.family, conclude_trial(trial, step or common_step(trial.probes), margin))
         for trial in read_trials(frame)

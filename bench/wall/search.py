@@ -89,10 +89,8 @@ class Probe:
 
 @dataclass(frozen=True)
 class Goal:
-    """What is searched: ``sizes`` that may be tried, upwards, in ``available_bytes`` if known.
-
-    ``start`` is about the first batch size to try.
-    """
+    """What is searched: ``sizes`` that may be tried, upwards, in ``available_bytes`` if known;
+    ``start`` is about the first batch size to try."""
 
     sizes: Sequence[int]
     available_bytes: float | None = None
@@ -167,11 +165,9 @@ def start_search(
 
 
 def fit_near(points: dict[int, float]) -> MemoryLine | None:
-    """Fit the line that memory follows near the largest of the batch sizes.
-
-    It is that of all of them where they lie on one. Else it goes through the largest, those within
-    a fifth of it, and the nearest below these.
-    """
+    """Fit the line that memory follows near the largest of the batch sizes: that of all of them
+    where they lie on one. Else it goes through the largest, those within a fifth of it, and the
+    nearest below these."""
     whole = fit_line(list(points.items()))
     if whole and all(abs(whole.predict(n) / used - 1) <= _STRAIGHT for n, used in points.items()):
         return whole
@@ -182,14 +178,11 @@ def fit_near(points: dict[int, float]) -> MemoryLine | None:
 
 
 def take_points(probes: Sequence[Probe]) -> tuple[dict[int, float], dict[int, bool]]:
-    """The memory that batch sizes took, and those that fell below a smaller one.
+    """The memory that batch sizes took, where the allocator was not short of them; and by each
+    batch size that trained once and fell below a smaller one, whether that was a longer run.
 
     The larger of two has taken less by mistake, until it has trained twice; then the smaller has
     taken more by mistake.
-
-    Returns:
-        Bytes by batch size, where the allocator was not short of them; and by each batch size that
-        trained once and fell, whether that was a longer run.
     """
     runs: dict[int, list[Probe]] = {}
     for p in probes:
@@ -263,10 +256,8 @@ class Standing:
 
     def _refusals(self, trained: set[int], long: bool) -> Counter[int]:
         """How often each batch was refused; one below a batch that trained was no matter of size.
-
         Only runs of one length speak of each other: a short run that trains does not overrule a
-        longer one.
-        """
+        longer one."""
         top = max(trained, default=0)
         return Counter(
             p.batch_size for p in self._told if p.refused and p.long == long and p.batch_size > top
@@ -396,10 +387,8 @@ class Standing:
         return ahead if open_above else min(ahead, max(at, middle))
 
     def _choose_second(self, first: int) -> int:
-        """Half way to where memory would end if it grew from the start as over the first batch.
-
-        The first step also brings gradients and the optimizer's state, so that it would end later.
-        """
+        """Half way to where memory would end if it grew from the start as over the first batch; the
+        first step also brings gradients and the optimizer's state, so that it would end later."""
         probe = next(p for p in self._told if p.trained)
         available, setup, used = self._goal.available_bytes, probe.setup_bytes, probe.used_bytes
         if not (available and setup and used and used > setup):

@@ -28,10 +28,7 @@ from bench.worker import BEGAN
 from bench.worker.channel import Channel
 from bench.worker.limit import lift_host_limit
 from bench.worker.measurement import Findings, measure
-from bench.worker.messages import (
-    Finished,
-    decode_assignment,
-)
+from bench.worker.messages import Finished, decode_assignment
 from bench.worker.server import Birth, preload, serve
 
 
@@ -65,11 +62,8 @@ def conclude(found: Findings) -> tuple[Status, str]:
 
 
 def finish(found: Findings, follows: Sequence[str] = ()) -> Finished:
-    """The message that ends a measured case.
-
-    Args:
-        follows: columns that are still to be filled, where another such message may come.
-    """
+    """The message that ends a measured case; ``follows`` are columns that are still to be filled,
+    where another such message may come."""
     status, reason = conclude(found)
     return Finished(
         status,
@@ -86,12 +80,10 @@ def finish(found: Findings, follows: Sequence[str] = ()) -> Finished:
 
 
 def describe_error(error: BaseException) -> tuple[list[str], str]:
-    """The classes of an exception and its text, for `classify`."""
     return [kind.__name__ for kind in type(error).__mro__], str(error)
 
 
 def _report_failure(channel: Channel, case: Case, error: BaseException) -> None:
-    """Send what ended the case; its traceback goes to the log."""
     import traceback
 
     # torch raises in its handler for each worker of a DataLoader that dies, also in what follows
@@ -131,7 +123,6 @@ def listen_for_stacks() -> None:
 
 
 def work(birth: Birth) -> int:
-    """Read an assignment, measure its case, say how it ended."""
     listen_for_stacks()
     given = decode_assignment(sys.stdin.readline())
     channel = Channel(birth.descriptor, given.judged)
@@ -158,10 +149,8 @@ def work(birth: Birth) -> int:
 
 
 def leave(status: int) -> NoReturn:
-    """End this process as `multiprocessing` ends one: what is imported is not taken apart.
-
-    That took 0.4 s, and longer in a fork, which copies each page that it writes to.
-    """
+    """End this process as `multiprocessing` ends one: what is imported is not taken apart. That
+    took 0.4 s, and longer in a fork, which copies each page that it writes to."""
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     sys.stdout.flush()

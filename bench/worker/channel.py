@@ -9,15 +9,7 @@ from typing import TYPE_CHECKING
 
 from bench.processes import read_peak_memory
 from bench.record import EpochRow
-from bench.worker.messages import (
-    END,
-    EpochEnded,
-    Message,
-    Phase,
-    PhaseEntered,
-    StepTaken,
-    encode,
-)
+from bench.worker.messages import END, EpochEnded, Message, Phase, PhaseEntered, StepTaken, encode
 
 if TYPE_CHECKING:
     import torch
@@ -27,25 +19,20 @@ _REPORT_EVERY_S = 0.2
 
 
 class Channel:
-    """The worker's end of the conversation with its parent. Without a parent, it says nothing.
-
-    Args:
-        judged: whether the parent is asked after each epoch if there is to be another.
-    """
+    """The worker's end of the conversation with its parent. Without a parent, it says nothing;
+    ``judged``, the parent is asked after each epoch if there is to be another."""
 
     def __init__(self, descriptor: int | None = None, judged: bool = False) -> None:
         self._out = None if descriptor is None else os.fdopen(descriptor, "wb", buffering=0)
         self._judged = judged
 
     def send(self, message: Message) -> None:
-        """Tell the parent something."""
         if self._out:
             line = encode(message)
             while line:  # a pipe takes part of a long one
                 line = line[self._out.write(line) :]
 
     def enter(self, phase: Phase, epoch: int = 0) -> None:
-        """Announce a phase and wait until the parent has taken its readings."""
         if self._out:
             self.send(PhaseEntered(phase, epoch))
             sys.stdin.readline()
@@ -59,10 +46,8 @@ class Channel:
 
 
 class Reporter:
-    """Reports step and running loss without stopping the device.
-
-    The loss is copied to pinned memory behind the step that made it, and read once it is there.
-    """
+    """Reports step and running loss without stopping the device: the loss is copied to pinned
+    memory behind the step that made it, and read once it is there."""
 
     def __init__(self, channel: Channel, device: torch.device, phase: Phase, steps: int) -> None:
         self._channel, self._phase, self._steps = channel, phase, steps
@@ -71,7 +56,6 @@ class Reporter:
         self._pending: tuple[int, torch.Tensor, torch.cuda.Event] | None = None
 
     def __call__(self, index: int, loss: torch.Tensor) -> None:
-        """Report step ``index``, if it is time to."""
         if self._pending is not None:
             step, copy, event = self._pending
             if event.query():

@@ -50,15 +50,11 @@ class Checkpoints:
     _scratch: tempfile.TemporaryDirectory[str] | None = None
 
     def __post_init__(self) -> None:
-        """Decide whether files stay."""
         self.stay = self.case.checkpoint and self.case.epochs > 1 and bool(self.folder)
 
     def resume(self, training: Training) -> dict[str, Any] | None:
-        """Go on from the last checkpoint, where there is one of this run.
-
-        Returns:
-            The ``progress`` that was saved; None where training starts anew.
-        """
+        """Go on from the last checkpoint, where there is one of this run; the ``progress`` that was
+        saved, None where training starts anew."""
         from bench.training.checkpoint import CheckpointError, load_checkpoint, restore_checkpoint
 
         if not self.stay:
@@ -85,12 +81,9 @@ class Checkpoints:
     def save(
         self, training: Training, epochs: Sequence[EpochRow], progress: Mapping[str, Any]
     ) -> None:
-        """Save the last checkpoint, and note the reason where that fails: training goes on.
-
-        Args:
-            epochs: those trained, by which the best is found.
-            progress: what a process that resumes needs of them, in plain containers.
-        """
+        """Save the last checkpoint, and note the reason where that fails: training goes on. The
+        best is found by ``epochs``; ``progress`` is what a process that resumes needs of them, in
+        plain containers."""
         from bench.training.checkpoint import save_checkpoint
 
         try:
@@ -135,11 +128,7 @@ class Checkpoints:
             self.notes.append(f"epoch {len(epochs)} was not kept as the best: {_word(error)}")
 
     def describe(self, m: Measurement) -> None:
-        """Fill in what saving took.
-
-        Raises:
-            UsageError: nothing could be saved; says why.
-        """
+        """Fill in what saving took. Raises UsageError: nothing could be saved; says why."""
         if self._failure:
             raise UsageError(self._failure)
         m.checkpoint_bytes = self._bytes
@@ -156,7 +145,6 @@ class Checkpoints:
         return kept, time.perf_counter() - start
 
     def close(self) -> None:
-        """Remove what does not stay."""
         if self._scratch is not None:
             self._scratch.cleanup()
         elif not self.stay and self.folder:
@@ -188,10 +176,8 @@ def _copy(source: Path, target: Path) -> None:
 
 
 def find_best(epochs: Sequence[EpochRow]) -> int | None:
-    """The epoch of the highest test accuracy, of the lowest loss where there is none.
-
-    Of several as good it is the first; None where no epoch has a finite loss.
-    """
+    """The epoch of the highest test accuracy, of the lowest loss where there is none. Of several as
+    good it is the first; None where no epoch has a finite loss."""
     ranks: tuple[Callable[[EpochRow], float | None], ...] = (
         # where the loss is NaN, some class is still called the likeliest, and may be right
         lambda e: None if e.test_accuracy is None or e.test_loss is None else -e.test_accuracy,
@@ -208,17 +194,9 @@ def find_best(epochs: Sequence[EpochRow]) -> int | None:
 def compare_resumed(
     live: Mapping[str, str], resume: Callable[[], Mapping[str, str]]
 ) -> tuple[str, bool]:
-    """What differs first between the steps of a training and those after a resume.
-
-    Where something does, two resumes are compared, which start from the same bits.
-
-    Args:
-        live: the trace without a resume.
-        resume: resumes and makes the same steps; called once or twice.
-
-    Returns:
-        What differs, empty for nothing, and whether the device repeats a step at all.
-    """
+    """What differs first between the steps of a training, by their trace, and those that ``resume``
+    makes after a resume, empty for nothing; and whether the device repeats a step at all. Where
+    something differs, two resumes are compared, which start from the same bits."""
     from bench.training.checkpoint import find_difference
 
     first = resume()

@@ -38,18 +38,12 @@ class Limit(Protocol):
     """What a reader of ``context_bytes`` should know: its source, where it is not the best one."""
 
     def impose(self) -> None:
-        """Set it, before the network and the images are on the device.
-
-        Raises:
-            MemoryLimitError: the process alone needs more.
-        """
+        """Set it, before the network and the images are on the device. Raises MemoryLimitError: the
+        process alone needs more."""
 
     def adjust(self) -> None:
-        """Set it anew after warm-up, when kernels and libraries are loaded: now it is exact.
-
-        Raises:
-            MemoryLimitError: the process alone needs more.
-        """
+        """Set it anew after warm-up, when kernels and libraries are loaded: now it is exact. Raises
+        MemoryLimitError: the process alone needs more."""
 
     def lift(self) -> None:
         """Let the process use all there is."""
@@ -57,10 +51,7 @@ class Limit(Protocol):
 
 def build_limit(case: Case, gpu_uuid: str | None) -> Limit:
     """The limit that ``case`` names; open it before CUDA is used, so that it knows what was there.
-
-    Raises:
-        UnsupportedError: this system cannot limit a process.
-    """
+    Raises UnsupportedError: this system cannot limit a process."""
     limit = None if case.memory_limit is None else parse_bytes(case.memory_limit)
     return GpuLimit(limit, open_device(gpu_uuid)) if case.device == "cuda" else HostLimit(limit)
 
@@ -77,15 +68,12 @@ class Context:
 
 
 def tell_context(before: Reading, now: Reading, reserved_bytes: int, used_bytes: int) -> Context:
-    """Tell the context from the best of three sources.
+    """Tell the context from the best of three sources, by what torch's allocator holds now and what
+    CUDA says that the device does.
 
     NVML's memory of this process; where the driver does not tell it (WDDM, some containers), what
     the device holds more than ``before`` CUDA was used; where NVML is missing, all that the device
     holds, other processes included, so that the cap is rather too low than too high.
-
-    Args:
-        reserved_bytes: what torch's allocator holds now.
-        used_bytes: what CUDA says that the device holds now (total less free).
     """
     if now.process_bytes is not None:
         return Context(max(0, now.process_bytes - reserved_bytes))
@@ -104,8 +92,6 @@ def tell_context(before: Reading, now: Reading, reserved_bytes: int, used_bytes:
 
 
 class GpuLimit:
-    """A cap on torch's CUDA allocator: the limit less the context."""
-
     context_bytes: int | None = None
     note = ""
 
@@ -116,12 +102,10 @@ class GpuLimit:
         device.watch(os.getpid())
 
     def impose(self) -> None:
-        """Initialise CUDA and set the cap."""
         if self._limit is not None:
             self.adjust()
 
     def adjust(self) -> None:
-        """Measure the context and set the cap."""
         import torch
 
         free, total = torch.cuda.mem_get_info()  # makes the context, if it is not there
@@ -133,7 +117,6 @@ class GpuLimit:
             torch.cuda.set_per_process_memory_fraction(share)
 
     def lift(self) -> None:
-        """Remove the cap and close NVML."""
         import torch
 
         if self._limit is not None:
@@ -145,10 +128,7 @@ def share_of_device(limit_bytes: int, context_bytes: int, total_bytes: int) -> f
     """The part of the device's memory that torch's allocator may hold, above 0 and at most 1.
 
     torch multiplies it by the total again and cuts off the fraction of a byte; its allocator takes
-    memory in blocks of 2 MiB.
-
-    Raises:
-        MemoryLimitError: the context alone is as large as the limit.
+    memory in blocks of 2 MiB. Raises MemoryLimitError: the context alone is as large as the limit.
     """
     if context_bytes >= limit_bytes:
         raise MemoryLimitError(
@@ -178,7 +158,8 @@ is mapped. After warm-up it is known how much that is.
 
 
 class HostLimit:
-    """A limit on the private memory of the process, set so that what it holds meets it."""
+    """A limit on the private memory of the process, set so that what it holds meets it;
+    `ALLOWANCE_BYTES` too loose at first."""
 
     context_bytes: int | None = None
     note = ""
@@ -189,7 +170,6 @@ class HostLimit:
             raise UnsupportedError("a memory limit on a CPU needs Linux; leave out --memory-limit")
 
     def impose(self) -> None:
-        """Set the limit, `ALLOWANCE_BYTES` too loose."""
         if self._limit is None:
             return
         import torch
@@ -200,13 +180,11 @@ class HostLimit:
         self._set(ALLOWANCE_BYTES)
 
     def adjust(self) -> None:
-        """Set it exactly."""
         if self._limit is not None:
             gc.collect()
             self._set(0)
 
     def lift(self) -> None:
-        """Remove it."""
         if self._limit is not None:
             lift_host_limit()
 
@@ -257,7 +235,6 @@ def _give_back() -> None:
 
 
 def _read_mapped() -> int:
-    """The bytes of private memory that is mapped, which RLIMIT_DATA limits."""
     status = Path("/proc/self/status").read_text()
     (kib,) = re.findall(r"^VmData:\s+(\d+) kB$", status, re.MULTILINE)
     return int(kib) * 1024

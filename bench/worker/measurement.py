@@ -100,9 +100,8 @@ def measure(
         began: time.monotonic() at the first line of the process (default: now).
         known: what earlier rows have found of it; the rest is found anew.
 
-    Raises:
-        UsageError: the case trains in several processes, and there is no seat.
-        Exception: whatever ends the case.
+    Raises UsageError: the case trains in several processes, and there is no seat; and whatever ends
+    the case.
     """
     watch = Stopwatch(started)
     watch.lap("process_start_s", began)
@@ -265,7 +264,6 @@ def measure(
 
 
 def _describe_parts(found: Findings, watch: Stopwatch) -> None:
-    """Note where the time beside training has gone so far."""
     watch.lap("other_s")
     found.until = watch.until
     for name in BESIDE:
@@ -280,7 +278,6 @@ def describe_group(
     group: Group,
     seat: Seat,
 ) -> None:
-    """Describe all processes of a case, by what each tells of itself."""
     from bench.training.parallel import Exchange
 
     m, exchange = found.measurement, training.exchange
@@ -318,11 +315,8 @@ def describe_group(
 def describe_exchange(
     found: Findings, training: Training, batches: Supply, case: Case, group: Group
 ) -> None:
-    """Measure what exchanging gradients adds to a step; then this process goes on alone.
-
-    Raises:
-        Exception: it failed in this process, or in another that this one noticed.
-    """
+    """Measure what exchanging gradients adds to a step; then this process goes on alone. Raises
+    Exception: it failed in this process, or in another that this one noticed."""
     from bench.training import parallel
     from bench.training.loop import Alone
 
@@ -349,11 +343,8 @@ _SYNC_BN = "with --sync-bn the processes wait for each other in the forward pass
 
 
 def join_group(case: Case, device: torch.device, seat: Seat | None) -> Group:
-    """Join the processes that train ``case`` together.
-
-    Raises:
-        UsageError: there are several, and this one was given no seat among them.
-    """
+    """Join the processes that train ``case`` together. Raises UsageError: there are several, and
+    this one was given no seat among them."""
     from bench.training.parallel import Group, Processes
 
     if case.parallel != "ddp":
@@ -372,10 +363,8 @@ def watch_work(training: Training) -> None:
 
 
 def join_epochs(ranks: Sequence[Sequence[TimedEpoch]]) -> list[TimedEpoch]:
-    """The epochs of all processes, of those of each: as long as the slowest took.
-
-    The times of steps, and what the test data gave, are those of the first.
-    """
+    """The epochs of all processes, of those of each: as long as the slowest took. The times of
+    steps, and what the test data gave, are those of the first."""
     from bench.training.loop import merge
 
     return [
@@ -408,8 +397,6 @@ _PROFILED = ("profiled_steps", *PROFILED)
 
 @dataclass(frozen=True)
 class Tested:
-    """What an evaluation found on the test data, and how long it took."""
-
     loss: float
     accuracy: float | None
     time_s: float
@@ -442,11 +429,8 @@ def _train(
     rates: Sequence[float],
     channel: Channel,
 ) -> Callable[[], TimedEpoch]:
-    """Train epoch ``index`` between two device synchronisations; what it read is fetched later.
-
-    Args:
-        rates: the learning rate of each step of all epochs.
-    """
+    """Train epoch ``index`` between two device synchronisations, by the learning rates of each step
+    of all epochs; what it read is fetched later."""
     from bench.training.loop import train_epoch
     from bench.training.timing import Certainty, StepClock, synchronize
 
@@ -473,12 +457,10 @@ def _train(
 
 
 def _count_ahead(case: Case) -> int:
-    """Steps whose batches may lie ready before the first."""
     return math.ceil(case.workers * case.prefetch / case.accumulate)
 
 
 def _pack(done: Sequence[TimedEpoch], others: OtherWork, m: Measurement) -> dict[str, Any]:
-    """What a process that resumes needs to know of the epochs so far, in plain containers."""
     return {
         "epochs": [asdict(one) for one in done],
         "others": others.sums,
@@ -518,11 +500,9 @@ def _measure_checkpoint(
     folder: str,
     found: Findings,
 ) -> None:
-    """Load the last checkpoint into a new network and compare the next steps; time the load.
-
-    The new network comes from another seed, and its data are opened anew: nothing is left over
-    that could help.
-    """
+    """Load the last checkpoint into a new network and compare the next steps; time the load. The
+    new network comes from another seed, and its data are opened anew: nothing is left over that
+    could help."""
     import torch
 
     from bench.training.building import build_training, open_workload
@@ -582,11 +562,7 @@ def forgive(found: Findings, *columns: str) -> Iterator[None]:
 
 
 def _describe_time(
-    found: Findings,
-    case: Case,
-    done: Sequence[TimedEpoch],
-    batches: Supply,
-    workload: Workload,
+    found: Findings, case: Case, done: Sequence[TimedEpoch], batches: Supply, workload: Workload
 ) -> None:
     from bench.training.timing import extrapolate, summarize
 
@@ -652,7 +628,6 @@ _UNCOUNTED = "the workload does not say what is predicted right"
 
 
 def _average(epoch: Epoch) -> tuple[float, float | None]:
-    """Mean loss and fraction right, if it is known, over the units of an epoch."""
     images = sum(epoch.images)
     total = sum(n * loss for n, loss in zip(epoch.images, epoch.losses, strict=True))
     return total / images, sum(epoch.correct) / images if epoch.correct else None
@@ -741,12 +716,8 @@ def _prove(training: Training, batches: Supply, case: Case, found: Findings) -> 
 def set_up(
     case: Case, folder: str, group: Group | None = None, watch: Stopwatch | None = None
 ) -> tuple[Workload, Supply, Training]:
-    """Set the flags, bring the data to the device and build the network: ready to train.
-
-    Args:
-        group: the processes that train it together; None where this one does alone.
-        watch: told how long the data take, and the network.
-    """
+    """Set the flags, bring the data to the device and build the network: ready to train, for all of
+    a ``group`` together; ``watch`` is told how long the data take, and the network."""
     import torch
 
     from bench.training.building import build_training, open_workload
@@ -774,15 +745,9 @@ def set_up(
 def open_supply(
     case: Case, workload: Workload, device: torch.device, share: Share | None = None
 ) -> Supply:
-    """The batches of training, made as ``case`` asks for.
-
-    Args:
-        share: what of each batch this process makes (default: all of it).
-
-    Raises:
-        UsageError: torch's DataLoader is to make them, and the workload has no dataset; or they are
-            to be shared, and the workload makes batches of its own.
-    """
+    """The batches of training, made as ``case`` asks for, or this process's ``share`` of each.
+    Raises UsageError: torch's DataLoader is to make them, and the workload has no dataset; or they
+    are to be shared, and the workload makes batches of its own."""
     from bench.data.batches import Batches, Counted, MadeBatches
     from bench.data.loader import Loading
 
@@ -812,7 +777,6 @@ def open_supply(
 
 
 def _end_workers(batches: Supply) -> None:
-    """End the processes that make batches, if there are any."""
     from bench.data.loader import LoadedBatches
 
     if isinstance(batches, LoadedBatches):
@@ -840,16 +804,13 @@ def _describe_loader(found: Findings, batches: Supply, case: Case, device: torch
 
 
 def count_steps(case: Case, batches: Supply) -> int:
-    """How many of an epoch's steps ``case`` measures."""
     steps = math.ceil(case.fraction * len(batches))
     return steps if case.steps is None else min(steps, case.steps)
 
 
 def _measured_shapes(case: Case, batches: Supply) -> list[int]:
-    """The batch sizes that ``case`` trains on: the last, smaller one in a whole epoch.
-
-    And with ``--steps``, whose few steps are to tell whether an epoch would fit.
-    """
+    """The batch sizes that ``case`` trains on: the last, smaller one in a whole epoch. And with
+    ``--steps``, whose few steps are to tell whether an epoch would fit."""
     rest = batches.samples % whole_batch(case)
     whole = count_steps(case, batches) == len(batches)  # with --until too, as far as is known
     smaller = [rest] if rest and (whole or case.steps is not None) else []
@@ -872,10 +833,8 @@ def warm_up_shapes(
     The smaller last batch stands in a whole epoch alone, for one step: three steps tune, compile
     and allocate for it. Where a ``--fraction`` is measured it is not run at all;
     `bench.training.timing.extrapolate` says what that may cost. With ``--steps`` it runs here, as
-    often as full batches are measured, and is not measured.
-
-    Args:
-        clock: as `bench.training.timing.warm_up` takes it.
+    often as full batches are measured, and is not measured. ``clock`` is as
+    `bench.training.timing.warm_up` takes it.
     """
     from bench.training.timing import Warmup, synchronize, warm_up
 
@@ -916,13 +875,8 @@ def warm_up_shapes(
 
 
 def start_over(training: Training, batches: Supply, case: Case, rank: int = 0) -> None:
-    """Undo what warm-up did to weights, optimizer, random numbers and memory statistics.
-
-    Workers of a DataLoader end.
-
-    Args:
-        rank: of this process; what a network draws at random differs between them.
-    """
+    """Undo what warm-up did to weights, optimizer, random numbers, which differ by ``rank``, and
+    memory statistics. Workers of a DataLoader end."""
     import torch
 
     from bench.training.building import seed_all
@@ -1014,16 +968,13 @@ class OtherWork:
 
     @classmethod
     def add(cls, ranks: Sequence[OtherWork]) -> OtherWork:
-        """That of processes that work side by side: none of them is another to the first.
-
-        Cores that several of them share count once.
-        """
+        """That of processes that work side by side: none of them is another to the first. Cores
+        that several of them share count once."""
         busy = {tuple(one.on): one.sums[0] for one in ranks}
         return cls(sum(busy.values()), sum(one.sums[1] for one in ranks), ranks[0].sums[2])
 
     @property
     def sums(self) -> tuple[float, float, float]:
-        """What was counted so far."""
         return self._busy, self._own, self._wall
 
     @contextmanager
@@ -1055,13 +1006,11 @@ class OtherWork:
 
 
 def evaluate(training: Training, workload: Workload, case: Case) -> Tested:
-    """Measure loss and accuracy on the test data, and how long that takes.
+    """Measure loss and accuracy on the test data, and how long that takes. Raises UsageError: there
+    is none.
 
-    Training goes on as if nothing had been evaluated: weights and BatchNorm's statistics stay,
-    and what a model draws at random meanwhile is put back.
-
-    Raises:
-        UsageError: there is no test data.
+    Training goes on as if nothing had been evaluated: weights and BatchNorm's statistics stay, and
+    what a model draws at random meanwhile is put back.
     """
     import torch
 

@@ -13,6 +13,7 @@ from typing import Any, Literal, get_args
 
 from bench.case import Case
 from bench.record import (
+    COLUMNS,
     EPOCH_COLUMNS,
     RANK_COLUMNS,
     STEP_COLUMNS,
@@ -79,10 +80,8 @@ class Assignment:
 
 @dataclass(frozen=True)
 class PhaseEntered:
-    """The worker stands before ``phase`` and waits for a line before it goes on.
-
-    ``epoch`` counts from 0: the one that begins, or has just ended where it is evaluated.
-    """
+    """The worker stands before ``phase`` and waits for a line before it goes on. ``epoch`` counts
+    from 0: the one that begins, or has just ended where it is evaluated."""
 
     phase: Phase
     epoch: int = 0
@@ -101,10 +100,8 @@ class StepTaken:
 
 @dataclass(frozen=True)
 class EpochEnded:
-    """What an epoch of several came to; the worker waits for a line before it goes on.
-
-    The line is `GO_ON` or `END`: then the case is measured as far as it went, and is truncated.
-    """
+    """What an epoch of several came to; the worker waits for a line before it goes on: `GO_ON`, or
+    `END`, where the case is measured as far as it went, and is truncated."""
 
     row: EpochRow
 
@@ -148,7 +145,6 @@ _NAMES = {kind: name for name, kind in _KINDS.items()}
 
 
 def encode(message: Message) -> bytes:
-    """Write a message as one line, its end included."""
     values = asdict(message)
     if isinstance(message, Finished):
         measured = values["measurement"].items()
@@ -162,11 +158,7 @@ def encode(message: Message) -> bytes:
 
 
 def decode(line: bytes) -> Message:
-    """Read a message.
-
-    Raises:
-        MessageError: it is none; says why.
-    """
+    """Read a message. Raises MessageError: it is none; says why."""
     try:
         values = _load(line)
         name = values.pop("kind", None)
@@ -180,14 +172,12 @@ def decode(line: bytes) -> Message:
 
 
 def encode_assignment(assignment: Assignment) -> bytes:
-    """Write an assignment as one line, its end included."""
     values = asdict(assignment)
     values["known"]["work"] = [list(row.values()) for row in values["known"]["work"]]
     return _line(values)
 
 
 def decode_assignment(line: str) -> Assignment:
-    """Read what `encode_assignment` wrote."""
     values = json.loads(line)
     seat = values["seat"] and Seat(**values["seat"])
     known = Known(**values["known"])
@@ -207,7 +197,6 @@ def _load(line: bytes) -> dict[str, Any]:
 
 
 def _check(kind: type[Message], values: dict[str, Any]) -> dict[str, Any]:
-    """Turn each value into its field's type."""
     known = {f.name for f in fields(kind)}
     if unknown := sorted(values.keys() - known):
         raise MessageError(f"no field {unknown[0]!r}; right values: {', '.join(sorted(known))}")
@@ -233,7 +222,7 @@ def _of(type_: type) -> Callable[[Any], Any]:
 
 
 def _measurement(values: Any) -> Measurement:
-    types = {f.name: f.metadata["type"] for f in fields(Measurement)}
+    types = {f.name: COLUMNS[f.name].type for f in fields(Measurement)}
     if unknown := sorted(_of(dict)(values).keys() - types.keys()):
         raise MessageError(f"no column {unknown[0]!r}")
     return Measurement(**{name: _of(types[name])(value) for name, value in values.items()})
@@ -244,7 +233,6 @@ def _missing(values: Any) -> dict[str, str]:
 
 
 def _row(kind: type, columns: dict[str, Column]) -> Callable[[Any], Any]:
-    """Make the reader of a row of ``kind``, a list of its fields in their order."""
     known = [columns[f.name] for f in fields(kind)]
     checks = [(_of(column.type), column.optional) for column in known]
 
@@ -258,7 +246,6 @@ def _row(kind: type, columns: dict[str, Column]) -> Callable[[Any], Any]:
 
 
 def _rows(kind: type, columns: dict[str, Column]) -> Callable[[Any], list[Any]]:
-    """Make the reader of a list of rows of ``kind``."""
     read = _row(kind, columns)
     return lambda rows: [read(row) for row in _of(list)(rows)]
 

@@ -83,19 +83,14 @@ def preload() -> None:
 
 
 def serve(descriptor: int, inherited: Mapping[str, str]) -> Birth | None:
-    """Fork a worker for each request on the socket ``descriptor``, until its other end is closed.
+    """Fork a worker for each request on the socket ``descriptor``, until its other end is closed;
+    what each worker starts with, and in the server None, at its end.
 
     A request is one message: an environment as JSON, and file descriptors: the worker's standard
     input, its output, where it writes messages, and where the server answers. The answer is a line:
     the worker's process id, and another once it has ended: its return code, negative for a signal.
-    Or it is `STALE` or why no worker can be forked, and that stays so; or `REFUSED`.
-
-    Args:
-        descriptor: of the socket.
-        inherited: the environment before anything was imported.
-
-    Returns:
-        In each worker what it starts with; in the server None, at its end.
+    Or it is `STALE` or why no worker can be forked, and that stays so; or `REFUSED`. ``inherited``
+    is the environment before anything was imported.
     """
     _end_threads()
     imported, children = _look_at_files(), dict[int, _Child]()
@@ -154,7 +149,6 @@ def _adopt(environment: Mapping[str, str], inherited: Mapping[str, str]) -> None
 
 
 def _settle(given: list[int]) -> int:
-    """Make a forked process one of its own; the descriptor that it writes messages to."""
     import numpy as np
 
     os.setsid()
@@ -173,10 +167,8 @@ def _tell(descriptor: int, line: str) -> None:
 
 
 def _end_threads() -> None:
-    """Have libraries end the threads that they started as they were imported.
-
-    OpenBLAS, which numpy brings, does so before a fork, and starts them again where it needs them.
-    """
+    """Have libraries end the threads that they started as they were imported. OpenBLAS, which numpy
+    brings, does so before a fork, and starts them again where it needs them."""
     pid = os.fork()
     if not pid:
         os._exit(0)
@@ -197,7 +189,6 @@ def _refuse(imported: dict[str, tuple[int, int]]) -> str:
 
 
 def _look_at_files() -> dict[str, tuple[int, int]]:
-    """Time of the last change and size of each file that was imported, as far as it is there."""
     found = {}
     for module in list(sys.modules.values()):
         if file := getattr(module, "__file__", None):

@@ -51,31 +51,20 @@ NO_DATASET = (
 
 
 def parse_workload(text: str) -> str:
-    """Check a workload's name without importing it.
-
-    Raises:
-        ValueError: neither `IMAGES` nor of the form ``package.module:factory``.
-    """
+    """Check a workload's name without importing it. Raises ValueError: neither `IMAGES` nor of the
+    form ``package.module:factory``."""
     if text == IMAGES or is_factory(text):
         return text
     raise ValueError(f"give package.module:factory of your own, or {IMAGES!r}")
 
 
 def load_workload(name: str) -> Workload:
-    """Make the user's workload ``name``.
-
-    Raises:
-        UsageError: it cannot be imported, or is none.
-    """
+    """Make the user's workload ``name``. Raises UsageError: it cannot be imported, or is none."""
     return check_workload(name, load_factory(name, "--workload")())
 
 
 def check_workload(name: str, made: object) -> Workload:
-    """Check what the factory ``name`` made.
-
-    Raises:
-        UsageError: it is no workload.
-    """
+    """Check what the factory ``name`` made. Raises UsageError: it is no workload."""
     if not isinstance(made, Workload):
         raise UsageError(
             f"workload {name!r} returned {type(made).__name__}; its factory returns a "
@@ -129,10 +118,8 @@ class Workload:
         """Make a batch of ``size`` items on ``device``: a tensor, or tuples, lists, dicts of them.
 
         The first tensor's first dimension is ``size``. By default random images, float32 (size,
-        *shape), and labels, int64 (size,).
-
-        Args:
-            generator: of ``device``, seeded by seed, epoch, step and micro-batch.
+        *shape), and labels, int64 (size,). The generator is of ``device``, seeded by seed, epoch,
+        step and micro-batch.
         """
         import torch
 
@@ -147,10 +134,8 @@ class Workload:
         """The loss of a batch, float32 of shape (): the mean over its items.
 
         It is called for training and for evaluation, and is computed in float32 but for what
-        ``network`` does. By default the cross-entropy of images (N, ...) and labels (N,).
-
-        Raises:
-            UsageError: the network returns another shape than (N, classes).
+        ``network`` does. By default the cross-entropy of images (N, ...) and labels (N,); raises
+        UsageError: the network returns another shape than (N, classes).
         """
         import torch.nn.functional as F
 
@@ -168,18 +153,13 @@ class Workload:
         return size
 
     def keeps_fp32(self, module: nn.Module) -> bool:
-        """Whether ``module`` stays in fp32 where weights are cast to half.
-
-        By default affine BatchNorm does, as in 2019. The rest is cast.
-        """
+        """Whether ``module`` stays in fp32 where weights are cast to half; by default affine
+        BatchNorm does, as in 2019, and the rest is cast."""
         return is_affine_batchnorm(module)
 
     def find_head(self, model: nn.Module) -> nn.Module:
-        """The layer of ``model`` that gives its outputs: by default the last with weights.
-
-        Raises:
-            UsageError: no layer has weights.
-        """
+        """The layer of ``model`` that gives its outputs: by default the last with weights. Raises
+        UsageError: no layer has weights."""
         for module in reversed(list(model.modules())):
             if any(True for _ in module.parameters(recurse=False)):
                 return module
@@ -219,11 +199,8 @@ class Workload:
         seed: int,
         loading: Loading,
     ) -> LoadedBatches:
-        """The batches of training, by torch's DataLoader: by default of `build_dataset`.
-
-        Raises:
-            UsageError: there is no dataset.
-        """
+        """The batches of training, by torch's DataLoader: by default of `build_dataset`. Raises
+        UsageError: there is no dataset."""
         dataset = self.build_dataset()
         if dataset is None:
             raise UsageError(f"the workload: {NO_DATASET}")
@@ -237,11 +214,8 @@ class Workload:
         )
 
     def open_tests(self, *, batch_size: int, device: torch.device) -> Supply:
-        """The batches of the test data: by default those of `make_test_batch`.
-
-        Raises:
-            UsageError: there are none.
-        """
+        """The batches of the test data: by default those of `make_test_batch`. Raises UsageError:
+        there are none."""
         if not self.test_samples:
             raise UsageError("the workload has no test data")
 

@@ -20,12 +20,8 @@ if TYPE_CHECKING:
 
 
 class Images(Workload):
-    """A network on images with labels, by cross-entropy.
-
-    Args:
-        model: a network's name, or the user's own ``package.module:factory``.
-        data: the images; without them, what needs none, such as counting FLOP.
-    """
+    """A network on images with labels, by cross-entropy: ``model`` by its name, or the user's own
+    ``package.module:factory``, and without ``data`` what needs none, such as counting FLOP."""
 
     def __init__(self, model: str, data: Dataset | None = None) -> None:
         self.model = model
@@ -42,11 +38,6 @@ class Images(Workload):
                 self.classes = data.info.classes
 
     def build_model(self) -> nn.Module:
-        """Build the network.
-
-        Raises:
-            UsageError: it cannot be built.
-        """
         return build_model(self.model, self.classes, self.shape)
 
     def open_batches(
@@ -91,11 +82,7 @@ class Images(Workload):
         )
 
     def open_tests(self, *, batch_size: int, device: torch.device) -> Supply:
-        """The test images as they are.
-
-        Raises:
-            UsageError: the dataset has none.
-        """
+        """The test images as they are. Raises UsageError: the dataset has none."""
         if not self.test_samples:
             raise UsageError("the dataset has no test images")
         return Batches(

@@ -44,13 +44,10 @@ _SETTINGS: Mapping[str, str] = {
 class Cluster:
     """A connection to Ray, one in a process.
 
-    Args:
-        address: ``HOST:PORT`` of the cluster to join, of which this machine must be a node. None:
-            that of the variable `ADDRESS`, or a cluster of this machine that is started now. It
-            ends with this process, however that ends.
-
-    Raises:
-        UsageError: ray is not installed, there is no such cluster, or none can be started.
+    ``address`` is ``HOST:PORT`` of the cluster to join, of which this machine must be a node; None
+    is that of the variable `ADDRESS`, or a cluster of this machine that is started now, and ends
+    with this process, however that ends. Raises UsageError: ray is not installed, there is no such
+    cluster, or none can be started.
     """
 
     def __init__(self, address: str | None) -> None:
@@ -79,7 +76,6 @@ class Cluster:
             raise UsageError(_name_remedy(self.address, why)) from error
 
     def close(self) -> None:
-        """Leave the cluster; end it if it was started here."""
         import ray
 
         with _own_signals():
@@ -111,10 +107,7 @@ class Cluster:
         os.environ.update(settings)
         try:
             _connect(
-                LOCAL,
-                include_dashboard=False,
-                object_store_memory=_STORE_BYTES,
-                _temp_dir=folder,
+                LOCAL, include_dashboard=False, object_store_memory=_STORE_BYTES, _temp_dir=folder
             )
         finally:
             for name, value in before.items():
@@ -129,10 +122,7 @@ class Cluster:
 
 def _refuse_silent(address: str) -> None:
     """Refuse an address where nothing listens: Ray would try for minutes, and say so at length.
-
-    Raises:
-        UsageError: nothing listens there.
-    """
+    Raises UsageError: nothing listens there."""
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host, int(port)), timeout=_ANSWER_S).close()

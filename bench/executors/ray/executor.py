@@ -59,11 +59,9 @@ class Post:
 
     @property
     def kind(self) -> object:
-        """What GPUs of one kind agree on."""
         return self.card and (self.card.name, self.card.memory_bytes)
 
     def is_beside(self, other: Post) -> bool:
-        """Whether it has another GPU of the same kind in the same machine."""
         return self is not other and self.node.id == other.node.id and self.kind == other.kind
 
 
@@ -77,12 +75,8 @@ class _Failures:
 
 class RayExecutor:
     """Runs each case in a worker on a node of a cluster, which an actor there starts and watches.
-
-    Ray tries nothing again by itself, as it would hide attempts: a lost lane is a lost case.
-
-    Raises:
-        UsageError: there is no cluster, as `Cluster` has it.
-    """
+    Ray tries nothing again by itself, as it would hide attempts: a lost lane is a lost case. Raises
+    UsageError: there is no cluster, as `Cluster` has it."""
 
     stations = EXECUTORS["subprocess"]
     """The executor that stations run cases by; tests have another."""
@@ -105,10 +99,8 @@ class RayExecutor:
         """One lane for each GPU of the cluster, on a CPU for each node, or as many as are wanted.
 
         It waits until all are open, or two minutes for those whose GPU others of the cluster use:
-        they join when they can be had.
-
-        Raises:
-            UsageError: there are not that many, or none can be opened; it says why.
+        they join when they can be had. Raises UsageError: there are not that many, or none can be
+        opened; it says why.
         """
         self._device, self._most = device, wanted or ALL
         there = sum(self._count(node) for node in self._list_nodes())
@@ -146,7 +138,6 @@ class RayExecutor:
             return [*self._finish_opening()]
 
     def lose_lanes(self) -> Sequence[Lane]:
-        """Lanes whose actor or node went away while nothing ran there."""
         import ray
 
         watched = {
@@ -159,10 +150,11 @@ class RayExecutor:
         return [*before, *(watched[watch].lane for watch in gone)]
 
     def gather(self, lane: Lane, device: str, size: int) -> Lane:
-        """The lane's GPU and others of its kind, on its node or on one that has enough of them.
+        """The lane's GPU and others of its kind, on its node or on one that has enough of them; on
+        a CPU, the cores of the lane's node.
 
-        On a CPU, the cores of the lane's node. The workers of one case are started by one station,
-        which may use the GPUs of the others: they are this sweep's, and idle.
+        The workers of one case are started by one station, which may use the GPUs of the others:
+        they are this sweep's, and idle.
         """
         if size == 1:
             return lane
@@ -195,7 +187,6 @@ class RayExecutor:
         timeout_s: float,
         look: Callable[[ProcessAnswer, int], None] = lambda answer, pid: None,
     ) -> ProcessAnswer:
-        """Ask a process on the node."""
         try:
             answer: ProcessAnswer = self._ask(lane, "examine", lane, devices, models, timeout_s)
         except UsageError as error:
@@ -203,7 +194,6 @@ class RayExecutor:
         return answer
 
     def prepare(self, lane: Lane, images: Images) -> DatasetInfo:
-        """Decode the images on the node, once for all of its lanes."""
         folder = (images.data_dir or Path("data")).absolute()
         info: DatasetInfo = self._ask(lane, "prepare", lane, replace(images, data_dir=folder))
         return info
@@ -211,7 +201,6 @@ class RayExecutor:
     def rate(
         self, lane: Lane, device: str, seconds: float, expected: Mapping[str, float]
     ) -> Yardstick:
-        """Measure in a process on the node."""
         try:
             found: Yardstick = self._ask(lane, "rate", lane, device, seconds, expected)
         except UsageError as error:
@@ -251,17 +240,14 @@ class RayExecutor:
         return outcome
 
     def kill(self) -> None:
-        """End all stations with what they run, at once.
-
-        The handler of a signal calls this, perhaps within a call of Ray's: another thread does it.
-        """
+        """End all stations with what they run, at once. The handler of a signal calls this, perhaps
+        within a call of Ray's: another thread does it."""
         ending = threading.Thread(target=self._end_posts, daemon=True)
         ending.start()
         ending.join(_KILL_S)
         self._cluster.end()
 
     def close(self) -> None:
-        """End the stations, and leave the cluster, or end it if it was started here."""
         self._end_posts()
         self._cluster.close()
 
@@ -273,12 +259,8 @@ class RayExecutor:
         on_event: Callable[[Event], None],
         stopping: Callable[[], bool],
     ) -> Outcome:
-        """Hand a job to a station and follow its reports to the last.
-
-        Raises:
-            RayError: the station is gone.
-            _SilentError: it says nothing any more.
-        """
+        """Hand a job to a station and follow its reports to the last. Raises RayError: the station
+        is gone; _SilentError: it says nothing any more."""
         import ray
 
         reports = post.actor.run.options(num_returns="streaming").remote(number, job)
@@ -337,11 +319,8 @@ class RayExecutor:
         return preempted, f"{what}{'' if alive else ' went away'}: {_explain(error)}"
 
     def _ask(self, lane: Lane, question: str, *arguments: Any) -> Any:
-        """Have the executor at a lane's station answer.
-
-        Raises:
-            UsageError: it did, or failed; a `_GoneError` where the station is gone.
-        """
+        """Have the executor at a lane's station answer. Raises UsageError: it did, or failed; a
+        `_GoneError` where the station is gone."""
         import ray
 
         post = self._open.get(lane.name)
@@ -384,11 +363,9 @@ class RayExecutor:
         return sorted(nodes, key=lambda node: node.label)
 
     def _count(self, node: Node) -> int:
-        """The lanes that a node can have."""
         return node.gpus if self._device == "cuda" else int(node.cpus >= 1)
 
     def _begin_opening(self) -> None:
-        """Start the actors of lanes that there could be, and that are not open."""
         nodes = self._list_nodes()
         alive = {node.id for node in nodes}
         self._opening = [post for post in self._opening if post.node.id in alive]
@@ -447,17 +424,14 @@ class RayExecutor:
             yield post.lane
 
     def _enter(self, post: Post) -> None:
-        """Count a station in, and how many GPUs of its kind its node has open now."""
         self._open[post.lane.name] = post
         beside = sum(other.is_beside(post) for other in self._open.values())
         self._together[post.kind] = max(self._together.get(post.kind, 0), 1 + beside)
 
     def _count_most(self, kind: object) -> int:
-        """The most GPUs of a kind that one node may have, of as many as are wanted.
-
-        One that is down or in use, perhaps since before this start, is taken to be of that kind:
-        what is short is tried again, and what is unsupported never is.
-        """
+        """The most GPUs of a kind that one node may have, of as many as are wanted. One that is
+        down or in use, perhaps since before this start, is taken to be of that kind: what is short
+        is tried again, and what is unsupported never is."""
         other = Counter(post.node.id for post in [*self._open.values()] if post.kind != kind)
         most = max((node.gpus - other[node.id] for node in self._list_nodes()), default=0)
         return min(most, self._most or sys.maxsize)
@@ -482,7 +456,6 @@ class RayExecutor:
         print(f"warning: no lane on {told}", file=sys.stderr, flush=True)
 
     def _lose(self, post: Post) -> None:
-        """Forget a lane, and end what may be left of it."""
         import ray
 
         with self._lock:
@@ -492,7 +465,6 @@ class RayExecutor:
             ray.kill(post.actor)
 
     def _end_posts(self) -> None:
-        """End every station's worker, then the station."""
         import ray
 
         posts = [*self._open.values(), *self._opening]
@@ -530,10 +502,8 @@ def refuse(place: Place, allow_shared: bool = False) -> str:
 
 
 def _explain(error: Exception) -> str:
-    """What an error of Ray's says, as one line, without the lines that are a name and a number.
-
-    Of an actor that could not be made, the last line of the traceback says why.
-    """
+    """What an error of Ray's says, as one line, without the lines that are a name and a number. Of
+    an actor that could not be made, the last line of the traceback says why."""
     if "Traceback" in str(error):
         return clean(last_line(str(error)))
     lines = [clean(line).strip() for line in str(error).splitlines()]
@@ -542,7 +512,6 @@ def _explain(error: Exception) -> str:
 
 
 def _number(label: str) -> Iterator[str]:
-    """``label``, ``label-2``, ``label-3``, …"""
     yield label
     yield from (f"{label}-{n}" for n in itertools.count(2))
 

@@ -31,11 +31,12 @@ HEARTBEAT_S = 5.0
 
 @dataclass(frozen=True)
 class Place:
-    """Where a station is: its GPU as NVML knows it, and what a measurement depends on.
+    """Where a station is: its GPU as NVML knows it, None on a CPU, and what a measurement depends
+    on.
 
-    Ray's own type of a GPU does not tell one of 40 GB from one of 80 GB. ``card`` is None on a CPU.
-    ``niceness`` is the priority of the workers, ``code`` the hash of the harness's source there and
-    ``neighbours`` the processes that use the card.
+    Ray's own type of a GPU does not tell one of 40 GB from one of 80 GB. ``niceness`` is the
+    priority of the workers, ``code`` the hash of the harness's source there and ``neighbours`` the
+    processes that use the card.
     """
 
     card: Card | None
@@ -46,10 +47,8 @@ class Place:
 
 @dataclass(frozen=True)
 class Report:
-    """What a station says of the case that it runs; the last one has the outcome.
-
-    ``log`` is what the worker printed since the last report, ``trace`` the file of a profile.
-    """
+    """What a station says of the case that it runs; the last one has the outcome. ``log`` is what
+    the worker printed since the last report, ``trace`` the file of a profile."""
 
     events: list[Event] = field(default_factory=list)
     log: bytes = b""
@@ -62,7 +61,6 @@ class Station:
 
     Args:
         executor: the one that runs the cases, ``package.module:Class``.
-        settings: its settings.
         folder: the folder that the sweep was started in, used where it is there too.
         variables: the environment variables that change results, as the sweep has them. Others of
             that kind are removed: Ray sets OMP_NUM_THREADS=1, and a worker would inherit it.
@@ -99,12 +97,8 @@ class Station:
         return self._thread.submit(getattr(self._executor, question), *arguments).result()
 
     def run(self, number: int, job: Job) -> Iterator[Report]:
-        """Run the case of ``job`` and report on it, at least every `HEARTBEAT_S`.
-
-        Args:
-            number: what `stop` calls this run by.
-            job: its log and trace are sent in the reports, and not written here.
-        """
+        """Run the case of ``job`` and report on it, at least every `HEARTBEAT_S`; its log and trace
+        are sent in the reports, and not written here. `stop` calls this run by ``number``."""
         if job.checkpoints and not job.checkpoints.parent.parent.is_dir():
             reason = (
                 f"{job.checkpoints.parent.parent} is not there on {socket.gethostname()}; for "
@@ -135,7 +129,6 @@ class Station:
                 yield Report([*_drain(events)], printed.read(), kept, ending.result())
 
     def release(self, number: int) -> None:
-        """Let a case that is held go on into its phase."""
         self._released.put(number)
 
     def stop(self, number: int) -> None:
@@ -143,7 +136,6 @@ class Station:
         self._stopped.add(number)
 
     def kill(self) -> None:
-        """End whatever runs, at once."""
         self._executor.kill()
 
     def _await_release(self, number: int) -> None:
@@ -169,11 +161,9 @@ def _drain(events: queue.SimpleQueue[Event]) -> Iterator[Event]:
 
 
 def _raise_priority() -> int:
-    """Give this thread, and what it starts, the usual priority; return what it has then.
-
-    Ray starts its processes at a niceness of 15 unless it is told otherwise; only some users may
-    lower it. The priority belongs to the thread.
-    """
+    """Give this thread, and what it starts, the usual priority; return what it has then. Ray starts
+    its processes at a niceness of 15 unless it is told otherwise; only some users may lower it. The
+    priority belongs to the thread."""
     if os.getpriority(os.PRIO_PROCESS, 0) > 0:
         with suppress(PermissionError):
             os.setpriority(os.PRIO_PROCESS, 0, 0)
