@@ -1,4 +1,4 @@
-"""How long the report takes on 100,000 records, and how much memory.
+"""How long the report takes on few records, many cases and many records, and how much memory.
 
 `python -m benchmarks.report_scale` prints the figures; asv runs the same as `ReportScale`.
 """
@@ -10,11 +10,15 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
 from itertools import islice, product
 from pathlib import Path
 
-RECORDS = 100_000
+SWEEPS = {
+    "50 records": (50, 1),
+    "10,000 cases": (10_000, 1),
+    "100,000 records of 200 cases": (100_000, 500),
+}
+"""Records and repeats of a case, by name."""
 PRECISIONS = ("fp32", "fp16", "fp16-amp", "bf16", "bf16-amp")
 FITS, FULL = "32", "64"
 """Batch sizes of the rows that the others are made of: one measured, one out of memory."""
@@ -101,25 +105,32 @@ def measure(folder: Path, format: str) -> tuple[float, int, int]:
 
 
 class ReportScale:
-    """The report on 100,000 records, for asv."""
+    """The report of each sweep, for asv."""
 
-    params = ("text", "html")
-    param_names = ("format",)
+    params = (tuple(SWEEPS), ("text", "html"))
+    param_names = ("sweep", "format")
     timeout = 300.0
-    version = "2"
+    version = "3"
 
-    def setup_cache(self) -> dict[str, tuple[float, int, int]]:
+    def setup_cache(self) -> dict[tuple[str, str], tuple[float, int, int]]:
         """Write the records and measure the report in each format, once for all figures."""
-        folder = write_records(Path.cwd() / "report-scale", RECORDS)
-        return {format: measure(folder, format) for format in self.params}
+        measured: dict[tuple[str, str], tuple[float, int, int]] = {}
+        for name, of in SWEEPS.items():
+            folder = write_records(Path.cwd() / "report-scale" / name.replace(" ", "-"), *of)
+            measured |= {(name, format): measure(folder, format) for format in self.params[1]}
+        return measured
 
-    def track_time_s(self, measured: dict[str, tuple[float, int, int]], format: str) -> float:
+    def track_time_s(
+        self, measured: dict[tuple[str, str], tuple[float, int, int]], sweep: str, format: str
+    ) -> float:
         """Seconds from start to the written report."""
-        return measured[format][0]
+        return measured[sweep, format][0]
 
-    def track_peak_bytes(self, measured: dict[str, tuple[float, int, int]], format: str) -> int:
+    def track_peak_bytes(
+        self, measured: dict[tuple[str, str], tuple[float, int, int]], sweep: str, format: str
+    ) -> int:
         """Peak resident set of the reporting process."""
-        return measured[format][1]
+        return measured[sweep, format][1]
 
 
 vars(ReportScale.setup_cache).update(timeout=600)
@@ -129,15 +140,16 @@ ReportScale.track_peak_bytes.unit = "bytes"  # type: ignore[attr-defined]
 
 def main() -> None:
     """Print the figures."""
-    with tempfile.TemporaryDirectory() as name:
-        start = time.perf_counter()
-        folder = write_records(Path(name) / "scale", RECORDS)
-        print(f"{RECORDS:,} records written in {time.perf_counter() - start:.1f} s")
-        for format in ("text", "html", "csv", "json"):
-            seconds, peak, size = measure(folder, format)
-            print(
-                f"{format:5} {seconds:5.1f} s  {peak / 1e6:6.0f} MB peak  {size / 1e6:6.2f} MB out"
-            )
+    with tempfile.TemporaryDirectory() as place:
+        for name, (records, repeats) in SWEEPS.items():
+            folder = write_records(Path(place) / str(records), records, repeats)
+            print(name)
+            for format in ("text", "html", "csv", "json"):
+                seconds, peak, size = measure(folder, format)
+                print(
+                    f"  {format:5} {seconds:5.1f} s  {peak / 1e6:6.0f} MB peak  "
+                    f"{size / 1e6:6.2f} MB out"
+                )
 
 
 if __name__ == "__main__":

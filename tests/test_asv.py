@@ -286,8 +286,9 @@ def test_every_benchmark_runs(
     tiny = "--device=cpu --model=models_for_tests:good --batch-size=16 --steps=1 --pairs=1"
     monkeypatch.setattr("benchmarks.overhead.GRID", {})
     monkeypatch.setattr("benchmarks.overhead.SMALL", tiny.split())
-    monkeypatch.setattr("benchmarks.report_scale.RECORDS", 4000)
-    monkeypatch.setattr("benchmarks.report_scale.ReportScale.params", ("text",))
+    few = {"few": (400, 5)}
+    monkeypatch.setattr("benchmarks.report_scale.SWEEPS", few)
+    monkeypatch.setattr("benchmarks.report_scale.ReportScale.params", (tuple(few), ("text",)))
     monkeypatch.setattr("benchmarks.rehearsal.PRECISIONS", ("fp32",))
     figures, caches = {}, {}
     for benchmark in disc_benchmarks(str(ROOT / "benchmarks")):

@@ -117,8 +117,8 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
         shutil.copy(ROOT / name, folder)
     scale = folder / "benchmarks" / "report_scale.py"
     source = scale.read_text()
-    assert "RECORDS = 100_000" in source, "half a minute a commit"
-    scale.write_text(source.replace("RECORDS = 100_000", "RECORDS = 1_000"))
+    assert "(100_000, 500)" in source, "half a minute a commit"
+    scale.write_text(source.replace("(100_000, 500)", "(100, 5)").replace("(10_000, 1)", "(80, 1)"))
     (folder / "grid.toml").write_text(GRID)
     environment = {
         **os.environ,
