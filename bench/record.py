@@ -8,9 +8,10 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import MISSING, Field, dataclass, field, fields, replace
+from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import Any
 
+from bench.axis import Axis
 from bench.case import AXES, Case
 from bench.text import Explained, count
 from bench.work import Kind
@@ -743,11 +744,11 @@ _OUTCOME = (
 )
 
 
-def make_axis_column(axis: Field[Any]) -> Column:
+def make_axis_column(axis: Axis) -> Column:
     """Describe the column that an axis has in a records file."""
     # what may be empty is text: a loss scale is a number, the name of a rule or nothing
     kind = str if axis.default is None else type(axis.default)
-    return Column(axis.name, kind, axis.metadata["help"], since=axis.metadata["since"])
+    return Column(axis.name, kind, axis.help, since=axis.since)
 
 
 def _columns(kind: type) -> Iterator[Column]:

@@ -7,12 +7,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import islice, product
 
+from bench.axis import Value
 from bench.case import (
     AXES,
     NAMED,
     SAME_QUESTION,
-    Value,
-    find_leader,
     format_value,
     parse_value,
     spell_value,
@@ -81,7 +80,7 @@ def _ask_for_values(sides: Sequence[Side], axis: str) -> str:
 def list_values(side: Side, axis: str) -> list[Value]:
     """The values of an axis in a sweep, in order; without that of cases it does not apply to."""
     values = dict.fromkeys(getattr(case, axis) for case in side.cases)
-    return [value for value in values if value is not None or not find_leader(axis)]
+    return [value for value in values if value is not None or not AXES[axis].follows]
 
 
 def _write(values: Iterable[Value], most: int = 8) -> str:
@@ -95,7 +94,7 @@ def _take(side: Side, axis: str, value: Value) -> Side:
     kept = [i for i, case in enumerate(side.cases) if getattr(case, axis) == value]
     return replace(
         side,
-        name=format_value(value) if AXES[axis].metadata["switch"] else title,
+        name=format_value(value) if AXES[axis].switch else title,
         title=title,
         records=side.records.iloc[kept].reset_index(drop=True),
         cases=[side.cases[i] for i in kept],

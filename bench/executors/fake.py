@@ -11,7 +11,8 @@ import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from bench.case import AXES, Case, Value, parse_value
+from bench.axis import Value
+from bench.case import AXES, Case, parse_value
 from bench.data import DatasetInfo
 from bench.environment import DeviceAnswer, ProcessAnswer, describe_host
 from bench.errors import UnsupportedError, UsageError, nearest

@@ -9,12 +9,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from bench.case import COMPILES, MICRO_BATCH, PARALLELS, Case, Value, fill_auto
+from bench.axis import COMPILES, PARALLELS, Value
+from bench.case import Case
 from bench.data import DATASETS
 from bench.environment import has_cuda
 from bench.errors import UsageError, nearest
 from bench.executors import ALL, EXECUTORS, Settings
 from bench.flags import Parser, Rare, add_axes, read_axes
+from bench.grid import MICRO_BATCH, fill_auto
 from bench.models import MODELS
 from bench.models.freezing import FREEZES
 from bench.optimization import OPTIMIZERS, SCHEDULES

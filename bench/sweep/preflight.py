@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bench.apex import Apex, find_apex, refuse_apex
-from bench.case import AXES, Case, check_axes, check_batches, format_value, telling_axes
+from bench.case import AXES, Case, format_value, telling_axes
 from bench.data import DatasetInfo, count_classes, count_images, progress_bar
 from bench.diagnosis.floors import take_rates
 from bench.diagnosis.prediction import predict_seconds
@@ -23,6 +23,7 @@ from bench.errors import UsageError
 from bench.executors import Executor, Images, Lane
 from bench.fingerprint import Asked, Fingerprint, check_outputs, name_subject
 from bench.gpu.nvml import find_neighbours
+from bench.grid import check_axes, check_batches
 from bench.models import MODELS, check_model
 from bench.models.weights import hash_weights
 from bench.optimization import count_warmup_steps
