@@ -79,8 +79,8 @@ def _ask_for_values(sides: Sequence[Side], axis: str) -> str:
 
 def list_values(side: Side, axis: str) -> list[Value]:
     """The values of an axis in a sweep, in order; without that of cases it does not apply to."""
-    values = dict.fromkeys(getattr(case, axis) for case in side.cases)
-    return [value for value in values if value is not None or not AXES[axis].follows]
+    values = dict.fromkeys(getattr(case, axis) for case in side.cases if AXES[axis].holds(case))
+    return list(values)
 
 
 def _write(values: Iterable[Value], most: int = 8) -> str:
@@ -89,9 +89,10 @@ def _write(values: Iterable[Value], most: int = 8) -> str:
 
 
 def _take(side: Side, axis: str, value: Value) -> Side:
-    """The runs of a sweep whose case has this value."""
+    """The runs of a sweep whose case has this value, and that the axis applies to."""
     title = name_setting(axis, spell_value(value))
-    kept = [i for i, case in enumerate(side.cases) if getattr(case, axis) == value]
+    held = AXES[axis].holds
+    kept = [i for i, c in enumerate(side.cases) if getattr(c, axis) == value and held(c)]
     return replace(
         side,
         name=format_value(value) if AXES[axis].switch else title,
