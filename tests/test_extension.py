@@ -56,6 +56,27 @@ def _tell(found: Material) -> list[Sheet]:
 SLOWEST = Section("slowest", "Which case takes longest?", _tell)
 '''
 
+ECHO = '''
+"""An executor that says the batch size."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from bench.executors import Event, Executor, Job
+from bench.record import Measurement, Outcome, Status
+
+
+class EchoExecutor(Executor):
+    """Its epochs take as many seconds as a batch has images."""
+
+    def run(
+        self, job: Job, on_event: Callable[[Event], None], stopping: Callable[[], bool]
+    ) -> Outcome:
+        time = float(job.case.batch_size)
+        return Outcome(Status.OK, "", Measurement(epoch_time_s=time, measured_time_s=time))
+'''
+
 
 class Copy:
     """A copy of the package, to be extended, and its commands."""
@@ -198,6 +219,26 @@ def test_an_axis_of_some_cases(copy: Copy) -> None:
         assert f"--rounding: bench.{command} does not take it, {why}" in said
     (copy.folder / "ask.py").write_text(ASK)
     assert copy.run("ask") == "even True False True\n"
+
+
+@pytest.mark.slow
+def test_an_executor(copy: Copy) -> None:
+    """It runs a case; the machine is looked at and measured, and images are had, as for others."""
+    copy.insert(
+        "executors/__init__.py",
+        '    "fake"',
+        '    "echo": Kind("bench.executors.echo:EchoExecutor"),',
+    )
+    copy.write("executors/echo.py", ECHO)
+    flags = ["--executor", "echo", *FAKE[2:], "--precision", "fp32", "--batch-size", "64", "128"]
+    copy.run("bench.sweep", *flags, "--repeats", "1")
+    rows = copy.records("out")
+    assert [(row["executor"], float(row["epoch_time_s"])) for row in rows] == [
+        *(("echo", 64.0), ("echo", 128.0))
+    ]
+    assert rows[0]["torch"]
+    said = copy.run("bench.sweep", *flags, "--lanes", "2", refused=True)
+    assert "--lanes 2: this executor has one lane; leave it out" in said
 
 
 @pytest.mark.slow

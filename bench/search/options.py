@@ -13,6 +13,7 @@ from bench.axis import Value
 from bench.case import AXES, Case, axis_flag, default_lr, format_value, list_absent, parse_value
 from bench.environment import has_cuda
 from bench.errors import UsageError, nearest
+from bench.executors import EXECUTORS
 from bench.flags import Parser, add_axes, describe, parse_whole, read_axes
 from bench.grid import refuse_auto
 from bench.halving import METRICS, Halving
@@ -33,9 +34,6 @@ own."""
 DIGITS = 3
 """Significant digits of a learning rate that is drawn: a tenth of a percent changes nothing, and
 people have to write it."""
-
-LOCAL = ("subprocess", "fake")
-"""The executors whose lanes can ask after each epoch whether to go on."""
 
 _MOST_SAMPLES = 10_000
 
@@ -166,7 +164,7 @@ def build_parser(docstring: str | None) -> Parser:
 
 def parse_arguments(argv: Sequence[str], docstring: str | None = None) -> Search:
     given = build_parser(docstring).parse(argv)
-    if given.executor not in LOCAL:
+    if given.executor in EXECUTORS and not EXECUTORS[given.executor].here:
         raise UsageError(
             f"--executor {given.executor}: bench.search decides while trials run, which it does on "
             "this machine alone; leave it out"

@@ -78,6 +78,10 @@ class Options:
     def settings(self) -> Settings:
         return Settings(self.timeout_s, self.allow_shared, self.address, self.cold)
 
+    @property
+    def trains(self) -> bool:
+        return EXECUTORS[self.executor].trains
+
     def resume(self, out: Path) -> str:
         given = "--out" in self.given
         return self.command if given else f"{self.command} --out {shlex.quote(str(out))}"
@@ -249,7 +253,7 @@ def read_running(
     value is wrong."""
     if given.executor not in EXECUTORS:
         raise UsageError(f"--executor {given.executor!r}; {nearest(given.executor, [*EXECUTORS])}")
-    if given.address and given.executor != "ray":
+    if given.address and EXECUTORS[given.executor].here:
         raise UsageError("--address is that of a Ray cluster; give --executor ray with it")
     lanes, quiet = _parse_lanes(given.lanes)
     return Options(

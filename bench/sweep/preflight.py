@@ -171,7 +171,7 @@ def find_inputs(
     known, cases = cases, [*cases, *families]
     starts, subjects = hash_starts(cases), list(dict.fromkeys(map(name_subject, cases)))
     devices = _names(cases, "device")
-    if options.executor == "fake":
+    if not options.trains:
         check_models(cases)
         answer = executor.examine(lane, devices, [], options.timeout_s)
         unseen = Inputs(
@@ -291,7 +291,7 @@ def _refuse_shared(platforms: Mapping[str, Platform], options: Options, lane: La
     """Refuse the cards of this machine that others use, unless --allow-shared is given."""
     for platform in platforms.values():
         uuid = platform.environment.gpu_uuid
-        if uuid and not options.allow_shared and not lane.host and options.executor != "fake":
+        if uuid and not options.allow_shared and not lane.host and options.trains:
             refuse_neighbours(uuid)
 
 
@@ -365,7 +365,7 @@ def try_models(plan: Plan, options: Options) -> Inputs:
         for case in cases
         if case.model not in MODELS or case.start is not None or case.freeze != Case.freeze
     ]
-    if options.executor == "fake":
+    if not options.trains:
         check_models(own)
     elif own:
         answer = ask([], list_examined(own), timeout_s=options.timeout_s)

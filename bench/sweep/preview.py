@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing
 
 from bench.case import AXES, Case, axis_flag, fill_value, format_value
-from bench.executors import build_executor
+from bench.executors import EXECUTORS, build_executor
 from bench.grid import MICRO_BATCH
 from bench.preset import preset_names
 from bench.store.plans import plan_runs
@@ -34,7 +34,7 @@ def preview(plan: Plan, options: Options) -> int:
 
 
 def _refuse_lanes(cases: Sequence[Case], options: Options) -> None:
-    if options.executor == "ray":
+    if not EXECUTORS[options.executor].here:
         return  # what it has is known once a cluster was joined or started
     with closing(build_executor(options.executor, options.settings)) as executor:
         lanes, out = open_lanes(executor, cases, options), options.out
