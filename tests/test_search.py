@@ -597,7 +597,8 @@ def test_the_commands_that_confirm_run_the_very_case(
             "optimizer": [optimizer],
             "epochs": [3],
             "device": ["cpu"],
-        }
+        },
+        asked=(),
     )
     words = shlex.split(shlex.join(spell_case(case)))
     options = parse_sweep([*words, "--repeats", "5"])
