@@ -166,7 +166,7 @@ def read_axes(given: argparse.Namespace) -> dict[str, list[Value]]:
         if (texts := getattr(given, name)) is not None
     }
     refuse_beside_workload(axes)
-    if {"input", "classes"} & axes.keys():
+    if any(rule.decided == "dataset" for name in axes for rule in AXES[name].applies):
         axes.setdefault("dataset", [SYNTHETIC])  # also where a preset names another
     return axes
 

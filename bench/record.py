@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import Any
 
-from bench.axis import Axis
-from bench.case import AXES, Case
+from bench.axis import Axis, Trait
+from bench.case import AXES, Case, list_affecting
 from bench.text import Explained, count
 from bench.work import Kind
 
@@ -789,7 +789,7 @@ RANK_COLUMNS: dict[str, Column] = _by_name(
 
 _OWNERS = {
     "device": ("device",),
-    "dataset": ("dataset", "input", "classes"),
+    "dataset": list_affecting(Trait.DATA),
     "model": ("model", "input", "classes"),
     "start": ("start",),
 }

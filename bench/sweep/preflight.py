@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bench.apex import Apex, find_apex, refuse_apex
-from bench.case import AXES, Case, format_value, telling_axes
+from bench.axis import Trait
+from bench.case import AXES, Case, format_value, list_affecting, telling_axes
 from bench.data import DatasetInfo, count_classes, count_images, progress_bar
 from bench.diagnosis.floors import take_rates
 from bench.diagnosis.prediction import predict_seconds
@@ -500,7 +501,7 @@ def read_past(
 
     for case in {(name_data(c), c.device, c.model, c.start): c for c in cases}.values():
         environment = inputs.describe(case)
-        here = find_alike(case, ("device", "dataset", "input", "classes"))
+        here = find_alike(case, ("device", *list_affecting(Trait.DATA)))
         changed: list[str] = []
         for name in COMPARABLE:
             now = clean(getattr(environment, name) or "")
