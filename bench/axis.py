@@ -54,8 +54,8 @@ class Condition:
 class Axis:
     """What is said of an axis.
 
-    Of a new one it is taken that it is to leave learning as it is, and that what was found of one
-    of its values, as the largest batch that fits, says nothing of the others.
+    By default it is to leave learning as it is, and what was found of a case, such as the largest
+    batch that fits, says nothing of a case with another value.
     """
 
     default: Any
@@ -78,8 +78,8 @@ class Axis:
     baseline: bool = False  # its default is what others are compared with; else the first value is
     order: Callable[[str], Any] | None = None  # sorts values, as CSV; else numbers, or as they ran
     anchored: bool = True  # an anchor has it as its case does, not its default
-    beside: Mapping[str, tuple[Value, ...]] = field(default_factory=dict)  # what is not measured:
-    # values of other axes where it is not at its default
+    # values of other axes that it is not measured with, where it is not at its default
+    beside: Mapping[str, tuple[Value, ...]] = field(default_factory=dict)
     absent: Mapping[str, str] = field(default_factory=dict)  # commands without its flag, and why
     name: str = ""
 

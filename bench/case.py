@@ -81,9 +81,9 @@ LEARNING, RATE, DATA, DRAWS, FIT, PROOF, WORK, FLOP = Trait
 
 # fmt: off
 _SCALES = _need("scales_loss", "scales a loss")
-_IS_STATIC = Condition(  # apex decides by itself which steps it skips
+_IS_STATIC = Condition(
     lambda case: not PRECISIONS[case.precision].apex and isinstance(case.loss_scale, int | float),
-    "loss_scale", "no loss scale of torch is static", "--precision fp16 --loss-scale 128")
+    "loss_scale", "apex and dynamic loss scales skip steps by themselves", "--loss-scale 128")
 _LOADS = Condition(lambda case: case.loader != "device",
     "loader", "the device makes all batches", "--loader torch")
 _HAS_WORKERS = Condition(lambda case: case.workers > 0,
