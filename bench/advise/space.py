@@ -1,0 +1,126 @@
+"""The settings that advice chooses from, and what counts and rates expect of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import product
+from typing import Any
+
+from bench.advise.policy import strip
+from bench.case import AXES, FOLLOWS, Case, Value, find_leader, go_together
+from bench.environment import usable_cpus
+from bench.precision import PRECISIONS
+from bench.sweep.preflight import Inputs
+
+LEVERS: dict[str, dict[str, Sequence[Value]]] = {
+    "cuda": {
+        "precision": ("fp32", "tf32", "fp16", "fp16-amp", "bf16", "bf16-amp"),
+        "compile": ("off", "default", "reduce-overhead"),
+        "cuda_graphs": (False, True),
+        "channels_last": (False, True),
+        "cudnn_benchmark": (False, True),
+    },
+    "cpu": {
+        "precision": ("fp32", "bf16-amp"),
+        "compile": ("off", "default"),
+        "channels_last": (False, True),
+    },
+}
+"""What is tried where no flag says otherwise: what people change without changing the network. Of
+fp16 with a static loss scale, its default. max-autotune takes minutes to compile."""
+
+LESS, MORE = 4, 32
+"""Batch sizes from the present one over this to it times this are tried, as far as they fit."""
+
+LEAST_STEPS = 8
+"""An epoch has at least so many steps; with fewer a larger batch would be all of the data."""
+
+TRUST = 0.6
+"""Of the logarithm of what the least times of operations expect, about so much was measured: of
+DPN-92 on an H100 they expect 6.6× of fp16, and 3.3× were measured."""
+
+
+def list_levers(
+    now: Case, given: Mapping[str, Sequence[Value]], items: int
+) -> dict[str, list[Value]]:
+    """The values of each lever that are to be tried, the present one first.
+
+    Args:
+        given: those that flags say.
+        items: of an epoch of training data.
+    """
+    tried: dict[str, Sequence[Value]] = dict(LEVERS[now.device])
+    least = max(1, now.batch_size // LESS)
+    sizes = [now.batch_size]
+    while sizes[-1] * 2 <= min(MORE * now.batch_size, items // LEAST_STEPS):
+        sizes.append(sizes[-1] * 2)
+    smaller = [now.batch_size >> n for n in range(1, 8) if now.batch_size >> n >= least]
+    tried["batch_size"] = [*sizes, *smaller]
+    if now.loader == "torch":
+        tried["workers"] = sorted(
+            {0, 1, 2, 4, 8, len(usable_cpus())} & {*range(len(usable_cpus()) + 1)}
+        )
+    tried |= given
+    return {
+        name: list(dict.fromkeys([getattr(now, name), *values])) for name, values in tried.items()
+    }
+
+
+def list_settings(now: Case, levers: Mapping[str, Sequence[Value]], inputs: Inputs) -> list[Case]:
+    """All combinations of levers that go together, the present setting first; what this machine
+    cannot run, or only emulates, is left out unless it is the present one."""
+    kept = {now: None}
+    for values in product(*levers.values()):
+        setting = make_setting(now, dict(zip(levers, values, strict=True)))
+        if setting not in kept and go_together(setting) and not refuse(setting, now, inputs):
+            kept[setting] = None
+    return list(kept)
+
+
+def make_setting(now: Case, changes: Mapping[str, Value]) -> Case:
+    """The present setting with some levers changed, and what follows from each."""
+    settings = dict(changes)
+    precision = PRECISIONS[str(settings.get("precision", now.precision))]
+    if precision.name != now.precision:
+        followers = {name: getattr(Case, name) for name in FOLLOWS["precision"]}
+        settings = followers | {"loss_scale": precision.default_loss_scale} | settings
+    if not precision.scales_loss:
+        settings["loss_scale"] = None
+    changed: dict[str, Any] = settings
+    return strip(replace(now, **changed))
+
+
+def refuse(setting: Case, now: Case, inputs: Inputs) -> str:
+    """Why a setting is not tried on this machine; empty where it may be."""
+    if setting.precision == now.precision:
+        return ""
+    platform = inputs.platforms[setting.device]
+    return inputs.refuse(setting) or platform.find_emulation(PRECISIONS[setting.precision])
+
+
+def expect(settings: Sequence[Case], inputs: Inputs) -> list[float]:
+    """The logarithm of an epoch's time that counts and rates expect, but for a constant; shape of
+    ``settings``. Empty where the device or the network was not measured."""
+    found: dict[tuple[str, int], float | None] = {}
+    for setting in settings:
+        told = setting.precision, setting.batch_size
+        if told not in found:
+            found[told] = inputs.predict(setting)
+    if None in found.values():
+        return []
+    return [TRUST * math.log(found[s.precision, s.batch_size] or 1.0) for s in settings]
+
+
+def list_changes(setting: Case, now: Case) -> list[str]:
+    """The axes in which a setting differs from the present one, less what follows from others."""
+    return [
+        name
+        for name in AXES
+        if getattr(setting, name) != getattr(now, name)
+        and not (
+            find_leader(name)
+            and getattr(setting, find_leader(name)) != getattr(now, find_leader(name))
+        )
+    ]
