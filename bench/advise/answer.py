@@ -9,9 +9,8 @@ from functools import cached_property
 from typing import Any
 
 from bench import verdict
-from bench.advise.policy import LEAST_GAIN, Aim, Result, Standing
-from bench.advise.space import list_changes
-from bench.case import AXES, Case, Value, find_leader, format_value
+from bench.advise.policy import LEAST_GAIN, Aim, Result, Standing, Trial, list_changes
+from bench.case import AXES, Case, Value, format_value
 from bench.limits import MIN_REPEATS, STEADY
 from bench.record import REFUSED, RELIABLE
 from bench.study.axes import name_setting
@@ -79,13 +78,9 @@ class Answer:
         ratio = self.compare(setting, self.now)
         if ratio.low is not None:
             return ratio.judge(STEADY)
-        gain = self._mean(self.now) - self._mean(setting)
+        gain = self.standing.mean(self.now) - self.standing.mean(setting)
         unsure = 2 * math.hypot(self.standing.error(setting), self.standing.error(self.now))
         return Verdict.LOWER if gain > max(unsure, STEADY) else Verdict.SAME
-
-    def _mean(self, setting: Case) -> float:
-        logs = self.standing.values[setting]
-        return sum(logs) / len(logs)
 
     def compare(self, setting: Case, other: Case) -> Ratio:
         """What a setting needs over what another does, with its interval where repeats have one."""
@@ -122,7 +117,11 @@ class Answer:
             return f"Stay with {where}: {self._tell_rivals()}."
         parts = [self._tell_gain(best)]
         if self.goal != "memory" and (share := self._share_of_memory(best)):
-            parts.append(f"{write_percent(round(share, 2))} of the memory")
+            parts.append(
+                f"{write_percent(round(share, 2))} of the memory"
+                if share < 1.5
+                else f"{_digits(share)} times the memory"
+            )
         if against := self._tell_baseline(best):
             parts.append(against)
         return f"Train with {where}: {', '.join(parts)}."
@@ -132,11 +131,11 @@ class Answer:
         if self.now not in self.standing.values:
             return f"{present} could not be measured"
         ratio = self.compare(best, self.now).invert()
-        value = math.exp(self._mean(self.now) - self._mean(best))
+        value = math.exp(self.standing.mean(self.now) - self.standing.mean(best))
         if self.goal == "time":
-            said = f"{_digits(value)}× {_interval(ratio)} as fast as {present}"
+            said = f"{_digits(value)}×{_interval(ratio)} as fast as {present}"
         else:
-            said = f"{_digits(value)}× {_interval(ratio)} less {self.goal} than {present}"
+            said = f"{_digits(value)}×{_interval(ratio)} less {self.goal} than {present}"
         runs = min(len(self.standing.values[s]) for s in (best, self.now))
         return said if ratio.low is not None else f"about {said}, from {count(runs, 'run')} each"
 
@@ -145,14 +144,14 @@ class Answer:
         plain = [s for s in self.standing.allowed if s.precision == "fp32"]
         if self.goal != "time" or best.precision == "fp32" or not plain or plain[0] == self.now:
             return ""
-        value = math.exp(self._mean(plain[0]) - self._mean(best))
+        value = math.exp(self.standing.mean(plain[0]) - self.standing.mean(best))
         return f"{_digits(value)}× as fast as the fastest fp32 ({name(plain[0], self.now)})"
 
     def _tell_rivals(self) -> str:
         others = [s for s in self.standing.allowed if s != self.now]
         if not others:
             return "nothing else was measured"
-        value = math.exp(self._mean(self.now) - self._mean(others[0]))
+        value = math.exp(self.standing.mean(self.now) - self.standing.mean(others[0]))
         said = f"of {count(len(others), 'other setting')} measured, the best"
         gain = "as fast" if self.goal == "time" else f"the {self.goal}"
         return (
@@ -203,8 +202,6 @@ class Answer:
         )
 
     def _predict_learning(self, best: Case) -> float:
-        from bench.advise.policy import Trial
-
         part = self.standing.choose_part(best)
         trials = (Trial(s, Aim.LEARN, 1, part) for s in (best, self.now))
         return MIN_REPEATS * sum(map(self.standing.predict_s, trials))
@@ -214,7 +211,7 @@ class Answer:
         if not best.compiled or self.now.compiled or self.goal != "time":
             return ""
         start = [self.standing.start_s(s) for s in (best, self.now)]
-        gain = math.exp(self._mean(self.now)) - math.exp(self._mean(best))
+        gain = math.exp(self.standing.mean(self.now)) - math.exp(self.standing.mean(best))
         if gain <= 0 or start[0] <= start[1]:
             return ""
         epochs = math.ceil((start[0] - start[1]) / gain)
@@ -223,13 +220,12 @@ class Answer:
 
     def _list_unsure(self, best: Case) -> Iterator[str]:
         """What may be as good, and what was looked at once."""
-        rivals = [s for s in self.standing.rivals if s != best][:3]
-        for rival in rivals:
-            value = math.exp(self._mean(best) - self._mean(rival))
-            yield f"{name(rival, self.now)} may be as good ({_digits(value)}×)"
+        for rival in [s for s in self.standing.rivals if s != best][:3]:
+            most = math.exp(self.standing.find_lead(rival))
+            yield f"{name(rival, self.now)} may be up to {_digits(most)}× as good"
         for axis in list_changes(best, self.now):
-            without = [s for s in self.standing.values if _differ_only(s, best, axis)]
-            if not without and axis not in ("precision", "batch_size"):
+            without = [s for s in self.standing.values if list_changes(s, best) == [axis]]
+            if not without and axis not in _FIRST:
                 yield f"{_say(axis, getattr(best, axis))} (not compared by itself)"
 
     def _list_untried(self) -> Iterator[str]:
@@ -238,7 +234,8 @@ class Answer:
         ran = {r.trial.setting for r in self.standing.known}
         belief = self.standing.belief if self.standing.values else None
         for axis, values in self.tried.items():
-            missing = [v for v in values if v not in {getattr(s, axis) for s in ran}]
+            seen = {getattr(s, axis) for s in ran}
+            missing = [v for v in values if v not in seen and str(v) not in self.left_out]
             by: dict[str, list[str]] = {}
             for value in missing:
                 having = [s for s in self.standing.space.settings if getattr(s, axis) == value]
@@ -252,7 +249,7 @@ class Answer:
             return "it would not fit in memory"
         best = self.standing.best
         if belief is not None and best is not None:
-            gains = belief.expect_gain(self._mean(best))
+            gains = belief.expect_gain(self.standing.mean(best))
             places = self.standing.space.places
             most = max(gains[places[s]] for s in settings)
             if most < LEAST_GAIN:
@@ -323,22 +320,14 @@ def _describe(setting: Case | None) -> dict[str, str] | None:
     return {axis: format_value(getattr(setting, axis)) for axis in AXES}
 
 
-def _differ_only(one: Case, two: Case, axis: str) -> bool:
-    return all(
-        getattr(one, name) == getattr(two, name)
-        for name in AXES
-        if name != axis and find_leader(name) != axis
-    ) and getattr(one, axis) != getattr(two, axis)
-
-
 def _digits(value: float) -> str:
     return f"{value:.2f}" if value < 2 else f"{value:.1f}"
 
 
 def _interval(ratio: Ratio) -> str:
     if ratio.low is None or ratio.high is None:
-        return "(no interval)" if ratio.exact else ""
-    return f"({_digits(ratio.low)} to {_digits(ratio.high)})"
+        return ""
+    return f" ({_digits(ratio.low)} to {_digits(ratio.high)})"
 
 
 def _write_budget(seconds: float) -> str:
@@ -351,9 +340,7 @@ def describe_result(standing: Standing, result: Result, left_s: float) -> str:
     now, best = standing.space.now, standing.best
     said = []
     if best is not None and now in standing.values:
-        mean = sum(standing.values[best]) / len(standing.values[best])
-        base = sum(standing.values[now]) / len(standing.values[now])
-        gain = math.exp(base - mean)
+        gain = math.exp(standing.mean(now) - standing.mean(best))
         said.append(f"best so far: {name(best, now)}, {_digits(gain)}×")
     said.append(f"{write_seconds(left_s)} left" if left_s > 0 else "nothing left of the budget")
     return "; ".join(said)

@@ -143,10 +143,8 @@ def _compare(values: Sequence[object], axis: str) -> NDArray[np.float64]:
         return alike
     kinds = list(dict.fromkeys(values))
     code = np.array([kinds.index(value) for value in values])
-    same = (code[:, None] == code[None]).astype(float)
-    if axis == "precision":
-        slow = Arithmetic.FLOAT32
-        fast = np.array([PRECISIONS[str(v)].arithmetic is not slow for v in values])
-        same = np.maximum(same, HALF * (fast[:, None] & fast[None]))
-    alike = same
-    return alike
+    same = np.asarray(code[:, None] == code[None], dtype=float)
+    if axis != "precision":
+        return same
+    fast = np.array([PRECISIONS[str(v)].arithmetic is not Arithmetic.FLOAT32 for v in values])
+    return np.maximum(same, HALF * np.outer(fast, fast))

@@ -1,8 +1,9 @@
 """What to measure next, within a budget, to find the best setting; nothing here runs anything.
 
-In turn: the setting that is used now; what promises most for its seconds; repeats of those that are
-not told apart from the best; seeds for learning, of the best and of the one used now. What is known
-is a list of results, so that a search goes on wherever its records end.
+In turn: the setting that is used now; what promises most for its seconds; the best with each of its
+changes taken back, so that only what gains something stays; repeats of what may be better still, of
+the best and of the one used now; seeds of these two, for learning. What is known is a list of
+results, so that a search goes on wherever its records end.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from statistics import fmean, median, variance
 from typing import TYPE_CHECKING
 
 from bench.advise.belief import Belief, believe, relate
-from bench.case import SAME_QUESTION, Case
+from bench.case import AXES, SAME_QUESTION, Case, find_leader
 from bench.interval import find_quantile
 from bench.limits import MIN_REPEATS
 from bench.record import REFUSED, RELIABLE, Status
@@ -57,6 +58,9 @@ EXPLORE = 0.7
 NOISE = 0.03
 """Between two runs of one setting, as a standard deviation of the logarithm, before any is known:
 that of a shared machine. An own card's is a third."""
+
+ALIKE = 0.01
+"""Settings that differ by less are as good as each other; then the simpler one is the advice."""
 
 MOST_REPEATS, MOST_SEEDS = 5, 5
 MOST_RIVALS = 4
@@ -106,6 +110,12 @@ class Result:
     used_bytes: float | None = None
     seed: int = 0
     loss: float | None = None
+
+
+def list_changes(setting: Case, other: Case) -> list[str]:
+    """The axes in which a setting differs from another, less what follows from others of them."""
+    axes = [name for name in AXES if getattr(setting, name) != getattr(other, name)]
+    return [name for name in axes if find_leader(name) not in axes]
 
 
 def strip(case: Case) -> Case:
@@ -168,6 +178,9 @@ class Standing:
     def __init__(self, known: Sequence[Result], space: Space) -> None:
         self.known, self.space = known, space
         self._timed = [r for r in known if r.status in RELIABLE and r.value]
+        self._runs: dict[Case, list[Result]] = {}
+        for result in self._timed:
+            self._runs.setdefault(result.trial.setting, []).append(result)
 
     @cached_property
     def values(self) -> dict[Case, list[float]]:
@@ -190,8 +203,7 @@ class Standing:
 
     def error(self, setting: Case) -> float:
         """The standard error of the mean logarithm of a setting that was measured."""
-        runs = [r for r in self._timed if r.trial.setting == setting]
-        within = median([r.error or 0.0 for r in runs]) / 2
+        within = median([r.error or 0.0 for r in self._runs[setting]]) / 2
         return math.hypot(self.noise, within) / math.sqrt(len(self.values[setting]))
 
     @cached_property
@@ -199,34 +211,41 @@ class Standing:
         """Settings that were seen to learn worse, or not to learn."""
         return {s: e for s in self.values if (e := self.compare(s)).verdict is Claim.WORSE}
 
-    @property
+    @cached_property
     def allowed(self) -> list[Case]:
         """The settings that were measured and may be chosen, best first."""
         bad = {r.trial.setting for r in self.known if r.status is Status.DIVERGED}
         bad = set() if self.space.now in bad else bad
         kept = [s for s in self.values if s not in self.rejected and s not in bad]
-        return sorted(kept, key=lambda setting: fmean(self.values[setting]))
+        return sorted(kept, key=self.mean)
 
-    @property
+    @cached_property
     def best(self) -> Case | None:
-        """The best of these: the one used now, where nothing is seen to be better."""
-        return self.allowed[0] if self.allowed else None
+        """The best of these; of those that are as good within `ALIKE`, the one that changes least,
+        which is the one used now if it is among them."""
+        if not self.allowed:
+            return None
+        least = self.mean(self.allowed[0])
+        alike = [s for s in self.allowed if self.mean(s) - least <= ALIKE]
+        return min(alike, key=lambda s: (len(list_changes(s, self.space.now)), self.mean(s)))
 
-    @property
+    @cached_property
     def rivals(self) -> list[Case]:
-        """The best, and those that may be as good, best first, `MOST_RIVALS` at most; the ones
-        that differ by less than matters are as good, and no matter which."""
-        if self.best is None:
-            return []
-        least = fmean(self.values[self.best])
-        near = [s for s in self.allowed if fmean(self.values[s]) - least < self._reach(s)]
-        return near[:MOST_RIVALS]
+        """Those that may be better than the best by more than `ALIKE`, most likely first."""
+        leads = {s: self.find_lead(s) for s in self.allowed if s != self.best}
+        near = [s for s, lead in leads.items() if lead > ALIKE]
+        return sorted(near, key=lambda s: -leads[s])[:MOST_RIVALS]
 
-    def _reach(self, setting: Case) -> float:
+    def mean(self, setting: Case) -> float:
+        """The mean logarithm of a setting that was measured."""
+        return fmean(self.values[setting])
+
+    def find_lead(self, setting: Case) -> float:
+        """By how much the logarithm of a setting may be below that of the best, at most."""
         assert self.best is not None
-        freedom = 2 + len(self.values[setting]) + len(self.values[self.best]) - 2
+        freedom = len(self.values[setting]) + len(self.values[self.best])
         both = math.hypot(self.error(setting), self.error(self.best))
-        return find_quantile(freedom) * both
+        return self.mean(self.best) - self.mean(setting) + find_quantile(freedom) * both
 
     @cached_property
     def belief(self) -> Belief:
@@ -246,7 +265,7 @@ class Standing:
 
     def fits(self, setting: Case) -> bool:
         """Whether a batch should fit: below all that did not, and on the line of memory."""
-        here = [r for r in self.known if _may_share(r.trial.setting, setting)]
+        here = self._sharing.get(_share_memory(setting), [])
         size = setting.batch_size
         if any(r.status in REFUSED and size >= r.trial.setting.batch_size for r in here):
             return False
@@ -260,32 +279,45 @@ class Standing:
         (known, used), *_ = points.items()
         return used * (1 + 2 / 3 * (size / known - 1)) <= FULL * room
 
+    @cached_property
+    def _sharing(self) -> dict[tuple[object, ...], list[Result]]:
+        found: dict[tuple[object, ...], list[Result]] = {}
+        for result in self.known:
+            found.setdefault(_share_memory(result.trial.setting), []).append(result)
+        return found
+
     # ------------------------------------------------------------------ what it costs
 
     def predict_s(self, trial: Trial) -> float:
         """About how long a run takes with everything."""
         setting = trial.setting
-        same = [r for r in self.known if r.trial.setting == setting and r.status in RELIABLE]
-        if again := [r.took_s for r in same if r.trial.aim is trial.aim]:
+        again = [r.took_s for r in self._runs.get(setting, ()) if r.trial.aim is trial.aim]
+        if again:
             return median(again)
         share = trial.part if trial.aim is Aim.LEARN else MOST_PART[trial.aim] / 2
         return self.start_s(setting) + share * self._epoch_s(setting)
 
     def start_s(self, setting: Case) -> float:
         """Seconds beside the steps: of runs that were compiled alike, else as expected before."""
-        beside = [
-            r.took_s - _trained_s(r)
-            for r in self.known
-            if r.trial.setting.compile == setting.compile and r.status in RELIABLE and r.time_s
-        ]
-        return max(0.0, median(beside)) if beside else self.space.start_s(setting)
+        known = self._starts.get(setting.compile)
+        return self.space.start_s(setting) if known is None else known
+
+    @cached_property
+    def _starts(self) -> dict[str, float]:
+        beside: dict[str, list[float]] = {}
+        for result in self._timed:
+            seconds = max(0.0, result.took_s - _trained_s(result))
+            beside.setdefault(result.trial.setting.compile, []).append(seconds)
+        return {compiled: median(of) for compiled, of in beside.items()}
 
     def _epoch_s(self, setting: Case) -> float:
-        """The seconds of an epoch: measured, or about those of the median of what was."""
-        known: dict[Case, float] = {
-            r.trial.setting: r.time_s for r in self.known if r.status in RELIABLE and r.time_s
-        }
-        return known.get(setting) or (median(known.values()) if known else 0.0)
+        """The seconds of an epoch: measured, or the median of what was."""
+        runs = self._runs.get(setting)
+        return (runs[-1].time_s or 0.0) if runs else self._usual_s
+
+    @cached_property
+    def _usual_s(self) -> float:
+        return median([r.time_s or 0.0 for r in self._timed]) if self._timed else 0.0
 
     # ------------------------------------------------------------------ learning
 
@@ -331,16 +363,15 @@ def _trained_s(result: Result) -> float:
     return part * (result.time_s or 0.0)
 
 
-def _may_share(one: Case, two: Case) -> bool:
-    """Whether two settings take about as much memory at the same batch size."""
-    names = ("precision", "accumulate")
-    return all(getattr(one, name) == getattr(two, name) for name in names)
+def _share_memory(setting: Case) -> tuple[object, ...]:
+    """What settings agree in that take about as much memory at the same batch size."""
+    return setting.precision, setting.accumulate
 
 
 def choose(known: Sequence[Result], space: Space, budget: Budget) -> Trial | None:
     """The run to make next; None where nothing is left that fits the budget and would help."""
     standing = Standing(known, space)
-    for decide in (_measure_now, _explore, _tell_apart, _judge_learning):
+    for decide in (_measure_now, _explore, _take_back, _tell_apart, _judge_learning):
         if trial := decide(standing, budget):
             return trial
     return None
@@ -365,7 +396,7 @@ def _explore(standing: Standing, budget: Budget) -> Trial | None:
     if best is None:
         gains = np.exp(-np.asarray(standing.space.prior))
     else:
-        gains = standing.belief.expect_gain(fmean(standing.values[best]))
+        gains = standing.belief.expect_gain(standing.mean(best))
     costs = np.array([standing.predict_s(Trial(s, Aim.LOOK)) for s in settings])
     for place in np.argsort(-gains / np.sqrt(costs)):
         setting, gain = settings[place], gains[place]
@@ -379,17 +410,39 @@ def _explore(standing: Standing, budget: Budget) -> Trial | None:
     return None
 
 
-def _tell_apart(standing: Standing, budget: Budget) -> Trial | None:
-    """A repeat of the one used now or of a rival of the best, the one that ran least."""
-    rivals = standing.rivals
-    if not rivals:
+def _take_back(standing: Standing, budget: Budget) -> Trial | None:
+    """The best with one of its changes taken back, if that was not tried."""
+    best, now = standing.best, standing.space.now
+    if best is None:
         return None
-    wanted = [s for s in dict.fromkeys([standing.space.now, *rivals]) if s in standing.values]
-    counts = {s: _count(standing, s, Aim.MEASURE) for s in wanted}
-    most = MIN_REPEATS if len(rivals) == 1 else MOST_REPEATS
-    for setting in sorted(wanted, key=lambda s: counts[s]):
-        enough = MIN_REPEATS if setting == standing.space.now else most
+    for axis in list_changes(best, now):
+        setting = next(
+            (s for s in standing.space.settings if _is_without(s, best, axis, now)), None
+        )
+        if setting is None or setting in standing.tried or not standing.fits(setting):
+            continue
+        trial = Trial(setting, Aim.LOOK)
+        if standing.predict_s(trial) <= budget.left_s:
+            return trial
+    return None
+
+
+def _is_without(setting: Case, best: Case, axis: str, now: Case) -> bool:
+    """Whether a setting is ``best`` with an axis as it is now."""
+    return getattr(setting, axis) == getattr(now, axis) and list_changes(setting, best) == [axis]
+
+
+def _tell_apart(standing: Standing, budget: Budget) -> Trial | None:
+    """A repeat of the one used now, of the best or of a rival of it, the one that ran least."""
+    if standing.best is None:
+        return None
+    rivals = standing.rivals
+    wanted = dict.fromkeys([standing.space.now, standing.best, *rivals])
+    counts = {s: _count(standing, s, Aim.MEASURE) for s in wanted if s in standing.values}
+    for setting in sorted(counts, key=lambda s: counts[s]):
+        apart = setting == standing.space.now or not rivals
         trial = Trial(setting, Aim.MEASURE, counts[setting] + 1)
+        enough = MIN_REPEATS if apart else MOST_REPEATS
         if counts[setting] < enough and standing.predict_s(trial) <= budget.left_s:
             return trial
     return None

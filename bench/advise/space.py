@@ -9,7 +9,7 @@ from itertools import product
 from typing import Any
 
 from bench.advise.policy import strip
-from bench.case import AXES, FOLLOWS, Case, Value, find_leader, go_together
+from bench.case import FOLLOWS, Case, Value, go_together
 from bench.environment import usable_cpus
 from bench.precision import PRECISIONS
 from bench.sweep.preflight import Inputs
@@ -111,16 +111,3 @@ def expect(settings: Sequence[Case], inputs: Inputs) -> list[float]:
     if None in found.values():
         return []
     return [TRUST * math.log(found[s.precision, s.batch_size] or 1.0) for s in settings]
-
-
-def list_changes(setting: Case, now: Case) -> list[str]:
-    """The axes in which a setting differs from the present one, less what follows from others."""
-    return [
-        name
-        for name in AXES
-        if getattr(setting, name) != getattr(now, name)
-        and not (
-            find_leader(name)
-            and getattr(setting, find_leader(name)) != getattr(now, find_leader(name))
-        )
-    ]
