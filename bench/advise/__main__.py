@@ -156,6 +156,9 @@ def read_now(given: argparse.Namespace) -> tuple[Case, dict[str, list[Value]]]:
     """
     axes = read_axes(given, WITHOUT)
     present: dict[str, Any] = {name: values[0] for name, values in axes.items()}
+    # of several that are to be tried, the default is the present one, if it is among them
+    usual = {name: getattr(Case, name) for name, values in axes.items() if len(values) > 1}
+    present |= {name: value for name, value in usual.items() if value in axes[name]}
     for part in filter(None, (word.strip() for word in given.now.split(","))):
         name, sign, text = part.partition("=")
         name = name.strip().replace("-", "_")
@@ -191,12 +194,11 @@ def find(
         inputs = hardware.inputs
         now = strip(inputs.settle(now))
         items = inputs.data(now).train_images
-        several = {
-            name: values
-            for name, values in axes.items()
-            if name in LEVERS[now.device] or len(values) > 1 or name == "batch_size"
-        }
-        levers = list_levers(now, several, items)
+        given = {n: v for n, v in axes.items() if n in (*LEVERS[now.device], "batch_size")}
+        given |= {name: values for name, values in axes.items() if len(values) > 1}
+        if goal == "memory":  # of which the smallest batch takes least
+            given.setdefault("batch_size", [now.batch_size])
+        levers = list_levers(now, given, items)
         settings = list_settings(now, levers, inputs)
         left_out = {
             str(value): why

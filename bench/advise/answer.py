@@ -135,7 +135,7 @@ class Answer:
         if self.goal == "time":
             said = f"{_digits(value)}×{_interval(ratio)} as fast as {present}"
         else:
-            said = f"{_digits(value)}×{_interval(ratio)} less {self.goal} than {present}"
+            said = f"{write_percent(round(1 / value, 3))} of the {self.goal} of {present}"
         runs = min(len(self.standing.values[s]) for s in (best, self.now))
         return said if ratio.low is not None else f"about {said}, from {count(runs, 'run')} each"
 

@@ -137,14 +137,15 @@ def _compare(values: Sequence[object], axis: str) -> NDArray[np.float64]:
     """How alike the values of a lever are, 0 to 1; shape (settings, settings)."""
     import numpy as np
 
+    alike: NDArray[np.float64]
     if axis in ("batch_size", "workers", "accumulate"):
         octave = np.log2(np.array([1 + float(str(v)) for v in values]))
-        alike: NDArray[np.float64] = np.exp(-np.abs(octave[:, None] - octave[None]) / OCTAVES)
+        alike = np.exp(-np.abs(octave[:, None] - octave[None]) / OCTAVES)
         return alike
     kinds = list(dict.fromkeys(values))
     code = np.array([kinds.index(value) for value in values])
-    same = np.asarray(code[:, None] == code[None], dtype=float)
-    if axis != "precision":
-        return same
-    fast = np.array([PRECISIONS[str(v)].arithmetic is not Arithmetic.FLOAT32 for v in values])
-    return np.maximum(same, HALF * np.outer(fast, fast))
+    alike = np.asarray(code[:, None] == code[None], dtype=float)
+    if axis == "precision":
+        fast = np.array([PRECISIONS[str(v)].arithmetic is not Arithmetic.FLOAT32 for v in values])
+        np.maximum(alike, HALF * np.outer(fast, fast), out=alike)
+    return alike

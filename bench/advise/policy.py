@@ -237,8 +237,9 @@ class Standing:
         return sorted(near, key=lambda s: -leads[s])[:MOST_RIVALS]
 
     def mean(self, setting: Case) -> float:
-        """The mean logarithm of a setting that was measured."""
-        return fmean(self.values[setting])
+        """The logarithm of a setting that was measured, as `believe` has it: with few noisy runs,
+        the others that share its levers have their say, and the luckiest does not win by luck."""
+        return float(self.belief.mean[self.space.places[setting]])
 
     def find_lead(self, setting: Case) -> float:
         """By how much the logarithm of a setting may be below that of the best, at most."""
@@ -397,7 +398,7 @@ def _explore(standing: Standing, budget: Budget) -> Trial | None:
         gains = np.exp(-np.asarray(standing.space.prior))
     else:
         gains = standing.belief.expect_gain(standing.mean(best))
-    costs = np.array([standing.predict_s(Trial(s, Aim.LOOK)) for s in settings])
+    costs = np.array([max(1e-3, standing.predict_s(Trial(s, Aim.LOOK))) for s in settings])
     for place in np.argsort(-gains / np.sqrt(costs)):
         setting, gain = settings[place], gains[place]
         if best is not None and gain < LEAST_GAIN:
