@@ -17,10 +17,10 @@ from dataclasses import replace
 from time import monotonic
 from typing import Any
 
-from bench.advise.advisor import GOALS, Advisor
+from bench.advise.advisor import GOALS, PRICED, Advisor
 from bench.advise.answer import Answer, describe_result
 from bench.advise.policy import Standing, strip
-from bench.advise.space import LEVERS, list_levers, list_settings, refuse
+from bench.advise.space import LEVERS, list_levers, list_settings, read_scales, refuse
 from bench.case import (
     AXES,
     SAME_QUESTION,
@@ -28,6 +28,7 @@ from bench.case import (
     Value,
     check_axes,
     default_lr,
+    parse_number,
     parse_value,
 )
 from bench.data import SYNTHETIC, find_layout
@@ -80,6 +81,11 @@ def build_parser() -> Parser:
         help=f"what is to be small: {', '.join(GOALS)} ({GOALS[0]})",
     )
     what.add_argument(
+        "--price",
+        metavar="P",
+        help="what an hour of this machine costs, in any currency; the answer has images for it",
+    )
+    what.add_argument(
         "--margin",
         default=MARGIN,
         metavar="P%",
@@ -114,6 +120,7 @@ def main(argv: Sequence[str]) -> int:
         raise UsageError(f"--format {given.format!r}: {nearest(given.format, ['text', 'json'])}")
     budget_s = parse_budget(given.budget)
     margin = parse_percent(f"--margin {given.margin!r}", given.margin)
+    price = read_price(given.price, given.goal)
     now, axes = read_now(given)
     options = read_running(
         given,
@@ -124,7 +131,8 @@ def main(argv: Sequence[str]) -> int:
     if options.lanes not in (None, 1) or options.quiet:
         raise UsageError("--lanes: bench.advise measures one case at a time; leave it out")
     try:
-        answer, stopped = find(now, axes, options, given.goal, margin, budget_s, began + budget_s)
+        until = began + budget_s
+        answer, stopped = find(now, axes, options, given.goal, margin, price, budget_s, until)
     except StoreError as error:
         print(f"error: {clean(str(error))}", file=sys.stderr)
         return 1
@@ -146,6 +154,20 @@ def parse_budget(text: str) -> float:
     if not seconds:
         raise UsageError(f"--budget {text[:40]!r}: give a time above 0, such as 90s, 10m or 1h")
     return seconds
+
+
+def read_price(text: str | None, goal: str) -> float | None:
+    """Read the price of an hour. Raises UsageError: it is no number above 0, or is needed."""
+    if text is None:
+        if goal == PRICED:
+            raise UsageError(
+                f"--for {PRICED} needs the price of an hour here, such as --price 2.49"
+            )
+        return None
+    try:
+        return float(parse_number("--price", 0)(text))
+    except ValueError:
+        raise UsageError(f"--price {text[:40]!r}: give a number above 0, such as 2.49") from None
 
 
 def read_now(given: argparse.Namespace) -> tuple[Case, dict[str, list[Value]]]:
@@ -185,6 +207,7 @@ def find(
     options: Options,
     goal: str,
     margin: float,
+    price: float | None,
     budget_s: float,
     until: float,
 ) -> tuple[Answer, int]:
@@ -199,13 +222,13 @@ def find(
         if goal == "memory":  # of which the smallest batch takes least
             given.setdefault("batch_size", [now.batch_size])
         levers = list_levers(now, given, items)
-        settings = list_settings(now, levers, inputs)
+        out = options.out or default_out(inputs.platforms)
+        settings = list_settings(now, levers, inputs, read_scales(out, now))
         left_out = {
             str(value): why
             for value in levers.get("precision", ())
             if (why := refuse(replace(now, precision=str(value)), now, inputs))
         }
-        out = options.out or default_out(inputs.platforms)
         with open_loop(hardware, executor, out, options) as loop:
             comparable, _ = read_past(out, settings, options, inputs)
             before = loop.store.read_config()
@@ -235,7 +258,8 @@ def find(
             command = re.sub(r" --budget[= ]\S+", "", command)
             standing = Standing(advisor.known, advisor.space)
     tried = {name: values for name, values in levers.items() if len(values) > 1}
-    return Answer(standing, goal, tried, left_out, command, budget_s), stopped()
+    answer = Answer(standing, goal, tried, left_out, command, budget_s, out, price, items)
+    return answer, stopped()
 
 
 def find_room(now: Case, inputs: Inputs) -> float:

@@ -23,8 +23,11 @@ from bench.text import read_time
 if TYPE_CHECKING:
     import pandas as pd
 
-GOALS = ("time", "memory", "energy")
-"""What advice may be for: of an epoch its time or its energy, or the peak of memory."""
+PRICED = "images-per-price"
+
+GOALS = ("time", "memory", "energy", PRICED)
+"""What advice may be for: the time or energy of an epoch, the peak of memory, or what a price buys,
+which on one machine is best where the time is."""
 
 
 class Advisor:
@@ -128,7 +131,7 @@ class Advisor:
             read_time(str(row["finished_at"])) - read_time(str(row["started_at"])),
             time_s,
             number("epoch_time_error"),
-            values[self._goal],
+            values.get(self._goal, time_s),
             used,
             int(row["run_seed"]),
             number("train_loss") if trial.aim is Aim.LEARN else None,

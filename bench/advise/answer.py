@@ -6,9 +6,12 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from bench import verdict
+from bench.advise.advisor import PRICED
+from bench.advise.limits import tell_limits
 from bench.advise.policy import LEAST_GAIN, Aim, Result, Standing, Trial, list_changes
 from bench.case import AXES, Case, Value, format_value
 from bench.limits import MIN_REPEATS, STEADY
@@ -32,6 +35,7 @@ def _list_named(setting: Case, now: Case) -> list[str]:
 
 
 _FIRST = ("precision", "batch_size")
+_TIMED = ("time", PRICED)
 
 
 def _say(axis: str, value: Value) -> str:
@@ -53,6 +57,9 @@ class Answer:
         left_out: values of levers that were not, and why.
         command: that goes on, without its budget.
         budget_s: that was given.
+        folder: where the runs are.
+        price: of an hour, if it was given.
+        items: of an epoch.
     """
 
     standing: Standing
@@ -61,6 +68,9 @@ class Answer:
     left_out: Mapping[str, str]
     command: str
     budget_s: float
+    folder: Path | None = None
+    price: float | None = None
+    items: int = 0
 
     @property
     def now(self) -> Case:
@@ -100,6 +110,8 @@ class Answer:
             yield learning
         if compiled := self._tell_compiling(best):
             yield compiled
+        if self.folder and (limits := tell_limits(self.folder, best)):
+            yield limits
         if unsure := "; ".join(self._list_unsure(best)):
             yield f"Not certain: {unsure}."
         if untried := "; ".join(self._list_untried()):
@@ -124,6 +136,9 @@ class Answer:
             )
         if against := self._tell_baseline(best):
             parts.append(against)
+        if self.price and (time_s := self._find_time(best)):
+            bought = self.items * 3600 / time_s / self.price
+            parts.append(f"{bought:,.0f} images for a price of 1")
         return f"Train with {where}: {', '.join(parts)}."
 
     def _tell_gain(self, best: Case) -> str:
@@ -132,7 +147,7 @@ class Answer:
             return f"{present} could not be measured"
         ratio = self.compare(best, self.now).invert()
         value = math.exp(self.standing.mean(self.now) - self.standing.mean(best))
-        if self.goal == "time":
+        if self.goal in _TIMED:
             said = f"{_digits(value)}×{_interval(ratio)} as fast as {present}"
         else:
             said = f"{write_percent(round(1 / value, 3))} of the {self.goal} of {present}"
@@ -142,7 +157,7 @@ class Answer:
     def _tell_baseline(self, best: Case) -> str:
         """The gain over fp32 at its own best batch size, where that is not the present one."""
         plain = [s for s in self.standing.allowed if s.precision == "fp32"]
-        if self.goal != "time" or best.precision == "fp32" or not plain or plain[0] == self.now:
+        if self.goal not in _TIMED or best.precision == "fp32" or not plain or plain[0] == self.now:
             return ""
         value = math.exp(self.standing.mean(plain[0]) - self.standing.mean(best))
         return f"{_digits(value)}× as fast as the fastest fp32 ({name(plain[0], self.now)})"
@@ -153,7 +168,7 @@ class Answer:
             return "nothing else was measured"
         value = math.exp(self.standing.mean(self.now) - self.standing.mean(others[0]))
         said = f"of {count(len(others), 'other setting')} measured, the best"
-        gain = "as fast" if self.goal == "time" else f"the {self.goal}"
+        gain = "as fast" if self.goal in _TIMED else f"the {self.goal}"
         return (
             f"{said} is {name(others[0], self.now)}, {_digits(value)}× {gain}, which is not more "
             "than runs differ by"
@@ -208,7 +223,7 @@ class Answer:
 
     def _tell_compiling(self, best: Case) -> str:
         """After how many epochs compiling has paid for itself."""
-        if not best.compiled or self.now.compiled or self.goal != "time":
+        if not best.compiled or self.now.compiled or self.goal not in _TIMED:
             return ""
         start = [self.standing.start_s(s) for s in (best, self.now)]
         gain = math.exp(self.standing.mean(self.now)) - math.exp(self.standing.mean(best))

@@ -17,7 +17,7 @@ from statistics import fmean, median, variance
 from typing import TYPE_CHECKING
 
 from bench.advise.belief import Belief, believe, relate
-from bench.case import AXES, SAME_QUESTION, Case, find_leader
+from bench.case import AXES, SAME_QUESTION, Case, find_leader, go_together
 from bench.interval import find_quantile
 from bench.limits import MIN_REPEATS
 from bench.record import REFUSED, RELIABLE, Status
@@ -72,7 +72,8 @@ FULL = 0.95
 
 @dataclass(frozen=True)
 class Trial:
-    """One run: of ``setting``, the how manyeth for this aim, of ``part`` of an epoch to learn."""
+    """One run: of ``setting``, the how manyeth for this aim, of ``part`` of an epoch to learn. The
+    first that measures is profiled, so that the answer can say what limits the setting."""
 
     setting: Case
     aim: Aim
@@ -85,7 +86,10 @@ class Trial:
         if self.aim is Aim.LEARN:
             return replace(self.setting, fraction=self.part)
         until = LOOK_UNTIL if self.aim is Aim.LOOK else MEASURE_UNTIL
-        return replace(self.setting, until=until, fraction=MOST_PART[self.aim])
+        case = replace(self.setting, until=until, fraction=MOST_PART[self.aim])
+        profiled = replace(case, profile=True)
+        first = self.aim is Aim.MEASURE and self.repeat == 1
+        return profiled if first and go_together(profiled) else case
 
 
 @dataclass(frozen=True)

@@ -6,12 +6,14 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 from bench.advise.policy import strip
 from bench.case import FOLLOWS, Case, Value, go_together
 from bench.environment import usable_cpus
 from bench.precision import PRECISIONS
+from bench.scale_map import find_window, read_scale_map
 from bench.sweep.preflight import Inputs
 
 LEVERS: dict[str, dict[str, Sequence[Value]]] = {
@@ -68,28 +70,50 @@ def list_levers(
     }
 
 
-def list_settings(now: Case, levers: Mapping[str, Sequence[Value]], inputs: Inputs) -> list[Case]:
+def list_settings(
+    now: Case,
+    levers: Mapping[str, Sequence[Value]],
+    inputs: Inputs,
+    scales: Mapping[str, float] = {},
+) -> list[Case]:
     """All combinations of levers that go together, the present setting first; what this machine
-    cannot run, or only emulates, is left out unless it is the present one."""
+    cannot run, or only emulates, is left out unless it is the present one.
+
+    Args:
+        scales: the loss scale of precisions of which a map says which is safe.
+    """
     kept = {now: None}
     for values in product(*levers.values()):
-        setting = make_setting(now, dict(zip(levers, values, strict=True)))
+        setting = make_setting(now, dict(zip(levers, values, strict=True)), scales)
         if setting not in kept and go_together(setting) and not refuse(setting, now, inputs):
             kept[setting] = None
     return list(kept)
 
 
-def make_setting(now: Case, changes: Mapping[str, Value]) -> Case:
+def make_setting(now: Case, changes: Mapping[str, Value], scales: Mapping[str, float] = {}) -> Case:
     """The present setting with some levers changed, and what follows from each."""
     settings = dict(changes)
     precision = PRECISIONS[str(settings.get("precision", now.precision))]
     if precision.name != now.precision:
         followers = {name: getattr(Case, name) for name in FOLLOWS["precision"]}
-        settings = followers | {"loss_scale": precision.default_loss_scale} | settings
+        scale = scales.get(precision.name, precision.default_loss_scale)
+        settings = followers | {"loss_scale": scale} | settings
     if not precision.scales_loss:
         settings["loss_scale"] = None
     changed: dict[str, Any] = settings
     return strip(replace(now, **changed))
+
+
+def read_scales(folder: Path, now: Case) -> dict[str, float]:
+    """The loss scale to use of each precision, where `bench.scales` left a map of the network in a
+    folder. Raises UsageError: it cannot be read."""
+    found = read_scale_map(folder)
+    windows = (
+        [(c.precision, find_window(c)) for c in found.cases if c.model == now.model]
+        if found
+        else []
+    )
+    return {precision: window.use for precision, window in windows if window.use}
 
 
 def refuse(setting: Case, now: Case, inputs: Inputs) -> str:
