@@ -20,7 +20,14 @@ from typing import Any
 from bench.advise.advisor import GOALS, PRICED, Advisor
 from bench.advise.answer import Answer, describe_result
 from bench.advise.policy import Standing, strip
-from bench.advise.space import LEVERS, list_levers, list_settings, read_scales, refuse
+from bench.advise.space import (
+    LEVERS,
+    expect_start,
+    list_levers,
+    list_settings,
+    read_scales,
+    refuse,
+)
 from bench.case import (
     AXES,
     SAME_QUESTION,
@@ -246,6 +253,7 @@ def find(
                 room_bytes=find_room(now, inputs),
                 judged=now.dataset != SYNTHETIC,
                 margin=margin,
+                start_s=expect_start,
             )
             shown = list(levers)
             with (

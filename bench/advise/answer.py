@@ -146,7 +146,7 @@ class Answer:
         if self.now not in self.standing.values:
             return f"{present} could not be measured"
         ratio = self.compare(best, self.now).invert()
-        value = math.exp(self.standing.mean(self.now) - self.standing.mean(best))
+        value = ratio.value or 1.0
         if self.goal in _TIMED:
             said = f"{_digits(value)}×{_interval(ratio)} as fast as {present}"
         else:
