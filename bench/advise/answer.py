@@ -209,6 +209,8 @@ class Answer:
             )
         if found.verdict is Claim.BETTER:
             return f"It learns better: the training loss is lower over {over} ({at})."
+        if found.lack == verdict.GUESSING:
+            return f"Whether it learns as well is not known: after {over}, {found.lack}."
         needed = self._predict_learning(best)
         seeds = f" ({count(found.seeds, 'seed')} so far)" if found.seeds else ""
         return (

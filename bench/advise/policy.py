@@ -9,7 +9,7 @@ results, so that a search goes on wherever its records end.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
@@ -21,7 +21,14 @@ from bench.case import AXES, SAME_QUESTION, Case, find_leader, go_together
 from bench.interval import find_quantile
 from bench.limits import MIN_REPEATS
 from bench.record import REFUSED, RELIABLE, Status
-from bench.verdict import Claim, Equivalence, judge_equivalence
+from bench.verdict import (
+    GUESSING,
+    Claim,
+    Equivalence,
+    judge_equivalence,
+    learnt_nothing,
+    take_back,
+)
 from bench.wall.line import fit_line
 
 if TYPE_CHECKING:
@@ -348,12 +355,20 @@ class Standing:
             part = self.choose_part(setting)
             a, b = self.losses(self.space.now, part), self.losses(setting, part)
             both = sorted(a.keys() & b.keys())
-            self._compared[setting] = judge_equivalence(
-                {seed: a[seed] for seed in both},
-                {seed: b[seed] for seed in both},
-                self.space.margin,
-            )
+            a, b = ({seed: side[seed] for seed in both} for side in (a, b))
+            self._compared[setting] = self._doubt(judge_equivalence(a, b, self.space.margin), a, b)
         return self._compared[setting]
+
+    def _doubt(
+        self, found: Equivalence, a: Mapping[int, float], b: Mapping[int, float]
+    ) -> Equivalence:
+        """Take back a verdict on networks that guess; that only one of them learnt is one."""
+        classes = self.space.now.classes
+        guesses = [learnt_nothing(fmean(side.values()), classes) for side in (a, b) if side]
+        differs = found.verdict in (Claim.BETTER, Claim.WORSE)
+        if not any(guesses) or (differs and not all(guesses)):
+            return found
+        return take_back(found, GUESSING)
 
     def choose_part(self, setting: Case) -> float:
         """The part of an epoch over which learning is compared: with another batch size only a
