@@ -19,17 +19,17 @@ from pathlib import Path
 from statistics import fmean
 
 from bench.advise.belief import guess
-from bench.advise.policy import (
+from bench.advise.policy import Budget, choose
+from bench.advise.standing import (
+    LEARN_PART,
     LOOK_UNTIL,
     MEASURE_UNTIL,
     MOST_PART,
     Aim,
-    Budget,
     Result,
     Space,
     Standing,
     Trial,
-    choose,
 )
 from bench.case import Case
 from bench.precision import PRECISIONS
@@ -59,29 +59,35 @@ class Grid:
     def best_s(self) -> float:
         return min(time for time in self.times.values() if time)
 
-    def cost(self, trial: Trial) -> float:
-        """Seconds of a run."""
-        start = self.start_s + (self.compile_s if trial.setting.compiled else 0.0)
-        time = self.times[trial.setting]
-        part = trial.part if trial.aim is Aim.LEARN else MOST_PART[trial.aim] / 2
-        return start + part * time if time else start
-
     def guess_s(self, setting: Case) -> float:
         """What is expected of a start before any was seen."""
         return self.start_s + self.compile_s * setting.compiled
 
+    def cost(self, trial: Trial) -> tuple[float, float]:
+        """Seconds of a run beside its steps, and of its steps: of both up to three times more or
+        less than is expected."""
+        chance = random.Random(zlib.crc32(repr(trial).encode()))
+        time = self.times.get(trial.setting) or 0.0
+        part = LEARN_PART if trial.aim is Aim.LEARN else MOST_PART[trial.aim] / 2
+        luck = [3 ** chance.uniform(-1, 1) for _ in range(2)]
+        return self.guess_s(trial.setting) * luck[0], part * time * luck[1]
+
     @property
     def whole_s(self) -> float:
-        """Seconds that one run of each setting takes."""
-        return sum(self.cost(Trial(setting, Aim.MEASURE)) for setting in self.times)
+        """Seconds that one look at each setting takes."""
+        return sum(sum(self.cost(Trial(setting, Aim.LOOK))) for setting in self.times)
 
     def run(self, trial: Trial, chance: random.Random) -> Result:
-        time, took = self.times[trial.setting], self.cost(trial)
+        # what learns at the present batch size may not be of the grid
+        time = self.times.get(trial.setting, self.times[self.now])
+        start_s, trained_s = self.cost(trial)
         if time is None:
-            return Result(trial, Status.OOM, took)
+            return Result(trial, Status.OOM, start_s)
         error = LOOK_UNTIL if trial.aim is Aim.LOOK else MEASURE_UNTIL
         read = time * math.exp(chance.gauss(0, math.hypot(self.noise, error / 2)))
-        return Result(trial, Status.OK, took, read, error, read)
+        return Result(
+            trial, Status.OK, start_s + trained_s, start_s, trained_s, read, error, value=read
+        )
 
 
 def read_grids() -> Iterator[Grid]:
@@ -90,29 +96,35 @@ def read_grids() -> Iterator[Grid]:
     for name, files in (
         ("H100, DPN-92", h100),
         ("H200, DPN-92", [RESULTS / "reference/h200-lab.csv"]),
+        ("TITAN RTX, DPN-92, 2019", [RESULTS / "reference/rtx-titan-2019.csv"]),
         ("CPU, dpn-small", [RESULTS / "cpu-epyc-20261120/records.csv"]),
     ):
         times = dict(_read_times(files))
         now = min((s for s in times if s.precision == "fp32"), key=lambda s: s.batch_size)
         noise = 0.05 if name.startswith("CPU") else 0.01
-        yield Grid(name, now, {setting: fmean(of) for setting, of in times.items()}, noise)
+        means = {setting: fmean(of) if of else None for setting, of in times.items()}
+        yield Grid(name, now, means, noise)
 
 
 def _read_times(files: Sequence[Path]) -> Iterator[tuple[Case, list[float]]]:
+    """The settings of files and their times; of one that did not fit, none."""
     found: dict[Case, list[float]] = {}
     for file in files:
         with file.open(encoding="utf-8", newline="") as opened:
             for row in csv.DictReader(opened):
+                setting = Case(
+                    model=row["model"],
+                    precision=row["precision"],
+                    loss_scale=PRECISIONS[row["precision"]].default_loss_scale,
+                    batch_size=int(row["batch_size"]),
+                    compile="default" if row.get("compile") == "on" else "off",
+                    channels_last=row.get("channels_last") == "on",
+                    device=row["device"] or "cuda",
+                )
                 if row["epoch_time_s"]:
-                    setting = Case(
-                        model=row["model"],
-                        precision=row["precision"],
-                        loss_scale=PRECISIONS[row["precision"]].default_loss_scale,
-                        batch_size=int(row["batch_size"]),
-                        compile="default" if row.get("compile") == "on" else "off",
-                        channels_last=row.get("channels_last") == "on",
-                    )
                     found.setdefault(setting, []).append(float(row["epoch_time_s"]))
+                elif row["status"] == "oom":
+                    found.setdefault(setting, [])
     yield from found.items()
 
 
@@ -192,7 +204,7 @@ def advise(grid: Grid, budget_s: float, seed: int) -> tuple[Case, float]:
     while trial := choose(known, space, Budget(budget_s, budget_s - spent)):
         known.append(grid.run(trial, chance))
         spent += known[-1].took_s
-    return Standing(known, space).best or grid.now, spent
+    return Standing(known, space).advised or grid.now, spent
 
 
 def follow(grid: Grid, budget_s: float, seed: int, shuffled: bool) -> Case:
@@ -202,7 +214,7 @@ def follow(grid: Grid, budget_s: float, seed: int, shuffled: bool) -> Case:
         chance.shuffle(settings)
     best, least, spent = grid.now, math.inf, 0.0
     for setting in settings:
-        result = grid.run(Trial(setting, Aim.MEASURE), chance)
+        result = grid.run(Trial(setting, Aim.LOOK), chance)
         spent += result.took_s
         if spent > budget_s:
             break

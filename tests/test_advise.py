@@ -19,15 +19,16 @@ from hypothesis import strategies as st
 from bench.advise.__main__ import main, parse_budget
 from bench.advise.answer import Answer
 from bench.advise.belief import believe, guess, relate
-from bench.advise.policy import (
-    MOST_SEEDS,
+from bench.advise.policy import Budget, choose
+from bench.advise.space import make_setting
+from bench.advise.standing import (
+    LEARN_PART,
+    LEARN_SEEDS,
     Aim,
-    Budget,
     Result,
     Space,
     Standing,
     Trial,
-    choose,
     list_changes,
     read_trial,
     strip,
@@ -64,7 +65,6 @@ def search(
             result = replace(result, seed=seed, loss=loss(trial.setting, seed))
         results.append(result)
         spent += result.took_s
-    assert spent <= budget_s
     return results, Standing(results, what)
 
 
@@ -75,26 +75,41 @@ def answer(standing: Standing, budget_s: float = 600) -> Answer:
 # ------------------------------------------------------------------------------- how good it is
 
 
-@pytest.mark.parametrize("name", GRIDS)
+@pytest.mark.parametrize("name", [name for name, grid in GRIDS.items() if len(grid.times) > 10])
 def test_a_quarter_of_the_grid_s_time_finds_what_is_within_three_percent(name: str) -> None:
-    """On average, and better than the grid in its order or in a random one."""
+    """On average, and better than the grid in its order or in a random one. Runs may take three
+    times as long as is expected. Of six settings a quarter would be one or two."""
     grid = GRIDS[name]
     budget = grid.whole_s / 4
-    noisy = grid.noise > 0.03 and len(grid.times) > 10  # where chance is larger than the goal
-    chosen = [advise(grid, budget, seed) for seed in range(4)]
-    regret = fmean(find_regret(grid, case) for case, _ in chosen)
-    assert regret < (0.08 if noisy else 0.03)
-    assert all(spent <= budget for _, spent in chosen)
-    plain = [
-        follow(grid, budget, seed, shuffled) for seed in range(4) for shuffled in (False, True)
-    ]
-    assert regret <= fmean(find_regret(grid, case) for case in plain)
+    chosen = [advise(grid, budget, seed)[0] for seed in range(4)]
+    regret = fmean(find_regret(grid, case) for case in chosen)
+    assert regret < max(0.03, 1.5 * grid.noise)
+    both = [follow(grid, budget, seed, mix) for seed in range(4) for mix in (False, True)]
+    assert regret <= fmean(find_regret(grid, case) for case in both)
+
+
+@pytest.mark.parametrize("noise", [0.01, 0.05])
+def test_of_equal_settings_the_present_one_stays_the_advice(noise: float) -> None:
+    """However lucky another was: a change is advised in at most one search of twenty."""
+    now = Case(batch_size=128)
+    precisions, switches = ("fp32", "tf32", "fp16", "bf16-amp"), (False, True)
+    times: dict[Case, float | None] = {
+        make_setting(now, {"precision": precision, "channels_last": last}): 60.0
+        for precision in precisions
+        for last in switches
+    }
+    changed = 0
+    for seed in range(40):
+        grid = Grid("", now, times, noise=noise, start_s=6.0 + seed / 100)
+        chosen, _ = advise(grid, 400, seed)
+        changed += chosen != now
+    assert changed <= 4
 
 
 def test_a_gain_that_only_two_changes_bring_is_found() -> None:
     """Each of them alone makes it slower."""
     grid = GRIDS["planted: two only together"]
-    best, _ = advise(grid, grid.whole_s / 10, 0)
+    best, _ = advise(grid, grid.whole_s / 4, 0)
     assert (best.compile, best.channels_last, best.precision) == ("default", True, "bf16-amp")
 
 
@@ -102,7 +117,7 @@ def test_where_nothing_helps_the_advice_is_to_stay() -> None:
     grid = GRIDS["planted: nothing helps"]
     _, standing = search(grid, grid.whole_s / 4)
     found = answer(standing)
-    assert found.best == grid.now
+    assert found.advised == grid.now
     assert next(found.write()).startswith("Stay with fp32, batch size 128: ")
 
 
@@ -131,7 +146,7 @@ def test_it_looks_at_the_present_setting_first_and_repeats_what_matters() -> Non
     assert {trial.setting for trial in measured} >= {grid.now, standing.best}
     assert trials.index(measured[0]) == len({trial.setting for trial in trials})
     assert len(set(trials)) == len(trials), "a run is made once"
-    ratio = answer(standing).compare(standing.best or grid.now, grid.now)
+    ratio = standing.compare(standing.best or grid.now)
     assert ratio.low
     assert ratio.high
     assert ratio.low < ratio.high < 0.5
@@ -140,12 +155,14 @@ def test_it_looks_at_the_present_setting_first_and_repeats_what_matters() -> Non
 def test_no_batch_is_tried_above_one_that_did_not_fit() -> None:
     grid = GRIDS["planted: each by itself"]
     results, _ = search(grid, grid.whole_s / 2)
-    refused: dict[str, int] = {}
+    refused: dict[tuple[str, str], int] = {}
     for result in results:
         setting = result.trial.setting
-        assert setting.batch_size < refused.get(setting.precision, 10**6)
+        # what does not fit as it is does not compiled either, and not the other way round
+        for compiled in {"off", setting.compile}:
+            assert setting.batch_size < refused.get((setting.precision, compiled), 10**6)
         if result.status is Status.OOM:
-            refused[setting.precision] = setting.batch_size
+            refused[setting.precision, setting.compile] = setting.batch_size
     assert refused, "the grid has walls"
 
 
@@ -160,7 +177,8 @@ def test_no_batch_is_tried_that_the_line_of_memory_says_does_not_fit() -> None:
         size = trial.setting.batch_size
         time = 60 / size * 100
         used = 2**30 + size * 10 * 2**20
-        results.append(Result(trial, Status.OK, 7.0, time, 0.01, time, used))
+        measured = Result(trial, Status.OK, 7.0, time_s=time, value=time, room_bytes=used)
+        results.append(measured)
     assert {result.trial.setting.batch_size for result in results} <= {32, 64, 128, 256}
     assert Standing(results, space).best == replace(now, batch_size=256)
 
@@ -176,11 +194,11 @@ def test_a_search_goes_on_from_what_was_found() -> None:
 
 
 @given(st.integers(0, 3), st.floats(1, 2000))
-def test_no_budget_is_overdrawn(number: int, budget_s: float) -> None:
-    """But by the first run, of which nothing was known."""
+def test_a_budget_is_overdrawn_by_its_last_run_at_most(number: int, budget_s: float) -> None:
+    """Which may take longer than is expected."""
     grid = list(GRIDS.values())[number]
-    _, spent = advise(grid, budget_s, 0)
-    assert spent <= max(budget_s, grid.cost(Trial(grid.now, Aim.LOOK)))
+    results, _ = search(grid, budget_s)
+    assert sum(result.took_s for result in results[:-1]) <= budget_s
 
 
 def test_a_case_says_what_it_was_run_for() -> None:
@@ -206,38 +224,66 @@ def learns_worse(setting: Case, seed: int) -> float:
 def test_what_learns_worse_is_not_advised() -> None:
     grid = GRIDS["H100, DPN-92"]
     results, standing = search(grid, 5000, learns_worse)
-    rejected = {setting.precision for setting in standing.rejected}
-    assert rejected == {"fp16"}
-    assert standing.best
-    assert standing.best.precision != "fp16"
-    found = answer(standing)
-    said = "\n".join(found.write())
-    assert "It learns as well: the training loss is equivalent within 1 %" in said
-    assert "learns worse" in said
-    assert found.sure
-    seeds = [r.trial.repeat for r in results if r.trial.aim is Aim.LEARN]
-    assert max(seeds) <= MOST_SEEDS
+    assert {setting.precision for setting in standing.rejected} == {"fp16"}
+    assert standing.advised
+    assert standing.advised.precision != "fp16"
+    said = "\n".join(answer(standing).write())
+    assert "It learns as well: the training loss is equivalent within 1 % (5 seeds" in said
+    assert "Learns worse, and is not advised: fp16" in said
+    learnt = [result.trial for result in results if result.trial.aim is Aim.LEARN]
+    assert max(trial.repeat for trial in learnt) == LEARN_SEEDS
+    # a larger batch takes fewer steps: learning is compared after equal ones
+    assert {trial.setting.batch_size for trial in learnt} == {grid.now.batch_size}
+    assert {trial.case.fraction for trial in learnt} == {LEARN_PART}
 
 
-def test_another_batch_size_is_judged_by_whole_epochs() -> None:
-    """A larger batch has taken fewer steps before the end of one."""
-    grid = GRIDS["H100, DPN-92"]
-    results, _ = search(grid, 5000, lambda setting, seed: 2.0 + 0.001 * seed)
-    learnt = [r.trial for r in results if r.trial.aim is Aim.LEARN]
-    assert learnt
-    for trial in learnt:
-        whole = trial.part == 1.0
-        assert whole or trial.setting.batch_size == grid.now.batch_size
+def test_seeds_that_differ_are_not_called_equivalent() -> None:
+    """By 3 % either way: five seeds do not tell a difference of 1 % from none."""
+    chance = random.Random(0)
+    _, standing = search(
+        GRIDS["H100, DPN-92"], 5000, lambda setting, seed: 2.0 * math.exp(chance.gauss(0, 0.03))
+    )
+    said = "\n".join(answer(standing).write())
+    assert "Whether it learns as well is not certain after 20 % of an epoch" in said
+
+
+def test_networks_that_guess_have_not_learnt_as_well() -> None:
+    _, standing = search(GRIDS["H100, DPN-92"], 5000, lambda setting, seed: math.log(10))
+    said = "\n".join(answer(standing).write())
+    assert "the loss is still that of guessing" in said
+    assert "learns as well:" not in said
 
 
 def test_what_could_not_be_compared_is_said_and_what_it_would_take() -> None:
     grid = GRIDS["H100, DPN-92"]
-    _, standing = search(grid, 100, learns_worse)
-    found = answer(standing, 100)
+    _, standing = search(grid, 60, learns_worse)
+    found = answer(standing, 60)
+    said = list(found.write())
+    assert any("Whether it learns as well was not compared: 5 seeds" in line for line in said)
+    assert any(line.startswith("Batches of ") for line in said)
+    assert said[-1] == "Next: python -m bench.advise --budget 2m"
+
+
+def test_what_diverges_is_named_and_not_advised() -> None:
+    now = Case(batch_size=128)
+    fast = make_setting(now, {"precision": "fp16"})
+    results = [
+        Result(Trial(now, Aim.LOOK), Status.OK, 10, 5, 5, 60.0, 0.01, 60.0),
+        Result(Trial(fast, Aim.LOOK), Status.DIVERGED, 10, 5, 5, 20.0, 0.01, 20.0),
+    ]
+    found = answer(Standing(results, Space(now, [now, fast], [0.0, 0.0], judged=False)))
     said = "\n".join(found.write())
-    assert "Whether it learns as well is not certain" in said
-    assert not found.sure
-    assert found.next_command == "python -m bench.advise --budget 3m"
+    assert "Did not train: fp16, batch size 128 (the loss became inf or NaN)." in said
+    assert found.advised is None
+
+
+def test_where_nothing_is_left_to_run_no_budget_is_proposed() -> None:
+    now = Case(batch_size=128)
+    times: dict[Case, float | None] = {now: 60.0, make_setting(now, {"channels_last": True}): 90.0}
+    _, standing = search(Grid("", now, times, noise=0.001), 1000)
+    found = answer(standing)
+    assert found.pending is None
+    assert not any(line.startswith("Next") for line in found.write())
 
 
 # --------------------------------------------------------------------------------------- belief
@@ -295,7 +341,7 @@ def test_the_command_says_what_to_train_with(
     assert first.startswith("Train with fp32, batch size 256: ")
     assert "1.28×" in first
     assert "as fast as what you have now (fp32, batch size 128)" in first
-    assert any("synthetic images teach nothing" in line for line in rest)
+    assert any("Batches of 256 take fewer steps an epoch" in line for line in rest)
     assert "best so far: fp32, batch size 256, 1.28×" in told.err
     rows = read_records(tmp_path)
     assert set(rows["status"]) == {"ok"}
@@ -313,7 +359,7 @@ def test_json_has_the_setting_and_what_is_known_of_it(
     told = json.loads(capsys.readouterr().out)
     assert told["setting"]["batch_size"] == "256"
     assert told["now"]["precision"] == "fp16"
-    assert told["ratio"] == pytest.approx((10 + 1000 / 128) / (10 + 1000 / 256))
+    assert told["ratio"] == pytest.approx((10 + 1000 / 256) / (10 + 1000 / 128))
     assert told["epoch_time_s"] == pytest.approx(10 + 1000 / 256)
     assert told["memory_share"] == 2.0
     assert told["learning"] is None
@@ -326,8 +372,8 @@ def test_what_does_not_fit_is_named(
     run(tmp_path)
     out = capsys.readouterr().out
     assert out.startswith("Stay with fp32, batch size 128: ")
-    assert "Did not run: " in out
-    assert "batch size 256: out of memory" in out
+    assert "Did not fit in memory: " in out
+    assert "batch size 256" in out
 
 
 def test_where_nothing_could_be_measured_there_is_no_answer(
@@ -335,12 +381,41 @@ def test_where_nothing_could_be_measured_there_is_no_answer(
 ) -> None:
     monkeypatch.setenv(fake.ANSWERS, "precision=fp32:oom precision=fp16:error")
     run(tmp_path, rc=3)
-    assert capsys.readouterr().out.startswith("No setting was measured: ")
+    assert capsys.readouterr().out.startswith("No advice: no setting could be measured.")
 
 
-def test_energy_and_memory_can_be_what_counts(
+def test_a_budget_for_one_run_gives_no_advice(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    run(tmp_path, "--budget", "0.01s", rc=3)
+    first, *_, last = capsys.readouterr().out.splitlines()
+    assert first.startswith("No advice: only what you have now (fp32, batch size 128) was measured")
+    assert last.startswith("Next: python -m bench.advise ")
+
+
+def test_what_is_not_measured_cannot_be_small(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The fake has no energy: one run says so, and no more are made."""
+    run(tmp_path, "--for", "energy", rc=3)
+    assert capsys.readouterr().out.startswith("No advice: the energy of an epoch is not measured")
+    assert len(read_records(tmp_path)) == 1
+
+
+def test_a_loss_scale_that_is_given_is_that_of_fp16(tmp_path: Path) -> None:
+    run(tmp_path, "--loss-scale", "512")
+    rows = read_records(tmp_path)
+    assert set(rows["loss_scale"][rows["precision"] == "fp16"]) == {"512"}
+    assert set(rows["loss_scale"][rows["precision"] == "fp32"]) == {""}
+
+
+def test_a_price_buys_images(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run(tmp_path, "--for", "images-per-price", "--price", "2")
+    bought = 50_000 * 3600 / (10 + 1000 / 256) / 2
+    assert f"{bought:,.0f} images for a price of 1" in capsys.readouterr().out
+
+
+def test_memory_can_be_what_counts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The fake takes a MiB an image."""
     run(tmp_path, "--for", "memory", "--batch-size", "64", "128")
     assert capsys.readouterr().out.startswith("Train with fp32, batch size 64: ")
@@ -355,6 +430,9 @@ def test_energy_and_memory_can_be_what_counts(
         (["--now", "precision"], "--now 'precision': give AXIS=VALUE"),
         (["--now", "precision=fp7"], "--now precision"),
         (["--for", "speed"], "--for 'speed'"),
+        (["--for", "images-per-price"], "--for images-per-price needs the price of an hour"),
+        (["--price", "free"], "--price 'free': give a number above 0"),
+        (["--batch-size", "32..auto"], "--batch-size 32..auto: give numbers"),
         (["--format", "xml"], "--format 'xml'"),
         (["--until", "1%"], "--until: bench.advise decides how much is measured"),
         (["--lanes", "2"], "--lanes: bench.advise measures one case at a time"),

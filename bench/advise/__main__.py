@@ -19,15 +19,15 @@ from typing import Any
 
 from bench.advise.advisor import GOALS, PRICED, Advisor
 from bench.advise.answer import Answer, describe_result
-from bench.advise.policy import Standing, strip
 from bench.advise.space import (
     LEVERS,
     expect_start,
     list_levers,
     list_settings,
-    read_scales,
+    read_scale,
     refuse,
 )
+from bench.advise.standing import Standing, strip
 from bench.case import (
     AXES,
     SAME_QUESTION,
@@ -72,13 +72,14 @@ def build_parser() -> Parser:
         "--budget",
         metavar="TIME",
         default=BUDGET,
-        help=f"wall time for everything, such as 90s, 10m or 1h ({BUDGET})",
+        help=f"wall time, such as 90s, 10m or 1h; a run that has begun is not cut off ({BUDGET})",
     )
     what.add_argument(
         "--now",
         metavar="AXIS=VALUE,…",
         default="",
-        help="the setting that you use now (default: precision=fp32,batch_size=128)",
+        help="the setting that you use now (default: precision=fp32,batch_size=128, where flags "
+        "allow them)",
     )
     what.add_argument(
         "--for",
@@ -147,11 +148,9 @@ def main(argv: Sequence[str]) -> int:
         print(json.dumps(answer.describe(), indent=2))
     else:
         print("\n".join(answer.write()))
-        if not answer.sure:
-            print(f"Next: {answer.next_command}")
     if stopped:
         return 128 + stopped
-    return 0 if answer.best is not None else 3
+    return 0 if answer.advised is not None else 3
 
 
 def parse_budget(text: str) -> float:
@@ -188,6 +187,9 @@ def read_now(given: argparse.Namespace) -> tuple[Case, dict[str, list[Value]]]:
     # of several that are to be tried, the default is the present one, if it is among them
     usual = {name: getattr(Case, name) for name, values in axes.items() if len(values) > 1}
     present |= {name: value for name, value in usual.items() if value in axes[name]}
+    for size in axes.get("batch_size", []):
+        if isinstance(size, str):
+            raise UsageError(f"--batch-size {size}: give numbers; what does not fit is not tried")
     for part in filter(None, (word.strip() for word in given.now.split(","))):
         name, sign, text = part.partition("=")
         name = name.strip().replace("-", "_")
@@ -201,7 +203,8 @@ def read_now(given: argparse.Namespace) -> tuple[Case, dict[str, list[Value]]]:
     elif "dataset" not in present and not given.data_url and find_layout(given.data_dir) is None:
         present["dataset"] = SYNTHETIC
     precision = PRECISIONS[present.get("precision", Case.precision)]
-    present.setdefault("loss_scale", precision.default_loss_scale)
+    scale = present.get("loss_scale", precision.default_loss_scale)
+    present["loss_scale"] = scale if precision.scales_loss else None
     present.setdefault("lr", default_lr(present.get("optimizer", Case.optimizer)))
     now = strip(Case(**present))
     check_axes(now)
@@ -230,7 +233,9 @@ def find(
             given.setdefault("batch_size", [now.batch_size])
         levers = list_levers(now, given, items)
         out = options.out or default_out(inputs.platforms)
-        settings = list_settings(now, levers, inputs, read_scales(out, now))
+        scale = read_scale(out, now)
+        said = {"loss_scale": scale} if scale else {}
+        settings = list_settings(now, levers, {**said, **axes}, inputs)
         left_out = {
             str(value): why
             for value in levers.get("precision", ())
@@ -262,12 +267,28 @@ def find(
             ):
                 loop.show_on(display)
                 crew.work([advisor])
-            command = options.resume(out)
-            command = re.sub(r" --budget[= ]\S+", "", command)
             standing = Standing(advisor.known, advisor.space)
     tried = {name: values for name, values in levers.items() if len(values) > 1}
-    answer = Answer(standing, goal, tried, left_out, command, budget_s, out, price, items)
+    answer = Answer(
+        standing,
+        goal,
+        tried,
+        left_out,
+        leave_out_budget(options.resume(out)),
+        budget_s,
+        out,
+        price,
+        items,
+        bool(stopped()),
+    )
     return answer, stopped()
+
+
+def leave_out_budget(command: str) -> str:
+    """A command without its budget."""
+    words = shlex.split(command)
+    kept = [w for at, w in enumerate(words) if "--budget" not in (w, *words[max(0, at - 1) : at])]
+    return shlex.join(word for word in kept if not word.startswith("--budget="))
 
 
 def find_room(now: Case, inputs: Inputs) -> float:

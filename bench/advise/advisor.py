@@ -9,8 +9,9 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from bench.advise.belief import guess
-from bench.advise.policy import Aim, Budget, Result, Space, Standing, Trial, choose, read_trial
+from bench.advise.policy import Budget, choose
 from bench.advise.space import expect
+from bench.advise.standing import NOISE, Aim, Result, Space, Standing, Trial, read_trial
 from bench.case import Case
 from bench.executors import Lane
 from bench.record import REPEATED, Outcome, Record, Status, flatten
@@ -19,6 +20,7 @@ from bench.store.reader import read_cases
 from bench.sweep.loop import Loop, Ticket
 from bench.sweep.schedule import Losses
 from bench.text import read_time
+from bench.wall.records import read_peak
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -71,7 +73,8 @@ class Advisor:
         if not known and self._settings[0].device == "cuda":
             known = [guess(setting) for setting in self._settings]
         prior = known if known and self._goal != "memory" else [0.0 for _ in self._settings]
-        return Space(self._settings[0], self._settings, prior, **self._space)
+        noise = 0.0 if self._goal == "memory" else NOISE
+        return Space(self._settings[0], self._settings, prior, noise=noise, **self._space)
 
     @property
     def left_s(self) -> float:
@@ -107,12 +110,12 @@ class Advisor:
         """What earlier runs showed of the settings that may be chosen."""
         plain = frame[~frame["probe"] & ~frame["sentinel"] & (frame["anchor"] == "")]
         allowed, found = set(self._settings), []
-        rows = keep_latest(plain)
+        rows, again = keep_latest(plain), REPEATED | set(self.loop.options.retry)
         for case, row in zip(read_cases(rows), rows.to_dict("records"), strict=True):
             repeat = int(row["repeat"])
             self._attempts[case, repeat] = int(row["attempt"])
             trial = read_trial(case, repeat)
-            if Status(row["status"]) not in REPEATED and trial.setting in allowed:
+            if Status(row["status"]) not in again and trial.setting in allowed:
                 found.append(self._read_result(trial, row))
         return found
 
@@ -128,11 +131,15 @@ class Advisor:
         return Result(
             trial,
             Status(row["status"]),
-            read_time(str(row["finished_at"])) - read_time(str(row["started_at"])),
-            time_s,
-            number("epoch_time_error"),
-            values.get(self._goal, time_s),
-            used,
-            int(row["run_seed"]),
-            number("train_loss") if trial.aim is Aim.LEARN else None,
+            took_s=read_time(str(row["finished_at"])) - read_time(str(row["started_at"])),
+            start_s=(number("setup_time_s") or 0.0) + (number("warmup_time_s") or 0.0),
+            trained_s=measured_s or 0.0,
+            time_s=time_s,
+            error=number("epoch_time_error"),
+            value=values.get(self._goal, time_s),
+            used_bytes=used,
+            room_bytes=read_peak(row),
+            seed=int(row["run_seed"]),
+            loss=number("train_loss") if trial.aim is Aim.LEARN else None,
+            reason=str(row["reason"]),
         )

@@ -7,35 +7,39 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from statistics import median
 from typing import Any
 
-from bench import verdict
 from bench.advise.advisor import PRICED
 from bench.advise.limits import tell_limits
-from bench.advise.policy import LEAST_GAIN, Aim, Result, Standing, Trial, list_changes
+from bench.advise.policy import LEAST_PROMISE, UNLIMITED, choose
+from bench.advise.standing import (
+    LEARN_PART,
+    LEARN_SEEDS,
+    Aim,
+    Result,
+    Standing,
+    Trial,
+    list_changes,
+)
 from bench.case import AXES, Case, Value, format_value
-from bench.limits import MIN_REPEATS, STEADY
-from bench.record import REFUSED, RELIABLE
+from bench.limits import STEADY
+from bench.record import REFUSED, RELIABLE, Status
 from bench.study.axes import name_setting
 from bench.text import count, name_first, write_percent, write_seconds
 from bench.verdict import Claim, Ratio, Verdict
+from bench.workloads import IMAGES
 
 MORE = 2
 """The budget that is proposed where one was too small, as a multiple of it."""
 
+_FIRST = ("precision", "batch_size")
+
 
 def name(setting: Case, now: Case) -> str:
     """Name a setting by its precision, batch size and what else differs from the present one."""
-    return ", ".join(_say(axis, getattr(setting, axis)) for axis in _list_named(setting, now))
-
-
-def _list_named(setting: Case, now: Case) -> list[str]:
     others = [axis for axis in list_changes(setting, now) if axis not in _FIRST]
-    return [*_FIRST, *others]
-
-
-_FIRST = ("precision", "batch_size")
-_TIMED = ("time", PRICED)
+    return ", ".join(_say(axis, getattr(setting, axis)) for axis in (*_FIRST, *others))
 
 
 def _say(axis: str, value: Value) -> str:
@@ -43,7 +47,7 @@ def _say(axis: str, value: Value) -> str:
         said = {"off": "not compiled", "default": "compiled"}
         return said.get(str(value), f"compiled ({value})")
     if isinstance(value, bool):
-        return f"{axis.replace('_', '-')}" if value else f"without {axis.replace('_', '-')}"
+        return f"{'' if value else 'without '}{axis.replace('_', '-')}"
     return name_setting(axis, format_value(value) or "none")
 
 
@@ -60,6 +64,7 @@ class Answer:
         folder: where the runs are.
         price: of an hour, if it was given.
         items: of an epoch.
+        stopped: whether the search was stopped before its budget was used.
     """
 
     standing: Standing
@@ -71,264 +76,301 @@ class Answer:
     folder: Path | None = None
     price: float | None = None
     items: int = 0
+    stopped: bool = False
 
     @property
     def now(self) -> Case:
-        return self.standing.space.now
+        """The setting that is used now."""
+        return self.standing.now
+
+    @property
+    def advised(self) -> Case | None:
+        """The setting to train with; None where there is nothing to choose from."""
+        return self.standing.advised if len(self.standing.values) > 1 else None
 
     @cached_property
-    def best(self) -> Case | None:
-        """What to train with: the present setting, where nothing is seen to be better."""
-        best = self.standing.best
-        if best is None or best == self.now or self.now not in self.standing.values:
-            return best
-        return self.now if self._judge(best) in (Verdict.SAME, Verdict.HIGHER) else best
+    def pending(self) -> Trial | None:
+        """What another budget would be used for first; None where it would change nothing."""
+        return choose(self.standing.known, self.standing.space, UNLIMITED)
 
-    def _judge(self, setting: Case) -> Verdict:
-        ratio = self.compare(setting, self.now)
-        if ratio.low is not None:
-            return ratio.judge(STEADY)
-        gain = self.standing.mean(self.now) - self.standing.mean(setting)
-        unsure = 2 * math.hypot(self.standing.error(setting), self.standing.error(self.now))
-        return Verdict.LOWER if gain > max(unsure, STEADY) else Verdict.SAME
-
-    def compare(self, setting: Case, other: Case) -> Ratio:
-        """What a setting needs over what another does, with its interval where repeats have one."""
-        a, b = ([math.exp(log) for log in self.standing.values[s]] for s in (other, setting))
-        return verdict.compare([(a, b)])[0]
+    @property
+    def next_command(self) -> str:
+        """The command that goes on."""
+        seconds = self.budget_s * (1 if self.stopped else MORE)
+        return f"{self.command} --budget {max(1, math.ceil(seconds / 60))}m"
 
     # ------------------------------------------------------------------ as sentences
 
     def write(self) -> Iterator[str]:
         """The answer, a line a thought, the most important first."""
-        best = self.best
-        if best is None:
-            yield from self._write_nothing()
-            return
-        yield self._recommend(best)
-        if learning := self._tell_learning(best):
-            yield learning
-        if compiled := self._tell_compiling(best):
-            yield compiled
-        if self.folder and (limits := tell_limits(self.folder, best)):
-            yield limits
-        if unsure := "; ".join(self._list_unsure(best)):
+        advised = self.advised
+        if advised is None:
+            yield self._explain_nothing()
+        else:
+            yield self._recommend(advised)
+            yield from filter(None, self._support(advised))
+        if unsure := "; ".join(self._list_unsure(advised)):
             yield f"Not certain: {unsure}."
+        for title, lines in self._list_refused().items():
+            yield f"{title}: {'; '.join(lines)}."
         if untried := "; ".join(self._list_untried()):
             yield f"Not tried: {untried}."
-        if failed := "; ".join(self._list_failed()):
-            yield f"Did not run: {failed}."
+        if self.pending:
+            yield f"Next: {self.next_command}"
 
-    def _write_nothing(self) -> Iterator[str]:
-        failed = "; ".join(self._list_failed())
-        yield f"No setting was measured{': ' + failed if failed else ''}."
-
-    def _recommend(self, best: Case) -> str:
-        where = name(best, best if best == self.now else self.now)
-        if best == self.now:
-            return f"Stay with {where}: {self._tell_rivals()}."
-        parts = [self._tell_gain(best)]
-        if self.goal != "memory" and (share := self._share_of_memory(best)):
-            parts.append(
-                f"{write_percent(round(share, 2))} of the memory"
-                if share < 1.5
-                else f"{_digits(share)} times the memory"
+    def _explain_nothing(self) -> str:
+        if any(result.time_s for result in self.standing.known) and not self.standing.values:
+            return (
+                f"No advice: the {self.goal} of an epoch is not measured on this machine; python "
+                "-m bench.doctor says why."
             )
-        if against := self._tell_baseline(best):
-            parts.append(against)
-        if self.price and (time_s := self._find_time(best)):
-            bought = self.items * 3600 / time_s / self.price
-            parts.append(f"{bought:,.0f} images for a price of 1")
-        return f"Train with {where}: {', '.join(parts)}."
+        if self.now in self.standing.values:
+            return f"No advice: only what you have now ({name(self.now, self.now)}) was measured."
+        if self.standing.values:
+            measured = name(next(iter(self.standing.values)), self.now)
+            return f"No advice: only {measured} could be measured."
+        return "No advice: no setting could be measured."
 
-    def _tell_gain(self, best: Case) -> str:
+    def _recommend(self, advised: Case) -> str:
+        if advised == self.now:
+            said = [f"Stay with {name(advised, advised)}: {self._tell_others()}"]
+        else:
+            said = [f"Train with {name(advised, self.now)}: {self._tell_gain(advised)}"]
+            share = self._share_of_memory(advised)
+            if share and self.goal != "memory":
+                less = f"{write_percent(round(share, 2))} of the memory"
+                said.append(less if share < 1.5 else f"{_digits(share)} times the memory")
+            said += filter(None, [self._tell_baseline(advised)])
+        if self.price:
+            bought = self.items * 3600 / self._find_time(advised) / self.price
+            what = "images" if advised.workload == IMAGES else "items"
+            said.append(f"{bought:,.0f} {what} for a price of 1")
+        return f"{', '.join(said)}."
+
+    def _tell_gain(self, advised: Case) -> str:
         present = f"what you have now ({name(self.now, self.now)})"
         if self.now not in self.standing.values:
-            return f"{present} could not be measured"
-        ratio = self.compare(best, self.now).invert()
-        value = ratio.value or 1.0
-        if self.goal in _TIMED:
-            said = f"{_digits(value)}×{_interval(ratio)} as fast as {present}"
-        else:
-            said = f"{write_percent(round(1 / value, 3))} of the {self.goal} of {present}"
-        runs = min(len(self.standing.values[s]) for s in (best, self.now))
-        return said if ratio.low is not None else f"about {said}, from {count(runs, 'run')} each"
+            return f"the best that was measured; {present} could not be"
+        tried = f", the best of {count(len(self.standing.values), 'setting')} measured"
+        return f"{self._tell_ratio(advised, self.now)} {present}{tried}"
 
-    def _tell_baseline(self, best: Case) -> str:
-        """The gain over fp32 at its own best batch size, where that is not the present one."""
+    def _tell_ratio(self, setting: Case, other: Case) -> str:
+        """``3.1× (2.9 to 3.3) as fast as``, or ``about 3.1× (from 1 run each) as fast as``."""
+        ratio = self.standing.compare(setting, other)
+        timed = self.goal in _TIMED
+        write = _digits if timed else _write_part
+        shown = ratio.invert() if timed else ratio
+        end = "as fast as" if timed else f"of the {self.goal} of"
+        said = f"{write(shown.value or 1.0)}{_interval(shown, write)}"
+        if shown.low is not None:
+            return f"{said} {end}"
+        runs = min(len(self.standing.values[s]) for s in (setting, other))
+        return f"about {said} (from {count(runs, 'run')} each) {end}"
+
+    def _tell_baseline(self, advised: Case) -> str:
+        """The gain over the best fp32, where that is not the present setting."""
         plain = [s for s in self.standing.allowed if s.precision == "fp32"]
-        if self.goal not in _TIMED or best.precision == "fp32" or not plain or plain[0] == self.now:
+        if advised.precision == "fp32" or not plain or plain[0] == self.now:
             return ""
-        value = math.exp(self.standing.mean(plain[0]) - self.standing.mean(best))
-        return f"{_digits(value)}× as fast as the fastest fp32 ({name(plain[0], self.now)})"
+        return f"{self._tell_ratio(advised, plain[0])} the best fp32 ({name(plain[0], self.now)})"
 
-    def _tell_rivals(self) -> str:
+    def _tell_others(self) -> str:
+        """Why none of the others is advised."""
         others = [s for s in self.standing.allowed if s != self.now]
-        if not others:
-            return "nothing else was measured"
-        value = math.exp(self.standing.mean(self.now) - self.standing.mean(others[0]))
-        said = f"of {count(len(others), 'other setting')} measured, the best"
-        gain = "as fast" if self.goal in _TIMED else f"the {self.goal}"
-        return (
-            f"{said} is {name(others[0], self.now)}, {_digits(value)}× {gain}, which is not more "
-            "than runs differ by"
-            if value > 1
-            else f"none of {count(len(others), 'other setting')} measured is better"
+        number = count(len(self.standing.values) - 1, "other setting")
+        if not others or self.standing.best == self.now:
+            return f"none of the {number} measured is better by more than 1 %"
+        best = self.standing.best or others[0]
+        said = f"the best of the {number} measured, {name(best, self.now)}, has "
+        ratio = self.standing.compare(best)
+        shown = ratio.invert()
+        gain = (
+            f"{_digits(shown.value or 1.0)}{_interval(shown, _digits)} of its {_SPEED[self.goal]}"
         )
+        if self.standing.judge(best) is Verdict.SAME:
+            return f"{said}{gain}, which is a difference below {write_percent(STEADY)}"
+        if ratio.low is None:
+            return f"{said}about {gain}, and there were too few runs to tell that from chance"
+        return f"{said}{gain}, which may be chance"
 
-    def _share_of_memory(self, best: Case) -> float | None:
-        used = [self._find_memory(s) for s in (best, self.now)]
+    def _support(self, advised: Case) -> Iterator[str]:
+        if self.now in self.standing.diverged:
+            yield "The loss of what you have now became inf or NaN; lower its --lr."
+        if advised != self.now:
+            yield self._tell_learning(advised)
+            yield self._tell_batch(advised)
+            yield self._tell_compiling(advised)
+        if self.folder:
+            yield tell_limits(self.folder, advised)
+
+    def _share_of_memory(self, advised: Case) -> float | None:
+        used = [self._find_memory(s) for s in (advised, self.now)]
         return used[0] / used[1] if used[0] and used[1] else None
 
     def _find_memory(self, setting: Case) -> float | None:
-        runs = [r.used_bytes for r in self._runs(setting) if r.used_bytes]
-        return max(runs, default=None)
+        return max((r.used_bytes for r in self._runs(setting) if r.used_bytes), default=None)
+
+    def _find_time(self, setting: Case) -> float:
+        return median([r.time_s or 0.0 for r in self.standing.list_fine(setting)])
 
     def _runs(self, setting: Case) -> list[Result]:
         return [r for r in self.standing.known if r.trial.setting == setting]
 
-    def _tell_learning(self, best: Case) -> str:
-        space = self.standing.space
-        if best == self.now:
+    def _tell_learning(self, advised: Case) -> str:
+        space, twin = self.standing.space, self.standing.find_twin(advised)
+        if twin == self.now:
             return ""
         if not space.judged:
             return (
                 "Whether it learns as well is not known: synthetic images teach nothing; give "
                 "--data-dir with images."
             )
-        found, part = self.standing.compare(best), self.standing.choose_part(best)
-        at = f"learning rate {format_value(best.lr)}"
-        if best.batch_size != self.now.batch_size:
-            at += ", the same for both batch sizes"
-        over = "whole epochs" if part == 1 else f"{write_percent(part)} of an epoch"
+        found = self.standing.judge_learning(advised)
+        at = f"{write_percent(LEARN_PART)} of an epoch at learning rate {format_value(twin.lr)}"
+        if twin.batch_size != advised.batch_size:
+            at += f" and batch size {twin.batch_size}"
         if found.verdict is Claim.EQUIVALENT:
-            within = write_percent(space.margin)
             return (
-                f"It learns as well: the training loss is equivalent within {within} over {over} "
-                f"({count(found.seeds, 'seed')}, {at})."
+                "It learns as well: the training loss is equivalent within "
+                f"{write_percent(space.margin)} ({count(found.seeds, 'seed')}, {at})."
             )
         if found.verdict is Claim.BETTER:
-            return f"It learns better: the training loss is lower over {over} ({at})."
-        if found.lack == verdict.GUESSING:
-            return f"Whether it learns as well is not known: after {over}, {found.lack}."
-        needed = self._predict_learning(best)
-        seeds = f" ({count(found.seeds, 'seed')} so far)" if found.seeds else ""
+            return f"It learns better: the training loss is lower ({found.explain()}; {at})."
+        if self.standing.count_seeds(advised) >= LEARN_SEEDS:
+            why = found.lack or found.explain()
+            return f"Whether it learns as well is not certain after {at}: {why}."
+        trials = [Trial(s, Aim.LEARN) for s in (twin, self.now)]
+        needed = LEARN_SEEDS * sum(map(self.standing.predict_s, trials))
         return (
-            f"Whether it learns as well is not certain{seeds}: to compare {over} of "
-            f"{MIN_REPEATS} seeds takes about {write_seconds(needed)} ({at})."
+            f"Whether it learns as well was not compared: {LEARN_SEEDS} seeds of both, {at}, take "
+            f"about {write_seconds(needed)}."
         )
 
-    def _predict_learning(self, best: Case) -> float:
-        part = self.standing.choose_part(best)
-        trials = (Trial(s, Aim.LEARN, 1, part) for s in (best, self.now))
-        return MIN_REPEATS * sum(map(self.standing.predict_s, trials))
-
-    def _tell_compiling(self, best: Case) -> str:
-        """After how many epochs compiling has paid for itself."""
-        if not best.compiled or self.now.compiled or self.goal not in _TIMED:
+    def _tell_batch(self, advised: Case) -> str:
+        """That a batch size changes learning, which is not judged here."""
+        if advised.batch_size == self.now.batch_size:
             return ""
-        start = [self.standing.start_s(s) for s in (best, self.now)]
-        gain = math.exp(self.standing.mean(self.now)) - math.exp(self.standing.mean(best))
-        if gain <= 0 or start[0] <= start[1]:
-            return ""
-        epochs = math.ceil((start[0] - start[1]) / gain)
-        later = write_seconds(start[0] - start[1])
-        return f"It starts {later} later and pays after {count(epochs, 'epoch')}."
+        sizes = f"--batch-size {self.now.batch_size} {advised.batch_size}"
+        fewer = "fewer" if advised.batch_size > self.now.batch_size else "more"
+        return (
+            f"Batches of {advised.batch_size} take {fewer} steps an epoch, and may need another "
+            f"learning rate: python -m bench.search {sizes} compares them."
+        )
 
-    def _list_unsure(self, best: Case) -> Iterator[str]:
-        """What may be as good, and what was looked at once."""
-        for rival in [s for s in self.standing.rivals if s != best][:3]:
-            most = math.exp(self.standing.find_lead(rival))
-            yield f"{name(rival, self.now)} may be up to {_digits(most)}× as good"
-        for axis in list_changes(best, self.now):
-            without = [s for s in self.standing.values if list_changes(s, best) == [axis]]
-            if not without and axis not in _FIRST:
-                yield f"{_say(axis, getattr(best, axis))} (not compared by itself)"
+    def _tell_compiling(self, advised: Case) -> str:
+        """After how many epochs compiling has paid for itself, beside the same not compiled."""
+        plain = [s for s in self.standing.values if list_changes(s, advised) == ["compile"]]
+        plain = [s for s in plain if not s.compiled]
+        if not advised.compiled or not plain:
+            return ""
+        starts = [self.standing.find_start(s) or 0.0 for s in (advised, plain[0])]
+        gain = self._find_time(plain[0]) - self._find_time(advised)
+        if gain <= 0 or starts[0] <= starts[1]:
+            return ""
+        later = write_seconds(starts[0] - starts[1])
+        pays = count(math.ceil((starts[0] - starts[1]) / gain), "epoch")
+        return f"Compiling takes {later} at the start and pays after {pays}."
+
+    def _list_unsure(self, advised: Case | None) -> Iterator[str]:
+        """What may be better still, and which changes were not compared by themselves."""
+        if advised is None or advised not in self.standing.values:
+            return
+        rivals = self.standing.list_rivals(advised)
+        for rival in rivals[:3]:
+            most = math.exp(self.standing.find_lead(rival, advised))
+            by = write_percent(round(most - 1, 2))
+            yield f"{name(rival, self.now)} may be better, by up to {by}"
+        if len(rivals) > 3:
+            yield f"and {len(rivals) - 3} more"
+        for axis in list_changes(advised, self.now):
+            changed = [s for s in self.standing.values if list_changes(s, advised) == [axis]]
+            if not any(getattr(s, axis) == getattr(self.now, axis) for s in changed):
+                yield f"{_say(axis, getattr(advised, axis))} was not compared by itself"
+
+    def _list_refused(self) -> dict[str, list[str]]:
+        """Settings that did not run, that are not to be relied on, and that learn worse."""
+        said: dict[str, dict[str, list[str]]] = {}
+        for result in self.standing.known:
+            if result.status in RELIABLE and result.trial.setting not in self.standing.diverged:
+                continue
+            if result.status in REFUSED:
+                title, why = "Did not fit in memory", ""
+            elif result.status is Status.DIVERGED:
+                title, why = "Did not train", "the loss became inf or NaN"
+            elif result.status is Status.INVALID:
+                title, why = "Not to be relied on", result.reason
+            else:
+                title, why = "Did not run", result.reason or result.status.value
+            who = said.setdefault(title, {}).setdefault(why, [])
+            who += [n for n in [name(result.trial.setting, self.now)] if n not in who]
+        found = {
+            title: [
+                name_first(who, 3, "; ") + (f" ({why})" if why else "") for why, who in by.items()
+            ]
+            for title, by in said.items()
+        }
+        for setting, worse in self.standing.rejected.items():
+            line = f"{name(setting, self.now)} ({worse.explain()})"
+            found.setdefault("Learns worse, and is not advised", []).append(line)
+        return found
 
     def _list_untried(self) -> Iterator[str]:
-        """Values of levers that no run had, with the reason."""
+        """Values of levers that no run had, with the reason, and how many combinations."""
         yield from (f"{what} ({why})" for what, why in self.left_out.items())
-        ran = {r.trial.setting for r in self.standing.known}
-        belief = self.standing.belief if self.standing.values else None
         for axis, values in self.tried.items():
-            seen = {getattr(s, axis) for s in ran}
-            missing = [v for v in values if v not in seen and str(v) not in self.left_out]
+            seen = {getattr(s, axis) for s in self.standing.tried}
             by: dict[str, list[str]] = {}
-            for value in missing:
+            for value in values:
+                if value in seen or str(value) in self.left_out:
+                    continue
                 having = [s for s in self.standing.space.settings if getattr(s, axis) == value]
-                by.setdefault(self._excuse(having, belief), []).append(_say(axis, value))
+                by.setdefault(self._excuse(having), []).append(_say(axis, value))
             yield from (f"{', '.join(said)} ({why})" for why, said in by.items())
+        settings = len(self.standing.space.settings)
+        if left := settings - len(self.standing.tried):
+            yield f"{left} of {count(settings, 'combination')}"
 
-    def _excuse(self, settings: Sequence[Case], belief: Any) -> str:
+    def _excuse(self, settings: Sequence[Case]) -> str:
         if not settings:
             return "it does not go with the other settings"
         if not any(map(self.standing.fits, settings)):
-            return "it would not fit in memory"
-        best = self.standing.best
-        if belief is not None and best is not None:
-            gains = belief.expect_gain(self.standing.mean(best))
+            return "it is not expected to fit in memory"
+        if (best := self.standing.best) is not None:
+            gains = self.standing.belief.expect_gain(self.standing.mean(best))
             places = self.standing.space.places
-            most = max(gains[places[s]] for s in settings)
-            if most < LEAST_GAIN:
+            if max(gains[places[s]] for s in settings) < LEAST_PROMISE:
                 return "little is expected of it"
-        return "no time"
-
-    def _list_failed(self) -> Iterator[str]:
-        bad = [r for r in self.standing.known if r.status not in RELIABLE]
-        by: dict[str, list[str]] = {}
-        for result in bad:
-            why = "out of memory" if result.status in REFUSED else result.status.value
-            by.setdefault(why, []).append(name(result.trial.setting, self.now))
-        yield from (f"{name_first(who, 3, '; ')}: {why}" for why, who in by.items())
-        for setting, found in self.standing.rejected.items():
-            yield f"{name(setting, self.now)} learns worse: {found.explain()}"
-
-    @property
-    def sure(self) -> bool:
-        """Whether more of a budget would change nothing that is said."""
-        best = self.best
-        if best is None:
-            return False
-        settled = [s for s in self.standing.rivals if s != best] == []
-        learnt = best == self.now or not self.standing.space.judged
-        return settled and (learnt or self.standing.compare(best).verdict is not Claim.UNCLEAR)
-
-    @property
-    def next_command(self) -> str:
-        return f"{self.command} --budget {_write_budget(MORE * self.budget_s)}"
+        return "stopped" if self.stopped else "no time"
 
     # ------------------------------------------------------------------ as data
 
     def describe(self) -> dict[str, Any]:
-        """The same as JSON: times in s, memory in bytes, shares as fractions."""
-        best = self.best
-        ratio = None
-        if best is not None and self.now in self.standing.values:
-            ratio = self.compare(best, self.now).invert()
+        """The same as JSON: times in s, ratios of what is to be small, shares as fractions."""
+        advised, ratio, learning = self.advised, Ratio(), None
+        both = self.now in self.standing.values and advised in self.standing.values
+        if advised not in (None, self.now) and both:
+            ratio = self.standing.compare(advised or self.now)
+        if advised is not None and self.standing.find_twin(advised) != self.now:
+            learning = self.standing.judge_learning(advised).verdict.value
         return {
-            "setting": _describe(best),
+            "setting": _describe(advised),
             "now": _describe(self.now),
             "for": self.goal,
-            "ratio": ratio and ratio.value,
-            "ratio_low": ratio and ratio.low,
-            "ratio_high": ratio and ratio.high,
-            "runs": {"setting": self._count(best), "now": self._count(self.now)},
-            "epoch_time_s": best and self._find_time(best),
-            "memory_share": best and self._share_of_memory(best),
-            "learning": None
-            if best in (None, self.now) or not self.standing.space.judged
-            else self.standing.compare(best).verdict.value,
-            "certain": self.sure,
+            "ratio": ratio.value,
+            "ratio_low": ratio.low,
+            "ratio_high": ratio.high,
+            "runs": len(self.standing.values.get(advised or self.now, ())),
+            "epoch_time_s": advised and self._find_time(advised),
+            "memory_share": advised and self._share_of_memory(advised),
+            "learning": learning,
+            "complete": self.pending is None,
             "sentences": list(self.write()),
-            "next": None if self.sure else self.next_command,
+            "next": self.next_command if self.pending else None,
         }
 
-    def _count(self, setting: Case | None) -> int:
-        return len(self.standing.values.get(setting, ())) if setting else 0
 
-    def _find_time(self, setting: Case) -> float | None:
-        times = [r.time_s for r in self._runs(setting) if r.time_s]
-        return min(times, default=None)
+_TIMED = ("time", PRICED)
+_SPEED = {"time": "speed", PRICED: "speed", "memory": "economy of memory", "energy": "economy"}
 
 
 def _describe(setting: Case | None) -> dict[str, str] | None:
@@ -338,26 +380,25 @@ def _describe(setting: Case | None) -> dict[str, str] | None:
 
 
 def _digits(value: float) -> str:
-    return f"{value:.2f}" if value < 2 else f"{value:.1f}"
+    return f"{value:.2f}×" if value < 2 else f"{value:.1f}×"
 
 
-def _interval(ratio: Ratio) -> str:
-    if ratio.low is None or ratio.high is None:
+def _write_part(value: float) -> str:
+    return write_percent(round(value, 3))
+
+
+def _interval(ratio: Ratio, write: Any) -> str:
+    if ratio.low is None or ratio.high is None or ratio.exact:
         return ""
-    return f" ({_digits(ratio.low)} to {_digits(ratio.high)})"
-
-
-def _write_budget(seconds: float) -> str:
-    minutes = max(1, round(seconds / 60))
-    return f"{minutes}m"
+    low, high = (write(end).rstrip("× %") for end in (ratio.low, ratio.high))
+    return f" ({low} to {high})"
 
 
 def describe_result(standing: Standing, result: Result, left_s: float) -> str:
-    """A line on one run: what it showed, what is believed now, and what is left of the budget."""
-    now, best = standing.space.now, standing.best
-    said = []
+    """A line on one run: what is believed now, and what is left of the budget."""
+    said, now, best = [], standing.now, standing.best
     if best is not None and now in standing.values:
         gain = math.exp(standing.mean(now) - standing.mean(best))
-        said.append(f"best so far: {name(best, now)}, {_digits(gain)}×")
+        said.append(f"best so far: {name(best, now)}, {_digits(gain)}")
     said.append(f"{write_seconds(left_s)} left" if left_s > 0 else "nothing left of the budget")
     return "; ".join(said)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from bench.advise.policy import strip
+from bench.advise.standing import strip
 from bench.case import Case
 from bench.diagnosis.sentences import name_part
 from bench.questions.profiles import STEP, make_step, take_runs

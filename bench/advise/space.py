@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from itertools import product
 from pathlib import Path
-from typing import Any
 
-from bench.advise.policy import strip
-from bench.case import FOLLOWS, Case, Value, go_together
+from bench.advise.standing import strip
+from bench.case import AXES, FOLLOWS, Case, Value, grid
 from bench.environment import usable_cpus
+from bench.errors import UsageError
 from bench.precision import PRECISIONS
 from bench.scale_map import find_window, read_scale_map
 from bench.sweep.preflight import Inputs
@@ -46,7 +45,7 @@ DPN-92 on an H100 they expect 6.6× of fp16, and 3.3× were measured."""
 
 STARTS = {"cuda": (10.0, 40.0), "cpu": (4.0, 20.0)}
 """Seconds that a run takes beside its steps, and those that compiling adds, before any was seen: on
-an H100 9 to 13, and on an H200 75 to compile DPN-92."""
+an H100 starts took 9 to 13; to compile DPN-92 took 75 on an H200, and a smaller network less."""
 
 
 def expect_start(setting: Case) -> float:
@@ -84,47 +83,48 @@ def list_levers(
 def list_settings(
     now: Case,
     levers: Mapping[str, Sequence[Value]],
+    given: Mapping[str, Sequence[Value]],
     inputs: Inputs,
-    scales: Mapping[str, float] = {},
 ) -> list[Case]:
-    """All combinations of levers that go together, the present setting first; what this machine
-    cannot run, or only emulates, is left out unless it is the present one.
+    """All combinations of levers that go together and fit the data, the present setting first; what
+    this machine cannot run, or only emulates, is left out unless it is the present one.
 
     Args:
-        scales: the loss scale of precisions of which a map says which is safe.
+        given: the values of axes that flags say, and of the loss scale that a map does.
     """
     kept = {now: None}
     for values in product(*levers.values()):
-        setting = make_setting(now, dict(zip(levers, values, strict=True)), scales)
-        if setting not in kept and go_together(setting) and not refuse(setting, now, inputs):
+        try:
+            setting = make_setting(now, dict(zip(levers, values, strict=True)), given)
+            inputs.check_batches(setting)
+        except UsageError:
+            continue
+        if not refuse(setting, now, inputs):
             kept[setting] = None
     return list(kept)
 
 
-def make_setting(now: Case, changes: Mapping[str, Value], scales: Mapping[str, float] = {}) -> Case:
-    """The present setting with some levers changed, and what follows from each."""
-    settings = dict(changes)
-    precision = PRECISIONS[str(settings.get("precision", now.precision))]
-    if precision.name != now.precision:
-        followers = {name: getattr(Case, name) for name in FOLLOWS["precision"]}
-        scale = scales.get(precision.name, precision.default_loss_scale)
-        settings = followers | {"loss_scale": scale} | settings
-    if not precision.scales_loss:
-        settings["loss_scale"] = None
-    changed: dict[str, Any] = settings
-    return strip(replace(now, **changed))
+def make_setting(
+    now: Case, changes: Mapping[str, Value], given: Mapping[str, Sequence[Value]] = {}
+) -> Case:
+    """The present setting with some levers changed, and what follows from each: as `grid` has it.
+    Raises UsageError: they do not go together."""
+    fixed = {name: getattr(now, name) for name in AXES}
+    if changes.get("precision", now.precision) != now.precision:
+        for name in FOLLOWS["precision"]:
+            del fixed[name]
+            if name in given:
+                fixed[name] = given[name][0]
+    (setting,) = grid({name: [value] for name, value in (fixed | dict(changes)).items()})
+    return strip(setting)
 
 
-def read_scales(folder: Path, now: Case) -> dict[str, float]:
-    """The loss scale to use of each precision, where `bench.scales` left a map of the network in a
-    folder. Raises UsageError: it cannot be read."""
+def read_scale(folder: Path, now: Case) -> list[Value]:
+    """The loss scale to use in fp16, where `bench.scales` left a map of the network in a folder;
+    none where it did not. Raises UsageError: it cannot be read."""
     found = read_scale_map(folder)
-    windows = (
-        [(c.precision, find_window(c)) for c in found.cases if c.model == now.model]
-        if found
-        else []
-    )
-    return {precision: window.use for precision, window in windows if window.use}
+    cases = [case for case in found.cases if case.model == now.model] if found else []
+    return [use for case in cases if case.precision == "fp16" and (use := find_window(case).use)]
 
 
 def refuse(setting: Case, now: Case, inputs: Inputs) -> str:
