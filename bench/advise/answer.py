@@ -139,7 +139,7 @@ class Answer:
             share = self._share_of_memory(advised)
             if share and self.goal != "memory":
                 less = f"{write_percent(round(share, 2))} of the memory"
-                said.append(less if share < 1.5 else f"{_digits(share)} times the memory")
+                said.append(less if share < 1.5 else f"{_digits(share)} the memory")
             said += filter(None, [self._tell_baseline(advised)])
         if self.price:
             bought = self.items * 3600 / self._find_time(advised) / self.price
@@ -176,22 +176,20 @@ class Answer:
 
     def _tell_others(self) -> str:
         """Why none of the others is advised."""
-        others = [s for s in self.standing.allowed if s != self.now]
         number = count(len(self.standing.values) - 1, "other setting")
-        if not others or self.standing.best == self.now:
-            return f"none of the {number} measured is better by more than 1 %"
-        best = self.standing.best or others[0]
-        said = f"the best of the {number} measured, {name(best, self.now)}, has "
-        ratio = self.standing.compare(best)
+        best = self.standing.best
+        ratio = self.standing.compare(best) if best not in (None, self.now) else Ratio(1.0)
+        if best is None or ratio.value is None or ratio.value >= 1:
+            return f"none of the {number} measured is seen to be better"
         shown = ratio.invert()
-        gain = (
-            f"{_digits(shown.value or 1.0)}{_interval(shown, _digits)} of its {_SPEED[self.goal]}"
-        )
+        gain = f"{_digits(shown.value or 1.0)}{_interval(shown, _digits)}"
+        said = f"the best of the {number} measured, {name(best, self.now)}, has {gain} the "
+        said += _SPEED[self.goal]
         if self.standing.judge(best) is Verdict.SAME:
-            return f"{said}{gain}, which is a difference below {write_percent(STEADY)}"
+            return f"{said}, which is a difference below {write_percent(STEADY)}"
         if ratio.low is None:
-            return f"{said}about {gain}, and there were too few runs to tell that from chance"
-        return f"{said}{gain}, which may be chance"
+            return f"{said}, and there were too few runs to tell that from chance"
+        return f"{said}, which may be chance"
 
     def _support(self, advised: Case) -> Iterator[str]:
         if self.now in self.standing.diverged:
@@ -278,8 +276,12 @@ class Answer:
         rivals = self.standing.list_rivals(advised)
         for rival in rivals[:3]:
             most = math.exp(self.standing.find_lead(rival, advised))
-            by = write_percent(round(most - 1, 2))
-            yield f"{name(rival, self.now)} may be better, by up to {by}"
+            by = (
+                f"by up to {write_percent(round(most - 1, 2))}"
+                if most < 2
+                else "its runs differ much"
+            )
+            yield f"{name(rival, self.now)} may be better, {by}"
         if len(rivals) > 3:
             yield f"and {len(rivals) - 3} more"
         for axis in list_changes(advised, self.now):
@@ -370,7 +372,7 @@ class Answer:
 
 
 _TIMED = ("time", PRICED)
-_SPEED = {"time": "speed", PRICED: "speed", "memory": "economy of memory", "energy": "economy"}
+_SPEED = {"time": "speed", PRICED: "speed", "memory": "images a byte", "energy": "images a joule"}
 
 
 def _describe(setting: Case | None) -> dict[str, str] | None:

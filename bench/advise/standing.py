@@ -211,14 +211,17 @@ class Standing:
         }
 
     @cached_property
+    def _freedom(self) -> int:
+        """Degrees of freedom of `noise`, two of them those of `Space.noise`."""
+        return 2 + sum(len(logs) - 1 for logs in self.values.values())
+
+    @cached_property
     def noise(self) -> float:
-        """The spread of the logarithm between runs of one setting, pooled with `Space.noise`, which
-        counts as two of its degrees of freedom."""
+        """The spread of the logarithm between runs of one setting, pooled with `Space.noise`."""
         several = [logs for logs in self.values.values() if len(logs) > 1]
-        freedom = 2 + sum(len(logs) - 1 for logs in several)
         total = 2 * self.space.noise**2
         total += sum(variance(logs) * (len(logs) - 1) for logs in several)
-        return math.sqrt(total / freedom) + 1e-6
+        return math.sqrt(total / self._freedom) + 1e-6
 
     def error(self, setting: Case) -> float:
         """The standard error of the mean logarithm of a setting that was measured."""
@@ -259,9 +262,8 @@ class Standing:
 
     def find_lead(self, setting: Case, other: Case) -> float:
         """By how much the logarithm of a setting may be below that of another, at most."""
-        freedom = len(self.values[setting]) + len(self.values[other])
         both = math.hypot(self.error(setting), self.error(other))
-        return self.mean(other) - self.mean(setting) + find_quantile(freedom) * both
+        return self.mean(other) - self.mean(setting) + find_quantile(self._freedom) * both
 
     # ------------------------------------------------------------------ what that comes to
 
