@@ -102,17 +102,20 @@ _IS_DDP = Condition(lambda case: case.parallel == "ddp",
 _FEW_STEPS = {"check": "it trains a few steps of whole batches, made on the device, all at --lr, "
     "of a whole network from scratch"}
 _WHOLE_EPOCHS = {"search": "trials train whole epochs"}
+_HOW_MUCH = {"advise": "it decides how much is measured"}
 _OUR_IMAGES = "its images are of 3x32x32 or a --workload's, unlike those of bench.sweep"
 
 _later = partial(describe_axis, since=4, quiet=True)
 _learning = partial(_later, affects=(LEARNING, RATE), absent=_FEW_STEPS)
-_measuring = partial(describe_axis, measuring=True, affects=(), anchored=False)
+_measuring = partial(describe_axis, measuring=True, affects=(), anchored=False,
+    absent=_FEW_STEPS | _HOW_MUCH)
 _synthetic = partial(describe_axis, since=4, affects=(LEARNING, DATA, FIT, PROOF, WORK, FLOP),
     applies=(_IS_OURS, _IS_SYNTHETIC), absent=dict.fromkeys(("check", "scales"), _OUR_IMAGES))
 _loading = partial(_later, follows="loader", applies=(_LOADS,), affects=(FIT,), anchored=False,
     absent=_FEW_STEPS)
 _parallel = partial(_later, since=5, follows="parallel", applies=(_TRAINS_TOGETHER, _IS_DDP),
-    anchored=False, absent={"search": "each trial trains on one GPU"})
+    anchored=False, absent={"search": "each trial trains on one GPU",
+    "advise": "it advises on training on one GPU"})
 # fmt: on
 
 
@@ -174,28 +177,30 @@ class Case:
     schedule: str = _learning("constant", one_of(SCHEDULES),
         "how the learning rate goes on; --list describes them")
     epochs: int = _learning(1, parse_whole("a number of epochs"), "epochs to train, each measured",
-        common=True, anchored=False)
+        common=True, anchored=False, absent=_FEW_STEPS | _HOW_MUCH)
     fraction: float = _measuring(1.0, parse_number("a fraction", 0, 1),
         "part of the epoch to measure; the rest is extrapolated", common=True,
-        absent=_FEW_STEPS | _WHOLE_EPOCHS)
+        absent=_FEW_STEPS | _HOW_MUCH | _WHOLE_EPOCHS)
     steps: int | None = _measuring(None, parse_steps,
         "measure this many steps at most, after one of each batch shape", since=4, common=True,
-        order=lambda text: int(text) if text else math.inf, absent=_FEW_STEPS | _WHOLE_EPOCHS)
+        order=lambda text: int(text) if text else math.inf,
+        absent=_FEW_STEPS | _HOW_MUCH | _WHOLE_EPOCHS)
     until: float | None = _measuring(None, parse_until,
         "end a case once its epoch time is known within this share, such as 1%: the 95 % interval "
         "of its steps, drift included (default: measure all that --fraction and --steps allow)",
-        since=7, beside={"parallel": ("ddp",)}, absent=_FEW_STEPS | _WHOLE_EPOCHS)
+        since=7, beside={"parallel": ("ddp",)}, absent=_FEW_STEPS | _HOW_MUCH | _WHOLE_EPOCHS)
     evaluate: bool = _measuring(False, parse_switch,
-        "measure loss and accuracy on the test images too", absent=_FEW_STEPS)
+        "measure loss and accuracy on the test images too")
     checkpoint: bool = _later(False, parse_switch,
         "measure what a checkpoint takes and whether training goes on from it bit for bit; with "
         "several --epochs, keep the last and the best", affects=(), anchored=False,
         beside={"parallel": ("ddp", "dp"), "cuda_graphs": (True,)},
-        absent={"search": "a trial that was interrupted begins anew"})
+        absent=_HOW_MUCH | {"search": "a trial that was interrupted begins anew"})
     profile: bool = _measuring(False, parse_switch,
         "see by a few steps under torch's profiler where their time goes", since=4, quiet=True,
         common=True, beside={"parallel": ("ddp", "dp"), "cuda_graphs": (True,)},
-        absent=_FEW_STEPS | {"search": "bench.sweep profiles the settings that were found"})
+        absent=_FEW_STEPS | _HOW_MUCH
+        | {"search": "bench.sweep profiles the settings that were found"})
     cudnn_benchmark: bool = describe_axis(False, parse_switch,
         "let cuDNN time its algorithms during warm-up", affects=(FIT, PROOF))
     compile: str = describe_axis("off", parse_compile,

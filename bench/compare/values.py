@@ -8,14 +8,7 @@ from dataclasses import replace
 from itertools import islice, product
 
 from bench.axis import Value
-from bench.case import (
-    AXES,
-    NAMED,
-    SAME_QUESTION,
-    format_value,
-    parse_value,
-    spell_value,
-)
+from bench.case import AXES, NAMED, SAME_QUESTION, format_value, parse_value, spell_value
 from bench.compare.comparison import Comparison, Side
 from bench.errors import UsageError, nearest
 from bench.study.axes import name_setting

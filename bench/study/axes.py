@@ -5,14 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from bench.case import (
-    AXES,
-    FOLLOWS,
-    SAME_QUESTION,
-    format_value,
-    main_loss_scale,
-    mark_legacy,
-)
+from bench.case import AXES, FOLLOWS, SAME_QUESTION, format_value, main_loss_scale, mark_legacy
 from bench.study.summaries import SOURCE
 
 if TYPE_CHECKING:
