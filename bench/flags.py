@@ -139,14 +139,14 @@ def join_flags(*parts: Sequence[str]) -> list[str]:
 def add_axes(parser: Parser, description: str) -> None:
     """Add a flag that takes one value or several for every axis but those that the parser has not;
     ``--help`` shows those that are common."""
-    parser.add_argument(
-        _ALL, action=_HelpAll, nargs=0, help="show all settings; --help shows the most used"
-    )
+    axes = {name: axis for name, axis in AXES.items() if name not in parser.absent}
+    if not all(axis.common for axis in axes.values()):
+        parser.add_argument(
+            _ALL, action=_HelpAll, nargs=0, help="show all settings; --help shows the most used"
+        )
     group = parser.add_argument_group("axes", description)
-    parser.set_defaults(axes=[name for name in AXES if name not in parser.absent])
-    for name, axis in AXES.items():
-        if name in parser.absent:
-            continue
+    parser.set_defaults(axes=list(axes))
+    for name, axis in axes.items():
         # an on/off flag needs no value: --evaluate is --evaluate on
         some = "*" if axis.switch else "+"
         text = axis.help.replace("%", "%%")
