@@ -25,9 +25,10 @@ from records_for_tests import make_record
 from torch import Tensor, nn
 from training_for_tests import CPU, OURS, batch, in_parts, training
 
-from bench.case import Case, grid
+from bench.case import Case
 from bench.executors import Event, Job, Settings
 from bench.executors.subprocess import SubprocessExecutor
+from bench.grid import grid
 from bench.precision import PRECISIONS
 from bench.record import Environment, EpochRow, Status
 from bench.store.reader import read_epochs, read_records, read_steps

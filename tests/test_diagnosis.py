@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.case import COMPILES, Case, parse_value
+from bench.axis import COMPILES
+from bench.case import Case, parse_value
 from bench.diagnosis.advice import (
     CURES,
     LEVERS,

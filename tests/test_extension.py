@@ -56,6 +56,27 @@ def _tell(found: Material) -> list[Sheet]:
 SLOWEST = Section("slowest", "Which case takes longest?", _tell)
 '''
 
+ECHO = '''
+"""An executor that says the batch size."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from bench.executors import Event, Executor, Job
+from bench.record import Measurement, Outcome, Status
+
+
+class EchoExecutor(Executor):
+    """Its epochs take as many seconds as a batch has images."""
+
+    def run(
+        self, job: Job, on_event: Callable[[Event], None], stopping: Callable[[], bool]
+    ) -> Outcome:
+        time = float(job.case.batch_size)
+        return Outcome(Status.OK, "", Measurement(epoch_time_s=time, measured_time_s=time))
+'''
+
 
 class Copy:
     """A copy of the package, to be extended, and its commands."""
@@ -77,8 +98,8 @@ class Copy:
     def write(self, file: str, text: str) -> None:
         (self.folder / "bench" / file).write_text(text.lstrip())
 
-    def run(self, *arguments: str) -> str:
-        """Run a command of the copy; what it prints."""
+    def run(self, *arguments: str, refused: bool = False) -> str:
+        """Run a command of the copy; what it prints, or says where it is to refuse."""
         done = subprocess.run(
             [sys.executable, "-m", *arguments],
             cwd=self.folder,
@@ -87,8 +108,8 @@ class Copy:
             text=True,
             check=False,
         )
-        assert done.returncode == 0, done.stderr
-        return done.stdout
+        assert done.returncode == (2 if refused else 0), done.stderr
+        return done.stderr if refused else done.stdout
 
     def records(self, sweep: str) -> list[dict[str, str]]:
         with (self.folder / sweep / "records.csv").open() as file:
@@ -105,12 +126,11 @@ def add_precision(copy: Copy) -> None:
     copy.insert("precision.py", "        Precision(", f"        {entry}")
 
 
-def add_axis(copy: Copy) -> None:
+def add_axis(copy: Copy, line: str) -> None:
     text = re.sub(r"^SCHEMA = (\d+)$", lambda m: f"SCHEMA = {int(m[1]) + 1}",
                   (copy.folder / "bench/record.py").read_text(), flags=re.MULTILINE)  # fmt: skip
     copy.write("record.py", text)
-    about = '0.9, parse_number("a momentum", 0), "SGD momentum", since=3'
-    copy.insert("case.py", "    device: str", f"    momentum: float = describe_axis({about})")
+    copy.insert("case.py", "    device: str", line)
 
 
 def add_model(copy: Copy) -> None:
@@ -134,7 +154,8 @@ FAKE = ["--executor", "fake", "--device", "cpu", "--dataset", "synthetic", "--ou
 
 @pytest.mark.slow
 def test_an_axis(copy: Copy) -> None:
-    add_axis(copy)
+    about = '0.9, parse_number("a momentum", 0), "SGD momentum", since=3'
+    add_axis(copy, f"    momentum: float = describe_axis({about})")
     assert "--momentum" in copy.run("bench.sweep", "--help-all")
     axes = ["--precision", "fp32", "--batch-size", "64", "--momentum", "0.5", "0.9"]
     text = copy.run("bench.sweep", *FAKE, *axes)
@@ -144,6 +165,80 @@ def test_an_axis(copy: Copy) -> None:
     assert ">momentum</th>" in page
     (copy.folder / "mine.toml").write_text("[[grid]]\nmomentum = [0.25]\n")
     assert "momentum 0.25" in copy.run("bench.sweep", "--config", "mine.toml", "--dry-run")
+
+
+ROUNDING = """
+    rounding: str = describe_axis("even", one_of(("odd", "even", "up")), "how halves are rounded",
+        since=3, affects=(LEARNING,), follows="precision", applies=(_SCALES,), baseline=True,
+        order=("odd", "even", "up").index, anchored=False, beside={"evaluate": (True,)},
+        absent={"check": "its bounds are of one rounding"})"""
+ASK = """
+from bench.case import Case
+from bench.study.pairs import list_free
+from bench.sweep.anchors import make_anchor
+from bench.sweep.sharing import _AXES
+from bench.wall.records import APART
+case = Case(precision="fp16", loss_scale=128.0, rounding="up")
+names = [APART, _AXES["proof"], list_free("precision")]
+print(make_anchor(case).rounding, *("rounding" in held for held in names))
+"""
+
+
+@pytest.mark.slow
+def test_an_axis_of_some_cases(copy: Copy) -> None:
+    """All that is said at its field holds everywhere: it is named in no other place."""
+    add_axis(copy, ROUNDING)
+    fp32, both = ["--precision", "fp32"], ["--precision", "fp32", "fp16"]
+    axes = ["--batch-size", "64", "--rounding", "up", "even", "odd"]
+    said = copy.run("bench.sweep", *FAKE, *fp32, *axes, refused=True)
+    assert "error: --rounding is given, but none of the precisions measured scales a loss" in said
+    said = copy.run("bench.sweep", *FAKE, *both, *axes, "--evaluate", refused=True)
+    assert "--rounding up with --evaluate on is not measured; leave out one" in said
+    text = copy.run("bench.sweep", *FAKE, *both, *axes)
+    ran = [(row["precision"], row["rounding"]) for row in copy.records("out")]
+    assert sorted({*ran}) == [("fp16", "even"), ("fp16", "odd"), ("fp16", "up"), ("fp32", "even")]
+    assert re.findall(r"^ +(?:fp\d+ +)?(odd|even|up) ", text, re.MULTILINE) == [
+        *("even", "odd", "even", "up")
+    ]
+    text = copy.run("bench.report", "out", "--full")
+    assert re.findall(r"rounding: (.*?) +≈1.00×.* –  not measured", text) == [
+        *("even → odd", "even → up")  # with no losses, which matter to it, of a part of an epoch
+    ]
+    (copy.folder / "mine.toml").write_text("[[grid]]\nprecision = 'fp16'\nrounding = 'odd'\n")
+    assert "rounding odd" in copy.run("bench.sweep", "--config", "mine.toml", "--dry-run")
+    for axis in (["rounding", "even", "up"], ["precision", "fp32", "fp16"]):
+        text = copy.run("bench.compare", "out", "--axis", *axis)
+        assert "in out: 1 case in both" in text
+        assert "Not compared" not in text
+    for command, why in {
+        "check": "because its bounds are of one rounding",
+        "crosscheck": "because the bare loop supports --model",
+        "fit": "because it chooses what its runs measure",
+    }.items():
+        said = copy.run(f"bench.{command}", "--rounding", "up", refused=True)
+        assert f"--rounding: bench.{command} does not take it, {why}" in said
+    (copy.folder / "ask.py").write_text(ASK)
+    assert copy.run("ask") == "even True False True\n"
+
+
+@pytest.mark.slow
+def test_an_executor(copy: Copy) -> None:
+    """It runs a case; the machine is looked at and measured, and images are had, as for others."""
+    copy.insert(
+        "executors/__init__.py",
+        '    "fake"',
+        '    "echo": Kind("bench.executors.echo:EchoExecutor"),',
+    )
+    copy.write("executors/echo.py", ECHO)
+    flags = ["--executor", "echo", *FAKE[2:], "--precision", "fp32", "--batch-size", "64", "128"]
+    copy.run("bench.sweep", *flags, "--repeats", "1")
+    rows = copy.records("out")
+    assert [(row["executor"], float(row["epoch_time_s"])) for row in rows] == [
+        *(("echo", 64.0), ("echo", 128.0))
+    ]
+    assert rows[0]["torch"]
+    said = copy.run("bench.sweep", *flags, "--lanes", "2", refused=True)
+    assert "--lanes 2: this executor has one lane; leave it out" in said
 
 
 @pytest.mark.slow

@@ -13,10 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from records_for_tests import make_record
 
-from bench.case import Case, grid
+from bench.case import Case
 from bench.compare.__main__ import main as compare
 from bench.errors import UsageError
 from bench.executors import fake
+from bench.grid import grid
 from bench.merge import union
 from bench.merge.__main__ import main as merge
 from bench.record import EpochRow, RankRow, Status, Step, WorkRow

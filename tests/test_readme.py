@@ -78,8 +78,7 @@ def find_measured(results: Path) -> Card | None:
 def write_axes() -> str:
     defaults = {name: format_value(getattr(Case, name)) or "–" for name in AXES}
     return "\n" + "".join(
-        f"- `{axis_flag(name)}` ({defaults[name]}): {axis.metadata['help']}\n"
-        for name, axis in AXES.items()
+        f"- `{axis_flag(name)}` ({defaults[name]}): {axis.help}\n" for name, axis in AXES.items()
     )
 
 

@@ -23,7 +23,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from records_for_tests import make_record
 
-from bench import case, record
+from bench import record
+from bench.axis import Axis, parse_number
 from bench.case import AXES, Case
 from bench.errors import UsageError
 from bench.record import (
@@ -640,8 +641,7 @@ def test_a_new_axis_takes_its_default_in_older_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(tmp_path, make_record())
-    axis = case.describe_axis(1.5, case.parse_number("a momentum", 0), "momentum", since=NEXT)
-    axis.name = "momentum"
+    axis = Axis(1.5, parse_number("a momentum", 0), "momentum", since=NEXT, name="momentum")
     monkeypatch.setitem(AXES, "momentum", axis)
     monkeypatch.setattr(Case, "momentum", 1.5, raising=False)
     declare(monkeypatch, record.make_axis_column(axis), "lr")
@@ -662,8 +662,7 @@ def test_a_column_that_an_old_file_should_have_is_missed(
 def test_what_brought_a_column_is_said_where_it_is_described() -> None:
     since = {f.metadata.get("since", 1) for f in fields(Measurement)}
     assert since <= set(range(1, SCHEMA + 1))
-    axis = case.describe_axis(1, int, "x", since=NEXT)
-    axis.name = "x"
+    axis = Axis(1, int, "x", since=NEXT, name="x")
     assert record.make_axis_column(axis).since == NEXT
 
 

@@ -18,7 +18,7 @@ import torch
 from records_for_tests import make_record
 from test_gpu import GPU, FakeNvml
 
-from bench.case import Case, grid
+from bench.case import Case
 from bench.compare.__main__ import main as compare
 from bench.diagnosis.expectation import describe_expectation, expect, find_step_floor
 from bench.diagnosis.rates import CALL, find_losses, write_losses, write_rate
@@ -50,6 +50,7 @@ from bench.gpu.cards import Card
 from bench.gpu.device import Depth, Reading, Unreadable
 from bench.gpu.nvml import open_device
 from bench.gpu.peaks import list_peaks
+from bench.grid import grid
 from bench.precision import Arithmetic
 from bench.questions.notices import warn
 from bench.record import (

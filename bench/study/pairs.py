@@ -13,7 +13,8 @@ from itertools import compress, groupby, product
 from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from bench.case import AXES, FOLLOWS, RECIPE, SAME_QUESTION, free_axes
+from bench.axis import Trait
+from bench.case import AXES, FOLLOWS, SAME_QUESTION, format_value, free_axes, list_affecting
 from bench.record import COMPARABLE
 from bench.store.attempts import number_groups
 from bench.study.axes import (
@@ -31,24 +32,6 @@ from bench.workloads import IMAGES
 
 if TYPE_CHECKING:
     import pandas as pd
-
-
-BASELINES = {
-    "precision": "fp32",
-    "memory_limit": "",
-    "freeze": "none",
-    "start": "",
-    "parallel": "none",
-    "grad_compression": "none",
-}
-"""What the other values of an axis are compared with, where it ran; else the first value.
-
-Of numbers, each is compared with the next below it.
-"""
-
-
-KEPT = ("world_size",)
-"""Axes that follow another and are a question of their own: what is compared agrees in them."""
 
 
 class Pair(NamedTuple):
@@ -143,7 +126,8 @@ def _list_pairs(pairs: pd.DataFrame) -> Iterator[Pair]:
 
 def list_free(axis: str) -> set[str]:
     """The axes in which cases that are compared by ``axis`` may differ."""
-    return {axis, *(set(free_axes(axis)) - set(KEPT)), *SAME_QUESTION}
+    kept = {name for name, about in AXES.items() if about.kept}
+    return {axis, *(set(free_axes(axis)) - kept), *SAME_QUESTION}
 
 
 def _list_steps(axis: str, lines: pd.DataFrame, values: Mapping[int, Any]) -> pd.DataFrame:
@@ -156,18 +140,18 @@ def _list_steps(axis: str, lines: pd.DataFrame, values: Mapping[int, Any]) -> pd
     if axis in NUMBERS:
         held = held.assign(_from=held.groupby("_key")["_rank"].shift()).dropna()
         return held.rename(columns={"_rank": "_to"}).astype(int)
-    wanted = BASELINES.get(axis)
+    about = AXES.get(axis)  # of `MACHINE` there is none
+    wanted = format_value(about.default) if about and about.baseline else None
     first = next((place for place, value in values.items() if value == wanted), 0)
     with_first = held.loc[held["_rank"] == first, "_key"]
     others = held[(held["_rank"] != first) & held["_key"].isin(with_first)]
     return others.rename(columns={"_rank": "_to"}).assign(_from=first)
 
 
-OWN_DRAWS = ("accumulate", "loader")
-"""Axes by which the data of a user's workload differ: micro-batches are drawn each by itself, and a
-DataLoader has a dataset instead."""
+OWN_DRAWS = list_affecting(Trait.DRAWS)
+"""Axes by which the data of a user's workload differ."""
 
-SAME_LOSS = ("part", "dataset", "input", "classes")
+SAME_LOSS = ("part", *list_affecting(Trait.DATA))
 """What cases must agree on for their losses to be compared: as much of an epoch, the images."""
 
 
@@ -175,7 +159,7 @@ def _have_same_loss(axis: str, pairs: pd.DataFrame) -> Any:
     """Of each pair that differs in an axis, whether its losses can be compared: bool (pairs,).
 
     Not those of a user's workload that differ in what draws their data, nor before the end of an
-    epoch what differs in its `RECIPE`.
+    epoch what differs in what is learnt.
     """
 
     def agree(names: Sequence[str]) -> Any:
@@ -183,7 +167,7 @@ def _have_same_loss(axis: str, pairs: pd.DataFrame) -> Any:
         return (a.to_numpy() == b.to_numpy()).all(axis=1)
 
     own = (pairs["workload_a"] != IMAGES).to_numpy()
-    early = (pairs["part_a"] < 1).to_numpy() & (axis in RECIPE)
+    early = (pairs["part_a"] < 1).to_numpy() & (axis in list_affecting(Trait.LEARNING))
     return agree(SAME_LOSS) & (~own | agree(OWN_DRAWS)) & ~early
 
 
