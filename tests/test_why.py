@@ -27,8 +27,8 @@ from bench.study.sweeps import read_sweeps
 from bench.sweep.__main__ import main as sweep_main
 from bench.why.__main__ import main
 from bench.work import Kind
-from tests.records_for_tests import make_record
-from tests.steps_for_tests import make_profiled, make_row, make_step, write_profiled
+from tests.planted.records import make_run
+from tests.planted.steps import make_profiled, make_row, make_step, write_profiled
 
 
 def make_network(precision: str, times: float = 1.0, idle: float = 2.0) -> Step:
@@ -213,7 +213,7 @@ def test_without_a_profile_it_says_how_to_get_one(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with Store(tmp_path / "plain") as store:
-        store.append(make_record(Case(), step_time_median_s=0.1, epoch_time_s=1.0))
+        store.append(make_run(Case(), step_time_median_s=0.1, epoch_time_s=1.0))
     assert main([str(tmp_path / "plain")]) == 2
     assert "add --profile and run the same command again" in capsys.readouterr().err
 
@@ -400,7 +400,7 @@ def test_compare_explains_only_what_both_sweeps_profiled(
     sweep: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with Store(tmp_path / "plain") as store:
-        store.append(make_record(make_case("fp32"), step_time_median_s=0.1, epoch_time_s=1.0))
+        store.append(make_run(make_case("fp32"), step_time_median_s=0.1, epoch_time_s=1.0))
     plain = tmp_path / "plain"
     assert compare([str(sweep), str(plain), "--why"]) == 2
     assert f"no case has a profile in {plain}" in capsys.readouterr().err

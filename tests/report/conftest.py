@@ -6,7 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from made_up import make_fake_cards, make_profiled, make_quick, make_switches
+
+from tests.planted.sweeps import make_fake_cards, make_profiled, make_quick, make_switches
 
 
 @pytest.fixture(scope="session")

@@ -12,7 +12,6 @@ from statistics import median
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from made_up import make_record, measured, write_sweep
 
 from bench.anchors import (
     ALONE,
@@ -35,6 +34,7 @@ from bench.record import Record, Status
 from bench.study import summaries
 from bench.study.sweeps import Sweep, read_sweep
 from bench.sweep.anchors import describe_anchors
+from tests.planted.records import make_record, measured, write_sweep
 
 CASE = Case(precision="fp32", device="cpu", dataset="synthetic", model="dpn-small")
 SHORT = Case(precision="fp32", device="cpu", dataset="synthetic", model="dpn-small", steps=30)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from made_up import make_record, measured, write_sweep
 
 from bench.case import Case
 from bench.record import Record
 from bench.render.text import render
 from bench.report.document import Report, build
 from bench.study.sweeps import read_sweep
+from tests.planted.records import make_record, measured, write_sweep
 
 MIB = 2**20
 COSTS = {"checkpoint_bytes": 3 * MIB, "checkpoint_save_s": 0.5, "checkpoint_load_s": 0.25}

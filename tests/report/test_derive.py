@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from made_up import GIB, REFERENCE, make_record, measured, write_sweep
 
 from bench.case import Case
 from bench.questions.notices import warn
@@ -21,6 +20,7 @@ from bench.study import doubts, quantities, summaries
 from bench.study.quantities import QUANTITIES
 from bench.study.sweeps import Sweep, read_sweep, read_sweeps
 from bench.text import write_number
+from tests.planted.records import GIB, REFERENCE, make_record, measured, write_sweep
 
 FP32, FP16 = Case(), Case(precision="fp16", loss_scale=128.0)
 

@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from made_up import EFFECTS, GIB, MODELS, make_record, measured, write_sweep
 from scipy import stats
 
 from bench import verdict
@@ -30,6 +29,8 @@ from bench.report.document import Report, build
 from bench.study.estimate import LOSS, TIME
 from bench.study.sweeps import read_sweeps
 from bench.verdict import Verdict
+from tests.planted.records import GIB, make_record, measured, write_sweep
+from tests.planted.sweeps import EFFECTS, MODELS
 
 Run = Callable[..., tuple[int, str, str]]
 

@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from made_up import make_record, measured, write_sweep
 
 from bench.case import Case
 from bench.limits import STEADY
@@ -16,6 +15,7 @@ from bench.render.model import Table
 from bench.render.text import render
 from bench.report.document import Report, build
 from bench.study.sweeps import read_sweep
+from tests.planted.records import make_record, measured, write_sweep
 
 CASE = Case(epochs=3, evaluate=True, precision="bf16-amp")
 Written = tuple[Record, list[Step], list[EpochRow]]

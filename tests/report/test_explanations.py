@@ -10,7 +10,6 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from made_up import HOST_S, RATES, WORK
 
 from bench.case import Case
 from bench.questions.reasons import EXPLAINED, choose_pairs, tell_changes, tell_reasons
@@ -25,6 +24,7 @@ from bench.report.figures.sketches import SKETCHES
 from bench.store.cells import WORK as WORK_FILE
 from bench.study.sweeps import read_sweeps
 from bench.work import Kind
+from tests.planted.sweeps import HOST_S, RATES, WORK
 
 Run = Callable[..., tuple[int, str, str]]
 

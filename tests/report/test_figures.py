@@ -12,18 +12,6 @@ from xml.etree import ElementTree
 import numpy as np
 import pandas as pd
 import pytest
-from made_up import (
-    EFFECTS,
-    GIB,
-    REFERENCE,
-    ROOT,
-    make_card,
-    make_record,
-    make_steps,
-    make_switches,
-    measured,
-    write_sweep,
-)
 from PIL import Image
 
 from bench.case import Case
@@ -42,6 +30,8 @@ from bench.report.figures.groups import HELD, view_report
 from bench.report.figures.panels import draw_figures, inline
 from bench.report.figures.sketches import SKETCHES
 from bench.study.sweeps import read_sweep, read_sweeps
+from tests.planted.records import GIB, REFERENCE, ROOT, make_record, measured, write_sweep
+from tests.planted.sweeps import EFFECTS, make_card, make_steps, make_switches
 
 Run = Callable[..., tuple[int, str, str]]
 

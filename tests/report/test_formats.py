@@ -15,12 +15,13 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from made_up import GIB, REFERENCE, make_card, make_record, measured, write_sweep
 
 from bench.case import Case
 from bench.record import Record, Status
 from bench.render import latex, markdown
 from bench.report.csvfile import write_cell
+from tests.planted.records import GIB, REFERENCE, make_record, measured, write_sweep
+from tests.planted.sweeps import make_card
 
 SNAPSHOTS = Path(__file__).with_name("snapshots")
 

@@ -11,14 +11,6 @@ import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from made_up import (
-    GRADIENTS,
-    PARAMETERS,
-    make_gpus,
-    make_gpus_records,
-    time_step,
-    write_sweep,
-)
 
 from bench.case import Case
 from bench.questions.gpus import SCALING, TAX
@@ -32,6 +24,8 @@ from bench.report.figures.groups import view_report
 from bench.report.figures.sketches import SKETCHES
 from bench.study.doubts import list_links
 from bench.study.sweeps import read_sweep
+from tests.planted.records import write_sweep
+from tests.planted.sweeps import GRADIENTS, PARAMETERS, make_gpus, make_gpus_records, time_step
 
 
 def report(folder: Path, *cases: Any) -> Report:

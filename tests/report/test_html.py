@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from made_up import CARDS, REFERENCE, make_record, make_switches, measured, write_sweep
 
 from bench.case import Case
 from bench.report.html import keep_whole
@@ -25,6 +24,8 @@ from bench.scale_map import (
     Way,
 )
 from bench.scales.folder import write_map
+from tests.planted.records import REFERENCE, make_record, measured, write_sweep
+from tests.planted.sweeps import CARDS, make_switches
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page

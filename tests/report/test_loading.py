@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 from loads_for_tests import ITEM_S, STEP_S
-from made_up import GIB, make_record, measured, write_sweep
 
 from bench.case import Case
 from bench.data import loader
@@ -27,6 +26,7 @@ from bench.study.sweeps import read_sweeps
 from bench.verdict import Ratio
 from bench.worker.channel import Channel
 from bench.worker.measurement import measure
+from tests.planted.records import GIB, make_record, measured, write_sweep
 
 DEVICE = Case(precision="fp16", loss_scale=128.0)
 TORCH = replace(DEVICE, loader="torch", workers=2)

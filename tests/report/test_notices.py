@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_up import GIB, ROOT, make_record, measured, write_sweep
 
 from bench.case import AXES, Case, format_value
 from bench.questions.notices import warn
@@ -20,6 +19,7 @@ from bench.study import doubts, summaries
 from bench.study.drift import Steadiness, find_drifts
 from bench.study.sweeps import read_sweep
 from bench.sweep.__main__ import main as run_sweep
+from tests.planted.records import GIB, ROOT, make_record, measured, write_sweep
 
 FP32 = Case()
 WHERE = ("sweep", "A card")

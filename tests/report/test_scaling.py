@@ -11,18 +11,6 @@ import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from made_up import (
-    GIB,
-    LINES,
-    SPEEDS,
-    make_card,
-    make_probe,
-    make_record,
-    make_scaled_case,
-    make_scaling,
-    measured,
-    write_sweep,
-)
 
 from bench.case import Case
 from bench.questions.batch_sizes import (
@@ -51,6 +39,15 @@ from bench.report.html import render
 from bench.study.axes import order_values
 from bench.study.sweeps import read_sweeps
 from bench.workloads import OWN
+from tests.planted.records import GIB, make_record, measured, write_sweep
+from tests.planted.sweeps import (
+    LINES,
+    SPEEDS,
+    make_card,
+    make_probe,
+    make_scaled_case,
+    make_scaling,
+)
 
 Run = Callable[..., tuple[int, str, str]]
 

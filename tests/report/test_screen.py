@@ -12,18 +12,6 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from made_up import (
-    REFERENCE,
-    ROOT,
-    make_card,
-    make_gpus,
-    make_profiled,
-    make_record,
-    make_scaling,
-    make_switches,
-    measured,
-    write_sweep,
-)
 from rich.cells import cell_len
 
 from bench.case import Case
@@ -43,6 +31,8 @@ from bench.render.model import (
 from bench.render.text import LINES, WIDTH, draw, render
 from bench.report.document import Report, build
 from bench.study.sweeps import read_sweeps
+from tests.planted.records import REFERENCE, ROOT, make_record, measured, write_sweep
+from tests.planted.sweeps import make_card, make_gpus, make_profiled, make_scaling, make_switches
 
 SNAPSHOTS = Path(__file__).with_name("snapshots")
 RESULTS = sorted(path.parent for path in (ROOT / "results").glob("*/records.csv"))

@@ -8,22 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from bench.case import Case
-from bench.record import (
-    Environment,
-    EpochRow,
-    Measurement,
-    RankRow,
-    Record,
-    Status,
-    Step,
-    WorkRow,
-)
-from bench.store.writer import Store
+from bench.record import EpochRow, RankRow, Record, Status, Step, WorkRow
 from bench.work import Kind
-
-GIB = 2**30
-ROOT = Path(__file__).parents[2]
-REFERENCE = ROOT / "results" / "reference" / "rtx-titan-2019.csv"
+from tests.planted.records import GIB, make_record, measured, write_sweep
 
 CARDS = {  # name: (memory, speed against the first)
     "NVIDIA H200": (150_754_820_096, 1.0),
@@ -32,74 +19,6 @@ CARDS = {  # name: (memory, speed against the first)
 }
 
 SPEEDUP = {"fp32": 1.0, "tf32": 1.9, "fp16": 3.1, "fp16-amp": 3.0, "bf16": 2.7, "bf16-amp": 2.6}
-
-
-def make_record(case: Case, **values: Any) -> Record:
-    """A record of ``case``: fields of Record, Measurement and Environment by name."""
-
-    def take(kind: type) -> dict[str, Any]:
-        return {name: values.pop(name) for name in list(values) if name in kind.__annotations__}
-
-    measurement, environment = Measurement(**take(Measurement)), Environment(**take(Environment))
-    repeat, attempt = values.setdefault("repeat", 1), values.setdefault("attempt", 1)
-    identity: dict[str, Any] = {
-        "record_id": f"{case.slug()}-r{repeat}-a{attempt}{'-s' if values.get('sentinel') else ''}",
-        "run_seed": case.seed + repeat - 1,
-        "sentinel": False,
-        "probe": False,
-        "anchor": "",
-        "lane": "",
-        "lanes_beside": 0,
-        "status": Status.OK,
-        "reason": "",
-        "inferred": False,
-        "executor": "subprocess",
-        "started_at": "2026-11-20T10:00:00+00:00",
-        "finished_at": "2026-11-20T10:01:00+00:00",
-        "retries": 0,
-        "log": "",
-    }
-    return Record(
-        **{**identity, **values}, case=case, measurement=measurement, environment=environment
-    )
-
-
-def write_sweep(
-    folder: Path,
-    records: Iterable[
-        Record
-        | tuple[Record, list[Step]]
-        | tuple[Record, list[Step], list[EpochRow]]
-        | tuple[Record, list[Step], list[EpochRow], list[WorkRow]]
-        | tuple[Record, list[Step], list[EpochRow], list[WorkRow], list[RankRow]]
-    ],
-    command: str | None = None,
-) -> Path:
-    """Write records, and what stands beside them where they come with it, as a sweep's folder."""
-    with Store(folder) as store:
-        for record in records:
-            store.append(*(record if isinstance(record, tuple) else (record,)))
-        if command is not None:
-            store.write_config({"command": command})
-    return folder
-
-
-def measured(time_s: float, memory: float, images: int = 50000, **values: Any) -> dict[str, Any]:
-    """The measurement of a case that ended well, of an epoch of ``images``."""
-    return {
-        "epoch_time_s": time_s,
-        "measured_time_s": time_s,
-        "measured_images": images,
-        "images_per_s": images / time_s,
-        "warmup_steps": 40,
-        "warmup_steady": True,
-        "peak_device_bytes": int(memory),
-        "peak_reserved_bytes": int(memory * 0.95),
-        "peak_allocated_bytes": int(memory * 0.9),
-        "train_images": images,
-        "test_images": 10000,
-        **values,
-    }
 
 
 def make_card(name: str) -> dict[str, Any]:

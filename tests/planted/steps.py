@@ -14,7 +14,7 @@ from bench.precision import find_formats
 from bench.record import Record, WorkRow
 from bench.store.writer import Store
 from bench.work import Kind
-from tests.records_for_tests import make_record
+from tests.planted.records import make_run
 
 RATES = Rates(
     {"float32": 50e12, "tfloat32": 400e12, "float16": 600e12, "bfloat16": 600e12}, 4e12, 5e-6
@@ -88,7 +88,7 @@ def make_profiled(case: Case, step: Step, repeat: int = 1, **values: Any) -> Rec
         "sync_wait_s": profile.sync_wait_s,
         "warmup_steady": True,
     }
-    return make_record(case, repeat=repeat, **{**measured, **HOLD, **values})
+    return make_run(case, repeat=repeat, **{**measured, **HOLD, **values})
 
 
 def write_profiled(
