@@ -8,8 +8,12 @@ from collections.abc import Iterator
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from tests.planted.sweeps import Folders
 
 # a shell's background job ignores Ctrl-C, and would hand that on to every process a test starts
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -117,6 +121,14 @@ def _no_width(monkeypatch: pytest.MonkeyPatch) -> None:
 def unreported(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sweeps of this process end without their report, which takes longer than a small one."""
     monkeypatch.setattr("bench.sweep.__main__.print_report", lambda *folders: None)
+
+
+@pytest.fixture(scope="session")
+def planted(tmp_path_factory: pytest.TempPathFactory) -> Folders:
+    """Folders of the sweeps of tests/planted, by name; each is written when it is asked for."""
+    from tests.planted.sweeps import Folders
+
+    return Folders(tmp_path_factory.mktemp("planted"))
 
 
 @pytest.fixture(scope="session")

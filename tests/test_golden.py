@@ -5,28 +5,39 @@ UPDATE_SNAPSHOTS=1 writes it anew; read the diff.
 
 from __future__ import annotations
 
+import html
 import json
 import os
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.cells import cell_len
 
 from bench.questions.answers import answer
 from bench.questions.material import Material, gather
 from bench.questions.notes import describe_constants, write_notes
 from bench.questions.notices import warn
+from bench.render import latex, markdown
 from bench.render.model import Document
-from bench.render.text import render
-from bench.report.document import SECTIONS
+from bench.render.text import LINES, WIDTH, render
+from bench.report import jsonfile
+from bench.report.document import SECTIONS, Report, build
 from bench.report.jsonfile import describe_effect
 from bench.store.writer import Store
-from bench.study.sweeps import read_sweep
-from tests.planted.records import write_sweep
+from bench.study.sweeps import REFERENCE, read_sweep, read_sweeps
+from bench.text import clean
+from tests.planted.records import ROOT, write_sweep
 from tests.planted.situations import SITUATIONS, Situation
+from tests.planted.sweeps import Folders
 
 GOLDEN = Path(__file__).with_name("golden")
+RESULTS = {
+    path.parent.name: path.parent for path in sorted((ROOT / "results").glob("*/records.csv"))
+}
+JARGON = re.compile(r"welch|holm|tost|\bknee|\brung|sentinel", re.IGNORECASE)
 
 
 def compare(name: str, said: str) -> None:
@@ -41,7 +52,7 @@ def compare(name: str, said: str) -> None:
 def shorten(value: Any) -> Any:
     """Without what is empty, and of numbers the digits that no order of additions changes."""
     if isinstance(value, float):
-        return float(f"{value:.6g}")
+        return float(f"{value:.6g}") if abs(value) > 1e-9 else 0.0
     if isinstance(value, dict):
         kept = {key: shorten(part) for key, part in value.items()}
         return {key: part for key, part in kept.items() if part not in (None, "", [], {})}
@@ -84,3 +95,123 @@ def test_situation(topic: str, name: str, tmp_path: Path) -> None:
             store.write_config(dict(situation.config))
     said = "".join(tell(gather([read_sweep(folder)]), situation))
     compare(f"{topic}/{name.replace(' ', '-')}.txt", said)
+
+
+# ------------------------------------------------------------------------------- whole reports
+
+CARDS = ("card-1", "card-2", "card-3")
+
+REPORTS: dict[str, tuple[tuple[str, ...], str]] = {
+    "made-up": (("made-up",), "text screen md latex json"),
+    "quick": (("quick",), "text screen md latex json"),
+    "reference": ((), "text screen md latex"),
+    "card-1": (CARDS[:1], "text"),
+    "cards": (CARDS, "screen"),
+    "switches": (("switches",), "text screen"),
+    "recommended": (("recommended",), "text screen json"),
+    "fit": (("fit",), "text screen"),
+    "fit-and-scaling": (("fit", "scaling"), "screen"),
+    "profiled": (("profiled",), "text screen"),
+    "gpus": (("gpus",), "text screen json"),
+    **dict.fromkeys(RESULTS, ((), "screen")),
+    "cpu-epyc-20261120": ((), "text screen"),
+}
+"""The planted sweeps of each, or none of a committed one, and the formats that are kept of it."""
+
+
+@pytest.fixture(scope="module")
+def reports(planted: Folders) -> Callable[[str], Report]:
+    """Of each name its report, made once, in the folder that its commands start from."""
+    made: dict[str, Report] = {}
+
+    def make(name: str) -> Report:
+        if name not in made:
+            committed = {**RESULTS, "reference": REFERENCE}
+            folders = [planted[part] for part in REPORTS[name][0]] or [committed[name]]
+            with pytest.MonkeyPatch.context() as patch:
+                patch.chdir(ROOT if name in RESULTS else folders[0].parent)
+                asked = [path.relative_to(Path.cwd()) for path in folders]
+                made[name] = build(read_sweeps(asked), read_sweep(REFERENCE))
+        return made[name]
+
+    return make
+
+
+def lay_out_json(report: Report) -> str:
+    """A report's JSON in a line a row, an effect's metric or a case, without what is empty."""
+    document = json.loads(jsonfile.render(report))
+    document |= {"tables": [], "effects": [], "cases": []} | {
+        "tables": [
+            line
+            for table in document["tables"]
+            for line in (
+                {key: table[key] for key in ("name", "question", "level", "groups", "words")},
+                [head["name"] for head in table["heads"]],
+                *([cell["value"] for cell in row] for row in table["rows"]),
+            )
+        ],
+        "effects": [
+            [effect["axis"], effect["before"], effect["after"], name, numbers]
+            for effect in document["effects"]
+            for name, numbers in effect["metrics"].items()
+        ],
+        "columns": [[*document["columns"]]],
+    }
+    first, *others = cases = [*json.loads(jsonfile.render(report))["cases"]]
+    alike = {key for key in first if all(case[key] == first[key] for case in others)}
+    document["cases"] = [{key: case[key] for key in case if key not in alike} for case in cases]
+    document["all cases"] = {key: first[key] for key in sorted(alike)}
+    lines = []
+    for key, value in document.items():
+        parts = value if isinstance(value, list) else [value]
+        lines += [f"{key}:", *(json.dumps(shorten(part), ensure_ascii=False) for part in parts)]
+    return "\n".join(lines) + "\n"
+
+
+FORMATS: dict[str, Callable[[Report], str]] = {
+    "text": lambda report: render(report, full=True),
+    "screen": render,
+    "md": markdown.render,
+    "latex": latex.render,
+    "json": lay_out_json,
+}
+
+
+@pytest.mark.parametrize("name", REPORTS)
+def test_report(name: str, reports: Callable[[str], Report]) -> None:
+    for format in REPORTS[name][1].split():
+        compare(f"reports/{name}.{format}", FORMATS[format](reports(name)))
+
+
+@pytest.mark.parametrize("width", ["40", "80", "", "200"])
+@pytest.mark.parametrize("name", REPORTS)
+def test_every_screen_fits(
+    name: str, width: str, reports: Callable[[str], Report], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", width)
+    said = render(reports(name))
+    lines = said.splitlines()
+    assert len(lines) <= LINES
+    assert max(map(cell_len, lines)) <= min(int(width or WIDTH), WIDTH)
+    assert not JARGON.search(said)
+    assert "--full" in said
+
+
+def split_row(line: str) -> list[str]:
+    """The cells of a line of a Markdown table, as a reader sees them."""
+    cells = re.split(r"(?<!\\)\|", line)[1:-1]
+    return [re.sub(r"\\(.)", r"\1", html.unescape(cell)).strip() for cell in cells]
+
+
+@pytest.mark.parametrize("name", REPORTS)
+def test_every_format_has_the_cells(name: str, reports: Callable[[str], Report]) -> None:
+    """Markdown says each row as the report has it, and LaTeX and JSON have as many."""
+    report = reports(name)
+    said = [split_row(line) for line in markdown.render(report).splitlines() if line[:1] == "|"]
+    rows = [[clean(cell.text) for cell in row] for table in report.tables for row in table.rows]
+    assert [row for row in rows if row not in said] == []
+    assert latex.render(report).count(r" \\" + "\n") >= len(rows)
+    tables = json.loads(jsonfile.render(report))["tables"]
+    assert [[cell["text"] for cell in row] for table in tables for row in table["rows"]] == [
+        [cell.text for cell in row] for table in report.tables for row in table.rows
+    ]

@@ -1,16 +1,20 @@
-"""Sweeps to report on, written through the store as a real sweep writes them."""
+"""Whole sweeps to report on, in which what there is to say is known; nothing was measured.
+
+`SWEEPS` names them, and `Folders` writes each, once it is asked for, as a real sweep writes it.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from bench.case import Case
 from bench.record import EpochRow, RankRow, Record, Status, Step, WorkRow
 from bench.work import Kind
-from tests.planted.records import GIB, make_record, measured, write_sweep
+from tests.planted.records import GIB, Row, make_record, measured, write_sweep
 
 CARDS = {  # name: (memory, speed against the first)
     "NVIDIA H200": (150_754_820_096, 1.0),
@@ -49,73 +53,61 @@ def make_steps(case: Case, time_s: float, accuracy: float) -> list[Step]:
     return steps
 
 
-def make_fake_cards(folder: Path) -> list[Path]:
-    """Three sweeps of three made-up cards in which every outcome occurs; nothing was measured."""
-    folders = []
-    for number, (name, (total, slower)) in enumerate(CARDS.items()):
-        card = make_card(name)
-        rows: list[Record | tuple[Record, list[Step]]] = []
-        for precision, speedup in SPEEDUP.items():
-            scales = {"fp16": (64.0, 128.0, 256.0), "fp16-amp": ("dynamic", 128.0)}.get(
-                precision, (None,)
-            )
-            for scale in scales:
-                for batch in (128, 256, 512, 640, 1024, 2048):
-                    if scale in (64.0, 256.0) and batch != 512:
-                        continue
-                    case = Case(precision=precision, loss_scale=scale, batch_size=batch)
-                    needs = GIB * (1.5 + batch * (0.055 if speedup < 2 else 0.027))
-                    time_s = 42 * slower / speedup * (0.85 + 25 / batch)
-                    common = {**card, "executor": "fake"}
-                    if needs > total * 0.95:
-                        rows.append(
-                            make_record(
-                                case,
-                                status=Status.OOM,
-                                reason="OutOfMemoryError: 2.1 GiB",
-                                inferred=batch == 2048,
-                                **common,
-                            )
-                        )
-                        continue
-                    for repeat in (1, 2, 3):
-                        wobble = 1 + 0.006 * (repeat - 2)
-                        values = measured(
-                            time_s * wobble,
-                            needs,
-                            train_loss=2.0 + batch / 2000,
-                            train_accuracy=0.30 - batch / 20000,
-                            step_time_median_s=time_s / 390,
-                            step_time_mad_s=time_s / 390 * 0.01,
-                            energy_j=480 * time_s,
-                            flop_per_image=12.25e9,
-                            arithmetic="float32",
-                            overflow_steps=0 if scale else None,
-                        )
-                        record = make_record(case, repeat=repeat, **{**common, **values})
-                        rows.append(
-                            (record, make_steps(case, time_s, 0.3)) if repeat == 1 else record
-                        )
-        rows += _odd_outcomes(card, slower)
-        first = Case(precision="fp32", batch_size=128)
-        rows.append(
-            make_record(
-                first,
-                sentinel=True,
-                **{**card, "executor": "fake"},
-                **_keep(measured(43.9 * slower, 9 * GIB), card),
-            )
+def list_card(name: str) -> Iterator[Row]:
+    """A sweep of one of `CARDS` in which every outcome occurs."""
+    (total, slower), card = CARDS[name], make_card(name)
+    for precision, speedup in SPEEDUP.items():
+        scales = {"fp16": (64.0, 128.0, 256.0), "fp16-amp": ("dynamic", 128.0)}.get(
+            precision, (None,)
         )
-        command = f"python -m bench.sweep --executor fake --out results/{number}"
-        folders.append(write_sweep(folder / f"card-{number + 1}", rows, command))
-    return folders
+        for scale in scales:
+            for batch in (128, 256, 512, 640, 1024, 2048):
+                if scale in (64.0, 256.0) and batch != 512:
+                    continue
+                case = Case(precision=precision, loss_scale=scale, batch_size=batch)
+                needs = GIB * (1.5 + batch * (0.055 if speedup < 2 else 0.027))
+                time_s = 42 * slower / speedup * (0.85 + 25 / batch)
+                common = {**card, "executor": "fake"}
+                if needs > total * 0.95:
+                    yield make_record(
+                        case,
+                        status=Status.OOM,
+                        reason="OutOfMemoryError: 2.1 GiB",
+                        inferred=batch == 2048,
+                        **common,
+                    )
+                    continue
+                for repeat in (1, 2, 3):
+                    wobble = 1 + 0.006 * (repeat - 2)
+                    values = measured(
+                        time_s * wobble,
+                        needs,
+                        train_loss=2.0 + batch / 2000,
+                        train_accuracy=0.30 - batch / 20000,
+                        step_time_median_s=time_s / 390,
+                        step_time_mad_s=time_s / 390 * 0.01,
+                        energy_j=480 * time_s,
+                        flop_per_image=12.25e9,
+                        arithmetic="float32",
+                        overflow_steps=0 if scale else None,
+                    )
+                    record = make_record(case, repeat=repeat, **{**common, **values})
+                    yield (record, make_steps(case, time_s, 0.3)) if repeat == 1 else record
+    yield from _list_odd(card, slower)
+    first = Case(precision="fp32", batch_size=128)
+    yield make_record(
+        first,
+        sentinel=True,
+        **{**card, "executor": "fake"},
+        **_keep(measured(43.9 * slower, 9 * GIB), card),
+    )
 
 
 def _keep(values: dict[str, Any], card: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if name not in card}
 
 
-def _odd_outcomes(card: dict[str, Any], slower: float) -> list[Record]:
+def _list_odd(card: dict[str, Any], slower: float) -> list[Record]:
     def odd(batch: int, status: Status, reason: str, **values: Any) -> Record:
         case = Case(precision="bf16", batch_size=batch)
         return make_record(
@@ -160,9 +152,8 @@ def _odd_outcomes(card: dict[str, Any], slower: float) -> list[Record]:
     ]
 
 
-def make_quick(folder: Path) -> Path:
+def list_quick() -> Iterator[Row]:
     """What the quick preset leaves on a CPU: synthetic images, part of an epoch, single runs."""
-    rows: list[Record | tuple[Record, list[Step]]] = []
     for precision, factor in (("fp32", 1.0), ("bf16-amp", 1.6)):
         for batch in (64, 128, 256):
             case = Case(
@@ -170,47 +161,41 @@ def make_quick(folder: Path) -> Path:
                 fraction=0.05, device="cpu",
             )  # fmt: skip
             time_s = factor * (20 + 400 / batch)
-            rows.append(
-                (
-                    make_record(
-                        case,
-                        cpu="AMD EPYC 9B14, 2 cores",
-                        torch="2.13.0+cpu",
-                        code="abc123",
-                        dataset_fingerprint="5eed",
-                        **{
-                            **measured(time_s, 0, 10000),
-                            "measured_images": 512,
-                            "peak_device_bytes": None,
-                            "peak_reserved_bytes": None,
-                            "peak_allocated_bytes": None,
-                            "peak_process_bytes": int(GIB * (0.6 + batch / 400)),
-                            "train_loss": 2.1,
-                            "train_accuracy": 0.25,
-                        },
-                    ),
-                    make_steps(case, time_s, 0.25)[:8],
-                )
+            yield (
+                make_record(
+                    case,
+                    cpu="AMD EPYC 9B14, 2 cores",
+                    torch="2.13.0+cpu",
+                    code="abc123",
+                    dataset_fingerprint="5eed",
+                    **{
+                        **measured(time_s, 0, 10000),
+                        "measured_images": 512,
+                        "peak_device_bytes": None,
+                        "peak_reserved_bytes": None,
+                        "peak_allocated_bytes": None,
+                        "peak_process_bytes": int(GIB * (0.6 + batch / 400)),
+                        "train_loss": 2.1,
+                        "train_accuracy": 0.25,
+                    },
+                ),
+                make_steps(case, time_s, 0.25)[:8],
             )
-    return write_sweep(
-        folder / "quick", rows, "python -m bench.sweep --preset quick --out results/quick"
-    )
 
 
 MODELS = {"dpn92": 1.0, "dpn26": 0.5, "dpn-small": 0.1}
-"""Networks of `make_switches`, and the time of each against the first."""
+"""Networks of `list_switches`, and the time of each against the first."""
 
 EFFECTS = {"precision": 1 / 1.6, "compile": 1 / 1.25, "channels_last": 1.0}
-"""What each change of `make_switches` does to the epoch time, exactly but for the noise."""
+"""What each change of `list_switches` does to the epoch time, exactly but for the noise."""
 
 
-def make_switches(folder: Path, noise: float = 0.002, batches: int = 2, repeats: int = 3) -> Path:
+def list_switches(noise: float = 0.002, batches: int = 2, repeats: int = 3) -> Iterator[Row]:
     """Three networks on a card and a CPU, two precisions, two switches, some batch sizes.
 
     Each axis acts on its own, so that its effect is known: `EFFECTS`. Repeats wobble by ``noise``
     in turn: the first is below, the second at and the third above, so that medians are exact.
     """
-    rows = []
     places = (
         ("cuda", make_card("NVIDIA H200"), 1.0),
         ("cpu", {**make_card("NVIDIA H200"), "gpu": "", "gpu_uuid": "", "gpu_memory_bytes": None,
@@ -239,31 +224,27 @@ def make_switches(folder: Path, noise: float = 0.002, batches: int = 2, repeats:
             values |= {"peak_device_bytes": None, "peak_reserved_bytes": None,
                        "peak_allocated_bytes": None, "peak_process_bytes": GIB}  # fmt: skip
         values |= {"setup_time_s": 2.0, "warmup_time_s": 30.0 if compiled else 3.0}
-        rows.append(make_record(case, repeat=repeat, **{**_keep(card, values), **values}))
-    return write_sweep(folder / "switches", rows, "python -m bench.sweep --preset mine")
+        yield make_record(case, repeat=repeat, **{**_keep(card, values), **values})
 
 
 SPEEDS = {
     "fp32": {32: 400, 64: 700, 128: 975, 256: 1000, 257: 800, 512: 1010, 1024: 1005},
     "fp16": {32: 500, 64: 950, 128: 1700, 256: 2400, 512: 3000, 1024: 3500, 2048: 4000},
 }
-"""Images/s by batch size of `make_scaling`: fp32 has a knee at 128 and a cliff after 256, fp16
+"""Images/s by batch size of `list_scaling`: fp32 has a knee at 128 and a cliff after 256, fp16
 goes on rising."""
 
 LINES = {"fp32": (1.5 * GIB, 40 * 2**20), "fp16": (1.25 * GIB, 22 * 2**20)}
-"""Bytes that no batch size changes, and bytes an image, of `make_scaling`."""
+"""Bytes that no batch size changes, and bytes an image, of `list_scaling`."""
 
 
-def make_scaling(
-    folder: Path, repeats: int = 3, noise: float = 0.004, more: Iterable[Record] = ()
-) -> Path:
+def list_scaling(repeats: int = 3, noise: float = 0.004) -> Iterator[Record]:
     """Two precisions over batch sizes on a card of 48 GiB, up to what does not fit.
 
     Repeats wobble by ``noise`` around `SPEEDS` in turn, so that medians are exact; memory is
     exactly on `LINES`.
     """
     card = {**make_card("NVIDIA RTX 6000 Ada"), "gpu_memory_bytes": 48 * GIB}
-    rows: list[Record | tuple[Record, list[Step]]] = []
     for precision, speeds in SPEEDS.items():
         fixed, image = LINES[precision]
         for batch, speed in speeds.items():
@@ -274,14 +255,13 @@ def make_scaling(
                     fixed + image * batch,
                     train_loss=2.0 + batch / 2000,
                 )
-                rows.append(make_record(case, repeat=repeat, **{**card, **values}))
+                yield make_record(case, repeat=repeat, **{**card, **values})
         full = make_scaled_case(precision, 2 * max(speeds))
-        rows.append(make_record(full, status=Status.OOM, reason="OutOfMemoryError", **card))
-    return write_sweep(folder / "scaling", [*rows, *more], "python -m bench.sweep")
+        yield make_record(full, status=Status.OOM, reason="OutOfMemoryError", **card)
 
 
 def make_scaled_case(precision: str, batch: int, **axes: Any) -> Case:
-    """A case of `make_scaling`."""
+    """A case of `list_scaling`."""
     scale = 128.0 if precision == "fp16" else None
     return Case(precision=precision, loss_scale=scale, batch_size=batch, **axes)
 
@@ -294,7 +274,7 @@ def make_probe(
     steps: int = 4,
     **values: Any,
 ) -> Record:
-    """A probe of the largest batch, beside `make_scaling`; its epoch time is nonsense."""
+    """A probe of the largest batch, beside `list_scaling`; its epoch time is nonsense."""
     fixed, image = LINES[precision]
     card = {**make_card("NVIDIA RTX 6000 Ada"), "gpu_memory_bytes": 48 * GIB}
     if status is Status.OK:
@@ -302,6 +282,16 @@ def make_probe(
         values = {**ended, "setup_process_bytes": int(fixed)}
     case = make_scaled_case(precision, batch, steps=steps)
     return make_record(case, probe=True, status=status, **{**card, **values})
+
+
+PROBES = [
+    make_probe("fp32", 32),
+    make_probe("fp32", 512),
+    make_probe("fp32", 1192, Status.OOM),
+    make_probe("fp32", 1184, retries=3),
+    make_probe("fp32", 1184, retries=3, steps=16),
+]
+"""A search that ends at 1184."""
 
 
 RATES = {
@@ -312,7 +302,7 @@ RATES = {
     "rate_copy": 4e12,
     "call_time_s": 5e-6,
 }
-"""What the card of `make_profiled` was measured to do."""
+"""What the card of `list_profiled` was measured to do."""
 
 WORK = {
     (Kind.CONVOLUTION_1X1, "1×1, 304→512"): (180, 11.76e9, 117e6, 192, 26.5),
@@ -324,21 +314,20 @@ WORK = {
     (Kind.OPTIMIZER, "_foreach_add"): (12, 0, 0, 1.4, 1.4),
     (Kind.LOSS, "nll_loss_forward"): (4, 0, 1e3, 0.1, 0.1),
 }
-"""A step of `make_profiled`: calls, FLOP and bytes an item at fp32, and milliseconds of 512 items
+"""A step of `list_profiled`: calls, FLOP and bytes an item at fp32, and milliseconds of 512 items
 at fp32 and at bf16-amp."""
 
 HOST_S = 0.03
 """What the program needs to start all operations of such a step: no step is shorter."""
 
 
-def make_profiled(folder: Path, repeats: int = 3) -> Path:
+def list_profiled(repeats: int = 3) -> Iterator[Row]:
     """Profiled steps of fp32 and bf16-amp, at a batch size that fills the card and one too small.
 
     At batch size 512 the card waits for nothing; at 32 it waits for the program in bf16-amp. The
     grouped convolution is no faster in bfloat16 than it would be without tensor cores.
     """
     card = {**make_card("NVIDIA H200"), **RATES}
-    rows: list[tuple[Record, list[Step], list[EpochRow], list[WorkRow]]] = []
     for precision, batch in [(p, b) for p in ("fp32", "bf16-amp") for b in (32, 512)]:
         half = precision != "fp32"
         work = [
@@ -373,8 +362,7 @@ def make_profiled(folder: Path, repeats: int = 3) -> Path:
                 "sync_wait_s": 0.0,
             }
             record = make_record(case, repeat=repeat, **{**card, **values})
-            rows.append((record, [], [], work))
-    return write_sweep(folder / "profiled", rows, "python -m bench.sweep --profile")
+            yield record, [], [], work
 
 
 GRADIENTS = {"fp32": 4, "fp16": 2, "bf16-amp": 4}
@@ -439,16 +427,83 @@ def make_gpus_records(
     return made
 
 
-def make_gpus(folder: Path, repeats: int = 3) -> Path:
+def list_gpus(repeats: int = 3) -> Iterator[Row]:
     """Three precisions on 1 to 8 GPUs, by weak scaling and by strong; one of the 8 straggles."""
-    made = []
     for precision in GRADIENTS:
         for gpus in (1, 2, 4, 8):
             late = 0.08 if gpus == 8 else 0.0
             sizes = dict.fromkeys((64, 512 // gpus))
-            made += [
-                one
-                for batch in sizes
-                for one in make_gpus_records(precision, batch, gpus, repeats, late)
-            ]
-    return write_sweep(folder, made, "python -m bench.sweep --parallel none ddp")
+            for batch in sizes:
+                yield from make_gpus_records(precision, batch, gpus, repeats, late)
+
+
+def list_published() -> Iterator[Row]:
+    """The published cases on a made-up card: repeats, out of memory, a divergence."""
+    card = {**make_card("NVIDIA H200"), "gpu": "Made-up card"}
+    for precision, scale, factor in (
+        ("fp32", None, 1.0),
+        ("fp16", 128.0, 0.4),
+        ("fp16", 64.0, 0.4),
+    ):
+        for batch in (128, 256, 512, 640):
+            if scale == 64.0 and batch != 512:
+                continue
+            case = Case(precision=precision, loss_scale=scale, batch_size=batch)
+            if batch == 640:
+                yield make_record(case, status=Status.OOM, reason="no memory left", **card)
+                continue
+            for repeat in (1, 2):
+                values = measured(
+                    factor * (100 + 1000 / batch) + 0.2 * repeat,
+                    GIB * (2 + batch / 50 * (1 if scale is None else 0.5)),
+                    train_loss=2.05,
+                    train_accuracy=0.291,
+                    overflow_steps=None if scale is None else 3,
+                )
+                diverged = scale == 64.0 and repeat == 2
+                status = Status.DIVERGED if diverged else Status.OK
+                yield make_record(case, repeat=repeat, status=status, **{**card, **values})
+
+
+def list_recommended() -> Iterator[Row]:
+    """A search, and the batch size that it recommends, timed."""
+    fixed, image = LINES["fp32"]
+    yield from PROBES
+    yield make_record(make_scaled_case("fp32", 1128), **measured(50.0, fixed + image * 1128))
+
+
+SWEEP = "python -m bench.sweep"
+
+SWEEPS: dict[str, tuple[Callable[[], Iterable[Row]], str | None]] = {
+    **{
+        f"card-{number}": (
+            partial(list_card, name),
+            f"{SWEEP} --executor fake --out results/{number - 1}",
+        )
+        for number, name in enumerate(CARDS, 1)
+    },
+    "quick": (list_quick, f"{SWEEP} --preset quick --out results/quick"),
+    "made-up": (list_published, None),
+    "switches": (list_switches, f"{SWEEP} --preset mine"),
+    "noisy-switches": (partial(list_switches, noise=0.05), f"{SWEEP} --preset mine"),
+    "scaling": (list_scaling, SWEEP),
+    "probed": (lambda: [*list_scaling(), *PROBES], SWEEP),
+    "recommended": (lambda: [*list_scaling(), *list_recommended()], SWEEP),
+    "fit": (lambda: PROBES[:-1], None),
+    "profiled": (list_profiled, f"{SWEEP} --profile"),
+    "gpus": (list_gpus, f"{SWEEP} --parallel none ddp"),
+}
+"""The rows of each, and the command that is said to have measured them."""
+
+
+class Folders(dict[str, Path]):
+    """The folders of `SWEEPS`, each written when it is first asked for."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self._folder = folder
+
+    def __missing__(self, name: str) -> Path:
+        rows, command = SWEEPS[name]
+        self[name] = write_sweep(self._folder / name, rows(), command)
+        return self[name]

@@ -622,16 +622,3 @@ def test_every_quantity_says_what_it_is() -> None:
         assert quantity.help
         assert quantity.better in ("lower", "higher")
         assert quantity.write(1.5 * quantity.scale)
-
-
-def test_a_file_of_weights_is_said_above_its_rows(tmp_path: Path) -> None:
-    path = "/results/of/some/sweep/with/a/long/name/checkpoints/fp32-b128-2ad912a4-1/best.pt"
-    records = [
-        make_record(Case(freeze=freeze, start=start), epoch_time_s=9.0, train_loss=2.0)
-        for freeze in ("none", "backbone")
-        for start in (None, path)
-    ]
-    table = build([read_sweep(write_sweep(tmp_path / "sweep", records))]).tables[0]
-    assert list(table.groups.items()) == [(0, "start none"), (2, f"start {path}")]
-    assert [row[0].text for row in table.rows] == ["none", "backbone"] * 2
-    assert "start" not in [head.name for head in table.heads]

@@ -28,6 +28,7 @@ from bench.report.document import Report, build
 from bench.study.sweeps import read_sweeps
 from bench.verdict import Verdict
 from tests.planted.records import ran, write_sweep
+from tests.planted.sweeps import Folders
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -228,10 +229,10 @@ def test_bad_choices_are_one_line_and_rc_2(
 @pytest.mark.slow
 @pytest.mark.parametrize("columns", [80, 60, 120])
 def test_text_is_no_wider_than_asked(
-    switches: Path, report: Run, monkeypatch: pytest.MonkeyPatch, columns: int
+    planted: Folders, report: Run, monkeypatch: pytest.MonkeyPatch, columns: int
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
-    _, out, _ = report(switches, "--full")
+    _, out, _ = report(planted["switches"], "--full")
     assert max(map(len, out.splitlines())) <= columns
     assert re.search(r"NVIDIA H200 · dpn92\n", out)
     if columns >= 80:
@@ -265,13 +266,3 @@ def test_the_mean_over_two_pairs_by_hand(tmp_path: Path) -> None:
     reach = stats.t.ppf(0.975, freedom) * error
     assert time.ratio.low == pytest.approx(math.exp(shift - reach))
     assert time.ratio.high == pytest.approx(math.exp(shift + reach))
-
-
-# ------------------------------------------------------------------------------- like with like
-
-# ------------------------------------------------------------------- less than an epoch, the host
-
-
-# ------------------------------------------------------------------------------------- learning
-
-
