@@ -10,12 +10,14 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.cells import cell_len
 
+from bench.compare.__main__ import main as compare_sweeps
 from bench.questions.answers import answer
 from bench.questions.material import Material, gather
 from bench.questions.notes import describe_constants, write_notes
@@ -29,6 +31,7 @@ from bench.report.jsonfile import describe_effect
 from bench.store.writer import Store
 from bench.study.sweeps import REFERENCE, read_sweep, read_sweeps
 from bench.text import clean
+from tests.planted.comparisons import COMPARISONS
 from tests.planted.records import ROOT, write_sweep
 from tests.planted.situations import SITUATIONS, Situation
 from tests.planted.sweeps import Folders
@@ -97,6 +100,58 @@ def test_situation(topic: str, name: str, tmp_path: Path) -> None:
     compare(f"{topic}/{name.replace(' ', '-')}.txt", said)
 
 
+LEGEND = re.compile("speed is the time|each has a 95 %")
+"""Lines that stand in every comparison; tests/golden/compare has them once, whole."""
+
+
+@pytest.mark.parametrize("name", COMPARISONS)
+def test_comparison(
+    name: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    planted = COMPARISONS[name]
+    monkeypatch.chdir(tmp_path)
+    for sweep, rows in planted.sweeps.items():
+        write_sweep(Path(sweep), rows)
+    code = compare_sweeps([*planted.command.split(), "--full"])
+    out, err = capsys.readouterr()
+    lines = [planted.about, f"$ python -m bench.compare {planted.command}"]
+    lines += [line for line in f"{out}{err}".splitlines() if line and not LEGEND.match(line)]
+    compare(f"compare/{name.replace(' ', '-')}.txt", "\n".join([*lines, f"rc {code}", ""]))
+
+
+@pytest.mark.parametrize("name", ["everything", "axis"])
+def test_comparison_formats(
+    name: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    planted = COMPARISONS[name]
+    for sweep, rows in planted.sweeps.items():
+        write_sweep(Path(sweep), rows)
+    for format in ("text", "screen", "md", "json") if name == "everything" else ("screen", "json"):
+        kind = {"text": ["--full"], "screen": []}.get(format, ["--format", format])
+        assert compare_sweeps([*planted.command.split(), *kind]) == 0
+        said = capsys.readouterr().out
+        compare(f"compare/{name}.{format}", lay_out_lines(said) if format == "json" else said)
+
+
+def lay_out_lines(text: str) -> str:
+    """JSON in a line an element of its lists, without what is empty."""
+    lines = []
+    for key, value in json.loads(text).items():
+        for name, part in value.items() if isinstance(value, dict) else [("", value)]:
+            parts = part if isinstance(part, list) else [part]
+            lines += [
+                f"{key} {name} {json.dumps(shorten(one), ensure_ascii=False)}" for one in parts
+            ]
+    return "\n".join([*lines, ""])
+
+
 # ------------------------------------------------------------------------------- whole reports
 
 CARDS = ("card-1", "card-2", "card-3")
@@ -107,7 +162,7 @@ REPORTS: dict[str, tuple[tuple[str, ...], str]] = {
     "reference": ((), "text screen md latex"),
     "card-1": (CARDS[:1], "text"),
     "cards": (CARDS, "screen"),
-    "switches": (("switches",), "text screen"),
+    "switches": (("switches",), "opening screen"),
     "recommended": (("recommended",), "text screen json"),
     "fit": (("fit",), "text screen"),
     "fit-and-scaling": (("fit", "scaling"), "screen"),
@@ -170,6 +225,7 @@ def lay_out_json(report: Report) -> str:
 
 FORMATS: dict[str, Callable[[Report], str]] = {
     "text": lambda report: render(report, full=True),
+    "opening": lambda report: render(replace(report, tables=report.tables[:2]), full=True),
     "screen": render,
     "md": markdown.render,
     "latex": latex.render,
