@@ -33,7 +33,8 @@ from bench.study.sweeps import REFERENCE, read_sweep, read_sweeps
 from bench.text import clean
 from tests.planted.comparisons import COMPARISONS
 from tests.planted.records import ROOT, write_sweep
-from tests.planted.situations import SITUATIONS, Situation
+from tests.planted.situations import SITUATIONS
+from tests.planted.situations.situation import Situation
 from tests.planted.sweeps import Folders
 
 GOLDEN = Path(__file__).with_name("golden")

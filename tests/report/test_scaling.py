@@ -38,7 +38,7 @@ from bench.study.axes import order_values
 from bench.study.sweeps import read_sweeps
 from bench.workloads import OWN
 from tests.planted.records import GIB, make_record, measured, write_sweep
-from tests.planted.situations import line
+from tests.planted.situations.batches import line
 from tests.planted.sweeps import (
     LINES,
     PROBES,
