@@ -21,6 +21,7 @@ from bench.study.quantities import QUANTITIES
 from bench.study.sweeps import Sweep, read_sweep, read_sweeps
 from bench.text import write_number
 from tests.planted.records import GIB, REFERENCE, make_record, measured, write_sweep
+from tests.planted.situations.notices import EACH_DOUBT
 
 FP32, FP16 = Case(), Case(precision="fp16", loss_scale=128.0)
 
@@ -315,71 +316,12 @@ def test_memory_is_read_by_one_measure_a_machine(tmp_path: Path) -> None:
     assert math.isnan(pick(mixed, FP16)["memory_bytes"])  # not the allocator's beside the device's
 
 
-@pytest.mark.parametrize(
-    ("doubt", "values"),
-    [
-        ("fake", {"executor": "fake"}),
-        ("published", {"executor": "published"}),
-        ("invalid", {"status": Status.INVALID, "reason": "mislabelled"}),
-        ("diverged", {"status": Status.DIVERGED}),
-        ("throttled", {"throttle_during": "hardware thermal slowdown"}),
-        ("capped", {"throttle_during": "software power cap"}),
-        ("shared", {"neighbours": "pid 1: 5 B", "neighbours_computing": 1}),
-        ("shared", {"other_cores": 0.5}),
-        ("noisy", {"warmup_steady": False}),
-        ("noisy", {"step_time_median_s": 0.1, "step_time_mad_s": 0.006}),
-        ("trend", {"step_time_first_s": 0.100, "step_time_last_s": 0.103}),
-        ("trend", {"step_time_first_s": 0.103, "step_time_last_s": 0.100}),
-        ("trend", {"sm_clock_first_mhz": 1980, "sm_clock_last_mhz": 1900}),
-        ("host_bound", {"busy_s": 0.034, "step_time_median_s": 0.045}),
-        ("warming", {"temperature_first_c": 50, "temperature_last_c": 58}),
-        ("unclear", {"arithmetic": "unclear"}),
-        ("unclear", {"arithmetic": "float16/unclear"}),
-        ("unproven", {"flags": "conv=ieee matmul=ieee"}),
-        ("inexact", {"resume_exact": False, "resume_difference": "loss of step 1"}),
-        ("energy", {"energy_j": 900.0, "measured_time_s": 1.9}),
-    ],
-)
-def test_each_doubt_is_found_and_said(tmp_path: Path, doubt: str, values: dict[str, Any]) -> None:
-    clean = cases_of(tmp_path / "clean", ran(FP32, 10))
-    assert not clean[list(doubts.DOUBTS)].any(axis=None)
-    frame = summaries.read([sweep_of(tmp_path, [ran(FP32, 10, **values)])])
-    cases = summaries.summarize(summaries.latest(frame))
-    assert [name for name in doubts.DOUBTS if cases[name].iloc[0]] == [doubt]
-    label = doubts.DOUBTS[doubt].remark.capitalize()
-    notices = warn(frame, cases)
-    assert [notice.label for notice in notices] == [label]
-    assert notices[0].text.endswith(doubts.DOUBTS[doubt].advise(frame))
-    assert doubts.trusted(cases).iloc[0] == (not doubts.DOUBTS[doubt].fatal)
-
-
-def test_a_desktop_on_the_card_is_no_sharing(tmp_path: Path) -> None:
-    desktop = {"neighbours": "pid 1 (Xorg): 5 B", "neighbours_drawing": 1}
-    row = pick(cases_of(tmp_path, ran(FP32, 10, **desktop, neighbours_computing=0)), FP32)
-    assert not row["shared"]
-
-
-@pytest.mark.parametrize(
-    "values",
-    [
-        {"step_time_first_s": 0.100, "step_time_last_s": 0.1015},
-        {"sm_clock_first_mhz": 1900, "sm_clock_last_mhz": 1980},
-        {"temperature_first_c": 60, "temperature_last_c": 50},
-        {"temperature_first_c": 60, "temperature_last_c": 63},
-        # forty noisy steps: the means of ten differ by as much without any trend
-        {
-            "step_time_first_s": 0.100,
-            "step_time_last_s": 0.103,
-            "step_time_median_s": 0.1,
-            "step_time_mad_s": 0.004,
-            "measured_steps": 40,
-        },
-    ],
-)
-def test_what_is_no_trend(tmp_path: Path, values: dict[str, Any]) -> None:
-    row = pick(cases_of(tmp_path, ran(FP32, 10, **values)), FP32)
-    assert not row["trend"]
-    assert not row["warming"]
+def test_a_fatal_doubt_is_not_trusted(tmp_path: Path) -> None:
+    cases = cases_of(tmp_path, *EACH_DOUBT).set_index("model")
+    for (model, row), trusted in zip(cases.iterrows(), doubts.trusted(cases), strict=True):
+        found = [name for name in doubts.DOUBTS if row[name]]
+        assert len(found) == (not model.startswith(("m:no_", "m:none", "m:little"))), model
+        assert trusted == (not any(doubts.DOUBTS[name].fatal for name in found)), model
 
 
 CARD = sorted((Path(__file__).parents[2] / "results").glob("nvidia-h100-*"))
@@ -454,19 +396,6 @@ def test_an_epoch_that_is_hardly_known_has_no_interval(
     assert all(told in text and "a larger --fraction" in text for text in said)
     shown = cases["epoch_time_s_high"].notna().tolist()
     assert shown == ["epoch_time_high_s" in values and not told]
-
-
-def test_the_doubts_of_a_row_do_not_hang_on_any_sentence(tmp_path: Path) -> None:
-    said = {
-        "notes": "the card was shared; steps rose; throttled; unclear; noisy; shared: pid 1",
-        "reason": "throttled: the card was shared",
-    }
-    assert not cases_of(tmp_path, ran(FP32, 10, **said))[list(doubts.DOUBTS)].any(axis=None)
-
-
-def test_what_never_warmed_up_is_not_called_noisy(tmp_path: Path) -> None:
-    row = ran(FP32, 10, warmup_steps=None, warmup_steady=None)  # as the published figures
-    assert not pick(cases_of(tmp_path, row), FP32)["noisy"]
 
 
 def test_part_epochs_and_synthetic_images_are_doubted(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What each format writes: against snapshots, and against hostile names."""
+"""What each format writes, against hostile names; tests/test_golden.py has what it says."""
 
 from __future__ import annotations
 
@@ -19,8 +19,6 @@ from bench.render import latex, markdown
 from bench.report.csvfile import write_cell
 from tests.planted.records import make_record, measured, ran, write_sweep
 from tests.planted.sweeps import Folders
-
-SNAPSHOTS = Path(__file__).with_name("snapshots")
 
 Run = Callable[..., tuple[int, str, str]]
 

@@ -22,6 +22,49 @@ CALM = (100, 100.1, 99.9)
 CUT = make_record(at(8, FP32)[0], **LOST, status=Status.INTERRUPTED)
 FAST_FIRST = [*ran(FP32, (100, 100.4, 99.8)), *close(86, 12)]
 
+STEADY = {"step_time_first_s": 0.100, "step_time_last_s": 0.1015}
+DOUBTED: dict[str, dict[str, Any]] = {
+    "none": {},
+    "fake": {"executor": "fake"},
+    "published": {"executor": "published"},
+    "invalid": {"status": Status.INVALID, "reason": "mislabelled"},
+    "diverged": {"status": Status.DIVERGED},
+    "throttled": {"throttle_during": "hardware thermal slowdown"},
+    "capped": {"throttle_during": "software power cap"},
+    "shared": {"neighbours": "pid 1: 5 B", "neighbours_computing": 1},
+    "shared_cores": {"other_cores": 0.5},
+    "noisy": {"warmup_steady": False},
+    "noisy_steps": {"step_time_median_s": 0.1, "step_time_mad_s": 0.006},
+    "trend": {"step_time_first_s": 0.100, "step_time_last_s": 0.103},
+    "trend_down": {"step_time_first_s": 0.103, "step_time_last_s": 0.100},
+    "trend_of_clocks": {"sm_clock_first_mhz": 1980, "sm_clock_last_mhz": 1900},
+    "host_bound": {"busy_s": 0.034, "step_time_median_s": 0.045},
+    "warming": {"temperature_first_c": 50, "temperature_last_c": 58},
+    "unclear": {"arithmetic": "unclear"},
+    "unclear_half": {"arithmetic": "float16/unclear"},
+    "unproven": {"flags": "conv=ieee matmul=ieee"},
+    "inexact": {"resume_exact": False, "resume_difference": "loss of step 1"},
+    "energy": {"energy_j": 900.0, "measured_time_s": 1.9},
+    "no_sharing_by_a_desktop": {"neighbours": "pid 1 (Xorg): 5 B", "neighbours_drawing": 1,
+                                "neighbours_computing": 0},
+    "no_trend": STEADY,
+    "no_trend_of_clocks": {"sm_clock_first_mhz": 1900, "sm_clock_last_mhz": 1980},
+    "no_warming": {"temperature_first_c": 60, "temperature_last_c": 50},
+    "little_warming": {"temperature_first_c": 60, "temperature_last_c": 63},
+    # forty noisy steps: the means of ten differ by as much without any trend
+    "no_trend_of_noise": {"step_time_first_s": 0.100, "step_time_last_s": 0.103,
+                          "step_time_median_s": 0.1, "step_time_mad_s": 0.004,
+                          "measured_steps": 40},
+    "no_warm_up": {"warmup_steps": None, "warmup_steady": None},
+    "no_sentence": {"notes": "the card was shared; steps rose; throttled; unclear; noisy",
+                    "reason": "throttled: the card was shared"},
+}  # fmt: skip
+"""A doubt, or what is none, by what a record of it has."""
+
+EACH_DOUBT = [
+    row for name, values in DOUBTED.items() for row in ran(Case(model=f"m:{name}"), (10,), **values)
+]
+
 NOTICES = {
     "lucky sentinel": plant(
         "It equals the first run to the last digit; the other runs do not: nothing is steady.",
@@ -53,6 +96,9 @@ NOTICES = {
                                (at(256, FP32)[0], (2.05, 2.05012, 2.05)))),
     ),
     "three seeds": plant("Losses of three seeds are none.", "doubts", learn(FP32, [2.05] * 3)),
+    "each doubt": plant(
+        "Each network has the doubt of its name, or none.", "overview doubts", EACH_DOUBT,
+    ),
     "same command": plant(
         "What the same command runs again needs no flag.",
         "doubts",
