@@ -31,6 +31,7 @@ from bench.report.jsonfile import describe_effect
 from bench.store.writer import Store
 from bench.study.sweeps import REFERENCE, read_sweep, read_sweeps
 from bench.text import clean
+from bench.why.__main__ import main as explain
 from tests.planted.comparisons import COMPARISONS
 from tests.planted.records import ROOT, write_sweep
 from tests.planted.situations import SITUATIONS
@@ -139,6 +140,25 @@ def test_comparison_formats(
         assert compare_sweeps([*planted.command.split(), *kind]) == 0
         said = capsys.readouterr().out
         compare(f"compare/{name}.{format}", lay_out_lines(said) if format == "json" else said)
+
+
+WHY = {
+    "batch-size-512": "--where batch_size=512",
+    "batch-size-128": "--where batch_size=128 --from fp32 --to bf16-amp --full",
+    "batch-size-128-fp16": "--where batch_size=128 --from fp32 --to fp16",
+    "fp16-bf16-amp": "--axis precision fp16 bf16-amp --where batch_size=512 --full",
+}
+
+
+@pytest.mark.parametrize("name", WHY)
+def test_why(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of the committed profiles of an H100."""
+    monkeypatch.chdir(ROOT)
+    folder = RESULTS["nvidia-h100-80gb-hbm3-20261122-113040"].relative_to(ROOT)
+    assert explain([str(folder), *WHY[name].split()]) == 0
+    compare(f"why/{name}.txt", f"$ python -m bench.why {WHY[name]}\n{capsys.readouterr().out}")
 
 
 def lay_out_lines(text: str) -> str:
