@@ -57,60 +57,6 @@ def test_speedup_and_memory_saved_are_against_fp32_at_the_same_batch(tmp_path: P
     assert math.isnan(pick(cases, FP32)["speedup"])  # a baseline has none itself
 
 
-@pytest.mark.parametrize(
-    "apart",
-    [
-        {"gpu": "Another card"},
-        {"torch": "2.12"},
-        {"driver": "999"},
-        {"executor": "fake"},
-        {"status": Status.INVALID, "reason": "throttled"},
-        {"status": Status.OOM, "epoch_time_s": None, "images_per_s": None},
-    ],
-)
-def test_no_speedup_over_a_baseline_that_does_not_compare(
-    tmp_path: Path, apart: dict[str, Any]
-) -> None:
-    cases = cases_of(tmp_path, ran(FP32, 200, **apart), ran(FP16, 80))
-    assert math.isnan(pick(cases, FP16)["speedup"])
-
-
-@pytest.mark.parametrize(
-    "axes",
-    [
-        {"lr": 0.1},
-        {"cudnn_benchmark": True},
-        {"compile": "default"},
-        {"channels_last": True},
-        {"seed": 1},
-        {"model": "dpn26"},
-        {"dataset": "synthetic"},
-    ],
-)
-def test_no_speedup_across_other_axes(tmp_path: Path, axes: dict[str, Any]) -> None:
-    cases = cases_of(tmp_path, ran(Case(**axes), 200), ran(FP16, 80))
-    assert math.isnan(pick(cases, FP16)["speedup"])
-
-
-def test_speedup_across_fractions_of_an_epoch(tmp_path: Path) -> None:
-    """How much was measured is no question: of two fp32 cases the one that measured more counts."""
-    part, whole = Case(fraction=0.1), Case(fraction=0.5, evaluate=True)
-    cases = cases_of(tmp_path, ran(part, 300), ran(whole, 200), ran(FP16, 80))
-    assert pick(cases, FP16)["speedup"] == 2.5
-
-
-def test_speedup_of_a_precision_with_settings_of_its_own(tmp_path: Path) -> None:
-    """fp32 scales no loss, so that it skips no overflow; fp16 that does has the same partner."""
-    skips = replace(FP16, skip_overflow=True)
-    cases = cases_of(tmp_path, ran(FP32, 200), ran(skips, 80))
-    assert pick(cases, skips)["speedup"] == 2.5
-
-
-def test_diverged_cases_keep_their_speed(tmp_path: Path) -> None:
-    cases = cases_of(tmp_path, ran(FP32, 200), ran(FP16, 80, status=Status.DIVERGED))
-    assert pick(cases, FP16)["speedup"] == 2.5
-
-
 def repeat(times: Sequence[float], case: Case = FP32, **values: Any) -> list[Record]:
     return [ran(case, t, repeat=i, **values) for i, t in enumerate(times, 1)]
 

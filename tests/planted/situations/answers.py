@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from bench.case import Case
 from bench.record import Status
@@ -104,6 +105,44 @@ for number, loss in enumerate((2.05, 2.04, 2.11)):
 PART = Case(fraction=0.1)
 WITHIN = {"epoch_time_low_s": 29.8, "epoch_time_high_s": 31.2, "train_loss": 2.0}
 
+BASELINES: dict[str, list[tuple[dict[str, Any], float, dict[str, Any]]]] = {
+    # name: axes, time and values of the fp32 cases that are there
+    "none_another_card": [({}, 200, {"gpu": "Another card"})],
+    "none_another_torch": [({}, 200, {"torch": "2.12"})],
+    "none_another_driver": [({}, 200, {"driver": "999"})],
+    "none_fake": [({}, 200, {"executor": "fake"})],
+    "none_invalid": [({}, 200, {"status": Status.INVALID, "reason": "throttled"})],
+    "none_failed": [({}, 200, {"status": Status.OOM, "epoch_time_s": None, "images_per_s": None})],
+    "none_another_batch": [({"batch_size": 256}, 200, {})],
+    "none_lr": [({"lr": 0.1}, 200, {})],
+    "none_cudnn": [({"cudnn_benchmark": True}, 200, {})],
+    "none_compile": [({"compile": "default"}, 200, {})],
+    "none_layout": [({"channels_last": True}, 200, {})],
+    "none_seed": [({"seed": 1}, 200, {})],
+    "none_dataset": [({"dataset": "synthetic"}, 200, {})],
+    "of_the_larger_part": [({"fraction": 0.1}, 300, {}),
+                           ({"fraction": 0.5, "evaluate": True}, 200, {})],
+    "of_the_same": [({}, 200, {})],
+}  # fmt: skip
+SPED_UP = [
+    row
+    for name, cases in BASELINES.items()
+    for row in (
+        *(
+            row
+            for axes, time, values in cases
+            for row in ran(Case(model=f"m:{name}", **axes), (time,), **values)
+        ),
+        *ran(replace(FP16, model=f"m:{name}"), (80,)),
+    )
+]
+for name, axes, values in (
+    ("of_a_skipping", {"skip_overflow": True}, {}),
+    ("of_a_diverged", {}, {"status": Status.DIVERGED}),
+):
+    SPED_UP += ran(Case(model=f"m:{name}"), (200,))
+    SPED_UP += ran(replace(FP16, model=f"m:{name}", **axes), (80,), **values)
+
 OVERVIEW = {
     "a column an axis": plant(
         "A column for what varies; what is the same is said once, above; fractions have a mark.",
@@ -116,6 +155,10 @@ OVERVIEW = {
     "fractions": plant(
         "Where nothing else tells rows apart, the fraction has a column.",
         "overview", ran(FP32, (100,)), ran(replace(FP32, fraction=0.5), (99,)),
+    ),
+    "speed-ups": plant(
+        "fp16 is 2.50 times as fast as fp32 where they are of the same, and nothing where not.",
+        "overview", SPED_UP,
     ),
     "edited network": plant(
         "The same case of an edited network, added with --mix: both are named.",
