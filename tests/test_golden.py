@@ -47,7 +47,7 @@ JARGON = re.compile(r"welch|holm|tost|\bknee|\brung|sentinel", re.IGNORECASE)
 
 def compare(name: str, said: str) -> None:
     """Hold a text against the file that has it."""
-    file = GOLDEN / name
+    file = GOLDEN / name.replace(" ", "-")
     if os.environ.get("UPDATE_SNAPSHOTS"):
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(said, encoding="utf-8")
@@ -99,7 +99,7 @@ def test_situation(topic: str, name: str, tmp_path: Path) -> None:
         with Store(folder) as store:
             store.write_config(dict(situation.config))
     said = "".join(tell(gather([read_sweep(folder)]), situation))
-    compare(f"{topic}/{name.replace(' ', '-')}.txt", said)
+    compare(f"{topic}/{name}.txt", said)
 
 
 LEGEND = re.compile("speed is the time|each has a 95 %")
@@ -121,10 +121,13 @@ def test_comparison(
     out, err = capsys.readouterr()
     lines = [planted.about, f"$ python -m bench.compare {planted.command}"]
     lines += [line for line in f"{out}{err}".splitlines() if line and not LEGEND.match(line)]
-    compare(f"compare/{name.replace(' ', '-')}.txt", "\n".join([*lines, f"rc {code}", ""]))
+    compare(f"compare/{name}.txt", "\n".join([*lines, f"rc {code}", ""]))
 
 
-@pytest.mark.parametrize("name", ["everything", "axis"])
+FORMATS_OF = {"everything": "text screen md json", "axis": "screen json"}
+
+
+@pytest.mark.parametrize("name", FORMATS_OF)
 def test_comparison_formats(
     name: str,
     tmp_path: Path,
@@ -135,7 +138,7 @@ def test_comparison_formats(
     planted = COMPARISONS[name]
     for sweep, rows in planted.sweeps.items():
         write_sweep(Path(sweep), rows)
-    for format in ("text", "screen", "md", "json") if name == "everything" else ("screen", "json"):
+    for format in FORMATS_OF[name].split():
         kind = {"text": ["--full"], "screen": []}.get(format, ["--format", format])
         assert compare_sweeps([*planted.command.split(), *kind]) == 0
         said = capsys.readouterr().out
@@ -292,3 +295,16 @@ def test_every_format_has_the_cells(name: str, reports: Callable[[str], Report])
     assert [[cell["text"] for cell in row] for table in tables for row in table["rows"]] == [
         [cell.text for cell in row] for table in report.tables for row in table.rows
     ]
+
+
+def test_every_text_is_compared() -> None:
+    names = {f"{topic}/{name}.txt" for topic, names in SITUATIONS.items() for name in names}
+    names |= {f"compare/{name}.txt" for name in COMPARISONS} | {f"why/{name}.txt" for name in WHY}
+    names |= {
+        f"compare/{name}.{format}" for name, of in FORMATS_OF.items() for format in of.split()
+    }
+    names |= {
+        f"reports/{name}.{format}" for name, (_, of) in REPORTS.items() for format in of.split()
+    }
+    files = {str(path.relative_to(GOLDEN)) for path in GOLDEN.rglob("*.*")}
+    assert files == {name.replace(" ", "-") for name in names}
