@@ -15,7 +15,7 @@ from bench.errors import UsageError, nearest
 from bench.flags import command
 
 COMMANDS = {
-    "Measure": ("sweep", "search", "fit", "scales", "card"),
+    "Measure": ("advise", "sweep", "search", "fit", "scales", "card"),
     "Read the results": ("merge", "report", "compare", "why"),
     "Check the machine and the training": ("doctor", "check"),
     "Check the harness": ("crosscheck", "overhead", "rehearsal"),

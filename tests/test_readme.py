@@ -368,7 +368,7 @@ def stand_in(command: str) -> str:
         command = re.sub(r" --executor ray| --address \S+", "", command)
         command = command.replace("--device cuda", "--device cpu")
     if ("bench.sweep" in command and "--list" not in command) or re.search(
-        r"bench\.(fit|search)", command
+        r"bench\.(advise|fit|search)", command
     ):
         return f"{command} --executor fake"
     if "bench.why" in command:  # the fake profiles nothing

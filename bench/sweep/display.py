@@ -41,19 +41,26 @@ class Display:
         runs: how many are to be made now; None where each decides on the next, as in a search.
         done: how many of those asked for need not be made again.
         axes: what each case is named by, see `bench.case.telling_axes`.
+        search: what is looked for, where each run decides on the next.
     """
 
     def __init__(
-        self, out: Path, runs: int | None, done: int, axes: Sequence[str] | None = None
+        self,
+        out: Path,
+        runs: int | None,
+        done: int,
+        axes: Sequence[str] | None = None,
+        search: str = "the largest batch",
     ) -> None:
         self._out, self._runs, self._done, self._axes = out, runs, done, axes
+        self._search = search
         self._index = 0
         self._lanes: dict[str, _Lane] = {}
         self._live: Progress | None = None
 
     def __enter__(self) -> Display:
         kept = f", {self._done} already there" if self._done else ""
-        what = "looking for the largest batch" if self._runs is None else f"{self._runs} to run"
+        what = f"looking for {self._search}" if self._runs is None else f"{self._runs} to run"
         self.say(f"{what}{kept}, into {self._out}")
         if sys.stderr.isatty() and self._runs != 0:
             self._live = _build_progress()

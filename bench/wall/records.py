@@ -84,7 +84,7 @@ class Trial:
             Probe(
                 batch_size=int(row["batch_size"]),
                 status=status,
-                used_bytes=_read_peak(row),
+                used_bytes=read_peak(row),
                 alloc_retries=sum(retries) if retries else None,
                 long=(_number(row, "steps") or math.inf) > SHORT_STEPS,
                 setup_bytes=_number(row, "setup_process_bytes"),
@@ -140,7 +140,7 @@ def _number(row: Mapping[Any, Any], name: str) -> float | None:
     return None if value in (None, "") or math.isnan(float(value)) else float(value)
 
 
-def _read_peak(row: Mapping[Any, Any]) -> float | None:
+def read_peak(row: Mapping[Any, Any]) -> float | None:
     """The memory that counts against what is available. A limit on a GPU counts what torch's
     allocator reserves, and the context. Otherwise it is the process's memory, or the device's over
     its baseline where the process's is not known; where NVML tells neither, what a limit would

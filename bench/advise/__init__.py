@@ -1,0 +1,1 @@
+"""One command, one answer: what to train with on this machine."""

@@ -1,0 +1,305 @@
+"""`python -m bench.advise`: find the setting that trains fastest here, within a budget of time.
+
+It measures the setting that you use now, then what promises most: precision, batch size, compiling
+and other switches that leave the network as it is. Every run is a row of the folder; the same
+command goes on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from time import monotonic
+from typing import Any
+
+from bench.advise.advisor import GOALS, PRICED, Advisor
+from bench.advise.answer import Answer, describe_result
+from bench.advise.space import (
+    LEVERS,
+    expect_start,
+    list_levers,
+    list_settings,
+    read_scale,
+    refuse,
+)
+from bench.advise.standing import Standing, strip
+from bench.case import (
+    AXES,
+    SAME_QUESTION,
+    Case,
+    Value,
+    check_axes,
+    default_lr,
+    parse_number,
+    parse_value,
+)
+from bench.data import SYNTHETIC, find_layout
+from bench.environment import has_cuda
+from bench.errors import UsageError, nearest
+from bench.flags import Parser, add_axes, command, describe, parse_percent, read_axes, refuse_flags
+from bench.precision import PRECISIONS
+from bench.preset import Preset
+from bench.store.writer import StoreError
+from bench.sweep.display import Display
+from bench.sweep.hardware import examine_alike
+from bench.sweep.options import Options, add_running, read_running
+from bench.sweep.preflight import Inputs, default_out, describe_config, read_past
+from bench.sweep.session import hire_crew, open_loop, start_executor
+from bench.text import clean, parse_bytes
+from bench.workloads import IMAGES
+
+BUDGET = "10m"
+MARGIN = "1%"
+
+WITHOUT = (*SAME_QUESTION, "epochs", "checkpoint", "parallel", "world_size")
+"""Axes that advice has no flag for: it decides how much is measured, on one GPU."""
+
+
+def build_parser() -> Parser:
+    parser = Parser(
+        prog="python -m bench.advise",
+        usage="%(prog)s [--model NAME] [--now AXIS=VALUE,…] [--budget TIME] [--out DIR] […]",
+        description=describe(__doc__),
+        epilog="Return code: 0 with an answer, 3 without one, 2 for a usage error.",
+    )
+    what = parser.add_argument_group("what to find")
+    what.add_argument(
+        "--budget",
+        metavar="TIME",
+        default=BUDGET,
+        help=f"wall time, such as 90s, 10m or 1h; a run that has begun is not cut off ({BUDGET})",
+    )
+    what.add_argument(
+        "--now",
+        metavar="AXIS=VALUE,…",
+        default="",
+        help="the setting that you use now (default: precision=fp32,batch_size=128, where flags "
+        "allow them)",
+    )
+    what.add_argument(
+        "--for",
+        dest="goal",
+        default=GOALS[0],
+        metavar="GOAL",
+        help=f"what is to be small: {', '.join(GOALS)} ({GOALS[0]})",
+    )
+    what.add_argument(
+        "--price",
+        metavar="P",
+        help="what an hour of this machine costs, in any currency; the answer has images for it",
+    )
+    what.add_argument(
+        "--margin",
+        default=MARGIN,
+        metavar="P%",
+        help=f"a training loss within this is as good ({MARGIN.replace('%', '%%')})",
+    )
+    what.add_argument("--format", default="text", metavar="FORMAT", help="text or json (text)")
+    add_axes(
+        parser,
+        "one value fixes a setting, several are the ones to be tried; without a flag, "
+        + ", ".join(dict.fromkeys(name for levers in LEVERS.values() for name in levers))
+        + " and batch_size are tried",
+        WITHOUT,
+    )
+    add_running(parser)
+    return parser
+
+
+@command
+def main(argv: Sequence[str]) -> int:
+    """Find the setting to train with.
+
+    Returns 0 with an answer; 3 without one; 1 where the disk is full; 2 for a usage error; 130 or
+    143 where it was stopped.
+    """
+    began = monotonic()
+    why = "bench.advise decides how much is measured, on one GPU; leave it out"
+    refuse_flags(argv, WITHOUT, why)
+    given = build_parser().parse(argv)
+    if given.goal not in GOALS:
+        raise UsageError(f"--for {given.goal!r}: {nearest(given.goal, [*GOALS])}")
+    if given.format not in ("text", "json"):
+        raise UsageError(f"--format {given.format!r}: {nearest(given.format, ['text', 'json'])}")
+    budget_s = parse_budget(given.budget)
+    margin = parse_percent(f"--margin {given.margin!r}", given.margin)
+    price = read_price(given.price, given.goal)
+    now, axes = read_now(given)
+    options = read_running(
+        given,
+        axes,
+        Preset("advise", "", ({},)),
+        shlex.join(["python", "-m", "bench.advise", *argv]),
+    )
+    if options.lanes not in (None, 1) or options.quiet:
+        raise UsageError("--lanes: bench.advise measures one case at a time; leave it out")
+    try:
+        until = began + budget_s
+        answer, stopped = find(now, axes, options, given.goal, margin, price, budget_s, until)
+    except StoreError as error:
+        print(f"error: {clean(str(error))}", file=sys.stderr)
+        return 1
+    if given.format == "json":
+        print(json.dumps(answer.describe(), indent=2))
+    else:
+        print("\n".join(answer.write()))
+    if stopped:
+        return 128 + stopped
+    return 0 if answer.advised is not None else 3
+
+
+def parse_budget(text: str) -> float:
+    """Read ``90s``, ``10m`` or ``1h`` as s. Raises UsageError: it is no time above 0."""
+    found = re.fullmatch(r"(\d{1,6}(?:\.\d{1,3})?)\s*(s|m|min|h)", text.strip())
+    seconds = float(found[1]) * {"s": 1, "m": 60, "min": 60, "h": 3600}[found[2]] if found else 0.0
+    if not seconds:
+        raise UsageError(f"--budget {text[:40]!r}: give a time above 0, such as 90s, 10m or 1h")
+    return seconds
+
+
+def read_price(text: str | None, goal: str) -> float | None:
+    """Read the price of an hour. Raises UsageError: it is no number above 0, or is needed."""
+    if text is None:
+        if goal == PRICED:
+            raise UsageError(
+                f"--for {PRICED} needs the price of an hour here, such as --price 2.49"
+            )
+        return None
+    try:
+        return float(parse_number("--price", 0)(text))
+    except ValueError:
+        raise UsageError(f"--price {text[:40]!r}: give a number above 0, such as 2.49") from None
+
+
+def read_now(given: argparse.Namespace) -> tuple[Case, dict[str, list[Value]]]:
+    """The setting that is used now, and the values of axes that flags give.
+
+    Raises UsageError: an axis is unknown, a value is not one that it can take, or settings do not
+    go together.
+    """
+    axes = read_axes(given, WITHOUT)
+    present: dict[str, Any] = {name: values[0] for name, values in axes.items()}
+    # of several that are to be tried, the default is the present one, if it is among them
+    usual = {name: getattr(Case, name) for name, values in axes.items() if len(values) > 1}
+    present |= {name: value for name, value in usual.items() if value in axes[name]}
+    for size in axes.get("batch_size", []):
+        if isinstance(size, str):
+            raise UsageError(f"--batch-size {size}: give numbers; what does not fit is not tried")
+    for part in filter(None, (word.strip() for word in given.now.split(","))):
+        name, sign, text = part.partition("=")
+        name = name.strip().replace("-", "_")
+        if name not in AXES or name in WITHOUT or not sign:
+            known = [axis for axis in AXES if axis not in WITHOUT]
+            raise UsageError(f"--now {part[:40]!r}: give AXIS=VALUE; {nearest(name, known)}")
+        present[name] = parse_value(name, text.strip(), f"--now {name}")
+    present.setdefault("device", "cuda" if has_cuda() else "cpu")
+    if present.get("workload", IMAGES) != IMAGES:
+        present |= {"model": present["workload"], "dataset": "own"}
+    elif "dataset" not in present and not given.data_url and find_layout(given.data_dir) is None:
+        present["dataset"] = SYNTHETIC
+    precision = PRECISIONS[present.get("precision", Case.precision)]
+    scale = present.get("loss_scale", precision.default_loss_scale)
+    present["loss_scale"] = scale if precision.scales_loss else None
+    present.setdefault("lr", default_lr(present.get("optimizer", Case.optimizer)))
+    now = strip(Case(**present))
+    check_axes(now)
+    return now, axes
+
+
+def find(
+    now: Case,
+    axes: Mapping[str, Sequence[Value]],
+    options: Options,
+    goal: str,
+    margin: float,
+    price: float | None,
+    budget_s: float,
+    until: float,
+) -> tuple[Answer, int]:
+    """Search until the budget is used; the answer, and the number of the signal that stopped it."""
+    with start_executor(options) as executor:
+        hardware = examine_alike(executor, [now], options, "which may need different settings")
+        inputs = hardware.inputs
+        now = strip(inputs.settle(now))
+        items = inputs.data(now).train_images
+        given = {n: v for n, v in axes.items() if n in (*LEVERS[now.device], "batch_size")}
+        given |= {name: values for name, values in axes.items() if len(values) > 1}
+        if goal == "memory":  # of which the smallest batch takes least
+            given.setdefault("batch_size", [now.batch_size])
+        levers = list_levers(now, given, items)
+        out = options.out or default_out(inputs.platforms)
+        scale = read_scale(out, now)
+        said = {"loss_scale": scale} if scale else {}
+        settings = list_settings(now, levers, {**said, **axes}, inputs)
+        left_out = {
+            str(value): why
+            for value in levers.get("precision", ())
+            if (why := refuse(replace(now, precision=str(value)), now, inputs))
+        }
+        with open_loop(hardware, executor, out, options) as loop:
+            comparable, _ = read_past(out, settings, options, inputs)
+            before = loop.store.read_config()
+            config = describe_config([], options, inputs, before)
+            # of a sweep that is there already the cases stay
+            loop.store.write_config({**config, "cases": before.get("cases", [])})
+            advisor = Advisor(
+                loop,
+                settings,
+                comparable,
+                goal,
+                budget_s,
+                until,
+                describe_result,
+                room_bytes=find_room(now, inputs),
+                judged=now.dataset != SYNTHETIC,
+                margin=margin,
+                start_s=expect_start,
+            )
+            shown = list(levers)
+            with (
+                hire_crew(loop, hardware) as (crew, stopped),
+                Display(out, None, len(advisor.known), shown, "the best setting") as display,
+            ):
+                loop.show_on(display)
+                crew.work([advisor])
+            standing = Standing(advisor.known, advisor.space)
+    tried = {name: values for name, values in levers.items() if len(values) > 1}
+    answer = Answer(
+        standing,
+        goal,
+        tried,
+        left_out,
+        leave_out_budget(options.resume(out)),
+        budget_s,
+        out,
+        price,
+        items,
+        bool(stopped()),
+    )
+    return answer, stopped()
+
+
+def leave_out_budget(command: str) -> str:
+    """A command without its budget."""
+    words = shlex.split(command)
+    kept = [w for at, w in enumerate(words) if "--budget" not in (w, *words[max(0, at - 1) : at])]
+    return shlex.join(word for word in kept if not word.startswith("--budget="))
+
+
+def find_room(now: Case, inputs: Inputs) -> float:
+    """Bytes that training may take: of the card, or of a CPU's memory half, as others need some."""
+    import psutil
+
+    if now.memory_limit:
+        return parse_bytes(now.memory_limit)
+    card = inputs.platforms[now.device].environment.gpu_memory_bytes
+    return card or psutil.virtual_memory().available / 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

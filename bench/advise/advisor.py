@@ -1,0 +1,145 @@
+"""The search for advice as a source of runs for a lane, and what a folder holds of it."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+from bench.advise.belief import guess
+from bench.advise.policy import Budget, choose
+from bench.advise.space import expect
+from bench.advise.standing import NOISE, Aim, Result, Space, Standing, Trial, read_trial
+from bench.case import Case
+from bench.executors import Lane
+from bench.record import REPEATED, Outcome, Record, Status, flatten
+from bench.store.attempts import keep_latest
+from bench.store.reader import read_cases
+from bench.sweep.loop import Loop, Ticket
+from bench.sweep.schedule import Losses
+from bench.text import read_time
+from bench.wall.records import read_peak
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+PRICED = "images-per-price"
+
+GOALS = ("time", "memory", "energy", PRICED)
+"""What advice may be for: the time or energy of an epoch, the peak of memory, or what a price buys,
+which on one machine is best where the time is."""
+
+
+class Advisor:
+    """Deals out what `bench.advise.policy.choose` asks for, one run at a time.
+
+    Args:
+        settings: those that may be chosen, the present one first.
+        frame: the rows of the folder that new ones can be compared with.
+        budget: s of wall time, which ends at the time.monotonic() ``until``.
+        tell: writes a line on a result, from what is known and the s that are left.
+    """
+
+    def __init__(
+        self,
+        loop: Loop,
+        settings: Sequence[Case],
+        frame: pd.DataFrame,
+        goal: str,
+        budget_s: float,
+        until: float,
+        tell: Callable[[Standing, Result, float], str],
+        **space: Any,
+    ) -> None:
+        self.loop, self._settings, self._goal = loop, settings, goal
+        self._budget_s, self._until, self._tell, self._space = budget_s, until, tell, space
+        self._attempts = Counter[tuple[Case, int]]()
+        self._losses = Losses()
+        self.known = self._read(frame)
+        self._open: Trial | None = None
+        self._made: tuple[Sequence[float], Space] | None = None
+
+    @property
+    def space(self) -> Space:
+        """What may be chosen, with what is expected of it by now: more, once rates are measured."""
+        known = expect(self._settings, self.loop.inputs)
+        if self._made is None or known != self._made[0]:
+            self._made = known, self._make_space(known)
+        return self._made[1]
+
+    def _make_space(self, known: Sequence[float]) -> Space:
+        if not known and self._settings[0].device == "cuda":
+            known = [guess(setting) for setting in self._settings]
+        prior = known if known and self._goal != "memory" else [0.0 for _ in self._settings]
+        noise = 0.0 if self._goal == "memory" else NOISE
+        return Space(self._settings[0], self._settings, prior, noise=noise, **self._space)
+
+    @property
+    def left_s(self) -> float:
+        return self._until - monotonic()
+
+    @property
+    def left(self) -> bool:
+        return self._open is None and self._choose() is not None
+
+    def _choose(self) -> Trial | None:
+        return choose(self.known, self.space, Budget(self._budget_s, self.left_s))
+
+    def take(self, lane: Lane, idle: Sequence[Lane]) -> Ticket | None:
+        if self._open is not None or (trial := self._choose()) is None:
+            return None
+        self._open = trial
+        run = (trial.case, trial.repeat)
+        self._attempts[run] += 1
+        return Ticket((*run, False), self._attempts[run])
+
+    def settle(self, ticket: Ticket, record: Record, outcome: Outcome) -> None:
+        """Learn from a run; one that was lost is made again, but not for ever."""
+        trial, self._open = self._open, None
+        assert trial is not None
+        lost = record.status is Status.LOST and self._losses.allow(trial, outcome)
+        if lost or record.status is Status.INTERRUPTED:
+            return
+        self.known.append(self._read_result(trial, flatten(record)))
+        standing = Standing(self.known, self.space)
+        self.loop.display.say(f"    {self._tell(standing, self.known[-1], self.left_s)}")
+
+    def _read(self, frame: pd.DataFrame) -> list[Result]:
+        """What earlier runs showed of the settings that may be chosen."""
+        plain = frame[~frame["probe"] & ~frame["sentinel"] & (frame["anchor"] == "")]
+        allowed, found = set(self._settings), []
+        rows, again = keep_latest(plain), REPEATED | set(self.loop.options.retry)
+        for case, row in zip(read_cases(rows), rows.to_dict("records"), strict=True):
+            repeat = int(row["repeat"])
+            self._attempts[case, repeat] = int(row["attempt"])
+            trial = read_trial(case, repeat)
+            if Status(row["status"]) not in again and trial.setting in allowed:
+                found.append(self._read_result(trial, row))
+        return found
+
+    def _read_result(self, trial: Trial, row: Mapping[Any, Any]) -> Result:
+        def number(name: str) -> float | None:
+            value = row[name]
+            return None if value in (None, "") or math.isnan(float(value)) else float(value)
+
+        used = number("peak_device_bytes") or number("peak_process_bytes")
+        time_s, measured_s, energy = map(number, ("epoch_time_s", "measured_time_s", "energy_j"))
+        whole = energy * time_s / measured_s if energy and time_s and measured_s else None
+        values = {"time": time_s, "memory": used, "energy": whole}
+        return Result(
+            trial,
+            Status(row["status"]),
+            took_s=read_time(str(row["finished_at"])) - read_time(str(row["started_at"])),
+            start_s=(number("setup_time_s") or 0.0) + (number("warmup_time_s") or 0.0),
+            trained_s=measured_s or 0.0,
+            time_s=time_s,
+            error=number("epoch_time_error"),
+            value=values.get(self._goal, time_s),
+            used_bytes=used,
+            room_bytes=read_peak(row),
+            seed=int(row["run_seed"]),
+            loss=number("train_loss") if trial.aim is Aim.LEARN else None,
+            reason=str(row["reason"]),
+        )

@@ -1,0 +1,406 @@
+"""What a search for advice came to: what to train with, how sure that is, what was not tried."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from bench.advise.advisor import PRICED
+from bench.advise.limits import tell_limits
+from bench.advise.policy import LEAST_PROMISE, UNLIMITED, choose
+from bench.advise.standing import (
+    LEARN_PART,
+    LEARN_SEEDS,
+    Aim,
+    Result,
+    Standing,
+    Trial,
+    list_changes,
+)
+from bench.case import AXES, Case, Value, format_value
+from bench.limits import STEADY
+from bench.record import REFUSED, RELIABLE, Status
+from bench.study.axes import name_setting
+from bench.text import count, name_first, write_percent, write_seconds
+from bench.verdict import Claim, Ratio, Verdict
+from bench.workloads import IMAGES
+
+MORE = 2
+"""The budget that is proposed where one was too small, as a multiple of it."""
+
+_FIRST = ("precision", "batch_size")
+
+
+def name(setting: Case, now: Case) -> str:
+    """Name a setting by its precision, batch size and what else differs from the present one."""
+    others = [axis for axis in list_changes(setting, now) if axis not in _FIRST]
+    return ", ".join(_say(axis, getattr(setting, axis)) for axis in (*_FIRST, *others))
+
+
+def _say(axis: str, value: Value) -> str:
+    if axis == "compile":
+        said = {"off": "not compiled", "default": "compiled"}
+        return said.get(str(value), f"compiled ({value})")
+    if isinstance(value, bool):
+        return f"{'' if value else 'without '}{axis.replace('_', '-')}"
+    return name_setting(axis, format_value(value) or "none")
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What is known, and what it comes to.
+
+    Attributes:
+        goal: what advice was for, one of `bench.advise.advisor.GOALS`.
+        tried: the values of each lever that were to be tried.
+        left_out: values of levers that were not, and why.
+        command: that goes on, without its budget.
+        budget_s: that was given.
+        folder: where the runs are.
+        price: of an hour, if it was given.
+        items: of an epoch.
+        stopped: whether the search was stopped before its budget was used.
+    """
+
+    standing: Standing
+    goal: str
+    tried: Mapping[str, Sequence[Value]]
+    left_out: Mapping[str, str]
+    command: str
+    budget_s: float
+    folder: Path | None = None
+    price: float | None = None
+    items: int = 0
+    stopped: bool = False
+
+    @property
+    def now(self) -> Case:
+        """The setting that is used now."""
+        return self.standing.now
+
+    @property
+    def advised(self) -> Case | None:
+        """The setting to train with; None where there is nothing to choose from."""
+        return self.standing.advised if len(self.standing.values) > 1 else None
+
+    @cached_property
+    def pending(self) -> Trial | None:
+        """What another budget would be used for first; None where it would change nothing."""
+        return choose(self.standing.known, self.standing.space, UNLIMITED)
+
+    @property
+    def next_command(self) -> str:
+        """The command that goes on."""
+        seconds = self.budget_s * (1 if self.stopped else MORE)
+        return f"{self.command} --budget {max(1, math.ceil(seconds / 60))}m"
+
+    # ------------------------------------------------------------------ as sentences
+
+    def write(self) -> Iterator[str]:
+        """The answer, a line a thought, the most important first."""
+        advised = self.advised
+        if advised is None:
+            yield self._explain_nothing()
+        else:
+            yield self._recommend(advised)
+            yield from filter(None, self._support(advised))
+        if unsure := "; ".join(self._list_unsure(advised)):
+            yield f"Not certain: {unsure}."
+        for title, lines in self._list_refused().items():
+            yield f"{title}: {'; '.join(lines)}."
+        if untried := "; ".join(self._list_untried()):
+            yield f"Not tried: {untried}."
+        if self.pending:
+            yield f"Next: {self.next_command}"
+
+    def _explain_nothing(self) -> str:
+        if any(result.time_s for result in self.standing.known) and not self.standing.values:
+            return (
+                f"No advice: the {self.goal} of an epoch is not measured on this machine; python "
+                "-m bench.doctor says why."
+            )
+        if self.now in self.standing.values:
+            return f"No advice: only what you have now ({name(self.now, self.now)}) was measured."
+        if self.standing.values:
+            measured = name(next(iter(self.standing.values)), self.now)
+            return f"No advice: only {measured} could be measured."
+        return "No advice: no setting could be measured."
+
+    def _recommend(self, advised: Case) -> str:
+        if advised == self.now:
+            said = [f"Stay with {name(advised, advised)}: {self._tell_others()}"]
+        else:
+            said = [f"Train with {name(advised, self.now)}: {self._tell_gain(advised)}"]
+            share = self._share_of_memory(advised)
+            if share and self.goal != "memory":
+                less = f"{write_percent(round(share, 2))} of the memory"
+                said.append(less if share < 1.5 else f"{_digits(share)} the memory")
+            said += filter(None, [self._tell_baseline(advised)])
+        if self.price:
+            bought = self.items * 3600 / self._find_time(advised) / self.price
+            what = "images" if advised.workload == IMAGES else "items"
+            said.append(f"{bought:,.0f} {what} for a price of 1")
+        return f"{', '.join(said)}."
+
+    def _tell_gain(self, advised: Case) -> str:
+        present = f"what you have now ({name(self.now, self.now)})"
+        if self.now not in self.standing.values:
+            return f"the best that was measured; {present} could not be"
+        tried = f", the best of {count(len(self.standing.values), 'setting')} measured"
+        return f"{self._tell_ratio(advised, self.now)} {present}{tried}"
+
+    def _tell_ratio(self, setting: Case, other: Case) -> str:
+        """``3.1× (2.9 to 3.3) as fast as``, or ``about 3.1× (from 1 run each) as fast as``."""
+        ratio = self.standing.compare(setting, other)
+        timed = self.goal in _TIMED
+        write = _digits if timed else _write_part
+        shown = ratio.invert() if timed else ratio
+        end = "as fast as" if timed else f"of the {self.goal} of"
+        said = f"{write(shown.value or 1.0)}{_interval(shown, write)}"
+        if shown.low is not None:
+            return f"{said} {end}"
+        runs = min(len(self.standing.values[s]) for s in (setting, other))
+        return f"about {said} (from {count(runs, 'run')} each) {end}"
+
+    def _tell_baseline(self, advised: Case) -> str:
+        """The gain over the best fp32, where that is not the present setting."""
+        plain = [s for s in self.standing.allowed if s.precision == "fp32"]
+        if advised.precision == "fp32" or not plain or plain[0] == self.now:
+            return ""
+        return f"{self._tell_ratio(advised, plain[0])} the best fp32 ({name(plain[0], self.now)})"
+
+    def _tell_others(self) -> str:
+        """Why none of the others is advised."""
+        number = count(len(self.standing.values) - 1, "other setting")
+        best = self.standing.best
+        ratio = self.standing.compare(best) if best not in (None, self.now) else Ratio(1.0)
+        if best is None or ratio.value is None or ratio.value >= 1:
+            return f"none of the {number} measured is seen to be better"
+        shown = ratio.invert()
+        gain = f"{_digits(shown.value or 1.0)}{_interval(shown, _digits)}"
+        said = f"the best of the {number} measured, {name(best, self.now)}, has {gain} the "
+        said += _SPEED[self.goal]
+        if self.standing.judge(best) is Verdict.SAME:
+            return f"{said}, which is a difference below {write_percent(STEADY)}"
+        if ratio.low is None:
+            return f"{said}, and there were too few runs to tell that from chance"
+        return f"{said}, which may be chance"
+
+    def _support(self, advised: Case) -> Iterator[str]:
+        if self.now in self.standing.diverged:
+            yield "The loss of what you have now became inf or NaN; lower its --lr."
+        if advised != self.now:
+            yield self._tell_learning(advised)
+            yield self._tell_batch(advised)
+            yield self._tell_compiling(advised)
+        if self.folder:
+            yield tell_limits(self.folder, advised)
+
+    def _share_of_memory(self, advised: Case) -> float | None:
+        used = [self._find_memory(s) for s in (advised, self.now)]
+        return used[0] / used[1] if used[0] and used[1] else None
+
+    def _find_memory(self, setting: Case) -> float | None:
+        return max((r.used_bytes for r in self._runs(setting) if r.used_bytes), default=None)
+
+    def _find_time(self, setting: Case) -> float:
+        return median([r.time_s or 0.0 for r in self.standing.list_fine(setting)])
+
+    def _runs(self, setting: Case) -> list[Result]:
+        return [r for r in self.standing.known if r.trial.setting == setting]
+
+    def _tell_learning(self, advised: Case) -> str:
+        space, twin = self.standing.space, self.standing.find_twin(advised)
+        if twin == self.now:
+            return ""
+        if not space.judged:
+            return (
+                "Whether it learns as well is not known: synthetic images teach nothing; give "
+                "--data-dir with images."
+            )
+        found = self.standing.judge_learning(advised)
+        at = f"{write_percent(LEARN_PART)} of an epoch at learning rate {format_value(twin.lr)}"
+        if twin.batch_size != advised.batch_size:
+            at += f" and batch size {twin.batch_size}"
+        if found.verdict is Claim.EQUIVALENT:
+            return (
+                "It learns as well: the training loss is equivalent within "
+                f"{write_percent(space.margin)} ({count(found.seeds, 'seed')}, {at})."
+            )
+        if found.verdict is Claim.BETTER:
+            return f"It learns better: the training loss is lower ({found.explain()}; {at})."
+        if self.standing.count_seeds(advised) >= LEARN_SEEDS:
+            why = found.lack or found.explain()
+            return f"Whether it learns as well is not certain after {at}: {why}."
+        trials = [Trial(s, Aim.LEARN) for s in (twin, self.now)]
+        needed = LEARN_SEEDS * sum(map(self.standing.predict_s, trials))
+        return (
+            f"Whether it learns as well was not compared: {LEARN_SEEDS} seeds of both, {at}, take "
+            f"about {write_seconds(needed)}."
+        )
+
+    def _tell_batch(self, advised: Case) -> str:
+        """That a batch size changes learning, which is not judged here."""
+        if advised.batch_size == self.now.batch_size:
+            return ""
+        sizes = f"--batch-size {self.now.batch_size} {advised.batch_size}"
+        fewer = "fewer" if advised.batch_size > self.now.batch_size else "more"
+        return (
+            f"Batches of {advised.batch_size} take {fewer} steps an epoch, and may need another "
+            f"learning rate: python -m bench.search {sizes} compares them."
+        )
+
+    def _tell_compiling(self, advised: Case) -> str:
+        """After how many epochs compiling has paid for itself, beside the same not compiled."""
+        plain = [s for s in self.standing.values if list_changes(s, advised) == ["compile"]]
+        plain = [s for s in plain if not s.compiled]
+        if not advised.compiled or not plain:
+            return ""
+        starts = [self.standing.find_start(s) or 0.0 for s in (advised, plain[0])]
+        gain = self._find_time(plain[0]) - self._find_time(advised)
+        if gain <= 0 or starts[0] <= starts[1]:
+            return ""
+        later = write_seconds(starts[0] - starts[1])
+        pays = count(math.ceil((starts[0] - starts[1]) / gain), "epoch")
+        return f"Compiling takes {later} at the start and pays after {pays}."
+
+    def _list_unsure(self, advised: Case | None) -> Iterator[str]:
+        """What may be better still, and which changes were not compared by themselves."""
+        if advised is None or advised not in self.standing.values:
+            return
+        rivals = self.standing.list_rivals(advised)
+        for rival in rivals[:3]:
+            most = math.exp(self.standing.find_lead(rival, advised))
+            by = (
+                f"by up to {write_percent(round(most - 1, 2))}"
+                if most < 2
+                else "its runs differ much"
+            )
+            yield f"{name(rival, self.now)} may be better, {by}"
+        if len(rivals) > 3:
+            yield f"and {len(rivals) - 3} more"
+        for axis in list_changes(advised, self.now):
+            changed = [s for s in self.standing.values if list_changes(s, advised) == [axis]]
+            if not any(getattr(s, axis) == getattr(self.now, axis) for s in changed):
+                yield f"{_say(axis, getattr(advised, axis))} was not compared by itself"
+
+    def _list_refused(self) -> dict[str, list[str]]:
+        """Settings that did not run, that are not to be relied on, and that learn worse."""
+        said: dict[str, dict[str, list[str]]] = {}
+        for result in self.standing.known:
+            if result.status in RELIABLE and result.trial.setting not in self.standing.diverged:
+                continue
+            if result.status in REFUSED:
+                title, why = "Did not fit in memory", ""
+            elif result.status is Status.DIVERGED:
+                title, why = "Did not train", "the loss became inf or NaN"
+            elif result.status is Status.INVALID:
+                title, why = "Not to be relied on", result.reason
+            else:
+                title, why = "Did not run", result.reason or result.status.value
+            who = said.setdefault(title, {}).setdefault(why, [])
+            who += [n for n in [name(result.trial.setting, self.now)] if n not in who]
+        found = {
+            title: [
+                name_first(who, 3, "; ") + (f" ({why})" if why else "") for why, who in by.items()
+            ]
+            for title, by in said.items()
+        }
+        for setting, worse in self.standing.rejected.items():
+            line = f"{name(setting, self.now)} ({worse.explain()})"
+            found.setdefault("Learns worse, and is not advised", []).append(line)
+        return found
+
+    def _list_untried(self) -> Iterator[str]:
+        """Values of levers that no run had, with the reason, and how many combinations."""
+        yield from (f"{what} ({why})" for what, why in self.left_out.items())
+        for axis, values in self.tried.items():
+            seen = {getattr(s, axis) for s in self.standing.tried}
+            by: dict[str, list[str]] = {}
+            for value in values:
+                if value in seen or str(value) in self.left_out:
+                    continue
+                having = [s for s in self.standing.space.settings if getattr(s, axis) == value]
+                by.setdefault(self._excuse(having), []).append(_say(axis, value))
+            yield from (f"{', '.join(said)} ({why})" for why, said in by.items())
+        settings = len(self.standing.space.settings)
+        if left := settings - len(self.standing.tried):
+            yield f"{left} of {count(settings, 'combination')}"
+
+    def _excuse(self, settings: Sequence[Case]) -> str:
+        if not settings:
+            return "it does not go with the other settings"
+        if not any(map(self.standing.fits, settings)):
+            return "it is not expected to fit in memory"
+        if (best := self.standing.best) is not None:
+            gains = self.standing.belief.expect_gain(self.standing.mean(best))
+            places = self.standing.space.places
+            if max(gains[places[s]] for s in settings) < LEAST_PROMISE:
+                return "little is expected of it"
+        return "stopped" if self.stopped else "no time"
+
+    # ------------------------------------------------------------------ as data
+
+    def describe(self) -> dict[str, Any]:
+        """The same as JSON: times in s, ratios of what is to be small, shares as fractions."""
+        advised, ratio, learning = self.advised, Ratio(), None
+        both = self.now in self.standing.values and advised in self.standing.values
+        if advised not in (None, self.now) and both:
+            ratio = self.standing.compare(advised or self.now)
+        if advised is not None and self.standing.find_twin(advised) != self.now:
+            learning = self.standing.judge_learning(advised).verdict.value
+        return {
+            "setting": _describe(advised),
+            "now": _describe(self.now),
+            "for": self.goal,
+            "ratio": ratio.value,
+            "ratio_low": ratio.low,
+            "ratio_high": ratio.high,
+            "runs": len(self.standing.values.get(advised or self.now, ())),
+            "epoch_time_s": advised and self._find_time(advised),
+            "memory_share": advised and self._share_of_memory(advised),
+            "learning": learning,
+            "complete": self.pending is None,
+            "sentences": list(self.write()),
+            "next": self.next_command if self.pending else None,
+        }
+
+
+_TIMED = ("time", PRICED)
+_SPEED = {"time": "speed", PRICED: "speed", "memory": "images a byte", "energy": "images a joule"}
+
+
+def _describe(setting: Case | None) -> dict[str, str] | None:
+    if setting is None:
+        return None
+    return {axis: format_value(getattr(setting, axis)) for axis in AXES}
+
+
+def _digits(value: float) -> str:
+    return f"{value:.2f}×" if value < 2 else f"{value:.1f}×"
+
+
+def _write_part(value: float) -> str:
+    return write_percent(round(value, 3))
+
+
+def _interval(ratio: Ratio, write: Any) -> str:
+    if ratio.low is None or ratio.high is None or ratio.exact:
+        return ""
+    low, high = (write(end).rstrip("× %") for end in (ratio.low, ratio.high))
+    return f" ({low} to {high})"
+
+
+def describe_result(standing: Standing, result: Result, left_s: float) -> str:
+    """A line on one run: what is believed now, and what is left of the budget."""
+    said, now, best = [], standing.now, standing.best
+    if best is not None and now in standing.values:
+        gain = math.exp(standing.mean(now) - standing.mean(best))
+        said.append(f"best so far: {name(best, now)}, {_digits(gain)}")
+    said.append(f"{write_seconds(left_s)} left" if left_s > 0 else "nothing left of the budget")
+    return "; ".join(said)

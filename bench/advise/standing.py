@@ -1,0 +1,410 @@
+"""What the runs of a search for advice have shown so far, and what that comes to."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from functools import cached_property
+from statistics import fmean, median, variance
+from typing import TYPE_CHECKING
+
+from bench.advise.belief import Belief, believe, relate
+from bench.case import AXES, SAME_QUESTION, Case, find_leader, go_together
+from bench.interval import CONFIDENCE, find_quantile
+from bench.limits import STEADY
+from bench.record import REFUSED, RELIABLE, Status
+from bench.verdict import (
+    GUESSING,
+    Claim,
+    Equivalence,
+    Ratio,
+    Verdict,
+    compare,
+    judge_equivalence,
+    learnt_nothing,
+    take_back,
+)
+from bench.wall.line import fit_line
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+
+class Aim(StrEnum):
+    """Why a setting is run."""
+
+    LOOK = "look"  # about how fast it is
+    MEASURE = "measure"  # to tell it from others
+    LEARN = "learn"  # whether it learns as well
+
+
+LOOK_UNTIL, MEASURE_UNTIL = 0.05, 0.01
+"""How well a run is to know its epoch time, within the run."""
+
+MOST_PART = {Aim.LOOK: 0.1, Aim.MEASURE: 0.25}
+"""Part of an epoch that such a run may take at most."""
+
+LEARN_PART = 0.2
+"""Of an epoch, over which two settings are compared that are to learn alike step by step."""
+
+LEARN_SEEDS = 5
+"""So many seeds each, or none: to look after three and go on to five, as long as nothing is told,
+would call 8 % of what differs by the margin equivalent, and not 5 %."""
+
+NOISE = 0.03
+"""Between two runs of one setting, as a standard deviation of the logarithm of a time or an energy,
+before any is known: that of a shared machine. An own card's is a third."""
+
+ALIKE = 0.01
+"""Settings that differ by less are as good as each other; then the simpler one is the advice."""
+
+MOST_RIVALS = 4
+"""Settings beside the best that are told from it by repeats."""
+
+FULL = 0.95
+"""Part of the memory there is that a batch may be expected to take."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One run: of ``setting``, the how manyeth for this aim. The first that measures is profiled,
+    so that the answer can say what limits the setting."""
+
+    setting: Case
+    aim: Aim
+    repeat: int = 1
+
+    @property
+    def case(self) -> Case:
+        """What runs."""
+        if self.aim is Aim.LEARN:
+            return replace(self.setting, fraction=LEARN_PART)
+        until = LOOK_UNTIL if self.aim is Aim.LOOK else MEASURE_UNTIL
+        case = replace(self.setting, until=until, fraction=MOST_PART[self.aim])
+        profiled = replace(case, profile=True)
+        first = self.aim is Aim.MEASURE and self.repeat == 1
+        return profiled if first and go_together(profiled) else case
+
+
+def read_trial(case: Case, repeat: int) -> Trial:
+    """What a run was for, that this search or another command made."""
+    setting = strip(case)
+    if case.until is None and case.steps is None and case.fraction == LEARN_PART:
+        return Trial(setting, Aim.LEARN, repeat)
+    fine = case.until is not None and case.until <= MEASURE_UNTIL
+    return Trial(setting, Aim.MEASURE if fine else Aim.LOOK, repeat)
+
+
+@dataclass(frozen=True)
+class Result:
+    """What came of a run.
+
+    Attributes:
+        took_s: wall time with everything.
+        start_s: of this, set-up and warm-up, in which networks are compiled.
+        trained_s: of this, the steps that were measured.
+        time_s: of an epoch; None where none was measured.
+        error: half of its 95 % interval within the run, as a share; None where it is not known.
+        value: what is to be small, as a search is for time, memory or energy; None where it is not
+            known.
+        used_bytes: the peak of memory.
+        room_bytes: of this, what counts against the memory there is.
+        loss: over what it trained, of ``seed``.
+        reason: why it ended as it did, unless it is ok.
+    """
+
+    trial: Trial
+    status: Status
+    took_s: float
+    start_s: float = 0.0
+    trained_s: float = 0.0
+    time_s: float | None = None
+    error: float | None = None
+    value: float | None = None
+    used_bytes: float | None = None
+    room_bytes: float | None = None
+    seed: int = 0
+    loss: float | None = None
+    reason: str = ""
+
+
+def list_changes(setting: Case, other: Case) -> list[str]:
+    """The axes in which a setting differs from another, less what follows from others of them."""
+    axes = [name for name in AXES if getattr(setting, name) != getattr(other, name)]
+    return [name for name in axes if find_leader(name) not in axes]
+
+
+def strip(case: Case) -> Case:
+    """The setting that a case measures."""
+    return replace(case, **{name: getattr(Case, name) for name in SAME_QUESTION})
+
+
+@dataclass(frozen=True)
+class Space:
+    """What may be chosen from.
+
+    Attributes:
+        now: the setting that is used now.
+        settings: those that may be chosen, ``now`` among them.
+        prior: the logarithm of what is to be small that counts and rates expect, but for a
+            constant; shape of ``settings``.
+        room_bytes: the memory there is; None where it is not known.
+        judged: whether learning is to be compared.
+        margin: by which a loss may be higher, as a share.
+        noise: as `NOISE`; 0 of what repeats itself exactly, as a peak of memory does.
+        start_s: about how long a run of a setting takes beside its steps, before any was seen.
+    """
+
+    now: Case
+    settings: Sequence[Case]
+    prior: Sequence[float]
+    room_bytes: float | None = None
+    judged: bool = True
+    margin: float = 0.01
+    noise: float = NOISE
+    start_s: Callable[[Case], float] = field(default=lambda case: 10.0)
+
+    @cached_property
+    def places(self) -> dict[Case, int]:
+        return {setting: place for place, setting in enumerate(self.settings)}
+
+    @cached_property
+    def covariance(self) -> NDArray[np.float64]:
+        return relate(self.settings)
+
+
+class Standing:
+    """What the results so far have shown."""
+
+    def __init__(self, known: Sequence[Result], space: Space) -> None:
+        self.known, self.space, self.now = known, space, space.now
+        self._timed: dict[Case, list[Result]] = {}
+        self._sharing: dict[tuple[object, ...], list[Result]] = {}
+        for result in known:
+            setting = result.trial.setting
+            self._sharing.setdefault(_share_memory(setting), []).append(result)
+            if result.status in RELIABLE and result.time_s:
+                self._timed.setdefault(setting, []).append(result)
+        self.tried = {result.trial.setting for result in known}
+        self.diverged = {r.trial.setting for r in known if r.status is Status.DIVERGED}
+
+    # ------------------------------------------------------------------ how good each is
+
+    def list_fine(self, setting: Case) -> list[Result]:
+        """The runs of a setting that count: those that only looked do where there is no other."""
+        runs = [r for r in self._timed.get(setting, ()) if r.value]
+        return [r for r in runs if r.trial.aim is not Aim.LOOK] or runs
+
+    @cached_property
+    def values(self) -> dict[Case, list[float]]:
+        """The logarithms of what is to be small, of each setting that may be chosen; of one whose
+        loss became inf or NaN only where it is the present one."""
+        kept = [s for s in self._timed if s == self.now or s not in self.diverged]
+        runs = {s: self.list_fine(s) for s in kept if s in self.space.places}
+        return {
+            setting: [math.log(r.value or 1.0) for r in held]
+            for setting, held in runs.items()
+            if held
+        }
+
+    @cached_property
+    def _freedom(self) -> int:
+        """Degrees of freedom of `noise`, two of them those of `Space.noise`."""
+        return 2 + sum(len(logs) - 1 for logs in self.values.values())
+
+    @cached_property
+    def noise(self) -> float:
+        """The spread of the logarithm between runs of one setting, pooled with `Space.noise`."""
+        several = [logs for logs in self.values.values() if len(logs) > 1]
+        total = 2 * self.space.noise**2
+        total += sum(variance(logs) * (len(logs) - 1) for logs in several)
+        return math.sqrt(total / self._freedom) + 1e-6
+
+    def error(self, setting: Case) -> float:
+        """The standard error of the mean logarithm of a setting that was measured."""
+        runs = self.list_fine(setting)
+        within = median([r.error or 0.0 for r in runs]) / 2 if self.space.noise else 0.0
+        return max(self.noise, within) / math.sqrt(len(runs))
+
+    @cached_property
+    def belief(self) -> Belief:
+        places = self.space.places
+        seen = {places[s]: (fmean(logs), self.error(s)) for s, logs in self.values.items()}
+        return believe(self.space.covariance, self.space.prior, seen)
+
+    def mean(self, setting: Case) -> float:
+        """The logarithm of a setting that was measured, as `believe` has it: with few noisy runs,
+        the others that share its levers have their say, and the luckiest does not win by luck."""
+        return float(self.belief.mean[self.space.places[setting]])
+
+    @cached_property
+    def allowed(self) -> list[Case]:
+        """The settings that were measured and were not seen to learn worse, best first."""
+        return sorted((s for s in self.values if s not in self.rejected), key=self.mean)
+
+    @cached_property
+    def best(self) -> Case | None:
+        """The best of these; of those that are as good within `ALIKE`, the one that changes least,
+        which is the present one if it is among them."""
+        if not self.allowed:
+            return None
+        least = self.mean(self.allowed[0])
+        alike = [s for s in self.allowed if self.mean(s) - least <= ALIKE]
+        return min(alike, key=lambda s: (len(list_changes(s, self.now)), self.mean(s)))
+
+    def list_rivals(self, setting: Case) -> list[Case]:
+        """Those that may be better than a setting by more than `ALIKE`, most likely first."""
+        leads = {s: self.find_lead(s, setting) for s in self.allowed if s != setting}
+        return sorted((s for s, lead in leads.items() if lead > ALIKE), key=lambda s: -leads[s])
+
+    def find_lead(self, setting: Case, other: Case) -> float:
+        """By how much the logarithm of a setting may be below that of another, at most."""
+        both = math.hypot(self.error(setting), self.error(other))
+        return self.mean(other) - self.mean(setting) + find_quantile(self._freedom) * both
+
+    # ------------------------------------------------------------------ what that comes to
+
+    @cached_property
+    def _ratios(self) -> dict[Case, Ratio]:
+        """What each setting needs over what the present one does: one family, as the best of them
+        all is chosen by it."""
+        others = [s for s in self.values if s != self.now]
+        logs = self.values
+        family = [([*map(math.exp, logs[self.now])], [*map(math.exp, logs[s])]) for s in others]
+        return dict(zip(others, compare(family, deterministic=not self.space.noise), strict=True))
+
+    def compare(self, setting: Case, other: Case | None = None) -> Ratio:
+        """What a setting needs over what another does, by default the present one."""
+        if other in (None, self.now):
+            return self._ratios[setting]
+        pair = [[*map(math.exp, self.values[s])] for s in (other or self.now, setting)]
+        return compare([(pair[0], pair[1])], deterministic=not self.space.noise)[0]
+
+    def judge(self, setting: Case) -> Verdict:
+        """Whether a setting is better than the present one: LOWER. Without an interval, it is where
+        its lead is more than the luck of the best of so many that were measured."""
+        ratio = self.compare(setting)
+        if ratio.low is not None:
+            return ratio.judge(STEADY)
+        from scipy.special import ndtri
+
+        chance = (1 - CONFIDENCE) / 2 / max(1, len(self.values) - 1)
+        luck = -float(ndtri(chance)) * math.hypot(self.error(setting), self.error(self.now))
+        gain = self.mean(self.now) - self.mean(setting)
+        return Verdict.LOWER if gain > max(luck, STEADY) else Verdict.NONE
+
+    @cached_property
+    def advised(self) -> Case | None:
+        """The setting to train with: the present one, unless another is seen to be better."""
+        if self.best is None or self.best == self.now or self.now not in self.values:
+            return self.best
+        return self.best if self.judge(self.best) is Verdict.LOWER else self.now
+
+    # ------------------------------------------------------------------ what fits
+
+    def fits(self, setting: Case) -> bool:
+        """Whether a batch should fit: below all that did not, and on the line of memory."""
+        here, size = self._sharing.get(_share_memory(setting), []), setting.batch_size
+        plain = self._sharing.get(
+            _share_memory(replace(setting, compile=Case.compile, cuda_graphs=False)), []
+        )
+        if any(r.status in REFUSED and size >= r.trial.setting.batch_size for r in (*here, *plain)):
+            return False
+        points: dict[int, float] = {}
+        for result in here:
+            if used := result.room_bytes:
+                n = result.trial.setting.batch_size
+                points[n] = max(used, points.get(n, 0.0))
+        room = self.space.room_bytes
+        if room is None or not points:
+            return True
+        if line := fit_line(list(points.items())):
+            return line.predict(size) <= FULL * room
+        # of one batch size it is not known how much of it is fixed: a third of it mostly is
+        (known, used), *_ = points.items()
+        return used * (1 + 2 / 3 * (size / known - 1)) <= FULL * room
+
+    # ------------------------------------------------------------------ what it costs
+
+    def predict_s(self, trial: Trial) -> float:
+        """About how long a run takes with everything."""
+        runs = self._timed.get(trial.setting, [])
+        if again := [r.took_s for r in runs if r.trial.aim is trial.aim]:
+            return median(again)
+        part = LEARN_PART if trial.aim is Aim.LEARN else MOST_PART[trial.aim] / 2
+        epoch_s = (runs[-1].time_s or 0.0) if runs else self._usual_s
+        known = self._beside.get(trial.setting.compile)
+        beside = self.space.start_s(trial.setting) if known is None else known
+        return beside + part * epoch_s
+
+    @cached_property
+    def _beside(self) -> dict[str, float]:
+        """Seconds of a run beside the measured steps, by how its network was compiled."""
+        beside: dict[str, list[float]] = {}
+        for setting, runs in self._timed.items():
+            seconds = beside.setdefault(setting.compile, [])
+            seconds += [max(0.0, r.took_s - r.trained_s) for r in runs]
+        return {compiled: median(of) for compiled, of in beside.items()}
+
+    @cached_property
+    def _usual_s(self) -> float:
+        times = [r.time_s or 0.0 for runs in self._timed.values() for r in runs]
+        return median(times) if times else 0.0
+
+    def find_start(self, setting: Case) -> float | None:
+        """Set-up and warm-up of the first run of a setting, in s, in which it was compiled."""
+        starts = [r.start_s for r in self._timed.get(setting, ()) if r.start_s]
+        return starts[0] if starts else None
+
+    # ------------------------------------------------------------------ learning
+
+    def find_twin(self, setting: Case) -> Case:
+        """What is compared in learning for a setting: it at the present batch size, as a larger
+        batch takes fewer steps, and learns another way."""
+        return replace(setting, batch_size=self.now.batch_size)
+
+    def count_seeds(self, setting: Case) -> int:
+        """How many seeds were tried of a setting's twin."""
+        trials = (r.trial for r in self.known if r.trial.aim is Aim.LEARN)
+        return sum(trial.setting == self.find_twin(setting) for trial in trials)
+
+    @cached_property
+    def _learnt(self) -> dict[Case, Equivalence]:
+        return {}
+
+    def judge_learning(self, setting: Case) -> Equivalence:
+        """Whether a setting's twin learns as well as the present setting, by `LEARN_SEEDS` that
+        both ran."""
+        twin = self.find_twin(setting)
+        if twin not in self._learnt:
+            self._learnt[twin] = self._judge_seeds(twin)
+        return self._learnt[twin]
+
+    def _judge_seeds(self, twin: Case) -> Equivalence:
+        a, b = (
+            {r.seed: r.loss for r in self.known if r.trial.setting == s and r.loss is not None}
+            for s in (self.now, twin)
+        )
+        both = sorted(a.keys() & b.keys())[:LEARN_SEEDS]
+        a, b = ({seed: side[seed] for seed in both} for side in (a, b))
+        found = judge_equivalence(a, b, self.space.margin)
+        if len(both) < LEARN_SEEDS:
+            return take_back(found, f"{len(both)} of {LEARN_SEEDS} seeds were run")
+        guesses = [learnt_nothing(fmean(side.values()), self.now.classes) for side in (a, b)]
+        differs = found.verdict in (Claim.BETTER, Claim.WORSE)
+        return take_back(found, GUESSING) if any(guesses) and not differs else found
+
+    @cached_property
+    def rejected(self) -> dict[Case, Equivalence]:
+        """Settings whose twin was seen to learn worse."""
+        judged = {s: self.judge_learning(s) for s in self.values if self.find_twin(s) != self.now}
+        return {s: found for s, found in judged.items() if found.verdict is Claim.WORSE}
+
+
+def _share_memory(setting: Case) -> tuple[object, ...]:
+    """What settings agree in that take about as much memory at the same batch size: at least as
+    much as those without graphs, which keep buffers of their own."""
+    return setting.precision, setting.accumulate, setting.compile, setting.cuda_graphs

@@ -1,0 +1,481 @@
+"""`bench.advise`: its policy on known grids, its command by the fake and for real."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bench.advise.__main__ import main, parse_budget
+from bench.advise.answer import Answer
+from bench.advise.belief import believe, guess, relate
+from bench.advise.policy import Budget, choose
+from bench.advise.space import make_setting
+from bench.advise.standing import (
+    LEARN_PART,
+    LEARN_SEEDS,
+    Aim,
+    Result,
+    Space,
+    Standing,
+    Trial,
+    list_changes,
+    read_trial,
+    strip,
+)
+from bench.case import Case
+from bench.errors import UsageError
+from bench.executors import fake
+from bench.flags import join_flags
+from bench.record import Status
+from bench.store.reader import read_records
+from benchmarks.advice import Grid, advise, find_regret, follow, list_grids
+
+GRIDS = {grid.name: grid for grid in list_grids()}
+
+Loss = Callable[[Case, int], float]
+
+
+def search(
+    grid: Grid,
+    budget_s: float,
+    loss: Loss | None = None,
+    known: Sequence[Result] = (),
+    **space: Any,
+) -> tuple[list[Result], Standing]:
+    """What the policy runs on a grid, noise of which repeats by its seed, and what that shows."""
+    chance, spent, settings = random.Random(1), 0.0, list(grid.times)
+    prior = [guess(setting) for setting in settings]
+    what = Space(grid.now, settings, prior, **{"judged": loss is not None} | space)
+    results = list(known)
+    while trial := choose(results, what, Budget(budget_s, budget_s - spent)):
+        result = grid.run(trial, chance)
+        if loss and trial.aim is Aim.LEARN:
+            seed = trial.repeat - 1
+            result = replace(result, seed=seed, loss=loss(trial.setting, seed))
+        results.append(result)
+        spent += result.took_s
+    return results, Standing(results, what)
+
+
+def answer(standing: Standing, budget_s: float = 600) -> Answer:
+    return Answer(standing, "time", {}, {}, "python -m bench.advise", budget_s)
+
+
+# ------------------------------------------------------------------------------- how good it is
+
+
+@pytest.mark.parametrize("name", [name for name, grid in GRIDS.items() if len(grid.times) > 10])
+def test_a_quarter_of_the_grid_s_time_finds_what_is_within_three_percent(name: str) -> None:
+    """On average, and better than the grid in its order or in a random one. Runs may take three
+    times as long as is expected. Of six settings a quarter would be one or two."""
+    grid = GRIDS[name]
+    budget = grid.whole_s / 4
+    chosen = [advise(grid, budget, seed)[0] for seed in range(4)]
+    regret = fmean(find_regret(grid, case) for case in chosen)
+    assert regret < max(0.03, 1.5 * grid.noise)
+    both = [follow(grid, budget, seed, mix) for seed in range(4) for mix in (False, True)]
+    assert regret <= fmean(find_regret(grid, case) for case in both)
+
+
+@pytest.mark.parametrize("noise", [0.01, 0.05])
+def test_of_equal_settings_the_present_one_stays_the_advice(noise: float) -> None:
+    """However lucky another was: a change is advised in at most one search of twenty."""
+    now = Case(batch_size=128)
+    precisions, switches = ("fp32", "tf32", "fp16", "bf16-amp"), (False, True)
+    times: dict[Case, float | None] = {
+        make_setting(now, {"precision": precision, "channels_last": last}): 60.0
+        for precision in precisions
+        for last in switches
+    }
+    changed = 0
+    for seed in range(40):
+        grid = Grid("", now, times, noise=noise, start_s=6.0 + seed / 100)
+        chosen, _ = advise(grid, 400, seed)
+        changed += chosen != now
+    assert changed <= 4
+
+
+def test_a_gain_that_only_two_changes_bring_is_found() -> None:
+    """Each of them alone makes it slower."""
+    grid = GRIDS["planted: two only together"]
+    best, _ = advise(grid, grid.whole_s / 4, 0)
+    assert (best.compile, best.channels_last, best.precision) == ("default", True, "bf16-amp")
+
+
+def test_where_nothing_helps_the_advice_is_to_stay() -> None:
+    grid = GRIDS["planted: nothing helps"]
+    _, standing = search(grid, grid.whole_s / 4)
+    found = answer(standing)
+    assert found.advised == grid.now
+    assert next(found.write()).startswith("Stay with fp32, batch size 128: ")
+
+
+def test_a_change_that_gains_nothing_is_not_advised() -> None:
+    """The larger batch is faster; the precision and the switch beside it do nothing."""
+    now = Case()
+    times: dict[Case, float | None] = {}
+    for size in (128, 256):
+        for precision in ("fp32", "bf16-amp"):
+            for last in (False, True):
+                setting = replace(now, batch_size=size, precision=precision, channels_last=last)
+                times[setting] = 60.0 if size == 128 else 30.0
+    _, standing = search(Grid("", now, times, noise=0.001), 500)
+    assert standing.best == replace(now, batch_size=256)
+
+
+# -------------------------------------------------------------------------- what it runs, in turn
+
+
+def test_it_looks_at_the_present_setting_first_and_repeats_what_matters() -> None:
+    grid = GRIDS["H100, DPN-92"]
+    results, standing = search(grid, 300)
+    trials = [result.trial for result in results]
+    assert trials[0] == Trial(grid.now, Aim.LOOK)
+    measured = [trial for trial in trials if trial.aim is Aim.MEASURE]
+    assert {trial.setting for trial in measured} >= {grid.now, standing.best}
+    assert trials.index(measured[0]) == len({trial.setting for trial in trials})
+    assert len(set(trials)) == len(trials), "a run is made once"
+    ratio = standing.compare(standing.best or grid.now)
+    assert ratio.low
+    assert ratio.high
+    assert ratio.low < ratio.high < 0.5
+
+
+def test_no_batch_is_tried_above_one_that_did_not_fit() -> None:
+    grid = GRIDS["planted: each by itself"]
+    results, _ = search(grid, grid.whole_s / 2)
+    refused: dict[tuple[str, str], int] = {}
+    for result in results:
+        setting = result.trial.setting
+        # what does not fit as it is does not compiled either, and not the other way round
+        for compiled in {"off", setting.compile}:
+            assert setting.batch_size < refused.get((setting.precision, compiled), 10**6)
+        if result.status is Status.OOM:
+            refused[setting.precision, setting.compile] = setting.batch_size
+    assert refused, "the grid has walls"
+
+
+def test_no_batch_is_tried_that_the_line_of_memory_says_does_not_fit() -> None:
+    """1 GiB, and 10 MiB an image: 5 GiB hold 409 images."""
+    now = Case(batch_size=64)
+    sizes = (32, 64, 128, 256, 512, 1024)
+    times: dict[Case, float | None] = {replace(now, batch_size=n): 60 / n for n in sizes}
+    space = Space(now, list(times), [0.0] * len(sizes), room_bytes=5 * 2**30, judged=False)
+    results: list[Result] = []
+    while trial := choose(results, space, Budget(1000, 1000 - 7 * len(results))):
+        size = trial.setting.batch_size
+        time = 60 / size * 100
+        used = 2**30 + size * 10 * 2**20
+        measured = Result(trial, Status.OK, 7.0, time_s=time, value=time, room_bytes=used)
+        results.append(measured)
+    assert {result.trial.setting.batch_size for result in results} <= {32, 64, 128, 256}
+    assert Standing(results, space).best == replace(now, batch_size=256)
+
+
+def test_a_search_goes_on_from_what_was_found() -> None:
+    grid = GRIDS["planted: each by itself"]
+    first, _ = search(grid, 300)
+    more, standing = search(grid, 300, known=first)
+    assert more[: len(first)] == first
+    assert len(more) > len(first)
+    assert len({(r.trial.setting, r.trial.aim, r.trial.repeat) for r in more}) == len(more)
+    assert find_regret(grid, standing.best or grid.now) < 0.03
+
+
+@given(st.integers(0, 3), st.floats(1, 2000))
+def test_a_budget_is_overdrawn_by_its_last_run_at_most(number: int, budget_s: float) -> None:
+    """Which may take longer than is expected."""
+    grid = list(GRIDS.values())[number]
+    results, _ = search(grid, budget_s)
+    assert sum(result.took_s for result in results[:-1]) <= budget_s
+
+
+def test_a_case_says_what_it_was_run_for() -> None:
+    for aim in Aim:
+        trial = Trial(Case(precision="fp16", loss_scale=128.0), aim, 2)
+        assert read_trial(trial.case, 2) == trial
+    assert strip(Trial(Case(), Aim.LOOK).case) == Case()
+
+
+def test_what_follows_from_a_change_is_no_change() -> None:
+    assert list_changes(Case(precision="fp16", loss_scale=128.0), Case()) == ["precision"]
+    assert list_changes(Case(loss_scale=64.0), Case(loss_scale=128.0)) == ["loss_scale"]
+
+
+# ------------------------------------------------------------------------------------- learning
+
+
+def learns_worse(setting: Case, seed: int) -> float:
+    """By 5 %, in plain fp16."""
+    return (2.1 if setting.precision == "fp16" else 2.0) + 0.001 * seed
+
+
+def test_what_learns_worse_is_not_advised() -> None:
+    grid = GRIDS["H100, DPN-92"]
+    results, standing = search(grid, 5000, learns_worse)
+    assert {setting.precision for setting in standing.rejected} == {"fp16"}
+    assert standing.advised
+    assert standing.advised.precision != "fp16"
+    said = "\n".join(answer(standing).write())
+    assert "It learns as well: the training loss is equivalent within 1 % (5 seeds" in said
+    assert "Learns worse, and is not advised: fp16" in said
+    learnt = [result.trial for result in results if result.trial.aim is Aim.LEARN]
+    assert max(trial.repeat for trial in learnt) == LEARN_SEEDS
+    # a larger batch takes fewer steps: learning is compared after equal ones
+    assert {trial.setting.batch_size for trial in learnt} == {grid.now.batch_size}
+    assert {trial.case.fraction for trial in learnt} == {LEARN_PART}
+
+
+def test_seeds_that_differ_are_not_called_equivalent() -> None:
+    """By 3 % either way: five seeds do not tell a difference of 1 % from none."""
+    chance = random.Random(0)
+    _, standing = search(
+        GRIDS["H100, DPN-92"], 5000, lambda setting, seed: 2.0 * math.exp(chance.gauss(0, 0.03))
+    )
+    said = "\n".join(answer(standing).write())
+    assert "Whether it learns as well is not certain after 20 % of an epoch" in said
+
+
+def test_networks_that_guess_have_not_learnt_as_well() -> None:
+    _, standing = search(GRIDS["H100, DPN-92"], 5000, lambda setting, seed: math.log(10))
+    said = "\n".join(answer(standing).write())
+    assert "the loss is still that of guessing" in said
+    assert "learns as well:" not in said
+
+
+def test_what_could_not_be_compared_is_said_and_what_it_would_take() -> None:
+    grid = GRIDS["H100, DPN-92"]
+    _, standing = search(grid, 60, learns_worse)
+    found = answer(standing, 60)
+    said = list(found.write())
+    assert any("Whether it learns as well was not compared: 5 seeds" in line for line in said)
+    assert any(line.startswith("Batches of ") for line in said)
+    assert said[-1] == "Next: python -m bench.advise --budget 2m"
+
+
+def test_what_diverges_is_named_and_not_advised() -> None:
+    now = Case(batch_size=128)
+    fast = make_setting(now, {"precision": "fp16"})
+    results = [
+        Result(Trial(now, Aim.LOOK), Status.OK, 10, 5, 5, 60.0, 0.01, 60.0),
+        Result(Trial(fast, Aim.LOOK), Status.DIVERGED, 10, 5, 5, 20.0, 0.01, 20.0),
+    ]
+    found = answer(Standing(results, Space(now, [now, fast], [0.0, 0.0], judged=False)))
+    said = "\n".join(found.write())
+    assert "Did not train: fp16, batch size 128 (the loss became inf or NaN)." in said
+    assert found.advised is None
+
+
+def test_where_nothing_is_left_to_run_no_budget_is_proposed() -> None:
+    now = Case(batch_size=128)
+    times: dict[Case, float | None] = {now: 60.0, make_setting(now, {"channels_last": True}): 90.0}
+    _, standing = search(Grid("", now, times, noise=0.001), 1000)
+    found = answer(standing)
+    assert found.pending is None
+    assert not any(line.startswith("Next") for line in found.write())
+
+
+# --------------------------------------------------------------------------------------- belief
+
+
+def test_belief_is_that_of_the_textbook() -> None:
+    """Against the same posterior by plain inversion in float64."""
+    settings = [Case(batch_size=n, compile=c) for n in (64, 128, 256) for c in ("off", "default")]
+    covariance = relate(settings)
+    seen = {0: (1.0, 0.05), 3: (0.4, 0.02)}
+    found = believe(covariance, [0.0] * 6, seen)
+    whole = covariance + 100.0
+    inverse = np.linalg.inv(whole[np.ix_([0, 3], [0, 3])] + np.diag([0.05**2, 0.02**2]))
+    across = whole[:, [0, 3]]
+    assert found.mean == pytest.approx(across @ inverse @ np.array([1.0, 0.4]), abs=1e-6)
+    left = np.diag(whole - across @ inverse @ across.T)
+    assert found.error == pytest.approx(np.sqrt(left), rel=1e-4)
+    assert np.linalg.eigvalsh(covariance).min() > -1e-9
+
+
+def test_an_expected_gain_is_the_mean_of_what_is_below_the_best() -> None:
+    settings = [Case(), Case(compile="default")]
+    found = believe(relate(settings), [0.0, -0.1], {0: (0.0, 0.01)})
+    chance = np.random.default_rng(0)
+    drawn = found.mean[1] + found.error[1] * chance.standard_normal(400_000)
+    expected = np.maximum(0.0 - drawn, 0).mean()
+    assert found.expect_gain(0.0)[1] == pytest.approx(expected, rel=0.02)
+
+
+# -------------------------------------------------------------------------------- its command line
+
+FAKE = ["--executor", "fake", "--device", "cuda", "--dataset", "synthetic", "--model", "dpn92"]
+FEW = ["--precision", "fp32", "fp16", "--batch-size", "128", "256", "--compile", "off"]
+FIXED = ["--cuda-graphs", "off", "--channels-last", "off", "--cudnn-benchmark", "off"]
+
+
+@pytest.fixture(autouse=True)
+def _plain_fake(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(fake.ANSWERS, raising=False)
+    monkeypatch.delenv(fake.MEMORY, raising=False)
+
+
+def run(out: Path, *flags: str, rc: int = 0) -> None:
+    words = join_flags(FAKE, FEW, FIXED, flags, ["--out", str(out)])
+    assert main(words) == rc
+
+
+def test_the_command_says_what_to_train_with(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The fake takes 10 s and 1000 s over the batch size, in any precision."""
+    run(tmp_path, "--budget", "1m")
+    told = capsys.readouterr()
+    first, *rest = told.out.splitlines()
+    assert first.startswith("Train with fp32, batch size 256: ")
+    assert "1.28×" in first
+    assert "as fast as what you have now (fp32, batch size 128)" in first
+    assert any("Batches of 256 take fewer steps an epoch" in line for line in rest)
+    assert "best so far: fp32, batch size 256, 1.28×" in told.err
+    rows = read_records(tmp_path)
+    assert set(rows["status"]) == {"ok"}
+
+    # the same command has nothing left to measure, and says the same
+    run(tmp_path, "--budget", "1m")
+    assert capsys.readouterr().out.splitlines()[0] == first
+    assert len(read_records(tmp_path)) == len(rows)
+
+
+def test_json_has_the_setting_and_what_is_known_of_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(tmp_path, "--format", "json", "--now", "precision=fp16,batch_size=128")
+    told = json.loads(capsys.readouterr().out)
+    assert told["setting"]["batch_size"] == "256"
+    assert told["now"]["precision"] == "fp16"
+    assert told["ratio"] == pytest.approx((10 + 1000 / 256) / (10 + 1000 / 128))
+    assert told["epoch_time_s"] == pytest.approx(10 + 1000 / 256)
+    assert told["memory_share"] == 2.0
+    assert told["learning"] is None
+
+
+def test_what_does_not_fit_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(fake.ANSWERS, "batch_size=256:oom")
+    run(tmp_path)
+    out = capsys.readouterr().out
+    assert out.startswith("Stay with fp32, batch size 128: ")
+    assert "Did not fit in memory: " in out
+    assert "batch size 256" in out
+
+
+def test_where_nothing_could_be_measured_there_is_no_answer(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(fake.ANSWERS, "precision=fp32:oom precision=fp16:error")
+    run(tmp_path, rc=3)
+    assert capsys.readouterr().out.startswith("No advice: no setting could be measured.")
+
+
+def test_a_budget_for_one_run_gives_no_advice(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(tmp_path, "--budget", "0.01s", rc=3)
+    first, *_, last = capsys.readouterr().out.splitlines()
+    assert first.startswith("No advice: only what you have now (fp32, batch size 128) was measured")
+    assert last.startswith("Next: python -m bench.advise ")
+
+
+def test_what_is_not_measured_cannot_be_small(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The fake has no energy: one run says so, and no more are made."""
+    run(tmp_path, "--for", "energy", rc=3)
+    assert capsys.readouterr().out.startswith("No advice: the energy of an epoch is not measured")
+    assert len(read_records(tmp_path)) == 1
+
+
+def test_a_loss_scale_that_is_given_is_that_of_fp16(tmp_path: Path) -> None:
+    run(tmp_path, "--loss-scale", "512")
+    rows = read_records(tmp_path)
+    assert set(rows["loss_scale"][rows["precision"] == "fp16"]) == {"512"}
+    assert set(rows["loss_scale"][rows["precision"] == "fp32"]) == {""}
+
+
+def test_a_price_buys_images(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run(tmp_path, "--for", "images-per-price", "--price", "2")
+    bought = 50_000 * 3600 / (10 + 1000 / 256) / 2
+    assert f"{bought:,.0f} images for a price of 1" in capsys.readouterr().out
+
+
+def test_memory_can_be_what_counts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The fake takes a MiB an image."""
+    run(tmp_path, "--for", "memory", "--batch-size", "64", "128")
+    assert capsys.readouterr().out.startswith("Train with fp32, batch size 64: ")
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--budget", "soon"], "--budget 'soon': give a time above 0, such as 90s, 10m or 1h"),
+        (["--budget", "0s"], "--budget '0s': give a time above 0"),
+        (["--now", "precison=fp16"], "--now 'precison=fp16': give AXIS=VALUE; did you mean"),
+        (["--now", "precision"], "--now 'precision': give AXIS=VALUE"),
+        (["--now", "precision=fp7"], "--now precision"),
+        (["--for", "speed"], "--for 'speed'"),
+        (["--for", "images-per-price"], "--for images-per-price needs the price of an hour"),
+        (["--price", "free"], "--price 'free': give a number above 0"),
+        (["--batch-size", "32..auto"], "--batch-size 32..auto: give numbers"),
+        (["--format", "xml"], "--format 'xml'"),
+        (["--until", "1%"], "--until: bench.advise decides how much is measured"),
+        (["--lanes", "2"], "--lanes: bench.advise measures one case at a time"),
+        (["--margin", "1"], "--margin '1'"),
+        (["--model", "nothing:here"], "nothing"),
+    ],
+)
+def test_a_wrong_word_is_refused_in_one_line(
+    flags: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(tmp_path / "out", *flags, rc=2)
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert said in error
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_budget_is_a_time() -> None:
+    assert [parse_budget(text) for text in ("90s", "10m", "1.5 h")] == [90, 600, 5400]
+    with pytest.raises(UsageError, match="--budget"):
+        parse_budget("-1s")
+
+
+@pytest.mark.slow
+def test_advice_for_a_network_of_one_s_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Real training, of some seconds: an answer, rows that say how they were measured."""
+    words = ["--model", "models_for_tests:good", "--dataset", "synthetic", "--device", "cpu"]
+    words += ["--precision", "fp32", "--compile", "off", "--batch-size", "64", "128"]
+    words += ["--channels-last", "off", "--now", "batch_size=64", "--budget", "90s"]
+    assert main([*words, "--out", str(tmp_path)]) == 0
+    first = capsys.readouterr().out.splitlines()[0]
+    assert first.startswith(
+        ("Train with fp32, batch size 128: ", "Stay with fp32, batch size 64: ")
+    )
+    rows = read_records(tmp_path)
+    assert {64, 128} == set(rows["batch_size"])
+    assert (rows["until"] != "").all()
+    assert math.isfinite(rows["epoch_time_s"].min())
+
+
+def test_a_broken_network_costs_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--model", "models_for_tests:nothing", "--device", "cpu", "--out", str(tmp_path / "x")]
+    assert main(words) == 2
+    assert "models_for_tests" in capsys.readouterr().err
