@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
-from records_for_tests import make_record
 
 from bench.compare import __main__
 from bench.executors import fake
@@ -22,6 +21,7 @@ from bench.report import __main__ as report
 from bench.store.cells import RECORDS, STEPS
 from bench.store.writer import Store
 from bench.sweep import __main__ as sweep
+from tests.planted.records import make_run
 
 FAKE = ["--executor", "fake", "--device", "cpu", "--dataset", "synthetic", "--precision", "fp32"]
 
@@ -355,8 +355,8 @@ RECORDS_FILES = [
 def good(tmp_path: Path) -> Path:
     folder = tmp_path / "good"
     with Store(folder) as store:
-        store.append(make_record(epoch_time_s=12.5), [Step(0, 8, 2.25, 1, 0.5)])
-        store.append(make_record(repeat=2))
+        store.append(make_run(epoch_time_s=12.5), [Step(0, 8, 2.25, 1, 0.5)])
+        store.append(make_run(repeat=2))
     return folder
 
 

@@ -16,6 +16,9 @@ from pathlib import Path
 
 import pytest
 
+from bench.case import Case
+from tests.planted.records import ran, write_sweep
+
 ROOT = Path(__file__).parents[1]
 TINY = '''
 from torch import nn
@@ -54,6 +57,28 @@ def _tell(found: Material) -> list[Sheet]:
 
 
 SLOWEST = Section("slowest", "Which case takes longest?", _tell)
+'''
+TWO = '''
+"""Which of two optimizers is faster."""
+
+from bench.questions.material import Material
+from bench.render.cells import ratio_cell
+from bench.render.section import Column, Section, Sheet
+from bench.study.pairs import find_changes
+
+
+def _tell(found: Material) -> list[Sheet]:
+    times = found.cases.set_index("cell")["epoch_time_s"]
+    changes = list(find_changes("optimizer", found.cases, found.machines))
+    pairs = [(change.after, times[p.a] / times[p.b]) for change in changes for p in change.pairs]
+    columns = [
+        Column("after", "optimizer", "the second of a pair", lambda pair: pair[0], wrap=True),
+        Column("speed", "speed-up", "over the first", lambda pair: ratio_cell(pair[1])),
+    ]
+    return [Sheet("Two optimizers", columns, pairs)]
+
+
+TWO = Section("optimizers", "Which optimizer is faster?", _tell)
 '''
 
 ECHO = '''
@@ -143,10 +168,11 @@ def add_output(copy: Copy) -> None:
     copy.write("report/list.py", LIST)
 
 
-def add_section(copy: Copy) -> None:
-    copy.insert("report/document.py", "    EFFECTS,", "    SLOWEST,")
-    copy.insert("report/document.py", "SECTIONS", "from bench.questions.slowest import SLOWEST")
-    copy.write("questions/slowest.py", SLOWEST)
+def add_section(copy: Copy, name: str = "SLOWEST", text: str = SLOWEST) -> None:
+    file = name.lower()
+    copy.insert("report/document.py", "    EFFECTS,", f"    {name},")
+    copy.insert("report/document.py", "SECTIONS", f"from bench.questions.{file} import {name}")
+    copy.write(f"questions/{file}.py", text)
 
 
 FAKE = ["--executor", "fake", "--device", "cpu", "--dataset", "synthetic", "--out", "out"]
@@ -261,6 +287,29 @@ def test_an_output_and_a_section(copy: Copy) -> None:
     assert tables[1]["level"] == "detail"
     ((_, time),) = tables[1]["rows"]
     assert time["value"] == max(case["epoch_time_s"] for case in told["cases"])
+
+
+@pytest.mark.slow
+def test_a_question_of_pairs(copy: Copy) -> None:
+    """Two optimizers with all else equal: each batch size is a pair, told in every format."""
+    add_section(copy, "TWO", TWO)
+    times = {("adamw", 64): 90.0, ("sgd", 64): 60.0, ("adamw", 128): 80.0, ("sgd", 128): 40.0}
+    cases = [Case(optimizer=name, batch_size=size) for name, size in times]
+    rows = [
+        row for case, time in zip(cases, times.values(), strict=True) for row in ran(case, (time,))
+    ]
+    write_sweep(copy.folder / "out", rows)
+    told = json.loads(copy.run("bench.report", "out", "--format", "json"))
+    (table,) = [table for table in told["tables"] if table["name"] == "optimizers"]
+    assert [[cell["text"] for cell in row] for row in table["rows"]] == [
+        ["sgd", "1.50"],
+        ["sgd", "2.00"],
+    ]
+    for format in ("text --full", "md", "html"):
+        said = copy.run("bench.report", "out", "--format", *format.split())
+        _, found, rest = said.partition("Two optimizers")
+        assert found, format
+        assert re.search(r"sgd.*?1\.50.*?sgd.*?2\.00", rest, re.DOTALL), format
 
 
 @pytest.mark.slow

@@ -51,7 +51,7 @@ from bench.worker.channel import Channel
 from bench.worker.measurement import Findings, measure
 from bench.workloads import Workload
 from examples import transformer
-from tests.report.made_up import make_record, measured, write_sweep
+from tests.planted.records import make_record, measured, write_sweep
 
 pytest.importorskip("torchao")
 

@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 import torch
-from records_for_tests import make_record
 from test_gpu import GPU, FakeNvml
 
 from bench.case import Case
@@ -86,6 +85,7 @@ from bench.training.yardstick import (
     time_task,
     use_threads,
 )
+from tests.planted.records import make_run
 
 CPU = torch.device("cpu")
 FORMATS = list_arithmetics(CPU)
@@ -596,7 +596,7 @@ DEVICE: dict[str, Any] = {"gpu": None, "driver": None, "cpu": "C", "torch_thread
 def write_sweep(folder: Path, **values: Any) -> Path:
     times = {"epoch_time_s": 1.0, "measured_time_s": 1.0, "measured_steps": 9}
     with Store(folder) as store:
-        store.append(make_record(Case(device="cpu"), **{**DEVICE, **times, **values}))
+        store.append(make_run(Case(device="cpu"), **{**DEVICE, **times, **values}))
     return folder
 
 

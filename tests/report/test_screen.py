@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 import re
 import shlex
 from pathlib import Path
@@ -12,18 +11,6 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from made_up import (
-    REFERENCE,
-    ROOT,
-    make_card,
-    make_gpus,
-    make_profiled,
-    make_record,
-    make_scaling,
-    make_switches,
-    measured,
-    write_sweep,
-)
 from rich.cells import cell_len
 
 from bench.case import Case
@@ -43,9 +30,9 @@ from bench.render.model import (
 from bench.render.text import LINES, WIDTH, draw, render
 from bench.report.document import Report, build
 from bench.study.sweeps import read_sweeps
+from tests.planted.records import make_record, measured, write_sweep
+from tests.planted.sweeps import Folders, make_card
 
-SNAPSHOTS = Path(__file__).with_name("snapshots")
-RESULTS = sorted(path.parent for path in (ROOT / "results").glob("*/records.csv"))
 JARGON = re.compile(r"welch|holm|tost|\bknee|\brung|sentinel", re.IGNORECASE)
 CARD = {"gpu": "A card", "torch": "2.13"}
 
@@ -72,38 +59,6 @@ def ran(case: Case, *times: float, **values: Any) -> list[Record]:
         make_record(case, repeat=i, **{**CARD, **measured(time, 2**30), **values})
         for i, time in enumerate(times, 1)
     ]
-
-
-@pytest.mark.parametrize("folder", [*RESULTS, REFERENCE], ids=lambda path: path.stem)
-def test_what_is_committed_fits_a_screen(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Set UPDATE_SNAPSHOTS=1 to write them anew, and read the diff."""
-    monkeypatch.chdir(ROOT)
-    said = screen_of(read(folder))
-    assert not JARGON.search(said)
-    assert said.count("extrapolated") == 0, "the first line says from how much"
-    file = SNAPSHOTS / f"screen-{folder.stem}.text"
-    text = "".join(f"{line.rstrip()}\n" for line in said.splitlines())
-    if os.environ.get("UPDATE_SNAPSHOTS"):
-        file.write_text(text, encoding="utf-8")
-    assert text == file.read_text(encoding="utf-8")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("make", [make_profiled, make_scaling, make_switches, make_gpus])
-def test_every_kind_of_sweep_fits_a_screen(make: Any, tmp_path: Path) -> None:
-    report = read(make(tmp_path / "sweep"))
-    for width in (40, 80, WIDTH, 200):
-        said = screen_of(report, width)
-        assert not JARGON.search(said)
-        assert "--full" in said
-    assert len(render(report, full=True).splitlines()) > LINES
-
-
-@pytest.mark.slow
-def test_several_machines_and_odd_outcomes_fit_a_screen(fake_cards: list[Path]) -> None:
-    said = screen_of(read(*fake_cards))
-    assert said.startswith("card-1, card-2, card-3: NVIDIA H200, NVIDIA RTX 6000 Ada and 1 more")
-    assert "more rows are left out; --full shows all." in said
 
 
 WORDS = st.text(max_size=400) | st.sampled_from(
@@ -253,14 +208,14 @@ def test_the_next_step_is_the_stored_command_with_what_helps(
         assert "bench.report" in step_of(folder, *records, command=broken).command
 
 
-def test_two_sweeps_are_compared_and_profiles_explained(tmp_path: Path) -> None:
+def test_two_sweeps_are_compared_and_profiles_explained(tmp_path: Path, planted: Folders) -> None:
     for name in ("a", "b"):
         records = [*ran(Case(), 100, 100.1, 99.9), *ran(FP16, 50, 50.1, 49.9)]
         write_sweep(tmp_path / name, records, COMMAND)
     both = read(tmp_path / "a", tmp_path / "b").next_step
     assert both is not None
     assert both.command.startswith("python -m bench.compare ")
-    sweeps = read_sweeps([make_profiled(tmp_path / "p")])
+    sweeps = read_sweeps([planted["profiled"]])
     why = choose_next(sweeps, build(sweeps).cases)
     assert why is not None
     assert why.command.startswith("python -m bench.why ")
