@@ -6,6 +6,7 @@ import io
 import os
 import re
 import shlex
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +89,13 @@ def test_what_is_committed_fits_a_screen(folder: Path, monkeypatch: pytest.Monke
     assert text == file.read_text(encoding="utf-8")
 
 
+def test_a_screen_lays_out_no_more_than_it_shows() -> None:
+    report = read(REFERENCE)
+    render(report)
+    assert [table.name for table in report.opening] == ["overview"]
+    assert not {"tables", "notes", "environments"} & {*vars(report)}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("make", [make_profiled, make_scaling, make_switches, make_gpus])
 def test_every_kind_of_sweep_fits_a_screen(make: Any, tmp_path: Path) -> None:
@@ -111,6 +119,25 @@ WORDS = st.text(max_size=400) | st.sampled_from(
 )
 
 
+@dataclass(frozen=True)
+class Made:
+    """A document of parts that are given."""
+
+    title: str
+    subject: str
+    constants: tuple[str, ...]
+    answers: tuple[Answer, ...]
+    warnings: tuple[Notice, ...]
+    tables: tuple[Table, ...]
+    notes: tuple[str, ...]
+    outcomes: str
+    next_step: NextStep | None
+
+    @property
+    def opening(self) -> tuple[Table, ...]:
+        return tuple(table for table in self.tables if table.level is not Level.DETAIL)
+
+
 @st.composite
 def documents(draw_from: st.DrawFn) -> Document:
     def take(most: int, strategy: st.SearchStrategy[Any] = WORDS) -> list[Any]:
@@ -132,7 +159,7 @@ def documents(draw_from: st.DrawFn) -> Document:
     notices = st.builds(Notice, st.text(min_size=1, max_size=50), WORDS, WORDS, WORDS)
     answers = st.builds(Answer, WORDS, st.lists(WORDS, max_size=6).map(tuple))
     commands = st.lists(WORDS, min_size=1, max_size=30).map(shlex.join)
-    return Document(
+    return Made(
         draw_from(WORDS),
         draw_from(WORDS),
         (),
@@ -160,7 +187,7 @@ def make_document(**parts: Any) -> Document:
         "next_step": None,
     }
     given |= parts
-    return Document("t", "t: A card", (), notes=(), outcomes="1 case in 1 run: 1 ok.", **given)
+    return Made("t", "t: A card", (), notes=(), outcomes="1 case in 1 run: 1 ok.", **given)
 
 
 def test_levels_choose_what_is_on_the_screen() -> None:
@@ -178,7 +205,7 @@ def test_levels_choose_what_is_on_the_screen() -> None:
     assert "Trials" in said[Level.TABLE]
     assert "Best" not in said[Level.TABLE]
     assert "7" not in said[Level.DETAIL]
-    assert "--full shows 1 more table." in said[Level.DETAIL]
+    assert "--full shows all tables and all notes." in said[Level.DETAIL]
 
 
 def test_doubts_with_one_remedy_are_one_line_and_three_are_shown() -> None:
@@ -196,7 +223,7 @@ def test_doubts_with_one_remedy_are_one_line_and_three_are_shown() -> None:
         "! Throttled (1 of 18 runs): improve the cooling.",
         "! N0: use --flag 0.",
     ]
-    assert lines[-1].endswith("--full shows 1 more table, 3 more doubts.")
+    assert lines[-1].endswith("--full shows 3 more doubts, all tables and all notes.")
 
 
 def test_a_command_is_broken_so_that_it_can_be_pasted() -> None:
