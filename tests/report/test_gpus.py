@@ -23,7 +23,6 @@ from made_up import (
 from bench.case import Case
 from bench.questions.gpus import SCALING, TAX
 from bench.questions.lines import Line, Tax, find_taxes
-from bench.questions.material import gather
 from bench.record import Status
 from bench.render.model import Table
 from bench.render.text import render
@@ -50,7 +49,7 @@ class Scaling:
 
 def scale(folder: Path, *cases: Any) -> Scaling:
     made = [one for case in cases for one in case]
-    found = gather([read_sweep(write_sweep(folder / "sweep", made))])
+    found = build([read_sweep(write_sweep(folder / "sweep", made))])
     tables = [*SCALING.tabulate(found), *TAX.tabulate(found)]
     return Scaling(found.cases, found.lines, tables)
 
